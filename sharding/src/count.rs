@@ -1,0 +1,148 @@
+//! Counts with their unit in the type: elements and bytes do not add up.
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Mul, Sub};
+
+use crate::DType;
+
+#[cfg(test)]
+mod tests;
+
+/// A number of elements, whatever their dtype. Displayed as `1003 elements`.
+///
+/// Arithmetic is checked: it panics rather than wrap, in every build.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ElemCount(pub u64);
+
+/// A number of bytes. Displayed with a binary unit: `512 B`, `1.50 KiB`, `2.00 GiB`.
+///
+/// Arithmetic is checked: it panics rather than wrap, in every build.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteCount(pub u64);
+
+impl ElemCount {
+    /// The length of a slice as a count of its elements.
+    #[must_use]
+    pub const fn of(len: usize) -> Self {
+        Self(len as u64)
+    }
+
+    /// The bytes of so many elements of `dtype`.
+    ///
+    /// # Panics
+    /// If the bytes exceed `u64::MAX`.
+    #[must_use]
+    pub fn bytes(self, dtype: DType) -> ByteCount {
+        ByteCount::of(dtype.size_bytes()) * self.0
+    }
+}
+
+impl ByteCount {
+    /// The size of a buffer as a count of its bytes.
+    #[must_use]
+    pub const fn of(size: usize) -> Self {
+        Self(size as u64)
+    }
+}
+
+/// The same checked arithmetic for both counts.
+macro_rules! checked_arithmetic {
+    ($count:ident, $what:literal) => {
+        impl $count {
+            /// Nothing.
+            pub const ZERO: Self = Self(0);
+
+            /// The bare number.
+            #[must_use]
+            pub const fn get(self) -> u64 {
+                self.0
+            }
+
+            /// The sum, or `None` where it exceeds `u64::MAX`.
+            #[must_use]
+            pub const fn checked_add(self, other: Self) -> Option<Self> {
+                match self.0.checked_add(other.0) {
+                    Some(sum) => Some(Self(sum)),
+                    None => None,
+                }
+            }
+
+            /// The difference, or `None` where `other` is the larger.
+            #[must_use]
+            pub const fn checked_sub(self, other: Self) -> Option<Self> {
+                match self.0.checked_sub(other.0) {
+                    Some(difference) => Some(Self(difference)),
+                    None => None,
+                }
+            }
+
+            /// The product, or `None` where it exceeds `u64::MAX`.
+            #[must_use]
+            pub const fn checked_mul(self, factor: u64) -> Option<Self> {
+                match self.0.checked_mul(factor) {
+                    Some(product) => Some(Self(product)),
+                    None => None,
+                }
+            }
+        }
+
+        impl Add for $count {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                self.checked_add(other).expect(concat!("a count of ", $what, " exceeds u64::MAX"))
+            }
+        }
+
+        impl AddAssign for $count {
+            fn add_assign(&mut self, other: Self) {
+                *self = *self + other;
+            }
+        }
+
+        impl Sub for $count {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                self.checked_sub(other).expect(concat!("a count of ", $what, " falls below 0"))
+            }
+        }
+
+        impl Mul<u64> for $count {
+            type Output = Self;
+            fn mul(self, factor: u64) -> Self {
+                self.checked_mul(factor).expect(concat!("a count of ", $what, " exceeds u64::MAX"))
+            }
+        }
+
+        impl Sum for $count {
+            fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+                counts.fold(Self::ZERO, Add::add)
+            }
+        }
+    };
+}
+
+checked_arithmetic!(ElemCount, "elements");
+checked_arithmetic!(ByteCount, "bytes");
+
+impl fmt::Display for ElemCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            1 => f.pad("1 element"),
+            n => f.pad(&format!("{n} elements")),
+        }
+    }
+}
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        if self.0 < 1024 {
+            return f.pad(&format!("{} B", self.0));
+        }
+        // Three significant digits and more are kept by an f64; only what is shown is rounded.
+        let power = self.0.ilog2() / 10;
+        let scaled = self.0 as f64 / (1u64 << (10 * power)) as f64;
+        f.pad(&format!("{scaled:.2} {}", UNITS[power as usize - 1]))
+    }
+}

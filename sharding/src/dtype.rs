@@ -1,0 +1,87 @@
+//! Element types, by name and size.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Error;
+
+#[cfg(test)]
+mod tests;
+
+/// The type of a buffer's elements.
+///
+/// Displayed and parsed as `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`, `u32`, `u64`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DType {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16: 11 significant bits, largest value 65504.
+    F16,
+    /// bfloat16: 8 significant bits, the range of f32.
+    BF16,
+    /// IEEE 754 binary64.
+    F64,
+    /// 32-bit signed integer.
+    I32,
+    /// 64-bit signed integer.
+    I64,
+    /// 32-bit unsigned integer.
+    U32,
+    /// 64-bit unsigned integer.
+    U64,
+}
+
+impl DType {
+    /// Every dtype.
+    pub const ALL: [Self; 8] =
+        [Self::F32, Self::F16, Self::BF16, Self::F64, Self::I32, Self::I64, Self::U32, Self::U64];
+
+    /// Bytes of one element.
+    #[must_use]
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::BF16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+        }
+    }
+
+    /// Whether its values are floating-point numbers.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::BF16 | Self::F64)
+    }
+
+    /// Its name in Rust's spelling.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::F64 => "f64",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for DType {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| Error::Unparsable {
+            what: "dtype",
+            text: text.to_owned(),
+            expected: "f32, f16, bf16, f64, i32, i64, u32 or u64",
+        })
+    }
+}

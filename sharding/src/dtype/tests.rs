@@ -1,0 +1,20 @@
+use super::*;
+
+#[test]
+fn a_dtype_reads_what_it_writes() {
+    for dtype in DType::ALL {
+        assert_eq!(dtype.to_string().parse::<DType>(), Ok(dtype));
+    }
+    let error = "F32".parse::<DType>().unwrap_err().to_string();
+    let expected = "`F32` is no dtype: expected f32, f16, bf16, f64, i32, i64, u32 or u64";
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn names_tell_size_and_kind() {
+    for dtype in DType::ALL {
+        let bits: usize = dtype.name().trim_start_matches(char::is_alphabetic).parse().unwrap();
+        assert_eq!(dtype.size_bytes() * 8, bits);
+        assert_eq!(dtype.is_float(), dtype.name().contains('f'));
+    }
+}

@@ -1,0 +1,109 @@
+//! What can be wrong with a mesh, a model description or a plan.
+
+use crate::{DType, TieProblem};
+
+/// A refused mesh, model description, layout or plan. Every variant is a mistake of the caller:
+/// nothing in this crate depends on anything but its arguments.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A mesh has an axis of size zero, or more ranks than a [`Rank`](crate::Rank) can number.
+    #[error(
+        "mesh {replicate}x{shard}: each axis needs at least 1 rank, \
+         and both together at most 4294967295"
+    )]
+    InvalidMesh {
+        /// Size of the replicate axis, as given.
+        replicate: usize,
+        /// Size of the shard axis, as given.
+        shard: usize,
+    },
+    /// A layout was asked for a shard group without members.
+    #[error("unit `{unit}`: a shard group of 0 ranks cannot hold it")]
+    EmptyShardGroup {
+        /// Name of the unit.
+        unit: String,
+    },
+    /// A text is not the name of what it should name.
+    #[error("`{text}` is no {what}: expected {expected}")]
+    Unparsable {
+        /// What was to be read: "mesh", "dtype", ...
+        what: &'static str,
+        /// The text, as given.
+        text: String,
+        /// What would have been accepted.
+        expected: &'static str,
+    },
+    /// A model has no unit.
+    #[error("the model has 0 units")]
+    EmptyModel,
+    /// A unit has no parameter.
+    #[error("unit `{unit}` has 0 parameters")]
+    EmptyUnit {
+        /// Name of the unit.
+        unit: String,
+    },
+    /// Two parameters, or two units, have the same name.
+    #[error("two {what}s are called `{name}`: number {first} and number {second} of the model")]
+    DuplicateName {
+        /// "parameter" or "unit".
+        what: &'static str,
+        /// The name that occurs twice.
+        name: String,
+        /// Place of its first owner in declared order, from 0.
+        first: usize,
+        /// Place of its second owner in declared order, from 0.
+        second: usize,
+    },
+    /// A dim of a parameter has size zero.
+    #[error("parameter `{param}` of shape {shape:?}: dim {dim} has size 0")]
+    ZeroDim {
+        /// Name of the parameter.
+        param: String,
+        /// Its shape, in elements.
+        shape: Vec<usize>,
+        /// The first dim of size zero.
+        dim: usize,
+    },
+    /// A parameter asks for pieces of zero rows, or for rows without having a dim 0.
+    #[error(
+        "parameter `{param}` of shape {shape:?} cannot be cut into pieces of {rows} rows: \
+         that needs at least 1 row and 1 dim"
+    )]
+    InvalidRows {
+        /// Name of the parameter.
+        param: String,
+        /// Its shape, in elements.
+        shape: Vec<usize>,
+        /// Rows of a piece, as asked for.
+        rows: usize,
+    },
+    /// A tie does not lead from a new name to a parameter.
+    #[error("tie `{alias}` -> `{target}`: {problem}")]
+    InvalidTie {
+        /// The other name.
+        alias: String,
+        /// The parameter that it should stand for.
+        target: String,
+        /// What is wrong.
+        problem: TieProblem,
+    },
+    /// A unit or a model, with its padding, is larger than any machine's memory.
+    #[error("{what} takes {elements} elements with its padding, more than {limit}")]
+    TooLarge {
+        /// What is too large: "unit `h.0`", "the model".
+        what: String,
+        /// Its elements, padding included; `u64::MAX` stands for "more".
+        elements: u64,
+        /// The largest number that is planned, in elements.
+        limit: u64,
+    },
+    /// Parameters or gradients cannot travel in this dtype.
+    #[error("{option} = {dtype}: expected f32, f16 or bf16")]
+    UnsupportedDType {
+        /// The option: "param_dtype" or "reduce_dtype".
+        option: &'static str,
+        /// The dtype, as given.
+        dtype: DType,
+    },
+}

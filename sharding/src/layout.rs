@@ -1,0 +1,256 @@
+//! Where a unit's parameters lie, and which of them each shard holds.
+
+mod pieces;
+mod place;
+mod search;
+
+use std::ops::Range;
+
+pub use self::pieces::{Piece, Pieces};
+use self::place::{Extent, Placement};
+use crate::{ElemCount, Error, Role, Unit};
+
+/// Starts of parameters and lengths of shards are multiples of so many elements: 64 bytes in a
+/// 16-bit dtype, 128 in f32, so that no two ranks share a cache line and vector loads are aligned.
+pub const ALIGNMENT: usize = 32;
+
+/// The largest unit, and the largest model, that is planned, in elements with padding: 2^48. Every
+/// count of bytes of a microbatch then fits a u64.
+pub(crate) const MAX_ELEMENTS: u64 = 1 << 48;
+
+/// A part of a unit's flat index space that is cut evenly over the shard group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// Where it begins in `full`, in elements.
+    pub start: usize,
+    /// Its elements, padding included: `shard_len` times the ranks of the shard group.
+    pub len: usize,
+    /// Elements of each rank's slice: a multiple of [`ALIGNMENT`], 0 if the region has no
+    /// parameter.
+    pub shard_len: usize,
+}
+
+impl Region {
+    /// The elements of `full` that it takes.
+    #[must_use]
+    pub const fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+/// Where a parameter lies in its unit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ParamSlot {
+    /// Its place in [`Unit::params`].
+    pub index: usize,
+    /// Its full name.
+    pub name: String,
+    /// Which region it lies in.
+    pub role: Role,
+    /// Its first element in `full`: a multiple of [`ALIGNMENT`].
+    pub start: usize,
+    /// Its elements, without padding.
+    pub len: usize,
+}
+
+impl ParamSlot {
+    /// The elements of `full` that it takes.
+    #[must_use]
+    pub const fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+/// The layout of one unit over a shard group.
+///
+/// `full`, the unit's flat index space, is the trainable region and then the frozen one. In each
+/// the parameters lie one after the other in declared order; the shard group divides each evenly,
+/// so a parameter may straddle shards, and padding comes only before a start and after the last
+/// parameter:
+///
+/// ```text
+/// full    |<-------------------- trainable -------------------->|<--------- frozen ---------->|
+///         | weight 0       | bias 0  | weight 1           | pad | table                 | pad |
+///         | slice 0         | slice 1         | slice 2         | slice 0 | slice 1 | slice 2 |
+///
+/// shard 1 = trainable slice 1 | frozen slice 1
+///         = [end of bias 0, start of weight 1 | middle of table]
+/// ```
+///
+/// Elements, not bytes: the layout is the same in every dtype.
+///
+/// ```
+/// use hsdp_sharding::{Param, Unit, UnitLayout};
+/// let (weight, bias) = (Param::new("weight", [10, 10]), Param::new("bias", [10]));
+/// let unit = Unit::new("h.0").param(weight).param(bias);
+/// let layout = UnitLayout::new(&unit, 3)?;
+/// assert_eq!(layout.params()[1].start, 128); // 100 elements, padded to a multiple of 32
+/// assert_eq!(layout.shard_len(), 64); // 138 elements on three ranks, likewise
+/// let held: Vec<_> = layout.pieces(1).map(|piece| (piece.param, piece.param_range())).collect();
+/// assert_eq!(held, [(0, 64..100)]); // rank 1 holds the last 36 elements of the weight
+/// # Ok::<(), hsdp_sharding::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitLayout {
+    shard_size: usize,
+    trainable: Region,
+    frozen: Region,
+    slots: Vec<ParamSlot>,
+    /// Indices into `slots` in the order of `full`: the first `trainable_count` are trainable.
+    order: Vec<usize>,
+    trainable_count: usize,
+}
+
+impl UnitLayout {
+    /// Lays `unit` out over a shard group of `shard_size` ranks.
+    ///
+    /// Without row granularity this takes one pass over the parameters. With it, the smallest shard
+    /// length is searched for at which every piece ends where it may: see the note on
+    /// [`padding`](Self::padding).
+    ///
+    /// # Errors
+    /// - [`Error::EmptyShardGroup`] if `shard_size` is 0.
+    /// - [`Error::EmptyUnit`], [`Error::ZeroDim`], [`Error::InvalidRows`] if the unit cannot be
+    ///   laid out.
+    /// - [`Error::TooLarge`] if it takes more than 2^48 elements, or than a `usize` counts.
+    pub fn new(unit: &Unit, shard_size: usize) -> Result<Self, Error> {
+        if shard_size == 0 {
+            return Err(Error::EmptyShardGroup { unit: unit.name.clone() });
+        }
+        unit.check()?;
+        let mut slots = empty_slots(unit);
+        let (trainable, mut order) = region(unit, Role::Trainable, shard_size, &mut slots)?;
+        let trainable_count = order.len();
+        let (mut frozen, frozen_order) = region(unit, Role::Frozen, shard_size, &mut slots)?;
+        check_size(unit, trainable.len as u64 + frozen.len as u64)?;
+        frozen.start = trainable.len;
+        for &index in &frozen_order {
+            slots[index].start += frozen.start;
+        }
+        order.extend(frozen_order);
+        Ok(Self { shard_size, trainable, frozen, slots, order, trainable_count })
+    }
+
+    /// Ranks of the shard group.
+    #[must_use]
+    pub const fn shard_size(&self) -> usize {
+        self.shard_size
+    }
+
+    /// The region of the trainable parameters, at the start of `full`.
+    #[must_use]
+    pub const fn trainable(&self) -> Region {
+        self.trainable
+    }
+
+    /// The region of the frozen parameters, behind the trainable one.
+    #[must_use]
+    pub const fn frozen(&self) -> Region {
+        self.frozen
+    }
+
+    /// Elements of `full`, padding included.
+    #[must_use]
+    pub const fn full_len(&self) -> usize {
+        self.trainable.len + self.frozen.len
+    }
+
+    /// Elements of one rank's `shard`, padding included: its slice of the trainable region, then
+    /// its slice of the frozen one.
+    #[must_use]
+    pub const fn shard_len(&self) -> usize {
+        self.trainable.shard_len + self.frozen.shard_len
+    }
+
+    /// Where each parameter lies in `full`, by its index in the unit.
+    #[must_use]
+    pub fn params(&self) -> &[ParamSlot] {
+        &self.slots
+    }
+
+    /// What the shard of the rank at `shard_index` holds, in the order of its buffer: the trainable
+    /// pieces, then the frozen ones. A shard that is padding alone has none.
+    ///
+    /// Two binary searches; nothing is stored for a shard.
+    ///
+    /// # Panics
+    /// If `shard_index` is not below [`shard_size`](Self::shard_size).
+    #[must_use]
+    pub fn pieces(&self, shard_index: usize) -> Pieces<'_> {
+        assert!(
+            shard_index < self.shard_size,
+            "shard {shard_index} of a unit that is cut into {} shards",
+            self.shard_size
+        );
+        let (trainable, frozen) = self.order.split_at(self.trainable_count);
+        let slice = |region: Region| {
+            let start = region.start + shard_index * region.shard_len;
+            start..start + region.shard_len
+        };
+        Pieces::new(
+            &self.slots,
+            (trainable, slice(self.trainable), 0),
+            (frozen, slice(self.frozen), self.trainable.shard_len),
+        )
+    }
+
+    /// Elements of `full` that belong to no parameter.
+    ///
+    /// With element granularity at most 31 a parameter, and at each region's end less than 32 a
+    /// rank. Row granularity pays more: a parameter that spans three shards or more forces the
+    /// shard length to a multiple of its row group, one that spans two is shifted. Among the
+    /// possible shard lengths the smallest is taken; only where thousands of candidates in a row
+    /// have failed are the later ones thinned out, and then a slightly larger one may be.
+    #[must_use]
+    pub fn padding(&self) -> ElemCount {
+        let used: usize = self.slots.iter().map(|slot| slot.len).sum();
+        ElemCount::of(self.full_len() - used)
+    }
+}
+
+fn empty_slots(unit: &Unit) -> Vec<ParamSlot> {
+    let slot = |(index, param): (usize, &crate::Param)| ParamSlot {
+        index,
+        name: param.name.clone(),
+        role: param.role,
+        start: 0,
+        len: param.numel(),
+    };
+    unit.params.iter().enumerate().map(slot).collect()
+}
+
+/// Lays out the parameters of one role from 0, writes their starts, and returns the region with the
+/// order of the parameters in it.
+fn region(
+    unit: &Unit,
+    role: Role,
+    shard_size: usize,
+    slots: &mut [ParamSlot],
+) -> Result<(Region, Vec<usize>), Error> {
+    let order: Vec<usize> =
+        (0..slots.len()).filter(|&index| unit.params[index].role == role).collect();
+    let extents: Vec<Extent> = order.iter().map(|&index| Extent::of(&unit.params[index])).collect();
+    let blocks = extents.iter().fold(0u64, |sum, extent| sum.saturating_add(extent.blocks));
+    check_size(unit, elements(blocks))?;
+
+    let shards = shard_size as u64;
+    let Placement { shard_blocks, starts } = search::smallest(&extents, shards);
+    let len = check_size(unit, elements(shard_blocks.saturating_mul(shards)))?;
+    for (&index, start) in order.iter().zip(starts) {
+        slots[index].start = check_size(unit, elements(start))?;
+    }
+    Ok((Region { start: 0, len, shard_len: len / shard_size }, order))
+}
+
+fn elements(blocks: u64) -> u64 {
+    blocks.saturating_mul(ALIGNMENT as u64)
+}
+
+/// `elements` as a `usize`, if a unit may have so many.
+fn check_size(unit: &Unit, elements: u64) -> Result<usize, Error> {
+    let limit = MAX_ELEMENTS.min(usize::MAX as u64);
+    match usize::try_from(elements) {
+        Ok(size) if elements <= limit => Ok(size),
+        _ => Err(Error::TooLarge { what: format!("unit `{}`", unit.name), elements, limit }),
+    }
+}

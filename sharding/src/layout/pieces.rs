@@ -1,0 +1,108 @@
+//! What one shard holds.
+
+use std::iter::FusedIterator;
+use std::ops::Range;
+
+use super::ParamSlot;
+
+/// Consecutive elements of one parameter in one shard. Never empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// The parameter: its index in the unit.
+    pub param: usize,
+    /// Its first element here, counted from the parameter's start.
+    pub param_start: usize,
+    /// Number of elements.
+    pub len: usize,
+    /// Where they begin in the `shard` buffer.
+    pub shard_start: usize,
+}
+
+impl Piece {
+    /// The elements of the parameter.
+    #[must_use]
+    pub const fn param_range(&self) -> Range<usize> {
+        self.param_start..self.param_start + self.len
+    }
+
+    /// The same elements in the `shard` buffer.
+    #[must_use]
+    pub const fn shard_range(&self) -> Range<usize> {
+        self.shard_start..self.shard_start + self.len
+    }
+}
+
+/// The pieces of one shard, in the order of its buffer. Made by
+/// [`UnitLayout::pieces`](super::UnitLayout::pieces).
+#[derive(Clone, Debug)]
+pub struct Pieces<'a> {
+    slots: &'a [ParamSlot],
+    trainable: Window<'a>,
+    frozen: Window<'a>,
+}
+
+/// The pieces of one shard in one region.
+#[derive(Clone, Debug)]
+struct Window<'a> {
+    /// The parameters that overlap the slice.
+    params: &'a [usize],
+    /// The slice, in elements of `full`.
+    slice: Range<usize>,
+    /// Where the slice begins in the `shard` buffer.
+    shard_start: usize,
+}
+
+impl<'a> Pieces<'a> {
+    /// From the parameters of each region in the order of `full`, the shard's slice of it, and
+    /// where the slice begins in the `shard` buffer.
+    pub(super) fn new(
+        slots: &'a [ParamSlot],
+        trainable: (&'a [usize], Range<usize>, usize),
+        frozen: (&'a [usize], Range<usize>, usize),
+    ) -> Self {
+        let window = |(params, slice, shard_start)| Window::new(slots, params, slice, shard_start);
+        Self { slots, trainable: window(trainable), frozen: window(frozen) }
+    }
+}
+
+impl<'a> Window<'a> {
+    fn new(
+        slots: &[ParamSlot],
+        params: &'a [usize],
+        slice: Range<usize>,
+        shard_start: usize,
+    ) -> Self {
+        let first = params.partition_point(|&param| slots[param].range().end <= slice.start);
+        let last = params.partition_point(|&param| slots[param].start < slice.end);
+        Self { params: &params[first..last], slice, shard_start }
+    }
+
+    fn next(&mut self, slots: &[ParamSlot]) -> Option<Piece> {
+        let (&param, rest) = self.params.split_first()?;
+        self.params = rest;
+        let slot = &slots[param];
+        let start = slot.start.max(self.slice.start);
+        Some(Piece {
+            param,
+            param_start: start - slot.start,
+            len: slot.range().end.min(self.slice.end) - start,
+            shard_start: self.shard_start + (start - self.slice.start),
+        })
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        self.trainable.next(self.slots).or_else(|| self.frozen.next(self.slots))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.trainable.params.len() + self.frozen.params.len();
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for Pieces<'_> {}
+impl FusedIterator for Pieces<'_> {}

@@ -1,0 +1,78 @@
+//! The smallest shard length at which every parameter may be cut where the boundaries fall.
+//!
+//! Candidates are tried upwards from the length that the elements alone need. Whether one is
+//! possible is no monotone question (a multiple of a row group may do where the next length does
+//! not), so there is nothing to bisect; but a parameter longer than two shards holds two boundaries
+//! at least, and their distance, the shard length, must then be a multiple of its chunk. That
+//! leaves few candidates where the search would be long. A shard that holds the whole region always
+//! does, so the search ends.
+
+use super::place::{Extent, Placement, fits, gcd, place};
+
+/// Candidates that are tried before the distance between them doubles, and again before it doubles
+/// once more. It bounds the search for row groups that do not go together, of any size, to a few
+/// milliseconds.
+const DENSE_CANDIDATES: u64 = 1 << 12;
+
+/// The smallest possible placement over `shards` shards; with no parameters, shards of length 0.
+pub(super) fn smallest(extents: &[Extent], shards: u64) -> Placement {
+    let total: u64 = extents.iter().map(|extent| extent.blocks).sum();
+    let lowest = total.div_ceil(shards);
+    if lowest == 0 || extents.iter().all(|extent| extent.chunk == 1) {
+        return place(extents, lowest);
+    }
+    let mut range_start = lowest;
+    let mut thinning = Thinning::default();
+    while range_start < total {
+        let Candidates { end, step } = candidates_from(extents, range_start, total);
+        let mut shard = next_multiple(range_start, step);
+        while shard < end {
+            if fits(extents, shards, shard) {
+                return place(extents, shard);
+            }
+            shard = shard.saturating_add(step.saturating_mul(thinning.stride()));
+        }
+        range_start = end;
+    }
+    place(extents, total)
+}
+
+/// Shard lengths up to `end` of which only multiples of `step` can be possible.
+struct Candidates {
+    end: u64,
+    step: u64,
+}
+
+fn candidates_from(extents: &[Extent], start: u64, total: u64) -> Candidates {
+    let any = Candidates { end: total, step: 1 };
+    extents.iter().filter(|extent| extent.blocks > 2 * start).fold(any, |range, extent| {
+        Candidates {
+            end: range.end.min(extent.blocks.div_ceil(2)),
+            step: lcm(range.step, extent.chunk),
+        }
+    })
+}
+
+/// The distance of candidates, in steps.
+#[derive(Default)]
+struct Thinning {
+    tried: u64,
+}
+
+impl Thinning {
+    /// The distance to the next candidate, after one more has failed.
+    fn stride(&mut self) -> u64 {
+        self.tried += 1;
+        1 << (self.tried / DENSE_CANDIDATES).min(u64::BITS as u64 - 1)
+    }
+}
+
+/// The least common multiple; `u64::MAX`, which no range reaches, if it is larger than that.
+fn lcm(a: u64, b: u64) -> u64 {
+    (a / gcd(a, b)).saturating_mul(b)
+}
+
+/// The first multiple of `step` from `start` on, or `u64::MAX` beyond all ranges.
+fn next_multiple(start: u64, step: u64) -> u64 {
+    start.div_ceil(step).saturating_mul(step)
+}

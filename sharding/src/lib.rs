@@ -1,0 +1,83 @@
+//! The geometry of a hybrid-sharded data-parallel step: which rank holds which elements, which
+//! collectives a step issues in which order, and how many bytes and how much memory they cost.
+//! Everything is a pure function of the model's description, the mesh and the options, so it is
+//! known, and can be checked, before anything runs.
+//!
+//! This crate moves no data, allocates no tensor, starts no thread and reads no clock or file. It
+//! knows no collective library and no device. It does not choose the mesh or the units for best
+//! speed; it says what a choice costs.
+//!
+//! | concept | PyTorch's word | here |
+//! |---|---|---|
+//! | a member of the world | rank | [`Rank`] |
+//! | the ranks, *replicate x shard* | `DeviceMesh` | [`Mesh`], [`Axis`], [`Coordinate`] |
+//! | a model's parameters | `named_parameters()` | [`ModelSpec`], [`Param`] |
+//! | what is gathered together | `FSDPParamGroup` | [`Unit`], [`UnitId`] |
+//! | free after forward, or not | `reshard_after_forward` | [`AfterForward`] |
+//! | who holds what | `FSDPParam`, `Shard(0)` | [`UnitLayout`], [`Piece`] |
+//! | parameter and wire dtype | `MixedPrecisionPolicy` | [`PlanOptions`] |
+//! | gradients of several microbatches | `set_requires_gradient_sync` | [`Accumulation`] |
+//! | order of the collectives | explicit prefetching | [`Plan::gathers`], [`Plan::reductions`] |
+//! | bytes moved, peak memory | (measured) | [`Traffic`], [`MemoryPlan`] |
+//!
+//! Six ranks as two replicas of three shards, and the unit that each replica holds once:
+//!
+//! ```text
+//! mesh 2x3     shard axis ->              a unit
+//! replicate    rank 0  rank 1  rank 2     full    | weight         | bias    | pad |
+//! axis         rank 3  rank 4  rank 5     ranks   | 0 and 3  | 1 and 4  | 2 and 5  |
+//! ```
+//!
+//! # Example
+//!
+//! ```
+//! use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
+//!
+//! let spec = ModelSpec::new()
+//!     .unit(Unit::new("embedding").param(Param::new("wte", [256, 64])))
+//!     .unit(Unit::new("block").param(Param::new("w", [64, 64])).param(Param::new("b", [64])))
+//!     .tie("head", "wte");
+//! let plan = Plan::new(spec, Mesh::new(2, 2)?, PlanOptions::default())?;
+//!
+//! // Each unit forward, then each backward; gradients from the last unit to the first.
+//! assert_eq!(plan.gathers().len(), 4);
+//! assert_eq!(plan.reductions().len(), 2);
+//!
+//! // 20,544 elements: a rank holds half of them, and receives the other half in each gather.
+//! assert_eq!(plan.memory().shard.get(), 4 * 20_544 / 2);
+//! let traffic = plan.traffic(Rank::new(0), 3); // three microbatches
+//! assert_eq!(traffic.all_gather.bytes.get(), 3 * 2 * 4 * 20_544 / 2);
+//! assert_eq!(traffic.all_reduce.calls, 2); // once a step
+//! # Ok::<(), hsdp_sharding::Error>(())
+//! ```
+//!
+//! # Modules
+//!
+//! All are private and their items are named here. In reading order: `rank`, `count` and `dtype`
+//! (words), `mesh`, `balance` (an even split), `spec` (the model's description), `layout` (places
+//! and pieces; in it `place` and `search` for row granularity), `plan` (in it `schedule`,
+//! `traffic`, `memory` and `fingerprint`), `error`.
+
+#![forbid(unsafe_code)]
+
+mod balance;
+mod count;
+mod dtype;
+mod error;
+mod layout;
+mod mesh;
+mod plan;
+mod rank;
+mod spec;
+
+pub use self::balance::balanced;
+pub use self::count::{ByteCount, ElemCount};
+pub use self::dtype::DType;
+pub use self::error::Error;
+pub use self::layout::{ALIGNMENT, ParamSlot, Piece, Pieces, Region, UnitLayout};
+pub use self::mesh::{Axis, Coordinate, Mesh};
+pub use self::plan::{Accumulation, Flow, Gather, MemoryPlan, Phase, Plan, PlanOptions, Traffic};
+pub use self::rank::Rank;
+pub use self::spec::{
+    AfterForward, Granularity, ModelSpec, Param, ParamId, Role, TieProblem, Unit, UnitId,
+};

@@ -1,0 +1,190 @@
+//! The mesh of ranks, *replicate x shard*.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Error, Rank};
+
+#[cfg(test)]
+mod tests;
+
+/// A direction of the mesh. (A tensor has *dims*, never axes.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Axis {
+    /// Ranks along it hold the same shard: they all-reduce at the end of a step.
+    Replicate,
+    /// Ranks along it hold different shards of the same unit: they gather and reduce-scatter.
+    Shard,
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Replicate => "replicate",
+            Self::Shard => "shard",
+        })
+    }
+}
+
+/// Where a rank stands in the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Coordinate {
+    /// Its place in its replicate group, from 0: which replica it belongs to.
+    pub replicate_index: usize,
+    /// Its place in its shard group, from 0: which slice of every unit it owns.
+    pub shard_index: usize,
+}
+
+impl Coordinate {
+    /// The place on `axis`: the index within the rank's group along it.
+    #[must_use]
+    pub const fn on(self, axis: Axis) -> usize {
+        match axis {
+            Axis::Replicate => self.replicate_index,
+            Axis::Shard => self.shard_index,
+        }
+    }
+}
+
+/// The ranks of a world as a rectangle: `rank = replicate_index * shard_size + shard_index`.
+///
+/// Displayed and parsed as `RxS`. This is `2x3`:
+///
+/// ```text
+///                     shard axis ->
+///                  0        1        2        one row is a shard group: it holds the
+/// replicate   0  rank 0   rank 1   rank 2     model once, cut into 3
+/// axis        1  rank 3   rank 4   rank 5     one column is a replicate group: its
+///                                             ranks hold the same shard
+/// ```
+///
+/// ```
+/// use hsdp_sharding::{Axis, Mesh, Rank};
+/// let mesh: Mesh = "2x3".parse()?;
+/// assert_eq!(mesh.group(Axis::Shard, Rank::new(4)), [3, 4, 5].map(Rank::new));
+/// assert_eq!(mesh.group(Axis::Replicate, Rank::new(4)), [1, 4].map(Rank::new));
+/// # Ok::<(), hsdp_sharding::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mesh {
+    replicate: usize,
+    shard: usize,
+}
+
+impl Mesh {
+    /// The mesh of a single rank, `1x1`.
+    pub const SINGLE: Self = Self { replicate: 1, shard: 1 };
+
+    /// The mesh of `replicate` replicas with `shard` ranks each.
+    ///
+    /// # Errors
+    /// [`Error::InvalidMesh`] if an axis has size 0, or if the world exceeds `u32::MAX` ranks.
+    pub fn new(replicate: usize, shard: usize) -> Result<Self, Error> {
+        let world = replicate.checked_mul(shard).and_then(|size| u32::try_from(size).ok());
+        match world {
+            None | Some(0) => Err(Error::InvalidMesh { replicate, shard }),
+            Some(_) => Ok(Self { replicate, shard }),
+        }
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub const fn world_size(&self) -> usize {
+        self.replicate * self.shard
+    }
+
+    /// Number of ranks of a group along `axis`.
+    #[must_use]
+    pub const fn axis_size(&self, axis: Axis) -> usize {
+        match axis {
+            Axis::Replicate => self.replicate,
+            Axis::Shard => self.shard,
+        }
+    }
+
+    /// Number of replicas: ranks of a replicate group.
+    #[must_use]
+    pub const fn replicate_size(&self) -> usize {
+        self.replicate
+    }
+
+    /// Number of shards of a unit: ranks of a shard group.
+    #[must_use]
+    pub const fn shard_size(&self) -> usize {
+        self.shard
+    }
+
+    /// Whether `rank` is one of its ranks.
+    #[must_use]
+    pub const fn contains(&self, rank: Rank) -> bool {
+        rank.index() < self.world_size()
+    }
+
+    /// Where `rank` stands.
+    ///
+    /// # Panics
+    /// If the mesh does not [contain](Self::contains) `rank`.
+    #[must_use]
+    pub fn coordinate(&self, rank: Rank) -> Coordinate {
+        assert!(self.contains(rank), "rank {rank} is not in the mesh {self}");
+        Coordinate {
+            replicate_index: rank.index() / self.shard,
+            shard_index: rank.index() % self.shard,
+        }
+    }
+
+    /// The rank that stands at `coordinate`.
+    ///
+    /// # Panics
+    /// If an index is not below its axis' size.
+    #[must_use]
+    pub fn rank_at(&self, coordinate: Coordinate) -> Rank {
+        let Coordinate { replicate_index, shard_index } = coordinate;
+        assert!(
+            replicate_index < self.replicate && shard_index < self.shard,
+            "({replicate_index}, {shard_index}) is not in the mesh {self}"
+        );
+        Rank::new(replicate_index * self.shard + shard_index)
+    }
+
+    /// The group of `rank` along `axis`, itself included, in order of index.
+    ///
+    /// # Panics
+    /// If the mesh does not [contain](Self::contains) `rank`.
+    #[must_use]
+    pub fn group(&self, axis: Axis, rank: Rank) -> Vec<Rank> {
+        let Coordinate { replicate_index, shard_index } = self.coordinate(rank);
+        let member = |index| match axis {
+            Axis::Replicate => Coordinate { replicate_index: index, shard_index },
+            Axis::Shard => Coordinate { replicate_index, shard_index: index },
+        };
+        (0..self.axis_size(axis)).map(|index| self.rank_at(member(index))).collect()
+    }
+
+    /// All ranks, in order.
+    pub fn ranks(&self) -> impl ExactSizeIterator<Item = Rank> + use<> {
+        (0..self.world_size()).map(Rank::new)
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}x{}", self.replicate, self.shard))
+    }
+}
+
+impl FromStr for Mesh {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let sizes = text
+            .split_once('x')
+            .and_then(|(replicate, shard)| Some((replicate.parse().ok()?, shard.parse().ok()?)));
+        let (replicate, shard) = sizes.ok_or_else(|| Error::Unparsable {
+            what: "mesh",
+            text: text.to_owned(),
+            expected: "REPLICATExSHARD, such as 2x3",
+        })?;
+        Self::new(replicate, shard)
+    }
+}

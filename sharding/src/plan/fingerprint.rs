@@ -1,0 +1,104 @@
+//! One number for everything that must agree between ranks.
+//!
+//! The encoding is canonical: numbers are 8 bytes, little end first; texts and lists lead with
+//! their length, so no two inputs have the same bytes. It opens with a version, which goes up when
+//! the encoding changes.
+
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{Accumulation, PlanOptions};
+use crate::{AfterForward, Granularity, Mesh, ModelSpec, Param, Region, Role, Unit, UnitLayout};
+
+const VERSION: &str = "hsdp plan 1";
+
+pub(super) fn of(
+    spec: &ModelSpec,
+    mesh: Mesh,
+    options: &PlanOptions,
+    layouts: &[Arc<UnitLayout>],
+) -> u64 {
+    let mut encoder = Encoder(Xxh3::new());
+    encoder.text(VERSION);
+    encoder.size(mesh.replicate_size());
+    encoder.size(mesh.shard_size());
+    encoder.options(options);
+    encoder.list(spec.units().iter(), Encoder::unit);
+    encoder.list(spec.ties(), |encoder, (alias, target)| {
+        encoder.text(alias);
+        encoder.text(target);
+    });
+    encoder.list(layouts.iter(), |encoder, layout| encoder.layout(layout));
+    encoder.0.digest()
+}
+
+struct Encoder(Xxh3);
+
+impl Encoder {
+    fn number(&mut self, number: u64) {
+        self.0.update(&number.to_le_bytes());
+    }
+
+    fn size(&mut self, size: usize) {
+        self.number(size as u64);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.size(text.len());
+        self.0.update(text.as_bytes());
+    }
+
+    fn list<T>(&mut self, items: impl ExactSizeIterator<Item = T>, encode: impl Fn(&mut Self, T)) {
+        self.size(items.len());
+        items.for_each(|item| encode(self, item));
+    }
+
+    fn options(&mut self, options: &PlanOptions) {
+        self.text(options.param_dtype.name());
+        self.text(options.reduce_dtype.name());
+        self.number(match options.accumulation {
+            Accumulation::ReduceScatter => 0,
+            Accumulation::Every => 1,
+            Accumulation::Local => 2,
+        });
+        self.size(options.prefetch);
+        self.size(options.optimizer_slots);
+    }
+
+    fn unit(&mut self, unit: &Unit) {
+        self.text(&unit.name);
+        self.number(match unit.after_forward {
+            AfterForward::Reshard => 0,
+            AfterForward::Keep => 1,
+        });
+        self.list(unit.params.iter(), Self::param);
+    }
+
+    fn param(&mut self, param: &Param) {
+        self.text(&param.name);
+        self.list(param.shape.iter(), |encoder, &dim| encoder.size(dim));
+        self.number(match param.role {
+            Role::Trainable => 0,
+            Role::Frozen => 1,
+        });
+        // Granularity "element" is 0 rows, which no valid parameter asks for.
+        self.size(match param.granularity {
+            Granularity::Element => 0,
+            Granularity::Rows(rows) => rows,
+        });
+    }
+
+    /// The layout follows from the rest, but only within one version of the planner.
+    fn layout(&mut self, layout: &UnitLayout) {
+        self.region(layout.trainable());
+        self.region(layout.frozen());
+        self.list(layout.params().iter(), |encoder, slot| encoder.size(slot.start));
+    }
+
+    fn region(&mut self, region: Region) {
+        self.size(region.start);
+        self.size(region.len);
+        self.size(region.shard_len);
+    }
+}

@@ -1,0 +1,113 @@
+//! Peak memory of a step, by category.
+
+use super::{Accumulation, Plan};
+use crate::{AfterForward, ByteCount, DType, ElemCount, UnitId, UnitLayout};
+
+/// The largest memory that one rank holds in each category during a step. The same on every rank.
+///
+/// With `shard_len` the elements of a unit's shard, of which n are trainable, and `numel` the
+/// elements of a unit's parameters without padding:
+///
+/// | category | bytes |
+/// |---|---|
+/// | `shard` | 4 · Σ shard_len |
+/// | `optimizer` | 4 · optimizer_slots · Σ n |
+/// | `partial` | 4 · Σ n; with accumulation `Every` 4 · (Σ n + max n) |
+/// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
+/// | `full` | size(param_dtype) · max over i of live(i) |
+///
+/// ```text
+/// live(i) = Σ numel of gathers[i ..= i + prefetch]            (as far as the microbatch goes)
+///         + Σ numel of the kept units before gathers[i].unit
+/// ```
+///
+/// Why: asking for the i-th of [`Plan::gathers`] issues it and the next `prefetch`, and a gather is
+/// live from its issue. Memory grows with issues only, so the peak falls right after one. A
+/// resharded unit is freed after each use, so of the gathers before the i-th only kept units are
+/// left: in the forward all that were passed; in the backward those that are still to come, since
+/// the others have had their backward use. Both are the kept units of a smaller index. The last
+/// unit of the forward is resharded and gathered again like all others: with a gather ahead, both
+/// of its copies are live for a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MemoryPlan {
+    /// f32 master copies of the shards.
+    pub shard: ByteCount,
+    /// Gathered parameters, at the peak of a microbatch.
+    pub full: ByteCount,
+    /// Unsharded f32 gradients that accumulate from microbatch to microbatch.
+    pub grad_full: ByteCount,
+    /// f32 sums of reduce-scatter outputs; with `Every` also the output that is being all-reduced.
+    pub partial: ByteCount,
+    /// f32 state of the optimizer.
+    pub optimizer: ByteCount,
+}
+
+impl MemoryPlan {
+    /// All categories together: an upper bound, since they need not peak at the same time.
+    ///
+    /// # Panics
+    /// If the sum exceeds `u64::MAX`.
+    #[must_use]
+    pub fn total(&self) -> ByteCount {
+        self.shard + self.full + self.grad_full + self.partial + self.optimizer
+    }
+}
+
+pub(super) fn of(plan: &Plan) -> MemoryPlan {
+    let f32_bytes = |elements: ElemCount| elements.bytes(DType::F32);
+    let trainable = sum(plan, trainable_shard);
+    let transient = match plan.options().accumulation {
+        Accumulation::Every => plan.layouts().iter().map(|layout| trainable_shard(layout)).max(),
+        Accumulation::ReduceScatter | Accumulation::Local => None,
+    };
+    let grad_full = match plan.options().accumulation {
+        Accumulation::Local => plan.spec().units().iter().map(|unit| unit.trainable_numel()).sum(),
+        Accumulation::ReduceScatter | Accumulation::Every => ElemCount::ZERO,
+    };
+    MemoryPlan {
+        shard: f32_bytes(sum(plan, |layout| ElemCount::of(layout.shard_len()))),
+        full: peak_full(plan).bytes(plan.options().param_dtype),
+        grad_full: f32_bytes(grad_full),
+        partial: f32_bytes(trainable + transient.unwrap_or_default()),
+        optimizer: f32_bytes(trainable) * plan.options().optimizer_slots as u64,
+    }
+}
+
+fn sum(plan: &Plan, elements: impl Fn(&UnitLayout) -> ElemCount) -> ElemCount {
+    plan.layouts().iter().map(|layout| elements(layout)).sum()
+}
+
+fn trainable_shard(layout: &UnitLayout) -> ElemCount {
+    ElemCount::of(layout.trainable().shard_len)
+}
+
+/// The formula of `full`, in elements: a window of `prefetch + 1` gathers slides over the schedule.
+fn peak_full(plan: &Plan) -> ElemCount {
+    let gathers = plan.gathers();
+    let numel = |unit: UnitId| plan.spec()[unit].numel();
+    let kept = kept_before(plan);
+    let ahead = plan.options().prefetch.min(gathers.len() - 1);
+
+    let mut window: ElemCount = gathers[..ahead].iter().map(|gather| numel(gather.unit)).sum();
+    let mut peak = ElemCount::ZERO;
+    for (asked, gather) in gathers.iter().enumerate() {
+        if let Some(last) = gathers.get(asked + ahead) {
+            window += numel(last.unit);
+        }
+        peak = peak.max(window + kept[gather.unit.index()]);
+        window = window - numel(gather.unit);
+    }
+    peak
+}
+
+/// For each unit, the elements of the kept units before it.
+fn kept_before(plan: &Plan) -> Vec<ElemCount> {
+    let before = |sum: &mut ElemCount, unit: &crate::Unit| {
+        let here = *sum;
+        if unit.after_forward == AfterForward::Keep {
+            *sum += unit.numel();
+        }
+        Some(here)
+    };
+    plan.spec().units().iter().scan(ElemCount::ZERO, before).collect()
+}

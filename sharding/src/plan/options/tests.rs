@@ -1,0 +1,11 @@
+use super::*;
+
+#[test]
+fn a_mode_reads_what_it_writes() {
+    for mode in Accumulation::ALL {
+        assert_eq!(mode.to_string().parse::<Accumulation>(), Ok(mode));
+    }
+    let error = "never".parse::<Accumulation>().unwrap_err().to_string();
+    let expected = "`never` is no accumulation mode: expected reduce-scatter, every or local";
+    assert_eq!(error, expected);
+}

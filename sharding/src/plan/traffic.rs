@@ -1,0 +1,150 @@
+//! Exact calls and bytes of a step's collectives.
+
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Mul};
+
+use super::{Accumulation, Plan};
+use crate::{Axis, ByteCount, DType, ElemCount, Rank, UnitId, balanced};
+
+/// How often a rank takes part in a collective, and how much it receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Calls in which the rank takes part.
+    pub calls: u64,
+    /// Bytes that the rank receives from other ranks, padding included.
+    pub bytes: ByteCount,
+}
+
+impl Flow {
+    /// No call, no byte.
+    pub const NONE: Self = Self { calls: 0, bytes: ByteCount::ZERO };
+
+    /// One call that brings `bytes`.
+    const fn call(bytes: ByteCount) -> Self {
+        Self { calls: 1, bytes }
+    }
+}
+
+impl Add for Flow {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let calls = self.calls.checked_add(other.calls).expect("a count of calls exceeds u64::MAX");
+        Self { calls, bytes: self.bytes + other.bytes }
+    }
+}
+
+impl AddAssign for Flow {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl Mul<u64> for Flow {
+    type Output = Self;
+
+    fn mul(self, times: u64) -> Self {
+        let calls = self.calls.checked_mul(times).expect("a count of calls exceeds u64::MAX");
+        Self { calls, bytes: self.bytes * times }
+    }
+}
+
+impl Sum for Flow {
+    fn sum<I: Iterator<Item = Self>>(flows: I) -> Self {
+        flows.fold(Self::NONE, Add::add)
+    }
+}
+
+/// What one rank receives in one step, by collective.
+///
+/// With S ranks in a shard group, R in a replicate group, K microbatches, and for each unit
+/// `shard_len` elements in a shard of which n are trainable, one call receives
+///
+/// | collective | bytes from other ranks |
+/// |---|---|
+/// | all-gather | (S - 1) · shard_len · size(param_dtype) |
+/// | reduce-scatter | (S - 1) · n · size(reduce_dtype) |
+/// | all-reduce | (R - 1) · len_i · size(reduce_dtype) + (n - len_i) · 4 |
+///
+/// where len_i is the length of the rank's slice of the [`balanced`](crate::balanced) split of n
+/// over its replicate group: it receives the contributions to its own slice in the wire dtype, and
+/// the finished sums of the other slices in f32. With G gathers and g reductions in a microbatch
+/// ([`Plan::gathers`], [`Plan::reductions`]) a step calls
+///
+/// | accumulation | all-gather | reduce-scatter | all-reduce |
+/// |---|---|---|---|
+/// | `ReduceScatter` | K · G | K · g | g |
+/// | `Every` | K · G | K · g | K · g |
+/// | `Local` | K · G | g | g |
+///
+/// An axis of size 1 costs nothing, and a step without microbatches neither.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Traffic {
+    /// Parameters, over the shard axis.
+    pub all_gather: Flow,
+    /// Gradients, over the shard axis.
+    pub reduce_scatter: Flow,
+    /// Partials, over the replicate axis.
+    pub all_reduce: Flow,
+}
+
+impl Traffic {
+    /// All collectives together.
+    #[must_use]
+    pub fn total(&self) -> Flow {
+        self.all_gather + self.reduce_scatter + self.all_reduce
+    }
+}
+
+pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
+    let gather = |unit| all_gather(plan, unit);
+    let all_gathers: Flow = plan.gathers().iter().map(|entry| gather(entry.unit)).sum();
+    let reduce_scatters: Flow =
+        plan.reductions().iter().map(|&unit| reduce_scatter(plan, unit)).sum();
+    let all_reduces: Flow =
+        plan.reductions().iter().map(|&unit| all_reduce(plan, unit, rank)).sum();
+
+    let once = microbatches.min(1);
+    let (scatter_times, reduce_times) = match plan.options().accumulation {
+        Accumulation::ReduceScatter => (microbatches, once),
+        Accumulation::Every => (microbatches, microbatches),
+        Accumulation::Local => (once, once),
+    };
+    Traffic {
+        all_gather: all_gathers * microbatches,
+        reduce_scatter: reduce_scatters * scatter_times,
+        all_reduce: all_reduces * reduce_times,
+    }
+}
+
+fn all_gather(plan: &Plan, unit: UnitId) -> Flow {
+    let shard = ElemCount::of(plan.layout(unit).shard_len());
+    from_peers(plan, Axis::Shard, shard.bytes(plan.options().param_dtype))
+}
+
+fn reduce_scatter(plan: &Plan, unit: UnitId) -> Flow {
+    let shard = ElemCount::of(plan.layout(unit).trainable().shard_len);
+    from_peers(plan, Axis::Shard, shard.bytes(plan.options().reduce_dtype))
+}
+
+fn all_reduce(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
+    let len = plan.layout(unit).trainable().shard_len;
+    let index = plan.mesh().coordinate(rank).on(Axis::Replicate);
+    let own = ElemCount::of(balanced(len, plan.mesh().replicate_size(), index).len());
+    match from_peers(plan, Axis::Replicate, own.bytes(plan.options().reduce_dtype)) {
+        Flow::NONE => Flow::NONE,
+        Flow { calls, bytes } => {
+            let finished = (ElemCount::of(len) - own).bytes(DType::F32);
+            Flow { calls, bytes: bytes + finished }
+        }
+    }
+}
+
+/// One call over `axis` in which each other member sends `bytes`; none where there is no other
+/// member.
+fn from_peers(plan: &Plan, axis: Axis, bytes: ByteCount) -> Flow {
+    match plan.mesh().axis_size(axis) as u64 - 1 {
+        0 => Flow::NONE,
+        peers => Flow::call(bytes * peers),
+    }
+}

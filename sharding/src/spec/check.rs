@@ -1,0 +1,133 @@
+//! What a model description must satisfy.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use super::{Granularity, ModelSpec, Param, Unit};
+use crate::Error;
+
+/// What is wrong with a tie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TieProblem {
+    /// The target is no parameter.
+    UnknownTarget,
+    /// The target is an alias itself.
+    TargetIsAlias,
+    /// Alias and target are the same name.
+    Itself,
+    /// The alias is the name of a parameter.
+    AliasIsParameter,
+    /// The alias was tied before.
+    AliasIsTaken,
+}
+
+impl fmt::Display for TieProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::UnknownTarget => "no parameter has the target's name",
+            Self::TargetIsAlias => {
+                "the target is an alias: tie to the parameter that it stands for"
+            }
+            Self::Itself => "a name cannot stand for itself",
+            Self::AliasIsParameter => "a parameter has the alias as its own name",
+            Self::AliasIsTaken => "the alias is tied already",
+        })
+    }
+}
+
+impl ModelSpec {
+    /// Whether the description makes sense; [`Plan::new`](crate::Plan::new) calls it.
+    ///
+    /// # Errors
+    /// - [`Error::EmptyModel`], [`Error::EmptyUnit`]: nothing to shard.
+    /// - [`Error::DuplicateName`]: two parameters or two units share a name.
+    /// - [`Error::ZeroDim`], [`Error::InvalidRows`]: a parameter that cannot be laid out.
+    /// - [`Error::InvalidTie`]: an alias that is taken, or that leads to no parameter.
+    pub fn validate(&self) -> Result<(), Error> {
+        if self.units().is_empty() {
+            return Err(Error::EmptyModel);
+        }
+        self.check_unit_names()?;
+        self.check_param_names()?;
+        self.units().iter().try_for_each(Unit::check)?;
+        self.check_ties()
+    }
+
+    fn check_unit_names(&self) -> Result<(), Error> {
+        let mut owners = HashMap::new();
+        for (second, unit) in self.units().iter().enumerate() {
+            if let Some(first) = owners.insert(unit.name.as_str(), second) {
+                return Err(duplicate("unit", &unit.name, first, second));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_param_names(&self) -> Result<(), Error> {
+        for (second, (id, param)) in self.params().enumerate() {
+            let Some(owner) = self.declared(&param.name).filter(|owner| *owner != id) else {
+                continue;
+            };
+            let first = self.params().take_while(|(earlier, _)| *earlier != owner).count();
+            return Err(duplicate("parameter", &param.name, first, second));
+        }
+        Ok(())
+    }
+
+    fn check_ties(&self) -> Result<(), Error> {
+        for (place, (alias, target)) in self.ties().enumerate() {
+            if let Some(problem) = self.tie_problem(place, alias, target) {
+                let (alias, target) = (alias.to_owned(), target.to_owned());
+                return Err(Error::InvalidTie { alias, target, problem });
+            }
+        }
+        Ok(())
+    }
+
+    fn tie_problem(&self, place: usize, alias: &str, target: &str) -> Option<TieProblem> {
+        let is_alias = |name: &str| self.ties().any(|(alias, _)| alias == name);
+        if alias == target {
+            Some(TieProblem::Itself)
+        } else if self.declared(alias).is_some() {
+            Some(TieProblem::AliasIsParameter)
+        } else if self.ties().take(place).any(|(earlier, _)| earlier == alias) {
+            Some(TieProblem::AliasIsTaken)
+        } else if self.declared(target).is_some() {
+            None
+        } else if is_alias(target) {
+            Some(TieProblem::TargetIsAlias)
+        } else {
+            Some(TieProblem::UnknownTarget)
+        }
+    }
+}
+
+impl Unit {
+    /// Whether it can be laid out, but for its size.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.params.is_empty() {
+            return Err(Error::EmptyUnit { unit: self.name.clone() });
+        }
+        self.params.iter().try_for_each(Param::check)
+    }
+}
+
+impl Param {
+    fn check(&self) -> Result<(), Error> {
+        let (param, shape) = (|| self.name.clone(), || self.shape.clone());
+        if let Some(dim) = self.shape.iter().position(|&size| size == 0) {
+            return Err(Error::ZeroDim { param: param(), shape: shape(), dim });
+        }
+        match self.granularity {
+            Granularity::Rows(rows) if rows == 0 || self.shape.is_empty() => {
+                Err(Error::InvalidRows { param: param(), shape: shape(), rows })
+            }
+            Granularity::Rows(_) | Granularity::Element => Ok(()),
+        }
+    }
+}
+
+fn duplicate(what: &'static str, name: &str, first: usize, second: usize) -> Error {
+    Error::DuplicateName { what, name: name.to_owned(), first, second }
+}

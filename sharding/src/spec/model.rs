@@ -1,0 +1,187 @@
+//! The model: units in forward order.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Index;
+
+use super::{Param, Unit};
+use crate::ElemCount;
+
+/// A unit by its place in forward order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UnitId(u32);
+
+impl UnitId {
+    /// The unit at this place, from 0.
+    ///
+    /// # Panics
+    /// If `index` is above `u32::MAX`.
+    #[must_use]
+    pub const fn new(index: usize) -> Self {
+        assert!(index <= u32::MAX as usize, "a model has at most 4294967296 units");
+        #[expect(clippy::cast_possible_truncation, reason = "checked in the line above")]
+        Self(index as u32)
+    }
+
+    /// Its place, for indexing.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Its place, as it travels in descriptors.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for UnitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A parameter by its unit and its place there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ParamId {
+    /// The unit that holds it.
+    pub unit: UnitId,
+    /// Its place in [`Unit::params`].
+    pub index: usize,
+}
+
+/// A model: its units in the order of the forward, and other names for parameters that are used
+/// twice.
+///
+/// Building never fails; [`validate`](Self::validate), which [`Plan::new`](crate::Plan::new) calls,
+/// says what is wrong.
+///
+/// ```
+/// use hsdp_sharding::{ModelSpec, Param, Unit};
+/// let spec = ModelSpec::new()
+///     .unit(Unit::new("embedding").param(Param::new("wte", [50257, 768])))
+///     .unit(Unit::new("norm").param(Param::new("norm.weight", [768])))
+///     .tie("head.weight", "wte");
+/// let id = spec.find("head.weight").unwrap();
+/// assert_eq!(spec[id].name, "wte");
+/// assert_eq!(spec[id.unit].name, "embedding");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelSpec {
+    units: Vec<Unit>,
+    ties: Vec<(String, String)>,
+    /// First owner of each parameter name. Looked up only: its order never shows.
+    names: HashMap<String, ParamId>,
+}
+
+impl ModelSpec {
+    /// A model without units yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A model whose units are made by size: parameters are taken in declared order, and a unit
+    /// closes before it would exceed `max` elements. A parameter that exceeds it alone is a unit of
+    /// its own. The units are called `unit.0`, `unit.1`, ...
+    #[must_use]
+    pub fn wrapped(params: impl IntoIterator<Item = Param>, max: ElemCount) -> Self {
+        let mut spec = Self::new();
+        let mut open = Unit::new("unit.0");
+        for param in params {
+            let numel = open.numel().0.saturating_add(param.numel() as u64);
+            if !open.params.is_empty() && numel > max.0 {
+                let next = Unit::new(format!("unit.{}", spec.units.len() + 1));
+                spec = spec.unit(std::mem::replace(&mut open, next));
+            }
+            open = open.param(param);
+        }
+        if open.params.is_empty() { spec } else { spec.unit(open) }
+    }
+
+    /// The same model with one more unit, the last of the forward.
+    #[must_use]
+    pub fn unit(mut self, unit: Unit) -> Self {
+        let id = UnitId::new(self.units.len());
+        for (index, param) in unit.params.iter().enumerate() {
+            self.names.entry(param.name.clone()).or_insert(ParamId { unit: id, index });
+        }
+        self.units.push(unit);
+        self
+    }
+
+    /// The same model, in which `alias` is another name for the parameter `target`, which is stored
+    /// once, in the unit that declares it.
+    #[must_use]
+    pub fn tie(mut self, alias: impl Into<String>, target: impl Into<String>) -> Self {
+        self.ties.push((alias.into(), target.into()));
+        self
+    }
+
+    /// Its units, in forward order.
+    #[must_use]
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// The ids of its units, in forward order.
+    pub fn unit_ids(&self) -> impl DoubleEndedIterator<Item = UnitId> + ExactSizeIterator + use<> {
+        (0..self.units.len()).map(UnitId::new)
+    }
+
+    /// Its parameters, each once, unit by unit in declared order.
+    pub fn params(&self) -> impl Iterator<Item = (ParamId, &Param)> {
+        self.unit_ids().zip(&self.units).flat_map(|(unit, declared)| {
+            let id = move |index| ParamId { unit, index };
+            declared.params.iter().enumerate().map(move |(index, param)| (id(index), param))
+        })
+    }
+
+    /// Its ties, `(alias, target)`, in declared order.
+    pub fn ties(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.ties.iter().map(|(alias, target)| (alias.as_str(), target.as_str()))
+    }
+
+    /// The parameter with this name or alias.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<ParamId> {
+        let target = || self.ties().find(|(alias, _)| *alias == name).map(|(_, target)| target);
+        self.declared(name).or_else(|| self.declared(target()?))
+    }
+
+    /// Elements of all its parameters, each counted once, without padding.
+    #[must_use]
+    pub fn numel(&self) -> ElemCount {
+        ElemCount(self.units.iter().fold(0u64, |total, unit| total.saturating_add(unit.numel().0)))
+    }
+
+    /// The first parameter that is declared under this name; aliases are not looked at.
+    pub(super) fn declared(&self, name: &str) -> Option<ParamId> {
+        self.names.get(name).copied()
+    }
+}
+
+/// The unit with this id.
+///
+/// # Panics
+/// If the model has no such unit.
+impl Index<UnitId> for ModelSpec {
+    type Output = Unit;
+
+    fn index(&self, id: UnitId) -> &Unit {
+        &self.units[id.index()]
+    }
+}
+
+/// The parameter with this id.
+///
+/// # Panics
+/// If the model has no such parameter.
+impl Index<ParamId> for ModelSpec {
+    type Output = Param;
+
+    fn index(&self, id: ParamId) -> &Param {
+        &self[id.unit].params[id.index]
+    }
+}

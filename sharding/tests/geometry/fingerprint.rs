@@ -1,0 +1,91 @@
+//! The fingerprint: equal for equal plans, different for any difference, and stable.
+
+use std::collections::HashMap;
+
+use hsdp_sharding::{Accumulation, DType, Mesh, ModelSpec, Param, Plan, PlanOptions, Unit};
+
+fn block() -> Unit {
+    Unit::new("block").param(Param::new("w", [64, 32])).param(Param::new("b", [64]))
+}
+
+fn model_of(block: Unit) -> ModelSpec {
+    ModelSpec::new()
+        .unit(Unit::new("embedding").param(Param::new("wte", [100, 32])))
+        .unit(block)
+        .tie("head", "wte")
+}
+
+fn fingerprint(spec: ModelSpec, mesh: &str, options: PlanOptions) -> u64 {
+    let mesh: Mesh = mesh.parse().expect("a mesh");
+    Plan::new(spec, mesh, options).expect("a small model").fingerprint()
+}
+
+fn base() -> u64 {
+    fingerprint(model_of(block()), "2x3", PlanOptions::default())
+}
+
+#[test]
+fn equal_plans_have_equal_fingerprints() {
+    assert_eq!(base(), base());
+}
+
+#[test]
+fn it_is_the_same_everywhere_and_always() {
+    // A change of this number means that ranks of old and new builds refuse each other: raise the
+    // version.
+    assert_eq!(base(), 0x3cb3_f989_4ead_ae91, "{:#018x}", base());
+}
+
+#[test]
+fn every_difference_shows() {
+    let options = PlanOptions::default();
+    let with_block = |block| fingerprint(model_of(block), "2x3", options);
+    let with_mesh = |mesh| fingerprint(model_of(block()), mesh, options);
+    let with_options = |options| fingerprint(model_of(block()), "2x3", options);
+    let (w, b) = (|| Param::new("w", [64, 32]), || Param::new("b", [64]));
+    let unit = |params: [Param; 2]| params.into_iter().fold(Unit::new("block"), Unit::param);
+    let renamed = block().params.into_iter().fold(Unit::new("h.0"), Unit::param);
+    let plain = ModelSpec::new().unit(Unit::new("embedding").param(Param::new("wte", [100, 32])));
+
+    let all = [
+        ("base", base()),
+        ("3x2", with_mesh("3x2")),
+        ("6x1", with_mesh("6x1")),
+        ("2x4", with_mesh("2x4")),
+        ("kept", with_block(block().keep())),
+        ("renamed unit", with_block(renamed)),
+        ("renamed parameter", with_block(unit([w(), Param::new("c", [64])]))),
+        ("order", with_block(unit([b(), w()]))),
+        ("shape of equal size", with_block(unit([Param::new("w", [32, 64]), b()]))),
+        ("rank of the shape", with_block(unit([Param::new("w", [2048]), b()]))),
+        ("frozen", with_block(unit([w(), b().frozen()]))),
+        ("rows", with_block(unit([w().rows(1), b()]))),
+        ("two rows", with_block(unit([w().rows(2), b()]))),
+        ("one parameter more", with_block(block().param(Param::new("c", [1])))),
+        ("no tie", fingerprint(plain.clone().unit(block()), "2x3", options)),
+        ("other alias", fingerprint(plain.clone().unit(block()).tie("lm", "wte"), "2x3", options)),
+        ("other target", fingerprint(plain.unit(block()).tie("head", "w"), "2x3", options)),
+        ("parameters in bf16", with_options(PlanOptions { param_dtype: DType::BF16, ..options })),
+        ("wire in bf16", with_options(PlanOptions { reduce_dtype: DType::BF16, ..options })),
+        ("wire in f16", with_options(PlanOptions { reduce_dtype: DType::F16, ..options })),
+        ("every", with_options(PlanOptions { accumulation: Accumulation::Every, ..options })),
+        ("local", with_options(PlanOptions { accumulation: Accumulation::Local, ..options })),
+        ("prefetch", with_options(PlanOptions { prefetch: 2, ..options })),
+        ("optimizer", with_options(PlanOptions { optimizer_slots: 1, ..options })),
+    ];
+    let mut seen = HashMap::new();
+    for (what, fingerprint) in all {
+        if let Some(other) = seen.insert(fingerprint, what) {
+            panic!("`{what}` has the fingerprint of `{other}`");
+        }
+    }
+}
+
+#[test]
+fn moving_a_boundary_between_names_shows() {
+    let named = |unit: &str, param: &str| {
+        let spec = ModelSpec::new().unit(Unit::new(unit).param(Param::new(param, [8])));
+        fingerprint(spec, "1x2", PlanOptions::default())
+    };
+    assert_ne!(named("ab", "c"), named("a", "bc"));
+}

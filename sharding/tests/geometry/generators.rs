@@ -1,0 +1,80 @@
+//! Models and meshes to test on. Seeds are fixed: a test that passes goes on passing.
+
+use hsdp_sharding::{Accumulation, DType, Mesh, ModelSpec, Param, Unit};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+/// Sizes that divide badly.
+const PRIMES: [usize; 8] = [2, 3, 7, 31, 37, 127, 257, 1009];
+
+pub(crate) fn cases(cases: u32) -> ProptestConfig {
+    let rng_seed = RngSeed::Fixed(0x6873_6470);
+    ProptestConfig { cases, failure_persistence: None, rng_seed, ..ProptestConfig::default() }
+}
+
+/// Scalars, single elements, primes, and up to three small dims.
+pub(crate) fn shape() -> impl Strategy<Value = Vec<usize>> {
+    prop_oneof![
+        1 => Just(vec![]),
+        1 => Just(vec![1]),
+        2 => prop::sample::select(&PRIMES[..]).prop_map(|prime| vec![prime]),
+        4 => prop::collection::vec(1usize..=24, 1..=3),
+        2 => (1usize..=20).prop_map(|blocks| vec![32 * blocks]),
+    ]
+}
+
+/// A parameter that may be cut anywhere, trainable more often than not.
+fn param() -> impl Strategy<Value = Param> {
+    (shape(), prop::bool::weighted(0.25)).prop_map(|(shape, frozen)| {
+        let param = Param::new("", shape);
+        if frozen { param.frozen() } else { param }
+    })
+}
+
+fn named_unit(name: &str, params: Vec<Param>) -> Unit {
+    params.into_iter().enumerate().fold(Unit::new(name), |unit, (index, mut param)| {
+        param.name = format!("{name}.{index}");
+        unit.param(param)
+    })
+}
+
+pub(crate) fn unit() -> impl Strategy<Value = Unit> {
+    prop::collection::vec(param(), 1..=6).prop_map(|params| named_unit("unit", params))
+}
+
+/// A unit whose parameters are cut between rows, where they have any, mixed with others.
+pub(crate) fn unit_with_rows() -> impl Strategy<Value = Unit> {
+    let param =
+        (param(), prop::option::weighted(0.8, 1usize..=6)).prop_map(|(param, rows)| match rows {
+            Some(rows) if !param.shape.is_empty() => param.rows(rows),
+            _ => param,
+        });
+    prop::collection::vec(param, 1..=6).prop_map(|params| named_unit("unit", params))
+}
+
+/// A few units, some of them kept after their forward.
+pub(crate) fn model() -> impl Strategy<Value = ModelSpec> {
+    let unit = (prop::collection::vec(param(), 1..=3), any::<bool>());
+    prop::collection::vec(unit, 1..=6).prop_map(|units| {
+        let named = units.into_iter().enumerate().map(|(index, (params, keep))| {
+            let unit = named_unit(&format!("h.{index}"), params);
+            if keep { unit.keep() } else { unit }
+        });
+        named.fold(ModelSpec::new(), ModelSpec::unit)
+    })
+}
+
+/// Any mesh from 1x1 to 8x8.
+pub(crate) fn mesh() -> impl Strategy<Value = Mesh> {
+    (1usize..=8, 1usize..=8)
+        .prop_map(|(replicate, shard)| Mesh::new(replicate, shard).expect("small and not empty"))
+}
+
+/// The dtypes in which parameters and gradients travel.
+pub(crate) fn wire() -> impl Strategy<Value = DType> {
+    prop::sample::select(&[DType::F32, DType::F16, DType::BF16][..])
+}
+
+pub(crate) fn accumulation() -> impl Strategy<Value = Accumulation> {
+    prop::sample::select(&Accumulation::ALL[..])
+}

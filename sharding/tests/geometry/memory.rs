@@ -1,0 +1,177 @@
+//! The formulas of memory against a ledger of allocations that plays a step.
+
+use std::collections::HashMap;
+
+use hsdp_sharding::{
+    Accumulation, AfterForward, ByteCount, DType, MemoryPlan, Mesh, ModelSpec, Param, Plan,
+    PlanOptions, Role, Unit,
+};
+use proptest::prelude::*;
+
+use crate::generators::{accumulation, cases, mesh, model, wire};
+
+/// Allocations by name, and the largest sum that they had.
+#[derive(Default)]
+struct Ledger {
+    live: HashMap<(usize, &'static str), usize>,
+    peak: usize,
+}
+
+impl Ledger {
+    fn allocate(&mut self, unit: usize, copy: &'static str, bytes: usize) {
+        assert!(self.live.insert((unit, copy), bytes).is_none(), "unit {unit} has its {copy} copy");
+        self.peak = self.peak.max(self.live.values().sum());
+    }
+
+    fn free(&mut self, unit: usize, copy: &'static str) {
+        assert!(self.live.remove(&(unit, copy)).is_some(), "unit {unit} has no {copy} copy");
+    }
+}
+
+/// Plays the gathers of one microbatch, each use in turn, as a training loop would.
+struct Player {
+    units: Vec<Unit>,
+    size: usize,
+    prefetch: usize,
+    issued: usize,
+    asked: usize,
+    ledger: Ledger,
+}
+
+impl Player {
+    fn kept(&self, unit: usize) -> bool {
+        self.units[unit].after_forward == AfterForward::Keep
+    }
+
+    /// All gathers in order.
+    fn queue(&self) -> Vec<(usize, &'static str)> {
+        let units = self.units.len();
+        let mut queue: Vec<_> = (0..units).map(|unit| (unit, "forward")).collect();
+        queue.extend((0..units).rev().filter(|&unit| !self.kept(unit)).map(|u| (u, "backward")));
+        queue
+    }
+
+    fn ask(&mut self, unit: usize, copy: &'static str) {
+        let queue = self.queue();
+        assert_eq!(queue[self.asked], (unit, copy));
+        while self.issued <= self.asked + self.prefetch && self.issued < queue.len() {
+            let (unit, copy) = queue[self.issued];
+            let numel: usize = self.units[unit].params.iter().map(Param::numel).sum();
+            self.ledger.allocate(unit, copy, numel * self.size);
+            self.issued += 1;
+        }
+        self.asked += 1;
+    }
+
+    fn play(mut self) -> usize {
+        for unit in 0..self.units.len() {
+            self.ask(unit, "forward");
+            if !self.kept(unit) {
+                self.ledger.free(unit, "forward");
+            }
+        }
+        for unit in (0..self.units.len()).rev() {
+            if self.kept(unit) {
+                self.ledger.free(unit, "forward");
+            } else {
+                self.ask(unit, "backward");
+                self.ledger.free(unit, "backward");
+            }
+        }
+        assert!(self.ledger.live.is_empty());
+        self.ledger.peak
+    }
+}
+
+fn peak_full(plan: &Plan) -> usize {
+    let units = plan.spec().units().to_vec();
+    let (size, prefetch) = (plan.options().param_dtype.size_bytes(), plan.options().prefetch);
+    Player { units, size, prefetch, issued: 0, asked: 0, ledger: Ledger::default() }.play()
+}
+
+/// f32 words that a rank holds: counted parameter by parameter and piece by piece, padding by what
+/// is left.
+fn counted(plan: &Plan) -> MemoryPlan {
+    let options = plan.options();
+    let (mut shard, mut trainable, mut largest, mut grad_full) = (0, 0, 0, 0);
+    for (unit, layout) in plan.spec().units().iter().zip(plan.layouts()) {
+        let ranks = layout.shard_size();
+        shard += layout.full_len() / ranks;
+        trainable += layout.trainable().len / ranks;
+        largest = largest.max(layout.trainable().len / ranks);
+        for param in unit.params.iter().filter(|param| param.role == Role::Trainable) {
+            grad_full += param.shape.iter().product::<usize>();
+        }
+    }
+    let every = options.accumulation == Accumulation::Every;
+    let local = options.accumulation == Accumulation::Local;
+    let words = |words: usize| ByteCount::of(4 * words);
+    MemoryPlan {
+        shard: words(shard),
+        full: ByteCount::of(peak_full(plan)),
+        grad_full: words(if local { grad_full } else { 0 }),
+        partial: words(trainable + if every { largest } else { 0 }),
+        optimizer: words(options.optimizer_slots * trainable),
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(256))]
+
+    #[test]
+    fn the_formulas_are_what_is_counted(
+        spec in model(),
+        mesh in mesh(),
+        param_dtype in wire(),
+        accumulation in accumulation(),
+        (prefetch, optimizer_slots) in (0usize..=14, 0usize..=2),
+    ) {
+        let options = PlanOptions {
+            param_dtype, accumulation, prefetch, optimizer_slots, ..Default::default()
+        };
+        let plan = Plan::new(spec, mesh, options).unwrap();
+        prop_assert_eq!(plan.memory(), counted(&plan));
+    }
+}
+
+/// Units of these sizes on a single rank, in bf16.
+fn full(units: &[(usize, AfterForward)], prefetch: usize) -> u64 {
+    let spec = units.iter().enumerate().fold(ModelSpec::new(), |spec, (index, &(len, after))| {
+        let mut unit = Unit::new(format!("u{index}")).param(Param::new(format!("p{index}"), [len]));
+        unit.after_forward = after;
+        spec.unit(unit)
+    });
+    let options = PlanOptions { param_dtype: DType::BF16, prefetch, ..PlanOptions::default() };
+    Plan::new(spec, Mesh::SINGLE, options).expect("small units").memory().full.get()
+}
+
+#[test]
+fn peaks_of_full_parameters_by_hand() {
+    use AfterForward::{Keep, Reshard};
+    let equal = [(10, Reshard); 4];
+    assert_eq!(full(&equal, 0), 2 * 10);
+    assert_eq!(full(&equal, 1), 2 * 20);
+    assert_eq!(full(&equal, 7), 2 * 80, "both copies of each unit at once");
+    assert_eq!(full(&[(10, Keep); 4], 1), 2 * 40, "what is kept adds up");
+    assert_eq!(full(&[(30, Keep), (10, Reshard), (10, Reshard)], 1), 2 * 50);
+    assert_eq!(full(&[(10, Reshard), (10, Reshard), (30, Keep)], 1), 2 * 40);
+    assert_eq!(full(&[(10, Reshard)], 1), 2 * 20, "forward and backward copy of the only unit");
+}
+
+#[test]
+fn the_largest_prefetch_means_everything() {
+    let equal = [(10, AfterForward::Reshard); 4];
+    assert_eq!(full(&equal, usize::MAX), full(&equal, 7));
+}
+
+#[test]
+fn the_total_adds_all_categories() {
+    let memory = MemoryPlan {
+        shard: ByteCount(1),
+        full: ByteCount(10),
+        grad_full: ByteCount(100),
+        partial: ByteCount(1000),
+        optimizer: ByteCount(10_000),
+    };
+    assert_eq!(memory.total(), ByteCount(11_111));
+}

@@ -1,0 +1,63 @@
+//! Ten thousand units for a thousand ranks are planned in less than a second.
+
+use std::time::{Duration, Instant};
+
+use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
+
+const UNITS: usize = 10_000;
+
+/// The debug build of a loaded machine gets five times what the promise says.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// A transformer block of twelve parameters.
+fn block(index: usize, adapt: fn(Param) -> Param) -> Unit {
+    let width = 768;
+    let shapes: [(&str, &[usize]); 12] = [
+        ("ln_1.weight", &[width]),
+        ("ln_1.bias", &[width]),
+        ("attn.qkv.weight", &[3 * width, width]),
+        ("attn.qkv.bias", &[3 * width]),
+        ("attn.proj.weight", &[width, width]),
+        ("attn.proj.bias", &[width]),
+        ("ln_2.weight", &[width]),
+        ("ln_2.bias", &[width]),
+        ("mlp.up.weight", &[4 * width, width]),
+        ("mlp.up.bias", &[4 * width]),
+        ("mlp.down.weight", &[width, 4 * width]),
+        ("mlp.down.bias", &[width]),
+    ];
+    shapes.into_iter().fold(Unit::new(format!("h.{index}")), |unit, (name, shape)| {
+        unit.param(adapt(Param::new(format!("h.{index}.{name}"), shape)))
+    })
+}
+
+/// Builds, plans, and asks one rank for everything; says how long it took.
+fn plan_all(adapt: fn(Param) -> Param) -> String {
+    let started = Instant::now();
+    let units = (0..UNITS).map(|index| block(index, adapt));
+    let spec = units.fold(ModelSpec::new(), ModelSpec::unit);
+    let built = started.elapsed();
+    let mesh = Mesh::new(16, 64).expect("1024 ranks");
+    let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a transformer");
+    let planned = started.elapsed() - built;
+    let shard = plan.layouts().iter().map(|layout| layout.pieces(63).count()).sum::<usize>();
+    let traffic = plan.traffic(Rank::new(1023), 8).total();
+    let memory = plan.memory().total();
+    let total = started.elapsed();
+    assert!(total < LIMIT, "took {total:?}");
+    format!(
+        "spec {built:?}, plan {planned:?}, with costs {total:?}; \
+         the last rank has {shard} pieces and {memory}, and receives {} in a step",
+        traffic.bytes
+    )
+}
+
+#[test]
+fn ten_thousand_units_for_1024_ranks() {
+    println!("{}", plan_all(|param| param));
+}
+
+#[test]
+fn ten_thousand_units_by_whole_rows_for_1024_ranks() {
+    println!("{}", plan_all(|param| param.rows(1)));
+}

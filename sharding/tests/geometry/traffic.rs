@@ -1,0 +1,205 @@
+//! The formulas of traffic against a count, element by element, of what each rank would receive.
+
+use hsdp_sharding::{
+    Accumulation, AfterForward, Axis, ByteCount, Flow, Mesh, ModelSpec, Param, Plan, PlanOptions,
+    Rank, Region, Role, Traffic, Unit,
+};
+use proptest::prelude::*;
+
+use crate::generators::{accumulation, cases, mesh, model, wire};
+
+/// Which shard owns each element of a region.
+fn owners(region: Region) -> impl Iterator<Item = usize> {
+    (0..region.len).map(move |element| element / region.shard_len)
+}
+
+/// Which of `parts` owns each of `len` elements when they are dealt out as evenly as possible, in
+/// order.
+fn dealt(len: usize, parts: usize) -> Vec<usize> {
+    let mut shares = vec![0; parts];
+    (0..len).for_each(|element| shares[element % parts] += 1);
+    shares.into_iter().enumerate().flat_map(|(part, share)| vec![part; share]).collect()
+}
+
+/// Plays a step and counts what one rank receives.
+struct Counter<'a> {
+    plan: &'a Plan,
+    rank: Rank,
+    seen: Traffic,
+}
+
+impl Counter<'_> {
+    fn record(flow: &mut Flow, bytes: usize) {
+        flow.calls += 1;
+        flow.bytes += ByteCount::of(bytes);
+    }
+
+    /// Every element that another member of the shard group owns.
+    fn all_gather(&mut self, unit: usize) {
+        let layout = &self.plan.layouts()[unit];
+        let own = self.plan.mesh().coordinate(self.rank).shard_index;
+        let foreign = owners(layout.trainable())
+            .chain(owners(layout.frozen()))
+            .filter(|&owner| owner != own)
+            .count();
+        if layout.shard_size() > 1 {
+            let size = self.plan.options().param_dtype.size_bytes();
+            Self::record(&mut self.seen.all_gather, foreign * size);
+        }
+    }
+
+    /// For every element that it owns, one contribution of each other member of the shard group.
+    fn reduce_scatter(&mut self, unit: usize) {
+        let layout = &self.plan.layouts()[unit];
+        let group = self.plan.mesh().group(Axis::Shard, self.rank);
+        let own = self.plan.mesh().coordinate(self.rank).shard_index;
+        let mut contributions = 0;
+        for owner in owners(layout.trainable()) {
+            let others = group.iter().filter(|&&member| member != self.rank).count();
+            contributions += if owner == own { others } else { 0 };
+        }
+        if group.len() > 1 {
+            let size = self.plan.options().reduce_dtype.size_bytes();
+            Self::record(&mut self.seen.reduce_scatter, contributions * size);
+        }
+    }
+
+    /// For every element that it sums, the others' contributions; every other element once,
+    /// finished.
+    fn all_reduce(&mut self, unit: usize) {
+        let layout = &self.plan.layouts()[unit];
+        let replicas = self.plan.mesh().replicate_size();
+        let own = self.plan.mesh().coordinate(self.rank).replicate_index;
+        let wire = self.plan.options().reduce_dtype.size_bytes();
+        let mut bytes = 0;
+        for owner in dealt(layout.trainable().shard_len, replicas) {
+            bytes += if owner == own { (replicas - 1) * wire } else { 4 };
+        }
+        if replicas > 1 {
+            Self::record(&mut self.seen.all_reduce, bytes);
+        }
+    }
+
+    fn microbatch(&mut self, place: Place) {
+        let units = self.plan.spec().units();
+        (0..units.len()).for_each(|unit| self.all_gather(unit));
+        for unit in (0..units.len()).rev() {
+            if units[unit].after_forward == AfterForward::Reshard {
+                self.all_gather(unit);
+            }
+            if units[unit].params.iter().any(|param| param.role == Role::Trainable) {
+                self.reduce(unit, place);
+            }
+        }
+    }
+
+    fn reduce(&mut self, unit: usize, place: Place) {
+        let mode = self.plan.options().accumulation;
+        if place == Place::Last || mode != Accumulation::Local {
+            self.reduce_scatter(unit);
+        }
+        if place == Place::Last || mode == Accumulation::Every {
+            self.all_reduce(unit);
+        }
+    }
+}
+
+/// Where a microbatch stands in its step.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Earlier,
+    Last,
+}
+
+fn counted(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
+    let mut counter = Counter { plan, rank, seen: Traffic::default() };
+    for left in (0..microbatches).rev() {
+        counter.microbatch(if left == 0 { Place::Last } else { Place::Earlier });
+    }
+    counter.seen
+}
+
+proptest! {
+    #![proptest_config(cases(48))]
+
+    #[test]
+    fn the_formulas_are_what_is_counted(
+        spec in model(),
+        mesh in mesh(),
+        (param_dtype, reduce_dtype) in (wire(), wire()),
+        accumulation in accumulation(),
+        microbatches in 0u64..=3,
+    ) {
+        let options = PlanOptions { param_dtype, reduce_dtype, accumulation, ..Default::default() };
+        let plan = Plan::new(spec, mesh, options).unwrap();
+        for rank in [0, mesh.world_size() / 2, mesh.world_size() - 1].map(Rank::new) {
+            prop_assert_eq!(plan.traffic(rank, microbatches), counted(&plan, rank, microbatches));
+        }
+    }
+}
+
+fn small_plan(mesh: &str, accumulation: Accumulation) -> Plan {
+    let spec = ModelSpec::new()
+        .unit(Unit::new("a").param(Param::new("w", [256])).param(Param::new("t", [64]).frozen()))
+        .unit(Unit::new("b").param(Param::new("v", [128])).keep());
+    let options = PlanOptions { accumulation, ..PlanOptions::default() };
+    Plan::new(spec, mesh.parse().expect("a mesh"), options).expect("two small units")
+}
+
+#[test]
+fn a_step_by_hand() {
+    let traffic = small_plan("2x2", Accumulation::ReduceScatter).traffic(Rank::new(1), 3);
+    // Unit a is gathered twice a microbatch (160 foreign elements), unit b once (64).
+    let all_gather = Flow { calls: 9, bytes: ByteCount(3 * (2 * 160 + 64) * 4) };
+    let reduce_scatter = Flow { calls: 6, bytes: ByteCount(3 * (128 + 64) * 4) };
+    // One replica more: half of a shard comes as contributions, the other half as sums.
+    let all_reduce = Flow { calls: 2, bytes: ByteCount((128 + 64) * 4) };
+    assert_eq!(traffic, Traffic { all_gather, reduce_scatter, all_reduce });
+    assert_eq!(traffic.total().calls, 17);
+}
+
+#[test]
+fn modes_differ_in_how_often_they_reduce() {
+    let calls = |accumulation| {
+        let traffic = small_plan("2x2", accumulation).traffic(Rank::new(0), 5);
+        [traffic.all_gather.calls, traffic.reduce_scatter.calls, traffic.all_reduce.calls]
+    };
+    assert_eq!(calls(Accumulation::ReduceScatter), [15, 10, 2]);
+    assert_eq!(calls(Accumulation::Every), [15, 10, 10]);
+    assert_eq!(calls(Accumulation::Local), [15, 2, 2]);
+}
+
+#[test]
+fn an_axis_of_size_one_costs_nothing() {
+    for accumulation in Accumulation::ALL {
+        let traffic = |mesh| small_plan(mesh, accumulation).traffic(Rank::new(0), 2);
+        assert_eq!(traffic("1x1"), Traffic::default());
+        assert_eq!(traffic("1x4").all_reduce, Flow::NONE);
+        assert_eq!(traffic("4x1").all_gather, Flow::NONE);
+        assert_eq!(traffic("4x1").reduce_scatter, Flow::NONE);
+    }
+}
+
+#[test]
+fn a_step_without_microbatches_costs_nothing() {
+    for accumulation in Accumulation::ALL {
+        let traffic = small_plan("2x2", accumulation).traffic(Rank::new(0), 0);
+        assert_eq!(traffic, Traffic::default());
+    }
+}
+
+#[test]
+#[should_panic(expected = "rank 4 is not in the mesh 2x2")]
+fn a_rank_outside_has_no_traffic() {
+    let _ = small_plan("2x2", Accumulation::Every).traffic(Rank::new(4), 1);
+}
+
+#[test]
+fn units_of_frozen_parameters_are_gathered_only() {
+    let unit = Unit::new("u").param(Param::new("t", [100]).frozen());
+    let mesh = Mesh::new(2, 2).unwrap();
+    let plan = Plan::new(ModelSpec::new().unit(unit), mesh, PlanOptions::default()).unwrap();
+    let traffic = plan.traffic(Rank::new(3), 2);
+    assert_eq!(traffic.all_gather, Flow { calls: 4, bytes: ByteCount(4 * 64 * 4) });
+    assert_eq!((traffic.reduce_scatter, traffic.all_reduce), (Flow::NONE, Flow::NONE));
+}
