@@ -1,0 +1,167 @@
+//! The agreement at the end of a step: what every rank says before any of them updates.
+//!
+//! One small all-gather over the world carries it; the verdict is a pure function of what was said,
+//! so all ranks reach the same one.
+
+use hsdp_sharding::{Mesh, Rank};
+
+use crate::presence::Presence;
+
+/// What a rank says at the end of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Statement {
+    pub(crate) step: u64,
+    pub(crate) microbatches: u64,
+    /// Summed over this rank's microbatches.
+    pub(crate) weight: u64,
+    /// Summed over this rank's microbatches.
+    pub(crate) loss: f64,
+    /// Of this rank's finished gradient shards, before the final division.
+    pub(crate) squared_norm: f64,
+    /// The first parameter whose gradient is not finite in this rank's shard, by its number in the model.
+    pub(crate) first_non_finite: Option<usize>,
+    /// Which parameters got a gradient on this rank.
+    pub(crate) presence: Presence,
+}
+
+const FIXED_WORDS: usize = 6;
+const NONE: u64 = u64::MAX;
+
+impl Statement {
+    pub(crate) fn encode(&self) -> Vec<u64> {
+        let fixed = [
+            self.step,
+            self.microbatches,
+            self.weight,
+            self.loss.to_bits(),
+            self.squared_norm.to_bits(),
+            self.first_non_finite.map_or(NONE, |parameter| parameter as u64),
+        ];
+        fixed.into_iter().chain(self.presence.words().iter().copied()).collect()
+    }
+
+    fn decode(words: &[u64], parameters: usize) -> Self {
+        Self {
+            step: words[0],
+            microbatches: words[1],
+            weight: words[2],
+            loss: f64::from_bits(words[3]),
+            squared_norm: f64::from_bits(words[4]),
+            first_non_finite: usize::try_from(words[5]).ok().filter(|_| words[5] != NONE),
+            presence: Presence::from_words(parameters, words[FIXED_WORDS..].to_vec()),
+        }
+    }
+}
+
+/// What all ranks said, in rank order.
+#[derive(Clone, Debug)]
+pub(crate) struct Agreement(Vec<Statement>);
+
+impl Agreement {
+    pub(crate) fn decode(gathered: &[u64], ranks: usize, parameters: usize) -> Self {
+        let words = gathered.len() / ranks;
+        Self(
+            gathered
+                .chunks_exact(words)
+                .map(|chunk| Statement::decode(chunk, parameters))
+                .collect(),
+        )
+    }
+
+    /// The exact sum of all weights.
+    pub(crate) fn total_weight(&self) -> u64 {
+        self.0.iter().map(|statement| statement.weight).sum()
+    }
+
+    /// The sum of all losses, in rank order.
+    pub(crate) fn total_loss(&self) -> f64 {
+        self.0.iter().map(|statement| statement.loss).sum()
+    }
+
+    /// The number of microbatches of all ranks together.
+    pub(crate) fn total_microbatches(&self) -> u64 {
+        self.0.iter().map(|statement| statement.microbatches).sum()
+    }
+
+    /// The squared norm of the whole gradient: over one row of replicas, since all rows hold the same.
+    pub(crate) fn squared_norm(&self, mesh: Mesh, rank: Rank) -> f64 {
+        let row = mesh.group(hsdp_sharding::Axis::Shard, rank);
+        row.iter().map(|member| self.0[member.index()].squared_norm).sum()
+    }
+
+    /// The first rank, and its first parameter, whose finished gradient is not finite.
+    pub(crate) fn first_non_finite(&self) -> Option<(Rank, usize)> {
+        self.0
+            .iter()
+            .enumerate()
+            .find_map(|(rank, statement)| Some((Rank::new(rank), statement.first_non_finite?)))
+    }
+
+    /// Which parameters got a gradient on any rank.
+    pub(crate) fn present_anywhere(&self) -> Presence {
+        self.0.iter().map(|statement| &statement.presence).fold(
+            Presence::none(self.0[0].presence.len()),
+            |mut any, presence| {
+                any.add(presence);
+                any
+            },
+        )
+    }
+
+    /// The ranks on which `parameter` got no gradient.
+    pub(crate) fn ranks_without(&self, parameter: usize) -> Vec<usize> {
+        let without = |statement: &Statement| !statement.presence.contains(parameter);
+        self.0.iter().enumerate().filter(|(_, said)| without(said)).map(|(rank, _)| rank).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statement(rank: usize) -> Statement {
+        let mut presence = Presence::none(70);
+        presence.insert(rank);
+        presence.insert(69);
+        Statement {
+            step: 3,
+            microbatches: 2,
+            weight: 10 + rank as u64,
+            loss: 0.5,
+            squared_norm: 4.0_f64.powi(i32::try_from(rank).expect("small")),
+            first_non_finite: (rank == 2).then_some(1),
+            presence,
+        }
+    }
+
+    fn agreement() -> Agreement {
+        let gathered: Vec<u64> = (0..4).flat_map(|rank| statement(rank).encode()).collect();
+        Agreement::decode(&gathered, 4, 70)
+    }
+
+    #[test]
+    fn what_is_said_comes_back() {
+        assert_eq!(agreement().0, (0..4).map(statement).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn weights_add_over_all_ranks_and_norms_over_one_row() {
+        let mesh = Mesh::new(2, 2).expect("a mesh");
+        assert_eq!(agreement().total_weight(), 46);
+        assert_eq!(agreement().squared_norm(mesh, Rank::new(1)), 1.0 + 4.0);
+        assert_eq!(agreement().squared_norm(mesh, Rank::new(2)), 16.0 + 64.0);
+    }
+
+    #[test]
+    fn the_first_bad_rank_and_parameter_are_named() {
+        assert_eq!(agreement().first_non_finite(), Some((Rank::new(2), 1)));
+    }
+
+    #[test]
+    fn presence_is_the_union_and_absence_names_ranks() {
+        let any = agreement().present_anywhere();
+        assert!(any.contains(3) && any.contains(69) && !any.contains(4));
+        assert_eq!(agreement().ranks_without(3), vec![0, 1, 2]);
+        assert_eq!(agreement().ranks_without(69), Vec::<usize>::new());
+    }
+}

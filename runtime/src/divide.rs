@@ -1,0 +1,156 @@
+//! The divide plan: which factor each collective divides by, computed from what takes part in it.
+//!
+//! The rule that everything here serves: *a partial has one scale*. What a reduce-scatter adds to the
+//! partial does not depend on whether an all-reduce follows in the same microbatch.
+//!
+//! | objective | a partial is | the all-reduce owes | the end owes |
+//! |---|---|---|---|
+//! | `RankMean` | (1/S) times the sum over the shard group | 1/R | 1/scale |
+//! | others | the sum over the shard group | nothing | 1/(divisor x scale) |
+//!
+//! With an f16 wire each collective divides before it by a power of two (so that nothing overflows or
+//! underflows on the way) and after it by what is left. f32 and bf16 have the range and need none.
+//! The split near the square root follows fairscale's pull request 565, which PyTorch took over.
+
+use hsdp_sharding::DType;
+
+use crate::objective::Objective;
+
+/// What takes part in a reduction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reduction {
+    /// The dtype in which the collective moves gradients.
+    pub wire: DType,
+    /// Members of the shard group.
+    pub shard_members: usize,
+    /// Members of the replicate group, where an all-reduce takes place.
+    pub replicate_members: Option<usize>,
+    /// Microbatches that a contribution to the reduce-scatter is a sum of: 1, but in mode `Local`.
+    pub microbatches_in_contribution: usize,
+    /// Microbatches that the partial is a sum of when it enters the all-reduce.
+    pub microbatches_in_partial: usize,
+    /// What the gradient is of.
+    pub objective: Objective,
+}
+
+/// A collective's divisors: before it, on each contribution, and after it, on the sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Divides {
+    /// Divides each contribution, before it is rounded to the wire dtype. Always a power of two.
+    pub pre: f64,
+    /// Divides the f32 sum.
+    pub post: f64,
+}
+
+impl Divides {
+    const NONE: Self = Self { pre: 1.0, post: 1.0 };
+
+    /// Both together.
+    #[must_use]
+    pub fn product(self) -> f64 {
+        self.pre * self.post
+    }
+
+    /// Divides by `divisor` in all, `pre` of it before the collective.
+    fn split(divisor: f64, pre: f64) -> Self {
+        Self { pre, post: divisor / pre }
+    }
+}
+
+/// The divisors of a reduce-scatter and of the all-reduce that may follow it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DividePlan {
+    /// Of the reduce-scatter over the shard group.
+    pub reduce_scatter: Divides,
+    /// Of the all-reduce over the replicate group; `None` where there is none.
+    pub all_reduce: Option<Divides>,
+}
+
+impl DividePlan {
+    /// Computes the divisors for what takes part.
+    #[must_use]
+    pub fn of(reduction: Reduction) -> Self {
+        Self {
+            reduce_scatter: reduce_scatter(reduction),
+            all_reduce: reduction
+                .replicate_members
+                .filter(|members| *members > 1)
+                .map(|members| all_reduce(reduction, members)),
+        }
+    }
+}
+
+fn reduce_scatter(reduction: Reduction) -> Divides {
+    let members = reduction.shard_members;
+    if members == 1 {
+        return Divides::NONE;
+    }
+    let divisor = match reduction.objective {
+        Objective::RankMean => as_f64(members),
+        _ => 1.0,
+    };
+    let room = room_for(reduction.microbatches_in_contribution);
+    Divides::split(divisor, pre_divide(reduction.wire, members, room))
+}
+
+fn all_reduce(reduction: Reduction, members: usize) -> Divides {
+    let divisor = match reduction.objective {
+        Objective::RankMean => as_f64(members),
+        _ => 1.0,
+    };
+    let microbatches = room_for(reduction.microbatches_in_partial);
+    let room = match reduction.objective {
+        Objective::RankMean => microbatches,
+        // The partial is a sum over the shard group too, not a mean.
+        _ => microbatches * room_for(reduction.shard_members),
+    };
+    Divides::split(divisor, pre_divide(reduction.wire, members, room))
+}
+
+/// The power of two by which contributions are divided beforehand: near the root of the members, times room.
+fn pre_divide(wire: DType, members: usize, room: f64) -> f64 {
+    match wire {
+        DType::F16 => near_root(members) * room,
+        _ => 1.0,
+    }
+}
+
+/// The least power of two whose square is at least `members`.
+fn near_root(members: usize) -> f64 {
+    let mut root = 1_usize;
+    while root * root < members {
+        root *= 2;
+    }
+    as_f64(root)
+}
+
+/// The least power of two that is at least `count`.
+fn room_for(count: usize) -> f64 {
+    as_f64(count.max(1).next_power_of_two())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "members and microbatches are far below 2^53")]
+fn as_f64(count: usize) -> f64 {
+    count as f64
+}
+
+/// By what the finished sum is still to be divided, after all collectives.
+///
+/// `exponent` is the agreed power of two that was taken out of every seed, `scale` the loss scale.
+#[must_use]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "weights up to 2^53 are exact; beyond, one rounding"
+)]
+pub fn final_divisor(objective: Objective, total_weight: u64, exponent: i32, scale: f64) -> f64 {
+    let power = f64::powi(2.0, -exponent);
+    match objective {
+        Objective::WeightedMean => total_weight as f64 * power * scale,
+        Objective::RankMean => scale,
+        Objective::Sum => power * scale,
+        Objective::Factor(factor) => factor * power * scale,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! What an engine never changes: the plan, the options, and the groups in which this rank takes part.
+
+use std::sync::Arc;
+
+use hsdp_comm::{Channel, Group, Stage, Tag, World};
+use hsdp_sharding::{Axis, ParamId, Plan, Rank, UnitId};
+
+use crate::error::Error;
+use crate::options::ModelOptions;
+
+/// The plan, the options, and this rank's groups.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    pub(crate) world: World,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) options: ModelOptions,
+    /// Gathers and reductions are two sequences, so that neither waits for the other's turn.
+    pub(crate) gather: Group,
+    pub(crate) reduce: Group,
+    pub(crate) all_reduce: Group,
+    pub(crate) control: Group,
+    /// Gathers for export, outside any step.
+    pub(crate) export: Group,
+    /// The number in the model of each unit's first parameter, and the count of all.
+    first_parameter: Vec<usize>,
+}
+
+impl Fabric {
+    pub(crate) fn new(world: World, plan: Arc<Plan>, options: ModelOptions) -> Result<Self, Error> {
+        let mesh = plan.mesh();
+        let shard_group = mesh.group(Axis::Shard, world.rank());
+        let replicate_group = mesh.group(Axis::Replicate, world.rank());
+        Ok(Self {
+            gather: world.group(&shard_group, Channel::Gather)?,
+            reduce: world.group(&shard_group, Channel::Reduce)?,
+            all_reduce: world.group(&replicate_group, Channel::AllReduce)?,
+            control: world.world_group(Channel::Control),
+            export: world.group(&shard_group, Channel::Control)?,
+            first_parameter: first_parameters(&plan),
+            world,
+            plan,
+            options,
+        })
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.world.rank()
+    }
+
+    /// How many parameters the model has.
+    pub(crate) fn parameters(&self) -> usize {
+        self.first_parameter[self.first_parameter.len() - 1]
+    }
+
+    /// The number of a parameter in the model.
+    pub(crate) fn number_of(&self, parameter: ParamId) -> usize {
+        self.first_parameter[parameter.unit.index()] + parameter.index
+    }
+
+    /// The parameter with this number in the model.
+    pub(crate) fn parameter(&self, number: usize) -> ParamId {
+        let unit = self.first_parameter.partition_point(|first| *first <= number) - 1;
+        ParamId { unit: UnitId::new(unit), index: number - self.first_parameter[unit] }
+    }
+
+    /// The name of the parameter with this number in the model.
+    pub(crate) fn name_of(&self, number: usize) -> String {
+        let id = self.parameter(number);
+        self.plan.spec()[id.unit].params[id.index].name.clone()
+    }
+
+    pub(crate) fn misuse(&self, operation: &'static str, step: u64, what: String) -> Error {
+        Error::Misuse { operation, rank: self.rank(), step, what }
+    }
+
+    pub(crate) fn tag(
+        &self,
+        unit: Option<UnitId>,
+        stage: Stage,
+        step: u64,
+        microbatch: usize,
+    ) -> Tag {
+        let mut tag = Tag::new(stage).step(step).microbatch(microbatch);
+        if let Some(unit) = unit {
+            tag = tag.unit(unit);
+        }
+        tag
+    }
+}
+
+fn first_parameters(plan: &Plan) -> Vec<usize> {
+    let mut first = vec![0];
+    for unit in plan.spec().units() {
+        first.push(first[first.len() - 1] + unit.params.len());
+    }
+    first
+}

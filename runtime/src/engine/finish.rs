@@ -1,0 +1,178 @@
+//! How a step ends: reductions complete, all ranks agree, then one division.
+
+use hsdp_comm::Stage;
+use hsdp_kernels::{divide_in_place, first_non_finite, squared_norm};
+use hsdp_sharding::{ParamId, Piece, Role, UnitId};
+
+use crate::agreement::{Agreement, Statement};
+use crate::divide::final_divisor;
+use crate::engine::events::Events;
+use crate::engine::fabric::Fabric;
+use crate::engine::step_state::StepState;
+use crate::engine::{Engine, State};
+use crate::error::Error;
+use crate::gradients::{Gradients, Skip, Verdict};
+use crate::objective::Objective;
+use crate::options::{NonFinite, Unused};
+use crate::presence::Presence;
+
+impl Engine {
+    /// Finishes the reductions, agrees with all ranks, and hands the gradients out.
+    ///
+    /// An error before the agreement leaves the step open, for its owner to abort. The errors of the
+    /// agreement itself are the same on all ranks: the step is over then, and nothing is to announce.
+    pub(crate) fn finish_step(&self, attempt: u64) -> Result<Gradients, Error> {
+        let mut state = self.state();
+        let State { step, events, .. } = &mut *state;
+        let Some(step) = step.as_mut().filter(|step| step.attempt == attempt) else {
+            return Err(self.fabric.misuse("finish", 0, "the step is over".to_owned()));
+        };
+        let (shards, agreement) = step.note(|step| reduce_and_agree(&self.fabric, events, step))?;
+        let step = state.step.take().expect("it was there a moment ago");
+        state.next_step += 1;
+        state.last_weight = step.largest_weight;
+        let ended = Ended { fabric: &self.fabric, step: &step, agreement: &agreement };
+        ended.gradients(&mut state, shards)
+    }
+}
+
+type Shards = Vec<Vec<f32>>;
+
+fn reduce_and_agree(
+    fabric: &Fabric,
+    events: &mut Events,
+    step: &mut StepState,
+) -> Result<(Shards, Agreement), Error> {
+    step.check_complete(fabric)?;
+    let place = step.place();
+    let shards = step.reductions.finish_step(fabric, events, place)?;
+    let statement = Statement {
+        step: step.number,
+        microbatches: step.finished as u64,
+        weight: step.weight,
+        loss: step.loss,
+        squared_norm: shards.iter().map(|shard| squared_norm(shard)).sum(),
+        first_non_finite: None,
+        presence: step.presence.clone(),
+    };
+    let statement =
+        Statement { first_non_finite: first_bad(fabric, &statement, &shards), ..statement };
+    let tag = fabric.tag(None, Stage::Agreement, step.number, place.microbatch);
+    let said = fabric.control.all_gather(tag, statement.encode())?.wait()?;
+    let ranks = fabric.plan.mesh().world_size();
+    Ok((shards, Agreement::decode(&said, ranks, fabric.parameters())))
+}
+
+/// The first parameter with a gradient that is not finite, in the plan's order.
+fn first_bad(fabric: &Fabric, statement: &Statement, shards: &Shards) -> Option<usize> {
+    if statement.squared_norm.is_finite() {
+        return None;
+    }
+    shards.iter().enumerate().find_map(|(unit, shard)| {
+        let at = first_non_finite(shard)?;
+        let unit = UnitId::new(unit);
+        let holds = |piece: &Piece| piece.shard_range().contains(&at);
+        let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
+        let mut pieces = fabric.plan.layout(unit).pieces(shard_index);
+        let index = pieces.find(holds)?.param;
+        Some(fabric.number_of(ParamId { unit, index }))
+    })
+}
+
+/// A step on which all ranks have agreed.
+struct Ended<'a> {
+    fabric: &'a Fabric,
+    step: &'a StepState,
+    agreement: &'a Agreement,
+}
+
+impl Ended<'_> {
+    fn gradients(&self, state: &mut State, mut shards: Shards) -> Result<Gradients, Error> {
+        let present = self.agreement.present_anywhere();
+        self.check_unused()?;
+        self.check_weight()?;
+        let verdict = self.verdict(state)?;
+        let divisor = final_divisor(
+            self.fabric.options.objective,
+            self.agreement.total_weight(),
+            self.step.exponent.unwrap_or(0),
+            state.loss_scale.value(),
+        );
+        let squared = self.agreement.squared_norm(self.fabric.plan.mesh(), self.fabric.rank());
+        match verdict {
+            Verdict::Apply => {
+                for shard in &mut shards {
+                    divide_in_place(shard, divisor);
+                }
+                state.loss_scale.after_finite_step();
+            }
+            Verdict::Skip(_) => state.loss_scale.after_overflow(),
+        }
+        Ok(Gradients {
+            step: self.step.number,
+            shards,
+            present: self.by_unit(&present),
+            norm: squared.sqrt() / divisor,
+            loss: self.loss(),
+            weight: self.agreement.total_weight(),
+            clip: 1.0,
+            verdict,
+        })
+    }
+
+    fn by_unit(&self, present: &Presence) -> Vec<Vec<bool>> {
+        let units = self.fabric.plan.spec().units().iter().enumerate();
+        let unit_presence = |(unit, spec): (usize, &hsdp_sharding::Unit)| {
+            let has = |index| {
+                present.contains(self.fabric.number_of(ParamId { unit: UnitId::new(unit), index }))
+            };
+            (0..spec.params.len()).map(has).collect()
+        };
+        units.map(unit_presence).collect()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a loss is reported")]
+    fn loss(&self) -> f64 {
+        let over = match self.fabric.options.objective {
+            Objective::RankMean => self.agreement.total_microbatches(),
+            _ => self.agreement.total_weight(),
+        };
+        self.agreement.total_loss() / over as f64
+    }
+
+    fn check_weight(&self) -> Result<(), Error> {
+        let weighs = self.fabric.options.objective != Objective::WeightedMean
+            || self.agreement.total_weight() > 0;
+        if weighs { Ok(()) } else { Err(Error::EmptyStep { step: self.step.number }) }
+    }
+
+    fn check_unused(&self) -> Result<(), Error> {
+        if self.fabric.options.unused == Unused::Zeros {
+            return Ok(());
+        }
+        for number in 0..self.fabric.parameters() {
+            let id = self.fabric.parameter(number);
+            let trainable =
+                self.fabric.plan.spec()[id.unit].params[id.index].role == Role::Trainable;
+            let ranks = self.agreement.ranks_without(number);
+            if trainable && !ranks.is_empty() {
+                let parameter = self.fabric.name_of(number);
+                return Err(Error::UnusedParameter { step: self.step.number, parameter, ranks });
+            }
+        }
+        Ok(())
+    }
+
+    fn verdict(&self, state: &State) -> Result<Verdict, Error> {
+        let Some((rank, number)) = self.agreement.first_non_finite() else {
+            return Ok(Verdict::Apply);
+        };
+        let (step, parameter) = (self.step.number, self.fabric.name_of(number));
+        let skips = state.loss_scale.expects_overflow()
+            || self.fabric.options.non_finite == NonFinite::Skip;
+        if skips {
+            return Ok(Verdict::Skip(Skip { step, rank, parameter }));
+        }
+        Err(Error::NonFinite { step, rank, parameter })
+    }
+}

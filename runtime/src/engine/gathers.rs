@@ -1,0 +1,170 @@
+//! The gathers of one microbatch, issued in the plan's order whatever the order in which they are asked for.
+
+use std::mem;
+use std::sync::Arc;
+
+use hsdp_comm::{Pending, Stage};
+use hsdp_kernels::HostBuffer;
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{DType, Phase, UnitId, UnitLayout};
+
+use crate::engine::events::{Event, Events};
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+use crate::full::Full;
+
+/// One entry of the plan's gather order.
+#[derive(Debug)]
+enum Slot {
+    /// Not issued. Slots before an issued one are never in this state.
+    Waiting,
+    /// On its way, or there and not asked for.
+    Issued(Pending<Vec<HostBuffer>>),
+    /// Handed out, or waited for and dropped.
+    Taken,
+}
+
+/// The gathers of one microbatch.
+#[derive(Debug)]
+pub(crate) struct GatherQueue {
+    step: u64,
+    microbatch: usize,
+    slots: Vec<Slot>,
+}
+
+impl GatherQueue {
+    pub(crate) fn new(fabric: &Fabric, step: u64, microbatch: usize) -> Self {
+        let slots = fabric.plan.gathers().iter().map(|_| Slot::Waiting).collect();
+        Self { step, microbatch, slots }
+    }
+
+    /// Waits for the next gather of `unit`, after issuing all before it and those that are prefetched.
+    pub(crate) fn take(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Arc<Vec<f32>>],
+        events: &mut Events,
+        unit: UnitId,
+    ) -> Result<Full, Error> {
+        let index = self.next_of(fabric, unit)?;
+        self.issue_through(fabric, shards, events, index + fabric.options.prefetch)?;
+        let Slot::Issued(pending) = mem::replace(&mut self.slots[index], Slot::Taken) else {
+            unreachable!("slot {index} was found not taken, and has just been issued");
+        };
+        let phase = fabric.plan.gathers()[index].phase;
+        let span = tracing::trace_span!(
+            "unshard",
+            unit = unit.index(),
+            microbatch = self.microbatch,
+            ?phase
+        );
+        let buffers = span.in_scope(|| pending.wait())?;
+        events.push(Event::Unshard { unit, microbatch: self.microbatch, phase });
+        Ok(Full::new(unit, buffers))
+    }
+
+    /// Whether the next gather of `unit` belongs to the backward pass.
+    pub(crate) fn next_is_backward(&self, fabric: &Fabric, unit: UnitId) -> bool {
+        self.next_of(fabric, unit)
+            .is_ok_and(|index| fabric.plan.gathers()[index].phase == Phase::Backward)
+    }
+
+    /// Issues what is left of the forward pass, whether it is wanted here or not: other ranks may wait for it.
+    pub(crate) fn issue_forward(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Arc<Vec<f32>>],
+        events: &mut Events,
+    ) -> Result<(), Error> {
+        let gathers = fabric.plan.gathers();
+        match gathers.iter().rposition(|gather| gather.phase == Phase::Forward) {
+            Some(last) => self.issue_through(fabric, shards, events, last),
+            None => Ok(()),
+        }
+    }
+
+    /// Issues what other ranks may still wait for, and waits until no peer reads this rank's shard any more.
+    pub(crate) fn finish(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Arc<Vec<f32>>],
+        events: &mut Events,
+    ) -> Result<(), Error> {
+        for index in 0..self.slots.len() {
+            if matches!(self.slots[index], Slot::Taken) {
+                continue;
+            }
+            self.issue_through(fabric, shards, events, index)?;
+            if let Slot::Issued(pending) = mem::replace(&mut self.slots[index], Slot::Taken) {
+                drop(pending.wait()?);
+            }
+        }
+        Ok(())
+    }
+
+    fn next_of(&self, fabric: &Fabric, unit: UnitId) -> Result<usize, Error> {
+        let gathers = fabric.plan.gathers();
+        let open = |(index, slot): &(usize, &Slot)| {
+            gathers[*index].unit == unit && !matches!(slot, Slot::Taken)
+        };
+        match self.slots.iter().enumerate().find(open) {
+            Some((index, _)) => Ok(index),
+            None => {
+                let name = &fabric.plan.spec()[unit].name;
+                let what = format!(
+                    "unit {name} has been gathered as often as the plan says for microbatch {}; \
+                     hold on to it, or mark it `keep` to use it more than once",
+                    self.microbatch
+                );
+                Err(fabric.misuse("unshard", self.step, what))
+            }
+        }
+    }
+
+    fn issue_through(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Arc<Vec<f32>>],
+        events: &mut Events,
+        last: usize,
+    ) -> Result<(), Error> {
+        let end = self.slots.len().min(last + 1);
+        for index in 0..end {
+            if matches!(self.slots[index], Slot::Waiting) {
+                self.slots[index] = Slot::Issued(self.issue(fabric, shards, events, index)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn issue(
+        &self,
+        fabric: &Fabric,
+        shards: &[Arc<Vec<f32>>],
+        events: &mut Events,
+        index: usize,
+    ) -> Result<Pending<Vec<HostBuffer>>, Error> {
+        let gather = fabric.plan.gathers()[index];
+        let layout = fabric.plan.layout(gather.unit);
+        let dtype = fabric.options.precision.parameters;
+        let targets = targets(layout, dtype)?;
+        let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
+        events.push(Event::Gather {
+            unit: gather.unit,
+            microbatch: self.microbatch,
+            phase: gather.phase,
+        });
+        let shard = Arc::clone(&shards[gather.unit.index()]);
+        Ok(fabric.gather.gather_unit(tag, Arc::clone(layout), shard, targets)?)
+    }
+}
+
+/// A buffer for each parameter of a unit. Their elements count as `full`, the list that holds them does not.
+fn targets(layout: &UnitLayout, dtype: DType) -> Result<Vec<HostBuffer>, Error> {
+    let mut targets = Vec::with_capacity(layout.params().len());
+    let _full = memory::scope(Category::Full);
+    for slot in layout.params() {
+        targets.push(HostBuffer::zeros(dtype, slot.len)?);
+    }
+    Ok(targets)
+}

@@ -1,0 +1,199 @@
+//! The engine: what happens between a step's begin and its end.
+//!
+//! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The types
+//! at the edge ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients)) make
+//! the wrong order impossible to write; in here, and for what a custom op holds, the state is one
+//! documented enum per thing, and a [`Token`] says which microbatch of which attempt a caller means.
+//!
+//! | state | file |
+//! |---|---|
+//! | what never changes: plan, options, groups | `fabric` |
+//! | the gathers of a microbatch | `gathers` |
+//! | the reductions of a step | `reductions`, `unsharded` |
+//! | the step itself | `step_state` |
+//! | how a step ends | `finish` |
+
+pub(crate) mod events;
+pub(crate) mod fabric;
+mod finish;
+mod gathers;
+pub(crate) mod reductions;
+mod step_state;
+mod unsharded;
+
+use std::mem;
+use std::sync::Arc;
+
+use hsdp_comm::{Stage, StepFailure};
+use hsdp_sharding::UnitId;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::error::Error;
+use crate::full::Full;
+use crate::header::StepHeader;
+use crate::objective::{LossSum, Objective, Seed};
+use crate::options::StepOptions;
+use crate::precision::LossScale;
+use events::Events;
+use fabric::Fabric;
+use reductions::UnitGradients;
+pub(crate) use step_state::Token;
+use step_state::{StepState, sized_like_plan};
+
+/// The shared engine of one rank's model.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) fabric: Fabric,
+    state: Mutex<State>,
+}
+
+/// What changes from step to step.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// This rank's master parameters, by unit. Peers read them in place while a gather is under way.
+    pub(crate) shards: Vec<Arc<Vec<f32>>>,
+    /// Buffers of finished partials, by unit, on their way to the next step.
+    pub(crate) recycled: Vec<Vec<f32>>,
+    pub(crate) loss_scale: LossScale,
+    /// The number of the next step.
+    pub(crate) next_step: u64,
+    /// Updates that the parameters have gone through.
+    pub(crate) committed: u64,
+    /// The largest weight that a microbatch of the last step had on this rank.
+    last_weight: u64,
+    /// Attempts at steps so far: a step that was aborted is tried again under its old number.
+    attempts: u64,
+    pub(crate) events: Events,
+    step: Option<StepState>,
+}
+
+impl Engine {
+    pub(crate) fn new(fabric: Fabric, shards: Vec<Vec<f32>>) -> Self {
+        let state = State {
+            recycled: vec![Vec::new(); shards.len()],
+            shards: shards.into_iter().map(Arc::new).collect(),
+            loss_scale: LossScale::new(fabric.options.loss_scaling),
+            next_step: 0,
+            committed: 0,
+            last_weight: 0,
+            attempts: 0,
+            events: Events::default(),
+            step: None,
+        };
+        Self { fabric, state: Mutex::new(state) }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Exchanges headers and opens the step. Returns its attempt.
+    pub(crate) fn begin_step(&self, options: StepOptions) -> Result<u64, Error> {
+        let mut state = self.state();
+        let step = state.next_step;
+        if options.microbatches == Some(0) {
+            let what = "a step of 0 microbatches has nothing to reduce".to_owned();
+            return Err(self.fabric.misuse("begin_step", step, what));
+        }
+        self.fabric.world.set_step(step);
+        let header = StepHeader {
+            step,
+            committed: state.committed,
+            microbatches: options.microbatches,
+            plan: self.fabric.plan.fingerprint(),
+            options: self.fabric.options.digest(),
+            loss_scale: state.loss_scale.value().to_bits(),
+            weight_hint: options.weight_hint.unwrap_or(state.last_weight),
+        };
+        let tag = self.fabric.tag(None, Stage::Header, step, 0);
+        let gathered = self.fabric.control.all_gather(tag, header.encode())?.wait()?;
+        let largest_hint = StepHeader::agree(&gathered)?;
+        state.attempts += 1;
+        let attempt = state.attempts;
+        let buffers = sized_like_plan(mem::take(&mut state.recycled), &self.fabric);
+        let mut opened = StepState::new(&self.fabric, (step, attempt), options, buffers);
+        opened.exponent = exponent_known_early(self.fabric.options.objective, largest_hint);
+        state.step = Some(opened);
+        Ok(attempt)
+    }
+
+    pub(crate) fn begin_microbatch(&self, attempt: u64) -> Result<Token, Error> {
+        let mut state = self.state();
+        let step = state.step.as_mut().filter(|step| step.attempt == attempt);
+        match step {
+            Some(step) => step.begin_microbatch(&self.fabric),
+            None => Err(self.fabric.misuse("microbatch", 0, "the step is over".to_owned())),
+        }
+    }
+
+    /// The next gather of `unit` in the plan's order.
+    pub(crate) fn unshard(&self, token: Token, unit: UnitId) -> Result<Full, Error> {
+        let mut state = self.state();
+        let State { step, shards, events, .. } = &mut *state;
+        let step = StepState::at(step, &self.fabric, token, "unshard")?;
+        step.check_unit(&self.fabric, unit, "unshard")?;
+        step.note(|step| step.unshard(&self.fabric, shards, events, unit))
+    }
+
+    /// Takes the loss of a microbatch and says what its backward starts from.
+    pub(crate) fn loss(&self, token: Token, loss: LossSum) -> Result<Seed, Error> {
+        let mut state = self.state();
+        let scale = state.loss_scale.value();
+        let State { step, shards, events, .. } = &mut *state;
+        let step = StepState::at(step, &self.fabric, token, "loss")?;
+        step.note(|step| step.take_loss(&self.fabric, shards, events, loss))?;
+        let exponent = step.exponent.unwrap_or(0);
+        let sensitivity = loss.sensitivity(self.fabric.options.objective);
+        Ok(Seed(sensitivity * f64::powi(2.0, -exponent) * scale))
+    }
+
+    /// Takes a unit's gradients of a microbatch.
+    pub(crate) fn reduce(
+        &self,
+        token: Token,
+        unit: UnitId,
+        gradients: UnitGradients,
+    ) -> Result<(), Error> {
+        let mut state = self.state();
+        let scale = state.loss_scale.value();
+        let State { step, events, .. } = &mut *state;
+        let step = StepState::at(step, &self.fabric, token, "reduce")?;
+        step.check_unit(&self.fabric, unit, "reduce")?;
+        step.note(|step| step.reduce(&self.fabric, events, scale, (unit, gradients)))
+    }
+
+    pub(crate) fn finish_microbatch(&self, token: Token) -> Result<(), Error> {
+        let mut state = self.state();
+        let State { step, shards, events, .. } = &mut *state;
+        let step = StepState::at(step, &self.fabric, token, "finish of a microbatch")?;
+        step.note(|step| step.finish_microbatch(&self.fabric, shards, events))
+    }
+
+    /// Announces, without blocking, that this rank gives the step up; every rank will discard it.
+    pub(crate) fn abort_step(&self, attempt: u64) {
+        let mut state = self.state();
+        let Some(step) = state.step.take_if(|step| step.attempt == attempt) else { return };
+        let reason = match step.failure() {
+            Some(failure) => failure.to_owned(),
+            None if std::thread::panicking() => "the rank panicked".to_owned(),
+            None => "the step was dropped before its finish".to_owned(),
+        };
+        self.fabric.world.abort_step(StepFailure { step: step.number, reason });
+        state.recycled = vec![Vec::new(); state.shards.len()];
+        self.fabric.world.next_epoch();
+    }
+}
+
+/// The power of two that is taken out of every seed, where it is known before the first loss.
+fn exponent_known_early(objective: Objective, largest_hint: u64) -> Option<i32> {
+    match (objective, largest_hint) {
+        (Objective::RankMean, _) => Some(0),
+        (Objective::WeightedMean, 0) => None,
+        (_, hint) => Some(exponent_of(hint)),
+    }
+}
+
+/// The power of two next below a weight.
+fn exponent_of(weight: u64) -> i32 {
+    weight.checked_ilog2().map_or(0, |exponent| exponent.try_into().unwrap_or(0))
+}

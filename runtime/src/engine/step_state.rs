@@ -1,0 +1,341 @@
+//! One step, from its header to its finish.
+
+use std::sync::Arc;
+
+use hsdp_comm::Stage;
+use hsdp_sharding::{ParamId, Role, UnitId};
+
+use crate::engine::events::Events;
+use crate::engine::exponent_of;
+use crate::engine::fabric::Fabric;
+use crate::engine::gathers::GatherQueue;
+use crate::engine::reductions::{Place, Reductions, Turn, UnitGradients};
+use crate::error::Error;
+use crate::full::Full;
+use crate::objective::{LossSum, Objective};
+use crate::options::StepOptions;
+use crate::presence::Presence;
+
+/// Which microbatch of which attempt at which step a caller means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Token {
+    pub(crate) attempt: u64,
+    pub(crate) step: u64,
+    pub(crate) microbatch: usize,
+}
+
+/// A microbatch that has begun and not finished.
+#[derive(Debug)]
+struct OpenMicrobatch {
+    gathers: GatherQueue,
+    loss: Option<LossSum>,
+}
+
+/// A step that has begun and not finished.
+#[derive(Debug)]
+pub(crate) struct StepState {
+    pub(crate) number: u64,
+    pub(crate) attempt: u64,
+    pub(crate) microbatches: Option<usize>,
+    /// Microbatches finished so far.
+    pub(crate) finished: usize,
+    /// The agreed power of two that is taken out of every seed, once it is known.
+    pub(crate) exponent: Option<i32>,
+    pub(crate) weight: u64,
+    pub(crate) largest_weight: u64,
+    /// Sum over the microbatches: of loss sums, or of means where the objective is a mean over ranks.
+    pub(crate) loss: f64,
+    pub(crate) presence: Presence,
+    pub(crate) reductions: Reductions,
+    open: Option<OpenMicrobatch>,
+    /// The first error of this rank in this step, for telling the others why it ended.
+    failure: Option<String>,
+}
+
+impl StepState {
+    pub(crate) fn new(
+        fabric: &Fabric,
+        (number, attempt): (u64, u64),
+        options: StepOptions,
+        buffers: Vec<Vec<f32>>,
+    ) -> Self {
+        Self {
+            number,
+            attempt,
+            microbatches: options.microbatches,
+            finished: 0,
+            exponent: None,
+            weight: 0,
+            largest_weight: 0,
+            loss: 0.0,
+            presence: Presence::none(fabric.parameters()),
+            reductions: Reductions::new(&fabric.plan, buffers),
+            open: None,
+            failure: None,
+        }
+    }
+
+    /// The step, if `token` means the microbatch that is open in it.
+    pub(crate) fn at<'a>(
+        step: &'a mut Option<Self>,
+        fabric: &Fabric,
+        token: Token,
+        operation: &'static str,
+    ) -> Result<&'a mut Self, Error> {
+        let current = describe(step.as_ref());
+        match step {
+            Some(step) if step.token() == Some(token) => Ok(step),
+            _ => Err(Error::StalePass {
+                operation,
+                rank: fabric.rank(),
+                held: format!("microbatch {} of step {}", token.microbatch, token.step),
+                current,
+            }),
+        }
+    }
+
+    fn token(&self) -> Option<Token> {
+        let open =
+            |_| Token { attempt: self.attempt, step: self.number, microbatch: self.finished };
+        self.open.as_ref().map(open)
+    }
+
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Runs `act` and remembers its error as the reason for which the step will end.
+    pub(crate) fn note<T>(
+        &mut self,
+        act: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let result = act(self);
+        if let (Err(error), None) = (&result, &self.failure) {
+            self.failure = Some(error.to_string());
+        }
+        result
+    }
+
+    pub(crate) fn check_unit(
+        &self,
+        fabric: &Fabric,
+        unit: UnitId,
+        operation: &'static str,
+    ) -> Result<(), Error> {
+        let units = fabric.plan.spec().units().len();
+        if unit.index() < units {
+            return Ok(());
+        }
+        let what = format!("there is no unit {}, the model has {units}", unit.index());
+        Err(fabric.misuse(operation, self.number, what))
+    }
+
+    pub(crate) fn begin_microbatch(&mut self, fabric: &Fabric) -> Result<Token, Error> {
+        let refuse = |what: String| Err(fabric.misuse("microbatch", self.number, what));
+        if self.open.is_some() {
+            return refuse(format!("microbatch {} was begun and not finished", self.finished));
+        }
+        if self.microbatches == Some(self.finished) {
+            return refuse(format!(
+                "the step was begun with {} microbatches, all are done",
+                self.finished
+            ));
+        }
+        let gathers = GatherQueue::new(fabric, self.number, self.finished);
+        self.reductions.begin_microbatch();
+        self.open = Some(OpenMicrobatch { gathers, loss: None });
+        Ok(Token { attempt: self.attempt, step: self.number, microbatch: self.finished })
+    }
+
+    pub(crate) fn unshard(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Arc<Vec<f32>>],
+        events: &mut Events,
+        unit: UnitId,
+    ) -> Result<Full, Error> {
+        let (number, needs_loss) =
+            (self.number, fabric.options.objective == Objective::WeightedMean);
+        let open = self.open_microbatch();
+        if needs_loss && open.loss.is_none() && open.gathers.next_is_backward(fabric, unit) {
+            let what = "the backward pass begins with `loss`: other ranks agree there on a weight"
+                .to_owned();
+            return Err(fabric.misuse("unshard", number, what));
+        }
+        open.gathers.take(fabric, shards, events, unit)
+    }
+
+    pub(crate) fn take_loss(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Arc<Vec<f32>>],
+        events: &mut Events,
+        loss: LossSum,
+    ) -> Result<(), Error> {
+        let number = self.number;
+        let open = self.open_microbatch();
+        if open.loss.replace(loss).is_some() {
+            return Err(fabric.misuse(
+                "loss",
+                number,
+                "this microbatch has its loss already".to_owned(),
+            ));
+        }
+        open.gathers.issue_forward(fabric, shards, events)?;
+        self.weight += loss.weight();
+        self.largest_weight = self.largest_weight.max(loss.weight());
+        self.loss += match fabric.options.objective {
+            Objective::RankMean => loss.mean(),
+            _ => loss.sum(),
+        };
+        if self.exponent.is_none() {
+            self.exponent = Some(self.agree_on_exponent(fabric, loss)?);
+        }
+        Ok(())
+    }
+
+    /// Asks all ranks for the weight of this microbatch: in the first step, where nobody gave a hint.
+    fn agree_on_exponent(&self, fabric: &Fabric, loss: LossSum) -> Result<i32, Error> {
+        if fabric.options.objective != Objective::WeightedMean {
+            return Ok(0);
+        }
+        let tag = fabric.tag(None, Stage::Header, self.number, self.finished);
+        let weights = fabric.control.all_gather(tag, vec![loss.weight()])?.wait()?;
+        Ok(exponent_of(weights.into_iter().max().unwrap_or(0)))
+    }
+
+    pub(crate) fn reduce(
+        &mut self,
+        fabric: &Fabric,
+        events: &mut Events,
+        scale: f64,
+        (unit, gradients): (UnitId, UnitGradients),
+    ) -> Result<(), Error> {
+        self.check_seeded(fabric, scale)?;
+        check_gradients(fabric, self.number, unit, &gradients)?;
+        for (index, gradient) in gradients.iter().enumerate() {
+            if gradient.is_some() {
+                self.presence.insert(fabric.number_of(ParamId { unit, index }));
+            }
+        }
+        let place = self.place();
+        let span =
+            tracing::trace_span!("reduce", unit = unit.index(), microbatch = place.microbatch);
+        span.in_scope(|| self.reductions.offer(fabric, events, place, (unit, gradients)))
+    }
+
+    /// A backward that started without a seed has gradients of another size than its peers'.
+    fn check_seeded(&mut self, fabric: &Fabric, scale: f64) -> Result<(), Error> {
+        let number = self.number;
+        let seeds_are_one = fabric.options.objective != Objective::WeightedMean
+            && scale == 1.0
+            && self.exponent.unwrap_or(0) == 0;
+        if self.open_microbatch().loss.is_some() || seeds_are_one {
+            return Ok(());
+        }
+        let what =
+            "gradients come before the loss: call `loss` and start the backward from its seed"
+                .to_owned();
+        Err(fabric.misuse("reduce", number, what))
+    }
+
+    pub(crate) fn finish_microbatch(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Arc<Vec<f32>>],
+        events: &mut Events,
+    ) -> Result<(), Error> {
+        let place = self.place();
+        self.open_microbatch().gathers.finish(fabric, shards, events)?;
+        self.reductions.finish_microbatch(fabric, events, place)?;
+        self.open = None;
+        self.finished += 1;
+        Ok(())
+    }
+
+    /// Refuses to finish a step that is not complete.
+    pub(crate) fn check_complete(&self, fabric: &Fabric) -> Result<(), Error> {
+        let refuse = |what: String| Err(fabric.misuse("finish", self.number, what));
+        match self.microbatches {
+            _ if self.open.is_some() => {
+                refuse(format!("microbatch {} was begun and not finished", self.finished))
+            }
+            _ if self.finished == 0 => refuse("the step has had no microbatch".to_owned()),
+            Some(count) if count != self.finished => refuse(format!(
+                "{} microbatches done, the step was begun with {count}",
+                self.finished
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where the step is: in its open microbatch, or in the last one that was finished.
+    pub(crate) fn place(&self) -> Place {
+        let microbatch =
+            if self.open.is_some() { self.finished } else { self.finished.saturating_sub(1) };
+        let turn = match self.microbatches {
+            Some(count) if microbatch + 1 == count => Turn::Last,
+            _ => Turn::MayFollow,
+        };
+        Place { step: self.number, microbatch, turn }
+    }
+
+    fn open_microbatch(&mut self) -> &mut OpenMicrobatch {
+        self.open.as_mut().expect("`at` has checked that a microbatch is open")
+    }
+}
+
+fn describe(step: Option<&StepState>) -> String {
+    match step {
+        None => "no step is under way".to_owned(),
+        Some(step) if step.open.is_some() => {
+            format!("the model is in microbatch {} of step {}", step.finished, step.number)
+        }
+        Some(step) => format!("the model is between microbatches of step {}", step.number),
+    }
+}
+
+fn check_gradients(
+    fabric: &Fabric,
+    step: u64,
+    unit: UnitId,
+    gradients: &UnitGradients,
+) -> Result<(), Error> {
+    let slots = fabric.plan.layout(unit).params();
+    let parameters = &fabric.plan.spec()[unit].params;
+    let size = |name: &str, got, want| {
+        Err(Error::Size {
+            operation: "reduce",
+            name: name.to_owned(),
+            rank: fabric.rank(),
+            got,
+            want,
+        })
+    };
+    if gradients.len() != parameters.len() {
+        let what = format!(
+            "unit {} has {} parameters, {} gradients were given",
+            fabric.plan.spec()[unit].name,
+            parameters.len(),
+            gradients.len()
+        );
+        return Err(fabric.misuse("reduce", step, what));
+    }
+    for ((slot, parameter), gradient) in slots.iter().zip(parameters).zip(gradients) {
+        let Some(gradient) = gradient else { continue };
+        if parameter.role == Role::Frozen {
+            let what = format!("parameter {} is frozen and was given a gradient", &parameter.name);
+            return Err(fabric.misuse("reduce", step, what));
+        }
+        if gradient.len() != slot.len {
+            return size(&parameter.name, gradient.len(), slot.len);
+        }
+    }
+    Ok(())
+}
+
+/// The buffers for the partials of a step: those of the last one.
+pub(crate) fn sized_like_plan(mut buffers: Vec<Vec<f32>>, fabric: &Fabric) -> Vec<Vec<f32>> {
+    buffers.resize_with(fabric.plan.spec().units().len(), Vec::new);
+    buffers
+}

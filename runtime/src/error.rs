@@ -1,0 +1,119 @@
+//! What can go wrong in a step, each with the numbers that say why.
+
+use hsdp_sharding::Rank;
+
+/// An error of the runtime.
+///
+/// After [`Error::Comm`] with `StepAborted` every rank begins its next step clean; after
+/// `WorldAborted` nothing more can be done with this world. [`Error::is_fatal`] tells them apart.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model or the mesh cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] hsdp_sharding::Error),
+    /// A dtype or a divisor that the kernels cannot compute with.
+    #[error(transparent)]
+    Kernel(#[from] hsdp_kernels::Error),
+    /// A collective failed, or the step or the world ended early.
+    #[error(transparent)]
+    Comm(#[from] hsdp_comm::Error),
+    /// An option has a value that makes no sense.
+    #[error("{what}")]
+    Options {
+        /// The option, its value, and what it may be.
+        what: String,
+    },
+    /// The runtime was called out of order.
+    #[error("{operation} on rank {rank}, step {step}: {what}")]
+    Misuse {
+        /// What was called.
+        operation: &'static str,
+        /// By which rank.
+        rank: Rank,
+        /// In which step.
+        step: u64,
+        /// What is wrong with it, and what to do instead.
+        what: String,
+    },
+    /// Values handed in do not have the size or dtype that the plan gives them.
+    #[error("{operation} of {name} on rank {rank}: got {got} elements, the plan has {want}")]
+    Size {
+        /// What was called.
+        operation: &'static str,
+        /// Of which parameter or unit.
+        name: String,
+        /// By which rank.
+        rank: Rank,
+        /// Elements handed in.
+        got: usize,
+        /// Elements planned.
+        want: usize,
+    },
+    /// Something belongs to a microbatch that is over: a backward through an old graph, say.
+    #[error(
+        "{operation} on rank {rank}: this belongs to {held}, and {current}; a graph can be used in its own microbatch only"
+    )]
+    StalePass {
+        /// What was called.
+        operation: &'static str,
+        /// By which rank.
+        rank: Rank,
+        /// Step and microbatch that the caller holds.
+        held: String,
+        /// What the model is doing now.
+        current: String,
+    },
+    /// Ranks entered a step, or made a model, with different ideas of it.
+    #[error("{what} differs between ranks: rank {rank} has {got}, rank {other} has {want}")]
+    Disagreement {
+        /// What differs.
+        what: &'static str,
+        /// The first rank that differs.
+        rank: Rank,
+        /// What it has.
+        got: String,
+        /// The rank that it was compared with.
+        other: Rank,
+        /// What that one has.
+        want: String,
+    },
+    /// All weights of the step were 0: there is nothing to divide by.
+    #[error("step {step}: the weights of all ranks and microbatches add up to 0")]
+    EmptyStep {
+        /// The step.
+        step: u64,
+    },
+    /// A gradient is not finite, and the model was not told to skip such steps.
+    #[error("step {step}: the gradient of {parameter} is not finite on rank {rank}")]
+    NonFinite {
+        /// The step.
+        step: u64,
+        /// The first rank whose shard holds a NaN or an infinity.
+        rank: Rank,
+        /// The first such parameter there.
+        parameter: String,
+    },
+    /// `Unused::Error`: a trainable parameter got no gradient on some ranks.
+    #[error("step {step}: parameter {parameter} got no gradient on ranks {ranks:?}")]
+    UnusedParameter {
+        /// The step.
+        step: u64,
+        /// The first such parameter.
+        parameter: String,
+        /// The ranks on which it got none.
+        ranks: Vec<usize>,
+    },
+}
+
+impl Error {
+    /// Whether this world is of no more use: the process should end, or build a new one.
+    #[must_use]
+    pub fn is_fatal(&self) -> bool {
+        match self {
+            Self::Comm(error) => error.is_fatal(),
+            Self::Disagreement { .. } => true,
+            _ => false,
+        }
+    }
+}

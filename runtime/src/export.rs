@@ -1,0 +1,62 @@
+//! Whole parameters and gradients, for export and for tests.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hsdp_comm::Stage;
+use hsdp_kernels::{HostBuffer, Values};
+use hsdp_sharding::{DType, Role, UnitId};
+
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+use crate::gradients::Gradients;
+
+/// All parameters in f32, by name.
+pub(crate) fn full_parameters(
+    fabric: &Fabric,
+    shards: &[Arc<Vec<f32>>],
+) -> Result<BTreeMap<String, Vec<f32>>, Error> {
+    let mut parameters = BTreeMap::new();
+    for (unit, shard) in shards.iter().enumerate() {
+        gather_into(&mut parameters, fabric, UnitId::new(unit), Arc::clone(shard))?;
+    }
+    Ok(parameters)
+}
+
+/// The gradients of all trainable parameters in f32, by name.
+pub(crate) fn full_gradients(
+    fabric: &Fabric,
+    gradients: &Gradients,
+) -> Result<BTreeMap<String, Vec<f32>>, Error> {
+    let mut all = BTreeMap::new();
+    for unit in fabric.plan.reductions().iter().copied() {
+        // Frozen parameters have no gradient: their region of the shard is filled up with zeros.
+        let mut shard = gradients.shard(unit).to_vec();
+        shard.resize(fabric.plan.layout(unit).shard_len(), 0.0);
+        gather_into(&mut all, fabric, unit, Arc::new(shard))?;
+    }
+    let parameters = fabric.plan.spec().units().iter().flat_map(|unit| &unit.params);
+    for frozen in parameters.filter(|parameter| parameter.role == Role::Frozen) {
+        all.remove(&frozen.name);
+    }
+    Ok(all)
+}
+
+fn gather_into(
+    all: &mut BTreeMap<String, Vec<f32>>,
+    fabric: &Fabric,
+    unit: UnitId,
+    shard: Arc<Vec<f32>>,
+) -> Result<(), Error> {
+    let layout = fabric.plan.layout(unit);
+    let zeros = layout.params().iter().map(|slot| HostBuffer::zeros(DType::F32, slot.len));
+    let targets = zeros.collect::<Result<_, _>>()?;
+    let tag = fabric.tag(Some(unit), Stage::Export, 0, 0);
+    let full = fabric.export.gather_unit(tag, Arc::clone(layout), shard, targets)?.wait()?;
+    for (parameter, buffer) in fabric.plan.spec()[unit].params.iter().zip(full) {
+        if let Values::F32(values) = buffer.values() {
+            all.insert(parameter.name.clone(), values.to_vec());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! The finished gradients of a step: the only thing that drives an optimizer.
+
+use std::collections::BTreeMap;
+
+use hsdp_sharding::{ParamId, Rank, UnitId};
+
+use crate::error::Error;
+use crate::export;
+use crate::model::ShardedModel;
+
+/// Why a step changes no parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skip {
+    /// The step.
+    pub step: u64,
+    /// The first rank whose shard holds a NaN or an infinity.
+    pub rank: Rank,
+    /// The first such parameter there.
+    pub parameter: String,
+}
+
+/// What all ranks agreed to do with a step's gradients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Update the parameters.
+    Apply,
+    /// Leave them as they are.
+    Skip(Skip),
+}
+
+/// This rank's shard of a step's gradient, reduced over both axes, divided, and agreed on by all ranks.
+///
+/// It comes out of [`Step::finish`](crate::Step::finish) and nowhere else, so a step whose all-reduce
+/// was forgotten cannot reach an optimizer.
+#[derive(Debug)]
+#[must_use = "gradients that no optimizer takes change nothing"]
+pub struct Gradients {
+    pub(crate) step: u64,
+    /// By unit; empty where a unit has no trainable parameter.
+    pub(crate) shards: Vec<Vec<f32>>,
+    /// By unit and parameter: whether it got a gradient anywhere in the step.
+    pub(crate) present: Vec<Vec<bool>>,
+    pub(crate) norm: f64,
+    pub(crate) loss: f64,
+    pub(crate) weight: u64,
+    pub(crate) clip: f32,
+    pub(crate) verdict: Verdict,
+}
+
+impl Gradients {
+    /// The number of the step.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The 2-norm of the whole gradient, over all shards, before clipping.
+    #[must_use]
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// The loss of the step: all losses over all weights; the mean of all means where the objective is `RankMean`.
+    #[must_use]
+    pub fn loss(&self) -> f64 {
+        self.loss
+    }
+
+    /// The sum of all weights.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        self.weight
+    }
+
+    /// What all ranks agreed to do with these gradients.
+    #[must_use]
+    pub fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    /// Scales the gradient down to `max_norm`, if it is longer: by max_norm / (norm + 1e-6), as PyTorch does.
+    ///
+    /// The factor is applied by the optimizer, in the pass that it makes anyway.
+    pub fn clip(mut self, max_norm: f64) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a factor of at most 1, applied in f32"
+        )]
+        let factor = (max_norm / (self.norm + 1e-6)).min(1.0) as f32;
+        self.clip = factor;
+        self
+    }
+
+    /// This rank's shard of a unit's gradient, in the layout's order, before clipping; empty if nothing in it is trainable.
+    ///
+    /// # Panics
+    /// If the model has no such unit.
+    #[must_use]
+    pub fn shard(&self, unit: UnitId) -> &[f32] {
+        &self.shards[unit.index()]
+    }
+
+    /// Whether the parameter got a gradient on any rank in any microbatch of the step.
+    ///
+    /// # Panics
+    /// If the model has no such parameter.
+    #[must_use]
+    pub fn has_gradient(&self, parameter: ParamId) -> bool {
+        self.present[parameter.unit.index()][parameter.index]
+    }
+
+    /// The whole gradients of all trainable parameters, by name, before clipping. For tests and small models.
+    ///
+    /// Collective over the shard group, one gather a unit; every rank gets all of it.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if a gather fails.
+    pub fn full(&self, model: &ShardedModel) -> Result<BTreeMap<String, Vec<f32>>, Error> {
+        export::full_gradients(&model.engine.fabric, self)
+    }
+}

@@ -1,0 +1,134 @@
+//! The step header: 64 bytes that ranks exchange before the first data collective of a step.
+//!
+//! It finds a rank that is at another step (one that failed between `finish` and the optimizer, say),
+//! runs another plan, or was given other options, before any data can be mixed up.
+
+use hsdp_sharding::Rank;
+
+use crate::error::Error;
+
+/// What a rank says of itself when it begins a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepHeader {
+    pub(crate) step: u64,
+    /// Updates that this rank's parameters have gone through.
+    pub(crate) committed: u64,
+    pub(crate) microbatches: Option<usize>,
+    pub(crate) plan: u64,
+    pub(crate) options: u64,
+    pub(crate) loss_scale: u64,
+    /// About what weight a microbatch will have; 0 is unknown. The only field that may differ.
+    pub(crate) weight_hint: u64,
+}
+
+const WORDS: usize = 8;
+const MAGIC: u64 = u64::from_le_bytes(*b"hsdp-st1");
+const UNKNOWN: u64 = u64::MAX;
+
+impl StepHeader {
+    pub(crate) fn encode(&self) -> Vec<u64> {
+        vec![
+            MAGIC,
+            self.step,
+            self.committed,
+            self.microbatches.map_or(UNKNOWN, |count| count as u64),
+            self.plan,
+            self.options,
+            self.loss_scale,
+            self.weight_hint,
+        ]
+    }
+
+    /// What all ranks agreed on: the largest weight hint.
+    ///
+    /// # Errors
+    /// `Disagreement` names the first field in which a rank differs from rank 0.
+    pub(crate) fn agree(gathered: &[u64]) -> Result<u64, Error> {
+        let mut headers = gathered.chunks_exact(WORDS);
+        let first = headers.next().unwrap_or(&[]);
+        for (index, header) in headers.enumerate() {
+            compare(first, header, Rank::new(index + 1))?;
+        }
+        Ok(gathered.chunks_exact(WORDS).map(|header| header[WORDS - 1]).max().unwrap_or(0))
+    }
+}
+
+fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
+    const FIELDS: [&str; WORDS - 1] = [
+        "the protocol of the step header",
+        "the number of the step",
+        "the number of updates that the parameters have gone through",
+        "the number of microbatches of the step",
+        "the fingerprint of the plan",
+        "the digest of the model's options",
+        "the loss scale",
+    ];
+    let differs = FIELDS.iter().enumerate().find(|(field, _)| first[*field] != header[*field]);
+    let Some((field, what)) = differs else { return Ok(()) };
+    Err(Error::Disagreement {
+        what,
+        rank,
+        got: describe(field, header[field]),
+        other: Rank::new(0),
+        want: describe(field, first[field]),
+    })
+}
+
+fn describe(field: usize, value: u64) -> String {
+    match (field, value) {
+        (3, UNKNOWN) => "as many as come".to_owned(),
+        (1..=3, value) => value.to_string(),
+        (6, value) => f64::from_bits(value).to_string(),
+        (_, value) => format!("{value:#018x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> StepHeader {
+        StepHeader {
+            step: 7,
+            committed: 7,
+            microbatches: Some(4),
+            plan: 1,
+            options: 2,
+            loss_scale: 1.0_f64.to_bits(),
+            weight_hint: 0,
+        }
+    }
+
+    fn agree(headers: &[StepHeader]) -> Result<u64, Error> {
+        StepHeader::agree(&headers.iter().flat_map(StepHeader::encode).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_header_is_64_bytes() {
+        assert_eq!(header().encode().len() * size_of::<u64>(), 64);
+    }
+
+    #[test]
+    fn equal_headers_agree_on_the_largest_hint() {
+        let hints = [3, 9, 0].map(|weight_hint| StepHeader { weight_hint, ..header() });
+        assert_eq!(agree(&hints).expect("they agree"), 9);
+    }
+
+    #[test]
+    fn a_rank_that_did_not_update_is_named() {
+        let behind = StepHeader { committed: 6, ..header() };
+        let message = agree(&[header(), header(), behind]).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "the number of updates that the parameters have gone through differs between ranks: \
+             rank 2 has 6, rank 0 has 7"
+        );
+    }
+
+    #[test]
+    fn a_rank_with_another_number_of_microbatches_is_named() {
+        let other = StepHeader { microbatches: None, ..header() };
+        let message = agree(&[header(), other]).unwrap_err().to_string();
+        assert!(message.ends_with("rank 1 has as many as come, rank 0 has 4"), "{message}");
+    }
+}

@@ -1,0 +1,57 @@
+//! Learning-rate schedules: pure functions of the step.
+
+/// A learning rate for each step.
+///
+/// ```
+/// use hsdp::LearningRate;
+/// let rate = LearningRate::warmup_cosine(1e-3, 1e-4, 10, 110);
+/// assert_eq!(rate.at(0), 1e-4);          // a tenth of the way up already
+/// assert_eq!(rate.at(9), 1e-3);          // the peak
+/// assert!((rate.at(60) - 5.5e-4).abs() < 1e-12); // half-way down
+/// assert_eq!(rate.at(200), 1e-4);        // the floor, for ever after
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LearningRate {
+    shape: Shape,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Shape {
+    Constant(f64),
+    WarmupCosine { peak: f64, floor: f64, warmup: u64, total: u64 },
+}
+
+impl LearningRate {
+    /// The same rate at every step.
+    #[must_use]
+    pub fn constant(rate: f64) -> Self {
+        Self { shape: Shape::Constant(rate) }
+    }
+
+    /// Linear warm-up to `peak` over the first `warmup` steps, then half a cosine down to `floor` at step `total`.
+    #[must_use]
+    pub fn warmup_cosine(peak: f64, floor: f64, warmup: u64, total: u64) -> Self {
+        Self { shape: Shape::WarmupCosine { peak, floor, warmup, total } }
+    }
+
+    /// The rate of step `step`, counted from 0.
+    #[must_use]
+    pub fn at(self, step: u64) -> f64 {
+        match self.shape {
+            Shape::Constant(rate) => rate,
+            Shape::WarmupCosine { peak, warmup, .. } if step < warmup => {
+                peak * ratio(step + 1, warmup)
+            }
+            Shape::WarmupCosine { floor, total, .. } if step >= total => floor,
+            Shape::WarmupCosine { peak, floor, warmup, total } => {
+                let progress = ratio(step - warmup, total - warmup);
+                floor + (peak - floor) * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
+            }
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]
+fn ratio(part: u64, whole: u64) -> f64 {
+    part as f64 / whole as f64
+}

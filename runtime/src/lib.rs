@@ -1,0 +1,95 @@
+//! A hybrid-sharded data-parallel (HSDP, FSDP) training runtime that a Rust training binary embeds.
+//!
+//! Parameters, gradients and optimizer state are split over a 2-D mesh, *replicate x shard*. Each
+//! microbatch reduce-scatters its gradients over the shard axis; the partial results accumulate in f32; one
+//! all-reduce over the replicate axis ends the step. It knows no autograd: gradients come from whatever
+//! made them (`hsdp-candle` is the adapter for candle), and it writes no files.
+//!
+//! | concept | PyTorch FSDP2 | here |
+//! |---|---|---|
+//! | what is sharded, and how | `fully_shard(module, mesh)` | [`ModelSpec`], [`Mesh`], [`Plan`] |
+//! | the sharded model | `FSDPModule` | [`ShardedModel`] |
+//! | one optimizer update's worth of microbatches | `set_requires_all_reduce`, `set_is_last_backward` | [`Step`] |
+//! | one forward and backward | hooks | [`Pass`], [`PassHandle`] |
+//! | a gathered unit | unsharded parameters | [`Full`] |
+//! | a reduced gradient | `sharded_param.grad` | [`Gradients`] |
+//! | averages | divide factors | [`Objective`], [`divide`] |
+//! | dtypes | `MixedPrecisionPolicy` | [`Precision`], [`LossScaling`] |
+//! | optimizers | `torch.optim` on DTensors | [`AdamW`], [`Sgd`] |
+//!
+//! One step of a linear model, on two ranks that are threads:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use hsdp::*;
+//!
+//! let losses = hsdp::world(2, |world| -> Result<f64, hsdp::Error> {
+//!     let spec = ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [4])));
+//!     let options = ModelOptions::on(Mesh::new(1, 2)?);
+//!     let rank = world.rank().index();
+//!     let mut model = ShardedModel::new(world, spec, options, |_| vec![1.0; 4])?;
+//!     let mut sgd = Sgd::new(&model, SgdOptions::default());
+//!     let linear = model.plan().spec().unit_ids().next().expect("one unit");
+//!
+//!     let mut step = model.begin_step(StepOptions::microbatches(1))?;
+//!     let mut pass = step.microbatch()?;
+//!     let full = pass.unshard(linear)?;
+//!     let x = [0.0, 1.0, 2.0, rank as f32];
+//!     let w = full.as_f32(0).expect("an f32 model");
+//!     let loss: f32 = w.iter().zip(x).map(|(w, x)| w * x).sum();
+//!     let seed = pass.loss(LossSum::new(f64::from(loss), 1))?.value() as f32;
+//!     let gradient: Vec<f32> = x.iter().map(|x| x * seed).collect();
+//!     pass.reduce(linear, vec![Some(Arc::new(gradient))])?;
+//!     pass.finish()?;
+//!     let gradients = step.finish()?;
+//!     let loss = gradients.loss();
+//!     sgd.step(&mut model, gradients.clip(1.0))?;
+//!     Ok(loss)
+//! });
+//! for loss in losses {
+//!     assert_eq!(loss?, 3.5); // the mean of 3 and 4, on both ranks
+//! }
+//! # Ok::<(), hsdp::Error>(())
+//! ```
+//!
+//! In reading order: `model`, `step`, `gradients`, `optimizer` (what users hold); `objective`, [`divide`],
+//! `precision`, `options`; `engine` (what happens in a step); `header`, `agreement` (what ranks tell each other).
+
+mod agreement;
+mod digest;
+pub mod divide;
+mod engine;
+mod error;
+mod export;
+mod full;
+mod gradients;
+mod header;
+mod learning_rate;
+mod model;
+mod objective;
+mod optimizer;
+mod options;
+mod precision;
+mod presence;
+mod step;
+
+pub use engine::events::Event;
+pub use engine::reductions::UnitGradients;
+pub use error::Error;
+pub use full::Full;
+pub use gradients::{Gradients, Skip, Verdict};
+pub use learning_rate::LearningRate;
+pub use model::ShardedModel;
+pub use objective::{LossSum, Objective, Seed};
+pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions, Update};
+pub use options::{ModelOptions, NonFinite, StepOptions, Unused};
+pub use precision::{DynamicScale, LossScaling, Precision};
+pub use step::{Pass, PassHandle, Step};
+
+// What users need of the rooms below, so that one dependency is enough.
+pub use hsdp_comm::{World, WorldOptions, launch, world};
+pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
+pub use hsdp_sharding::{
+    Accumulation, Axis, ByteCount, DType, ElemCount, Mesh, ModelSpec, Param, ParamId, Phase, Plan,
+    Rank, Unit, UnitId,
+};

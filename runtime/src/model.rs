@@ -1,0 +1,204 @@
+//! A model whose parameters are sharded over a mesh.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hsdp_comm::{Stage, World};
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{ModelSpec, Param, Piece, Plan, Rank, UnitId};
+
+use crate::digest;
+use crate::engine::Engine;
+use crate::engine::events::Event;
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+use crate::export;
+use crate::options::{ModelOptions, StepOptions};
+use crate::step::Step;
+
+/// This rank's part of a model: the shards of its parameters, and the engine that gathers and reduces.
+#[derive(Debug)]
+pub struct ShardedModel {
+    pub(crate) engine: Arc<Engine>,
+}
+
+impl ShardedModel {
+    /// Plans the model, keeps this rank's shard of each parameter, and compares with all other ranks.
+    ///
+    /// `init` gives a parameter's full value in f32, row-major; it is called once a parameter, in the
+    /// order of the spec, and must give the same on all ranks. Ranks that hold the same shard compare
+    /// their bits, so replicas that were initialised differently are found here.
+    ///
+    /// Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option makes no sense or
+    /// the mesh does not have the world's size; [`Error::Size`] if `init` gives another number of elements;
+    /// [`Error::Disagreement`] if ranks differ; [`Error::Comm`] if the comparison fails.
+    pub fn new(
+        world: World,
+        spec: ModelSpec,
+        options: ModelOptions,
+        init: impl FnMut(&Param) -> Vec<f32>,
+    ) -> Result<Self, Error> {
+        let options = options.checked()?;
+        if options.mesh.world_size() != world.size() {
+            return Err(Error::Options {
+                what: format!(
+                    "a mesh of {} has {} ranks, the world has {}",
+                    options.mesh,
+                    options.mesh.world_size(),
+                    world.size()
+                ),
+            });
+        }
+        let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
+        let fabric = Fabric::new(world, plan, options)?;
+        let shards = cut(&fabric, init)?;
+        compare(&fabric, &shards)?;
+        Ok(Self { engine: Arc::new(Engine::new(fabric, shards)) })
+    }
+
+    /// The plan: layouts, schedule, memory and bytes.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.engine.fabric.plan
+    }
+
+    /// The world.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        &self.engine.fabric.world
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.engine.fabric.rank()
+    }
+
+    /// The options.
+    #[must_use]
+    pub fn options(&self) -> &ModelOptions {
+        &self.engine.fabric.options
+    }
+
+    /// Begins a step: ranks exchange 64 bytes about it and find out whether they mean the same.
+    ///
+    /// Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] if a rank is at another step, has another plan or other options;
+    /// [`Error::Misuse`] for a step of no microbatches; [`Error::Comm`] if the exchange fails.
+    pub fn begin_step(&mut self, options: StepOptions) -> Result<Step<'_>, Error> {
+        let attempt = self.engine.begin_step(options)?;
+        Ok(Step::new(Arc::clone(&self.engine), attempt))
+    }
+
+    /// Updates that the parameters have gone through.
+    #[must_use]
+    pub fn committed_steps(&self) -> u64 {
+        self.engine.state().committed
+    }
+
+    /// By what losses are multiplied in the next step.
+    #[must_use]
+    pub fn loss_scale(&self) -> f64 {
+        self.engine.state().loss_scale.value()
+    }
+
+    /// This rank's shard of a unit's master parameters, in the layout's order.
+    ///
+    /// # Panics
+    /// If the model has no such unit.
+    #[must_use]
+    pub fn shard(&self, unit: UnitId) -> Arc<Vec<f32>> {
+        Arc::clone(&self.engine.state().shards[unit.index()])
+    }
+
+    /// All parameters in full, in f32, by name: for export, evaluation and tests.
+    ///
+    /// Collective over the shard group, one gather a unit, outside any step; every rank gets all of it.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if a gather fails.
+    pub fn full_parameters(&self) -> Result<BTreeMap<String, Vec<f32>>, Error> {
+        let shards = self.engine.state().shards.clone();
+        export::full_parameters(&self.engine.fabric, &shards)
+    }
+
+    /// Starts to record what the engine does.
+    pub fn record_events(&self) {
+        self.engine.state().events.record();
+    }
+
+    /// What was recorded since, in order; ends the recording.
+    #[must_use]
+    pub fn take_events(&self) -> Vec<Event> {
+        self.engine.state().events.take()
+    }
+}
+
+/// Keeps this rank's pieces of every parameter.
+fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<Vec<f32>>, Error> {
+    let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
+    let mut shards = Vec::new();
+    for (unit, spec) in fabric.plan.spec().units().iter().enumerate() {
+        let layout = fabric.plan.layout(UnitId::new(unit));
+        let mut shard = {
+            let _shard = memory::scope(Category::Shard);
+            vec![0.0; layout.shard_len()]
+        };
+        let pieces: Vec<Piece> = layout.pieces(shard_index).collect();
+        for (index, parameter) in spec.params.iter().enumerate() {
+            let full = init(parameter);
+            if full.len() != parameter.numel() {
+                return Err(Error::Size {
+                    operation: "init",
+                    name: parameter.name.clone(),
+                    rank: fabric.rank(),
+                    got: full.len(),
+                    want: parameter.numel(),
+                });
+            }
+            for piece in pieces.iter().filter(|piece| piece.param == index) {
+                shard[piece.shard_start..][..piece.len]
+                    .copy_from_slice(&full[piece.param_start..][..piece.len]);
+            }
+        }
+        shards.push(shard);
+    }
+    Ok(shards)
+}
+
+/// Compares plan, options and shards with the other ranks.
+fn compare(fabric: &Fabric, shards: &[Vec<f32>]) -> Result<(), Error> {
+    const WORDS: usize = 3;
+    let mine = vec![
+        fabric.plan.fingerprint(),
+        fabric.options.digest(),
+        digest::of_parameters(shards.iter().map(Vec::as_slice)),
+    ];
+    let tag = fabric.tag(None, Stage::Setup, 0, 0);
+    let said = fabric.control.all_gather(tag, mine)?.wait()?;
+    // Field by field: only where all plans are the same do ranks mean the same by "the same shard".
+    let mesh = fabric.plan.mesh();
+    let first = |_| Rank::new(0);
+    let same_shard = |rank| Rank::new(mesh.coordinate(rank).shard_index);
+    let fields: [(&str, &dyn Fn(Rank) -> Rank); WORDS] = [
+        ("the fingerprint of the plan", &first),
+        ("the digest of the model's options", &first),
+        ("the initial value of a shard", &same_shard),
+    ];
+    for (word, (what, counterpart)) in fields.into_iter().enumerate() {
+        for rank in mesh.ranks() {
+            let other = counterpart(rank);
+            let [got, want] = [rank, other].map(|rank| said[rank.index() * WORDS + word]);
+            if got != want {
+                let [got, want] = [got, want].map(|value| format!("{value:#018x}"));
+                return Err(Error::Disagreement { what, rank, got, other, want });
+            }
+        }
+    }
+    Ok(())
+}

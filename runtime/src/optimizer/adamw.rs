@@ -1,0 +1,87 @@
+//! AdamW, as PyTorch computes it.
+
+use hsdp_kernels::AdamWStep;
+
+use crate::error::Error;
+use crate::gradients::{Gradients, Verdict};
+use crate::model::ShardedModel;
+use crate::optimizer::{Optimizer, Update, count_per_parameter, state_like_shards, update_runs};
+
+/// The parameters of AdamW. The defaults are PyTorch's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWOptions {
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// The decay of the first and of the second moment.
+    pub betas: (f64, f64),
+    /// Added to the root of the corrected second moment.
+    pub eps: f64,
+    /// The parameters shrink by learning rate x this, before the update.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamWOptions {
+    fn default() -> Self {
+        Self { learning_rate: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 1e-2 }
+    }
+}
+
+/// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on this rank's shards, with state in f32.
+#[derive(Debug)]
+pub struct AdamW {
+    options: AdamWOptions,
+    first_moments: Vec<Vec<f32>>,
+    second_moments: Vec<Vec<f32>>,
+    /// Updates that each parameter has had: one without a gradient in a step does not age in it.
+    updates: Vec<Vec<u64>>,
+}
+
+impl AdamW {
+    /// Makes the state for this rank's shards of `model`: two f32 for each trainable element.
+    #[must_use]
+    pub fn new(model: &ShardedModel, options: AdamWOptions) -> Self {
+        Self {
+            options,
+            first_moments: state_like_shards(model),
+            second_moments: state_like_shards(model),
+            updates: count_per_parameter(model),
+        }
+    }
+
+    /// Counts an update for each parameter that has a gradient.
+    fn count_updates(&mut self, gradients: &Gradients) {
+        let units = self.updates.iter_mut().zip(&gradients.present);
+        for (updates, present) in units.flat_map(|(unit, present)| unit.iter_mut().zip(present)) {
+            *updates += u64::from(*present);
+        }
+    }
+}
+
+impl Optimizer for AdamW {
+    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+        if *gradients.verdict() == Verdict::Apply {
+            self.count_updates(&gradients);
+        }
+        let Self { options, first_moments, second_moments, updates } = self;
+        update_runs(model, gradients, |run, clip| {
+            let unit = run.unit.index();
+            let range = run.piece.shard_range();
+            let step = AdamWStep {
+                learning_rate: options.learning_rate,
+                beta1: options.betas.0,
+                beta2: options.betas.1,
+                epsilon: options.eps,
+                weight_decay: options.weight_decay,
+                step: updates[unit][run.piece.param],
+                clip,
+            };
+            let (first, second) =
+                (&mut first_moments[unit][range.clone()], &mut second_moments[unit][range]);
+            hsdp_kernels::adamw(&step, run.parameters, run.gradient, first, second);
+        })
+    }
+
+    fn set_learning_rate(&mut self, rate: f64) {
+        self.options.learning_rate = rate;
+    }
+}

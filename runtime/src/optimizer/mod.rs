@@ -1,0 +1,121 @@
+//! Optimizers on shards: each rank updates what it owns, and nothing is communicated.
+
+mod adamw;
+mod sgd;
+
+use std::sync::Arc;
+
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{Piece, Role, UnitId};
+
+pub use adamw::{AdamW, AdamWOptions};
+pub use sgd::{Momentum, Sgd, SgdOptions};
+
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+use crate::gradients::{Gradients, Skip, Verdict};
+use crate::model::ShardedModel;
+
+/// What became of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// The parameters were updated.
+    Applied,
+    /// All ranks left them as they were.
+    Skipped(Skip),
+}
+
+/// Something that updates a model's shards by its gradients.
+pub trait Optimizer {
+    /// Updates this rank's shards, or skips the step if that is what the ranks agreed on. Not collective.
+    ///
+    /// Parameters that got no gradient on any rank are left alone, with their state.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if the gradients are not those of the model's last step, or the optimizer was
+    /// made for another model.
+    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error>;
+
+    /// Sets the learning rate of the next steps.
+    fn set_learning_rate(&mut self, rate: f64);
+}
+
+/// A run of elements of one parameter in this rank's shard: where it lies, and whose it is.
+struct Run<'a> {
+    unit: UnitId,
+    piece: Piece,
+    parameters: &'a mut [f32],
+    gradient: &'a [f32],
+}
+
+/// Calls `update` for each run of elements that has a gradient, and gives the gradient's buffers back.
+fn update_runs(
+    model: &mut ShardedModel,
+    gradients: Gradients,
+    mut update: impl FnMut(Run<'_>, f32),
+) -> Result<Update, Error> {
+    let fabric = &model.engine.fabric;
+    let mut state = model.engine.state();
+    if gradients.step + 1 != state.next_step {
+        let what = format!(
+            "the gradients are those of step {}, the model has finished {}",
+            gradients.step, state.next_step
+        );
+        return Err(fabric.misuse("optimizer step", gradients.step, what));
+    }
+    if gradients.verdict == Verdict::Apply {
+        for unit in fabric.plan.reductions().iter().copied() {
+            let shard = exclusive(&mut state.shards[unit.index()]);
+            for piece in pieces_with_gradient(fabric, unit, &gradients.present[unit.index()]) {
+                let range = piece.shard_range();
+                let gradient = &gradients.shards[unit.index()][range.clone()];
+                let parameters = &mut shard[range];
+                update(Run { unit, piece, parameters, gradient }, gradients.clip);
+            }
+        }
+    }
+    state.committed += 1;
+    state.recycled = gradients.shards;
+    Ok(match gradients.verdict {
+        Verdict::Apply => Update::Applied,
+        Verdict::Skip(skip) => Update::Skipped(skip),
+    })
+}
+
+/// The pieces of this rank's shard that are trained and got a gradient in this step.
+fn pieces_with_gradient<'a>(
+    fabric: &'a Fabric,
+    unit: UnitId,
+    present: &'a [bool],
+) -> impl Iterator<Item = Piece> + 'a {
+    let layout = fabric.plan.layout(unit);
+    let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
+    let updated = |piece: &Piece| {
+        layout.params()[piece.param].role == Role::Trainable && present[piece.param]
+    };
+    layout.pieces(shard_index).filter(updated)
+}
+
+/// The shard, for this rank alone.
+///
+/// A step's end has waited for all of its gathers, so nobody else holds it as a rule. Where somebody does (the
+/// user, or a gather of an aborted step that a peer still completes), they keep the old values, and this rank goes
+/// on with a copy.
+fn exclusive(shard: &mut Arc<Vec<f32>>) -> &mut Vec<f32> {
+    let _shard = memory::scope(Category::Shard);
+    Arc::make_mut(shard)
+}
+
+/// Zeroed optimizer state for the trainable region of every unit.
+fn state_like_shards(model: &ShardedModel) -> Vec<Vec<f32>> {
+    let _optimizer = memory::scope(Category::Optimizer);
+    let units = 0..model.plan().spec().units().len();
+    units
+        .map(|unit| vec![0.0; model.plan().layout(UnitId::new(unit)).trainable().shard_len])
+        .collect()
+}
+
+/// A count a parameter, by unit.
+fn count_per_parameter(model: &ShardedModel) -> Vec<Vec<u64>> {
+    model.plan().spec().units().iter().map(|unit| vec![0; unit.params.len()]).collect()
+}

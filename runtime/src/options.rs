@@ -1,0 +1,123 @@
+//! How a model is sharded and reduced, and how a step is begun.
+
+use hsdp_sharding::{Accumulation, DType, Mesh, PlanOptions};
+
+use crate::error::Error;
+use crate::objective::Objective;
+use crate::precision::{LossScaling, Precision};
+
+/// How a model is sharded and its gradients reduced. The same on all ranks; they compare.
+#[derive(Clone, Debug)]
+pub struct ModelOptions {
+    /// The replicate x shard mesh; its product is the world's size.
+    pub mesh: Mesh,
+    /// The dtypes.
+    pub precision: Precision,
+    /// When microbatches are communicated.
+    pub accumulation: Accumulation,
+    /// How many units ahead parameters are gathered.
+    pub prefetch: usize,
+    /// What the gradient is of.
+    pub objective: Objective,
+    /// By what losses are multiplied before the backward pass.
+    pub loss_scaling: LossScaling,
+    /// What happens to trainable parameters without a gradient.
+    pub unused: Unused,
+    /// What happens to a step with a NaN or an infinity. Dynamic loss scaling skips in any case.
+    pub non_finite: NonFinite,
+    /// f32 words of optimizer state per trainable element, for the memory plan: AdamW 2, SGD with momentum 1.
+    pub optimizer_slots: usize,
+}
+
+impl ModelOptions {
+    /// The defaults on a mesh: f32 throughout, one reduce-scatter a microbatch, one unit ahead, the weighted mean.
+    #[must_use]
+    pub fn on(mesh: Mesh) -> Self {
+        Self {
+            mesh,
+            precision: Precision::default(),
+            accumulation: Accumulation::ReduceScatter,
+            prefetch: 1,
+            objective: Objective::default(),
+            loss_scaling: LossScaling::default(),
+            unused: Unused::default(),
+            non_finite: NonFinite::default(),
+            optimizer_slots: 2,
+        }
+    }
+
+    pub(crate) fn checked(self) -> Result<Self, Error> {
+        self.precision.check()?;
+        self.objective.check()?;
+        self.loss_scaling.check()?;
+        Ok(self)
+    }
+
+    pub(crate) fn plan_options(&self) -> PlanOptions {
+        PlanOptions {
+            param_dtype: self.precision.parameters,
+            reduce_dtype: self.precision.wire,
+            accumulation: self.accumulation,
+            prefetch: self.prefetch,
+            optimizer_slots: self.optimizer_slots,
+        }
+    }
+
+    pub(crate) fn wire(&self) -> DType {
+        self.precision.wire
+    }
+
+    /// What the plan's fingerprint does not cover, as numbers that ranks can compare.
+    pub(crate) fn digest(&self) -> u64 {
+        let [kind, factor] = self.objective.digest();
+        let scaling = match self.loss_scaling {
+            LossScaling::Off => [0, 0, 0, 0],
+            LossScaling::Fixed(scale) => [1, scale.to_bits(), 0, 0],
+            LossScaling::Dynamic(dynamic) => {
+                [2, dynamic.initial.to_bits(), dynamic.growth_interval, dynamic.least.to_bits()]
+            }
+        };
+        let policies = [self.unused as u64, self.non_finite as u64];
+        let words: Vec<u64> = [kind, factor].into_iter().chain(scaling).chain(policies).collect();
+        crate::digest::of_words(&words)
+    }
+}
+
+/// What happens to a trainable parameter that gets no gradient.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unused {
+    /// It contributes zeros. If it got none on any rank in the whole step, the optimizer leaves it alone.
+    #[default]
+    Zeros,
+    /// The step is refused on all ranks, naming the parameter and the ranks without it.
+    Error,
+}
+
+/// What happens to a step whose gradient holds a NaN or an infinity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NonFinite {
+    /// `Step::finish` fails on all ranks, naming parameter and rank; no parameter changes.
+    #[default]
+    Error,
+    /// The optimizer skips the step on all ranks.
+    Skip,
+}
+
+/// How a step is begun.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepOptions {
+    /// How many microbatches the step has. Known, a unit's all-reduce starts as soon as its last
+    /// reduce-scatter is done; `None` runs them all at the end.
+    pub microbatches: Option<usize>,
+    /// About what weight a microbatch has on this rank. It decides only the size that gradients have on
+    /// the wire; without it, the last step's is taken, and ranks ask one another in the first.
+    pub weight_hint: Option<u64>,
+}
+
+impl StepOptions {
+    /// A step of `count` microbatches.
+    #[must_use]
+    pub fn microbatches(count: usize) -> Self {
+        Self { microbatches: Some(count), weight_hint: None }
+    }
+}

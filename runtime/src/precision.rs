@@ -1,0 +1,193 @@
+//! Dtypes of a model, and the loss scale that an f16 wire or f16 parameters need.
+
+use hsdp_sharding::DType;
+
+use crate::error::Error;
+
+/// The dtypes of a model. Master parameters, partials and optimizer state are always f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// Of the gathered parameters, in which the model computes: f32, bf16 or f16.
+    pub parameters: DType,
+    /// In which collectives move gradients: f32, bf16 or f16.
+    pub wire: DType,
+    /// To which a model's outputs are cast at its edge; an adapter does it, `None` leaves them.
+    pub output: Option<DType>,
+}
+
+impl Default for Precision {
+    fn default() -> Self {
+        Self { parameters: DType::F32, wire: DType::F32, output: None }
+    }
+}
+
+impl Precision {
+    /// Everything in `parameters`, gradients on the wire in f32.
+    #[must_use]
+    pub fn compute_in(parameters: DType) -> Self {
+        Self { parameters, ..Self::default() }
+    }
+
+    pub(crate) fn check(self) -> Result<Self, Error> {
+        for (what, dtype) in [("parameters", self.parameters), ("wire", self.wire)] {
+            if !is_real(dtype) {
+                return Err(Error::Options {
+                    what: format!(
+                        "{what} dtype {dtype}: gradients and parameters are f32, bf16 or f16"
+                    ),
+                });
+            }
+        }
+        Ok(self)
+    }
+}
+
+fn is_real(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// By what losses are multiplied before the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum LossScaling {
+    /// By nothing.
+    #[default]
+    Off,
+    /// By a constant.
+    Fixed(f64),
+    /// By a power of two that halves when a gradient overflows, and doubles after a while without.
+    Dynamic(DynamicScale),
+}
+
+/// The parameters of dynamic loss scaling. The defaults are those of PyTorch's `GradScaler`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DynamicScale {
+    /// The scale of the first step; a power of two.
+    pub initial: f64,
+    /// Steps without an overflow after which the scale doubles.
+    pub growth_interval: u64,
+    /// The scale does not go below this; a power of two.
+    pub least: f64,
+}
+
+impl Default for DynamicScale {
+    fn default() -> Self {
+        Self { initial: 65536.0, growth_interval: 2000, least: 1.0 }
+    }
+}
+
+impl LossScaling {
+    pub(crate) fn check(self) -> Result<Self, Error> {
+        let refuse = |what: String| Err(Error::Options { what });
+        match self {
+            Self::Fixed(scale) if !(scale.is_finite() && scale > 0.0) => {
+                refuse(format!("loss scale {scale}: it is finite and above 0"))
+            }
+            Self::Dynamic(dynamic)
+                if !(is_power_of_two(dynamic.initial) && is_power_of_two(dynamic.least)) =>
+            {
+                refuse(format!(
+                    "dynamic loss scale from {} down to {}: both are powers of two",
+                    dynamic.initial, dynamic.least
+                ))
+            }
+            Self::Dynamic(dynamic) if dynamic.growth_interval == 0 => refuse(
+                "dynamic loss scale with a growth interval of 0 steps: 1 is the least".to_owned(),
+            ),
+            scaling => Ok(scaling),
+        }
+    }
+}
+
+fn is_power_of_two(value: f64) -> bool {
+    value.is_finite() && value > 0.0 && value.log2().fract() == 0.0
+}
+
+/// The loss scale as it goes from step to step. The same on all ranks, because it sees only what they agreed on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LossScale {
+    scaling: LossScaling,
+    scale: f64,
+    steps_since_change: u64,
+}
+
+impl LossScale {
+    pub(crate) fn new(scaling: LossScaling) -> Self {
+        let scale = match scaling {
+            LossScaling::Off => 1.0,
+            LossScaling::Fixed(scale) => scale,
+            LossScaling::Dynamic(dynamic) => dynamic.initial,
+        };
+        Self { scaling, scale, steps_since_change: 0 }
+    }
+
+    pub(crate) fn value(&self) -> f64 {
+        self.scale
+    }
+
+    /// An overflow is expected now and then where the scale looks for its place.
+    pub(crate) fn expects_overflow(&self) -> bool {
+        matches!(self.scaling, LossScaling::Dynamic(_))
+    }
+
+    pub(crate) fn after_finite_step(&mut self) {
+        let LossScaling::Dynamic(dynamic) = self.scaling else { return };
+        self.steps_since_change += 1;
+        if self.steps_since_change >= dynamic.growth_interval {
+            self.scale *= 2.0;
+            self.steps_since_change = 0;
+        }
+    }
+
+    pub(crate) fn after_overflow(&mut self) {
+        let LossScaling::Dynamic(dynamic) = self.scaling else { return };
+        self.scale = (self.scale / 2.0).max(dynamic.least);
+        self.steps_since_change = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dynamic(initial: f64, growth_interval: u64) -> LossScale {
+        LossScale::new(LossScaling::Dynamic(DynamicScale { initial, growth_interval, least: 1.0 }))
+    }
+
+    #[test]
+    fn a_scale_halves_on_overflow_and_doubles_after_the_interval() {
+        let mut scale = dynamic(8.0, 2);
+        scale.after_overflow();
+        assert_eq!(scale.value(), 4.0);
+        scale.after_finite_step();
+        assert_eq!(scale.value(), 4.0);
+        scale.after_finite_step();
+        assert_eq!(scale.value(), 8.0);
+    }
+
+    #[test]
+    fn a_scale_never_goes_below_its_least() {
+        let mut scale = dynamic(2.0, 1);
+        for _ in 0..5 {
+            scale.after_overflow();
+        }
+        assert_eq!(scale.value(), 1.0);
+    }
+
+    #[test]
+    fn a_fixed_scale_stays() {
+        let mut scale = LossScale::new(LossScaling::Fixed(128.0));
+        scale.after_overflow();
+        scale.after_finite_step();
+        assert_eq!(scale.value(), 128.0);
+        assert!(!scale.expects_overflow());
+    }
+
+    #[test]
+    fn what_is_no_power_of_two_is_refused() {
+        let scaling =
+            LossScaling::Dynamic(DynamicScale { initial: 1000.0, ..DynamicScale::default() });
+        let message = scaling.check().unwrap_err().to_string();
+        assert!(message.contains("1000"), "{message}");
+    }
+}
