@@ -1,0 +1,102 @@
+//! What a reduction does with a contribution, and what it does with the finished sum.
+
+use crate::convert::in_divided_blocks;
+use crate::divisor::{Divisor, Scale};
+use crate::float16::round_to_f16;
+use crate::map::{self, Map, Multiply, RoundBF16, Then};
+use crate::values::Values;
+use crate::wire::Wire;
+
+/// Whether a result replaces what was there or is added to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fold {
+    /// What was there is overwritten, never read.
+    Replace,
+    /// The result is added, in f32.
+    Add,
+}
+
+/// Adds one member's gradient to a sum: `sum = round(values / pre)` or `sum += round(values / pre)`.
+///
+/// `values` are divided by `pre` in f32, rounded to `wire` as it would round them, and folded into `sum` in f32. Members
+/// that contribute in their order give the same bits in every run: element `i` depends on the elements `i` alone, never
+/// on how a range was cut into calls.
+///
+/// # Panics
+///
+/// If `sum` and `values` differ in length.
+pub fn contribute(sum: &mut [f32], values: Values<'_>, pre: Divisor, wire: Wire, fold: Fold) {
+    assert_eq!(sum.len(), values.len(), "contribute: lengths of sum and values");
+    let wire = lossless(values, pre, wire);
+    match (values, wire) {
+        (Values::F32(values), Wire::F32) => divided(sum, values, pre, Rounding::None, fold),
+        (Values::F32(values), Wire::BF16) => divided(sum, values, pre, Rounding::BF16, fold),
+        _ => in_divided_blocks(values, pre, |range, block| {
+            let rounding = match wire {
+                Wire::F32 => Rounding::None,
+                Wire::BF16 => Rounding::BF16,
+                Wire::F16 => {
+                    round_to_f16(block);
+                    Rounding::None
+                }
+            };
+            divided(&mut sum[range], block, Divisor::ONE, rounding, fold);
+        }),
+    }
+}
+
+/// Takes a finished sum into its target: `target = sum / post` or `target += sum / post`.
+///
+/// # Panics
+///
+/// If `target` and `sum` differ in length.
+pub fn settle(target: &mut [f32], sum: &[f32], post: Divisor, fold: Fold) {
+    assert_eq!(target.len(), sum.len(), "settle: lengths of target and sum");
+    divided(target, sum, post, Rounding::None, fold);
+}
+
+/// The wire that rounds what `wire` would: values of the wire's own dtype, undivided, are rounded already.
+fn lossless(values: Values<'_>, pre: Divisor, wire: Wire) -> Wire {
+    if pre.is_one() && values.dtype() == wire.dtype() { Wire::F32 } else { wire }
+}
+
+/// Divides, in place.
+pub(crate) fn divide(values: &mut [f32], divisor: Divisor) {
+    match divisor.scale() {
+        Scale::None => (),
+        Scale::Multiply(scale) => map::in_place(values, scale),
+        Scale::Divide(scale) => map::in_place(values, scale),
+    }
+}
+
+/// The roundings that can be done in the loop that divides and adds.
+#[derive(Debug, Clone, Copy)]
+enum Rounding {
+    None,
+    BF16,
+}
+
+fn divided(sum: &mut [f32], values: &[f32], pre: Divisor, rounding: Rounding, fold: Fold) {
+    match pre.scale() {
+        Scale::None => rounded(sum, values, Multiply(1.0), rounding, fold),
+        Scale::Multiply(scale) => rounded(sum, values, scale, rounding, fold),
+        Scale::Divide(scale) => rounded(sum, values, scale, rounding, fold),
+    }
+}
+
+fn rounded<S: Map>(sum: &mut [f32], values: &[f32], scale: S, rounding: Rounding, fold: Fold) {
+    match rounding {
+        Rounding::None => folded(sum, values, scale, fold),
+        Rounding::BF16 => folded(sum, values, Then(scale, RoundBF16), fold),
+    }
+}
+
+fn folded<M: Map>(sum: &mut [f32], values: &[f32], map: M, fold: Fold) {
+    match fold {
+        Fold::Replace => map::replace(sum, values, map),
+        Fold::Add => map::add(sum, values, map),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! Owned parameters or gradients in host memory.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+use hsdp_sharding::{ByteCount, DType, ElemCount};
+
+use crate::error::Error;
+use crate::gradient::GradientValues;
+use crate::values::{Values, ValuesMut};
+
+/// Owned parameters or gradients in host memory; the dtype is a value.
+#[derive(Debug, Clone, PartialEq)]
+pub enum HostBuffer {
+    /// Elements of dtype f32.
+    F32(Vec<f32>),
+    /// Elements of dtype f16.
+    F16(Vec<f16>),
+    /// Elements of dtype bf16.
+    BF16(Vec<bf16>),
+}
+
+impl HostBuffer {
+    /// `len` zeros of `dtype`. Memory comes zeroed from the allocator, so pages that nobody writes cost nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotReal`] if `dtype` is not f32, f16 or bf16.
+    pub fn zeros(dtype: DType, len: usize) -> Result<Self, Error> {
+        match dtype {
+            DType::F32 => Ok(Self::F32(bytemuck::zeroed_vec(len))),
+            DType::F16 => Ok(Self::F16(bytemuck::zeroed_vec(len))),
+            DType::BF16 => Ok(Self::BF16(bytemuck::zeroed_vec(len))),
+            dtype => Err(Error::NotReal { dtype }),
+        }
+    }
+
+    /// The elements, to be read.
+    pub fn values(&self) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(values),
+            Self::F16(values) => Values::F16(values),
+            Self::BF16(values) => Values::BF16(values),
+        }
+    }
+
+    /// The elements, to be written.
+    pub fn values_mut(&mut self) -> ValuesMut<'_> {
+        match self {
+            Self::F32(values) => ValuesMut::F32(values),
+            Self::F16(values) => ValuesMut::F16(values),
+            Self::BF16(values) => ValuesMut::BF16(values),
+        }
+    }
+
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        self.values().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The dtype of the elements.
+    pub fn dtype(&self) -> DType {
+        self.values().dtype()
+    }
+
+    /// How many bytes the elements take; spare capacity is not counted.
+    pub fn bytes(&self) -> ByteCount {
+        ElemCount(self.len() as u64).bytes(self.dtype())
+    }
+}
+
+impl GradientValues for HostBuffer {
+    fn len(&self) -> usize {
+        HostBuffer::len(self)
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        visit(self.values().slice(range));
+    }
+}
+
+impl From<Vec<f32>> for HostBuffer {
+    fn from(values: Vec<f32>) -> Self {
+        Self::F32(values)
+    }
+}
+
+impl From<Vec<f16>> for HostBuffer {
+    fn from(values: Vec<f16>) -> Self {
+        Self::F16(values)
+    }
+}
+
+impl From<Vec<bf16>> for HostBuffer {
+    fn from(values: Vec<bf16>) -> Self {
+        Self::BF16(values)
+    }
+}

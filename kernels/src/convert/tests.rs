@@ -1,0 +1,75 @@
+use half::{bf16, f16};
+use hsdp_sharding::DType;
+
+use super::{BLOCK, cast, pack, unpack};
+use crate::buffer::HostBuffer;
+use crate::divisor::Divisor;
+use crate::simd::tests::on_both;
+use crate::values::{Values, ValuesMut};
+
+const REALS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Numbers that f16 and bf16 must round.
+fn thirds(len: usize) -> Vec<f32> {
+    (0..len).map(|index| index as f32 / 3.0 - 100.0).collect()
+}
+
+fn rounded(dtype: DType, value: f32) -> f32 {
+    match dtype {
+        DType::F16 => f16::from_f32(value).to_f32(),
+        DType::BF16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+#[test]
+fn a_cast_rounds_once_and_an_unpack_is_exact() {
+    for (len, dtype) in [0, 1, 7, 8, 65, 1000].into_iter().flat_map(|len| REALS.map(|d| (len, d))) {
+        let source = thirds(len);
+        let expected: Vec<f32> = source.iter().map(|value| rounded(dtype, *value)).collect();
+        let result = on_both(|| {
+            let mut buffer = HostBuffer::zeros(dtype, len).unwrap();
+            cast(buffer.values_mut(), &source);
+            let mut unpacked = vec![f32::NAN; len];
+            unpack(&mut unpacked, buffer.values());
+            unpacked
+        });
+        assert_eq!(result, expected, "{len} elements of {dtype}");
+    }
+}
+
+#[test]
+fn packing_divides_in_f32_and_rounds_once() {
+    let source = thirds(2 * BLOCK + 3);
+    for (from, to) in REALS.into_iter().flat_map(|from| REALS.map(|to| (from, to))) {
+        for pre in [1.0, 8.0, 3.0] {
+            let pre = Divisor::new(pre).unwrap();
+            let mut gradient = HostBuffer::zeros(from, source.len()).unwrap();
+            cast(gradient.values_mut(), &source);
+            let mut packed = HostBuffer::zeros(to, source.len()).unwrap();
+            pack(packed.values_mut(), gradient.values(), pre);
+            let expected: Vec<f32> =
+                gradient.values().to_f32().iter().map(|x| rounded(to, x / pre.value())).collect();
+            assert_eq!(packed.values().to_f32(), expected, "{from} to {to}, {pre:?}");
+        }
+    }
+}
+
+#[test]
+fn a_part_of_a_buffer_is_written_in_place() {
+    let mut buffer = HostBuffer::zeros(DType::BF16, 6).unwrap();
+    cast(buffer.values_mut().slice(2..4), &[1.0, 2.0]);
+    assert_eq!(buffer.values().to_f32(), [0.0, 0.0, 1.0, 2.0, 0.0, 0.0]);
+}
+
+#[test]
+#[should_panic(expected = "lengths of target and source")]
+fn a_cast_needs_equal_lengths() {
+    cast(ValuesMut::F32(&mut [0.0; 2]), &[1.0; 3]);
+}
+
+#[test]
+#[should_panic(expected = "lengths of target and source")]
+fn an_unpack_needs_equal_lengths() {
+    unpack(&mut [0.0; 3], Values::F16(&[f16::ONE; 2]));
+}

@@ -1,0 +1,38 @@
+//! The seam by which a gradient is lent without being copied.
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+use crate::element::Real;
+use crate::values::Values;
+
+/// A gradient of one parameter, flat and in row-major order, that others read where it lies.
+///
+/// An autograd implements this for its tensor, which may lie behind a lock: the values are lent for the duration of a
+/// visit only. Several threads read at once, and the values must not change until the reduction is complete.
+pub trait GradientValues: Send + Sync + Debug {
+    /// How many elements the gradient has: as many as its parameter.
+    fn len(&self) -> usize;
+
+    /// Calls `visit` exactly once, with exactly the elements of `range`.
+    ///
+    /// # Panics
+    ///
+    /// If `range` reaches beyond [`len`](Self::len).
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>));
+
+    /// Whether there are no elements.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<T: Real> GradientValues for Vec<T> {
+    fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        visit(T::values(&self[range]));
+    }
+}

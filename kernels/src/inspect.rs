@@ -1,0 +1,94 @@
+//! What is asked of a gradient before it is used: its norm, and whether it is finite.
+
+use crate::simd::{Kernel, dispatch};
+
+/// How many sums the squared norm keeps: enough to fill the vector units while each addition waits for the one before.
+const LANES: usize = 16;
+
+/// How many elements are checked between two looks at the outcome.
+const STRIDE: usize = 1024;
+
+/// The sum of the squares of `values`, in f64.
+///
+/// Element `i` is added to sum `i mod 16`, and the sixteen sums are added in a fixed order: the result depends on the
+/// values and their order alone, not on the machine. It does depend on where a slice starts, so ranks that are to agree
+/// bit for bit must cut alike.
+pub fn squared_norm(values: &[f32]) -> f64 {
+    dispatch(SquaredNorm { values })
+}
+
+/// The index of the first element that is infinite or NaN.
+pub fn first_non_finite(values: &[f32]) -> Option<usize> {
+    let suspect = dispatch(SuspectStride { values })?;
+    let offset = values[suspect..].iter().position(|value| !value.is_finite())?;
+    Some(suspect + offset)
+}
+
+struct SquaredNorm<'a> {
+    values: &'a [f32],
+}
+
+impl Kernel for SquaredNorm<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let (rows, rest) = self.values.as_chunks();
+        // The last row is filled up with zeros, which change no sum.
+        let mut last = [0.0; LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        let sums = add_squares(add_squares([0.0; LANES], rows), &[last]);
+        in_pairs(sums)
+    }
+}
+
+/// Adds the squares of each row to the sums. The sums stay in registers.
+#[inline(always)]
+fn add_squares(mut sums: [f64; LANES], rows: &[[f32; LANES]]) -> [f64; LANES] {
+    for row in rows {
+        for (sum, &value) in sums.iter_mut().zip(row) {
+            *sum += f64::from(value) * f64::from(value);
+        }
+    }
+    sums
+}
+
+/// Adds the second half to the first, and so on, until one sum is left.
+#[inline(always)]
+fn in_pairs(mut sums: [f64; LANES]) -> f64 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+/// Finds the start of the first stride that holds an infinity or a NaN.
+struct SuspectStride<'a> {
+    values: &'a [f32],
+}
+
+impl Kernel for SuspectStride<'_> {
+    type Output = Option<usize>;
+
+    #[inline(always)]
+    fn run(self) -> Option<usize> {
+        for (index, stride) in self.values.chunks(STRIDE).enumerate() {
+            // Without an early exit, so that the loop vectorises.
+            let mut suspect = 0;
+            for value in stride {
+                suspect |= u32::from(!value.is_finite());
+            }
+            if suspect != 0 {
+                return Some(index * STRIDE);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,66 @@
+use proptest::prelude::*;
+
+use super::{LANES, STRIDE, first_non_finite, squared_norm};
+use crate::simd::tests::on_both;
+
+/// The order of additions that [`squared_norm`] promises, written plainly.
+fn in_lanes(values: &[f32]) -> f64 {
+    let mut sums = [0.0; LANES];
+    for (index, value) in values.iter().enumerate() {
+        sums[index % LANES] += f64::from(*value).powi(2);
+    }
+    let eight: Vec<f64> = (0..8).map(|lane| sums[lane] + sums[lane + 8]).collect();
+    let four: Vec<f64> = (0..4).map(|lane| eight[lane] + eight[lane + 4]).collect();
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
+#[test]
+fn the_norm_of_nothing_is_zero() {
+    assert_eq!(squared_norm(&[]).to_bits(), 0.0_f64.to_bits());
+}
+
+#[test]
+fn a_norm_neither_overflows_nor_loses_small_numbers() {
+    assert_eq!(squared_norm(&[f32::MAX; 2]), 2.0 * f64::from(f32::MAX).powi(2));
+    let small = vec![1e-30_f32; 1000];
+    assert!((squared_norm(&small) / 1e-57 - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn a_norm_of_something_not_finite_is_not_finite() {
+    assert_eq!(squared_norm(&[1.0, f32::NEG_INFINITY]), f64::INFINITY);
+    assert!(squared_norm(&[1.0, f32::NAN, 2.0]).is_nan());
+}
+
+#[test]
+fn finds_every_place_of_every_kind() {
+    for len in [1, 15, STRIDE, STRIDE + 1, 3 * STRIDE + 5] {
+        assert_eq!(first_non_finite(&vec![f32::MAX; len]), None);
+        for place in (0..len).step_by(7).chain([len - 1]) {
+            for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = vec![f32::MIN; len];
+                values[place] = value;
+                values[len - 1] = value;
+                assert_eq!(first_non_finite(&values), Some(place));
+            }
+        }
+    }
+    assert_eq!(first_non_finite(&[]), None);
+}
+
+proptest! {
+    #[test]
+    fn a_norm_adds_in_the_promised_order(values in prop::collection::vec(-1e3_f32..1e3, 0..200)) {
+        let norm = on_both(|| squared_norm(&values).to_bits());
+        prop_assert_eq!(norm, in_lanes(&values).to_bits());
+    }
+
+    #[test]
+    fn the_first_is_found(places in prop::collection::btree_set(0_usize..5000, 0..4)) {
+        let mut values = vec![1.0; 5000];
+        for place in &places {
+            values[*place] = f32::NAN;
+        }
+        prop_assert_eq!(on_both(|| first_non_finite(&values)), places.first().copied());
+    }
+}

@@ -1,0 +1,76 @@
+//! Host buffers and the arithmetic of hsdp: what happens to numbers between an autograd and a wire.
+//!
+//! Parameters are cast, gradients divided, rounded, summed and settled, norms taken, optimizers stepped: each is a
+//! function on slices. They do not communicate, know no rank and start no thread. Their results depend on their
+//! arguments alone: not on alignment, nor on how a caller cuts a range, nor on the width of the machine's vectors.
+//!
+//! | concept | PyTorch's word | here |
+//! | --- | --- | --- |
+//! | a buffer whose dtype is a value | tensor | [`HostBuffer`], lent as [`Values`] and [`ValuesMut`] |
+//! | a gradient lent by an autograd | `param.grad` | [`GradientValues`] |
+//! | copy-in of a reduction | `foreach_reduce_scatter_copy_in` | [`contribute`], [`pack`] |
+//! | accumulation | `partial_reduce_output` | [`settle`] with [`Fold::Add`] |
+//! | divide factors | `_get_gradient_divide_factors` | [`Divisor`], [`scaled_copy`], [`divide_in_place`] |
+//! | `reduce_dtype` | the same | [`Wire`] |
+//! | mixed-precision cast | `all_gather_input.to(param_dtype)` | [`cast`], [`unpack`] |
+//! | clipping and overflow checks | `clip_grad_norm_`, `_amp_foreach_non_finite_check_and_unscale_` | [`squared_norm`], [`first_non_finite`] |
+//! | updates | `torch.optim` | [`adamw`], [`sgd`] |
+//! | reductions of collectives | `ReduceOp` | [`reduce_elements`], [`average_elements`] |
+//! | an output that threads fill together | | [`DisjointVec`], [`DisjointBuffer`] |
+//! | peak memory, measured | `torch.cuda.max_memory_allocated` | [`memory`] |
+//!
+//! Two members reduce a gradient over a bf16 wire, and the result is added to a partial sum:
+//!
+//! ```
+//! use hsdp_kernels::{Divisor, Fold, Values, Wire, contribute, settle};
+//!
+//! let (first, second) = (vec![1.0_f32, 3.0], vec![2.0_f32, 1.0 + 1e-4]);
+//! let mut sum = [0.0; 2];
+//! contribute(&mut sum, Values::F32(&first), Divisor::ONE, Wire::BF16, Fold::Replace);
+//! contribute(&mut sum, Values::F32(&second), Divisor::ONE, Wire::BF16, Fold::Add);
+//!
+//! let mut partial = [10.0, 10.0];
+//! settle(&mut partial, &sum, Divisor::new(2.0)?, Fold::Add);
+//! assert_eq!(partial, [11.5, 12.0]); // 1.0001 was rounded to 1 on its way
+//! # Ok::<(), hsdp_kernels::Error>(())
+//! ```
+//!
+//! In reading order: `element`, `values`, `buffer`, `gradient` (what is computed on); `divisor`, `wire`, `round` (how
+//! numbers change); `simd`, `map` (how a loop becomes vector code); `accumulate`, `convert`, `scale`, `inspect`, `reduce`,
+//! `optimizer` (the kernels); `disjoint`, [`memory`].
+
+mod accumulate;
+mod buffer;
+mod convert;
+mod disjoint;
+mod divisor;
+mod element;
+mod error;
+mod float16;
+mod gradient;
+mod inspect;
+mod map;
+pub mod memory;
+mod number;
+mod optimizer;
+mod reduce;
+mod round;
+mod scale;
+mod simd;
+mod values;
+mod wire;
+
+pub use accumulate::{Fold, contribute, settle};
+pub use buffer::HostBuffer;
+pub use convert::{cast, pack, unpack};
+pub use disjoint::{DisjointBuffer, DisjointVec};
+pub use divisor::Divisor;
+pub use element::{Element, Real};
+pub use error::Error;
+pub use gradient::GradientValues;
+pub use inspect::{first_non_finite, squared_norm};
+pub use optimizer::{AdamWStep, MomentumKind, SgdStep, adamw, sgd};
+pub use reduce::{ReduceOp, average_elements, reduce_elements};
+pub use scale::{divide_in_place, scaled_copy};
+pub use values::{Values, ValuesMut};
+pub use wire::Wire;

@@ -1,0 +1,72 @@
+//! For whom and for what a thread allocates at the moment.
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::marker::PhantomData;
+
+use hsdp_sharding::Rank;
+
+use super::tally::{Category, MAX_RANKS, Tag};
+
+// Constant initial values and nothing to drop: the allocator reads these, so they must never allocate, and must work
+// before a thread's first line and after its last.
+thread_local! {
+    static RANK: Cell<usize> = const { Cell::new(0) };
+    static TAG: Cell<Tag> = const { Cell::new(Tag::NONE) };
+    static PROBED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it lives, the allocations of this thread belong to a category. It stays on its thread.
+#[must_use = "a scope counts what is allocated while it lives"]
+#[derive(Debug)]
+pub struct Scope {
+    outer: Tag,
+    stays_on_its_thread: PhantomData<*const ()>,
+}
+
+/// Counts what this thread allocates as `category`, until the scope that it returns is dropped. Scopes nest.
+///
+/// The rank is that of [`set_rank`] at this moment.
+pub fn scope(category: Category) -> Scope {
+    enter(Tag::new(RANK.get(), category))
+}
+
+/// Says for which rank this thread allocates in the scopes that it opens from now on. A new thread is of rank 0.
+///
+/// # Panics
+///
+/// If `rank` is [`MAX_RANKS`] or more.
+pub fn set_rank(rank: Rank) {
+    assert!(rank.index() < MAX_RANKS, "rank {rank}: memory is counted for {MAX_RANKS} ranks");
+    RANK.set(rank.index());
+}
+
+/// Whether [`CountingAllocator`](super::CountingAllocator) is this program's global allocator.
+///
+/// Found out by an allocation, so it cannot be wrong.
+pub fn is_installed() -> bool {
+    PROBED.set(false);
+    let probe = enter(Tag::PROBE);
+    drop(black_box(Box::new(0_u8)));
+    drop(probe);
+    PROBED.get()
+}
+
+/// Where this thread's next allocation belongs.
+pub(super) fn current() -> Tag {
+    let tag = TAG.get();
+    if tag == Tag::PROBE {
+        PROBED.set(true);
+    }
+    tag
+}
+
+fn enter(tag: Tag) -> Scope {
+    Scope { outer: TAG.replace(tag), stays_on_its_thread: PhantomData }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        TAG.set(self.outer);
+    }
+}

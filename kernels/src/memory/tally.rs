@@ -1,0 +1,135 @@
+//! The counters: one pair for each rank and category, in a static table that needs no allocation.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use hsdp_sharding::{ByteCount, Rank};
+
+/// How many ranks of one process are counted apart.
+pub const MAX_RANKS: usize = 1024;
+
+/// What memory is held for. The names are those of a plan's memory formulas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Category {
+    /// A rank's own parameters: the f32 master copy.
+    Shard,
+    /// Gathered parameters, in the compute dtype.
+    Full,
+    /// Unsharded gradients that the runtime accumulates.
+    GradFull,
+    /// Sums of reduced gradients.
+    Partial,
+    /// The state of an optimizer.
+    Optimizer,
+    /// Anything else. It is not counted.
+    Other,
+}
+
+/// What one rank holds in one category.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// What it holds now.
+    pub live: ByteCount,
+    /// The most that it held at once since the last [`reset_peaks`].
+    pub peak: ByteCount,
+}
+
+impl Category {
+    /// Every category that is counted.
+    pub const COUNTED: [Self; 5] =
+        [Self::Shard, Self::Full, Self::GradFull, Self::Partial, Self::Optimizer];
+
+    pub(super) const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Shard => "shard",
+            Self::Full => "full",
+            Self::GradFull => "grad_full",
+            Self::Partial => "partial",
+            Self::Optimizer => "optimizer",
+            Self::Other => "other",
+        })
+    }
+}
+
+/// What `rank` holds in `category`. Always zero for [`Category::Other`], and for a rank from [`MAX_RANKS`] on.
+///
+/// Exact for what happened before this call, in the sense of the memory model; while other threads allocate, the two
+/// numbers may be from different moments.
+pub fn usage(rank: Rank, category: Category) -> Usage {
+    let tally = TALLIES.get(rank.index()).and_then(|row| row.0.get(category.index()));
+    Usage {
+        live: ByteCount(tally.map_or(0, |tally| tally.live.load(Relaxed))),
+        peak: ByteCount(tally.map_or(0, |tally| tally.peak.load(Relaxed))),
+    }
+}
+
+/// Lowers every peak to what is held now. Call it while no other thread allocates, or peaks of that moment may be lost.
+pub fn reset_peaks() {
+    for tally in TALLIES.iter().flat_map(|row| &row.0) {
+        tally.peak.store(tally.live.load(Relaxed), Relaxed);
+    }
+}
+
+/// Which counters an allocation belongs to, as it is kept in front of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tag(u32);
+
+impl Tag {
+    /// Not counted.
+    pub(super) const NONE: Self = Self(0);
+    /// Not counted, but seen: how [`is_installed`](super::is_installed) finds out.
+    pub(super) const PROBE: Self = Self(u32::MAX);
+
+    /// The counters of a rank, which is below [`MAX_RANKS`], and a category.
+    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 6, which fits")]
+    pub(super) const fn new(rank: usize, category: Category) -> Self {
+        match category {
+            Category::Other => Self::NONE,
+            counted => Self((rank * COUNTED + counted.index() + 1) as u32),
+        }
+    }
+
+    /// Counts a new block of `size` bytes.
+    pub(super) fn charge(self, size: usize) {
+        let Some(tally) = self.tally() else { return };
+        // Each addition sees the sum that it makes, so the greatest of them is the peak, whatever the order of threads.
+        let live = tally.live.fetch_add(size as u64, Relaxed) + size as u64;
+        tally.peak.fetch_max(live, Relaxed);
+    }
+
+    /// Counts that `size` bytes are gone.
+    pub(super) fn refund(self, size: usize) {
+        if let Some(tally) = self.tally() {
+            tally.live.fetch_sub(size as u64, Relaxed);
+        }
+    }
+
+    fn tally(self) -> Option<&'static Tally> {
+        let index = (self.0 as usize).checked_sub(1)?;
+        TALLIES.get(index / COUNTED).map(|row| &row.0[index % COUNTED])
+    }
+}
+
+const COUNTED: usize = Category::COUNTED.len();
+
+#[derive(Debug)]
+struct Tally {
+    live: AtomicU64,
+    peak: AtomicU64,
+}
+
+/// A rank's counters, on cache lines of their own: ranks do not slow one another down.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Row([Tally; COUNTED]);
+
+static TALLIES: [Row; MAX_RANKS] = [const {
+    Row([const { Tally { live: AtomicU64::new(0), peak: AtomicU64::new(0) } }; COUNTED])
+}; MAX_RANKS];

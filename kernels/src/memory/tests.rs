@@ -1,0 +1,155 @@
+//! The allocator called directly, without being installed: K-3 and K-4. `tests/memory.rs` installs it.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::thread;
+
+use hsdp_sharding::{ByteCount, Rank};
+
+use super::{Category, CountingAllocator, MAX_RANKS, is_installed, scope, set_rank, usage};
+
+fn live(rank: usize, category: Category) -> u64 {
+    usage(Rank::new(rank), category).live.0
+}
+
+/// Allocates, and writes every byte.
+fn allocate(layout: Layout, byte: u8) -> *mut u8 {
+    // SAFETY: K-3, the layouts of these tests are not empty.
+    let block = unsafe { CountingAllocator.alloc(layout) };
+    assert!(!block.is_null());
+    assert_eq!(block.addr() % layout.align(), 0);
+    // SAFETY: K-4, the block is this long.
+    unsafe { block.write_bytes(byte, layout.size()) };
+    block
+}
+
+/// Frees, after a look at the bytes.
+fn free(block: *mut u8, layout: Layout, byte: u8) {
+    // SAFETY: K-4, the block is this long and was written.
+    let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };
+    assert!(bytes.iter().all(|found| *found == byte));
+    // SAFETY: K-4, allocated with this layout, and freed once.
+    unsafe { CountingAllocator.dealloc(block, layout) };
+}
+
+#[test]
+fn every_size_and_alignment() {
+    set_rank(Rank::new(900));
+    let _scope = scope(Category::Full);
+    for align in (0..=12).map(|power| 1 << power) {
+        for size in [1, 2, 3, 15, 16, 17, 100, 5000] {
+            let layout = Layout::from_size_align(size, align).unwrap();
+            let block = allocate(layout, 0xa5);
+            assert_eq!(live(900, Category::Full), size as u64);
+            free(block, layout, 0xa5);
+            assert_eq!(live(900, Category::Full), 0);
+        }
+    }
+}
+
+#[test]
+fn a_block_keeps_its_tag_and_its_bytes_when_it_is_resized() {
+    set_rank(Rank::new(901));
+    for align in [1, 8, 16, 64, 4096] {
+        let layout = Layout::from_size_align(40, align).unwrap();
+        let shard = scope(Category::Shard);
+        let block = allocate(layout, 7);
+        drop(shard);
+        let _elsewhere = scope(Category::Optimizer);
+        // SAFETY: K-4, allocated with this layout; the new size is not zero.
+        let block = unsafe { CountingAllocator.realloc(block, layout, 5000) };
+        assert_eq!(block.addr() % align, 0);
+        assert_eq!((live(901, Category::Shard), live(901, Category::Optimizer)), (5000, 0));
+        let layout = Layout::from_size_align(5000, align).unwrap();
+        // SAFETY: K-4, as above.
+        let block = unsafe { CountingAllocator.realloc(block, layout, 20) };
+        assert_eq!((live(901, Category::Shard), live(901, Category::Optimizer)), (20, 0));
+        free(block, Layout::from_size_align(20, align).unwrap(), 7);
+        assert_eq!(live(901, Category::Shard), 0);
+    }
+}
+
+#[test]
+fn zeroed_memory_is_zero() {
+    set_rank(Rank::new(902));
+    let _scope = scope(Category::Partial);
+    let layout = Layout::from_size_align(3000, 32).unwrap();
+    // SAFETY: K-3, the layout is not empty.
+    let block = unsafe { CountingAllocator.alloc_zeroed(layout) };
+    assert_eq!(live(902, Category::Partial), 3000);
+    free(block, layout, 0);
+}
+
+#[test]
+fn what_cannot_be_had_is_null_and_not_counted() {
+    set_rank(Rank::new(903));
+    let _scope = scope(Category::Shard);
+    let greatest = Layout::from_size_align(isize::MAX as usize - 8, 8).unwrap();
+    // SAFETY: K-3, the layout is not empty.
+    assert!(unsafe { CountingAllocator.alloc(greatest) }.is_null());
+    // SAFETY: K-3, the layout is not empty.
+    assert!(unsafe { CountingAllocator.alloc_zeroed(greatest) }.is_null());
+    let layout = Layout::from_size_align(16, 8).unwrap();
+    let block = allocate(layout, 1);
+    // SAFETY: K-4, allocated with this layout; the new size is not zero.
+    assert!(unsafe { CountingAllocator.realloc(block, layout, isize::MAX as usize - 8) }.is_null());
+    assert_eq!(live(903, Category::Shard), 16);
+    free(block, layout, 1);
+    assert_eq!(usage(Rank::new(903), Category::Shard).peak, ByteCount(16));
+}
+
+#[test]
+fn a_block_may_be_freed_by_another_thread() {
+    set_rank(Rank::new(904));
+    let layout = Layout::from_size_align(64, 64).unwrap();
+    let address = {
+        let _scope = scope(Category::GradFull);
+        allocate(layout, 3).expose_provenance()
+    };
+    assert_eq!(live(904, Category::GradFull), 64);
+    thread::spawn(move || {
+        set_rank(Rank::new(905));
+        let _scope = scope(Category::Shard);
+        free(std::ptr::with_exposed_provenance_mut(address), layout, 3);
+    })
+    .join()
+    .unwrap();
+    assert_eq!((live(904, Category::GradFull), live(905, Category::Shard)), (0, 0));
+}
+
+#[test]
+fn scopes_nest_and_end() {
+    set_rank(Rank::new(906));
+    let layout = Layout::from_size_align(8, 8).unwrap();
+    let outer = scope(Category::Full);
+    let inner = scope(Category::Partial);
+    let first = allocate(layout, 0);
+    drop(inner);
+    let second = allocate(layout, 0);
+    let uncounted = scope(Category::Other);
+    let third = allocate(layout, 0);
+    drop(uncounted);
+    drop(outer);
+    let fourth = allocate(layout, 0);
+    assert_eq!((live(906, Category::Full), live(906, Category::Partial)), (8, 8));
+    assert_eq!(live(906, Category::Other), 0);
+    for block in [first, second, third, fourth] {
+        free(block, layout, 0);
+    }
+    assert_eq!((live(906, Category::Full), live(906, Category::Partial)), (0, 0));
+}
+
+#[test]
+fn a_rank_beyond_the_table_has_no_memory() {
+    assert_eq!(live(MAX_RANKS, Category::Shard), 0);
+}
+
+#[test]
+#[should_panic(expected = "rank 1024: memory is counted for 1024 ranks")]
+fn a_rank_beyond_the_table_cannot_be_set() {
+    set_rank(Rank::new(MAX_RANKS));
+}
+
+#[test]
+fn it_is_not_installed_here() {
+    assert!(!is_installed());
+}

@@ -1,0 +1,154 @@
+//! The arithmetic of reductions, for each element type. Private: this is what seals [`Element`](crate::Element).
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+
+use crate::float16::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
+
+/// How elements of a type are reduced: through accumulators of a type that may be wider.
+#[expect(unnameable_types, reason = "it seals `Element`")]
+pub trait Arithmetic: Pod {
+    /// In what a reduction computes: f32 for the 16-bit floats, the type itself for all others.
+    type Accumulator: Number;
+
+    /// Lends `elements` as accumulators, exactly: themselves, or converted into `scratch`, which is as long.
+    fn widen<'a>(
+        elements: &'a [Self],
+        scratch: &'a mut [Self::Accumulator],
+    ) -> &'a [Self::Accumulator];
+
+    /// Has `fill` write accumulators, every one of them, and takes them into `elements`, rounding once. The accumulators
+    /// are the elements themselves, or `scratch`, which is as long.
+    fn narrow(
+        elements: &mut [Self],
+        scratch: &mut [Self::Accumulator],
+        fill: impl FnOnce(&mut [Self::Accumulator]),
+    );
+}
+
+/// A type that reductions compute in.
+#[expect(unnameable_types, reason = "it seals `Element`")]
+pub trait Number: Pod {
+    /// Divides by a number of members; `None` where there is no average.
+    const DIVIDE: Option<fn(Self, usize) -> Self>;
+
+    /// The sum; integers wrap around.
+    fn sum(self, other: Self) -> Self;
+
+    /// The product; integers wrap around.
+    fn product(self, other: Self) -> Self;
+
+    /// The lesser, NaN if either is NaN, `self` where they are equal.
+    fn lesser(self, other: Self) -> Self;
+
+    /// The greater, NaN if either is NaN, `self` where they are equal.
+    fn greater(self, other: Self) -> Self;
+}
+
+impl Arithmetic for f16 {
+    type Accumulator = f32;
+
+    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
+        widen_f16(scratch, elements);
+        scratch
+    }
+
+    fn narrow(elements: &mut [Self], scratch: &mut [f32], fill: impl FnOnce(&mut [f32])) {
+        fill(scratch);
+        narrow_f16(elements, scratch);
+    }
+}
+
+impl Arithmetic for bf16 {
+    type Accumulator = f32;
+
+    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
+        widen_bf16(scratch, elements);
+        scratch
+    }
+
+    fn narrow(elements: &mut [Self], scratch: &mut [f32], fill: impl FnOnce(&mut [f32])) {
+        fill(scratch);
+        narrow_bf16(elements, scratch);
+    }
+}
+
+/// A type that is its own accumulator.
+macro_rules! own_accumulator {
+    ($($number:ty),+) => {$(
+        impl Arithmetic for $number {
+            type Accumulator = Self;
+
+            fn widen<'a>(elements: &'a [Self], _: &'a mut [Self]) -> &'a [Self] {
+                elements
+            }
+
+            fn narrow(elements: &mut [Self], _: &mut [Self], fill: impl FnOnce(&mut [Self])) {
+                fill(elements);
+            }
+        }
+    )+};
+}
+
+own_accumulator!(f32, f64, i32, i64, u32, u64);
+
+macro_rules! float {
+    ($($number:ty),+) => {$(
+        impl Number for $number {
+            // A count of members is far below 2^24, from where on f32 would round it.
+            const DIVIDE: Option<fn(Self, usize) -> Self> = Some(|sum, count| sum / count as $number);
+
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self + other
+            }
+
+            #[inline(always)]
+            fn product(self, other: Self) -> Self {
+                self * other
+            }
+
+            #[inline(always)]
+            fn lesser(self, other: Self) -> Self {
+                if (other < self) | other.is_nan() { other } else { self }
+            }
+
+            #[inline(always)]
+            fn greater(self, other: Self) -> Self {
+                if (other > self) | other.is_nan() { other } else { self }
+            }
+        }
+    )+};
+}
+
+float!(f32, f64);
+
+macro_rules! integer {
+    ($($number:ty),+) => {$(
+        impl Number for $number {
+            const DIVIDE: Option<fn(Self, usize) -> Self> = None;
+
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn product(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+
+            #[inline(always)]
+            fn lesser(self, other: Self) -> Self {
+                self.min(other)
+            }
+
+            #[inline(always)]
+            fn greater(self, other: Self) -> Self {
+                self.max(other)
+            }
+        }
+    )+};
+}
+
+integer!(i32, i64, u32, u64);

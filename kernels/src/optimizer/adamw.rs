@@ -1,0 +1,120 @@
+//! AdamW.
+
+use crate::round::nearest_f32;
+use crate::simd::{Kernel, dispatch};
+
+/// The numbers of one AdamW update.
+///
+/// What is derived from them is computed in f64 and rounded to f32 once, as PyTorch does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWStep {
+    /// The learning rate of this step.
+    pub learning_rate: f64,
+    /// How much of the first moment is kept.
+    pub beta1: f64,
+    /// How much of the second moment is kept.
+    pub beta2: f64,
+    /// Added to the root of the corrected second moment.
+    pub epsilon: f64,
+    /// The decay of parameters, in units of the learning rate.
+    pub weight_decay: f64,
+    /// Which update this is, from 1.
+    pub step: u64,
+    /// What gradients are multiplied by before anything else; 1 leaves them as they are.
+    pub clip: f32,
+}
+
+/// One AdamW update of a slice.
+///
+/// With `g = clip * gradient`, for each element, in this order and in f32:
+///
+/// ```text
+/// p = p * (1 - learning_rate * weight_decay)
+/// m = beta1 * m + (1 - beta1) * g
+/// v = beta2 * v + (1 - beta2) * g * g
+/// p = p - (learning_rate / (1 - beta1^step)) * m / (sqrt(v) / sqrt(1 - beta2^step) + epsilon)
+/// ```
+///
+/// # Panics
+///
+/// If the slices differ in length, or `step.step` is 0.
+pub fn adamw(
+    step: &AdamWStep,
+    parameter: &mut [f32],
+    gradient: &[f32],
+    first_moment: &mut [f32],
+    second_moment: &mut [f32],
+) {
+    let len = parameter.len();
+    assert_eq!(gradient.len(), len, "adamw: lengths of gradient and parameter");
+    assert_eq!(first_moment.len(), len, "adamw: lengths of first moment and parameter");
+    assert_eq!(second_moment.len(), len, "adamw: lengths of second moment and parameter");
+    let factors = Factors::of(step);
+    dispatch(AdamW { factors, parameter, gradient, first_moment, second_moment });
+}
+
+/// What an element's update needs, each computed in f64 and rounded once.
+#[derive(Debug, Clone, Copy)]
+struct Factors {
+    clip: f32,
+    keep_parameter: f32,
+    keep_first: f32,
+    take_first: f32,
+    keep_second: f32,
+    take_second: f32,
+    rate: f32,
+    second_root: f32,
+    epsilon: f32,
+}
+
+impl Factors {
+    fn of(step: &AdamWStep) -> Self {
+        assert!(step.step > 0, "adamw: steps are counted from 1");
+        let first_correction = 1.0 - step.beta1.powf(step.step as f64);
+        let second_correction = 1.0 - step.beta2.powf(step.step as f64);
+        Self {
+            clip: step.clip,
+            keep_parameter: nearest_f32(1.0 - step.learning_rate * step.weight_decay),
+            keep_first: nearest_f32(step.beta1),
+            take_first: nearest_f32(1.0 - step.beta1),
+            keep_second: nearest_f32(step.beta2),
+            take_second: nearest_f32(1.0 - step.beta2),
+            rate: nearest_f32(step.learning_rate / first_correction),
+            second_root: nearest_f32(second_correction.sqrt()),
+            epsilon: nearest_f32(step.epsilon),
+        }
+    }
+
+    #[inline(always)]
+    fn update(&self, parameter: &mut f32, gradient: f32, first: &mut f32, second: &mut f32) {
+        let gradient = gradient * self.clip;
+        *first = self.keep_first * *first + self.take_first * gradient;
+        *second = self.keep_second * *second + self.take_second * gradient * gradient;
+        let scale = second.sqrt() / self.second_root + self.epsilon;
+        *parameter = *parameter * self.keep_parameter - self.rate * *first / scale;
+    }
+}
+
+struct AdamW<'a> {
+    factors: Factors,
+    parameter: &'a mut [f32],
+    gradient: &'a [f32],
+    first_moment: &'a mut [f32],
+    second_moment: &'a mut [f32],
+}
+
+impl Kernel for AdamW<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let moments = self.first_moment.iter_mut().zip(self.second_moment);
+        let elements = self.parameter.iter_mut().zip(self.gradient).zip(moments);
+        for ((parameter, &gradient), (first, second)) in elements {
+            self.factors.update(parameter, gradient, first, second);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

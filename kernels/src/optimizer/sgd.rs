@@ -1,0 +1,149 @@
+//! Stochastic gradient descent.
+
+use crate::round::nearest_f32;
+use crate::simd::{Kernel, dispatch};
+
+/// The numbers of one SGD update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SgdStep {
+    /// The learning rate of this step.
+    pub learning_rate: f64,
+    /// How much of the velocity is kept; used only where there is one.
+    pub momentum: f64,
+    /// How velocity enters the update; used only where there is one.
+    pub kind: MomentumKind,
+    /// What part of a parameter is added to its gradient.
+    pub weight_decay: f64,
+    /// What gradients are multiplied by before anything else; 1 leaves them as they are.
+    pub clip: f32,
+}
+
+/// How velocity enters an SGD update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum MomentumKind {
+    /// The update follows the velocity.
+    #[default]
+    Classic,
+    /// The update looks one step ahead: it follows the gradient plus `momentum` times the velocity.
+    Nesterov,
+}
+
+/// One SGD update of a slice.
+///
+/// For each element, in this order and in f32; the last line is the only one without a velocity, with `d = g`:
+///
+/// ```text
+/// g = clip * gradient + weight_decay * p
+/// velocity = momentum * velocity + g
+/// d = velocity  or, with Nesterov,  g + momentum * velocity
+/// p = p - learning_rate * d
+/// ```
+///
+/// A velocity starts as zeros, which makes the first step PyTorch's (with its dampening of 0).
+///
+/// # Panics
+///
+/// If the slices differ in length, or there is no velocity although `momentum` is not 0.
+pub fn sgd(step: &SgdStep, parameter: &mut [f32], gradient: &[f32], velocity: Option<&mut [f32]>) {
+    let len = parameter.len();
+    assert_eq!(gradient.len(), len, "sgd: lengths of gradient and parameter");
+    let factors = Factors::of(step);
+    let Some(velocity) = velocity else {
+        assert!(step.momentum == 0.0, "sgd: momentum {} without a velocity", step.momentum);
+        return dispatch(Plain { factors, parameter, gradient });
+    };
+    assert_eq!(velocity.len(), len, "sgd: lengths of velocity and parameter");
+    match step.kind {
+        MomentumKind::Classic => dispatch(Classic { factors, parameter, gradient, velocity }),
+        MomentumKind::Nesterov => dispatch(Nesterov { factors, parameter, gradient, velocity }),
+    }
+}
+
+/// What an element's update needs, each rounded to f32 once.
+#[derive(Debug, Clone, Copy)]
+struct Factors {
+    clip: f32,
+    decay: f32,
+    momentum: f32,
+    rate: f32,
+}
+
+impl Factors {
+    fn of(step: &SgdStep) -> Self {
+        Self {
+            clip: step.clip,
+            decay: nearest_f32(step.weight_decay),
+            momentum: nearest_f32(step.momentum),
+            rate: nearest_f32(step.learning_rate),
+        }
+    }
+
+    #[inline(always)]
+    fn decayed(&self, gradient: f32, parameter: f32) -> f32 {
+        gradient * self.clip + self.decay * parameter
+    }
+}
+
+struct Plain<'a> {
+    factors: Factors,
+    parameter: &'a mut [f32],
+    gradient: &'a [f32],
+}
+
+impl Kernel for Plain<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (parameter, &gradient) in self.parameter.iter_mut().zip(self.gradient) {
+            *parameter -= self.factors.rate * self.factors.decayed(gradient, *parameter);
+        }
+    }
+}
+
+struct Classic<'a> {
+    factors: Factors,
+    parameter: &'a mut [f32],
+    gradient: &'a [f32],
+    velocity: &'a mut [f32],
+}
+
+impl Kernel for Classic<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Factors { momentum, rate, .. } = self.factors;
+        let elements = self.parameter.iter_mut().zip(self.gradient).zip(self.velocity);
+        for ((parameter, &gradient), velocity) in elements {
+            let gradient = self.factors.decayed(gradient, *parameter);
+            *velocity = momentum * *velocity + gradient;
+            *parameter -= rate * *velocity;
+        }
+    }
+}
+
+struct Nesterov<'a> {
+    factors: Factors,
+    parameter: &'a mut [f32],
+    gradient: &'a [f32],
+    velocity: &'a mut [f32],
+}
+
+impl Kernel for Nesterov<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Factors { momentum, rate, .. } = self.factors;
+        let elements = self.parameter.iter_mut().zip(self.gradient).zip(self.velocity);
+        for ((parameter, &gradient), velocity) in elements {
+            let gradient = self.factors.decayed(gradient, *parameter);
+            *velocity = momentum * *velocity + gradient;
+            *parameter -= rate * (gradient + momentum * *velocity);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! One loop, compiled twice: for every x86-64, and for those with AVX2.
+//!
+//! Kernels are plain Rust loops that the compiler vectorises. The build targets any x86-64 machine, which has vectors of
+//! four f32; most machines have eight and more, so each kernel is compiled a second time for AVX2 and chosen when it runs.
+//! Both give the same bits: the compiler neither reorders floating-point operations nor fuses a multiplication with an
+//! addition, whatever the vectors' width.
+
+/// A loop over its own fields.
+pub(crate) trait Kernel {
+    /// What it computes besides what it writes.
+    type Output;
+
+    /// Runs the loop. Implementations are `#[inline(always)]`, and so is all they call: what is not inlined into
+    /// [`dispatch`] is compiled without AVX2.
+    fn run(self) -> Self::Output;
+}
+
+/// Runs a kernel with the widest vectors of this machine.
+pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        // SAFETY: K-2, the condition saw AVX2 on this machine.
+        return unsafe { run_with_avx2(kernel) };
+    }
+    kernel.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn run_with_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run()
+}
+
+/// Whether this machine has vectors of eight f32.
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    as_it_is() && std::arch::is_x86_feature_detected!("avx2")
+}
+
+/// Whether this machine converts f16 by an instruction.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_f16c() -> bool {
+    has_avx2() && std::arch::is_x86_feature_detected!("f16c")
+}
+
+/// Whether this machine is taken as it is; a test may have it taken for one with nothing special.
+#[cfg(target_arch = "x86_64")]
+fn as_it_is() -> bool {
+    #[cfg(test)]
+    if tests::narrow() {
+        return false;
+    }
+    true
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

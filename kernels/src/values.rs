@@ -1,0 +1,123 @@
+//! Borrowed parameters or gradients, whose dtype is a value.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+use hsdp_sharding::DType;
+
+use crate::convert::unpack;
+
+/// Borrowed parameters or gradients.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Values<'a> {
+    /// Elements of dtype f32.
+    F32(&'a [f32]),
+    /// Elements of dtype f16.
+    F16(&'a [f16]),
+    /// Elements of dtype bf16.
+    BF16(&'a [bf16]),
+}
+
+/// Parameters or gradients, borrowed to be written.
+#[derive(Debug, PartialEq)]
+pub enum ValuesMut<'a> {
+    /// Elements of dtype f32.
+    F32(&'a mut [f32]),
+    /// Elements of dtype f16.
+    F16(&'a mut [f16]),
+    /// Elements of dtype bf16.
+    BF16(&'a mut [bf16]),
+}
+
+impl<'a> Values<'a> {
+    /// How many elements there are.
+    pub const fn len(self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F16(values) => values.len(),
+            Self::BF16(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// The dtype of the elements.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::F32(_) => DType::F32,
+            Self::F16(_) => DType::F16,
+            Self::BF16(_) => DType::BF16,
+        }
+    }
+
+    /// The elements of `range`.
+    ///
+    /// # Panics
+    ///
+    /// If `range` reaches beyond the end.
+    pub fn slice(self, range: Range<usize>) -> Values<'a> {
+        match self {
+            Self::F32(values) => Values::F32(&values[range]),
+            Self::F16(values) => Values::F16(&values[range]),
+            Self::BF16(values) => Values::BF16(&values[range]),
+        }
+    }
+
+    /// The same numbers in f32, which is exact for every dtype here. Allocates.
+    pub fn to_f32(self) -> Vec<f32> {
+        let mut full = vec![0.0; self.len()];
+        unpack(&mut full, self);
+        full
+    }
+}
+
+impl<'a> ValuesMut<'a> {
+    /// How many elements there are.
+    pub const fn len(&self) -> usize {
+        self.as_values().len()
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The dtype of the elements.
+    pub const fn dtype(&self) -> DType {
+        self.as_values().dtype()
+    }
+
+    /// The elements of `range`, for as long as these were lent.
+    ///
+    /// # Panics
+    ///
+    /// If `range` reaches beyond the end.
+    pub fn slice(self, range: Range<usize>) -> ValuesMut<'a> {
+        match self {
+            Self::F32(values) => ValuesMut::F32(&mut values[range]),
+            Self::F16(values) => ValuesMut::F16(&mut values[range]),
+            Self::BF16(values) => ValuesMut::BF16(&mut values[range]),
+        }
+    }
+
+    /// A shorter loan of the same elements, so that they can be passed on more than once.
+    pub const fn reborrow(&mut self) -> ValuesMut<'_> {
+        match self {
+            Self::F32(values) => ValuesMut::F32(values),
+            Self::F16(values) => ValuesMut::F16(values),
+            Self::BF16(values) => ValuesMut::BF16(values),
+        }
+    }
+
+    /// The elements as they are now, to be read.
+    pub const fn as_values(&self) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(values),
+            Self::F16(values) => Values::F16(values),
+            Self::BF16(values) => Values::BF16(values),
+        }
+    }
+}

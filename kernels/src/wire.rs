@@ -1,0 +1,70 @@
+//! The dtype in which collectives move gradients.
+
+use std::fmt;
+
+use half::{bf16, f16};
+use hsdp_sharding::DType;
+
+use crate::error::Error;
+
+/// The dtype in which a collective moves gradients.
+///
+/// A contribution is rounded to it once, to nearest with ties to even; sums are f32 on every wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Wire {
+    /// Nothing is rounded.
+    #[default]
+    F32,
+    /// 11 bits of precision, up to 65504.
+    F16,
+    /// 8 bits of precision, the range of f32.
+    BF16,
+}
+
+impl Wire {
+    /// The same as a dtype.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::BF16 => DType::BF16,
+        }
+    }
+
+    /// `value` as it arrives: rounded to this dtype, and back in f32.
+    pub fn round(self, value: f32) -> f32 {
+        match self {
+            Self::F32 => value,
+            Self::F16 => f16::from_f32(value).to_f32(),
+            Self::BF16 => bf16::from_f32(value).to_f32(),
+        }
+    }
+}
+
+impl TryFrom<DType> for Wire {
+    type Error = Error;
+
+    /// # Errors
+    ///
+    /// [`Error::NotReal`] if `dtype` is not f32, f16 or bf16.
+    fn try_from(dtype: DType) -> Result<Self, Error> {
+        match dtype {
+            DType::F32 => Ok(Self::F32),
+            DType::F16 => Ok(Self::F16),
+            DType::BF16 => Ok(Self::BF16),
+            dtype => Err(Error::NotReal { dtype }),
+        }
+    }
+}
+
+impl From<Wire> for DType {
+    fn from(wire: Wire) -> Self {
+        wire.dtype()
+    }
+}
+
+impl fmt::Display for Wire {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.dtype().fmt(formatter)
+    }
+}

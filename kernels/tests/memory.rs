@@ -1,0 +1,165 @@
+//! The counting allocator, installed. Each test counts for ranks of its own, since tests run at once in one process.
+
+use std::sync::Barrier;
+use std::thread;
+
+use half::bf16;
+use hsdp_kernels::HostBuffer;
+use hsdp_kernels::memory::{self, Category, CountingAllocator, Usage};
+use hsdp_sharding::{ByteCount, DType, Rank};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+fn used(live: u64, peak: u64) -> Usage {
+    Usage { live: ByteCount(live), peak: ByteCount(peak) }
+}
+
+#[test]
+fn it_is_installed() {
+    assert!(memory::is_installed());
+    let _scope = memory::scope(Category::Full);
+    assert!(memory::is_installed());
+}
+
+#[test]
+fn asking_whether_it_is_installed_is_not_counted() {
+    let rank = Rank::new(9);
+    memory::set_rank(rank);
+    let _scope = memory::scope(Category::Full);
+    memory::is_installed();
+    assert_eq!(memory::usage(rank, Category::Full), used(0, 0));
+}
+
+#[test]
+fn a_vector_that_grows_is_counted_by_its_capacity() {
+    let rank = Rank::new(1);
+    memory::set_rank(rank);
+    let mut shard = {
+        let _scope = memory::scope(Category::Shard);
+        Vec::<f32>::with_capacity(100)
+    };
+    assert_eq!(memory::usage(rank, Category::Shard), used(400, 400));
+    shard.resize(1000, 1.0);
+    let bytes = 4 * shard.capacity() as u64;
+    assert_eq!(memory::usage(rank, Category::Shard), used(bytes, bytes));
+    shard.truncate(10);
+    shard.shrink_to_fit();
+    assert_eq!(memory::usage(rank, Category::Shard), used(40, bytes));
+    drop(shard);
+    assert_eq!(memory::usage(rank, Category::Shard), used(0, bytes));
+}
+
+#[test]
+fn buffers_of_every_dtype() {
+    let rank = Rank::new(2);
+    memory::set_rank(rank);
+    let _scope = memory::scope(Category::Full);
+    for (dtype, bytes) in [(DType::F32, 4), (DType::F16, 2), (DType::BF16, 2)] {
+        let buffer = HostBuffer::zeros(dtype, 1_000_003).unwrap();
+        assert_eq!(buffer.bytes(), ByteCount(bytes * 1_000_003));
+        assert_eq!(memory::usage(rank, Category::Full).live, buffer.bytes());
+        assert!(buffer.values().to_f32().iter().all(|value| *value == 0.0));
+    }
+    assert_eq!(memory::usage(rank, Category::Full).live, ByteCount(0));
+}
+
+#[test]
+fn a_peak_is_what_was_held_at_once() {
+    let rank = Rank::new(3);
+    memory::set_rank(rank);
+    let _scope = memory::scope(Category::Full);
+    let first = vec![0_u8; 1000];
+    let second = vec![0_u8; 500];
+    drop(first);
+    let third = vec![0_u8; 700];
+    assert_eq!(memory::usage(rank, Category::Full), used(1200, 1500));
+    drop((second, third));
+    assert_eq!(memory::usage(rank, Category::Full), used(0, 1500));
+}
+
+#[test]
+fn blocks_that_no_allocation_backs_cost_nothing() {
+    let rank = Rank::new(4);
+    memory::set_rank(rank);
+    let _scope = memory::scope(Category::Shard);
+    let empty: Vec<bf16> = Vec::with_capacity(0);
+    let units = vec![(); 1000];
+    assert_eq!(memory::usage(rank, Category::Shard), used(0, 0));
+    drop((empty, units));
+}
+
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
+#[test]
+fn great_alignments_are_kept() {
+    let rank = Rank::new(5);
+    memory::set_rank(rank);
+    let _scope = memory::scope(Category::Partial);
+    let mut pages = vec![Page([7; 4096])];
+    for _ in 0..20 {
+        pages.push(Page([7; 4096]));
+        assert_eq!(pages.as_ptr().addr() % 4096, 0);
+    }
+    assert_eq!(memory::usage(rank, Category::Partial).live.0, 4096 * pages.capacity() as u64);
+    assert!(pages.iter().all(|page| page.0[4095] == 7));
+}
+
+#[test]
+fn threads_hand_their_blocks_to_one_another() {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 200;
+    let barrier = Barrier::new(THREADS);
+    let (senders, receivers): (Vec<_>, Vec<_>) =
+        (0..THREADS).map(|_| std::sync::mpsc::channel::<Vec<Vec<u8>>>()).unzip();
+    thread::scope(|scope| {
+        for (index, receiver) in receivers.into_iter().enumerate() {
+            let next = senders[(index + 1) % THREADS].clone();
+            let barrier = &barrier;
+            scope.spawn(move || {
+                // Two ranks: each is allocated for by two threads, and freed for by the other two.
+                memory::set_rank(Rank::new(20 + index % 2));
+                let mut held = Vec::with_capacity(ROUNDS);
+                for round in 0..ROUNDS {
+                    let _scope = memory::scope(Category::GradFull);
+                    held.push(vec![0_u8; 1 + (round * 37) % 4000]);
+                }
+                next.send(held).unwrap();
+                barrier.wait();
+                drop(receiver.recv().unwrap());
+            });
+        }
+    });
+    let bytes: usize = (0..ROUNDS).map(|round| 1 + (round * 37) % 4000).sum();
+    for rank in [20, 21] {
+        let usage = memory::usage(Rank::new(rank), Category::GradFull);
+        assert_eq!(usage, used(0, 2 * bytes as u64), "rank {rank}: all was held at the barrier");
+    }
+}
+
+#[test]
+fn a_scope_counts_this_thread_alone() {
+    let rank = Rank::new(6);
+    memory::set_rank(rank);
+    let _scope = memory::scope(Category::Optimizer);
+    let elsewhere = thread::spawn(|| vec![0_u8; 10_000]);
+    let block = elsewhere.join().unwrap();
+    // What spawning allocates here is counted too, and given back but for nothing that is as large as the block.
+    assert!(memory::usage(rank, Category::Optimizer).live < ByteCount(10_000));
+    drop(block);
+}
+
+#[test]
+fn what_was_counted_before_a_scope_ended_is_freed_after_it() {
+    let rank = Rank::new(7);
+    memory::set_rank(rank);
+    let outside = vec![0_u8; 64];
+    let scope = memory::scope(Category::Shard);
+    let inside = vec![0_u8; 32];
+    drop(outside); // not counted, so not taken off
+    assert_eq!(memory::usage(rank, Category::Shard), used(32, 32));
+    drop(scope);
+    drop(inside);
+    assert_eq!(memory::usage(rank, Category::Shard), used(0, 32));
+}
