@@ -1,0 +1,54 @@
+//! What a caller asks for, before it has a number.
+
+use hsdp_kernels::Element;
+use hsdp_sharding::{DType, Rank};
+
+use crate::{Counts, Op, Reduction, Scaling, Tag};
+
+/// The part of a [`Descriptor`](crate::Descriptor) that does not say where in the sequence it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) op: Op,
+    pub(crate) tag: Tag,
+    pub(crate) dtype: Option<DType>,
+    pub(crate) counts: Counts,
+    pub(crate) reduction: Option<Reduction>,
+    pub(crate) root: Option<Rank>,
+    pub(crate) peer: Option<Rank>,
+    pub(crate) scaling: Option<Scaling>,
+}
+
+impl Call {
+    pub(crate) fn new(op: Op, tag: Tag) -> Self {
+        let counts = Counts::Each(0);
+        Self { op, tag, dtype: None, counts, reduction: None, root: None, peer: None, scaling: None }
+    }
+
+    pub(crate) fn elements<T: Element>(self, count: usize) -> Self {
+        self.of(T::DTYPE, count)
+    }
+
+    pub(crate) fn of(self, dtype: DType, count: usize) -> Self {
+        Self { dtype: Some(dtype), counts: Counts::Each(count), ..self }
+    }
+
+    pub(crate) fn splits<T: Element>(self, send: Vec<usize>, receive: Vec<usize>) -> Self {
+        Self { dtype: Some(T::DTYPE), counts: Counts::Splits { send, receive }, ..self }
+    }
+
+    pub(crate) fn reduction(self, reduction: Reduction) -> Self {
+        Self { reduction: Some(reduction), ..self }
+    }
+
+    pub(crate) fn root(self, root: Rank) -> Self {
+        Self { root: Some(root), ..self }
+    }
+
+    pub(crate) fn peer(self, peer: Rank) -> Self {
+        Self { peer: Some(peer), ..self }
+    }
+
+    pub(crate) fn scaling(self, scaling: Scaling) -> Self {
+        Self { scaling: Some(scaling), ..self }
+    }
+}

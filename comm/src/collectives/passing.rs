@@ -1,0 +1,106 @@
+//! permute, send and recv, barrier.
+
+use hsdp_kernels::Element;
+
+use super::bytes;
+use crate::call::Call;
+use crate::work::Handover;
+use crate::{Error, Group, Op, Pending, Tag};
+
+/// # Collectives that pass vectors on
+///
+/// Ranks of one process hand their vectors over; nothing is copied. permute and barrier are **collective**, as
+/// those that move elements. A transfer concerns its two members alone: the transfers from one to another are a
+/// sequence of their own, in which the n-th [`send`](Self::send) meets the n-th [`recv`](Self::recv).
+impl Group {
+    /// Hands this member's elements to member `destination`, or to nobody; gets what another handed to it, or
+    /// zeros.
+    ///
+    /// `values`: `[n]`; output `[n]`. Two members with one destination are a mismatch, on all members.
+    ///
+    /// # Errors
+    /// [`Error::BadMember`] if there is no member `destination`.
+    pub fn permute<T: Element>(
+        &self,
+        tag: Tag,
+        destination: Option<usize>,
+        values: Vec<T>,
+    ) -> Result<Pending<Vec<T>>, Error> {
+        if let Some(destination) = destination {
+            self.member(Op::Permute, "the destination", destination)?;
+        }
+        let (len, index) = (values.len(), self.index());
+        let call = Call::new(Op::Permute, tag).elements::<T>(len);
+        let work = move |all: Vec<(Option<usize>, Vec<T>)>| {
+            let (destinations, values): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+            Ok(Handover::new(values, sources_of(&destinations)?, len))
+        };
+        self.issue(call, (destination, values), work, |(destination, values)| {
+            if destination == Some(index) { (0, values) } else { (0, bytemuck::zeroed_vec(len)) }
+        })
+    }
+
+    /// Gives elements to member `to`, who calls [`recv`](Self::recv). Complete when it has taken them.
+    ///
+    /// `values`: `[n]`. A member may send to itself.
+    ///
+    /// # Errors
+    /// [`Error::BadMember`] if there is no member `to`.
+    pub fn send<T: Element>(&self, tag: Tag, to: usize, values: Vec<T>) -> Result<Pending<()>, Error> {
+        let peer = self.member(Op::Send, "the destination", to)?;
+        let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
+        let ticket = self.transfer(call, [self.rank(), peer], values, given)?;
+        Ok(ticket.map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, drop)))
+    }
+
+    /// Takes the elements that member `from` gives with [`send`](Self::send).
+    ///
+    /// Output `[count]`; the sender brings as many.
+    ///
+    /// # Errors
+    /// [`Error::BadMember`] if there is no member `from`.
+    pub fn recv<T: Element>(
+        &self,
+        tag: Tag,
+        from: usize,
+        count: usize,
+    ) -> Result<Pending<Vec<T>>, Error> {
+        let peer = self.member(Op::Recv, "the source", from)?;
+        let call = Call::new(Op::Recv, tag).elements::<T>(count).peer(peer);
+        let ticket = self.transfer(call, [peer, self.rank()], Vec::<T>::new(), given)?;
+        Ok(ticket.map_or_else(
+            || {
+                let received = if peer == self.rank() { 0 } else { bytes::<T>(count) };
+                self.imagine_received(Op::Recv, received);
+                Pending::ready(bytemuck::zeroed_vec(count))
+            },
+            Pending::issued,
+        ))
+    }
+
+    /// Completes when every member has issued it. To wait for the others, wait for it.
+    ///
+    /// # Errors
+    /// As the collectives that move elements.
+    pub fn barrier(&self, tag: Tag) -> Result<Pending<()>, Error> {
+        let meet = |all: Vec<()>| Ok(crate::work::Meeting(all.len()));
+        self.issue(Call::new(Op::Barrier, tag), (), meet, |()| (0, ()))
+    }
+}
+
+/// Slot 0 gives, slot 1 takes.
+fn given<T: Element>(values: Vec<Vec<T>>) -> Result<Handover<T>, String> {
+    Ok(Handover::new(values, vec![None, Some(0)], 0))
+}
+
+/// Whose vector each member gets.
+fn sources_of(destinations: &[Option<usize>]) -> Result<Vec<Option<usize>>, String> {
+    let mut sources = vec![None; destinations.len()];
+    for (from, destination) in destinations.iter().enumerate() {
+        let Some(to) = *destination else { continue };
+        if let Some(other) = sources[to].replace(from) {
+            return Err(format!("members {other} and {from} both hand their elements to member {to}"));
+        }
+    }
+    Ok(sources)
+}

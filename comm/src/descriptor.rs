@@ -1,0 +1,191 @@
+//! What a member says of an operation when it arrives: the part that all members must agree on.
+
+use std::fmt;
+
+use hsdp_kernels::{Divisor, Wire};
+use hsdp_sharding::{DType, Rank};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{Channel, Op, Reduction, Tag};
+
+#[cfg(test)]
+mod tests;
+
+/// The identity of a group: a hash of its ranks in order, and of its channel.
+///
+/// Two ranks that list the same members in another order do not mean the same group, and never meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(u64);
+
+impl GroupId {
+    /// The identity of the group of `ranks`, in this order, on `channel`.
+    #[must_use]
+    pub fn of(ranks: &[Rank], channel: Channel) -> Self {
+        let ranks = ranks.iter().flat_map(|rank| rank.get().to_le_bytes());
+        Self(xxh3_64(&channel.name().bytes().chain([0]).chain(ranks).collect::<Vec<_>>()))
+    }
+
+    /// The identity of the transfers from member `from` to member `to` of this group.
+    pub(crate) fn pair(self, from: Rank, to: Rank) -> Self {
+        let [from, to] = [u64::from(from.get()), u64::from(to.get())];
+        Self(xxh3_64(bytemuck::bytes_of(&[self.0, from, to])))
+    }
+
+    /// The hash itself.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// How many elements a member brings.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Counts {
+    /// So many; the same on all members.
+    Each(usize),
+    /// So many to and from each member: of an all_to_all. What `a` sends to `b` is what `b` expects from `a`.
+    Splits {
+        /// Elements for each member.
+        send: Vec<usize>,
+        /// Elements from each member.
+        receive: Vec<usize>,
+    },
+}
+
+impl Counts {
+    /// Elements that the member brings in all.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        match self {
+            Self::Each(count) => *count,
+            Self::Splits { send, .. } => send.iter().sum(),
+        }
+    }
+
+    fn agree(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Each(one), Self::Each(other)) => one == other,
+            // Whether the splits fit together is known when all are there.
+            (Self::Splits { .. }, Self::Splits { .. }) => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Each(1) => f.write_str("1 element"),
+            Self::Each(count) => write!(f, "{count} elements"),
+            Self::Splits { send, receive } => write!(f, "sends {send:?} receives {receive:?} elements"),
+        }
+    }
+}
+
+/// How a sum of gradients is scaled on its way: each contribution is divided by `pre` and rounded to `wire`,
+/// the f32 sum is divided by `post`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    /// The dtype in which contributions travel.
+    pub wire: Wire,
+    /// Divides each contribution before it is rounded.
+    pub pre: Divisor,
+    /// Divides the finished sum.
+    pub post: Divisor,
+}
+
+impl fmt::Display for Scaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "wire {}, / {} / {}", self.wire, self.pre.value(), self.post.value())
+    }
+}
+
+/// Everything that the members of an operation must agree on, and how they find each other.
+///
+/// Displayed as one line: `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch 0`.
+#[derive(Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Descriptor {
+    /// The group; for send and recv, the pair within it.
+    pub group: GroupId,
+    /// The channel of the group.
+    pub channel: Channel,
+    /// The epoch: how many aborted steps this rank has left behind.
+    pub epoch: u64,
+    /// The number of the operation in its group and epoch.
+    pub sequence: u64,
+    /// What is done.
+    pub op: Op,
+    /// How elements are combined, if they are.
+    pub reduction: Option<Reduction>,
+    /// The dtype of the elements; a barrier has none.
+    pub dtype: Option<DType>,
+    /// How many elements this member brings, or expects.
+    pub counts: Counts,
+    /// The root, of an operation that has one.
+    pub root: Option<Rank>,
+    /// The other end of a send or recv.
+    pub peer: Option<Rank>,
+    /// Divisors and wire dtype, of a reduction of gradients.
+    pub scaling: Option<Scaling>,
+    /// What the caller says that it is for.
+    pub tag: Tag,
+}
+
+impl Descriptor {
+    /// Whether two members mean the same operation. Group, epoch and sequence are equal where members meet.
+    #[must_use]
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        let transfer = |op| matches!(op, Op::Send | Op::Recv);
+        let both_transfer = transfer(self.op) && transfer(other.op);
+        (self.op == other.op || both_transfer)
+            && self.reduction == other.reduction
+            && self.dtype == other.dtype
+            && self.counts.agree(&other.counts)
+            && self.root == other.root
+            && self.scaling == other.scaling
+            && self.tag == other.tag
+    }
+
+    /// Where the operation stands in its sequence, for messages.
+    pub(crate) fn place(&self) -> String {
+        format!("operation {} on channel {}, epoch {}", self.sequence, self.channel, self.epoch)
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.op)?;
+        if let Some(reduction) = self.reduction {
+            write!(f, " {reduction}")?;
+        }
+        if let Some(dtype) = self.dtype {
+            write!(f, " {dtype} {}", self.counts)?;
+        }
+        if let Some(root) = self.root {
+            write!(f, ", root rank {root}")?;
+        }
+        match (self.op, self.peer) {
+            (Op::Send, Some(peer)) => write!(f, " to rank {peer}")?,
+            (_, Some(peer)) => write!(f, " from rank {peer}")?,
+            (_, None) => {}
+        }
+        if let Some(scaling) = self.scaling {
+            write!(f, ", {scaling}")?;
+        }
+        write!(f, ", {}", self.tag)
+    }
+}
+
+/// As displayed, with its place: in a test's message the fields one by one hide what matters.
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Descriptor({}: {self})", self.place())
+    }
+}

@@ -1,0 +1,215 @@
+//! What can go wrong, with every number.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hsdp_sharding::{DType, Rank};
+
+use crate::{Descriptor, Mismatch, Op};
+
+/// An error of a collective, a group or a world.
+///
+/// [`is_fatal`](Self::is_fatal) tells those that end the world from a step's end and from the caller's mistakes.
+/// All ranks get the same value of the errors that are shared (`CollectiveMismatch`, `StepAborted`, `WorldAborted`).
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Members of an operation want different things. The world is aborted: every rank gets this table.
+    #[error("collective mismatch: {table}")]
+    CollectiveMismatch {
+        /// Who wanted what.
+        table: Arc<Mismatch>,
+    },
+    /// A rank gave up its step. Discard this step and call [`World::next_epoch`](crate::World::next_epoch); the
+    /// world goes on.
+    #[error("step {step} aborted by rank {rank}: {reason}")]
+    StepAborted {
+        /// Who gave up first.
+        rank: Rank,
+        /// Its step.
+        step: u64,
+        /// Why.
+        reason: Arc<str>,
+    },
+    /// The world is over: a rank panicked, left, missed a deadline, or asked for the end.
+    #[error("world aborted: rank {rank}, step {step}, {}: {reason}", At(.operation.as_deref()))]
+    WorldAborted {
+        /// Whose doing it is.
+        rank: Rank,
+        /// The step it was in.
+        step: u64,
+        /// The operation it issued last, on any channel.
+        operation: Option<Arc<Descriptor>>,
+        /// What happened.
+        reason: AbortReason,
+    },
+    /// A group was asked for that cannot be.
+    #[error("group {ranks:?} on rank {rank} of {size}: {problem}")]
+    BadGroup {
+        /// Who asked.
+        rank: Rank,
+        /// Ranks in the world.
+        size: usize,
+        /// The members, as given.
+        ranks: Vec<u32>,
+        /// What is wrong with them.
+        problem: &'static str,
+    },
+    /// A buffer has a length that the operation cannot use. Nothing was issued.
+    #[error("{op} on rank {rank}: {what} has {found} elements, expected {expected}")]
+    BadCount {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+        /// Which buffer.
+        what: String,
+        /// Its elements.
+        found: usize,
+        /// How many it should have, in words.
+        expected: String,
+    },
+    /// A root, destination or source is no member of the group. Nothing was issued.
+    #[error("{op} on rank {rank}: {what} is member {member}, but the group has {members} members")]
+    BadMember {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+        /// Which argument.
+        what: &'static str,
+        /// Its value.
+        member: usize,
+        /// Members of the group.
+        members: usize,
+    },
+    /// A unit is laid out over another number of ranks than the group has. Nothing was issued.
+    #[error("{op} on rank {rank}: the layout has {shards} shards, but the group has {members} members")]
+    BadLayout {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+        /// Shards of the layout.
+        shards: usize,
+        /// Members of the group.
+        members: usize,
+    },
+    /// A dtype that the operation cannot use. Nothing was issued.
+    #[error("{op} on rank {rank}: {dtype} elements: {problem}")]
+    BadDType {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+        /// The dtype.
+        dtype: DType,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A collective was issued, or waited for, by the code that lends a gradient to another one.
+    #[error("{op} on rank {rank}: called from inside the work of another operation")]
+    Reentrant {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+    },
+    /// A world was asked for that cannot be.
+    #[error("rank {rank} of a world of {size}: ranks are numbered from 0 to the size less 1")]
+    BadRank {
+        /// The rank, as given.
+        rank: Rank,
+        /// The size, as given.
+        size: usize,
+    },
+    /// The environment asks for a world that this build cannot serve.
+    #[error("{variable}={value}: {problem}")]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// Why it is refused.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// Whether the world is over: nothing but a new world helps.
+    #[must_use]
+    pub const fn is_fatal(&self) -> bool {
+        matches!(self, Self::CollectiveMismatch { .. } | Self::WorldAborted { .. })
+    }
+}
+
+/// Why a world ended.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AbortReason {
+    /// The rank panicked.
+    #[error("it panicked: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: Arc<str>,
+    },
+    /// The rank returned, or dropped its world, while others waited for it.
+    #[error("it left, but others wait for it in {awaited}")]
+    Left {
+        /// What the others wait for.
+        awaited: Arc<Descriptor>,
+    },
+    /// An operation did not end within the deadline.
+    #[error("deadline of {deadline:?} missed in {awaited} ({}); {}", .awaited.place(), Attendance(.arrived, .missing))]
+    Deadline {
+        /// What was waited for.
+        awaited: Arc<Descriptor>,
+        /// For how long.
+        deadline: Duration,
+        /// Members that had arrived.
+        arrived: Vec<Rank>,
+        /// Members that had not; none if the work itself took too long.
+        missing: Vec<Rank>,
+    },
+    /// The rank asked for the end.
+    #[error("{reason}")]
+    Requested {
+        /// Why.
+        reason: Arc<str>,
+    },
+}
+
+/// Why a step is given up: an argument of [`World::abort_step`](crate::World::abort_step).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepFailure {
+    /// The step.
+    pub step: u64,
+    /// Why, for the other ranks to read.
+    pub reason: String,
+}
+
+/// Where a rank was.
+struct At<'a>(Option<&'a Descriptor>);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(descriptor) => write!(f, "last in {descriptor}"),
+            None => f.write_str("before its first operation"),
+        }
+    }
+}
+
+/// Who came and who did not.
+struct Attendance<'a>(&'a [Rank], &'a [Rank]);
+
+impl fmt::Display for Attendance<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers = |ranks: &[Rank]| ranks.iter().map(|rank| rank.index()).collect::<Vec<_>>();
+        match self.1 {
+            [] => write!(f, "all of ranks {:?} arrived, the work did not end", numbers(self.0)),
+            missing => write!(f, "arrived: ranks {:?}, missing: ranks {:?}", numbers(self.0), numbers(missing)),
+        }
+    }
+}

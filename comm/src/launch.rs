@@ -1,0 +1,132 @@
+//! Ranks as threads: started together, joined together, and none of them left waiting for one that failed.
+
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, Builder, Scope, ScopedJoinHandle};
+
+use hsdp_kernels::memory;
+use hsdp_sharding::Rank;
+
+use crate::local::panic_message;
+use crate::{AbortReason, Error, World, WorldOptions};
+
+/// The stack of a rank's thread: an autograd recurses.
+const STACK_BYTES: usize = 16 << 20;
+
+/// A rank whose closure did not return.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank}: {message}")]
+pub struct RankFailure {
+    /// Which rank.
+    pub rank: Rank,
+    /// The panic's message, or why its thread could not be started.
+    pub message: Arc<str>,
+}
+
+/// Runs `size` ranks as threads named `rank-0`, `rank-1`, ..., and waits until all have ended. What each
+/// returned, in rank order.
+///
+/// A rank that panics ends the world: the others get [`Error::WorldAborted`] with its message, within
+/// milliseconds. One that returns while others wait for it does the same: it has left.
+///
+/// ```
+/// use hsdp_comm::{Channel, Reduction, Tag, WorldOptions, launch};
+///
+/// let sums = launch(4, WorldOptions::default(), |world| {
+///     let group = world.world_group(Channel::User);
+///     let mine = vec![world.rank().index() as u64];
+///     group.all_reduce(Tag::default(), Reduction::Sum, mine)?.wait()
+/// });
+/// assert!(sums.into_iter().all(|sum| sum == Ok(Ok(vec![0 + 1 + 2 + 3]))));
+/// ```
+pub fn launch<T: Send>(
+    size: usize,
+    options: WorldOptions,
+    rank: impl Fn(World) -> T + Sync,
+) -> Vec<Result<T, RankFailure>> {
+    thread::scope(|scope| {
+        let start = |world: World| start(scope, world, &rank);
+        // All start before the first is joined.
+        let started: Vec<_> = World::local(size, options).into_iter().map(start).collect();
+        started.into_iter().enumerate().map(|(rank, thread)| join(Rank::new(rank), thread)).collect()
+    })
+}
+
+/// Runs `size` ranks as threads, for tests: what each returned, in rank order.
+///
+/// ```
+/// use hsdp_comm::{Channel, Tag, world};
+///
+/// let gathered = world(3, |world| {
+///     let group = world.world_group(Channel::User);
+///     let pending = group.all_gather(Tag::default(), vec![world.rank().get()]);
+///     pending.and_then(|pending| pending.wait()).expect("all gather")
+/// });
+/// assert_eq!(gathered, vec![vec![0, 1, 2]; 3]);
+/// ```
+///
+/// # Panics
+/// If a rank panicked: with the messages of all that did, each with its rank.
+pub fn world<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
+    let (mut outputs, mut failures) = (Vec::with_capacity(size), Vec::new());
+    for outcome in launch(size, WorldOptions::default(), rank) {
+        match outcome {
+            Ok(output) => outputs.push(output),
+            Err(failure) => failures.push(failure.to_string()),
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} of {size} ranks failed:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+    outputs
+}
+
+type Started<'scope, T> = io::Result<ScopedJoinHandle<'scope, Result<T, Arc<str>>>>;
+
+fn start<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    world: World,
+    rank: &'scope (impl Fn(World) -> T + Sync),
+) -> Started<'scope, T> {
+    let builder = Builder::new().name(format!("rank-{}", world.rank())).stack_size(STACK_BYTES);
+    builder.spawn_scoped(scope, move || run(world, rank))
+}
+
+/// One rank, from its first line to the moment from which others must not wait for it.
+fn run<T>(world: World, rank: &impl Fn(World) -> T) -> Result<T, Arc<str>> {
+    memory::set_rank(world.rank());
+    let seat = Arc::clone(world.seat());
+    let returned = catch_unwind(AssertUnwindSafe(|| rank(world)));
+    let returned = returned.map_err(|panic| {
+        let message = panic_message(&*panic);
+        seat.end(Error::WorldAborted {
+            rank: seat.rank,
+            step: seat.record.step(),
+            operation: seat.record.last(),
+            reason: AbortReason::Panicked { message: Arc::clone(&message) },
+        });
+        message
+    });
+    seat.leave();
+    returned
+}
+
+fn join<T>(rank: Rank, thread: Started<'_, T>) -> Result<T, RankFailure> {
+    let failed = |message| RankFailure { rank, message };
+    match thread.map(ScopedJoinHandle::join) {
+        Ok(Ok(returned)) => returned.map_err(failed),
+        Ok(Err(panic)) => Err(failed(panic_message(&*panic))),
+        Err(error) => Err(failed(format!("its thread could not be started: {error}").into())),
+    }
+}
+
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank(), self.size())
+    }
+}

@@ -1,0 +1,88 @@
+//! What a rank has issued and received: calls, and bytes that came from other ranks.
+//!
+//! Bytes are added up where elements are copied or reduced, from the lengths of the slices that are
+//! read, not from descriptors or plans: a plan that predicts them can be held against them.
+
+use hsdp_sharding::{ByteCount, Flow};
+
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::{Channel, Op};
+
+const CHANNELS: usize = Channel::ALL.len();
+const OPS: usize = Op::ALL.len();
+
+/// The running counts of one rank. Blocks on any thread add to it; a wait that has returned orders them.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    cells: [[Cell; OPS]; CHANNELS],
+}
+
+#[derive(Debug, Default)]
+struct Cell {
+    calls: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Ledger {
+    pub(crate) fn call(&self, channel: Channel, op: Op) {
+        self.cell(channel, op).calls.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn received(&self, channel: Channel, op: Op, bytes: ByteCount) {
+        self.cell(channel, op).bytes.fetch_add(bytes.get(), Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> LedgerSnapshot {
+        let read = |cell: &Cell| Flow {
+            calls: cell.calls.load(Relaxed),
+            bytes: ByteCount(cell.bytes.load(Relaxed)),
+        };
+        LedgerSnapshot { cells: self.cells.each_ref().map(|ops| ops.each_ref().map(read)) }
+    }
+
+    fn cell(&self, channel: Channel, op: Op) -> &Cell {
+        &self.cells[channel as usize][op as usize]
+    }
+}
+
+/// What a rank had issued and received at one moment, by channel and operation.
+///
+/// Groups of one rank count nothing: no collective takes place. What an operation has moved is in every
+/// snapshot that is taken after its `wait`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LedgerSnapshot {
+    cells: [[Flow; OPS]; CHANNELS],
+}
+
+impl LedgerSnapshot {
+    /// Calls of `op` on `channel`, and the bytes that they brought from other ranks.
+    #[must_use]
+    pub fn op(&self, channel: Channel, op: Op) -> Flow {
+        self.cells[channel as usize][op as usize]
+    }
+
+    /// Calls and bytes of all operations on `channel`.
+    #[must_use]
+    pub fn channel(&self, channel: Channel) -> Flow {
+        let flows = &self.cells[channel as usize];
+        Flow {
+            calls: flows.iter().map(|flow| flow.calls).sum(),
+            bytes: flows.iter().map(|flow| flow.bytes).sum(),
+        }
+    }
+
+    /// What came after `earlier`, a snapshot of the same rank.
+    ///
+    /// # Panics
+    /// If `earlier` is the later one.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut difference = self.clone();
+        for (after, before) in difference.cells.iter_mut().flatten().zip(earlier.cells.iter().flatten()) {
+            let calls = after.calls.checked_sub(before.calls);
+            after.calls = calls.expect("the earlier snapshot was taken first, of the same rank");
+            after.bytes = after.bytes - before.bytes;
+        }
+        difference
+    }
+}

@@ -1,0 +1,88 @@
+//! Collectives between the ranks of a training run: groups, asynchronous operations that own their buffers, and ends
+//! that name whose doing they are. Ranks are threads of one process (the local flavour), or only counted.
+//!
+//! Every call is compared with what the other members issued, and nobody waits for ever: a mismatch, a panic, a rank
+//! that leaves and a missed deadline all end as an error that says which rank, step and operation.
+//!
+//! This crate does no arithmetic of its own (that is `hsdp-kernels`), and knows no layout, schedule or step: what is
+//! gathered when, and what a failed step means, is the runtime's. It talks to no network.
+//!
+//! | concept | PyTorch's word | here |
+//! |---|---|---|
+//! | a rank's handle of all ranks | default process group | [`World`], [`launch`] |
+//! | ranks that act together | `ProcessGroup` | [`Group`], [`Channel`] |
+//! | an operation on its way | `Work` | [`Pending`] |
+//! | what an operation is | (the fingerprint of debug mode) | [`Descriptor`], [`Tag`], [`Stage`] |
+//! | sum, average, ... | `ReduceOp` | [`Reduction`] |
+//! | unshard, reduce gradients | `foreach_all_gather`, `foreach_reduce` | [`Group::gather_unit`], [`Group::reduce_unit`], [`Group::all_reduce_scaled`] |
+//! | bytes on the wire | (`CommDebugMode`) | [`World::ledger`], [`LedgerSnapshot`] |
+//! | a step given up | | [`World::abort_step`], [`World::next_epoch`] |
+//! | a world without peers | `FakeProcessGroup` | [`World::counting`] |
+//!
+//! ```text
+//! rank 0   issue ------------- compute ------------ wait -> output
+//! rank 1          issue -- wait (helps) ------------------> output
+//! rank 2                          issue -- wait (helps) --> output
+//! worker                              runs blocks
+//!                                     ^ the last member has arrived
+//! ```
+//!
+//! # Example
+//!
+//! ```
+//! use hsdp_comm::{Channel, Op, Reduction, Tag, world};
+//!
+//! let norms = world(4, |world| {
+//!     let group = world.world_group(Channel::User);
+//!     let mine = vec![world.rank().index() as f32; 1000];
+//!     // Issued now, done by whoever has time, waited for later.
+//!     let pending = group.all_reduce(Tag::default(), Reduction::Sum, mine).expect("issued");
+//!     let sum = pending.wait().expect("summed");
+//!
+//!     // This rank summed 250 elements of three others, and got 750 finished ones.
+//!     let flow = world.ledger().op(Channel::User, Op::AllReduce);
+//!     assert_eq!((flow.calls, flow.bytes.get()), (1, 4 * (3 * 250 + 750)));
+//!     sum[0]
+//! });
+//! assert_eq!(norms, [6.0; 4]);
+//! ```
+//!
+//! # Modules
+//!
+//! All are private and their items are named here. In reading order: `op`, `tag`, `descriptor` (what is asked for),
+//! `error`, `mismatch` (what can go wrong), `options`, `world`, `seat`, `launch`, `environment` (who there is), `group`,
+//! `call`, `collectives`, `units`, `pending` (what is issued), `work` (what is done, block by block), `local` (who
+//! does it when: `PROTOCOL.md` beside the sources), `ledger`, `sync`.
+
+mod call;
+mod collectives;
+mod descriptor;
+mod environment;
+mod error;
+mod group;
+mod launch;
+mod ledger;
+mod local;
+mod mismatch;
+mod op;
+mod options;
+mod pending;
+mod seat;
+mod sync;
+mod tag;
+mod units;
+mod work;
+mod world;
+
+pub use self::descriptor::{Counts, Descriptor, GroupId, Scaling};
+pub use self::error::{AbortReason, Error, StepFailure};
+pub use self::group::Group;
+pub use self::launch::{RankFailure, launch, world};
+pub use self::ledger::LedgerSnapshot;
+pub use self::mismatch::{Mismatch, MismatchRow, Wanted};
+pub use self::op::{Channel, Op, Reduction};
+pub use self::options::{Workers, WorldOptions};
+pub use self::pending::Pending;
+pub use self::tag::{Stage, Tag};
+pub use self::units::Contribution;
+pub use self::world::World;

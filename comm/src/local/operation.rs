@@ -1,0 +1,213 @@
+//! One operation: where its members meet, and where their outputs lie. PROTOCOL.md, "States of an operation".
+
+use std::any::Any;
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hsdp_sharding::Rank;
+
+use super::table::Key;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::{Descriptor, Error};
+
+/// What a member deposits, and what it takes out, with its type erased.
+pub(crate) type Erased = Box<dyn Any + Send>;
+
+/// One operation of one group.
+pub(crate) struct Operation {
+    key: Key,
+    /// The members, by slot.
+    ranks: Arc<[Rank]>,
+    /// Whether the phase is `Done` or `Failed`, so that nobody needs the lock to see that it is not.
+    settled: AtomicBool,
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
+}
+
+struct Meeting {
+    phase: Phase,
+    /// Members that sleep on `changed`.
+    parked: usize,
+}
+
+/// Where the operation is. It only goes forward.
+enum Phase {
+    /// Members arrive, each in its slot.
+    Gathering { arrivals: Vec<Option<Arrival>>, missing: usize },
+    /// All are there; the last one has taken the arrivals, and blocks are being run.
+    Running,
+    /// The outputs, by slot, until their members take them.
+    Done { outputs: Vec<Option<Erased>> },
+    /// It ended early, for all members alike.
+    Failed(Error),
+}
+
+/// What one member brought.
+pub(crate) struct Arrival {
+    pub(crate) descriptor: Arc<Descriptor>,
+    pub(crate) deposit: Erased,
+}
+
+/// What became of an arrival.
+#[must_use]
+pub(crate) enum Arrived {
+    /// Others are missing.
+    Waiting,
+    /// This was the last: the work is this member's to start.
+    Last(Vec<Arrival>),
+    /// It wants something else than a member before it.
+    Disagrees(Vec<Option<Arc<Descriptor>>>),
+    /// The operation had ended early.
+    Refused(Error),
+}
+
+/// Who is there and who is not, while members are missing.
+pub(crate) struct Attendance {
+    pub(crate) arrived: Vec<Rank>,
+    pub(crate) missing: Vec<Rank>,
+}
+
+impl Operation {
+    pub(crate) fn new(key: Key, ranks: Arc<[Rank]>) -> Self {
+        let missing = ranks.len();
+        let arrivals = ranks.iter().map(|_| None).collect();
+        let phase = Phase::Gathering { arrivals, missing };
+        Self {
+            key,
+            ranks,
+            settled: AtomicBool::new(false),
+            meeting: Mutex::new(Meeting { phase, parked: 0 }),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn ranks(&self) -> &Arc<[Rank]> {
+        &self.ranks
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Acquire)
+    }
+
+    /// A member comes to its slot. Each does so once: its sequence number is its own.
+    pub(crate) fn arrive(&self, slot: usize, arrival: Arrival) -> Arrived {
+        let mut meeting = self.meeting.lock();
+        let (arrivals, missing) = match &mut meeting.phase {
+            Phase::Gathering { arrivals, missing } => (arrivals, missing),
+            Phase::Failed(error) => return Arrived::Refused(error.clone()),
+            Phase::Running | Phase::Done { .. } => unreachable!("a member arrives once, before the work"),
+        };
+        let first = arrivals.iter().flatten().next();
+        let agrees = first.is_none_or(|first| first.descriptor.agrees_with(&arrival.descriptor));
+        arrivals[slot] = Some(arrival);
+        *missing -= 1;
+        if !agrees {
+            let wanted = |arrival: &Option<Arrival>| arrival.as_ref().map(|it| Arc::clone(&it.descriptor));
+            return Arrived::Disagrees(arrivals.iter().map(wanted).collect());
+        }
+        if *missing > 0 {
+            return Arrived::Waiting;
+        }
+        let arrivals = mem::take(arrivals);
+        meeting.phase = Phase::Running;
+        Arrived::Last(arrivals.into_iter().flatten().collect())
+    }
+
+    /// Who is there and who is not; `None` once all came or the operation failed.
+    pub(crate) fn attendance(&self) -> Option<Attendance> {
+        let meeting = self.meeting.lock();
+        let Phase::Gathering { arrivals, .. } = &meeting.phase else { return None };
+        let ranks_where = |there: bool| {
+            let slots = self.ranks.iter().zip(arrivals);
+            slots.filter(|(_, slot)| slot.is_some() == there).map(|(rank, _)| *rank).collect()
+        };
+        Some(Attendance { arrived: ranks_where(true), missing: ranks_where(false) })
+    }
+
+    /// A descriptor that a member brought; `None` if nobody came, or the work has begun.
+    pub(crate) fn awaited(&self) -> Option<Arc<Descriptor>> {
+        match &self.meeting.lock().phase {
+            Phase::Gathering { arrivals, .. } => {
+                arrivals.iter().flatten().next().map(|arrival| Arc::clone(&arrival.descriptor))
+            }
+            _ => None,
+        }
+    }
+
+    /// The work is done.
+    pub(crate) fn succeed(&self, outputs: Vec<Erased>) {
+        let outputs = outputs.into_iter().map(Some).collect();
+        let meeting = self.meeting.lock();
+        if matches!(meeting.phase, Phase::Running) {
+            drop(self.settle(meeting, Phase::Done { outputs }));
+        }
+    }
+
+    /// Ends the operation if members are missing: work that has begun is left to complete.
+    pub(crate) fn fail_gathering(&self, error: &Error) {
+        let meeting = self.meeting.lock();
+        if matches!(meeting.phase, Phase::Gathering { .. }) {
+            drop(self.settle(meeting, Phase::Failed(error.clone())));
+        }
+    }
+
+    /// Ends the operation unless it is done: its work panicked, or missed the deadline.
+    pub(crate) fn fail(&self, error: &Error) {
+        let meeting = self.meeting.lock();
+        if matches!(meeting.phase, Phase::Gathering { .. } | Phase::Running) {
+            drop(self.settle(meeting, Phase::Failed(error.clone())));
+        }
+    }
+
+    /// Enters a last phase, wakes everybody, and hands back the former phase, to be dropped without the lock:
+    /// it holds what users deposited.
+    fn settle(&self, mut meeting: MutexGuard<'_, Meeting>, last: Phase) -> Phase {
+        let former = mem::replace(&mut meeting.phase, last);
+        self.settled.store(true, Ordering::Release);
+        self.changed.notify_all();
+        drop(meeting);
+        former
+    }
+
+    /// Takes a member's output out of a settled operation.
+    pub(crate) fn take(&self, slot: usize) -> Result<Erased, Error> {
+        match &mut self.meeting.lock().phase {
+            Phase::Done { outputs } => Ok(outputs[slot].take().expect("a member waits once")),
+            Phase::Failed(error) => Err(error.clone()),
+            Phase::Gathering { .. } | Phase::Running => unreachable!("the operation is settled"),
+        }
+    }
+
+    /// Wakes members that sleep, to help with the work; how many there are.
+    pub(crate) fn call_for_help(&self) -> usize {
+        let meeting = self.meeting.lock();
+        if meeting.parked > 0 {
+            self.changed.notify_all();
+        }
+        meeting.parked
+    }
+
+    /// Sleeps until something changes or the moment comes. Spurious wakes are possible.
+    pub(crate) fn park_until(&self, moment: Instant) {
+        let mut meeting = self.meeting.lock();
+        if self.is_settled() {
+            return;
+        }
+        meeting.parked += 1;
+        self.changed.wait_until(&mut meeting, moment);
+        meeting.parked -= 1;
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("key", &self.key)
+            .field("ranks", &self.ranks)
+            .field("settled", &self.is_settled())
+            .finish_non_exhaustive()
+    }
+}

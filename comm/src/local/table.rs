@@ -1,0 +1,86 @@
+//! Where members find the operation that they mean.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::operation::Operation;
+use crate::sync::Mutex;
+use crate::{Descriptor, Error, GroupId};
+
+/// What tells one operation from all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) group: GroupId,
+    pub(crate) epoch: u64,
+    pub(crate) sequence: u64,
+}
+
+impl From<&Descriptor> for Key {
+    fn from(descriptor: &Descriptor) -> Self {
+        let Descriptor { group, epoch, sequence, .. } = *descriptor;
+        Self { group, epoch, sequence }
+    }
+}
+
+const SHARDS: usize = 16;
+
+/// The operations that somebody has arrived at and not everybody.
+///
+/// Cut by group, so that groups rarely share a lock. No other lock is taken while one of these is held,
+/// except that of the status.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    shards: [Mutex<HashMap<Key, Arc<Operation>>>; SHARDS],
+}
+
+impl Table {
+    /// The operation of `key`, made if this is its first member, provided that `admit` lets it.
+    ///
+    /// `admit` is asked under the lock: an early end that was announced before is seen, and one that is
+    /// announced afterwards finds the operation here.
+    pub(crate) fn enter(
+        &self,
+        key: Key,
+        admit: impl FnOnce() -> Result<(), Error>,
+        make: impl FnOnce() -> Operation,
+    ) -> Result<Arc<Operation>, Error> {
+        let mut shard = self.shard(key).lock();
+        if let Some(operation) = shard.get(&key) {
+            return Ok(Arc::clone(operation));
+        }
+        admit()?;
+        let operation = Arc::new(make());
+        shard.insert(key, Arc::clone(&operation));
+        Ok(operation)
+    }
+
+    /// Everybody has arrived.
+    pub(crate) fn remove(&self, key: Key) {
+        let removed = self.shard(key).lock().remove(&key);
+        drop(removed);
+    }
+
+    /// Takes out the operations of `epoch`, or of all.
+    pub(crate) fn drain(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
+        let matches = |key: &Key| epoch.is_none_or(|epoch| key.epoch == epoch);
+        let drained = |shard: &Mutex<HashMap<_, _>>| {
+            let taken = shard.lock().extract_if(|key, _| matches(key)).collect::<Vec<_>>();
+            taken.into_iter().map(|(_, operation)| operation)
+        };
+        self.shards.iter().flat_map(drained).collect()
+    }
+
+    /// All operations that are there now.
+    pub(crate) fn snapshot(&self) -> Vec<Arc<Operation>> {
+        let listed = |shard: &Mutex<HashMap<Key, Arc<Operation>>>| {
+            shard.lock().values().cloned().collect::<Vec<_>>()
+        };
+        self.shards.iter().flat_map(listed).collect()
+    }
+
+    fn shard(&self, key: Key) -> &Mutex<HashMap<Key, Arc<Operation>>> {
+        #[expect(clippy::cast_possible_truncation, reason = "the remainder is below 16")]
+        let index = (key.group.get() % SHARDS as u64) as usize;
+        &self.shards[index]
+    }
+}

@@ -1,0 +1,155 @@
+//! How a member gets its output: it helps while there is work, stays awake for a moment, then sleeps.
+//! PROTOCOL.md, "Waiting".
+
+use std::fmt;
+use std::hint;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_sharding::Rank;
+
+use super::core::Core;
+use super::operation::{Erased, Operation};
+use super::running::in_block;
+use crate::{Descriptor, Error};
+
+/// A member's claim on its output of one operation.
+pub(crate) struct Ticket {
+    pub(super) core: Arc<Core>,
+    pub(super) operation: Arc<Operation>,
+    pub(super) descriptor: Arc<Descriptor>,
+    pub(super) rank: Rank,
+    pub(super) slot: usize,
+}
+
+impl Ticket {
+    pub(crate) fn is_settled(&self) -> bool {
+        self.operation.is_settled()
+    }
+
+    pub(crate) fn descriptor(&self) -> &Arc<Descriptor> {
+        &self.descriptor
+    }
+
+    /// Waits until the operation is settled, by completion, deadline or abort.
+    pub(crate) fn wait(self) -> Result<Erased, Error> {
+        if in_block() {
+            return Err(Error::Reentrant { op: self.descriptor.op, rank: self.rank });
+        }
+        if !self.is_settled() {
+            let Descriptor { op, channel, tag, .. } = &*self.descriptor;
+            let unit = tag.unit.map(|unit| unit.get());
+            let span = tracing::trace_span!("wait", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch);
+            span.in_scope(|| self.await_settled());
+        }
+        self.operation.take(self.slot)
+    }
+
+    fn await_settled(&self) {
+        let mut wakefulness = Wakefulness::of(&self.core);
+        let mut clock = None;
+        while !self.is_settled() {
+            if let Some(running) = self.core.queue().pick(&self.operation) {
+                self.core.help(running, Some(&self.operation));
+            } else if !wakefulness.stay_awake() {
+                let clock = clock.get_or_insert_with(|| Clock::start(&self.core));
+                self.sleep(clock);
+            }
+        }
+    }
+
+    fn sleep(&self, clock: &mut Clock) {
+        match clock.alarm() {
+            Alarm::Sleep(moment) => self.operation.park_until(moment),
+            Alarm::Late(late) => self.warn(late),
+            // If members came in at the last moment, their work is waited for once more.
+            Alarm::Deadline => self.core.end_late(&self.operation, self.rank, &self.descriptor),
+        }
+    }
+
+    fn warn(&self, late: Duration) {
+        let missing = self.operation.attendance().map_or(Vec::new(), |attendance| attendance.missing);
+        let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
+        tracing::warn!(rank = self.rank.get(), operation = %self.descriptor, ?missing, waited = ?late, "late");
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket")
+            .field("rank", &self.rank)
+            .field("descriptor", &self.descriptor)
+            .field("settled", &self.is_settled())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How much longer a waiting thread stays awake before it sleeps.
+struct Wakefulness {
+    spins: u32,
+    yields: u32,
+}
+
+impl Wakefulness {
+    /// With a core for each rank a wait is worth some microseconds of spinning; else others need the core.
+    fn of(core: &Core) -> Self {
+        if core.has_a_core_for_each() {
+            Self { spins: 200, yields: 0 }
+        } else {
+            Self { spins: 0, yields: 2 }
+        }
+    }
+
+    /// Passes a moment awake; `false` when it is time to sleep.
+    fn stay_awake(&mut self) -> bool {
+        if self.spins > 0 {
+            self.spins -= 1;
+            (0..32).for_each(|_| hint::spin_loop());
+        } else if self.yields > 0 {
+            self.yields -= 1;
+            thread::yield_now();
+        } else {
+            return false;
+        }
+        true
+    }
+}
+
+/// How long a member has been waiting, and what is due next.
+struct Clock {
+    started: Instant,
+    late: Option<Duration>,
+    deadline: Duration,
+}
+
+enum Alarm {
+    Sleep(Instant),
+    Late(Duration),
+    Deadline,
+}
+
+impl Clock {
+    fn start(core: &Core) -> Self {
+        let options = core.options();
+        let late = (options.late < options.deadline).then_some(options.late);
+        Self { started: Instant::now(), late, deadline: options.deadline }
+    }
+
+    /// What is due now. Each alarm rings once; the deadline begins anew.
+    fn alarm(&mut self) -> Alarm {
+        let waited = self.started.elapsed();
+        if waited >= self.deadline {
+            self.started = Instant::now();
+            return Alarm::Deadline;
+        }
+        match self.late {
+            Some(late) if waited >= late => {
+                self.late = None;
+                Alarm::Late(late)
+            }
+            Some(late) => Alarm::Sleep(self.started + late),
+            None => Alarm::Sleep(self.started + self.deadline),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! An operation that was issued and not waited for.
+
+use std::any::Any;
+use std::fmt;
+
+use crate::local::Ticket;
+use crate::Error;
+
+/// The output of an operation, to come. It owns its buffers: they are given back by [`wait`](Self::wait).
+///
+/// The operation goes on without its owner: the members that arrive, the members that wait and the
+/// workers of the world do the work. Dropping it does not cancel the operation (the other members
+/// get their outputs), never waits, and never frees memory that is being read or written.
+///
+/// What is on its way cannot be read:
+///
+/// ```compile_fail
+/// # use hsdp_comm::{Channel, Tag, World};
+/// let group = World::single().world_group(Channel::User);
+/// let pending = group.all_gather(Tag::default(), vec![1_f32])?;
+/// let first = pending[0]; // no: wait for it
+/// # Ok::<(), hsdp_comm::Error>(())
+/// ```
+#[must_use = "an operation that nobody waits for gives nothing back, and hides its errors"]
+pub struct Pending<T> {
+    state: State<T>,
+}
+
+enum State<T> {
+    /// Done when it was issued: nobody else takes part.
+    Ready(T),
+    Issued {
+        ticket: Ticket,
+        /// What this member makes of its output.
+        output: fn(Box<dyn Any + Send>) -> T,
+    },
+}
+
+impl<T> Pending<T> {
+    pub(crate) fn ready(output: T) -> Self {
+        Self { state: State::Ready(output) }
+    }
+
+    /// Waits until the operation is complete, and returns its output.
+    ///
+    /// A thread that waits helps with the work of this and other operations. Members need not wait in the order
+    /// in which they issued.
+    ///
+    /// # Errors
+    /// What ended the operation early: [`Error::CollectiveMismatch`], [`Error::StepAborted`],
+    /// [`Error::WorldAborted`] (also when the deadline of the world passes), or [`Error::Reentrant`] when called
+    /// from inside a block. Buffers of an operation that failed are gone.
+    pub fn wait(self) -> Result<T, Error> {
+        match self.state {
+            State::Ready(output) => Ok(output),
+            State::Issued { ticket, output } => ticket.wait().map(output),
+        }
+    }
+
+    /// Whether [`wait`](Self::wait) would return at once. Never blocks.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        match &self.state {
+            State::Ready(_) => true,
+            State::Issued { ticket, .. } => ticket.is_settled(),
+        }
+    }
+}
+
+impl<T: Send + 'static> Pending<T> {
+    /// The output as the work makes it.
+    pub(crate) fn issued(ticket: Ticket) -> Self {
+        Self::issued_with(ticket, |output| *output.downcast().expect("the work makes outputs of this type"))
+    }
+}
+
+impl<T> Pending<T> {
+    /// What `output` makes of the output of the work.
+    pub(crate) fn issued_with(ticket: Ticket, output: fn(Box<dyn Any + Send>) -> T) -> Self {
+        Self { state: State::Issued { ticket, output } }
+    }
+}
+
+impl<T> fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.state {
+            State::Ready(_) => f.write_str("Pending(ready)"),
+            State::Issued { ticket, .. } => write!(
+                f,
+                "Pending({}, {})",
+                ticket.descriptor(),
+                if ticket.is_settled() { "settled" } else { "on its way" }
+            ),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What an operation is for: the part of its descriptor that the caller writes.
+
+use std::fmt;
+
+use hsdp_sharding::UnitId;
+
+/// What an operation belongs to: stage, step, microbatch and, where there is one, unit.
+///
+/// Ranks that pair up an operation compare their tags, so two calls of the same shape that were swapped
+/// on one rank are found. Displayed as `unit 3, reduce, step 7, microbatch 0`.
+///
+/// ```
+/// use hsdp_comm::{Stage, Tag};
+/// use hsdp_sharding::UnitId;
+///
+/// let tag = Tag::new(Stage::Reduce).unit(UnitId::new(3)).step(7);
+/// assert_eq!(tag.to_string(), "unit 3, reduce, step 7, microbatch 0");
+/// assert_eq!(Tag::default().to_string(), "user, step 0, microbatch 0");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Tag {
+    /// The unit whose parameters or gradients travel, if it is one unit.
+    pub unit: Option<UnitId>,
+    /// What the operation is for.
+    pub stage: Stage,
+    /// The optimizer step.
+    pub step: u64,
+    /// The microbatch within the step.
+    pub microbatch: usize,
+}
+
+impl Tag {
+    /// The tag of `stage`, in step 0 and microbatch 0, of no unit.
+    #[must_use]
+    pub const fn new(stage: Stage) -> Self {
+        Self { unit: None, stage, step: 0, microbatch: 0 }
+    }
+
+    /// The same, of `unit`.
+    #[must_use]
+    pub const fn unit(self, unit: UnitId) -> Self {
+        Self { unit: Some(unit), ..self }
+    }
+
+    /// The same, in `step`.
+    #[must_use]
+    pub const fn step(self, step: u64) -> Self {
+        Self { step, ..self }
+    }
+
+    /// The same, in `microbatch`.
+    #[must_use]
+    pub const fn microbatch(self, microbatch: usize) -> Self {
+        Self { microbatch, ..self }
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(unit) = self.unit {
+            write!(f, "unit {}, ", unit.index())?;
+        }
+        write!(f, "{}, step {}, microbatch {}", self.stage, self.step, self.microbatch)
+    }
+}
+
+/// What an operation is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Stage {
+    /// Before the first step: comparing plans, initial values, replicas.
+    Setup,
+    /// The header that begins a step or a microbatch.
+    Header,
+    /// Unsharding a unit.
+    Gather,
+    /// Reducing a unit's gradients over the shard group.
+    Reduce,
+    /// Summing partials over the replicate group.
+    AllReduce,
+    /// The verdict before the optimizer, with norms and weights.
+    Agreement,
+    /// Collecting whole parameters, for export or a checkpoint.
+    Export,
+    /// Anything that the runtime did not issue.
+    #[default]
+    User,
+}
+
+impl Stage {
+    /// Its name: `gather`, `all_reduce`, ...
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Setup => "setup",
+            Self::Header => "header",
+            Self::Gather => "gather",
+            Self::Reduce => "reduce",
+            Self::AllReduce => "all_reduce",
+            Self::Agreement => "agreement",
+            Self::Export => "export",
+            Self::User => "user",
+        }
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

@@ -1,0 +1,200 @@
+//! The calls on whole units, as methods of [`Group`]: what the runtime's steps are made of.
+//!
+//! Each does in one pass over memory what copy-in, a collective and copy-out would do, and rounds at the same
+//! points.
+
+use std::sync::Arc;
+
+use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Wire};
+use hsdp_sharding::{DType, Role, UnitLayout, balanced};
+
+use crate::call::Call;
+use crate::work::{AllReduceScaled, UnitGather, UnitGatherDeposit, UnitReduce, UnitReduceDeposit};
+use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
+
+/// What one member contributes to the reduction of a unit's gradients.
+#[derive(Clone, Debug)]
+pub struct Contribution {
+    /// By index of the parameter in the unit. `None` contributes zeros; frozen parameters have none. Gradients are
+    /// read where they lie, and dropped when the operation is complete.
+    pub gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    /// The dtype in which contributions travel: each is rounded to it once.
+    pub wire: Wire,
+    /// Divides each contribution before it is rounded.
+    pub pre: Divisor,
+}
+
+/// # Calls on whole units
+///
+/// All are **collective**, in the order of the group's channel, with the same tag, layout, dtypes and divisors on all
+/// members; all return at once. A group of one member does the arithmetic in the call, rounds nothing to the wire,
+/// divides once by both divisors, and counts nothing.
+impl Group {
+    /// Gathers a unit: every member's f32 shard is cast to the dtype of the targets and written into every
+    /// member's parameters.
+    ///
+    /// `shard`: `[layout.shard_len()]`, read in place, so it must not be wanted for writing until the operation
+    /// is complete. `targets`: one buffer for each parameter of the unit, `[its elements]`; the output, filled.
+    /// Bytes count with the padding between parameters.
+    ///
+    /// # Errors
+    /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if the shard or a
+    /// target does not fit it; [`Error::BadDType`] if the targets differ in dtype.
+    pub fn gather_unit(
+        &self,
+        tag: Tag,
+        layout: Arc<UnitLayout>,
+        shard: Arc<Vec<f32>>,
+        targets: Vec<HostBuffer>,
+    ) -> Result<Pending<Vec<HostBuffer>>, Error> {
+        let op = Op::AllGather;
+        self.check_layout(op, &layout)?;
+        self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
+        let dtype = self.check_targets(&layout, &targets)?;
+        let call = Call::new(op, tag).of(dtype, layout.shard_len());
+        let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
+        let deposit = UnitGatherDeposit { layout, shard, targets };
+        self.issue(call, deposit, UnitGather::new, |mine| (received, mine.targets))
+    }
+
+    /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
+    /// `round_to_wire(gradient / pre)`, divided by `post`, for the elements of its trainable shard.
+    ///
+    /// `partial`: `[layout.trainable().shard_len]`, f32; the output, replaced by that sum or with it added,
+    /// as `fold` says. Padding is zero, or stays. Which gradients are present may differ between members. Bytes
+    /// count with padding and absent gradients.
+    ///
+    /// # Errors
+    /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if a gradient or the
+    /// partial does not fit it.
+    #[expect(clippy::too_many_arguments, reason = "what is summed, then where to; two structs say no more")]
+    pub fn reduce_unit(
+        &self,
+        tag: Tag,
+        layout: Arc<UnitLayout>,
+        contribution: Contribution,
+        post: Divisor,
+        fold: Fold,
+        partial: Vec<f32>,
+    ) -> Result<Pending<Vec<f32>>, Error> {
+        let op = Op::ReduceScatter;
+        let Contribution { gradients, wire, pre } = contribution;
+        let part = layout.trainable().shard_len;
+        self.check_layout(op, &layout)?;
+        self.check_len(op, "the partial", partial.len(), part)?;
+        self.check_gradients(&layout, &gradients)?;
+        let scaling = self.scaling(wire, pre, post);
+        let call = Call::new(op, tag)
+            .of(wire.dtype(), layout.trainable().len)
+            .reduction(Reduction::Sum)
+            .scaling(scaling);
+        let received = (self.size() - 1) * part * wire.dtype().size_bytes();
+        let deposit = UnitReduceDeposit { layout, gradients, partial, fold };
+        let work = move |all| UnitReduce::new(all, scaling);
+        self.issue(call, deposit, work, |mine| (received, imagined_partial(mine)))
+    }
+
+    /// Sums f32 elements over the members: everybody gets the sum in member order of
+    /// `round_to_wire(element / pre)`, divided by `post`; the same bits on all members.
+    ///
+    /// `values`: `[n]`, f32; output `[n]`, in the same buffer.
+    ///
+    /// # Errors
+    /// As said above.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a scaling, in the order of the arithmetic")]
+    pub fn all_reduce_scaled(
+        &self,
+        tag: Tag,
+        values: Vec<f32>,
+        wire: Wire,
+        pre: Divisor,
+        post: Divisor,
+    ) -> Result<Pending<Vec<f32>>, Error> {
+        let (len, size) = (values.len(), self.size());
+        let scaling = self.scaling(wire, pre, post);
+        let call = Call::new(Op::AllReduce, tag)
+            .of(wire.dtype(), len)
+            .reduction(Reduction::Sum)
+            .scaling(scaling);
+        let owned = balanced(len, size, self.index()).len();
+        let contributions = (size - 1) * owned * wire.dtype().size_bytes();
+        let received = contributions + (len - owned) * size_of::<f32>();
+        let work = move |all| Ok(AllReduceScaled::new(all, scaling));
+        self.issue(call, values, work, |values| (received, values))
+    }
+
+    /// How contributions are scaled in this group: among several members as the caller says, alone by one division.
+    fn scaling(&self, wire: Wire, pre: Divisor, post: Divisor) -> Scaling {
+        if self.size() > 1 {
+            return Scaling { wire, pre, post };
+        }
+        // Where the product is no f32, two divisions give what one would, but for a rounding.
+        let (pre, post) = match Divisor::new(pre.value() * post.value()) {
+            Ok(product) => (Divisor::ONE, product),
+            Err(_) => (pre, post),
+        };
+        Scaling { wire: Wire::F32, pre, post }
+    }
+
+    fn check_layout(&self, op: Op, layout: &UnitLayout) -> Result<(), Error> {
+        let (shards, members) = (layout.shard_size(), self.size());
+        if shards == members {
+            return Ok(());
+        }
+        Err(Error::BadLayout { op, rank: self.rank(), shards, members })
+    }
+
+    fn check_len(&self, op: Op, what: &str, found: usize, expected: usize) -> Result<(), Error> {
+        if found == expected {
+            return Ok(());
+        }
+        Err(self.bad_count(op, what, found, expected.to_string()))
+    }
+
+    /// The dtype of the targets, which fit the layout.
+    fn check_targets(&self, layout: &UnitLayout, targets: &[HostBuffer]) -> Result<DType, Error> {
+        let op = Op::AllGather;
+        self.check_len(op, "the list of targets", targets.len(), layout.params().len())?;
+        let dtype = targets.first().map_or(DType::F32, HostBuffer::dtype);
+        for (slot, target) in layout.params().iter().zip(targets) {
+            if target.len() != slot.len {
+                let what = format!("the target of `{}`", slot.name);
+                return Err(self.bad_count(op, &what, target.len(), slot.len.to_string()));
+            }
+            if target.dtype() != dtype {
+                let problem = "not the dtype of the unit's first target";
+                return Err(Error::BadDType { op, rank: self.rank(), dtype: target.dtype(), problem });
+            }
+        }
+        Ok(dtype)
+    }
+
+    fn check_gradients(
+        &self,
+        layout: &UnitLayout,
+        gradients: &[Option<Arc<dyn GradientValues>>],
+    ) -> Result<(), Error> {
+        let op = Op::ReduceScatter;
+        self.check_len(op, "the list of gradients", gradients.len(), layout.params().len())?;
+        for (slot, gradient) in layout.params().iter().zip(gradients) {
+            let Some(gradient) = gradient else { continue };
+            let expected = match slot.role {
+                Role::Trainable if gradient.len() == slot.len => continue,
+                Role::Trainable => slot.len.to_string(),
+                Role::Frozen => "none: it is frozen".to_owned(),
+            };
+            let what = format!("the gradient of `{}`", slot.name);
+            return Err(self.bad_count(op, &what, gradient.len(), expected));
+        }
+        Ok(())
+    }
+}
+
+/// What a rank without peers gets: nothing is added.
+fn imagined_partial(mine: UnitReduceDeposit) -> Vec<f32> {
+    let mut partial = mine.partial;
+    if mine.fold == Fold::Replace {
+        partial.fill(0.0);
+    }
+    partial
+}

@@ -1,0 +1,66 @@
+//! The runtime's all-reduce: partials are divided, rounded to the wire, summed in member order and divided again.
+
+use std::ops::Range;
+
+use hsdp_kernels::{DisjointVec, Fold, Values, contribute, settle};
+use hsdp_sharding::balanced;
+
+use super::{BLOCK_ELEMENTS, Meter, Work, blocks_of};
+use crate::Scaling;
+
+/// A scaled sum that replaces every member's elements.
+pub(crate) struct AllReduceScaled {
+    values: Vec<DisjointVec<f32>>,
+    scaling: Scaling,
+    /// Who adds up, and which elements: slices of the balanced split. They cover all elements once.
+    blocks: Vec<(usize, Range<usize>)>,
+}
+
+impl AllReduceScaled {
+    /// Of vectors of one length.
+    pub(crate) fn new(values: Vec<Vec<f32>>, scaling: Scaling) -> Self {
+        let (len, members) = (values[0].len(), values.len());
+        let cut = |owner| {
+            blocks_of(balanced(len, members, owner), BLOCK_ELEMENTS).map(move |block| (owner, block))
+        };
+        let blocks = (0..members).flat_map(cut).collect();
+        let values = values.into_iter().map(DisjointVec::from).collect();
+        Self { values, scaling, blocks }
+    }
+}
+
+impl Work for AllReduceScaled {
+    type Output = Vec<f32>;
+
+    fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.values[0].len() * self.values.len() * size_of::<f32>()
+    }
+
+    /// Reads the block of every member into a sum before it writes the result to any of them.
+    fn run(&self, block: usize, meter: &Meter<'_>) {
+        let (owner, range) = &self.blocks[block];
+        let Scaling { wire, pre, post } = self.scaling;
+        let mut sums = [0.0; BLOCK_ELEMENTS];
+        let sums = &mut sums[..range.len()];
+        // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
+        let slice = |values| unsafe { DisjointVec::slice_mut(values, range.clone()) };
+        let mut values: Vec<&mut [f32]> = self.values.iter().map(slice).collect();
+        for (from, values) in values.iter().enumerate() {
+            let fold = if from == 0 { Fold::Replace } else { Fold::Add };
+            contribute(sums, Values::F32(values), pre, wire, fold);
+            meter.received(*owner, from, values.len(), wire.dtype().size_bytes());
+        }
+        for (to, target) in values.iter_mut().enumerate() {
+            settle(target, sums, post, Fold::Replace);
+            meter.received(to, *owner, target.len(), size_of::<f32>());
+        }
+    }
+
+    fn finish(self) -> Vec<Vec<f32>> {
+        self.values.into_iter().map(DisjointVec::into_vec).collect()
+    }
+}

@@ -1,0 +1,161 @@
+//! Operations that move elements as they are: all_gather, broadcast, gather, scatter, all_to_all.
+
+use std::marker::PhantomData;
+
+use hsdp_kernels::{DisjointVec, Element};
+
+use super::{BLOCK_BYTES, Meter, Work, blocks_of};
+
+/// What a member brings: the elements that it gives, and the buffer that it fills, if it takes any.
+pub(crate) struct Exchange<T> {
+    pub(crate) source: Vec<T>,
+    pub(crate) target: Option<Vec<T>>,
+}
+
+/// Consecutive elements of one member, and where they go.
+#[derive(Clone, Copy, Debug)]
+struct Move {
+    /// The slot of the member that gives.
+    from: usize,
+    /// The first element in its source.
+    start: usize,
+    /// How many.
+    len: usize,
+    /// Who takes.
+    to: To,
+    /// Where they begin in a taker's target.
+    at: usize,
+}
+
+/// Who takes.
+#[derive(Clone, Copy, Debug)]
+enum To {
+    /// The member in this slot.
+    One(usize),
+    /// Every member that has a target.
+    All,
+}
+
+/// What a member gets out of what it brought.
+pub(crate) trait Outcome<T>: Send + 'static {
+    fn of(exchange: Exchange<T>) -> Self;
+}
+
+/// Who takes nothing keeps what it gave.
+impl<T: Element> Outcome<T> for Vec<T> {
+    fn of(exchange: Exchange<T>) -> Self {
+        exchange.target.unwrap_or(exchange.source)
+    }
+}
+
+/// Who takes nothing gets nothing.
+impl<T: Element> Outcome<T> for Option<Vec<T>> {
+    fn of(exchange: Exchange<T>) -> Self {
+        exchange.target
+    }
+}
+
+/// Moves of elements. No two moves to one member overlap in its target.
+pub(crate) struct Copies<T, O> {
+    sources: Vec<Vec<T>>,
+    targets: Vec<Option<DisjointVec<T>>>,
+    moves: Vec<Move>,
+    outcome: PhantomData<fn() -> O>,
+}
+
+impl<T: Element, O: Outcome<T>> Copies<T, O> {
+    /// Every member's source goes to every target, in member order. Of sources of one length.
+    pub(crate) fn to_everybody(members: Vec<Exchange<T>>) -> Self {
+        let whole = |(from, it): (usize, &Exchange<T>)| {
+            let len = it.source.len();
+            Move { from, start: 0, len, to: To::All, at: from * len }
+        };
+        let moves = members.iter().enumerate().map(whole).collect();
+        Self::new(members, moves)
+    }
+
+    /// The root's source goes to every target.
+    pub(crate) fn from_root(members: Vec<Exchange<T>>, root: usize) -> Self {
+        let len = members[root].source.len();
+        Self::new(members, vec![Move { from: root, start: 0, len, to: To::All, at: 0 }])
+    }
+
+    /// The root's source is dealt out to the members' targets, `part` elements each.
+    pub(crate) fn dealt_by(members: Vec<Exchange<T>>, root: usize, part: usize) -> Self {
+        let deal = |to| Move { from: root, start: to * part, len: part, to: To::One(to), at: 0 };
+        let moves = (0..members.len()).map(deal).collect();
+        Self::new(members, moves)
+    }
+
+    /// Every member's source is dealt out to all targets, `counts[from][to]` elements from one to another; each
+    /// target takes its parts in member order.
+    pub(crate) fn split(members: Vec<Exchange<T>>, counts: &[Vec<usize>]) -> Self {
+        let mut filled = vec![0; members.len()];
+        let mut moves = Vec::with_capacity(members.len() * members.len());
+        for (from, counts) in counts.iter().enumerate() {
+            let mut start = 0;
+            for (to, &len) in counts.iter().enumerate() {
+                moves.push(Move { from, start, len, to: To::One(to), at: filled[to] });
+                start += len;
+                filled[to] += len;
+            }
+        }
+        Self::new(members, moves)
+    }
+
+    /// CO-2 rests on the four above: the moves to one target do not overlap in it.
+    fn new(members: Vec<Exchange<T>>, moves: Vec<Move>) -> Self {
+        let cut = |it: Move| {
+            let parts = blocks_of(0..it.len, BLOCK_BYTES / size_of::<T>());
+            parts.map(move |part| Move {
+                start: it.start + part.start,
+                len: part.len(),
+                at: it.at + part.start,
+                ..it
+            })
+        };
+        let moves = moves.into_iter().flat_map(cut).collect();
+        let parts = members.into_iter().map(|it| (it.source, it.target.map(DisjointVec::from)));
+        let (sources, targets) = parts.unzip();
+        Self { sources, targets, moves, outcome: PhantomData }
+    }
+
+    fn copy(&self, it: Move, to: usize, meter: &Meter<'_>) {
+        let Some(target) = &self.targets[to] else { return };
+        let source = &self.sources[it.from][it.start..it.start + it.len];
+        // SAFETY: CO-2, moves to one target do not overlap, and each is run once.
+        let target = unsafe { target.slice_mut(it.at..it.at + it.len) };
+        target.copy_from_slice(source);
+        meter.received(to, it.from, source.len(), size_of::<T>());
+    }
+}
+
+impl<T: Element, O: Outcome<T>> Work for Copies<T, O> {
+    type Output = O;
+
+    fn blocks(&self) -> usize {
+        self.moves.len()
+    }
+
+    fn bytes(&self) -> usize {
+        let takers = |to| match to {
+            To::One(_) => 1,
+            To::All => self.targets.iter().flatten().count(),
+        };
+        self.moves.iter().map(|it| it.len * takers(it.to) * size_of::<T>()).sum()
+    }
+
+    fn run(&self, block: usize, meter: &Meter<'_>) {
+        let it = self.moves[block];
+        match it.to {
+            To::One(to) => self.copy(it, to, meter),
+            To::All => (0..self.targets.len()).for_each(|to| self.copy(it, to, meter)),
+        }
+    }
+
+    fn finish(self) -> Vec<O> {
+        let targets = self.targets.into_iter().map(|target| target.map(DisjointVec::into_vec));
+        let members = self.sources.into_iter().zip(targets);
+        members.map(|(source, target)| O::of(Exchange { source, target })).collect()
+    }
+}

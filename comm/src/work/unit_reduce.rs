@@ -1,0 +1,117 @@
+//! The runtime's reduce-scatter: gradients are read where they lie, divided, rounded to the wire, summed in member
+//! order and folded into the owner's partial, block by block.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hsdp_kernels::{DisjointVec, Fold, GradientValues, Values, contribute, settle};
+use hsdp_sharding::{Piece, Role, UnitLayout};
+
+use super::{BLOCK_ELEMENTS, Meter, Work, blocks_of, pieces_in};
+use crate::Scaling;
+
+/// What a parameter without a gradient contributes.
+static ZEROS: [f32; BLOCK_ELEMENTS] = [0.0; BLOCK_ELEMENTS];
+
+/// What a member brings: its gradients, to be read where they lie, and its partial, to be filled.
+pub(crate) struct UnitReduceDeposit {
+    pub(crate) layout: Arc<UnitLayout>,
+    pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    pub(crate) partial: Vec<f32>,
+    pub(crate) fold: Fold,
+}
+
+/// Every member's gradients, summed into the partial of whoever owns them.
+pub(crate) struct UnitReduce {
+    gradients: Vec<Vec<Option<Arc<dyn GradientValues>>>>,
+    partials: Vec<DisjointVec<f32>>,
+    folds: Vec<Fold>,
+    scaling: Scaling,
+    /// What each trainable shard holds.
+    pieces: Vec<Vec<Piece>>,
+    /// Whose partial, and which elements of it. They cover all partials once.
+    blocks: Vec<(usize, Range<usize>)>,
+}
+
+impl UnitReduce {
+    /// # Errors
+    /// If the members do not have the same layout.
+    pub(crate) fn new(members: Vec<UnitReduceDeposit>, scaling: Scaling) -> Result<Self, String> {
+        let layout = Arc::clone(&members[0].layout);
+        if members.iter().any(|member| member.layout != layout) {
+            return Err("ranks have different layouts of one unit".to_owned());
+        }
+        let cut = |owner| {
+            blocks_of(0..layout.trainable().shard_len, BLOCK_ELEMENTS).map(move |block| (owner, block))
+        };
+        let blocks = (0..members.len()).flat_map(cut).collect();
+        let pieces = (0..members.len()).map(|slot| trainable_pieces(&layout, slot)).collect();
+        let mut work =
+            Self { gradients: vec![], partials: vec![], folds: vec![], scaling, pieces, blocks };
+        for UnitReduceDeposit { gradients, partial, fold, .. } in members {
+            work.gradients.push(gradients);
+            work.partials.push(partial.into());
+            work.folds.push(fold);
+        }
+        Ok(work)
+    }
+
+    /// Adds up the members' contributions to `range` of a parameter.
+    fn sum(&self, sum: &mut [f32], param: usize, range: Range<usize>, meter: &Meter<'_>) {
+        let Scaling { wire, pre, .. } = self.scaling;
+        for (slot, gradients) in self.gradients.iter().enumerate() {
+            let fold = if slot == 0 { Fold::Replace } else { Fold::Add };
+            let Some(gradient) = &gradients[param] else {
+                contribute(sum, Values::F32(&ZEROS[..sum.len()]), pre, wire, fold);
+                continue;
+            };
+            meter.read_from(slot);
+            let mut visits = 0;
+            gradient.read(range.clone(), &mut |values| {
+                visits += 1;
+                contribute(sum, values, pre, wire, fold);
+            });
+            assert!(visits == 1, "the gradient of parameter {param} was lent {visits} times, not once");
+        }
+    }
+}
+
+impl Work for UnitReduce {
+    type Output = Vec<f32>;
+
+    fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn bytes(&self) -> usize {
+        // Reading the gradients is most of the work.
+        self.partials[0].len() * self.partials.len() * self.partials.len() * size_of::<f32>()
+    }
+
+    /// Bytes count with the padding, and with gradients that are absent: a wire would carry their zeros.
+    fn run(&self, block: usize, meter: &Meter<'_>) {
+        let (owner, range) = &self.blocks[block];
+        let mut sums = [0.0; BLOCK_ELEMENTS];
+        let sums = &mut sums[..range.len()];
+        for (param, place, part) in pieces_in(&self.pieces[*owner], range.clone()) {
+            let place = place.start - range.start..place.end - range.start;
+            self.sum(&mut sums[place], param, part, meter);
+        }
+        // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
+        let partial = unsafe { self.partials[*owner].slice_mut(range.clone()) };
+        settle(partial, sums, self.scaling.post, self.folds[*owner]);
+        for from in 0..self.gradients.len() {
+            meter.received(*owner, from, sums.len(), self.scaling.wire.dtype().size_bytes());
+        }
+    }
+
+    fn finish(self) -> Vec<Vec<f32>> {
+        self.partials.into_iter().map(DisjointVec::into_vec).collect()
+    }
+}
+
+/// The pieces that gradients have, which come before the frozen ones in a shard.
+fn trainable_pieces(layout: &UnitLayout, slot: usize) -> Vec<Piece> {
+    let trainable = |piece: &Piece| layout.params()[piece.param].role == Role::Trainable;
+    layout.pieces(slot).filter(trainable).collect()
+}

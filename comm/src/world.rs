@@ -1,0 +1,138 @@
+//! One rank's handle of its world.
+
+use std::sync::Arc;
+
+use hsdp_sharding::Rank;
+
+use crate::ledger::LedgerSnapshot;
+use crate::local::{Core, Lifeline};
+use crate::options::WorldOptions;
+use crate::seat::Seat;
+use crate::{Channel, Error, Group, StepFailure};
+
+/// One rank's handle of its world: all clones stand for the same rank.
+///
+/// A world ends early in two ways. [`abort_step`](Self::abort_step) gives up a step on all ranks, which then go on
+/// in the next epoch; [`abort`](Self::abort), a panic, a missed deadline, or a rank that leaves while others wait for
+/// it end the world for good. Both end all that is pending with an error that names the rank.
+///
+/// A rank has left when its last handle is dropped: every `World` and `Group` of it.
+#[derive(Clone, Debug)]
+pub struct World {
+    seat: Arc<Seat>,
+}
+
+impl World {
+    /// The ranks of a new world in this process, in order. Give each to a thread of its own, or use
+    /// [`launch`](crate::launch), which also tells the others when a rank panics.
+    #[must_use]
+    pub fn local(size: usize, options: WorldOptions) -> Vec<Self> {
+        let core = Core::new(size, options);
+        let lifeline = Lifeline::new(core);
+        let seat = |rank| Seat::local(Arc::clone(&lifeline), Rank::new(rank));
+        (0..size).map(|rank| Self { seat: Arc::new(seat(rank)) }).collect()
+    }
+
+    /// A world of one rank. Its collectives are copies at most, and count nothing.
+    #[must_use]
+    pub fn single() -> Self {
+        let lifeline = Lifeline::new(Core::new(1, WorldOptions::default()));
+        Self { seat: Arc::new(Seat::local(lifeline, Rank::new(0))) }
+    }
+
+    /// A rank of a world of any size that has no other ranks: every collective completes at once, and the ledger
+    /// counts what this rank would have issued and received.
+    ///
+    /// General collectives behave as if every member had brought what this rank brings, where that makes
+    /// sense, so agreements agree. The calls on whole units leave their buffers as they are.
+    ///
+    /// # Errors
+    /// [`Error::BadRank`] if `rank` is not below `size`.
+    pub fn counting(size: usize, rank: Rank) -> Result<Self, Error> {
+        if rank.index() >= size {
+            return Err(Error::BadRank { rank, size });
+        }
+        Ok(Self { seat: Arc::new(Seat::counting(size, rank)) })
+    }
+
+    /// Which rank this is.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.seat.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.seat.size
+    }
+
+    /// The group of `ranks`, in this order, on `channel`. A local act: nobody waits for anybody.
+    ///
+    /// Members must list the same ranks in the same order, or they mean different groups. Groups of
+    /// the same ranks and channel share one sequence of operations, however often they are made.
+    ///
+    /// # Errors
+    /// [`Error::BadGroup`] if this rank is not among them, one is listed twice, or one is not in the world.
+    pub fn group(&self, ranks: &[Rank], channel: Channel) -> Result<Group, Error> {
+        Group::new(&self.seat, ranks, channel)
+    }
+
+    /// The group of all ranks, in order, on `channel`.
+    #[must_use]
+    pub fn world_group(&self, channel: Channel) -> Group {
+        Group::of_all(&self.seat, channel)
+    }
+
+    /// What this rank has issued and received so far.
+    #[must_use]
+    pub fn ledger(&self) -> LedgerSnapshot {
+        self.seat.record.ledger.snapshot()
+    }
+
+    /// Says which step this rank is in, for errors to name.
+    pub fn set_step(&self, step: u64) {
+        self.seat.record.set_step(step);
+    }
+
+    /// The epoch of this rank: how many aborted steps it has left behind.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.seat.record.epoch()
+    }
+
+    /// Gives up the current step on all ranks. Never waits for another rank.
+    ///
+    /// What is pending in this rank's epoch, and what is issued in it later, ends with
+    /// [`Error::StepAborted`] on every rank; operations whose members had all arrived complete. If several ranks
+    /// give up, all name the first. Then each rank calls [`next_epoch`](Self::next_epoch).
+    pub fn abort_step(&self, failure: StepFailure) {
+        self.seat.abort_step(failure);
+    }
+
+    /// Leaves an aborted epoch behind, when this rank has discarded its step; the epoch that it is in now. In an
+    /// epoch that is not aborted it does nothing.
+    ///
+    /// Ranks need not do so together: operations of the new epoch wait for those that come later.
+    pub fn next_epoch(&self) -> u64 {
+        self.seat.next_epoch()
+    }
+
+    /// Ends the world on all ranks, for good. Never waits for another rank.
+    ///
+    /// What is pending, and what is issued later, ends with [`Error::WorldAborted`]; operations whose members had all
+    /// arrived complete.
+    pub fn abort(&self, reason: &str) {
+        self.seat.abort(reason);
+    }
+
+    /// What ended the world, if it has ended.
+    #[must_use]
+    pub fn end(&self) -> Option<Error> {
+        self.seat.status.world_end()
+    }
+
+    pub(crate) fn seat(&self) -> &Arc<Seat> {
+        &self.seat
+    }
+}

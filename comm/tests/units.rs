@@ -1,0 +1,291 @@
+//! The calls on whole units, against loops over single elements: equal bit for bit.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use hsdp_comm::{Channel, Contribution, Stage, Tag, World, world};
+use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Values, Wire};
+use hsdp_sharding::{DType, Param, Role, Unit, UnitLayout};
+
+const SIZES: [usize; 5] = [1, 2, 3, 4, 8];
+
+/// Parameters that straddle shards, one element, a prime, a frozen one between trainable ones; the last is large
+/// enough for many blocks.
+fn unit() -> Unit {
+    Unit::new("unit")
+        .param(Param::new("weight", [37, 19]))
+        .param(Param::new("scale", [1]))
+        .param(Param::new("table", [211]).frozen())
+        .param(Param::new("rows", [40, 50]).rows(8))
+        .param(Param::new("wide", [90_001]))
+}
+
+fn layout(size: usize) -> Arc<UnitLayout> {
+    Arc::new(UnitLayout::new(&unit(), size).expect("a layout"))
+}
+
+fn tag() -> Tag {
+    Tag::new(Stage::Reduce).step(3).microbatch(1)
+}
+
+/// A number that depends on all three, of any size and sign, inexact in every dtype.
+fn noise(rank: usize, param: usize, place: usize) -> f32 {
+    let mixed = (rank * 7 + param * 1_000_003 + place).wrapping_mul(2_654_435_761) % 100_003;
+    (f32::from(u16::try_from(mixed % 50_021).expect("below 65536")) - 25_000.0) / 977.0
+}
+
+fn full(rank: usize, param: usize, len: usize) -> Vec<f32> {
+    (0..len).map(|place| noise(rank, param, place)).collect()
+}
+
+/// The shard that holds `parameters`, cut out element by element.
+fn shard_of(layout: &UnitLayout, index: usize, parameters: &[Vec<f32>]) -> Vec<f32> {
+    let mut shard = vec![0.0; layout.shard_len()];
+    for piece in layout.pieces(index) {
+        shard[piece.shard_range()].copy_from_slice(&parameters[piece.param][piece.param_range()]);
+    }
+    shard
+}
+
+fn rounded(dtype: DType, value: f32) -> f32 {
+    Wire::try_from(dtype).expect("a real dtype").round(value)
+}
+
+#[test]
+fn gather_unit_casts_every_shard_into_every_members_parameters() {
+    for (size, dtype) in SIZES.into_iter().zip([DType::F32, DType::BF16, DType::F16].into_iter().cycle()) {
+        let layout = layout(size);
+        let parameters: Vec<Vec<f32>> =
+            layout.params().iter().map(|slot| full(0, slot.index, slot.len)).collect();
+        let gathered = world(size, |world| {
+            let group = world.world_group(Channel::Gather);
+            let shard = Arc::new(shard_of(&layout, group.index(), &parameters));
+            let zeros = |slot: &hsdp_sharding::ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("real");
+            let targets = layout.params().iter().map(zeros).collect();
+            let pending = group.gather_unit(tag(), Arc::clone(&layout), Arc::clone(&shard), targets);
+            let gathered = pending.and_then(|pending| pending.wait()).expect("gathered");
+            assert_eq!(Arc::strong_count(&shard), 1, "nobody reads the shard any more");
+            gathered
+        });
+        for gathered in gathered {
+            for (buffer, parameter) in gathered.iter().zip(&parameters) {
+                assert_eq!(buffer.dtype(), dtype);
+                let expected: Vec<f32> = parameter.iter().map(|value| rounded(dtype, *value)).collect();
+                assert_eq!(buffer.values().to_f32(), expected, "{dtype}, {size} ranks");
+            }
+        }
+    }
+}
+
+/// Whether rank `rank` has a gradient for a parameter: some have none on some ranks, `scale` on none.
+fn is_present(rank: usize, param: usize) -> bool {
+    param != 1 && !(rank + param).is_multiple_of(4)
+}
+
+fn gradient(rank: usize, param: usize, len: usize) -> Arc<dyn GradientValues> {
+    let values = full(rank, param, len);
+    match param {
+        0 => Arc::new(values),
+        3 => Arc::new(values.into_iter().map(f16::from_f32).collect::<Vec<_>>()),
+        _ => Arc::new(values.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
+    }
+}
+
+fn lent(gradient: &dyn GradientValues) -> Vec<f32> {
+    let mut lent = Vec::new();
+    gradient.read(0..gradient.len(), &mut |values| lent = values.to_f32());
+    lent
+}
+
+/// How a reduction is scaled, as plain numbers.
+#[derive(Clone, Copy)]
+struct Case {
+    wire: Wire,
+    pre: f32,
+    post: f32,
+    fold: Fold,
+}
+
+const CASES: [Case; 4] = [
+    Case { wire: Wire::F32, pre: 1.0, post: 1.0, fold: Fold::Replace },
+    Case { wire: Wire::BF16, pre: 1.0, post: 3.0, fold: Fold::Add },
+    Case { wire: Wire::F16, pre: 4.0, post: 2.0, fold: Fold::Replace },
+    Case { wire: Wire::BF16, pre: 3.0, post: 0.5, fold: Fold::Add },
+];
+
+fn divisor(value: f32) -> Divisor {
+    Divisor::new(value).expect("a divisor")
+}
+
+/// What one element becomes: members in order, rounded and summed in f32.
+fn reduced(case: Case, before: f32, contributions: &[f32]) -> f32 {
+    let sum = match contributions {
+        [alone] => *alone / (case.pre * case.post),
+        several => {
+            let mut contributions = several.iter().map(|value| case.wire.round(value / case.pre));
+            let first = contributions.next().expect("a group has members");
+            contributions.fold(first, |sum, value| sum + value) / case.post
+        }
+    };
+    if case.fold == Fold::Add { before + sum } else { sum }
+}
+
+#[test]
+fn reduce_unit_sums_gradients_where_they_lie() {
+    for (size, case) in SIZES.into_iter().flat_map(|size| CASES.map(|case| (size, case))) {
+        let layout = layout(size);
+        let gradients = |rank: usize| -> Vec<Option<Arc<dyn GradientValues>>> {
+            let trainable = |param: usize| layout.params()[param].role == Role::Trainable;
+            let slots = layout.params().iter();
+            slots
+                .map(|slot| {
+                    let present = trainable(slot.index) && is_present(rank, slot.index);
+                    present.then(|| gradient(rank, slot.index, slot.len))
+                })
+                .collect()
+        };
+        let partials = world(size, |world| reduce(&world, &layout, gradients(world.rank().index()), case));
+
+        let lent: Vec<Vec<Option<Vec<f32>>>> = (0..size)
+            .map(|rank| gradients(rank).iter().map(|it| it.as_deref().map(lent)).collect())
+            .collect();
+        for (rank, partial) in partials.into_iter().enumerate() {
+            let base = if case.fold == Fold::Add { 0.5 } else { 0.0 };
+            let mut expected = vec![base; layout.trainable().shard_len];
+            let trainable = layout.trainable().shard_len;
+            for piece in layout.pieces(rank).filter(|it| it.shard_start < trainable) {
+                for (at, place) in piece.shard_range().zip(piece.param_range()) {
+                    let of = |rank: usize| lent[rank][piece.param].as_ref().map_or(0.0, |it| it[place]);
+                    let contributions: Vec<f32> = (0..size).map(of).collect();
+                    expected[at] = reduced(case, 0.5, &contributions);
+                }
+            }
+            assert!(same_bits(&partial, &expected), "{} ranks, wire {}", size, case.wire);
+        }
+    }
+}
+
+fn reduce(
+    world: &World,
+    layout: &Arc<UnitLayout>,
+    gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    case: Case,
+) -> Vec<f32> {
+    let group = world.world_group(Channel::Reduce);
+    let held: Vec<_> = gradients.iter().flatten().cloned().collect();
+    let contribution = Contribution { gradients, wire: case.wire, pre: divisor(case.pre) };
+    let partial = vec![0.5; layout.trainable().shard_len];
+    let (layout, post) = (Arc::clone(layout), divisor(case.post));
+    let pending = group.reduce_unit(tag(), layout, contribution, post, case.fold, partial);
+    let partial = pending.and_then(|pending| pending.wait()).expect("reduced");
+    assert!(held.iter().all(|it| Arc::strong_count(it) == 1), "gradients are dropped when they are read");
+    partial
+}
+
+fn same_bits(found: &[f32], expected: &[f32]) -> bool {
+    found.len() == expected.len()
+        && found.iter().zip(expected).all(|(found, expected)| found.to_bits() == expected.to_bits())
+}
+
+#[test]
+fn all_reduce_scaled_gives_everybody_the_same_bits() {
+    for (size, case) in SIZES.into_iter().flat_map(|size| CASES.map(|case| (size, case))) {
+        for len in [0, 1, 5, 30_011] {
+            let sums = world(size, |world| {
+                let group = world.world_group(Channel::AllReduce);
+                let mine = full(world.rank().index(), 0, len);
+                let (pre, post) = (divisor(case.pre), divisor(case.post));
+                let pending = group.all_reduce_scaled(tag(), mine, case.wire, pre, post);
+                pending.and_then(|pending| pending.wait()).expect("reduced")
+            });
+            let case = Case { fold: Fold::Replace, ..case };
+            let all: Vec<Vec<f32>> = (0..size).map(|rank| full(rank, 0, len)).collect();
+            let at = |place: usize| all.iter().map(|values| values[place]).collect::<Vec<_>>();
+            let expected: Vec<f32> = (0..len).map(|place| reduced(case, 0.0, &at(place))).collect();
+            assert!(sums.iter().all(|sum| same_bits(sum, &expected)), "{size} ranks, {len} elements");
+        }
+    }
+}
+
+#[test]
+fn f16_neither_overflows_nor_loses_what_pre_makes_room_for() {
+    // 8 members with 60000 each: 480000 fits no f16, and is exact as a sum of f32 with pre 4 and post 1/4.
+    let sums = world(8, |world| {
+        let group = world.world_group(Channel::AllReduce);
+        let values = vec![60_000.0, 2.0_f32.powi(-20)];
+        let pending = group.all_reduce_scaled(tag(), values, Wire::F16, divisor(4.0), divisor(0.25));
+        pending.and_then(|pending| pending.wait()).expect("reduced")
+    });
+    assert!(sums.iter().all(|sum| *sum == [480_000.0, 8.0 * 2.0_f32.powi(-20)]));
+}
+
+#[test]
+fn what_does_not_fit_the_layout_is_refused_with_numbers() {
+    let world = &World::local(2, hsdp_comm::WorldOptions::default())[1];
+    let group = world.world_group(Channel::Reduce);
+    let (layout, part) = (layout(2), layout(2).trainable().shard_len);
+    let refused = |layout: &Arc<UnitLayout>, gradients, partial| {
+        let contribution = Contribution { gradients, wire: Wire::F32, pre: Divisor::ONE };
+        let layout = Arc::clone(layout);
+        group
+            .reduce_unit(tag(), layout, contribution, Divisor::ONE, Fold::Replace, partial)
+            .expect_err("it is refused")
+            .to_string()
+    };
+    let none = || vec![None, None, None, None, None];
+    assert_eq!(
+        refused(&layout, none(), vec![0.0; 3]),
+        format!("reduce_scatter on rank 1: the partial has 3 elements, expected {part}")
+    );
+    assert_eq!(
+        refused(&layout, vec![None], vec![0.0; part]),
+        "reduce_scatter on rank 1: the list of gradients has 1 elements, expected 5"
+    );
+    let mut frozen = none();
+    frozen[2] = Some(gradient(0, 2, 211));
+    assert_eq!(
+        refused(&layout, frozen, vec![0.0; part]),
+        "reduce_scatter on rank 1: the gradient of `table` has 211 elements, expected none: it is frozen"
+    );
+    let other = Arc::new(UnitLayout::new(&unit(), 3).expect("a layout"));
+    assert_eq!(
+        refused(&other, none(), vec![0.0; part]),
+        "reduce_scatter on rank 1: the layout has 3 shards, but the group has 2 members"
+    );
+}
+
+/// A gradient that is lent in two parts, against the contract.
+#[derive(Debug)]
+struct Halves(Vec<f32>);
+
+impl GradientValues for Halves {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read(&self, range: std::ops::Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        visit(Values::F32(&self.0[range.clone()]));
+        visit(Values::F32(&self.0[range]));
+    }
+}
+
+#[test]
+fn a_gradient_that_is_lent_twice_ends_the_world() {
+    let ends = world(2, |world| {
+        let layout = layout(2);
+        let group = world.world_group(Channel::Reduce);
+        let mut gradients = vec![None, None, None, None, None];
+        if world.rank().index() == 1 {
+            gradients[0] = Some(Arc::new(Halves(vec![1.0; 37 * 19])) as Arc<dyn GradientValues>);
+        }
+        let contribution = Contribution { gradients, wire: Wire::F32, pre: Divisor::ONE };
+        let partial = vec![0.0; layout.trainable().shard_len];
+        let issued =
+            group.reduce_unit(tag(), layout, contribution, Divisor::ONE, Fold::Replace, partial);
+        issued.and_then(|pending| pending.wait()).expect_err("it ends").to_string()
+    });
+    for end in ends {
+        assert!(end.starts_with("world aborted: rank 1, step 0, last in reduce_scatter sum f32"), "{end}");
+        assert!(end.ends_with("it panicked: the gradient of parameter 0 was lent 2 times, not once"), "{end}");
+    }
+}
