@@ -98,13 +98,12 @@ fn all_reduce(reduction: Reduction, members: usize) -> Divides {
         Objective::RankMean => as_f64(members),
         _ => 1.0,
     };
-    let microbatches = room_for(reduction.microbatches_in_partial);
-    let room = match reduction.objective {
-        Objective::RankMean => microbatches,
+    let summands = match reduction.objective {
+        Objective::RankMean => reduction.microbatches_in_partial,
         // The partial is a sum over the shard group too, not a mean.
-        _ => microbatches * room_for(reduction.shard_members),
+        _ => reduction.microbatches_in_partial * reduction.shard_members,
     };
-    Divides::split(divisor, pre_divide(reduction.wire, members, room))
+    Divides::split(divisor, pre_divide(reduction.wire, members, room_for(summands)))
 }
 
 /// The power of two by which contributions are divided beforehand: near the root of the members, times room.
@@ -124,9 +123,10 @@ fn near_root(members: usize) -> f64 {
     as_f64(root)
 }
 
-/// The least power of two that is at least `count`.
-fn room_for(count: usize) -> f64 {
-    as_f64(count.max(1).next_power_of_two())
+/// The largest power of two that is at most `summands`. With the root's, which is at least 2, it is enough; more
+/// room at the top of the range would be taken from its bottom, where f16 rounds to multiples of 2^-24.
+fn room_for(summands: usize) -> f64 {
+    as_f64(1 << summands.max(1).ilog2())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "members and microbatches are far below 2^53")]

@@ -116,6 +116,28 @@ fn the_all_reduce_makes_room_for_the_microbatches() {
 }
 
 #[test]
+fn what_enters_an_all_reduce_fits_f16_if_a_gradient_does() {
+    for (shard, replicate) in [(1, 2), (3, 2), (3, 5), (7, 3)] {
+        for microbatches in 1..=20 {
+            for (objective, mean_over_shards) in
+                [(Objective::RankMean, true), (Objective::Sum, false)]
+            {
+                let plan = DividePlan::of(Reduction {
+                    microbatches_in_partial: microbatches,
+                    ..reduction(DType::F16, shard, replicate, objective)
+                });
+                let summands = microbatches * if mean_over_shards { 1 } else { shard };
+                let pre = plan.all_reduce.expect("replicas").pre;
+                assert!(
+                    as_f64(summands) / pre <= 1.0,
+                    "{replicate}x{shard}, {microbatches}: {pre}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn the_end_takes_out_what_the_seed_put_in() {
     let (weight, exponent, scale) = (1000, 7, 1024.0);
     let seed_of_weight_ten = 10.0 * f64::powi(2.0, -exponent) * scale;

@@ -83,13 +83,38 @@ enum Patience {
     Wait,
 }
 
+/// What has become of a unit's gradients in this microbatch.
+#[derive(Debug, Default)]
+enum Offer {
+    /// Nobody has brought them.
+    #[default]
+    Nothing,
+    /// They wait for their turn in the plan's order.
+    Waiting(UnitGradients),
+    /// They were issued, or wait unsharded for the last microbatch.
+    Taken,
+}
+
+impl Offer {
+    /// What waits, which is taken now.
+    fn take(&mut self) -> Option<UnitGradients> {
+        match mem::replace(self, Self::Taken) {
+            Self::Waiting(gradients) => Some(gradients),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
 /// The reductions of one step.
 #[derive(Debug)]
 pub(crate) struct Reductions {
     /// By unit; units without a trainable parameter stay empty.
     partials: Vec<Partial>,
-    /// What was offered and waits for its turn, by unit.
-    offered: Vec<Option<UnitGradients>>,
+    /// What was offered in this microbatch, by unit.
+    offers: Vec<Offer>,
     /// How many entries of the plan's order have been scattered in this microbatch.
     scattered: usize,
     /// How many entries of the plan's order have their all-reduce issued in this step.
@@ -104,7 +129,7 @@ impl Reductions {
     /// Begins a step; `buffers` are those of the step before, by unit, or empty.
     pub(crate) fn new(plan: &Plan, buffers: Vec<Vec<f32>>) -> Self {
         Self {
-            offered: buffers.iter().map(|_| None).collect(),
+            offers: buffers.iter().map(|_| Offer::Nothing).collect(),
             unsharded: UnshardedGradients::new(plan),
             partials: buffers.into_iter().map(Partial::Empty).collect(),
             scattered: 0,
@@ -115,6 +140,7 @@ impl Reductions {
 
     pub(crate) fn begin_microbatch(&mut self) {
         self.scattered = 0;
+        self.offers.fill_with(Offer::default);
     }
 
     /// Takes a unit's gradients of this microbatch, and issues whatever is next in the plan's order.
@@ -125,15 +151,24 @@ impl Reductions {
         place: Place,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
-        if fabric.plan.options().accumulation == Accumulation::Local {
-            self.unsharded.add(unit, &gradients);
-            if place.turn == Turn::MayFollow {
-                return Ok(());
-            }
-            self.offered[unit.index()] = Some(self.unsharded.take(unit));
-        } else {
-            self.offered[unit.index()] = Some(gradients);
+        let offer = &mut self.offers[unit.index()];
+        if !matches!(offer, Offer::Nothing) {
+            let what = format!(
+                "unit {} was reduced in microbatch {} before: add its gradients up, and reduce their sum once",
+                fabric.plan.spec()[unit].name,
+                place.microbatch
+            );
+            return Err(fabric.misuse("reduce", place.step, what));
         }
+        *offer = if fabric.plan.options().accumulation == Accumulation::Local {
+            self.unsharded.add(unit, &gradients);
+            match place.turn {
+                Turn::MayFollow => Offer::Taken,
+                Turn::Last => Offer::Waiting(self.unsharded.take(unit)),
+            }
+        } else {
+            Offer::Waiting(gradients)
+        };
         self.advance(fabric, events, place)
     }
 
@@ -164,6 +199,7 @@ impl Reductions {
         if fabric.plan.options().accumulation == Accumulation::Local
             && place.turn == Turn::MayFollow
         {
+            self.begin_microbatch();
             self.offer_rest(fabric);
         }
         let last = Place { turn: Turn::Last, ..place };
@@ -173,11 +209,12 @@ impl Reductions {
         partials.into_iter().map(|partial| Ok(partial.settle()?.0)).collect()
     }
 
-    /// Offers, for every unit whose turn has not come, what there is of it.
+    /// Offers, for every unit that nobody has brought, what there is of it.
     fn offer_rest(&mut self, fabric: &Fabric) {
         for unit in &fabric.plan.reductions()[self.scattered..] {
-            if self.offered[unit.index()].is_none() {
-                self.offered[unit.index()] = Some(self.unsharded.take(*unit));
+            let offer = &mut self.offers[unit.index()];
+            if matches!(offer, Offer::Nothing) {
+                *offer = Offer::Waiting(self.unsharded.take(*unit));
             }
         }
     }
@@ -185,7 +222,7 @@ impl Reductions {
     /// Issues what is next in the plan's order, as far as it has been offered.
     fn advance(&mut self, fabric: &Fabric, events: &mut Events, place: Place) -> Result<(), Error> {
         while let Some(unit) = fabric.plan.reductions().get(self.scattered).copied() {
-            let Some(gradients) = self.offered[unit.index()].take() else { break };
+            let Some(gradients) = self.offers[unit.index()].take() else { break };
             self.scattered += 1;
             self.scatter(fabric, events, place, (unit, gradients))?;
         }

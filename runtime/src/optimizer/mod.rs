@@ -108,11 +108,12 @@ fn exclusive(shard: &mut Arc<Vec<f32>>) -> &mut Vec<f32> {
 
 /// Zeroed optimizer state for the trainable region of every unit.
 fn state_like_shards(model: &ShardedModel) -> Vec<Vec<f32>> {
-    let _optimizer = memory::scope(Category::Optimizer);
-    let units = 0..model.plan().spec().units().len();
-    units
-        .map(|unit| vec![0.0; model.plan().layout(UnitId::new(unit)).trainable().shard_len])
-        .collect()
+    let zeros = |unit| {
+        let elements = model.plan().layout(UnitId::new(unit)).trainable().shard_len;
+        let _optimizer = memory::scope(Category::Optimizer);
+        vec![0.0; elements]
+    };
+    (0..model.plan().spec().units().len()).map(zeros).collect()
 }
 
 /// A count a parameter, by unit.
