@@ -21,7 +21,16 @@ pub(crate) struct Call {
 impl Call {
     pub(crate) fn new(op: Op, tag: Tag) -> Self {
         let counts = Counts::Each(0);
-        Self { op, tag, dtype: None, counts, reduction: None, root: None, peer: None, scaling: None }
+        Self {
+            op,
+            tag,
+            dtype: None,
+            counts,
+            reduction: None,
+            root: None,
+            peer: None,
+            scaling: None,
+        }
     }
 
     pub(crate) fn elements<T: Element>(self, count: usize) -> Self {

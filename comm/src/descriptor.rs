@@ -83,7 +83,9 @@ impl fmt::Display for Counts {
         match self {
             Self::Each(1) => f.write_str("1 element"),
             Self::Each(count) => write!(f, "{count} elements"),
-            Self::Splits { send, receive } => write!(f, "sends {send:?} receives {receive:?} elements"),
+            Self::Splits { send, receive } => {
+                write!(f, "sends {send:?} receives {receive:?} elements")
+            }
         }
     }
 }

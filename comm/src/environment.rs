@@ -20,9 +20,11 @@ impl World {
         let read = |variable| match env::var(variable) {
             Ok(value) => Ok(Some(value)),
             Err(VarError::NotPresent) => Ok(None),
-            Err(VarError::NotUnicode(value)) => {
-                Err(refused(variable, value.to_string_lossy().into_owned(), "not Unicode".to_owned()))
-            }
+            Err(VarError::NotUnicode(value)) => Err(refused(
+                variable,
+                value.to_string_lossy().into_owned(),
+                "not Unicode".to_owned(),
+            )),
         };
         check(read(RANK)?, read(WORLD_SIZE)?)?;
         Ok(Self::single())
@@ -42,7 +44,8 @@ fn check(rank: Option<String>, size: Option<String>) -> Result<(), Error> {
         }
         (_, 1) => Ok(()),
         _ => {
-            let problem = "this build serves one process; its ranks are threads, as `launch` starts them";
+            let problem =
+                "this build serves one process; its ranks are threads, as `launch` starts them";
             Err(refused(WORLD_SIZE, size, problem.to_owned()))
         }
     }

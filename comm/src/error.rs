@@ -85,7 +85,9 @@ pub enum Error {
         members: usize,
     },
     /// A unit is laid out over another number of ranks than the group has. Nothing was issued.
-    #[error("{op} on rank {rank}: the layout has {shards} shards, but the group has {members} members")]
+    #[error(
+        "{op} on rank {rank}: the layout has {shards} shards, but the group has {members} members"
+    )]
     BadLayout {
         /// What was called.
         op: Op,
@@ -209,7 +211,12 @@ impl fmt::Display for Attendance<'_> {
         let numbers = |ranks: &[Rank]| ranks.iter().map(|rank| rank.index()).collect::<Vec<_>>();
         match self.1 {
             [] => write!(f, "all of ranks {:?} arrived, the work did not end", numbers(self.0)),
-            missing => write!(f, "arrived: ranks {:?}, missing: ranks {:?}", numbers(self.0), numbers(missing)),
+            missing => write!(
+                f,
+                "arrived: ranks {:?}, missing: ranks {:?}",
+                numbers(self.0),
+                numbers(missing)
+            ),
         }
     }
 }

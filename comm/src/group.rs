@@ -54,7 +54,14 @@ impl Group {
 
     fn at(seat: &Arc<Seat>, ranks: Arc<[Rank]>, channel: Channel, index: usize) -> Self {
         let id = GroupId::of(&ranks, channel);
-        Self { seat: Arc::clone(seat), id, channel, ranks, index, sequence: seat.sequence(id, index) }
+        Self {
+            seat: Arc::clone(seat),
+            id,
+            channel,
+            ranks,
+            index,
+            sequence: seat.sequence(id, index),
+        }
     }
 
     /// Which rank this is.
@@ -98,13 +105,8 @@ impl Group {
     /// # Errors
     /// [`Error::BadMember`] if there is no such member.
     pub(crate) fn member(&self, op: Op, what: &'static str, index: usize) -> Result<Rank, Error> {
-        let missing = Error::BadMember {
-            op,
-            rank: self.rank(),
-            what,
-            member: index,
-            members: self.size(),
-        };
+        let missing =
+            Error::BadMember { op, rank: self.rank(), what, member: index, members: self.size() };
         self.ranks.get(index).copied().ok_or(missing)
     }
 

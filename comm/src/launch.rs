@@ -28,8 +28,8 @@ pub struct RankFailure {
 /// Runs `size` ranks as threads named `rank-0`, `rank-1`, ..., and waits until all have ended. What each
 /// returned, in rank order.
 ///
-/// A rank that panics ends the world: the others get [`Error::WorldAborted`] with its message, within
-/// milliseconds. One that returns while others wait for it does the same: it has left.
+/// A rank that panics ends the world: as soon as the panic's hook has run, the others get
+/// [`Error::WorldAborted`] with its message. One that returns while others wait for it does the same: it has left.
 ///
 /// ```
 /// use hsdp_comm::{Channel, Reduction, Tag, WorldOptions, launch};
@@ -50,7 +50,11 @@ pub fn launch<T: Send>(
         let start = |world: World| start(scope, world, &rank);
         // All start before the first is joined.
         let started: Vec<_> = World::local(size, options).into_iter().map(start).collect();
-        started.into_iter().enumerate().map(|(rank, thread)| join(Rank::new(rank), thread)).collect()
+        started
+            .into_iter()
+            .enumerate()
+            .map(|(rank, thread)| join(Rank::new(rank), thread))
+            .collect()
     })
 }
 

@@ -78,7 +78,9 @@ impl LedgerSnapshot {
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = self.clone();
-        for (after, before) in difference.cells.iter_mut().flatten().zip(earlier.cells.iter().flatten()) {
+        for (after, before) in
+            difference.cells.iter_mut().flatten().zip(earlier.cells.iter().flatten())
+        {
             let calls = after.calls.checked_sub(before.calls);
             after.calls = calls.expect("the earlier snapshot was taken first, of the same rank");
             after.bytes = after.bytes - before.bytes;

@@ -1,12 +1,12 @@
-//! The local flavour: ranks are threads of one process. [`PROTOCOL.md`] says who does what in which order.
+//! The local flavour: ranks are threads of one process. `PROTOCOL.md`, beside the sources of this crate, says who does
+//! what in which order.
 //!
 //! In reading order: `record` (what a rank shows to others), `status` (how a world or a step ends early),
 //! `operation` and `table` (where members meet), `running` and `queue` (who does the work), `core` (all of it
-//! together), `wait` (how a member gets its output).
-//!
-//! [`PROTOCOL.md`]: https://github.com/hsdp/hsdp/blob/main/comm/PROTOCOL.md
+//! together), `ends` (how it ends early), `wait` (how a member gets its output).
 
 mod core;
+mod ends;
 mod operation;
 mod queue;
 mod record;
@@ -14,6 +14,9 @@ mod running;
 mod status;
 mod table;
 mod wait;
+
+#[cfg(test)]
+mod tests;
 
 pub(crate) use self::core::{Core, Lifeline, Member};
 pub(crate) use self::record::Record;

@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::fmt;
 
-use crate::local::Ticket;
 use crate::Error;
+use crate::local::Ticket;
 
 /// The output of an operation, to come. It owns its buffers: they are given back by [`wait`](Self::wait).
 ///
@@ -70,7 +70,9 @@ impl<T> Pending<T> {
 impl<T: Send + 'static> Pending<T> {
     /// The output as the work makes it.
     pub(crate) fn issued(ticket: Ticket) -> Self {
-        Self::issued_with(ticket, |output| *output.downcast().expect("the work makes outputs of this type"))
+        Self::issued_with(ticket, |output| {
+            *output.downcast().expect("the work makes outputs of this type")
+        })
     }
 }
 

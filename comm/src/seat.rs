@@ -42,10 +42,16 @@ struct Numbers {
 
 impl Sequence {
     /// The next number in `epoch`; each epoch counts from 0.
+    ///
+    /// A thread that read the epoch before another thread of its rank went on gets a number that means nothing: its
+    /// epoch is over, and its call will be refused.
     pub(crate) fn take(&self, epoch: u64) -> u64 {
         let mut numbers = self.0.lock();
-        if numbers.epoch != epoch {
+        if numbers.epoch < epoch {
             *numbers = Numbers { epoch, next: 0 };
+        }
+        if numbers.epoch > epoch {
+            return u64::MAX;
         }
         numbers.next += 1;
         numbers.next - 1
@@ -163,5 +169,17 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_begin_anew_in_each_epoch_and_never_go_back() {
+        let sequence = Sequence::default();
+        assert_eq!([sequence.take(0), sequence.take(0), sequence.take(2)], [0, 1, 0]);
+        assert_eq!([sequence.take(0), sequence.take(2)], [u64::MAX, 1]);
     }
 }

@@ -67,7 +67,10 @@ impl Group {
     /// # Errors
     /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if a gradient or the
     /// partial does not fit it.
-    #[expect(clippy::too_many_arguments, reason = "what is summed, then where to; two structs say no more")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what is summed, then where to; two structs say no more"
+    )]
     pub fn reduce_unit(
         &self,
         tag: Tag,
@@ -101,7 +104,10 @@ impl Group {
     ///
     /// # Errors
     /// As said above.
-    #[expect(clippy::too_many_arguments, reason = "the parts of a scaling, in the order of the arithmetic")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of a scaling, in the order of the arithmetic"
+    )]
     pub fn all_reduce_scaled(
         &self,
         tag: Tag,
@@ -163,7 +169,12 @@ impl Group {
             }
             if target.dtype() != dtype {
                 let problem = "not the dtype of the unit's first target";
-                return Err(Error::BadDType { op, rank: self.rank(), dtype: target.dtype(), problem });
+                return Err(Error::BadDType {
+                    op,
+                    rank: self.rank(),
+                    dtype: target.dtype(),
+                    problem,
+                });
             }
         }
         Ok(dtype)

@@ -12,6 +12,9 @@ mod reduce;
 mod unit_gather;
 mod unit_reduce;
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -61,7 +64,12 @@ pub(crate) struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    pub(crate) fn new(records: &'a [Arc<Record>], ranks: &'a [Rank], channel: Channel, op: Op) -> Self {
+    pub(crate) fn new(
+        records: &'a [Arc<Record>],
+        ranks: &'a [Rank],
+        channel: Channel,
+        op: Op,
+    ) -> Self {
         // What is sent counts where it arrives.
         let op = if op == Op::Send { Op::Recv } else { op };
         Self { records, ranks, channel, op, reading: Cell::new(None) }

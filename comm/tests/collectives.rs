@@ -205,7 +205,8 @@ fn reduce_scatter_gives_each_its_part() {
 fn reduce_gives_to_the_root_alone() {
     fn check<T: Number>(group: &Group, rank: usize, size: usize, len: usize) {
         for (root, reduction) in (0..size).zip(EXACT) {
-            let got = settled(group.reduce(Tag::default(), root, reduction, values::<T>(rank, len)));
+            let got =
+                settled(group.reduce(Tag::default(), root, reduction, values::<T>(rank, len)));
             let expected = (0..len).map(|place| T::number(combined(reduction, size, place)));
             assert_eq!(got, (rank == root).then(|| expected.collect::<Vec<T>>()), "{reduction}");
         }
@@ -229,7 +230,10 @@ fn averages_divide_the_sum_and_round_once() {
         let group = world.world_group(Channel::User);
         let mine = f32::from(u8::try_from(world.rank().index()).expect("small")) + 0.1;
         let sum = (0.1_f32 + 1.1) + 2.1;
-        assert_eq!(settled(group.all_reduce(Tag::default(), Reduction::Avg, vec![mine])), [sum / 3.0]);
+        assert_eq!(
+            settled(group.all_reduce(Tag::default(), Reduction::Avg, vec![mine])),
+            [sum / 3.0]
+        );
         // Each is 256 + rank: a bf16 sum would lose what f32 keeps, and the average is exact.
         let mine = vec![bf16::from_f32(256.0), bf16::from_f32(mine)];
         let got = settled(group.all_reduce(Tag::default(), Reduction::Avg, mine));

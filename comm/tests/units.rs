@@ -53,16 +53,20 @@ fn rounded(dtype: DType, value: f32) -> f32 {
 
 #[test]
 fn gather_unit_casts_every_shard_into_every_members_parameters() {
-    for (size, dtype) in SIZES.into_iter().zip([DType::F32, DType::BF16, DType::F16].into_iter().cycle()) {
+    for (size, dtype) in
+        SIZES.into_iter().zip([DType::F32, DType::BF16, DType::F16].into_iter().cycle())
+    {
         let layout = layout(size);
         let parameters: Vec<Vec<f32>> =
             layout.params().iter().map(|slot| full(0, slot.index, slot.len)).collect();
         let gathered = world(size, |world| {
             let group = world.world_group(Channel::Gather);
             let shard = Arc::new(shard_of(&layout, group.index(), &parameters));
-            let zeros = |slot: &hsdp_sharding::ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("real");
+            let zeros =
+                |slot: &hsdp_sharding::ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("real");
             let targets = layout.params().iter().map(zeros).collect();
-            let pending = group.gather_unit(tag(), Arc::clone(&layout), Arc::clone(&shard), targets);
+            let pending =
+                group.gather_unit(tag(), Arc::clone(&layout), Arc::clone(&shard), targets);
             let gathered = pending.and_then(|pending| pending.wait()).expect("gathered");
             assert_eq!(Arc::strong_count(&shard), 1, "nobody reads the shard any more");
             gathered
@@ -70,7 +74,8 @@ fn gather_unit_casts_every_shard_into_every_members_parameters() {
         for gathered in gathered {
             for (buffer, parameter) in gathered.iter().zip(&parameters) {
                 assert_eq!(buffer.dtype(), dtype);
-                let expected: Vec<f32> = parameter.iter().map(|value| rounded(dtype, *value)).collect();
+                let expected: Vec<f32> =
+                    parameter.iter().map(|value| rounded(dtype, *value)).collect();
                 assert_eq!(buffer.values().to_f32(), expected, "{dtype}, {size} ranks");
             }
         }
@@ -144,7 +149,8 @@ fn reduce_unit_sums_gradients_where_they_lie() {
                 })
                 .collect()
         };
-        let partials = world(size, |world| reduce(&world, &layout, gradients(world.rank().index()), case));
+        let partials =
+            world(size, |world| reduce(&world, &layout, gradients(world.rank().index()), case));
 
         let lent: Vec<Vec<Option<Vec<f32>>>> = (0..size)
             .map(|rank| gradients(rank).iter().map(|it| it.as_deref().map(lent)).collect())
@@ -155,7 +161,8 @@ fn reduce_unit_sums_gradients_where_they_lie() {
             let trainable = layout.trainable().shard_len;
             for piece in layout.pieces(rank).filter(|it| it.shard_start < trainable) {
                 for (at, place) in piece.shard_range().zip(piece.param_range()) {
-                    let of = |rank: usize| lent[rank][piece.param].as_ref().map_or(0.0, |it| it[place]);
+                    let of =
+                        |rank: usize| lent[rank][piece.param].as_ref().map_or(0.0, |it| it[place]);
                     let contributions: Vec<f32> = (0..size).map(of).collect();
                     expected[at] = reduced(case, 0.5, &contributions);
                 }
@@ -178,7 +185,10 @@ fn reduce(
     let (layout, post) = (Arc::clone(layout), divisor(case.post));
     let pending = group.reduce_unit(tag(), layout, contribution, post, case.fold, partial);
     let partial = pending.and_then(|pending| pending.wait()).expect("reduced");
-    assert!(held.iter().all(|it| Arc::strong_count(it) == 1), "gradients are dropped when they are read");
+    assert!(
+        held.iter().all(|it| Arc::strong_count(it) == 1),
+        "gradients are dropped when they are read"
+    );
     partial
 }
 
@@ -202,7 +212,10 @@ fn all_reduce_scaled_gives_everybody_the_same_bits() {
             let all: Vec<Vec<f32>> = (0..size).map(|rank| full(rank, 0, len)).collect();
             let at = |place: usize| all.iter().map(|values| values[place]).collect::<Vec<_>>();
             let expected: Vec<f32> = (0..len).map(|place| reduced(case, 0.0, &at(place))).collect();
-            assert!(sums.iter().all(|sum| same_bits(sum, &expected)), "{size} ranks, {len} elements");
+            assert!(
+                sums.iter().all(|sum| same_bits(sum, &expected)),
+                "{size} ranks, {len} elements"
+            );
         }
     }
 }
@@ -213,7 +226,8 @@ fn f16_neither_overflows_nor_loses_what_pre_makes_room_for() {
     let sums = world(8, |world| {
         let group = world.world_group(Channel::AllReduce);
         let values = vec![60_000.0, 2.0_f32.powi(-20)];
-        let pending = group.all_reduce_scaled(tag(), values, Wire::F16, divisor(4.0), divisor(0.25));
+        let pending =
+            group.all_reduce_scaled(tag(), values, Wire::F16, divisor(4.0), divisor(0.25));
         pending.and_then(|pending| pending.wait()).expect("reduced")
     });
     assert!(sums.iter().all(|sum| *sum == [480_000.0, 8.0 * 2.0_f32.powi(-20)]));
@@ -285,7 +299,13 @@ fn a_gradient_that_is_lent_twice_ends_the_world() {
         issued.and_then(|pending| pending.wait()).expect_err("it ends").to_string()
     });
     for end in ends {
-        assert!(end.starts_with("world aborted: rank 1, step 0, last in reduce_scatter sum f32"), "{end}");
-        assert!(end.ends_with("it panicked: the gradient of parameter 0 was lent 2 times, not once"), "{end}");
+        assert!(
+            end.starts_with("world aborted: rank 1, step 0, last in reduce_scatter sum f32"),
+            "{end}"
+        );
+        assert!(
+            end.ends_with("it panicked: the gradient of parameter 0 was lent 2 times, not once"),
+            "{end}"
+        );
     }
 }

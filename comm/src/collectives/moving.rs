@@ -49,9 +49,11 @@ impl Group {
         root: usize,
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
-        let call = Call::new(Op::Broadcast, tag)
-            .elements::<T>(values.len())
-            .root(self.member(Op::Broadcast, "the root", root)?);
+        let call = Call::new(Op::Broadcast, tag).elements::<T>(values.len()).root(self.member(
+            Op::Broadcast,
+            "the root",
+            root,
+        )?);
         let deposit = if self.index() == root {
             Exchange { source: values, target: None }
         } else {
@@ -77,9 +79,11 @@ impl Group {
         values: Vec<T>,
     ) -> Result<Pending<Option<Vec<T>>>, Error> {
         let (count, size) = (values.len(), self.size());
-        let call = Call::new(Op::Gather, tag)
-            .elements::<T>(count)
-            .root(self.member(Op::Gather, "the root", root)?);
+        let call = Call::new(Op::Gather, tag).elements::<T>(count).root(self.member(
+            Op::Gather,
+            "the root",
+            root,
+        )?);
         let target = (self.index() == root).then(|| zeros(count * size));
         let work = |all| Ok(Copies::to_everybody(all));
         self.issue(call, Exchange { source: values, target }, work, |mine| match mine.target {
@@ -141,7 +145,8 @@ impl Group {
         let own_start: usize = send_counts[..index].iter().sum();
         let own_at: usize = receive_counts[..index].iter().sum();
         let own = receive_counts[index];
-        let call = Call::new(Op::AllToAll, tag).splits::<T>(send_counts.clone(), receive_counts.clone());
+        let call =
+            Call::new(Op::AllToAll, tag).splits::<T>(send_counts.clone(), receive_counts.clone());
         let exchange = Exchange { source: values, target: Some(zeros(len)) };
         let work = |all: Vec<Splits<T>>| {
             let (send, receive): (Vec<_>, Vec<_>) =
@@ -160,17 +165,34 @@ impl Group {
 
     fn check_splits(&self, len: usize, send: &[usize], receive: &[usize]) -> Result<(), Error> {
         let (op, size, index) = (Op::AllToAll, self.size(), self.index());
-        for (what, counts) in [("the list of send counts", send), ("the list of receive counts", receive)] {
+        for (what, counts) in
+            [("the list of send counts", send), ("the list of receive counts", receive)]
+        {
             if counts.len() != size {
-                return Err(self.bad_count(op, what, counts.len(), format!("one for each of {size} members")));
+                return Err(self.bad_count(
+                    op,
+                    what,
+                    counts.len(),
+                    format!("one for each of {size} members"),
+                ));
             }
         }
         if send.iter().sum::<usize>() != len {
-            return Err(self.bad_count(op, "the input", len, format!("the sum of the send counts {send:?}")));
+            return Err(self.bad_count(
+                op,
+                "the input",
+                len,
+                format!("the sum of the send counts {send:?}"),
+            ));
         }
         if send[index] != receive[index] {
             let expected = format!("{}: what it sends to itself", send[index]);
-            return Err(self.bad_count(op, "what it expects from itself", receive[index], expected));
+            return Err(self.bad_count(
+                op,
+                "what it expects from itself",
+                receive[index],
+                expected,
+            ));
         }
         Ok(())
     }

@@ -46,7 +46,12 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::BadMember`] if there is no member `to`.
-    pub fn send<T: Element>(&self, tag: Tag, to: usize, values: Vec<T>) -> Result<Pending<()>, Error> {
+    pub fn send<T: Element>(
+        &self,
+        tag: Tag,
+        to: usize,
+        values: Vec<T>,
+    ) -> Result<Pending<()>, Error> {
         let peer = self.member(Op::Send, "the destination", to)?;
         let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
         let ticket = self.transfer(call, [self.rank(), peer], values, given)?;
@@ -99,7 +104,9 @@ fn sources_of(destinations: &[Option<usize>]) -> Result<Vec<Option<usize>>, Stri
     for (from, destination) in destinations.iter().enumerate() {
         let Some(to) = *destination else { continue };
         if let Some(other) = sources[to].replace(from) {
-            return Err(format!("members {other} and {from} both hand their elements to member {to}"));
+            return Err(format!(
+                "members {other} and {from} both hand their elements to member {to}"
+            ));
         }
     }
     Ok(sources)

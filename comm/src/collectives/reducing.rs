@@ -5,7 +5,7 @@ use hsdp_sharding::balanced;
 
 use super::bytes;
 use crate::call::Call;
-use crate::work::{ReduceInPlace, ReduceScatter, Receivers, RootOnly, combine};
+use crate::work::{Receivers, ReduceInPlace, ReduceScatter, RootOnly, combine};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements
@@ -81,7 +81,8 @@ impl Group {
         self.check_average::<T>(Op::Reduce, reduction)?;
         let root_rank = self.member(Op::Reduce, "the root", root)?;
         let (len, size, is_root) = (values.len(), self.size(), self.index() == root);
-        let call = Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
+        let call =
+            Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
         let work = move |all| Ok(RootOnly::new(all, reduction, root));
         self.issue(call, values, work, |values: Vec<T>| {
             let received = if is_root { (size - 1) * len } else { 0 };

@@ -6,17 +6,16 @@ use std::thread;
 
 use hsdp_sharding::Rank;
 
-use super::operation::{Arrival, Arrived, Attendance, Operation};
+use super::operation::{Arrival, Arrived, Operation};
 use super::queue::Queue;
 use super::record::Record;
 use super::running::{BlockPanic, Running, panic_message};
 use super::status::Status;
 use super::table::{Key, Table};
 use super::wait::Ticket;
-use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::options::{Workers, WorldOptions};
 use crate::work::Work;
-use crate::{AbortReason, Descriptor, Error};
+use crate::{Descriptor, Error};
 
 /// Work that writes no more than this is done by the member that arrives last, before its call returns: waking
 /// others would take longer.
@@ -70,6 +69,10 @@ impl Core {
         &self.status
     }
 
+    pub(super) fn table(&self) -> &Table {
+        &self.table
+    }
+
     pub(super) fn queue(&self) -> &Queue {
         &self.queue
     }
@@ -79,7 +82,7 @@ impl Core {
         self.records.len() <= self.cores
     }
 
-    fn record(&self, rank: Rank) -> &Record {
+    pub(super) fn record(&self, rank: Rank) -> &Record {
         &self.records[rank.index()]
     }
 
@@ -136,7 +139,9 @@ impl Core {
             Err(_) => Err("ranks call different functions".to_owned()),
         }));
         match assembled {
-            Ok(Ok(work)) => self.launch(Running::new(Arc::clone(operation), Arc::clone(descriptor), work)),
+            Ok(Ok(work)) => {
+                self.launch(Running::new(Arc::clone(operation), Arc::clone(descriptor), work))
+            }
             Ok(Err(problem)) => {
                 let problem = format!("{problem} in {}", descriptor.place());
                 return Err(self.end_mismatch(operation, problem, wanted));
@@ -205,125 +210,6 @@ impl Core {
     }
 }
 
-/// Early ends. PROTOCOL.md, "The two early ends".
-impl Core {
-    /// The error that says that the world ended by `rank`'s doing.
-    pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
-        let record = self.record(rank);
-        Error::WorldAborted { rank, step: record.step(), operation: record.last(), reason }
-    }
-
-    /// Ends the world. The error that everybody gets: the first one that ended it.
-    pub(crate) fn end(&self, error: Error) -> Error {
-        let end = self.status.end_world(error);
-        for operation in self.table.drain(None) {
-            operation.fail_gathering(&end);
-        }
-        end
-    }
-
-    /// Ends an epoch: operations for which members are missing fail, those that are being worked on complete.
-    pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
-        let end = self.status.end_epoch(epoch, error);
-        for operation in self.table.drain(Some(epoch)) {
-            operation.fail_gathering(&end);
-        }
-    }
-
-    /// Forgets what no rank can ask for any more.
-    pub(crate) fn forget_old_epochs(&self) {
-        let oldest = self.records.iter().map(|record| record.epoch()).min();
-        self.status.forget_before(oldest.unwrap_or(0));
-    }
-
-    /// A rank goes. If others wait for it, now or later, the world ends.
-    pub(crate) fn leave(&self, rank: Rank) {
-        if !self.record(rank).leave() {
-            return;
-        }
-        for operation in self.table.snapshot() {
-            let waits = |attendance: &Attendance| attendance.missing.contains(&rank);
-            // Where nobody has arrived yet, whoever does will look.
-            if let (true, Some(awaited)) =
-                (operation.attendance().as_ref().is_some_and(waits), operation.awaited())
-            {
-                self.end(self.ended_by(rank, AbortReason::Left { awaited }));
-            }
-        }
-    }
-
-    /// The other half of [`leave`](Self::leave): whoever arrives looks whether a missing member has left.
-    fn end_if_missing_left(
-        &self,
-        operation: &Operation,
-        awaited: &Arc<Descriptor>,
-    ) -> Result<(), Error> {
-        let left = |rank: &Rank| self.record(*rank).has_left();
-        if !operation.ranks().iter().any(left) {
-            return Ok(());
-        }
-        let missing = operation.attendance().map_or(Vec::new(), |attendance| attendance.missing);
-        match missing.into_iter().find(left) {
-            Some(rank) => {
-                let awaited = Arc::clone(awaited);
-                Err(self.end(self.ended_by(rank, AbortReason::Left { awaited })))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Ends the world, and `operation` with it, because a block panicked.
-    fn end_panicked(&self, operation: &Operation, panic: BlockPanic) {
-        let BlockPanic { rank, message } = panic;
-        let end = self.end(self.ended_by(rank, AbortReason::Panicked { message }));
-        operation.fail(&end);
-    }
-
-    /// Ends the world, and `operation` with it, because its members want different things.
-    fn end_mismatch(
-        &self,
-        operation: &Operation,
-        problem: String,
-        wanted: Vec<Option<Arc<Descriptor>>>,
-    ) -> Error {
-        let row = |(rank, wanted): (&Rank, Option<_>)| MismatchRow {
-            rank: *rank,
-            wanted: match wanted {
-                Some(descriptor) => Wanted::Arrived(descriptor),
-                None => Wanted::Missing(self.record(*rank).last()),
-            },
-        };
-        let rows = operation.ranks().iter().zip(wanted).map(row).collect();
-        let end = self.end(Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) });
-        operation.fail(&end);
-        end
-    }
-
-    /// Ends the world because `rank` has waited for `descriptor` for longer than the deadline.
-    pub(super) fn end_late(&self, operation: &Operation, rank: Rank, descriptor: &Arc<Descriptor>) {
-        if operation.is_settled() {
-            return;
-        }
-        let attendance = operation.attendance();
-        let working = attendance.is_none();
-        let Attendance { arrived, missing } = attendance.unwrap_or_else(|| Attendance {
-            arrived: operation.ranks().to_vec(),
-            missing: Vec::new(),
-        });
-        let culprit = missing.first().copied().unwrap_or(rank);
-        let reason = AbortReason::Deadline {
-            awaited: Arc::clone(descriptor),
-            deadline: self.options.deadline,
-            arrived,
-            missing,
-        };
-        let end = self.end(self.ended_by(culprit, reason));
-        if working {
-            operation.fail(&end);
-        }
-    }
-}
-
 impl Lifeline {
     pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
         Arc::new(Self(core))
@@ -336,6 +222,6 @@ impl Lifeline {
 
 impl Drop for Lifeline {
     fn drop(&mut self) {
-        self.0.queue.close();
+        self.0.queue.close(self.0.options.deadline);
     }
 }

@@ -98,14 +98,17 @@ impl Operation {
         let (arrivals, missing) = match &mut meeting.phase {
             Phase::Gathering { arrivals, missing } => (arrivals, missing),
             Phase::Failed(error) => return Arrived::Refused(error.clone()),
-            Phase::Running | Phase::Done { .. } => unreachable!("a member arrives once, before the work"),
+            Phase::Running | Phase::Done { .. } => {
+                unreachable!("a member arrives once, before the work")
+            }
         };
         let first = arrivals.iter().flatten().next();
         let agrees = first.is_none_or(|first| first.descriptor.agrees_with(&arrival.descriptor));
         arrivals[slot] = Some(arrival);
         *missing -= 1;
         if !agrees {
-            let wanted = |arrival: &Option<Arrival>| arrival.as_ref().map(|it| Arc::clone(&it.descriptor));
+            let wanted =
+                |arrival: &Option<Arrival>| arrival.as_ref().map(|it| Arc::clone(&it.descriptor));
             return Arrived::Disagrees(arrivals.iter().map(wanted).collect());
         }
         if *missing > 0 {

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use super::core::Core;
 use super::operation::Operation;
@@ -27,6 +29,8 @@ pub(super) struct Queue {
 struct Entries {
     running: VecDeque<Arc<Running>>,
     closed: bool,
+    /// Workers that have ended.
+    ended: usize,
 }
 
 impl Queue {
@@ -88,18 +92,39 @@ impl Queue {
         self.length.store(entries.running.len(), Ordering::Release);
     }
 
-    /// Lets the workers finish what is queued, and joins them.
-    pub(super) fn close(&self) {
-        self.entries.lock().closed = true;
+    /// Lets the workers finish what is queued, and joins them. One that hangs in a user's code for longer than
+    /// `patience` is left behind.
+    pub(super) fn close(&self, patience: Duration) {
+        let threads = mem::take(&mut *self.threads.lock());
+        // A deposit may own the last handle of the world, and be dropped by a worker: it cannot join itself.
+        let own = thread::current().id();
+        let (own, others): (Vec<_>, Vec<_>) =
+            threads.into_iter().partition(|thread| thread.thread().id() == own);
+        drop(own);
+        let until = Instant::now() + patience;
+        let mut entries = self.entries.lock();
+        entries.closed = true;
         self.bell.notify_all();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
-            // A deposit may own the last handle of the world, and be dropped by a worker: it cannot join itself.
-            if thread.thread().id() != thread::current().id() {
-                // A worker catches the panics of blocks; it has no other way to fail.
-                let _ = thread.join();
+        while entries.ended < others.len() {
+            if self.bell.wait_until(&mut entries, until).timed_out() {
+                tracing::warn!(
+                    ?patience,
+                    "a worker hangs in the work of an operation, and is left behind"
+                );
+                return;
             }
         }
+        drop(entries);
+        for thread in others {
+            // A worker catches the panics of blocks; it has no other way to fail.
+            let _ = thread.join();
+        }
+    }
+
+    /// A worker's last word.
+    fn end(&self) {
+        self.entries.lock().ended += 1;
+        self.bell.notify_all();
     }
 }
 
@@ -109,6 +134,7 @@ fn start_worker(core: &Arc<Core>, index: usize) -> Option<JoinHandle<()>> {
         while let Some(running) = core.queue().next() {
             core.help(running, None);
         }
+        core.queue().end();
     };
     let started = Builder::new().name(format!("hsdp-worker-{index}")).spawn(work);
     if let Err(error) = &started {

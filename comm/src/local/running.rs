@@ -1,7 +1,7 @@
 //! An operation whose members are all there: its blocks, and the threads that claim them.
 //!
 //! The life of the work is the life of an `Arc`: the queue holds a clone, and so does each thread that is
-//! claiming blocks. Whoever lets go last has the work to itself, and so knows that every block is done.
+//! claiming blocks. Whoever lets go last has the work to itself, and so knows that every block is done (CO-1).
 
 use std::any::Any;
 use std::cell::Cell;

@@ -18,6 +18,15 @@ pub(crate) struct Status {
 struct Ends {
     world: Option<Error>,
     epochs: BTreeMap<u64, Error>,
+    /// The last epoch that every rank has left behind, and how it ended: what is before it, too, is over.
+    past: Option<(u64, Error)>,
+}
+
+impl Ends {
+    fn of(&self, epoch: u64) -> Option<&Error> {
+        let past = self.past.as_ref().filter(|(last, _)| epoch <= *last).map(|(_, end)| end);
+        self.world.as_ref().or(past).or_else(|| self.epochs.get(&epoch))
+    }
 }
 
 impl Status {
@@ -26,11 +35,7 @@ impl Status {
         if !self.raised.load(Ordering::Acquire) {
             return Ok(());
         }
-        let ends = self.ends.lock();
-        match ends.world.as_ref().or_else(|| ends.epochs.get(&epoch)) {
-            Some(end) => Err(end.clone()),
-            None => Ok(()),
-        }
+        self.ends.lock().of(epoch).map_or(Ok(()), |end| Err(end.clone()))
     }
 
     /// What ended the world, if it has ended.
@@ -59,9 +64,11 @@ impl Status {
         end
     }
 
-    /// Forgets the ends of the epochs before `epoch`, which every rank has left behind.
+    /// Forgets how the epochs before `epoch` ended, which every rank has left behind, except for the last.
     pub(crate) fn forget_before(&self, epoch: u64) {
         let mut ends = self.ends.lock();
-        ends.epochs = ends.epochs.split_off(&epoch);
+        let kept = ends.epochs.split_off(&epoch);
+        let forgotten = std::mem::replace(&mut ends.epochs, kept);
+        ends.past = forgotten.into_iter().next_back().or(ends.past.take());
     }
 }

@@ -4,7 +4,6 @@
 use std::fmt;
 use std::hint;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
@@ -69,7 +68,8 @@ impl Ticket {
     }
 
     fn warn(&self, late: Duration) {
-        let missing = self.operation.attendance().map_or(Vec::new(), |attendance| attendance.missing);
+        let missing =
+            self.operation.attendance().map_or(Vec::new(), |attendance| attendance.missing);
         let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
         tracing::warn!(rank = self.rank.get(), operation = %self.descriptor, ?missing, waited = ?late, "late");
     }
@@ -87,31 +87,23 @@ impl fmt::Debug for Ticket {
 
 /// How much longer a waiting thread stays awake before it sleeps.
 struct Wakefulness {
-    spins: u32,
-    yields: u32,
+    moments: u32,
 }
 
 impl Wakefulness {
-    /// With a core for each rank a wait is worth some microseconds of spinning; else others need the core.
+    /// With a core for each rank a wait is worth some microseconds of spinning: a sleeper needs as long to wake.
+    /// Otherwise the rank that is waited for may need this very core.
     fn of(core: &Core) -> Self {
-        if core.has_a_core_for_each() {
-            Self { spins: 200, yields: 0 }
-        } else {
-            Self { spins: 0, yields: 2 }
-        }
+        Self { moments: if core.has_a_core_for_each() { 64 } else { 0 } }
     }
 
     /// Passes a moment awake; `false` when it is time to sleep.
     fn stay_awake(&mut self) -> bool {
-        if self.spins > 0 {
-            self.spins -= 1;
-            (0..32).for_each(|_| hint::spin_loop());
-        } else if self.yields > 0 {
-            self.yields -= 1;
-            thread::yield_now();
-        } else {
+        if self.moments == 0 {
             return false;
         }
+        self.moments -= 1;
+        (0..8).for_each(|_| hint::spin_loop());
         true
     }
 }

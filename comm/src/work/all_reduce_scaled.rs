@@ -21,7 +21,8 @@ impl AllReduceScaled {
     pub(crate) fn new(values: Vec<Vec<f32>>, scaling: Scaling) -> Self {
         let (len, members) = (values[0].len(), values.len());
         let cut = |owner| {
-            blocks_of(balanced(len, members, owner), BLOCK_ELEMENTS).map(move |block| (owner, block))
+            blocks_of(balanced(len, members, owner), BLOCK_ELEMENTS)
+                .map(move |block| (owner, block))
         };
         let blocks = (0..members).flat_map(cut).collect();
         let values = values.into_iter().map(DisjointVec::from).collect();

@@ -11,7 +11,9 @@ use crate::Reduction;
 /// Combines `sources` into `target`.
 pub(crate) fn combine<T: Element>(reduction: Reduction, target: &mut [T], sources: &[&[T]]) {
     match reduction {
-        Reduction::Avg => average_elements(target, sources).expect("averages of integers are refused"),
+        Reduction::Avg => {
+            average_elements(target, sources).expect("averages of integers are refused")
+        }
         _ => reduce_elements(reduction.fold(), target, sources),
     }
 }
@@ -39,7 +41,9 @@ impl<T: Element> ReduceInPlace<T> {
     pub(crate) fn new(values: Vec<Vec<T>>, reduction: Reduction, receivers: Receivers) -> Self {
         let (len, members) = (values[0].len(), values.len());
         let slices: Vec<_> = match receivers {
-            Receivers::All => (0..members).map(|slot| (slot, balanced(len, members, slot))).collect(),
+            Receivers::All => {
+                (0..members).map(|slot| (slot, balanced(len, members, slot))).collect()
+            }
             Receivers::Root(root) => vec![(root, 0..len)],
         };
         let cut = |(owner, slice)| {
@@ -136,7 +140,9 @@ impl<T: Element> ReduceScatter<T> {
     /// targets together.
     pub(crate) fn new(members: Vec<(Vec<T>, Vec<T>)>, reduction: Reduction) -> Self {
         let part = members[0].1.len();
-        let cut = |owner| blocks_of(0..part, BLOCK_BYTES / size_of::<T>()).map(move |block| (owner, block));
+        let cut = |owner| {
+            blocks_of(0..part, BLOCK_BYTES / size_of::<T>()).map(move |block| (owner, block))
+        };
         let blocks = (0..members.len()).flat_map(cut).collect();
         let members = members.into_iter().map(|(source, target)| (source, target.into()));
         let (sources, targets) = members.unzip();

@@ -33,9 +33,8 @@ impl UnitGather {
         if members.iter().any(|member| member.layout != layout) {
             return Err("ranks have different layouts of one unit".to_owned());
         }
-        let cut = |from| {
-            blocks_of(0..layout.shard_len(), BLOCK_ELEMENTS).map(move |block| (from, block))
-        };
+        let cut =
+            |from| blocks_of(0..layout.shard_len(), BLOCK_ELEMENTS).map(move |block| (from, block));
         let blocks = (0..members.len()).flat_map(cut).collect();
         let pieces = (0..members.len()).map(|slot| layout.pieces(slot).collect()).collect();
         let disjoint = |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::from).collect();
@@ -53,7 +52,8 @@ impl Work for UnitGather {
     }
 
     fn bytes(&self) -> usize {
-        let filled: usize = self.targets[0].iter().map(|target| element_bytes(target) * target.len()).sum();
+        let filled: usize =
+            self.targets[0].iter().map(|target| element_bytes(target) * target.len()).sum();
         filled * self.targets.len()
     }
 
@@ -76,7 +76,8 @@ impl Work for UnitGather {
     }
 
     fn finish(self) -> Vec<Vec<HostBuffer>> {
-        let whole = |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::into_buffer).collect();
+        let whole =
+            |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::into_buffer).collect();
         self.targets.into_iter().map(whole).collect()
     }
 }

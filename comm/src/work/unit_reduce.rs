@@ -42,7 +42,8 @@ impl UnitReduce {
             return Err("ranks have different layouts of one unit".to_owned());
         }
         let cut = |owner| {
-            blocks_of(0..layout.trainable().shard_len, BLOCK_ELEMENTS).map(move |block| (owner, block))
+            blocks_of(0..layout.trainable().shard_len, BLOCK_ELEMENTS)
+                .map(move |block| (owner, block))
         };
         let blocks = (0..members.len()).flat_map(cut).collect();
         let pieces = (0..members.len()).map(|slot| trainable_pieces(&layout, slot)).collect();
@@ -71,7 +72,10 @@ impl UnitReduce {
                 visits += 1;
                 contribute(sum, values, pre, wire, fold);
             });
-            assert!(visits == 1, "the gradient of parameter {param} was lent {visits} times, not once");
+            assert!(
+                visits == 1,
+                "the gradient of parameter {param} was lent {visits} times, not once"
+            );
         }
     }
 }
