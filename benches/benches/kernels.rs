@@ -1,0 +1,242 @@
+//! Every kernel of `hsdp-kernels` against a memory copy, on one thread.
+//!
+//! A throughput counts the bytes that a kernel really reads and writes (elements of f32 unless its name says otherwise),
+//! so it compares with that of `copy` in the same group. The groups are named by the size of their f32 buffers: 1 MiB
+//! stays in a second-level cache, 64 MiB does not. Each kernel's result is checked before it is timed.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use half::{bf16, f16};
+use hsdp_kernels::{
+    AdamWStep, Divisor, Element, Fold, MomentumKind, Real, ReduceOp, SgdStep, Wire, adamw, cast,
+    contribute, divide_in_place, first_non_finite, pack, reduce_elements, scaled_copy, settle, sgd,
+    squared_norm, unpack,
+};
+
+/// A kernel with its buffers, checked and ready to be timed.
+struct Case {
+    /// Bytes read and written by one run.
+    bytes: usize,
+    run: Box<dyn FnMut()>,
+}
+
+/// Makes a case on so many elements.
+type Make = fn(usize) -> Case;
+
+const CASES: [(&str, Make); 24] = [
+    ("copy", copy),
+    ("contribute f32, wire f32", |len| contributed::<f32>(len, Wire::F32, 1.0)),
+    ("contribute f32, wire f32, pre 3", |len| contributed::<f32>(len, Wire::F32, 3.0)),
+    ("contribute f32, wire f16", |len| contributed::<f32>(len, Wire::F16, 4.0)),
+    ("contribute f32, wire bf16", |len| contributed::<f32>(len, Wire::BF16, 1.0)),
+    ("contribute f16, wire f16", |len| contributed::<f16>(len, Wire::F16, 4.0)),
+    ("contribute bf16, wire bf16", |len| contributed::<bf16>(len, Wire::BF16, 1.0)),
+    ("settle", settled),
+    ("cast to f16", casted::<f16>),
+    ("cast to bf16", casted::<bf16>),
+    ("unpack f16", unpacked::<f16>),
+    ("unpack bf16", unpacked::<bf16>),
+    ("pack f32 to f16", packed::<f16>),
+    ("pack f32 to bf16", packed::<bf16>),
+    ("scaled_copy", scaled),
+    ("divide_in_place", divided),
+    ("squared_norm", norm),
+    ("first_non_finite", finite),
+    ("adamw", adam),
+    ("sgd", momentum),
+    ("reduce 4 x f32", reduced::<f32>),
+    ("reduce 4 x f16", reduced::<f16>),
+    ("reduce 4 x bf16", reduced::<bf16>),
+    ("reduce 4 x f64", reduced::<f64>),
+];
+
+fn kernels(criterion: &mut Criterion) {
+    for mebibytes in [1, 64] {
+        let mut group = criterion.benchmark_group(format!("{mebibytes} MiB"));
+        let len = (mebibytes << 20) / size_of::<f32>();
+        for (name, make) in CASES {
+            let mut case = make(len);
+            group.throughput(Throughput::Bytes(case.bytes as u64));
+            group.bench_function(name, |bencher| bencher.iter(&mut case.run));
+        }
+    }
+}
+
+criterion_group!(benches, kernels);
+criterion_main!(benches);
+
+/// Numbers that every dtype here represents exactly: quarters from -8 to 8, in a fixed order without a short period.
+fn numbers<T>(len: usize, from: impl Fn(f32) -> T) -> Vec<T> {
+    (0..len).map(|index| from(((index * 7919 + index / 64) % 65) as f32 / 4.0 - 8.0)).collect()
+}
+
+/// The same, in a dtype of gradients.
+fn gradient<T: Real>(len: usize) -> Vec<T> {
+    let source = numbers(len, |number| number);
+    let mut target = vec![T::zeroed(); len];
+    cast(T::values_mut(&mut target), &source);
+    target
+}
+
+fn bytes<T>(len: usize) -> usize {
+    len * size_of::<T>()
+}
+
+fn copy(len: usize) -> Case {
+    let source = numbers(len, |number| number);
+    let mut target = vec![0.0_f32; len];
+    let run = move || black_box(&mut target).copy_from_slice(black_box(&source));
+    Case { bytes: 2 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn contributed<T: Real>(len: usize, wire: Wire, pre: f32) -> Case {
+    let values = gradient::<T>(len);
+    let pre = Divisor::new(pre).expect("a divisor of this bench");
+    let mut sum = vec![0.0; len];
+    contribute(&mut sum, T::values(&values), pre, wire, Fold::Add);
+    for (sum, value) in sum.iter().zip(T::values(&values).to_f32()) {
+        assert_eq!(*sum, wire.round(value / pre.value()));
+    }
+    let run = move || {
+        contribute(black_box(&mut sum), T::values(black_box(&values)), pre, wire, Fold::Add);
+    };
+    Case { bytes: bytes::<T>(len) + 2 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn settled(len: usize) -> Case {
+    let sum = numbers(len, |number| number);
+    let mut target = vec![0.0; len];
+    let post = Divisor::new(8.0).expect("a divisor of this bench");
+    settle(&mut target, &sum, post, Fold::Add);
+    assert!(target.iter().zip(&sum).all(|(target, sum)| *target == sum / 8.0));
+    let run = move || settle(black_box(&mut target), black_box(&sum), post, Fold::Add);
+    Case { bytes: 3 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn casted<T: Real>(len: usize) -> Case {
+    let source = numbers(len, |number| number);
+    let mut target = vec![T::zeroed(); len];
+    cast(T::values_mut(&mut target), &source);
+    assert_eq!(T::values(&target).to_f32(), source);
+    let run = move || cast(T::values_mut(black_box(&mut target)), black_box(&source));
+    Case { bytes: bytes::<T>(len) + bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn unpacked<T: Real>(len: usize) -> Case {
+    let source = gradient::<T>(len);
+    let mut target = vec![0.0; len];
+    unpack(&mut target, T::values(&source));
+    assert_eq!(target, numbers(len, |number| number));
+    let run = move || unpack(black_box(&mut target), T::values(black_box(&source)));
+    Case { bytes: bytes::<T>(len) + bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn packed<T: Real>(len: usize) -> Case {
+    let source = numbers(len, |number| number);
+    let mut target = vec![T::zeroed(); len];
+    let pre = Divisor::new(4.0).expect("a divisor of this bench");
+    pack(T::values_mut(&mut target), f32::values(&source), pre);
+    for (packed, value) in T::values(&target).to_f32().iter().zip(&source) {
+        assert_eq!(*packed, value / 4.0);
+    }
+    let run = move || {
+        pack(T::values_mut(black_box(&mut target)), f32::values(black_box(&source)), pre);
+    };
+    Case { bytes: bytes::<T>(len) + bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn scaled(len: usize) -> Case {
+    let source = numbers(len, |number| number);
+    let mut target = vec![0.0; len];
+    scaled_copy(&mut target, &source, 4.0);
+    assert!(target.iter().zip(&source).all(|(target, source)| *target == source / 4.0));
+    let run = move || scaled_copy(black_box(&mut target), black_box(&source), black_box(3.0));
+    Case { bytes: 2 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn divided(len: usize) -> Case {
+    let mut target = numbers(len, |number| number);
+    divide_in_place(&mut target, 4.0);
+    divide_in_place(&mut target, 0.25);
+    assert_eq!(target, numbers(len, |number| number));
+    // A divisor of about one, so that thousands of runs stay in range.
+    let run = move || divide_in_place(black_box(&mut target), black_box(1.0 + 1e-12));
+    Case { bytes: 2 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn norm(len: usize) -> Case {
+    let values = numbers(len, |number| number);
+    let expected: f64 = values.iter().map(|value| f64::from(value * value)).sum();
+    assert_eq!(squared_norm(&values), expected, "sums of quarters are exact");
+    let run = move || {
+        black_box(squared_norm(black_box(&values)));
+    };
+    Case { bytes: bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn finite(len: usize) -> Case {
+    let mut values = numbers(len, |number| number);
+    values[len - 1] = f32::NAN;
+    assert_eq!(first_non_finite(&values), Some(len - 1));
+    values[len - 1] = 0.0;
+    let run = move || {
+        black_box(first_non_finite(black_box(&values)));
+    };
+    Case { bytes: bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn adam(len: usize) -> Case {
+    let step = AdamWStep {
+        learning_rate: 1e-3,
+        beta1: 0.9,
+        beta2: 0.999,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+        step: 1,
+        clip: 1.0,
+    };
+    let gradient = numbers(len, |number| number + 0.125);
+    let mut parameter = vec![0.0; len];
+    let (mut first, mut second) = (vec![0.0; len], vec![0.0; len]);
+    adamw(&step, &mut parameter, &gradient, &mut first, &mut second);
+    for (parameter, gradient) in parameter.iter().zip(&gradient) {
+        assert!((parameter + 1e-3 * gradient.signum()).abs() < 1e-8, "a first step is the rate");
+    }
+    let run = move || {
+        let moments = (black_box(&mut first), black_box(&mut second));
+        adamw(&step, black_box(&mut parameter), black_box(&gradient), moments.0, moments.1);
+    };
+    Case { bytes: 7 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn momentum(len: usize) -> Case {
+    let step = SgdStep {
+        learning_rate: 0.5,
+        momentum: 0.5,
+        kind: MomentumKind::Classic,
+        weight_decay: 0.0,
+        clip: 1.0,
+    };
+    let gradient = numbers(len, |number| number);
+    let (mut parameter, mut velocity) = (vec![0.0; len], vec![0.0; len]);
+    sgd(&step, &mut parameter, &gradient, Some(&mut velocity));
+    assert!(parameter.iter().zip(&gradient).all(|(parameter, g)| *parameter == -0.5 * g));
+    let run = move || {
+        let velocity = Some(black_box(velocity.as_mut_slice()));
+        sgd(&step, black_box(&mut parameter), black_box(&gradient), velocity);
+    };
+    Case { bytes: 5 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+fn reduced<T: Element + From<i8>>(len: usize) -> Case {
+    let sources: Vec<Vec<T>> = (1..=4).map(|member| vec![T::from(member); len]).collect();
+    let mut target = vec![T::zeroed(); len];
+    let mut run = move || {
+        let sources: Vec<&[T]> = sources.iter().map(Vec::as_slice).collect();
+        reduce_elements(ReduceOp::Sum, black_box(&mut target), black_box(&sources));
+        assert!(target[0] == T::from(10));
+    };
+    run();
+    Case { bytes: 5 * bytes::<T>(len), run: Box::new(run) }
+}
