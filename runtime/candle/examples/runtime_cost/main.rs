@@ -1,0 +1,134 @@
+//! What the runtime costs: a sharded step against the same threads, each with the whole model.
+//!
+//! ```text
+//! cargo run --release --example runtime_cost
+//! ```
+//!
+//! Both sides have the same threads, batches, model code, and kernel of AdamW, at the sizes of
+//! `train_gpt`. The plain side ([`plain`]) has no collectives: ranks add up one another's gradients
+//! in shared memory, each a part. The two alternate, so that whatever else the machine does hits
+//! both alike.
+
+mod data;
+mod plain;
+mod sharded;
+#[path = "../train_gpt/size.rs"]
+mod size;
+#[path = "../train_gpt/threads.rs"]
+mod threads;
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use hsdp::{AdamWOptions, Mesh};
+use hsdp_candle::gpt::{Gpt, GptConfig};
+
+/// Measures a sharded training step against the same threads that each train on the whole model.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Replicas x shards
+    #[arg(long, default_value = size::MESH)]
+    mesh: Mesh,
+    /// Runs of each side
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Steps of a run; the first is not counted
+    #[arg(long, default_value_t = 20)]
+    steps: usize,
+    /// Fail if a sharded step takes more than this times a plain one
+    #[arg(long, value_name = "RATIO")]
+    at_most: Option<f64>,
+    /// Run one side only, for a profiler
+    #[arg(long, conflicts_with = "at_most")]
+    only: Option<Side>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Side {
+    Plain,
+    Sharded,
+}
+
+/// What both sides do.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    gpt: Gpt,
+    mesh: Mesh,
+    steps: usize,
+    adamw: AdamWOptions,
+}
+
+/// Times of steps, on rank 0.
+type Times = Vec<Duration>;
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let options = Options::parse();
+    threads::divide_cores(options.mesh.world_size())?;
+    let config = GptConfig {
+        vocab: data::VOCABULARY,
+        context: size::CONTEXT,
+        width: size::WIDTH,
+        heads: size::HEADS,
+        layers: size::LAYERS,
+    };
+    let work = Work {
+        gpt: Gpt::new(config)?,
+        mesh: options.mesh,
+        steps: options.steps,
+        adamw: AdamWOptions::default(),
+    };
+    let ratio = match options.only {
+        None => compare(&work, options.rounds)?,
+        Some(side) => {
+            for _ in 0..options.rounds {
+                side.run(&work)?;
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let fails = options.at_most.is_some_and(|most| ratio > most);
+    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+impl Side {
+    fn run(self, work: &Work) -> Result<Times, Box<dyn Error>> {
+        match self {
+            Self::Plain => plain::run(work),
+            Self::Sharded => sharded::run(work),
+        }
+    }
+}
+
+/// The median sharded step over the median plain one.
+fn compare(work: &Work, rounds: usize) -> Result<f64, Box<dyn Error>> {
+    let mut out = io::stdout().lock();
+    let (mut plain_times, mut sharded_times) = (Times::new(), Times::new());
+    for round in 1..=rounds {
+        let (plain, sharded) = (Side::Plain.run(work)?, Side::Sharded.run(work)?);
+        let [one, other] = [median(&plain), median(&sharded)];
+        writeln!(
+            out,
+            "round {round}: plain {one:.2} ms, sharded {other:.2} ms, ratio {:.3}",
+            other / one
+        )?;
+        plain_times.extend(plain);
+        sharded_times.extend(sharded);
+    }
+    let [plain, sharded] = [median(&plain_times), median(&sharded_times)];
+    let (mesh, ratio) = (work.mesh, sharded / plain);
+    writeln!(
+        out,
+        "median step on mesh {mesh}: plain {plain:.2} ms, sharded {sharded:.2} ms, ratio {ratio:.3}"
+    )?;
+    Ok(ratio)
+}
+
+/// In milliseconds.
+fn median(times: &[Duration]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+}

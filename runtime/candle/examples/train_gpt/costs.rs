@@ -1,0 +1,61 @@
+//! What a run cost a rank: as the plan says, and as measured by other means.
+
+use hsdp::{ByteCount, ShardedModel};
+use hsdp_comm::{Channel, LedgerSnapshot, Op};
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::Flow;
+
+use crate::options::Options;
+
+/// A planned and a measured number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Compared<T> {
+    pub(crate) planned: T,
+    pub(crate) measured: T,
+}
+
+/// One rank's costs.
+#[derive(Debug)]
+pub(crate) struct Costs {
+    /// Of the whole run, by collective: calls, and bytes that came from other ranks.
+    pub(crate) traffic: Vec<(Op, Compared<Flow>)>,
+    /// The peak of each category.
+    pub(crate) memory: Vec<(Category, Compared<ByteCount>)>,
+}
+
+impl Costs {
+    /// The costs of this rank since `before`: bytes as they were added up where they were copied
+    /// and reduced, memory as the allocator counted it.
+    pub(crate) fn of(model: &ShardedModel, before: &LedgerSnapshot, options: &Options) -> Self {
+        let ledger = model.world().ledger().since(before);
+        let steps = options.steps as u64;
+        let planned = model.plan().traffic(model.rank(), options.microbatches as u64);
+        let whole_run = |flow: Flow| Flow { calls: flow.calls * steps, bytes: flow.bytes * steps };
+        let flow = |channel, op, planned| {
+            (op, Compared { planned: whole_run(planned), measured: ledger.op(channel, op) })
+        };
+        let plan = model.plan().memory();
+        let peak = |category, planned| {
+            (category, Compared { planned, measured: memory::usage(model.rank(), category).peak })
+        };
+        Self {
+            traffic: vec![
+                flow(Channel::Gather, Op::AllGather, planned.all_gather),
+                flow(Channel::Reduce, Op::ReduceScatter, planned.reduce_scatter),
+                flow(Channel::AllReduce, Op::AllReduce, planned.all_reduce),
+            ],
+            memory: vec![
+                peak(Category::Shard, plan.shard),
+                peak(Category::Full, plan.full),
+                peak(Category::GradFull, plan.grad_full),
+                peak(Category::Partial, plan.partial),
+                peak(Category::Optimizer, plan.optimizer),
+            ],
+        }
+    }
+
+    /// Whether calls and bytes are exactly as planned.
+    pub(crate) fn traffic_as_planned(&self) -> bool {
+        self.traffic.iter().all(|(_, flow)| flow.planned == flow.measured)
+    }
+}

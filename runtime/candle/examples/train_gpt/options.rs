@@ -1,0 +1,136 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use hsdp::{Accumulation, DType, Mesh};
+
+use crate::failure::Failure;
+use crate::size;
+
+/// Threads beyond this are no test of anything.
+const MAX_RANKS: usize = 64;
+
+/// Trains a character-level GPT on a mesh of replicas x shards whose ranks are threads
+#[derive(Clone, Debug, Parser)]
+#[command(name = "train_gpt", version)]
+pub(crate) struct Options {
+    /// A UTF-8 text to learn from; without it, the Markdown files of this repository
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data: Option<PathBuf>,
+
+    /// Replicas x shards, such as 2x2; their product is the number of ranks
+    #[arg(long, value_name = "RxS", default_value = size::MESH)]
+    pub(crate) mesh: Mesh,
+
+    /// Microbatches of a step, on each rank
+    #[arg(long, value_name = "COUNT", default_value_t = size::MICROBATCHES, value_parser = counted)]
+    pub(crate) microbatches: usize,
+
+    /// Sequences of a microbatch
+    #[arg(long, value_name = "COUNT", default_value_t = size::BATCH, value_parser = counted)]
+    pub(crate) batch: usize,
+
+    /// Updates of the parameters
+    #[arg(long, value_name = "COUNT", default_value_t = 300, value_parser = counted)]
+    pub(crate) steps: usize,
+
+    /// Dtype of gathered parameters, in which the model computes: f32, bf16 or f16
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
+    pub(crate) param_dtype: DType,
+
+    /// Dtype of gradients on the wire: f32, bf16 or f16
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
+    pub(crate) reduce_dtype: DType,
+
+    /// When microbatches are communicated: reduce-scatter, every or local
+    #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
+    pub(crate) accumulation: Accumulation,
+
+    /// Units that are gathered ahead
+    #[arg(long, value_name = "UNITS", default_value_t = 1)]
+    pub(crate) prefetch: usize,
+
+    /// Blocks of the model
+    #[arg(long, value_name = "COUNT", default_value_t = size::LAYERS, value_parser = counted)]
+    pub(crate) layers: usize,
+
+    /// Size of the residual stream
+    #[arg(long, value_name = "SIZE", default_value_t = size::WIDTH, value_parser = counted)]
+    pub(crate) width: usize,
+
+    /// Attention heads; they divide the width
+    #[arg(long, value_name = "COUNT", default_value_t = size::HEADS, value_parser = counted)]
+    pub(crate) heads: usize,
+
+    /// Characters that the model sees
+    #[arg(long, value_name = "LENGTH", default_value_t = size::CONTEXT, value_parser = counted)]
+    pub(crate) context: usize,
+
+    /// Peak learning rate; it warms up linearly, then falls along a cosine to a tenth
+    #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = rate)]
+    pub(crate) lr: f64,
+
+    /// Of the initial parameters, the batches and the sample
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    /// Also train the model unsharded, and fail unless losses and gradients agree
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    /// Keep loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev) there
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+impl Options {
+    /// Reads the command line. `--help` and `--version` end the program here.
+    pub(crate) fn read() -> Result<Self, Failure> {
+        let options = Self::try_parse().map_err(|error| {
+            if !error.use_stderr() {
+                error.exit();
+            }
+            // The first line says it all; what follows is advice and usage.
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            Failure::input(line.strip_prefix("error: ").unwrap_or(line))
+        })?;
+        options.check_mesh()?;
+        Ok(options)
+    }
+
+    fn check_mesh(&self) -> Result<(), Failure> {
+        let ranks = self.mesh.world_size();
+        if ranks > MAX_RANKS {
+            let (mesh, most) = (self.mesh, MAX_RANKS);
+            return Err(Failure::Input(format!(
+                "mesh {mesh} has {ranks} ranks: at most {most} run as threads of one process"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Tokens of a microbatch on a rank.
+    pub(crate) fn tokens(&self) -> u64 {
+        (self.batch * self.context) as u64
+    }
+}
+
+fn counted(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|count| *count > 0)
+        .ok_or_else(|| "expected a whole number from 1".to_owned())
+}
+
+fn real(text: &str) -> Result<DType, String> {
+    let dtype =
+        text.parse().ok().filter(|dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16));
+    dtype.ok_or_else(|| "expected f32, bf16 or f16".to_owned())
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    rate.ok_or_else(|| "expected a number above 0".to_owned())
+}

@@ -1,0 +1,70 @@
+//! The files that `--out` keeps.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+use crate::progress::StepRecord;
+use crate::trace::{Switch, Trace};
+use crate::train::{Job, Run};
+use crate::{plot, report};
+
+/// A folder for the files of one run.
+pub(crate) struct Output {
+    folder: PathBuf,
+    trace: Trace,
+}
+
+impl Output {
+    /// Makes the folder, and begins to trace.
+    pub(crate) fn create(folder: &Path) -> Result<Self, Failure> {
+        let refuse =
+            |error| Failure::Input(format!("cannot write to {}: {error}", folder.display()));
+        fs::create_dir_all(folder).map_err(refuse)?;
+        let file = folder.join("trace.json");
+        File::create(&file).map_err(refuse)?;
+        Ok(Self { folder: folder.to_owned(), trace: Trace::start(&file)? })
+    }
+
+    /// What ends the trace.
+    pub(crate) fn trace_switch(&self) -> Switch {
+        self.trace.switch()
+    }
+
+    /// The file of losses and gradient norms.
+    pub(crate) fn metrics(&self) -> Result<Metrics, Failure> {
+        let file = File::create(self.folder.join("metrics.jsonl")).map_err(Failure::training)?;
+        Ok(Metrics(BufWriter::new(file)))
+    }
+
+    /// Writes what is known at the end.
+    pub(crate) fn finish(self, job: &Job<'_>, run: &Run) -> Result<(), Failure> {
+        let summary =
+            serde_json::to_string_pretty(&report::summary(job, run)).map_err(Failure::training)?;
+        fs::write(self.folder.join("summary.json"), summary + "\n").map_err(Failure::training)?;
+        plot::loss(&self.folder.join("loss.svg"), &run.records)
+    }
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Output").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+/// `metrics.jsonl`, a line a step.
+#[derive(Debug)]
+pub(crate) struct Metrics(BufWriter<File>);
+
+impl Metrics {
+    pub(crate) fn add(&mut self, record: &StepRecord) -> Result<(), Failure> {
+        serde_json::to_writer(&mut self.0, record).map_err(Failure::training)?;
+        writeln!(self.0).map_err(Failure::training)
+    }
+
+    pub(crate) fn finish(mut self) -> Result<(), Failure> {
+        self.0.flush().map_err(Failure::training)
+    }
+}

@@ -1,0 +1,66 @@
+//! What is shown and kept while training runs.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::{Metrics, Output};
+use crate::trace::{Switch, TRACED_STEPS};
+
+/// A line of `metrics.jsonl`.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct StepRecord {
+    pub(crate) step: usize,
+    pub(crate) loss: f64,
+    /// Before clipping; null in the file where a gradient overflowed.
+    pub(crate) grad_norm: f64,
+    pub(crate) tokens: u64,
+    pub(crate) seconds: f64,
+    /// False where all ranks skipped the update, because a gradient overflowed.
+    #[serde(skip)]
+    pub(crate) applied: bool,
+}
+
+/// The progress bar, and the files that grow with each step.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    metrics: Option<Metrics>,
+    trace: Option<Switch>,
+    records: Vec<StepRecord>,
+}
+
+impl Progress {
+    /// A bar of `steps` steps, which is silent where stderr is no terminal.
+    pub(crate) fn new(steps: usize, output: Option<&Output>) -> Result<Self, Failure> {
+        let template = "{bar:32} {pos}/{len} {elapsed}  {msg}";
+        let style = ProgressStyle::with_template(template).map_err(Failure::training)?;
+        let bar = ProgressBar::new(steps as u64).with_style(style);
+        let metrics = output.map(Output::metrics).transpose()?;
+        Ok(Self { bar, metrics, trace: output.map(Output::trace_switch), records: Vec::new() })
+    }
+
+    /// A step is done.
+    pub(crate) fn add(&mut self, record: StepRecord) -> Result<(), Failure> {
+        let StepRecord { loss, grad_norm, seconds, .. } = record;
+        let rate = record.tokens as f64 / seconds;
+        self.bar
+            .set_message(format!("loss {loss:.3}  gradient {grad_norm:.2}  {rate:.0} tokens/s"));
+        self.bar.inc(1);
+        if let Some(metrics) = &mut self.metrics {
+            metrics.add(&record)?;
+        }
+        self.records.push(record);
+        if let Some(trace) = self.trace.take_if(|_| self.records.len() == TRACED_STEPS) {
+            trace.turn_off();
+        }
+        Ok(())
+    }
+
+    /// Training is done: all records.
+    pub(crate) fn finish(self) -> Result<Vec<StepRecord>, Failure> {
+        self.bar.finish();
+        self.metrics.map_or(Ok(()), Metrics::finish)?;
+        Ok(self.records)
+    }
+}

@@ -1,0 +1,147 @@
+//! The text: where it comes from, its characters as tokens, and batches of it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Result as CandleResult, Tensor};
+use hsdp::Rank;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::failure::Failure;
+use crate::options::Options;
+
+/// A text as tokens, one a character.
+#[derive(Debug)]
+pub(crate) struct Corpus {
+    tokens: Vec<u32>,
+    /// The characters that occur, sorted: token `t` is `vocabulary[t]`.
+    vocabulary: Vec<char>,
+    batch: usize,
+    context: usize,
+    seed: u64,
+}
+
+/// One microbatch of one rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) step: usize,
+    pub(crate) microbatch: usize,
+    pub(crate) rank: Rank,
+}
+
+/// What a rank reads, and what follows each character of it: both `[batch, context]`.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) inputs: Tensor,
+    pub(crate) targets: Tensor,
+}
+
+impl Corpus {
+    /// Reads the text that the options name.
+    pub(crate) fn read(options: &Options) -> Result<Self, Failure> {
+        let text = match &options.data {
+            Some(file) => read_file(file)?,
+            None => read_repository()?,
+        };
+        let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
+        let token = |c| u32::try_from(vocabulary.partition_point(|known| *known < c));
+        let tokens: Vec<u32> =
+            text.chars().map(token).collect::<Result<_, _>>().map_err(Failure::input)?;
+        if tokens.len() <= options.context {
+            return Err(Failure::Input(format!(
+                "the text has {} characters: a context of {} needs at least {}",
+                tokens.len(),
+                options.context,
+                options.context + 1
+            )));
+        }
+        let Options { batch, context, seed, .. } = *options;
+        Ok(Self { tokens, vocabulary, batch, context, seed })
+    }
+
+    /// How many different characters there are.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.vocabulary.len()
+    }
+
+    /// How many characters there are.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The microbatch of a place: windows of the text, drawn by the seed and the place alone.
+    pub(crate) fn batch(&self, place: Place) -> CandleResult<Batch> {
+        let Place { step, microbatch, rank } = place;
+        let key: Vec<u8> =
+            [step, microbatch, rank.index()].iter().flat_map(|n| n.to_le_bytes()).collect();
+        let mut rng = ChaCha8Rng::seed_from_u64(xxh3_64_with_seed(&key, self.seed));
+        let last = self.tokens.len() - self.context - 1;
+        let starts: Vec<usize> = (0..self.batch).map(|_| rng.random_range(0..=last)).collect();
+        let windows = |shift: usize| {
+            let window = |start: &usize| &self.tokens[start + shift..][..self.context];
+            let tokens: Vec<u32> = starts.iter().flat_map(window).copied().collect();
+            Tensor::from_vec(tokens, (self.batch, self.context), &Device::Cpu)
+        };
+        Ok(Batch { inputs: windows(0)?, targets: windows(1)? })
+    }
+
+    /// The first line of the text that has a letter, as a prompt.
+    pub(crate) fn prompt(&self) -> Vec<u32> {
+        let newline = self.vocabulary.iter().position(|c| *c == '\n');
+        let is_newline = |token: &u32| newline == usize::try_from(*token).ok();
+        let line =
+            self.tokens.split(is_newline).find(|line| !line.is_empty()).unwrap_or(&self.tokens);
+        line[..line.len().min(self.context)].to_vec()
+    }
+
+    /// The text of some tokens.
+    pub(crate) fn text(&self, tokens: &[u32]) -> String {
+        tokens
+            .iter()
+            .filter_map(|token| self.vocabulary.get(usize::try_from(*token).ok()?))
+            .collect()
+    }
+}
+
+fn read_file(file: &Path) -> Result<String, Failure> {
+    fs::read_to_string(file).map_err(|error| {
+        let name = file.display();
+        match error.kind() {
+            io::ErrorKind::InvalidData => Failure::Input(format!("{name} is not UTF-8 text")),
+            _ => Failure::Input(format!("cannot read {name}: {error}")),
+        }
+    })
+}
+
+/// The Markdown files of the repository that this program was built from, by path.
+fn read_repository() -> Result<String, Failure> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = Vec::new();
+    collect_markdown(&root, &mut files).map_err(|error| {
+        Failure::Input(format!("cannot look for Markdown files in {}: {error}", root.display()))
+    })?;
+    files.sort();
+    let texts: Vec<String> = files.iter().map(|file| read_file(file)).collect::<Result<_, _>>()?;
+    Ok(texts.join("\n"))
+}
+
+fn collect_markdown(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if entry.file_type()?.is_dir() {
+            // What is built or hidden is not the project's text.
+            if !name.starts_with('.') && name != "target" {
+                collect_markdown(&entry.path(), files)?;
+            }
+        } else if name.ends_with(".md") {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! `--verify`: the same model, unsharded, beside the sharded one.
+//!
+//! The twin runs each rank's microbatches one by one on whole parameters in plain candle, and adds
+//! their gradients in the order in which the mesh adds them. What it shares with the sharded run is
+//! candle, the model's code, and the kernel of AdamW; no plan, no collective, no custom op.
+//!
+//! - Where gradients travel in f32, and parameters are f32 or bf16, nothing may differ: losses,
+//!   gradients and, after each step, parameters are compared bit by bit. The twin trains on its
+//!   own.
+//! - Elsewhere contributions are rounded on their way, and two trainings would drift apart. So the
+//!   twin takes over the sharded run's parameters after each step. Losses must still be
+//!   bit-identical, and of each parameter's gradient the difference is bounded by [`bound`] of what
+//!   was added up, both as 2-norms.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use hsdp::{DType, Gradients, Verdict};
+
+use crate::failure::Failure;
+use crate::options::Options;
+use crate::train::{Job, learning_rate};
+use crate::unsharded::{Summed, Tensors, Unsharded};
+
+/// How far a gradient may be off, relative to the norm of the absolute contributions; `None` where
+/// it must be exact.
+///
+/// A contribution is rounded to the wire dtype at most twice: once on each axis. f16 parameters
+/// round the whole backward, whose order of magnitude depends on the loss scale.
+fn bound(options: &Options) -> Option<f64> {
+    match (options.param_dtype, options.reduce_dtype) {
+        (DType::F16, _) => Some(1.0 / 256.0),
+        (_, DType::F16) => Some(1.0 / 1024.0),
+        (_, DType::BF16) => Some(1.0 / 128.0),
+        _ => None,
+    }
+}
+
+/// The unsharded model, in step with the sharded one.
+#[derive(Debug)]
+pub(crate) struct Twin {
+    model: Unsharded,
+    bound: Option<f64>,
+    /// The largest part of the bound that was used.
+    worst: f64,
+    step: usize,
+}
+
+/// What was found equal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verified {
+    /// Everything, bit by bit.
+    Exactly,
+    /// Losses bit by bit, gradients within this part of their bound.
+    Within(f64),
+}
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exactly => {
+                f.write_str("losses, gradients and parameters bit-identical to unsharded")
+            }
+            Self::Within(worst) => {
+                write!(f, "losses bit-identical to unsharded, gradients within {worst:.2} of bound")
+            }
+        }
+    }
+}
+
+impl Twin {
+    pub(crate) fn new(job: &Job<'_>) -> Result<Self, Failure> {
+        Ok(Self { model: Unsharded::new(job)?, bound: bound(job.options), worst: 0.0, step: 0 })
+    }
+
+    /// Compares a step's loss and gradients with the twin's own, and updates the twin.
+    pub(crate) fn check(
+        &mut self,
+        job: &Job<'_>,
+        sharded: &Gradients,
+        full: &Tensors,
+    ) -> Result<(), Failure> {
+        let own = self.model.gradients(job, self.step)?;
+        self.compare_numbers("loss", sharded.loss(), own.loss(), 0.0)?;
+        if *sharded.verdict() != Verdict::Apply {
+            return Ok(());
+        }
+        match self.bound {
+            None => {
+                self.compare_bits("gradient", full, &own.gradients())?;
+                // The same numbers, added up in another order.
+                self.compare_numbers("gradient norm", sharded.norm(), own.norm(), 1e-12)?;
+            }
+            Some(bound) => self.compare_norms(full, &own, bound)?,
+        }
+        self.model.update(&own, job.options, learning_rate(job.options).at(self.step as u64));
+        Ok(())
+    }
+
+    /// After the update: compares the parameters, or takes them over where they may differ.
+    pub(crate) fn follow(&mut self, parameters: BTreeMap<String, Vec<f32>>) -> Result<(), Failure> {
+        match self.bound {
+            None => self.compare_bits("parameter", &parameters, self.model.parameters())?,
+            Some(_) => self.model.take_over(parameters),
+        }
+        self.step += 1;
+        Ok(())
+    }
+
+    pub(crate) fn verified(self) -> Verified {
+        match self.bound {
+            None => Verified::Exactly,
+            Some(_) => Verified::Within(self.worst),
+        }
+    }
+
+    fn compare_numbers(
+        &self,
+        what: &str,
+        sharded: f64,
+        own: f64,
+        relative: f64,
+    ) -> Result<(), Failure> {
+        // Not the other way around: a NaN must not pass.
+        if (sharded - own).abs() <= relative * own.abs() {
+            return Ok(());
+        }
+        Err(self.disagreement(&format!("{what} is {sharded:e} sharded, {own:e} unsharded")))
+    }
+
+    fn compare_bits(&self, what: &str, sharded: &Tensors, own: &Tensors) -> Result<(), Failure> {
+        for (name, own) in own {
+            let Some(sharded) = sharded.get(name).filter(|sharded| sharded.len() == own.len())
+            else {
+                return Err(self.disagreement(&format!("there is no {what} of {name}")));
+            };
+            let pairs = sharded.iter().zip(own);
+            let different =
+                pairs.enumerate().find(|(_, (sharded, own))| sharded.to_bits() != own.to_bits());
+            if let Some((index, (sharded, own))) = different {
+                let what =
+                    format!("{what} {name}[{index}] is {sharded:e} sharded, {own:e} unsharded");
+                return Err(self.disagreement(&what));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_norms(
+        &mut self,
+        sharded: &Tensors,
+        own: &Summed,
+        bound: f64,
+    ) -> Result<(), Failure> {
+        for (name, gradient) in &own.gradients() {
+            let Some(sharded) = sharded.get(name).filter(|sharded| sharded.len() == gradient.len())
+            else {
+                return Err(self.disagreement(&format!("there is no gradient of {name}")));
+            };
+            let difference = norm(sharded.iter().zip(gradient).map(|(sharded, own)| sharded - own));
+            let allowed = bound * own.magnitude(name);
+            if difference.is_nan() || difference > allowed {
+                let what = format!(
+                    "the gradient of {name} is off by {difference:e}, {allowed:e} is allowed"
+                );
+                return Err(self.disagreement(&what));
+            }
+            if allowed > 0.0 {
+                self.worst = self.worst.max(difference / allowed);
+            }
+        }
+        Ok(())
+    }
+
+    fn disagreement(&self, what: &str) -> Failure {
+        Failure::Disagreement(format!("step {}: {what}", self.step))
+    }
+}
+
+/// The 2-norm of some numbers, in f64.
+pub(crate) fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt()
+}

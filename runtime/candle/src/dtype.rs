@@ -1,0 +1,32 @@
+//! hsdp's dtypes as candle's.
+
+use candle_core::{DType, Result, Tensor, bail};
+use hsdp::Precision;
+
+/// candle's name of a dtype.
+///
+/// # Errors
+/// For u64, which candle does not have.
+pub fn candle_dtype(dtype: hsdp::DType) -> Result<DType> {
+    Ok(match dtype {
+        hsdp::DType::F32 => DType::F32,
+        hsdp::DType::F16 => DType::F16,
+        hsdp::DType::BF16 => DType::BF16,
+        hsdp::DType::F64 => DType::F64,
+        hsdp::DType::I32 => DType::I32,
+        hsdp::DType::I64 => DType::I64,
+        hsdp::DType::U32 => DType::U32,
+        other => bail!("candle has no dtype {other}"),
+    })
+}
+
+/// What leaves the model: `tensor` in the precision's output dtype, or as it is if there is none.
+///
+/// # Errors
+/// If candle cannot cast to it.
+pub fn cast_output(tensor: &Tensor, precision: Precision) -> Result<Tensor> {
+    match precision.output {
+        Some(dtype) => tensor.to_dtype(candle_dtype(dtype)?),
+        None => Ok(tensor.clone()),
+    }
+}

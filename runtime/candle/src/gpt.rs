@@ -1,0 +1,95 @@
+//! A GPT in ordinary candle code: what the example trains and the conformance cases check.
+//!
+//! Pre-norm residual blocks, learned positions, causal attention, GELU in its tanh form, no tied
+//! weights. A linear weight is `[out, in]`; the rows of `attn.qkv` are q, then k, then v, each with
+//! its heads one after the other. Units: `h.0`, `h.1`, ... are the blocks, and `root` is everything
+//! else; it is used at both ends of the forward and therefore kept in between.
+//!
+//! Nothing here copies a weight: transposed weights go to `matmul` as views, and batches are
+//! flattened to two dims before they meet one. So a unit's parameters are gone when they are freed.
+
+mod config;
+mod init;
+mod layers;
+mod sample;
+
+use candle_core::{DType, Result, Tensor};
+
+pub use self::config::{ConfigError, GptConfig};
+pub use self::init::init;
+pub use self::sample::{Draw, sample};
+use crate::model::{Parameters, Units};
+
+/// The unit of everything that is in no block.
+const ROOT: &str = "root";
+
+/// A GPT: its sizes. Parameters come from the [`Units`] that run it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpt {
+    config: GptConfig,
+}
+
+impl Gpt {
+    /// A GPT of these sizes.
+    ///
+    /// # Errors
+    /// [`ConfigError`], if a size is 0 or the heads do not divide the width.
+    pub fn new(config: GptConfig) -> std::result::Result<Self, ConfigError> {
+        config.check()?;
+        Ok(Self { config })
+    }
+
+    /// Its sizes.
+    #[must_use]
+    pub fn config(&self) -> &GptConfig {
+        &self.config
+    }
+
+    /// The logits `[batch * length, vocab]` of the token after each of `tokens` (u32, `[batch,
+    /// length]`).
+    ///
+    /// # Errors
+    /// If `tokens` are longer than the context or not below `vocab`, or a unit cannot be run.
+    pub fn logits(&self, units: &dyn Units, tokens: &Tensor) -> Result<Tensor> {
+        let mask = layers::causal_mask(tokens.dim(1)?, tokens.device())?;
+        let mut x = units.unit(ROOT, tokens, &mut |p, tokens| embed(p, tokens))?;
+        for layer in 0..self.config.layers {
+            let name = format!("h.{layer}");
+            x = units.unit(&name, &x, &mut |p, x| self.block(p, &name, x, &mask))?;
+        }
+        units.unit(ROOT, &x, &mut |p, x| head(p, x))
+    }
+
+    /// The mean cross-entropy of `targets` (u32, shaped as `tokens`), an f32 scalar.
+    ///
+    /// # Errors
+    /// As [`logits`](Self::logits).
+    pub fn loss(&self, units: &dyn Units, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let logits = self.logits(units, tokens)?.to_dtype(DType::F32)?;
+        layers::cross_entropy(&logits, &targets.flatten_all()?)
+    }
+
+    fn block(&self, p: &dyn Parameters, name: &str, x: &Tensor, mask: &Tensor) -> Result<Tensor> {
+        let normed = layers::layer_norm(p, &format!("{name}.ln_1"), x)?;
+        let qkv = layers::linear(p, &format!("{name}.attn.qkv"), &normed)?;
+        let attended = layers::attention(&qkv, self.config.heads, mask)?;
+        let x = (x + layers::linear(p, &format!("{name}.attn.proj"), &attended)?)?;
+        let normed = layers::layer_norm(p, &format!("{name}.ln_2"), &x)?;
+        let hidden = layers::gelu(&layers::linear(p, &format!("{name}.mlp.fc"), &normed)?)?;
+        x + layers::linear(p, &format!("{name}.mlp.proj"), &hidden)?
+    }
+}
+
+/// `[batch, length]` tokens to `[batch, length, width]`.
+fn embed(p: &dyn Parameters, tokens: &Tensor) -> Result<Tensor> {
+    let (batch, length) = tokens.dims2()?;
+    let token = p.get("wte.weight")?.index_select(&tokens.flatten_all()?, 0)?;
+    let position = p.get("wpe.weight")?.narrow(0, 0, length)?;
+    token.reshape((batch, length, ()))?.broadcast_add(&position)
+}
+
+/// `[batch, length, width]` to logits `[batch * length, vocab]`.
+fn head(p: &dyn Parameters, x: &Tensor) -> Result<Tensor> {
+    let normed = layers::layer_norm(p, "ln_f", x)?.flatten_to(1)?;
+    normed.matmul(&p.get("lm_head.weight")?.t()?)
+}

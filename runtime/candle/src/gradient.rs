@@ -1,0 +1,91 @@
+//! A gradient that lies in a candle tensor, lent to the reduction without a copy.
+
+use std::ops::Range;
+
+use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
+use hsdp_kernels::{GradientValues, Values};
+
+/// A contiguous tensor on the host, of dtype f32, f16 or bf16.
+#[derive(Debug)]
+pub(crate) struct TensorGradient {
+    tensor: Tensor,
+    /// Of its first element in its storage.
+    start: usize,
+}
+
+impl TensorGradient {
+    /// Takes a gradient over; one that is not contiguous is copied.
+    pub(crate) fn new(gradient: &Tensor) -> Result<Self> {
+        let tensor = gradient.detach().contiguous()?;
+        let start = {
+            let (storage, layout) = tensor.storage_and_layout();
+            match values(&storage) {
+                Some(_) => layout.start_offset(),
+                None => bail!("gradient of dtype {:?} on {:?}", tensor.dtype(), tensor.device()),
+            }
+        };
+        Ok(Self { tensor, start })
+    }
+}
+
+impl GradientValues for TensorGradient {
+    fn len(&self) -> usize {
+        self.tensor.elem_count()
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        assert!(range.end <= self.len(), "{range:?} of a gradient of {} elements", self.len());
+        let (storage, _) = self.tensor.storage_and_layout();
+        let values = values(&storage)
+            .expect("`new` has checked it, and nobody replaces the storage of a gradient");
+        visit(values.slice(self.start + range.start..self.start + range.end));
+    }
+}
+
+fn values(storage: &Storage) -> Option<Values<'_>> {
+    match storage {
+        Storage::Cpu(CpuStorage::F32(values)) => Some(Values::F32(values)),
+        Storage::Cpu(CpuStorage::F16(values)) => Some(Values::F16(values)),
+        Storage::Cpu(CpuStorage::BF16(values)) => Some(Values::BF16(values)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    fn read(gradient: &TensorGradient, range: Range<usize>) -> Vec<f32> {
+        let mut seen = Vec::new();
+        gradient.read(range, &mut |values| match values {
+            Values::F32(values) => seen.extend_from_slice(values),
+            other => panic!("{other:?}"),
+        });
+        seen
+    }
+
+    #[test]
+    fn a_part_of_a_tensor_is_read_where_it_lies() {
+        let all = Tensor::arange(0.0_f32, 12.0, &Device::Cpu).expect("12 elements");
+        let rows = all.reshape((4, 3)).and_then(|all| all.narrow(0, 1, 2)).expect("rows 1 and 2");
+        let gradient = TensorGradient::new(&rows).expect("f32 on the host");
+        assert_eq!(gradient.len(), 6);
+        assert_eq!(read(&gradient, 1..4), [4.0, 5.0, 6.0]);
+        assert_eq!(read(&gradient, 6..6), [0.0; 0]);
+    }
+
+    #[test]
+    fn a_transposed_gradient_is_put_in_order() {
+        let all = Tensor::new(&[[1.0_f32, 2.0], [3.0, 4.0]], &Device::Cpu).expect("2 x 2");
+        let gradient = TensorGradient::new(&all.t().expect("two dims")).expect("f32 on the host");
+        assert_eq!(read(&gradient, 0..4), [1.0, 3.0, 2.0, 4.0]);
+    }
+
+    #[test]
+    fn integers_are_no_gradient() {
+        let integers = Tensor::new(&[1_u32], &Device::Cpu).expect("one element");
+        assert!(TensorGradient::new(&integers).is_err());
+    }
+}

@@ -1,0 +1,114 @@
+//! The three custom ops that tie a unit's forward to the runtime.
+//!
+//! ```text
+//!   input --AfterBackward--+-------------------+--> forward --BeforeBackward--> output
+//!                          |                   |
+//!   anchor ----------------+--> Unshard (w) ---+
+//! ```
+//!
+//! candle walks the graph backwards: it reaches `BeforeBackward` before any op of the unit, each
+//! `Unshard` when the parameter's gradient is complete, and `AfterBackward` when all ops of the
+//! unit are through.
+//!
+//! `Unshard` has two parents. With the anchor alone, candle's order would depend on how the forward
+//! is written: where a weight stands on the left of a matmul, all units would be reduced at the end
+//! of the backward, and in forward order. With the input as second parent, a unit's gradients are
+//! complete before the backward leaves it.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use hsdp_kernels::HostBuffer;
+use parking_lot::Mutex;
+
+use crate::storage::storage_of;
+use crate::unit::UnitState;
+use crate::usage::Usage;
+
+/// Makes a gathered buffer a tensor, by moving it, and takes the tensor's gradient.
+pub(crate) struct Unshard {
+    pub(crate) unit: Arc<UnitState>,
+    /// Of the parameter in the unit.
+    pub(crate) index: usize,
+    pub(crate) usage: Arc<Usage>,
+    pub(crate) buffer: Mutex<Option<HostBuffer>>,
+}
+
+impl CustomOp2 for Unshard {
+    fn name(&self) -> &'static str {
+        "unshard"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let Some(buffer) = self.buffer.lock().take() else { bail!("unshard runs once") };
+        Ok((storage_of(buffer), self.unit.shape(self.index)))
+    }
+
+    fn bwd(
+        &self,
+        _anchor: &Tensor,
+        input: &Tensor,
+        _parameter: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        self.unit.accept(self.index, gradient)?;
+        Ok((None, self.usage.gradient_of(input)?))
+    }
+}
+
+/// The identity; its backward makes the unit's parameters full.
+pub(crate) struct BeforeBackward(pub(crate) Arc<Usage>);
+
+impl CustomOp1 for BeforeBackward {
+    fn name(&self) -> &'static str {
+        "before the backward of a unit"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        copy(storage, layout)
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        self.0.gather()?;
+        Ok(Some(gradient.clone()))
+    }
+}
+
+/// The identity; its backward frees frozen parameters.
+pub(crate) struct AfterBackward(pub(crate) Arc<Usage>);
+
+impl CustomOp1 for AfterBackward {
+    fn name(&self) -> &'static str {
+        "after the backward of a unit"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        copy(storage, layout)
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        self.0.release()?;
+        Ok(Some(gradient.clone()))
+    }
+}
+
+/// candle gives the result of an op a storage of its own, so an identity copies.
+fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    let Some((start, end)) = layout.contiguous_offsets() else {
+        bail!("the input and the output of a unit must be contiguous, this one has {layout:?}")
+    };
+    let copied = match storage {
+        CpuStorage::F32(values) => CpuStorage::F32(values[start..end].to_vec()),
+        CpuStorage::F64(values) => CpuStorage::F64(values[start..end].to_vec()),
+        CpuStorage::F16(values) => CpuStorage::F16(values[start..end].to_vec()),
+        CpuStorage::BF16(values) => CpuStorage::BF16(values[start..end].to_vec()),
+        _ => bail!("the input and the output of a unit are floats: f64, f32, bf16 or f16"),
+    };
+    Ok((copied, layout.shape().clone()))
+}

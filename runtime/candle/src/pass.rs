@@ -1,0 +1,218 @@
+//! A microbatch driven by candle's autograd.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor, Var};
+use hsdp::{LossSum, ParamId};
+use hsdp_sharding::Role;
+use parking_lot::Mutex;
+
+use crate::error::Error;
+use crate::model::{Forward, Parameters, Units};
+use crate::ops::{AfterBackward, BeforeBackward, Unshard};
+use crate::storage::tensor_of;
+use crate::unit::UnitState;
+use crate::usage::{Usage, Watch};
+
+/// One forward and backward of a model in candle, on parameters that exist only while they are
+/// needed.
+///
+/// [`unit`](Self::unit) gathers a unit's parameters, runs its forward on them, and frees them;
+/// [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients as
+/// soon as they are complete. Parameters that are read twice, by one unit or by several, are one
+/// tensor.
+///
+/// A unit that runs more than once in a forward, or of which another unit reads a parameter (by a
+/// tied name, say), must be marked [`keep`](hsdp_sharding::Unit::keep).
+#[derive(Debug)]
+pub struct Pass<'step> {
+    inner: hsdp::Pass<'step>,
+    units: LiveUnits,
+    /// Parameters that were read in this microbatch.
+    tensors: RefCell<HashMap<ParamId, Tensor>>,
+    /// First parent of all parameters: a variable, so that candle tracks what comes from it.
+    anchor: Var,
+    watch: Watch,
+}
+
+impl<'step> Pass<'step> {
+    /// Lets candle drive a microbatch.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] if candle cannot make a variable.
+    pub fn new(inner: hsdp::Pass<'step>) -> Result<Self, Error> {
+        let handle = inner.handle();
+        let spec = handle.plan().spec();
+        let units =
+            spec.unit_ids().map(|id| Arc::new(UnitState::new(id, handle.clone()))).collect();
+        let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
+        Ok(Self {
+            inner,
+            units: LiveUnits(units),
+            tensors: RefCell::default(),
+            anchor: Var::zeros((), DType::F32, &Device::Cpu)?,
+            watch: if frozen { Watch::Input } else { Watch::Off },
+        })
+    }
+
+    /// Runs `forward` with the parameters of the unit `name`.
+    ///
+    /// What is computed from a parameter leaves the unit as its output: when `unit` returns, the
+    /// parameters are freed, and an op that reads one is an [`Error::Resharded`].
+    ///
+    /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
+    ///
+    /// # Errors
+    /// [`Error::UnknownUnit`], [`Error::UnknownParameter`]; [`Error::Freed`] if a unit that is not
+    /// kept is needed a second time; [`Error::Runtime`] if a gather fails; and whatever `forward`
+    /// returns.
+    pub fn unit(
+        &self,
+        name: &str,
+        input: &Tensor,
+        forward: impl FnOnce(&dyn Parameters, &Tensor) -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor, Error> {
+        let unit = self.find(name)?;
+        let watch = if input.track_op() { self.watch } else { Watch::Off };
+        let usage = Arc::new(Usage::new(watch));
+        usage.reads(unit);
+        unit.gather()?;
+        let input = match watch {
+            Watch::Input => &input.apply_op1(AfterBackward(Arc::clone(&usage)))?,
+            Watch::Off => input,
+        };
+        let output = forward(&Reader { pass: self, unit: name, usage: &usage, input }, input)?;
+        let output = match output.track_op() {
+            true => output.apply_op1(BeforeBackward(Arc::clone(&usage)))?,
+            false => output,
+        };
+        usage.reshard()?;
+        Ok(output)
+    }
+
+    /// Runs the backward of a loss that is the mean over items of total weight `weight` (tokens,
+    /// say), and ends the microbatch. Returns the loss.
+    ///
+    /// Collective over the shard group; in the first step over the world.
+    ///
+    /// # Errors
+    /// [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
+    /// [`Error::Candle`] if `loss` is no scalar, or an op has no backward.
+    pub fn backward(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
+        self.backward_of(loss, |value| LossSum::from_mean(value, weight))
+    }
+
+    /// As [`backward`](Self::backward), of a loss that is the sum over the items.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn backward_sum(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
+        self.backward_of(loss, |value| LossSum::new(value, weight))
+    }
+
+    fn backward_of(
+        mut self,
+        loss: &Tensor,
+        as_sum: impl FnOnce(f64) -> LossSum,
+    ) -> Result<f64, Error> {
+        let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+        let seed = self.inner.loss(as_sum(value))?.value();
+        // A mean over nothing is NaN, and so would be its gradient; it counts for nothing.
+        if seed != 0.0 {
+            let _span = tracing::info_span!("backward").entered();
+            (loss * seed)?.backward()?;
+        }
+        // Last unit first, which is the order of the plan.
+        self.units.0.iter().rev().try_for_each(|unit| unit.finish())?;
+        self.inner.finish()?;
+        Ok(value)
+    }
+
+    fn find(&self, name: &str) -> Result<&Arc<UnitState>, Error> {
+        let handle = self.inner.handle();
+        let units = handle.plan().spec().units();
+        match units.iter().position(|unit| unit.name == name) {
+            Some(index) => Ok(&self.units.0[index]),
+            None => {
+                let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
+                Err(Error::UnknownUnit { name: name.to_owned(), known: known.join(", ") })
+            }
+        }
+    }
+}
+
+impl Units for Pass<'_> {
+    fn unit(
+        &self,
+        name: &str,
+        input: &Tensor,
+        forward: Forward<'_>,
+    ) -> candle_core::Result<Tensor> {
+        Ok(Pass::unit(self, name, input, forward)?)
+    }
+}
+
+/// Frees what is left when the microbatch ends, well or not. Tensors of its graph may live on.
+#[derive(Debug)]
+struct LiveUnits(Vec<Arc<UnitState>>);
+
+impl Drop for LiveUnits {
+    fn drop(&mut self) {
+        for unit in &self.0 {
+            if let Err(error) = unit.end() {
+                tracing::error!(%error, "a unit could not be freed");
+            }
+        }
+    }
+}
+
+/// Gives the forward of one use of a unit its parameters.
+struct Reader<'a> {
+    pass: &'a Pass<'a>,
+    unit: &'a str,
+    usage: &'a Arc<Usage>,
+    input: &'a Tensor,
+}
+
+impl Reader<'_> {
+    fn read(&self, name: &str) -> Result<Tensor, Error> {
+        let handle = self.pass.inner.handle();
+        let Some(id) = handle.plan().spec().find(name) else {
+            return Err(Error::UnknownParameter {
+                unit: self.unit.to_owned(),
+                name: name.to_owned(),
+            });
+        };
+        let unit = &self.pass.units.0[id.unit.index()];
+        self.usage.reads(unit);
+        unit.gather()?;
+        if unit.role(id.index) == Role::Frozen {
+            self.usage.reads_frozen(unit);
+        }
+        if let Some(tensor) = self.pass.tensors.borrow().get(&id) {
+            return Ok(tensor.clone());
+        }
+        let tensor = self.make(unit, id.index)?;
+        unit.was_read(id.index, &tensor);
+        self.pass.tensors.borrow_mut().insert(id, tensor.clone());
+        Ok(tensor)
+    }
+
+    fn make(&self, unit: &Arc<UnitState>, index: usize) -> Result<Tensor, Error> {
+        let buffer = unit.take(index);
+        if unit.role(index) == Role::Frozen {
+            return Ok(tensor_of(buffer, unit.shape(index))?);
+        }
+        let (unit, usage) = (Arc::clone(unit), Arc::clone(self.usage));
+        let op = Unshard { unit, index, usage, buffer: Mutex::new(Some(buffer)) };
+        Ok(self.pass.anchor.apply_op2(self.input, op)?)
+    }
+}
+
+impl Parameters for Reader<'_> {
+    fn get(&self, name: &str) -> candle_core::Result<Tensor> {
+        Ok(self.read(name)?)
+    }
+}

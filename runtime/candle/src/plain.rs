@@ -1,0 +1,58 @@
+//! The unsharded twin of a pass: the same model on whole parameters, in plain candle.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Result, Shape, Tensor, Var, bail};
+use hsdp_sharding::ModelSpec;
+
+use crate::model::{Forward, Parameters, Units};
+
+/// Whole parameters in candle [`Var`]s: what a sharded run is compared with, and what samples from
+/// it.
+#[derive(Debug)]
+pub struct Plain {
+    spec: ModelSpec,
+    parameters: BTreeMap<String, Var>,
+}
+
+impl Plain {
+    /// The parameters of `spec`, with f32 `values` by name, row-major, cast to `dtype`.
+    ///
+    /// # Errors
+    /// If a parameter has no values, or another number of them.
+    pub fn new(
+        spec: ModelSpec,
+        values: &BTreeMap<String, Vec<f32>>,
+        dtype: candle_core::DType,
+    ) -> Result<Self> {
+        let var = |param: &hsdp_sharding::Param| {
+            let Some(values) = values.get(&param.name) else {
+                bail!("parameter {} has no values", param.name)
+            };
+            let shape = Shape::from(param.shape.clone());
+            let tensor = Tensor::from_slice(values, shape, &Device::Cpu)?.to_dtype(dtype)?;
+            Ok((param.name.clone(), Var::from_tensor(&tensor)?))
+        };
+        let parameters = spec.params().map(|(_, param)| var(param)).collect::<Result<_>>()?;
+        Ok(Self { spec, parameters })
+    }
+
+    /// The parameters by name.
+    #[must_use]
+    pub fn parameters(&self) -> &BTreeMap<String, Var> {
+        &self.parameters
+    }
+}
+
+impl Parameters for Plain {
+    fn get(&self, name: &str) -> Result<Tensor> {
+        let Some(id) = self.spec.find(name) else { bail!("the model has no parameter {name}") };
+        Ok(self.parameters[&self.spec[id].name].as_tensor().clone())
+    }
+}
+
+impl Units for Plain {
+    fn unit(&self, _name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
+        forward(self, input)
+    }
+}

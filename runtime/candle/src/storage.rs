@@ -1,0 +1,108 @@
+//! Moving parameters into and out of candle's storages, without a copy.
+
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Shape, Tensor};
+use hsdp_kernels::HostBuffer;
+use parking_lot::Mutex;
+
+/// The storage that `buffer` becomes.
+pub(crate) fn storage_of(buffer: HostBuffer) -> CpuStorage {
+    match buffer {
+        HostBuffer::F32(values) => CpuStorage::F32(values),
+        HostBuffer::F16(values) => CpuStorage::F16(values),
+        HostBuffer::BF16(values) => CpuStorage::BF16(values),
+    }
+}
+
+/// The tensor that `buffer` becomes; no op has made it.
+pub(crate) fn tensor_of(buffer: HostBuffer, shape: Shape) -> Result<Tensor> {
+    match buffer {
+        HostBuffer::F32(values) => Tensor::from_vec(values, shape, &Device::Cpu),
+        HostBuffer::F16(values) => Tensor::from_vec(values, shape, &Device::Cpu),
+        HostBuffer::BF16(values) => Tensor::from_vec(values, shape, &Device::Cpu),
+    }
+}
+
+/// Puts `buffer` into the storage of `tensor`, where all views of it see it.
+pub(crate) fn fill(tensor: &Tensor, buffer: HostBuffer) -> Result<()> {
+    tensor.inplace_op1(&Replace::with(storage_of(buffer)))
+}
+
+/// Frees the storage of `tensor`, for all views of it.
+///
+/// What is left is not an empty f32 storage, which candle's matmul would read beyond its end, but
+/// one of the dtype [`VACANT`](crate::error::VACANT), which every op of candle refuses.
+pub(crate) fn vacate(tensor: &Tensor) -> Result<()> {
+    tensor.inplace_op1(&Replace::with(CpuStorage::F4(Vec::new())))
+}
+
+/// Replaces a storage as a whole. candle lends it under its lock, so nobody may be reading the
+/// tensor.
+struct Replace(Mutex<Option<CpuStorage>>);
+
+impl Replace {
+    fn with(storage: CpuStorage) -> Self {
+        Self(Mutex::new(Some(storage)))
+    }
+}
+
+impl InplaceOp1 for Replace {
+    fn name(&self) -> &'static str {
+        "replace storage"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _layout: &Layout) -> Result<()> {
+        if let Some(new) = self.0.lock().take() {
+            *storage = new;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::Error;
+
+    fn parameter() -> Tensor {
+        tensor_of(HostBuffer::F32(vec![1.0, 2.0, 3.0, 4.0]), Shape::from((2, 2))).expect("it fits")
+    }
+
+    #[test]
+    fn a_storage_comes_and_goes_under_its_views() {
+        let tensor = parameter();
+        let view = tensor.t().expect("two dims");
+        vacate(&tensor).expect("nobody reads it");
+        assert!(view.contiguous().is_err());
+        fill(&tensor, HostBuffer::F32(vec![5.0, 6.0, 7.0, 8.0])).expect("nobody reads it");
+        assert_eq!(view.to_vec2::<f32>().expect("f32"), [[5.0, 7.0], [6.0, 8.0]]);
+    }
+
+    #[test]
+    fn every_kind_of_op_refuses_a_freed_parameter() {
+        let (freed, whole) = (parameter(), parameter());
+        vacate(&freed).expect("nobody reads it");
+        let rows = Tensor::new(&[0_u32], &Device::Cpu).expect("one index");
+        let attempts = [
+            ("matmul, right", whole.matmul(&freed)),
+            ("matmul, left", freed.matmul(&whole)),
+            ("matmul, both", freed.matmul(&freed)),
+            ("matmul, transposed", whole.matmul(&freed.t().expect("two dims"))),
+            ("binary", &whole + &freed),
+            ("unary", freed.exp()),
+            ("affine", &freed * 2.0),
+            ("reduction", freed.sum_all()),
+            ("cast", freed.to_dtype(DType::BF16)),
+            ("rows", freed.index_select(&rows, 0)),
+            ("copy of a view", freed.t().and_then(|view| view.contiguous())),
+            ("concatenation", Tensor::cat(&[&whole, &freed], 1)),
+        ];
+        for (what, attempt) in attempts {
+            let error = Error::from(attempt.err().unwrap_or_else(|| panic!("{what} was accepted")));
+            assert!(matches!(error, Error::Resharded { .. }), "{what}: {error}");
+        }
+        let error = Error::from(freed.to_vec2::<f32>().expect_err("there is nothing to read"));
+        assert!(matches!(error, Error::Resharded { .. }), "{error}");
+    }
+}

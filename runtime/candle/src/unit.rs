@@ -1,0 +1,205 @@
+//! One unit in one microbatch: where its parameters are, and which of its gradients are still to
+//! come.
+//!
+//! ```text
+//!            forward                                  backward
+//!   Unused ---gather---> Full ---reshard---> Freed ---gather---> Full ---settle---> Done
+//!                          \______________(kept)__________________/
+//! ```
+//!
+//! It is done when every trainable parameter that was read has its gradient, since candle finishes
+//! all readers of a tensor before the tensor itself, and when nobody holds it for its frozen
+//! parameters, which have no gradient that could say so (see [`Usage`](crate::usage::Usage)).
+
+use std::mem;
+use std::sync::Arc;
+
+use candle_core::{Shape, Tensor};
+use hsdp::{GradientValues, HostBuffer, PassHandle, UnitId};
+use hsdp_sharding::{AfterForward, Role};
+use parking_lot::Mutex;
+
+use crate::error::Error;
+use crate::gradient::TensorGradient;
+use crate::storage::{fill, vacate};
+
+/// A unit in one microbatch. Custom ops hold it, so it holds no tensor that an op made: that would
+/// be a cycle.
+#[derive(Debug)]
+pub(crate) struct UnitState {
+    id: UnitId,
+    handle: PassHandle,
+    ledger: Mutex<Ledger>,
+}
+
+#[derive(Debug)]
+struct Ledger {
+    contents: Contents,
+    /// What was read, by parameter: a tensor without an op that shares the storage.
+    storages: Vec<Option<Tensor>>,
+    gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    /// Trainable parameters that were read and have no gradient yet.
+    awaited: usize,
+    /// Uses whose backward may still read frozen parameters.
+    holds: usize,
+}
+
+#[derive(Debug)]
+enum Contents {
+    /// Not gathered so far.
+    Unused,
+    /// Freed after its use in the forward; the storages are vacant.
+    Freed,
+    /// Gathered; here are the parameters that nobody has read so far.
+    Full(Vec<Option<HostBuffer>>),
+    /// Not needed any more in this microbatch.
+    Done,
+}
+
+impl UnitState {
+    pub(crate) fn new(id: UnitId, handle: PassHandle) -> Self {
+        let parameters = handle.plan().spec()[id].params.len();
+        let ledger = Ledger {
+            contents: Contents::Unused,
+            storages: vec![None; parameters],
+            gradients: vec![None; parameters],
+            awaited: 0,
+            holds: 0,
+        };
+        Self { id, handle, ledger: Mutex::new(ledger) }
+    }
+
+    /// Whether the parameter is trained.
+    pub(crate) fn role(&self, index: usize) -> Role {
+        self.handle.plan().spec()[self.id].params[index].role
+    }
+
+    /// The shape of a parameter.
+    pub(crate) fn shape(&self, index: usize) -> Shape {
+        Shape::from(self.handle.plan().spec()[self.id].params[index].shape.clone())
+    }
+
+    /// Makes the parameters full for a use in the forward. May wait for a gather, and so for other
+    /// ranks.
+    pub(crate) fn gather(&self) -> Result<(), Error> {
+        let mut ledger = self.ledger.lock();
+        match ledger.contents {
+            Contents::Full(_) => Ok(()),
+            Contents::Unused => self.unshard(&mut ledger),
+            Contents::Freed | Contents::Done => {
+                Err(Error::Freed { unit: self.handle.plan().spec()[self.id].name.clone() })
+            }
+        }
+    }
+
+    /// Makes the parameters full for the backward of a use.
+    pub(crate) fn gather_again(&self) -> Result<(), Error> {
+        let mut ledger = self.ledger.lock();
+        match ledger.contents {
+            Contents::Full(_) | Contents::Done => Ok(()),
+            Contents::Unused | Contents::Freed => self.unshard(&mut ledger),
+        }
+    }
+
+    fn unshard(&self, ledger: &mut Ledger) -> Result<(), Error> {
+        let full = self.handle.unshard(self.id)?;
+        let mut buffers: Vec<_> = full.into_buffers().into_iter().map(Some).collect();
+        for (storage, buffer) in ledger.storages.iter().zip(&mut buffers) {
+            if let Some(storage) = storage {
+                buffer.take().map_or(Ok(()), |buffer| fill(storage, buffer))?;
+            }
+        }
+        ledger.contents = Contents::Full(buffers);
+        Ok(())
+    }
+
+    /// Takes out the buffer of a parameter that was not read before.
+    ///
+    /// # Panics
+    /// If the unit is not full or the parameter was read: the pass sees to both.
+    pub(crate) fn take(&self, index: usize) -> HostBuffer {
+        match &mut self.ledger.lock().contents {
+            Contents::Full(unread) => unread[index].take().expect("the pass keeps what was read"),
+            other => unreachable!("the pass has gathered the unit, and it is {other:?}"),
+        }
+    }
+
+    /// Notes that a parameter was read, as `tensor`.
+    pub(crate) fn was_read(&self, index: usize, tensor: &Tensor) {
+        let mut ledger = self.ledger.lock();
+        ledger.storages[index] = Some(tensor.detach());
+        ledger.awaited += usize::from(self.role(index) == Role::Trainable);
+    }
+
+    /// Frees the parameters after a use in the forward, unless the unit is kept.
+    pub(crate) fn reshard(&self) -> Result<(), Error> {
+        match self.handle.plan().spec()[self.id].after_forward {
+            AfterForward::Reshard => self.ledger.lock().free(Contents::Freed),
+            AfterForward::Keep => Ok(()),
+        }
+    }
+
+    /// Takes the complete gradient of a parameter; the last one sends the unit on its way.
+    pub(crate) fn accept(&self, index: usize, gradient: &Tensor) -> Result<(), Error> {
+        let mut ledger = self.ledger.lock();
+        ledger.gradients[index] = Some(Arc::new(TensorGradient::new(gradient)?));
+        ledger.awaited -= 1;
+        self.settle(&mut ledger)
+    }
+
+    /// Keeps the unit full until a [`release`](Self::release), whatever gradients come.
+    pub(crate) fn hold(&self) {
+        self.ledger.lock().holds += 1;
+    }
+
+    /// Takes a [`hold`](Self::hold) back.
+    pub(crate) fn release(&self) -> Result<(), Error> {
+        let mut ledger = self.ledger.lock();
+        ledger.holds -= 1;
+        self.settle(&mut ledger)
+    }
+
+    /// After the backward: reduces the gradients that came, though others did not, and frees the
+    /// parameters.
+    pub(crate) fn finish(&self) -> Result<(), Error> {
+        let mut ledger = self.ledger.lock();
+        ledger.free(Contents::Done)?;
+        self.reduce(&mut ledger)
+    }
+
+    /// Forgets the microbatch. A graph of it that is used later finds the unit freed, and its
+    /// handle stale.
+    pub(crate) fn end(&self) -> Result<(), Error> {
+        self.ledger.lock().free(Contents::Freed)
+    }
+
+    fn settle(&self, ledger: &mut Ledger) -> Result<(), Error> {
+        if ledger.awaited > 0 {
+            return Ok(());
+        }
+        if ledger.holds == 0 {
+            ledger.free(Contents::Done)?;
+        }
+        self.reduce(ledger)
+    }
+
+    /// Reduces what there is; a unit without any gradient is left to the end of the microbatch.
+    fn reduce(&self, ledger: &mut Ledger) -> Result<(), Error> {
+        if ledger.gradients.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let none = vec![None; ledger.gradients.len()];
+        let gradients = mem::replace(&mut ledger.gradients, none);
+        Ok(self.handle.reduce(self.id, gradients)?)
+    }
+}
+
+impl Ledger {
+    fn free(&mut self, contents: Contents) -> Result<(), Error> {
+        for storage in self.storages.iter().flatten() {
+            vacate(storage)?;
+        }
+        self.contents = contents;
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! One use of a unit in the forward: what it read, and what its backward still needs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_core::Tensor;
+use parking_lot::Mutex;
+
+use crate::error::Error;
+use crate::unit::UnitState;
+
+/// One call of [`Pass::unit`](crate::Pass::unit). It reads its own unit, and others through tied
+/// names.
+#[derive(Debug)]
+pub(crate) struct Usage {
+    watch: Watch,
+    reads: Mutex<Vec<Arc<UnitState>>>,
+    held: Mutex<Vec<Arc<UnitState>>>,
+    input_has_gradient: AtomicBool,
+}
+
+/// Whether a hook on the unit's input says when the backward of this use is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// No: nothing frozen is read, or nothing before this use is differentiated.
+    Off,
+    /// Yes: until then, units of which frozen parameters were read stay full.
+    Input,
+}
+
+impl Usage {
+    pub(crate) fn new(watch: Watch) -> Self {
+        Self {
+            watch,
+            reads: Mutex::default(),
+            held: Mutex::default(),
+            input_has_gradient: AtomicBool::new(false),
+        }
+    }
+
+    /// Notes that this use reads a parameter of `unit`.
+    pub(crate) fn reads(&self, unit: &Arc<UnitState>) {
+        add(&mut self.reads.lock(), unit);
+    }
+
+    /// Notes that this use reads a frozen parameter of `unit`.
+    pub(crate) fn reads_frozen(&self, unit: &Arc<UnitState>) {
+        if self.watch == Watch::Input && add(&mut self.held.lock(), unit) {
+            unit.hold();
+        }
+    }
+
+    /// At the end of the use in the forward.
+    pub(crate) fn reshard(&self) -> Result<(), Error> {
+        self.reads.lock().iter().try_for_each(|unit| unit.reshard())
+    }
+
+    /// Before the backward of the use.
+    pub(crate) fn gather(&self) -> Result<(), Error> {
+        self.reads.lock().iter().try_for_each(|unit| unit.gather_again())
+    }
+
+    /// After the backward of the use.
+    pub(crate) fn release(&self) -> Result<(), Error> {
+        self.held.lock().drain(..).try_for_each(|unit| unit.release())
+    }
+
+    /// Zeros like `input`, once, if anybody will ask for its gradient.
+    ///
+    /// `input` is the second parent of this use's parameters. If none of the forward's own ops
+    /// differentiates it, candle would look for its gradient in vain, and panic.
+    pub(crate) fn gradient_of(&self, input: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        if !input.track_op() || self.input_has_gradient.swap(true, Ordering::Relaxed) {
+            return Ok(None);
+        }
+        input.zeros_like().map(Some)
+    }
+}
+
+/// Whether `unit` was not there before.
+fn add(units: &mut Vec<Arc<UnitState>>, unit: &Arc<UnitState>) -> bool {
+    let new = !units.iter().any(|known| Arc::ptr_eq(known, unit));
+    if new {
+        units.push(Arc::clone(unit));
+    }
+    new
+}

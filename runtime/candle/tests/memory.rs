@@ -1,0 +1,63 @@
+//! Full parameters really are freed: counted by the allocator.
+
+mod common;
+
+use candle_core::{Result, Tensor};
+use hsdp::memory::{self, Category, CountingAllocator};
+use hsdp::{Mesh, ModelOptions, Rank, StepOptions};
+use hsdp_candle::Pass;
+
+use common::{input, layer, layer_unit, layers, sharded_with};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const WIDTH: usize = 64;
+/// Bytes of one layer: a weight and a bias, in f32.
+const LAYER: u64 = 4 * (64 * 64 + 64);
+
+fn live(rank: Rank) -> u64 {
+    memory::usage(rank, Category::Full).live.get()
+}
+
+/// Runs `look` on two shards that gather nothing ahead, with the loss of three layers after each of
+/// them.
+fn forward(pass: &Pass<'_>, mut look: impl FnMut(usize)) -> Result<Tensor> {
+    let mut x = input(0, 4, WIDTH);
+    for index in 0..3 {
+        x = pass.unit(&format!("layer.{index}"), &x, |p, x| layer(p, index, x))?;
+        look(index);
+    }
+    x.sqr()?.mean_all()
+}
+
+/// One test, because the counters belong to the whole process.
+#[test]
+fn parameters_are_freed_after_forward_and_after_backward() {
+    hsdp::world(2, |world| {
+        let rank = world.rank();
+        let spec = layers(1, WIDTH).unit(layer_unit(1, WIDTH).keep()).unit(layer_unit(2, WIDTH));
+        let options =
+            ModelOptions { prefetch: 0, ..ModelOptions::on(Mesh::new(1, 2).expect("two shards")) };
+        let mut model = sharded_with(world, spec, options);
+        let mut step = model.begin_step(StepOptions::microbatches(2)).expect("a step");
+
+        // After its forward a layer is gone, but for the second, which is kept. The graph is alive
+        // all the time.
+        let pass = Pass::new(step.microbatch().expect("the first")).expect("a pass");
+        let mut after = Vec::new();
+        let loss = forward(&pass, |_| after.push(live(rank))).expect("a forward");
+        assert_eq!(after, [0, LAYER, LAYER]);
+        pass.backward(&loss, 1).expect("a backward");
+        assert_eq!(live(rank), 0, "after the backward, with the graph alive");
+        drop(loss);
+
+        // A microbatch that is given up frees what it has, though its graph lives on.
+        let pass = Pass::new(step.microbatch().expect("the second")).expect("a pass");
+        let loss = forward(&pass, |_| ()).expect("a forward");
+        assert_eq!(live(rank), LAYER);
+        drop(pass);
+        assert_eq!(live(rank), 0, "after the microbatch was dropped");
+        drop(loss);
+    });
+}

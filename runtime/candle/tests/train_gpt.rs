@@ -1,0 +1,198 @@
+//! The example as a program: its exit codes, and what it leaves behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Built by `cargo test` along with the tests.
+fn program() -> Command {
+    let test = std::env::current_exe().expect("this test has a path");
+    let folder = test.parent().and_then(Path::parent).expect("target/profile/deps");
+    let program =
+        folder.join("examples").join(format!("train_gpt{}", std::env::consts::EXE_SUFFIX));
+    assert!(
+        program.exists(),
+        "{} is missing: `cargo build --example train_gpt` makes it",
+        program.display()
+    );
+    Command::new(program)
+}
+
+fn run(arguments: &[&str]) -> Output {
+    program().args(arguments).output().expect("the program starts")
+}
+
+/// A folder with a text, and a model that learns it fast.
+struct Workplace {
+    folder: TempDir,
+}
+
+impl Workplace {
+    fn new() -> Self {
+        let folder = TempDir::new().expect("a folder");
+        fs::write(folder.path().join("text"), "how much wood would a woodchuck chuck? ".repeat(20))
+            .expect("a file");
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn train(&self, arguments: &[&str]) -> Output {
+        let text = self.path("text").display().to_string();
+        let small =
+            ["--data", &text, "--layers", "2", "--width", "16", "--heads", "2", "--context", "16"];
+        run(&[&small, arguments].concat())
+    }
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(
+        output.status.success(),
+        "{}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+#[test]
+fn bad_input_is_one_line_and_exit_code_2() {
+    let place = Workplace::new();
+    let [binary, short] = ["binary", "short"].map(|name| place.path(name));
+    fs::write(&binary, [0xff, 0xfe, 0x00]).expect("a file");
+    fs::write(&short, "too short").expect("a file");
+    let [binary, short] = [binary, short].map(|path| path.display().to_string());
+    let cases: [(&[&str], &str); 14] = [
+        (&["--mesh", "2by2"], "2x3"),
+        (&["--mesh", "0x2"], "0x2"),
+        (&["--mesh", "9x9"], "81 ranks"),
+        (&["--width", "10", "--heads", "4"], "width 10 is not divisible by 4 heads"),
+        (&["--data", "/no/such/file"], "/no/such/file"),
+        (&["--data", &binary], "not UTF-8"),
+        (&["--data", &short], "a context of 64 needs at least 65"),
+        (&["--param-dtype", "f8"], "f32, bf16 or f16"),
+        (&["--reduce-dtype", "i32"], "f32, bf16 or f16"),
+        (&["--microbatches", "0"], "--microbatches"),
+        (&["--steps", "-1"], "-1"),
+        (&["--lr", "nan"], "above 0"),
+        (&["--accumulation", "never"], "reduce-scatter, every or local"),
+        (&["--colour", "blue"], "--colour"),
+    ];
+    for (arguments, phrase) in cases {
+        let output = run(arguments);
+        let message = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{arguments:?}: {message}");
+        assert!(message.contains(phrase), "{arguments:?}: {message}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_is_no_failure() {
+    assert!(stdout(&run(&["--help"])).contains("--mesh <RxS>"));
+}
+
+#[test]
+fn a_sharded_run_equals_its_unsharded_twin() {
+    let place = Workplace::new();
+    let exactly = "losses, gradients and parameters bit-identical";
+    for mesh in ["1x1", "1x4", "2x2", "4x1", "2x3"] {
+        let said = stdout(&place.train(&["--mesh", mesh, "--steps", "3", "--verify"]));
+        assert!(said.contains(exactly), "{mesh}:\n{said}");
+        assert!(said.contains("exactly as planned"), "{mesh}:\n{said}");
+    }
+    for mode in ["every", "local"] {
+        let said = stdout(&place.train(&[
+            "--accumulation",
+            mode,
+            "--microbatches",
+            "3",
+            "--steps",
+            "3",
+            "--verify",
+        ]));
+        assert!(said.contains(exactly), "{mode}:\n{said}");
+    }
+    let said = stdout(&place.train(&["--param-dtype", "bf16", "--steps", "3", "--verify"]));
+    assert!(said.contains(exactly), "{said}");
+    for wire in ["bf16", "f16"] {
+        let said = stdout(&place.train(&["--reduce-dtype", wire, "--steps", "5", "--verify"]));
+        assert!(said.contains("of bound"), "{wire}:\n{said}");
+    }
+}
+
+#[test]
+fn a_run_leaves_its_files_and_the_same_numbers_each_time() {
+    let place = Workplace::new();
+    let records = ["one", "two"].map(|name| {
+        let out = place.path(name);
+        stdout(&place.train(&["--steps", "12", "--out", &out.display().to_string()]));
+        numbers(&out)
+    });
+    assert_eq!(records[0], records[1]);
+    let losses: Vec<f64> =
+        records[0].iter().map(|record| record[0].parse().expect("a number")).collect();
+    assert!(losses[11] < losses[0] - 0.3, "it learns: {losses:?}");
+    check_summary(&place.path("one"));
+    check_pictures(&place.path("one"));
+}
+
+/// Loss and gradient norm of each step, as they are written.
+fn numbers(out: &Path) -> Vec<[String; 2]> {
+    let text = fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
+    let record = |line: &str| -> [String; 2] {
+        let record: Value = serde_json::from_str(line).expect("JSON");
+        assert!(
+            record["step"].is_u64() && record["tokens"].is_u64() && record["seconds"].is_f64(),
+            "{line}"
+        );
+        ["loss", "grad_norm"].map(|field| record[field].to_string())
+    };
+    let records: Vec<_> = text.lines().map(record).collect();
+    assert_eq!(records.len(), 12);
+    records
+}
+
+fn check_summary(out: &Path) {
+    let text = fs::read_to_string(out.join("summary.json")).expect("a summary");
+    let summary: Value = serde_json::from_str(&text).expect("JSON");
+    let ranks = summary["ranks"].as_array().expect("ranks");
+    assert_eq!(ranks.len(), 4);
+    for rank in ranks {
+        for (op, flow) in rank["collectives"].as_object().expect("collectives") {
+            assert_eq!(flow["planned"], flow["measured"], "{op}");
+            assert!(flow["measured"]["bytes"].as_u64() > Some(0), "{op}");
+        }
+        for (category, memory) in rank["peak_memory_bytes"].as_object().expect("categories") {
+            let [planned, measured] =
+                ["planned", "measured"].map(|side| memory[side].as_f64().expect("bytes"));
+            assert!((planned - measured).abs() <= 0.02 * planned, "{category}: {memory}");
+        }
+    }
+}
+
+fn check_pictures(out: &Path) {
+    let picture = fs::read_to_string(out.join("loss.svg")).expect("a picture");
+    assert!(
+        picture.contains("<text") && picture.contains("step") && picture.contains("<polyline"),
+        "{picture}"
+    );
+    let trace: Value =
+        serde_json::from_str(&fs::read_to_string(out.join("trace.json")).expect("a trace"))
+            .expect("JSON");
+    let events = trace.as_array().expect("events");
+    for rank in 0..4 {
+        let lane = format!("rank-{rank}");
+        let names = |event: &&Value| event["ph"] == "M" && event["args"]["name"] == lane.as_str();
+        assert!(events.iter().any(|event| names(&event)), "no lane for {lane}");
+    }
+    for span in ["step", "forward", "backward", "finish", "optimizer"] {
+        assert!(events.iter().any(|event| event["name"] == span), "no span {span}");
+    }
+}
