@@ -1,0 +1,135 @@
+//! Runs conformance cases and prints one line a case, then a closing count.
+//!
+//! Exits 1 if a case failed, 2 if an argument makes no sense or a case cannot be read.
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use hsdp_tests::conformance::{Case, Verdict};
+
+/// Runs conformance cases: folders in the format of tests/cases/FORMAT.md.
+#[derive(Debug, Parser)]
+#[command(name = "conformance")]
+struct Arguments {
+    /// Who carries the collectives.
+    #[arg(long, value_enum, default_value_t = Comm::Local)]
+    comm: Comm,
+    /// Where the arithmetic is done.
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    device: Device,
+    /// Folders with a case.json.
+    #[arg(value_name = "CASE_DIR", required = true)]
+    cases: Vec<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Comm {
+    /// Ranks are threads of this process: as many as a case needs.
+    Local,
+    /// Ranks are processes under MPI.
+    Mpi,
+    /// Ranks are processes, each with a GPU.
+    Nccl,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// The processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// How many cases ended how.
+#[derive(Debug, Default)]
+struct Counts {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) if !error.use_stderr() => {
+            return match error.print() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_) => ExitCode::FAILURE,
+            };
+        }
+        Err(error) => return refuse(&first_paragraph(&error.to_string())),
+    };
+    if let Err(what) = supported(&arguments) {
+        return refuse(&what);
+    }
+    let cases = arguments.cases.iter().map(|dir| Case::read(dir)).collect::<Result<Vec<_>, _>>();
+    match cases {
+        Ok(cases) => {
+            run(&cases).unwrap_or_else(|error| refuse(&format!("standard output: {error}")))
+        }
+        Err(error) => refuse(&error.to_string()),
+    }
+}
+
+fn supported(arguments: &Arguments) -> Result<(), String> {
+    let comm = match arguments.comm {
+        Comm::Local => None,
+        Comm::Mpi => Some("mpi"),
+        Comm::Nccl => Some("nccl"),
+    };
+    if let Some(comm) = comm {
+        return Err(format!("--comm {comm}: this build has no such collectives, only local"));
+    }
+    match arguments.device {
+        Device::Cpu => Ok(()),
+        Device::Cuda => Err("--device cuda: this build computes on the cpu only".to_owned()),
+    }
+}
+
+fn run(cases: &[Case]) -> io::Result<ExitCode> {
+    let mut out = io::stdout().lock();
+    let width = cases.iter().map(|case| case.name().len()).max().unwrap_or(0);
+    let mut counts = Counts::default();
+    for case in cases {
+        let verdict = case.run();
+        let word = counts.count(&verdict);
+        writeln!(out, "{word:<4}  {:width$}  {verdict}", case.name())?;
+        out.flush()?;
+    }
+    writeln!(
+        out,
+        "{} passed, {} failed, {} skipped",
+        counts.passed, counts.failed, counts.skipped
+    )?;
+    Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Counts {
+    /// Counts a case and says the word for it.
+    fn count(&mut self, verdict: &Verdict) -> &'static str {
+        let (count, word) = match verdict {
+            Verdict::Passed(_) => (&mut self.passed, "ok"),
+            Verdict::Failed(_) => (&mut self.failed, "FAIL"),
+            Verdict::Skipped(_) => (&mut self.skipped, "skip"),
+        };
+        *count += 1;
+        word
+    }
+}
+
+/// One clear line, and exit code 2.
+fn refuse(what: &str) -> ExitCode {
+    // If nobody reads standard error there is nobody to tell.
+    let _ = writeln!(io::stderr(), "conformance: {what}");
+    ExitCode::from(2)
+}
+
+/// clap explains itself in several paragraphs; the first says what is wrong.
+fn first_paragraph(message: &str) -> String {
+    let lines: Vec<&str> =
+        message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let text = lines.join(" ");
+    text.strip_prefix("error: ").unwrap_or(&text).to_owned()
+}

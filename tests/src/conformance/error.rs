@@ -1,0 +1,47 @@
+//! What can be wrong with a case, before anything runs.
+
+use std::path::PathBuf;
+
+/// A case that cannot be read. Its message is one line that begins with the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaseError {
+    /// A file is not there, or cannot be read.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// `case.json` is no JSON, or lacks a field.
+    #[error("{}: {source}", .path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and in which line.
+        source: serde_json::Error,
+    },
+    /// A file of tensors is not in the safetensors format.
+    #[error("{}: {source}", .path.display())]
+    SafeTensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: safetensors::SafeTensorError,
+    },
+    /// A file can be read, and says something that makes no sense.
+    #[error("{}: {what}", .path.display())]
+    Senseless {
+        /// The file.
+        path: PathBuf,
+        /// What makes no sense.
+        what: String,
+    },
+}
+
+impl CaseError {
+    pub(super) fn senseless(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+        Self::Senseless { path: path.into(), what: what.into() }
+    }
+}

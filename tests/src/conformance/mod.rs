@@ -1,0 +1,30 @@
+//! The conformance runner: cases that somebody else's software produced, run against the runtime.
+//!
+//! A case is a folder in the format of `cases/FORMAT.md`. [`Case::read`] checks all that can be checked without
+//! running, so that what fails afterwards is the runtime; [`Case::run`] starts as many ranks as the case needs and
+//! compares.
+//!
+//! | kind | drives | file |
+//! |---|---|---|
+//! | `reduce` | the reduction engine, with gradients from a file | `reduce`, `ledger` |
+//! | `train` | the GPT of `hsdp-candle`, for some steps | `train` |
+//! | `vjp` | differentiable collectives: not driven yet, skipped | |
+//!
+//! `generate` makes `reduce` cases by chance, `ranks` runs threads, `compare` holds results against bounds, `tensors`
+//! and `error` read files.
+
+mod case;
+mod compare;
+mod error;
+mod generate;
+mod ledger;
+mod ranks;
+mod reduce;
+mod tensors;
+mod train;
+
+pub use self::case::Case;
+pub use self::compare::{Verdict, Worst};
+pub use self::error::CaseError;
+pub use self::reduce::{CaseParam, ReduceCase};
+pub use self::train::TrainCase;

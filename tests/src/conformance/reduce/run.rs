@@ -1,0 +1,151 @@
+//! Running a case: one step on every rank, then the comparison.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use hsdp::{
+    DType, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Param, Precision, Rank,
+    ShardedModel, StepOptions, Unit, UnitGradients, UnitId, World,
+};
+
+use super::{CaseParam, ReduceCase};
+use crate::conformance::compare::{Tally, first_difference};
+use crate::conformance::ranks::on_ranks;
+use crate::conformance::{Verdict, ledger};
+
+impl ReduceCase {
+    /// Runs it, with a thread for each rank.
+    #[must_use]
+    pub fn run(&self) -> Verdict {
+        self.try_run().unwrap_or_else(Verdict::Failed)
+    }
+
+    fn try_run(&self) -> Result<Verdict, String> {
+        let reduced = on_ranks(self.mesh, |world| self.run_rank(world))?;
+        self.check_agreement(&reduced)?;
+        for (rank, reduced) in self.mesh.ranks().zip(&reduced) {
+            reduced.ledger.as_ref().map_err(|what| format!("rank {rank}: {what}"))?;
+        }
+        let full = &reduced[0].full;
+        let mut tally = Tally::default();
+        for (name, param) in self.parameters().filter(|(_, param)| param.trainable) {
+            let got = full.get(&name).ok_or_else(|| format!("{name} has no gradient"))?;
+            self.compare(&mut tally, &name, param, got);
+        }
+        Ok(if self.exact { tally.exact_verdict() } else { tally.verdict() })
+    }
+
+    fn compare(&self, tally: &mut Tally, name: &str, param: &CaseParam, got: &[f32]) {
+        let expected = &self.expected[name];
+        let bounds = self.bounds(name, param, expected.len());
+        for (index, ((&got, &expected), bound)) in got.iter().zip(expected).zip(bounds).enumerate()
+        {
+            let place = || format!("{name}[{index}]");
+            if self.exact {
+                tally.exactly(got, expected, place);
+            } else {
+                tally.within(got.into(), expected.into(), bound, place);
+            }
+        }
+    }
+
+    /// All ranks equal bit for bit: replicas their shards with the padding, everybody the whole gradient.
+    fn check_agreement(&self, reduced: &[Reduced]) -> Result<(), String> {
+        for (rank, of_rank) in self.mesh.ranks().zip(reduced) {
+            let twin = self.mesh.coordinate(rank).shard_index;
+            for (unit, (shard, other)) in
+                of_rank.shards.iter().zip(&reduced[twin].shards).enumerate()
+            {
+                if let Some(at) = first_difference(shard, other) {
+                    return Err(format!(
+                        "ranks {rank} and {twin}: shards of unit {unit} differ at element {at}"
+                    ));
+                }
+            }
+            for (name, values) in &of_rank.full {
+                if let Some(at) = first_difference(values, &reduced[0].full[name]) {
+                    return Err(format!("{name}[{at}]: ranks {rank} and 0 differ"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One rank's step.
+    fn run_rank(&self, world: World) -> Result<Reduced, hsdp::Error> {
+        let rank = world.rank();
+        let zeros = |param: &Param| vec![0.0; param.numel()];
+        let mut model = ShardedModel::new(world.clone(), self.spec(), self.options(), zeros)?;
+        let before = world.ledger();
+        let mut step = model.begin_step(StepOptions::microbatches(self.microbatches))?;
+        for microbatch in 0..self.microbatches {
+            let mut pass = step.microbatch()?;
+            // A sum over one item: what the gradients are of does not matter, they come from a file as they are.
+            let seed = pass.loss(LossSum::new(0.0, 1))?;
+            assert_eq!(seed.value(), 1.0, "the gradients of the case started from 1");
+            for unit in (0..self.units.len()).rev() {
+                let gradients = self.unit_gradients(microbatch, rank, unit);
+                if gradients.iter().any(Option::is_some) {
+                    pass.reduce(UnitId::new(unit), gradients)?;
+                }
+            }
+            pass.finish()?;
+        }
+        let gradients = step.finish()?;
+        let ledger = ledger::check(self, model.plan(), rank, &world.ledger().since(&before));
+        let units = model.plan().spec().unit_ids();
+        let shards = units.map(|unit| gradients.shard(unit).to_vec()).collect();
+        Ok(Reduced { full: gradients.full(&model)?, shards, ledger })
+    }
+
+    fn spec(&self) -> ModelSpec {
+        let declare = |unit: usize, params: &Vec<CaseParam>| {
+            params.iter().fold(Unit::new(unit.to_string()), |declared, param| {
+                let parameter = Param::new(format!("{unit}.{}", param.name), param.shape.clone());
+                declared.param(if param.trainable { parameter } else { parameter.frozen() })
+            })
+        };
+        let units = self.units.iter().enumerate();
+        units.fold(ModelSpec::new(), |spec, (unit, params)| spec.unit(declare(unit, params)))
+    }
+
+    fn options(&self) -> ModelOptions {
+        ModelOptions {
+            precision: Precision {
+                parameters: self.param_dtype,
+                wire: self.reduce_dtype,
+                output: None,
+            },
+            accumulation: self.accumulation,
+            objective: self.divide_factor.map_or(Objective::RankMean, Objective::Factor),
+            ..ModelOptions::on(self.mesh)
+        }
+    }
+
+    fn unit_gradients(&self, microbatch: usize, rank: Rank, unit: usize) -> UnitGradients {
+        let gradient = |param: &CaseParam| {
+            let name = Self::gradient_name(microbatch, rank, &format!("{unit}.{}", param.name));
+            param
+                .has_gradient(microbatch)
+                .then(|| in_dtype(self.param_dtype, &self.gradients[&name]))
+        };
+        self.units[unit].iter().map(gradient).collect()
+    }
+}
+
+/// What one rank has after the step.
+struct Reduced {
+    full: BTreeMap<String, Vec<f32>>,
+    shards: Vec<Vec<f32>>,
+    ledger: Result<(), String>,
+}
+
+/// Values as a backward pass in `dtype` hands them in.
+fn in_dtype(dtype: DType, values: &[f32]) -> Arc<dyn GradientValues> {
+    match dtype {
+        DType::F16 => Arc::new(values.iter().copied().map(f16::from_f32).collect::<Vec<_>>()),
+        DType::BF16 => Arc::new(values.iter().copied().map(bf16::from_f32).collect::<Vec<_>>()),
+        _ => Arc::new(values.to_vec()),
+    }
+}

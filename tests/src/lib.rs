@@ -1,0 +1,4 @@
+//! Tests across the crates, and the conformance runner.
+
+pub mod conformance;
+pub mod support;

@@ -1,0 +1,8 @@
+//! What the behaviour tests share: small worlds, small models, a driver that plays the autograd, and the source tree.
+
+pub mod handmade;
+pub mod models;
+pub mod slopes;
+pub mod sources;
+pub mod springs;
+pub mod worlds;

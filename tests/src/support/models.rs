@@ -1,0 +1,51 @@
+//! Small models.
+
+use hsdp::{ModelSpec, Param, Unit, UnitId};
+
+/// Three units of odd shapes, `first`, `second` and `third`, each with a `weight` and a `bias`.
+#[must_use]
+pub fn three_units() -> ModelSpec {
+    ModelSpec::new()
+        .unit(layer("first", [13, 7]))
+        .unit(layer("second", [5, 9]))
+        .unit(layer("third", [31, 3]))
+}
+
+/// The same, of which the second is kept from its forward to its backward.
+#[must_use]
+pub fn keeping_the_second() -> ModelSpec {
+    ModelSpec::new()
+        .unit(layer("first", [13, 7]))
+        .unit(layer("second", [5, 9]).keep())
+        .unit(layer("third", [31, 3]))
+}
+
+/// The same, of which the second is frozen as a whole and the third in part.
+#[must_use]
+pub fn partly_frozen() -> ModelSpec {
+    let second = Unit::new("second").param(Param::new("second.weight", [5, 9]).frozen());
+    let third = Unit::new("third")
+        .param(Param::new("third.weight", [31, 3]).frozen())
+        .param(Param::new("third.bias", [31]));
+    ModelSpec::new().unit(layer("first", [13, 7])).unit(second).unit(third)
+}
+
+/// One unit with one parameter, `w`, of `elements` elements.
+#[must_use]
+pub fn one_parameter(elements: usize) -> ModelSpec {
+    ModelSpec::new().unit(Unit::new("unit").param(Param::new("w", [elements])))
+}
+
+/// A unit with a weight of this shape, and a bias of as many elements as it has rows.
+#[must_use]
+pub fn layer(name: &str, shape: [usize; 2]) -> Unit {
+    Unit::new(name)
+        .param(Param::new(format!("{name}.weight"), shape))
+        .param(Param::new(format!("{name}.bias"), [shape[0]]))
+}
+
+/// The unit at this place of the forward.
+#[must_use]
+pub fn unit(index: usize) -> UnitId {
+    UnitId::new(index)
+}

@@ -1,0 +1,38 @@
+//! A model that is linear in each parameter: its gradients are whatever a test says.
+
+use hsdp::{Error, LossSum, Param, Step, Values};
+
+use crate::support::handmade::{self, Handmade};
+
+/// Every element of a parameter has this derivative; `None` where the parameter is not used.
+type Slope<'a> = &'a dyn Fn(&Param) -> Option<f32>;
+
+struct Slopes<'a>(Slope<'a>);
+
+impl Handmade for Slopes<'_> {
+    fn forward(&mut self, _: &Param, _: Values<'_>) {}
+
+    fn loss(&self) -> LossSum {
+        LossSum::new(0.0, 1)
+    }
+
+    fn derivative(&self, param: &Param, values: Values<'_>) -> Option<Vec<f32>> {
+        Some(vec![(self.0)(param)?; values.len()])
+    }
+}
+
+/// Runs one microbatch of weight 1 in which every element of every trainable parameter has the derivative `slope`.
+///
+/// # Errors
+/// What the runtime says.
+pub fn microbatch(step: &mut Step<'_>, slope: f32) -> Result<(), Error> {
+    microbatch_by(step, &|_| Some(slope))
+}
+
+/// Runs one microbatch of weight 1 in which `slope` says what derivative a parameter has, if any.
+///
+/// # Errors
+/// What the runtime says.
+pub fn microbatch_by(step: &mut Step<'_>, slope: Slope<'_>) -> Result<(), Error> {
+    handmade::microbatch(step, &mut Slopes(slope))
+}

@@ -1,0 +1,234 @@
+//! What holds between the rooms of the project, and in each of their files. docs/architecture.md says why.
+
+use std::path::Path;
+
+use cargo_metadata::{Metadata, MetadataCommand, Package};
+use hsdp_tests::support::sources::{self, Source};
+
+/// The crates, from the bottom up: each may know those before it, and none beside or behind it.
+const LAYERS: [&[&str]; 8] = [
+    &["hsdp-sharding"],
+    &["hsdp-kernels"],
+    &["nccl-sys"],
+    &["hsdp-comm"],
+    &["hsdp"],
+    &["hsdp-candle"],
+    &["hsdp-cli"],
+    &["hsdp-tests", "hsdp-benches"],
+];
+
+/// Who may know a crate that has a home.
+const HOMES: [(&str, &[&str]); 3] = [
+    ("nccl-sys", &["hsdp-comm"]),
+    ("candle-core", &["hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
+    ("candle-nn", &["hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
+];
+
+/// The features, and whose they are where only one crate may have them. There are none for tests: those use `cfg`.
+const FEATURES: [(&str, Option<&str>); 4] =
+    [("cuda", None), ("nccl", None), ("mpi", None), ("candle-cuda", Some("hsdp-candle"))];
+
+/// Lines of code, without blank lines and comments.
+const REFUSED: usize = 500;
+const LONG: usize = 300;
+
+#[test]
+fn each_crate_knows_only_those_before_it() {
+    let wrong: Vec<String> =
+        edges().filter_map(|(from, to)| what_is_wrong_with(&from, &to)).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_crate_has_its_place() {
+    for package in workspace().workspace_packages() {
+        let place = layer(&package.name);
+        let missing = format!(
+            "{} has no place: give it one in docs/architecture.md and in this test's LAYERS",
+            package.name
+        );
+        assert!(place.is_some(), "{missing}");
+    }
+}
+
+#[test]
+fn a_crate_that_has_a_home_is_known_there_only() {
+    for (from, to) in all_edges() {
+        let home = HOMES.iter().find(|(name, _)| *name == to);
+        let at_home = home.is_none_or(|(_, home)| home.contains(&from.as_str()));
+        assert!(
+            at_home,
+            "{from} depends on {to}, which is for {home:?} only: see docs/architecture.md"
+        );
+    }
+}
+
+#[test]
+fn wrong_edges_are_told_apart_from_right_ones() {
+    let said = what_is_wrong_with("hsdp-kernels", "hsdp-comm").expect("it is wrong");
+    let because = "docs/architecture.md says that each crate knows only those before it";
+    assert_eq!(
+        said,
+        format!("hsdp-kernels depends on hsdp-comm, which is not before it: {because}")
+    );
+    assert!(what_is_wrong_with("hsdp-tests", "hsdp-benches").is_some());
+    assert!(what_is_wrong_with("hsdp-candle", "hsdp-tests").is_some());
+    assert!(what_is_wrong_with("hsdp", "hsdp-candle").is_some());
+    assert_eq!(what_is_wrong_with("hsdp-candle", "hsdp-sharding"), None);
+    assert!(edges().count() > 8, "the edges are read from cargo");
+}
+
+#[test]
+fn there_are_no_features_but_those_of_the_design() {
+    for package in workspace().workspace_packages() {
+        for (name, enables) in &package.features {
+            let allowed = FEATURES.iter().any(|(feature, only)| {
+                feature == name && only.is_none_or(|only| *package.name == only)
+            });
+            let empty_default = name == "default" && enables.is_empty();
+            assert!(
+                allowed || empty_default,
+                "{} has the feature {name}: docs/architecture.md allows {FEATURES:?}, and nothing by default",
+                package.name
+            );
+        }
+    }
+}
+
+#[test]
+fn the_geometry_has_no_unsafe_code() {
+    let front_page =
+        sources::rust().into_iter().find(|source| source.path == "sharding/src/lib.rs");
+    let front_page = front_page.expect("sharding has a front page");
+    assert!(front_page.text.contains("#![forbid(unsafe_code)]"));
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let mut long = Vec::new();
+    for source in sources::rust() {
+        let lines = source.lines_of_code();
+        assert!(lines <= REFUSED, "{} has {lines} lines of code: split it by subject", source.path);
+        if lines > LONG {
+            long.push(format!(
+                "{} has {lines} lines of code: is there a second subject in it?",
+                source.path
+            ));
+        }
+    }
+    println!("{}", long.join("\n"));
+}
+
+#[test]
+fn no_module_is_a_drawer() {
+    let drawers = ["util", "utils", "helpers", "misc"];
+    for source in sources::rust() {
+        for part in Path::new(&source.path).with_extension("").iter() {
+            let part = part.to_string_lossy();
+            assert!(
+                !drawers.contains(&part.as_ref()),
+                "{}: name it after its subject",
+                source.path
+            );
+        }
+        for (number, line) in source.lines() {
+            let module = line.trim_start().trim_start_matches("pub ").strip_prefix("mod ");
+            let name = module.map(|rest| rest.trim_end_matches([';', '{', ' ']));
+            let drawer = name.is_some_and(|name| drawers.contains(&name));
+            assert!(!drawer, "{}:{number}: name the module after its subject", source.path);
+        }
+    }
+}
+
+#[test]
+fn every_ignored_test_says_why() {
+    let bare = ["#[ignore", "]"].concat();
+    for source in sources::rust() {
+        for (number, line) in source.lines() {
+            let reason = "say what it needs, as in #[ignore = \"needs 2 GPUs\"]";
+            assert!(!line.contains(&bare), "{}:{number}: {reason}", source.path);
+        }
+    }
+}
+
+#[test]
+fn nothing_names_a_path_of_somebodys_machine() {
+    for source in sources::texts() {
+        for (number, line) in source.lines() {
+            let found = machine_path(line);
+            assert_eq!(found, None, "{}:{number}: this exists on one machine only", source.path);
+        }
+    }
+}
+
+#[test]
+fn a_path_of_a_machine_is_told_apart_from_a_link() {
+    let at = |folder: &str, rest: &str| ["/", folder, "/", rest].concat();
+    assert!(machine_path(&at("home", "ada/hsdp")).is_some());
+    assert!(machine_path(&format!("cd \"{}\"", at("root", "hsdp"))).is_some());
+    assert_eq!(machine_path("https://example.org/home/page and docs/work/plan.md"), None);
+}
+
+/// What is said of a dependency of `from` on `to`, both of this workspace, if it is wrong.
+fn what_is_wrong_with(from: &str, to: &str) -> Option<String> {
+    let because = "docs/architecture.md says that each crate knows only those before it";
+    match (layer(from), layer(to)) {
+        (Some(above), Some(below)) if below < above => None,
+        _ => Some(format!("{from} depends on {to}, which is not before it: {because}")),
+    }
+}
+
+fn layer(name: &str) -> Option<usize> {
+    LAYERS.iter().position(|layer| layer.contains(&name))
+}
+
+/// Who depends on whom within the workspace, for building, testing or running.
+fn edges() -> impl Iterator<Item = (String, String)> {
+    let members: Vec<String> =
+        members(&workspace()).map(|member| member.name.to_string()).collect();
+    all_edges().filter(move |(_, to)| members.contains(to))
+}
+
+fn all_edges() -> impl Iterator<Item = (String, String)> {
+    let workspace = workspace();
+    let of = |member: &Package| {
+        let from = member.name.to_string();
+        let to = member.dependencies.iter().map(|dependency| dependency.name.clone());
+        to.map(move |to| (from.clone(), to)).collect::<Vec<_>>()
+    };
+    members(&workspace).flat_map(of).collect::<Vec<_>>().into_iter()
+}
+
+fn members(workspace: &Metadata) -> impl Iterator<Item = &Package> {
+    workspace.workspace_packages().into_iter()
+}
+
+fn workspace() -> Metadata {
+    let manifest = sources::root().join("Cargo.toml");
+    MetadataCommand::new()
+        .manifest_path(manifest)
+        .no_deps()
+        .exec()
+        .expect("cargo reads its own manifests")
+}
+
+/// The first absolute path in a line that leads into somebody's folders.
+fn machine_path(line: &str) -> Option<String> {
+    ["home", "Users", "root", "work"].into_iter().find_map(|folder| {
+        let path = format!("/{folder}/");
+        let starts = |at: usize| {
+            let before = line[..at].chars().next_back();
+            !before.is_some_and(|before| before.is_alphanumeric() || "./-_*>)]}".contains(before))
+        };
+        line.match_indices(&path).any(|(at, _)| starts(at)).then_some(path)
+    })
+}
+
+/// A test of this file that reads sources reads all of them.
+#[test]
+fn the_sources_are_found() {
+    let paths: Vec<Source> = sources::rust();
+    for known in ["runtime/src/lib.rs", "tests/tests/architecture.rs"] {
+        assert!(paths.iter().any(|source| source.path == known), "{known} is not found");
+    }
+}

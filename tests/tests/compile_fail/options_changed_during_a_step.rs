@@ -1,0 +1,11 @@
+//! What a gradient is divided by does not change under a step: options are read only.
+
+use hsdp::{Error, Objective, ShardedModel, StepOptions};
+
+fn train(model: &mut ShardedModel) -> Result<(), Error> {
+    model.options().objective = Objective::Factor(4.0);
+    let _ = model.begin_step(StepOptions::default())?.finish()?;
+    Ok(())
+}
+
+fn main() {}

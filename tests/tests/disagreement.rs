@@ -1,0 +1,128 @@
+//! Ranks that mean different things are found before data is mixed up, and named on all ranks.
+
+use std::time::Duration;
+
+use hsdp::{
+    AdamW, AdamWOptions, Error, ModelOptions, Optimizer, ShardedModel, StepOptions, Unused, World,
+    WorldOptions,
+};
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{common_error, mesh, outcomes};
+
+#[test]
+fn a_rank_that_never_updates_is_found_when_the_next_step_begins() {
+    let error = common_error(outcomes(4, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
+        let gradients = step.finish()?;
+        if rank != 3 {
+            adamw.step(&mut model, gradients)?;
+        }
+        model.begin_step(StepOptions::microbatches(1)).map(drop)
+    }));
+    assert!(error.is_fatal());
+    let what = "the number of updates that the parameters have gone through";
+    assert_eq!(
+        error.to_string(),
+        format!("{what} differs between ranks: rank 3 has 0, rank 0 has 1")
+    );
+}
+
+#[test]
+fn ranks_that_begin_different_steps_are_named() {
+    let error = common_error(outcomes(4, |world| {
+        let count = if world.rank().index() == 1 { Some(3) } else { None };
+        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        model.begin_step(StepOptions { microbatches: count, weight_hint: None }).map(drop)
+    }));
+    let what = "the number of microbatches of the step";
+    assert_eq!(
+        error.to_string(),
+        format!("{what} differs between ranks: rank 1 has 3, rank 0 has as many as come")
+    );
+}
+
+#[test]
+fn ranks_that_plan_differently_are_named() {
+    let error = common_error(outcomes(4, |world| {
+        let prefetch = if world.rank().index() == 3 { 2 } else { 1 };
+        model(world, &ModelOptions { prefetch, ..ModelOptions::on(mesh(2, 2)) })
+    }));
+    let message = error.to_string();
+    assert!(
+        message.starts_with("the fingerprint of the plan differs between ranks: rank 3 has"),
+        "{message}"
+    );
+}
+
+#[test]
+fn ranks_on_different_meshes_are_named() {
+    let error = common_error(outcomes(4, |world| {
+        let mesh = if world.rank().index() == 2 { mesh(4, 1) } else { mesh(2, 2) };
+        model(world, &ModelOptions::on(mesh))
+    }));
+    let message = error.to_string();
+    assert!(
+        message.starts_with("the fingerprint of the plan differs between ranks: rank 2 has"),
+        "{message}"
+    );
+}
+
+#[test]
+fn ranks_with_different_options_are_named() {
+    let error = common_error(outcomes(4, |world| {
+        let unused = if world.rank().index() == 1 { Unused::Error } else { Unused::Zeros };
+        model(world, &ModelOptions { unused, ..ModelOptions::on(mesh(2, 2)) })
+    }));
+    let message = error.to_string();
+    assert!(
+        message.starts_with("the digest of the model's options differs between ranks: rank 1"),
+        "{message}"
+    );
+}
+
+#[test]
+fn replicas_that_start_from_different_values_are_named() {
+    let error = common_error(outcomes(4, |world| {
+        let rank = world.rank().index();
+        ShardedModel::new(world, three_units(), ModelOptions::on(mesh(2, 2)), |param| {
+            let mut values = springs::initial(param);
+            let last = values.len() - 1;
+            values[last] += if rank == 3 { 0.125 } else { 0.0 };
+            values
+        })
+    }));
+    let message = error.to_string();
+    assert!(
+        message.starts_with("the initial value of a shard differs between ranks: rank 3 has"),
+        "{message}"
+    );
+    assert!(message.contains("rank 1 has"), "rank 1 holds the same shard: {message}");
+}
+
+#[test]
+fn a_rank_that_runs_another_microbatch_than_its_peers_is_found_at_the_deadline() {
+    let options = WorldOptions { deadline: Duration::from_millis(300), ..WorldOptions::default() };
+    let ended = hsdp::launch(2, options, |world| -> Result<(), Error> {
+        let rank = world.rank().index();
+        let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
+        let mut step = model.begin_step(StepOptions::default())?;
+        for microbatch in 0..=rank {
+            springs::microbatch(&mut step, Batch::of(rank, 0, microbatch))?;
+        }
+        step.finish().map(drop)
+    });
+    for (rank, ended) in ended.into_iter().enumerate() {
+        let error = ended.expect("nobody panics").expect_err("ranks disagree");
+        assert!(error.is_fatal(), "rank {rank}: {error}");
+        assert!(error.to_string().contains("deadline of 300ms missed"), "rank {rank}: {error}");
+    }
+}
+
+fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, three_units(), options.clone(), springs::initial)
+}

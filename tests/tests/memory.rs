@@ -1,0 +1,291 @@
+//! Memory, measured by the allocator, against the plan's formulas.
+//!
+//! Counters are per rank and process, so the tests of this file run one at a time.
+
+use std::fmt::Write as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hsdp::memory::{self, Category, CountingAllocator};
+use hsdp::{
+    Accumulation, AdamW, AdamWOptions, DType, Error, ModelOptions, ModelSpec, Optimizer, Precision,
+    Rank, ShardedModel, StepOptions, Unit, World,
+};
+use hsdp_sharding::{ByteCount, MemoryPlan};
+use hsdp_tests::support::models::{layer, partly_frozen, three_units, unit};
+use hsdp_tests::support::worlds::{mesh, on_ranks};
+use hsdp_tests::support::{slopes, springs};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Held by the test that is running.
+static TURN: Mutex<()> = Mutex::new(());
+
+#[test]
+fn the_allocator_counts() {
+    let _turn = alone();
+    assert!(memory::is_installed());
+    let _shard = memory::scope(Category::Shard);
+    let shard = vec![0.0_f32; 1000];
+    assert_eq!(memory::usage(Rank::new(0), Category::Shard).live, ByteCount(4000));
+    drop(shard);
+}
+
+#[test]
+fn peaks_are_as_planned_whatever_is_prefetched_or_kept() {
+    let mut compared = Compared::default();
+    for (name, spec) in [("resharded", uneven_units()), ("kept", with_kept_units())] {
+        for prefetch in 0..=3 {
+            let options = ModelOptions { prefetch, ..ModelOptions::on(mesh(2, 2)) };
+            compared.add((&format!("{name}, {prefetch} ahead"), &spec, &options));
+        }
+    }
+    println!("{}", compared.table());
+}
+
+#[test]
+fn peaks_are_as_planned_in_every_mode_on_every_mesh() {
+    let mut compared = Compared::default();
+    for accumulation in Accumulation::ALL {
+        for (replicate, shard) in [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2)] {
+            let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(replicate, shard)) };
+            compared.add((&format!("{accumulation}, {}", options.mesh), &uneven_units(), &options));
+        }
+    }
+    println!("{}", compared.table());
+}
+
+#[test]
+fn peaks_are_as_planned_in_every_dtype() {
+    let mut compared = Compared::default();
+    for (parameters, wire) in
+        [(DType::F32, DType::BF16), (DType::BF16, DType::F32), (DType::F16, DType::F16)]
+    {
+        for accumulation in Accumulation::ALL {
+            let precision = Precision { parameters, wire, ..Precision::default() };
+            let options = ModelOptions { accumulation, precision, ..ModelOptions::on(mesh(2, 2)) };
+            let name = format!("{accumulation}, parameters {parameters}, wire {wire}");
+            compared.add((&name, &uneven_units(), &options));
+        }
+    }
+    println!("{}", compared.table());
+}
+
+#[test]
+fn peaks_are_as_planned_with_frozen_parameters() {
+    let mut compared = Compared::default();
+    for accumulation in Accumulation::ALL {
+        let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 2)) };
+        compared.add((&format!("{accumulation}, frozen"), &partly_frozen(), &options));
+    }
+    println!("{}", compared.table());
+}
+
+#[test]
+fn a_shard_is_a_part_of_the_model_and_no_more() {
+    let _turn = alone();
+    let whole = ByteCount(4 * three_units().numel().get());
+    for shards in [1, 2, 4, 8] {
+        let held = on_ranks(shards, |world| {
+            let model = model(world, &three_units(), &ModelOptions::on(mesh(1, shards)))?;
+            let padding: u64 =
+                model.plan().layouts().iter().map(|layout| layout.padding().get()).sum();
+            let held = memory::usage(model.rank(), Category::Shard).live;
+            Ok((held, whole + ByteCount(4 * padding)))
+        });
+        for (held, padded) in held {
+            assert_eq!(held * shards as u64, padded);
+        }
+    }
+}
+
+#[test]
+fn a_full_unit_is_gone_when_it_is_dropped() {
+    let _turn = alone();
+    let options = ModelOptions { prefetch: 0, ..ModelOptions::on(mesh(1, 2)) };
+    on_ranks(2, |world| {
+        let mut model = model(world, &three_units(), &options)?;
+        let rank = model.rank();
+        let live = move || memory::usage(rank, Category::Full).live;
+        let bytes = |index| ByteCount(4 * three_units()[unit(index)].numel().get());
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let mut pass = step.microbatch()?;
+        for index in 0..3 {
+            let full = pass.unshard(unit(index))?;
+            assert_eq!(live(), bytes(index));
+            drop(full);
+            assert_eq!(live(), ByteCount::ZERO);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn nothing_is_left_when_the_model_is_dropped() {
+    let _turn = alone();
+    for accumulation in Accumulation::ALL {
+        let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 2)) };
+        let _ = peaks(&uneven_units(), &options);
+        assert_nothing_is_left(&format!("{accumulation}"));
+    }
+}
+
+#[test]
+fn nothing_is_left_of_steps_that_were_aborted() {
+    let _turn = alone();
+    let options = ModelOptions::on(mesh(2, 2));
+    on_ranks(4, |world| {
+        let mut model = model(world, &uneven_units(), &options)?;
+        let before = live(model.rank());
+        for _ in 0..3 {
+            let mut step = model.begin_step(StepOptions::microbatches(2))?;
+            let survived = slopes::microbatch(&mut step, 1.0);
+            assert!(survived.is_ok() || matches!(survived, Err(Error::Comm(_))), "{survived:?}");
+            drop(step);
+        }
+        train(&mut model, 1)?;
+        drop(model.begin_step(StepOptions::microbatches(1))?);
+        assert_eq!(live(model.rank()), before);
+        Ok(())
+    });
+    assert_nothing_is_left("aborted steps");
+}
+
+#[test]
+fn twenty_steps_hold_no_more_than_three() {
+    let _turn = alone();
+    for accumulation in Accumulation::ALL {
+        let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 2)) };
+        let grown = on_ranks(4, |world| {
+            let mut model = model(world, &uneven_units(), &options)?;
+            let mut adamw = AdamW::new(&model, AdamWOptions::default());
+            let mut held = Vec::new();
+            for _ in 0..20 {
+                train_with(&mut model, &mut adamw, 2)?;
+                held.push((live(model.rank()), all_peaks(model.rank())));
+            }
+            Ok(held)
+        });
+        for (rank, held) in grown.into_iter().enumerate() {
+            assert_eq!(held[19], held[2], "rank {rank}, {accumulation}");
+        }
+    }
+}
+
+/// Peaks that were measured, beside those that were planned.
+#[derive(Default)]
+struct Compared {
+    table: String,
+    /// The lines that differ by more than 2%.
+    off: Vec<String>,
+}
+
+impl Compared {
+    /// Measures two steps on every rank, in every category.
+    fn add(&mut self, (name, spec, options): (&str, &ModelSpec, &ModelOptions)) {
+        let _turn = alone();
+        for (rank, (measured, planned)) in peaks(spec, options).into_iter().enumerate() {
+            for (category, measured) in Category::COUNTED.into_iter().zip(measured) {
+                let planned = of(&planned, category);
+                let numbers = format!("measured {}, planned {}", measured.0, planned.0);
+                let line = format!("{name}: rank {rank}, {category}: {numbers}");
+                if rank == 0 {
+                    let _ = writeln!(self.table, "{line}");
+                }
+                if measured.0.abs_diff(planned.0) * 50 > planned.0 {
+                    self.off.push(line);
+                }
+            }
+        }
+    }
+
+    /// The lines of rank 0, if no line of any rank is off.
+    fn table(self) -> String {
+        assert!(self.off.is_empty(), "more than 2% off:\n{}", self.off.join("\n"));
+        self.table
+    }
+}
+
+/// The peaks of two steps of two microbatches on every rank, and what was planned.
+fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<(Vec<ByteCount>, MemoryPlan)> {
+    memory::reset_peaks();
+    on_ranks(options.mesh.world_size(), |world| {
+        let mut model = model(world, spec, options)?;
+        train(&mut model, 2)?;
+        Ok((all_peaks(model.rank()), model.plan().memory()))
+    })
+}
+
+fn train(model: &mut ShardedModel, steps: usize) -> Result<(), Error> {
+    let mut adamw = AdamW::new(model, AdamWOptions::default());
+    (0..steps).try_for_each(|_| train_with(model, &mut adamw, 2))
+}
+
+fn train_with(
+    model: &mut ShardedModel,
+    adamw: &mut AdamW,
+    microbatches: usize,
+) -> Result<(), Error> {
+    let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
+    for _ in 0..microbatches {
+        slopes::microbatch(&mut step, 0.5)?;
+    }
+    let gradients = step.finish()?;
+    adamw.step(model, gradients).map(drop)
+}
+
+fn model(world: World, spec: &ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)
+}
+
+/// Five units of sizes that go up and down, so that the peak is not where a wrong formula would have it. Some are large
+/// enough for worker threads to take part.
+fn uneven_units() -> ModelSpec {
+    let shapes = [[96, 400], [11, 3], [64, 64], [128, 500], [7, 100]];
+    let units = shapes
+        .into_iter()
+        .enumerate()
+        .map(|(index, shape)| layer(&format!("layer.{index}"), shape));
+    units.fold(ModelSpec::new(), ModelSpec::unit)
+}
+
+/// The same, of which two units are kept.
+fn with_kept_units() -> ModelSpec {
+    let keep = |(index, unit): (usize, &Unit)| {
+        if index % 2 == 1 { unit.clone().keep() } else { unit.clone() }
+    };
+    uneven_units().units().iter().enumerate().map(keep).fold(ModelSpec::new(), ModelSpec::unit)
+}
+
+fn alone() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn of(plan: &MemoryPlan, category: Category) -> ByteCount {
+    match category {
+        Category::Shard => plan.shard,
+        Category::Full => plan.full,
+        Category::GradFull => plan.grad_full,
+        Category::Partial => plan.partial,
+        Category::Optimizer => plan.optimizer,
+        Category::Other => ByteCount::ZERO,
+    }
+}
+
+fn all_peaks(rank: Rank) -> Vec<ByteCount> {
+    Category::COUNTED.map(|category| memory::usage(rank, category).peak).to_vec()
+}
+
+fn live(rank: Rank) -> Vec<ByteCount> {
+    Category::COUNTED.map(|category| memory::usage(rank, category).live).to_vec()
+}
+
+fn assert_nothing_is_left(what: &str) {
+    for rank in (0..8).map(Rank::new) {
+        assert!(
+            live(rank).iter().all(|left| *left == ByteCount::ZERO),
+            "{what}: rank {rank}: {:?}",
+            live(rank)
+        );
+    }
+}

@@ -1,0 +1,171 @@
+//! Gradients that are not finite: dynamic loss scaling, skipped steps, refused steps. The same on all ranks.
+
+use hsdp::{
+    AdamW, AdamWOptions, DType, DynamicScale, Error, LossScaling, ModelOptions, NonFinite,
+    Optimizer, Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions, Update, Verdict,
+    World,
+};
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::slopes;
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+
+#[test]
+fn an_overflow_on_one_rank_skips_the_step_and_halves_the_scale_on_all() {
+    let told = common(on_ranks(4, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world, &scaled(65536.0, 2000))?;
+        let mut sgd = Sgd::new(&model, SgdOptions { learning_rate: 1.0, ..SgdOptions::default() });
+        let mut told = Vec::new();
+        for _ in 0..4 {
+            // 4 times the scale does not fit f16 until it has been halved twice.
+            let slope = if rank == 3 { 4.0 } else { 0.0 };
+            let before = model.full_parameters()?;
+            let update = update(&mut model, &mut sgd, slope)?;
+            let moved = model.full_parameters()? != before;
+            told.push((model.loss_scale(), update == Update::Applied, moved));
+        }
+        Ok(told)
+    }));
+    let recovered = (16384.0, true, true);
+    assert_eq!(told, [(32768.0, false, false), (16384.0, false, false), recovered, recovered]);
+}
+
+#[test]
+fn a_skipped_step_leaves_no_trace_in_the_optimizer() {
+    let trained = |slopes: &'static [f32]| {
+        common(on_ranks(4, |world| {
+            let rank = world.rank().index();
+            let mut model = model(world, &scaled(65536.0, 2000))?;
+            let mut adamw = AdamW::new(&model, AdamWOptions::default());
+            for slope in slopes {
+                update(&mut model, &mut adamw, if rank == 1 { *slope } else { 0.0 })?;
+            }
+            model.full_parameters()
+        }))
+    };
+    assert_eq!(trained(&[f32::INFINITY, 0.25, f32::NAN, 0.5]), trained(&[0.25, 0.5]));
+}
+
+#[test]
+fn a_scale_grows_after_its_interval_without_overflow() {
+    let scales = common(on_ranks(4, |world| {
+        let mut model = model(world, &scaled(8.0, 2))?;
+        let mut sgd = Sgd::new(&model, SgdOptions::default());
+        let mut scales = Vec::new();
+        for slope in [1.0, 1.0, 1.0, f32::INFINITY, 1.0, 1.0] {
+            update(&mut model, &mut sgd, slope)?;
+            scales.push(model.loss_scale());
+        }
+        Ok(scales)
+    }));
+    assert_eq!(scales, [8.0, 16.0, 16.0, 8.0, 8.0, 16.0]);
+}
+
+#[test]
+fn a_scaled_loss_gives_the_gradient_of_the_loss() {
+    let gradient = |options: ModelOptions| {
+        common(on_ranks(4, |world| {
+            let rank = world.rank().index();
+            let mut model = model(world, &options)?;
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
+            step.finish()?.full(&model)
+        }))
+    };
+    let unscaled = ModelOptions { loss_scaling: LossScaling::Off, ..scaled(1.0, 1) };
+    assert_eq!(gradient(scaled(1024.0, 1)), gradient(unscaled));
+}
+
+/// In `third`, two shards of 64 elements: the bias lies in the second, which ranks 1 and 3 hold.
+#[test]
+fn a_gradient_that_is_not_finite_is_refused_by_name_on_all_ranks() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let error = common_error(outcomes(4, |world| {
+            let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+            let mut sgd = Sgd::new(&model, SgdOptions::default());
+            update_with(&mut model, &mut sgd, StepOptions::microbatches(2), bad_on_rank_2(bad))
+        }));
+        assert_eq!(error.to_string(), "step 0: the gradient of third.bias is not finite on rank 1");
+        assert!(!error.is_fatal());
+    }
+}
+
+#[test]
+fn a_step_goes_on_after_a_gradient_that_was_refused() {
+    let trained = common(on_ranks(4, |world| {
+        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        let mut sgd = Sgd::new(&model, SgdOptions { learning_rate: 1.0, ..SgdOptions::default() });
+        let once = StepOptions::microbatches(1);
+        update_with(&mut model, &mut sgd, once, bad_on_rank_2(f32::NAN))
+            .expect_err("it is not finite");
+        assert_eq!(model.full_parameters()?["third.bias"], initial("third.bias"));
+        update(&mut model, &mut sgd, 0.5)?;
+        model.full_parameters()
+    }));
+    let expected: Vec<f32> = initial("third.bias").into_iter().map(|value| value - 0.5).collect();
+    assert_eq!(trained["third.bias"], expected);
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_can_be_skipped() {
+    let options = ModelOptions { non_finite: NonFinite::Skip, ..ModelOptions::on(mesh(2, 2)) };
+    let skips = on_ranks(4, |world| {
+        let mut model = model(world, &options)?;
+        let mut sgd = Sgd::new(&model, SgdOptions::default());
+        update_with(&mut model, &mut sgd, StepOptions::microbatches(1), bad_on_rank_2(f32::NAN))
+    });
+    let Update::Skipped(skip) = common(skips) else { panic!("it was applied") };
+    assert_eq!((skip.step, skip.rank.index(), skip.parameter.as_str()), (0, 1, "third.bias"));
+}
+
+/// An f16 wire with a dynamic loss scale.
+fn scaled(initial: f64, growth_interval: u64) -> ModelOptions {
+    let dynamic = DynamicScale { initial, growth_interval, ..DynamicScale::default() };
+    let precision = Precision { wire: DType::F16, ..Precision::default() };
+    ModelOptions {
+        precision,
+        loss_scaling: LossScaling::Dynamic(dynamic),
+        ..ModelOptions::on(mesh(2, 2))
+    }
+}
+
+/// A slope of 0.5, but `bad` for one parameter on rank 2.
+fn bad_on_rank_2(bad: f32) -> impl Fn(usize, &Param) -> f32 {
+    move |rank, param| if rank == 2 && param.name == "third.bias" { bad } else { 0.5 }
+}
+
+fn update(
+    model: &mut ShardedModel,
+    optimizer: &mut dyn Optimizer,
+    slope: f32,
+) -> Result<Update, Error> {
+    update_with(model, optimizer, StepOptions::microbatches(1), move |_, _| slope)
+}
+
+fn update_with(
+    model: &mut ShardedModel,
+    optimizer: &mut dyn Optimizer,
+    options: StepOptions,
+    slope: impl Fn(usize, &Param) -> f32,
+) -> Result<Update, Error> {
+    let rank = model.rank().index();
+    let mut step = model.begin_step(options)?;
+    for _ in 0..options.microbatches.unwrap_or(1) {
+        slopes::microbatch_by(&mut step, &|param| Some(slope(rank, param)))?;
+    }
+    let gradients = step.finish()?;
+    let applies = *gradients.verdict() == Verdict::Apply;
+    let update = optimizer.step(model, gradients)?;
+    assert_eq!(update == Update::Applied, applies);
+    Ok(update)
+}
+
+fn initial(name: &str) -> Vec<f32> {
+    let spec = three_units();
+    springs::initial(&spec[spec.find(name).expect("a parameter of the model")])
+}
+
+fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, three_units(), options.clone(), springs::initial)
+}

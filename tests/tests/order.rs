@@ -1,0 +1,286 @@
+//! The order in which collectives are issued and parameters handed out.
+//!
+//! Orders are written as lines, one a microbatch, of these words (the number is the unit's):
+//!
+//! | word | event |
+//! |---|---|
+//! | `g1` | the gather of unit 1 for the forward is issued |
+//! | `g1'` | the same, for the backward |
+//! | `u1`, `u1'` | the gathered unit is handed out |
+//! | `r1` | its reduce-scatter is issued |
+//! | `a1` | its all-reduce is issued |
+
+use hsdp::{
+    Accumulation, Error, Event, LossSum, Mesh, ModelOptions, ModelSpec, Pass, Phase, ShardedModel,
+    StepOptions, World,
+};
+use hsdp_comm::{Channel, Tag};
+use hsdp_tests::support::handmade::lend;
+use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
+use hsdp_tests::support::worlds::{common, mesh, on_ranks};
+use hsdp_tests::support::{slopes, springs};
+
+/// One microbatch with every unit resharded, nothing ahead, and no replicas.
+const PLAIN: &str = "g0 u0 g1 u1 g2 u2 g2' u2' r2 g1' u1' r1 g0' u0' r0";
+/// What every microbatch does before its first reduction.
+const FORWARD: &str = "g0 u0 g1 u1 g2 u2 g2' u2'";
+
+#[test]
+fn without_prefetch_each_unit_is_gathered_when_it_is_asked_for() {
+    assert_eq!(order(&three_units(), &plain(mesh(1, 2)), once()), PLAIN);
+}
+
+#[test]
+fn one_ahead_gathers_the_next_unit_before_this_one_is_handed_out() {
+    let ahead = ModelOptions { prefetch: 1, ..plain(mesh(1, 2)) };
+    let expected = "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' r1 u0' r0";
+    assert_eq!(order(&three_units(), &ahead, once()), expected);
+}
+
+#[test]
+fn two_ahead_gathers_the_next_two() {
+    let ahead = ModelOptions { prefetch: 2, ..plain(mesh(1, 2)) };
+    let expected = "g0 g1 g2 u0 g2' u1 g1' u2 g0' u2' r2 u1' r1 u0' r0";
+    assert_eq!(order(&three_units(), &ahead, once()), expected);
+}
+
+#[test]
+fn nothing_is_gathered_ahead_across_microbatches() {
+    let ahead = ModelOptions { prefetch: 100, ..plain(mesh(1, 2)) };
+    let line = "g0 g1 g2 g2' g1' g0' u0 u1 u2 u2' r2 u1' r1 u0' r0";
+    let step = StepOptions::microbatches(2);
+    assert_eq!(order(&three_units(), &ahead, step), [line, line].join("\n"));
+}
+
+#[test]
+fn a_unit_that_is_kept_is_gathered_once() {
+    let ahead = ModelOptions { prefetch: 1, ..plain(mesh(1, 2)) };
+    let expected = "g0 g1 u0 g2 u1 g2' u2 g0' u2' r2 r1 u0' r0";
+    assert_eq!(order(&keeping_the_second(), &ahead, once()), expected);
+}
+
+#[test]
+fn a_frozen_unit_is_gathered_and_never_reduced() {
+    let expected = "g0 u0 g1 u1 g2 u2 g2' u2' r2 g1' u1' g0' u0' r0";
+    assert_eq!(order(&partly_frozen(), &plain(mesh(1, 2)), once()), expected);
+}
+
+#[test]
+fn every_microbatch_gathers_and_reduce_scatters_anew() {
+    let step = StepOptions::microbatches(3);
+    assert_eq!(order(&three_units(), &plain(mesh(1, 2)), step), [PLAIN, PLAIN, PLAIN].join("\n"));
+}
+
+#[test]
+fn all_reduces_start_in_the_last_microbatch_where_it_is_known() {
+    let last = format!("{FORWARD} r2 a2 g1' u1' r1 a1 g0' u0' r0 a0");
+    let step = StepOptions::microbatches(2);
+    assert_eq!(order(&three_units(), &plain(mesh(2, 1)), step), format!("{PLAIN}\n{last}"));
+}
+
+#[test]
+fn all_reduces_wait_for_finish_where_the_last_microbatch_is_not_known() {
+    let step = StepOptions { microbatches: None, ..StepOptions::default() };
+    let expected = format!("{PLAIN}\n{PLAIN} a2 a1 a0");
+    assert_eq!(order(&three_units(), &plain(mesh(2, 1)), step), expected);
+    assert_eq!(order(&three_units(), &plain(mesh(2, 2)), step), expected);
+}
+
+#[test]
+fn mode_every_all_reduces_each_unit_before_the_next_is_reduce_scattered() {
+    let every = ModelOptions { accumulation: Accumulation::Every, ..plain(mesh(2, 2)) };
+    let line = format!("{FORWARD} r2 g1' u1' a2 r1 g0' u0' a1 r0 a0");
+    let step = StepOptions::microbatches(2);
+    assert_eq!(order(&three_units(), &every, step), format!("{line}\n{line}"));
+}
+
+#[test]
+fn mode_local_reduces_nothing_before_the_last_microbatch() {
+    let local = ModelOptions { accumulation: Accumulation::Local, ..plain(mesh(2, 1)) };
+    let first = format!("{FORWARD} g1' u1' g0' u0'");
+    let last = format!("{FORWARD} r2 a2 g1' u1' r1 a1 g0' u0' r0 a0");
+    let step = StepOptions::microbatches(2);
+    assert_eq!(order(&three_units(), &local, step), format!("{first}\n{last}"));
+}
+
+#[test]
+fn mode_local_reduces_in_finish_where_the_last_microbatch_is_not_known() {
+    let local = ModelOptions { accumulation: Accumulation::Local, ..plain(mesh(2, 2)) };
+    let first = format!("{FORWARD} g1' u1' g0' u0'");
+    let step = StepOptions { microbatches: None, ..StepOptions::default() };
+    let expected = format!("{first}\n{first} r2 r1 r0 a2 a1 a0");
+    assert_eq!(order(&three_units(), &local, step), expected);
+}
+
+#[test]
+fn units_asked_for_in_another_order_are_gathered_in_the_plans() {
+    let told = scripted(|pass, _| {
+        for index in [2, 0, 1] {
+            let _ = pass.unshard(unit(index))?;
+        }
+        let _ = pass.loss(LossSum::new(0.0, 1))?;
+        for index in [0, 2, 1] {
+            let _ = pass.unshard(unit(index))?;
+            reduce(pass, index)?;
+        }
+        Ok(())
+    });
+    let expected = "g0 g1 g2 u2 u0 u1 g2' g1' g0' u0' u2' r2 u1' r1 r0";
+    assert_eq!(told, [expected, expected]);
+}
+
+#[test]
+fn a_unit_skipped_on_one_rank_is_gathered_and_reduced_there_all_the_same() {
+    let told = scripted(|pass, rank| {
+        let used: &[usize] = if rank == 0 { &[0, 1, 2] } else { &[0, 2] };
+        for index in used {
+            let _ = pass.unshard(unit(*index))?;
+        }
+        let _ = pass.loss(LossSum::new(0.0, 1))?;
+        for index in used.iter().rev() {
+            let _ = pass.unshard(unit(*index))?;
+            reduce(pass, *index)?;
+        }
+        Ok(())
+    });
+    assert_eq!(told, [PLAIN, "g0 u0 g1 g2 u2 g2' u2' r2 g1' g0' u0' r1 r0"]);
+}
+
+#[test]
+fn a_rank_that_uses_nothing_takes_part_in_everything() {
+    let told = scripted(|pass, rank| {
+        for index in (0..3).filter(|_| rank == 0) {
+            let _ = pass.unshard(unit(index))?;
+        }
+        let _ = pass.loss(LossSum::new(0.0, 1))?;
+        for index in (0..3).rev().filter(|_| rank == 0) {
+            let _ = pass.unshard(unit(index))?;
+            reduce(pass, index)?;
+        }
+        Ok(())
+    });
+    assert_eq!(told, [PLAIN, "g0 g1 g2 g2' g1' g0' r2 r1 r0"]);
+}
+
+#[test]
+fn reductions_offered_in_another_order_are_issued_in_the_plans() {
+    let told = scripted(|pass, rank| {
+        let _ = pass.loss(LossSum::new(0.0, 1))?;
+        let order = if rank == 0 { [2, 1, 0] } else { [1, 0, 2] };
+        order.into_iter().try_for_each(|index| reduce(pass, index))
+    });
+    let expected = "g0 g1 g2 r2 r1 r0 g2' g1' g0'";
+    assert_eq!(told, [expected, expected]);
+}
+
+/// The position of an all-reduce depends on when its reduce-scatter completes; after a barrier it has.
+#[test]
+fn an_all_reduce_starts_while_the_backward_goes_on() {
+    let options = plain(mesh(2, 2));
+    let told = on_ranks(4, |world| {
+        let here = world.world_group(Channel::User);
+        recorded(world, &three_units(), &options, |model| {
+            let mut step = model.begin_step(once())?;
+            let mut pass = step.microbatch()?;
+            let _ = pass.loss(LossSum::new(0.0, 1))?;
+            for index in [2, 1, 0] {
+                reduce(&mut pass, index)?;
+                here.barrier(Tag::default())?.wait()?;
+            }
+            pass.finish()?;
+            step.finish().map(drop)
+        })
+    });
+    for told in told {
+        let at = |word: &str| told.find(word).unwrap_or_else(|| panic!("no {word} in {told}"));
+        assert!(at("r2") < at("a2") && at("a2") < at("r0"), "{told}");
+        assert_eq!(only('a', &told), "a2 a1 a0");
+    }
+}
+
+/// Nothing ahead, everything else as it comes.
+fn plain(mesh: Mesh) -> ModelOptions {
+    ModelOptions { prefetch: 0, ..ModelOptions::on(mesh) }
+}
+
+fn once() -> StepOptions {
+    StepOptions::microbatches(1)
+}
+
+/// The order of a step on every rank; of two microbatches where `step` does not say.
+fn order(spec: &ModelSpec, options: &ModelOptions, step: StepOptions) -> String {
+    let run = |model: &mut ShardedModel| {
+        let mut begun = model.begin_step(step)?;
+        for _ in 0..step.microbatches.unwrap_or(2) {
+            slopes::microbatch(&mut begun, 1.0)?;
+        }
+        begun.finish().map(drop)
+    };
+    common(on_ranks(options.mesh.world_size(), |world| recorded(world, spec, options, run)))
+}
+
+/// The order of a step of one microbatch on two ranks, each of which follows the script in its own way.
+fn scripted(script: impl Fn(&mut Pass<'_>, usize) -> Result<(), Error> + Sync) -> Vec<String> {
+    on_ranks(2, |world| {
+        let rank = world.rank().index();
+        recorded(world, &three_units(), &plain(mesh(1, 2)), |model| {
+            let mut step = model.begin_step(once())?;
+            let mut pass = step.microbatch()?;
+            script(&mut pass, rank)?;
+            pass.finish()?;
+            step.finish().map(drop)
+        })
+    })
+}
+
+fn recorded(
+    world: World,
+    spec: &ModelSpec,
+    options: &ModelOptions,
+    run: impl FnOnce(&mut ShardedModel) -> Result<(), Error>,
+) -> Result<String, Error> {
+    let mut model = ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)?;
+    model.record_events();
+    run(&mut model)?;
+    Ok(told(&model.take_events()))
+}
+
+/// Gives zeros for every parameter of a unit.
+fn reduce(pass: &mut Pass<'_>, index: usize) -> Result<(), Error> {
+    let handle = pass.handle();
+    let params = &handle.plan().spec()[unit(index)].params;
+    pass.reduce(unit(index), params.iter().map(|param| lend(vec![0.0; param.numel()])).collect())
+}
+
+/// Events in words, a line a microbatch.
+fn told(events: &[Event]) -> String {
+    let mut lines: Vec<Vec<String>> = Vec::new();
+    for event in events {
+        let (microbatch, word) = word(event);
+        lines.resize(lines.len().max(microbatch + 1), Vec::new());
+        assert_eq!(lines.len(), microbatch + 1, "{word} of a microbatch that is over");
+        lines[microbatch].push(word);
+    }
+    let lines: Vec<String> = lines.into_iter().map(|words| words.join(" ")).collect();
+    lines.join("\n")
+}
+
+fn word(event: &Event) -> (usize, String) {
+    let prime = |phase: &Phase| if *phase == Phase::Backward { "'" } else { "" };
+    match event {
+        Event::Gather { unit, microbatch, phase } => {
+            (*microbatch, format!("g{unit}{}", prime(phase)))
+        }
+        Event::Unshard { unit, microbatch, phase } => {
+            (*microbatch, format!("u{unit}{}", prime(phase)))
+        }
+        Event::ReduceScatter { unit, microbatch } => (*microbatch, format!("r{unit}")),
+        Event::AllReduce { unit, microbatch } => (*microbatch, format!("a{unit}")),
+        other => panic!("{other:?} has no word yet"),
+    }
+}
+
+/// The words that begin with `initial`.
+fn only(initial: char, told: &str) -> String {
+    told.split_whitespace().filter(|word| word.starts_with(initial)).collect::<Vec<_>>().join(" ")
+}

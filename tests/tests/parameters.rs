@@ -1,0 +1,242 @@
+//! Parameters that are used by some, by none, never trained, or known by two names.
+
+use std::collections::BTreeMap;
+
+use hsdp::{
+    AdamW, AdamWOptions, DType, Error, LossSum, ModelOptions, ModelSpec, Objective, Optimizer,
+    Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions, Unit, Unused, World,
+};
+use hsdp_sharding::Role;
+use hsdp_tests::support::handmade::lend;
+use hsdp_tests::support::models::{partly_frozen, three_units, unit};
+use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::{slopes, springs};
+
+type Parameters = BTreeMap<String, Vec<f32>>;
+
+/// The parameter that some of these tests do not use.
+const SPARE: &str = "second.bias";
+
+#[test]
+fn full_parameters_are_what_init_gave_on_every_mesh_and_in_every_dtype() {
+    for (replicate, shard) in [(1, 1), (1, 4), (4, 1), (2, 3), (1, 8)] {
+        for parameters in [DType::F32, DType::BF16, DType::F16] {
+            let precision = Precision::compute_in(parameters);
+            let options = ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
+            let full = on_ranks(options.mesh.world_size(), |world| {
+                model(world, &partly_frozen(), &options)?.full_parameters()
+            });
+            assert_eq!(common(full), initial(&partly_frozen()));
+        }
+    }
+}
+
+#[test]
+fn a_parameter_that_nobody_uses_is_left_alone() {
+    let trained = trained_by_adamw(&[without_the_spare]);
+    assert_eq!(trained[SPARE], initial(&three_units())[SPARE]);
+    let moved = |name: &str| trained[name] != initial(&three_units())[name];
+    assert!(trained.keys().all(|name| moved(name) || name == SPARE));
+}
+
+#[test]
+fn the_optimizer_state_of_a_parameter_that_nobody_uses_does_not_age() {
+    let late = trained_by_adamw(&[without_the_spare, without_the_spare, all_of_them]);
+    let fresh = trained_by_adamw(&[all_of_them]);
+    assert_eq!(late[SPARE], fresh[SPARE]);
+    assert_ne!(late["second.weight"], fresh["second.weight"]);
+}
+
+#[test]
+fn a_parameter_that_one_rank_uses_gets_the_mean_of_its_gradient_and_zeros() {
+    let gradient = gradient(4, |rank, microbatch, name| match (rank, microbatch, name) {
+        (1, 0, SPARE) => Some(4.0),
+        (_, 0, "first.weight") => Some(1.0),
+        _ => None,
+    });
+    assert!(gradient[SPARE].iter().all(|gradient| *gradient == 1.0), "{:?}", gradient[SPARE]);
+    assert!(gradient["first.weight"].iter().all(|gradient| *gradient == 1.0));
+}
+
+/// FSDP2's case of different parameters in different microbatches: a gets 4 and 2, b gets 5.
+#[test]
+fn what_is_used_may_change_from_microbatch_to_microbatch() {
+    let gradient = gradient(4, |_, microbatch, name| match (microbatch, name) {
+        (0, "first.weight") => Some(4.0),
+        (1, "third.bias") => Some(5.0),
+        (2, "first.weight") => Some(2.0),
+        _ => None,
+    });
+    assert!(gradient["first.weight"].iter().all(|gradient| *gradient == 6.0));
+    assert!(gradient["third.bias"].iter().all(|gradient| *gradient == 5.0));
+    assert!(gradient[SPARE].iter().all(|gradient| *gradient == 0.0));
+}
+
+#[test]
+fn whether_a_parameter_has_a_gradient_is_known_on_all_ranks() {
+    let known = on_ranks(4, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world, &three_units(), &ModelOptions::on(mesh(2, 2)))?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        slopes::microbatch_by(&mut step, &|param| {
+            (rank == 3 && param.name != SPARE).then_some(1.0)
+        })?;
+        let gradients = step.finish()?;
+        let ids: Vec<_> = model.plan().spec().params().map(|(id, _)| id).collect();
+        Ok(ids.into_iter().map(|id| gradients.has_gradient(id)).collect::<Vec<_>>())
+    });
+    assert_eq!(common(known), [true, true, true, false, true, true]);
+}
+
+#[test]
+fn an_unused_parameter_can_be_refused_by_name_and_ranks() {
+    let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh(2, 2)) };
+    let error = common_error(outcomes(4, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world, &three_units(), &options)?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        slopes::microbatch_by(&mut step, &|param| {
+            (rank == 2 || param.name != SPARE).then_some(1.0)
+        })?;
+        step.finish().map(drop)
+    }));
+    assert_eq!(
+        error.to_string(),
+        "step 0: parameter second.bias got no gradient on ranks [0, 1, 3]"
+    );
+    assert!(!error.is_fatal());
+}
+
+#[test]
+fn a_step_goes_on_after_one_that_was_refused() {
+    let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh(2, 2)) };
+    let steps = on_ranks(4, |world| {
+        let mut model = model(world, &three_units(), &options)?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        slopes::microbatch_by(&mut step, &|param| (param.name != SPARE).then_some(1.0))?;
+        step.finish().expect_err("a parameter is not used");
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        slopes::microbatch(&mut step, 1.0)?;
+        Ok(step.finish()?.step())
+    });
+    assert_eq!(common(steps), 1);
+}
+
+#[test]
+fn a_frozen_parameter_does_not_count_as_unused_and_never_moves() {
+    let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh(2, 2)) };
+    let trained = common(on_ranks(4, |world| {
+        let mut model = model(world, &partly_frozen(), &options)?;
+        let decaying = AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() };
+        let mut adamw = AdamW::new(&model, decaying);
+        for _ in 0..3 {
+            step(&mut model, &mut adamw, all_of_them)?;
+        }
+        model.full_parameters()
+    }));
+    let before = initial(&partly_frozen());
+    for (_, param) in partly_frozen().params() {
+        let moved = trained[&param.name] != before[&param.name];
+        assert_eq!(moved, param.role == Role::Trainable, "{}", param.name);
+    }
+}
+
+#[test]
+fn a_frozen_parameter_has_no_gradient() {
+    let gradient = common(on_ranks(4, |world| {
+        let mut model = model(world, &partly_frozen(), &ModelOptions::on(mesh(2, 2)))?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        slopes::microbatch(&mut step, 1.0)?;
+        step.finish()?.full(&model)
+    }));
+    assert_eq!(gradient.keys().collect::<Vec<_>>(), ["first.bias", "first.weight", "third.bias"]);
+}
+
+#[test]
+fn a_tied_parameter_is_stored_once_and_moves_by_the_sum_of_its_uses() {
+    let spec = ModelSpec::new()
+        .unit(Unit::new("embedding").param(Param::new("embedding.weight", [10, 4])))
+        .unit(Unit::new("head").param(Param::new("head.bias", [10])))
+        .tie("head.weight", "embedding.weight");
+    let id = spec.find("embedding.weight");
+    assert_eq!(spec.find("head.weight"), id);
+    let options = ModelOptions { objective: Objective::RankMean, ..ModelOptions::on(mesh(2, 2)) };
+    let trained = common(on_ranks(4, |world| {
+        let mut model = ShardedModel::new(world, spec.clone(), options.clone(), |param| {
+            vec![1.0; param.numel()]
+        })?;
+        let mut sgd = Sgd::new(&model, SgdOptions { learning_rate: 1.0, ..SgdOptions::default() });
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let mut pass = step.microbatch()?;
+        let seed = pass.loss(LossSum::new(0.0, 1))?;
+        assert_eq!(seed.value(), 1.0);
+        let (lookup, head) = (vec![0.25; 40], vec![0.5; 40]);
+        pass.reduce(unit(1), vec![lend(vec![0.125; 10])])?;
+        pass.reduce(
+            unit(0),
+            vec![lend(lookup.iter().zip(&head).map(|(one, other)| one + other).collect())],
+        )?;
+        pass.finish()?;
+        let gradients = step.finish()?;
+        sgd.step(&mut model, gradients)?;
+        model.full_parameters()
+    }));
+    let expected = [
+        ("embedding.weight".to_owned(), vec![0.25; 40]),
+        ("head.bias".to_owned(), vec![0.875; 10]),
+    ];
+    assert_eq!(trained, BTreeMap::from(expected));
+}
+
+type Usage = fn(&Param) -> Option<f32>;
+
+fn all_of_them(_: &Param) -> Option<f32> {
+    Some(0.5)
+}
+
+fn without_the_spare(param: &Param) -> Option<f32> {
+    (param.name != SPARE).then_some(0.5)
+}
+
+/// Parameters after one step of AdamW, with weight decay, for each usage.
+fn trained_by_adamw(usages: &[Usage]) -> Parameters {
+    common(on_ranks(4, |world| {
+        let mut model = model(world, &three_units(), &ModelOptions::on(mesh(2, 2)))?;
+        let mut adamw =
+            AdamW::new(&model, AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() });
+        for usage in usages {
+            step(&mut model, &mut adamw, *usage)?;
+        }
+        model.full_parameters()
+    }))
+}
+
+fn step(model: &mut ShardedModel, adamw: &mut AdamW, usage: Usage) -> Result<(), Error> {
+    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+    slopes::microbatch_by(&mut step, &usage)?;
+    let gradients = step.finish()?;
+    adamw.step(model, gradients).map(drop)
+}
+
+/// The mean over ranks, summed over three microbatches, where rank, microbatch and name say what a slope is.
+fn gradient(ranks: usize, slope: impl Fn(usize, usize, &str) -> Option<f32> + Sync) -> Parameters {
+    let options =
+        ModelOptions { objective: Objective::RankMean, ..ModelOptions::on(mesh(2, ranks / 2)) };
+    common(on_ranks(ranks, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world, &three_units(), &options)?;
+        let mut step = model.begin_step(StepOptions::microbatches(3))?;
+        for microbatch in 0..3 {
+            slopes::microbatch_by(&mut step, &|param| slope(rank, microbatch, &param.name))?;
+        }
+        step.finish()?.full(&model)
+    }))
+}
+
+fn initial(spec: &ModelSpec) -> Parameters {
+    spec.params().map(|(_, param)| (param.name.clone(), springs::initial(param))).collect()
+}
+
+fn model(world: World, spec: &ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)
+}

@@ -1,0 +1,257 @@
+//! Which public types may go to other threads, and be shared between them. Checked by the compiler.
+//!
+//! A row names the traits that a type has; it has none of the others. That a public type has a row is checked by a
+//! test, against the front pages of the crates.
+
+use std::marker::PhantomData;
+
+use hsdp_tests::support::sources;
+
+/// Says for a type which of the three traits it has: the inherent constant is found first, where its bound holds.
+struct Probe<T: ?Sized>(PhantomData<T>);
+
+trait Absent {
+    const SEND: bool = false;
+    const SYNC: bool = false;
+    const UNPIN: bool = false;
+}
+
+impl<T: ?Sized> Absent for Probe<T> {}
+
+impl<T: ?Sized + Send> Probe<T> {
+    const SEND: bool = true;
+}
+
+impl<T: ?Sized + Sync> Probe<T> {
+    const SYNC: bool = true;
+}
+
+impl<T: ?Sized + Unpin> Probe<T> {
+    const UNPIN: bool = true;
+}
+
+/// Whether a row lists a trait.
+const fn lists(row: &[&str], name: &str) -> bool {
+    let mut index = 0;
+    while index < row.len() {
+        if equal(row[index].as_bytes(), name.as_bytes()) {
+            return true;
+        }
+        index += 1;
+    }
+    false
+}
+
+const fn equal(one: &[u8], other: &[u8]) -> bool {
+    let mut index = 0;
+    while index < one.len() && index < other.len() && one[index] == other[index] {
+        index += 1;
+    }
+    index == one.len() && index == other.len()
+}
+
+/// Rows of `Type: the traits it has`.
+macro_rules! table {
+    ($rows:ident { $($type:ty: $($has:ident)*,)* }) => {
+        const $rows: &[&str] = &[$(stringify!($type)),*];
+        $(const _: () = {
+            let row: &[&str] = &[$(stringify!($has)),*];
+            assert!(Probe::<$type>::SEND == lists(row, "Send"), concat!("Send of ", stringify!($type)));
+            assert!(Probe::<$type>::SYNC == lists(row, "Sync"), concat!("Sync of ", stringify!($type)));
+            assert!(Probe::<$type>::UNPIN == lists(row, "Unpin"), concat!("Unpin of ", stringify!($type)));
+        };)*
+    };
+}
+
+table!(SHARDING {
+    hsdp_sharding::Accumulation: Send Sync Unpin,
+    hsdp_sharding::AfterForward: Send Sync Unpin,
+    hsdp_sharding::Axis: Send Sync Unpin,
+    hsdp_sharding::ByteCount: Send Sync Unpin,
+    hsdp_sharding::Coordinate: Send Sync Unpin,
+    hsdp_sharding::DType: Send Sync Unpin,
+    hsdp_sharding::ElemCount: Send Sync Unpin,
+    hsdp_sharding::Error: Send Sync Unpin,
+    hsdp_sharding::Flow: Send Sync Unpin,
+    hsdp_sharding::Gather: Send Sync Unpin,
+    hsdp_sharding::Granularity: Send Sync Unpin,
+    hsdp_sharding::MemoryPlan: Send Sync Unpin,
+    hsdp_sharding::Mesh: Send Sync Unpin,
+    hsdp_sharding::ModelSpec: Send Sync Unpin,
+    hsdp_sharding::Param: Send Sync Unpin,
+    hsdp_sharding::ParamId: Send Sync Unpin,
+    hsdp_sharding::ParamSlot: Send Sync Unpin,
+    hsdp_sharding::Phase: Send Sync Unpin,
+    hsdp_sharding::Piece: Send Sync Unpin,
+    hsdp_sharding::Pieces<'static>: Send Sync Unpin,
+    hsdp_sharding::Plan: Send Sync Unpin,
+    hsdp_sharding::PlanOptions: Send Sync Unpin,
+    hsdp_sharding::Rank: Send Sync Unpin,
+    hsdp_sharding::Region: Send Sync Unpin,
+    hsdp_sharding::Role: Send Sync Unpin,
+    hsdp_sharding::TieProblem: Send Sync Unpin,
+    hsdp_sharding::Traffic: Send Sync Unpin,
+    hsdp_sharding::Unit: Send Sync Unpin,
+    hsdp_sharding::UnitId: Send Sync Unpin,
+    hsdp_sharding::UnitLayout: Send Sync Unpin,
+});
+
+table!(KERNELS {
+    hsdp_kernels::AdamWStep: Send Sync Unpin,
+    hsdp_kernels::DisjointBuffer: Send Sync Unpin,
+    hsdp_kernels::DisjointVec<f32>: Send Sync Unpin,
+    // What a shared vector hands out is exclusive: elements that may be sent need not be shareable,
+    hsdp_kernels::DisjointVec<std::cell::Cell<u8>>: Send Sync Unpin,
+    // and elements that may not be sent keep it on its thread.
+    hsdp_kernels::DisjointVec<std::rc::Rc<u8>>: Unpin,
+    hsdp_kernels::Divisor: Send Sync Unpin,
+    hsdp_kernels::Error: Send Sync Unpin,
+    hsdp_kernels::Fold: Send Sync Unpin,
+    dyn hsdp_kernels::GradientValues: Send Sync,
+    hsdp_kernels::HostBuffer: Send Sync Unpin,
+    hsdp_kernels::MomentumKind: Send Sync Unpin,
+    hsdp_kernels::ReduceOp: Send Sync Unpin,
+    hsdp_kernels::SgdStep: Send Sync Unpin,
+    hsdp_kernels::Values<'static>: Send Sync Unpin,
+    hsdp_kernels::ValuesMut<'static>: Send Sync Unpin,
+    hsdp_kernels::Wire: Send Sync Unpin,
+});
+
+table!(MEMORY {
+    hsdp_kernels::memory::Category: Send Sync Unpin,
+    hsdp_kernels::memory::CountingAllocator: Send Sync Unpin,
+    // It restores what its thread counted before.
+    hsdp_kernels::memory::Scope: Unpin,
+    hsdp_kernels::memory::Usage: Send Sync Unpin,
+});
+
+table!(COMM {
+    hsdp_comm::AbortReason: Send Sync Unpin,
+    hsdp_comm::Channel: Send Sync Unpin,
+    hsdp_comm::Contribution: Send Sync Unpin,
+    hsdp_comm::Counts: Send Sync Unpin,
+    hsdp_comm::Descriptor: Send Sync Unpin,
+    hsdp_comm::Error: Send Sync Unpin,
+    hsdp_comm::Group: Send Sync Unpin,
+    hsdp_comm::GroupId: Send Sync Unpin,
+    hsdp_comm::LedgerSnapshot: Send Sync Unpin,
+    hsdp_comm::Mismatch: Send Sync Unpin,
+    hsdp_comm::MismatchRow: Send Sync Unpin,
+    hsdp_comm::Op: Send Sync Unpin,
+    hsdp_comm::Pending<Vec<f32>>: Send Sync Unpin,
+    // An output that may not be shared may still be sent, and one that may not be sent stays.
+    hsdp_comm::Pending<std::cell::Cell<u8>>: Send Unpin,
+    hsdp_comm::Pending<std::rc::Rc<u8>>: Unpin,
+    hsdp_comm::RankFailure: Send Sync Unpin,
+    hsdp_comm::Reduction: Send Sync Unpin,
+    hsdp_comm::Scaling: Send Sync Unpin,
+    hsdp_comm::Stage: Send Sync Unpin,
+    hsdp_comm::StepFailure: Send Sync Unpin,
+    hsdp_comm::Tag: Send Sync Unpin,
+    hsdp_comm::Wanted: Send Sync Unpin,
+    hsdp_comm::Workers: Send Sync Unpin,
+    hsdp_comm::World: Send Sync Unpin,
+    hsdp_comm::WorldOptions: Send Sync Unpin,
+});
+
+table!(RUNTIME {
+    hsdp::AdamW: Send Sync Unpin,
+    hsdp::AdamWOptions: Send Sync Unpin,
+    hsdp::DynamicScale: Send Sync Unpin,
+    hsdp::Error: Send Sync Unpin,
+    hsdp::Event: Send Sync Unpin,
+    hsdp::Full: Send Sync Unpin,
+    hsdp::Gradients: Send Sync Unpin,
+    hsdp::LearningRate: Send Sync Unpin,
+    hsdp::LossScaling: Send Sync Unpin,
+    hsdp::LossSum: Send Sync Unpin,
+    hsdp::ModelOptions: Send Sync Unpin,
+    hsdp::Momentum: Send Sync Unpin,
+    hsdp::NonFinite: Send Sync Unpin,
+    hsdp::Objective: Send Sync Unpin,
+    hsdp::Pass<'static>: Send Sync Unpin,
+    // What an autograd's operations hold: they run on whatever thread it likes.
+    hsdp::PassHandle: Send Sync Unpin,
+    hsdp::Precision: Send Sync Unpin,
+    hsdp::Seed: Send Sync Unpin,
+    hsdp::Sgd: Send Sync Unpin,
+    hsdp::SgdOptions: Send Sync Unpin,
+    hsdp::ShardedModel: Send Sync Unpin,
+    hsdp::Skip: Send Sync Unpin,
+    hsdp::Step<'static>: Send Sync Unpin,
+    hsdp::StepOptions: Send Sync Unpin,
+    hsdp::UnitGradients: Send Sync Unpin,
+    hsdp::Unused: Send Sync Unpin,
+    hsdp::Update: Send Sync Unpin,
+    hsdp::Verdict: Send Sync Unpin,
+    hsdp::divide::DividePlan: Send Sync Unpin,
+    hsdp::divide::Divides: Send Sync Unpin,
+    hsdp::divide::Reduction: Send Sync Unpin,
+});
+
+table!(CANDLE {
+    hsdp_candle::Error: Send Sync Unpin,
+    // Forward and backward of a microbatch belong to one thread at a time.
+    hsdp_candle::Pass<'static>: Send Unpin,
+    hsdp_candle::Plain: Send Sync Unpin,
+});
+
+table!(GPT {
+    hsdp_candle::gpt::ConfigError: Send Sync Unpin,
+    hsdp_candle::gpt::Draw: Send Sync Unpin,
+    hsdp_candle::gpt::Gpt: Send Sync Unpin,
+    hsdp_candle::gpt::GptConfig: Send Sync Unpin,
+});
+
+/// Traits, and closures that are borrowed: what stands behind them says for itself.
+const TRAITS: [&str; 6] = ["Element", "Forward", "Optimizer", "Parameters", "Real", "Units"];
+
+#[test]
+fn every_public_type_has_a_row() {
+    every_export_has_a_row("sharding/src/lib.rs", SHARDING);
+    every_export_has_a_row("kernels/src/lib.rs", KERNELS);
+    every_export_has_a_row("kernels/src/memory.rs", MEMORY);
+    every_export_has_a_row("comm/src/lib.rs", COMM);
+    every_export_has_a_row("runtime/src/lib.rs", RUNTIME);
+    every_export_has_a_row("runtime/candle/src/lib.rs", CANDLE);
+    every_export_has_a_row("runtime/candle/src/gpt.rs", GPT);
+}
+
+#[test]
+fn exports_are_read_as_they_are_meant() {
+    let page = "pub use a::{One, two};\npub use self::b::THREE;\npub use four::Five;\nuse six::Seven;\npub use hsdp_a::Nine;\n";
+    assert_eq!(exports(page), ["One", "Five"]);
+}
+
+fn every_export_has_a_row(path: &str, rows: &[&str]) {
+    let pages = sources::rust();
+    let page = pages.iter().find(|source| source.path == path).expect("a front page");
+    let exports = exports(&page.text);
+    assert!(!exports.is_empty(), "{path} exports nothing");
+    for export in exports.iter().filter(|export| !TRAITS.contains(&export.as_str())) {
+        let named = rows.iter().any(|row| names(row, export));
+        assert!(named, "{path} exports {export}: give it a row, and decide where it may go");
+    }
+}
+
+/// Whether a row is of this type, whatever its parameters.
+fn names(row: &str, export: &str) -> bool {
+    let plain = row.split('<').next().unwrap_or(row);
+    plain.rsplit([':', ' ']).next() == Some(export)
+}
+
+/// The types and traits that a crate's front page exports of its own.
+fn exports(page: &str) -> Vec<String> {
+    let statements = page.split(';').map(str::trim_start);
+    let lines = statements.filter_map(|statement| statement.rsplit("\n\n").next());
+    let own = lines.filter_map(|line| line.trim_start().strip_prefix("pub use "));
+    let own = own.filter(|path| !path.starts_with("hsdp_"));
+    let words = own.flat_map(|path| path.split(|c: char| !c.is_alphanumeric()));
+    words.filter(|word| is_type(word)).map(str::to_owned).collect()
+}
+
+/// Types are in camel case: a capital first, and some letter that is none.
+fn is_type(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_uppercase())
+        && word.chars().any(|c| c.is_ascii_lowercase())
+}
