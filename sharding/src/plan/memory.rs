@@ -12,7 +12,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, UnitId, UnitLayout};
 /// |---|---|
 /// | `shard` | 4 · Σ shard_len |
 /// | `optimizer` | 4 · optimizer_slots · Σ n |
-/// | `partial` | 4 · Σ n; with accumulation `Every` 4 · (Σ n + max n) |
+/// | `partial` | 4 · Σ n; with accumulation `Every` and replicas 4 · (Σ n + max n) |
 /// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
 /// | `full` | size(param_dtype) · max over i of live(i) |
 ///
@@ -36,7 +36,8 @@ pub struct MemoryPlan {
     pub full: ByteCount,
     /// Unsharded f32 gradients that accumulate from microbatch to microbatch.
     pub grad_full: ByteCount,
-    /// f32 sums of reduce-scatter outputs; with `Every` also the output that is being all-reduced.
+    /// f32 sums of reduce-scatter outputs; with `Every` and replicas also the output that is
+    /// being all-reduced.
     pub partial: ByteCount,
     /// f32 state of the optimizer.
     pub optimizer: ByteCount,
@@ -57,8 +58,10 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
     let f32_bytes = |elements: ElemCount| elements.bytes(DType::F32);
     let trainable = sum(plan, trainable_shard);
     let transient = match plan.options().accumulation {
-        Accumulation::Every => plan.layouts().iter().map(|layout| trainable_shard(layout)).max(),
-        Accumulation::ReduceScatter | Accumulation::Local => None,
+        Accumulation::Every if plan.mesh().replicate_size() > 1 => {
+            plan.layouts().iter().map(|layout| trainable_shard(layout)).max()
+        }
+        Accumulation::ReduceScatter | Accumulation::Every | Accumulation::Local => None,
     };
     let grad_full = match plan.options().accumulation {
         Accumulation::Local => plan.spec().units().iter().map(|unit| unit.trainable_numel()).sum(),

@@ -103,7 +103,8 @@ fn counted(plan: &Plan) -> MemoryPlan {
             grad_full += param.shape.iter().product::<usize>();
         }
     }
-    let every = options.accumulation == Accumulation::Every;
+    let replicas = plan.mesh().ranks().len() > plan.mesh().shard_size();
+    let every = options.accumulation == Accumulation::Every && replicas;
     let local = options.accumulation == Accumulation::Local;
     let words = |words: usize| ByteCount::of(4 * words);
     MemoryPlan {
