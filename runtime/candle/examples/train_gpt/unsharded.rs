@@ -101,7 +101,7 @@ impl Unsharded {
         let adamw = adamw_options(options);
         let step = AdamWStep {
             learning_rate,
-            beta1: adamw.betas.0 + 1e-7,
+            beta1: adamw.betas.0,
             beta2: adamw.betas.1,
             epsilon: adamw.eps,
             weight_decay: adamw.weight_decay,
