@@ -53,6 +53,8 @@
 //! candle calls us), `usage`, `unit` (what is where, and what is still to come), `storage`,
 //! `gradient` (moving and lending without a copy), `error`; [`gpt`].
 
+#![forbid(unsafe_code)]
+
 mod dtype;
 mod error;
 pub mod gpt;
