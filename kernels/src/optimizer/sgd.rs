@@ -54,8 +54,12 @@ pub fn sgd(step: &SgdStep, parameter: &mut [f32], gradient: &[f32], velocity: Op
     };
     assert_eq!(velocity.len(), len, "sgd: lengths of velocity and parameter");
     match step.kind {
-        MomentumKind::Classic => dispatch(Classic { factors, parameter, gradient, velocity }),
-        MomentumKind::Nesterov => dispatch(Nesterov { factors, parameter, gradient, velocity }),
+        MomentumKind::Classic => {
+            dispatch(WithVelocity { factors, direction: Along, parameter, gradient, velocity });
+        }
+        MomentumKind::Nesterov => {
+            dispatch(WithVelocity { factors, direction: Ahead, parameter, gradient, velocity });
+        }
     }
 }
 
@@ -101,36 +105,39 @@ impl Kernel for Plain<'_> {
     }
 }
 
-struct Classic<'a> {
-    factors: Factors,
-    parameter: &'a mut [f32],
-    gradient: &'a [f32],
-    velocity: &'a mut [f32],
+/// What the parameter follows.
+trait Direction {
+    /// Of the gradient, the new velocity, and the momentum.
+    fn of(&self, gradient: f32, velocity: f32, momentum: f32) -> f32;
 }
 
-impl Kernel for Classic<'_> {
-    type Output = ();
+struct Along;
 
+impl Direction for Along {
     #[inline(always)]
-    fn run(self) {
-        let Factors { momentum, rate, .. } = self.factors;
-        let elements = self.parameter.iter_mut().zip(self.gradient).zip(self.velocity);
-        for ((parameter, &gradient), velocity) in elements {
-            let gradient = self.factors.decayed(gradient, *parameter);
-            *velocity = momentum * *velocity + gradient;
-            *parameter -= rate * *velocity;
-        }
+    fn of(&self, _gradient: f32, velocity: f32, _momentum: f32) -> f32 {
+        velocity
     }
 }
 
-struct Nesterov<'a> {
+struct Ahead;
+
+impl Direction for Ahead {
+    #[inline(always)]
+    fn of(&self, gradient: f32, velocity: f32, momentum: f32) -> f32 {
+        gradient + momentum * velocity
+    }
+}
+
+struct WithVelocity<'a, D> {
     factors: Factors,
+    direction: D,
     parameter: &'a mut [f32],
     gradient: &'a [f32],
     velocity: &'a mut [f32],
 }
 
-impl Kernel for Nesterov<'_> {
+impl<D: Direction> Kernel for WithVelocity<'_, D> {
     type Output = ();
 
     #[inline(always)]
@@ -140,7 +147,7 @@ impl Kernel for Nesterov<'_> {
         for ((parameter, &gradient), velocity) in elements {
             let gradient = self.factors.decayed(gradient, *parameter);
             *velocity = momentum * *velocity + gradient;
-            *parameter -= rate * (gradient + momentum * *velocity);
+            *parameter -= rate * self.direction.of(gradient, *velocity, momentum);
         }
     }
 }
