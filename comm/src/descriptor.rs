@@ -102,6 +102,14 @@ pub struct Scaling {
     pub post: Divisor,
 }
 
+impl Scaling {
+    /// Contributions travel in `wire`, and nothing is divided.
+    #[must_use]
+    pub const fn on(wire: Wire) -> Self {
+        Self { wire, pre: Divisor::ONE, post: Divisor::ONE }
+    }
+}
+
 impl fmt::Display for Scaling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "wire {}, / {} / {}", self.wire, self.pre.value(), self.post.value())

@@ -84,5 +84,5 @@ pub use self::op::{Channel, Op, Reduction};
 pub use self::options::{Workers, WorldOptions};
 pub use self::pending::Pending;
 pub use self::tag::{Stage, Tag};
-pub use self::units::Contribution;
+pub use self::units::{Accumulator, Contribution};
 pub use self::world::World;

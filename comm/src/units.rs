@@ -18,10 +18,17 @@ pub struct Contribution {
     /// By index of the parameter in the unit. `None` contributes zeros; frozen parameters have none. Gradients are
     /// read where they lie, and dropped when the operation is complete.
     pub gradients: Vec<Option<Arc<dyn GradientValues>>>,
-    /// The dtype in which contributions travel: each is rounded to it once.
-    pub wire: Wire,
-    /// Divides each contribution before it is rounded.
-    pub pre: Divisor,
+    /// How the sum is scaled; the same on all members.
+    pub scaling: Scaling,
+}
+
+/// Where a member's part of a reduction goes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Accumulator {
+    /// `[layout.trainable().shard_len]`, f32.
+    pub partial: Vec<f32>,
+    /// Whether the sum replaces the partial or is added to it; a matter of this member alone.
+    pub fold: Fold,
 }
 
 /// # Calls on whole units
@@ -60,38 +67,33 @@ impl Group {
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
     /// `round_to_wire(gradient / pre)`, divided by `post`, for the elements of its trainable shard.
     ///
-    /// `partial`: `[layout.trainable().shard_len]`, f32; the output, replaced by that sum or with it added,
-    /// as `fold` says. Padding is zero, or stays. Which gradients are present may differ between members. Bytes
-    /// count with padding and absent gradients.
+    /// The output is the accumulator's partial. Its padding is zero, or stays. Which gradients are present may
+    /// differ between members. Bytes count with padding and absent gradients.
     ///
     /// # Errors
     /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if a gradient or the
     /// partial does not fit it.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what is summed, then where to; two structs say no more"
-    )]
     pub fn reduce_unit(
         &self,
         tag: Tag,
         layout: Arc<UnitLayout>,
         contribution: Contribution,
-        post: Divisor,
-        fold: Fold,
-        partial: Vec<f32>,
+        accumulator: Accumulator,
     ) -> Result<Pending<Vec<f32>>, Error> {
         let op = Op::ReduceScatter;
-        let Contribution { gradients, wire, pre } = contribution;
+        let Contribution { gradients, scaling } = contribution;
+        let Accumulator { partial, fold } = accumulator;
         let part = layout.trainable().shard_len;
         self.check_layout(op, &layout)?;
         self.check_len(op, "the partial", partial.len(), part)?;
         self.check_gradients(&layout, &gradients)?;
-        let scaling = self.scaling(wire, pre, post);
+        let scaling = self.effective(scaling);
+        let wire = scaling.wire.dtype();
         let call = Call::new(op, tag)
-            .of(wire.dtype(), layout.trainable().len)
+            .of(wire, layout.trainable().len)
             .reduction(Reduction::Sum)
             .scaling(scaling);
-        let received = (self.size() - 1) * part * wire.dtype().size_bytes();
+        let received = (self.size() - 1) * part * wire.size_bytes();
         let deposit = UnitReduceDeposit { layout, gradients, partial, fold };
         let work = move |all| UnitReduce::new(all, scaling);
         self.issue(call, deposit, work, |mine| (received, imagined_partial(mine)))
@@ -104,35 +106,29 @@ impl Group {
     ///
     /// # Errors
     /// As said above.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the parts of a scaling, in the order of the arithmetic"
-    )]
     pub fn all_reduce_scaled(
         &self,
         tag: Tag,
         values: Vec<f32>,
-        wire: Wire,
-        pre: Divisor,
-        post: Divisor,
+        scaling: Scaling,
     ) -> Result<Pending<Vec<f32>>, Error> {
         let (len, size) = (values.len(), self.size());
-        let scaling = self.scaling(wire, pre, post);
-        let call = Call::new(Op::AllReduce, tag)
-            .of(wire.dtype(), len)
-            .reduction(Reduction::Sum)
-            .scaling(scaling);
+        let scaling = self.effective(scaling);
+        let wire = scaling.wire.dtype();
+        let call =
+            Call::new(Op::AllReduce, tag).of(wire, len).reduction(Reduction::Sum).scaling(scaling);
         let owned = balanced(len, size, self.index()).len();
-        let contributions = (size - 1) * owned * wire.dtype().size_bytes();
+        let contributions = (size - 1) * owned * wire.size_bytes();
         let received = contributions + (len - owned) * size_of::<f32>();
         let work = move |all| Ok(AllReduceScaled::new(all, scaling));
         self.issue(call, values, work, |values| (received, values))
     }
 
     /// How contributions are scaled in this group: among several members as the caller says, alone by one division.
-    fn scaling(&self, wire: Wire, pre: Divisor, post: Divisor) -> Scaling {
+    fn effective(&self, scaling: Scaling) -> Scaling {
+        let Scaling { pre, post, .. } = scaling;
         if self.size() > 1 {
-            return Scaling { wire, pre, post };
+            return scaling;
         }
         // Where the product is no f32, two divisions give what one would, but for a rounding.
         let (pre, post) = match Divisor::new(pre.value() * post.value()) {

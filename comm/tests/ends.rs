@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use hsdp_kernels::{Divisor, Fold, GradientValues, Values, Wire};
+use hsdp_kernels::{Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{Param, Unit, UnitLayout};
 use tracing::field::Field;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use hsdp_comm::{
-    AbortReason, Channel, Contribution, Error, Pending, Reduction, Stage, StepFailure, Tag,
-    Workers, World, WorldOptions, launch,
+    AbortReason, Accumulator, Channel, Contribution, Error, Pending, Reduction, Scaling, Stage,
+    StepFailure, Tag, Workers, World, WorldOptions, launch,
 };
 use hsdp_sharding::Rank;
 
@@ -342,16 +342,14 @@ fn a_worker_that_hangs_for_ever_does_not_hold_up_the_end_of_its_world() {
     let layout = Arc::new(UnitLayout::new(&unit, 2).expect("a layout"));
     let reduce = |world: &World| {
         let gradients = vec![Some(Arc::new(Hangs) as Arc<dyn GradientValues>)];
-        let contribution = Contribution { gradients, wire: Wire::F32, pre: Divisor::ONE };
+        let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
         let partial = vec![0.0; layout.trainable().shard_len];
         let group = world.world_group(Channel::Reduce);
         group.reduce_unit(
             tag(),
             Arc::clone(&layout),
             contribution,
-            Divisor::ONE,
-            Fold::Replace,
-            partial,
+            Accumulator { partial, fold: Fold::Replace },
         )
     };
     let pending: Vec<_> = worlds.iter().map(reduce).collect();

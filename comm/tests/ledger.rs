@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use half::bf16;
 use hsdp_comm::{
-    Channel, Contribution, Error, Group, LedgerSnapshot, Op, Pending, Reduction, Tag, World, world,
+    Accumulator, Channel, Contribution, Error, Group, LedgerSnapshot, Op, Pending, Reduction,
+    Scaling, Tag, World, world,
 };
-use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Wire};
+use hsdp_kernels::{Fold, GradientValues, HostBuffer, Wire};
 use hsdp_sharding::{
     Axis, ByteCount, DType, Flow, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit, balanced,
 };
@@ -116,7 +117,7 @@ fn a_group_of_one_counts_nothing() {
     let group = world.world_group(Channel::User);
     wait(group.all_gather(tag(), vec![1_f32; 100]));
     wait(group.all_reduce(tag(), Reduction::Sum, vec![1_f32; 100]));
-    wait(group.all_reduce_scaled(tag(), vec![1.0; 100], Wire::BF16, Divisor::ONE, Divisor::ONE));
+    wait(group.all_reduce_scaled(tag(), vec![1.0; 100], Scaling::on(Wire::BF16)));
     assert_eq!(world.ledger(), LedgerSnapshot::default());
 }
 
@@ -179,19 +180,16 @@ fn step(world: &World, plan: &Plan, microbatches: usize) -> Result<(), Error> {
             if world.rank().index() == 0 {
                 gradients[0] = Some(Arc::new(vec![1.0_f32; layout.params()[0].len]));
             }
-            let contribution = Contribution { gradients, wire: Wire::F16, pre: Divisor::ONE };
+            let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F16) };
             let partial = vec![0.0; layout.trainable().shard_len];
+            let accumulator = Accumulator { partial, fold: Fold::Replace };
             let layout = Arc::clone(layout);
-            reduce
-                .reduce_unit(tag(), layout, contribution, Divisor::ONE, Fold::Replace, partial)?
-                .wait()?;
+            reduce.reduce_unit(tag(), layout, contribution, accumulator)?.wait()?;
         }
     }
     for unit in plan.reductions() {
         let partial = vec![1.0; plan.layout(*unit).trainable().shard_len];
-        all_reduce
-            .all_reduce_scaled(tag(), partial, Wire::F16, Divisor::ONE, Divisor::ONE)?
-            .wait()?;
+        all_reduce.all_reduce_scaled(tag(), partial, Scaling::on(Wire::F16))?.wait()?;
     }
     Ok(())
 }

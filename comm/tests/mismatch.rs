@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hsdp_comm::{
-    Channel, Contribution, Error, Group, Pending, Reduction, Stage, Tag, Wanted, WorldOptions,
-    launch,
+    Accumulator, Channel, Contribution, Error, Group, Pending, Reduction, Scaling, Stage, Tag,
+    Wanted, WorldOptions, launch,
 };
 use hsdp_kernels::{Divisor, Fold, HostBuffer, Wire};
 use hsdp_sharding::{DType, Param, Unit, UnitId, UnitLayout};
@@ -113,7 +113,8 @@ fn divisors_and_wires() {
     all_get(&expected, |group, rank| {
         let two = Divisor::new(2.0).expect("a divisor");
         let (pre, post) = if rank == 1 { (two, Divisor::ONE) } else { (Divisor::ONE, two) };
-        settled(group.all_reduce_scaled(tag(), vec![0.0; 5], Wire::BF16, pre, post))
+        let scaling = Scaling { wire: Wire::BF16, pre, post };
+        settled(group.all_reduce_scaled(tag(), vec![0.0; 5], scaling))
     });
 }
 
@@ -123,13 +124,7 @@ fn a_general_and_a_scaled_all_reduce() {
         &["rank 1: all_reduce sum f32 5 elements, unit 3", "wire f32, / 1 / 1"],
         |group, rank| match rank {
             1 => settled(group.all_reduce(tag(), Reduction::Sum, vec![0_f32; 5])),
-            _ => settled(group.all_reduce_scaled(
-                tag(),
-                vec![0.0; 5],
-                Wire::F32,
-                Divisor::ONE,
-                Divisor::ONE,
-            )),
+            _ => settled(group.all_reduce_scaled(tag(), vec![0.0; 5], Scaling::on(Wire::F32))),
         },
     );
 }
@@ -146,16 +141,10 @@ fn layouts_of_one_size() {
     all_get(&["ranks have different layouts of one unit in operation 0"], |group, rank| {
         let layout = Arc::clone(if rank == 1 { &other } else { &one });
         let gradients = vec![None, None];
-        let contribution = Contribution { gradients, wire: Wire::F32, pre: Divisor::ONE };
+        let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
         let partial = vec![0.0; layout.trainable().shard_len];
-        settled(group.reduce_unit(
-            tag(),
-            layout,
-            contribution,
-            Divisor::ONE,
-            Fold::Replace,
-            partial,
-        ))
+        let accumulator = Accumulator { partial, fold: Fold::Replace };
+        settled(group.reduce_unit(tag(), layout, contribution, accumulator))
     });
 }
 

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{
-    Channel, Contribution, Error, Group, Pending, Reduction, Tag, Workers, World, WorldOptions,
-    launch, world,
+    Accumulator, Channel, Contribution, Error, Group, Pending, Reduction, Scaling, Tag, Workers,
+    World, WorldOptions, launch, world,
 };
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Values, Wire};
 use hsdp_sharding::{DType, Param, Unit, UnitLayout};
@@ -157,7 +157,11 @@ fn issue(group: &Group, round: usize) -> Result<Pending<Vec<f32>>, Error> {
         0 => group.all_reduce(tag(), Reduction::Sum, values),
         1 => group.all_gather(tag(), values),
         2 => group.reduce_scatter(tag(), Reduction::Avg, values),
-        _ => group.all_reduce_scaled(tag(), values, Wire::BF16, three, three),
+        _ => group.all_reduce_scaled(
+            tag(),
+            values,
+            Scaling { wire: Wire::BF16, pre: three, post: three },
+        ),
     }
 }
 
@@ -186,9 +190,10 @@ fn reduce(
     gradient: Arc<dyn GradientValues>,
 ) -> Result<Pending<Vec<f32>>, Error> {
     let contribution =
-        Contribution { gradients: vec![Some(gradient)], wire: Wire::F32, pre: Divisor::ONE };
+        Contribution { gradients: vec![Some(gradient)], scaling: Scaling::on(Wire::F32) };
     let partial = vec![0.0; layout.trainable().shard_len];
-    group.reduce_unit(tag(), Arc::clone(layout), contribution, Divisor::ONE, Fold::Replace, partial)
+    let accumulator = Accumulator { partial, fold: Fold::Replace };
+    group.reduce_unit(tag(), Arc::clone(layout), contribution, accumulator)
 }
 
 /// A gradient that does something when it is read.

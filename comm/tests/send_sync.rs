@@ -1,8 +1,8 @@
 //! Which public types may go to, and be shared between, threads.
 
 use hsdp_comm::{
-    AbortReason, Contribution, Descriptor, Error, Group, LedgerSnapshot, Mismatch, Pending,
-    RankFailure, Tag, World, WorldOptions,
+    AbortReason, Accumulator, Contribution, Descriptor, Error, Group, LedgerSnapshot, Mismatch,
+    Pending, RankFailure, Tag, World, WorldOptions,
 };
 
 fn send<T: Send>() {}
@@ -22,6 +22,7 @@ fn the_table() {
     everywhere::<WorldOptions>();
     everywhere::<Group>();
     everywhere::<Pending<Vec<f32>>>();
+    everywhere::<Accumulator>();
     everywhere::<Contribution>();
     everywhere::<Tag>();
     everywhere::<Descriptor>();

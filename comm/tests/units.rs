@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use hsdp_comm::{Channel, Contribution, Stage, Tag, World, world};
+use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, World, world};
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Values, Wire};
 use hsdp_sharding::{DType, Param, Role, Unit, UnitLayout};
 
@@ -111,6 +111,12 @@ struct Case {
     fold: Fold,
 }
 
+impl Case {
+    fn scaling(self) -> Scaling {
+        Scaling { wire: self.wire, pre: divisor(self.pre), post: divisor(self.post) }
+    }
+}
+
 const CASES: [Case; 4] = [
     Case { wire: Wire::F32, pre: 1.0, post: 1.0, fold: Fold::Replace },
     Case { wire: Wire::BF16, pre: 1.0, post: 3.0, fold: Fold::Add },
@@ -180,10 +186,10 @@ fn reduce(
 ) -> Vec<f32> {
     let group = world.world_group(Channel::Reduce);
     let held: Vec<_> = gradients.iter().flatten().cloned().collect();
-    let contribution = Contribution { gradients, wire: case.wire, pre: divisor(case.pre) };
+    let contribution = Contribution { gradients, scaling: case.scaling() };
     let partial = vec![0.5; layout.trainable().shard_len];
-    let (layout, post) = (Arc::clone(layout), divisor(case.post));
-    let pending = group.reduce_unit(tag(), layout, contribution, post, case.fold, partial);
+    let accumulator = Accumulator { partial, fold: case.fold };
+    let pending = group.reduce_unit(tag(), Arc::clone(layout), contribution, accumulator);
     let partial = pending.and_then(|pending| pending.wait()).expect("reduced");
     assert!(
         held.iter().all(|it| Arc::strong_count(it) == 1),
@@ -204,8 +210,7 @@ fn all_reduce_scaled_gives_everybody_the_same_bits() {
             let sums = world(size, |world| {
                 let group = world.world_group(Channel::AllReduce);
                 let mine = full(world.rank().index(), 0, len);
-                let (pre, post) = (divisor(case.pre), divisor(case.post));
-                let pending = group.all_reduce_scaled(tag(), mine, case.wire, pre, post);
+                let pending = group.all_reduce_scaled(tag(), mine, case.scaling());
                 pending.and_then(|pending| pending.wait()).expect("reduced")
             });
             let case = Case { fold: Fold::Replace, ..case };
@@ -226,8 +231,8 @@ fn f16_neither_overflows_nor_loses_what_pre_makes_room_for() {
     let sums = world(8, |world| {
         let group = world.world_group(Channel::AllReduce);
         let values = vec![60_000.0, 2.0_f32.powi(-20)];
-        let pending =
-            group.all_reduce_scaled(tag(), values, Wire::F16, divisor(4.0), divisor(0.25));
+        let scaling = Scaling { wire: Wire::F16, pre: divisor(4.0), post: divisor(0.25) };
+        let pending = group.all_reduce_scaled(tag(), values, scaling);
         pending.and_then(|pending| pending.wait()).expect("reduced")
     });
     assert!(sums.iter().all(|sum| *sum == [480_000.0, 8.0 * 2.0_f32.powi(-20)]));
@@ -239,10 +244,10 @@ fn what_does_not_fit_the_layout_is_refused_with_numbers() {
     let group = world.world_group(Channel::Reduce);
     let (layout, part) = (layout(2), layout(2).trainable().shard_len);
     let refused = |layout: &Arc<UnitLayout>, gradients, partial| {
-        let contribution = Contribution { gradients, wire: Wire::F32, pre: Divisor::ONE };
+        let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
         let layout = Arc::clone(layout);
         group
-            .reduce_unit(tag(), layout, contribution, Divisor::ONE, Fold::Replace, partial)
+            .reduce_unit(tag(), layout, contribution, Accumulator { partial, fold: Fold::Replace })
             .expect_err("it is refused")
             .to_string()
     };
@@ -292,10 +297,10 @@ fn a_gradient_that_is_lent_twice_ends_the_world() {
         if world.rank().index() == 1 {
             gradients[0] = Some(Arc::new(Halves(vec![1.0; 37 * 19])) as Arc<dyn GradientValues>);
         }
-        let contribution = Contribution { gradients, wire: Wire::F32, pre: Divisor::ONE };
+        let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
         let partial = vec![0.0; layout.trainable().shard_len];
-        let issued =
-            group.reduce_unit(tag(), layout, contribution, Divisor::ONE, Fold::Replace, partial);
+        let accumulator = Accumulator { partial, fold: Fold::Replace };
+        let issued = group.reduce_unit(tag(), layout, contribution, accumulator);
         issued.and_then(|pending| pending.wait()).expect_err("it ends").to_string()
     });
     for end in ends {

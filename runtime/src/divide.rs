@@ -43,7 +43,7 @@ pub struct Divides {
 }
 
 impl Divides {
-    const NONE: Self = Self { pre: 1.0, post: 1.0 };
+    pub(crate) const NONE: Self = Self { pre: 1.0, post: 1.0 };
 
     /// Both together.
     #[must_use]

@@ -129,13 +129,13 @@ impl ShardedModel {
 
     /// Starts to record what the engine does.
     pub fn record_events(&self) {
-        self.engine.state().events.record();
+        self.engine.fabric.events.record();
     }
 
     /// What was recorded since, in order; ends the recording.
     #[must_use]
     pub fn take_events(&self) -> Vec<Event> {
-        self.engine.state().events.take()
+        self.engine.fabric.events.take()
     }
 }
 

@@ -12,6 +12,7 @@ use crate::full::Full;
 use crate::gradients::Gradients;
 use crate::model::ShardedModel;
 use crate::objective::{LossSum, Seed};
+use crate::precision::Precision;
 
 /// A step that is under way. It owns everything that is pending.
 ///
@@ -172,5 +173,11 @@ impl PassHandle {
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.engine.fabric.plan
+    }
+
+    /// The dtypes of the model.
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        self.engine.fabric.options.precision
     }
 }

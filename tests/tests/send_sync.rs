@@ -128,6 +128,7 @@ table!(MEMORY {
 table!(COMM {
     hsdp_comm::AbortReason: Send Sync Unpin,
     hsdp_comm::Channel: Send Sync Unpin,
+    hsdp_comm::Accumulator: Send Sync Unpin,
     hsdp_comm::Contribution: Send Sync Unpin,
     hsdp_comm::Counts: Send Sync Unpin,
     hsdp_comm::Descriptor: Send Sync Unpin,

@@ -1,6 +1,7 @@
 //! The order in which things were issued and waited for, for tests and for whoever wants to look.
 
 use hsdp_sharding::{Phase, UnitId};
+use parking_lot::Mutex;
 
 /// Something that the engine did, in the order in which it did it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,20 +42,22 @@ pub enum Event {
 }
 
 /// A recording of events, kept while somebody wants it.
+///
+/// Its lock is held for a push only, and only by threads that hold the engine's.
 #[derive(Debug, Default)]
-pub(crate) struct Events(Option<Vec<Event>>);
+pub(crate) struct Events(Mutex<Option<Vec<Event>>>);
 
 impl Events {
-    pub(crate) fn record(&mut self) {
-        self.0 = Some(Vec::new());
+    pub(crate) fn record(&self) {
+        *self.0.lock() = Some(Vec::new());
     }
 
-    pub(crate) fn take(&mut self) -> Vec<Event> {
-        self.0.take().unwrap_or_default()
+    pub(crate) fn take(&self) -> Vec<Event> {
+        self.0.lock().take().unwrap_or_default()
     }
 
-    pub(crate) fn push(&mut self, event: Event) {
-        if let Some(events) = &mut self.0 {
+    pub(crate) fn push(&self, event: Event) {
+        if let Some(events) = &mut *self.0.lock() {
             events.push(event);
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hsdp_comm::{Channel, Group, Stage, Tag, World};
 use hsdp_sharding::{Axis, ParamId, Plan, Rank, UnitId};
 
+use crate::engine::events::Events;
 use crate::error::Error;
 use crate::options::ModelOptions;
 
@@ -21,6 +22,7 @@ pub(crate) struct Fabric {
     pub(crate) control: Group,
     /// Gathers for export, outside any step.
     pub(crate) export: Group,
+    pub(crate) events: Events,
     /// The number in the model of each unit's first parameter, and the count of all.
     first_parameter: Vec<usize>,
 }
@@ -36,6 +38,7 @@ impl Fabric {
             all_reduce: world.group(&replicate_group, Channel::AllReduce)?,
             control: world.world_group(Channel::Control),
             export: world.group(&shard_group, Channel::Control)?,
+            events: Events::default(),
             first_parameter: first_parameters(&plan),
             world,
             plan,

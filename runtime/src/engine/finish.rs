@@ -6,7 +6,6 @@ use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
 use crate::agreement::{Agreement, Statement};
 use crate::divide::final_divisor;
-use crate::engine::events::Events;
 use crate::engine::fabric::Fabric;
 use crate::engine::step_state::StepState;
 use crate::engine::{Engine, State};
@@ -23,11 +22,11 @@ impl Engine {
     /// agreement itself are the same on all ranks: the step is over then, and nothing is to announce.
     pub(crate) fn finish_step(&self, attempt: u64) -> Result<Gradients, Error> {
         let mut state = self.state();
-        let State { step, events, .. } = &mut *state;
+        let State { step, .. } = &mut *state;
         let Some(step) = step.as_mut().filter(|step| step.attempt == attempt) else {
             return Err(self.fabric.misuse("finish", 0, "the step is over".to_owned()));
         };
-        let (shards, agreement) = step.note(|step| reduce_and_agree(&self.fabric, events, step))?;
+        let (shards, agreement) = step.note(|step| reduce_and_agree(&self.fabric, step))?;
         let step = state.step.take().expect("it was there a moment ago");
         state.next_step += 1;
         state.last_weight = step.largest_weight;
@@ -38,14 +37,10 @@ impl Engine {
 
 type Shards = Vec<Vec<f32>>;
 
-fn reduce_and_agree(
-    fabric: &Fabric,
-    events: &mut Events,
-    step: &mut StepState,
-) -> Result<(Shards, Agreement), Error> {
+fn reduce_and_agree(fabric: &Fabric, step: &mut StepState) -> Result<(Shards, Agreement), Error> {
     step.check_complete(fabric)?;
     let place = step.place();
-    let shards = step.reductions.finish_step(fabric, events, place)?;
+    let shards = step.reductions.finish_step(fabric, place)?;
     let statement = Statement {
         step: step.number,
         microbatches: step.finished as u64,

@@ -8,7 +8,7 @@ use hsdp_kernels::HostBuffer;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{DType, Phase, UnitId, UnitLayout};
 
-use crate::engine::events::{Event, Events};
+use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::full::Full;
@@ -43,11 +43,10 @@ impl GatherQueue {
         &mut self,
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
-        events: &mut Events,
         unit: UnitId,
     ) -> Result<Full, Error> {
         let index = self.next_of(fabric, unit)?;
-        self.issue_through(fabric, shards, events, index + fabric.options.prefetch)?;
+        self.issue_through(fabric, shards, index + fabric.options.prefetch)?;
         let Slot::Issued(pending) = mem::replace(&mut self.slots[index], Slot::Taken) else {
             unreachable!("slot {index} was found not taken, and has just been issued");
         };
@@ -59,7 +58,7 @@ impl GatherQueue {
             ?phase
         );
         let buffers = span.in_scope(|| pending.wait())?;
-        events.push(Event::Unshard { unit, microbatch: self.microbatch, phase });
+        fabric.events.push(Event::Unshard { unit, microbatch: self.microbatch, phase });
         Ok(Full::new(unit, buffers))
     }
 
@@ -74,11 +73,10 @@ impl GatherQueue {
         &mut self,
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
-        events: &mut Events,
     ) -> Result<(), Error> {
         let gathers = fabric.plan.gathers();
         match gathers.iter().rposition(|gather| gather.phase == Phase::Forward) {
-            Some(last) => self.issue_through(fabric, shards, events, last),
+            Some(last) => self.issue_through(fabric, shards, last),
             None => Ok(()),
         }
     }
@@ -88,13 +86,12 @@ impl GatherQueue {
         &mut self,
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
-        events: &mut Events,
     ) -> Result<(), Error> {
         for index in 0..self.slots.len() {
             if matches!(self.slots[index], Slot::Taken) {
                 continue;
             }
-            self.issue_through(fabric, shards, events, index)?;
+            self.issue_through(fabric, shards, index)?;
             if let Slot::Issued(pending) = mem::replace(&mut self.slots[index], Slot::Taken) {
                 drop(pending.wait()?);
             }
@@ -125,13 +122,12 @@ impl GatherQueue {
         &mut self,
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
-        events: &mut Events,
         last: usize,
     ) -> Result<(), Error> {
         let end = self.slots.len().min(last + 1);
         for index in 0..end {
             if matches!(self.slots[index], Slot::Waiting) {
-                self.slots[index] = Slot::Issued(self.issue(fabric, shards, events, index)?);
+                self.slots[index] = Slot::Issued(self.issue(fabric, shards, index)?);
             }
         }
         Ok(())
@@ -141,7 +137,6 @@ impl GatherQueue {
         &self,
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
-        events: &mut Events,
         index: usize,
     ) -> Result<Pending<Vec<HostBuffer>>, Error> {
         let gather = fabric.plan.gathers()[index];
@@ -149,7 +144,7 @@ impl GatherQueue {
         let dtype = fabric.options.precision.parameters;
         let targets = targets(layout, dtype)?;
         let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
-        events.push(Event::Gather {
+        fabric.events.push(Event::Gather {
             unit: gather.unit,
             microbatch: self.microbatch,
             phase: gather.phase,

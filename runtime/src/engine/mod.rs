@@ -9,15 +9,19 @@
 //! |---|---|
 //! | what never changes: plan, options, groups | `fabric` |
 //! | the gathers of a microbatch | `gathers` |
-//! | the reductions of a step | `reductions`, `unsharded` |
-//! | the step itself | `step_state` |
+//! | the reductions of a step | `reductions`, `partial`, `unsharded`; `place`, `scaling` |
+//! | the step itself | `step_state`, `check` |
 //! | how a step ends | `finish` |
 
+mod check;
 pub(crate) mod events;
 pub(crate) mod fabric;
 mod finish;
 mod gathers;
+mod partial;
+mod place;
 pub(crate) mod reductions;
+mod scaling;
 mod step_state;
 mod unsharded;
 
@@ -34,7 +38,6 @@ use crate::header::StepHeader;
 use crate::objective::{LossSum, Objective, Seed};
 use crate::options::StepOptions;
 use crate::precision::LossScale;
-use events::Events;
 use fabric::Fabric;
 use reductions::UnitGradients;
 pub(crate) use step_state::Token;
@@ -63,7 +66,6 @@ pub(crate) struct State {
     last_weight: u64,
     /// Attempts at steps so far: a step that was aborted is tried again under its old number.
     attempts: u64,
-    pub(crate) events: Events,
     step: Option<StepState>,
 }
 
@@ -77,7 +79,6 @@ impl Engine {
             committed: 0,
             last_weight: 0,
             attempts: 0,
-            events: Events::default(),
             step: None,
         };
         Self { fabric, state: Mutex::new(state) }
@@ -129,19 +130,19 @@ impl Engine {
     /// The next gather of `unit` in the plan's order.
     pub(crate) fn unshard(&self, token: Token, unit: UnitId) -> Result<Full, Error> {
         let mut state = self.state();
-        let State { step, shards, events, .. } = &mut *state;
+        let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "unshard")?;
-        step.check_unit(&self.fabric, unit, "unshard")?;
-        step.note(|step| step.unshard(&self.fabric, shards, events, unit))
+        check::unit(&self.fabric, step.number, unit, "unshard")?;
+        step.note(|step| step.unshard(&self.fabric, shards, unit))
     }
 
     /// Takes the loss of a microbatch and says what its backward starts from.
     pub(crate) fn loss(&self, token: Token, loss: LossSum) -> Result<Seed, Error> {
         let mut state = self.state();
         let scale = state.loss_scale.value();
-        let State { step, shards, events, .. } = &mut *state;
+        let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "loss")?;
-        step.note(|step| step.take_loss(&self.fabric, shards, events, loss))?;
+        step.note(|step| step.take_loss(&self.fabric, shards, loss))?;
         let exponent = step.exponent.unwrap_or(0);
         let sensitivity = loss.sensitivity(self.fabric.options.objective);
         Ok(Seed(sensitivity * f64::powi(2.0, -exponent) * scale))
@@ -156,17 +157,17 @@ impl Engine {
     ) -> Result<(), Error> {
         let mut state = self.state();
         let scale = state.loss_scale.value();
-        let State { step, events, .. } = &mut *state;
+        let State { step, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "reduce")?;
-        step.check_unit(&self.fabric, unit, "reduce")?;
-        step.note(|step| step.reduce(&self.fabric, events, scale, (unit, gradients)))
+        check::unit(&self.fabric, step.number, unit, "reduce")?;
+        step.note(|step| step.reduce(&self.fabric, scale, (unit, gradients)))
     }
 
     pub(crate) fn finish_microbatch(&self, token: Token) -> Result<(), Error> {
         let mut state = self.state();
-        let State { step, shards, events, .. } = &mut *state;
+        let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "finish of a microbatch")?;
-        step.note(|step| step.finish_microbatch(&self.fabric, shards, events))
+        step.note(|step| step.finish_microbatch(&self.fabric, shards))
     }
 
     /// Announces, without blocking, that this rank gives the step up; every rank will discard it.

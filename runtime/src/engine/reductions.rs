@@ -6,106 +6,27 @@
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::{Contribution, Pending, Stage};
+use hsdp_comm::{Accumulator, Contribution, Pending, Stage};
 use hsdp_kernels::memory::{self, Category};
-use hsdp_kernels::{Divisor, Fold, GradientValues, Wire, settle};
+use hsdp_kernels::{Divisor, Fold, GradientValues, settle};
 use hsdp_sharding::{Accumulation, Plan, UnitId};
 
-use crate::divide::{DividePlan, Divides, Reduction};
-use crate::engine::events::{Event, Events};
+use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
+use crate::engine::partial::{Offer, Partial};
+use crate::engine::place::{Place, Turn};
+use crate::engine::scaling;
 use crate::engine::unsharded::UnshardedGradients;
 use crate::error::Error;
 
 /// A unit's gradients, by index of the parameter in its unit; `None` where it has none this time.
 pub type UnitGradients = Vec<Option<Arc<dyn GradientValues>>>;
 
-/// Where in a step a reduction takes place.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub(crate) step: u64,
-    pub(crate) microbatch: usize,
-    pub(crate) turn: Turn,
-}
-
-/// Whether another microbatch follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Yes, or nobody knows.
-    MayFollow,
-    /// No: all-reduces may start.
-    Last,
-}
-
-impl Place {
-    fn microbatches_so_far(self) -> usize {
-        self.microbatch + 1
-    }
-}
-
-/// The partial of one unit, from its first microbatch to the finished gradient.
-#[derive(Debug)]
-enum Partial {
-    /// No microbatch has reached it. A buffer of the step before may lie here for reuse.
-    Empty(Vec<f32>),
-    /// Nothing is under way, and something has been accumulated.
-    Held(Vec<f32>),
-    /// A reduce-scatter adds to it.
-    Scattering(Pending<Vec<f32>>),
-    /// The all-reduce of the step is under way.
-    AllReducing(Pending<Vec<f32>>),
-}
-
-impl Partial {
-    /// The buffer, once nothing is under way, and what the next reduce-scatter does with it.
-    fn settle(self) -> Result<(Vec<f32>, Fold), Error> {
-        match self {
-            Self::Empty(buffer) => Ok((buffer, Fold::Replace)),
-            Self::Held(buffer) => Ok((buffer, Fold::Add)),
-            Self::Scattering(pending) | Self::AllReducing(pending) => {
-                Ok((pending.wait()?, Fold::Add))
-            }
-        }
-    }
-
-    fn is_complete(&self) -> bool {
-        match self {
-            Self::Empty(_) | Self::Held(_) => true,
-            Self::Scattering(pending) | Self::AllReducing(pending) => pending.is_complete(),
-        }
-    }
-}
-
 /// Whether to wait for a collective that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
     IfComplete,
     Wait,
-}
-
-/// What has become of a unit's gradients in this microbatch.
-#[derive(Debug, Default)]
-enum Offer {
-    /// Nobody has brought them.
-    #[default]
-    Nothing,
-    /// They wait for their turn in the plan's order.
-    Waiting(UnitGradients),
-    /// They were issued, or wait unsharded for the last microbatch.
-    Taken,
-}
-
-impl Offer {
-    /// What waits, which is taken now.
-    fn take(&mut self) -> Option<UnitGradients> {
-        match mem::replace(self, Self::Taken) {
-            Self::Waiting(gradients) => Some(gradients),
-            other => {
-                *self = other;
-                None
-            }
-        }
-    }
 }
 
 /// The reductions of one step.
@@ -147,7 +68,6 @@ impl Reductions {
     pub(crate) fn offer(
         &mut self,
         fabric: &Fabric,
-        events: &mut Events,
         place: Place,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
@@ -169,31 +89,25 @@ impl Reductions {
         } else {
             Offer::Waiting(gradients)
         };
-        self.advance(fabric, events, place)
+        self.advance(fabric, place)
     }
 
     /// Ends a microbatch: what was not offered goes out with zeros.
-    pub(crate) fn finish_microbatch(
-        &mut self,
-        fabric: &Fabric,
-        events: &mut Events,
-        place: Place,
-    ) -> Result<(), Error> {
+    pub(crate) fn finish_microbatch(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
         if fabric.plan.options().accumulation == Accumulation::Local
             && place.turn == Turn::MayFollow
         {
             return Ok(());
         }
         self.offer_rest(fabric);
-        self.advance(fabric, events, place)?;
-        self.settle_transient(fabric, events, place)
+        self.advance(fabric, place)?;
+        self.settle_transient(fabric, place)
     }
 
     /// Ends the step: the gradients of all units, reduced over both axes; empty for units without any.
     pub(crate) fn finish_step(
         &mut self,
         fabric: &Fabric,
-        events: &mut Events,
         place: Place,
     ) -> Result<Vec<Vec<f32>>, Error> {
         if fabric.plan.options().accumulation == Accumulation::Local
@@ -203,8 +117,8 @@ impl Reductions {
             self.offer_rest(fabric);
         }
         let last = Place { turn: Turn::Last, ..place };
-        self.advance(fabric, events, last)?;
-        self.all_reduce(fabric, events, last, Patience::Wait)?;
+        self.advance(fabric, last)?;
+        self.all_reduce(fabric, last, Patience::Wait)?;
         let partials = mem::take(&mut self.partials);
         partials.into_iter().map(|partial| Ok(partial.settle()?.0)).collect()
     }
@@ -220,14 +134,14 @@ impl Reductions {
     }
 
     /// Issues what is next in the plan's order, as far as it has been offered.
-    fn advance(&mut self, fabric: &Fabric, events: &mut Events, place: Place) -> Result<(), Error> {
+    fn advance(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
         while let Some(unit) = fabric.plan.reductions().get(self.scattered).copied() {
             let Some(gradients) = self.offers[unit.index()].take() else { break };
             self.scattered += 1;
-            self.scatter(fabric, events, place, (unit, gradients))?;
+            self.scatter(fabric, place, (unit, gradients))?;
         }
         match place.turn {
-            Turn::Last => self.all_reduce(fabric, events, place, Patience::IfComplete),
+            Turn::Last => self.all_reduce(fabric, place, Patience::IfComplete),
             Turn::MayFollow => Ok(()),
         }
     }
@@ -235,26 +149,24 @@ impl Reductions {
     fn scatter(
         &mut self,
         fabric: &Fabric,
-        events: &mut Events,
         place: Place,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
-        self.settle_transient(fabric, events, place)?;
+        self.settle_transient(fabric, place)?;
         let every = reduces_replicas_every_microbatch(fabric);
         let (partial, fold) = if every {
             (Vec::new(), Fold::Replace)
         } else {
-            mem::replace(&mut self.partials[unit.index()], Partial::Empty(Vec::new())).settle()?
+            self.partials[unit.index()].take().settle()?
         };
         let partial = sized(partial, fabric.plan.layout(unit).trainable().shard_len);
-        events.push(Event::ReduceScatter { unit, microbatch: place.microbatch });
-        let divides = divide_plan(fabric, place).reduce_scatter;
+        fabric.events.push(Event::ReduceScatter { unit, microbatch: place.microbatch });
         let contribution =
-            Contribution { gradients, wire: wire(fabric)?, pre: divisor(divides.pre)? };
+            Contribution { gradients, scaling: scaling::of_reduce_scatter(fabric, place)? };
+        let accumulator = Accumulator { partial, fold };
         let tag = fabric.tag(Some(unit), Stage::Reduce, place.step, place.microbatch);
         let layout = Arc::clone(fabric.plan.layout(unit));
-        let post = divisor(divides.post)?;
-        let pending = fabric.reduce.reduce_unit(tag, layout, contribution, post, fold, partial)?;
+        let pending = fabric.reduce.reduce_unit(tag, layout, contribution, accumulator)?;
         if every {
             self.transient = Some((unit, pending));
         } else {
@@ -267,7 +179,6 @@ impl Reductions {
     fn all_reduce(
         &mut self,
         fabric: &Fabric,
-        events: &mut Events,
         place: Place,
         patience: Patience,
     ) -> Result<(), Error> {
@@ -280,8 +191,8 @@ impl Reductions {
             if !issued || (patience == Patience::IfComplete && !partial.is_complete()) {
                 break;
             }
-            let (partial_sum, _) = mem::replace(partial, Partial::Empty(Vec::new())).settle()?;
-            let pending = issue_all_reduce(fabric, events, place, (unit, partial_sum))?;
+            let (partial_sum, _) = partial.take().settle()?;
+            let pending = issue_all_reduce(fabric, place, (unit, partial_sum))?;
             self.partials[unit.index()] = Partial::AllReducing(pending);
             self.all_reduced += 1;
         }
@@ -292,17 +203,12 @@ impl Reductions {
     ///
     /// One at a time on purpose: it bounds the memory to one transient unit. Who wants overlap here
     /// wants the default mode.
-    fn settle_transient(
-        &mut self,
-        fabric: &Fabric,
-        events: &mut Events,
-        place: Place,
-    ) -> Result<(), Error> {
+    fn settle_transient(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
         let Some((unit, pending)) = self.transient.take() else { return Ok(()) };
         let reduced = pending.wait()?;
-        let reduced = issue_all_reduce(fabric, events, place, (unit, reduced))?.wait()?;
+        let reduced = issue_all_reduce(fabric, place, (unit, reduced))?.wait()?;
         let partial = &mut self.partials[unit.index()];
-        let (accumulator, fold) = mem::replace(partial, Partial::Empty(Vec::new())).settle()?;
+        let (accumulator, fold) = partial.take().settle()?;
         let mut accumulator = sized(accumulator, reduced.len());
         settle(&mut accumulator, &reduced, Divisor::ONE, fold);
         *partial = Partial::Held(accumulator);
@@ -312,15 +218,13 @@ impl Reductions {
 
 fn issue_all_reduce(
     fabric: &Fabric,
-    events: &mut Events,
     place: Place,
     (unit, partial): (UnitId, Vec<f32>),
 ) -> Result<Pending<Vec<f32>>, Error> {
-    events.push(Event::AllReduce { unit, microbatch: place.microbatch });
-    let divides = divide_plan(fabric, place).all_reduce.unwrap_or(Divides { pre: 1.0, post: 1.0 });
+    fabric.events.push(Event::AllReduce { unit, microbatch: place.microbatch });
     let tag = fabric.tag(Some(unit), Stage::AllReduce, place.step, place.microbatch);
-    let (pre, post) = (divisor(divides.pre)?, divisor(divides.post)?);
-    Ok(fabric.all_reduce.all_reduce_scaled(tag, partial, wire(fabric)?, pre, post)?)
+    let scaling = scaling::of_all_reduce(fabric, place)?;
+    Ok(fabric.all_reduce.all_reduce_scaled(tag, partial, scaling)?)
 }
 
 fn has_replicas(fabric: &Fabric) -> bool {
@@ -329,32 +233,6 @@ fn has_replicas(fabric: &Fabric) -> bool {
 
 fn reduces_replicas_every_microbatch(fabric: &Fabric) -> bool {
     has_replicas(fabric) && fabric.plan.options().accumulation == Accumulation::Every
-}
-
-fn divide_plan(fabric: &Fabric, place: Place) -> DividePlan {
-    let accumulation = fabric.plan.options().accumulation;
-    let so_far = place.microbatches_so_far();
-    DividePlan::of(Reduction {
-        wire: fabric.options.wire(),
-        shard_members: fabric.plan.mesh().shard_size(),
-        replicate_members: Some(fabric.plan.mesh().replicate_size()),
-        microbatches_in_contribution: if accumulation == Accumulation::Local { so_far } else { 1 },
-        microbatches_in_partial: if accumulation == Accumulation::Every { 1 } else { so_far },
-        objective: fabric.options.objective,
-    })
-}
-
-fn wire(fabric: &Fabric) -> Result<Wire, Error> {
-    Wire::try_from(fabric.options.wire())
-        .map_err(|error| Error::Options { what: error.to_string() })
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a power of two, or members over one: exact in f32"
-)]
-fn divisor(divisor: f64) -> Result<Divisor, Error> {
-    Ok(Divisor::new(divisor as f32)?)
 }
 
 /// The buffer, if it has that length already; a new one otherwise.

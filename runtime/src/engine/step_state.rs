@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use hsdp_comm::Stage;
-use hsdp_sharding::{ParamId, Role, UnitId};
+use hsdp_sharding::{ParamId, UnitId};
 
-use crate::engine::events::Events;
+use crate::engine::check;
 use crate::engine::exponent_of;
 use crate::engine::fabric::Fabric;
 use crate::engine::gathers::GatherQueue;
-use crate::engine::reductions::{Place, Reductions, Turn, UnitGradients};
+use crate::engine::place::{Place, Turn};
+use crate::engine::reductions::{Reductions, UnitGradients};
 use crate::error::Error;
 use crate::full::Full;
 use crate::objective::{LossSum, Objective};
@@ -116,20 +117,6 @@ impl StepState {
         result
     }
 
-    pub(crate) fn check_unit(
-        &self,
-        fabric: &Fabric,
-        unit: UnitId,
-        operation: &'static str,
-    ) -> Result<(), Error> {
-        let units = fabric.plan.spec().units().len();
-        if unit.index() < units {
-            return Ok(());
-        }
-        let what = format!("there is no unit {}, the model has {units}", unit.index());
-        Err(fabric.misuse(operation, self.number, what))
-    }
-
     pub(crate) fn begin_microbatch(&mut self, fabric: &Fabric) -> Result<Token, Error> {
         let refuse = |what: String| Err(fabric.misuse("microbatch", self.number, what));
         if self.open.is_some() {
@@ -151,7 +138,6 @@ impl StepState {
         &mut self,
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
-        events: &mut Events,
         unit: UnitId,
     ) -> Result<Full, Error> {
         let (number, needs_loss) =
@@ -162,14 +148,13 @@ impl StepState {
                 .to_owned();
             return Err(fabric.misuse("unshard", number, what));
         }
-        open.gathers.take(fabric, shards, events, unit)
+        open.gathers.take(fabric, shards, unit)
     }
 
     pub(crate) fn take_loss(
         &mut self,
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
-        events: &mut Events,
         loss: LossSum,
     ) -> Result<(), Error> {
         let number = self.number;
@@ -181,7 +166,7 @@ impl StepState {
                 "this microbatch has its loss already".to_owned(),
             ));
         }
-        open.gathers.issue_forward(fabric, shards, events)?;
+        open.gathers.issue_forward(fabric, shards)?;
         self.weight += loss.weight();
         self.largest_weight = self.largest_weight.max(loss.weight());
         self.loss += match fabric.options.objective {
@@ -207,12 +192,11 @@ impl StepState {
     pub(crate) fn reduce(
         &mut self,
         fabric: &Fabric,
-        events: &mut Events,
         scale: f64,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
         self.check_seeded(fabric, scale)?;
-        check_gradients(fabric, self.number, unit, &gradients)?;
+        check::gradients(fabric, self.number, unit, &gradients)?;
         for (index, gradient) in gradients.iter().enumerate() {
             if gradient.is_some() {
                 self.presence.insert(fabric.number_of(ParamId { unit, index }));
@@ -221,7 +205,7 @@ impl StepState {
         let place = self.place();
         let span =
             tracing::trace_span!("reduce", unit = unit.index(), microbatch = place.microbatch);
-        span.in_scope(|| self.reductions.offer(fabric, events, place, (unit, gradients)))
+        span.in_scope(|| self.reductions.offer(fabric, place, (unit, gradients)))
     }
 
     /// A backward that started without a seed has gradients of another size than its peers'.
@@ -243,11 +227,10 @@ impl StepState {
         &mut self,
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
-        events: &mut Events,
     ) -> Result<(), Error> {
         let place = self.place();
-        self.open_microbatch().gathers.finish(fabric, shards, events)?;
-        self.reductions.finish_microbatch(fabric, events, place)?;
+        self.open_microbatch().gathers.finish(fabric, shards)?;
+        self.reductions.finish_microbatch(fabric, place)?;
         self.open = None;
         self.finished += 1;
         Ok(())
@@ -293,45 +276,6 @@ fn describe(step: Option<&StepState>) -> String {
         }
         Some(step) => format!("the model is between microbatches of step {}", step.number),
     }
-}
-
-fn check_gradients(
-    fabric: &Fabric,
-    step: u64,
-    unit: UnitId,
-    gradients: &UnitGradients,
-) -> Result<(), Error> {
-    let slots = fabric.plan.layout(unit).params();
-    let parameters = &fabric.plan.spec()[unit].params;
-    let size = |name: &str, got, want| {
-        Err(Error::Size {
-            operation: "reduce",
-            name: name.to_owned(),
-            rank: fabric.rank(),
-            got,
-            want,
-        })
-    };
-    if gradients.len() != parameters.len() {
-        let what = format!(
-            "unit {} has {} parameters, {} gradients were given",
-            fabric.plan.spec()[unit].name,
-            parameters.len(),
-            gradients.len()
-        );
-        return Err(fabric.misuse("reduce", step, what));
-    }
-    for ((slot, parameter), gradient) in slots.iter().zip(parameters).zip(gradients) {
-        let Some(gradient) = gradient else { continue };
-        if parameter.role == Role::Frozen {
-            let what = format!("parameter {} is frozen and was given a gradient", &parameter.name);
-            return Err(fabric.misuse("reduce", step, what));
-        }
-        if gradient.len() != slot.len {
-            return size(&parameter.name, gradient.len(), slot.len);
-        }
-    }
-    Ok(())
 }
 
 /// The buffers for the partials of a step: those of the last one.

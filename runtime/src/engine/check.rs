@@ -1,0 +1,62 @@
+//! What a caller's unit and gradients must be.
+
+use hsdp_sharding::{Role, UnitId};
+
+use crate::engine::fabric::Fabric;
+use crate::engine::reductions::UnitGradients;
+use crate::error::Error;
+
+/// There is such a unit.
+pub(crate) fn unit(
+    fabric: &Fabric,
+    step: u64,
+    unit: UnitId,
+    operation: &'static str,
+) -> Result<(), Error> {
+    let units = fabric.plan.spec().units().len();
+    if unit.index() < units {
+        return Ok(());
+    }
+    let what = format!("there is no unit {}, the model has {units}", unit.index());
+    Err(fabric.misuse(operation, step, what))
+}
+
+/// The gradients are those of the unit: one for each parameter at the most, none for frozen ones, each of its size.
+pub(crate) fn gradients(
+    fabric: &Fabric,
+    step: u64,
+    unit: UnitId,
+    gradients: &UnitGradients,
+) -> Result<(), Error> {
+    let slots = fabric.plan.layout(unit).params();
+    let parameters = &fabric.plan.spec()[unit].params;
+    let size = |name: &str, got, want| {
+        Err(Error::Size {
+            operation: "reduce",
+            name: name.to_owned(),
+            rank: fabric.rank(),
+            got,
+            want,
+        })
+    };
+    if gradients.len() != parameters.len() {
+        let what = format!(
+            "unit {} has {} parameters, {} gradients were given",
+            fabric.plan.spec()[unit].name,
+            parameters.len(),
+            gradients.len()
+        );
+        return Err(fabric.misuse("reduce", step, what));
+    }
+    for ((slot, parameter), gradient) in slots.iter().zip(parameters).zip(gradients) {
+        let Some(gradient) = gradient else { continue };
+        if parameter.role == Role::Frozen {
+            let what = format!("parameter {} is frozen and was given a gradient", &parameter.name);
+            return Err(fabric.misuse("reduce", step, what));
+        }
+        if gradient.len() != slot.len {
+            return size(&parameter.name, gradient.len(), slot.len);
+        }
+    }
+    Ok(())
+}
