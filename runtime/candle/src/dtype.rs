@@ -1,7 +1,6 @@
 //! hsdp's dtypes as candle's.
 
-use candle_core::{DType, Result, Tensor, bail};
-use hsdp::Precision;
+use candle_core::{DType, Result, bail};
 
 /// candle's name of a dtype.
 ///
@@ -18,15 +17,4 @@ pub fn candle_dtype(dtype: hsdp::DType) -> Result<DType> {
         hsdp::DType::U32 => DType::U32,
         other => bail!("candle has no dtype {other}"),
     })
-}
-
-/// What leaves the model: `tensor` in the precision's output dtype, or as it is if there is none.
-///
-/// # Errors
-/// If candle cannot cast to it.
-pub fn cast_output(tensor: &Tensor, precision: Precision) -> Result<Tensor> {
-    match precision.output {
-        Some(dtype) => tensor.to_dtype(candle_dtype(dtype)?),
-        None => Ok(tensor.clone()),
-    }
 }

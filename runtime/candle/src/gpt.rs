@@ -57,7 +57,7 @@ impl Gpt {
             let name = format!("h.{layer}");
             x = units.unit(&name, &x, &mut |p, x| self.block(p, &name, x, &mask))?;
         }
-        units.unit(ROOT, &x, &mut |p, x| head(p, x))
+        units.output(&units.unit(ROOT, &x, &mut |p, x| head(p, x))?)
     }
 
     /// The mean cross-entropy of `targets` (u32, shaped as `tokens`), an f32 scalar.

@@ -67,7 +67,7 @@ mod storage;
 mod unit;
 mod usage;
 
-pub use dtype::{candle_dtype, cast_output};
+pub use dtype::candle_dtype;
 pub use error::Error;
 pub use model::{Forward, Parameters, Units};
 pub use pass::Pass;

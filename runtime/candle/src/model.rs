@@ -26,4 +26,12 @@ pub trait Units {
     /// # Errors
     /// If there is no such unit, its parameters cannot be gathered, or `forward` fails.
     fn unit(&self, name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor>;
+
+    /// What leaves the model, in its output dtype; as it is, where none is set.
+    ///
+    /// # Errors
+    /// If candle cannot cast to that dtype.
+    fn output(&self, tensor: &Tensor) -> Result<Tensor> {
+        Ok(tensor.clone())
+    }
 }

@@ -9,6 +9,7 @@ use hsdp::{LossSum, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
+use crate::dtype::candle_dtype;
 use crate::error::Error;
 use crate::model::{Forward, Parameters, Units};
 use crate::ops::{AfterBackward, BeforeBackward, Unshard};
@@ -151,6 +152,13 @@ impl Units for Pass<'_> {
         forward: Forward<'_>,
     ) -> candle_core::Result<Tensor> {
         Ok(Pass::unit(self, name, input, forward)?)
+    }
+
+    fn output(&self, tensor: &Tensor) -> candle_core::Result<Tensor> {
+        match self.inner.handle().precision().output {
+            Some(dtype) => tensor.to_dtype(candle_dtype(dtype)?),
+            None => Ok(tensor.clone()),
+        }
     }
 }
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Result, Tensor};
 use hsdp::{DType as HsdpDType, Mesh, ModelOptions, ModelSpec, Precision, World};
+use hsdp_candle::Units;
 use hsdp_candle::gpt::{Gpt, GptConfig};
-use hsdp_candle::{Units, cast_output};
 
 use common::{
     assert_same_bits, input, layers, loss_of_layers, mean, plain_gradients, sharded, step,
@@ -88,7 +88,7 @@ fn parameters_come_in_the_compute_dtype_and_outputs_leave_in_theirs() {
             let x = input(0, 2, 4).to_dtype(DType::BF16)?;
             let y = pass.unit("layer.0", &x, |p, x| common::layer(p, 0, x))?;
             assert_eq!(y.dtype(), DType::BF16);
-            let y = cast_output(&y, precision)?;
+            let y = pass.output(&y)?;
             assert_eq!(y.dtype(), DType::F32);
             y.sqr()?.mean_all()
         });
