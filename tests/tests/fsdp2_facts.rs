@@ -46,7 +46,7 @@ fn a_dropped_step_of_unsharded_gradients_leaves_nothing_either() {
     assert_eq!(common(gradients), everywhere(1.0));
 }
 
-/// The rest of it is a matter of types: see `compile_fail/optimizer_without_finish.rs`.
+/// The rest of it is a matter of types: see `runtime/tests/compile_fail/optimizer_without_finish.rs`.
 #[test]
 fn gradients_do_not_come_out_of_a_step_that_misses_microbatches() {
     let options = mean_over_ranks(2, 2, DType::F32);

@@ -1,6 +1,6 @@
 //! What must not compile, each with the error that says why.
 //!
-//! After a change of compiler that words its errors differently: `TRYBUILD=overwrite cargo test --test compile_fail`,
+//! After a change of compiler that words its errors differently: `TRYBUILD=overwrite cargo test -p hsdp --test compile_fail`,
 //! and read the difference.
 
 #[test]
