@@ -10,7 +10,6 @@ use crate::presence::Presence;
 /// What a rank says at the end of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Statement {
-    pub(crate) step: u64,
     pub(crate) microbatches: u64,
     /// Summed over this rank's microbatches.
     pub(crate) weight: u64,
@@ -24,13 +23,12 @@ pub(crate) struct Statement {
     pub(crate) presence: Presence,
 }
 
-const FIXED_WORDS: usize = 6;
+const FIXED_WORDS: usize = 5;
 const NONE: u64 = u64::MAX;
 
 impl Statement {
     pub(crate) fn encode(&self) -> Vec<u64> {
         let fixed = [
-            self.step,
             self.microbatches,
             self.weight,
             self.loss.to_bits(),
@@ -42,12 +40,11 @@ impl Statement {
 
     fn decode(words: &[u64], parameters: usize) -> Self {
         Self {
-            step: words[0],
-            microbatches: words[1],
-            weight: words[2],
-            loss: f64::from_bits(words[3]),
-            squared_norm: f64::from_bits(words[4]),
-            first_non_finite: usize::try_from(words[5]).ok().filter(|_| words[5] != NONE),
+            microbatches: words[0],
+            weight: words[1],
+            loss: f64::from_bits(words[2]),
+            squared_norm: f64::from_bits(words[3]),
+            first_non_finite: usize::try_from(words[4]).ok().filter(|_| words[4] != NONE),
             presence: Presence::from_words(parameters, words[FIXED_WORDS..].to_vec()),
         }
     }
@@ -68,9 +65,9 @@ impl Agreement {
         )
     }
 
-    /// The exact sum of all weights.
-    pub(crate) fn total_weight(&self) -> u64 {
-        self.0.iter().map(|statement| statement.weight).sum()
+    /// The exact sum of all weights, if a u64 holds it.
+    pub(crate) fn total_weight(&self) -> Option<u64> {
+        self.0.iter().try_fold(0_u64, |sum, statement| sum.checked_add(statement.weight))
     }
 
     /// The sum of all losses, in rank order.
@@ -124,7 +121,6 @@ mod tests {
         presence.insert(rank);
         presence.insert(69);
         Statement {
-            step: 3,
             microbatches: 2,
             weight: 10 + rank as u64,
             loss: 0.5,
@@ -147,7 +143,7 @@ mod tests {
     #[test]
     fn weights_add_over_all_ranks_and_norms_over_one_row() {
         let mesh = Mesh::new(2, 2).expect("a mesh");
-        assert_eq!(agreement().total_weight(), 46);
+        assert_eq!(agreement().total_weight(), Some(46));
         assert_eq!(agreement().squared_norm(mesh, Rank::new(1)), 1.0 + 4.0);
         assert_eq!(agreement().squared_norm(mesh, Rank::new(2)), 16.0 + 64.0);
     }

@@ -16,9 +16,9 @@ use hsdp_sharding::DType;
 
 use crate::objective::Objective;
 
-/// What takes part in a reduction.
+/// What takes part in a parties.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reduction {
+pub struct Parties {
     /// The dtype in which the collective moves gradients.
     pub wire: DType,
     /// Members of the shard group.
@@ -69,41 +69,41 @@ pub struct DividePlan {
 impl DividePlan {
     /// Computes the divisors for what takes part.
     #[must_use]
-    pub fn of(reduction: Reduction) -> Self {
+    pub fn of(parties: Parties) -> Self {
         Self {
-            reduce_scatter: reduce_scatter(reduction),
-            all_reduce: reduction
+            reduce_scatter: reduce_scatter(parties),
+            all_reduce: parties
                 .replicate_members
                 .filter(|members| *members > 1)
-                .map(|members| all_reduce(reduction, members)),
+                .map(|members| all_reduce(parties, members)),
         }
     }
 }
 
-fn reduce_scatter(reduction: Reduction) -> Divides {
-    let members = reduction.shard_members;
+fn reduce_scatter(parties: Parties) -> Divides {
+    let members = parties.shard_members;
     if members == 1 {
         return Divides::NONE;
     }
-    let divisor = match reduction.objective {
+    let divisor = match parties.objective {
         Objective::RankMean => as_f64(members),
         _ => 1.0,
     };
-    let room = room_for(reduction.microbatches_in_contribution);
-    Divides::split(divisor, pre_divide(reduction.wire, members, room))
+    let room = room_for(parties.microbatches_in_contribution);
+    Divides::split(divisor, pre_divide(parties.wire, members, room))
 }
 
-fn all_reduce(reduction: Reduction, members: usize) -> Divides {
-    let divisor = match reduction.objective {
+fn all_reduce(parties: Parties, members: usize) -> Divides {
+    let divisor = match parties.objective {
         Objective::RankMean => as_f64(members),
         _ => 1.0,
     };
-    let summands = match reduction.objective {
-        Objective::RankMean => reduction.microbatches_in_partial,
+    let summands = match parties.objective {
+        Objective::RankMean => parties.microbatches_in_partial,
         // The partial is a sum over the shard group too, not a mean.
-        _ => reduction.microbatches_in_partial * reduction.shard_members,
+        _ => parties.microbatches_in_partial * parties.shard_members,
     };
-    Divides::split(divisor, pre_divide(reduction.wire, members, room_for(summands)))
+    Divides::split(divisor, pre_divide(parties.wire, members, room_for(summands)))
 }
 
 /// The power of two by which contributions are divided beforehand: near the root of the members, times room.

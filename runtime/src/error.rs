@@ -84,6 +84,12 @@ pub enum Error {
         /// The step.
         step: u64,
     },
+    /// The weights of a step have no exact sum.
+    #[error("step {step}: the weights of all ranks and microbatches add up to 2^64 or more")]
+    WeightOverflow {
+        /// The step.
+        step: u64,
+    },
     /// A gradient is not finite, and the model was not told to skip such steps.
     #[error("step {step}: the gradient of {parameter} is not finite on rank {rank}")]
     NonFinite {

@@ -6,7 +6,7 @@ use hsdp_sharding::{ParamId, Rank, UnitId};
 
 use crate::error::Error;
 use crate::export;
-use crate::model::ShardedModel;
+use crate::model::{ModelId, ShardedModel};
 
 /// Why a step changes no parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,9 +35,10 @@ pub enum Verdict {
 #[derive(Debug)]
 #[must_use = "gradients that no optimizer takes change nothing"]
 pub struct Gradients {
+    pub(crate) model: ModelId,
     pub(crate) step: u64,
     /// By unit; empty where a unit has no trainable parameter.
-    pub(crate) shards: Vec<Vec<f32>>,
+    pub(crate) grad_shards: Vec<Vec<f32>>,
     /// By unit and parameter: whether it got a gradient anywhere in the step.
     pub(crate) present: Vec<Vec<bool>>,
     pub(crate) norm: f64,
@@ -60,7 +61,8 @@ impl Gradients {
         self.norm
     }
 
-    /// The loss of the step: all losses over all weights; the mean of all means where the objective is `RankMean`.
+    /// The loss of the step: of `WeightedMean` all losses over all weights, of `RankMean` the mean of all means, of
+    /// `Sum` the sum, of `Factor` that over the factor.
     #[must_use]
     pub fn loss(&self) -> f64 {
         self.loss
@@ -72,6 +74,32 @@ impl Gradients {
         self.weight
     }
 
+    /// Refuses gradients that are not those of the last step of `model`: what an optimizer asks before it changes
+    /// anything.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`], which names both steps, or says that the model is another.
+    pub fn check_model(&self, model: &ShardedModel) -> Result<(), Error> {
+        let refuse = |what| Err(model.engine.fabric.misuse("optimizer step", self.step, what));
+        let finished = model.engine.state().next_step;
+        if self.model != *model.id() {
+            return refuse("these are the gradients of another model".to_owned());
+        }
+        if self.step + 1 != finished {
+            return refuse(format!(
+                "the gradients are those of step {}, the model has finished {finished}",
+                self.step
+            ));
+        }
+        Ok(())
+    }
+
+    /// By what gradients are multiplied before anything else: what [`clip`](Self::clip) asked for, or 1.
+    #[must_use]
+    pub fn clip_factor(&self) -> f32 {
+        self.clip
+    }
+
     /// What all ranks agreed to do with these gradients.
     #[must_use]
     pub fn verdict(&self) -> &Verdict {
@@ -81,7 +109,11 @@ impl Gradients {
     /// Scales the gradient down to `max_norm`, if it is longer: by max_norm / (norm + 1e-6), as PyTorch does.
     ///
     /// The factor is applied by the optimizer, in the pass that it makes anyway.
+    ///
+    /// # Panics
+    /// If `max_norm` is NaN or below 0.
     pub fn clip(mut self, max_norm: f64) -> Self {
+        assert!(max_norm >= 0.0, "gradients cannot be clipped to a norm of {max_norm}");
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a factor of at most 1, applied in f32"
@@ -93,11 +125,13 @@ impl Gradients {
 
     /// This rank's shard of a unit's gradient, in the layout's order, before clipping; empty if nothing in it is trainable.
     ///
+    /// Where the ranks agreed to skip the step it is what the reductions gave, divided by nothing.
+    ///
     /// # Panics
     /// If the model has no such unit.
     #[must_use]
     pub fn shard(&self, unit: UnitId) -> &[f32] {
-        &self.shards[unit.index()]
+        &self.grad_shards[unit.index()]
     }
 
     /// Whether the parameter got a gradient on any rank in any microbatch of the step.

@@ -11,7 +11,7 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepHeader {
     pub(crate) step: u64,
-    /// Updates that this rank's parameters have gone through.
+    /// Steps that an optimizer has gone through on this rank, updated or skipped.
     pub(crate) committed: u64,
     pub(crate) microbatches: Option<usize>,
     pub(crate) plan: u64,
@@ -57,7 +57,7 @@ fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
     const FIELDS: [&str; WORDS - 1] = [
         "the protocol of the step header",
         "the number of the step",
-        "the number of updates that the parameters have gone through",
+        "the number of committed steps",
         "the number of microbatches of the step",
         "the fingerprint of the plan",
         "the digest of the model's options",
@@ -120,8 +120,7 @@ mod tests {
         let message = agree(&[header(), header(), behind]).unwrap_err().to_string();
         assert_eq!(
             message,
-            "the number of updates that the parameters have gone through differs between ranks: \
-             rank 2 has 6, rank 0 has 7"
+            "the number of committed steps differs between ranks: rank 2 has 6, rank 0 has 7"
         );
     }
 

@@ -79,9 +79,9 @@ pub use error::Error;
 pub use full::Full;
 pub use gradients::{Gradients, Skip, Verdict};
 pub use learning_rate::LearningRate;
-pub use model::ShardedModel;
+pub use model::{ModelId, ShardedModel};
 pub use objective::{LossSum, Objective, Seed};
-pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions, Update};
+pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Run, Sgd, SgdOptions, Update};
 pub use options::{ModelOptions, NonFinite, StepOptions, Unused};
 pub use precision::{DynamicScale, LossScaling, Precision};
 pub use step::{Pass, PassHandle, Step};
@@ -90,6 +90,6 @@ pub use step::{Pass, PassHandle, Step};
 pub use hsdp_comm::{World, WorldOptions, launch, world};
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{
-    Accumulation, Axis, ByteCount, DType, ElemCount, Mesh, ModelSpec, Param, ParamId, Phase, Plan,
-    Rank, Unit, UnitId,
+    Accumulation, Axis, ByteCount, DType, ElemCount, Mesh, ModelSpec, Param, ParamId, Phase, Piece,
+    Plan, Rank, Unit, UnitId,
 };

@@ -16,6 +16,24 @@ use crate::export;
 use crate::options::{ModelOptions, StepOptions};
 use crate::step::Step;
 
+/// Which model of this process something belongs to.
+#[derive(Clone, Debug)]
+pub struct ModelId(Arc<()>);
+
+impl ModelId {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(()))
+    }
+}
+
+impl PartialEq for ModelId {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for ModelId {}
+
 /// This rank's part of a model: the shards of its parameters, and the engine that gathers and reduces.
 #[derive(Debug)]
 pub struct ShardedModel {
@@ -91,11 +109,17 @@ impl ShardedModel {
     /// [`Error::Disagreement`] if a rank is at another step, has another plan or other options;
     /// [`Error::Misuse`] for a step of no microbatches; [`Error::Comm`] if the exchange fails.
     pub fn begin_step(&mut self, options: StepOptions) -> Result<Step<'_>, Error> {
-        let attempt = self.engine.begin_step(options)?;
-        Ok(Step::new(Arc::clone(&self.engine), attempt))
+        let opened = self.engine.begin_step(options)?;
+        Ok(Step::new(Arc::clone(&self.engine), opened))
     }
 
-    /// Updates that the parameters have gone through.
+    /// Which model this is: an optimizer remembers for which one its state was made.
+    #[must_use]
+    pub fn id(&self) -> &ModelId {
+        &self.engine.id
+    }
+
+    /// Steps that an optimizer has gone through, with an update or, where all ranks agreed to skip, without.
     #[must_use]
     pub fn committed_steps(&self) -> u64 {
         self.engine.state().committed

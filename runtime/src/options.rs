@@ -77,7 +77,8 @@ impl ModelOptions {
                 [2, dynamic.initial.to_bits(), dynamic.growth_interval, dynamic.least.to_bits()]
             }
         };
-        let policies = [self.unused as u64, self.non_finite as u64];
+        let output = self.precision.output.map_or(u64::MAX, |dtype| dtype as u64);
+        let policies = [self.unused as u64, self.non_finite as u64, output];
         let words: Vec<u64> = [kind, factor].into_iter().chain(scaling).chain(policies).collect();
         crate::digest::of_words(&words)
     }

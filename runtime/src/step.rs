@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_sharding::{Plan, UnitId};
 
 use crate::engine::reductions::UnitGradients;
-use crate::engine::{Engine, Token};
+use crate::engine::{Engine, Opened, Token};
 use crate::error::Error;
 use crate::full::Full;
 use crate::gradients::Gradients;
@@ -42,13 +42,13 @@ use crate::precision::Precision;
 #[must_use = "a step that is dropped is aborted on all ranks"]
 pub struct Step<'model> {
     engine: Arc<Engine>,
-    attempt: u64,
+    opened: Opened,
     model: PhantomData<&'model mut ShardedModel>,
 }
 
 impl<'model> Step<'model> {
-    pub(crate) fn new(engine: Arc<Engine>, attempt: u64) -> Self {
-        Self { engine, attempt, model: PhantomData }
+    pub(crate) fn new(engine: Arc<Engine>, opened: Opened) -> Self {
+        Self { engine, opened, model: PhantomData }
     }
 
     /// Begins the next microbatch. Not collective.
@@ -56,7 +56,7 @@ impl<'model> Step<'model> {
     /// # Errors
     /// [`Error::Misuse`] if the one before it was not finished, or the step has had all of its microbatches.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {
-        let token = self.engine.begin_microbatch(self.attempt)?;
+        let token = self.engine.begin_microbatch(self.opened)?;
         let handle = PassHandle { engine: Arc::clone(&self.engine), token };
         Ok(Pass { handle, step: PhantomData })
     }
@@ -69,13 +69,13 @@ impl<'model> Step<'model> {
     /// [`Error::EmptyStep`], [`Error::NonFinite`] and [`Error::UnusedParameter`] on all ranks alike;
     /// [`Error::Misuse`] if microbatches are missing; [`Error::Comm`] if a collective fails.
     pub fn finish(self) -> Result<Gradients, Error> {
-        self.engine.finish_step(self.attempt)
+        self.engine.finish_step(self.opened)
     }
 }
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
-        self.engine.abort_step(self.attempt);
+        self.engine.abort_step(self.opened);
     }
 }
 
@@ -95,7 +95,8 @@ impl Pass<'_> {
     /// Collective over the shard group, in the plan's order whatever the order of calls.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the unit has had all of its turns; [`Error::Comm`] if the gather fails.
+    /// [`Error::Misuse`] if the unit has had all of its turns, the model has no such unit, or it is the backward's turn
+    /// and there was no [`loss`](Self::loss); [`Error::Comm`] if the gather fails.
     pub fn unshard(&mut self, unit: UnitId) -> Result<Full, Error> {
         self.handle.unshard(unit)
     }
@@ -106,7 +107,8 @@ impl Pass<'_> {
     /// [`StepOptions::weight_hint`](crate::StepOptions::weight_hint).
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the microbatch has a loss already; [`Error::Comm`] if a collective fails.
+    /// [`Error::Misuse`] if the microbatch has a loss already, or the weights of the step exceed 2^64;
+    /// [`Error::Comm`] if a collective fails.
     pub fn loss(&mut self, loss: LossSum) -> Result<Seed, Error> {
         self.handle.loss(loss)
     }
@@ -116,13 +118,17 @@ impl Pass<'_> {
     /// Units may come in any order; they are issued in the plan's. Collective over the shard group.
     ///
     /// # Errors
-    /// [`Error::Size`] if a gradient has another length than its parameter; [`Error::Misuse`] if
-    /// it belongs to a frozen parameter, or comes before the loss; [`Error::Comm`] if a collective fails.
+    /// [`Error::Size`] if a gradient has another length than its parameter; [`Error::Misuse`] if it belongs to a frozen
+    /// parameter, there are not as many as parameters, the unit was reduced before in this microbatch or is none of the
+    /// model's, or the loss is still to come; [`Error::Comm`] if a collective fails.
     pub fn reduce(&mut self, unit: UnitId, gradients: UnitGradients) -> Result<(), Error> {
         self.handle.reduce(unit, gradients)
     }
 
-    /// Ends the microbatch: units that were not reduced contribute zeros.
+    /// Ends the microbatch: units that were not reduced contribute zeros; without a loss it weighs nothing.
+    ///
+    /// Collective over the shard group, in mode `Every` over the world: issues every gather and reduction of the
+    /// plan that this rank has not. Waits for the gathers.
     ///
     /// # Errors
     /// [`Error::Comm`] if a collective fails.

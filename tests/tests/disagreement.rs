@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, ModelOptions, Optimizer, ShardedModel, StepOptions, Unused, World,
-    WorldOptions,
+    AdamW, AdamWOptions, DType, Error, ModelOptions, Optimizer, Precision, ShardedModel,
+    StepOptions, Unused, World, WorldOptions,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
@@ -25,7 +25,7 @@ fn a_rank_that_never_updates_is_found_when_the_next_step_begins() {
         model.begin_step(StepOptions::microbatches(1)).map(drop)
     }));
     assert!(error.is_fatal());
-    let what = "the number of updates that the parameters have gone through";
+    let what = "the number of committed steps";
     assert_eq!(
         error.to_string(),
         format!("{what} differs between ranks: rank 3 has 0, rank 0 has 1")
@@ -125,4 +125,15 @@ fn a_rank_that_runs_another_microbatch_than_its_peers_is_found_at_the_deadline()
 
 fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
     ShardedModel::new(world, three_units(), options.clone(), springs::initial)
+}
+
+#[test]
+fn ranks_with_another_output_dtype_are_named() {
+    let error = common_error(outcomes(2, |world| {
+        let output = (world.rank().index() == 1).then_some(DType::BF16);
+        let precision = Precision { output, ..Precision::default() };
+        model(world, &ModelOptions { precision, ..ModelOptions::on(mesh(1, 2)) })
+    }));
+    let message = error.to_string();
+    assert!(message.starts_with("the digest of the model's options differs"), "{message}");
 }

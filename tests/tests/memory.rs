@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hsdp::memory::{self, Category, CountingAllocator};
 use hsdp::{
-    Accumulation, AdamW, AdamWOptions, DType, Error, ModelOptions, ModelSpec, Optimizer, Precision,
-    Rank, ShardedModel, StepOptions, Unit, World,
+    Accumulation, AdamW, AdamWOptions, DType, Error, LossSum, ModelOptions, ModelSpec, Optimizer,
+    Precision, Rank, ShardedModel, StepOptions, Unit, World,
 };
 use hsdp_sharding::{ByteCount, MemoryPlan};
 use hsdp_tests::support::models::{layer, partly_frozen, three_units, unit};
@@ -79,6 +79,30 @@ fn peaks_are_as_planned_with_frozen_parameters() {
         compared.add((&format!("{accumulation}, frozen"), &partly_frozen(), &options));
     }
     println!("{}", compared.table());
+}
+
+/// A unit that a rank does not use in a forward stays until its loss, and no longer.
+#[test]
+fn a_unit_that_is_skipped_is_gone_when_the_backward_begins() {
+    let _turn = alone();
+    on_ranks(2, |world| {
+        let options = ModelOptions { prefetch: 0, ..ModelOptions::on(mesh(1, 2)) };
+        let mut model = model(world, &uneven_units(), &options)?;
+        let rank = model.rank();
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let mut pass = step.microbatch()?;
+        for index in [1, 2, 4] {
+            let _ = pass.unshard(unit(index))?;
+        }
+        let held = memory::usage(rank, Category::Full).live;
+        let _ = pass.loss(LossSum::new(0.0, 1))?;
+        let left = memory::usage(rank, Category::Full).live;
+        pass.finish()?;
+        let _ = step.finish()?;
+        assert!(held > ByteCount(4 * 128 * 500), "units 0 and 3 wait to be asked for: {held}");
+        assert_eq!(left, ByteCount(0));
+        Ok(())
+    });
 }
 
 #[test]

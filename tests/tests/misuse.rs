@@ -215,6 +215,47 @@ fn a_step_goes_on_after_one_that_was_misused() {
 }
 
 #[test]
+fn a_step_that_was_leaked_blocks_the_next() {
+    let mut model = model(ModelOptions::on(Mesh::SINGLE)).expect("a model");
+    let _leaked = std::mem::ManuallyDrop::new(begun(&mut model));
+    let message = model.begin_step(StepOptions::default()).expect_err("one is open").to_string();
+    assert_eq!(message, "begin_step on rank 0, step 0: step 0 was neither finished nor dropped");
+}
+
+#[test]
+fn weights_that_have_no_sum_are_refused() {
+    let message = in_a_step(|step| {
+        for _ in 0..2 {
+            let mut pass = step.microbatch()?;
+            let _ = pass.loss(LossSum::new(0.0, u64::MAX / 2 + 1))?;
+            pass.finish()?;
+        }
+        Ok(())
+    });
+    assert!(message.ends_with("add up to 2^64 or more"), "{message}");
+    let error = common_error(outcomes(2, |world| {
+        let options = ModelOptions::on(mesh(2, 1));
+        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let mut pass = step.microbatch()?;
+        let _ = pass.loss(LossSum::new(0.0, u64::MAX / 2 + 1))?;
+        pass.finish()?;
+        step.finish().map(drop)
+    }));
+    let expected = "step 0: the weights of all ranks and microbatches add up to 2^64 or more";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn a_prefetch_beyond_the_end_gathers_all() {
+    let options = ModelOptions { prefetch: usize::MAX, ..ModelOptions::on(Mesh::SINGLE) };
+    let mut model = model(options).expect("a model");
+    let mut step = begun(&mut model);
+    let mut pass = step.microbatch().expect("a microbatch");
+    assert_eq!(pass.unshard(unit(0)).expect("a unit").len(), 2);
+}
+
+#[test]
 fn an_init_of_the_wrong_size_is_named() {
     let options = ModelOptions::on(Mesh::SINGLE);
     let made = ShardedModel::new(World::single(), three_units(), options, |_| vec![0.0; 91]);

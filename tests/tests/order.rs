@@ -87,9 +87,9 @@ fn all_reduces_wait_for_finish_where_the_last_microbatch_is_not_known() {
 }
 
 #[test]
-fn mode_every_all_reduces_each_unit_before_the_next_is_reduce_scattered() {
+fn mode_every_all_reduces_when_its_microbatch_has_reduce_scattered_everything() {
     let every = ModelOptions { accumulation: Accumulation::Every, ..plain(mesh(2, 2)) };
-    let line = format!("{FORWARD} r2 g1' u1' a2 r1 g0' u0' a1 r0 a0");
+    let line = format!("{FORWARD} r2 g1' u1' r1 g0' u0' r0 a2 a1 a0");
     let step = StepOptions::microbatches(2);
     assert_eq!(order(&three_units(), &every, step), format!("{line}\n{line}"));
 }

@@ -166,6 +166,7 @@ table!(RUNTIME {
     hsdp::LearningRate: Send Sync Unpin,
     hsdp::LossScaling: Send Sync Unpin,
     hsdp::LossSum: Send Sync Unpin,
+    hsdp::ModelId: Send Sync Unpin,
     hsdp::ModelOptions: Send Sync Unpin,
     hsdp::Momentum: Send Sync Unpin,
     hsdp::NonFinite: Send Sync Unpin,
@@ -175,6 +176,7 @@ table!(RUNTIME {
     hsdp::PassHandle: Send Sync Unpin,
     hsdp::Precision: Send Sync Unpin,
     hsdp::Seed: Send Sync Unpin,
+    hsdp::Run<'static>: Send Sync Unpin,
     hsdp::Sgd: Send Sync Unpin,
     hsdp::SgdOptions: Send Sync Unpin,
     hsdp::ShardedModel: Send Sync Unpin,
@@ -187,7 +189,7 @@ table!(RUNTIME {
     hsdp::Verdict: Send Sync Unpin,
     hsdp::divide::DividePlan: Send Sync Unpin,
     hsdp::divide::Divides: Send Sync Unpin,
-    hsdp::divide::Reduction: Send Sync Unpin,
+    hsdp::divide::Parties: Send Sync Unpin,
 });
 
 table!(CANDLE {

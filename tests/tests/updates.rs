@@ -89,32 +89,7 @@ fn each_step_uses_the_learning_rate_of_its_schedule() {
 }
 
 #[test]
-fn gradients_of_an_older_step_update_nothing() {
-    let refused = on_ranks(2, |world| {
-        let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
-        let mut sgd = Sgd::new(&model, SgdOptions::default());
-        let mut gradients = Vec::new();
-        for _ in 0..2 {
-            let mut step = model.begin_step(StepOptions::microbatches(1))?;
-            slopes::microbatch(&mut step, 1.0)?;
-            gradients.push(step.finish()?);
-        }
-        let older = gradients.swap_remove(0);
-        let refused = sgd.step(&mut model, older).expect_err("they are stale").to_string();
-        assert_eq!(model.full_parameters()?["third.bias"], initial("third.bias"));
-        Ok(refused)
-    });
-    for (rank, message) in refused.iter().enumerate() {
-        assert!(
-            message.starts_with(&format!("optimizer step on rank {rank}, step 0: ")),
-            "{message}"
-        );
-        assert!(message.contains("those of step 0, the model has finished 2"), "{message}");
-    }
-}
-
-#[test]
-fn the_loss_of_a_step_is_the_mean_over_all_items() {
+fn the_loss_of_a_step_is_that_of_its_objective() {
     let loss = |objective, weights: [u64; 4]| {
         let options = ModelOptions { objective, ..ModelOptions::on(mesh(2, 2)) };
         common(on_ranks(4, |world| {
@@ -134,6 +109,9 @@ fn the_loss_of_a_step_is_the_mean_over_all_items() {
     assert_eq!(loss(Objective::WeightedMean, [1, 1, 1, 5]), (18.0 / 8.0, 8));
     assert_eq!(loss(Objective::RankMean, [1, 1, 1, 5]), (6.0 / 4.0, 8));
     assert_eq!(loss(Objective::WeightedMean, [0, 4, 0, 0]), (1.0, 4));
+    assert_eq!(loss(Objective::Sum, [1, 1, 1, 5]), (18.0, 8));
+    assert_eq!(loss(Objective::Factor(4.0), [1, 1, 1, 5]), (4.5, 8));
+    assert_eq!(loss(Objective::Sum, [0, 0, 0, 0]), (0.0, 0));
 }
 
 /// Parameters and gradient norm of one update with learning rate 1 on four ranks.
@@ -174,4 +152,20 @@ fn initial(name: &str) -> Vec<f32> {
 
 fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
     ShardedModel::new(world, three_units(), options.clone(), springs::initial)
+}
+
+#[test]
+fn a_norm_that_is_none_is_refused() {
+    for max_norm in [f64::NAN, -1.0] {
+        let clipped = std::panic::catch_unwind(|| one_gradient().clip(max_norm));
+        assert!(clipped.is_err(), "{max_norm}");
+    }
+    assert_eq!(one_gradient().clip(0.0).clip_factor(), 0.0);
+}
+
+fn one_gradient() -> hsdp::Gradients {
+    let mut model = model(World::single(), &ModelOptions::on(mesh(1, 1))).expect("a model");
+    let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
+    slopes::microbatch(&mut step, 1.0).expect("a microbatch");
+    step.finish().expect("gradients")
 }

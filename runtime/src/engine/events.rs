@@ -43,7 +43,7 @@ pub enum Event {
 
 /// A recording of events, kept while somebody wants it.
 ///
-/// Its lock is held for a push only, and only by threads that hold the engine's.
+/// Its lock is the innermost: it is held for a push, or to take the recording, and nothing is locked meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Events(Mutex<Option<Vec<Event>>>);
 

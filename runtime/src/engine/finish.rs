@@ -1,5 +1,7 @@
 //! How a step ends: reductions complete, all ranks agree, then one division.
 
+use std::sync::atomic::Ordering;
+
 use hsdp_comm::Stage;
 use hsdp_kernels::{divide_in_place, first_non_finite, squared_norm};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
@@ -8,9 +10,10 @@ use crate::agreement::{Agreement, Statement};
 use crate::divide::final_divisor;
 use crate::engine::fabric::Fabric;
 use crate::engine::step_state::StepState;
-use crate::engine::{Engine, State};
+use crate::engine::{Engine, NO_ATTEMPT, Opened, State};
 use crate::error::Error;
 use crate::gradients::{Gradients, Skip, Verdict};
+use crate::model::ModelId;
 use crate::objective::Objective;
 use crate::options::{NonFinite, Unused};
 use crate::presence::Presence;
@@ -20,50 +23,55 @@ impl Engine {
     ///
     /// An error before the agreement leaves the step open, for its owner to abort. The errors of the
     /// agreement itself are the same on all ranks: the step is over then, and nothing is to announce.
-    pub(crate) fn finish_step(&self, attempt: u64) -> Result<Gradients, Error> {
+    pub(crate) fn finish_step(&self, opened: Opened) -> Result<Gradients, Error> {
         let mut state = self.state();
         let State { step, .. } = &mut *state;
-        let Some(step) = step.as_mut().filter(|step| step.attempt == attempt) else {
-            return Err(self.fabric.misuse("finish", 0, "the step is over".to_owned()));
+        let Some(step) = step.as_mut().filter(|step| step.opened == opened) else {
+            return Err(self.fabric.misuse("finish", opened.step, "the step is over".to_owned()));
         };
-        let (shards, agreement) = step.note(|step| reduce_and_agree(&self.fabric, step))?;
+        let (grad_shards, agreement) = step.note(|step| reduce_and_agree(&self.fabric, step))?;
         let step = state.step.take().expect("it was there a moment ago");
+        self.under_way.store(NO_ATTEMPT, Ordering::Release);
         state.next_step += 1;
         state.last_weight = step.largest_weight;
-        let ended = Ended { fabric: &self.fabric, step: &step, agreement: &agreement };
-        ended.gradients(&mut state, shards)
+        let ended =
+            Ended { id: &self.id, fabric: &self.fabric, step: &step, agreement: &agreement };
+        ended.gradients(&mut state, grad_shards)
     }
 }
 
-type Shards = Vec<Vec<f32>>;
+/// This rank's shards of the gradient, by unit.
+type GradShards = Vec<Vec<f32>>;
 
-fn reduce_and_agree(fabric: &Fabric, step: &mut StepState) -> Result<(Shards, Agreement), Error> {
+fn reduce_and_agree(
+    fabric: &Fabric,
+    step: &mut StepState,
+) -> Result<(GradShards, Agreement), Error> {
     step.check_complete(fabric)?;
     let place = step.place();
-    let shards = step.reductions.finish_step(fabric, place)?;
+    let grad_shards = step.reductions.finish_step(fabric, place)?;
     let statement = Statement {
-        step: step.number,
         microbatches: step.finished as u64,
         weight: step.weight,
         loss: step.loss,
-        squared_norm: shards.iter().map(|shard| squared_norm(shard)).sum(),
+        squared_norm: grad_shards.iter().map(|shard| squared_norm(shard)).sum(),
         first_non_finite: None,
         presence: step.presence.clone(),
     };
     let statement =
-        Statement { first_non_finite: first_bad(fabric, &statement, &shards), ..statement };
-    let tag = fabric.tag(None, Stage::Agreement, step.number, place.microbatch);
+        Statement { first_non_finite: first_bad(fabric, &statement, &grad_shards), ..statement };
+    let tag = fabric.tag(None, Stage::Agreement, step.number(), place.microbatch);
     let said = fabric.control.all_gather(tag, statement.encode())?.wait()?;
     let ranks = fabric.plan.mesh().world_size();
-    Ok((shards, Agreement::decode(&said, ranks, fabric.parameters())))
+    Ok((grad_shards, Agreement::decode(&said, ranks, fabric.parameters())))
 }
 
 /// The first parameter with a gradient that is not finite, in the plan's order.
-fn first_bad(fabric: &Fabric, statement: &Statement, shards: &Shards) -> Option<usize> {
+fn first_bad(fabric: &Fabric, statement: &Statement, grad_shards: &GradShards) -> Option<usize> {
     if statement.squared_norm.is_finite() {
         return None;
     }
-    shards.iter().enumerate().find_map(|(unit, shard)| {
+    grad_shards.iter().enumerate().find_map(|(unit, shard)| {
         let at = first_non_finite(shard)?;
         let unit = UnitId::new(unit);
         let holds = |piece: &Piece| piece.shard_range().contains(&at);
@@ -76,27 +84,32 @@ fn first_bad(fabric: &Fabric, statement: &Statement, shards: &Shards) -> Option<
 
 /// A step on which all ranks have agreed.
 struct Ended<'a> {
+    id: &'a ModelId,
     fabric: &'a Fabric,
     step: &'a StepState,
     agreement: &'a Agreement,
 }
 
 impl Ended<'_> {
-    fn gradients(&self, state: &mut State, mut shards: Shards) -> Result<Gradients, Error> {
+    fn gradients(
+        &self,
+        state: &mut State,
+        mut grad_shards: GradShards,
+    ) -> Result<Gradients, Error> {
         let present = self.agreement.present_anywhere();
         self.check_unused()?;
-        self.check_weight()?;
+        let weight = self.weight()?;
         let verdict = self.verdict(state)?;
         let divisor = final_divisor(
             self.fabric.options.objective,
-            self.agreement.total_weight(),
+            weight,
             self.step.exponent.unwrap_or(0),
             state.loss_scale.value(),
         );
         let squared = self.agreement.squared_norm(self.fabric.plan.mesh(), self.fabric.rank());
         match verdict {
             Verdict::Apply => {
-                for shard in &mut shards {
+                for shard in &mut grad_shards {
                     divide_in_place(shard, divisor);
                 }
                 state.loss_scale.after_finite_step();
@@ -104,12 +117,13 @@ impl Ended<'_> {
             Verdict::Skip(_) => state.loss_scale.after_overflow(),
         }
         Ok(Gradients {
-            step: self.step.number,
-            shards,
+            step: self.step.number(),
+            model: self.id.clone(),
+            grad_shards,
             present: self.by_unit(&present),
             norm: squared.sqrt() / divisor,
-            loss: self.loss(),
-            weight: self.agreement.total_weight(),
+            loss: self.loss(weight),
+            weight,
             clip: 1.0,
             verdict,
         })
@@ -127,18 +141,26 @@ impl Ended<'_> {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a loss is reported")]
-    fn loss(&self) -> f64 {
-        let over = match self.fabric.options.objective {
-            Objective::RankMean => self.agreement.total_microbatches(),
-            _ => self.agreement.total_weight(),
-        };
-        self.agreement.total_loss() / over as f64
+    fn loss(&self, weight: u64) -> f64 {
+        let total = self.agreement.total_loss();
+        match self.fabric.options.objective {
+            Objective::WeightedMean => total / weight as f64,
+            Objective::RankMean => total / self.agreement.total_microbatches() as f64,
+            Objective::Sum => total,
+            Objective::Factor(factor) => total / factor,
+        }
     }
 
-    fn check_weight(&self) -> Result<(), Error> {
-        let weighs = self.fabric.options.objective != Objective::WeightedMean
-            || self.agreement.total_weight() > 0;
-        if weighs { Ok(()) } else { Err(Error::EmptyStep { step: self.step.number }) }
+    /// The weight of the whole step.
+    fn weight(&self) -> Result<u64, Error> {
+        let step = self.step.number();
+        match self.agreement.total_weight() {
+            None => Err(Error::WeightOverflow { step }),
+            Some(0) if self.fabric.options.objective == Objective::WeightedMean => {
+                Err(Error::EmptyStep { step })
+            }
+            Some(weight) => Ok(weight),
+        }
     }
 
     fn check_unused(&self) -> Result<(), Error> {
@@ -152,7 +174,7 @@ impl Ended<'_> {
             let ranks = self.agreement.ranks_without(number);
             if trainable && !ranks.is_empty() {
                 let parameter = self.fabric.name_of(number);
-                return Err(Error::UnusedParameter { step: self.step.number, parameter, ranks });
+                return Err(Error::UnusedParameter { step: self.step.number(), parameter, ranks });
             }
         }
         Ok(())
@@ -162,7 +184,7 @@ impl Ended<'_> {
         let Some((rank, number)) = self.agreement.first_non_finite() else {
             return Ok(Verdict::Apply);
         };
-        let (step, parameter) = (self.step.number, self.fabric.name_of(number));
+        let (step, parameter) = (self.step.number(), self.fabric.name_of(number));
         let skips = state.loss_scale.expects_overflow()
             || self.fabric.options.non_finite == NonFinite::Skip;
         if skips {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_comm::{Pending, Stage};
 use hsdp_kernels::HostBuffer;
 use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::{DType, Phase, UnitId, UnitLayout};
+use hsdp_sharding::{AfterForward, DType, Phase, UnitId, UnitLayout};
 
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
@@ -46,7 +46,7 @@ impl GatherQueue {
         unit: UnitId,
     ) -> Result<Full, Error> {
         let index = self.next_of(fabric, unit)?;
-        self.issue_through(fabric, shards, index + fabric.options.prefetch)?;
+        self.issue_through(fabric, shards, index.saturating_add(fabric.options.prefetch))?;
         let Slot::Issued(pending) = mem::replace(&mut self.slots[index], Slot::Taken) else {
             unreachable!("slot {index} was found not taken, and has just been issued");
         };
@@ -68,17 +68,36 @@ impl GatherQueue {
             .is_ok_and(|index| fabric.plan.gathers()[index].phase == Phase::Backward)
     }
 
-    /// Issues what is left of the forward pass, whether it is wanted here or not: other ranks may wait for it.
-    pub(crate) fn issue_forward(
+    /// Ends the forward pass: issues what is left of it, whether it is wanted here or not, since other ranks may wait
+    /// for it; and drops what nobody wanted of it and the backward will gather again.
+    pub(crate) fn end_forward(
         &mut self,
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
     ) -> Result<(), Error> {
         let gathers = fabric.plan.gathers();
-        match gathers.iter().rposition(|gather| gather.phase == Phase::Forward) {
-            Some(last) => self.issue_through(fabric, shards, last),
-            None => Ok(()),
+        if let Some(last) = gathers.iter().rposition(|gather| gather.phase == Phase::Forward) {
+            self.issue_through(fabric, shards, last)?;
         }
+        let resharded =
+            |unit: UnitId| fabric.plan.spec()[unit].after_forward == AfterForward::Reshard;
+        for (index, gather) in gathers.iter().enumerate() {
+            if gather.phase == Phase::Forward && resharded(gather.unit) {
+                self.discard(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a gather that was issued and that nobody took, and drops it.
+    fn discard(&mut self, index: usize) -> Result<(), Error> {
+        if !matches!(self.slots[index], Slot::Issued(_)) {
+            return Ok(());
+        }
+        if let Slot::Issued(pending) = mem::replace(&mut self.slots[index], Slot::Taken) {
+            drop(pending.wait()?);
+        }
+        Ok(())
     }
 
     /// Issues what other ranks may still wait for, and waits until no peer reads this rank's shard any more.
@@ -92,9 +111,7 @@ impl GatherQueue {
                 continue;
             }
             self.issue_through(fabric, shards, index)?;
-            if let Slot::Issued(pending) = mem::replace(&mut self.slots[index], Slot::Taken) {
-                drop(pending.wait()?);
-            }
+            self.discard(index)?;
         }
         Ok(())
     }
@@ -124,7 +141,7 @@ impl GatherQueue {
         shards: &[Arc<Vec<f32>>],
         last: usize,
     ) -> Result<(), Error> {
-        let end = self.slots.len().min(last + 1);
+        let end = self.slots.len().min(last.saturating_add(1));
         for index in 0..end {
             if matches!(self.slots[index], Slot::Waiting) {
                 self.slots[index] = Slot::Issued(self.issue(fabric, shards, index)?);

@@ -42,8 +42,8 @@ pub(crate) struct Reductions {
     all_reduced: usize,
     /// Mode `Local`: what waits for the last microbatch.
     unsharded: UnshardedGradients,
-    /// Mode `Every`: the one reduce-scatter that has not been added to its accumulator.
-    transient: Option<(UnitId, Pending<Vec<f32>>)>,
+    /// Mode `Every` with replicas: this microbatch's reduce-scatters, in the plan's order.
+    transients: Vec<(UnitId, Pending<Vec<f32>>)>,
 }
 
 impl Reductions {
@@ -55,7 +55,7 @@ impl Reductions {
             partials: buffers.into_iter().map(Partial::Empty).collect(),
             scattered: 0,
             all_reduced: 0,
-            transient: None,
+            transients: Vec::new(),
         }
     }
 
@@ -101,7 +101,7 @@ impl Reductions {
         }
         self.offer_rest(fabric);
         self.advance(fabric, place)?;
-        self.settle_transient(fabric, place)
+        self.settle_transients(fabric, place)
     }
 
     /// Ends the step: the gradients of all units, reduced over both axes; empty for units without any.
@@ -152,7 +152,6 @@ impl Reductions {
         place: Place,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
-        self.settle_transient(fabric, place)?;
         let every = reduces_replicas_every_microbatch(fabric);
         let (partial, fold) = if every {
             (Vec::new(), Fold::Replace)
@@ -168,7 +167,7 @@ impl Reductions {
         let layout = Arc::clone(fabric.plan.layout(unit));
         let pending = fabric.reduce.reduce_unit(tag, layout, contribution, accumulator)?;
         if every {
-            self.transient = Some((unit, pending));
+            self.transients.push((unit, pending));
         } else {
             self.partials[unit.index()] = Partial::Scattering(pending);
         }
@@ -199,19 +198,23 @@ impl Reductions {
         Ok(())
     }
 
-    /// Mode `Every`: all-reduces the last reduce-scatter's output and adds it to the accumulator.
+    /// Mode `Every` with replicas: all-reduces what the microbatch has scattered, and adds it to the partials.
     ///
-    /// One at a time on purpose: it bounds the memory to one transient unit. Who wants overlap here
-    /// wants the default mode.
-    fn settle_transient(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
-        let Some((unit, pending)) = self.transient.take() else { return Ok(()) };
-        let reduced = pending.wait()?;
-        let reduced = issue_all_reduce(fabric, place, (unit, reduced))?.wait()?;
-        let partial = &mut self.partials[unit.index()];
-        let (accumulator, fold) = partial.take().settle()?;
-        let mut accumulator = sized(accumulator, reduced.len());
-        settle(&mut accumulator, &reduced, Divisor::ONE, fold);
-        *partial = Partial::Held(accumulator);
+    /// Only here, where a microbatch ends and all of its gathers are done: a reduction that was waited for any earlier
+    /// could wait for a rank that waits for one of this rank's gathers.
+    fn settle_transients(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
+        let mut reducing = Vec::with_capacity(self.transients.len());
+        for (unit, pending) in self.transients.drain(..) {
+            reducing.push((unit, issue_all_reduce(fabric, place, (unit, pending.wait()?))?));
+        }
+        for (unit, pending) in reducing {
+            let reduced = pending.wait()?;
+            let partial = &mut self.partials[unit.index()];
+            let (accumulator, fold) = partial.take().settle()?;
+            let mut accumulator = sized(accumulator, reduced.len());
+            settle(&mut accumulator, &reduced, Divisor::ONE, fold);
+            *partial = Partial::Held(accumulator);
+        }
         Ok(())
     }
 }

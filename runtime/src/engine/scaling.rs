@@ -4,7 +4,7 @@ use hsdp_comm::Scaling;
 use hsdp_kernels::{Divisor, Wire};
 use hsdp_sharding::Accumulation;
 
-use crate::divide::{DividePlan, Divides, Reduction};
+use crate::divide::{DividePlan, Divides, Parties};
 use crate::engine::fabric::Fabric;
 use crate::engine::place::Place;
 use crate::error::Error;
@@ -28,7 +28,7 @@ fn scaling(fabric: &Fabric, divides: Divides) -> Result<Scaling, Error> {
 fn divide_plan(fabric: &Fabric, place: Place) -> DividePlan {
     let accumulation = fabric.plan.options().accumulation;
     let so_far = place.microbatches_so_far();
-    DividePlan::of(Reduction {
+    DividePlan::of(Parties {
         wire: fabric.options.wire(),
         shard_members: fabric.plan.mesh().shard_size(),
         replicate_members: Some(fabric.plan.mesh().replicate_size()),

@@ -6,11 +6,11 @@ use hsdp_comm::Stage;
 use hsdp_sharding::{ParamId, UnitId};
 
 use crate::engine::check;
-use crate::engine::exponent_of;
 use crate::engine::fabric::Fabric;
 use crate::engine::gathers::GatherQueue;
 use crate::engine::place::{Place, Turn};
 use crate::engine::reductions::{Reductions, UnitGradients};
+use crate::engine::{Opened, exponent_of};
 use crate::error::Error;
 use crate::full::Full;
 use crate::objective::{LossSum, Objective};
@@ -20,8 +20,7 @@ use crate::presence::Presence;
 /// Which microbatch of which attempt at which step a caller means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token {
-    pub(crate) attempt: u64,
-    pub(crate) step: u64,
+    pub(crate) opened: Opened,
     pub(crate) microbatch: usize,
 }
 
@@ -35,8 +34,7 @@ struct OpenMicrobatch {
 /// A step that has begun and not finished.
 #[derive(Debug)]
 pub(crate) struct StepState {
-    pub(crate) number: u64,
-    pub(crate) attempt: u64,
+    pub(crate) opened: Opened,
     pub(crate) microbatches: Option<usize>,
     /// Microbatches finished so far.
     pub(crate) finished: usize,
@@ -56,13 +54,12 @@ pub(crate) struct StepState {
 impl StepState {
     pub(crate) fn new(
         fabric: &Fabric,
-        (number, attempt): (u64, u64),
+        opened: Opened,
         options: StepOptions,
         buffers: Vec<Vec<f32>>,
     ) -> Self {
         Self {
-            number,
-            attempt,
+            opened,
             microbatches: options.microbatches,
             finished: 0,
             exponent: None,
@@ -89,16 +86,19 @@ impl StepState {
             _ => Err(Error::StalePass {
                 operation,
                 rank: fabric.rank(),
-                held: format!("microbatch {} of step {}", token.microbatch, token.step),
+                held: format!("microbatch {} of step {}", token.microbatch, token.opened.step),
                 current,
             }),
         }
     }
 
     fn token(&self) -> Option<Token> {
-        let open =
-            |_| Token { attempt: self.attempt, step: self.number, microbatch: self.finished };
+        let open = |_| Token { opened: self.opened, microbatch: self.finished };
         self.open.as_ref().map(open)
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.opened.step
     }
 
     pub(crate) fn failure(&self) -> Option<&str> {
@@ -118,7 +118,7 @@ impl StepState {
     }
 
     pub(crate) fn begin_microbatch(&mut self, fabric: &Fabric) -> Result<Token, Error> {
-        let refuse = |what: String| Err(fabric.misuse("microbatch", self.number, what));
+        let refuse = |what: String| Err(fabric.misuse("microbatch", self.number(), what));
         if self.open.is_some() {
             return refuse(format!("microbatch {} was begun and not finished", self.finished));
         }
@@ -128,10 +128,10 @@ impl StepState {
                 self.finished
             ));
         }
-        let gathers = GatherQueue::new(fabric, self.number, self.finished);
+        let gathers = GatherQueue::new(fabric, self.number(), self.finished);
         self.reductions.begin_microbatch();
         self.open = Some(OpenMicrobatch { gathers, loss: None });
-        Ok(Token { attempt: self.attempt, step: self.number, microbatch: self.finished })
+        Ok(Token { opened: self.opened, microbatch: self.finished })
     }
 
     pub(crate) fn unshard(
@@ -140,8 +140,7 @@ impl StepState {
         shards: &[Arc<Vec<f32>>],
         unit: UnitId,
     ) -> Result<Full, Error> {
-        let (number, needs_loss) =
-            (self.number, fabric.options.objective == Objective::WeightedMean);
+        let (number, needs_loss) = (self.number(), self.needs_loss(fabric));
         let open = self.open_microbatch();
         if needs_loss && open.loss.is_none() && open.gathers.next_is_backward(fabric, unit) {
             let what = "the backward pass begins with `loss`: other ranks agree there on a weight"
@@ -157,7 +156,7 @@ impl StepState {
         shards: &[Arc<Vec<f32>>],
         loss: LossSum,
     ) -> Result<(), Error> {
-        let number = self.number;
+        let number = self.number();
         let open = self.open_microbatch();
         if open.loss.replace(loss).is_some() {
             return Err(fabric.misuse(
@@ -166,8 +165,8 @@ impl StepState {
                 "this microbatch has its loss already".to_owned(),
             ));
         }
-        open.gathers.issue_forward(fabric, shards)?;
-        self.weight += loss.weight();
+        open.gathers.end_forward(fabric, shards)?;
+        self.add_weight(fabric, loss.weight())?;
         self.largest_weight = self.largest_weight.max(loss.weight());
         self.loss += match fabric.options.objective {
             Objective::RankMean => loss.mean(),
@@ -179,12 +178,21 @@ impl StepState {
         Ok(())
     }
 
+    fn add_weight(&mut self, fabric: &Fabric, weight: u64) -> Result<(), Error> {
+        match self.weight.checked_add(weight) {
+            Some(sum) => self.weight = sum,
+            None => {
+                let what =
+                    format!("the weights {} and {weight} add up to 2^64 or more", self.weight);
+                return Err(fabric.misuse("loss", self.number(), what));
+            }
+        }
+        Ok(())
+    }
+
     /// Asks all ranks for the weight of this microbatch: in the first step, where nobody gave a hint.
     fn agree_on_exponent(&self, fabric: &Fabric, loss: LossSum) -> Result<i32, Error> {
-        if fabric.options.objective != Objective::WeightedMean {
-            return Ok(0);
-        }
-        let tag = fabric.tag(None, Stage::Header, self.number, self.finished);
+        let tag = fabric.tag(None, Stage::Header, self.number(), self.finished);
         let weights = fabric.control.all_gather(tag, vec![loss.weight()])?.wait()?;
         Ok(exponent_of(weights.into_iter().max().unwrap_or(0)))
     }
@@ -196,7 +204,7 @@ impl StepState {
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
         self.check_seeded(fabric, scale)?;
-        check::gradients(fabric, self.number, unit, &gradients)?;
+        check::gradients(fabric, self.number(), unit, &gradients)?;
         for (index, gradient) in gradients.iter().enumerate() {
             if gradient.is_some() {
                 self.presence.insert(fabric.number_of(ParamId { unit, index }));
@@ -208,12 +216,15 @@ impl StepState {
         span.in_scope(|| self.reductions.offer(fabric, place, (unit, gradients)))
     }
 
+    /// Whether ranks agree on a size of gradients before a backward begins.
+    fn needs_loss(&self, fabric: &Fabric) -> bool {
+        fabric.options.objective != Objective::RankMean
+    }
+
     /// A backward that started without a seed has gradients of another size than its peers'.
     fn check_seeded(&mut self, fabric: &Fabric, scale: f64) -> Result<(), Error> {
-        let number = self.number;
-        let seeds_are_one = fabric.options.objective != Objective::WeightedMean
-            && scale == 1.0
-            && self.exponent.unwrap_or(0) == 0;
+        let number = self.number();
+        let seeds_are_one = !self.needs_loss(fabric) && scale == 1.0;
         if self.open_microbatch().loss.is_some() || seeds_are_one {
             return Ok(());
         }
@@ -229,6 +240,10 @@ impl StepState {
         shards: &[Arc<Vec<f32>>],
     ) -> Result<(), Error> {
         let place = self.place();
+        if self.open_microbatch().loss.is_none() && self.needs_loss(fabric) {
+            // A rank without items: other ranks agree in their `loss` with this one.
+            self.take_loss(fabric, shards, LossSum::new(0.0, 0))?;
+        }
         self.open_microbatch().gathers.finish(fabric, shards)?;
         self.reductions.finish_microbatch(fabric, place)?;
         self.open = None;
@@ -238,7 +253,7 @@ impl StepState {
 
     /// Refuses to finish a step that is not complete.
     pub(crate) fn check_complete(&self, fabric: &Fabric) -> Result<(), Error> {
-        let refuse = |what: String| Err(fabric.misuse("finish", self.number, what));
+        let refuse = |what: String| Err(fabric.misuse("finish", self.number(), what));
         match self.microbatches {
             _ if self.open.is_some() => {
                 refuse(format!("microbatch {} was begun and not finished", self.finished))
@@ -260,7 +275,7 @@ impl StepState {
             Some(count) if microbatch + 1 == count => Turn::Last,
             _ => Turn::MayFollow,
         };
-        Place { step: self.number, microbatch, turn }
+        Place { step: self.number(), microbatch, turn }
     }
 
     fn open_microbatch(&mut self) -> &mut OpenMicrobatch {
@@ -272,9 +287,9 @@ fn describe(step: Option<&StepState>) -> String {
     match step {
         None => "no step is under way".to_owned(),
         Some(step) if step.open.is_some() => {
-            format!("the model is in microbatch {} of step {}", step.finished, step.number)
+            format!("the model is in microbatch {} of step {}", step.finished, step.number())
         }
-        Some(step) => format!("the model is between microbatches of step {}", step.number),
+        Some(step) => format!("the model is between microbatches of step {}", step.number()),
     }
 }
 

@@ -4,8 +4,8 @@ use hsdp_kernels::AdamWStep;
 
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
-use crate::model::ShardedModel;
-use crate::optimizer::{Optimizer, Update, count_per_parameter, state_like_shards, update_runs};
+use crate::model::{ModelId, ShardedModel};
+use crate::optimizer::{Optimizer, Update, check_owner, count_per_parameter, state_like_shards};
 
 /// The parameters of AdamW. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +29,7 @@ impl Default for AdamWOptions {
 /// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on this rank's shards, with state in f32.
 #[derive(Debug)]
 pub struct AdamW {
+    model: ModelId,
     options: AdamWOptions,
     first_moments: Vec<Vec<f32>>,
     second_moments: Vec<Vec<f32>>,
@@ -41,6 +42,7 @@ impl AdamW {
     #[must_use]
     pub fn new(model: &ShardedModel, options: AdamWOptions) -> Self {
         Self {
+            model: model.id().clone(),
             options,
             first_moments: state_like_shards(model),
             second_moments: state_like_shards(model),
@@ -59,11 +61,13 @@ impl AdamW {
 
 impl Optimizer for AdamW {
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+        check_owner(&self.model, model, &gradients)?;
+        gradients.check_model(model)?;
         if *gradients.verdict() == Verdict::Apply {
             self.count_updates(&gradients);
         }
-        let Self { options, first_moments, second_moments, updates } = self;
-        update_runs(model, gradients, |run, clip| {
+        let Self { options, first_moments, second_moments, updates, .. } = self;
+        model.update(gradients, |run| {
             let unit = run.unit.index();
             let range = run.piece.shard_range();
             let step = AdamWStep {
@@ -73,7 +77,7 @@ impl Optimizer for AdamW {
                 epsilon: options.eps,
                 weight_decay: options.weight_decay,
                 step: updates[unit][run.piece.param],
-                clip,
+                clip: run.clip,
             };
             let (first, second) =
                 (&mut first_moments[unit][range.clone()], &mut second_moments[unit][range]);

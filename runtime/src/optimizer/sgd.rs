@@ -4,8 +4,8 @@ use hsdp_kernels::{MomentumKind, SgdStep};
 
 use crate::error::Error;
 use crate::gradients::Gradients;
-use crate::model::ShardedModel;
-use crate::optimizer::{Optimizer, Update, state_like_shards, update_runs};
+use crate::model::{ModelId, ShardedModel};
+use crate::optimizer::{Optimizer, Update, check_owner, state_like_shards};
 
 /// Whether and how past gradients enter an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -39,6 +39,7 @@ impl Default for SgdOptions {
 /// SGD on this rank's shards, with state in f32.
 #[derive(Debug)]
 pub struct Sgd {
+    model: ModelId,
     options: SgdOptions,
     /// One f32 for each trainable element; nothing without momentum.
     velocities: Option<Vec<Vec<f32>>>,
@@ -49,23 +50,24 @@ impl Sgd {
     #[must_use]
     pub fn new(model: &ShardedModel, options: SgdOptions) -> Self {
         let velocities = (options.momentum != Momentum::Off).then(|| state_like_shards(model));
-        Self { options, velocities }
+        Self { model: model.id().clone(), options, velocities }
     }
 }
 
 impl Optimizer for Sgd {
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
-        let Self { options, velocities } = self;
+        check_owner(&self.model, model, &gradients)?;
+        let Self { options, velocities, .. } = self;
         let (momentum, kind) = match options.momentum {
             Momentum::Off => (0.0, MomentumKind::Classic),
             Momentum::Classic(momentum) => (momentum, MomentumKind::Classic),
             Momentum::Nesterov(momentum) => (momentum, MomentumKind::Nesterov),
         };
         let (learning_rate, weight_decay) = (options.learning_rate, options.weight_decay);
-        update_runs(model, gradients, |run, clip| {
+        model.update(gradients, |run| {
             let range = run.piece.shard_range();
             let velocity = velocities.as_mut().map(|all| &mut all[run.unit.index()][range]);
-            let step = SgdStep { learning_rate, momentum, kind, weight_decay, clip };
+            let step = SgdStep { learning_rate, momentum, kind, weight_decay, clip: run.clip };
             hsdp_kernels::sgd(&step, run.parameters, run.gradient, velocity);
         })
     }

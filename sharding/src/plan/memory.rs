@@ -12,7 +12,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, UnitId, UnitLayout};
 /// |---|---|
 /// | `shard` | 4 · Σ shard_len |
 /// | `optimizer` | 4 · optimizer_slots · Σ n |
-/// | `partial` | 4 · Σ n; with accumulation `Every` and replicas 4 · (Σ n + max n) |
+/// | `partial` | 4 · Σ n; with accumulation `Every` and replicas twice that |
 /// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
 /// | `full` | size(param_dtype) · max over i of live(i) |
 ///
@@ -36,8 +36,8 @@ pub struct MemoryPlan {
     pub full: ByteCount,
     /// Unsharded f32 gradients that accumulate from microbatch to microbatch.
     pub grad_full: ByteCount,
-    /// f32 sums of reduce-scatter outputs; with `Every` and replicas also the output that is
-    /// being all-reduced.
+    /// f32 sums of reduce-scatter outputs; with `Every` and replicas also the outputs of the
+    /// microbatch, which are all-reduced before they are added.
     pub partial: ByteCount,
     /// f32 state of the optimizer.
     pub optimizer: ByteCount,
@@ -58,10 +58,8 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
     let f32_bytes = |elements: ElemCount| elements.bytes(DType::F32);
     let trainable = sum(plan, trainable_shard);
     let transient = match plan.options().accumulation {
-        Accumulation::Every if plan.mesh().replicate_size() > 1 => {
-            plan.layouts().iter().map(|layout| trainable_shard(layout)).max()
-        }
-        Accumulation::ReduceScatter | Accumulation::Every | Accumulation::Local => None,
+        Accumulation::Every if plan.mesh().replicate_size() > 1 => trainable,
+        Accumulation::ReduceScatter | Accumulation::Every | Accumulation::Local => ElemCount::ZERO,
     };
     let grad_full = match plan.options().accumulation {
         Accumulation::Local => plan.spec().units().iter().map(|unit| unit.trainable_numel()).sum(),
@@ -71,7 +69,7 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
         shard: f32_bytes(sum(plan, |layout| ElemCount::of(layout.shard_len()))),
         full: peak_full(plan).bytes(plan.options().param_dtype),
         grad_full: f32_bytes(grad_full),
-        partial: f32_bytes(trainable + transient.unwrap_or_default()),
+        partial: f32_bytes(trainable + transient),
         optimizer: f32_bytes(trainable) * plan.options().optimizer_slots as u64,
     }
 }

@@ -93,12 +93,11 @@ fn peak_full(plan: &Plan) -> usize {
 /// is left.
 fn counted(plan: &Plan) -> MemoryPlan {
     let options = plan.options();
-    let (mut shard, mut trainable, mut largest, mut grad_full) = (0, 0, 0, 0);
+    let (mut shard, mut trainable, mut grad_full) = (0, 0, 0);
     for (unit, layout) in plan.spec().units().iter().zip(plan.layouts()) {
         let ranks = layout.shard_size();
         shard += layout.full_len() / ranks;
         trainable += layout.trainable().len / ranks;
-        largest = largest.max(layout.trainable().len / ranks);
         for param in unit.params.iter().filter(|param| param.role == Role::Trainable) {
             grad_full += param.shape.iter().product::<usize>();
         }
@@ -111,7 +110,7 @@ fn counted(plan: &Plan) -> MemoryPlan {
         shard: words(shard),
         full: ByteCount::of(peak_full(plan)),
         grad_full: words(if local { grad_full } else { 0 }),
-        partial: words(trainable + if every { largest } else { 0 }),
+        partial: words(if every { 2 * trainable } else { trainable }),
         optimizer: words(options.optimizer_slots * trainable),
     }
 }

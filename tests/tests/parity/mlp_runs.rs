@@ -117,6 +117,8 @@ impl Run {
         let averaged = Average { mesh, accumulation, objective, weight }.of(&contributions);
         let loss = match objective {
             Objective::RankMean => sum_of_means / (ranks * MICROBATCHES) as f64,
+            Objective::Sum => sum_of_losses,
+            Objective::Factor(factor) => sum_of_losses / factor,
             _ => sum_of_losses / weight as f64,
         };
         (loss, averaged)

@@ -14,7 +14,7 @@ pub use sgd::{Momentum, Sgd, SgdOptions};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::gradients::{Gradients, Skip, Verdict};
-use crate::model::ShardedModel;
+use crate::model::{ModelId, ShardedModel};
 
 /// What became of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum Update {
     Skipped(Skip),
 }
 
-/// Something that updates a model's shards by its gradients.
+/// Something that updates a model's shards by its gradients, by [`ShardedModel::update`].
 pub trait Optimizer {
     /// Updates this rank's shards, or skips the step if that is what the ranks agreed on. Not collective.
     ///
@@ -40,46 +40,62 @@ pub trait Optimizer {
     fn set_learning_rate(&mut self, rate: f64);
 }
 
-/// A run of elements of one parameter in this rank's shard: where it lies, and whose it is.
-struct Run<'a> {
-    unit: UnitId,
-    piece: Piece,
-    parameters: &'a mut [f32],
-    gradient: &'a [f32],
+/// A run of elements of one parameter in this rank's shard, with its gradient.
+#[derive(Debug)]
+pub struct Run<'a> {
+    /// The unit.
+    pub unit: UnitId,
+    /// Whose elements these are, and where in the unit's shard: state lies at the same place.
+    pub piece: Piece,
+    /// f32 master parameters, `[piece.len]`: to be updated.
+    pub parameters: &'a mut [f32],
+    /// f32, `[piece.len]`: to be multiplied by `clip` before anything else.
+    pub gradient: &'a [f32],
+    /// What [`Gradients::clip`] asked for, or 1.
+    pub clip: f32,
 }
 
-/// Calls `update` for each run of elements that has a gradient, and gives the gradient's buffers back.
-fn update_runs(
-    model: &mut ShardedModel,
-    gradients: Gradients,
-    mut update: impl FnMut(Run<'_>, f32),
-) -> Result<Update, Error> {
-    let fabric = &model.engine.fabric;
-    let mut state = model.engine.state();
-    if gradients.step + 1 != state.next_step {
-        let what = format!(
-            "the gradients are those of step {}, the model has finished {}",
-            gradients.step, state.next_step
-        );
-        return Err(fabric.misuse("optimizer step", gradients.step, what));
-    }
-    if gradients.verdict == Verdict::Apply {
-        for unit in fabric.plan.reductions().iter().copied() {
-            let shard = exclusive(&mut state.shards[unit.index()]);
-            for piece in pieces_with_gradient(fabric, unit, &gradients.present[unit.index()]) {
-                let range = piece.shard_range();
-                let gradient = &gradients.shards[unit.index()][range.clone()];
-                let parameters = &mut shard[range];
-                update(Run { unit, piece, parameters, gradient }, gradients.clip);
+impl ShardedModel {
+    /// Updates this rank's shards: calls `update` for each run of elements that has a gradient, in the plan's order of
+    /// units, and counts the step as committed. What an [`Optimizer`] is made of. Not collective.
+    ///
+    /// # Errors
+    /// As [`Gradients::check_model`], before anything is changed.
+    pub fn update(
+        &mut self,
+        gradients: Gradients,
+        mut update: impl FnMut(Run<'_>),
+    ) -> Result<Update, Error> {
+        gradients.check_model(self)?;
+        let fabric = &self.engine.fabric;
+        let mut state = self.engine.state();
+        if gradients.verdict == Verdict::Apply {
+            for unit in fabric.plan.reductions().iter().copied() {
+                let shard = exclusive(&mut state.shards[unit.index()]);
+                for piece in pieces_with_gradient(fabric, unit, &gradients.present[unit.index()]) {
+                    let range = piece.shard_range();
+                    let gradient = &gradients.grad_shards[unit.index()][range.clone()];
+                    let parameters = &mut shard[range];
+                    update(Run { unit, piece, parameters, gradient, clip: gradients.clip });
+                }
             }
         }
+        state.committed += 1;
+        state.recycled = gradients.grad_shards;
+        Ok(match gradients.verdict {
+            Verdict::Apply => Update::Applied,
+            Verdict::Skip(skip) => Update::Skipped(skip),
+        })
     }
-    state.committed += 1;
-    state.recycled = gradients.shards;
-    Ok(match gradients.verdict {
-        Verdict::Apply => Update::Applied,
-        Verdict::Skip(skip) => Update::Skipped(skip),
-    })
+}
+
+/// Refuses a model for which an optimizer was not made.
+fn check_owner(owner: &ModelId, model: &ShardedModel, gradients: &Gradients) -> Result<(), Error> {
+    if owner == model.id() {
+        return Ok(());
+    }
+    let what = "the optimizer was made for another model".to_owned();
+    Err(model.engine.fabric.misuse("optimizer step", gradients.step, what))
 }
 
 /// The pieces of this rank's shard that are trained and got a gradient in this step.

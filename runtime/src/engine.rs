@@ -27,6 +27,7 @@ mod unsharded;
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Stage, StepFailure};
 use hsdp_sharding::UnitId;
@@ -35,6 +36,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::error::Error;
 use crate::full::Full;
 use crate::header::StepHeader;
+use crate::model::ModelId;
 use crate::objective::{LossSum, Objective, Seed};
 use crate::options::StepOptions;
 use crate::precision::LossScale;
@@ -47,7 +49,20 @@ use step_state::{StepState, sized_like_plan};
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) fabric: Fabric,
+    pub(crate) id: ModelId,
     state: Mutex<State>,
+    /// The attempt that is under way, or [`NO_ATTEMPT`]: outside the lock, so that a step can be given up while
+    /// another thread waits in it.
+    under_way: AtomicU64,
+}
+
+const NO_ATTEMPT: u64 = 0;
+
+/// A step that was begun: its number, and which attempt at a step it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Opened {
+    pub(crate) step: u64,
+    pub(crate) attempt: u64,
 }
 
 /// What changes from step to step.
@@ -60,7 +75,7 @@ pub(crate) struct State {
     pub(crate) loss_scale: LossScale,
     /// The number of the next step.
     pub(crate) next_step: u64,
-    /// Updates that the parameters have gone through.
+    /// Steps that an optimizer has gone through, updated or skipped.
     pub(crate) committed: u64,
     /// The largest weight that a microbatch of the last step had on this rank.
     last_weight: u64,
@@ -81,19 +96,28 @@ impl Engine {
             attempts: 0,
             step: None,
         };
-        Self { fabric, state: Mutex::new(state) }
+        Self {
+            fabric,
+            id: ModelId::new(),
+            state: Mutex::new(state),
+            under_way: AtomicU64::new(NO_ATTEMPT),
+        }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// Exchanges headers and opens the step. Returns its attempt.
-    pub(crate) fn begin_step(&self, options: StepOptions) -> Result<u64, Error> {
+    /// Exchanges headers and opens the step.
+    pub(crate) fn begin_step(&self, options: StepOptions) -> Result<Opened, Error> {
         let mut state = self.state();
         let step = state.next_step;
         if options.microbatches == Some(0) {
             let what = "a step of 0 microbatches has nothing to reduce".to_owned();
+            return Err(self.fabric.misuse("begin_step", step, what));
+        }
+        if let Some(leaked) = &state.step {
+            let what = format!("step {} was neither finished nor dropped", leaked.number());
             return Err(self.fabric.misuse("begin_step", step, what));
         }
         self.fabric.world.set_step(step);
@@ -112,18 +136,21 @@ impl Engine {
         state.attempts += 1;
         let attempt = state.attempts;
         let buffers = sized_like_plan(mem::take(&mut state.recycled), &self.fabric);
-        let mut opened = StepState::new(&self.fabric, (step, attempt), options, buffers);
-        opened.exponent = exponent_known_early(self.fabric.options.objective, largest_hint);
-        state.step = Some(opened);
-        Ok(attempt)
+        let opened = Opened { step, attempt };
+        let mut begun = StepState::new(&self.fabric, opened, options, buffers);
+        begun.exponent = exponent_known_early(self.fabric.options.objective, largest_hint);
+        state.step = Some(begun);
+        self.under_way.store(attempt, Ordering::Release);
+        Ok(opened)
     }
 
-    pub(crate) fn begin_microbatch(&self, attempt: u64) -> Result<Token, Error> {
+    pub(crate) fn begin_microbatch(&self, opened: Opened) -> Result<Token, Error> {
         let mut state = self.state();
-        let step = state.step.as_mut().filter(|step| step.attempt == attempt);
-        match step {
+        match state.step.as_mut().filter(|step| step.opened == opened) {
             Some(step) => step.begin_microbatch(&self.fabric),
-            None => Err(self.fabric.misuse("microbatch", 0, "the step is over".to_owned())),
+            None => {
+                Err(self.fabric.misuse("microbatch", opened.step, "the step is over".to_owned()))
+            }
         }
     }
 
@@ -132,7 +159,7 @@ impl Engine {
         let mut state = self.state();
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "unshard")?;
-        check::unit(&self.fabric, step.number, unit, "unshard")?;
+        check::unit(&self.fabric, step.number(), unit, "unshard")?;
         step.note(|step| step.unshard(&self.fabric, shards, unit))
     }
 
@@ -159,7 +186,7 @@ impl Engine {
         let scale = state.loss_scale.value();
         let State { step, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "reduce")?;
-        check::unit(&self.fabric, step.number, unit, "reduce")?;
+        check::unit(&self.fabric, step.number(), unit, "reduce")?;
         step.note(|step| step.reduce(&self.fabric, scale, (unit, gradients)))
     }
 
@@ -170,18 +197,32 @@ impl Engine {
         step.note(|step| step.finish_microbatch(&self.fabric, shards))
     }
 
-    /// Announces, without blocking, that this rank gives the step up; every rank will discard it.
-    pub(crate) fn abort_step(&self, attempt: u64) {
+    /// Announces that this rank gives the step up, and discards it; every rank will do so.
+    ///
+    /// The announcement waits for nobody. A thread that waits in the step at this moment gets its error by it, and then
+    /// lets go of the state.
+    pub(crate) fn abort_step(&self, opened: Opened) {
+        let (attempt, acq_rel, relaxed) = (opened.attempt, Ordering::AcqRel, Ordering::Relaxed);
+        if self.under_way.compare_exchange(attempt, NO_ATTEMPT, acq_rel, relaxed).is_err() {
+            return;
+        }
+        let reason = self.reason_for_abort();
+        self.fabric.world.abort_step(StepFailure { step: opened.step, reason });
         let mut state = self.state();
-        let Some(step) = state.step.take_if(|step| step.attempt == attempt) else { return };
-        let reason = match step.failure() {
+        state.step = None;
+        state.recycled = vec![Vec::new(); state.shards.len()];
+        self.fabric.world.next_epoch();
+    }
+
+    fn reason_for_abort(&self) -> String {
+        let Some(state) = self.state.try_lock() else {
+            return "the step was dropped while another thread was in it".to_owned();
+        };
+        match state.step.as_ref().and_then(StepState::failure) {
             Some(failure) => failure.to_owned(),
             None if std::thread::panicking() => "the rank panicked".to_owned(),
             None => "the step was dropped before its finish".to_owned(),
-        };
-        self.fabric.world.abort_step(StepFailure { step: step.number, reason });
-        state.recycled = vec![Vec::new(); state.shards.len()];
-        self.fabric.world.next_epoch();
+        }
     }
 }
 
@@ -189,7 +230,7 @@ impl Engine {
 fn exponent_known_early(objective: Objective, largest_hint: u64) -> Option<i32> {
     match (objective, largest_hint) {
         (Objective::RankMean, _) => Some(0),
-        (Objective::WeightedMean, 0) => None,
+        (_, 0) => None,
         (_, hint) => Some(exponent_of(hint)),
     }
 }

@@ -1,0 +1,122 @@
+//! What an optimizer accepts, and that what it refuses changes nothing: no parameter, and no state of its own.
+
+use std::collections::BTreeMap;
+
+use hsdp::{
+    AdamW, AdamWOptions, Error, Gradients, Mesh, ModelId, ModelOptions, Optimizer, Sgd, SgdOptions,
+    ShardedModel, StepOptions, Update, World,
+};
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::slopes;
+use hsdp_tests::support::springs;
+
+type Parameters = BTreeMap<String, Vec<f32>>;
+
+#[test]
+fn gradients_of_an_older_step_are_refused_and_age_nothing() {
+    for make in [adamw, sgd] {
+        let trained = |stale: bool| {
+            let mut model = model();
+            let mut optimizer = make(&model);
+            let older = gradients(&mut model);
+            let newer = gradients(&mut model);
+            if stale {
+                let refused = optimizer.step(&mut model, older).expect_err("it is stale");
+                assert_eq!(
+                    refused.to_string(),
+                    "optimizer step on rank 0, step 0: the gradients are those of step 0, the model has finished 2"
+                );
+            }
+            optimizer.step(&mut model, newer).expect("an update");
+            parameters(&model)
+        };
+        assert_eq!(trained(true), trained(false));
+    }
+}
+
+#[test]
+fn gradients_of_another_model_are_refused() {
+    for make in [adamw, sgd] {
+        let (mut one, mut other) = (model(), model());
+        let mut optimizer = make(&one);
+        let (_, foreign) = (gradients(&mut one), gradients(&mut other));
+        let before = parameters(&one);
+        let refused = optimizer.step(&mut one, foreign).expect_err("it is another's").to_string();
+        assert!(refused.ends_with("these are the gradients of another model"), "{refused}");
+        assert_eq!(parameters(&one), before);
+    }
+}
+
+#[test]
+fn an_optimizer_of_another_model_is_refused() {
+    for make in [adamw, sgd] {
+        let (one, mut other) = (model(), model());
+        let mut optimizer = make(&one);
+        let gradients = gradients(&mut other);
+        let refused = optimizer.step(&mut other, gradients).expect_err("it is another's");
+        let refused = refused.to_string();
+        assert!(refused.ends_with("the optimizer was made for another model"), "{refused}");
+        assert_eq!(other.committed_steps(), 0);
+    }
+}
+
+/// An optimizer that this crate knows nothing of: it moves each element by the sign of its gradient.
+struct Signs {
+    model: ModelId,
+    rate: f64,
+}
+
+impl Optimizer for Signs {
+    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+        assert_eq!(self.model, *model.id());
+        #[expect(clippy::cast_possible_truncation, reason = "a rate of a test")]
+        let rate = self.rate as f32;
+        model.update(gradients, |run| {
+            for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
+                *parameter -= rate * (gradient * run.clip).signum();
+            }
+        })
+    }
+
+    fn set_learning_rate(&mut self, rate: f64) {
+        self.rate = rate;
+    }
+}
+
+#[test]
+fn an_optimizer_can_be_written_outside() {
+    let mut model = model();
+    let mut signs = Signs { model: model.id().clone(), rate: 0.0 };
+    signs.set_learning_rate(0.25);
+    let before = parameters(&model);
+    let gradients = gradients(&mut model);
+    assert_eq!(signs.step(&mut model, gradients).expect("an update"), Update::Applied);
+    for (name, after) in parameters(&model) {
+        for (before, after) in before[&name].iter().zip(after) {
+            assert_eq!(before - 0.25, after, "{name}");
+        }
+    }
+}
+
+fn adamw(model: &ShardedModel) -> Box<dyn Optimizer> {
+    Box::new(AdamW::new(model, AdamWOptions::default()))
+}
+
+fn sgd(model: &ShardedModel) -> Box<dyn Optimizer> {
+    Box::new(Sgd::new(model, SgdOptions::default()))
+}
+
+fn gradients(model: &mut ShardedModel) -> Gradients {
+    let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
+    slopes::microbatch(&mut step, 1.0).expect("a microbatch");
+    step.finish().expect("gradients")
+}
+
+fn parameters(model: &ShardedModel) -> Parameters {
+    model.full_parameters().expect("parameters")
+}
+
+fn model() -> ShardedModel {
+    let options = ModelOptions::on(Mesh::SINGLE);
+    ShardedModel::new(World::single(), three_units(), options, springs::initial).expect("a model")
+}
