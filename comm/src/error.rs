@@ -11,7 +11,8 @@ use crate::{Descriptor, Mismatch, Op};
 /// An error of a collective, a group or a world.
 ///
 /// [`is_fatal`](Self::is_fatal) tells those that end the world from a step's end and from the caller's mistakes.
-/// All ranks get the same value of the errors that are shared (`CollectiveMismatch`, `StepAborted`, `WorldAborted`).
+/// All ranks get the same value of the errors that are shared (`CollectiveMismatch`, `StepAborted`,
+/// `WorldAborted`, `WorkFailed`).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -35,12 +36,22 @@ pub enum Error {
     /// The world is over: a rank panicked, left, missed a deadline, or asked for the end.
     #[error("world aborted: rank {rank}, step {step}, {}: {reason}", At(.operation.as_deref()))]
     WorldAborted {
-        /// Whose doing it is.
+        /// Whose doing it is. Of a missed deadline: a rank that came too late and does not wait for another itself, or
+        /// whose gradient is still being read; the lowest if there are several.
         rank: Rank,
         /// The step it was in.
         step: u64,
         /// The operation it issued last, on any channel.
         operation: Option<Arc<Descriptor>>,
+        /// What happened.
+        reason: AbortReason,
+    },
+    /// The world is over, and no rank is known to be at fault: the work of an operation panicked or did not end, but
+    /// not in the code that lends what a member brought.
+    #[error("world aborted in the work of {operation} ({}): {reason}", .operation.place())]
+    WorkFailed {
+        /// The operation.
+        operation: Arc<Descriptor>,
         /// What happened.
         reason: AbortReason,
     },
@@ -142,7 +153,10 @@ impl Error {
     /// Whether the world is over: nothing but a new world helps.
     #[must_use]
     pub const fn is_fatal(&self) -> bool {
-        matches!(self, Self::CollectiveMismatch { .. } | Self::WorldAborted { .. })
+        matches!(
+            self,
+            Self::CollectiveMismatch { .. } | Self::WorldAborted { .. } | Self::WorkFailed { .. }
+        )
     }
 }
 
@@ -150,7 +164,7 @@ impl Error {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AbortReason {
-    /// The rank panicked.
+    /// The rank panicked, or the code that lends what it brought, or the work of an operation.
     #[error("it panicked: {message}")]
     Panicked {
         /// The panic's message.

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use hsdp_sharding::{ByteCount, Rank};
 
 use crate::call::Call;
-use crate::local::{Member, Ticket};
+use crate::local::{InBlock, Member, Ticket};
 use crate::seat::{Flavour, Seat, Sequence};
+use crate::sync::atomic::AtomicUsize;
 use crate::work::{Meter, Work};
-use crate::{Channel, Error, GroupId, Op, Pending};
+use crate::{Channel, Descriptor, Error, GroupId, Op, Pending};
 
 /// An ordered set of ranks, on one channel, and this rank's place in it.
 ///
@@ -82,7 +83,7 @@ impl Group {
         self.ranks.len()
     }
 
-    /// The place of this rank among them.
+    /// The place of this rank among them: its slot in the group's operations.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
@@ -129,10 +130,10 @@ impl Group {
         D: Send + 'static,
         W: Work + 'static,
     {
-        if self.size() == 1 {
-            return self.alone(&call, deposit, assemble);
-        }
         let descriptor = self.seat.enter(self.id, self.channel, &self.sequence, call)?;
+        if self.size() == 1 {
+            return self.alone(&descriptor, deposit, assemble);
+        }
         let op = descriptor.op;
         let ledger = &self.seat.record.ledger;
         let pending = match &self.seat.flavour {
@@ -164,12 +165,18 @@ impl Group {
         let id = self.id.pair(from, to);
         let slot = usize::from(call.op == Op::Recv);
         let descriptor = self.seat.enter(id, self.channel, &self.seat.sequence(id, slot), call)?;
+        let op = descriptor.op;
+        let ticket = match &self.seat.flavour {
+            Flavour::Local(lifeline) => {
+                let member = Member { rank: self.rank(), ranks: Arc::new(ranks), slot };
+                Some(lifeline.core().submit(member, descriptor, deposit, assemble)?)
+            }
+            Flavour::Counting => None,
+        };
         if from != to {
-            self.seat.record.ledger.call(self.channel, descriptor.op);
+            self.seat.record.ledger.call(self.channel, op);
         }
-        let Flavour::Local(lifeline) = &self.seat.flavour else { return Ok(None) };
-        let member = Member { rank: self.rank(), ranks: Arc::new(ranks), slot };
-        lifeline.core().submit(member, descriptor, deposit, assemble).map(Some)
+        Ok(ticket)
     }
 
     /// What a rank that is not there would have sent: it counts, and nothing comes.
@@ -180,27 +187,24 @@ impl Group {
     /// An operation of a group of one: it is done before the call returns, and counts nothing.
     fn alone<D, W: Work>(
         &self,
-        call: &Call,
+        descriptor: &Descriptor,
         deposit: D,
         assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<Pending<W::Output>, Error> {
-        self.check(call.op)?;
         let work = assemble(vec![deposit]).map_err(|expected| Error::BadCount {
-            op: call.op,
+            op: descriptor.op,
             rank: self.rank(),
             what: "a group of one".to_owned(),
-            found: call.counts.total(),
+            found: descriptor.counts.total(),
             expected,
         })?;
-        let meter = Meter::new(&[], &self.ranks, self.channel, call.op);
+        let readers = [AtomicUsize::new(0)];
+        let meter = Meter::new(&[], &self.ranks, descriptor, &readers);
+        let in_block = InBlock::enter();
         (0..work.blocks()).for_each(|block| work.run(block, &meter));
+        drop(in_block);
         let output = work.finish().pop().expect("a group of one has one output");
         Ok(Pending::ready(output))
-    }
-
-    /// Whether an operation may be issued now.
-    pub(crate) fn check(&self, op: Op) -> Result<(), Error> {
-        self.seat.check(op)
     }
 }
 

@@ -31,6 +31,9 @@ pub struct RankFailure {
 /// A rank that panics ends the world: as soon as the panic's hook has run, the others get
 /// [`Error::WorldAborted`] with its message. One that returns while others wait for it does the same: it has left.
 ///
+/// Memory is counted for each rank apart, so there are at most [`memory::MAX_RANKS`] of them: those beyond panic before
+/// they begin. [`World::local`] has no such limit.
+///
 /// ```
 /// use hsdp_comm::{Channel, Reduction, Tag, WorldOptions, launch};
 ///
@@ -103,9 +106,11 @@ fn start<'scope, T: Send + 'scope>(
 
 /// One rank, from its first line to the moment from which others must not wait for it.
 fn run<T>(world: World, rank: &impl Fn(World) -> T) -> Result<T, Arc<str>> {
-    memory::set_rank(world.rank());
     let seat = Arc::clone(world.seat());
-    let returned = catch_unwind(AssertUnwindSafe(|| rank(world)));
+    let returned = catch_unwind(AssertUnwindSafe(|| {
+        memory::set_rank(world.rank());
+        rank(world)
+    }));
     let returned = returned.map_err(|panic| {
         let message = panic_message(&*panic);
         seat.end(Error::WorldAborted {
@@ -132,5 +137,22 @@ fn join<T>(rank: Rank, thread: Started<'_, T>) -> Result<T, RankFailure> {
 impl fmt::Display for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}", self.rank(), self.size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_for_which_memory_cannot_be_counted_fails_by_name() {
+        let last = World::local(memory::MAX_RANKS + 1, WorldOptions::default()).pop();
+        let last = last.expect("there are ranks");
+        let world = last.clone();
+        let failure = run(last, &|_| unreachable!("it never begins")).map(|()| "returned");
+        let expected = "rank 1024: memory is counted for 1024 ranks";
+        assert_eq!(failure, Err(expected.into()));
+        let end = world.end().expect("the others are told").to_string();
+        assert!(end.starts_with("world aborted: rank 1024, ") && end.ends_with(expected), "{end}");
     }
 }

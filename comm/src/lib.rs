@@ -4,8 +4,9 @@
 //! Every call is compared with what the other members issued, and nobody waits for ever: a mismatch, a panic, a rank
 //! that leaves and a missed deadline all end as an error that says which rank, step and operation.
 //!
-//! This crate does no arithmetic of its own (that is `hsdp-kernels`), and knows no layout, schedule or step: what is
-//! gathered when, and what a failed step means, is the runtime's. It talks to no network.
+//! This crate does no arithmetic of its own (that is `hsdp-kernels`). It moves whole units by their layouts, and carries
+//! step, unit and microbatch in its tags; but it knows no plan and no schedule: what is gathered when, and what a failed
+//! step means, is the runtime's. It talks to no network.
 //!
 //! | concept | PyTorch's word | here |
 //! |---|---|---|

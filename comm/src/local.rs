@@ -3,8 +3,9 @@
 //!
 //! In reading order: `record` (what a rank shows to others), `status` (how a world or a step ends early),
 //! `operation` and `table` (where members meet), `running` and `queue` (who does the work), `core` (all of it
-//! together), `ends` (how it ends early), `wait` (how a member gets its output).
+//! together), `ends` (how it ends early), `clock` and `wait` (how a member gets its output).
 
+mod clock;
 mod core;
 mod ends;
 mod operation;
@@ -20,6 +21,6 @@ mod tests;
 
 pub(crate) use self::core::{Core, Lifeline, Member};
 pub(crate) use self::record::Record;
-pub(crate) use self::running::{in_block, panic_message};
+pub(crate) use self::running::{InBlock, in_block, panic_message};
 pub(crate) use self::status::Status;
 pub(crate) use self::wait::Ticket;

@@ -12,9 +12,11 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorldOptions {
-    /// How long a rank waits for one operation before it ends the world. Default 120 s.
+    /// How long a rank waits for one operation before it ends the world, from the moment when it begins to wait, not
+    /// from when it issued. Of any length; default 120 s.
     pub deadline: Duration,
-    /// How long a rank waits for one operation before it warns, naming who is missing. Default 5 s.
+    /// How long a rank waits for one operation before it warns, naming who is missing. Default 5 s; a warning that
+    /// would not come before the deadline is not given.
     pub late: Duration,
     /// Threads that do the work of operations beside the ranks.
     pub workers: Workers,

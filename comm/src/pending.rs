@@ -43,12 +43,14 @@ impl<T> Pending<T> {
 
     /// Waits until the operation is complete, and returns its output.
     ///
-    /// A thread that waits helps with the work of this and other operations. Members need not wait in the order
-    /// in which they issued.
+    /// A thread that waits helps with the work of this operation, and of others where that calls no code of users.
+    /// Members need not wait in the order in which they issued.
+    ///
+    /// When it returns an output, nobody holds what this member has lent. After an error, others may for a while.
     ///
     /// # Errors
     /// What ended the operation early: [`Error::CollectiveMismatch`], [`Error::StepAborted`],
-    /// [`Error::WorldAborted`] (also when the deadline of the world passes), or [`Error::Reentrant`] when called
+    /// [`Error::WorldAborted`] or [`Error::WorkFailed`] (also when the deadline of the world passes), or [`Error::Reentrant`] when called
     /// from inside a block. Buffers of an operation that failed are gone.
     pub fn wait(self) -> Result<T, Error> {
         match self.state {

@@ -16,7 +16,7 @@ use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
 #[derive(Clone, Debug)]
 pub struct Contribution {
     /// By index of the parameter in the unit. `None` contributes zeros; frozen parameters have none. Gradients are
-    /// read where they lie, and dropped when the operation is complete.
+    /// read where they lie, and dropped before [`Pending::wait`] returns what they were summed to.
     pub gradients: Vec<Option<Arc<dyn GradientValues>>>,
     /// How the sum is scaled; the same on all members.
     pub scaling: Scaling,
@@ -36,12 +36,16 @@ pub struct Accumulator {
 /// All are **collective**, in the order of the group's channel, with the same tag, layout, dtypes and divisors on all
 /// members; all return at once. A group of one member does the arithmetic in the call, rounds nothing to the wire,
 /// divides once by both divisors, and counts nothing.
+///
+/// Every call refuses, before anything is issued, what it can see to be wrong by itself, and [`Error::Reentrant`] calls;
+/// it passes on the error of a step or world that has ended. What only all members together can see comes out of
+/// [`Pending::wait`].
 impl Group {
     /// Gathers a unit: every member's f32 shard is cast to the dtype of the targets and written into every
     /// member's parameters.
     ///
-    /// `shard`: `[layout.shard_len()]`, read in place, so it must not be wanted for writing until the operation
-    /// is complete. `targets`: one buffer for each parameter of the unit, `[its elements]`; the output, filled.
+    /// `shard`: `[layout.shard_len()]`, read in place, so it is not free to be written until the operation
+    /// is complete; after one that failed, others may hold it for a while. `targets`: one buffer for each parameter of the unit, `[its elements]`; the output, filled.
     /// Bytes count with the padding between parameters.
     ///
     /// # Errors
@@ -105,7 +109,7 @@ impl Group {
     /// `values`: `[n]`, f32; output `[n]`, in the same buffer.
     ///
     /// # Errors
-    /// As said above.
+    /// Those of all calls on units: nothing can be wrong with the elements of one member.
     pub fn all_reduce_scaled(
         &self,
         tag: Tag,
@@ -120,7 +124,7 @@ impl Group {
         let owned = balanced(len, size, self.index()).len();
         let contributions = (size - 1) * owned * wire.size_bytes();
         let received = contributions + (len - owned) * size_of::<f32>();
-        let work = move |all| Ok(AllReduceScaled::new(all, scaling));
+        let work = move |all| AllReduceScaled::new(all, scaling);
         self.issue(call, values, work, |values| (received, values))
     }
 
@@ -158,10 +162,10 @@ impl Group {
         let op = Op::AllGather;
         self.check_len(op, "the list of targets", targets.len(), layout.params().len())?;
         let dtype = targets.first().map_or(DType::F32, HostBuffer::dtype);
-        for (slot, target) in layout.params().iter().zip(targets) {
-            if target.len() != slot.len {
-                let what = format!("the target of `{}`", slot.name);
-                return Err(self.bad_count(op, &what, target.len(), slot.len.to_string()));
+        for (param, target) in layout.params().iter().zip(targets) {
+            if target.len() != param.len {
+                let what = format!("the target of `{}`", param.name);
+                return Err(self.bad_count(op, &what, target.len(), param.len.to_string()));
             }
             if target.dtype() != dtype {
                 let problem = "not the dtype of the unit's first target";
@@ -183,14 +187,14 @@ impl Group {
     ) -> Result<(), Error> {
         let op = Op::ReduceScatter;
         self.check_len(op, "the list of gradients", gradients.len(), layout.params().len())?;
-        for (slot, gradient) in layout.params().iter().zip(gradients) {
+        for (param, gradient) in layout.params().iter().zip(gradients) {
             let Some(gradient) = gradient else { continue };
-            let expected = match slot.role {
-                Role::Trainable if gradient.len() == slot.len => continue,
-                Role::Trainable => slot.len.to_string(),
+            let expected = match param.role {
+                Role::Trainable if gradient.len() == param.len => continue,
+                Role::Trainable => param.len.to_string(),
                 Role::Frozen => "none: it is frozen".to_owned(),
             };
-            let what = format!("the gradient of `{}`", slot.name);
+            let what = format!("the gradient of `{}`", param.name);
             return Err(self.bad_count(op, &what, gradient.len(), expected));
         }
         Ok(())

@@ -19,16 +19,18 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
+use hsdp_kernels::{DisjointBuffer, DisjointVec, ValuesMut};
 use hsdp_sharding::{ByteCount, Piece, Rank};
 
 pub(crate) use self::all_reduce_scaled::AllReduceScaled;
 pub(crate) use self::copy::{Copies, Exchange};
-pub(crate) use self::handover::{Handover, Meeting};
+pub(crate) use self::handover::{Barrier, Handover};
 pub(crate) use self::reduce::{Receivers, ReduceInPlace, ReduceScatter, RootOnly, combine};
 pub(crate) use self::unit_gather::{UnitGather, UnitGatherDeposit};
 pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceDeposit};
 use crate::local::Record;
-use crate::{Channel, Op};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::{Channel, Descriptor, Op};
 
 /// Elements of f32 in a block: 32 KiB, so that a sum stays in the first-level cache, or close to it.
 const BLOCK_ELEMENTS: usize = 8 << 10;
@@ -44,8 +46,14 @@ pub(crate) trait Work: Send + Sync {
     /// How many blocks there are, numbered from 0.
     fn blocks(&self) -> usize;
 
-    /// Bytes that all blocks write together.
+    /// How much work all blocks are together: the bytes that they write, or those that they read where that is the
+    /// greater part. It decides whether waking others pays, and counts nothing.
     fn bytes(&self) -> usize;
+
+    /// Whether a block calls code of a user, which may take as long as it likes.
+    fn calls_users(&self) -> bool {
+        false
+    }
 
     /// Runs a block. Called once for each; several blocks at a time, on different threads.
     fn run(&self, block: usize, meter: &Meter<'_>);
@@ -60,6 +68,9 @@ pub(crate) struct Meter<'a> {
     ranks: &'a [Rank],
     channel: Channel,
     op: Op,
+    /// By slot: the threads that are reading its deposit.
+    readers: &'a [AtomicUsize],
+    /// What this block is reading.
     reading: Cell<Option<usize>>,
 }
 
@@ -67,12 +78,13 @@ impl<'a> Meter<'a> {
     pub(crate) fn new(
         records: &'a [Arc<Record>],
         ranks: &'a [Rank],
-        channel: Channel,
-        op: Op,
+        descriptor: &Descriptor,
+        readers: &'a [AtomicUsize],
     ) -> Self {
+        let Descriptor { channel, op, .. } = *descriptor;
         // What is sent counts where it arrives.
         let op = if op == Op::Send { Op::Recv } else { op };
-        Self { records, ranks, channel, op, reading: Cell::new(None) }
+        Self { records, ranks, channel, op, readers, reading: Cell::new(None) }
     }
 
     /// The member in slot `to` has read `count` elements of `size` bytes that the member in slot `from` owns.
@@ -84,13 +96,65 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// The deposit of the member in `slot` is being read: if that panics, it is the one to name.
-    pub(crate) fn read_from(&self, slot: usize) {
+    /// Has the member in `slot` lend what it brought: if `read` panics or hangs, it is the one to name.
+    pub(crate) fn lent_by(&self, slot: usize, read: impl FnOnce()) {
         self.reading.set(Some(slot));
+        self.readers[slot].fetch_add(1, Ordering::Relaxed);
+        read();
+        self.readers[slot].fetch_sub(1, Ordering::Relaxed);
+        self.reading.set(None);
     }
 
+    /// Whose code was running when the block panicked.
     pub(crate) fn reading(&self) -> Option<usize> {
         self.reading.get()
+    }
+}
+
+/// The elements of `range` of an output, for the one block whose they are.
+///
+/// # Safety
+///
+/// CO-2: no other block takes one of them, and no other slice of this block.
+#[expect(clippy::mut_from_ref, reason = "CO-2: the caller keeps slices apart")]
+unsafe fn take<T>(output: &DisjointVec<T>, range: Range<usize>) -> &mut [T] {
+    #[cfg(test)]
+    tests::taken::note(output, output.len(), &range);
+    // SAFETY: CO-2, the caller's promise is passed on.
+    unsafe { output.slice_mut(range) }
+}
+
+/// The elements of `range` of an output whose dtype is a value, for the one block whose they are.
+///
+/// # Safety
+///
+/// CO-2: no other block takes one of them, and no other slice of this block.
+unsafe fn take_values(output: &DisjointBuffer, range: Range<usize>) -> ValuesMut<'_> {
+    #[cfg(test)]
+    tests::taken::note(output, output.len(), &range);
+    // SAFETY: CO-2, the caller's promise is passed on.
+    unsafe { output.slice_mut(range) }
+}
+
+/// Blocks of at most `len` of the elements that each slot owns: of the range that goes with it.
+fn owned_blocks(
+    owned: impl IntoIterator<Item = (usize, Range<usize>)>,
+    len: usize,
+) -> Vec<(usize, Range<usize>)> {
+    let cut = |(owner, range)| blocks_of(range, len).map(move |block| (owner, block));
+    owned.into_iter().flat_map(cut).collect()
+}
+
+/// The one length of all `lengths`, on which unsafe code rests (CO-2).
+///
+/// # Errors
+/// If two differ, which their descriptors should have told; or there is none.
+fn one_length(lengths: impl IntoIterator<Item = usize>) -> Result<usize, String> {
+    let mut lengths = lengths.into_iter().enumerate();
+    let (_, first) = lengths.next().ok_or("nobody takes part")?;
+    match lengths.find(|(_, len)| *len != first) {
+        Some((slot, len)) => Err(format!("member 0 brings {first} elements, member {slot} {len},")),
+        None => Ok(first),
     }
 }
 

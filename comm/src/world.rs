@@ -44,7 +44,8 @@ impl World {
     /// counts what this rank would have issued and received.
     ///
     /// General collectives behave as if every member had brought what this rank brings, where that makes
-    /// sense, so agreements agree. The calls on whole units leave their buffers as they are.
+    /// sense, so agreements agree. The calls on whole units leave their buffers as they are. A permutation brings 0
+    /// bytes: whether another member hands its elements to this one is not known.
     ///
     /// # Errors
     /// [`Error::BadRank`] if `rank` is not below `size`.

@@ -1,17 +1,15 @@
 //! Operations go on without their owners, and give the same bits whoever does the work when.
 
 use std::hint;
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{
-    Accumulator, Channel, Contribution, Error, Group, Pending, Reduction, Scaling, Tag, Workers,
-    World, WorldOptions, launch, world,
+    Channel, Error, Group, Pending, Reduction, Scaling, Tag, Workers, World, WorldOptions, launch,
+    world,
 };
-use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Values, Wire};
+use hsdp_kernels::{Divisor, HostBuffer, Wire};
 use hsdp_sharding::{DType, Param, Unit, UnitLayout};
 
 fn tag() -> Tag {
@@ -182,134 +180,6 @@ fn results_do_not_depend_on_timing_or_on_who_does_the_work() {
 fn layout(size: usize, len: usize) -> Arc<UnitLayout> {
     let unit = Unit::new("unit").param(Param::new("weight", [len]));
     Arc::new(UnitLayout::new(&unit, size).expect("a layout"))
-}
-
-fn reduce(
-    group: &Group,
-    layout: &Arc<UnitLayout>,
-    gradient: Arc<dyn GradientValues>,
-) -> Result<Pending<Vec<f32>>, Error> {
-    let contribution =
-        Contribution { gradients: vec![Some(gradient)], scaling: Scaling::on(Wire::F32) };
-    let partial = vec![0.0; layout.trainable().shard_len];
-    let accumulator = Accumulator { partial, fold: Fold::Replace };
-    group.reduce_unit(tag(), Arc::clone(layout), contribution, accumulator)
-}
-
-/// A gradient that does something when it is read.
-struct Reading<F>(usize, F);
-
-impl<F> std::fmt::Debug for Reading<F> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Reading")
-    }
-}
-
-impl<F: Fn() + Send + Sync> GradientValues for Reading<F> {
-    fn len(&self) -> usize {
-        self.0
-    }
-
-    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
-        (self.1)();
-        visit(Values::F32(&vec![1.0; range.len()]));
-    }
-}
-
-#[test]
-fn a_gradient_that_panics_ends_the_world_and_hurts_no_worker() {
-    for len in [100, 1_000_000] {
-        let ends = launch(3, WorldOptions::default(), |world| {
-            let group = world.world_group(Channel::Reduce);
-            let layout = layout(3, len);
-            let is_bad = world.rank().index() == 1;
-            let read = move || assert!(!is_bad, "the tensor is on a device that is gone");
-            reduce(&group, &layout, Arc::new(Reading(len, read))).and_then(Pending::wait)
-        });
-        for end in ends {
-            let Ok(Err(end)) = end else { panic!("{end:?}") };
-            let text = end.to_string();
-            assert!(text.starts_with("world aborted: rank 1, "), "{text}");
-            assert!(
-                text.ends_with("it panicked: the tensor is on a device that is gone"),
-                "{text}"
-            );
-        }
-    }
-}
-
-#[test]
-fn a_collective_from_inside_the_work_of_another_is_refused() {
-    let refused = Arc::new(Mutex::new(Vec::new()));
-    world(2, |world| {
-        let group = world.world_group(Channel::Reduce);
-        let layout = layout(2, 100);
-        let (inner, refused) = (world.world_group(Channel::User), Arc::clone(&refused));
-        let read = move || {
-            let error = inner.barrier(tag()).map(drop).expect_err("refused");
-            refused.lock().expect("not poisoned").push(error.to_string());
-        };
-        let reduced = reduce(&group, &layout, Arc::new(Reading(100, read))).and_then(Pending::wait);
-        reduced.expect("the outer one completes");
-    });
-    let refused = refused.lock().expect("not poisoned");
-    assert!(
-        refused
-            .iter()
-            .all(|text| text.ends_with("called from inside the work of another operation"))
-    );
-    assert!(!refused.is_empty());
-}
-
-#[test]
-fn work_that_hangs_ends_at_the_deadline_for_all_members() {
-    let deadline = Duration::from_millis(150);
-    let options = WorldOptions { deadline, workers: Workers::Count(1), ..WorldOptions::default() };
-    let (hanging, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let worlds = World::local(3, options);
-    let layout = layout(3, 1_000_000);
-    let issue = |world: &World| {
-        let (hanging, over) = (Arc::clone(&hanging), Arc::clone(&over));
-        // Only the worker hangs: a rank that does cannot look at its clock.
-        let read = move || {
-            let is_worker =
-                thread::current().name().is_some_and(|name| name.starts_with("hsdp-worker"));
-            hanging.fetch_or(is_worker, Ordering::SeqCst);
-            while is_worker && !over.load(Ordering::SeqCst) {
-                thread::yield_now();
-            }
-        };
-        let group = world.world_group(Channel::Reduce);
-        reduce(&group, &layout, Arc::new(Reading(1_000_000, read))).expect("issued")
-    };
-    let pending: Vec<_> = worlds.iter().map(issue).collect();
-    while !hanging.load(Ordering::SeqCst) {
-        thread::yield_now();
-    }
-    let ends: Vec<_> =
-        pending.into_iter().map(|pending| pending.wait().expect_err("it hangs")).collect();
-    over.store(true, Ordering::SeqCst);
-    assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
-    let text = ends[0].to_string();
-    assert!(text.ends_with("all of ranks [0, 1, 2] arrived, the work did not end"), "{text}");
-}
-
-#[test]
-fn a_deposit_may_own_the_last_handle_of_its_world() {
-    // Dropped by whoever completes the operation, which may be a worker: it must not join itself.
-    for _ in 0..20 {
-        let mut worlds = World::local(2, WorldOptions::default());
-        let layout = layout(2, 1_000_000);
-        let second = worlds.pop().expect("two ranks");
-        let first = worlds.pop().expect("two ranks");
-        let [first, second] = [first, second].map(|world| {
-            let group = world.world_group(Channel::Reduce);
-            reduce(&group, &layout, Arc::new(Reading(1_000_000, move || drop(world.clone()))))
-        });
-        let wait =
-            |pending: Result<Pending<_>, Error>| pending.and_then(Pending::wait).expect("reduced");
-        assert_eq!((wait(first)[0], wait(second)[0]), (2.0, 2.0));
-    }
 }
 
 // CO-1: the work is taken apart, and what was lent is dropped, before anybody gets an output.

@@ -29,8 +29,12 @@ pub fn contribute(sum: &mut [f32], values: Values<'_>, pre: Divisor, wire: Wire,
     assert_eq!(sum.len(), values.len(), "contribute: lengths of sum and values");
     let wire = lossless(values, pre, wire);
     match (values, wire) {
-        (Values::F32(values), Wire::F32) => divided(sum, values, pre, Rounding::None, fold),
-        (Values::F32(values), Wire::BF16) => divided(sum, values, pre, Rounding::BF16, fold),
+        (Values::F32(values), Wire::F32) => {
+            divided(Target { elements: sum, fold }, values, pre, Rounding::None);
+        }
+        (Values::F32(values), Wire::BF16) => {
+            divided(Target { elements: sum, fold }, values, pre, Rounding::BF16);
+        }
         _ => in_divided_blocks(values, pre, |range, block| {
             let rounding = match wire {
                 Wire::F32 => Rounding::None,
@@ -40,7 +44,8 @@ pub fn contribute(sum: &mut [f32], values: Values<'_>, pre: Divisor, wire: Wire,
                     Rounding::None
                 }
             };
-            divided(&mut sum[range], block, Divisor::ONE, rounding, fold);
+            let target = Target { elements: &mut sum[range], fold };
+            divided(target, block, Divisor::ONE, rounding);
         }),
     }
 }
@@ -52,7 +57,7 @@ pub fn contribute(sum: &mut [f32], values: Values<'_>, pre: Divisor, wire: Wire,
 /// If `target` and `sum` differ in length.
 pub fn settle(target: &mut [f32], sum: &[f32], post: Divisor, fold: Fold) {
     assert_eq!(target.len(), sum.len(), "settle: lengths of target and sum");
-    divided(target, sum, post, Rounding::None, fold);
+    divided(Target { elements: target, fold }, sum, post, Rounding::None);
 }
 
 /// The wire that rounds what `wire` would: values of the wire's own dtype, undivided, are rounded already.
@@ -76,25 +81,31 @@ enum Rounding {
     BF16,
 }
 
-fn divided(sum: &mut [f32], values: &[f32], pre: Divisor, rounding: Rounding, fold: Fold) {
+/// Where a result goes, and whether it replaces what was there.
+struct Target<'a> {
+    elements: &'a mut [f32],
+    fold: Fold,
+}
+
+fn divided(target: Target<'_>, values: &[f32], pre: Divisor, rounding: Rounding) {
     match pre.scale() {
-        Scale::None => rounded(sum, values, Multiply(1.0), rounding, fold),
-        Scale::Multiply(scale) => rounded(sum, values, scale, rounding, fold),
-        Scale::Divide(scale) => rounded(sum, values, scale, rounding, fold),
+        Scale::None => rounded(target, values, Multiply(1.0), rounding),
+        Scale::Multiply(scale) => rounded(target, values, scale, rounding),
+        Scale::Divide(scale) => rounded(target, values, scale, rounding),
     }
 }
 
-fn rounded<S: Map>(sum: &mut [f32], values: &[f32], scale: S, rounding: Rounding, fold: Fold) {
+fn rounded<S: Map>(target: Target<'_>, values: &[f32], scale: S, rounding: Rounding) {
     match rounding {
-        Rounding::None => folded(sum, values, scale, fold),
-        Rounding::BF16 => folded(sum, values, Then(scale, RoundBF16), fold),
+        Rounding::None => folded(target, values, scale),
+        Rounding::BF16 => folded(target, values, Then(scale, RoundBF16)),
     }
 }
 
-fn folded<M: Map>(sum: &mut [f32], values: &[f32], map: M, fold: Fold) {
-    match fold {
-        Fold::Replace => map::replace(sum, values, map),
-        Fold::Add => map::add(sum, values, map),
+fn folded<M: Map>(target: Target<'_>, values: &[f32], map: M) {
+    match target.fold {
+        Fold::Replace => map::replace(target.elements, values, map),
+        Fold::Add => map::add(target.elements, values, map),
     }
 }
 

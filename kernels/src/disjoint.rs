@@ -1,6 +1,7 @@
 //! Buffers that several threads fill at once, each its own part.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -18,11 +19,23 @@ use crate::values::ValuesMut;
 ///
 /// Who reads the whole afterwards must have waited for the writers (joined them, or seen their counter with `Acquire`):
 /// [`into_vec`](Self::into_vec) takes the value itself, so every shared reference is gone by then.
+///
+/// Since a shared reference writes, its elements are of one type, to the lifetime: what borrows for long is not lent
+/// as what borrows for a while, into which something shorter might be written.
+///
+/// ```compile_fail
+/// # use hsdp_kernels::DisjointVec;
+/// fn lend<'a>(long: &'a DisjointVec<&'static str>) -> &'a DisjointVec<&'a str> {
+///     long // no: lifetime may not live long enough
+/// }
+/// ```
 pub struct DisjointVec<T> {
     // The parts of a vector that is never used as one in between: a reference to the vector would cover all elements.
     start: NonNull<T>,
     len: usize,
     capacity: usize,
+    /// Invariant in `T`, as a `Cell` is.
+    elements: PhantomData<fn(T) -> T>,
 }
 
 // SAFETY: K-1, it owns its elements as the vector did.
@@ -90,7 +103,7 @@ impl<T> From<Vec<T>> for DisjointVec<T> {
         let (len, capacity) = (values.len(), values.capacity());
         // SAFETY: K-1, the pointer of a vector is never null.
         let start = unsafe { NonNull::new_unchecked(values.as_mut_ptr()) };
-        Self { start, len, capacity }
+        Self { start, len, capacity, elements: PhantomData }
     }
 }
 

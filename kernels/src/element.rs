@@ -11,7 +11,14 @@ use crate::values::{Values, ValuesMut};
 
 /// A type that collectives move and reduce: `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`, `u32` or `u64`.
 ///
-/// Sealed: the set is closed, as [`DType`] is.
+/// Sealed: the set is closed, as [`DType`] is. How elements are summed is this crate's own matter:
+///
+/// ```compile_fail
+/// # use hsdp_kernels::Element;
+/// fn widened<'a, T: Element>(values: &'a [T], scratch: &'a mut [T::Accumulator]) -> &'a [T::Accumulator] {
+///     T::widen(values, scratch) // no: it takes an argument that only the crate can make
+/// }
+/// ```
 pub trait Element: Arithmetic + Pod + Debug + PartialEq + PartialOrd + Send + Sync {
     /// The dtype of these elements.
     const DTYPE: DType;

@@ -1,8 +1,9 @@
 //! Host buffers and the arithmetic of hsdp: what happens to numbers between an autograd and a wire.
 //!
 //! Parameters are cast, gradients divided, rounded, summed and settled, norms taken, optimizers stepped: each is a
-//! function on slices. They do not communicate, know no rank and start no thread. Their results depend on their
-//! arguments alone: not on alignment, nor on how a caller cuts a range, nor on the width of the machine's vectors.
+//! function on slices. They do not communicate, start no thread, and know of no rank but as a label under which
+//! [`memory`] is counted. Their results depend on their arguments alone: not on alignment, nor on the width of the
+//! machine's vectors, nor on how a caller cuts a range (but for [`squared_norm`], a sum over the range that it is given).
 //!
 //! | concept | PyTorch's word | here |
 //! | --- | --- | --- |

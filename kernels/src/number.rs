@@ -1,9 +1,21 @@
 //! The arithmetic of reductions, for each element type. Private: this is what seals [`Element`](crate::Element).
+//!
+//! Whoever is generic over elements has the methods of what seals them, by name; an argument that only this crate can
+//! make keeps them to itself.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
 
 use crate::float16::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
+
+/// Proof that the caller is this crate.
+#[derive(Debug, Clone, Copy)]
+#[expect(unnameable_types, reason = "it keeps the methods of `Arithmetic` private")]
+pub struct Inside(());
+
+impl Inside {
+    pub(crate) const HERE: Self = Self(());
+}
 
 /// How elements of a type are reduced: through accumulators of a type that may be wider.
 #[expect(unnameable_types, reason = "it seals `Element`")]
@@ -15,6 +27,7 @@ pub trait Arithmetic: Pod {
     fn widen<'a>(
         elements: &'a [Self],
         scratch: &'a mut [Self::Accumulator],
+        inside: Inside,
     ) -> &'a [Self::Accumulator];
 
     /// Has `fill` write accumulators, every one of them, and takes them into `elements`, rounding once. The accumulators
@@ -23,6 +36,7 @@ pub trait Arithmetic: Pod {
         elements: &mut [Self],
         scratch: &mut [Self::Accumulator],
         fill: impl FnOnce(&mut [Self::Accumulator]),
+        inside: Inside,
     );
 }
 
@@ -48,12 +62,17 @@ pub trait Number: Pod {
 impl Arithmetic for f16 {
     type Accumulator = f32;
 
-    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
+    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32], _: Inside) -> &'a [f32] {
         widen_f16(scratch, elements);
         scratch
     }
 
-    fn narrow(elements: &mut [Self], scratch: &mut [f32], fill: impl FnOnce(&mut [f32])) {
+    fn narrow(
+        elements: &mut [Self],
+        scratch: &mut [f32],
+        fill: impl FnOnce(&mut [f32]),
+        _: Inside,
+    ) {
         fill(scratch);
         narrow_f16(elements, scratch);
     }
@@ -62,12 +81,17 @@ impl Arithmetic for f16 {
 impl Arithmetic for bf16 {
     type Accumulator = f32;
 
-    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
+    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32], _: Inside) -> &'a [f32] {
         widen_bf16(scratch, elements);
         scratch
     }
 
-    fn narrow(elements: &mut [Self], scratch: &mut [f32], fill: impl FnOnce(&mut [f32])) {
+    fn narrow(
+        elements: &mut [Self],
+        scratch: &mut [f32],
+        fill: impl FnOnce(&mut [f32]),
+        _: Inside,
+    ) {
         fill(scratch);
         narrow_bf16(elements, scratch);
     }
@@ -79,11 +103,16 @@ macro_rules! own_accumulator {
         impl Arithmetic for $number {
             type Accumulator = Self;
 
-            fn widen<'a>(elements: &'a [Self], _: &'a mut [Self]) -> &'a [Self] {
+            fn widen<'a>(elements: &'a [Self], _: &'a mut [Self], _: Inside) -> &'a [Self] {
                 elements
             }
 
-            fn narrow(elements: &mut [Self], _: &mut [Self], fill: impl FnOnce(&mut [Self])) {
+            fn narrow(
+                elements: &mut [Self],
+                _: &mut [Self],
+                fill: impl FnOnce(&mut [Self]),
+                _: Inside,
+            ) {
                 fill(elements);
             }
         }

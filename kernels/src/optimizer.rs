@@ -1,4 +1,5 @@
-//! Updates of parameters, in f32, in PyTorch's order of operations.
+//! Updates of parameters, in f32, by PyTorch's formulas. Each says in which order it computes; that is not PyTorch's,
+//! where `lerp` and `addcdiv` round at other places: the two agree but for rounding.
 
 mod adamw;
 mod sgd;

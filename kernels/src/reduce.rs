@@ -7,7 +7,7 @@ use bytemuck::Zeroable;
 use crate::convert::BLOCK;
 use crate::element::Element;
 use crate::error::Error;
-use crate::number::Number;
+use crate::number::{Inside, Number};
 use crate::simd::{Kernel, dispatch};
 
 /// How a reduction joins two elements.
@@ -88,13 +88,15 @@ fn in_blocks<T: Element>(
         let block = index * BLOCK..index * BLOCK + target.len();
         let widened = &mut widened[..target.len()];
         let scratch = &mut accumulators[..target.len()];
-        T::narrow(target, scratch, |accumulators| {
-            accumulators.copy_from_slice(T::widen(&first[block.clone()], widened));
+        let fill = |accumulators: &mut [T::Accumulator]| {
+            let first = T::widen(&first[block.clone()], widened, Inside::HERE);
+            accumulators.copy_from_slice(first);
             for source in others {
-                join(accumulators, T::widen(&source[block.clone()], widened));
+                join(accumulators, T::widen(&source[block.clone()], widened, Inside::HERE));
             }
             finish(accumulators);
-        });
+        };
+        T::narrow(target, scratch, fill, Inside::HERE);
     }
 }
 

@@ -30,7 +30,7 @@ impl Group {
         let (count, size) = (values.len(), self.size());
         let call = Call::new(Op::AllGather, tag).elements::<T>(count);
         let deposit = Exchange { source: values, target: Some(zeros(count * size)) };
-        let work = |all| Ok(Copies::to_everybody(all));
+        let work = Copies::to_everybody;
         self.issue(call, deposit, work, |mine| {
             (bytes::<T>((size - 1) * count), mine.source.repeat(size))
         })
@@ -85,7 +85,7 @@ impl Group {
             root,
         )?);
         let target = (self.index() == root).then(|| zeros(count * size));
-        let work = |all| Ok(Copies::to_everybody(all));
+        let work = Copies::to_everybody;
         self.issue(call, Exchange { source: values, target }, work, |mine| match mine.target {
             Some(_) => (bytes::<T>((size - 1) * count), Some(mine.source.repeat(size))),
             None => (0, None),

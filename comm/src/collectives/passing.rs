@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::bytes;
 use crate::call::Call;
-use crate::work::Handover;
+use crate::work::{Barrier, Handover};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that pass vectors on
@@ -40,7 +40,8 @@ impl Group {
         })
     }
 
-    /// Gives elements to member `to`, who calls [`recv`](Self::recv). Complete when it has taken them.
+    /// Gives elements to member `to`, who calls [`recv`](Self::recv). Complete when that is issued: the elements are
+    /// its own then, whether or not it has waited for them.
     ///
     /// `values`: `[n]`. A member may send to itself.
     ///
@@ -88,7 +89,7 @@ impl Group {
     /// # Errors
     /// As the collectives that move elements.
     pub fn barrier(&self, tag: Tag) -> Result<Pending<()>, Error> {
-        let meet = |all: Vec<()>| Ok(crate::work::Meeting(all.len()));
+        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
         self.issue(Call::new(Op::Barrier, tag), (), meet, |()| (0, ()))
     }
 }

@@ -35,7 +35,7 @@ impl Group {
         }
         let part = len / size;
         let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
-        let work = move |all| Ok(ReduceScatter::new(all, reduction));
+        let work = move |all| ReduceScatter::new(all, reduction);
         self.issue(call, (values, bytemuck::zeroed_vec(part)), work, |(values, _)| {
             let mine = &values[index * part..(index + 1) * part];
             (bytes::<T>((size - 1) * part), of_equals(reduction, mine, size))
@@ -57,7 +57,7 @@ impl Group {
         self.check_average::<T>(Op::AllReduce, reduction)?;
         let (len, size) = (values.len(), self.size());
         let call = Call::new(Op::AllReduce, tag).elements::<T>(len).reduction(reduction);
-        let work = move |all| Ok(ReduceInPlace::new(all, reduction, Receivers::All));
+        let work = move |all| ReduceInPlace::new(all, reduction, Receivers::All);
         let owned = balanced(len, size, self.index()).len();
         self.issue(call, values, work, |values: Vec<T>| {
             let received = (size - 1) * owned + (len - owned);
@@ -83,7 +83,7 @@ impl Group {
         let (len, size, is_root) = (values.len(), self.size(), self.index() == root);
         let call =
             Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
-        let work = move |all| Ok(RootOnly::new(all, reduction, root));
+        let work = move |all| RootOnly::new(all, reduction, root);
         self.issue(call, values, work, |values: Vec<T>| {
             let received = if is_root { (size - 1) * len } else { 0 };
             (bytes::<T>(received), is_root.then(|| of_equals(reduction, &values, size)))

@@ -9,7 +9,7 @@ use hsdp_sharding::Rank;
 use super::operation::{Arrival, Arrived, Operation};
 use super::queue::Queue;
 use super::record::Record;
-use super::running::{BlockPanic, Running, panic_message};
+use super::running::{Running, WorkPanic};
 use super::status::Status;
 use super::table::{Key, Table};
 use super::wait::Ticket;
@@ -17,7 +17,7 @@ use crate::options::{Workers, WorldOptions};
 use crate::work::Work;
 use crate::{Descriptor, Error};
 
-/// Work that writes no more than this is done by the member that arrives last, before its call returns: waking
+/// Work that moves no more than this is done by the member that arrives last, before its call returns: waking
 /// others would take longer.
 const INLINE_BYTES: usize = 32 << 10;
 
@@ -108,61 +108,60 @@ impl Core {
             Arrived::Waiting => self.end_if_missing_left(&operation, &descriptor)?,
             Arrived::Last(arrivals) => {
                 self.table.remove(key);
-                self.start(&operation, &descriptor, arrivals, assemble)?;
+                let running = self.assemble(&operation, &descriptor, arrivals, assemble)?;
+                running.into_iter().for_each(|running| self.launch(running, rank));
             }
-            Arrived::Disagrees(wanted) => {
-                let problem = format!("ranks disagree about {}", descriptor.place());
-                return Err(self.end_mismatch(&operation, problem, wanted));
-            }
+            Arrived::Disagrees => return Err(self.end_disagreement(&operation, &descriptor)),
             Arrived::Refused(error) => return Err(error),
         }
         Ok(Ticket { core: Arc::clone(self), operation, descriptor, rank, slot })
     }
 
-    /// Makes the work of an operation whose members are all there, and does it or has it done.
-    fn start<D, W>(
-        self: &Arc<Self>,
+    /// Makes the work of an operation whose members are all there; `None` if that panicked, which ends the world.
+    fn assemble<D, W>(
+        &self,
         operation: &Arc<Operation>,
         descriptor: &Arc<Descriptor>,
         arrivals: Vec<Arrival>,
         assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
-    ) -> Result<(), Error>
+    ) -> Result<Option<Running>, Error>
     where
         D: Send + 'static,
         W: Work + 'static,
     {
         let wanted = arrivals.iter().map(|arrival| Some(Arc::clone(&arrival.descriptor))).collect();
-        let deposits = arrivals.into_iter().map(|arrival| arrival.deposit.downcast::<D>());
-        let deposits: Result<Vec<D>, _> = deposits.map(|deposit| deposit.map(|it| *it)).collect();
-        let assembled = catch_unwind(AssertUnwindSafe(|| match deposits {
-            Ok(deposits) => assemble(deposits),
-            Err(_) => Err("ranks call different functions".to_owned()),
+        // Deposits that are of no use are dropped in here, too: they are the users'.
+        let assembled = catch_unwind(AssertUnwindSafe(|| {
+            let deposits = arrivals.into_iter().map(|arrival| arrival.deposit.downcast::<D>());
+            let deposits: Result<Vec<D>, _> =
+                deposits.map(|deposit| deposit.map(|it| *it)).collect();
+            assemble(deposits.map_err(|_| "ranks call different functions".to_owned())?)
         }));
         match assembled {
             Ok(Ok(work)) => {
-                self.launch(Running::new(Arc::clone(operation), Arc::clone(descriptor), work))
+                let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
+                Ok(Some(Running::new(operation, descriptor, work)))
             }
             Ok(Err(problem)) => {
                 let problem = format!("{problem} in {}", descriptor.place());
-                return Err(self.end_mismatch(operation, problem, wanted));
+                Err(self.end_mismatch(operation, problem, wanted))
             }
             Err(panic) => {
-                let rank = operation.ranks()[0];
-                self.end_panicked(operation, BlockPanic { rank, message: panic_message(&*panic) });
+                self.end_panicked(operation, WorkPanic::of_nobody(descriptor, &*panic));
+                Ok(None)
             }
         }
-        Ok(())
     }
 
-    /// Has the work done: here, if it is small or there is nobody else; or else by whoever is free.
-    fn launch(self: &Arc<Self>, running: Running) {
+    /// Has the work done: here, by `rank`, if it is small or there is nobody else; or else by whoever is free.
+    fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
         let wanted = match self.options.workers {
             Workers::Auto => self.cores.min(self.records.len()),
             Workers::Count(count) => count,
         };
         let small = running.blocks() <= 1 || running.bytes() <= INLINE_BYTES;
         if small || self.queue.workers(self, wanted) == 0 {
-            return self.run_here(running);
+            return self.run_here(running, rank);
         }
         let useful = running.blocks().min(wanted);
         let running = Arc::new(running);
@@ -173,8 +172,11 @@ impl Core {
         self.let_go(running);
     }
 
-    fn run_here(&self, running: Running) {
+    /// The exception to waits that end: code of users that is called here may keep `rank` for ever. Its record says
+    /// in what, for others to name whose code it is.
+    fn run_here(&self, running: Running, rank: Rank) {
         let operation = Arc::clone(running.operation());
+        let _blocked = running.calls_users().then(|| self.record(rank).block_on(&operation));
         let span = running.span();
         let _entered = span.enter();
         let ran = (0..running.blocks()).try_for_each(|block| running.run(block, self));

@@ -1,12 +1,13 @@
 //! How a world or a step ends early, and who says so. PROTOCOL.md, "The two early ends".
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
 use super::core::Core;
 use super::operation::{Attendance, Operation};
-use super::running::BlockPanic;
+use super::running::WorkPanic;
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
 
@@ -15,6 +16,19 @@ impl Core {
     pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
         let record = self.record(rank);
         Error::WorldAborted { rank, step: record.step(), operation: record.last(), reason }
+    }
+
+    /// The error that says that the world ended in the work of an operation: by `rank`'s doing, if that is known.
+    fn ended_in_work(
+        &self,
+        rank: Option<Rank>,
+        operation: &Arc<Descriptor>,
+        reason: AbortReason,
+    ) -> Error {
+        match rank {
+            Some(rank) => self.ended_by(rank, reason),
+            None => Error::WorkFailed { operation: Arc::clone(operation), reason },
+        }
     }
 
     /// Ends the world. The error that everybody gets: the first one that ended it.
@@ -46,11 +60,9 @@ impl Core {
             return;
         }
         for operation in self.table().snapshot() {
-            let waits = |attendance: &Attendance| attendance.missing.contains(&rank);
             // Where nobody has arrived yet, whoever does will look.
-            if let (true, Some(awaited)) =
-                (operation.attendance().as_ref().is_some_and(waits), operation.awaited())
-            {
+            let waits = operation.attendance().is_some_and(|there| there.others_await(rank));
+            if let (true, Some(awaited)) = (waits, operation.awaited()) {
                 self.end(self.ended_by(rank, AbortReason::Left { awaited }));
             }
         }
@@ -66,21 +78,33 @@ impl Core {
         if !operation.ranks().iter().any(left) {
             return Ok(());
         }
-        let missing = operation.attendance().map_or(Vec::new(), |attendance| attendance.missing);
-        match missing.into_iter().find(left) {
+        let Some(there) = operation.attendance() else { return Ok(()) };
+        let gone = |rank: &&Rank| left(rank) && there.others_await(**rank);
+        match there.missing.iter().find(gone) {
             Some(rank) => {
                 let awaited = Arc::clone(awaited);
-                Err(self.end(self.ended_by(rank, AbortReason::Left { awaited })))
+                Err(self.end(self.ended_by(*rank, AbortReason::Left { awaited })))
             }
             None => Ok(()),
         }
     }
 
-    /// Ends the world, and `operation` with it, because a block panicked.
-    pub(super) fn end_panicked(&self, operation: &Operation, panic: BlockPanic) {
-        let BlockPanic { rank, message } = panic;
-        let end = self.end(self.ended_by(rank, AbortReason::Panicked { message }));
+    /// Ends the world, and `operation` with it, because its work panicked.
+    pub(super) fn end_panicked(&self, operation: &Operation, panic: WorkPanic) {
+        let WorkPanic { descriptor, rank, message } = panic;
+        let reason = AbortReason::Panicked { message };
+        let end = self.end(self.ended_in_work(rank, &descriptor, reason));
         operation.fail(&end);
+    }
+
+    /// Ends the world because two members of `operation` want different things; what the operation ended with.
+    pub(super) fn end_disagreement(&self, operation: &Operation, descriptor: &Descriptor) -> Error {
+        // Nothing is wanted any more where another end came first.
+        if let Some(wanted) = operation.wanted() {
+            let problem = format!("ranks disagree about {}", descriptor.place());
+            self.end_mismatch(operation, problem, wanted);
+        }
+        operation.failure().expect("members that disagree never begin the work")
     }
 
     /// Ends the world, and `operation` with it, because its members want different things.
@@ -104,27 +128,57 @@ impl Core {
         end
     }
 
-    /// Ends the world because `rank` has waited for `descriptor` for longer than the deadline.
-    pub(super) fn end_late(&self, operation: &Operation, rank: Rank, descriptor: &Arc<Descriptor>) {
+    /// Ends the world because somebody has waited for `descriptor` for longer than the deadline.
+    pub(super) fn end_late(&self, operation: &Arc<Operation>, descriptor: &Arc<Descriptor>) {
         if operation.is_settled() {
             return;
         }
         let attendance = operation.attendance();
         let working = attendance.is_none();
+        let culprit = self.culprit(operation);
         let Attendance { arrived, missing } = attendance.unwrap_or_else(|| Attendance {
             arrived: operation.ranks().to_vec(),
             missing: Vec::new(),
         });
-        let culprit = missing.first().copied().unwrap_or(rank);
+        // Those who came while one looked are nobody's culprits any more, but they were late.
+        let culprit = culprit.or(missing.first().copied());
         let reason = AbortReason::Deadline {
             awaited: Arc::clone(descriptor),
             deadline: self.options().deadline,
             arrived,
             missing,
         };
-        let end = self.end(self.ended_by(culprit, reason));
+        let end = self.end(self.ended_in_work(culprit, descriptor, reason));
         if working {
             operation.fail(&end);
         }
+    }
+
+    /// Who keeps `operation` from ending.
+    ///
+    /// The missing members are followed to those that they wait for themselves, until there is a rank that waits for
+    /// nobody, or one whose gradient is being read. The lowest of them; or the lowest of all that are waited for, if
+    /// they wait for each other in a circle. Nobody, if it is work that takes long, and no code of users is called.
+    pub(super) fn culprit(&self, operation: &Arc<Operation>) -> Option<Rank> {
+        let (mut culprits, mut awaited) = (BTreeSet::new(), BTreeSet::new());
+        let (mut reached, mut followed) = (vec![Arc::clone(operation)], 0);
+        while let Some(operation) = reached.get(followed).cloned() {
+            followed += 1;
+            let Some(there) = operation.attendance() else {
+                culprits.extend(operation.lender());
+                continue;
+            };
+            for rank in there.missing {
+                let blocked_on = self.record(rank).blocked_on();
+                let waits = !blocked_on.is_empty();
+                if waits { &mut awaited } else { &mut culprits }.insert(rank);
+                for operation in blocked_on {
+                    if !reached.iter().any(|it| Arc::ptr_eq(it, &operation)) {
+                        reached.push(operation);
+                    }
+                }
+            }
+        }
+        culprits.first().or(awaited.first()).copied()
     }
 }

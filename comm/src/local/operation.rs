@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use hsdp_sharding::Rank;
 
+use super::running::discard;
 use super::table::Key;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Descriptor, Error};
 
@@ -25,6 +26,8 @@ pub(crate) struct Operation {
     settled: AtomicBool,
     meeting: Mutex<Meeting>,
     changed: Condvar,
+    /// How many threads are in the code that lends what a member brought, by its slot.
+    readers: Box<[AtomicUsize]>,
 }
 
 struct Meeting {
@@ -37,6 +40,9 @@ struct Meeting {
 enum Phase {
     /// Members arrive, each in its slot.
     Gathering { arrivals: Vec<Option<Arrival>>, missing: usize },
+    /// Two of them want different things. Whoever comes now is told so too, until the end of the world gets here:
+    /// nobody is ever the last.
+    Disagreeing { arrivals: Vec<Option<Arrival>> },
     /// All are there; the last one has taken the arrivals, and blocks are being run.
     Running,
     /// The outputs, by slot, until their members take them.
@@ -58,8 +64,8 @@ pub(crate) enum Arrived {
     Waiting,
     /// This was the last: the work is this member's to start.
     Last(Vec<Arrival>),
-    /// It wants something else than a member before it.
-    Disagrees(Vec<Option<Arc<Descriptor>>>),
+    /// It, or a member before it, wants something else than the first: see [`Operation::wanted`].
+    Disagrees,
     /// The operation had ended early.
     Refused(Error),
 }
@@ -70,10 +76,18 @@ pub(crate) struct Attendance {
     pub(crate) missing: Vec<Rank>,
 }
 
+impl Attendance {
+    /// Whether another rank waits for `rank`: one that was to send to itself is awaited by nobody.
+    pub(crate) fn others_await(&self, rank: Rank) -> bool {
+        self.missing.contains(&rank) && self.arrived.iter().any(|other| *other != rank)
+    }
+}
+
 impl Operation {
     pub(crate) fn new(key: Key, ranks: Arc<[Rank]>) -> Self {
         let missing = ranks.len();
         let arrivals = ranks.iter().map(|_| None).collect();
+        let readers = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
         let phase = Phase::Gathering { arrivals, missing };
         Self {
             key,
@@ -81,6 +95,7 @@ impl Operation {
             settled: AtomicBool::new(false),
             meeting: Mutex::new(Meeting { phase, parked: 0 }),
             changed: Condvar::new(),
+            readers,
         }
     }
 
@@ -97,6 +112,10 @@ impl Operation {
         let mut meeting = self.meeting.lock();
         let (arrivals, missing) = match &mut meeting.phase {
             Phase::Gathering { arrivals, missing } => (arrivals, missing),
+            Phase::Disagreeing { arrivals } => {
+                arrivals[slot] = Some(arrival);
+                return Arrived::Disagrees;
+            }
             Phase::Failed(error) => return Arrived::Refused(error.clone()),
             Phase::Running | Phase::Done { .. } => {
                 unreachable!("a member arrives once, before the work")
@@ -106,23 +125,30 @@ impl Operation {
         let agrees = first.is_none_or(|first| first.descriptor.agrees_with(&arrival.descriptor));
         arrivals[slot] = Some(arrival);
         *missing -= 1;
-        if !agrees {
-            let wanted =
-                |arrival: &Option<Arrival>| arrival.as_ref().map(|it| Arc::clone(&it.descriptor));
-            return Arrived::Disagrees(arrivals.iter().map(wanted).collect());
-        }
-        if *missing > 0 {
+        if agrees && *missing > 0 {
             return Arrived::Waiting;
         }
         let arrivals = mem::take(arrivals);
+        if !agrees {
+            meeting.phase = Phase::Disagreeing { arrivals };
+            return Arrived::Disagrees;
+        }
         meeting.phase = Phase::Running;
         Arrived::Last(arrivals.into_iter().flatten().collect())
     }
 
-    /// Who is there and who is not; `None` once all came or the operation failed.
+    /// What each member wants that has come, by slot; `None` once the work has begun or the operation is settled.
+    pub(crate) fn wanted(&self) -> Option<Vec<Option<Arc<Descriptor>>>> {
+        let wanted =
+            |arrival: &Option<Arrival>| arrival.as_ref().map(|it| Arc::clone(&it.descriptor));
+        let meeting = self.meeting.lock();
+        Some(meeting.phase.arrivals()?.iter().map(wanted).collect())
+    }
+
+    /// Who is there and who is not; `None` once the work has begun or the operation failed.
     pub(crate) fn attendance(&self) -> Option<Attendance> {
         let meeting = self.meeting.lock();
-        let Phase::Gathering { arrivals, .. } = &meeting.phase else { return None };
+        let arrivals = meeting.phase.arrivals()?;
         let ranks_where = |there: bool| {
             let slots = self.ranks.iter().zip(arrivals);
             slots.filter(|(_, slot)| slot.is_some() == there).map(|(rank, _)| *rank).collect()
@@ -132,10 +158,24 @@ impl Operation {
 
     /// A descriptor that a member brought; `None` if nobody came, or the work has begun.
     pub(crate) fn awaited(&self) -> Option<Arc<Descriptor>> {
+        self.wanted()?.into_iter().flatten().next()
+    }
+
+    /// The threads that are in the code that lends what a member brought, counted by its slot.
+    pub(crate) fn readers(&self) -> &[AtomicUsize] {
+        &self.readers
+    }
+
+    /// The first member, in slot order, whose code is lending what it brought.
+    pub(crate) fn lender(&self) -> Option<Rank> {
+        let lends = |readers: &AtomicUsize| readers.load(Ordering::Relaxed) > 0;
+        self.readers.iter().position(lends).map(|slot| self.ranks[slot])
+    }
+
+    /// What the operation failed with, if it has failed.
+    pub(crate) fn failure(&self) -> Option<Error> {
         match &self.meeting.lock().phase {
-            Phase::Gathering { arrivals, .. } => {
-                arrivals.iter().flatten().next().map(|arrival| Arc::clone(&arrival.descriptor))
-            }
+            Phase::Failed(error) => Some(error.clone()),
             _ => None,
         }
     }
@@ -145,34 +185,33 @@ impl Operation {
         let outputs = outputs.into_iter().map(Some).collect();
         let meeting = self.meeting.lock();
         if matches!(meeting.phase, Phase::Running) {
-            drop(self.settle(meeting, Phase::Done { outputs }));
+            self.settle(meeting, Phase::Done { outputs });
         }
     }
 
     /// Ends the operation if members are missing: work that has begun is left to complete.
     pub(crate) fn fail_gathering(&self, error: &Error) {
         let meeting = self.meeting.lock();
-        if matches!(meeting.phase, Phase::Gathering { .. }) {
-            drop(self.settle(meeting, Phase::Failed(error.clone())));
+        if meeting.phase.arrivals().is_some() {
+            self.settle(meeting, Phase::Failed(error.clone()));
         }
     }
 
     /// Ends the operation unless it is done: its work panicked, or missed the deadline.
     pub(crate) fn fail(&self, error: &Error) {
         let meeting = self.meeting.lock();
-        if matches!(meeting.phase, Phase::Gathering { .. } | Phase::Running) {
-            drop(self.settle(meeting, Phase::Failed(error.clone())));
+        if !matches!(meeting.phase, Phase::Done { .. } | Phase::Failed(_)) {
+            self.settle(meeting, Phase::Failed(error.clone()));
         }
     }
 
-    /// Enters a last phase, wakes everybody, and hands back the former phase, to be dropped without the lock:
-    /// it holds what users deposited.
-    fn settle(&self, mut meeting: MutexGuard<'_, Meeting>, last: Phase) -> Phase {
+    /// Enters a last phase and wakes everybody. What users deposited is dropped without the lock.
+    fn settle(&self, mut meeting: MutexGuard<'_, Meeting>, last: Phase) {
         let former = mem::replace(&mut meeting.phase, last);
         self.settled.store(true, Ordering::Release);
         self.changed.notify_all();
         drop(meeting);
-        former
+        discard(former);
     }
 
     /// Takes a member's output out of a settled operation.
@@ -180,7 +219,7 @@ impl Operation {
         match &mut self.meeting.lock().phase {
             Phase::Done { outputs } => Ok(outputs[slot].take().expect("a member waits once")),
             Phase::Failed(error) => Err(error.clone()),
-            Phase::Gathering { .. } | Phase::Running => unreachable!("the operation is settled"),
+            _ => unreachable!("the operation is settled"),
         }
     }
 
@@ -202,6 +241,16 @@ impl Operation {
         meeting.parked += 1;
         self.changed.wait_until(&mut meeting, moment);
         meeting.parked -= 1;
+    }
+}
+
+impl Phase {
+    /// Who has come, by slot, while members are missing.
+    fn arrivals(&self) -> Option<&[Option<Arrival>]> {
+        match self {
+            Self::Gathering { arrivals, .. } | Self::Disagreeing { arrivals } => Some(arrivals),
+            _ => None,
+        }
     }
 }
 

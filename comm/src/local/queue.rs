@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::mem;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread::{self, Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::clock::from_now;
 use super::core::Core;
 use super::operation::Operation;
 use super::running::Running;
@@ -20,9 +22,15 @@ pub(super) struct Queue {
     /// The number of entries, so that nobody needs the lock to see that there are none.
     length: AtomicUsize,
     bell: Condvar,
-    /// How many workers run, once they were asked for.
-    started: OnceLock<usize>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    crew: Mutex<Crew>,
+}
+
+/// The worker threads.
+#[derive(Default)]
+struct Crew {
+    /// How many there are, once they were asked for.
+    size: Option<usize>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -37,11 +45,22 @@ impl Queue {
     /// Starts the workers when they are first needed; how many there are. Fewer than asked for, or none,
     /// where the system gives no more threads.
     pub(super) fn workers(&self, core: &Arc<Core>, wanted: usize) -> usize {
-        *self.started.get_or_init(|| {
-            let mut threads = self.threads.lock();
-            threads.extend((0..wanted).map_while(|index| start_worker(core, index)));
-            threads.len()
-        })
+        let mut crew = self.crew.lock();
+        if let Some(size) = crew.size {
+            return size;
+        }
+        let started = (0..wanted).map(|index| start_worker(core, index));
+        let mut refused = None;
+        crew.threads
+            .extend(started.map_while(|thread| thread.map_err(|it| refused = Some(it)).ok()));
+        let size = crew.threads.len();
+        crew.size = Some(size);
+        // Whoever listens to warnings may do what it likes: it is told when the lock is free.
+        drop(crew);
+        if let Some(error) = refused {
+            tracing::warn!(%error, wanted, size, "no more worker threads: the ranks do the work");
+        }
+        size
     }
 
     pub(super) fn push(&self, running: Arc<Running>) {
@@ -60,14 +79,15 @@ impl Queue {
         drop(entries);
     }
 
-    /// Work for a member that waits for `own`: that, if it is here, or else the oldest.
+    /// Work for a member that waits for `own`: that, if it is here, or else the oldest that calls no code of users,
+    /// which may hang and is none of this member's business. Workers do that: there are some, or nothing is queued.
     pub(super) fn pick(&self, own: &Arc<Operation>) -> Option<Arc<Running>> {
         if self.length.load(Ordering::Acquire) == 0 {
             return None;
         }
         let entries = self.entries.lock();
         let mine = entries.running.iter().find(|entry| Arc::ptr_eq(entry.operation(), own));
-        mine.or_else(|| entries.running.front()).cloned()
+        mine.or_else(|| entries.running.iter().find(|entry| !entry.calls_users())).cloned()
     }
 
     /// Work for a worker: the oldest. Sleeps while there is none; `None` when the world is gone.
@@ -95,52 +115,60 @@ impl Queue {
     /// Lets the workers finish what is queued, and joins them. One that hangs in a user's code for longer than
     /// `patience` is left behind.
     pub(super) fn close(&self, patience: Duration) {
-        let threads = mem::take(&mut *self.threads.lock());
+        let threads = mem::take(&mut self.crew.lock().threads);
         // A deposit may own the last handle of the world, and be dropped by a worker: it cannot join itself.
         let own = thread::current().id();
         let (own, others): (Vec<_>, Vec<_>) =
             threads.into_iter().partition(|thread| thread.thread().id() == own);
         drop(own);
-        let until = Instant::now() + patience;
-        let mut entries = self.entries.lock();
-        entries.closed = true;
-        self.bell.notify_all();
-        while entries.ended < others.len() {
-            if self.bell.wait_until(&mut entries, until).timed_out() {
-                tracing::warn!(
-                    ?patience,
-                    "a worker hangs in the work of an operation, and is left behind"
-                );
-                return;
-            }
+        if !self.all_end(others.len(), patience) {
+            tracing::warn!(
+                ?patience,
+                "a worker hangs in the work of an operation, and is left behind"
+            );
+            return;
         }
-        drop(entries);
         for thread in others {
             // A worker catches the panics of blocks; it has no other way to fail.
             let _ = thread.join();
         }
     }
 
-    /// A worker's last word.
-    fn end(&self) {
-        self.entries.lock().ended += 1;
+    /// Whether `workers` workers end, when they are told to, before `patience` is over.
+    fn all_end(&self, workers: usize, patience: Duration) -> bool {
+        let until = from_now(patience);
+        let mut entries = self.entries.lock();
+        entries.closed = true;
         self.bell.notify_all();
+        while entries.ended < workers {
+            if self.bell.wait_until(&mut entries, until).timed_out() {
+                break;
+            }
+        }
+        entries.ended >= workers
     }
 }
 
-fn start_worker(core: &Arc<Core>, index: usize) -> Option<JoinHandle<()>> {
+/// A worker's last word, however it ends.
+struct LastWord(Arc<Core>);
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        let queue = self.0.queue();
+        queue.entries.lock().ended += 1;
+        queue.bell.notify_all();
+    }
+}
+
+fn start_worker(core: &Arc<Core>, index: usize) -> io::Result<JoinHandle<()>> {
     let core = Arc::clone(core);
     let work = move || {
+        let LastWord(core) = &LastWord(core);
         while let Some(running) = core.queue().next() {
             core.help(running, None);
         }
-        core.queue().end();
     };
-    let started = Builder::new().name(format!("hsdp-worker-{index}")).spawn(work);
-    if let Err(error) = &started {
-        tracing::warn!(%error, index, "no worker thread: the ranks do the work");
-    }
-    started.ok()
+    Builder::new().name(format!("hsdp-worker-{index}")).spawn(work)
 }
 
 impl fmt::Debug for Queue {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::operation::Operation;
 use crate::Descriptor;
 use crate::ledger::Ledger;
 use crate::sync::Mutex;
@@ -16,6 +17,14 @@ pub(crate) struct Record {
     epoch: AtomicU64,
     left: AtomicBool,
     last: Mutex<Option<Arc<Descriptor>>>,
+    /// The operations without which its threads do not go on; one for each thread that does not.
+    blocked_on: Mutex<Vec<Arc<Operation>>>,
+}
+
+/// While it lives, a thread of the rank does not go on without an operation.
+pub(super) struct Blocked<'a> {
+    record: &'a Record,
+    operation: &'a Arc<Operation>,
 }
 
 impl Record {
@@ -53,5 +62,25 @@ impl Record {
     /// Marks the rank as gone; whether it was there until now.
     pub(crate) fn leave(&self) -> bool {
         !self.left.swap(true, Ordering::AcqRel)
+    }
+
+    /// Notes that a thread of the rank waits for `operation`, or does its work.
+    pub(super) fn block_on<'a>(&'a self, operation: &'a Arc<Operation>) -> Blocked<'a> {
+        self.blocked_on.lock().push(Arc::clone(operation));
+        Blocked { record: self, operation }
+    }
+
+    /// The operations without which its threads do not go on; none if it is busy with something else, or hangs there.
+    pub(super) fn blocked_on(&self) -> Vec<Arc<Operation>> {
+        self.blocked_on.lock().clone()
+    }
+}
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        let mut blocked_on = self.record.blocked_on.lock();
+        let own = blocked_on.iter().position(|it| Arc::ptr_eq(it, self.operation));
+        // Never the last clone: the thread has one of its own.
+        drop(own.map(|own| blocked_on.swap_remove(own)));
     }
 }

@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -27,6 +28,32 @@ pub(crate) fn in_block() -> bool {
     IN_BLOCK.get()
 }
 
+/// While it lives, this thread is running a block.
+pub(crate) struct InBlock {
+    outer: bool,
+}
+
+impl InBlock {
+    pub(crate) fn enter() -> Self {
+        Self { outer: IN_BLOCK.replace(true) }
+    }
+}
+
+impl Drop for InBlock {
+    fn drop(&mut self) {
+        IN_BLOCK.set(self.outer);
+    }
+}
+
+/// Drops what a user deposited, where nobody can be told that this panicked. What it panicked with is leaked: it
+/// might panic again.
+pub(super) fn discard<T>(deposited: T) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(deposited))) {
+        let panic = ManuallyDrop::new(panic);
+        tracing::warn!(message = %panic_message(&**panic), "what a rank had lent panicked when it was dropped");
+    }
+}
+
 /// The message of a panic, as far as it has one.
 pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Arc<str> {
     let text = payload.downcast_ref::<&str>().copied();
@@ -34,17 +61,28 @@ pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Arc<str> {
     text.unwrap_or("(a panic without a message)").into()
 }
 
-/// A panic in a block, and the member whose deposit was being read.
-pub(super) struct BlockPanic {
-    pub(super) rank: Rank,
+/// A panic in the work of an operation.
+pub(super) struct WorkPanic {
+    pub(super) descriptor: Arc<Descriptor>,
+    /// The member whose deposit was being read, if one was.
+    pub(super) rank: Option<Rank>,
     pub(super) message: Arc<str>,
+}
+
+impl WorkPanic {
+    /// A panic that is no member's doing, as far as is known.
+    pub(super) fn of_nobody(descriptor: &Arc<Descriptor>, payload: &(dyn Any + Send)) -> Self {
+        let (descriptor, message) = (Arc::clone(descriptor), panic_message(payload));
+        Self { descriptor, rank: None, message }
+    }
 }
 
 /// An operation whose members are all there.
 pub(super) struct Running {
     operation: Arc<Operation>,
     descriptor: Arc<Descriptor>,
-    work: Box<dyn AnyWork>,
+    /// There until the work is complete.
+    work: Option<Box<dyn AnyWork>>,
     blocks: usize,
     next: AtomicUsize,
 }
@@ -56,7 +94,12 @@ impl Running {
         work: W,
     ) -> Self {
         let blocks = work.blocks();
-        Self { operation, descriptor, work: Box::new(work), blocks, next: AtomicUsize::new(0) }
+        let (work, next) = (Some(Box::new(work) as Box<dyn AnyWork>), AtomicUsize::new(0));
+        Self { operation, descriptor, work, blocks, next }
+    }
+
+    fn work(&self) -> &dyn AnyWork {
+        self.work.as_deref().expect("the work is there until it is complete")
     }
 
     pub(super) fn operation(&self) -> &Arc<Operation> {
@@ -67,9 +110,14 @@ impl Running {
         self.blocks
     }
 
-    /// Bytes that the work writes in all: what decides who does it.
+    /// How much work there is, in bytes that are moved: what decides who does it.
     pub(super) fn bytes(&self) -> usize {
-        self.work.bytes()
+        self.work().bytes()
+    }
+
+    /// Whether a block may call code of a user, which may hang: what decides who may help.
+    pub(super) fn calls_users(&self) -> bool {
+        self.work().calls_users()
     }
 
     /// The next block that nobody has claimed.
@@ -87,32 +135,27 @@ impl Running {
     }
 
     /// Runs a block that was claimed.
-    pub(super) fn run(&self, block: usize, core: &Core) -> Result<(), BlockPanic> {
-        let ranks = self.operation.ranks();
-        let Descriptor { channel, op, .. } = *self.descriptor;
-        let meter = Meter::new(core.records(), ranks, channel, op);
-        IN_BLOCK.set(true);
-        let ran = catch_unwind(AssertUnwindSafe(|| self.work.run(block, &meter)));
-        IN_BLOCK.set(false);
-        ran.map_err(|panic| BlockPanic {
-            rank: ranks[meter.reading().unwrap_or(0)],
+    pub(super) fn run(&self, block: usize, core: &Core) -> Result<(), WorkPanic> {
+        let (ranks, readers) = (self.operation.ranks(), self.operation.readers());
+        let meter = Meter::new(core.records(), ranks, &self.descriptor, readers);
+        let in_block = InBlock::enter();
+        let ran = catch_unwind(AssertUnwindSafe(|| self.work().run(block, &meter)));
+        drop(in_block);
+        ran.map_err(|panic| WorkPanic {
+            descriptor: Arc::clone(&self.descriptor),
+            rank: meter.reading().map(|slot| ranks[slot]),
             message: panic_message(&*panic),
         })
     }
 
     /// Every block is done: drops what the members lent, and publishes their outputs. Nothing is left to
     /// publish if the operation has failed meanwhile.
-    pub(super) fn complete(self) -> Result<(), BlockPanic> {
-        let Self { operation, work, .. } = self;
-        if operation.is_settled() {
-            return Ok(());
-        }
+    pub(super) fn complete(mut self) -> Result<(), WorkPanic> {
+        let work = self.work.take_if(|_| !self.operation.is_settled());
+        let Some(work) = work else { return Ok(()) };
         let outputs = catch_unwind(AssertUnwindSafe(|| work.finish()));
-        let outputs = outputs.map_err(|panic| BlockPanic {
-            rank: operation.ranks()[0],
-            message: panic_message(&*panic),
-        })?;
-        operation.succeed(outputs);
+        let outputs = outputs.map_err(|panic| WorkPanic::of_nobody(&self.descriptor, &*panic))?;
+        self.operation.succeed(outputs);
         Ok(())
     }
 
@@ -120,6 +163,13 @@ impl Running {
         let Descriptor { op, channel, tag, .. } = &*self.descriptor;
         let unit = tag.unit.map(|unit| unit.get());
         tracing::trace_span!("blocks", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch)
+    }
+}
+
+/// Work that failed: what was lent is dropped by whoever lets go last, which may be a worker.
+impl Drop for Running {
+    fn drop(&mut self) {
+        discard(self.work.take());
     }
 }
 
@@ -132,6 +182,7 @@ impl fmt::Debug for Running {
 /// [`Work`] with the type of its outputs erased.
 trait AnyWork: Send + Sync {
     fn bytes(&self) -> usize;
+    fn calls_users(&self) -> bool;
     fn run(&self, block: usize, meter: &Meter<'_>);
     fn finish(self: Box<Self>) -> Vec<Erased>;
 }
@@ -139,6 +190,10 @@ trait AnyWork: Send + Sync {
 impl<W: Work> AnyWork for W {
     fn bytes(&self) -> usize {
         Work::bytes(self)
+    }
+
+    fn calls_users(&self) -> bool {
+        Work::calls_users(self)
     }
 
     fn run(&self, block: usize, meter: &Meter<'_>) {

@@ -56,9 +56,13 @@ impl Status {
         end
     }
 
-    /// Ends `epoch`; what it ended with, which is another error if another rank came first.
+    /// Ends `epoch`; what it ended with, which is another error if another rank came first, or if every rank has
+    /// left the epoch behind.
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) -> Error {
         let mut ends = self.ends.lock();
+        if let Some((_, end)) = ends.past.as_ref().filter(|(last, _)| epoch <= *last) {
+            return end.clone();
+        }
         let end = ends.epochs.entry(epoch).or_insert(error).clone();
         self.raised.store(true, Ordering::Release);
         end
@@ -69,6 +73,8 @@ impl Status {
         let mut ends = self.ends.lock();
         let kept = ends.epochs.split_off(&epoch);
         let forgotten = std::mem::replace(&mut ends.epochs, kept);
-        ends.past = forgotten.into_iter().next_back().or(ends.past.take());
+        // Ranks forget at once and in any order: what is past never becomes less.
+        let past = forgotten.into_iter().next_back().into_iter().chain(ends.past.take());
+        ends.past = past.max_by_key(|(epoch, _)| *epoch);
     }
 }

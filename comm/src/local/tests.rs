@@ -1,12 +1,15 @@
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hsdp_sharding::{DType, Rank};
 
+use super::clock::{Alarm, Clock, from_now};
+use super::core::Core;
 use super::operation::{Arrival, Arrived, Operation};
 use super::status::Status;
 use super::table::{Key, Table};
-use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag};
+use crate::sync::atomic::Ordering;
+use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag, WorldOptions};
 
 fn ranks() -> Arc<[Rank]> {
     [0, 1, 2].map(Rank::new).into()
@@ -80,16 +83,37 @@ fn whoever_comes_to_a_failed_operation_is_refused() {
     );
     assert_eq!(operation.take(0).map(drop), Err(aborted(1)));
     // Nobody sleeps on what is settled.
-    operation.park_until(Instant::now() + std::time::Duration::from_secs(60));
+    operation.park_until(Instant::now() + Duration::from_secs(60));
+}
+
+/// The counts that members want, by slot.
+fn counts(operation: &Operation) -> Vec<Option<usize>> {
+    let wanted = operation.wanted().expect("members are gathering");
+    wanted.iter().map(|it| it.as_ref().map(|it| it.counts.total())).collect()
 }
 
 #[test]
 fn members_that_disagree_are_told_at_once() {
     let operation = Operation::new(key(0), ranks());
     assert!(matches!(operation.arrive(0, arrival(5)), Arrived::Waiting));
-    let Arrived::Disagrees(wanted) = operation.arrive(2, arrival(6)) else { panic!("5 is not 6") };
-    let counts: Vec<_> = wanted.iter().map(|it| it.as_ref().map(|it| it.counts.total())).collect();
-    assert_eq!(counts, [Some(5), None, Some(6)]);
+    assert!(matches!(operation.arrive(2, arrival(6)), Arrived::Disagrees));
+    assert_eq!(counts(&operation), [Some(5), None, Some(6)]);
+}
+
+#[test]
+fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last() {
+    // The second is preempted before it ends the world.
+    for brought in [[5, 6, 5], [5, 6, 6], [5, 6, 7]] {
+        let operation = Operation::new(key(0), ranks());
+        assert!(matches!(operation.arrive(0, arrival(brought[0])), Arrived::Waiting));
+        assert!(matches!(operation.arrive(1, arrival(brought[1])), Arrived::Disagrees));
+        assert!(matches!(operation.arrive(2, arrival(brought[2])), Arrived::Disagrees));
+        assert_eq!(counts(&operation), brought.map(Some), "the table lists everybody");
+        assert!(!operation.is_settled());
+        operation.fail_gathering(&aborted(1));
+        assert_eq!(operation.failure(), Some(aborted(1)));
+        assert_eq!(operation.wanted(), None);
+    }
 }
 
 #[test]
@@ -127,4 +151,98 @@ fn the_first_end_wins_and_old_ones_are_forgotten() {
     assert_eq!(status.end_world(aborted(4)), aborted(4));
     assert_eq!(status.end_world(aborted(5)), aborted(4));
     assert_eq!((status.check(1), status.world_end()), (Err(aborted(4)), Some(aborted(4))));
+}
+
+#[test]
+fn how_an_old_epoch_ended_never_comes_back() {
+    let status = Status::default();
+    status.end_epoch(0, aborted(1));
+    status.end_epoch(1, aborted(2));
+    // Two ranks forget at once, the one that looked first comes last.
+    status.forget_before(2);
+    status.forget_before(1);
+    assert_eq!(status.check(1), Err(aborted(2)));
+    // A thread that slept through both ends an epoch that is long over.
+    assert_eq!(status.end_epoch(0, aborted(3)), aborted(2));
+    assert!(!status.is_aborted(0));
+    status.forget_before(2);
+    assert_eq!((status.check(1), status.check(2)), (Err(aborted(2)), Ok(())));
+}
+
+#[test]
+fn a_moment_of_any_distance_can_be_named() {
+    let options = |late, deadline| WorldOptions { late, deadline, ..WorldOptions::default() };
+    let (second, ever) = (Duration::from_secs(1), Duration::MAX);
+    assert!(from_now(second) > Instant::now());
+    assert!(from_now(ever) > from_now(second));
+    let due = |late, deadline| Clock::start(&options(late, deadline)).alarm();
+    assert!(matches!(due(ever, ever), Alarm::None(left) if left > second));
+    assert!(matches!(due(second, ever), Alarm::None(left) if left <= second));
+    assert_eq!(due(Duration::ZERO, ever), Alarm::Late(Duration::ZERO));
+    assert_eq!(due(ever, Duration::ZERO), Alarm::Deadline);
+}
+
+#[test]
+fn alarms_ring_once_and_the_deadline_begins_anew() {
+    let options =
+        WorldOptions { late: Duration::ZERO, deadline: Duration::MAX, ..WorldOptions::default() };
+    let mut clock = Clock::start(&options);
+    assert_eq!(clock.alarm(), Alarm::Late(Duration::ZERO));
+    assert!(matches!(clock.alarm(), Alarm::None(_)));
+}
+
+/// A world of three ranks that have done nothing yet.
+fn core() -> Arc<Core> {
+    Core::new(3, WorldOptions::default())
+}
+
+fn gathering(arrived: &[usize]) -> Arc<Operation> {
+    let operation = Operation::new(key(0), ranks());
+    for slot in arrived {
+        assert!(matches!(operation.arrive(*slot, arrival(5)), Arrived::Waiting));
+    }
+    Arc::new(operation)
+}
+
+fn culprit(core: &Core, operation: &Arc<Operation>) -> Option<usize> {
+    core.culprit(operation).map(Rank::index)
+}
+
+#[test]
+fn a_rank_that_waits_for_another_is_not_the_one_to_blame() {
+    let core = core();
+    // 0 waits for 1 and 2; 1 waits for 2, elsewhere.
+    let (first, second) = (gathering(&[0]), gathering(&[0, 1]));
+    assert_eq!(culprit(&core, &first), Some(1), "the lowest of those that wait for nobody");
+    let waits = core.record(Rank::new(1)).block_on(&second);
+    assert_eq!(culprit(&core, &first), Some(2));
+    drop(waits);
+    assert_eq!(culprit(&core, &first), Some(1));
+}
+
+#[test]
+fn ranks_that_wait_in_a_circle_are_named_by_the_lowest() {
+    let core = core();
+    let [zero, one, two] =
+        [&[0, 1], &[1, 2], &[0, 2]].map(|arrived: &[usize; 2]| gathering(arrived));
+    // 0 waits for 2, who waits for 1, who waits for 0.
+    let waits = |rank, operation| core.record(Rank::new(rank)).block_on(operation);
+    let _circle = [waits(0, &zero), waits(1, &one), waits(2, &two)];
+    for operation in [&zero, &one, &two] {
+        assert_eq!(culprit(&core, operation), Some(0));
+    }
+}
+
+#[test]
+fn work_that_hangs_is_the_doing_of_whose_gradient_is_read() {
+    let core = core();
+    let awaited = gathering(&[0, 2]);
+    let hanging = gathering(&[0, 1]);
+    assert!(matches!(hanging.arrive(2, arrival(5)), Arrived::Last(_)));
+    assert_eq!(culprit(&core, &hanging), None, "nothing is being read");
+    hanging.readers()[2].fetch_add(1, Ordering::Relaxed);
+    assert_eq!(culprit(&core, &hanging), Some(2));
+    // Rank 1 runs a block of it, and so does not come to another operation.
+    let _runs = core.record(Rank::new(1)).block_on(&hanging);
+    assert_eq!(culprit(&core, &awaited), Some(2));
 }

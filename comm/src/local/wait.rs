@@ -4,10 +4,11 @@
 use std::fmt;
 use std::hint;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
+use super::clock::{Alarm, Clock, from_now};
 use super::core::Core;
 use super::operation::{Erased, Operation};
 use super::running::in_block;
@@ -47,23 +48,24 @@ impl Ticket {
 
     fn await_settled(&self) {
         let mut wakefulness = Wakefulness::of(&self.core);
-        let mut clock = None;
+        let mut clock = Clock::start(self.core.options());
+        let _blocked = self.core.record(self.rank).block_on(&self.operation);
         while !self.is_settled() {
-            if let Some(running) = self.core.queue().pick(&self.operation) {
-                self.core.help(running, Some(&self.operation));
-            } else if !wakefulness.stay_awake() {
-                let clock = clock.get_or_insert_with(|| Clock::start(&self.core));
-                self.sleep(clock);
+            match clock.alarm() {
+                Alarm::None(left) => self.help_or_rest(&mut wakefulness, left),
+                Alarm::Late(late) => self.warn(late),
+                // If members came in at the last moment, their work is waited for once more.
+                Alarm::Deadline => self.core.end_late(&self.operation, &self.descriptor),
             }
         }
     }
 
-    fn sleep(&self, clock: &mut Clock) {
-        match clock.alarm() {
-            Alarm::Sleep(moment) => self.operation.park_until(moment),
-            Alarm::Late(late) => self.warn(late),
-            // If members came in at the last moment, their work is waited for once more.
-            Alarm::Deadline => self.core.end_late(&self.operation, self.rank, &self.descriptor),
+    /// Does some work, stays awake for a moment, or sleeps for at most `rest`.
+    fn help_or_rest(&self, wakefulness: &mut Wakefulness, rest: Duration) {
+        if let Some(running) = self.core.queue().pick(&self.operation) {
+            self.core.help(running, Some(&self.operation));
+        } else if !wakefulness.stay_awake() {
+            self.operation.park_until(from_now(rest));
         }
     }
 
@@ -105,43 +107,5 @@ impl Wakefulness {
         self.moments -= 1;
         (0..8).for_each(|_| hint::spin_loop());
         true
-    }
-}
-
-/// How long a member has been waiting, and what is due next.
-struct Clock {
-    started: Instant,
-    late: Option<Duration>,
-    deadline: Duration,
-}
-
-enum Alarm {
-    Sleep(Instant),
-    Late(Duration),
-    Deadline,
-}
-
-impl Clock {
-    fn start(core: &Core) -> Self {
-        let options = core.options();
-        let late = (options.late < options.deadline).then_some(options.late);
-        Self { started: Instant::now(), late, deadline: options.deadline }
-    }
-
-    /// What is due now. Each alarm rings once; the deadline begins anew.
-    fn alarm(&mut self) -> Alarm {
-        let waited = self.started.elapsed();
-        if waited >= self.deadline {
-            self.started = Instant::now();
-            return Alarm::Deadline;
-        }
-        match self.late {
-            Some(late) if waited >= late => {
-                self.late = None;
-                Alarm::Late(late)
-            }
-            Some(late) => Alarm::Sleep(self.started + late),
-            None => Alarm::Sleep(self.started + self.deadline),
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use hsdp_kernels::{DisjointVec, Fold, Values, contribute, settle};
 use hsdp_sharding::balanced;
 
-use super::{BLOCK_ELEMENTS, Meter, Work, blocks_of};
+use super::{BLOCK_ELEMENTS, Meter, Work, one_length, owned_blocks, take};
 use crate::Scaling;
 
 /// A scaled sum that replaces every member's elements.
@@ -17,16 +17,14 @@ pub(crate) struct AllReduceScaled {
 }
 
 impl AllReduceScaled {
-    /// Of vectors of one length.
-    pub(crate) fn new(values: Vec<Vec<f32>>, scaling: Scaling) -> Self {
-        let (len, members) = (values[0].len(), values.len());
-        let cut = |owner| {
-            blocks_of(balanced(len, members, owner), BLOCK_ELEMENTS)
-                .map(move |block| (owner, block))
-        };
-        let blocks = (0..members).flat_map(cut).collect();
+    /// # Errors
+    /// If the vectors differ in length.
+    pub(crate) fn new(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<Self, String> {
+        let (len, members) = (one_length(values.iter().map(Vec::len))?, values.len());
+        let owned = (0..members).map(|slot| (slot, balanced(len, members, slot)));
+        let blocks = owned_blocks(owned, BLOCK_ELEMENTS);
         let values = values.into_iter().map(DisjointVec::from).collect();
-        Self { values, scaling, blocks }
+        Ok(Self { values, scaling, blocks })
     }
 }
 
@@ -48,7 +46,7 @@ impl Work for AllReduceScaled {
         let mut sums = [0.0; BLOCK_ELEMENTS];
         let sums = &mut sums[..range.len()];
         // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
-        let slice = |values| unsafe { DisjointVec::slice_mut(values, range.clone()) };
+        let slice = |values| unsafe { take(values, range.clone()) };
         let mut values: Vec<&mut [f32]> = self.values.iter().map(slice).collect();
         for (from, values) in values.iter().enumerate() {
             let fold = if from == 0 { Fold::Replace } else { Fold::Add };

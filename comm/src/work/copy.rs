@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use hsdp_kernels::{DisjointVec, Element};
 
-use super::{BLOCK_BYTES, Meter, Work, blocks_of};
+use super::{BLOCK_BYTES, Meter, Work, blocks_of, one_length, take};
 
 /// What a member brings: the elements that it gives, and the buffer that it fills, if it takes any.
 pub(crate) struct Exchange<T> {
@@ -64,14 +64,15 @@ pub(crate) struct Copies<T, O> {
 }
 
 impl<T: Element, O: Outcome<T>> Copies<T, O> {
-    /// Every member's source goes to every target, in member order. Of sources of one length.
-    pub(crate) fn to_everybody(members: Vec<Exchange<T>>) -> Self {
-        let whole = |(from, it): (usize, &Exchange<T>)| {
-            let len = it.source.len();
-            Move { from, start: 0, len, to: To::All, at: from * len }
-        };
-        let moves = members.iter().enumerate().map(whole).collect();
-        Self::new(members, moves)
+    /// Every member's source goes to every target, in member order.
+    ///
+    /// # Errors
+    /// If the sources differ in length: their moves would overlap.
+    pub(crate) fn to_everybody(members: Vec<Exchange<T>>) -> Result<Self, String> {
+        let len = one_length(members.iter().map(|it| it.source.len()))?;
+        let whole = |from| Move { from, start: 0, len, to: To::All, at: from * len };
+        let moves = (0..members.len()).map(whole).collect();
+        Ok(Self::new(members, moves))
     }
 
     /// The root's source goes to every target.
@@ -124,7 +125,7 @@ impl<T: Element, O: Outcome<T>> Copies<T, O> {
         let Some(target) = &self.targets[to] else { return };
         let source = &self.sources[it.from][it.start..it.start + it.len];
         // SAFETY: CO-2, moves to one target do not overlap, and each is run once.
-        let target = unsafe { target.slice_mut(it.at..it.at + it.len) };
+        let target = unsafe { take(target, it.at..it.at + it.len) };
         target.copy_from_slice(source);
         meter.received(to, it.from, source.len(), size_of::<T>());
     }

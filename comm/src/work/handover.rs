@@ -49,9 +49,9 @@ impl<T: Element> Work for Handover<T> {
 }
 
 /// A barrier: there is nothing to do but to be there.
-pub(crate) struct Meeting(pub(crate) usize);
+pub(crate) struct Barrier(pub(crate) usize);
 
-impl Work for Meeting {
+impl Work for Barrier {
     type Output = ();
 
     fn blocks(&self) -> usize {

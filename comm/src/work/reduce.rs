@@ -5,7 +5,7 @@ use std::ops::Range;
 use hsdp_kernels::{DisjointVec, Element, average_elements, reduce_elements};
 use hsdp_sharding::balanced;
 
-use super::{BLOCK_BYTES, Meter, Work, blocks_of};
+use super::{BLOCK_BYTES, Meter, Work, one_length, owned_blocks, take};
 use crate::Reduction;
 
 /// Combines `sources` into `target`.
@@ -37,21 +37,23 @@ pub(crate) struct ReduceInPlace<T> {
 }
 
 impl<T: Element> ReduceInPlace<T> {
-    /// Of vectors of one length.
-    pub(crate) fn new(values: Vec<Vec<T>>, reduction: Reduction, receivers: Receivers) -> Self {
-        let (len, members) = (values[0].len(), values.len());
-        let slices: Vec<_> = match receivers {
+    /// # Errors
+    /// If the vectors differ in length.
+    pub(crate) fn new(
+        values: Vec<Vec<T>>,
+        reduction: Reduction,
+        receivers: Receivers,
+    ) -> Result<Self, String> {
+        let (len, members) = (one_length(values.iter().map(Vec::len))?, values.len());
+        let owned: Vec<_> = match receivers {
             Receivers::All => {
                 (0..members).map(|slot| (slot, balanced(len, members, slot))).collect()
             }
             Receivers::Root(root) => vec![(root, 0..len)],
         };
-        let cut = |(owner, slice)| {
-            blocks_of(slice, BLOCK_BYTES / size_of::<T>()).map(move |block| (owner, block))
-        };
-        let blocks = slices.into_iter().flat_map(cut).collect();
+        let blocks = owned_blocks(owned, BLOCK_BYTES / size_of::<T>());
         let values = values.into_iter().map(DisjointVec::from).collect();
-        Self { values, reduction, receivers, blocks }
+        Ok(Self { values, reduction, receivers, blocks })
     }
 }
 
@@ -69,7 +71,7 @@ impl<T: Element> Work for ReduceInPlace<T> {
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (owner, range) = &self.blocks[block];
         // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
-        let slice = |values| unsafe { DisjointVec::slice_mut(values, range.clone()) };
+        let slice = |values| unsafe { take(values, range.clone()) };
         let mut values: Vec<&mut [T]> = self.values.iter().map(slice).collect();
         let mut result = bytemuck::zeroed_vec::<T>(range.len());
         combine(self.reduction, &mut result, &values.iter().map(|it| &**it).collect::<Vec<_>>());
@@ -99,9 +101,15 @@ pub(crate) struct RootOnly<T> {
 }
 
 impl<T: Element> RootOnly<T> {
-    /// Of vectors of one length.
-    pub(crate) fn new(values: Vec<Vec<T>>, reduction: Reduction, root: usize) -> Self {
-        Self { reduce: ReduceInPlace::new(values, reduction, Receivers::Root(root)), root }
+    /// # Errors
+    /// If the vectors differ in length.
+    pub(crate) fn new(
+        values: Vec<Vec<T>>,
+        reduction: Reduction,
+        root: usize,
+    ) -> Result<Self, String> {
+        let reduce = ReduceInPlace::new(values, reduction, Receivers::Root(root))?;
+        Ok(Self { reduce, root })
     }
 }
 
@@ -136,17 +144,24 @@ pub(crate) struct ReduceScatter<T> {
 }
 
 impl<T: Element> ReduceScatter<T> {
-    /// Of pairs of a source and a target, where the targets have one length, and each source that of all
-    /// targets together.
-    pub(crate) fn new(members: Vec<(Vec<T>, Vec<T>)>, reduction: Reduction) -> Self {
-        let part = members[0].1.len();
-        let cut = |owner| {
-            blocks_of(0..part, BLOCK_BYTES / size_of::<T>()).map(move |block| (owner, block))
-        };
-        let blocks = (0..members.len()).flat_map(cut).collect();
+    /// Of pairs of a source and a target.
+    ///
+    /// # Errors
+    /// If the targets differ in length, or a source is not as long as all of them together.
+    pub(crate) fn new(
+        members: Vec<(Vec<T>, Vec<T>)>,
+        reduction: Reduction,
+    ) -> Result<Self, String> {
+        let part = one_length(members.iter().map(|(_, target)| target.len()))?;
+        let whole = one_length(members.iter().map(|(source, _)| source.len()))?;
+        if whole != part * members.len() {
+            return Err(format!("{whole} elements are no {} parts of {part}", members.len()));
+        }
+        let owned = (0..members.len()).map(|owner| (owner, 0..part));
+        let blocks = owned_blocks(owned, BLOCK_BYTES / size_of::<T>());
         let members = members.into_iter().map(|(source, target)| (source, target.into()));
         let (sources, targets) = members.unzip();
-        Self { sources, targets, reduction, blocks }
+        Ok(Self { sources, targets, reduction, blocks })
     }
 }
 
@@ -164,7 +179,7 @@ impl<T: Element> Work for ReduceScatter<T> {
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (owner, range) = &self.blocks[block];
         // SAFETY: CO-2, blocks of one target do not overlap, and each is run once.
-        let target = unsafe { self.targets[*owner].slice_mut(range.clone()) };
+        let target = unsafe { take(&self.targets[*owner], range.clone()) };
         let start = owner * self.targets[*owner].len() + range.start;
         let sources: Vec<&[T]> =
             self.sources.iter().map(|source| &source[start..start + range.len()]).collect();

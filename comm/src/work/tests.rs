@@ -1,8 +1,12 @@
 //! CO-2: the blocks of a work are a partition of what it writes.
 
-use hsdp_sharding::{Param, Unit, UnitLayout};
+use std::collections::BTreeMap;
+
+use hsdp_kernels::{Fold, GradientValues, HostBuffer, Wire};
+use hsdp_sharding::{Param, ParamSlot, Role, Unit, UnitLayout};
 
 use super::*;
+use crate::{Counts, GroupId, Reduction, Scaling, Tag};
 
 /// How often each of `len` elements is covered.
 fn coverage(len: usize, ranges: impl Iterator<Item = Range<usize>>) -> Vec<u32> {
@@ -48,25 +52,177 @@ fn pieces_in_blocks_cover_every_parameter_once() {
     }
 }
 
-/// The places that the blocks of a work write: all work writes ones over zeros, or adds up ones.
-fn run_all<W: Work>(work: W) -> Vec<W::Output> {
+/// What the blocks that run on this thread take.
+pub(super) mod taken {
+    use std::cell::RefCell;
+    use std::ops::Range;
+
+    /// A range of an output: where that lies, and how many elements it has.
+    pub(in super::super) type Taken = (usize, usize, Range<usize>);
+
+    thread_local! {
+        static TAKEN: RefCell<Vec<Taken>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(in super::super) fn note<O>(output: &O, len: usize, range: &Range<usize>) {
+        let taken = (std::ptr::from_ref(output).addr(), len, range.clone());
+        TAKEN.with_borrow_mut(|all| all.push(taken));
+    }
+
+    /// All that was taken since the last call.
+    pub(super) fn all() -> Vec<Taken> {
+        TAKEN.take()
+    }
+}
+
+/// Runs every block, and checks that they take each element of each of `outputs` outputs once: a partition, of which
+/// no two slices overlap, be they of one block or of two. What the members get.
+fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
     let ranks: Vec<Rank> = vec![Rank::new(0); 8];
-    let meter = Meter::new(&[], &ranks, Channel::User, Op::Barrier);
+    let readers: Vec<_> = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
+    let descriptor = descriptor();
+    let meter = Meter::new(&[], &ranks, &descriptor, &readers);
+    drop(taken::all());
     // Backwards: the order of blocks is nobody's business.
     (0..work.blocks()).rev().for_each(|block| work.run(block, &meter));
+    let mut ranges: BTreeMap<usize, (usize, Vec<Range<usize>>)> = BTreeMap::new();
+    for (output, len, range) in taken::all() {
+        ranges.entry(output).or_insert((len, Vec::new())).1.push(range);
+    }
+    assert_eq!(ranges.len(), outputs, "the outputs that blocks take from");
+    for (len, ranges) in ranges.into_values() {
+        assert_eq!(coverage(len, ranges.into_iter()), vec![1; len]);
+    }
+    assert!(readers.iter().all(|it| it.load(Ordering::Relaxed) == 0), "nobody reads any more");
     work.finish()
 }
 
-#[test]
-fn every_place_of_an_output_is_written_by_one_block() {
-    const LEN: usize = 50_001;
-    let exchange = |_| Exchange { source: vec![1_u32; LEN], target: Some(vec![0; LEN * 3]) };
-    let gathered: Vec<Vec<u32>> = run_all(Copies::to_everybody((0..3).map(exchange).collect()));
-    assert!(gathered.iter().all(|it| it.iter().all(|it| *it == 1)));
-    // In place: an element that two blocks had added up would not be 3.
-    let values = || vec![vec![1_u32; LEN]; 3];
-    for receivers in [Receivers::All, Receivers::Root(0)] {
-        let reduced = run_all(ReduceInPlace::new(values(), crate::Reduction::Sum, receivers));
-        assert!(reduced[0].iter().all(|it| *it == 3));
+fn descriptor() -> Descriptor {
+    Descriptor {
+        group: GroupId::of(&[], Channel::User),
+        channel: Channel::User,
+        epoch: 0,
+        sequence: 0,
+        op: Op::Barrier,
+        reduction: None,
+        dtype: None,
+        counts: Counts::Each(0),
+        root: None,
+        peer: None,
+        scaling: None,
+        tag: Tag::default(),
     }
+}
+
+/// Elements of several blocks, of any type; no number of members divides them.
+const LEN: usize = 50_001;
+
+fn exchanges(lens: [(usize, Option<usize>); 3]) -> Vec<Exchange<u32>> {
+    let exchange = |(source, target): (usize, Option<usize>)| Exchange {
+        source: vec![1; source],
+        target: target.map(|len| vec![0; len]),
+    };
+    lens.map(exchange).into()
+}
+
+fn all_ones(outputs: &[Vec<u32>]) -> bool {
+    outputs.iter().flatten().all(|element| *element == 1)
+}
+
+#[test]
+fn every_block_that_copies_takes_elements_of_its_own() {
+    let everybody = exchanges([(LEN, Some(3 * LEN)); 3]);
+    let everybody: Vec<Vec<u32>> =
+        partition(Copies::to_everybody(everybody).expect("one length"), 3);
+    assert!(all_ones(&everybody));
+    let root_only = exchanges([(LEN, None), (LEN, Some(3 * LEN)), (LEN, None)]);
+    let gathered: Vec<Option<Vec<u32>>> =
+        partition(Copies::to_everybody(root_only).expect("one length"), 1);
+    assert_eq!(gathered, [None, Some(vec![1; 3 * LEN]), None]);
+    let broadcast = exchanges([(0, Some(LEN)), (LEN, None), (0, Some(LEN))]);
+    assert!(all_ones(&partition::<Copies<_, Vec<u32>>>(Copies::from_root(broadcast, 1), 2)));
+    let scattered = exchanges([(3 * LEN, Some(LEN)), (0, Some(LEN)), (0, Some(LEN))]);
+    assert!(all_ones(&partition::<Copies<_, Vec<u32>>>(Copies::dealt_by(scattered, 0, LEN), 3)));
+    let counts = [vec![0, LEN, 5], vec![7, 20_000, 1], vec![LEN, 3, 0]];
+    let split =
+        exchanges([(LEN + 5, Some(LEN + 7)), (20_008, Some(LEN + 20_003)), (LEN + 3, Some(6))]);
+    assert!(all_ones(&partition::<Copies<_, Vec<u32>>>(Copies::split(split, &counts), 3)));
+}
+
+#[test]
+fn every_block_that_combines_takes_elements_of_its_own() {
+    let values = || vec![vec![1_u32; LEN]; 3];
+    let sum = Reduction::Sum;
+    let everybody = ReduceInPlace::new(values(), sum, Receivers::All).expect("one length");
+    assert_eq!(partition(everybody, 3), vec![vec![3; LEN]; 3]);
+    let root = ReduceInPlace::new(values(), sum, Receivers::Root(1)).expect("one length");
+    assert_eq!(partition(root, 3)[1], vec![3; LEN]);
+    let root_only = RootOnly::new(values(), sum, 2).expect("one length");
+    assert_eq!(partition(root_only, 3), [None, None, Some(vec![3; LEN])]);
+    let parts = vec![(vec![1_u32; 3 * LEN], vec![0; LEN]); 3];
+    let scattered = ReduceScatter::new(parts, sum).expect("they fit");
+    assert_eq!(partition(scattered, 3), vec![vec![3; LEN]; 3]);
+    let scaling = Scaling::on(Wire::BF16);
+    let scaled = AllReduceScaled::new(vec![vec![1.0; LEN]; 3], scaling).expect("one length");
+    assert_eq!(partition(scaled, 3), vec![vec![3.0; LEN]; 3]);
+}
+
+#[test]
+fn every_block_of_a_unit_takes_elements_of_its_own() {
+    let unit = Unit::new("unit")
+        .param(Param::new("straddles", [37, 1900]))
+        .param(Param::new("one", [1]))
+        .param(Param::new("frozen", [211]).frozen())
+        .param(Param::new("rows", [40, 50]).rows(8));
+    let layout = Arc::new(UnitLayout::new(&unit, 3).expect("a layout"));
+    let gather = |_| UnitGatherDeposit {
+        layout: Arc::clone(&layout),
+        shard: Arc::new(vec![1.0; layout.shard_len()]),
+        targets: layout.params().iter().map(|it| HostBuffer::from(vec![0.0_f32; it.len])).collect(),
+    };
+    let full = partition(UnitGather::new((0..3).map(gather).collect()).expect("one layout"), 12);
+    assert!(full.iter().flatten().all(|it| it.values().to_f32().iter().all(|it| *it == 1.0)));
+
+    let gradient = |it: &ParamSlot| -> Option<Arc<dyn GradientValues>> {
+        (it.role == Role::Trainable).then(|| Arc::new(vec![1.0_f32; it.len]) as _)
+    };
+    let reduce = |_| UnitReduceDeposit {
+        layout: Arc::clone(&layout),
+        gradients: layout.params().iter().map(gradient).collect(),
+        partial: vec![0.0; layout.trainable().shard_len],
+        fold: Fold::Add,
+    };
+    let work = UnitReduce::new((0..3).map(reduce).collect(), Scaling::on(Wire::F32));
+    let partials = partition(work.expect("one layout"), 3);
+    let sum: f32 = partials.iter().flatten().sum();
+    assert_eq!(sum, 3.0 * (37.0 * 1900.0 + 1.0 + 2000.0), "padding stays zero");
+}
+
+#[test]
+fn what_passes_vectors_on_takes_nothing() {
+    let passed = Handover::new(vec![vec![1_u32; LEN], vec![2]], vec![Some(1), Some(0)], 0);
+    assert_eq!(partition(passed, 0), [vec![2], vec![1; LEN]]);
+    assert_eq!(partition(Barrier(2), 0), [(), ()]);
+}
+
+#[test]
+fn members_that_do_not_fit_are_no_work() {
+    let lengths = [(5, Some(15)), (5, Some(15)), (6, Some(15))];
+    let problem = Copies::<_, Vec<u32>>::to_everybody(exchanges(lengths)).err();
+    assert_eq!(problem.as_deref(), Some("member 0 brings 5 elements, member 2 6,"));
+    let uneven = || vec![vec![1.0; 4], vec![1.0; 5]];
+    assert!(ReduceInPlace::new(uneven(), Reduction::Sum, Receivers::All).is_err());
+    assert!(RootOnly::new(uneven(), Reduction::Sum, 0).is_err());
+    assert!(AllReduceScaled::new(uneven(), Scaling::on(Wire::F32)).is_err());
+    let parts = |lens: [(usize, usize); 2]| {
+        ReduceScatter::new(
+            lens.map(|(whole, part)| (vec![1; whole], vec![0; part])).into(),
+            Reduction::Sum,
+        )
+        .err()
+    };
+    assert_eq!(parts([(4, 2), (4, 2)]), None);
+    assert!(parts([(4, 2), (4, 3)]).is_some());
+    assert!(parts([(4, 2), (5, 2)]).is_some());
+    assert_eq!(parts([(5, 2), (5, 2)]).as_deref(), Some("5 elements are no 2 parts of 2"));
 }

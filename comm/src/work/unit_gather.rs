@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_kernels::{DisjointBuffer, HostBuffer, cast};
 use hsdp_sharding::{Piece, UnitLayout};
 
-use super::{BLOCK_ELEMENTS, Meter, Work, blocks_of, pieces_in};
+use super::{BLOCK_ELEMENTS, Meter, Work, owned_blocks, pieces_in, take_values};
 
 /// What a member brings: its shard, to be read where it lies, and its parameters' buffers, to be filled.
 pub(crate) struct UnitGatherDeposit {
@@ -33,9 +33,8 @@ impl UnitGather {
         if members.iter().any(|member| member.layout != layout) {
             return Err("ranks have different layouts of one unit".to_owned());
         }
-        let cut =
-            |from| blocks_of(0..layout.shard_len(), BLOCK_ELEMENTS).map(move |block| (from, block));
-        let blocks = (0..members.len()).flat_map(cut).collect();
+        let owned = (0..members.len()).map(|from| (from, 0..layout.shard_len()));
+        let blocks = owned_blocks(owned, BLOCK_ELEMENTS);
         let pieces = (0..members.len()).map(|slot| layout.pieces(slot).collect()).collect();
         let disjoint = |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::from).collect();
         let members = members.into_iter().map(|member| (member.shard, disjoint(member.targets)));
@@ -66,7 +65,7 @@ impl Work for UnitGather {
         for (to, targets) in self.targets.iter().enumerate() {
             for (param, place, range) in pieces_in(&self.pieces[*from], range.clone()) {
                 // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
-                let target = unsafe { targets[param].slice_mut(range) };
+                let target = unsafe { take_values(&targets[param], range) };
                 cast(target, &shard[place]);
             }
             if let Some(target) = targets.first() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hsdp_kernels::{DisjointVec, Fold, GradientValues, Values, contribute, settle};
 use hsdp_sharding::{Piece, Role, UnitLayout};
 
-use super::{BLOCK_ELEMENTS, Meter, Work, blocks_of, pieces_in};
+use super::{BLOCK_ELEMENTS, Meter, Work, owned_blocks, pieces_in, take};
 use crate::Scaling;
 
 /// What a parameter without a gradient contributes.
@@ -41,11 +41,8 @@ impl UnitReduce {
         if members.iter().any(|member| member.layout != layout) {
             return Err("ranks have different layouts of one unit".to_owned());
         }
-        let cut = |owner| {
-            blocks_of(0..layout.trainable().shard_len, BLOCK_ELEMENTS)
-                .map(move |block| (owner, block))
-        };
-        let blocks = (0..members.len()).flat_map(cut).collect();
+        let owned = (0..members.len()).map(|owner| (owner, 0..layout.trainable().shard_len));
+        let blocks = owned_blocks(owned, BLOCK_ELEMENTS);
         let pieces = (0..members.len()).map(|slot| trainable_pieces(&layout, slot)).collect();
         let mut work =
             Self { gradients: vec![], partials: vec![], folds: vec![], scaling, pieces, blocks };
@@ -66,16 +63,17 @@ impl UnitReduce {
                 contribute(sum, Values::F32(&ZEROS[..sum.len()]), pre, wire, fold);
                 continue;
             };
-            meter.read_from(slot);
-            let mut visits = 0;
-            gradient.read(range.clone(), &mut |values| {
-                visits += 1;
-                contribute(sum, values, pre, wire, fold);
+            meter.lent_by(slot, || {
+                let mut visits = 0;
+                gradient.read(range.clone(), &mut |values| {
+                    visits += 1;
+                    contribute(sum, values, pre, wire, fold);
+                });
+                assert!(
+                    visits == 1,
+                    "the gradient of parameter {param} was lent {visits} times, not once"
+                );
             });
-            assert!(
-                visits == 1,
-                "the gradient of parameter {param} was lent {visits} times, not once"
-            );
         }
     }
 }
@@ -88,8 +86,13 @@ impl Work for UnitReduce {
     }
 
     fn bytes(&self) -> usize {
-        // Reading the gradients is most of the work.
+        // Most of the work is to read the gradients.
         self.partials[0].len() * self.partials.len() * self.partials.len() * size_of::<f32>()
+    }
+
+    /// Gradients are lent by code of users.
+    fn calls_users(&self) -> bool {
+        true
     }
 
     /// Bytes count with the padding, and with gradients that are absent: a wire would carry their zeros.
@@ -102,7 +105,7 @@ impl Work for UnitReduce {
             self.sum(&mut sums[place], param, part, meter);
         }
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
-        let partial = unsafe { self.partials[*owner].slice_mut(range.clone()) };
+        let partial = unsafe { take(&self.partials[*owner], range.clone()) };
         settle(partial, sums, self.scaling.post, self.folds[*owner]);
         for from in 0..self.gradients.len() {
             meter.received(*owner, from, sums.len(), self.scaling.wire.dtype().size_bytes());

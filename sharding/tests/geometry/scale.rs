@@ -1,4 +1,5 @@
-//! Ten thousand units for a thousand ranks are planned in less than a second.
+//! Ten thousand units for a thousand ranks are planned in less than five seconds, by a debug build that shares its machine
+//! with other tests: nothing is quadratic in the units. (It takes a fraction of a second where it is alone.)
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +7,7 @@ use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
 
 const UNITS: usize = 10_000;
 
-/// The debug build of a loaded machine gets five times what the promise says.
+/// For all that is asked, from the first parameter to the last rank's costs.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// A transformer block of twelve parameters.

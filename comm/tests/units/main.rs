@@ -5,7 +5,9 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, World, world};
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Values, Wire};
-use hsdp_sharding::{DType, Param, Role, Unit, UnitLayout};
+use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
+
+mod refusals;
 
 const SIZES: [usize; 5] = [1, 2, 3, 4, 8];
 
@@ -62,8 +64,7 @@ fn gather_unit_casts_every_shard_into_every_members_parameters() {
         let gathered = world(size, |world| {
             let group = world.world_group(Channel::Gather);
             let shard = Arc::new(shard_of(&layout, group.index(), &parameters));
-            let zeros =
-                |slot: &hsdp_sharding::ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("real");
+            let zeros = |slot: &ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("real");
             let targets = layout.params().iter().map(zeros).collect();
             let pending =
                 group.gather_unit(tag(), Arc::clone(&layout), Arc::clone(&shard), targets);
@@ -236,41 +237,6 @@ fn f16_neither_overflows_nor_loses_what_pre_makes_room_for() {
         pending.and_then(|pending| pending.wait()).expect("reduced")
     });
     assert!(sums.iter().all(|sum| *sum == [480_000.0, 8.0 * 2.0_f32.powi(-20)]));
-}
-
-#[test]
-fn what_does_not_fit_the_layout_is_refused_with_numbers() {
-    let world = &World::local(2, hsdp_comm::WorldOptions::default())[1];
-    let group = world.world_group(Channel::Reduce);
-    let (layout, part) = (layout(2), layout(2).trainable().shard_len);
-    let refused = |layout: &Arc<UnitLayout>, gradients, partial| {
-        let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
-        let layout = Arc::clone(layout);
-        group
-            .reduce_unit(tag(), layout, contribution, Accumulator { partial, fold: Fold::Replace })
-            .expect_err("it is refused")
-            .to_string()
-    };
-    let none = || vec![None, None, None, None, None];
-    assert_eq!(
-        refused(&layout, none(), vec![0.0; 3]),
-        format!("reduce_scatter on rank 1: the partial has 3 elements, expected {part}")
-    );
-    assert_eq!(
-        refused(&layout, vec![None], vec![0.0; part]),
-        "reduce_scatter on rank 1: the list of gradients has 1 elements, expected 5"
-    );
-    let mut frozen = none();
-    frozen[2] = Some(gradient(0, 2, 211));
-    assert_eq!(
-        refused(&layout, frozen, vec![0.0; part]),
-        "reduce_scatter on rank 1: the gradient of `table` has 211 elements, expected none: it is frozen"
-    );
-    let other = Arc::new(UnitLayout::new(&unit(), 3).expect("a layout"));
-    assert_eq!(
-        refused(&other, none(), vec![0.0; part]),
-        "reduce_scatter on rank 1: the layout has 3 shards, but the group has 2 members"
-    );
 }
 
 /// A gradient that is lent in two parts, against the contract.

@@ -1,0 +1,62 @@
+//! What one rank can see to be wrong by itself is refused before anything is issued.
+
+use std::fmt::Debug;
+
+use hsdp_comm::{Channel, Error, Pending, Reduction, Tag, World, WorldOptions, world};
+use hsdp_sharding::Rank;
+
+use super::settled;
+
+#[test]
+fn an_average_of_integers_is_refused_before_it_is_issued() {
+    world(2, |world| {
+        let group = world.world_group(Channel::User);
+        let refused = group.all_reduce(Tag::default(), Reduction::Avg, vec![1_u32]).map(drop);
+        let expected = format!(
+            "all_reduce on rank {}: u32 elements: only floating-point elements have an average",
+            world.rank()
+        );
+        assert_eq!(refused.map_err(|error| error.to_string()), Err(expected));
+        settled(group.barrier(Tag::default()));
+    });
+}
+
+fn refusal<T: Debug>(issued: Result<Pending<T>, Error>) -> String {
+    issued.map(drop).expect_err("it is refused").to_string()
+}
+
+#[test]
+fn what_one_rank_can_see_to_be_wrong_is_refused_with_numbers() {
+    let world = &World::local(4, WorldOptions::default())[3];
+    let group = world.world_group(Channel::User);
+    let tag = Tag::default();
+    assert_eq!(
+        refusal(group.reduce_scatter(tag, Reduction::Sum, vec![0_f32; 1003])),
+        "reduce_scatter on rank 3: the input has 1003 elements, expected a multiple of the group's 4 members"
+    );
+    assert_eq!(
+        refusal(group.broadcast(tag, 4, vec![0_f32])),
+        "broadcast on rank 3: the root is member 4, but the group has 4 members"
+    );
+    assert_eq!(
+        refusal(group.scatter(tag, 3, Some(vec![0_f32; 7]), 2)),
+        "scatter on rank 3: the input has 7 elements, expected 8: 2 for each of 4 members"
+    );
+    assert_eq!(
+        refusal(group.all_to_all(tag, vec![0_f32; 4], vec![1; 4], vec![1, 1, 1, 2])),
+        "all_to_all on rank 3: what it expects from itself has 2 elements, expected 1: what it sends to itself"
+    );
+}
+
+#[test]
+fn groups_that_cannot_be_are_refused() {
+    let world = &World::local(3, WorldOptions::default())[1];
+    let refused = |ranks: &[usize]| {
+        let ranks: Vec<Rank> = ranks.iter().copied().map(Rank::new).collect();
+        world.group(&ranks, Channel::User).expect_err("it is refused").to_string()
+    };
+    assert_eq!(refused(&[0, 2]), "group [0, 2] on rank 1 of 3: this rank is not among its members");
+    assert_eq!(refused(&[1, 1]), "group [1, 1] on rank 1 of 3: a member is listed twice");
+    assert_eq!(refused(&[1, 3]), "group [1, 3] on rank 1 of 3: a member is not in the world");
+    assert_eq!(refused(&[]), "group [] on rank 1 of 3: this rank is not among its members");
+}

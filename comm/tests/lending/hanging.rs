@@ -1,0 +1,117 @@
+//! Code of users that hangs: deadlines end what waits for it, and name it.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_comm::{Channel, Pending, Reduction, Workers, World, WorldOptions};
+use hsdp_kernels::{GradientValues, Values};
+use hsdp_sharding::Rank;
+
+use super::{LARGE, Reading, layout, reduce, tag};
+
+fn is_worker() -> bool {
+    thread::current().name().is_some_and(|name| name.starts_with("hsdp-worker"))
+}
+
+/// Until `over`. Gives up, for all, after longer than the tests take.
+fn hang_until(over: &AtomicBool) {
+    let started = Instant::now();
+    while !over.load(Ordering::SeqCst) && started.elapsed() < Duration::from_secs(20) {
+        thread::yield_now();
+    }
+    over.store(true, Ordering::SeqCst);
+}
+
+#[test]
+fn work_that_hangs_ends_at_the_deadline_and_names_whose_gradient_is_read() {
+    let deadline = Duration::from_millis(150);
+    let options = WorldOptions { deadline, workers: Workers::Count(1), ..WorldOptions::default() };
+    let (hanging, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let worlds = World::local(3, options);
+    let layout = layout(3, LARGE);
+    let issue = |world: &World| {
+        let (hanging, over) = (Arc::clone(&hanging), Arc::clone(&over));
+        let is_bad = world.rank().index() == 1;
+        // Only the worker hangs: a rank that does cannot look at its clock.
+        let read = move || {
+            if is_bad && is_worker() {
+                hanging.store(true, Ordering::SeqCst);
+                hang_until(&over);
+            }
+        };
+        let group = world.world_group(Channel::Reduce);
+        reduce(&group, &layout, Arc::new(Reading(LARGE, read))).expect("issued")
+    };
+    let pending: Vec<_> = worlds.iter().map(issue).collect();
+    while !hanging.load(Ordering::SeqCst) {
+        thread::yield_now();
+    }
+    let ends: Vec<_> =
+        pending.into_iter().map(|pending| pending.wait().expect_err("it hangs")).collect();
+    over.store(true, Ordering::SeqCst);
+    assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
+    let text = ends[0].to_string();
+    assert!(text.starts_with("world aborted: rank 1, "), "{text}");
+    assert!(text.ends_with("all of ranks [0, 1, 2] arrived, the work did not end"), "{text}");
+}
+
+#[test]
+fn a_rank_that_waits_does_not_help_with_the_code_of_strangers() {
+    let deadline = Duration::from_millis(150);
+    let options = WorldOptions { deadline, workers: Workers::Count(1), ..WorldOptions::default() };
+    let (helped, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let worlds = World::local(3, options);
+    let layout = layout(2, LARGE);
+    // Ranks 0 and 1 reduce what hangs whoever reads it; the only worker does.
+    let issue = |world: &World| {
+        let (helped, over) = (Arc::clone(&helped), Arc::clone(&over));
+        let read = move || {
+            helped.fetch_or(!is_worker(), Ordering::SeqCst);
+            hang_until(&over);
+        };
+        let group = world.group(&[0, 1].map(Rank::new), Channel::Reduce).expect("a group");
+        reduce(&group, &layout, Arc::new(Reading(LARGE, read))).expect("issued")
+    };
+    let hanging: Vec<_> = worlds[..2].iter().map(issue).collect();
+    // Rank 2 waits for rank 0 in another group: the deadline ends that, whatever is in the queue.
+    let group = worlds[2].group(&[0, 2].map(Rank::new), Channel::User).expect("a group");
+    let end = group.all_reduce(tag(), Reduction::Sum, vec![1_f32]).and_then(Pending::wait);
+    let end = end.expect_err("rank 0 does not come").to_string();
+    over.store(true, Ordering::SeqCst);
+    assert!(end.starts_with("world aborted: rank 0, "), "{end}");
+    assert!(!helped.load(Ordering::SeqCst), "only workers run the code of strangers");
+    drop(hanging);
+}
+
+#[test]
+fn a_worker_that_hangs_for_ever_does_not_hold_up_the_end_of_its_world() {
+    let deadline = Duration::from_millis(100);
+    let options = WorldOptions { deadline, workers: Workers::Count(1), ..WorldOptions::default() };
+    let (started, worlds) = (Instant::now(), World::local(2, options));
+    let layout = layout(2, 100_000);
+    let issue =
+        |world: &World| reduce(&world.world_group(Channel::Reduce), &layout, Arc::new(Hangs));
+    let pending: Vec<_> = worlds.iter().map(issue).collect();
+    drop(worlds);
+    drop(pending);
+    assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+/// A gradient that nobody can read to its end.
+#[derive(Debug)]
+struct Hangs;
+
+impl GradientValues for Hangs {
+    fn len(&self) -> usize {
+        100_000
+    }
+
+    fn read(&self, _: Range<usize>, _: &mut dyn FnMut(Values<'_>)) {
+        loop {
+            std::thread::park();
+        }
+    }
+}

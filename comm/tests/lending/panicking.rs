@@ -1,0 +1,126 @@
+//! Code of users that panics: when it lends, or when what it lent is dropped.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_comm::{Channel, Error, Pending, Workers, World, WorldOptions, launch};
+use hsdp_kernels::{GradientValues, Values};
+
+use super::{LARGE, Reading, layout, reduce};
+
+#[test]
+fn a_gradient_that_panics_ends_the_world_and_hurts_no_worker() {
+    for len in [100, 1_000_000] {
+        let ends = launch(3, WorldOptions::default(), |world| {
+            let group = world.world_group(Channel::Reduce);
+            let layout = layout(3, len);
+            let is_bad = world.rank().index() == 1;
+            let read = move || assert!(!is_bad, "the tensor is on a device that is gone");
+            reduce(&group, &layout, Arc::new(Reading(len, read))).and_then(Pending::wait)
+        });
+        for end in ends {
+            let Ok(Err(end)) = end else { panic!("{end:?}") };
+            let text = end.to_string();
+            assert!(text.starts_with("world aborted: rank 1, "), "{text}");
+            assert!(
+                text.ends_with("it panicked: the tensor is on a device that is gone"),
+                "{text}"
+            );
+        }
+    }
+}
+
+/// A gradient that panics when it is dropped, and when it is read if it `panics`.
+#[derive(Debug)]
+struct Fragile {
+    len: usize,
+    panics: bool,
+}
+
+impl GradientValues for Fragile {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        assert!(!self.panics, "it is gone");
+        visit(Values::F32(&vec![1.0; range.len()]));
+    }
+}
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        // A second one in one go would end the process.
+        assert!(thread::panicking(), "it does not let go");
+    }
+}
+
+/// How a world of two ends in which rank 1 lends a fragile gradient, and is there as long as rank 0.
+fn end_with_fragile(len: usize, panics: bool) -> Error {
+    let options = WorldOptions { workers: Workers::Count(1), ..WorldOptions::default() };
+    let (started, worlds) = (Instant::now(), World::local(2, options));
+    let layout = layout(2, len);
+    let issue = |world: &World| {
+        let gradient: Arc<dyn GradientValues> = match world.rank().index() {
+            0 => Arc::new(vec![1.0_f32; len]),
+            _ => Arc::new(Fragile { len, panics }),
+        };
+        reduce(&world.world_group(Channel::Reduce), &layout, gradient)
+    };
+    let ends: Vec<_> = worlds.iter().map(issue).collect();
+    let mut ends = ends.into_iter().map(|it| it.and_then(Pending::wait).expect_err("it panics"));
+    let end = ends.next().expect("of rank 0");
+    assert!(ends.all(|other| other == end), "all ranks get one error");
+    drop(worlds);
+    assert!(started.elapsed() < Duration::from_secs(60), "the worker has said its last word");
+    end
+}
+
+#[test]
+fn a_gradient_that_panics_when_it_is_dropped_hurts_no_worker_and_is_blamed_on_nobody() {
+    for len in [100, LARGE] {
+        let end = end_with_fragile(len, false);
+        assert!(end.is_fatal());
+        let text = end.to_string();
+        let begins = "world aborted in the work of reduce_scatter sum f32 ";
+        assert!(text.starts_with(begins), "{text}");
+        let ends = "(operation 0 on channel reduce, epoch 0): it panicked: it does not let go";
+        assert!(text.ends_with(ends), "{text}");
+    }
+}
+
+#[test]
+fn a_gradient_that_panics_twice_hurts_no_worker_and_is_blamed_on_its_owner() {
+    for len in [100, LARGE] {
+        let text = end_with_fragile(len, true).to_string();
+        assert!(text.starts_with("world aborted: rank 1, "), "{text}");
+        assert!(text.ends_with("it panicked: it is gone"), "{text}");
+    }
+}
+
+#[test]
+fn a_deposit_that_panics_when_it_is_dropped_does_not_stop_the_end_of_a_world() {
+    let worlds = World::local(2, WorldOptions::default());
+    let group = worlds[0].world_group(Channel::Reduce);
+    let fragile = Arc::new(Fragile { len: 100, panics: false });
+    let pending = reduce(&group, &layout(2, 100), fragile).expect("issued");
+    worlds[1].abort("enough");
+    let end = pending.wait().expect_err("it was aborted");
+    assert_eq!(worlds[1].end(), Some(end));
+}
+
+#[test]
+fn a_group_of_one_that_panicked_may_be_used_again() {
+    let world = World::single();
+    let group = world.world_group(Channel::Reduce);
+    let reads = || panic!("the tensor is gone");
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        reduce(&group, &layout(1, 10), Arc::new(Reading(10, reads))).map(drop)
+    }));
+    assert!(panicked.is_err());
+    let again = reduce(&group, &layout(1, 10), Arc::new(vec![2.0_f32; 10]));
+    assert_eq!(again.and_then(Pending::wait).map(|partial| partial[9]), Ok(2.0));
+}
