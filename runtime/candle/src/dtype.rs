@@ -1,6 +1,7 @@
 //! hsdp's dtypes as candle's.
 
-use candle_core::{DType, Result, bail};
+use candle_core::{DType, Result, Tensor, bail};
+use hsdp::Precision;
 
 /// candle's name of a dtype.
 ///
@@ -17,4 +18,12 @@ pub fn candle_dtype(dtype: hsdp::DType) -> Result<DType> {
         hsdp::DType::U32 => DType::U32,
         other => bail!("candle has no dtype {other}"),
     })
+}
+
+/// What leaves a model of this precision: cast to its output dtype, where one is set.
+pub(crate) fn cast_output(precision: Precision, tensor: &Tensor) -> Result<Tensor> {
+    match precision.output {
+        Some(dtype) => tensor.to_dtype(candle_dtype(dtype)?),
+        None => Ok(tensor.clone()),
+    }
 }

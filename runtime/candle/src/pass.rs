@@ -9,7 +9,7 @@ use hsdp::{LossSum, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use crate::dtype::candle_dtype;
+use crate::dtype::cast_output;
 use crate::error::Error;
 use crate::model::{Forward, Parameters, Units};
 use crate::ops::{AfterBackward, BeforeBackward, Unshard};
@@ -77,7 +77,7 @@ impl<'step> Pass<'step> {
     ) -> Result<Tensor, Error> {
         let unit = self.find(name)?;
         let watch = if input.track_op() { self.watch } else { Watch::Off };
-        let usage = Arc::new(Usage::new(watch));
+        let usage = Arc::new(Usage::default());
         usage.reads(unit);
         unit.gather()?;
         let input = match watch {
@@ -155,10 +155,7 @@ impl Units for Pass<'_> {
     }
 
     fn output(&self, tensor: &Tensor) -> candle_core::Result<Tensor> {
-        match self.inner.handle().precision().output {
-            Some(dtype) => tensor.to_dtype(candle_dtype(dtype)?),
-            None => Ok(tensor.clone()),
-        }
+        cast_output(self.inner.handle().precision(), tensor)
     }
 }
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Result, Shape, Tensor, Var, bail};
+use hsdp::Precision;
 use hsdp_sharding::ModelSpec;
 
+use crate::dtype::{candle_dtype, cast_output};
 use crate::model::{Forward, Parameters, Units};
 
 /// Whole parameters in candle [`Var`]s: what a sharded run is compared with, and what samples from
@@ -12,19 +14,22 @@ use crate::model::{Forward, Parameters, Units};
 #[derive(Debug)]
 pub struct Plain {
     spec: ModelSpec,
+    precision: Precision,
     parameters: BTreeMap<String, Var>,
 }
 
 impl Plain {
-    /// The parameters of `spec`, with f32 `values` by name, row-major, cast to `dtype`.
+    /// The parameters of `spec`, with f32 `values` by name, row-major, cast to the dtype that
+    /// `precision` has for parameters. Outputs are cast to its output dtype; nothing is on a wire.
     ///
     /// # Errors
-    /// If a parameter has no values, or another number of them.
+    /// If a parameter has no values, or another number of them, or candle lacks the dtype.
     pub fn new(
         spec: ModelSpec,
         values: &BTreeMap<String, Vec<f32>>,
-        dtype: candle_core::DType,
+        precision: Precision,
     ) -> Result<Self> {
+        let dtype = candle_dtype(precision.parameters)?;
         let var = |param: &hsdp_sharding::Param| {
             let Some(values) = values.get(&param.name) else {
                 bail!("parameter {} has no values", param.name)
@@ -34,7 +39,7 @@ impl Plain {
             Ok((param.name.clone(), Var::from_tensor(&tensor)?))
         };
         let parameters = spec.params().map(|(_, param)| var(param)).collect::<Result<_>>()?;
-        Ok(Self { spec, parameters })
+        Ok(Self { spec, precision, parameters })
     }
 
     /// The parameters by name.
@@ -54,5 +59,9 @@ impl Parameters for Plain {
 impl Units for Plain {
     fn unit(&self, _name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
         forward(self, input)
+    }
+
+    fn output(&self, tensor: &Tensor) -> Result<Tensor> {
+        cast_output(self.precision, tensor)
     }
 }

@@ -102,6 +102,7 @@ impl UnitState {
     }
 
     fn unshard(&self, ledger: &mut Ledger) -> Result<(), Error> {
+        let _span = tracing::trace_span!("gather", unit = self.id.index()).entered();
         let full = self.handle.unshard(self.id)?;
         let mut buffers: Vec<_> = full.into_buffers().into_iter().map(Some).collect();
         for (storage, buffer) in ledger.storages.iter().zip(&mut buffers) {
@@ -147,7 +148,8 @@ impl UnitState {
         self.settle(&mut ledger)
     }
 
-    /// Keeps the unit full until a [`release`](Self::release), whatever gradients come.
+    /// Keeps the unit full until a [`release`](Self::release), whatever gradients come; without one,
+    /// until the [`finish`](Self::finish).
     pub(crate) fn hold(&self) {
         self.ledger.lock().holds += 1;
     }

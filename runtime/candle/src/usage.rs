@@ -11,9 +11,8 @@ use crate::unit::UnitState;
 
 /// One call of [`Pass::unit`](crate::Pass::unit). It reads its own unit, and others through tied
 /// names.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Usage {
-    watch: Watch,
     reads: Mutex<Vec<Arc<UnitState>>>,
     held: Mutex<Vec<Arc<UnitState>>>,
     input_has_gradient: AtomicBool,
@@ -22,30 +21,23 @@ pub(crate) struct Usage {
 /// Whether a hook on the unit's input says when the backward of this use is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watch {
-    /// No: nothing frozen is read, or nothing before this use is differentiated.
+    /// No: nothing frozen is read, or nothing before this use is differentiated. Units of which
+    /// frozen parameters were read stay full until the whole backward is over.
     Off,
     /// Yes: until then, units of which frozen parameters were read stay full.
     Input,
 }
 
 impl Usage {
-    pub(crate) fn new(watch: Watch) -> Self {
-        Self {
-            watch,
-            reads: Mutex::default(),
-            held: Mutex::default(),
-            input_has_gradient: AtomicBool::new(false),
-        }
-    }
-
     /// Notes that this use reads a parameter of `unit`.
     pub(crate) fn reads(&self, unit: &Arc<UnitState>) {
         add(&mut self.reads.lock(), unit);
     }
 
-    /// Notes that this use reads a frozen parameter of `unit`.
+    /// Notes that this use reads a frozen parameter of `unit`: it is held until the
+    /// [`release`](Self::release), which nobody calls where the input is not watched.
     pub(crate) fn reads_frozen(&self, unit: &Arc<UnitState>) {
-        if self.watch == Watch::Input && add(&mut self.held.lock(), unit) {
+        if add(&mut self.held.lock(), unit) {
             unit.hold();
         }
     }

@@ -3,21 +3,22 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-
 use candle_core::{DType, Device, Result, Tensor};
-use hsdp::{DType as HsdpDType, Mesh, ModelOptions, ModelSpec, Precision, World};
+use hsdp::{
+    Accumulation, DType as HsdpDType, LossScaling, Mesh, ModelOptions, ModelSpec, Precision, World,
+};
 use hsdp_candle::Units;
 use hsdp_candle::gpt::{Gpt, GptConfig};
 
 use common::{
-    assert_same_bits, input, layers, loss_of_layers, mean, plain_gradients, sharded, step,
+    Named, assert_same_bits, divided, input, layers, loss_of_layers, mean, plain_gradients,
+    plain_gradients_in, sharded, sharded_with, step, step_of, sum,
 };
 
 type Loss = fn(&dyn Units, usize) -> Result<Tensor>;
 
 /// Every rank's gradients in full, from a sharded step.
-fn sharded_gradients(mesh: Mesh, spec: &ModelSpec, loss: Loss) -> Vec<BTreeMap<String, Vec<f32>>> {
+fn sharded_gradients(mesh: Mesh, spec: &ModelSpec, loss: Loss) -> Vec<Named> {
     hsdp::world(mesh.world_size(), |world: World| {
         let rank = world.rank().index();
         let mut model = sharded(world, spec.clone(), mesh);
@@ -73,6 +74,68 @@ fn a_weight_on_the_left_of_a_matmul() {
     });
 }
 
+/// What every rank adds up in its microbatches, in the order of the accumulation mode.
+fn total(mode: Accumulation, microbatches: usize, part: &dyn Fn(usize, usize) -> Named) -> Named {
+    // 2 x 2: each row shards, and the rows are replicas.
+    let rows = || [[0, 1], [2, 3]].into_iter();
+    let row = |microbatch, row: [usize; 2]| sum(row.into_iter().map(|rank| part(microbatch, rank)));
+    match mode {
+        Accumulation::ReduceScatter => {
+            sum(rows().map(|ranks| sum((0..microbatches).map(|number| row(number, ranks)))))
+        }
+        Accumulation::Every => {
+            sum((0..microbatches).map(|number| sum(rows().map(|ranks| row(number, ranks)))))
+        }
+        Accumulation::Local => {
+            let of = |rank| sum((0..microbatches).map(|number| part(number, rank)));
+            sum(rows().map(|ranks| sum(ranks.into_iter().map(of))))
+        }
+    }
+}
+
+#[test]
+fn every_mode_of_accumulation() {
+    const MICROBATCHES: usize = 3;
+    let mesh = Mesh::new(2, 2).expect("four ranks");
+    let spec = layers(3, 5);
+    let loss = |units: &dyn Units, microbatch: usize, rank: usize| {
+        loss_of_layers(units, 3, &input(rank + 4 * microbatch, 4, 5))
+    };
+    let part = |microbatch, rank| plain_gradients(&spec, |plain| loss(plain, microbatch, rank));
+    for accumulation in Accumulation::ALL {
+        let want = divided(&total(accumulation, MICROBATCHES, &part), 4.0 * MICROBATCHES as f64);
+        hsdp::world(4, |world| {
+            let rank = world.rank().index();
+            let options = ModelOptions { accumulation, ..ModelOptions::on(mesh) };
+            let mut model = sharded_with(world, spec.clone(), options);
+            let gradients =
+                step_of(&mut model, MICROBATCHES, |pass, microbatch| loss(pass, microbatch, rank));
+            let got = gradients.and_then(|gradients| Ok(gradients.full(&model)?));
+            assert_same_bits(&got.expect("a step"), &want);
+        });
+    }
+}
+
+#[test]
+fn f16_parameters_with_a_loss_scale() {
+    const SCALE: f64 = 1024.0;
+    let mesh = Mesh::new(2, 2).expect("four ranks");
+    let (spec, precision) = (layers(3, 5), Precision::compute_in(HsdpDType::F16));
+    let loss = |units: &dyn Units, rank: usize| {
+        loss_of_layers(units, 3, &input(rank, 4, 5).to_dtype(DType::F16)?)
+    };
+    let part = |rank| plain_gradients_in(precision, &spec, |plain| loss(plain, rank)? * SCALE);
+    let want = divided(&mean(mesh, &[0, 1, 2, 3].map(part)), SCALE);
+    hsdp::world(4, |world| {
+        let rank = world.rank().index();
+        let loss_scaling = LossScaling::Fixed(SCALE);
+        let options = ModelOptions { precision, loss_scaling, ..ModelOptions::on(mesh) };
+        let mut model = sharded_with(world, spec.clone(), options);
+        let gradients = step(&mut model, |pass| loss(pass, rank)).expect("a step");
+        assert_same_bits(&gradients.full(&model).expect("a gather"), &want);
+    });
+}
+
 #[test]
 fn parameters_come_in_the_compute_dtype_and_outputs_leave_in_theirs() {
     let precision = Precision {
@@ -80,18 +143,21 @@ fn parameters_come_in_the_compute_dtype_and_outputs_leave_in_theirs() {
         output: Some(HsdpDType::F32),
         ..Precision::default()
     };
+    // Sharded and whole alike.
+    let loss = |units: &dyn Units| {
+        let x = input(0, 2, 4).to_dtype(DType::BF16)?;
+        let y = units.unit("layer.0", &x, &mut |p, x| common::layer(p, 0, x))?;
+        assert_eq!(y.dtype(), DType::BF16);
+        let y = units.output(&y)?;
+        assert_eq!(y.dtype(), DType::F32);
+        y.sqr()?.mean_all()
+    };
+    let want = plain_gradients_in(precision, &layers(1, 4), |plain| loss(plain));
     hsdp::world(2, |world| {
         let mesh = Mesh::new(1, 2).expect("two ranks");
         let options = ModelOptions { precision, ..ModelOptions::on(mesh) };
-        let mut model = common::sharded_with(world, layers(1, 4), options);
-        let gradients = step(&mut model, |pass| {
-            let x = input(0, 2, 4).to_dtype(DType::BF16)?;
-            let y = pass.unit("layer.0", &x, |p, x| common::layer(p, 0, x))?;
-            assert_eq!(y.dtype(), DType::BF16);
-            let y = pass.output(&y)?;
-            assert_eq!(y.dtype(), DType::F32);
-            y.sqr()?.mean_all()
-        });
-        assert!(gradients.expect("a step").norm() > 0.0);
+        let mut model = sharded_with(world, layers(1, 4), options);
+        let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
+        assert_same_bits(&gradients.full(&model).expect("a gather"), &want);
     });
 }

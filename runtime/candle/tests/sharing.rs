@@ -163,6 +163,26 @@ fn a_unit_without_trainable_parameters() {
 }
 
 #[test]
+fn a_frozen_parameter_that_two_units_read_stays_for_both() {
+    // The backward of layer.0, whose input nobody differentiates, reads what was given back by the
+    // backward of `scale`, which is over by then.
+    let scale = Unit::new("scale").param(Param::new("scale.weight", [4]).frozen()).keep();
+    let spec = ModelSpec::new().unit(layer_unit(0, 4)).unit(scale);
+    let loss = |units: &dyn Units| {
+        let scaled = |p: &dyn Parameters, x: &Tensor| x.broadcast_mul(&p.get("scale.weight")?);
+        let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| scaled(p, &layer(p, 0, x)?))?;
+        units.unit("scale", &x, &mut |p, x| scaled(p, x))?.sqr()?.mean_all()
+    };
+    let mut want = plain_gradients(&spec, |plain| loss(plain));
+    want.remove("scale.weight");
+    hsdp::world(2, |world| {
+        let mut model = sharded(world, spec.clone(), Mesh::new(1, 2).expect("two shards"));
+        let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
+        assert_same_bits(&gradients.full(&model).expect("a gather"), &want);
+    });
+}
+
+#[test]
 fn ranks_may_skip_different_units() {
     // Rank 0 does not run layer.1, rank 1 not layer.2; neither waits for the other for ever.
     hsdp::world(2, |world| {

@@ -1,28 +1,18 @@
 //! The example as a program: its exit codes, and what it leaves behind.
 
+mod common;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Built by `cargo test` along with the tests.
-fn program() -> Command {
-    let test = std::env::current_exe().expect("this test has a path");
-    let folder = test.parent().and_then(Path::parent).expect("target/profile/deps");
-    let program =
-        folder.join("examples").join(format!("train_gpt{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        program.exists(),
-        "{} is missing: `cargo build --example train_gpt` makes it",
-        program.display()
-    );
-    Command::new(program)
-}
+use common::example;
 
 fn run(arguments: &[&str]) -> Output {
-    program().args(arguments).output().expect("the program starts")
+    example("train_gpt").args(arguments).output().expect("the program starts")
 }
 
 /// A folder with a text, and a model that learns it fast.
@@ -98,32 +88,47 @@ fn help_is_no_failure() {
     assert!(stdout(&run(&["--help"])).contains("--mesh <RxS>"));
 }
 
+const MESHES: [&str; 5] = ["1x1", "1x4", "2x2", "4x1", "2x3"];
+const EXACTLY: &str = "losses, gradients and parameters bit-identical";
+
+/// Three steps beside the unsharded twin: what is verified, and that something was trained.
+fn verify(arguments: &[&str], phrase: &str) {
+    let place = Workplace::new();
+    let out = place.path("out").display().to_string();
+    let said =
+        stdout(&place.train(&[&["--steps", "3", "--verify", "--out", &out], arguments].concat()));
+    assert!(said.contains(phrase), "{arguments:?}:\n{said}");
+    assert!(said.contains("exactly as planned"), "{arguments:?}:\n{said}");
+    let text = fs::read_to_string(Path::new(&out).join("summary.json")).expect("a summary");
+    let summary: Value = serde_json::from_str(&text).expect("JSON");
+    assert!(summary["applied"].as_u64() > Some(0), "{arguments:?}: {text}");
+}
+
 #[test]
 fn a_sharded_run_equals_its_unsharded_twin() {
-    let place = Workplace::new();
-    let exactly = "losses, gradients and parameters bit-identical";
-    for mesh in ["1x1", "1x4", "2x2", "4x1", "2x3"] {
-        let said = stdout(&place.train(&["--mesh", mesh, "--steps", "3", "--verify"]));
-        assert!(said.contains(exactly), "{mesh}:\n{said}");
-        assert!(said.contains("exactly as planned"), "{mesh}:\n{said}");
+    MESHES.iter().for_each(|mesh| verify(&["--mesh", mesh], EXACTLY));
+}
+
+#[test]
+fn so_it_does_with_parameters_of_16_bits() {
+    MESHES.iter().for_each(|mesh| verify(&["--mesh", mesh, "--param-dtype", "bf16"], EXACTLY));
+    verify(&["--param-dtype", "f16"], "gradients of 3 steps within");
+}
+
+#[test]
+fn so_it_does_with_a_wire_of_16_bits() {
+    for mesh in MESHES {
+        verify(&["--mesh", mesh, "--reduce-dtype", "f16"], "gradients of 3 steps within");
     }
+    verify(&["--reduce-dtype", "bf16"], "gradients of 3 steps within");
+}
+
+#[test]
+fn so_it_does_in_every_mode_of_accumulation() {
     for mode in ["every", "local"] {
-        let said = stdout(&place.train(&[
-            "--accumulation",
-            mode,
-            "--microbatches",
-            "3",
-            "--steps",
-            "3",
-            "--verify",
-        ]));
-        assert!(said.contains(exactly), "{mode}:\n{said}");
-    }
-    let said = stdout(&place.train(&["--param-dtype", "bf16", "--steps", "3", "--verify"]));
-    assert!(said.contains(exactly), "{said}");
-    for wire in ["bf16", "f16"] {
-        let said = stdout(&place.train(&["--reduce-dtype", wire, "--steps", "5", "--verify"]));
-        assert!(said.contains("of bound"), "{wire}:\n{said}");
+        let several = ["--accumulation", mode, "--microbatches", "3"];
+        verify(&several, EXACTLY);
+        verify(&[&several[..], &["--param-dtype", "f16"]].concat(), "gradients of 3 steps within");
     }
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, Mesh, ModelOptions, Objective, Optimizer as _, Param,
-    ShardedModel, StepOptions, World,
+    Precision, ShardedModel, StepOptions, World,
 };
 use hsdp_candle::gpt::{self, Gpt, GptConfig};
 use hsdp_candle::{Pass, Plain};
@@ -87,7 +87,7 @@ fn whole_step(
     parameters: &Named,
     (accumulation, objective): (Accumulation, Objective),
 ) -> candle_core::Result<(f64, Averaged)> {
-    let plain = Plain::new(CONFIG.spec(), parameters, candle_core::DType::F32)?;
+    let plain = Plain::new(CONFIG.spec(), parameters, Precision::default())?;
     let (mut contributions, mut losses) = (Contributions::new(), 0.0);
     for microbatch in 0..MICROBATCHES {
         let mut of_ranks = Vec::new();

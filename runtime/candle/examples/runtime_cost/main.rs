@@ -6,9 +6,11 @@
 //!
 //! Both sides have the same threads, batches, model code, and kernel of AdamW, at the sizes of
 //! `train_gpt`. The plain side ([`plain`]) has no collectives: ranks add up one another's gradients
-//! in shared memory, each a part. The two alternate, so that whatever else the machine does hits
-//! both alike.
+//! in shared memory, each a part. The two alternate, and take turns to be the first, so that whatever
+//! else the machine does hits both alike. One more run of each, which is not compared, says where the
+//! time goes ([`account`]).
 
+mod account;
 mod data;
 mod plain;
 mod sharded;
@@ -16,6 +18,8 @@ mod sharded;
 mod size;
 #[path = "../train_gpt/threads.rs"]
 mod threads;
+#[path = "../train_gpt/update.rs"]
+mod update;
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -26,6 +30,8 @@ use clap::{Parser, ValueEnum};
 use hsdp::{AdamWOptions, Mesh};
 use hsdp_candle::gpt::{Gpt, GptConfig};
 
+use crate::account::Account;
+
 /// Measures a sharded training step against the same threads that each train on the whole model.
 #[derive(Debug, Parser)]
 struct Options {
@@ -33,11 +39,11 @@ struct Options {
     #[arg(long, default_value = size::MESH)]
     mesh: Mesh,
     /// Runs of each side
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
     /// Steps of a run; the first is not counted
-    #[arg(long, default_value_t = 20)]
-    steps: usize,
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..))]
+    steps: u32,
     /// Fail if a sharded step takes more than this times a plain one
     #[arg(long, value_name = "RATIO")]
     at_most: Option<f64>,
@@ -77,20 +83,20 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let work = Work {
         gpt: Gpt::new(config)?,
         mesh: options.mesh,
-        steps: options.steps,
+        steps: options.steps as usize,
         adamw: AdamWOptions::default(),
     };
-    let ratio = match options.only {
-        None => compare(&work, options.rounds)?,
-        Some(side) => {
-            for _ in 0..options.rounds {
-                side.run(&work)?;
-            }
-            return Ok(ExitCode::SUCCESS);
+    if let Some(side) = options.only {
+        for _ in 0..options.rounds {
+            side.run(&work)?;
         }
-    };
-    let fails = options.at_most.is_some_and(|most| ratio > most);
-    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        return Ok(ExitCode::SUCCESS);
+    }
+    let ratio = compare(&work, options.rounds)?;
+    show_accounts(&work)?;
+    // Not the other way around: a NaN must not pass.
+    let passes = options.at_most.is_none_or(|most| ratio <= most);
+    Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl Side {
@@ -103,11 +109,11 @@ impl Side {
 }
 
 /// The median sharded step over the median plain one.
-fn compare(work: &Work, rounds: usize) -> Result<f64, Box<dyn Error>> {
+fn compare(work: &Work, rounds: u32) -> Result<f64, Box<dyn Error>> {
     let mut out = io::stdout().lock();
     let (mut plain_times, mut sharded_times) = (Times::new(), Times::new());
     for round in 1..=rounds {
-        let (plain, sharded) = (Side::Plain.run(work)?, Side::Sharded.run(work)?);
+        let (plain, sharded) = run_both(work, round)?;
         let [one, other] = [median(&plain), median(&sharded)];
         writeln!(
             out,
@@ -124,6 +130,27 @@ fn compare(work: &Work, rounds: usize) -> Result<f64, Box<dyn Error>> {
         "median step on mesh {mesh}: plain {plain:.2} ms, sharded {sharded:.2} ms, ratio {ratio:.3}"
     )?;
     Ok(ratio)
+}
+
+/// Plain and sharded; in every second round the sharded side goes first.
+fn run_both(work: &Work, round: u32) -> Result<(Times, Times), Box<dyn Error>> {
+    if round.is_multiple_of(2) {
+        let sharded = Side::Sharded.run(work)?;
+        return Ok((Side::Plain.run(work)?, sharded));
+    }
+    Ok((Side::Plain.run(work)?, Side::Sharded.run(work)?))
+}
+
+/// Runs each side once more, and says where its time goes.
+fn show_accounts(work: &Work) -> Result<(), Box<dyn Error>> {
+    let mut out = io::stdout().lock();
+    let account = Account::open()?;
+    let counted = (work.steps - 1) * work.mesh.world_size();
+    for (side, name) in [(Side::Plain, "plain"), (Side::Sharded, "sharded")] {
+        side.run(work)?;
+        write!(out, "a {name} step, mean of all ranks:\n{}", account.take(counted))?;
+    }
+    Ok(())
 }
 
 /// In milliseconds.

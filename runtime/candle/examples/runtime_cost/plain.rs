@@ -1,31 +1,40 @@
 //! The plain side: every thread has the whole model, and gradients are added up in shared memory.
 //!
 //! Each thread adds up and updates one part of the flat parameters, so nothing is computed twice,
-//! and nothing is communicated but by reading what another thread has written. That is as little as
-//! a data-parallel step can do.
+//! and nothing is communicated but by reading what another thread has written. A step copies the
+//! model once, into the variables that a thread keeps, and its gradients once, to where the others
+//! read them. That is as little as a data-parallel step can do.
+
+mod parts;
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::fmt::Display;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use candle_core::{CpuStorage, DType, Storage, Tensor};
+use candle_core::backprop::GradStore;
+use candle_core::{CpuStorage, Storage, Tensor};
+use hsdp::Precision;
 use hsdp_candle::{Plain, gpt};
-use hsdp_kernels::AdamWStep;
-use hsdp_sharding::balanced;
 use parking_lot::{Mutex, RwLock};
+use tracing::info_span;
 
+use self::parts::Parts;
 use crate::data::{TOKENS, batch};
 use crate::size::MICROBATCHES;
-use crate::{Times, Work};
+use crate::update::adamw_step;
+use crate::{Times, Work, account};
 
 /// What the threads share.
 struct Shared {
     barrier: Barrier,
     /// All parameters, one after the other, by name.
-    parameters: RwLock<Vec<f32>>,
+    parameters: Parts,
     /// By rank: its gradients, likewise.
     gradients: Vec<RwLock<Vec<f32>>>,
     /// By rank: the squared norm of its part of the sum.
@@ -35,29 +44,44 @@ struct Shared {
 /// Trains on one thread a rank, and times the steps.
 pub(crate) fn run(work: &Work) -> Result<Times, Box<dyn Error>> {
     let ranks = work.mesh.world_size();
-    let spec = work.gpt.config().spec();
-    let by_name: BTreeMap<_, _> =
-        spec.params().map(|(_, param)| (&param.name, gpt::init(param, 0))).collect();
-    let parameters = by_name.into_values().flatten().collect::<Vec<f32>>();
+    let initial = initial(work);
+    let flat: Vec<f32> = initial.values().flatten().copied().collect();
     let shared = Shared {
         barrier: Barrier::new(ranks),
-        gradients: (0..ranks).map(|_| RwLock::new(vec![0.0; parameters.len()])).collect(),
+        gradients: (0..ranks).map(|_| RwLock::new(vec![0.0; flat.len()])).collect(),
         squared_norms: (0..ranks).map(|_| Mutex::new(0.0)).collect(),
-        parameters: RwLock::new(parameters),
+        parameters: Parts::cut(&flat, ranks),
     };
     let times = thread::scope(|scope| {
         let start = |rank| {
-            let shared = &shared;
-            scope.spawn(move || Rank::new(work, shared, rank).train())
+            let (shared, initial) = (&shared, &initial);
+            scope.spawn(move || or_give_up(|| Rank::new(work, shared, initial, rank)?.train()))
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
         threads.into_iter().map(|thread| thread.join()).collect::<Vec<_>>()
     });
-    let mut all = Vec::new();
-    for times in times {
-        all.push(times.map_err(|_| "a rank panicked")??);
+    Ok(times.into_iter().next().ok_or("a mesh has a rank")?.map_err(|_| "rank 0 panicked")?)
+}
+
+/// What `rank` returns. If it fails, the others would wait at the barrier for ever: it ends them all.
+fn or_give_up(rank: impl FnOnce() -> candle_core::Result<Times>) -> Times {
+    let give_up = |what: &dyn Display| -> ! {
+        #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
+        {
+            eprintln!("runtime_cost: a rank of the plain side failed: {what}");
+        }
+        process::exit(1)
+    };
+    match catch_unwind(AssertUnwindSafe(rank)) {
+        Ok(Ok(times)) => times,
+        Ok(Err(error)) => give_up(&error),
+        Err(_) => give_up(&"it panicked"),
     }
-    Ok(all.swap_remove(0))
+}
+
+fn initial(work: &Work) -> BTreeMap<String, Vec<f32>> {
+    let spec = work.gpt.config().spec();
+    spec.params().map(|(_, param)| (param.name.clone(), gpt::init(param, 0))).collect()
 }
 
 /// One thread.
@@ -65,6 +89,8 @@ struct Rank<'a> {
     work: &'a Work,
     shared: &'a Shared,
     rank: usize,
+    /// This thread's own copy of the parameters.
+    model: Plain,
     /// Of the flat parameters: what this thread adds up and updates.
     part: Range<usize>,
     sum: Vec<f32>,
@@ -73,75 +99,82 @@ struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    fn new(work: &'a Work, shared: &'a Shared, rank: usize) -> Self {
-        let part = balanced(shared.parameters.read().len(), work.mesh.world_size(), rank);
+    fn new(
+        work: &'a Work,
+        shared: &'a Shared,
+        initial: &BTreeMap<String, Vec<f32>>,
+        rank: usize,
+    ) -> candle_core::Result<Self> {
+        let model = Plain::new(work.gpt.config().spec(), initial, Precision::default())?;
+        let part = shared.parameters.range(rank);
         let zeros = vec![0.0; part.len()];
         let (sum, first_moment, second_moment) = (zeros.clone(), zeros.clone(), zeros);
-        Self { work, shared, rank, part, sum, first_moment, second_moment }
+        Ok(Self { work, shared, rank, model, part, sum, first_moment, second_moment })
     }
 
     fn train(mut self) -> candle_core::Result<Times> {
         let mut times = Times::new();
         for step in 0..self.work.steps {
             let start = Instant::now();
-            let model = self.model()?;
-            for microbatch in 0..MICROBATCHES {
-                self.microbatch(&model, step, microbatch)?;
-            }
-            self.shared.barrier.wait();
-            self.add_up();
-            self.shared.barrier.wait();
-            self.update(step as u64 + 1);
-            self.shared.barrier.wait();
+            account::counted(step).in_scope(|| self.step(step))?;
             times.push(start.elapsed());
         }
         Ok(times.split_off(1.min(times.len())))
     }
 
-    /// This thread's own copy of the parameters.
-    fn model(&self) -> candle_core::Result<Plain> {
-        let spec = self.work.gpt.config().spec();
-        let flat = self.shared.parameters.read();
-        let mut rest = flat.as_slice();
-        let sizes: BTreeMap<_, _> =
-            spec.params().map(|(_, param)| (param.name.clone(), param.numel())).collect();
-        let values = sizes.into_iter().map(|(name, numel)| {
-            let (values, others) = rest.split_at(numel);
-            rest = others;
-            (name, values.to_vec())
-        });
-        let values = values.collect();
-        Plain::new(spec, &values, DType::F32)
+    fn step(&mut self, step: usize) -> candle_core::Result<()> {
+        let own = (0..MICROBATCHES).map(|microbatch| self.microbatch(step, microbatch));
+        self.collect(&own.collect::<candle_core::Result<Vec<_>>>()?)?;
+        self.meet();
+        info_span!("exchange").in_scope(|| self.add_up());
+        self.meet();
+        info_span!("optimizer").in_scope(|| self.update(step as u64 + 1));
+        self.meet();
+        info_span!("copy").in_scope(|| self.refresh())
     }
 
-    /// Forward and backward; the gradients go into this thread's, or are added to them.
-    fn microbatch(&self, model: &Plain, step: usize, microbatch: usize) -> candle_core::Result<()> {
+    /// Waits for the other threads.
+    fn meet(&self) {
+        info_span!("meet").in_scope(|| self.shared.barrier.wait());
+    }
+
+    /// Forward and backward.
+    fn microbatch(&self, step: usize, microbatch: usize) -> candle_core::Result<GradStore> {
         let (inputs, targets) = batch(step, microbatch, self.rank)?;
-        let loss = self.work.gpt.loss(model, &inputs, &targets)?;
-        let gradients = (loss * TOKENS as f64)?.backward()?;
+        let forward = || self.work.gpt.loss(&self.model, &inputs, &targets);
+        let loss = info_span!("forward").in_scope(forward)?;
+        info_span!("backward").in_scope(|| (loss * TOKENS as f64)?.backward())
+    }
+
+    /// Adds up this thread's gradients, to where all read them.
+    fn collect(&self, gradients: &[GradStore]) -> candle_core::Result<()> {
+        let _span = info_span!("copy").entered();
         let mut flat = self.shared.gradients[self.rank].write();
         let mut rest = flat.as_mut_slice();
-        for var in model.parameters().values() {
+        for var in self.model.parameters().values() {
             let (target, others) = rest.split_at_mut(var.elem_count());
             rest = others;
-            let gradient = gradients
-                .get(var)
-                .map_or_else(|| var.zeros_like(), |gradient| gradient.contiguous())?;
-            read(&gradient, |values| match microbatch {
-                0 => target.copy_from_slice(values),
-                _ => target.iter_mut().zip(values).for_each(|(total, value)| *total += value),
-            });
+            for (microbatch, gradients) in gradients.iter().enumerate() {
+                let gradient =
+                    gradients.get(var).map_or_else(|| var.zeros_like(), Tensor::contiguous)?;
+                read(&gradient, |values| match microbatch {
+                    0 => target.copy_from_slice(values),
+                    _ => target.iter_mut().zip(values).for_each(|(total, value)| *total += value),
+                });
+            }
         }
         Ok(())
     }
 
     /// Adds up this thread's part over all threads, and divides it.
     fn add_up(&mut self) {
-        self.sum.fill(0.0);
-        for gradients in &self.shared.gradients {
+        for (rank, gradients) in self.shared.gradients.iter().enumerate() {
             let gradients = gradients.read();
             let part = &gradients[self.part.clone()];
-            self.sum.iter_mut().zip(part).for_each(|(total, value)| *total += value);
+            match rank {
+                0 => self.sum.copy_from_slice(part),
+                _ => self.sum.iter_mut().zip(part).for_each(|(total, value)| *total += value),
+            }
         }
         let weight = TOKENS * (MICROBATCHES * self.work.mesh.world_size()) as u64;
         hsdp_kernels::divide_in_place(&mut self.sum, weight as f64);
@@ -150,32 +183,25 @@ impl<'a> Rank<'a> {
 
     /// Clips by the norm of all parts, and updates this thread's.
     fn update(&mut self, step: u64) {
-        let norm =
-            self.shared.squared_norms.iter().map(|squared| *squared.lock()).sum::<f64>().sqrt();
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a factor of at most 1, applied in f32"
-        )]
-        let clip = (1.0 / (norm + 1e-6)).min(1.0) as f32;
-        let adamw = self.work.adamw;
-        let step = AdamWStep {
-            learning_rate: adamw.learning_rate,
-            beta1: adamw.betas.0,
-            beta2: adamw.betas.1,
-            epsilon: adamw.eps,
-            weight_decay: adamw.weight_decay,
-            step,
-            clip,
-        };
-        let mut part = self.shared.parameters.read()[self.part.clone()].to_vec();
+        let squares = self.shared.squared_norms.iter().map(|squared| *squared.lock());
+        let step = adamw_step(&self.work.adamw, step, squares.sum::<f64>().sqrt());
         hsdp_kernels::adamw(
             &step,
-            &mut part,
+            &mut self.shared.parameters.of(self.rank),
             &self.sum,
             &mut self.first_moment,
             &mut self.second_moment,
         );
-        self.shared.parameters.write()[self.part.clone()].copy_from_slice(&part);
+    }
+
+    /// Copies all parts into this thread's variables.
+    fn refresh(&self) -> candle_core::Result<()> {
+        let mut start = 0;
+        for var in self.model.parameters().values() {
+            self.shared.parameters.copy_to(var, start)?;
+            start += var.elem_count();
+        }
+        Ok(())
     }
 }
 

@@ -5,10 +5,12 @@ use std::time::Instant;
 
 use hsdp::{AdamW, ModelOptions, Optimizer as _, ShardedModel, StepOptions, World, WorldOptions};
 use hsdp_candle::{Pass, gpt};
+use tracing::info_span;
 
 use crate::data::{TOKENS, batch};
 use crate::size::MICROBATCHES;
-use crate::{Times, Work};
+use crate::update::MAX_NORM;
+use crate::{Times, Work, account};
 
 /// Trains on one thread a rank, and times the steps.
 pub(crate) fn run(work: &Work) -> Result<Times, Box<dyn Error>> {
@@ -22,7 +24,6 @@ pub(crate) fn run(work: &Work) -> Result<Times, Box<dyn Error>> {
 }
 
 fn rank(world: World, work: &Work) -> Result<Times, hsdp_candle::Error> {
-    let rank = world.rank().index();
     let spec = work.gpt.config().spec();
     let mut model =
         ShardedModel::new(world, spec, ModelOptions::on(work.mesh), |param| gpt::init(param, 0))?;
@@ -30,17 +31,29 @@ fn rank(world: World, work: &Work) -> Result<Times, hsdp_candle::Error> {
     let mut times = Times::new();
     for index in 0..work.steps {
         let start = Instant::now();
-        let options = StepOptions { microbatches: Some(MICROBATCHES), weight_hint: Some(TOKENS) };
-        let mut step = model.begin_step(options)?;
-        for microbatch in 0..MICROBATCHES {
-            let (inputs, targets) = batch(index, microbatch, rank)?;
-            let pass = Pass::new(step.microbatch()?)?;
-            let loss = work.gpt.loss(&pass, &inputs, &targets)?;
-            pass.backward(&loss, TOKENS)?;
-        }
-        let gradients = step.finish()?;
-        adamw.step(&mut model, gradients.clip(1.0))?;
+        account::counted(index).in_scope(|| step(work, &mut model, &mut adamw, index))?;
         times.push(start.elapsed());
     }
     Ok(times.split_off(1.min(times.len())))
+}
+
+fn step(
+    work: &Work,
+    model: &mut ShardedModel,
+    adamw: &mut AdamW,
+    index: usize,
+) -> Result<(), hsdp_candle::Error> {
+    let rank = model.rank().index();
+    let options = StepOptions { microbatches: Some(MICROBATCHES), weight_hint: Some(TOKENS) };
+    let mut step = info_span!("begin").in_scope(|| model.begin_step(options))?;
+    for microbatch in 0..MICROBATCHES {
+        let (inputs, targets) = batch(index, microbatch, rank)?;
+        let pass = Pass::new(step.microbatch()?)?;
+        let forward = || work.gpt.loss(&pass, &inputs, &targets);
+        let loss = info_span!("forward").in_scope(forward)?;
+        pass.backward(&loss, TOKENS)?;
+    }
+    let gradients = info_span!("finish").in_scope(|| step.finish())?;
+    info_span!("optimizer").in_scope(|| adamw.step(model, gradients.clip(MAX_NORM)))?;
+    Ok(())
 }

@@ -5,7 +5,8 @@ use hsdp_comm::{Channel, LedgerSnapshot, Op};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::Flow;
 
-use crate::options::Options;
+use super::failure::Failure;
+use super::options::Options;
 
 /// A planned and a measured number.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +56,19 @@ impl Costs {
     }
 
     /// Whether calls and bytes are exactly as planned.
-    pub(crate) fn traffic_as_planned(&self) -> bool {
+    fn traffic_as_planned(&self) -> bool {
         self.traffic.iter().all(|(_, flow)| flow.planned == flow.measured)
+    }
+}
+
+/// Whether calls and bytes are exactly as planned on all ranks, in words.
+pub(crate) fn check_traffic(ranks: &[Costs]) -> Result<String, Failure> {
+    let differ = ranks.iter().filter(|costs| !costs.traffic_as_planned()).count();
+    match differ {
+        0 => Ok(format!("calls and bytes are exactly as planned, on all {} ranks", ranks.len())),
+        _ => Err(Failure::Disagreement(format!(
+            "calls and bytes are not as planned on {differ} of {} ranks",
+            ranks.len()
+        ))),
     }
 }

@@ -12,7 +12,7 @@ pub(crate) enum Failure {
     Training(String),
     /// A collective failed, most often because another rank gave up. Exit code 1.
     Peer(String),
-    /// The sharded run and its unsharded twin differ. Exit code 1.
+    /// The sharded run differs from its unsharded twin, or from its plan. Exit code 1.
     Disagreement(String),
 }
 

@@ -5,9 +5,10 @@
 //! cargo run --release --example train_gpt -- --mesh 2x3 --steps 50 --verify --out run
 //! ```
 //!
-//! In reading order: `train` (a rank's whole work, and what an embedder copies), `options`, `text`,
-//! `verify` (the unsharded twin), `costs` and `report` (plan against measurement), `output`,
-//! `plot`, `trace`, `threads`.
+//! In reading order: `train` (a rank's whole work, and what an embedder copies), `options`, `recipe`,
+//! `text`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
+//! measurement), `output`, `plot`, `trace`, `threads`. They know one another as `super`,
+//! since `tests/verify.rs` has this file as a module of its own, to run `tests`.
 
 mod costs;
 mod failure;
@@ -15,13 +16,17 @@ mod options;
 mod output;
 mod plot;
 mod progress;
+mod recipe;
 mod report;
 mod size;
+#[cfg(test)]
+mod tests;
 mod text;
 mod threads;
 mod trace;
 mod train;
 mod unsharded;
+mod update;
 mod verify;
 
 use std::process::ExitCode;
@@ -29,12 +34,12 @@ use std::process::ExitCode;
 use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_kernels::memory::CountingAllocator;
 
-use crate::failure::Failure;
-use crate::options::Options;
-use crate::output::Output;
-use crate::progress::Progress;
-use crate::text::Corpus;
-use crate::train::{Job, train};
+use self::failure::Failure;
+use self::options::Options;
+use self::output::Output;
+use self::progress::Progress;
+use self::text::Corpus;
+use self::train::{Job, train};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -65,8 +70,8 @@ fn run() -> Result<(), Failure> {
     let job = Job { options: &options, corpus: &corpus, gpt };
     let run = train(&job, Progress::new(options.steps, output.as_ref())?)?;
     report::print(&job, &run)?;
-    match output {
-        Some(output) => output.finish(&job, &run),
-        None => Ok(()),
+    if let Some(output) = output {
+        output.finish(&job, &run)?;
     }
+    costs::check_traffic(&run.costs).map(drop)
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Parser;
 use hsdp::{Accumulation, DType, Mesh};
 
-use crate::failure::Failure;
-use crate::size;
+use super::failure::Failure;
+use super::size;
 
 /// Threads beyond this are no test of anything.
 const MAX_RANKS: usize = 64;

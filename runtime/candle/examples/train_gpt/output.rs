@@ -5,11 +5,11 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
-use crate::progress::StepRecord;
-use crate::trace::{Switch, Trace};
-use crate::train::{Job, Run};
-use crate::{plot, report};
+use super::failure::Failure;
+use super::progress::StepRecord;
+use super::trace::{Switch, Trace};
+use super::train::{Job, Run};
+use super::{plot, report};
 
 /// A folder for the files of one run.
 pub(crate) struct Output {

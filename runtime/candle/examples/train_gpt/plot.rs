@@ -5,8 +5,8 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use crate::failure::Failure;
-use crate::progress::StepRecord;
+use super::failure::Failure;
+use super::progress::StepRecord;
 
 /// Draws the loss of every step into an SVG file.
 pub(crate) fn loss(file: &Path, records: &[StepRecord]) -> Result<(), Failure> {

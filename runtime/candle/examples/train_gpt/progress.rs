@@ -3,9 +3,9 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::output::{Metrics, Output};
-use crate::trace::{Switch, TRACED_STEPS};
+use super::failure::Failure;
+use super::output::{Metrics, Output};
+use super::trace::{Switch, TRACED_STEPS};
 
 /// A line of `metrics.jsonl`.
 #[derive(Clone, Copy, Debug, Serialize)]

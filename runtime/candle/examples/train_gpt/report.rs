@@ -3,14 +3,14 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp::ByteCount;
+use hsdp::{ByteCount, Precision};
 use hsdp_candle::Plain;
 use hsdp_candle::gpt::{self, Draw};
 use serde_json::{Value, json};
 
-use crate::costs::{Compared, Costs};
-use crate::failure::Failure;
-use crate::train::{Job, Run};
+use super::costs::{self, Compared, Costs};
+use super::failure::Failure;
+use super::train::{Job, Run};
 
 const SAMPLE_LENGTH: usize = 240;
 const SAMPLE_TEMPERATURE: f32 = 0.8;
@@ -48,7 +48,7 @@ fn overview(job: &Job<'_>, run: &Run) -> Table {
         ["loss, last step".to_owned(), format!("{last:.4}")],
         ["speed".to_owned(), format!("{:.0} tokens/s", tokens as f64 / seconds)],
     ];
-    let skipped = run.records.iter().filter(|record| !record.applied).count();
+    let skipped = run.records.len() - applied(run);
     if skipped > 0 {
         rows.push([
             "skipped".to_owned(),
@@ -59,6 +59,11 @@ fn overview(job: &Job<'_>, run: &Run) -> Table {
         rows.push(["verified".to_owned(), verified.to_string()]);
     }
     table(["a run", &format!("{} steps on mesh {}", run.records.len(), job.options.mesh)], rows)
+}
+
+/// Steps that have updated the parameters.
+fn applied(run: &Run) -> usize {
+    run.records.iter().filter(|record| record.applied).count()
 }
 
 fn losses(run: &Run) -> [f64; 2] {
@@ -77,11 +82,7 @@ fn traffic_table(costs: &Costs, steps: usize) -> Table {
 }
 
 fn exactness(run: &Run) -> String {
-    let differ = run.costs.iter().filter(|costs| !costs.traffic_as_planned()).count();
-    match differ {
-        0 => format!("calls and bytes are exactly as planned, on all {} ranks", run.costs.len()),
-        _ => format!("calls and bytes are not as planned on {differ} of {} ranks", run.costs.len()),
-    }
+    costs::check_traffic(&run.costs).unwrap_or_else(|failure| failure.to_string())
 }
 
 fn memory_table(costs: &Costs) -> Table {
@@ -110,7 +111,7 @@ fn table<const COLUMNS: usize>(
 
 /// Text that the trained model writes after the text's first line.
 fn sample(job: &Job<'_>, run: &Run) -> Result<String, Failure> {
-    let plain = Plain::new(job.gpt.config().spec(), &run.parameters, candle_core::DType::F32)?;
+    let plain = Plain::new(job.gpt.config().spec(), &run.parameters, Precision::default())?;
     let draw =
         Draw { count: SAMPLE_LENGTH, temperature: SAMPLE_TEMPERATURE, seed: job.options.seed };
     let tokens = gpt::sample(&job.gpt, &plain, &job.corpus.prompt(), draw)?;
@@ -126,6 +127,7 @@ pub(crate) fn summary(job: &Job<'_>, run: &Run) -> Value {
     json!({
         "mesh": job.options.mesh.to_string(),
         "steps": run.records.len(),
+        "applied": applied(run),
         "microbatches": job.options.microbatches,
         "param_dtype": job.options.param_dtype.to_string(),
         "reduce_dtype": job.options.reduce_dtype.to_string(),

@@ -11,8 +11,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::failure::Failure;
-use crate::options::Options;
+use super::failure::Failure;
+use super::options::Options;
 
 /// A text as tokens, one a character.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Corpus {
         Ok(Batch { inputs: windows(0)?, targets: windows(1)? })
     }
 
-    /// The first line of the text that has a letter, as a prompt.
+    /// The first line of the text that is not empty, as a prompt; no more of it than the context holds.
     pub(crate) fn prompt(&self) -> Vec<u32> {
         let newline = self.vocabulary.iter().position(|c| *c == '\n');
         let is_newline = |token: &u32| newline == usize::try_from(*token).ok();

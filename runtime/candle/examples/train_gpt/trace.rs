@@ -9,7 +9,7 @@ use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::{Layer as _, Registry};
 
-use crate::failure::Failure;
+use super::failure::Failure;
 
 /// Steps that are recorded: enough to see the pattern, and a file that opens at once.
 pub(crate) const TRACED_STEPS: usize = 10;

@@ -3,25 +3,21 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use hsdp::{
-    AdamW, AdamWOptions, DType, DynamicScale, Gradients, LearningRate, LossScaling, ModelOptions,
-    Optimizer as _, Precision, ShardedModel, StepOptions, Update, World, WorldOptions,
-};
+use hsdp::{AdamW, Gradients, Optimizer as _, ShardedModel, StepOptions, Update, World};
 use hsdp_candle::Pass;
 use hsdp_candle::gpt::{self, Gpt};
 use hsdp_kernels::memory;
 use parking_lot::Mutex;
 use tracing::info_span;
 
-use crate::costs::Costs;
-use crate::failure::Failure;
-use crate::options::Options;
-use crate::progress::{Progress, StepRecord};
-use crate::text::{Corpus, Place};
-use crate::verify::{Twin, Verified};
-
-/// Gradients longer than this are scaled down to it.
-pub(crate) const MAX_NORM: f64 = 1.0;
+use super::costs::Costs;
+use super::failure::Failure;
+use super::options::Options;
+use super::progress::{Progress, StepRecord};
+use super::recipe;
+use super::text::{Corpus, Place};
+use super::update::MAX_NORM;
+use super::verify::{Sharded, Twin, Verified};
 
 /// What is to be done.
 #[derive(Debug)]
@@ -46,9 +42,9 @@ pub(crate) struct Run {
 pub(crate) fn train(job: &Job<'_>, progress: Progress) -> Result<Run, Failure> {
     let ranks = job.options.mesh.world_size();
     // Rank 0 shows what happens and compares; the others find nothing here.
-    let desk = Mutex::new(Some(Desk::new(job, progress)?));
+    let desk = Mutex::new(Some(Desk::new(job, progress)));
     memory::reset_peaks();
-    let outcomes = hsdp::launch(ranks, WorldOptions::default(), |world| {
+    let outcomes = hsdp::launch(ranks, recipe::world(job.options), |world| {
         let desk = if world.rank().index() == 0 { desk.lock().take() } else { None };
         Rank::new(world, job)?.train(desk)
     });
@@ -72,7 +68,7 @@ fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Run, Failure> {
     }
     let (desk, parameters) =
         first.ok_or_else(|| Failure::training("rank 0 has kept no records"))?;
-    let verified = desk.twin.map(Twin::verified);
+    let verified = desk.twin.map(Twin::verified).transpose()?;
     Ok(Run { records: desk.progress.finish()?, costs, parameters, verified })
 }
 
@@ -84,9 +80,8 @@ struct Desk {
 }
 
 impl Desk {
-    fn new(job: &Job<'_>, progress: Progress) -> Result<Self, Failure> {
-        let twin = if job.options.verify { Some(Twin::new(job)?) } else { None };
-        Ok(Self { progress, twin })
+    fn new(job: &Job<'_>, progress: Progress) -> Self {
+        Self { progress, twin: job.options.verify.then(|| Twin::new(job)) }
     }
 }
 
@@ -110,10 +105,10 @@ impl<'a> Rank<'a> {
     fn new(world: World, job: &'a Job<'a>) -> Result<Self, Failure> {
         let spec = job.gpt.config().spec();
         let seed = job.options.seed;
-        let model = ShardedModel::new(world, spec, model_options(job.options), |param| {
+        let model = ShardedModel::new(world, spec, recipe::model(job.options), |param| {
             gpt::init(param, seed)
         })?;
-        let optimizer = AdamW::new(&model, adamw_options(job.options));
+        let optimizer = AdamW::new(&model, recipe::adamw(job.options));
         Ok(Self { job, model, optimizer })
     }
 
@@ -138,11 +133,12 @@ impl<'a> Rank<'a> {
         let mut twin = desk.and_then(|desk| desk.twin.as_mut());
         if options.verify {
             let full = gradients.full(&self.model)?;
-            twin.as_mut().map_or(Ok(()), |twin| twin.check(self.job, &gradients, &full))?;
+            let sharded = Sharded::of(&gradients, &full);
+            twin.as_mut().map_or(Ok(()), |twin| twin.check(self.job, &sharded))?;
         }
         let update = watch.time(|| {
             let _span = info_span!("optimizer").entered();
-            self.optimizer.set_learning_rate(learning_rate(options).at(step as u64));
+            self.optimizer.set_learning_rate(recipe::learning_rate(options).at(step as u64));
             self.optimizer.step(&mut self.model, gradients.clip(MAX_NORM))
         })?;
         if options.verify {
@@ -191,41 +187,4 @@ impl Stopwatch {
     fn seconds(&self) -> f64 {
         self.0.as_secs_f64()
     }
-}
-
-fn model_options(options: &Options) -> ModelOptions {
-    let precision = Precision {
-        parameters: options.param_dtype,
-        wire: options.reduce_dtype,
-        ..Precision::default()
-    };
-    // f16 ends at 65504 above, and at 6e-8 below: gradients are scaled into its middle.
-    let loss_scaling = match [precision.parameters, precision.wire].contains(&DType::F16) {
-        true => LossScaling::Dynamic(DynamicScale { initial: 1024.0, ..DynamicScale::default() }),
-        false => LossScaling::Off,
-    };
-    let (accumulation, prefetch) = (options.accumulation, options.prefetch);
-    ModelOptions {
-        precision,
-        accumulation,
-        prefetch,
-        loss_scaling,
-        ..ModelOptions::on(options.mesh)
-    }
-}
-
-/// The optimizer's options, but for the learning rate, which changes.
-pub(crate) fn adamw_options(options: &Options) -> AdamWOptions {
-    AdamWOptions {
-        learning_rate: options.lr,
-        betas: (0.9, 0.95),
-        weight_decay: 0.1,
-        ..AdamWOptions::default()
-    }
-}
-
-/// Up over the first twentieth of the run, then down along a cosine to a tenth.
-pub(crate) fn learning_rate(options: &Options) -> LearningRate {
-    let steps = options.steps as u64;
-    LearningRate::warmup_cosine(options.lr, options.lr / 10.0, steps.div_ceil(20), steps)
 }

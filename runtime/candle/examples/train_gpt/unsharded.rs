@@ -3,16 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use hsdp::{Accumulation, Axis, Mesh, Rank};
+use hsdp::{Accumulation, AdamWOptions, Axis, Mesh, Precision, Rank};
+use hsdp_candle::Plain;
 use hsdp_candle::gpt::{self, GptConfig};
-use hsdp_candle::{Plain, candle_dtype};
-use hsdp_kernels::AdamWStep;
 
-use crate::failure::Failure;
-use crate::options::Options;
-use crate::text::Place;
-use crate::train::{Job, MAX_NORM, adamw_options};
-use crate::verify::norm;
+use super::failure::Failure;
+use super::options::Options;
+use super::recipe;
+use super::text::Place;
+use super::train::Job;
+use super::update::adamw_step;
+use super::verify::norm;
 
 /// A value a parameter, by name, row-major.
 pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
@@ -21,7 +22,7 @@ pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
 #[derive(Debug)]
 pub(crate) struct Unsharded {
     config: GptConfig,
-    dtype: candle_core::DType,
+    precision: Precision,
     parameters: Tensors,
     first_moments: Tensors,
     second_moments: Tensors,
@@ -40,7 +41,7 @@ pub(crate) struct Summed {
 }
 
 impl Unsharded {
-    pub(crate) fn new(job: &Job<'_>) -> Result<Self, Failure> {
+    pub(crate) fn new(job: &Job<'_>) -> Self {
         let config = *job.gpt.config();
         let spec = config.spec();
         let parameters: Tensors = spec
@@ -51,15 +52,14 @@ impl Unsharded {
             .iter()
             .map(|(name, values)| (name.clone(), vec![0.0; values.len()]))
             .collect();
-        let dtype = candle_dtype(job.options.param_dtype)?;
-        Ok(Self {
+        Self {
             config,
-            dtype,
+            precision: recipe::precision(job.options),
             parameters,
             first_moments: zeros.clone(),
             second_moments: zeros,
             updates: 0,
-        })
+        }
     }
 
     pub(crate) fn parameters(&self) -> &Tensors {
@@ -72,7 +72,7 @@ impl Unsharded {
 
     /// The gradients of all ranks and microbatches of a step, added up in the mesh's order.
     pub(crate) fn gradients(&self, job: &Job<'_>, step: usize) -> Result<Summed, Failure> {
-        let plain = Plain::new(self.config.spec(), &self.parameters, self.dtype)?;
+        let plain = Plain::new(self.config.spec(), &self.parameters, self.precision)?;
         let mesh = job.options.mesh;
         let mut losses = vec![0.0; mesh.world_size()];
         let mut magnitudes = self.parameters.clone();
@@ -93,21 +93,8 @@ impl Unsharded {
     /// One update by AdamW.
     pub(crate) fn update(&mut self, summed: &Summed, options: &Options, learning_rate: f64) {
         self.updates += 1;
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a factor of at most 1, applied in f32"
-        )]
-        let clip = (MAX_NORM / (summed.norm() + 1e-6)).min(1.0) as f32;
-        let adamw = adamw_options(options);
-        let step = AdamWStep {
-            learning_rate,
-            beta1: adamw.betas.0,
-            beta2: adamw.betas.1,
-            epsilon: adamw.eps,
-            weight_decay: adamw.weight_decay,
-            step: self.updates,
-            clip,
-        };
+        let adamw = AdamWOptions { learning_rate, ..recipe::adamw(options) };
+        let step = adamw_step(&adamw, self.updates, summed.norm());
         for (name, gradient) in summed.gradients() {
             let [parameter, first, second] =
                 [&mut self.parameters, &mut self.first_moments, &mut self.second_moments]

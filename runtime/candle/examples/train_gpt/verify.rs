@@ -11,16 +11,20 @@
 //!   twin takes over the sharded run's parameters after each step. Losses must still be
 //!   bit-identical, and of each parameter's gradient the difference is bounded by [`bound`] of what
 //!   was added up, both as 2-norms.
+//!
+//! A step that all ranks skip, because a gradient overflowed, has no gradients to compare. A run that
+//! has only such steps has verified nothing, and fails.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use hsdp::{DType, Gradients, Verdict};
 
-use crate::failure::Failure;
-use crate::options::Options;
-use crate::train::{Job, learning_rate};
-use crate::unsharded::{Summed, Tensors, Unsharded};
+use super::failure::Failure;
+use super::options::Options;
+use super::recipe::learning_rate;
+use super::train::Job;
+use super::unsharded::{Summed, Tensors, Unsharded};
 
 /// How far a gradient may be off, relative to the norm of the absolute contributions; `None` where
 /// it must be exact.
@@ -44,55 +48,73 @@ pub(crate) struct Twin {
     /// The largest part of the bound that was used.
     worst: f64,
     step: usize,
+    /// Steps whose gradients were compared.
+    compared: usize,
 }
 
-/// What was found equal.
+/// What a step of the sharded run came to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sharded<'a> {
+    pub(crate) loss: f64,
+    pub(crate) norm: f64,
+    pub(crate) verdict: &'a Verdict,
+    pub(crate) gradients: &'a Tensors,
+}
+
+impl<'a> Sharded<'a> {
+    pub(crate) fn of(gradients: &'a Gradients, full: &'a Tensors) -> Self {
+        let (loss, norm) = (gradients.loss(), gradients.norm());
+        Self { loss, norm, verdict: gradients.verdict(), gradients: full }
+    }
+}
+
+/// What was found equal, in how many steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verified {
     /// Everything, bit by bit.
-    Exactly,
+    Exactly { steps: usize },
     /// Losses bit by bit, gradients within this part of their bound.
-    Within(f64),
+    Within { steps: usize, worst: f64 },
 }
 
 impl fmt::Display for Verified {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exactly => {
-                f.write_str("losses, gradients and parameters bit-identical to unsharded")
-            }
-            Self::Within(worst) => {
-                write!(f, "losses bit-identical to unsharded, gradients within {worst:.2} of bound")
-            }
+            Self::Exactly { steps } => write!(
+                f,
+                "losses, gradients and parameters bit-identical to unsharded, in {steps} steps"
+            ),
+            Self::Within { steps, worst } => write!(
+                f,
+                "losses bit-identical to unsharded, gradients of {steps} steps within {worst:.2} of \
+                 bound"
+            ),
         }
     }
 }
 
 impl Twin {
-    pub(crate) fn new(job: &Job<'_>) -> Result<Self, Failure> {
-        Ok(Self { model: Unsharded::new(job)?, bound: bound(job.options), worst: 0.0, step: 0 })
+    pub(crate) fn new(job: &Job<'_>) -> Self {
+        let bound = bound(job.options);
+        Self { model: Unsharded::new(job), bound, worst: 0.0, step: 0, compared: 0 }
     }
 
     /// Compares a step's loss and gradients with the twin's own, and updates the twin.
-    pub(crate) fn check(
-        &mut self,
-        job: &Job<'_>,
-        sharded: &Gradients,
-        full: &Tensors,
-    ) -> Result<(), Failure> {
+    pub(crate) fn check(&mut self, job: &Job<'_>, sharded: &Sharded<'_>) -> Result<(), Failure> {
         let own = self.model.gradients(job, self.step)?;
-        self.compare_numbers("loss", sharded.loss(), own.loss(), 0.0)?;
-        if *sharded.verdict() != Verdict::Apply {
+        self.compare_numbers("loss", sharded.loss, own.loss(), 0.0)?;
+        if *sharded.verdict != Verdict::Apply {
             return Ok(());
         }
         match self.bound {
             None => {
-                self.compare_bits("gradient", full, &own.gradients())?;
+                self.compare_bits("gradient", sharded.gradients, &own.gradients())?;
                 // The same numbers, added up in another order.
-                self.compare_numbers("gradient norm", sharded.norm(), own.norm(), 1e-12)?;
+                self.compare_numbers("gradient norm", sharded.norm, own.norm(), 1e-12)?;
             }
-            Some(bound) => self.compare_norms(full, &own, bound)?,
+            Some(bound) => self.compare_norms(sharded.gradients, &own, bound)?,
         }
+        self.compared += 1;
         self.model.update(&own, job.options, learning_rate(job.options).at(self.step as u64));
         Ok(())
     }
@@ -107,10 +129,15 @@ impl Twin {
         Ok(())
     }
 
-    pub(crate) fn verified(self) -> Verified {
-        match self.bound {
-            None => Verified::Exactly,
-            Some(_) => Verified::Within(self.worst),
+    /// What the run has shown.
+    pub(crate) fn verified(self) -> Result<Verified, Failure> {
+        match (self.compared, self.bound) {
+            (0, _) => Err(Failure::Disagreement(format!(
+                "no gradient was compared: all {} steps were skipped, because one overflowed in each",
+                self.step
+            ))),
+            (steps, None) => Ok(Verified::Exactly { steps }),
+            (steps, Some(_)) => Ok(Verified::Within { steps, worst: self.worst }),
         }
     }
 
@@ -159,7 +186,9 @@ impl Twin {
             };
             let difference = norm(sharded.iter().zip(gradient).map(|(sharded, own)| sharded - own));
             let allowed = bound * own.magnitude(name);
-            if difference.is_nan() || difference > allowed {
+            // Not the other way around: a NaN must not pass.
+            let within = difference <= allowed;
+            if !within {
                 let what = format!(
                     "the gradient of {name} is off by {difference:e}, {allowed:e} is allowed"
                 );

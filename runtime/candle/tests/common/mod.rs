@@ -3,12 +3,31 @@
 #![allow(dead_code, reason = "every test crate uses its own part of this")]
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
 
 use candle_core::{DType, Device, Result as CandleResult, Tensor};
 use hsdp::{
-    Event, Gradients, Mesh, ModelOptions, ModelSpec, Param, ShardedModel, StepOptions, Unit, World,
+    Event, Gradients, Mesh, ModelOptions, ModelSpec, Param, Precision, ShardedModel, StepOptions,
+    Unit, World,
 };
 use hsdp_candle::{Error, Parameters, Pass, Plain, Units};
+
+/// An example as a program: `cargo test` builds it along with the tests.
+pub(crate) fn example(name: &str) -> Command {
+    let test = std::env::current_exe().expect("this test has a path");
+    let folder = test.parent().and_then(Path::parent).expect("target/profile/deps");
+    let program = folder.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(
+        program.exists(),
+        "{} is missing: `cargo build --example {name}` makes it",
+        program.display()
+    );
+    Command::new(program)
+}
+
+/// Gradients by name.
+pub(crate) type Named = BTreeMap<String, Vec<f32>>;
 
 /// Values that differ from parameter to parameter, of all sizes between -0.5 and 0.5.
 pub(crate) fn values(param: &Param) -> Vec<f32> {
@@ -64,24 +83,45 @@ pub(crate) fn step(
     model: &mut ShardedModel,
     loss: impl FnOnce(&Pass<'_>) -> CandleResult<Tensor>,
 ) -> Result<Gradients, Error> {
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    let pass = Pass::new(step.microbatch()?)?;
-    let loss = loss(&pass)?;
-    pass.backward(&loss, 1)?;
+    let mut loss = Some(loss);
+    step_of(model, 1, |pass, _| loss.take().expect("one microbatch")(pass))
+}
+
+/// One step of microbatches of weight 1, with `loss` of each for a model.
+pub(crate) fn step_of(
+    model: &mut ShardedModel,
+    microbatches: usize,
+    mut loss: impl FnMut(&Pass<'_>, usize) -> CandleResult<Tensor>,
+) -> Result<Gradients, Error> {
+    let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
+    for microbatch in 0..microbatches {
+        let pass = Pass::new(step.microbatch()?)?;
+        let loss = loss(&pass, microbatch)?;
+        pass.backward(&loss, 1)?;
+    }
     Ok(step.finish()?)
 }
 
-/// The same on whole parameters in plain candle: gradients by name; none where candle gives none.
+/// The same on whole parameters in plain candle, in f32; none where candle gives none.
 pub(crate) fn plain_gradients(
     spec: &ModelSpec,
     loss: impl FnOnce(&Plain) -> CandleResult<Tensor>,
-) -> BTreeMap<String, Vec<f32>> {
+) -> Named {
+    plain_gradients_in(Precision::default(), spec, loss)
+}
+
+/// The same in another precision.
+pub(crate) fn plain_gradients_in(
+    precision: Precision,
+    spec: &ModelSpec,
+    loss: impl FnOnce(&Plain) -> CandleResult<Tensor>,
+) -> Named {
     let all = spec.params().map(|(_, param)| (param.name.clone(), values(param))).collect();
-    let plain = Plain::new(spec.clone(), &all, DType::F32).expect("values for all");
+    let plain = Plain::new(spec.clone(), &all, precision).expect("values for all");
     let gradients = loss(&plain).and_then(|loss| loss.backward()).expect("plain candle");
+    let in_f32 = |gradient: &Tensor| gradient.flatten_all()?.to_dtype(DType::F32)?.to_vec1();
     let gradient_of = |(name, var): (&String, &candle_core::Var)| {
-        let gradient = gradients.get(var)?.flatten_all().and_then(|gradient| gradient.to_vec1());
-        Some((name.clone(), gradient.expect("an f32 gradient")))
+        Some((name.clone(), in_f32(gradients.get(var)?).expect("a float gradient")))
     };
     plain.parameters().iter().filter_map(gradient_of).collect()
 }
@@ -97,30 +137,33 @@ pub(crate) fn words(events: &[Event]) -> Vec<String> {
 }
 
 /// The gradients of all ranks, added up in the mesh's order and divided once.
+pub(crate) fn mean(mesh: Mesh, parts: &[Named]) -> Named {
+    let rows = parts.chunks(mesh.shard_size()).map(|row| sum(row.iter().cloned()));
+    divided(&sum(rows), mesh.world_size() as f64)
+}
+
+/// Added up in f32, in this order.
+pub(crate) fn sum(mut parts: impl Iterator<Item = Named>) -> Named {
+    let first = parts.next().expect("something to add up");
+    parts.fold(first, |mut total, part| {
+        for (name, total) in &mut total {
+            total.iter_mut().zip(&part[name]).for_each(|(total, part)| *total += part);
+        }
+        total
+    })
+}
+
+/// Divided, with one rounding.
 #[expect(clippy::cast_possible_truncation, reason = "the one rounding of a division")]
-pub(crate) fn mean(mesh: Mesh, parts: &[BTreeMap<String, Vec<f32>>]) -> BTreeMap<String, Vec<f32>> {
-    let add =
-        |total: Vec<f32>, part: &Vec<f32>| total.iter().zip(part).map(|(a, b)| a + b).collect();
-    let sum = |parts: Vec<&Vec<f32>>| {
-        parts[1..].iter().fold(parts[0].clone(), |total, part| add(total, part))
-    };
-    let of = |name: &String| {
-        let rows = parts.chunks(mesh.shard_size());
-        let rows: Vec<Vec<f32>> =
-            rows.map(|row| sum(row.iter().map(|part| &part[name]).collect())).collect();
-        let ranks = mesh.world_size() as f64;
-        sum(rows.iter().collect()).iter().map(|sum| (f64::from(*sum) / ranks) as f32).collect()
-    };
-    parts[0].keys().map(|name| (name.clone(), of(name))).collect()
+pub(crate) fn divided(total: &Named, by: f64) -> Named {
+    let divide = |values: &Vec<f32>| values.iter().map(|v| (f64::from(*v) / by) as f32).collect();
+    total.iter().map(|(name, values)| (name.clone(), divide(values))).collect()
 }
 
 /// That two sets of gradients are the same, bit by bit.
 #[track_caller]
-pub(crate) fn assert_same_bits(
-    got: &BTreeMap<String, Vec<f32>>,
-    want: &BTreeMap<String, Vec<f32>>,
-) {
-    let bits = |values: &BTreeMap<String, Vec<f32>>| -> BTreeMap<String, Vec<u32>> {
+pub(crate) fn assert_same_bits(got: &Named, want: &Named) {
+    let bits = |values: &Named| -> BTreeMap<String, Vec<u32>> {
         values
             .iter()
             .map(|(name, values)| (name.clone(), values.iter().map(|v| v.to_bits()).collect()))

@@ -1,0 +1,68 @@
+//! One vector that threads read as a whole, and write each a part of.
+
+use std::ops::Range;
+
+use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+use hsdp_sharding::balanced;
+use parking_lot::{RwLock, RwLockWriteGuard};
+
+/// The vector: a part a rank, each behind a lock of its own.
+pub(super) struct Parts(Vec<Part>);
+
+struct Part {
+    range: Range<usize>,
+    values: RwLock<Vec<f32>>,
+}
+
+impl Parts {
+    /// Cuts `values` into as many parts as there are ranks.
+    pub(super) fn cut(values: &[f32], ranks: usize) -> Self {
+        let part = |rank| {
+            let range = balanced(values.len(), ranks, rank);
+            Part { values: RwLock::new(values[range.clone()].to_vec()), range }
+        };
+        Self((0..ranks).map(part).collect())
+    }
+
+    /// Where the part of a rank lies.
+    pub(super) fn range(&self, rank: usize) -> Range<usize> {
+        self.0[rank].range.clone()
+    }
+
+    /// The part of a rank, to be written.
+    pub(super) fn of(&self, rank: usize) -> RwLockWriteGuard<'_, Vec<f32>> {
+        self.0[rank].values.write()
+    }
+
+    /// Copies from element `start` on over the values of `tensor`, where they lie.
+    pub(super) fn copy_to(&self, tensor: &Tensor, start: usize) -> Result<()> {
+        tensor.inplace_op1(&CopyFrom { parts: self, start })
+    }
+}
+
+struct CopyFrom<'a> {
+    parts: &'a Parts,
+    start: usize,
+}
+
+impl InplaceOp1 for CopyFrom<'_> {
+    fn name(&self) -> &'static str {
+        "copy from parts"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let (CpuStorage::F32(target), Some((0, len))) = (storage, layout.contiguous_offsets())
+        else {
+            bail!("parameters are whole f32 tensors")
+        };
+        for Part { range, values } in &self.parts.0 {
+            let from = range.start.max(self.start);
+            let to = range.end.min(self.start + len);
+            if from < to {
+                target[from - self.start..to - self.start]
+                    .copy_from_slice(&values.read()[from - range.start..to - range.start]);
+            }
+        }
+        Ok(())
+    }
+}

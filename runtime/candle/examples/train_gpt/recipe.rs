@@ -1,0 +1,65 @@
+//! How the model is trained: what the command line means to the runtime.
+
+use std::time::Duration;
+
+use hsdp::{
+    AdamWOptions, DType, DynamicScale, LearningRate, LossScaling, ModelOptions, Precision,
+    WorldOptions,
+};
+
+use super::options::Options;
+
+/// How ranks wait for one another.
+pub(crate) fn world(options: &Options) -> WorldOptions {
+    match options.verify {
+        // Rank 0 runs the whole unsharded twin while the others wait for it, however long that takes.
+        true => {
+            let for_ever = Duration::from_hours(365 * 24);
+            WorldOptions { deadline: for_ever, late: for_ever, ..WorldOptions::default() }
+        }
+        false => WorldOptions::default(),
+    }
+}
+
+/// The dtypes.
+pub(crate) fn precision(options: &Options) -> Precision {
+    Precision {
+        parameters: options.param_dtype,
+        wire: options.reduce_dtype,
+        ..Precision::default()
+    }
+}
+
+/// How the model is sharded and reduced.
+pub(crate) fn model(options: &Options) -> ModelOptions {
+    let precision = precision(options);
+    // f16 ends at 65504 above, and at 6e-8 below: gradients are scaled into its middle.
+    let loss_scaling = match [precision.parameters, precision.wire].contains(&DType::F16) {
+        true => LossScaling::Dynamic(DynamicScale { initial: 1024.0, ..DynamicScale::default() }),
+        false => LossScaling::Off,
+    };
+    let (accumulation, prefetch) = (options.accumulation, options.prefetch);
+    ModelOptions {
+        precision,
+        accumulation,
+        prefetch,
+        loss_scaling,
+        ..ModelOptions::on(options.mesh)
+    }
+}
+
+/// The optimizer's options, but for the learning rate, which changes.
+pub(crate) fn adamw(options: &Options) -> AdamWOptions {
+    AdamWOptions {
+        learning_rate: options.lr,
+        betas: (0.9, 0.95),
+        weight_decay: 0.1,
+        ..AdamWOptions::default()
+    }
+}
+
+/// Up over the first twentieth of the run, then down along a cosine to a tenth.
+pub(crate) fn learning_rate(options: &Options) -> LearningRate {
+    let steps = options.steps as u64;
+    LearningRate::warmup_cosine(options.lr, options.lr / 10.0, steps.div_ceil(20), steps)
+}

@@ -1,0 +1,157 @@
+//! `--verify` can fail: what a sharded run might get wrong is found, and ends in exit code 1.
+
+use std::fs;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use hsdp::{ByteCount, Rank, Skip, Verdict};
+use hsdp_candle::gpt::{Gpt, GptConfig};
+use hsdp_comm::Op;
+use hsdp_sharding::Flow;
+use tempfile::TempDir;
+
+use super::costs::{Compared, Costs, check_traffic};
+use super::failure::Failure;
+use super::options::Options;
+use super::recipe;
+use super::text::Corpus;
+use super::train::Job;
+use super::unsharded::{Summed, Tensors, Unsharded};
+use super::verify::{Sharded, Twin};
+
+/// A gradient that no microbatch leaves alone.
+const NAME: &str = "h.0.mlp.fc.weight";
+
+/// Runs `test` with a job of one step on four ranks.
+fn with_job(arguments: &[&str], test: impl FnOnce(&Job<'_>)) {
+    let folder = TempDir::new().expect("a folder");
+    let text = folder.path().join("text");
+    fs::write(&text, "she sells sea shells by the sea shore. ".repeat(10)).expect("a file");
+    let text = text.display().to_string();
+    let small = ["train_gpt", "--data", &text, "--layers", "1", "--width", "8", "--heads", "2"];
+    let context = ["--context", "8", "--verify"];
+    let options = Options::try_parse_from([&small, &context[..], arguments].concat());
+    let options = options.expect("options that make sense");
+    let corpus = Corpus::read(&options).expect("a text");
+    let (layers, width, heads, context) = (1, 8, 2, 8);
+    let config = GptConfig { vocab: corpus.vocabulary(), context, width, heads, layers };
+    let gpt = Gpt::new(config).expect("sizes that fit");
+    test(&Job { options: &options, corpus: &corpus, gpt });
+}
+
+/// What a faultless sharded run comes to in its first step.
+fn faultless(job: &Job<'_>) -> Summed {
+    Unsharded::new(job).gradients(job, 0).expect("a step of the model")
+}
+
+/// What the twin says of a first step whose loss and gradients went through `tamper`.
+fn check(
+    job: &Job<'_>,
+    verdict: &Verdict,
+    tamper: impl FnOnce(&mut f64, &mut Tensors),
+) -> Result<Twin, Failure> {
+    let summed = faultless(job);
+    let (mut loss, mut gradients) = (summed.loss(), summed.gradients());
+    tamper(&mut loss, &mut gradients);
+    let sharded = Sharded { loss, norm: summed.norm(), verdict, gradients: &gradients };
+    let mut twin = Twin::new(job);
+    twin.check(job, &sharded)?;
+    twin.follow(Unsharded::new(job).parameters().clone()).map(|()| twin)
+}
+
+/// That a failure is a disagreement which says `phrase`, and ends the program with exit code 1.
+#[track_caller]
+fn disagrees<T>(outcome: Result<T, Failure>, phrase: &str) {
+    let Err(failure) = outcome else { panic!("it agrees, and `{phrase}` was wrong") };
+    assert!(matches!(failure, Failure::Disagreement(_)), "{failure}");
+    assert!(failure.to_string().contains(phrase), "{failure}");
+    let [got, want] = [failure.exit_code(), ExitCode::from(1)].map(|code| format!("{code:?}"));
+    assert_eq!(got, want);
+}
+
+fn first(gradients: &mut Tensors) -> &mut f32 {
+    &mut gradients.get_mut(NAME).expect("the model has it")[0]
+}
+
+#[test]
+fn one_wrong_bit_is_found_where_nothing_may_differ() {
+    with_job(&[], |job| {
+        let flipped = check(job, &Verdict::Apply, |_, gradients| {
+            let value = first(gradients);
+            *value = f32::from_bits(value.to_bits() ^ 1);
+        });
+        disagrees(flipped, "h.0.mlp.fc.weight[0]");
+    });
+}
+
+#[test]
+fn a_wrong_gradient_is_found_where_the_wire_rounds() {
+    with_job(&["--reduce-dtype", "f16"], |job| {
+        let scaled = |by: f32| {
+            move |_: &mut f64, gradients: &mut Tensors| {
+                gradients.values_mut().flatten().for_each(|value| *value *= by);
+            }
+        };
+        let twin = check(job, &Verdict::Apply, scaled(1.0 + 1e-5)).expect("within the bound");
+        let said = twin.verified().expect("one step was compared").to_string();
+        assert!(said.contains("of 1 steps within 0.0") && !said.contains("0.00"), "{said}");
+        // A factor of two on one axis, as a wrong divisor gives it; less than that; and no number.
+        disagrees(check(job, &Verdict::Apply, scaled(2.0)), "the gradient of h.0");
+        disagrees(check(job, &Verdict::Apply, scaled(1.02)), "the gradient of h.0");
+        let not_a_number = |_: &mut f64, gradients: &mut Tensors| *first(gradients) = f32::NAN;
+        disagrees(check(job, &Verdict::Apply, not_a_number), NAME);
+    });
+}
+
+#[test]
+fn a_wrong_loss_and_a_missing_gradient_are_found() {
+    with_job(&["--reduce-dtype", "bf16"], |job| {
+        let next = check(job, &Verdict::Apply, |loss, _| *loss = loss.next_up());
+        disagrees(next, "loss is");
+        let missing = check(job, &Verdict::Apply, |_, gradients| drop(gradients.remove(NAME)));
+        disagrees(missing, "there is no gradient of h.0.mlp.fc.weight");
+    });
+}
+
+#[test]
+fn wrong_parameters_after_an_update_are_found() {
+    with_job(&[], |job| {
+        let mut twin = Twin::new(job);
+        let summed = faultless(job);
+        let (norm, gradients) = (summed.norm(), &summed.gradients());
+        let sharded = Sharded { loss: summed.loss(), norm, verdict: &Verdict::Apply, gradients };
+        twin.check(job, &sharded).expect("the same numbers");
+        // As if no rank had updated anything.
+        disagrees(twin.follow(Unsharded::new(job).parameters().clone()), "parameter h.0");
+    });
+}
+
+#[test]
+fn a_run_of_skipped_steps_verifies_nothing() {
+    with_job(&["--reduce-dtype", "f16"], |job| {
+        let verdict = Verdict::Skip(Skip { step: 0, rank: Rank::new(0), parameter: NAME.into() });
+        let twin = check(job, &verdict, |_, gradients| gradients.clear()).expect("a skipped step");
+        disagrees(twin.verified(), "no gradient was compared: all 1 steps were skipped");
+    });
+}
+
+#[test]
+fn traffic_that_is_not_as_planned_is_found() {
+    let costs = |bytes: u64| {
+        let flow = |bytes| Flow { calls: 8, bytes: ByteCount(bytes) };
+        let compared = Compared { planned: flow(4096), measured: flow(bytes) };
+        Costs { traffic: vec![(Op::AllGather, compared)], memory: Vec::new() }
+    };
+    assert!(check_traffic(&[costs(4096), costs(4096)]).is_ok());
+    disagrees(check_traffic(&[costs(4096), costs(4095)]), "not as planned on 1 of 2 ranks");
+}
+
+#[test]
+fn the_ranks_wait_for_the_twin_of_rank_0() {
+    with_job(&[], |job| {
+        let day = std::time::Duration::from_hours(24);
+        assert!(recipe::world(job.options).deadline > day);
+        let unverified = Options { verify: false, ..job.options.clone() };
+        assert!(recipe::world(&unverified).deadline < day);
+    });
+}
