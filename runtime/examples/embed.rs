@@ -1,16 +1,13 @@
 //! hsdp without an autograd: two layers, gradients written by hand, on a 2 x 2 mesh of threads.
 //! Read this first if you bring a framework of your own: `cargo run --release -p hsdp --example embed`
-#![expect(
-    clippy::print_stdout,
-    clippy::cast_possible_truncation,
-    reason = "an f32 model that reports"
-)]
+#![expect(clippy::print_stdout, clippy::cast_possible_truncation, reason = "an f32 example")]
 
 use hsdp::*;
 use std::sync::Arc;
 
 const INPUTS: usize = 4;
 const HIDDEN: usize = 16;
+const UNITS: [UnitId; 2] = [UnitId::new(0), UnitId::new(1)]; // in declared order
 
 fn main() -> Result<(), hsdp::Error> {
     let losses = hsdp::world(4, train).into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -24,7 +21,6 @@ fn train(world: World) -> Result<f64, hsdp::Error> {
     let spec = ModelSpec::new()
         .unit(Unit::new("hidden").param(Param::new("w1", [HIDDEN, INPUTS])))
         .unit(Unit::new("output").param(Param::new("w2", [HIDDEN])));
-    let [hidden, output] = [UnitId::new(0), UnitId::new(1)];
     let rank = world.rank().index();
 
     // 2. Shard them over a mesh, replicate x shard: each rank keeps its shard of what `init` gives.
@@ -33,36 +29,12 @@ fn train(world: World) -> Result<f64, hsdp::Error> {
     let mut adamw = AdamW::new(&model, AdamWOptions { learning_rate: 0.02, ..Default::default() });
     let mut loss = f64::NAN;
     for number in 0..300 {
+        // 3. A step: any number of microbatches, each a forward and a backward.
         let mut step = model.begin_step(StepOptions::microbatches(2))?;
         for microbatch in 0..2 {
-            let (x, want) = batch(number * 8 + microbatch * 4 + rank);
-            let mut pass = step.microbatch()?;
-
-            // 3. Forward. A unit is there while you hold it; dropping it frees its memory.
-            let w1 = pass.unshard(hidden)?;
-            let hidden_of = |x| rows(&w1, INPUTS).map(move |w| dot(w, x).max(0.0));
-            let active: Vec<f32> = x.chunks(INPUTS).flat_map(hidden_of).collect();
-            drop(w1);
-            let w2 = pass.unshard(output)?;
-            let outputs = active.chunks(HIDDEN).flat_map(|h| rows(&w2, HIDDEN).map(|w| dot(w, h)));
-            let miss: Vec<f32> = outputs.zip(want).map(|(output, want)| output - want).collect();
-            drop(w2);
-
-            // 4. The loss is a sum and the number of items in it. The backward starts from the seed.
-            let sum = LossSum::new(f64::from(dot(&miss, &miss)), miss.len() as u64);
-            let seed = pass.loss(sum)?.value() as f32;
-
-            // 5. Backward, last unit first: hand over each unit's gradients as soon as they are there.
-            let w2 = pass.unshard(output)?;
-            let back: Vec<f32> = miss.iter().map(|miss| 2.0 * miss * seed).collect();
-            pass.reduce(output, vec![Some(Arc::new(outer(&back, 1, &active, HIDDEN)))])?;
-            let spread = back.iter().flat_map(|back| rows(&w2, 1).map(move |w| back * w[0]));
-            let gate = |(spread, act): (f32, &f32)| if *act > 0.0 { spread } else { 0.0 };
-            let back: Vec<f32> = spread.zip(&active).map(gate).collect();
-            pass.reduce(hidden, vec![Some(Arc::new(outer(&back, HIDDEN, &x, INPUTS)))])?;
-            pass.finish()?;
+            train_on(batch(number * 8 + microbatch * 4 + rank), step.microbatch()?)?;
         }
-        // 6. One all-reduce, one division, all ranks agree; then each updates its own shard.
+        // One all-reduce, one division, all ranks agree; then each updates its own shard.
         let gradients = step.finish()?;
         loss = gradients.loss();
         if rank == 0 && number % 50 == 0 {
@@ -71,6 +43,34 @@ fn train(world: World) -> Result<f64, hsdp::Error> {
         adamw.step(&mut model, gradients.clip(1.0))?;
     }
     Ok(loss)
+}
+
+/// One microbatch: forward, loss, backward.
+fn train_on((x, want): (Vec<f32>, Vec<f32>), mut pass: Pass<'_>) -> Result<(), hsdp::Error> {
+    let [hidden, output] = UNITS;
+    // 4. Forward. A unit is there while you hold it; dropping it frees its memory.
+    let w1 = pass.unshard(hidden)?;
+    let hidden_of = |x| rows(&w1, INPUTS).map(move |w| dot(w, x).max(0.0));
+    let active: Vec<f32> = x.chunks(INPUTS).flat_map(hidden_of).collect();
+    drop(w1);
+    let w2 = pass.unshard(output)?;
+    let outputs = active.chunks(HIDDEN).flat_map(|h| rows(&w2, HIDDEN).map(|w| dot(w, h)));
+    let miss: Vec<f32> = outputs.zip(want).map(|(output, want)| output - want).collect();
+    drop(w2);
+
+    // 5. The loss is a sum and the number of items in it. The backward starts from the seed.
+    let sum = LossSum::new(f64::from(dot(&miss, &miss)), miss.len() as u64);
+    let seed = pass.loss(sum)?.value() as f32;
+
+    // 6. Backward, last unit first: hand over each unit's gradients as soon as they are there.
+    let w2 = pass.unshard(output)?;
+    let back: Vec<f32> = miss.iter().map(|miss| 2.0 * miss * seed).collect();
+    pass.reduce(output, vec![Some(Arc::new(outer(&back, 1, &active, HIDDEN)))])?;
+    let spread = back.iter().flat_map(|back| rows(&w2, 1).map(move |w| back * w[0]));
+    let gate = |(spread, act): (f32, &f32)| if *act > 0.0 { spread } else { 0.0 };
+    let back: Vec<f32> = spread.zip(&active).map(gate).collect();
+    pass.reduce(hidden, vec![Some(Arc::new(outer(&back, HIDDEN, &x, INPUTS)))])?;
+    pass.finish()
 }
 
 fn rows(full: &Full, width: usize) -> std::slice::Chunks<'_, f32> {

@@ -1,6 +1,7 @@
 //! The ways in which a step ends early: given up by a rank, refused by all ranks alike, or with its world.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use hsdp::{
@@ -181,27 +182,40 @@ fn a_rank_without_data_weighs_nothing() {
 
 #[test]
 fn a_rank_that_panics_in_its_step_ends_the_world_of_the_others_within_a_second() {
-    let started = Instant::now();
-    let ended = hsdp::launch(4, WorldOptions::default(), |world| -> Result<(), Error> {
+    let panicked = OnceLock::new();
+    let ended = hsdp::launch(4, WorldOptions::default(), |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
-        let mut adamw = AdamW::new(&model, AdamWOptions::default());
-        for _ in 0..ATTEMPTS {
-            let step = model.committed_steps();
-            match attempt(&mut model, &mut adamw, None) {
-                Err(error) if error.is_fatal() => return Err(error),
-                _ => assert!(rank != 2 || step != 1, "the data of rank 2 is broken"),
+        let error = train_until_the_end(world, |step| {
+            if rank == 2 && step == 1 {
+                panicked.set(Instant::now()).expect("one rank panics, once");
+                panic!("the data of rank 2 is broken");
             }
-        }
-        Ok(())
+        });
+        (error, Instant::now())
     });
-    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    let panicked = panicked.get().expect("rank 2 panics");
     for (rank, ended) in ended.into_iter().enumerate() {
         match ended {
             Err(failure) => assert!(rank == 2, "rank {rank}: {failure}"),
-            Ok(ended) => named(&ended.expect_err("the world is over"), rank),
+            Ok((error, told)) => {
+                let took = told.duration_since(*panicked);
+                assert!(took < Duration::from_secs(1), "rank {rank} was told after {took:?}");
+                named(&error.expect_err("the world is over"), rank);
+            }
         }
     }
+}
+
+/// Trains until the world ends; `after` is told the number of each step.
+fn train_until_the_end(world: World, after: impl Fn(u64)) -> Result<(), Error> {
+    let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+    let mut adamw = AdamW::new(&model, AdamWOptions::default());
+    for _ in 0..STEPS {
+        let step = model.committed_steps();
+        attempt(&mut model, &mut adamw, None)?;
+        after(step);
+    }
+    Ok(())
 }
 
 /// The end of a world names rank 2, its step, and its words.
