@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 use hsdp_sharding::{ByteCount, DType, ElemCount};
 
@@ -25,12 +26,12 @@ impl HostBuffer {
     ///
     /// # Errors
     ///
-    /// [`Error::NotReal`] if `dtype` is not f32, f16 or bf16.
+    /// [`Error::NotReal`] if `dtype` is not f32, f16 or bf16; [`Error::OutOfMemory`] if there is no memory for them.
     pub fn zeros(dtype: DType, len: usize) -> Result<Self, Error> {
         match dtype {
-            DType::F32 => Ok(Self::F32(bytemuck::zeroed_vec(len))),
-            DType::F16 => Ok(Self::F16(bytemuck::zeroed_vec(len))),
-            DType::BF16 => Ok(Self::BF16(bytemuck::zeroed_vec(len))),
+            DType::F32 => zeros(len).map(Self::F32),
+            DType::F16 => zeros(len).map(Self::F16),
+            DType::BF16 => zeros(len).map(Self::BF16),
             dtype => Err(Error::NotReal { dtype }),
         }
     }
@@ -100,4 +101,14 @@ impl From<Vec<bf16>> for HostBuffer {
     fn from(values: Vec<bf16>) -> Self {
         Self::BF16(values)
     }
+}
+
+/// `len` zeros. Memory comes zeroed from the allocator, so pages that nobody writes cost nothing.
+///
+/// # Errors
+///
+/// [`Error::OutOfMemory`] if there is no memory for them: nothing was allocated, and the process goes on.
+pub fn zeros<T: Zeroable>(len: usize) -> Result<Vec<T>, Error> {
+    let bytes = len.saturating_mul(size_of::<T>());
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| Error::OutOfMemory { bytes })
 }

@@ -3,7 +3,7 @@
 use hsdp_sharding::DType;
 use thiserror::Error;
 
-/// Why a value could not be made or an operation not be done. All are the caller's mistakes: nothing was written.
+/// Why a value could not be made or an operation not be done. Nothing was written.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,6 +12,12 @@ pub enum Error {
     NotReal {
         /// What was asked for.
         dtype: DType,
+    },
+    /// There is no memory for a buffer. The only one that is no mistake of the caller.
+    #[error("out of memory: no {bytes} bytes to be had")]
+    OutOfMemory {
+        /// How much was asked for.
+        bytes: usize,
     },
     /// A divisor that would turn gradients into infinities, NaN, or their negatives.
     #[error("divisor {value}: a divisor is finite and greater than zero")]

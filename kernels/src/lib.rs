@@ -62,7 +62,7 @@ mod values;
 mod wire;
 
 pub use accumulate::{Fold, contribute, settle};
-pub use buffer::HostBuffer;
+pub use buffer::{HostBuffer, zeros};
 pub use convert::{cast, pack, unpack};
 pub use disjoint::{DisjointBuffer, DisjointVec};
 pub use divisor::Divisor;

@@ -34,7 +34,7 @@ mod tally;
 
 pub use allocator::CountingAllocator;
 pub use scope::{Scope, is_installed, scope, set_rank};
-pub use tally::{Category, MAX_RANKS, Usage, reset_peaks, usage};
+pub use tally::{Category, MAX_RANKS, Usage, reset_peaks, set_budget, usage};
 
 #[cfg(test)]
 mod tests;

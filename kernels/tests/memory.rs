@@ -163,3 +163,20 @@ fn what_was_counted_before_a_scope_ended_is_freed_after_it() {
     drop(inside);
     assert_eq!(memory::usage(rank, Category::Shard), used(0, 32));
 }
+
+#[test]
+fn a_budget_is_kept_and_what_does_not_fit_is_an_error() {
+    let rank = Rank::new(7);
+    memory::set_rank(rank);
+    memory::set_budget(rank, Category::Full, Some(ByteCount(5000)));
+    let _scope = memory::scope(Category::Full);
+    let first = HostBuffer::zeros(DType::F32, 1000).expect("it fits");
+    let refused =
+        HostBuffer::zeros(DType::F32, 1000).expect_err("it does not fit beside the first");
+    assert_eq!(refused.to_string(), "out of memory: no 4000 bytes to be had");
+    assert_eq!(memory::usage(rank, Category::Full).live, ByteCount(4000));
+    drop(first);
+    HostBuffer::zeros(DType::F32, 1000).expect("it fits again");
+    memory::set_budget(rank, Category::Full, None);
+    HostBuffer::zeros(DType::F32, 100_000).expect("there is no budget any more");
+}

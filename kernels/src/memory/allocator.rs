@@ -30,19 +30,19 @@ const HEADER: usize = 16;
 // freed and grown with the layout that they were made with; nothing here unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let Some(padded) = Padded::of(layout) else { return ptr::null_mut() };
+        let Some((padded, tag)) = Padded::within_budget(layout) else { return ptr::null_mut() };
         // SAFETY: K-3, a padded layout is never empty.
         let base = unsafe { System.alloc(padded.layout) };
         // SAFETY: K-4, `base` is a new allocation of this layout, or null.
-        unsafe { padded.admit(base, layout.size()) }
+        unsafe { padded.admit(base, tag, layout.size()) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let Some(padded) = Padded::of(layout) else { return ptr::null_mut() };
+        let Some((padded, tag)) = Padded::within_budget(layout) else { return ptr::null_mut() };
         // SAFETY: K-3, a padded layout is never empty.
         let base = unsafe { System.alloc_zeroed(padded.layout) };
         // SAFETY: K-4, `base` is a new allocation of this layout, or null.
-        unsafe { padded.admit(base, layout.size()) }
+        unsafe { padded.admit(base, tag, layout.size()) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
@@ -63,6 +63,9 @@ unsafe impl GlobalAlloc for CountingAllocator {
         let base = unsafe { padded.base(block) };
         // SAFETY: K-4, as above; read now, since the old allocation may be gone afterwards.
         let tag = unsafe { padded.tag(base) };
+        if tag.refuses(new_size.saturating_sub(layout.size())) {
+            return ptr::null_mut();
+        }
         // SAFETY: K-3, this is the allocation and its layout; the new size is not zero and does not overflow.
         let base = unsafe { System.realloc(base, padded.layout, grown.layout.size()) };
         if base.is_null() {
@@ -95,6 +98,15 @@ impl Padded {
         Some(Self { layout, offset })
     }
 
+    /// The same, and where it is counted; `None` too if the budget there has no room for it.
+    fn within_budget(layout: Layout) -> Option<(Self, Tag)> {
+        let tag = scope::current();
+        if tag.refuses(layout.size()) {
+            return None;
+        }
+        Some((Self::of(layout)?, tag))
+    }
+
     /// The same alignment and offset, for a block of another size.
     fn resized(self, size: usize) -> Option<Self> {
         let size = size.checked_add(self.offset)?;
@@ -107,11 +119,10 @@ impl Padded {
     /// # Safety
     ///
     /// K-4: `base` is null, or an allocation of this layout that nobody else uses; `size` is that of the block.
-    unsafe fn admit(self, base: *mut u8, size: usize) -> *mut u8 {
+    unsafe fn admit(self, base: *mut u8, tag: Tag, size: usize) -> *mut u8 {
         if base.is_null() {
             return base;
         }
-        let tag = scope::current();
         // SAFETY: K-3, the header is within the allocation.
         let header = unsafe { self.header(base) };
         // SAFETY: K-4, the header is aligned, and nobody else uses the allocation yet.

@@ -77,6 +77,20 @@ pub fn reset_peaks() {
     }
 }
 
+/// Lets `rank` hold at most `bytes` in `category`, or anything again (`None`): beyond that the [allocator] refuses, as a
+/// machine without more memory does. Nothing happens for [`Category::Other`], or a rank from [`MAX_RANKS`] on.
+///
+/// Code that cannot do without ends the process when it is refused. What the runtime allocates for gathered parameters,
+/// partials and gradients can.
+///
+/// [allocator]: super::CountingAllocator
+pub fn set_budget(rank: Rank, category: Category, bytes: Option<ByteCount>) {
+    let tally = TALLIES.get(rank.index()).and_then(|row| row.0.get(category.index()));
+    if let Some(tally) = tally {
+        tally.budget.store(bytes.map_or(u64::MAX, |bytes| bytes.0), Relaxed);
+    }
+}
+
 /// Which counters an allocation belongs to, as it is kept in front of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tag(u32);
@@ -94,6 +108,13 @@ impl Tag {
             Category::Other => Self::NONE,
             counted => Self((rank * COUNTED + counted.index() + 1) as u32),
         }
+    }
+
+    /// Whether the budget has no room for `size` more bytes. Allocations at the same moment may all fit by themselves.
+    pub(super) fn refuses(self, size: usize) -> bool {
+        let Some(tally) = self.tally() else { return false };
+        let live = tally.live.load(Relaxed);
+        live.saturating_add(size as u64) > tally.budget.load(Relaxed)
     }
 
     /// Counts a new block of `size` bytes.
@@ -123,6 +144,15 @@ const COUNTED: usize = Category::COUNTED.len();
 struct Tally {
     live: AtomicU64,
     peak: AtomicU64,
+    /// The most that may be live.
+    budget: AtomicU64,
+}
+
+impl Tally {
+    const fn untouched() -> Self {
+        let budget = AtomicU64::new(u64::MAX);
+        Self { live: AtomicU64::new(0), peak: AtomicU64::new(0), budget }
+    }
 }
 
 /// A rank's counters, on cache lines of their own: ranks do not slow one another down.
@@ -130,6 +160,5 @@ struct Tally {
 #[repr(align(128))]
 struct Row([Tally; COUNTED]);
 
-static TALLIES: [Row; MAX_RANKS] = [const {
-    Row([const { Tally { live: AtomicU64::new(0), peak: AtomicU64::new(0) } }; COUNTED])
-}; MAX_RANKS];
+static TALLIES: [Row; MAX_RANKS] =
+    [const { Row([const { Tally::untouched() }; COUNTED]) }; MAX_RANKS];
