@@ -31,6 +31,18 @@ impl GroupId {
         Self(xxh3_64(bytemuck::bytes_of(&[self.0, from, to])))
     }
 
+    /// The identity of this group without `absent`, as long as they are.
+    pub(crate) fn without(self, absent: &[Rank]) -> Self {
+        let absent = absent.iter().flat_map(|rank| rank.get().to_le_bytes());
+        let bytes = b"without".iter().copied().chain(self.0.to_le_bytes()).chain(absent);
+        Self(xxh3_64(&bytes.collect::<Vec<_>>()))
+    }
+
+    /// The identity whose hash this is, as a record has it.
+    pub(crate) const fn from_hash(hash: u64) -> Self {
+        Self(hash)
+    }
+
     /// The hash itself.
     #[must_use]
     pub const fn get(self) -> u64 {

@@ -16,7 +16,8 @@ use crate::{Descriptor, Mismatch, Op};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Members of an operation want different things. The world is aborted: every rank gets this table.
+    /// Members of an operation want different things, or ranks wait for each other in different operations, so that
+    /// none can go on. The world is aborted: every rank gets this table.
     #[error("collective mismatch: {table}")]
     CollectiveMismatch {
         /// Who wanted what.
@@ -129,6 +130,43 @@ pub enum Error {
         /// By which rank.
         rank: Rank,
     },
+    /// The memory that an operation needs is not to be had. Nothing was issued.
+    #[error("{op} on rank {rank}, step {step}: out of memory: {bytes} bytes for {what}")]
+    OutOfMemory {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+        /// The step it was in.
+        step: u64,
+        /// How much was asked for.
+        bytes: usize,
+        /// What for.
+        what: String,
+    },
+    /// A collective of users was called while members have no data, which only a barrier can do without. Nothing was
+    /// issued. See [`World::set_absent`](crate::World::set_absent).
+    #[error("{op} on rank {rank}: {}", WithoutData(.rank, .absent))]
+    Absent {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+        /// The members that have no data.
+        absent: Vec<Rank>,
+    },
+    /// A [`Fault`](crate::Fault) of a test stands in for the operation. Nothing was issued.
+    #[error("{op} on rank {rank}, step {step}: {what}")]
+    Injected {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+        /// The step it was in.
+        step: u64,
+        /// Which fault it is, and what the call was for.
+        what: String,
+    },
     /// A world was asked for that cannot be.
     #[error("rank {rank} of a world of {size}: ranks are numbered from 0 to the size less 1")]
     BadRank {
@@ -136,6 +174,58 @@ pub enum Error {
         rank: Rank,
         /// The size, as given.
         size: usize,
+    },
+    /// Two threads claim to be the same rank. Only the second gets this; the first stays where it is.
+    #[error("rank {rank} is claimed twice: by {first}, and by {second}, which is refused")]
+    DuplicateRank {
+        /// The rank.
+        rank: Rank,
+        /// Who had it first, as it names itself.
+        first: Arc<str>,
+        /// Who claimed it after that.
+        second: Arc<str>,
+    },
+    /// Ranks that come together were told of worlds of different sizes.
+    #[error("rank {rank} comes to a world of {size} ranks, and was told that it has {told}")]
+    WorldSize {
+        /// The rank that was told something else.
+        rank: Rank,
+        /// The size of the world.
+        size: usize,
+        /// The size that it was told.
+        told: usize,
+    },
+    /// Ranks did not come within the deadline.
+    #[error("after {deadline:?} ranks {missing:?} have not come; {arrived:?} have")]
+    Incomplete {
+        /// How long was waited.
+        deadline: Duration,
+        /// Who came.
+        arrived: Vec<u32>,
+        /// Who did not.
+        missing: Vec<u32>,
+    },
+    /// A collective was issued in a copy of the process (a fork), which has none of the world's other threads.
+    #[error(
+        "{op} on rank {rank}: the world was made in process {made_in}, this is its copy {called_in}"
+    )]
+    Forked {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+        /// The process whose world it is.
+        made_in: u32,
+        /// The process that called.
+        called_in: u32,
+    },
+    /// A text is no fault.
+    #[error("`{fault}` is no fault such as `rank 1, step 3, unit 2: panic`: {problem}")]
+    BadFault {
+        /// The text.
+        fault: String,
+        /// What it lacks.
+        problem: String,
     },
     /// The environment asks for a world that this build cannot serve.
     #[error("{variable}={value}: {problem}")]
@@ -214,6 +304,20 @@ impl fmt::Display for At<'_> {
             Some(descriptor) => write!(f, "last in {descriptor}"),
             None => f.write_str("before its first operation"),
         }
+    }
+}
+
+/// Who has no data, as seen by the rank that called.
+struct WithoutData<'a>(&'a Rank, &'a [Rank]);
+
+impl fmt::Display for WithoutData<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(rank, absent) = self;
+        let numbers: Vec<_> = absent.iter().map(|rank| rank.index()).collect();
+        if absent.contains(rank) {
+            return write!(f, "it has no data in this step (without data: ranks {numbers:?})");
+        }
+        write!(f, "ranks {numbers:?} have no data in this step: only a barrier does without them")
     }
 }
 

@@ -1,17 +1,22 @@
 //! An ordered set of ranks that issue operations together.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
+use hsdp_kernels::Element;
 use hsdp_sharding::{ByteCount, Rank};
 
 use crate::call::Call;
-use crate::local::{InBlock, Member, Ticket};
-use crate::seat::{Flavour, Seat, Sequence};
+use crate::fault::{Injected, Manner};
+use crate::flight::{EntryNumber, FlightState};
+use crate::local::{InBlock, Member, Record, Ticket};
+use crate::seat::{Flavour, Seat};
+use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
-use crate::work::{Meter, Work};
-use crate::{Channel, Descriptor, Error, GroupId, Op, Pending};
+use crate::work::{Barrier, Meter, Work};
+use crate::{Channel, Descriptor, Error, GroupId, Op, Pending, Tag};
 
 /// An ordered set of ranks, on one channel, and this rank's place in it.
 ///
@@ -21,11 +26,7 @@ use crate::{Channel, Descriptor, Error, GroupId, Op, Pending};
 #[derive(Clone)]
 pub struct Group {
     seat: Arc<Seat>,
-    id: GroupId,
-    channel: Channel,
-    ranks: Arc<[Rank]>,
-    index: usize,
-    sequence: Arc<Sequence>,
+    site: Site,
 }
 
 impl Group {
@@ -45,24 +46,13 @@ impl Group {
         }
         let index = ranks.iter().position(|rank| *rank == seat.rank);
         let index = index.ok_or_else(|| refuse("this rank is not among its members"))?;
-        Ok(Self::at(seat, ranks.into(), channel, index))
+        Ok(Self { seat: Arc::clone(seat), site: Site::group(seat, ranks.into(), channel, index) })
     }
 
     pub(crate) fn of_all(seat: &Arc<Seat>, channel: Channel) -> Self {
         let ranks = (0..seat.size).map(Rank::new).collect();
-        Self::at(seat, ranks, channel, seat.rank.index())
-    }
-
-    fn at(seat: &Arc<Seat>, ranks: Arc<[Rank]>, channel: Channel, index: usize) -> Self {
-        let id = GroupId::of(&ranks, channel);
-        Self {
-            seat: Arc::clone(seat),
-            id,
-            channel,
-            ranks,
-            index,
-            sequence: seat.sequence(id, index),
-        }
+        let site = Site::group(seat, ranks, channel, seat.rank.index());
+        Self { seat: Arc::clone(seat), site }
     }
 
     /// Which rank this is.
@@ -74,31 +64,31 @@ impl Group {
     /// Its members, in order.
     #[must_use]
     pub fn ranks(&self) -> &[Rank] {
-        &self.ranks
+        &self.site.ranks
     }
 
     /// How many members it has.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.ranks.len()
+        self.site.ranks.len()
     }
 
     /// The place of this rank among them: its slot in the group's operations.
     #[must_use]
     pub fn index(&self) -> usize {
-        self.index
+        self.site.slot
     }
 
     /// Its channel.
     #[must_use]
     pub fn channel(&self) -> Channel {
-        self.channel
+        self.site.channel
     }
 
     /// Its identity, which all members share.
     #[must_use]
     pub fn id(&self) -> GroupId {
-        self.id
+        self.site.id
     }
 
     /// The rank of a member.
@@ -108,11 +98,28 @@ impl Group {
     pub(crate) fn member(&self, op: Op, what: &'static str, index: usize) -> Result<Rank, Error> {
         let missing =
             Error::BadMember { op, rank: self.rank(), what, member: index, members: self.size() };
-        self.ranks.get(index).copied().ok_or(missing)
+        self.site.ranks.get(index).copied().ok_or(missing)
     }
 
     pub(crate) fn bad_count(&self, op: Op, what: &str, found: usize, expected: String) -> Error {
         Error::BadCount { op, rank: self.rank(), what: what.to_owned(), found, expected }
+    }
+
+    /// A buffer to be filled: pages that nobody has touched.
+    pub(crate) fn room<T: Element>(
+        &self,
+        call: &Call,
+        len: usize,
+        what: &str,
+    ) -> Result<Vec<T>, Error> {
+        let failed = |()| Error::OutOfMemory {
+            op: call.op,
+            rank: self.rank(),
+            step: self.seat.record.step(),
+            bytes: len.saturating_mul(size_of::<T>()),
+            what: format!("{what}, in {}", call.tag),
+        };
+        bytemuck::allocation::try_zeroed_vec(len).map_err(failed)
     }
 
     /// Issues an operation of all members.
@@ -130,30 +137,36 @@ impl Group {
         D: Send + 'static,
         W: Work + 'static,
     {
-        let descriptor = self.seat.enter(self.id, self.channel, &self.sequence, call)?;
-        if self.size() == 1 {
-            return self.alone(&descriptor, deposit, assemble);
+        let (site, mut deposit) = (self.site_of(call.op)?, deposit);
+        let Some((descriptor, entry)) = self.enter(&site, call, &mut deposit)? else {
+            return Ok(Pending::ready(imagine(deposit).1));
+        };
+        let Record { ledger, flight, .. } = &*self.seat.record;
+        if site.ranks.len() == 1 {
+            let done = self.alone(&descriptor, deposit, assemble);
+            flight.settle(entry, FlightState::of(&done));
+            return done;
         }
         let op = descriptor.op;
-        let ledger = &self.seat.record.ledger;
         let pending = match &self.seat.flavour {
             Flavour::Local(lifeline) => {
-                let (ranks, slot) = (Arc::clone(&self.ranks), self.index);
-                let member = Member { rank: self.rank(), ranks, slot };
+                let member = self.member_at(&site, entry);
                 let ticket = lifeline.core().submit(member, descriptor, deposit, assemble)?;
                 Pending::issued(ticket)
             }
             Flavour::Counting => {
                 let (bytes, output) = imagine(deposit);
-                ledger.received(self.channel, op, ByteCount::of(bytes));
+                ledger.received(site.channel, op, ByteCount::of(bytes));
+                flight.settle(entry, FlightState::Complete);
                 Pending::ready(output)
             }
         };
-        ledger.call(self.channel, op);
+        ledger.call(site.channel, op);
         Ok(pending)
     }
 
-    /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes.
+    /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes. `None` where there is no
+    /// other member to meet.
     pub(crate) fn transfer<W: Work + 'static, D: Send + 'static>(
         &self,
         call: Call,
@@ -161,27 +174,89 @@ impl Group {
         deposit: D,
         assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<Option<Ticket>, Error> {
-        let [from, to] = ranks;
-        let id = self.id.pair(from, to);
         let slot = usize::from(call.op == Op::Recv);
-        let descriptor = self.seat.enter(id, self.channel, &self.seat.sequence(id, slot), call)?;
+        let (site, mut deposit) = (self.site.pair(&self.seat, ranks, slot), deposit);
+        let absent = self.absent_at(&site);
+        if !absent.is_empty() {
+            return Err(Error::Absent { op: call.op, rank: self.rank(), absent });
+        }
+        let Some((descriptor, entry)) = self.enter(&site, call, &mut deposit)? else {
+            return Ok(None);
+        };
         let op = descriptor.op;
         let ticket = match &self.seat.flavour {
             Flavour::Local(lifeline) => {
-                let member = Member { rank: self.rank(), ranks: Arc::new(ranks), slot };
+                let member = self.member_at(&site, entry);
                 Some(lifeline.core().submit(member, descriptor, deposit, assemble)?)
             }
-            Flavour::Counting => None,
+            Flavour::Counting => {
+                self.seat.record.flight.settle(entry, FlightState::Complete);
+                None
+            }
         };
-        if from != to {
-            self.seat.record.ledger.call(self.channel, op);
+        if ranks[0] != ranks[1] {
+            self.seat.record.ledger.call(site.channel, op);
         }
         Ok(ticket)
     }
 
-    /// What a rank that is not there would have sent: it counts, and nothing comes.
+    /// Where an operation of all members takes place: a barrier of users among those that have data.
+    fn site_of(&self, op: Op) -> Result<Cow<'_, Site>, Error> {
+        let (absent, rank) = (self.absent_at(&self.site), self.rank());
+        if absent.is_empty() {
+            return Ok(Cow::Borrowed(&self.site));
+        }
+        if op == Op::Barrier && !absent.contains(&rank) {
+            return Ok(Cow::Owned(self.site.without(&self.seat, &absent)));
+        }
+        Err(Error::Absent { op, rank, absent })
+    }
+
+    /// Who is to meet there and has no data, or this rank if it has none; nobody, if it is not users who call.
+    fn absent_at(&self, site: &Site) -> Vec<Rank> {
+        if site.channel != Channel::User {
+            return Vec::new();
+        }
+        let concerns = |absent: &&Rank| **absent == self.rank() || site.ranks.contains(absent);
+        self.seat.absent().iter().filter(concerns).copied().collect()
+    }
+
+    /// Gives a call its number, when the rank has committed the faults that are due at it; `None` if it skips the call.
+    fn enter<D: 'static>(
+        &self,
+        site: &Site,
+        call: Call,
+        deposit: &mut D,
+    ) -> Result<Option<(Arc<Descriptor>, EntryNumber)>, Error> {
+        let Injected { call, manner } = self.seat.inject(site, call, deposit)?;
+        match manner {
+            Manner::Issued => {}
+            Manner::AfterBarrier => self.extra_barrier(site, call.tag)?,
+            Manner::Skipped => return Ok(None),
+        }
+        self.seat.enter(site, call).map(Some)
+    }
+
+    /// The barrier of a fault, which nobody waits for. Where there are no other ranks, there are no faults.
+    fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
+        let Flavour::Local(lifeline) = &self.seat.flavour else { return Ok(()) };
+        let (descriptor, entry) = self.seat.enter(site, Call::new(Op::Barrier, tag))?;
+        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
+        lifeline.core().submit(self.member_at(site, entry), descriptor, (), meet)?;
+        self.seat.record.ledger.call(site.channel, Op::Barrier);
+        Ok(())
+    }
+
+    fn member_at(&self, site: &Site, entry: EntryNumber) -> Member {
+        Member { rank: self.rank(), ranks: Arc::clone(&site.ranks), slot: site.slot, entry }
+    }
+
+    /// What a rank that is not there would have sent: it counts, and nothing comes. Where there are other ranks, it is a
+    /// call that a fault skipped, and counts nothing.
     pub(crate) fn imagine_received(&self, op: Op, bytes: usize) {
-        self.seat.record.ledger.received(self.channel, op, ByteCount::of(bytes));
+        if matches!(self.seat.flavour, Flavour::Counting) {
+            self.seat.record.ledger.received(self.channel(), op, ByteCount::of(bytes));
+        }
     }
 
     /// An operation of a group of one: it is done before the call returns, and counts nothing.
@@ -198,8 +273,8 @@ impl Group {
             found: descriptor.counts.total(),
             expected,
         })?;
-        let readers = [AtomicUsize::new(0)];
-        let meter = Meter::new(&[], &self.ranks, descriptor, &readers);
+        let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
+        let meter = Meter::new(&[], &ranks, descriptor, &readers);
         let in_block = InBlock::enter();
         (0..work.blocks()).for_each(|block| work.run(block, &meter));
         drop(in_block);
@@ -212,8 +287,8 @@ impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
             .field("rank", &self.rank())
-            .field("channel", &self.channel)
-            .field("ranks", &self.ranks)
+            .field("channel", &self.channel())
+            .field("ranks", &self.ranks())
             .finish_non_exhaustive()
     }
 }

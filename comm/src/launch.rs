@@ -9,6 +9,7 @@ use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 use hsdp_kernels::memory;
 use hsdp_sharding::Rank;
 
+use crate::flight::Dump;
 use crate::local::panic_message;
 use crate::{AbortReason, Error, World, WorldOptions};
 
@@ -31,6 +32,9 @@ pub struct RankFailure {
 /// A rank that panics ends the world: as soon as the panic's hook has run, the others get
 /// [`Error::WorldAborted`] with its message. One that returns while others wait for it does the same: it has left.
 ///
+/// If the world ended early, each rank leaves its flight record in [`WorldOptions::flight_dir`], if that is set: when its
+/// closure has ended, or when all have.
+///
 /// Memory is counted for each rank apart, so there are at most [`memory::MAX_RANKS`] of them: those beyond panic before
 /// they begin. [`World::local`] has no such limit.
 ///
@@ -49,16 +53,23 @@ pub fn launch<T: Send>(
     options: WorldOptions,
     rank: impl Fn(World) -> T + Sync,
 ) -> Vec<Result<T, RankFailure>> {
-    thread::scope(|scope| {
-        let start = |world: World| start(scope, world, &rank);
+    let folder = options.flight_dir.as_deref().map(Arc::from);
+    let worlds = World::local(size, options);
+    let dump = |world: &World| Dump::of(world.seat(), folder.clone());
+    let dumps: Vec<_> = worlds.iter().map(dump).collect();
+    let returned = thread::scope(|scope| {
+        let start = |(world, dump)| start(scope, world, dump, &rank);
         // All start before the first is joined.
-        let started: Vec<_> = World::local(size, options).into_iter().map(start).collect();
+        let started: Vec<_> = worlds.into_iter().zip(&dumps).map(start).collect();
         started
             .into_iter()
             .enumerate()
             .map(|(rank, thread)| join(Rank::new(rank), thread))
             .collect()
-    })
+    });
+    // Some may have been gone before the world ended.
+    dumps.iter().for_each(Dump::if_ended);
+    returned
 }
 
 /// Runs `size` ranks as threads, for tests: what each returned, in rank order.
@@ -98,14 +109,15 @@ type Started<'scope, T> = io::Result<ScopedJoinHandle<'scope, Result<T, Arc<str>
 fn start<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     world: World,
+    dump: &'scope Dump,
     rank: &'scope (impl Fn(World) -> T + Sync),
 ) -> Started<'scope, T> {
     let builder = Builder::new().name(format!("rank-{}", world.rank())).stack_size(STACK_BYTES);
-    builder.spawn_scoped(scope, move || run(world, rank))
+    builder.spawn_scoped(scope, move || run(world, dump, rank))
 }
 
 /// One rank, from its first line to the moment from which others must not wait for it.
-fn run<T>(world: World, rank: &impl Fn(World) -> T) -> Result<T, Arc<str>> {
+fn run<T>(world: World, dump: &Dump, rank: &impl Fn(World) -> T) -> Result<T, Arc<str>> {
     let seat = Arc::clone(world.seat());
     let returned = catch_unwind(AssertUnwindSafe(|| {
         memory::set_rank(world.rank());
@@ -122,6 +134,7 @@ fn run<T>(world: World, rank: &impl Fn(World) -> T) -> Result<T, Arc<str>> {
         message
     });
     seat.leave();
+    dump.if_ended();
     returned
 }
 
@@ -149,7 +162,8 @@ mod tests {
         let last = World::local(memory::MAX_RANKS + 1, WorldOptions::default()).pop();
         let last = last.expect("there are ranks");
         let world = last.clone();
-        let failure = run(last, &|_| unreachable!("it never begins")).map(|()| "returned");
+        let dump = Dump::of(last.seat(), None);
+        let failure = run(last, &dump, &|_| unreachable!("it never begins")).map(|()| "returned");
         let expected = "rank 1024: memory is counted for 1024 ranks";
         assert_eq!(failure, Err(expected.into()));
         let end = world.end().expect("the others are told").to_string();

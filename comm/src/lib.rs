@@ -1,8 +1,9 @@
 //! Collectives between the ranks of a training run: groups, asynchronous operations that own their buffers, and ends
 //! that name whose doing they are. Ranks are threads of one process (the local flavour), or only counted.
 //!
-//! Every call is compared with what the other members issued, and nobody waits for ever: a mismatch, a panic, a rank
-//! that leaves and a missed deadline all end as an error that says which rank, step and operation.
+//! Every call is compared with what the other members issued, and nobody waits for ever: a mismatch, ranks that wait for
+//! each other, a panic, a rank that leaves and a missed deadline all end as an error that says which rank, step and
+//! operation.
 //!
 //! This crate does no arithmetic of its own (that is `hsdp-kernels`). It moves whole units by their layouts, and carries
 //! step, unit and microbatch in its tags; but it knows no plan and no schedule: what is gathered when, and what a failed
@@ -17,7 +18,10 @@
 //! | sum, average, ... | `ReduceOp` | [`Reduction`] |
 //! | unshard, reduce gradients | `foreach_all_gather`, `foreach_reduce` | [`Group::gather_unit`], [`Group::reduce_unit`], [`Group::all_reduce_scaled`] |
 //! | bytes on the wire | (`CommDebugMode`) | [`World::ledger`], [`LedgerSnapshot`] |
+//! | what each rank did last | flight recorder | [`World::flight_record`], [`FlightRecord`], [`explain`] |
 //! | a step given up | | [`World::abort_step`], [`World::next_epoch`] |
+//! | ranks that have no more data | `Join` | [`World::set_absent`] |
+//! | what a test has go wrong | | [`Fault`] |
 //! | a world without peers | `FakeProcessGroup` | [`World::counting`] |
 //!
 //! ```text
@@ -51,15 +55,17 @@
 //! # Modules
 //!
 //! All are private and their items are named here. In reading order: `op`, `tag`, `descriptor` (what is asked for),
-//! `error`, `mismatch` (what can go wrong), `options`, `world`, `seat`, `launch`, `environment` (who there is), `group`,
-//! `call`, `collectives`, `units`, `pending` (what is issued), `work` (what is done, block by block), `local` (who
-//! does it when: `PROTOCOL.md` beside the sources), `ledger`, `sync`.
+//! `error`, `mismatch` (what can go wrong), `fault` (what goes wrong on purpose), `options`, `world`, `seat`, `launch`, `rendezvous`, `environment` (who there is), `group`,
+//! `site` (where members meet), `call`, `collectives`, `units`, `pending` (what is issued), `work` (what is done, block by block), `local` (who
+//! does it when: `PROTOCOL.md` beside the sources), `ledger`, `flight` (what was done), `sync`.
 
 mod call;
 mod collectives;
 mod descriptor;
 mod environment;
 mod error;
+mod fault;
+mod flight;
 mod group;
 mod launch;
 mod ledger;
@@ -68,7 +74,9 @@ mod mismatch;
 mod op;
 mod options;
 mod pending;
+mod rendezvous;
 mod seat;
+mod site;
 mod sync;
 mod tag;
 mod units;
@@ -77,6 +85,11 @@ mod world;
 
 pub use self::descriptor::{Counts, Descriptor, GroupId, Scaling};
 pub use self::error::{AbortReason, Error, StepFailure};
+pub use self::fault::{Fault, FaultKind, FaultPlace};
+pub use self::flight::{
+    Explanation, Finding, FlightEntry, FlightError, FlightGroup, FlightRecord, FlightState,
+    LastIssued, Lateness, MemberFinding, OftenLast, Presence, WorldEnd, explain,
+};
 pub use self::group::Group;
 pub use self::launch::{RankFailure, launch, world};
 pub use self::ledger::LedgerSnapshot;
@@ -84,6 +97,7 @@ pub use self::mismatch::{Mismatch, MismatchRow, Wanted};
 pub use self::op::{Channel, Op, Reduction};
 pub use self::options::{Workers, WorldOptions};
 pub use self::pending::Pending;
+pub use self::rendezvous::Rendezvous;
 pub use self::tag::{Stage, Tag};
-pub use self::units::{Accumulator, Contribution};
+pub use self::units::{Accumulator, Contribution, NonFinite, Reduced};
 pub use self::world::World;

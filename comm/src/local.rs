@@ -3,8 +3,9 @@
 //!
 //! In reading order: `record` (what a rank shows to others), `status` (how a world or a step ends early),
 //! `operation` and `table` (where members meet), `running` and `queue` (who does the work), `core` (all of it
-//! together), `ends` (how it ends early), `clock` and `wait` (how a member gets its output).
+//! together), `ends` (how it ends early), `circle` (when ranks wait for each other), `clock` and `wait` (how a member gets its output).
 
+mod circle;
 mod clock;
 mod core;
 mod ends;
@@ -19,6 +20,7 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::clock::from_now;
 pub(crate) use self::core::{Core, Lifeline, Member};
 pub(crate) use self::record::Record;
 pub(crate) use self::running::{InBlock, in_block, panic_message};

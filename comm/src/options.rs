@@ -1,6 +1,9 @@
 //! How a world of threads runs.
 
+use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::Fault;
 
 /// Options of a local world.
 ///
@@ -10,16 +13,33 @@ use std::time::Duration;
 ///
 /// let options = WorldOptions { deadline: Duration::from_secs(5), ..WorldOptions::default() };
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WorldOptions {
     /// How long a rank waits for one operation before it ends the world, from the moment when it begins to wait, not
     /// from when it issued. Of any length; default 120 s.
     pub deadline: Duration,
-    /// How long a rank waits for one operation before it warns, naming who is missing. Default 5 s; a warning that
-    /// would not come before the deadline is not given.
+    /// How long a rank waits for one operation before it warns, naming who is missing; again each time that so long has
+    /// passed. Default 5 s; a warning that would not come before the deadline is not given.
     pub late: Duration,
+    /// How long a rank waits for one operation before it looks whether ranks wait for each other, each in an operation
+    /// that another of them misses, so that none can go on: that ends the world, as [`CollectiveMismatch`]. Default
+    /// 200 ms.
+    ///
+    /// A rank that has issued from several threads is never said to be stuck. If a thread may issue for the very
+    /// first time while its rank waits elsewhere, `Duration::MAX` leaves such circles to the deadline.
+    ///
+    /// [`CollectiveMismatch`]: crate::Error::CollectiveMismatch
+    pub circle_grace: Duration,
     /// Threads that do the work of operations beside the ranks.
     pub workers: Workers,
+    /// How many operations each rank keeps in mind, for [`World::flight_record`](crate::World::flight_record): some 200
+    /// bytes each, allocated with the world. Default 1024, at most 65,536; with 0 nothing is recorded.
+    pub flight_entries: usize,
+    /// Where each rank of a [`launch`](crate::launch) that ends early leaves its flight record, as `rank-<n>.json`; nowhere
+    /// by default. The folder is made if it is not there. What cannot be written is a warning.
+    pub flight_dir: Option<PathBuf>,
+    /// What goes wrong on purpose, for tests. Each fires once.
+    pub faults: Vec<Fault>,
 }
 
 impl Default for WorldOptions {
@@ -27,7 +47,11 @@ impl Default for WorldOptions {
         Self {
             deadline: Duration::from_secs(120),
             late: Duration::from_secs(5),
+            circle_grace: Duration::from_millis(200),
             workers: Workers::Auto,
+            flight_entries: 1024,
+            flight_dir: None,
+            faults: Vec::new(),
         }
     }
 }

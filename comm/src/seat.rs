@@ -6,18 +6,27 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use crate::call::Call;
+use crate::fault::Injector;
+use crate::flight::{EntryNumber, Origin, Recorder};
 use crate::local::{Lifeline, Record, Status, in_block};
+use crate::site::Site;
 use crate::sync::Mutex;
-use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, StepFailure};
+use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, StepFailure, WorldOptions};
 
 /// A rank's place in its world. All handles of a rank share it; when the last one goes, the rank has left.
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) rank: Rank,
     pub(crate) size: usize,
+    /// The process in which the world was made: a copy of it has none of the world's other threads.
+    process: u32,
     pub(crate) record: Arc<Record>,
     pub(crate) status: Arc<Status>,
     pub(crate) flavour: Flavour,
+    /// What goes wrong here on purpose.
+    pub(crate) faults: Injector,
+    /// The ranks that have no data, in order, each once.
+    absent: Mutex<Arc<[Rank]>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
 }
 
@@ -38,6 +47,8 @@ pub(crate) struct Sequence(Mutex<Numbers>);
 struct Numbers {
     epoch: u64,
     next: u64,
+    /// Numbers below `next` that a fault took out of their order, the next to be given last.
+    swapped: Vec<u64>,
 }
 
 impl Sequence {
@@ -47,14 +58,33 @@ impl Sequence {
     /// epoch is over, and its call will be refused.
     pub(crate) fn take(&self, epoch: u64) -> u64 {
         let mut numbers = self.0.lock();
-        if numbers.epoch < epoch {
-            *numbers = Numbers { epoch, next: 0 };
-        }
+        numbers.go_on_to(epoch);
         if numbers.epoch > epoch {
             return u64::MAX;
         }
+        if let Some(number) = numbers.swapped.pop() {
+            return number;
+        }
         numbers.next += 1;
         numbers.next - 1
+    }
+
+    /// Has the next two calls in `epoch` take each other's numbers.
+    pub(crate) fn swap_next(&self, epoch: u64) {
+        let mut numbers = self.0.lock();
+        numbers.go_on_to(epoch);
+        if numbers.epoch == epoch && numbers.swapped.is_empty() {
+            numbers.swapped = vec![numbers.next, numbers.next + 1];
+            numbers.next += 2;
+        }
+    }
+}
+
+impl Numbers {
+    fn go_on_to(&mut self, epoch: u64) {
+        if self.epoch < epoch {
+            *self = Self { epoch, ..Self::default() };
+        }
     }
 }
 
@@ -63,19 +93,59 @@ impl Seat {
         let core = lifeline.core();
         let record = Arc::clone(&core.records()[rank.index()]);
         let (size, status) = (core.records().len(), Arc::clone(core.status()));
-        let sequences = Mutex::default();
-        Self { rank, size, record, status, flavour: Flavour::Local(lifeline), sequences }
+        let faults = core.options().faults.iter().filter(|fault| fault.rank == rank).copied();
+        let faults = Injector::new(faults);
+        let (absent, sequences, flavour) = (no_ranks(), Mutex::default(), Flavour::Local(lifeline));
+        let process = std::process::id();
+        Self { rank, size, process, record, status, flavour, faults, absent, sequences }
     }
 
     pub(crate) fn counting(size: usize, rank: Rank) -> Self {
-        let (record, status) = (Arc::default(), Arc::default());
-        Self { rank, size, record, status, flavour: Flavour::Counting, sequences: Mutex::default() }
+        let recorder = Recorder::new(WorldOptions::default().flight_entries, Origin::now());
+        let record = Arc::new(Record::new(recorder));
+        let (status, faults) = (Arc::default(), Injector::default());
+        let (absent, sequences, flavour) = (no_ranks(), Mutex::default(), Flavour::Counting);
+        let process = std::process::id();
+        Self { rank, size, process, record, status, flavour, faults, absent, sequences }
     }
 
-    /// The sequence of a group, in which this rank has `slot`. All handles of one group share it; only who sends
-    /// to itself has two slots.
-    pub(crate) fn sequence(&self, group: GroupId, slot: usize) -> Arc<Sequence> {
-        Arc::clone(self.sequences.lock().entry((group, slot)).or_default())
+    /// The sequence of a group of `ranks`, in which this rank has `slot`. All handles of one group share it; only who
+    /// sends to itself has two slots.
+    pub(crate) fn sequence(
+        &self,
+        group: GroupId,
+        channel: Channel,
+        ranks: &Arc<[Rank]>,
+        slot: usize,
+    ) -> Arc<Sequence> {
+        let mut sequences = self.sequences.lock();
+        if let Some(sequence) = sequences.get(&(group, slot)) {
+            return Arc::clone(sequence);
+        }
+        let sequence = Arc::clone(sequences.entry((group, slot)).or_default());
+        drop(sequences);
+        self.record.flight.know(group, channel, ranks);
+        sequence
+    }
+
+    /// The ranks that have no data, in order.
+    pub(crate) fn absent(&self) -> Arc<[Rank]> {
+        Arc::clone(&self.absent.lock())
+    }
+
+    pub(crate) fn set_absent(&self, ranks: &[Rank]) {
+        let mut ranks = ranks.to_vec();
+        ranks.sort_unstable();
+        ranks.dedup();
+        *self.absent.lock() = ranks.into();
+    }
+
+    /// Whether all other ranks have left.
+    pub(crate) fn is_last(&self) -> bool {
+        match &self.flavour {
+            Flavour::Local(lifeline) => lifeline.core().is_last(self.rank),
+            Flavour::Counting => true,
+        }
     }
 
     /// Whether an operation may be issued now.
@@ -83,27 +153,28 @@ impl Seat {
         if in_block() {
             return Err(Error::Reentrant { op, rank: self.rank });
         }
+        let (made_in, called_in) = (self.process, std::process::id());
+        if made_in != called_in {
+            return Err(Error::Forked { op, rank: self.rank, made_in, called_in });
+        }
         self.status.check(self.record.epoch())
     }
 
-    /// Gives a call its number on a sequence, and notes it as what this rank did last.
+    /// Gives a call its number on a sequence, and notes it as what this rank did last, in its ring, too.
     ///
-    /// Every operation of every rank passes here before it meets others: the place for a recorder, and
-    /// for faults that are injected.
+    /// Every operation of every rank passes here before it meets others.
     pub(crate) fn enter(
         &self,
-        group: GroupId,
-        channel: Channel,
-        sequence: &Sequence,
+        site: &Site,
         call: Call,
-    ) -> Result<Arc<Descriptor>, Error> {
+    ) -> Result<(Arc<Descriptor>, EntryNumber), Error> {
         self.check(call.op)?;
         let epoch = self.record.epoch();
-        let sequence = sequence.take(epoch);
+        let sequence = site.sequence.take(epoch);
         let Call { op, tag, dtype, counts, reduction, root, peer, scaling } = call;
         let descriptor = Arc::new(Descriptor {
-            group,
-            channel,
+            group: site.id,
+            channel: site.channel,
             epoch,
             sequence,
             op,
@@ -116,7 +187,8 @@ impl Seat {
             tag,
         });
         self.record.enter(&descriptor);
-        Ok(descriptor)
+        let entry = self.record.flight.issue(&descriptor);
+        Ok((descriptor, entry))
     }
 
     pub(crate) fn abort(&self, reason: &str) {
@@ -138,6 +210,10 @@ impl Seat {
     }
 
     pub(crate) fn abort_step(&self, failure: StepFailure) {
+        // Who has left says nothing any more: that it has left is what others are told.
+        if self.record.has_left() {
+            return;
+        }
         let StepFailure { step, reason } = failure;
         let error = Error::StepAborted { rank: self.rank, step, reason: reason.into() };
         let epoch = self.record.epoch();
@@ -166,6 +242,10 @@ impl Seat {
     }
 }
 
+fn no_ranks() -> Mutex<Arc<[Rank]>> {
+    Mutex::new(Arc::new([]))
+}
+
 impl Drop for Seat {
     fn drop(&mut self) {
         self.leave();
@@ -181,5 +261,16 @@ mod tests {
         let sequence = Sequence::default();
         assert_eq!([sequence.take(0), sequence.take(0), sequence.take(2)], [0, 1, 0]);
         assert_eq!([sequence.take(0), sequence.take(2)], [u64::MAX, 1]);
+    }
+
+    #[test]
+    fn numbers_that_are_swapped_are_given_once_each_and_forgotten_with_their_epoch() {
+        let sequence = Sequence::default();
+        sequence.swap_next(0);
+        sequence.swap_next(0);
+        let numbers = [(); 4].map(|()| sequence.take(0));
+        assert_eq!(numbers, [1, 0, 2, 3]);
+        sequence.swap_next(1);
+        assert_eq!([sequence.take(1), sequence.take(2), sequence.take(2)], [1, 0, 1]);
     }
 }

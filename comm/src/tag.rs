@@ -88,6 +88,18 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// Every stage.
+    pub const ALL: [Self; 8] = [
+        Self::Setup,
+        Self::Header,
+        Self::Gather,
+        Self::Reduce,
+        Self::AllReduce,
+        Self::Agreement,
+        Self::Export,
+        Self::User,
+    ];
+
     /// Its name: `gather`, `all_reduce`, ...
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Wire};
-use hsdp_sharding::{DType, Role, UnitLayout, balanced};
+use hsdp_sharding::{DType, Rank, Role, UnitLayout, balanced};
 
 use crate::call::Call;
 use crate::work::{AllReduceScaled, UnitGather, UnitGatherDeposit, UnitReduce, UnitReduceDeposit};
@@ -29,6 +29,24 @@ pub struct Accumulator {
     pub partial: Vec<f32>,
     /// Whether the sum replaces the partial or is added to it; a matter of this member alone.
     pub fold: Fold,
+}
+
+/// A member's part of a reduction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reduced {
+    /// The accumulator's, with the sum in it.
+    pub partial: Vec<f32>,
+    /// The first element of it that is not finite, if there is one.
+    pub non_finite: Option<NonFinite>,
+}
+
+/// Where an infinity or a NaN in a partial came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NonFinite {
+    /// The index of the parameter in its unit.
+    pub param: usize,
+    /// The first member whose contribution was not finite on the wire; `None` if all were, and their sum is not.
+    pub from: Option<Rank>,
 }
 
 /// # Calls on whole units
@@ -71,8 +89,8 @@ impl Group {
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
     /// `round_to_wire(gradient / pre)`, divided by `post`, for the elements of its trainable shard.
     ///
-    /// The output is the accumulator's partial. Its padding is zero, or stays. Which gradients are present may
-    /// differ between members. Bytes count with padding and absent gradients.
+    /// The output is the accumulator's partial, and where it stopped being finite. Its padding is zero, or stays.
+    /// Which gradients are present may differ between members. Bytes count with padding and absent gradients.
     ///
     /// # Errors
     /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if a gradient or the
@@ -83,7 +101,7 @@ impl Group {
         layout: Arc<UnitLayout>,
         contribution: Contribution,
         accumulator: Accumulator,
-    ) -> Result<Pending<Vec<f32>>, Error> {
+    ) -> Result<Pending<Reduced>, Error> {
         let op = Op::ReduceScatter;
         let Contribution { gradients, scaling } = contribution;
         let Accumulator { partial, fold } = accumulator;
@@ -202,10 +220,10 @@ impl Group {
 }
 
 /// What a rank without peers gets: nothing is added.
-fn imagined_partial(mine: UnitReduceDeposit) -> Vec<f32> {
+fn imagined_partial(mine: UnitReduceDeposit) -> Reduced {
     let mut partial = mine.partial;
     if mine.fold == Fold::Replace {
         partial.fill(0.0);
     }
-    partial
+    Reduced { partial, non_finite: None }
 }

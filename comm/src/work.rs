@@ -87,6 +87,11 @@ impl<'a> Meter<'a> {
         Self { records, ranks, channel, op, readers, reading: Cell::new(None) }
     }
 
+    /// The rank of the member in `slot`.
+    pub(crate) fn rank(&self, slot: usize) -> Rank {
+        self.ranks[slot]
+    }
+
     /// The member in slot `to` has read `count` elements of `size` bytes that the member in slot `from` owns.
     pub(crate) fn received(&self, to: usize, from: usize, count: usize, size: usize) {
         let [to, from] = [self.ranks[to], self.ranks[from]];

@@ -8,7 +8,7 @@ use crate::ledger::LedgerSnapshot;
 use crate::local::{Core, Lifeline};
 use crate::options::WorldOptions;
 use crate::seat::Seat;
-use crate::{Channel, Error, Group, StepFailure};
+use crate::{Channel, Error, Fault, FlightRecord, Group, StepFailure};
 
 /// One rank's handle of its world: all clones stand for the same rank.
 ///
@@ -91,9 +91,36 @@ impl World {
         self.seat.record.ledger.snapshot()
     }
 
+    /// What this rank did last: its operations, when it issued them, and what became of them. At any time, also when the
+    /// world has ended; [`explain`](crate::explain) reads the records of all ranks.
+    #[must_use]
+    pub fn flight_record(&self) -> FlightRecord {
+        let Seat { rank, size, record, status, .. } = &*self.seat;
+        FlightRecord::of(*rank, *size, record, status)
+    }
+
     /// Says which step this rank is in, for errors to name.
     pub fn set_step(&self, step: u64) {
         self.seat.record.set_step(step);
+    }
+
+    /// Says which ranks have no data in this step, for what users issue meanwhile; none, to say that all have. What was
+    /// said last counts.
+    ///
+    /// On [`Channel::User`], a barrier of a group takes place among the members that have data; everything else of a group,
+    /// or of a transfer, with a member that has none is refused, and so is all that an absent rank calls
+    /// ([`Error::Absent`]). Other channels are not concerned.
+    ///
+    /// **Collective** in the sense that all ranks say the same between the same two of their operations. It waits for
+    /// nobody: who does not say so means another barrier than the others.
+    pub fn set_absent(&self, ranks: &[Rank]) {
+        self.seat.set_absent(ranks);
+    }
+
+    /// The faults of this rank that have not fired yet, of those in [`WorldOptions::faults`].
+    #[must_use]
+    pub fn armed_faults(&self) -> Vec<Fault> {
+        self.seat.faults.armed()
     }
 
     /// The epoch of this rank: how many aborted steps it has left behind.

@@ -1,8 +1,9 @@
 //! Which public types may go to, and be shared between, threads.
 
 use hsdp_comm::{
-    AbortReason, Accumulator, Contribution, Descriptor, Error, Group, LedgerSnapshot, Mismatch,
-    Pending, RankFailure, Tag, World, WorldOptions,
+    AbortReason, Accumulator, Contribution, Descriptor, Error, Explanation, Fault, FaultKind,
+    FaultPlace, FlightRecord, Group, LedgerSnapshot, Mismatch, Pending, RankFailure, Reduced, Tag,
+    World, WorldOptions,
 };
 
 fn send<T: Send>() {}
@@ -24,12 +25,18 @@ fn the_table() {
     everywhere::<Pending<Vec<f32>>>();
     everywhere::<Accumulator>();
     everywhere::<Contribution>();
+    everywhere::<Reduced>();
     everywhere::<Tag>();
     everywhere::<Descriptor>();
     everywhere::<LedgerSnapshot>();
     everywhere::<Error>();
     everywhere::<AbortReason>();
     everywhere::<Mismatch>();
+    everywhere::<Fault>();
+    everywhere::<FaultPlace>();
+    everywhere::<FaultKind>();
+    everywhere::<FlightRecord>();
+    everywhere::<Explanation>();
     everywhere::<RankFailure>();
     // An output that may not be shared may still be sent.
     send::<Pending<std::cell::Cell<u32>>>();

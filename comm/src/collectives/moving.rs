@@ -13,8 +13,8 @@ use crate::{Error, Group, Op, Pending, Tag};
 /// the same tag, dtype and counts. All return at once; a root is an index in the group.
 ///
 /// Every call refuses, before anything is issued, what it can see to be wrong by itself
-/// ([`Error::BadCount`], [`Error::BadMember`], [`Error::Reentrant`]), and passes on the error of a step or world
-/// that has ended. What only all members together can see comes out of [`Pending::wait`].
+/// ([`Error::BadCount`], [`Error::BadMember`], [`Error::Reentrant`], [`Error::Absent`]) or has no room for
+/// ([`Error::OutOfMemory`]), and passes on the error of a step or world that has ended. What only all members together can see comes out of [`Pending::wait`].
 impl Group {
     /// Everybody gets everybody's elements, in member order.
     ///
@@ -29,7 +29,8 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let (count, size) = (values.len(), self.size());
         let call = Call::new(Op::AllGather, tag).elements::<T>(count);
-        let deposit = Exchange { source: values, target: Some(zeros(count * size)) };
+        let target = Some(self.room(&call, count.saturating_mul(size), "its output")?);
+        let deposit = Exchange { source: values, target };
         let work = Copies::to_everybody;
         self.issue(call, deposit, work, |mine| {
             (bytes::<T>((size - 1) * count), mine.source.repeat(size))
@@ -84,7 +85,8 @@ impl Group {
             "the root",
             root,
         )?);
-        let target = (self.index() == root).then(|| zeros(count * size));
+        let room = || self.room(&call, count.saturating_mul(size), "its output");
+        let target = (self.index() == root).then(room).transpose()?;
         let work = Copies::to_everybody;
         self.issue(call, Exchange { source: values, target }, work, |mine| match mine.target {
             Some(_) => (bytes::<T>((size - 1) * count), Some(mine.source.repeat(size))),
@@ -108,7 +110,7 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let root_rank = self.member(Op::Scatter, "the root", root)?;
         let is_root = self.index() == root;
-        let expected = if is_root { count * self.size() } else { 0 };
+        let expected = if is_root { count.saturating_mul(self.size()) } else { 0 };
         let source = values.unwrap_or_default();
         if source.len() != expected {
             let expected = format!("{expected}: {count} for each of {} members", self.size());
@@ -117,10 +119,11 @@ impl Group {
         let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(root_rank);
         let work = move |all| Ok(Copies::dealt_by(all, root, count));
         let start = self.index() * count;
-        let deposit = Exchange { source, target: Some(zeros(count)) };
-        self.issue(call, deposit, work, |mine| {
+        let target = Some(self.room(&call, count, "its output")?);
+        self.issue(call, Exchange { source, target }, work, |mine| {
             let own = mine.source.get(start..start + count).map(<[T]>::to_vec);
-            (bytes::<T>(if is_root { 0 } else { count }), own.unwrap_or_else(|| zeros(count)))
+            let target = mine.target.unwrap_or_default();
+            (bytes::<T>(if is_root { 0 } else { count }), own.unwrap_or(target))
         })
     }
 
@@ -147,7 +150,8 @@ impl Group {
         let own = receive_counts[index];
         let call =
             Call::new(Op::AllToAll, tag).splits::<T>(send_counts.clone(), receive_counts.clone());
-        let exchange = Exchange { source: values, target: Some(zeros(len)) };
+        let exchange =
+            Exchange { source: values, target: Some(self.room(&call, len, "its output")?) };
         let work = |all: Vec<Splits<T>>| {
             let (send, receive): (Vec<_>, Vec<_>) =
                 all.iter().map(|it| (it.send.clone(), it.receive.clone())).unzip();
@@ -156,7 +160,7 @@ impl Group {
         };
         let deposit = Splits { exchange, send: send_counts, receive: receive_counts };
         self.issue(call, deposit, work, |mine| {
-            let mut target = zeros(len);
+            let mut target = mine.exchange.target.unwrap_or_default();
             target[own_at..own_at + own]
                 .copy_from_slice(&mine.exchange.source[own_start..own_start + own]);
             (bytes::<T>(len - own), target)
@@ -218,9 +222,4 @@ fn check_pairs(send: &[Vec<usize>], receive: &[Vec<usize>]) -> Result<(), String
         }
     }
     Ok(())
-}
-
-/// A buffer to be filled: pages that nobody has touched.
-fn zeros<T: Element>(len: usize) -> Vec<T> {
-    bytemuck::zeroed_vec(len)
 }

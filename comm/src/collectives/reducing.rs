@@ -36,7 +36,8 @@ impl Group {
         let part = len / size;
         let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
         let work = move |all| ReduceScatter::new(all, reduction);
-        self.issue(call, (values, bytemuck::zeroed_vec(part)), work, |(values, _)| {
+        let room = self.room(&call, part, "its output")?;
+        self.issue(call, (values, room), work, |(values, _)| {
             let mine = &values[index * part..(index + 1) * part];
             (bytes::<T>((size - 1) * part), of_equals(reduction, mine, size))
         })

@@ -7,17 +7,28 @@ use crate::options::WorldOptions;
 /// Longer than anybody waits; a moment this far away can be named on every machine.
 const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
+/// Whoever looks this much later than it meant to was kept from it.
+const HICCUP: Duration = Duration::from_millis(500);
+
 /// The moment `wait` from now, or a far one: durations may be of any length.
-pub(super) fn from_now(wait: Duration) -> Instant {
+pub(crate) fn from_now(wait: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(wait.min(FAR)).unwrap_or(now)
 }
 
+/// What rings again and again does so no more often than this.
+const OFTEN: Duration = Duration::from_millis(1);
+
 /// Started when the wait begins.
+///
+/// Time that nobody could have used does not count, so that a process that was stopped goes on afterwards.
 pub(super) struct Clock {
     started: Instant,
-    late: Option<Duration>,
-    deadline: Duration,
+    /// When somebody looks again at the latest, if the process runs.
+    due: Instant,
+    late: Bell,
+    circle: Bell,
+    deadline: Bell,
 }
 
 /// What is due.
@@ -27,29 +38,111 @@ pub(super) enum Alarm {
     None(Duration),
     /// A warning, after so long.
     Late(Duration),
+    /// A look whether ranks wait for each other.
+    Circle,
     /// The end of the wait.
     Deadline,
 }
 
-impl Clock {
-    pub(super) fn start(options: &WorldOptions) -> Self {
-        let late = (options.late < options.deadline).then_some(options.late);
-        Self { started: Instant::now(), late, deadline: options.deadline }
+/// Something that is due each time that a period has passed.
+struct Bell {
+    period: Duration,
+    /// How long after the start it is due next.
+    next: Duration,
+}
+
+impl Bell {
+    fn every(period: Duration) -> Self {
+        Self { period, next: period }
     }
 
-    /// What is due now. Each alarm rings once; the deadline begins anew.
+    /// Whether it is due; if so, it is due again when the period has passed once more.
+    fn rings(&mut self, waited: Duration) -> bool {
+        let rings = waited >= self.next;
+        if rings {
+            self.next = waited.saturating_add(self.period.max(OFTEN));
+        }
+        rings
+    }
+}
+
+impl Clock {
+    pub(super) fn start(options: &WorldOptions) -> Self {
+        let WorldOptions { late, circle_grace, deadline, .. } = *options;
+        let [late, circle, deadline] = [late, circle_grace, deadline].map(Bell::every);
+        let started = Instant::now();
+        Self { started, due: started, late, circle, deadline }
+    }
+
+    /// How long ago the wait began.
+    pub(super) fn waited(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// What is due now. Each rings again when as much time has passed once more.
     pub(super) fn alarm(&mut self) -> Alarm {
-        let waited = self.started.elapsed();
-        if waited >= self.deadline {
-            self.started = Instant::now();
+        let now = Instant::now();
+        self.forgive_stop(now);
+        let alarm = self.alarm_at(now);
+        self.due = match alarm {
+            Alarm::None(rest) => now.checked_add(rest.min(FAR)).unwrap_or(now),
+            _ => now,
+        };
+        alarm
+    }
+
+    /// Takes time out of the wait in which nobody could look: the process was stopped, the machine slept, or there was no
+    /// processor to be had. Others could not come in that time either.
+    fn forgive_stop(&mut self, now: Instant) {
+        let overdue = now.saturating_duration_since(self.due);
+        if overdue >= HICCUP {
+            tracing::warn!(
+                ?overdue,
+                "the process was stopped, or had no processor: deadlines are that much later"
+            );
+            self.started += overdue;
+        }
+    }
+
+    fn alarm_at(&mut self, now: Instant) -> Alarm {
+        let waited = now.saturating_duration_since(self.started);
+        if self.deadline.rings(waited) {
             return Alarm::Deadline;
         }
-        match self.late {
-            Some(late) if waited >= late => {
-                self.late = None;
-                Alarm::Late(late)
-            }
-            next => Alarm::None(next.unwrap_or(self.deadline) - waited),
+        if self.late.rings(waited) {
+            return Alarm::Late(waited);
         }
+        if self.circle.rings(waited) {
+            return Alarm::Circle;
+        }
+        Alarm::None(self.deadline.next.min(self.late.next).min(self.circle.next) - waited)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clock() -> Clock {
+        let second = Duration::from_secs(1);
+        Clock::start(&WorldOptions { deadline: second, late: FAR, ..WorldOptions::default() })
+    }
+
+    #[test]
+    fn time_in_which_the_process_was_stopped_does_not_count() {
+        let stop = Duration::from_secs(10);
+        let mut unforgiving = clock();
+        let later = unforgiving.due + stop;
+        assert_eq!(unforgiving.alarm_at(later), Alarm::Deadline);
+
+        let mut forgiving = clock();
+        let later = forgiving.due + stop;
+        forgiving.forgive_stop(later);
+        assert_eq!(forgiving.alarm_at(later), Alarm::None(WorldOptions::default().circle_grace));
+        // Afterwards time counts again.
+        forgiving.due = later;
+        let waited = later + Duration::from_millis(400);
+        forgiving.forgive_stop(waited);
+        assert_eq!(forgiving.alarm_at(waited), Alarm::Circle);
     }
 }

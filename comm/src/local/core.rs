@@ -13,6 +13,7 @@ use super::running::{Running, WorkPanic};
 use super::status::Status;
 use super::table::{Key, Table};
 use super::wait::Ticket;
+use crate::flight::{EntryNumber, FlightState, Origin, Recorder};
 use crate::options::{Workers, WorldOptions};
 use crate::work::Work;
 use crate::{Descriptor, Error};
@@ -25,7 +26,7 @@ const INLINE_BYTES: usize = 32 << 10;
 #[derive(Debug)]
 pub(crate) struct Core {
     options: WorldOptions,
-    records: Vec<Arc<Record>>,
+    records: Arc<[Arc<Record>]>,
     status: Arc<Status>,
     table: Table,
     queue: Queue,
@@ -43,13 +44,17 @@ pub(crate) struct Member {
     pub(crate) ranks: Arc<[Rank]>,
     /// The member's own.
     pub(crate) slot: usize,
+    /// What its rank has noted of it.
+    pub(crate) entry: EntryNumber,
 }
 
 impl Core {
     pub(crate) fn new(size: usize, options: WorldOptions) -> Arc<Self> {
+        let (entries, origin) = (options.flight_entries, Origin::now());
+        let record = |_| Arc::new(Record::new(Recorder::new(entries, origin)));
         Arc::new(Self {
             options,
-            records: (0..size).map(|_| Arc::default()).collect(),
+            records: (0..size).map(record).collect(),
             status: Arc::default(),
             table: Table::default(),
             queue: Queue::default(),
@@ -99,11 +104,33 @@ impl Core {
         D: Send + 'static,
         W: Work + 'static,
     {
-        let Member { rank, ranks, slot } = member;
+        let (rank, entry) = (member.rank, member.entry);
+        let submitted = self.meet(member, descriptor, deposit, assemble);
+        if submitted.is_err() {
+            // Whoever is not let in, or comes to a failed operation, is none of those for whom it is settled.
+            self.record(rank).flight.settle(entry, FlightState::Failed);
+        }
+        submitted
+    }
+
+    fn meet<D, W>(
+        self: &Arc<Self>,
+        member: Member,
+        descriptor: Arc<Descriptor>,
+        deposit: D,
+        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
+    ) -> Result<Ticket, Error>
+    where
+        D: Send + 'static,
+        W: Work + 'static,
+    {
+        let Member { rank, ranks, slot, entry } = member;
         let key = Key::from(&*descriptor);
         let admit = || self.status.check(descriptor.epoch);
-        let operation = self.table.enter(key, admit, || Operation::new(key, ranks))?;
-        let arrival = Arrival { descriptor: Arc::clone(&descriptor), deposit: Box::new(deposit) };
+        let make = || Operation::new(key, ranks, Arc::clone(&self.records));
+        let operation = self.table.enter(key, admit, make)?;
+        let (deposit, wanted) = (Box::new(deposit), Arc::clone(&descriptor));
+        let arrival = Arrival { descriptor: wanted, deposit, entry };
         match operation.arrive(slot, arrival) {
             Arrived::Waiting => self.end_if_missing_left(&operation, &descriptor)?,
             Arrived::Last(arrivals) => {
@@ -114,7 +141,7 @@ impl Core {
             Arrived::Disagrees => return Err(self.end_disagreement(&operation, &descriptor)),
             Arrived::Refused(error) => return Err(error),
         }
-        Ok(Ticket { core: Arc::clone(self), operation, descriptor, rank, slot })
+        Ok(Ticket { core: Arc::clone(self), operation, descriptor, rank, slot, entry })
     }
 
     /// Makes the work of an operation whose members are all there; `None` if that panicked, which ends the world.

@@ -59,6 +59,7 @@ impl Core {
         if !self.record(rank).leave() {
             return;
         }
+        self.status().ring();
         for operation in self.table().snapshot() {
             // Where nobody has arrived yet, whoever does will look.
             let waits = operation.attendance().is_some_and(|there| there.others_await(rank));
@@ -66,6 +67,12 @@ impl Core {
                 self.end(self.ended_by(rank, AbortReason::Left { awaited }));
             }
         }
+    }
+
+    /// Whether all ranks but `rank` have left.
+    pub(crate) fn is_last(&self, rank: Rank) -> bool {
+        let mut others = self.records().iter().enumerate().filter(|(it, _)| *it != rank.index());
+        others.all(|(_, record)| record.has_left())
     }
 
     /// The other half of [`leave`](Self::leave): whoever arrives looks whether a missing member has left.

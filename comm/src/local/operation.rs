@@ -8,9 +8,11 @@ use std::time::Instant;
 
 use hsdp_sharding::Rank;
 
+use super::record::Record;
 use super::running::discard;
 use super::table::Key;
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::flight::{EntryNumber, FlightState};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Descriptor, Error};
 
@@ -22,6 +24,10 @@ pub(crate) struct Operation {
     key: Key,
     /// The members, by slot.
     ranks: Arc<[Rank]>,
+    /// Of all ranks of the world.
+    records: Arc<[Arc<Record>]>,
+    /// What its members have noted of it, by slot.
+    entries: Box<[AtomicU64]>,
     /// Whether the phase is `Done` or `Failed`, so that nobody needs the lock to see that it is not.
     settled: AtomicBool,
     meeting: Mutex<Meeting>,
@@ -55,6 +61,8 @@ enum Phase {
 pub(crate) struct Arrival {
     pub(crate) descriptor: Arc<Descriptor>,
     pub(crate) deposit: Erased,
+    /// What its rank has noted of it.
+    pub(crate) entry: EntryNumber,
 }
 
 /// What became of an arrival.
@@ -84,14 +92,17 @@ impl Attendance {
 }
 
 impl Operation {
-    pub(crate) fn new(key: Key, ranks: Arc<[Rank]>) -> Self {
+    pub(crate) fn new(key: Key, ranks: Arc<[Rank]>, records: Arc<[Arc<Record>]>) -> Self {
         let missing = ranks.len();
         let arrivals = ranks.iter().map(|_| None).collect();
+        let entries = ranks.iter().map(|_| AtomicU64::new(EntryNumber::NONE.get())).collect();
         let readers = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
         let phase = Phase::Gathering { arrivals, missing };
         Self {
             key,
             ranks,
+            records,
+            entries,
             settled: AtomicBool::new(false),
             meeting: Mutex::new(Meeting { phase, parked: 0 }),
             changed: Condvar::new(),
@@ -113,6 +124,7 @@ impl Operation {
         let (arrivals, missing) = match &mut meeting.phase {
             Phase::Gathering { arrivals, missing } => (arrivals, missing),
             Phase::Disagreeing { arrivals } => {
+                self.entries[slot].store(arrival.entry.get(), Ordering::Relaxed);
                 arrivals[slot] = Some(arrival);
                 return Arrived::Disagrees;
             }
@@ -123,6 +135,7 @@ impl Operation {
         };
         let first = arrivals.iter().flatten().next();
         let agrees = first.is_none_or(|first| first.descriptor.agrees_with(&arrival.descriptor));
+        self.entries[slot].store(arrival.entry.get(), Ordering::Relaxed);
         arrivals[slot] = Some(arrival);
         *missing -= 1;
         if agrees && *missing > 0 {
@@ -154,6 +167,21 @@ impl Operation {
             slots.filter(|(_, slot)| slot.is_some() == there).map(|(rank, _)| *rank).collect()
         };
         Some(Attendance { arrived: ranks_where(true), missing: ranks_where(false) })
+    }
+
+    /// What `rank` brought and who is missing; `None` if `rank` is not there, or nobody is missing, or members disagree.
+    pub(crate) fn gathering(&self, rank: Rank) -> Option<(Arc<Descriptor>, Vec<Rank>)> {
+        let meeting = self.meeting.lock();
+        let Phase::Gathering { arrivals, .. } = &meeting.phase else { return None };
+        let (mut brought, mut missing) = (None, Vec::new());
+        for (member, arrival) in self.ranks.iter().zip(arrivals) {
+            match arrival {
+                None => missing.push(*member),
+                Some(arrival) if *member == rank => brought = Some(Arc::clone(&arrival.descriptor)),
+                Some(_) => {}
+            }
+        }
+        Some((brought?, missing))
     }
 
     /// A descriptor that a member brought; `None` if nobody came, or the work has begun.
@@ -207,11 +235,24 @@ impl Operation {
 
     /// Enters a last phase and wakes everybody. What users deposited is dropped without the lock.
     fn settle(&self, mut meeting: MutexGuard<'_, Meeting>, last: Phase) {
+        // Under the lock and before the flag: what a member has waited for is settled in its ring.
+        self.settle_entries(&last);
         let former = mem::replace(&mut meeting.phase, last);
         self.settled.store(true, Ordering::Release);
         self.changed.notify_all();
         drop(meeting);
         discard(former);
+    }
+
+    fn settle_entries(&self, last: &Phase) {
+        let done = matches!(last, Phase::Done { .. });
+        let state = if done { FlightState::Complete } else { FlightState::Failed };
+        let recorder = |rank: &Rank| &self.records[rank.index()].flight;
+        let Some(now) = self.ranks.first().map(|rank| recorder(rank).now()) else { return };
+        for (rank, entry) in self.ranks.iter().zip(&self.entries) {
+            let entry = EntryNumber::new(entry.load(Ordering::Relaxed));
+            recorder(rank).settle_at(entry, state, now);
+        }
     }
 
     /// Takes a member's output out of a settled operation.

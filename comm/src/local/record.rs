@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::operation::Operation;
 use crate::Descriptor;
+use crate::flight::Recorder;
 use crate::ledger::Ledger;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,21 +14,47 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) struct Record {
     /// Bytes and calls of this rank.
     pub(crate) ledger: Ledger,
+    /// What it issued last.
+    pub(crate) flight: Recorder,
     step: AtomicU64,
     epoch: AtomicU64,
     left: AtomicBool,
     last: Mutex<Option<Arc<Descriptor>>>,
-    /// The operations without which its threads do not go on; one for each thread that does not.
-    blocked_on: Mutex<Vec<Arc<Operation>>>,
+    /// The thread that has issued all its operations so far; [`NOBODY`] or [`SEVERAL`].
+    issuer: AtomicU64,
+    /// The threads that do not go on, each with the operation without which it does not.
+    blocked_on: Mutex<Vec<(u64, Arc<Operation>)>>,
+}
+
+/// Nothing was issued.
+const NOBODY: u64 = 0;
+/// More than one thread has issued.
+const SEVERAL: u64 = u64::MAX;
+
+thread_local! {
+    /// The number of this thread: from 1, never used again.
+    static THREAD: u64 = {
+        static THREADS: AtomicU64 = AtomicU64::new(NOBODY);
+        THREADS.fetch_add(1, Ordering::Relaxed) + 1
+    };
+}
+
+fn this_thread() -> u64 {
+    THREAD.with(|thread| *thread)
 }
 
 /// While it lives, a thread of the rank does not go on without an operation.
 pub(super) struct Blocked<'a> {
     record: &'a Record,
+    thread: u64,
     operation: &'a Arc<Operation>,
 }
 
 impl Record {
+    pub(crate) fn new(flight: Recorder) -> Self {
+        Self { flight, ..Self::default() }
+    }
+
     pub(crate) fn step(&self) -> u64 {
         self.step.load(Ordering::Relaxed)
     }
@@ -50,9 +77,24 @@ impl Record {
         self.last.lock().clone()
     }
 
+    /// Notes what this thread is about to issue for the rank.
     pub(crate) fn enter(&self, descriptor: &Arc<Descriptor>) {
+        self.note_issuer(this_thread());
         let previous = self.last.lock().replace(Arc::clone(descriptor));
         drop(previous);
+    }
+
+    /// Before the operation is issued: whoever sees its members come sees this, too.
+    fn note_issuer(&self, thread: u64) {
+        let known = self.issuer.load(Ordering::Relaxed);
+        if known == thread || known == SEVERAL {
+            return;
+        }
+        let first =
+            self.issuer.compare_exchange(NOBODY, thread, Ordering::AcqRel, Ordering::Acquire);
+        if first.is_err_and(|known| known != thread) {
+            self.issuer.store(SEVERAL, Ordering::Release);
+        }
     }
 
     pub(crate) fn has_left(&self) -> bool {
@@ -66,20 +108,32 @@ impl Record {
 
     /// Notes that a thread of the rank waits for `operation`, or does its work.
     pub(super) fn block_on<'a>(&'a self, operation: &'a Arc<Operation>) -> Blocked<'a> {
-        self.blocked_on.lock().push(Arc::clone(operation));
-        Blocked { record: self, operation }
+        let thread = this_thread();
+        self.blocked_on.lock().push((thread, Arc::clone(operation)));
+        Blocked { record: self, thread, operation }
     }
 
     /// The operations without which its threads do not go on; none if it is busy with something else, or hangs there.
     pub(super) fn blocked_on(&self) -> Vec<Arc<Operation>> {
-        self.blocked_on.lock().clone()
+        self.blocked_on.lock().iter().map(|(_, operation)| Arc::clone(operation)).collect()
+    }
+
+    /// The operation without which the only thread does not go on that has issued for this rank; `None` if it does, or
+    /// there are several.
+    pub(super) fn issuer_blocked_on(&self) -> Option<Arc<Operation>> {
+        let issuer = self.issuer.load(Ordering::Acquire);
+        let blocked_on = self.blocked_on.lock();
+        let (_, operation) = blocked_on.iter().find(|(thread, _)| *thread == issuer)?;
+        Some(Arc::clone(operation))
     }
 }
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
         let mut blocked_on = self.record.blocked_on.lock();
-        let own = blocked_on.iter().position(|it| Arc::ptr_eq(it, self.operation));
+        let own = blocked_on.iter().position(|(thread, operation)| {
+            *thread == self.thread && Arc::ptr_eq(operation, self.operation)
+        });
         // Never the last clone: the thread has one of its own.
         drop(own.map(|own| blocked_on.swap_remove(own)));
     }

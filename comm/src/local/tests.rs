@@ -1,3 +1,5 @@
+mod circles;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -6,13 +8,19 @@ use hsdp_sharding::{DType, Rank};
 use super::clock::{Alarm, Clock, from_now};
 use super::core::Core;
 use super::operation::{Arrival, Arrived, Operation};
+use super::record::Record;
 use super::status::Status;
 use super::table::{Key, Table};
+use crate::flight::EntryNumber;
 use crate::sync::atomic::Ordering;
 use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag, WorldOptions};
 
 fn ranks() -> Arc<[Rank]> {
     [0, 1, 2].map(Rank::new).into()
+}
+
+fn records() -> Arc<[Arc<Record>]> {
+    ranks().iter().map(|_| Arc::default()).collect()
 }
 
 fn descriptor(epoch: u64, count: usize) -> Arc<Descriptor> {
@@ -37,7 +45,8 @@ fn key(epoch: u64) -> Key {
 }
 
 fn arrival(count: usize) -> Arrival {
-    Arrival { descriptor: descriptor(0, count), deposit: Box::new(count) }
+    let deposit = Box::new(count);
+    Arrival { descriptor: descriptor(0, count), deposit, entry: EntryNumber::NONE }
 }
 
 fn aborted(step: u64) -> Error {
@@ -46,7 +55,7 @@ fn aborted(step: u64) -> Error {
 
 #[test]
 fn the_last_member_gets_all_deposits_in_slot_order() {
-    let operation = Operation::new(key(0), ranks());
+    let operation = Operation::new(key(0), ranks(), records());
     assert!(matches!(operation.arrive(2, arrival(5)), Arrived::Waiting));
     let there = operation.attendance().expect("members are missing");
     assert_eq!(there.arrived, [Rank::new(2)]);
@@ -60,7 +69,7 @@ fn the_last_member_gets_all_deposits_in_slot_order() {
 
 #[test]
 fn an_operation_that_is_worked_on_does_not_fail_with_its_epoch() {
-    let operation = Operation::new(key(0), ranks());
+    let operation = Operation::new(key(0), ranks(), records());
     for slot in 0..3 {
         drop(operation.arrive(slot, arrival(5)));
     }
@@ -75,7 +84,7 @@ fn an_operation_that_is_worked_on_does_not_fail_with_its_epoch() {
 
 #[test]
 fn whoever_comes_to_a_failed_operation_is_refused() {
-    let operation = Operation::new(key(0), ranks());
+    let operation = Operation::new(key(0), ranks(), records());
     assert!(matches!(operation.arrive(0, arrival(5)), Arrived::Waiting));
     operation.fail_gathering(&aborted(1));
     assert!(
@@ -94,7 +103,7 @@ fn counts(operation: &Operation) -> Vec<Option<usize>> {
 
 #[test]
 fn members_that_disagree_are_told_at_once() {
-    let operation = Operation::new(key(0), ranks());
+    let operation = Operation::new(key(0), ranks(), records());
     assert!(matches!(operation.arrive(0, arrival(5)), Arrived::Waiting));
     assert!(matches!(operation.arrive(2, arrival(6)), Arrived::Disagrees));
     assert_eq!(counts(&operation), [Some(5), None, Some(6)]);
@@ -104,7 +113,7 @@ fn members_that_disagree_are_told_at_once() {
 fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last() {
     // The second is preempted before it ends the world.
     for brought in [[5, 6, 5], [5, 6, 6], [5, 6, 7]] {
-        let operation = Operation::new(key(0), ranks());
+        let operation = Operation::new(key(0), ranks(), records());
         assert!(matches!(operation.arrive(0, arrival(brought[0])), Arrived::Waiting));
         assert!(matches!(operation.arrive(1, arrival(brought[1])), Arrived::Disagrees));
         assert!(matches!(operation.arrive(2, arrival(brought[2])), Arrived::Disagrees));
@@ -119,7 +128,7 @@ fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last()
 #[test]
 fn the_table_admits_only_who_makes_an_operation() {
     let table = Table::default();
-    let make = || Operation::new(key(0), ranks());
+    let make = || Operation::new(key(0), ranks(), records());
     let made = table.enter(key(0), || Ok(()), make).expect("admitted");
     // Whoever finds it is not asked: an early end takes it out, or fails it.
     let found = table.enter(key(0), || Err(aborted(1)), make).expect("found");
@@ -171,24 +180,48 @@ fn how_an_old_epoch_ended_never_comes_back() {
 
 #[test]
 fn a_moment_of_any_distance_can_be_named() {
-    let options = |late, deadline| WorldOptions { late, deadline, ..WorldOptions::default() };
+    let options = |late, deadline| WorldOptions {
+        late,
+        deadline,
+        circle_grace: Duration::MAX,
+        ..WorldOptions::default()
+    };
     let (second, ever) = (Duration::from_secs(1), Duration::MAX);
     assert!(from_now(second) > Instant::now());
     assert!(from_now(ever) > from_now(second));
     let due = |late, deadline| Clock::start(&options(late, deadline)).alarm();
     assert!(matches!(due(ever, ever), Alarm::None(left) if left > second));
     assert!(matches!(due(second, ever), Alarm::None(left) if left <= second));
-    assert_eq!(due(Duration::ZERO, ever), Alarm::Late(Duration::ZERO));
+    assert!(matches!(due(Duration::ZERO, ever), Alarm::Late(_)));
     assert_eq!(due(ever, Duration::ZERO), Alarm::Deadline);
 }
 
 #[test]
-fn alarms_ring_once_and_the_deadline_begins_anew() {
-    let options =
-        WorldOptions { late: Duration::ZERO, deadline: Duration::MAX, ..WorldOptions::default() };
-    let mut clock = Clock::start(&options);
-    assert_eq!(clock.alarm(), Alarm::Late(Duration::ZERO));
-    assert!(matches!(clock.alarm(), Alarm::None(_)));
+fn an_alarm_rings_again_when_its_period_has_passed_once_more() {
+    let (ever, soon) = (Duration::MAX, Duration::from_millis(20));
+    let options = |late, circle_grace| WorldOptions {
+        late,
+        circle_grace,
+        deadline: ever,
+        ..WorldOptions::default()
+    };
+    let next = |clock: &mut Clock| loop {
+        match clock.alarm() {
+            Alarm::None(left) => assert!(left <= soon),
+            alarm => break (alarm, clock.waited()),
+        }
+    };
+    let mut clock = Clock::start(&options(soon, ever));
+    for periods in 1..4 {
+        let (alarm, waited) = next(&mut clock);
+        let Alarm::Late(lateness) = alarm else { panic!("{alarm:?}") };
+        assert!(soon * periods <= lateness && lateness <= waited);
+    }
+    let mut clock = Clock::start(&options(ever, soon));
+    for periods in 1..4 {
+        let (alarm, waited) = next(&mut clock);
+        assert!(alarm == Alarm::Circle && soon * periods <= waited);
+    }
 }
 
 /// A world of three ranks that have done nothing yet.
@@ -197,7 +230,7 @@ fn core() -> Arc<Core> {
 }
 
 fn gathering(arrived: &[usize]) -> Arc<Operation> {
-    let operation = Operation::new(key(0), ranks());
+    let operation = Operation::new(key(0), ranks(), records());
     for slot in arrived {
         assert!(matches!(operation.arrive(*slot, arrival(5)), Arrived::Waiting));
     }

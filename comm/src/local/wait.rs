@@ -12,6 +12,7 @@ use super::clock::{Alarm, Clock, from_now};
 use super::core::Core;
 use super::operation::{Erased, Operation};
 use super::running::in_block;
+use crate::flight::EntryNumber;
 use crate::{Descriptor, Error};
 
 /// A member's claim on its output of one operation.
@@ -21,6 +22,7 @@ pub(crate) struct Ticket {
     pub(super) descriptor: Arc<Descriptor>,
     pub(super) rank: Rank,
     pub(super) slot: usize,
+    pub(super) entry: EntryNumber,
 }
 
 impl Ticket {
@@ -38,6 +40,7 @@ impl Ticket {
             return Err(Error::Reentrant { op: self.descriptor.op, rank: self.rank });
         }
         if !self.is_settled() {
+            self.core.record(self.rank).flight.wait(self.entry);
             let Descriptor { op, channel, tag, .. } = &*self.descriptor;
             let unit = tag.unit.map(|unit| unit.get());
             let span = tracing::trace_span!("wait", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch);
@@ -49,14 +52,19 @@ impl Ticket {
     fn await_settled(&self) {
         let mut wakefulness = Wakefulness::of(&self.core);
         let mut clock = Clock::start(self.core.options());
+        let mut late = Vec::new();
         let _blocked = self.core.record(self.rank).block_on(&self.operation);
         while !self.is_settled() {
             match clock.alarm() {
                 Alarm::None(left) => self.help_or_rest(&mut wakefulness, left),
-                Alarm::Late(late) => self.warn(late),
+                Alarm::Late(lateness) => late = self.warn(lateness).unwrap_or(late),
+                Alarm::Circle => self.core.end_if_circle(self.rank, &self.operation),
                 // If members came in at the last moment, their work is waited for once more.
                 Alarm::Deadline => self.core.end_late(&self.operation, &self.descriptor),
             }
+        }
+        if !late.is_empty() && self.operation.failure().is_none() {
+            self.welcome(&late, clock.waited());
         }
     }
 
@@ -69,11 +77,26 @@ impl Ticket {
         }
     }
 
-    fn warn(&self, late: Duration) {
-        let missing =
-            self.operation.attendance().map_or(Vec::new(), |attendance| attendance.missing);
+    /// Says who is missing, so long after the wait began: nobody, if it is the work that takes so long.
+    fn warn(&self, lateness: Duration) -> Option<Vec<u32>> {
+        let attendance = self.operation.attendance();
+        let missing = attendance.map_or(Vec::new(), |attendance| attendance.missing);
         let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
-        tracing::warn!(rank = self.rank.get(), operation = %self.descriptor, ?missing, waited = ?late, "late");
+        let (rank, step, operation) =
+            (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
+        if missing.is_empty() {
+            tracing::warn!(rank, step, %operation, ?lateness, "the work of an operation takes long");
+            return None;
+        }
+        tracing::warn!(rank, step, %operation, ?missing, ?lateness, "ranks are late");
+        Some(missing)
+    }
+
+    /// Says that those who were late have come, and how late they were.
+    fn welcome(&self, late: &[u32], lateness: Duration) {
+        let (rank, step, operation) =
+            (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
+        tracing::info!(rank, step, %operation, ?late, ?lateness, "ranks that were late have come");
     }
 }
 

@@ -4,11 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hsdp_kernels::{DisjointVec, Fold, GradientValues, Values, contribute, settle};
+use hsdp_kernels::{
+    DisjointVec, Fold, GradientValues, Values, contribute, first_non_finite, settle,
+};
 use hsdp_sharding::{Piece, Role, UnitLayout};
 
 use super::{BLOCK_ELEMENTS, Meter, Work, owned_blocks, pieces_in, take};
-use crate::Scaling;
+use crate::sync::Mutex;
+use crate::{NonFinite, Reduced, Scaling};
 
 /// What a parameter without a gradient contributes.
 static ZEROS: [f32; BLOCK_ELEMENTS] = [0.0; BLOCK_ELEMENTS];
@@ -31,6 +34,8 @@ pub(crate) struct UnitReduce {
     pieces: Vec<Vec<Piece>>,
     /// Whose partial, and which elements of it. They cover all partials once.
     blocks: Vec<(usize, Range<usize>)>,
+    /// By owner: the first element of its partial that was found not to be finite, and why.
+    found: Vec<Mutex<Option<(usize, NonFinite)>>>,
 }
 
 impl UnitReduce {
@@ -44,8 +49,9 @@ impl UnitReduce {
         let owned = (0..members.len()).map(|owner| (owner, 0..layout.trainable().shard_len));
         let blocks = owned_blocks(owned, BLOCK_ELEMENTS);
         let pieces = (0..members.len()).map(|slot| trainable_pieces(&layout, slot)).collect();
-        let mut work =
-            Self { gradients: vec![], partials: vec![], folds: vec![], scaling, pieces, blocks };
+        let found = members.iter().map(|_| Mutex::default()).collect();
+        let (gradients, partials, folds) = (vec![], vec![], vec![]);
+        let mut work = Self { gradients, partials, folds, scaling, pieces, blocks, found };
         for UnitReduceDeposit { gradients, partial, fold, .. } in members {
             work.gradients.push(gradients);
             work.partials.push(partial.into());
@@ -76,10 +82,36 @@ impl UnitReduce {
             });
         }
     }
+
+    /// Notes why the element at `place` of a partial is not finite, unless one before it is known.
+    fn note(&self, owner: usize, place: usize, meter: &Meter<'_>) {
+        let Some((param, _, part)) = pieces_in(&self.pieces[owner], place..place + 1).next() else {
+            return;
+        };
+        let is_culprit = |slot: &usize| self.is_not_finite(*slot, param, part.start, meter);
+        let from = (0..self.gradients.len()).find(is_culprit).map(|slot| meter.rank(slot));
+        let mut found = self.found[owner].lock();
+        if found.is_none_or(|(first, _)| place < first) {
+            *found = Some((place, NonFinite { param, from }));
+        }
+    }
+
+    /// Whether what a member contributes to one element of a parameter is not finite on the wire.
+    fn is_not_finite(&self, slot: usize, param: usize, at: usize, meter: &Meter<'_>) -> bool {
+        let Some(gradient) = &self.gradients[slot][param] else { return false };
+        let Scaling { wire, pre, .. } = self.scaling;
+        let mut contribution = [0.0];
+        meter.lent_by(slot, || {
+            gradient.read(at..at + 1, &mut |values| {
+                contribute(&mut contribution, values, pre, wire, Fold::Replace);
+            });
+        });
+        !contribution[0].is_finite()
+    }
 }
 
 impl Work for UnitReduce {
-    type Output = Vec<f32>;
+    type Output = Reduced;
 
     fn blocks(&self) -> usize {
         self.blocks.len()
@@ -107,13 +139,22 @@ impl Work for UnitReduce {
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
         let partial = unsafe { take(&self.partials[*owner], range.clone()) };
         settle(partial, sums, self.scaling.post, self.folds[*owner]);
+        // While it is in the cache: later, or elsewhere, nobody could say whose it was.
+        if let Some(offset) = first_non_finite(partial) {
+            self.note(*owner, range.start + offset, meter);
+        }
         for from in 0..self.gradients.len() {
             meter.received(*owner, from, sums.len(), self.scaling.wire.dtype().size_bytes());
         }
     }
 
-    fn finish(self) -> Vec<Vec<f32>> {
-        self.partials.into_iter().map(DisjointVec::into_vec).collect()
+    fn finish(self) -> Vec<Reduced> {
+        let non_finite = self.found.into_iter().map(|found| found.into_inner().map(|(_, it)| it));
+        let partials = self.partials.into_iter().map(DisjointVec::into_vec);
+        partials
+            .zip(non_finite)
+            .map(|(partial, non_finite)| Reduced { partial, non_finite })
+            .collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use hsdp_comm::{Channel, Error, Pending, Reduction, Tag, World, WorldOptions, world};
+use hsdp_comm::{Channel, Error, Group, Pending, Reduction, Tag, World, WorldOptions, world};
 use hsdp_sharding::Rank;
 
 use super::settled;
@@ -59,4 +59,30 @@ fn groups_that_cannot_be_are_refused() {
     assert_eq!(refused(&[1, 1]), "group [1, 1] on rank 1 of 3: a member is listed twice");
     assert_eq!(refused(&[1, 3]), "group [1, 3] on rank 1 of 3: a member is not in the world");
     assert_eq!(refused(&[]), "group [] on rank 1 of 3: this rank is not among its members");
+}
+
+#[test]
+fn an_output_that_no_memory_is_large_enough_for() {
+    world(2, |world| {
+        world.set_step(3);
+        let group = world.world_group(Channel::User);
+        let count = usize::MAX / 16;
+        let end =
+            group.all_to_all(Tag::default(), vec![1_f32; 2], vec![1, 1], splits(&group, count));
+        let end = end.map(drop).expect_err("nobody has so much");
+        let bytes = 4 * (count + 1);
+        let expected = format!(
+            "all_to_all on rank {}, step 3: out of memory: {bytes} bytes for its output, in user, step 0, microbatch 0",
+            world.rank()
+        );
+        assert_eq!(end.to_string(), expected);
+        assert!(!end.is_fatal());
+        // Nothing was issued: the next call is the first.
+        settled(group.barrier(Tag::default()));
+    });
+}
+
+/// One element from this member, `count` from the other.
+fn splits(group: &Group, count: usize) -> Vec<usize> {
+    (0..2).map(|member| if member == group.index() { 1 } else { count }).collect()
 }

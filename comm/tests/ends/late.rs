@@ -1,4 +1,4 @@
-//! The warning that comes before a deadline.
+//! The warnings that come before a deadline, and the good news after them.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -11,13 +11,20 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::sum;
 
-/// What was warned of, in the threads that it is the default of.
+/// What was said at level INFO or WARN, in the threads that it is the default of.
 #[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
+struct Said(Arc<Mutex<Vec<(Level, String)>>>);
 
-impl Subscriber for Warnings {
+impl Said {
+    /// How often something was said at `level`.
+    fn count(&self, level: Level) -> usize {
+        self.0.lock().expect("not poisoned").iter().filter(|(it, _)| *it == level).count()
+    }
+}
+
+impl Subscriber for Said {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
+        metadata.is_event() && *metadata.level() <= Level::INFO
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -33,7 +40,7 @@ impl Subscriber for Warnings {
         event.record(&mut |field: &Field, value: &dyn Debug| {
             fields.push_str(&format!("{field}={value:?} "));
         });
-        self.0.lock().expect("not poisoned").push(fields);
+        self.0.lock().expect("not poisoned").push((*event.metadata().level(), fields));
     }
 
     fn enter(&self, _: &Id) {}
@@ -42,20 +49,45 @@ impl Subscriber for Warnings {
 }
 
 #[test]
-fn a_late_rank_is_named_in_a_warning_and_nothing_ends() {
-    let options = WorldOptions { late: Duration::from_millis(50), ..WorldOptions::default() };
-    let warnings = Warnings::default();
+fn a_late_rank_is_named_each_time_that_the_period_has_passed_and_when_it_comes() {
+    let late = Duration::from_millis(50);
+    let options = WorldOptions { late, ..WorldOptions::default() };
+    let said = Said::default();
     let sums = launch(2, options, |world| {
-        // Rank 1 comes when rank 0 has warned.
-        while world.rank().index() == 1 && warnings.0.lock().expect("not poisoned").is_empty() {
+        world.set_step(7);
+        // Rank 1 comes when rank 0 has warned three times.
+        while world.rank().index() == 1 && said.count(Level::WARN) < 3 {
             std::thread::yield_now();
         }
-        tracing::subscriber::with_default(warnings.clone(), || sum(&world, vec![1.0]))
+        tracing::subscriber::with_default(said.clone(), || sum(&world, vec![1.0]))
     });
-    assert_eq!(sums, [Ok(Ok(vec![2.0])), Ok(Ok(vec![2.0]))]);
-    let warnings = warnings.0.lock().expect("not poisoned");
-    assert_eq!(warnings.len(), 1, "once: {warnings:?}");
-    for expected in ["rank=0", "all_reduce sum f32 1 element", "missing=[1]", "waited=50ms"] {
-        assert!(warnings[0].contains(expected), "`{expected}` is missing in {}", warnings[0]);
+    assert_eq!(sums, [Ok(Ok(vec![2.0])), Ok(Ok(vec![2.0]))], "late is not dead");
+    let said = said.0.lock().expect("not poisoned");
+    let (news, warnings) = said.split_last().expect("there were warnings");
+    assert!(warnings.len() >= 3, "{warnings:?}");
+    for (periods, (level, warning)) in (1..).zip(warnings) {
+        assert_eq!(*level, Level::WARN);
+        assert_names(warning, &["rank=0 step=7", "all_reduce sum f32 1 element", "missing=[1]"]);
+        assert!(lateness(warning) >= late * periods, "{warnings:?}");
     }
+    assert_eq!(news.0, Level::INFO, "{said:?}");
+    assert_names(&news.1, &["rank=0 step=7", "all_reduce sum f32 1 element", "late=[1]"]);
+    assert!(lateness(&news.1) >= late * 3, "{said:?}");
+}
+
+fn assert_names(said: &str, expected: &[&str]) {
+    for expected in expected {
+        assert!(said.contains(expected), "`{expected}` is missing in {said}");
+    }
+}
+
+/// The number in `lateness=50.1ms`, or `lateness=1.2s`.
+fn lateness(said: &str) -> Duration {
+    let (_, rest) = said.split_once("lateness=").expect("a lateness");
+    let number = rest.split_whitespace().next().expect("a number");
+    let (number, unit) = match number.strip_suffix("ms") {
+        Some(number) => (number, 1e-3),
+        None => (number.trim_end_matches('s'), 1.0),
+    };
+    Duration::from_secs_f64(number.parse::<f64>().expect("a number") * unit)
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hsdp_comm::{Accumulator, Contribution, Error, Group, Pending, Scaling, Tag};
+use hsdp_comm::{Accumulator, Contribution, Error, Group, Pending, Reduced, Scaling, Tag};
 use hsdp_kernels::{Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{Param, Unit, UnitLayout};
 
@@ -27,7 +27,7 @@ fn reduce(
     group: &Group,
     layout: &Arc<UnitLayout>,
     gradient: Arc<dyn GradientValues>,
-) -> Result<Pending<Vec<f32>>, Error> {
+) -> Result<Pending<Reduced>, Error> {
     let contribution =
         Contribution { gradients: vec![Some(gradient)], scaling: Scaling::on(Wire::F32) };
     let partial = vec![0.0; layout.trainable().shard_len];

@@ -122,5 +122,5 @@ fn a_group_of_one_that_panicked_may_be_used_again() {
     }));
     assert!(panicked.is_err());
     let again = reduce(&group, &layout(1, 10), Arc::new(vec![2.0_f32; 10]));
-    assert_eq!(again.and_then(Pending::wait).map(|partial| partial[9]), Ok(2.0));
+    assert_eq!(again.and_then(Pending::wait).map(|reduced| reduced.partial[9]), Ok(2.0));
 }

@@ -7,6 +7,7 @@ use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, World, 
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Values, Wire};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
+mod non_finite;
 mod refusals;
 
 const SIZES: [usize; 5] = [1, 2, 3, 4, 8];
@@ -191,7 +192,9 @@ fn reduce(
     let partial = vec![0.5; layout.trainable().shard_len];
     let accumulator = Accumulator { partial, fold: case.fold };
     let pending = group.reduce_unit(tag(), Arc::clone(layout), contribution, accumulator);
-    let partial = pending.and_then(|pending| pending.wait()).expect("reduced");
+    let reduced = pending.and_then(|pending| pending.wait()).expect("reduced");
+    assert_eq!(reduced.non_finite, None);
+    let partial = reduced.partial;
     assert!(
         held.iter().all(|it| Arc::strong_count(it) == 1),
         "gradients are dropped when they are read"

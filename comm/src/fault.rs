@@ -1,0 +1,191 @@
+//! Faults that a test has a rank commit, and when. PROTOCOL.md, "Faults".
+//!
+//! In reading order: `injector` (which faults are due at a call), `injection` (what they make of it), `lie` (descriptors
+//! that say something else than was meant), `poisoned` (a gradient that is not finite), `parse` (faults from text).
+
+mod injection;
+mod injector;
+mod lie;
+mod parse;
+mod poisoned;
+
+use std::fmt;
+use std::time::Duration;
+
+use hsdp_sharding::{Rank, UnitId};
+
+pub(crate) use self::injection::{Injected, Manner};
+pub(crate) use self::injector::Injector;
+use crate::{Stage, Tag};
+
+/// Something that goes wrong on purpose: on one rank, in one step, at one of its calls. Fires once.
+///
+/// Given in [`WorldOptions::faults`](crate::WorldOptions::faults). A step is what the rank said last with
+/// [`World::set_step`](crate::World::set_step), 0 before. Displayed as a sentence.
+///
+/// ```
+/// use hsdp_comm::{Fault, FaultKind, Stage, WorldOptions};
+/// use hsdp_sharding::{Rank, UnitId};
+///
+/// let fault = Fault::at(Rank::new(1), 3, (UnitId::new(2), Stage::Reduce), FaultKind::Freeze);
+/// assert_eq!(fault.to_string(), "rank 1, step 3, unit 2, reduce: freeze");
+/// let options = WorldOptions { faults: vec![fault], ..WorldOptions::default() };
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Fault {
+    /// Who commits it.
+    pub rank: Rank,
+    /// In which step.
+    pub step: u64,
+    /// At which call of that step.
+    pub place: FaultPlace,
+    /// What goes wrong.
+    pub kind: FaultKind,
+}
+
+/// Which call of a step a fault is at.
+///
+/// Calls that are refused before they reach their group (a count that does not fit, a step that has ended) are no calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultPlace {
+    /// The first one whose tag names the unit.
+    Unit(UnitId),
+    /// The first one whose tag names the stage.
+    Stage(Stage),
+    /// The first one whose tag names both.
+    UnitStage(UnitId, Stage),
+    /// The n-th one, from 0, over all groups of the rank. A step that is repeated in a later epoch counts from 0
+    /// again. Where several threads of a rank issue, which call that is depends on timing.
+    Call(u64),
+}
+
+/// What goes wrong.
+///
+/// In a group of one nobody compares what is asked for: there the kinds from [`WrongOp`](Self::WrongOp) to
+/// [`ExtraCall`](Self::ExtraCall) are refused at the call, as [`Error::Injected`](crate::Error::Injected).
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// The call panics in the rank's thread.
+    Panic,
+    /// The call returns [`Error::Injected`](crate::Error::Injected); nothing is issued.
+    Error,
+    /// The rank leaves its world without a word, as if its closure had returned. This call and all later ones of the rank
+    /// return [`Error::Injected`](crate::Error::Injected); who waits for it learns that it has left.
+    Leave,
+    /// The rank sleeps that long, or until the world ends, before it issues.
+    Delay(Duration),
+    /// The rank sleeps until the world ends, and gets its end. If all others have left, nobody is there to end it:
+    /// [`Error::Injected`](crate::Error::Injected).
+    Freeze,
+    /// The call says that it is another operation: an all_gather, or where it is one, an all_reduce.
+    WrongOp,
+    /// The call says another reduction than was meant: the next of [`Reduction::ALL`](crate::Reduction::ALL); sum, where
+    /// there is none.
+    WrongReduction,
+    /// The call says another dtype: f32, or where it is that, f64.
+    WrongDType,
+    /// The call says one element more; one that has no elements says 1 of f32.
+    WrongCount,
+    /// The call says that the root is the next member; where there is none, that this rank is the root.
+    WrongRoot,
+    /// This call and the rank's next one on the same group take each other's places in the sequence.
+    SwappedOrder,
+    /// The call meets nobody and takes no place in the sequence. It returns what a rank of
+    /// [`World::counting`](crate::World::counting) gets.
+    SkippedCall,
+    /// A barrier is issued on the same group before the call; nobody waits for it.
+    ExtraCall,
+    /// Element 0 of the first gradient that is given to [`Group::reduce_unit`](crate::Group::reduce_unit) reads as this
+    /// value, rounded to the gradient's dtype. Waits for a call that brings a gradient.
+    NonFinite(f32),
+    /// The call returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), with the bytes of its elements; nothing is
+    /// issued.
+    OutOfMemory,
+}
+
+impl Fault {
+    /// The fault that `rank` commits in `step` at `place`.
+    #[must_use]
+    pub fn at(rank: Rank, step: u64, place: impl Into<FaultPlace>, kind: FaultKind) -> Self {
+        Self { rank, step, place: place.into(), kind }
+    }
+}
+
+impl FaultPlace {
+    /// Whether it is at the `number`-th call of a step, which is tagged with `tag`.
+    fn is_at(self, number: u64, tag: &Tag) -> bool {
+        match self {
+            Self::Unit(unit) => tag.unit == Some(unit),
+            Self::Stage(stage) => tag.stage == stage,
+            Self::UnitStage(unit, stage) => tag.unit == Some(unit) && tag.stage == stage,
+            Self::Call(call) => call == number,
+        }
+    }
+}
+
+impl From<UnitId> for FaultPlace {
+    fn from(unit: UnitId) -> Self {
+        Self::Unit(unit)
+    }
+}
+
+impl From<Stage> for FaultPlace {
+    fn from(stage: Stage) -> Self {
+        Self::Stage(stage)
+    }
+}
+
+impl From<(UnitId, Stage)> for FaultPlace {
+    fn from((unit, stage): (UnitId, Stage)) -> Self {
+        Self::UnitStage(unit, stage)
+    }
+}
+
+impl From<u64> for FaultPlace {
+    fn from(call: u64) -> Self {
+        Self::Call(call)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, step, place, kind } = self;
+        write!(f, "rank {rank}, step {step}, {place}: {kind}")
+    }
+}
+
+impl fmt::Display for FaultPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unit(unit) => write!(f, "unit {}", unit.index()),
+            Self::Stage(stage) => write!(f, "{stage}"),
+            Self::UnitStage(unit, stage) => write!(f, "unit {}, {stage}", unit.index()),
+            Self::Call(call) => write!(f, "call {call}"),
+        }
+    }
+}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::Delay(delay) => return write!(f, "delay of {delay:?}"),
+            Self::NonFinite(value) => return write!(f, "a gradient of {value}"),
+            Self::Panic => "panic",
+            Self::Error => "error",
+            Self::Leave => "leave",
+            Self::Freeze => "freeze",
+            Self::WrongOp => "wrong operation",
+            Self::WrongReduction => "wrong reduction",
+            Self::WrongDType => "wrong dtype",
+            Self::WrongCount => "wrong count",
+            Self::WrongRoot => "wrong root",
+            Self::SwappedOrder => "swapped order",
+            Self::SkippedCall => "skipped call",
+            Self::ExtraCall => "extra call",
+            Self::OutOfMemory => "out of memory",
+        };
+        f.pad(name)
+    }
+}

@@ -1,0 +1,127 @@
+//! What the faults that are due make of a call.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hsdp_kernels::GradientValues;
+
+use super::injector::Moment;
+use super::{Fault, FaultKind, lie, poisoned};
+use crate::Error;
+use crate::call::Call;
+use crate::seat::Seat;
+use crate::site::Site;
+use crate::work::UnitReduceDeposit;
+
+/// What becomes of a call.
+pub(crate) struct Injected {
+    pub(crate) call: Call,
+    pub(crate) manner: Manner,
+}
+
+/// Whether and how a call is issued.
+pub(crate) enum Manner {
+    /// As it is.
+    Issued,
+    /// A barrier is issued before it.
+    AfterBarrier,
+    /// It meets nobody.
+    Skipped,
+}
+
+impl Seat {
+    /// Has the rank commit the faults that are due at a call, which has no number yet.
+    pub(crate) fn inject<D: 'static>(
+        &self,
+        site: &Site,
+        call: Call,
+        deposit: &mut D,
+    ) -> Result<Injected, Error> {
+        if self.faults.is_empty() {
+            return Ok(Injected { call, manner: Manner::Issued });
+        }
+        self.inject_due(site, call, deposit)
+    }
+
+    fn inject_due(
+        &self,
+        site: &Site,
+        call: Call,
+        deposit: &mut dyn Any,
+    ) -> Result<Injected, Error> {
+        if self.faults.has_left() {
+            return Err(self.injected(&call, "it left its world, by an injected fault"));
+        }
+        self.check(call.op)?;
+        let gradients = deposit.downcast_mut::<UnitReduceDeposit>().map(|it| &mut it.gradients);
+        let mut gradients = gradients.filter(|it| it.iter().flatten().any(|it| !it.is_empty()));
+        let moment = Moment { step: self.record.step(), epoch: self.record.epoch() };
+        let due = self.faults.due(moment, &call.tag, gradients.is_some());
+        let mut injected = Injected { call, manner: Manner::Issued };
+        for Fault { kind, .. } in due {
+            let gradients = gradients.as_deref_mut().map(Vec::as_mut_slice);
+            self.commit(kind, site, &mut injected, gradients)?;
+        }
+        Ok(injected)
+    }
+
+    /// Commits one fault.
+    fn commit(
+        &self,
+        kind: FaultKind,
+        site: &Site,
+        injected: &mut Injected,
+        gradients: Option<&mut [Option<Arc<dyn GradientValues>>]>,
+    ) -> Result<(), Error> {
+        let Injected { call, manner } = injected;
+        match kind {
+            FaultKind::Panic => panic!("{}", self.injected(call, "an injected panic")),
+            FaultKind::Error => return Err(self.injected(call, "an injected error")),
+            FaultKind::OutOfMemory => return Err(self.out_of_memory(call)),
+            FaultKind::Leave => {
+                self.faults.leave();
+                self.leave();
+                return Err(self.injected(call, "it leaves its world, by an injected fault"));
+            }
+            FaultKind::Delay(delay) => drop(self.status.sleep(delay, || false)),
+            FaultKind::Freeze => return Err(self.freeze(call)),
+            FaultKind::NonFinite(value) => {
+                gradients.into_iter().for_each(|gradients| poisoned::poison(gradients, value));
+            }
+            _ if site.ranks.len() == 1 => {
+                let problem = format!("an injected fault ({kind}) that a group of one cannot see");
+                return Err(self.injected(call, &problem));
+            }
+            FaultKind::SkippedCall => *manner = Manner::Skipped,
+            FaultKind::SwappedOrder => site.sequence.swap_next(self.record.epoch()),
+            FaultKind::ExtraCall => *manner = Manner::AfterBarrier,
+            _ => lie::tell(kind, call, self.rank, &site.ranks),
+        }
+        Ok(())
+    }
+
+    /// Sleeps until the world ends, or nobody is left to end it.
+    fn freeze(&self, call: &Call) -> Error {
+        let end = self.status.sleep(Duration::MAX, || self.is_last());
+        end.unwrap_or_else(|| {
+            self.injected(call, "frozen by an injected fault, until all others had left")
+        })
+    }
+
+    fn injected(&self, call: &Call, what: &str) -> Error {
+        let what = format!("{what}, in {}", call.tag);
+        Error::Injected { op: call.op, rank: self.rank, step: self.record.step(), what }
+    }
+
+    fn out_of_memory(&self, call: &Call) -> Error {
+        let size = call.dtype.map_or(0, |dtype| dtype.size_bytes());
+        Error::OutOfMemory {
+            op: call.op,
+            rank: self.rank,
+            step: self.record.step(),
+            bytes: call.counts.total() * size,
+            what: format!("its elements, in {} (an injected fault)", call.tag),
+        }
+    }
+}

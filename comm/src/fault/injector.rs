@@ -1,0 +1,82 @@
+//! Which faults are due at a call.
+
+use super::{Fault, FaultKind};
+use crate::Tag;
+use crate::sync::Mutex;
+
+/// The faults of one rank. Where there are none, all that a call pays for them is a look at the empty list.
+#[derive(Debug, Default)]
+pub(crate) struct Injector {
+    faults: Box<[Fault]>,
+    progress: Mutex<Progress>,
+}
+
+/// How far a rank has come.
+#[derive(Debug, Default)]
+struct Progress {
+    /// By fault: whether it has fired.
+    fired: Box<[bool]>,
+    moment: Moment,
+    /// Its calls since `moment` began.
+    calls: u64,
+    left: bool,
+}
+
+/// What calls are counted from 0 in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moment {
+    pub(super) step: u64,
+    pub(super) epoch: u64,
+}
+
+impl Injector {
+    pub(crate) fn new(faults: impl IntoIterator<Item = Fault>) -> Self {
+        let faults: Box<[Fault]> = faults.into_iter().collect();
+        let fired = faults.iter().map(|_| false).collect();
+        Self { faults, progress: Mutex::new(Progress { fired, ..Progress::default() }) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.faults.is_empty()
+    }
+
+    /// Counts a call, and takes the faults that are due at it, in the order in which they were given. A value that is
+    /// not finite is due only where there is a gradient.
+    pub(super) fn due(&self, moment: Moment, tag: &Tag, has_gradient: bool) -> Vec<Fault> {
+        let mut progress = self.progress.lock();
+        if progress.moment != moment {
+            (progress.moment, progress.calls) = (moment, 0);
+        }
+        let number = progress.calls;
+        progress.calls += 1;
+        let fits = |kind| has_gradient || !matches!(kind, FaultKind::NonFinite(_));
+        let mut due = Vec::new();
+        for (fault, fired) in self.faults.iter().zip(&mut progress.fired) {
+            if !*fired
+                && fault.step == moment.step
+                && fault.place.is_at(number, tag)
+                && fits(fault.kind)
+            {
+                *fired = true;
+                due.push(*fault);
+            }
+        }
+        due
+    }
+
+    /// Those that have not fired.
+    pub(crate) fn armed(&self) -> Vec<Fault> {
+        let progress = self.progress.lock();
+        let armed = self.faults.iter().zip(&progress.fired).filter(|(_, fired)| !**fired);
+        armed.map(|(fault, _)| *fault).collect()
+    }
+
+    /// From now on the rank is gone.
+    pub(super) fn leave(&self) {
+        self.progress.lock().left = true;
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.progress.lock().left
+    }
+}

@@ -1,0 +1,147 @@
+//! Faults from text, in the words in which they are shown.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use hsdp_sharding::{Rank, UnitId};
+
+use super::{Fault, FaultKind, FaultPlace};
+use crate::{Error, Stage};
+
+/// The kinds without a value of their own.
+const PLAIN: [FaultKind; 13] = [
+    FaultKind::Panic,
+    FaultKind::Error,
+    FaultKind::Leave,
+    FaultKind::Freeze,
+    FaultKind::WrongOp,
+    FaultKind::WrongReduction,
+    FaultKind::WrongDType,
+    FaultKind::WrongCount,
+    FaultKind::WrongRoot,
+    FaultKind::SwappedOrder,
+    FaultKind::SkippedCall,
+    FaultKind::ExtraCall,
+    FaultKind::OutOfMemory,
+];
+
+/// Reads a fault as it is displayed.
+///
+/// ```
+/// use hsdp_comm::Fault;
+///
+/// let sentence = "rank 1, step 3, unit 2, reduce: delay of 300ms";
+/// let fault: Fault = sentence.parse().expect("a fault");
+/// assert_eq!(fault.to_string(), sentence);
+/// ```
+impl FromStr for Fault {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad =
+            |problem: &str| Error::BadFault { fault: text.to_owned(), problem: problem.to_owned() };
+        let (place, kind) = text.rsplit_once(": ").ok_or_else(|| bad("there is no `: KIND`"))?;
+        let mut words = place.split(", ");
+        let mut numbered = |what: &str| words.next().and_then(|word| number(word, what));
+        let rank = numbered("rank").ok_or_else(|| bad("it begins with `rank N`"))?;
+        let step = numbered("step").ok_or_else(|| bad("`step N` follows the rank"))?;
+        let rest: Vec<&str> = words.collect();
+        let place = place_of(&rest)
+            .ok_or_else(|| bad("the place is `unit N`, `unit N, STAGE`, `STAGE` or `call N`"))?;
+        let kind = kind_of(kind).ok_or_else(|| bad(&kinds()))?;
+        let rank = usize::try_from(rank).map_err(|_| bad("there are not so many ranks"))?;
+        Ok(Self { rank: Rank::new(rank), step, place, kind })
+    }
+}
+
+/// `word` without its name.
+fn number(word: &str, name: &str) -> Option<u64> {
+    word.strip_prefix(name)?.trim().parse().ok()
+}
+
+fn place_of(words: &[&str]) -> Option<FaultPlace> {
+    let unit = |word| Some(UnitId::new(usize::try_from(number(word, "unit")?).ok()?));
+    let stage = |word: &str| Stage::ALL.into_iter().find(|stage| stage.to_string() == word);
+    match words {
+        [word] => number(word, "call")
+            .map(FaultPlace::Call)
+            .or_else(|| unit(word).map(FaultPlace::Unit))
+            .or_else(|| stage(word).map(FaultPlace::Stage)),
+        [first, second] => Some(FaultPlace::UnitStage(unit(first)?, stage(second)?)),
+        _ => None,
+    }
+}
+
+fn kind_of(text: &str) -> Option<FaultKind> {
+    if let Some(delay) = text.strip_prefix("delay of ") {
+        return duration(delay).map(FaultKind::Delay);
+    }
+    if let Some(value) = text.strip_prefix("a gradient of ") {
+        return value.parse().ok().map(FaultKind::NonFinite);
+    }
+    PLAIN.into_iter().find(|kind| kind.to_string() == text)
+}
+
+/// What kinds there are, in words.
+fn kinds() -> String {
+    let names: Vec<String> = PLAIN.iter().map(ToString::to_string).collect();
+    format!("the kind is one of {}, `delay of 300ms`, `a gradient of NaN`", names.join(", "))
+}
+
+/// `300ms`, `1.5s`: a number and its unit, as durations are shown.
+fn duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|it: char| !(it.is_ascii_digit() || it == '.'))?;
+    let (number, unit) = text.split_at(digits);
+    let seconds: f64 = number.parse().ok()?;
+    let scale = match unit {
+        "s" => 1.0,
+        "ms" => 1e-3,
+        "µs" | "us" => 1e-6,
+        "ns" => 1e-9,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(seconds * scale).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_is_read() {
+        let places = [
+            FaultPlace::Unit(UnitId::new(3)),
+            FaultPlace::UnitStage(UnitId::new(0), Stage::AllReduce),
+            FaultPlace::Stage(Stage::Header),
+            FaultPlace::Call(17),
+        ];
+        let kinds = PLAIN.into_iter().chain([
+            FaultKind::Delay(Duration::from_millis(300)),
+            FaultKind::Delay(Duration::from_micros(585)),
+            FaultKind::NonFinite(f32::NEG_INFINITY),
+        ]);
+        for kind in kinds {
+            for place in places {
+                let fault = Fault::at(Rank::new(2), 40, place, kind);
+                assert_eq!(fault.to_string().parse(), Ok(fault));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_fault_is_refused_with_what_is_missing() {
+        let refused = [
+            ("panic", "there is no `: KIND`"),
+            ("step 3: panic", "it begins with `rank N`"),
+            ("rank 1, call 3: panic", "`step N` follows the rank"),
+            ("rank 1, step 2: panic", "the place is"),
+            ("rank 1, step 2, unit x: panic", "the place is"),
+            ("rank 1, step 2, unit 0: explode", "the kind is one of panic, error"),
+            ("rank 1, step 2, unit 0: delay of 3 parsecs", "the kind is one of"),
+        ];
+        for (text, problem) in refused {
+            let message = text.parse::<Fault>().expect_err("it is none").to_string();
+            assert!(message.contains(problem) && message.contains(text), "{message}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Records as text: JSON with a version, in which operations, dtypes and the like go by their names.
+//!
+//! A text comes from a file that anybody may have written: whatever is in it, reading gives a record whose numbers fit
+//! together, or an error.
+
+use serde::{Deserialize, Serialize};
+
+use super::record::FlightRecord;
+
+mod fields;
+
+pub(super) use self::fields::{group_id, name, optional_name, rank, ranks, scaling, tag};
+
+/// The version of what is written. It goes up when a reader of the former one would misunderstand.
+const VERSION: u64 = 1;
+
+/// Longer texts are refused: many times what the largest ring gives.
+pub(super) const MAX_BYTES: usize = 64 << 20;
+
+/// Larger worlds are refused, whatever a text says: what is said of each rank needs memory for each.
+const MAX_SIZE: usize = 1 << 20;
+
+/// A text or a file that is no flight record.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FlightError {
+    /// It is not JSON, or something is missing or of the wrong kind.
+    #[error("not a flight record: {problem}")]
+    Malformed {
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// It was written by another version of this library.
+    #[error("a flight record of version {found}; this library reads version {known}")]
+    Version {
+        /// Its version.
+        found: u64,
+        /// The one that can be read.
+        known: u64,
+    },
+    /// It is too long to be read.
+    #[error("a flight record of {bytes} bytes; at most {limit} are read")]
+    TooLong {
+        /// Its length.
+        bytes: u64,
+        /// The largest length.
+        limit: u64,
+    },
+    /// The file could not be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+#[derive(Serialize)]
+struct Written<'a> {
+    version: u64,
+    #[serde(flatten)]
+    record: &'a FlightRecord,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u64,
+}
+
+impl FlightRecord {
+    /// The record as JSON, with a version.
+    ///
+    /// # Panics
+    /// Never: a record has nothing that JSON has not.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let written = Written { version: VERSION, record: self };
+        serde_json::to_string(&written).expect("numbers, names and lists")
+    }
+
+    /// The record that [`to_json`](Self::to_json) has written.
+    ///
+    /// # Errors
+    /// [`FlightError::TooLong`], [`FlightError::Version`], or [`FlightError::Malformed`] with line and column, or with
+    /// the numbers that do not fit together.
+    pub fn from_json(text: &str) -> Result<Self, FlightError> {
+        if text.len() > MAX_BYTES {
+            let (bytes, limit) = (text.len() as u64, MAX_BYTES as u64);
+            return Err(FlightError::TooLong { bytes, limit });
+        }
+        let Version { version } = serde_json::from_str(text).map_err(|it| malformed(&it))?;
+        if version != VERSION {
+            return Err(FlightError::Version { found: version, known: VERSION });
+        }
+        let record: Self = serde_json::from_str(text).map_err(|it| malformed(&it))?;
+        match record.contradiction() {
+            Some(problem) => Err(FlightError::Malformed { problem }),
+            None => Ok(record),
+        }
+    }
+
+    /// What does not fit together.
+    fn contradiction(&self) -> Option<String> {
+        let Self { rank, size, .. } = *self;
+        if size > MAX_SIZE {
+            return Some(format!("a world of {size} ranks; at most {MAX_SIZE} are read"));
+        }
+        if rank.index() >= size {
+            return Some(format!("rank {rank} of a world of {size}"));
+        }
+        for group in &self.groups {
+            if let Some(member) = group.ranks.iter().find(|member| member.index() >= size) {
+                return Some(format!("group {} has rank {member} of a world of {size}", group.id));
+            }
+        }
+        let numbers = self.entries.iter().map(|entry| entry.number);
+        let out_of_order = self.overwritten..;
+        let wrong = numbers.zip(out_of_order).find(|(number, expected)| number != expected);
+        wrong.map(|(number, expected)| format!("entry {number} stands where {expected} belongs"))
+    }
+}
+
+fn malformed(error: &serde_json::Error) -> FlightError {
+    FlightError::Malformed { problem: error.to_string() }
+}

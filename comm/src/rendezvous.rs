@@ -1,0 +1,144 @@
+//! Where threads that a program has started itself become the ranks of one world. PROTOCOL.md, "Coming together".
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_sharding::Rank;
+
+use crate::local::from_now;
+use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::{Error, World, WorldOptions};
+
+/// A place for `size` threads to meet, each of which knows its rank and the size of the world.
+///
+/// [`launch`](crate::launch) starts its ranks itself and needs none of this.
+///
+/// ```
+/// use std::thread;
+/// use hsdp_comm::{Rendezvous, WorldOptions};
+/// use hsdp_sharding::Rank;
+///
+/// let rendezvous = Rendezvous::new(2, WorldOptions::default());
+/// thread::scope(|scope| {
+///     for rank in 0..2 {
+///         let rendezvous = &rendezvous;
+///         scope.spawn(move || rendezvous.join(Rank::new(rank), 2).expect("a world"));
+///     }
+/// });
+/// ```
+pub struct Rendezvous {
+    deadline: Duration,
+    size: usize,
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
+}
+
+struct Meeting {
+    /// By rank: what is there for it.
+    places: Vec<Place>,
+    missing: usize,
+    /// Why nobody gets a world here.
+    failure: Option<Error>,
+}
+
+enum Place {
+    Free(World),
+    /// Taken by whoever is named so.
+    Claimed(Arc<str>),
+}
+
+impl Rendezvous {
+    /// A place for the ranks of a new world of `size`. They wait for each other for as long as `options` have a deadline.
+    #[must_use]
+    pub fn new(size: usize, options: WorldOptions) -> Self {
+        let deadline = options.deadline;
+        let places = World::local(size, options).into_iter().map(Place::Free).collect();
+        let meeting = Meeting { places, missing: size, failure: None };
+        Self { deadline, size, meeting: Mutex::new(meeting), changed: Condvar::new() }
+    }
+
+    /// Comes as `rank` of a world that the caller was told has `size` ranks, and waits until all ranks have come.
+    ///
+    /// # Errors
+    /// At once: [`Error::BadRank`] if the world has no such rank; [`Error::DuplicateRank`] if another thread has come as
+    /// this one, which does not notice; [`Error::WorldSize`] if the size is another, on all ranks, now and later.
+    /// After the deadline: [`Error::Incomplete`] on all ranks that came.
+    pub fn join(&self, rank: Rank, size: usize) -> Result<World, Error> {
+        let mut meeting = self.meeting.lock();
+        let until = from_now(self.deadline);
+        let world = self.claim(&mut meeting, rank, size)?;
+        self.changed.notify_all();
+        self.wait_for_others(meeting, until)?;
+        Ok(world)
+    }
+
+    fn claim(&self, meeting: &mut Meeting, rank: Rank, told: usize) -> Result<World, Error> {
+        if let Some(failure) = &meeting.failure {
+            return Err(failure.clone());
+        }
+        if told != self.size {
+            let error = Error::WorldSize { rank, size: self.size, told };
+            meeting.failure = Some(error.clone());
+            self.changed.notify_all();
+            return Err(error);
+        }
+        let bad_rank = Error::BadRank { rank, size: self.size };
+        let place = meeting.places.get_mut(rank.index()).ok_or(bad_rank)?;
+        let claimant = name_of_this_thread();
+        match std::mem::replace(place, Place::Claimed(Arc::clone(&claimant))) {
+            Place::Free(world) => {
+                meeting.missing -= 1;
+                Ok(world)
+            }
+            Place::Claimed(first) => {
+                *place = Place::Claimed(Arc::clone(&first));
+                Err(Error::DuplicateRank { rank, first, second: claimant })
+            }
+        }
+    }
+
+    fn wait_for_others(
+        &self,
+        mut meeting: MutexGuard<'_, Meeting>,
+        until: Instant,
+    ) -> Result<(), Error> {
+        while meeting.missing > 0 && meeting.failure.is_none() {
+            if self.changed.wait_until(&mut meeting, until).timed_out() && meeting.missing > 0 {
+                let incomplete = self.incomplete(&meeting.places);
+                meeting.failure.get_or_insert(incomplete);
+                self.changed.notify_all();
+            }
+        }
+        meeting.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn incomplete(&self, places: &[Place]) -> Error {
+        let (mut arrived, mut missing) = (Vec::new(), Vec::new());
+        for (rank, place) in (0..).zip(places) {
+            let list = if matches!(place, Place::Free(_)) { &mut missing } else { &mut arrived };
+            list.push(rank);
+        }
+        Error::Incomplete { deadline: self.deadline, arrived, missing }
+    }
+}
+
+/// How a thread is named to others.
+fn name_of_this_thread() -> Arc<str> {
+    let thread = thread::current();
+    match thread.name() {
+        Some(name) => format!("thread `{name}` ({:?})", thread.id()).into(),
+        None => format!("a thread without a name ({:?})", thread.id()).into(),
+    }
+}
+
+impl fmt::Debug for Rendezvous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let missing = self.meeting.lock().missing;
+        f.debug_struct("Rendezvous")
+            .field("size", &self.size)
+            .field("missing", &missing)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,183 @@
+//! Records as text.
+
+use hsdp_comm::{
+    Channel, FlightEntry, FlightError, FlightGroup, FlightRecord, FlightState, GroupId, Op,
+    Reduction, Scaling, Stage, Tag, World, WorldOptions, explain,
+};
+use hsdp_kernels::{Divisor, Wire};
+use hsdp_sharding::{DType, Rank, UnitId};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::gather;
+
+fn rank() -> impl Strategy<Value = Rank> {
+    any::<u32>().prop_map(|rank| Rank::new(rank as usize))
+}
+
+fn group() -> impl Strategy<Value = (GroupId, FlightGroup)> {
+    (select(&Channel::ALL[..]), 1_usize..4).prop_map(|(channel, members)| {
+        let ranks: Vec<Rank> = (0..members).map(Rank::new).collect();
+        let id = GroupId::of(&ranks, channel);
+        (id, FlightGroup { id, channel, ranks })
+    })
+}
+
+fn scaling() -> impl Strategy<Value = Scaling> {
+    let wire = select(vec![Wire::F32, Wire::F16, Wire::BF16]);
+    let divisor = || {
+        let value = any::<f32>().prop_filter("a divisor", |it| it.is_finite() && *it > 0.0);
+        value.prop_map(|value| Divisor::new(value).expect("finite and positive"))
+    };
+    (wire, divisor(), divisor()).prop_map(|(wire, pre, post)| Scaling { wire, pre, post })
+}
+
+fn tag() -> impl Strategy<Value = Tag> {
+    let unit = proptest::option::of(any::<u32>().prop_map(|unit| UnitId::new(unit as usize)));
+    (unit, select(&Stage::ALL[..]), any::<u64>(), any::<usize>())
+        .prop_map(|(unit, stage, step, microbatch)| Tag { unit, stage, step, microbatch })
+}
+
+prop_compose! {
+    fn entry()(
+        ((group, FlightGroup { channel, .. }), tag, scaling) in (group(), tag(), proptest::option::of(scaling())),
+        (op, state) in (select(&Op::ALL[..]), select(&FlightState::ALL[..])),
+        reduction in proptest::option::of(select(&Reduction::ALL[..])),
+        dtype in proptest::option::of(select(&DType::ALL[..])),
+        (root, peer) in (proptest::option::of(rank()), proptest::option::of(rank())),
+        (elements, uneven) in (any::<usize>(), any::<bool>()),
+        (epoch, sequence, bytes, issued_ns) in any::<(u64, u64, u64, u64)>(),
+        (waited_ns, settled_ns) in any::<(Option<u64>, Option<u64>)>(),
+    ) -> FlightEntry {
+        FlightEntry {
+            number: 0, group, channel, epoch, sequence, op, reduction, dtype, elements, uneven, bytes, root, peer,
+            scaling, tag, state, issued_ns, waited_ns, settled_ns,
+        }
+    }
+}
+
+prop_compose! {
+    fn record()(
+        (rank, size) in (0_usize..8, 8_usize..1 << 20),
+        (step, epoch, began_unix_us, taken_ns, overwritten) in any::<(u64, u64, u64, u64, u32)>(),
+        end in proptest::option::of(".*"),
+        groups in proptest::collection::vec(group(), 0..4),
+        mut entries in proptest::collection::vec(entry(), 0..8),
+    ) -> FlightRecord {
+        let overwritten = u64::from(overwritten);
+        for (number, entry) in (overwritten..).zip(&mut entries) {
+            entry.number = number;
+        }
+        let (rank, groups) = (Rank::new(rank), groups.into_iter().map(|(_, group)| group).collect());
+        FlightRecord { rank, size, step, epoch, began_unix_us, taken_ns, end, overwritten, groups, entries }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(record in record()) {
+        let text = record.to_json();
+        prop_assert_eq!(FlightRecord::from_json(&text).expect("it was written so"), record);
+    }
+
+    #[test]
+    fn garbage_is_refused(text in ".*") {
+        prop_assert!(FlightRecord::from_json(&text).is_err());
+    }
+
+    /// What a broken disk or a bad copy makes of a record: it is read or refused, and what is read can be explained.
+    #[test]
+    fn damage_never_panics(mut records in proptest::collection::vec(record(), 1..4), at in any::<prop::sample::Index>(), with in any::<u8>()) {
+        records.iter_mut().for_each(|record| record.size = 8);
+        let mut bytes = records[0].to_json().into_bytes();
+        let at = at.index(bytes.len());
+        bytes[at] = with;
+        let Ok(text) = String::from_utf8(bytes) else { return Ok(()) };
+        records.extend(FlightRecord::from_json(&text));
+        prop_assert!(!explain(&records).to_string().is_empty());
+    }
+
+    #[test]
+    fn half_a_record_is_refused(record in record(), at in any::<prop::sample::Index>()) {
+        let text = record.to_json();
+        let half = at.index(text.len());
+        prop_assume!(text.is_char_boundary(half));
+        prop_assert!(FlightRecord::from_json(&text[..half]).is_err());
+    }
+}
+
+fn written() -> String {
+    let worlds = World::local(2, WorldOptions::default());
+    drop(worlds[1].world_group(Channel::Reduce).barrier(super::tag(Stage::Reduce, 3)));
+    worlds[1].flight_record().to_json()
+}
+
+/// What is said of the text of a record in which `from` was replaced.
+fn refused(from: &str, to: &str) -> String {
+    let text = written();
+    assert!(text.contains(from), "`{from}` is missing in {text}");
+    let error = FlightRecord::from_json(&text.replacen(from, to, 1)).expect_err("it is wrong");
+    error.to_string()
+}
+
+#[test]
+fn a_record_reads_as_names_and_numbers() {
+    let text = written();
+    let expected = [
+        r#"{"version":1,"rank":1,"size":2,"#,
+        r#""channel":"reduce","ranks":[0,1]"#,
+        r#""op":"barrier""#,
+        r#""tag":{"stage":"reduce","unit":3,"step":7,"microbatch":0},"state":"issued""#,
+    ];
+    for part in expected {
+        assert!(text.contains(part), "`{part}` is missing in {text}");
+    }
+}
+
+#[test]
+fn another_version_is_refused_by_both_numbers() {
+    let said = refused(r#""version":1"#, r#""version":2"#);
+    assert_eq!(said, "a flight record of version 2; this library reads version 1");
+    // Whatever else is in it.
+    let error = FlightRecord::from_json(r#"{"version":7,"ranks":"all"}"#).expect_err("unknown");
+    assert!(matches!(error, FlightError::Version { found: 7, known: 1 }));
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_place() {
+    assert!(refused(r#""op":"barrier""#, r#""op":"barriere""#).contains("an operation"));
+    let said = refused(r#""version":1,"#, "");
+    assert!(said.starts_with("not a flight record: missing field `version`"), "{said}");
+    assert!(refused(r#""step":7"#, r#""step":-7"#).contains("line 1 column"));
+    assert_eq!(
+        refused(r#""rank":1,"size":2"#, r#""rank":2,"size":2"#),
+        "not a flight record: rank 2 of a world of 2"
+    );
+    assert!(refused(r#""ranks":[0,1]"#, r#""ranks":[0,9]"#).contains("has rank 9 of a world of 2"));
+    assert_eq!(
+        refused(r#""number":0"#, r#""number":5"#),
+        "not a flight record: entry 5 stands where 0 belongs"
+    );
+    let said = refused(r#""size":2"#, r#""size":1000000000000"#);
+    assert!(said.contains("a world of 1000000000000 ranks; at most 1048576 are read"), "{said}");
+    for garbage in ["", "null", "[]", "{}", "\u{0}", &"[".repeat(1 << 20)] {
+        let error = FlightRecord::from_json(garbage).expect_err("garbage");
+        assert!(matches!(error, FlightError::Malformed { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_text_that_is_too_long_is_not_read() {
+    let error = FlightRecord::from_json(&" ".repeat((64 << 20) + 1)).expect_err("too long");
+    assert_eq!(error.to_string(), "a flight record of 67108865 bytes; at most 67108864 are read");
+}
+
+#[test]
+fn the_largest_ring_gives_a_text_that_can_be_read() {
+    let options = WorldOptions { flight_entries: usize::MAX, ..WorldOptions::default() };
+    let world = World::local(1, options).remove(0);
+    (0..(1 << 16) + 3).for_each(|unit| gather(&world, unit).expect("alone"));
+    let record = world.flight_record();
+    assert_eq!((record.entries.len(), record.overwritten), (1 << 16, 3));
+    assert_eq!(FlightRecord::from_json(&record.to_json()).expect("read"), record);
+}
