@@ -5,6 +5,7 @@
 
 use hsdp_sharding::{Mesh, Rank};
 
+use crate::non_finite::{self, Finding};
 use crate::presence::Presence;
 
 /// What a rank says at the end of a step.
@@ -17,25 +18,20 @@ pub(crate) struct Statement {
     pub(crate) loss: f64,
     /// Of this rank's finished gradient shards, before the final division.
     pub(crate) squared_norm: f64,
-    /// The first parameter whose gradient is not finite in this rank's shard, by its number in the model.
-    pub(crate) first_non_finite: Option<usize>,
+    /// The first element of this rank's gradient shards that is not finite.
+    pub(crate) finding: Option<Finding>,
     /// Which parameters got a gradient on this rank.
     pub(crate) presence: Presence,
 }
 
-const FIXED_WORDS: usize = 5;
-const NONE: u64 = u64::MAX;
+const FIXED_WORDS: usize = 4 + non_finite::WORDS;
 
 impl Statement {
     pub(crate) fn encode(&self) -> Vec<u64> {
-        let fixed = [
-            self.microbatches,
-            self.weight,
-            self.loss.to_bits(),
-            self.squared_norm.to_bits(),
-            self.first_non_finite.map_or(NONE, |parameter| parameter as u64),
-        ];
-        fixed.into_iter().chain(self.presence.words().iter().copied()).collect()
+        let fixed =
+            [self.microbatches, self.weight, self.loss.to_bits(), self.squared_norm.to_bits()];
+        let finding = Finding::encode(self.finding);
+        fixed.into_iter().chain(finding).chain(self.presence.words().iter().copied()).collect()
     }
 
     fn decode(words: &[u64], parameters: usize) -> Self {
@@ -44,7 +40,7 @@ impl Statement {
             weight: words[1],
             loss: f64::from_bits(words[2]),
             squared_norm: f64::from_bits(words[3]),
-            first_non_finite: usize::try_from(words[4]).ok().filter(|_| words[4] != NONE),
+            finding: Finding::decode(&words[4..]),
             presence: Presence::from_words(parameters, words[FIXED_WORDS..].to_vec()),
         }
     }
@@ -86,12 +82,9 @@ impl Agreement {
         row.iter().map(|member| self.0[member.index()].squared_norm).sum()
     }
 
-    /// The first rank, and its first parameter, whose finished gradient is not finite.
-    pub(crate) fn first_non_finite(&self) -> Option<(Rank, usize)> {
-        self.0
-            .iter()
-            .enumerate()
-            .find_map(|(rank, statement)| Some((Rank::new(rank), statement.first_non_finite?)))
+    /// The first finding of all, and who made it.
+    pub(crate) fn first_non_finite(&self) -> Option<(Rank, Finding)> {
+        non_finite::first(self.0.iter().map(|statement| statement.finding))
     }
 
     /// Which parameters got a gradient on any rank.
@@ -115,6 +108,9 @@ impl Agreement {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::non_finite::When;
+
+    const FOUND: Finding = Finding { when: When::Microbatch(1), parameter: 1, from: Some(0) };
 
     fn statement(rank: usize) -> Statement {
         let mut presence = Presence::none(70);
@@ -125,7 +121,7 @@ mod tests {
             weight: 10 + rank as u64,
             loss: 0.5,
             squared_norm: 4.0_f64.powi(i32::try_from(rank).expect("small")),
-            first_non_finite: (rank == 2).then_some(1),
+            finding: (rank == 2).then_some(FOUND),
             presence,
         }
     }
@@ -149,8 +145,8 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bad_rank_and_parameter_are_named() {
-        assert_eq!(agreement().first_non_finite(), Some((Rank::new(2), 1)));
+    fn the_first_finding_is_everybodys() {
+        assert_eq!(agreement().first_non_finite(), Some((Rank::new(2), FOUND)));
     }
 
     #[test]

@@ -12,9 +12,7 @@ pub(crate) fn of_words(words: &[u64]) -> u64 {
 pub(crate) fn of_parameters<'a>(shards: impl Iterator<Item = &'a [f32]>) -> u64 {
     let mut hasher = Xxh3::new();
     for shard in shards {
-        for value in shard {
-            hasher.update(&value.to_bits().to_le_bytes());
-        }
+        hasher.update(bytemuck::cast_slice(shard));
     }
     hasher.digest()
 }

@@ -10,7 +10,7 @@
 //! | what never changes: plan, options, groups | `fabric` |
 //! | the gathers of a microbatch | `gathers` |
 //! | the reductions of a step | `reductions`, `partial`, `unsharded`; `place`, `scaling` |
-//! | the step itself | `step_state`, `check` |
+//! | the step itself | `step_state`, `microbatches`, `check` |
 //! | how a step ends | `finish` |
 
 mod check;
@@ -18,6 +18,7 @@ pub(crate) mod events;
 pub(crate) mod fabric;
 mod finish;
 mod gathers;
+mod microbatches;
 mod partial;
 mod place;
 pub(crate) mod reductions;
@@ -33,14 +34,17 @@ use hsdp_comm::{Stage, StepFailure};
 use hsdp_sharding::UnitId;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::comparison;
 use crate::error::Error;
 use crate::full::Full;
-use crate::header::StepHeader;
+use crate::header::{Agreed, StepHeader};
 use crate::model::ModelId;
 use crate::objective::{LossSum, Objective, Seed};
 use crate::options::StepOptions;
 use crate::precision::LossScale;
+use crate::uneven::{Course, EndOfRun};
 use fabric::Fabric;
+pub(crate) use microbatches::NoMore;
 use reductions::UnitGradients;
 pub(crate) use step_state::Token;
 use step_state::{StepState, sized_like_plan};
@@ -63,6 +67,13 @@ const NO_ATTEMPT: u64 = 0;
 pub(crate) struct Opened {
     pub(crate) step: u64,
     pub(crate) attempt: u64,
+}
+
+/// What the exchange of headers led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    Step(Opened),
+    End(EndOfRun),
 }
 
 /// What changes from step to step.
@@ -108,8 +119,8 @@ impl Engine {
         self.state.lock()
     }
 
-    /// Exchanges headers and opens the step.
-    pub(crate) fn begin_step(&self, options: StepOptions) -> Result<Opened, Error> {
+    /// Exchanges headers, and opens the step if it takes place.
+    pub(crate) fn begin_step(&self, options: StepOptions) -> Result<Begun, Error> {
         let mut state = self.state();
         let step = state.next_step;
         if options.microbatches == Some(0) {
@@ -129,25 +140,45 @@ impl Engine {
             options: self.fabric.options.digest(),
             loss_scale: state.loss_scale.value().to_bits(),
             weight_hint: options.weight_hint.unwrap_or(state.last_weight),
+            input: options.input,
         };
         let tag = self.fabric.tag(None, Stage::Header, step, 0);
         let gathered = self.fabric.control.all_gather(tag, header.encode())?.wait()?;
-        let largest_hint = StepHeader::agree(&gathered)?;
+        let Agreed { largest_hint, supply } = StepHeader::agree(&gathered)?;
+        match supply.course(self.fabric.options.uneven) {
+            Some(Course::Goes) => self.fabric.world.set_absent(&supply.exhausted),
+            Some(Course::Ends) => {
+                self.fabric.world.set_absent(&[]);
+                return Ok(Begun::End(EndOfRun { step, supply }));
+            }
+            None => return Err(Error::UnevenInputs { step, microbatch: None, supply }),
+        }
+        if self.is_compared_before(step) {
+            comparison::of_replicas(&self.fabric, &state.shards, step)?;
+        }
         state.attempts += 1;
         let attempt = state.attempts;
         let buffers = sized_like_plan(mem::take(&mut state.recycled), &self.fabric);
         let opened = Opened { step, attempt };
         let mut begun = StepState::new(&self.fabric, opened, options, buffers);
+        begun.absent = supply.exhausted;
         begun.exponent = exponent_known_early(self.fabric.options.objective, largest_hint);
         state.step = Some(begun);
         self.under_way.store(attempt, Ordering::Release);
-        Ok(opened)
+        Ok(Begun::Step(opened))
     }
 
-    pub(crate) fn begin_microbatch(&self, opened: Opened) -> Result<Token, Error> {
+    /// Whether replicas compare their shards before this step.
+    fn is_compared_before(&self, step: u64) -> bool {
+        let every = self.fabric.options.compare_replicas;
+        step > 0 && every.is_some_and(|every| step.is_multiple_of(every.get()))
+    }
+
+    /// `Err` inside `Ok` where the step has no next microbatch, since ranks have no more data.
+    pub(crate) fn begin_microbatch(&self, opened: Opened) -> Result<Result<Token, NoMore>, Error> {
         let mut state = self.state();
         match state.step.as_mut().filter(|step| step.opened == opened) {
-            Some(step) => step.begin_microbatch(&self.fabric),
+            Some(step) => step.note(|step| step.begin_microbatch(&self.fabric)),
             None => {
                 Err(self.fabric.misuse("microbatch", opened.step, "the step is over".to_owned()))
             }

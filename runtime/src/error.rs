@@ -1,6 +1,11 @@
 //! What can go wrong in a step, each with the numbers that say why.
 
+use std::fmt;
+
 use hsdp_sharding::Rank;
+
+use crate::non_finite::NonFiniteGradient;
+use crate::uneven::Supply;
 
 /// An error of the runtime.
 ///
@@ -50,6 +55,22 @@ pub enum Error {
         /// Elements planned.
         want: usize,
     },
+    /// There is no memory for a buffer. The step fails on this rank, and the others are told.
+    #[error(
+        "{operation} of unit {unit} on rank {rank}, step {step}: out of memory: no {bytes} bytes to be had"
+    )]
+    OutOfMemory {
+        /// What the buffer is for.
+        operation: &'static str,
+        /// Of which unit.
+        unit: String,
+        /// On which rank.
+        rank: Rank,
+        /// In which step.
+        step: u64,
+        /// How many bytes were asked for.
+        bytes: usize,
+    },
     /// Something belongs to a microbatch that is over: a backward through an old graph, say.
     #[error(
         "{operation} on rank {rank}: this belongs to {held}, and {current}; a graph can be used in its own microbatch only"
@@ -78,6 +99,28 @@ pub enum Error {
         /// What that one has.
         want: String,
     },
+    /// `Uneven::Error`: some ranks have data and others have none. Nothing was updated; a next step may begin.
+    #[error("step {step}{}: ranks {} have no more data, ranks {} have: give every rank as many batches, or choose \
+             Uneven::Stop or Uneven::ZeroWeight", InMicrobatch(*.microbatch), List(&.supply.exhausted), List(&.supply.ready))]
+    UnevenInputs {
+        /// The step.
+        step: u64,
+        /// The microbatch, where ranks brought different numbers of them to a step.
+        microbatch: Option<usize>,
+        /// Who has data and who has not.
+        supply: Supply,
+    },
+    /// There is no next step (or no next microbatch in this one), since ranks have no more data; not a failure. What
+    /// asks with an `Option` or [`NextStep`](crate::NextStep) gets no error.
+    #[error("step {step}{}: ranks {} have no more data, so it ends here", InMicrobatch(*.microbatch), List(&.supply.exhausted))]
+    EndOfData {
+        /// The step.
+        step: u64,
+        /// The microbatch that does not take place, where it is not the whole step.
+        microbatch: Option<usize>,
+        /// Who has data and who has not.
+        supply: Supply,
+    },
     /// All weights of the step were 0: there is nothing to divide by.
     #[error("step {step}: the weights of all ranks and microbatches add up to 0")]
     EmptyStep {
@@ -90,16 +133,9 @@ pub enum Error {
         /// The step.
         step: u64,
     },
-    /// A gradient is not finite, and the model was not told to skip such steps.
-    #[error("step {step}: the gradient of {parameter} is not finite on rank {rank}")]
-    NonFinite {
-        /// The step.
-        step: u64,
-        /// The first rank whose shard holds a NaN or an infinity.
-        rank: Rank,
-        /// The first such parameter there.
-        parameter: String,
-    },
+    /// A gradient is not finite, and the model was not told to skip such steps. No parameter has changed.
+    #[error("{0}")]
+    NonFinite(NonFiniteGradient),
     /// `Unused::Error`: a trainable parameter got no gradient on some ranks.
     #[error("step {step}: parameter {parameter} got no gradient on ranks {ranks:?}")]
     UnusedParameter {
@@ -121,5 +157,29 @@ impl Error {
             Self::Disagreement { .. } => true,
             _ => false,
         }
+    }
+}
+
+struct InMicrobatch(Option<usize>);
+
+impl fmt::Display for InMicrobatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(microbatch) => write!(f, ", microbatch {microbatch}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `0, 3, 4`
+struct List<'a>(&'a [Rank]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, rank) in self.0.iter().enumerate() {
+            let separator = if place == 0 { "" } else { ", " };
+            write!(f, "{separator}{rank}")?;
+        }
+        Ok(())
     }
 }

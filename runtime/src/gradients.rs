@@ -2,30 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use hsdp_sharding::{ParamId, Rank, UnitId};
+use hsdp_sharding::{ParamId, UnitId};
 
 use crate::error::Error;
 use crate::export;
 use crate::model::{ModelId, ShardedModel};
-
-/// Why a step changes no parameter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skip {
-    /// The step.
-    pub step: u64,
-    /// The first rank whose shard holds a NaN or an infinity.
-    pub rank: Rank,
-    /// The first such parameter there.
-    pub parameter: String,
-}
+use crate::non_finite::NonFiniteGradient;
 
 /// What all ranks agreed to do with a step's gradients.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// Update the parameters.
     Apply,
     /// Leave them as they are.
-    Skip(Skip),
+    Skip(NonFiniteGradient),
 }
 
 /// This rank's shard of a step's gradient, reduced over both axes, divided, and agreed on by all ranks.

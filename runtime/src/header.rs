@@ -6,6 +6,7 @@
 use hsdp_sharding::Rank;
 
 use crate::error::Error;
+use crate::uneven::{Input, Supply};
 
 /// What a rank says of itself when it begins a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,18 +18,31 @@ pub(crate) struct StepHeader {
     pub(crate) plan: u64,
     pub(crate) options: u64,
     pub(crate) loss_scale: u64,
-    /// About what weight a microbatch will have; 0 is unknown. The only field that may differ.
+    /// About what weight a microbatch will have; 0 is unknown. May differ.
     pub(crate) weight_hint: u64,
+    /// Whether the rank has data. May differ.
+    pub(crate) input: Input,
+}
+
+/// What the headers of all ranks amount to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    pub(crate) largest_hint: u64,
+    pub(crate) supply: Supply,
 }
 
 const WORDS: usize = 8;
-const MAGIC: u64 = u64::from_le_bytes(*b"hsdp-st1");
+/// The first word is this, but for its lowest byte, which holds flags.
+const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst2\0");
+const FLAGS: u64 = 0xff;
+const EXHAUSTED: u64 = 1;
 const UNKNOWN: u64 = u64::MAX;
+const HINT: usize = WORDS - 1;
 
 impl StepHeader {
     pub(crate) fn encode(&self) -> Vec<u64> {
         vec![
-            MAGIC,
+            MAGIC | if self.input == Input::Exhausted { EXHAUSTED } else { 0 },
             self.step,
             self.committed,
             self.microbatches.map_or(UNKNOWN, |count| count as u64),
@@ -39,18 +53,26 @@ impl StepHeader {
         ]
     }
 
-    /// What all ranks agreed on: the largest weight hint.
+    /// What all ranks agreed on.
     ///
     /// # Errors
     /// `Disagreement` names the first field in which a rank differs from rank 0.
-    pub(crate) fn agree(gathered: &[u64]) -> Result<u64, Error> {
+    pub(crate) fn agree(gathered: &[u64]) -> Result<Agreed, Error> {
         let mut headers = gathered.chunks_exact(WORDS);
         let first = headers.next().unwrap_or(&[]);
         for (index, header) in headers.enumerate() {
             compare(first, header, Rank::new(index + 1))?;
         }
-        Ok(gathered.chunks_exact(WORDS).map(|header| header[WORDS - 1]).max().unwrap_or(0))
+        let headers = || gathered.chunks_exact(WORDS);
+        Ok(Agreed {
+            largest_hint: headers().map(|header| header[HINT]).max().unwrap_or(0),
+            supply: Supply::of(headers().map(input)),
+        })
     }
+}
+
+fn input(header: &[u64]) -> Input {
+    if header[0] & EXHAUSTED == 0 { Input::Ready } else { Input::Exhausted }
 }
 
 fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
@@ -63,7 +85,12 @@ fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
         "the digest of the model's options",
         "the loss scale",
     ];
-    let differs = FIELDS.iter().enumerate().find(|(field, _)| first[*field] != header[*field]);
+    let value = |header: &[u64], field: usize| match field {
+        0 => header[0] & !FLAGS,
+        field => header[field],
+    };
+    let differs =
+        FIELDS.iter().enumerate().find(|(field, _)| value(first, *field) != value(header, *field));
     let Some((field, what)) = differs else { return Ok(()) };
     Err(Error::Disagreement {
         what,
@@ -96,10 +123,11 @@ mod tests {
             options: 2,
             loss_scale: 1.0_f64.to_bits(),
             weight_hint: 0,
+            input: Input::Ready,
         }
     }
 
-    fn agree(headers: &[StepHeader]) -> Result<u64, Error> {
+    fn agree(headers: &[StepHeader]) -> Result<Agreed, Error> {
         StepHeader::agree(&headers.iter().flat_map(StepHeader::encode).collect::<Vec<_>>())
     }
 
@@ -111,7 +139,15 @@ mod tests {
     #[test]
     fn equal_headers_agree_on_the_largest_hint() {
         let hints = [3, 9, 0].map(|weight_hint| StepHeader { weight_hint, ..header() });
-        assert_eq!(agree(&hints).expect("they agree"), 9);
+        assert_eq!(agree(&hints).expect("they agree").largest_hint, 9);
+    }
+
+    #[test]
+    fn ranks_without_data_are_known() {
+        let out = StepHeader { input: Input::Exhausted, ..header() };
+        let supply = agree(&[header(), out, header()]).expect("they agree").supply;
+        assert_eq!(supply.exhausted, [Rank::new(1)]);
+        assert_eq!(supply.ready, [0, 2].map(Rank::new));
     }
 
     #[test]

@@ -56,6 +56,7 @@
 //! `precision`, `options`; `engine` (what happens in a step); `header`, `agreement` (what ranks tell each other).
 
 mod agreement;
+mod comparison;
 mod digest;
 pub mod divide;
 mod engine;
@@ -64,27 +65,33 @@ mod export;
 mod full;
 mod gradients;
 mod header;
+mod interim;
 mod learning_rate;
+mod microbatch_header;
 mod model;
+mod non_finite;
 mod objective;
 mod optimizer;
 mod options;
 mod precision;
 mod presence;
 mod step;
+mod uneven;
 
 pub use engine::events::Event;
 pub use engine::reductions::UnitGradients;
 pub use error::Error;
 pub use full::Full;
-pub use gradients::{Gradients, Skip, Verdict};
+pub use gradients::{Gradients, Verdict};
 pub use learning_rate::LearningRate;
 pub use model::{ModelId, ShardedModel};
+pub use non_finite::{NonFiniteGradient, Origin};
 pub use objective::{LossSum, Objective, Seed};
 pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Run, Sgd, SgdOptions, Update};
 pub use options::{ModelOptions, NonFinite, StepOptions, Unused};
 pub use precision::{DynamicScale, LossScaling, Precision};
-pub use step::{Pass, PassHandle, Step};
+pub use step::{NextStep, Pass, PassHandle, Step};
+pub use uneven::{EndOfRun, Input, Supply, Uneven};
 
 // What users need of the rooms below, so that one dependency is enough.
 pub use hsdp_comm::{World, WorldOptions, launch, world};

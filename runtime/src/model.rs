@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hsdp_comm::{Stage, World};
+use hsdp_comm::World;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{ModelSpec, Param, Piece, Plan, Rank, UnitId};
 
-use crate::digest;
-use crate::engine::Engine;
+use crate::comparison;
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
+use crate::engine::{Begun, Engine};
 use crate::error::Error;
 use crate::export;
 use crate::options::{ModelOptions, StepOptions};
-use crate::step::Step;
+use crate::step::{NextStep, Step};
+use crate::uneven::EndOfRun;
 
 /// Which model of this process something belongs to.
 #[derive(Clone, Debug)]
@@ -73,7 +74,7 @@ impl ShardedModel {
         let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
         let fabric = Fabric::new(world, plan, options)?;
         let shards = cut(&fabric, init)?;
-        compare(&fabric, &shards)?;
+        comparison::of_models(&fabric, &shards)?;
         Ok(Self { engine: Arc::new(Engine::new(fabric, shards)) })
     }
 
@@ -106,11 +107,30 @@ impl ShardedModel {
     /// Collective over the world.
     ///
     /// # Errors
+    /// As [`next_step`](Self::next_step), and [`Error::EndOfData`] where that says that the run is over.
+    pub fn begin_step(&mut self, options: StepOptions) -> Result<Step<'_>, Error> {
+        match self.next_step(options)? {
+            NextStep::Step(step) => Ok(step),
+            NextStep::End(EndOfRun { step, supply }) => {
+                Err(Error::EndOfData { step, microbatch: None, supply })
+            }
+        }
+    }
+
+    /// As [`begin_step`](Self::begin_step), for runs in which ranks may have more data than others: each says with
+    /// [`StepOptions::input`] whether it has any, and all learn together whether there is a step.
+    ///
+    /// Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::UnevenInputs`] if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that;
     /// [`Error::Disagreement`] if a rank is at another step, has another plan or other options;
     /// [`Error::Misuse`] for a step of no microbatches; [`Error::Comm`] if the exchange fails.
-    pub fn begin_step(&mut self, options: StepOptions) -> Result<Step<'_>, Error> {
-        let opened = self.engine.begin_step(options)?;
-        Ok(Step::new(Arc::clone(&self.engine), opened))
+    pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
+        Ok(match self.engine.begin_step(options)? {
+            Begun::Step(opened) => NextStep::Step(Step::new(Arc::clone(&self.engine), opened)),
+            Begun::End(end) => NextStep::End(end),
+        })
     }
 
     /// Which model this is: an optimizer remembers for which one its state was made.
@@ -193,36 +213,4 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
         shards.push(shard);
     }
     Ok(shards)
-}
-
-/// Compares plan, options and shards with the other ranks.
-fn compare(fabric: &Fabric, shards: &[Vec<f32>]) -> Result<(), Error> {
-    const WORDS: usize = 3;
-    let mine = vec![
-        fabric.plan.fingerprint(),
-        fabric.options.digest(),
-        digest::of_parameters(shards.iter().map(Vec::as_slice)),
-    ];
-    let tag = fabric.tag(None, Stage::Setup, 0, 0);
-    let said = fabric.control.all_gather(tag, mine)?.wait()?;
-    // Field by field: only where all plans are the same do ranks mean the same by "the same shard".
-    let mesh = fabric.plan.mesh();
-    let first = |_| Rank::new(0);
-    let same_shard = |rank| Rank::new(mesh.coordinate(rank).shard_index);
-    let fields: [(&str, &dyn Fn(Rank) -> Rank); WORDS] = [
-        ("the fingerprint of the plan", &first),
-        ("the digest of the model's options", &first),
-        ("the initial value of a shard", &same_shard),
-    ];
-    for (word, (what, counterpart)) in fields.into_iter().enumerate() {
-        for rank in mesh.ranks() {
-            let other = counterpart(rank);
-            let [got, want] = [rank, other].map(|rank| said[rank.index() * WORDS + word]);
-            if got != want {
-                let [got, want] = [got, want].map(|value| format!("{value:#018x}"));
-                return Err(Error::Disagreement { what, rank, got, other, want });
-            }
-        }
-    }
-    Ok(())
 }

@@ -13,16 +13,17 @@ pub use sgd::{Momentum, Sgd, SgdOptions};
 
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
-use crate::gradients::{Gradients, Skip, Verdict};
+use crate::gradients::{Gradients, Verdict};
 use crate::model::{ModelId, ShardedModel};
+use crate::non_finite::NonFiniteGradient;
 
 /// What became of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Update {
     /// The parameters were updated.
     Applied,
     /// All ranks left them as they were.
-    Skipped(Skip),
+    Skipped(NonFiniteGradient),
 }
 
 /// Something that updates a model's shards by its gradients, by [`ShardedModel::update`].
@@ -84,7 +85,7 @@ impl ShardedModel {
         state.recycled = gradients.grad_shards;
         Ok(match gradients.verdict {
             Verdict::Apply => Update::Applied,
-            Verdict::Skip(skip) => Update::Skipped(skip),
+            Verdict::Skip(found) => Update::Skipped(found),
         })
     }
 }

@@ -1,10 +1,13 @@
 //! How a model is sharded and reduced, and how a step is begun.
 
+use std::num::NonZeroU64;
+
 use hsdp_sharding::{Accumulation, DType, Mesh, PlanOptions};
 
 use crate::error::Error;
 use crate::objective::Objective;
 use crate::precision::{LossScaling, Precision};
+use crate::uneven::{Input, Uneven};
 
 /// How a model is sharded and its gradients reduced. The same on all ranks; they compare.
 #[derive(Clone, Debug)]
@@ -25,6 +28,11 @@ pub struct ModelOptions {
     pub unused: Unused,
     /// What happens to a step with a NaN or an infinity. Dynamic loss scaling skips in any case.
     pub non_finite: NonFinite,
+    /// What happens when some ranks have data and others have none.
+    pub uneven: Uneven,
+    /// After how many steps, again and again, replicas compare the bits of their shards; `None` for never. It finds a
+    /// rank whose memory or arithmetic went wrong without a word, for one small exchange and one pass over the shard.
+    pub compare_replicas: Option<NonZeroU64>,
     /// f32 words of optimizer state per trainable element, for the memory plan: AdamW 2, SGD with momentum 1.
     pub optimizer_slots: usize,
 }
@@ -42,6 +50,8 @@ impl ModelOptions {
             loss_scaling: LossScaling::default(),
             unused: Unused::default(),
             non_finite: NonFinite::default(),
+            uneven: Uneven::default(),
+            compare_replicas: None,
             optimizer_slots: 2,
         }
     }
@@ -50,6 +60,7 @@ impl ModelOptions {
         self.precision.check()?;
         self.objective.check()?;
         self.loss_scaling.check()?;
+        self.uneven.check(self.objective)?;
         Ok(self)
     }
 
@@ -78,7 +89,9 @@ impl ModelOptions {
             }
         };
         let output = self.precision.output.map_or(u64::MAX, |dtype| dtype as u64);
-        let policies = [self.unused as u64, self.non_finite as u64, output];
+        let compared = self.compare_replicas.map_or(0, NonZeroU64::get);
+        let policies =
+            [self.unused as u64, self.non_finite as u64, self.uneven as u64, output, compared];
         let words: Vec<u64> = [kind, factor].into_iter().chain(scaling).chain(policies).collect();
         crate::digest::of_words(&words)
     }
@@ -97,9 +110,9 @@ pub enum Unused {
 /// What happens to a step whose gradient holds a NaN or an infinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// `Step::finish` fails on all ranks, naming parameter and rank; no parameter changes.
+    /// `Step::finish` fails on all ranks, naming parameter, rank and microbatch; no parameter changes.
     #[default]
-    Error,
+    Abort,
     /// The optimizer skips the step on all ranks.
     Skip,
 }
@@ -113,12 +126,26 @@ pub struct StepOptions {
     /// About what weight a microbatch has on this rank. It decides only the size that gradients have on
     /// the wire; without it, the last step's is taken, and ranks ask one another in the first.
     pub weight_hint: Option<u64>,
+    /// Whether this rank has data for the step; see [`Uneven`] for what follows where ranks differ.
+    pub input: Input,
 }
 
 impl StepOptions {
     /// A step of `count` microbatches.
     #[must_use]
     pub fn microbatches(count: usize) -> Self {
-        Self { microbatches: Some(count), weight_hint: None }
+        Self { microbatches: Some(count), ..Self::default() }
+    }
+
+    /// A step of as many microbatches as come, which may be more on some ranks than on others.
+    #[must_use]
+    pub fn as_many_as_come() -> Self {
+        Self::default()
+    }
+
+    /// The same on a rank that has no data for it.
+    #[must_use]
+    pub fn without_data(self) -> Self {
+        Self { input: Input::Exhausted, ..self }
     }
 }

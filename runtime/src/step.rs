@@ -6,13 +6,14 @@ use std::sync::Arc;
 use hsdp_sharding::{Plan, UnitId};
 
 use crate::engine::reductions::UnitGradients;
-use crate::engine::{Engine, Opened, Token};
+use crate::engine::{Engine, NoMore, Opened, Token};
 use crate::error::Error;
 use crate::full::Full;
 use crate::gradients::Gradients;
 use crate::model::ShardedModel;
 use crate::objective::{LossSum, Seed};
 use crate::precision::Precision;
+use crate::uneven::EndOfRun;
 
 /// A step that is under way. It owns everything that is pending.
 ///
@@ -51,19 +52,43 @@ impl<'model> Step<'model> {
         Self { engine, opened, model: PhantomData }
     }
 
-    /// Begins the next microbatch. Not collective.
+    /// Begins the next microbatch, for which this rank has data.
+    ///
+    /// Not collective where the step was begun with a number of microbatches; otherwise collective over the world,
+    /// with the `microbatch` or the `finish` of all other ranks: they find out whether all have another one.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the one before it was not finished, or the step has had all of its microbatches.
+    /// [`Error::Misuse`] if the one before it was not finished, or the step has had all of its microbatches;
+    /// [`Error::EndOfData`] if it ends here, since other ranks have no more data, and [`Error::UnevenInputs`] if that
+    /// is refused, as the model's [`Uneven`](crate::Uneven) says; [`Error::Comm`] if the exchange fails.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {
-        let token = self.engine.begin_microbatch(self.opened)?;
+        let step = self.opened.step;
+        match self.engine.begin_microbatch(self.opened)? {
+            Ok(token) => Ok(self.pass(token)),
+            Err(NoMore { microbatch, supply }) => {
+                Err(Error::EndOfData { step, microbatch: Some(microbatch), supply })
+            }
+        }
+    }
+
+    /// As [`microbatch`](Self::microbatch); `None` if the step ends here, since other ranks have no more data.
+    ///
+    /// # Errors
+    /// As there, but for `EndOfData`.
+    pub fn next_microbatch(&mut self) -> Result<Option<Pass<'_>>, Error> {
+        let token = self.engine.begin_microbatch(self.opened)?.ok();
+        Ok(token.map(|token| self.pass(token)))
+    }
+
+    fn pass(&mut self, token: Token) -> Pass<'_> {
         let handle = PassHandle { engine: Arc::clone(&self.engine), token };
-        Ok(Pass { handle, step: PhantomData })
+        Pass { handle, step: PhantomData }
     }
 
     /// Completes all reductions, all-reduces over the replicas, agrees with all ranks, and divides once.
     ///
-    /// Collective over the world: every rank calls it after the same number of microbatches.
+    /// Collective over the world. A rank that has brought fewer microbatches than others goes through theirs with
+    /// weight 0 under [`Uneven::ZeroWeight`](crate::Uneven::ZeroWeight).
     ///
     /// # Errors
     /// [`Error::EmptyStep`], [`Error::NonFinite`] and [`Error::UnusedParameter`] on all ranks alike;
@@ -77,6 +102,16 @@ impl Drop for Step<'_> {
     fn drop(&mut self) {
         self.engine.abort_step(self.opened);
     }
+}
+
+/// What the exchange at the beginning of a step led to.
+#[derive(Debug)]
+#[must_use = "a step that is dropped is aborted on all ranks"]
+pub enum NextStep<'model> {
+    /// It takes place. A rank without data just finishes it.
+    Step(Step<'model>),
+    /// The run is over, on all ranks.
+    End(EndOfRun),
 }
 
 /// A microbatch that is under way: one forward and backward.

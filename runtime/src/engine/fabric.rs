@@ -76,6 +76,18 @@ impl Fabric {
         Error::Misuse { operation, rank: self.rank(), step, what }
     }
 
+    /// An error of the kernels, with what it was about if there was no memory.
+    pub(crate) fn no_memory(
+        &self,
+        error: hsdp_kernels::Error,
+        operation: &'static str,
+        (step, unit): (u64, UnitId),
+    ) -> Error {
+        let hsdp_kernels::Error::OutOfMemory { bytes } = error else { return error.into() };
+        let unit = self.plan.spec()[unit].name.clone();
+        Error::OutOfMemory { operation, unit, rank: self.rank(), step, bytes }
+    }
+
     pub(crate) fn tag(
         &self,
         unit: Option<UnitId>,

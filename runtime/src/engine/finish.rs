@@ -12,8 +12,9 @@ use crate::engine::fabric::Fabric;
 use crate::engine::step_state::StepState;
 use crate::engine::{Engine, NO_ATTEMPT, Opened, State};
 use crate::error::Error;
-use crate::gradients::{Gradients, Skip, Verdict};
+use crate::gradients::{Gradients, Verdict};
 use crate::model::ModelId;
+use crate::non_finite::{Finding, NonFiniteGradient, Origin, When};
 use crate::objective::Objective;
 use crate::options::{NonFinite, Unused};
 use crate::presence::Presence;
@@ -25,11 +26,15 @@ impl Engine {
     /// agreement itself are the same on all ranks: the step is over then, and nothing is to announce.
     pub(crate) fn finish_step(&self, opened: Opened) -> Result<Gradients, Error> {
         let mut state = self.state();
-        let State { step, .. } = &mut *state;
+        let State { step, shards, .. } = &mut *state;
         let Some(step) = step.as_mut().filter(|step| step.opened == opened) else {
             return Err(self.fabric.misuse("finish", opened.step, "the step is over".to_owned()));
         };
-        let (grad_shards, agreement) = step.note(|step| reduce_and_agree(&self.fabric, step))?;
+        let (grad_shards, agreement) = step.note(|step| {
+            step.check_closed(&self.fabric)?;
+            step.run_out(&self.fabric, shards)?;
+            reduce_and_agree(&self.fabric, step)
+        })?;
         let step = state.step.take().expect("it was there a moment ago");
         self.under_way.store(NO_ATTEMPT, Ordering::Release);
         state.next_step += 1;
@@ -55,19 +60,24 @@ fn reduce_and_agree(
         weight: step.weight,
         loss: step.loss,
         squared_norm: grad_shards.iter().map(|shard| squared_norm(shard)).sum(),
-        first_non_finite: None,
+        finding: None,
         presence: step.presence.clone(),
     };
-    let statement =
-        Statement { first_non_finite: first_bad(fabric, &statement, &grad_shards), ..statement };
+    let found = step.reductions.finding();
+    let finding = found.or_else(|| first_after_all_reduce(fabric, &statement, &grad_shards));
+    let statement = Statement { finding, ..statement };
     let tag = fabric.tag(None, Stage::Agreement, step.number(), place.microbatch);
     let said = fabric.control.all_gather(tag, statement.encode())?.wait()?;
     let ranks = fabric.plan.mesh().world_size();
     Ok((grad_shards, Agreement::decode(&said, ranks, fabric.parameters())))
 }
 
-/// The first parameter with a gradient that is not finite, in the plan's order.
-fn first_bad(fabric: &Fabric, statement: &Statement, grad_shards: &GradShards) -> Option<usize> {
+/// The first element that is not finite though this rank's partials were, in the plan's order.
+fn first_after_all_reduce(
+    fabric: &Fabric,
+    statement: &Statement,
+    grad_shards: &GradShards,
+) -> Option<Finding> {
     if statement.squared_norm.is_finite() {
         return None;
     }
@@ -78,7 +88,8 @@ fn first_bad(fabric: &Fabric, statement: &Statement, grad_shards: &GradShards) -
         let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
         let mut pieces = fabric.plan.layout(unit).pieces(shard_index);
         let index = pieces.find(holds)?.param;
-        Some(fabric.number_of(ParamId { unit, index }))
+        let parameter = fabric.number_of(ParamId { unit, index });
+        Some(Finding { when: When::AllReduce, parameter, from: None })
     })
 }
 
@@ -99,7 +110,6 @@ impl Ended<'_> {
         let present = self.agreement.present_anywhere();
         self.check_unused()?;
         let weight = self.weight()?;
-        let verdict = self.verdict(state)?;
         let divisor = final_divisor(
             self.fabric.options.objective,
             weight,
@@ -107,6 +117,7 @@ impl Ended<'_> {
             state.loss_scale.value(),
         );
         let squared = self.agreement.squared_norm(self.fabric.plan.mesh(), self.fabric.rank());
+        let verdict = self.verdict(state, squared.sqrt(), divisor)?;
         match verdict {
             Verdict::Apply => {
                 for shard in &mut grad_shards {
@@ -180,16 +191,21 @@ impl Ended<'_> {
         Ok(())
     }
 
-    fn verdict(&self, state: &State) -> Result<Verdict, Error> {
-        let Some((rank, number)) = self.agreement.first_non_finite() else {
-            return Ok(Verdict::Apply);
-        };
-        let (step, parameter) = (self.step.number(), self.fabric.name_of(number));
+    fn verdict(&self, state: &State, norm: f64, divisor: f64) -> Result<Verdict, Error> {
+        let Some(origin) = self.origin(norm, divisor) else { return Ok(Verdict::Apply) };
+        let found = NonFiniteGradient { step: self.step.number(), origin };
         let skips = state.loss_scale.expects_overflow()
             || self.fabric.options.non_finite == NonFinite::Skip;
-        if skips {
-            return Ok(Verdict::Skip(Skip { step, rank, parameter }));
+        if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
+    }
+
+    /// Why the gradient is not finite, if it is not.
+    fn origin(&self, norm: f64, divisor: f64) -> Option<Origin> {
+        let name_of = |parameter| self.fabric.name_of(parameter);
+        if let Some((holder, finding)) = self.agreement.first_non_finite() {
+            return Some(finding.origin(holder, name_of));
         }
-        Err(Error::NonFinite { step, rank, parameter })
+        // No element is longer than the whole gradient.
+        (norm / divisor > f64::from(f32::MAX)).then_some(Origin::Division { norm, divisor })
     }
 }

@@ -159,7 +159,8 @@ impl GatherQueue {
         let gather = fabric.plan.gathers()[index];
         let layout = fabric.plan.layout(gather.unit);
         let dtype = fabric.options.precision.parameters;
-        let targets = targets(layout, dtype)?;
+        let targets = targets(layout, dtype)
+            .map_err(|error| fabric.no_memory(error, "gather", (self.step, gather.unit)))?;
         let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
         fabric.events.push(Event::Gather {
             unit: gather.unit,
@@ -172,7 +173,7 @@ impl GatherQueue {
 }
 
 /// A buffer for each parameter of a unit. Their elements count as `full`, the list that holds them does not.
-fn targets(layout: &UnitLayout, dtype: DType) -> Result<Vec<HostBuffer>, Error> {
+fn targets(layout: &UnitLayout, dtype: DType) -> Result<Vec<HostBuffer>, hsdp_kernels::Error> {
     let mut targets = Vec::with_capacity(layout.params().len());
     let _full = memory::scope(Category::Full);
     for slot in layout.params() {

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use hsdp_comm::Pending;
+use hsdp_comm::{NonFinite, Pending, Reduced};
 use hsdp_kernels::Fold;
 
 use crate::engine::reductions::UnitGradients;
@@ -16,7 +16,7 @@ pub(crate) enum Partial {
     /// Nothing is under way, and something has been accumulated.
     Held(Vec<f32>),
     /// A reduce-scatter adds to it.
-    Scattering(Pending<Vec<f32>>),
+    Scattering { pending: Pending<Reduced>, microbatch: usize },
     /// The all-reduce of the step is under way.
     AllReducing(Pending<Vec<f32>>),
 }
@@ -27,23 +27,38 @@ impl Partial {
         mem::replace(self, Self::Empty(Vec::new()))
     }
 
-    /// The buffer, once nothing is under way, and what the next reduce-scatter does with it.
-    pub(crate) fn settle(self) -> Result<(Vec<f32>, Fold), Error> {
-        match self {
-            Self::Empty(buffer) => Ok((buffer, Fold::Replace)),
-            Self::Held(buffer) => Ok((buffer, Fold::Add)),
-            Self::Scattering(pending) | Self::AllReducing(pending) => {
-                Ok((pending.wait()?, Fold::Add))
+    /// What is there, once nothing is under way.
+    pub(crate) fn settle(self) -> Result<Settled, Error> {
+        let held = |partial| Settled { partial, fold: Fold::Add, non_finite: None };
+        Ok(match self {
+            Self::Empty(partial) => Settled { fold: Fold::Replace, ..held(partial) },
+            Self::Held(partial) => held(partial),
+            Self::AllReducing(pending) => held(pending.wait()?),
+            Self::Scattering { pending, microbatch } => {
+                let Reduced { partial, non_finite } = pending.wait()?;
+                let non_finite = non_finite.map(|it| (microbatch, it));
+                Settled { non_finite, ..held(partial) }
             }
-        }
+        })
     }
 
     pub(crate) fn is_complete(&self) -> bool {
         match self {
             Self::Empty(_) | Self::Held(_) => true,
-            Self::Scattering(pending) | Self::AllReducing(pending) => pending.is_complete(),
+            Self::Scattering { pending, .. } => pending.is_complete(),
+            Self::AllReducing(pending) => pending.is_complete(),
         }
     }
+}
+
+/// A partial on which nothing is under way.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    pub(crate) partial: Vec<f32>,
+    /// What the next reduce-scatter does with it.
+    pub(crate) fold: Fold,
+    /// The microbatch whose reduce-scatter found it not to be finite, and why.
+    pub(crate) non_finite: Option<(usize, NonFinite)>,
 }
 
 /// What has become of a unit's gradients in this microbatch.

@@ -6,18 +6,21 @@
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::{Accumulator, Contribution, Pending, Stage};
+use hsdp_comm::{Accumulator, Contribution, NonFinite, Pending, Reduced, Stage};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{Divisor, Fold, GradientValues, settle};
-use hsdp_sharding::{Accumulation, Plan, UnitId};
+use hsdp_sharding::{Accumulation, ParamId, Plan, Rank, UnitId};
 
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
-use crate::engine::partial::{Offer, Partial};
+use crate::engine::partial::{Offer, Partial, Settled};
 use crate::engine::place::{Place, Turn};
 use crate::engine::scaling;
 use crate::engine::unsharded::UnshardedGradients;
 use crate::error::Error;
+use crate::interim::Interim;
+use crate::non_finite::{Finding, When};
+use crate::precision::LossScaling;
 
 /// A unit's gradients, by index of the parameter in its unit; `None` where it has none this time.
 pub type UnitGradients = Vec<Option<Arc<dyn GradientValues>>>;
@@ -25,8 +28,10 @@ pub type UnitGradients = Vec<Option<Arc<dyn GradientValues>>>;
 /// Whether to wait for a collective that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
+    /// No: what is not complete is left for later.
     IfComplete,
-    Wait,
+    /// Yes, until so many all-reduces are issued.
+    Wait { limit: usize },
 }
 
 /// The reductions of one step.
@@ -43,7 +48,9 @@ pub(crate) struct Reductions {
     /// Mode `Local`: what waits for the last microbatch.
     unsharded: UnshardedGradients,
     /// Mode `Every` with replicas: this microbatch's reduce-scatters, in the plan's order.
-    transients: Vec<(UnitId, Pending<Vec<f32>>)>,
+    transients: Vec<(UnitId, Pending<Reduced>)>,
+    /// The first element of this rank's partials that was found not to be finite.
+    finding: Option<Finding>,
 }
 
 impl Reductions {
@@ -56,6 +63,7 @@ impl Reductions {
             scattered: 0,
             all_reduced: 0,
             transients: Vec::new(),
+            finding: None,
         }
     }
 
@@ -81,7 +89,9 @@ impl Reductions {
             return Err(fabric.misuse("reduce", place.step, what));
         }
         *offer = if fabric.plan.options().accumulation == Accumulation::Local {
-            self.unsharded.add(unit, &gradients);
+            self.unsharded
+                .add(unit, &gradients)
+                .map_err(|error| fabric.no_memory(error, "accumulation", (place.step, unit)))?;
             match place.turn {
                 Turn::MayFollow => Offer::Taken,
                 Turn::Last => Offer::Waiting(self.unsharded.take(unit)),
@@ -117,10 +127,50 @@ impl Reductions {
             self.offer_rest(fabric);
         }
         let last = Place { turn: Turn::Last, ..place };
-        self.advance(fabric, last)?;
-        self.all_reduce(fabric, last, Patience::Wait)?;
-        let partials = mem::take(&mut self.partials);
-        partials.into_iter().map(|partial| Ok(partial.settle()?.0)).collect()
+        // Where ranks are to be asked first, no all-reduce starts before that.
+        self.advance(fabric, if expects_overflow(fabric) { place } else { last })?;
+        let limit =
+            if expects_overflow(fabric) { self.ask_for_overflow(fabric, place)? } else { None };
+        self.all_reduce(fabric, last, Patience::Wait { limit: limit.unwrap_or(usize::MAX) })?;
+        let units = 0..self.partials.len();
+        units.map(|unit| Ok(self.settle(fabric, UnitId::new(unit))?.partial)).collect()
+    }
+
+    /// What this rank found in its partials, if anything in them is not finite.
+    pub(crate) fn finding(&self) -> Option<Finding> {
+        self.finding
+    }
+
+    /// Asks all ranks, before the all-reduces, whether a partial has overflowed. If so, as many all-reduces take place
+    /// as the rank has issued that is furthest, so that what is under way completes; that number is returned.
+    fn ask_for_overflow(&mut self, fabric: &Fabric, place: Place) -> Result<Option<usize>, Error> {
+        for unit in 0..self.partials.len() {
+            if matches!(self.partials[unit], Partial::Scattering { .. }) {
+                let Settled { partial, .. } = self.settle(fabric, UnitId::new(unit))?;
+                self.partials[unit] = Partial::Held(partial);
+            }
+        }
+        let said = Interim { all_reduces: self.all_reduced, finding: self.finding }.encode();
+        let tag = fabric.tag(None, Stage::Agreement, place.step, place.microbatch);
+        let gathered = fabric.control.all_gather(tag, said)?.wait()?;
+        Ok(Interim::overflow(&gathered).map(|overflow| overflow.all_reduces))
+    }
+
+    /// Waits for what is under way on a unit's partial, and takes it.
+    fn settle(&mut self, fabric: &Fabric, unit: UnitId) -> Result<Settled, Error> {
+        let settled = self.partials[unit.index()].take().settle()?;
+        if let Some((microbatch, non_finite)) = settled.non_finite {
+            self.note(fabric, unit, (microbatch, non_finite));
+        }
+        Ok(settled)
+    }
+
+    /// Keeps a finding if it is the first.
+    fn note(&mut self, fabric: &Fabric, unit: UnitId, (microbatch, found): (usize, NonFinite)) {
+        let parameter = fabric.number_of(ParamId { unit, index: found.param });
+        let (when, from) = (When::Microbatch(microbatch), found.from.map(Rank::index));
+        let finding = Finding { when, parameter, from };
+        self.finding = Some(self.finding.map_or(finding, |first| first.min(finding)));
     }
 
     /// Offers, for every unit that nobody has brought, what there is of it.
@@ -156,9 +206,12 @@ impl Reductions {
         let (partial, fold) = if every {
             (Vec::new(), Fold::Replace)
         } else {
-            self.partials[unit.index()].take().settle()?
+            let Settled { partial, fold, .. } = self.settle(fabric, unit)?;
+            (partial, fold)
         };
-        let partial = sized(partial, fabric.plan.layout(unit).trainable().shard_len);
+        let len = fabric.plan.layout(unit).trainable().shard_len;
+        let partial = sized(partial, len)
+            .map_err(|error| fabric.no_memory(error, "reduction", (place.step, unit)))?;
         fabric.events.push(Event::ReduceScatter { unit, microbatch: place.microbatch });
         let contribution =
             Contribution { gradients, scaling: scaling::of_reduce_scatter(fabric, place)? };
@@ -169,7 +222,8 @@ impl Reductions {
         if every {
             self.transients.push((unit, pending));
         } else {
-            self.partials[unit.index()] = Partial::Scattering(pending);
+            let microbatch = place.microbatch;
+            self.partials[unit.index()] = Partial::Scattering { pending, microbatch };
         }
         Ok(())
     }
@@ -186,12 +240,15 @@ impl Reductions {
         }
         while let Some(unit) = fabric.plan.reductions().get(self.all_reduced).copied() {
             let issued = self.all_reduced < self.scattered;
-            let partial = &mut self.partials[unit.index()];
-            if !issued || (patience == Patience::IfComplete && !partial.is_complete()) {
+            let ready = match patience {
+                Patience::IfComplete => self.partials[unit.index()].is_complete(),
+                Patience::Wait { limit } => self.all_reduced < limit,
+            };
+            if !(issued && ready) {
                 break;
             }
-            let (partial_sum, _) = partial.take().settle()?;
-            let pending = issue_all_reduce(fabric, place, (unit, partial_sum))?;
+            let Settled { partial, .. } = self.settle(fabric, unit)?;
+            let pending = issue_all_reduce(fabric, place, (unit, partial))?;
             self.partials[unit.index()] = Partial::AllReducing(pending);
             self.all_reduced += 1;
         }
@@ -204,16 +261,20 @@ impl Reductions {
     /// could wait for a rank that waits for one of this rank's gathers.
     fn settle_transients(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
         let mut reducing = Vec::with_capacity(self.transients.len());
-        for (unit, pending) in self.transients.drain(..) {
-            reducing.push((unit, issue_all_reduce(fabric, place, (unit, pending.wait()?))?));
+        for (unit, pending) in mem::take(&mut self.transients) {
+            let Reduced { partial, non_finite } = pending.wait()?;
+            if let Some(non_finite) = non_finite {
+                self.note(fabric, unit, (place.microbatch, non_finite));
+            }
+            reducing.push((unit, issue_all_reduce(fabric, place, (unit, partial))?));
         }
         for (unit, pending) in reducing {
             let reduced = pending.wait()?;
-            let partial = &mut self.partials[unit.index()];
-            let (accumulator, fold) = partial.take().settle()?;
-            let mut accumulator = sized(accumulator, reduced.len());
+            let Settled { partial, fold, .. } = self.settle(fabric, unit)?;
+            let mut accumulator = sized(partial, reduced.len())
+                .map_err(|error| fabric.no_memory(error, "reduction", (place.step, unit)))?;
             settle(&mut accumulator, &reduced, Divisor::ONE, fold);
-            *partial = Partial::Held(accumulator);
+            self.partials[unit.index()] = Partial::Held(accumulator);
         }
         Ok(())
     }
@@ -234,15 +295,21 @@ fn has_replicas(fabric: &Fabric) -> bool {
     fabric.plan.mesh().replicate_size() > 1
 }
 
+/// Whether ranks ask each other for overflows before they all-reduce.
+fn expects_overflow(fabric: &Fabric) -> bool {
+    let dynamic = matches!(fabric.options.loss_scaling, LossScaling::Dynamic(_));
+    dynamic && has_replicas(fabric) && fabric.plan.options().accumulation != Accumulation::Every
+}
+
 fn reduces_replicas_every_microbatch(fabric: &Fabric) -> bool {
     has_replicas(fabric) && fabric.plan.options().accumulation == Accumulation::Every
 }
 
 /// The buffer, if it has that length already; a new one otherwise.
-fn sized(buffer: Vec<f32>, len: usize) -> Vec<f32> {
+fn sized(buffer: Vec<f32>, len: usize) -> Result<Vec<f32>, hsdp_kernels::Error> {
     if buffer.len() == len {
-        return buffer;
+        return Ok(buffer);
     }
     let _partial = memory::scope(Category::Partial);
-    vec![0.0; len]
+    hsdp_kernels::zeros(len)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hsdp_comm::Stage;
-use hsdp_sharding::{ParamId, UnitId};
+use hsdp_sharding::{ParamId, Rank, UnitId};
 
 use crate::engine::check;
 use crate::engine::fabric::Fabric;
@@ -16,6 +16,7 @@ use crate::full::Full;
 use crate::objective::{LossSum, Objective};
 use crate::options::StepOptions;
 use crate::presence::Presence;
+use crate::uneven::{Input, Supply};
 
 /// Which microbatch of which attempt at which step a caller means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +27,9 @@ pub(crate) struct Token {
 
 /// A microbatch that has begun and not finished.
 #[derive(Debug)]
-struct OpenMicrobatch {
-    gathers: GatherQueue,
-    loss: Option<LossSum>,
+pub(super) struct OpenMicrobatch {
+    pub(super) gathers: GatherQueue,
+    pub(super) loss: Option<LossSum>,
 }
 
 /// A step that has begun and not finished.
@@ -36,6 +37,12 @@ struct OpenMicrobatch {
 pub(crate) struct StepState {
     pub(crate) opened: Opened,
     pub(crate) microbatches: Option<usize>,
+    /// Whether this rank said, when the step began, that it has data for it.
+    input: Input,
+    /// Ranks that began the step without data.
+    pub(super) absent: Vec<Rank>,
+    /// Where no number of microbatches was given: who was out when the step was found to have no other one.
+    pub(super) ended: Option<Supply>,
     /// Microbatches finished so far.
     pub(crate) finished: usize,
     /// The agreed power of two that is taken out of every seed, once it is known.
@@ -46,7 +53,7 @@ pub(crate) struct StepState {
     pub(crate) loss: f64,
     pub(crate) presence: Presence,
     pub(crate) reductions: Reductions,
-    open: Option<OpenMicrobatch>,
+    pub(super) open: Option<OpenMicrobatch>,
     /// The first error of this rank in this step, for telling the others why it ended.
     failure: Option<String>,
 }
@@ -61,6 +68,9 @@ impl StepState {
         Self {
             opened,
             microbatches: options.microbatches,
+            input: options.input,
+            absent: Vec::new(),
+            ended: None,
             finished: 0,
             exponent: None,
             weight: 0,
@@ -117,23 +127,6 @@ impl StepState {
         result
     }
 
-    pub(crate) fn begin_microbatch(&mut self, fabric: &Fabric) -> Result<Token, Error> {
-        let refuse = |what: String| Err(fabric.misuse("microbatch", self.number(), what));
-        if self.open.is_some() {
-            return refuse(format!("microbatch {} was begun and not finished", self.finished));
-        }
-        if self.microbatches == Some(self.finished) {
-            return refuse(format!(
-                "the step was begun with {} microbatches, all are done",
-                self.finished
-            ));
-        }
-        let gathers = GatherQueue::new(fabric, self.number(), self.finished);
-        self.reductions.begin_microbatch();
-        self.open = Some(OpenMicrobatch { gathers, loss: None });
-        Ok(Token { opened: self.opened, microbatch: self.finished })
-    }
-
     pub(crate) fn unshard(
         &mut self,
         fabric: &Fabric,
@@ -157,6 +150,7 @@ impl StepState {
         loss: LossSum,
     ) -> Result<(), Error> {
         let number = self.number();
+        self.check_weight(fabric, loss.weight())?;
         let open = self.open_microbatch();
         if open.loss.replace(loss).is_some() {
             return Err(fabric.misuse(
@@ -176,6 +170,14 @@ impl StepState {
             self.exponent = Some(self.agree_on_exponent(fabric, loss)?);
         }
         Ok(())
+    }
+
+    fn check_weight(&self, fabric: &Fabric, weight: u64) -> Result<(), Error> {
+        if self.input == Input::Ready || weight == 0 {
+            return Ok(());
+        }
+        let what = format!("a loss of weight {weight} on a rank that began the step without data");
+        Err(fabric.misuse("loss", self.number(), what))
     }
 
     fn add_weight(&mut self, fabric: &Fabric, weight: u64) -> Result<(), Error> {
@@ -249,22 +251,6 @@ impl StepState {
         self.open = None;
         self.finished += 1;
         Ok(())
-    }
-
-    /// Refuses to finish a step that is not complete.
-    pub(crate) fn check_complete(&self, fabric: &Fabric) -> Result<(), Error> {
-        let refuse = |what: String| Err(fabric.misuse("finish", self.number(), what));
-        match self.microbatches {
-            _ if self.open.is_some() => {
-                refuse(format!("microbatch {} was begun and not finished", self.finished))
-            }
-            _ if self.finished == 0 => refuse("the step has had no microbatch".to_owned()),
-            Some(count) if count != self.finished => refuse(format!(
-                "{} microbatches done, the step was begun with {count}",
-                self.finished
-            )),
-            _ => Ok(()),
-        }
     }
 
     /// Where the step is: in its open microbatch, or in the last one that was finished.

@@ -21,12 +21,20 @@ impl UnshardedGradients {
     }
 
     /// Adds a microbatch's gradients of one unit.
-    pub(crate) fn add(&mut self, unit: UnitId, gradients: &UnitGradients) {
+    ///
+    /// # Errors
+    /// If there is no memory for a sum.
+    pub(crate) fn add(
+        &mut self,
+        unit: UnitId,
+        gradients: &UnitGradients,
+    ) -> Result<(), hsdp_kernels::Error> {
         for (sum, gradient) in self.sums[unit.index()].iter_mut().zip(gradients) {
             if let Some(gradient) = gradient {
-                add(sum, gradient.as_ref());
+                add(sum, gradient.as_ref())?;
             }
         }
+        Ok(())
     }
 
     /// Gives the sums of one unit away; parameters that never had a gradient have none.
@@ -38,16 +46,23 @@ impl UnshardedGradients {
     }
 }
 
-fn add(sum: &mut Option<Vec<f32>>, gradient: &dyn GradientValues) {
+fn add(
+    sum: &mut Option<Vec<f32>>,
+    gradient: &dyn GradientValues,
+) -> Result<(), hsdp_kernels::Error> {
     let fold = if sum.is_some() { Fold::Add } else { Fold::Replace };
-    let sum = sum.get_or_insert_with(|| {
-        let _grad_full = memory::scope(Category::GradFull);
-        vec![0.0; gradient.len()]
-    });
+    let sum = match sum {
+        Some(sum) => sum,
+        None => {
+            let _grad_full = memory::scope(Category::GradFull);
+            sum.insert(hsdp_kernels::zeros(gradient.len())?)
+        }
+    };
     let mut start = 0;
     gradient.read(0..gradient.len(), &mut |values| {
         let end = start + values.len();
         contribute(&mut sum[start..end], values, Divisor::ONE, Wire::F32, fold);
         start = end;
     });
+    Ok(())
 }

@@ -1,0 +1,166 @@
+//! Gradients that are not finite: where the first one came from, as a rank finds it and as all ranks are told.
+
+use std::fmt;
+
+use hsdp_sharding::Rank;
+
+/// Why a step's gradient is not finite: the first parameter, rank and microbatch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NonFiniteGradient {
+    /// The step.
+    pub step: u64,
+    /// What was found first.
+    pub origin: Origin,
+}
+
+/// Where a gradient stopped being finite.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Origin {
+    /// A rank's own gradient holds an infinity or a NaN, or what the wire dtype rounds to an infinity.
+    Gradient {
+        /// The parameter.
+        parameter: String,
+        /// The rank.
+        rank: Rank,
+        /// In this microbatch.
+        microbatch: usize,
+    },
+    /// Contributions were finite, and their sum over ranks and microbatches is not.
+    Sum {
+        /// The parameter.
+        parameter: String,
+        /// The rank that holds the sum.
+        rank: Rank,
+        /// After this microbatch; `None` if it was the all-reduce over the replicas.
+        microbatch: Option<usize>,
+    },
+    /// The sum was finite, and what it was divided by is so small that the quotient need not be.
+    Division {
+        /// The norm before the division.
+        norm: f64,
+        /// The divisor.
+        divisor: f64,
+    },
+}
+
+impl fmt::Display for NonFiniteGradient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let step = self.step;
+        match &self.origin {
+            Origin::Gradient { parameter, rank, microbatch } => write!(
+                f,
+                "step {step}: the gradient of {parameter} on rank {rank} in microbatch {microbatch} is not finite"
+            ),
+            Origin::Sum { parameter, rank, microbatch: Some(microbatch) } => write!(
+                f,
+                "step {step}: the sum of the gradients of {parameter} is not finite after microbatch {microbatch} \
+                 on rank {rank}, though each of them is"
+            ),
+            Origin::Sum { parameter, rank, microbatch: None } => write!(
+                f,
+                "step {step}: the sum over the replicas of the gradients of {parameter} is not finite on rank \
+                 {rank}, though each of them is"
+            ),
+            Origin::Division { norm, divisor } => {
+                write!(
+                    f,
+                    "step {step}: a gradient of norm {norm:e} is not finite when divided by {divisor:e}"
+                )
+            }
+        }
+    }
+}
+
+/// What a rank found, in numbers that travel: where the first element that is not finite came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Finding {
+    /// The microbatch; after all of them, what the all-reduce brought to light.
+    pub(crate) when: When,
+    /// The parameter, by its number in the model.
+    pub(crate) parameter: usize,
+    /// Whose contribution it was; `None` if all were finite.
+    pub(crate) from: Option<usize>,
+}
+
+/// When a finding was made. Earlier ones are smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum When {
+    Microbatch(usize),
+    AllReduce,
+}
+
+/// How many words a finding takes.
+pub(crate) const WORDS: usize = 3;
+const NONE: u64 = u64::MAX;
+
+impl Finding {
+    pub(crate) fn encode(finding: Option<Self>) -> [u64; WORDS] {
+        let Some(Self { when, parameter, from }) = finding else { return [NONE; WORDS] };
+        let when = match when {
+            When::Microbatch(microbatch) => microbatch as u64,
+            When::AllReduce => NONE,
+        };
+        [when, parameter as u64, from.map_or(NONE, |rank| rank as u64)]
+    }
+
+    pub(crate) fn decode(words: &[u64]) -> Option<Self> {
+        let number = |word: u64| usize::try_from(word).ok().filter(|_| word != NONE);
+        let when = number(words[0]).map_or(When::AllReduce, When::Microbatch);
+        Some(Self { when, parameter: number(words[1])?, from: number(words[2]) })
+    }
+
+    /// As it is told: `holder` is the rank that made the finding.
+    pub(crate) fn origin(self, holder: Rank, name_of: impl Fn(usize) -> String) -> Origin {
+        let parameter = name_of(self.parameter);
+        match (self.from, self.when) {
+            (Some(rank), When::Microbatch(microbatch)) => {
+                Origin::Gradient { parameter, rank: Rank::new(rank), microbatch }
+            }
+            (_, When::Microbatch(microbatch)) => {
+                Origin::Sum { parameter, rank: holder, microbatch: Some(microbatch) }
+            }
+            (_, When::AllReduce) => Origin::Sum { parameter, rank: holder, microbatch: None },
+        }
+    }
+}
+
+/// The first of all findings, and the lowest rank that made it.
+pub(crate) fn first(findings: impl Iterator<Item = Option<Finding>>) -> Option<(Rank, Finding)> {
+    let made = findings.enumerate().filter_map(|(rank, finding)| Some((finding?, rank)));
+    made.min().map(|(finding, rank)| (Rank::new(rank), finding))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(when: When, parameter: usize, from: Option<usize>) -> Option<Finding> {
+        Some(Finding { when, parameter, from })
+    }
+
+    #[test]
+    fn a_finding_comes_back() {
+        let findings = [
+            None,
+            found(When::Microbatch(0), 0, Some(0)),
+            found(When::Microbatch(3), 7, None),
+            found(When::AllReduce, 2, None),
+        ];
+        for finding in findings {
+            assert_eq!(Finding::decode(&Finding::encode(finding)), finding);
+        }
+    }
+
+    #[test]
+    fn the_first_is_that_of_the_earliest_microbatch_then_of_the_first_parameter() {
+        let late = found(When::AllReduce, 0, None);
+        let second = found(When::Microbatch(1), 0, Some(0));
+        let other = found(When::Microbatch(0), 5, Some(1));
+        let earliest = found(When::Microbatch(0), 4, Some(3));
+        let findings = [None, late, second, other, earliest, earliest];
+        let expected = earliest.map(|finding| (Rank::new(4), finding));
+        assert_eq!(first(findings.into_iter()), expected);
+        assert_eq!(first([None, None].into_iter()), None);
+    }
+}
