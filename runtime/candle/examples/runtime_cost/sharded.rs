@@ -44,7 +44,8 @@ fn step(
     index: usize,
 ) -> Result<(), hsdp_candle::Error> {
     let rank = model.rank().index();
-    let options = StepOptions { microbatches: Some(MICROBATCHES), weight_hint: Some(TOKENS) };
+    let options =
+        StepOptions { weight_hint: Some(TOKENS), ..StepOptions::microbatches(MICROBATCHES) };
     let mut step = info_span!("begin").in_scope(|| model.begin_step(options))?;
     for microbatch in 0..MICROBATCHES {
         let (inputs, targets) = batch(index, microbatch, rank)?;

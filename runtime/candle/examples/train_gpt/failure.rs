@@ -1,7 +1,10 @@
-//! How the program ends when it does not end well: one line on stderr, and an exit code.
+//! How the program ends when it does not end well: a line on stderr, of a run that failed also what led to it, and an exit
+//! code.
 
 use std::fmt;
 use std::process::ExitCode;
+
+use hsdp_comm::{FlightRecord, explain};
 
 /// Why the program gives up.
 #[derive(Debug)]
@@ -23,6 +26,19 @@ impl Failure {
 
     pub(crate) fn training(what: impl fmt::Display) -> Self {
         Self::Training(what.to_string())
+    }
+
+    /// The same, with what the ranks' last operations say about it.
+    pub(crate) fn explained(self, records: &[FlightRecord]) -> Self {
+        let explain = |what: String| match records {
+            [] => what,
+            records => format!("{what}\n{}", explain(records)),
+        };
+        match self {
+            Self::Training(what) => Self::Training(explain(what)),
+            Self::Peer(what) => Self::Peer(explain(what)),
+            other => other,
+        }
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use hsdp::{Accumulation, DType, Mesh};
+use hsdp_comm::Fault;
 
 use super::failure::Failure;
 use super::size;
@@ -79,7 +80,15 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) verify: bool,
 
-    /// Keep loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev) there
+    /// Seconds that a rank waits for the others before it gives the run up
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
+    pub(crate) deadline: f64,
+
+    /// What goes wrong on purpose, such as "rank 1, step 3, unit 2, reduce: freeze"; may be given again
+    #[arg(long = "fault", value_name = "FAULT")]
+    pub(crate) faults: Vec<Fault>,
+
+    /// Keep loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev) there; of a run that fails, flight/
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
@@ -114,6 +123,13 @@ impl Options {
     /// Tokens of a microbatch on a rank.
     pub(crate) fn tokens(&self) -> u64 {
         (self.batch * self.context) as u64
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 1e9 => Ok(seconds),
+        _ => Err("it is a number of seconds above 0".to_owned()),
     }
 }
 

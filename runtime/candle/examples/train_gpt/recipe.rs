@@ -11,13 +11,19 @@ use super::options::Options;
 
 /// How ranks wait for one another.
 pub(crate) fn world(options: &Options) -> WorldOptions {
+    let faults = options.faults.clone();
+    let flight_dir = options.out.as_ref().map(|out| out.join("flight"));
+    let common = WorldOptions { faults, flight_dir, ..WorldOptions::default() };
     match options.verify {
         // Rank 0 runs the whole unsharded twin while the others wait for it, however long that takes.
         true => {
             let for_ever = Duration::from_hours(365 * 24);
-            WorldOptions { deadline: for_ever, late: for_ever, ..WorldOptions::default() }
+            WorldOptions { deadline: for_ever, late: for_ever, ..common }
         }
-        false => WorldOptions::default(),
+        false => {
+            let deadline = Duration::from_secs_f64(options.deadline);
+            WorldOptions { deadline, ..common }
+        }
     }
 }
 

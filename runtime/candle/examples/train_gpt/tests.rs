@@ -4,7 +4,7 @@ use std::fs;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use hsdp::{ByteCount, Rank, Skip, Verdict};
+use hsdp::{ByteCount, NonFiniteGradient, Origin, Rank, Verdict};
 use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_comm::Op;
 use hsdp_sharding::Flow;
@@ -129,7 +129,9 @@ fn wrong_parameters_after_an_update_are_found() {
 #[test]
 fn a_run_of_skipped_steps_verifies_nothing() {
     with_job(&["--reduce-dtype", "f16"], |job| {
-        let verdict = Verdict::Skip(Skip { step: 0, rank: Rank::new(0), parameter: NAME.into() });
+        let (parameter, rank, microbatch) = (NAME.to_owned(), Rank::new(0), 0);
+        let origin = Origin::Gradient { parameter, rank, microbatch };
+        let verdict = Verdict::Skip(NonFiniteGradient { step: 0, origin });
         let twin = check(job, &verdict, |_, gradients| gradients.clear()).expect("a skipped step");
         disagrees(twin.verified(), "no gradient was compared: all 1 steps were skipped");
     });

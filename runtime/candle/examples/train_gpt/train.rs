@@ -46,10 +46,20 @@ pub(crate) fn train(job: &Job<'_>, progress: Progress) -> Result<Run, Failure> {
     memory::reset_peaks();
     let outcomes = hsdp::launch(ranks, recipe::world(job.options), |world| {
         let desk = if world.rank().index() == 0 { desk.lock().take() } else { None };
-        Rank::new(world, job)?.train(desk)
+        let flight = world.clone();
+        let outcome = Rank::new(world, job).and_then(|rank| rank.train(desk));
+        // The operations before it failed, which say more than the error alone.
+        let record = outcome.is_err().then(|| flight.flight_record());
+        (outcome, record)
     });
-    let outcomes = outcomes.into_iter().map(|outcome| outcome.map_err(Failure::training).flatten());
-    gather(outcomes.collect())
+    let mut records = Vec::new();
+    let outcomes = outcomes.into_iter().map(|outcome| {
+        let (outcome, record) = outcome.map_err(Failure::training)?;
+        records.extend(record);
+        outcome
+    });
+    let gathered = gather(outcomes.collect());
+    gathered.map_err(|failure| failure.explained(&records))
 }
 
 /// Puts together what the ranks bring; of their failures, the one that the others only echo.
@@ -155,8 +165,10 @@ impl<'a> Rank<'a> {
         let Job { options, corpus, gpt } = self.job;
         let rank = self.model.rank();
         let weight = options.tokens();
-        let begin =
-            StepOptions { microbatches: Some(options.microbatches), weight_hint: Some(weight) };
+        let begin = StepOptions {
+            weight_hint: Some(weight),
+            ..StepOptions::microbatches(options.microbatches)
+        };
         let mut open = self.model.begin_step(begin)?;
         for microbatch in 0..options.microbatches {
             let batch = corpus.batch(Place { step, microbatch, rank })?;
