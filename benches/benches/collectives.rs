@@ -175,6 +175,7 @@ fn reduce_unit(group: &Group, layout: &Arc<UnitLayout>, wire: Wire, count: u64) 
             Contribution { gradients: vec![Some(gradient.clone())], scaling: Scaling::on(wire) };
         let accumulator = Accumulator { partial, fold: Fold::Replace };
         wait(group.reduce_unit(Tag::default(), Arc::clone(layout), contribution, accumulator))
+            .partial
     };
     let mut partial = call(vec![0.0; layout.trainable().shard_len]);
     assert!(partial.iter().all(|sum| *sum == total(group)));
