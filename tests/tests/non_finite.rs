@@ -1,10 +1,11 @@
 //! Gradients that are not finite: dynamic loss scaling, skipped steps, refused steps. The same on all ranks.
 
 use hsdp::{
-    AdamW, AdamWOptions, DType, DynamicScale, Error, LossScaling, ModelOptions, NonFinite,
-    Optimizer, Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions, Update, Verdict,
-    World,
+    Accumulation, AdamW, AdamWOptions, DType, DynamicScale, Error, LossScaling, ModelOptions,
+    NonFinite, NonFiniteGradient, Objective, Optimizer, Origin, Param, Precision, Rank, Sgd,
+    SgdOptions, ShardedModel, StepOptions, Update, Verdict, World,
 };
+use hsdp_comm::{Channel, Op};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs::{self, Batch};
@@ -77,7 +78,8 @@ fn a_scaled_loss_gives_the_gradient_of_the_loss() {
     assert_eq!(gradient(scaled(1024.0, 1)), gradient(unscaled));
 }
 
-/// In `third`, two shards of 64 elements: the bias lies in the second, which ranks 1 and 3 hold.
+/// In `third`, two shards of 64 elements: the bias lies in the second, which ranks 1 and 3 hold. Rank 2, whose gradient it
+/// is, holds the first.
 #[test]
 fn a_gradient_that_is_not_finite_is_refused_by_name_on_all_ranks() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -86,7 +88,10 @@ fn a_gradient_that_is_not_finite_is_refused_by_name_on_all_ranks() {
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             update_with(&mut model, &mut sgd, StepOptions::microbatches(2), bad_on_rank_2(bad))
         }));
-        assert_eq!(error.to_string(), "step 0: the gradient of third.bias is not finite on rank 1");
+        assert_eq!(
+            error.to_string(),
+            "step 0: the gradient of third.bias on rank 2 in microbatch 0 is not finite"
+        );
         assert!(!error.is_fatal());
     }
 }
@@ -115,8 +120,109 @@ fn a_gradient_that_is_not_finite_can_be_skipped() {
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         update_with(&mut model, &mut sgd, StepOptions::microbatches(1), bad_on_rank_2(f32::NAN))
     });
-    let Update::Skipped(skip) = common(skips) else { panic!("it was applied") };
-    assert_eq!((skip.step, skip.rank.index(), skip.parameter.as_str()), (0, 1, "third.bias"));
+    let Update::Skipped(found) = common(skips) else { panic!("it was applied") };
+    let origin =
+        Origin::Gradient { parameter: "third.bias".to_owned(), rank: Rank::new(2), microbatch: 0 };
+    assert_eq!(found, NonFiniteGradient { step: 0, origin });
+}
+
+/// Several are bad: that of the earliest microbatch is told, there the first parameter of the model, on its first rank.
+#[test]
+fn the_first_of_several_is_told_in_every_mode_on_every_mesh() {
+    for accumulation in Accumulation::ALL {
+        for (replicate, shard) in [(1, 4), (4, 1), (2, 2)] {
+            for microbatches in [Some(3), None] {
+                let options =
+                    ModelOptions { accumulation, ..ModelOptions::on(mesh(replicate, shard)) };
+                let error = common_error(outcomes(4, |world| {
+                    let rank = world.rank().index();
+                    let mut model = model(world, &options)?;
+                    let begin = StepOptions { microbatches, ..StepOptions::default() };
+                    let mut step = model.begin_step(begin)?;
+                    for microbatch in 0..3 {
+                        let bad = |name: &str| {
+                            matches!(
+                                (microbatch, rank, name),
+                                (1, 3, "second.weight")
+                                    | (1, 1, "third.bias")
+                                    | (2, 0, "first.weight")
+                            )
+                        };
+                        let slope = |param: &Param| {
+                            Some(if bad(&param.name) { f32::INFINITY } else { 0.5 })
+                        };
+                        slopes::microbatch_by(&mut step, &slope)?;
+                    }
+                    step.finish().map(drop)
+                }));
+                // `Local` adds the microbatches up before anybody else sees them.
+                let told = match accumulation {
+                    Accumulation::Local => "first.weight on rank 0 in microbatch 2",
+                    _ => "second.weight on rank 3 in microbatch 1",
+                };
+                assert_eq!(
+                    error.to_string(),
+                    format!("step 0: the gradient of {told} is not finite"),
+                    "{options:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sum_that_overflows_is_nobodys_gradient() {
+    let told = |options: &ModelOptions, slope: f32| {
+        common_error(outcomes(4, |world| {
+            let mut model = model(world, options)?;
+            let mut sgd = Sgd::new(&model, SgdOptions::default());
+            update_with(&mut model, &mut sgd, StepOptions::microbatches(1), move |_, _| slope)
+        }))
+        .to_string()
+    };
+    let sum = |mesh| ModelOptions { objective: Objective::Sum, ..ModelOptions::on(mesh) };
+    assert_eq!(
+        told(&sum(mesh(1, 4)), 2e38),
+        "step 0: the sum of the gradients of first.weight is not finite after microbatch 0 on rank 0, though each of \
+         them is"
+    );
+    assert_eq!(
+        told(&sum(mesh(4, 1)), 2e38),
+        "step 0: the sum over the replicas of the gradients of first.weight is not finite on rank 0, though each of \
+         them is"
+    );
+    let tiny = ModelOptions { objective: Objective::Factor(1e-30), ..ModelOptions::on(mesh(2, 2)) };
+    let message = told(&tiny, 1e20);
+    assert!(message.starts_with("step 0: a gradient of norm "), "{message}");
+    assert!(message.ends_with("is not finite when divided by 1e-30"), "{message}");
+}
+
+/// Four units on two replicas, in a step whose number of microbatches is not known: no all-reduce is issued before `finish`,
+/// and none after it is known that a partial has overflowed.
+#[test]
+fn an_overflow_in_a_partial_skips_the_all_reduces_that_have_not_begun() {
+    let calls = |slope: f32| {
+        common(on_ranks(4, |world| {
+            let rank = world.rank().index();
+            let mut model = model(world.clone(), &scaled(1.0, 2000))?;
+            let mut sgd = Sgd::new(&model, SgdOptions::default());
+            let slope = if rank == 3 { slope } else { 1.0 };
+            let all_reduces = || world.ledger().op(Channel::AllReduce, Op::AllReduce).calls;
+            let mut counted = Vec::new();
+            for begin in [StepOptions::as_many_as_come(), StepOptions::microbatches(1)] {
+                let before = all_reduces();
+                let slope = move |_, _: &Param| slope;
+                let update = update_with(&mut model, &mut sgd, begin, slope)?;
+                counted.push((all_reduces() - before, update == Update::Applied));
+            }
+            Ok((counted, model.loss_scale()))
+        }))
+    };
+    assert_eq!(calls(1.0), (vec![(3, true), (3, true)], 1.0));
+    let (counted, scale) = calls(200_000.0);
+    assert_eq!(counted[0], (0, false));
+    assert!(counted[1].0 <= 3 && !counted[1].1, "{counted:?}");
+    assert_eq!(scale, 1.0, "it is at its least");
 }
 
 /// An f16 wire with a dynamic loss scale.

@@ -108,7 +108,7 @@ fn all_ranks_may_differ_from_each_other() {
                         objective,
                         ..ModelOptions::on(mesh(2, 2))
                     };
-                    let step = StepOptions { microbatches, weight_hint: None };
+                    let step = StepOptions { microbatches, ..StepOptions::default() };
                     expect_sums(&options, step, |rank| shares[rank]);
                 }
             }

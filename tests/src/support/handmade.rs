@@ -52,7 +52,14 @@ pub fn microbatch_until(
     model: &mut dyn Handmade,
     until: Until,
 ) -> Result<(), Error> {
-    let mut pass = step.microbatch()?;
+    run(step.microbatch()?, model, until)
+}
+
+/// Runs a microbatch of `model` that has begun as far as `until`.
+///
+/// # Errors
+/// What the runtime says.
+pub fn run(mut pass: Pass<'_>, model: &mut dyn Handmade, until: Until) -> Result<(), Error> {
     let handle = pass.handle();
     let spec = handle.plan().spec();
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use hsdp::{Error, LossSum, Param, Step, Values};
+use hsdp::{Error, LossSum, Param, Pass, Step, Values};
 use hsdp_sharding::{ModelSpec, Role};
 
 use crate::support::handmade::{self, Handmade, Until};
@@ -83,6 +83,14 @@ impl Handmade for Springs {
 /// What the runtime says.
 pub fn microbatch(step: &mut Step<'_>, batch: Batch) -> Result<(), Error> {
     microbatch_until(step, batch, Until::End)
+}
+
+/// Runs a microbatch that has begun on `batch`.
+///
+/// # Errors
+/// What the runtime says.
+pub fn forward_and_backward(pass: Pass<'_>, batch: Batch) -> Result<(), Error> {
+    handmade::run(pass, &mut Springs { batch, sum: 0.0 }, Until::End)
 }
 
 /// Runs one microbatch on `batch` as far as `until`.

@@ -1,0 +1,101 @@
+//! What must hold when a world has ended, however it did.
+
+use hsdp::memory::{self, Category};
+use hsdp::{ByteCount, Rank};
+use hsdp_comm::{Fault, FaultKind};
+
+use super::Report;
+use super::draw::Trial;
+use super::training::{Ended, same_bits};
+
+impl Trial {
+    /// Runs the world, and the same without faults for as many steps as the survivors committed, and compares.
+    pub(super) fn run(&self, report: &mut Report) -> Result<(), String> {
+        let threads = threads();
+        let ended = self.train(self.steps, self.faults.clone());
+        let survivors = self.survivors(ended)?;
+        let committed = agreed(&survivors)?;
+        let twins = self.train(committed, Vec::new());
+        for (rank, survivor) in &survivors {
+            let twin = twins[*rank].as_ref().map_err(|error| format!("without faults: {error}"))?;
+            if !survivor.shards.is_empty() && !same_bits(&survivor.shards, &twin.shards) {
+                return Err(format!("rank {rank} does not hold what step {committed} committed"));
+            }
+        }
+        self.count(report, &survivors, committed);
+        drop((survivors, twins));
+        nothing_is_left(self.options.mesh.world_size(), threads)
+    }
+
+    /// The ranks that committed no fault that ends themselves.
+    fn survivors(&self, ended: Vec<Result<Ended, String>>) -> Result<Vec<(usize, Ended)>, String> {
+        let mut survivors = Vec::new();
+        for (rank, ended) in ended.into_iter().enumerate() {
+            let fallen = self.faults.iter().any(|fault| ends_its_rank(fault, rank));
+            match ended {
+                Ok(ended) if !fallen => survivors.push((rank, ended)),
+                Err(panic) if !fallen => return Err(format!("rank {rank} panicked: {panic}")),
+                _ => {}
+            }
+        }
+        Ok(survivors)
+    }
+
+    fn count(&self, report: &mut Report, survivors: &[(usize, Ended)], committed: u64) {
+        report.worlds += 1;
+        report.steps += committed;
+        if let Some((_, first)) = survivors.first() {
+            report.failed_steps += first.failed_steps;
+            report.ended_worlds += u64::from(first.fatal.is_some());
+        }
+        for fault in &self.faults {
+            let kind = match fault.kind {
+                FaultKind::Delay(_) => "delay".to_owned(),
+                FaultKind::NonFinite(_) => "non-finite gradient".to_owned(),
+                kind => kind.to_string(),
+            };
+            *report.faults.entry(kind).or_default() += 1;
+        }
+    }
+}
+
+/// Whether `rank` is not to be asked for its state after the fault: it is gone, or it believes that it has met others
+/// though it has not.
+fn ends_its_rank(fault: &Fault, rank: usize) -> bool {
+    let kinds = matches!(fault.kind, FaultKind::Panic | FaultKind::Leave | FaultKind::SkippedCall);
+    kinds && fault.rank.index() == rank
+}
+
+/// The number of steps that all survivors committed.
+fn agreed(survivors: &[(usize, Ended)]) -> Result<u64, String> {
+    let mut committed = survivors.iter().map(|(_, ended)| ended.committed);
+    let first = committed.next().unwrap_or(0);
+    if committed.all(|other| other == first) {
+        return Ok(first);
+    }
+    let all: Vec<_> = survivors.iter().map(|(rank, ended)| (rank, ended.committed)).collect();
+    Err(format!("survivors committed different numbers of steps: {all:?}"))
+}
+
+/// No thread of the worlds runs any more, and no buffer of theirs is held.
+fn nothing_is_left(ranks: usize, threads_before: Option<usize>) -> Result<(), String> {
+    if let (Some(before), Some(after)) = (threads_before, threads())
+        && after > before
+    {
+        return Err(format!("{after} threads run, there were {before}"));
+    }
+    for rank in (0..ranks).map(Rank::new) {
+        for category in Category::COUNTED {
+            let live = memory::usage(rank, category).live;
+            if live != ByteCount(0) {
+                return Err(format!("{live} of rank {rank} are left in {category}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many threads this process has, where the system says so.
+fn threads() -> Option<usize> {
+    Some(std::fs::read_dir("/proc/self/task").ok()?.count())
+}

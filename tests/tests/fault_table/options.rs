@@ -1,0 +1,37 @@
+//! Row 20: ranks with different divide factors, different modes, or steps of different lengths.
+
+use std::time::Instant;
+
+use hsdp::{Accumulation, Error, ModelOptions, Objective, ShardedModel, StepOptions};
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs;
+use hsdp_tests::support::worlds::{common_error, mesh, outcomes};
+
+use crate::runner::Happened;
+use crate::training::{CULPRIT, RANKS};
+
+pub(crate) fn differ() -> Happened {
+    let on = || ModelOptions::on(mesh(2, 2));
+    let factor = |factor| (ModelOptions { objective: Objective::Factor(factor), ..on() }, 1);
+    let mode = |accumulation| (ModelOptions { accumulation, ..on() }, 1);
+    let happened = disagreement("the digest of the model's options", [factor(8.0), factor(16.0)]);
+    let modes = [mode(Accumulation::ReduceScatter), mode(Accumulation::Every)];
+    disagreement("the fingerprint of the plan", modes);
+    disagreement("the number of microbatches of the step", [(on(), 2), (on(), 3)]);
+    happened
+}
+
+/// Ranks begin a step, with the first options and number of microbatches; the culprit with the second.
+fn disagreement(differs: &str, [usual, other]: [(ModelOptions, usize); 2]) -> Happened {
+    let started = Instant::now();
+    let error = common_error(outcomes(RANKS, |world| {
+        let (options, microbatches) = if world.rank().index() == CULPRIT { &other } else { &usual };
+        let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+        model.begin_step(StepOptions::microbatches(*microbatches)).map(drop)
+    }));
+    let took = started.elapsed();
+    let Error::Disagreement { what, rank, .. } = &error else { panic!("{error}") };
+    assert_eq!((*what, rank.index()), (differs, CULPRIT));
+    assert!(error.is_fatal());
+    Happened::in_time(&error, took)
+}

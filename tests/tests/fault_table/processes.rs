@@ -1,0 +1,142 @@
+//! Rows 49, 51 and 52: threads that must all end, a process that is stopped for a while, and one that forks.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use hsdp::{ModelSpec, World, WorldOptions};
+use hsdp_comm::{AbortReason, Channel, Error as CommError, Tag};
+use hsdp_tests::support::models::layer;
+
+use crate::children;
+use crate::runner::{Happened, LIMIT, becomes, pause};
+use crate::training::{At, CULPRIT, FAULTY, Go, SURVIVORS, Training};
+
+/// Threads of this process, where that can be known.
+fn threads() -> Option<usize> {
+    Some(fs::read_dir("/proc/self/task").ok()?.count())
+}
+
+pub(crate) fn panic_leaves_no_thread() -> Happened {
+    children::plays("panicking")
+}
+
+/// In a process of its own, where nobody else starts threads: workers are started too, since gradients are large.
+pub(crate) fn panic_in_a_thread() -> Happened {
+    let before = threads();
+    let panics = |world: &World, at, step| {
+        let now = (world.rank().index(), at, step) == (CULPRIT, At::Batch(1), FAULTY);
+        if now { panic!("an index is out of bounds") } else { Ok(Go::On) }
+    };
+    let spec = ModelSpec::new().unit(layer("first", [150, 200])).unit(layer("second", [200, 150]));
+    let training = Training { spec, user: &panics, ..Training::new() };
+    let run = training.run();
+    let (error, happened) = run.told(&SURVIVORS);
+    let hsdp::Error::Comm(CommError::WorldAborted { reason, .. }) = error else {
+        panic!("{error}")
+    };
+    assert!(matches!(reason, AbortReason::Panicked { .. }), "{reason}");
+    let (joined, waited) = (Instant::now(), || threads() == before);
+    assert!(becomes(waited) && joined.elapsed() < LIMIT, "{:?} of {before:?} threads", threads());
+    happened
+}
+
+/// How long a rank waits in the process that is stopped, and for how long that is.
+const PATIENCE: Duration = Duration::from_secs(1);
+const STOPPED: Duration = Duration::from_millis(2500);
+
+/// A training that goes on for longer than it takes to stop it. Rank 0 is slow, so that the others always wait.
+pub(crate) fn train_slowly() -> Happened {
+    let slow = |world: &World, at, step| {
+        if (world.rank().index(), at) == (0, At::Start) {
+            if step == FAULTY {
+                children::say("under way");
+            }
+            pause(Duration::from_millis(10));
+        }
+        Ok(Go::On)
+    };
+    let new = Training::new();
+    let world = WorldOptions { deadline: PATIENCE, ..new.world.clone() };
+    let training = Training { world, user: &slow, steps: 60, ..new };
+    let started = Instant::now();
+    let run = training.run();
+    let took = started.elapsed();
+    for rank in crate::training::ALL {
+        let told = &run.fared(rank).told;
+        assert!(told.is_empty(), "rank {rank} is told {}", told[0].0);
+    }
+    let undisturbed = Training { steps: 60, ..Training::new() }.run();
+    run.assert_same_as(&undisturbed);
+    Happened::after(&"nothing: all steps are made, with the same bits", took)
+}
+
+#[cfg(unix)]
+pub(crate) fn stopped_and_continued() -> Happened {
+    use std::io::BufRead as _;
+
+    use nix::sys::signal::{Signal, kill};
+
+    let (child, mut said) = children::start("stopped");
+    let mut line = String::new();
+    said.read_line(&mut line).expect("it can be read");
+    assert_eq!(line, "under way\n");
+    kill(child.id(), Signal::SIGSTOP).expect("it is ours");
+    pause(STOPPED);
+    kill(child.id(), Signal::SIGCONT).expect("it is ours");
+    let happened = children::ended(child, said);
+    assert!(happened.took > STOPPED, "it was not stopped: {:?}", happened.took);
+    happened
+}
+
+#[cfg(not(unix))]
+pub(crate) fn stopped_and_continued() -> Happened {
+    panic!("there are no signals here")
+}
+
+pub(crate) fn forked() -> Happened {
+    children::plays("forking")
+}
+
+/// Forks while there is a world and no other thread. What the fork calls is an error, and the world goes on.
+#[cfg(unix)]
+pub(crate) fn fork_after_init() -> Happened {
+    use std::process;
+
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+
+    let started = Instant::now();
+    let worlds = World::local(2, WorldOptions::default());
+    let groups = [0, 1].map(|rank| worlds[rank].world_group(Channel::User));
+    let meet = || {
+        let pending = [0, 1].map(|rank| groups[rank].barrier(Tag::default()));
+        pending.into_iter().try_for_each(|pending| pending?.wait())
+    };
+    meet().expect("both are there");
+    assert!(threads().is_none_or(|count| count == 1), "{:?} threads", threads());
+    // SAFETY: T-1, this is the process's only thread.
+    let forked = unsafe { fork() }.expect("a fork");
+    match forked {
+        ForkResult::Child => {
+            let refused = groups[0].barrier(Tag::default()).map(drop);
+            let is_forked = matches!(&refused, Err(CommError::Forked { .. }));
+            children::say(&format!("refused: {refused:?}"));
+            if let Err(error) = refused {
+                children::say(&format!("told: {} {error}", started.elapsed().as_micros()));
+            }
+            process::exit(i32::from(!is_forked));
+        }
+        ForkResult::Parent { child } => {
+            let ended = waitpid(child, None).expect("it is ours");
+            assert_eq!(ended, WaitStatus::Exited(child, 0), "the fork is refused");
+            meet().expect("the world has noticed nothing");
+        }
+    }
+    // The fork has said what it was told.
+    Happened::after(&"the world has noticed nothing", started.elapsed())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn fork_after_init() -> Happened {
+    panic!("there is no fork here")
+}

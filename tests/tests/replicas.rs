@@ -1,0 +1,82 @@
+//! Replicas that hold the same shard compare its bits, if they are asked to.
+
+use std::num::NonZeroU64;
+
+use hsdp::{
+    Error, Gradients, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, Update,
+    World,
+};
+use hsdp_comm::{Channel, Op};
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+
+/// SGD on a machine that flips one bit, in one step of one rank.
+struct Flips {
+    sgd: Sgd,
+    at_step: Option<u64>,
+}
+
+impl Optimizer for Flips {
+    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+        if self.at_step != Some(gradients.step()) {
+            return self.sgd.step(model, gradients);
+        }
+        let mut flipped = false;
+        model.update(gradients, |run| {
+            for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
+                *parameter -= 1e-3 * gradient;
+            }
+            if !flipped && run.unit.index() == 1 {
+                run.parameters[0] = f32::from_bits(run.parameters[0].to_bits() ^ 1);
+                flipped = true;
+            }
+        })
+    }
+
+    fn set_learning_rate(&mut self, rate: f64) {
+        self.sgd.set_learning_rate(rate);
+    }
+}
+
+fn train(world: World, every: Option<u64>, flip: Option<u64>) -> Result<u64, Error> {
+    let compare_replicas = every.and_then(NonZeroU64::new);
+    let options = ModelOptions { compare_replicas, ..ModelOptions::on(mesh(3, 2)) };
+    let rank = world.rank().index();
+    let mut model = ShardedModel::new(world.clone(), three_units(), options, springs::initial)?;
+    let sgd = Sgd::new(&model, SgdOptions::default());
+    let at_step = flip.filter(|_| rank == 4);
+    let mut optimizer = Flips { sgd, at_step };
+    let before = world.ledger().op(Channel::Control, Op::AllGather).calls;
+    for number in 0..10 {
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
+        let gradients = step.finish()?;
+        optimizer.step(&mut model, gradients)?;
+    }
+    Ok(world.ledger().op(Channel::Control, Op::AllGather).calls - before)
+}
+
+#[test]
+fn a_flipped_bit_is_found_by_the_next_comparison_and_names_the_ranks() {
+    let error = common_error(outcomes(6, |world| train(world, Some(4), Some(5))));
+    let message = error.to_string();
+    assert!(error.is_fatal());
+    assert!(
+        message.starts_with("the content of a shard differs between ranks: rank 4 has 0x"),
+        "{message}"
+    );
+    assert!(message.contains("rank 0 has 0x"), "{message}");
+}
+
+#[test]
+fn without_a_comparison_it_goes_on_unseen() {
+    let _ = on_ranks(6, |world| train(world, None, Some(5)));
+}
+
+#[test]
+fn replicas_that_agree_go_on_and_a_comparison_is_one_exchange() {
+    let exchanges = |every| common(on_ranks(6, |world| train(world, every, None)));
+    // Before steps 4 and 8.
+    assert_eq!(exchanges(Some(4)), exchanges(None) + 2);
+}
