@@ -113,6 +113,25 @@ impl Fault {
     }
 }
 
+impl FaultKind {
+    /// The kinds without a value of their own.
+    pub const PLAIN: [Self; 13] = [
+        Self::Panic,
+        Self::Error,
+        Self::Leave,
+        Self::Freeze,
+        Self::WrongOp,
+        Self::WrongReduction,
+        Self::WrongDType,
+        Self::WrongCount,
+        Self::WrongRoot,
+        Self::SwappedOrder,
+        Self::SkippedCall,
+        Self::ExtraCall,
+        Self::OutOfMemory,
+    ];
+}
+
 impl FaultPlace {
     /// Whether it is at the `number`-th call of a step, which is tagged with `tag`.
     fn is_at(self, number: u64, tag: &Tag) -> bool {

@@ -8,23 +8,6 @@ use hsdp_sharding::{Rank, UnitId};
 use super::{Fault, FaultKind, FaultPlace};
 use crate::{Error, Stage};
 
-/// The kinds without a value of their own.
-const PLAIN: [FaultKind; 13] = [
-    FaultKind::Panic,
-    FaultKind::Error,
-    FaultKind::Leave,
-    FaultKind::Freeze,
-    FaultKind::WrongOp,
-    FaultKind::WrongReduction,
-    FaultKind::WrongDType,
-    FaultKind::WrongCount,
-    FaultKind::WrongRoot,
-    FaultKind::SwappedOrder,
-    FaultKind::SkippedCall,
-    FaultKind::ExtraCall,
-    FaultKind::OutOfMemory,
-];
-
 /// Reads a fault as it is displayed.
 ///
 /// ```
@@ -79,12 +62,12 @@ fn kind_of(text: &str) -> Option<FaultKind> {
     if let Some(value) = text.strip_prefix("a gradient of ") {
         return value.parse().ok().map(FaultKind::NonFinite);
     }
-    PLAIN.into_iter().find(|kind| kind.to_string() == text)
+    FaultKind::PLAIN.into_iter().find(|kind| kind.to_string() == text)
 }
 
 /// What kinds there are, in words.
 fn kinds() -> String {
-    let names: Vec<String> = PLAIN.iter().map(ToString::to_string).collect();
+    let names: Vec<String> = FaultKind::PLAIN.iter().map(ToString::to_string).collect();
     format!("the kind is one of {}, `delay of 300ms`, `a gradient of NaN`", names.join(", "))
 }
 
@@ -115,7 +98,7 @@ mod tests {
             FaultPlace::Stage(Stage::Header),
             FaultPlace::Call(17),
         ];
-        let kinds = PLAIN.into_iter().chain([
+        let kinds = FaultKind::PLAIN.into_iter().chain([
             FaultKind::Delay(Duration::from_millis(300)),
             FaultKind::Delay(Duration::from_micros(585)),
             FaultKind::NonFinite(f32::NEG_INFINITY),
