@@ -99,5 +99,5 @@ pub use self::options::{Workers, WorldOptions};
 pub use self::pending::Pending;
 pub use self::rendezvous::Rendezvous;
 pub use self::tag::{Stage, Tag};
-pub use self::units::{Accumulator, Contribution, NonFinite, Reduced};
+pub use self::units::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub use self::world::World;

@@ -37,12 +37,12 @@ pub struct Reduced {
     /// The accumulator's, with the sum in it.
     pub partial: Vec<f32>,
     /// The first element of it that is not finite, if there is one.
-    pub non_finite: Option<NonFinite>,
+    pub non_finite: Option<NonFiniteAt>,
 }
 
 /// Where an infinity or a NaN in a partial came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NonFinite {
+pub struct NonFiniteAt {
     /// The index of the parameter in its unit.
     pub param: usize,
     /// The first member whose contribution was not finite on the wire; `None` if all were, and their sum is not.

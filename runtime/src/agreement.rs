@@ -5,7 +5,7 @@
 
 use hsdp_sharding::{Mesh, Rank};
 
-use crate::non_finite::{self, Finding};
+use crate::non_finite::{self, Sighting};
 use crate::presence::Presence;
 
 /// What a rank says at the end of a step.
@@ -19,7 +19,7 @@ pub(crate) struct Statement {
     /// Of this rank's finished gradient shards, before the final division.
     pub(crate) squared_norm: f64,
     /// The first element of this rank's gradient shards that is not finite.
-    pub(crate) finding: Option<Finding>,
+    pub(crate) sighting: Option<Sighting>,
     /// Which parameters got a gradient on this rank.
     pub(crate) presence: Presence,
 }
@@ -30,8 +30,8 @@ impl Statement {
     pub(crate) fn encode(&self) -> Vec<u64> {
         let fixed =
             [self.microbatches, self.weight, self.loss.to_bits(), self.squared_norm.to_bits()];
-        let finding = Finding::encode(self.finding);
-        fixed.into_iter().chain(finding).chain(self.presence.words().iter().copied()).collect()
+        let sighting = Sighting::encode(self.sighting);
+        fixed.into_iter().chain(sighting).chain(self.presence.words().iter().copied()).collect()
     }
 
     fn decode(words: &[u64], parameters: usize) -> Self {
@@ -40,7 +40,7 @@ impl Statement {
             weight: words[1],
             loss: f64::from_bits(words[2]),
             squared_norm: f64::from_bits(words[3]),
-            finding: Finding::decode(&words[4..]),
+            sighting: Sighting::decode(&words[4..]),
             presence: Presence::from_words(parameters, words[FIXED_WORDS..].to_vec()),
         }
     }
@@ -82,9 +82,9 @@ impl Agreement {
         row.iter().map(|member| self.0[member.index()].squared_norm).sum()
     }
 
-    /// The first finding of all, and who made it.
-    pub(crate) fn first_non_finite(&self) -> Option<(Rank, Finding)> {
-        non_finite::first(self.0.iter().map(|statement| statement.finding))
+    /// The first sighting of all, and who made it.
+    pub(crate) fn first_non_finite(&self) -> Option<(Rank, Sighting)> {
+        non_finite::first(self.0.iter().map(|statement| statement.sighting))
     }
 
     /// Which parameters got a gradient on any rank.
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::non_finite::When;
 
-    const FOUND: Finding = Finding { when: When::Microbatch(1), parameter: 1, from: Some(0) };
+    const FOUND: Sighting = Sighting { when: When::Microbatch(1), parameter: 1, from: Some(0) };
 
     fn statement(rank: usize) -> Statement {
         let mut presence = Presence::none(70);
@@ -121,7 +121,7 @@ mod tests {
             weight: 10 + rank as u64,
             loss: 0.5,
             squared_norm: 4.0_f64.powi(i32::try_from(rank).expect("small")),
-            finding: (rank == 2).then_some(FOUND),
+            sighting: (rank == 2).then_some(FOUND),
             presence,
         }
     }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_finding_is_everybodys() {
+    fn the_first_sighting_is_everybodys() {
         assert_eq!(agreement().first_non_finite(), Some((Rank::new(2), FOUND)));
     }
 

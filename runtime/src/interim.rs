@@ -3,7 +3,7 @@
 
 use hsdp_sharding::Rank;
 
-use crate::non_finite::{self, Finding};
+use crate::non_finite::{self, Sighting};
 
 const WORDS: usize = 1 + non_finite::WORDS;
 
@@ -13,7 +13,7 @@ pub(crate) struct Interim {
     /// How many all-reduces it has issued.
     pub(crate) all_reduces: usize,
     /// The first of its partials that is not finite.
-    pub(crate) finding: Option<Finding>,
+    pub(crate) sighting: Option<Sighting>,
 }
 
 /// Some rank has an overflow.
@@ -22,25 +22,25 @@ pub(crate) struct Overflow {
     /// How many all-reduces the rank has issued that is furthest: so many take place.
     pub(crate) all_reduces: usize,
     /// Who found the first one, and what.
-    pub(crate) found: (Rank, Finding),
+    pub(crate) found: (Rank, Sighting),
 }
 
 impl Interim {
     pub(crate) fn encode(self) -> Vec<u64> {
         let mut words = vec![self.all_reduces as u64];
-        words.extend(Finding::encode(self.finding));
+        words.extend(Sighting::encode(self.sighting));
         words
     }
 
     fn decode(words: &[u64]) -> Self {
         let all_reduces = usize::try_from(words[0]).unwrap_or(usize::MAX);
-        Self { all_reduces, finding: Finding::decode(&words[1..]) }
+        Self { all_reduces, sighting: Sighting::decode(&words[1..]) }
     }
 
     /// What follows from what all ranks said; `None` if everything is finite so far.
     pub(crate) fn overflow(gathered: &[u64]) -> Option<Overflow> {
         let said: Vec<Self> = gathered.chunks_exact(WORDS).map(Self::decode).collect();
-        let found = non_finite::first(said.iter().map(|interim| interim.finding))?;
+        let found = non_finite::first(said.iter().map(|interim| interim.sighting))?;
         let all_reduces = said.iter().map(|interim| interim.all_reduces).max().unwrap_or(0);
         Some(Overflow { all_reduces, found })
     }
@@ -53,10 +53,10 @@ mod tests {
 
     #[test]
     fn an_overflow_on_one_rank_is_one_of_all() {
-        let finding = Finding { when: When::Microbatch(2), parameter: 1, from: Some(3) };
-        let said = |finding, all_reduces| Interim { all_reduces, finding }.encode();
-        let all = [said(None, 4), said(Some(finding), 2), said(None, 3)].concat();
-        let found = (Rank::new(1), finding);
+        let sighting = Sighting { when: When::Microbatch(2), parameter: 1, from: Some(3) };
+        let said = |sighting, all_reduces| Interim { all_reduces, sighting }.encode();
+        let all = [said(None, 4), said(Some(sighting), 2), said(None, 3)].concat();
+        let found = (Rank::new(1), sighting);
         assert_eq!(Interim::overflow(&all), Some(Overflow { all_reduces: 4, found }));
         assert_eq!(Interim::overflow(&[said(None, 4), said(None, 2)].concat()), None);
     }

@@ -74,7 +74,7 @@ impl fmt::Display for NonFiniteGradient {
 
 /// What a rank found, in numbers that travel: where the first element that is not finite came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Finding {
+pub(crate) struct Sighting {
     /// The microbatch; after all of them, what the all-reduce brought to light.
     pub(crate) when: When,
     /// The parameter, by its number in the model.
@@ -83,20 +83,20 @@ pub(crate) struct Finding {
     pub(crate) from: Option<usize>,
 }
 
-/// When a finding was made. Earlier ones are smaller.
+/// When a sighting was made. Earlier ones are smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum When {
     Microbatch(usize),
     AllReduce,
 }
 
-/// How many words a finding takes.
+/// How many words a sighting takes.
 pub(crate) const WORDS: usize = 3;
 const NONE: u64 = u64::MAX;
 
-impl Finding {
-    pub(crate) fn encode(finding: Option<Self>) -> [u64; WORDS] {
-        let Some(Self { when, parameter, from }) = finding else { return [NONE; WORDS] };
+impl Sighting {
+    pub(crate) fn encode(sighting: Option<Self>) -> [u64; WORDS] {
+        let Some(Self { when, parameter, from }) = sighting else { return [NONE; WORDS] };
         let when = match when {
             When::Microbatch(microbatch) => microbatch as u64,
             When::AllReduce => NONE,
@@ -110,7 +110,7 @@ impl Finding {
         Some(Self { when, parameter: number(words[1])?, from: number(words[2]) })
     }
 
-    /// As it is told: `holder` is the rank that made the finding.
+    /// As it is told: `holder` is the rank that made the sighting.
     pub(crate) fn origin(self, holder: Rank, name_of: impl Fn(usize) -> String) -> Origin {
         let parameter = name_of(self.parameter);
         match (self.from, self.when) {
@@ -125,30 +125,30 @@ impl Finding {
     }
 }
 
-/// The first of all findings, and the lowest rank that made it.
-pub(crate) fn first(findings: impl Iterator<Item = Option<Finding>>) -> Option<(Rank, Finding)> {
-    let made = findings.enumerate().filter_map(|(rank, finding)| Some((finding?, rank)));
-    made.min().map(|(finding, rank)| (Rank::new(rank), finding))
+/// The first of all sightings, and the lowest rank that made it.
+pub(crate) fn first(sightings: impl Iterator<Item = Option<Sighting>>) -> Option<(Rank, Sighting)> {
+    let made = sightings.enumerate().filter_map(|(rank, sighting)| Some((sighting?, rank)));
+    made.min().map(|(sighting, rank)| (Rank::new(rank), sighting))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn found(when: When, parameter: usize, from: Option<usize>) -> Option<Finding> {
-        Some(Finding { when, parameter, from })
+    fn found(when: When, parameter: usize, from: Option<usize>) -> Option<Sighting> {
+        Some(Sighting { when, parameter, from })
     }
 
     #[test]
-    fn a_finding_comes_back() {
-        let findings = [
+    fn a_sighting_comes_back() {
+        let sightings = [
             None,
             found(When::Microbatch(0), 0, Some(0)),
             found(When::Microbatch(3), 7, None),
             found(When::AllReduce, 2, None),
         ];
-        for finding in findings {
-            assert_eq!(Finding::decode(&Finding::encode(finding)), finding);
+        for sighting in sightings {
+            assert_eq!(Sighting::decode(&Sighting::encode(sighting)), sighting);
         }
     }
 
@@ -158,9 +158,9 @@ mod tests {
         let second = found(When::Microbatch(1), 0, Some(0));
         let other = found(When::Microbatch(0), 5, Some(1));
         let earliest = found(When::Microbatch(0), 4, Some(3));
-        let findings = [None, late, second, other, earliest, earliest];
-        let expected = earliest.map(|finding| (Rank::new(4), finding));
-        assert_eq!(first(findings.into_iter()), expected);
+        let sightings = [None, late, second, other, earliest, earliest];
+        let expected = earliest.map(|sighting| (Rank::new(4), sighting));
+        assert_eq!(first(sightings.into_iter()), expected);
         assert_eq!(first([None, None].into_iter()), None);
     }
 }

@@ -151,7 +151,7 @@ table!(COMM {
     hsdp_comm::MemberFinding: Send Sync Unpin,
     hsdp_comm::Mismatch: Send Sync Unpin,
     hsdp_comm::MismatchRow: Send Sync Unpin,
-    hsdp_comm::NonFinite: Send Sync Unpin,
+    hsdp_comm::NonFiniteAt: Send Sync Unpin,
     hsdp_comm::OftenLast: Send Sync Unpin,
     hsdp_comm::Op: Send Sync Unpin,
     hsdp_comm::Pending<Vec<f32>>: Send Sync Unpin,

@@ -11,7 +11,7 @@ use hsdp_sharding::{Piece, Role, UnitLayout};
 
 use super::{BLOCK_ELEMENTS, Meter, Work, owned_blocks, pieces_in, take};
 use crate::sync::Mutex;
-use crate::{NonFinite, Reduced, Scaling};
+use crate::{NonFiniteAt, Reduced, Scaling};
 
 /// What a parameter without a gradient contributes.
 static ZEROS: [f32; BLOCK_ELEMENTS] = [0.0; BLOCK_ELEMENTS];
@@ -35,7 +35,7 @@ pub(crate) struct UnitReduce {
     /// Whose partial, and which elements of it. They cover all partials once.
     blocks: Vec<(usize, Range<usize>)>,
     /// By owner: the first element of its partial that was found not to be finite, and why.
-    found: Vec<Mutex<Option<(usize, NonFinite)>>>,
+    found: Vec<Mutex<Option<(usize, NonFiniteAt)>>>,
 }
 
 impl UnitReduce {
@@ -92,7 +92,7 @@ impl UnitReduce {
         let from = (0..self.gradients.len()).find(is_culprit).map(|slot| meter.rank(slot));
         let mut found = self.found[owner].lock();
         if found.is_none_or(|(first, _)| place < first) {
-            *found = Some((place, NonFinite { param, from }));
+            *found = Some((place, NonFiniteAt { param, from }));
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use hsdp_comm::{
-    Accumulator, Channel, Contribution, Error, Fault, FaultKind, NonFinite, Reduced, Scaling,
+    Accumulator, Channel, Contribution, Error, Fault, FaultKind, NonFiniteAt, Reduced, Scaling,
     Stage, World,
 };
 use hsdp_kernels::{Fold, GradientValues, Wire};
@@ -37,7 +37,7 @@ fn reduce_unit(world: &World, unit: usize, gradients: Gradients) -> Result<Reduc
 }
 
 /// The elements of the partials of all ranks that are not 3 or padding, and what is said of them.
-fn reduced_with(value: f32, gradients: Gradients) -> (Vec<f32>, Vec<NonFinite>) {
+fn reduced_with(value: f32, gradients: Gradients) -> (Vec<f32>, Vec<NonFiniteAt>) {
     let fault = Fault::at(CULPRIT, 0, UnitId::new(1), FaultKind::NonFinite(value));
     let outcomes = promptly(options([fault]), move |world| {
         let before = reduce_unit(&world, 0, gradients)?;
@@ -65,10 +65,10 @@ fn non_finite() {
     };
     let (odd, said) = reduced_with(f32::NAN, all);
     assert!(odd.len() == 1 && odd[0].is_nan(), "{odd:?}");
-    assert_eq!(said, [NonFinite { param: 0, from: Some(CULPRIT) }]);
+    assert_eq!(said, [NonFiniteAt { param: 0, from: Some(CULPRIT) }]);
     let (odd, said) = reduced_with(f32::NEG_INFINITY, all);
     assert_eq!(odd, [f32::NEG_INFINITY]);
-    assert_eq!(said, [NonFinite { param: 0, from: Some(CULPRIT) }]);
+    assert_eq!(said, [NonFiniteAt { param: 0, from: Some(CULPRIT) }]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn of_the_first_gradient_that_there_is_in_its_own_dtype() {
     };
     let (odd, said) = reduced_with(f32::INFINITY, second);
     assert_eq!(odd, [f32::INFINITY]);
-    assert_eq!(said, [NonFinite { param: 1, from: Some(CULPRIT) }]);
+    assert_eq!(said, [NonFiniteAt { param: 1, from: Some(CULPRIT) }]);
     let last: Gradients = || {
         let scale = Arc::new(vec![f16::ONE; 3]) as Arc<dyn GradientValues>;
         vec![None, None, Some(scale)]
@@ -87,7 +87,7 @@ fn of_the_first_gradient_that_there_is_in_its_own_dtype() {
     // Finite in f32, but not in f16.
     let (odd, said) = reduced_with(1e6, last);
     assert_eq!(odd, [f32::INFINITY]);
-    assert_eq!(said, [NonFinite { param: 2, from: Some(CULPRIT) }]);
+    assert_eq!(said, [NonFiniteAt { param: 2, from: Some(CULPRIT) }]);
 }
 
 #[test]

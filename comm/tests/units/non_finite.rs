@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hsdp_comm::{Accumulator, Channel, Contribution, NonFinite, Scaling, World, world};
+use hsdp_comm::{Accumulator, Channel, Contribution, NonFiniteAt, Scaling, World, world};
 use hsdp_kernels::{Divisor, Fold, GradientValues, Wire};
 use hsdp_sharding::{Param, Rank, Unit, UnitLayout};
 
@@ -12,7 +12,7 @@ const MEMBERS: usize = 3;
 const ELEMENTS: usize = 40_000;
 
 /// What each member brings for parameter `b`, of which element `at` is special.
-fn reduced(scaling: Scaling, at: usize, special: [f32; MEMBERS]) -> Vec<Option<NonFinite>> {
+fn reduced(scaling: Scaling, at: usize, special: [f32; MEMBERS]) -> Vec<Option<NonFiniteAt>> {
     reduced_onto(0.0, scaling, at, special)
 }
 
@@ -21,7 +21,7 @@ fn reduced_onto(
     scaling: Scaling,
     at: usize,
     special: [f32; MEMBERS],
-) -> Vec<Option<NonFinite>> {
+) -> Vec<Option<NonFiniteAt>> {
     let unit = Unit::new("unit").param(Param::new("a", [100])).param(Param::new("b", [ELEMENTS]));
     let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
     world(MEMBERS, |world: World| {
@@ -39,8 +39,8 @@ fn reduced_onto(
     })
 }
 
-fn from(rank: usize) -> Option<NonFinite> {
-    Some(NonFinite { param: 1, from: Some(Rank::new(rank)) })
+fn from(rank: usize) -> Option<NonFiniteAt> {
+    Some(NonFiniteAt { param: 1, from: Some(Rank::new(rank)) })
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn what_overflows_on_the_wire_is_its_members_doing() {
 
 #[test]
 fn a_sum_that_overflows_is_nobodys_doing() {
-    let sum = Some(NonFinite { param: 1, from: None });
+    let sum = Some(NonFiniteAt { param: 1, from: None });
     let f32 = Scaling::on(Wire::F32);
     assert_eq!(reduced(f32, 0, [f32::MAX, f32::MAX, 0.0]), [sum, None, sum]);
     assert_eq!(reduced_onto(f32::MAX, f32, 0, [f32::MAX, 0.0, 0.0]), [sum, None, sum]);

@@ -14,7 +14,7 @@ use crate::engine::{Engine, NO_ATTEMPT, Opened, State};
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::ModelId;
-use crate::non_finite::{Finding, NonFiniteGradient, Origin, When};
+use crate::non_finite::{NonFiniteGradient, Origin, Sighting, When};
 use crate::objective::Objective;
 use crate::options::{NonFinite, Unused};
 use crate::presence::Presence;
@@ -60,12 +60,12 @@ fn reduce_and_agree(
         weight: step.weight,
         loss: step.loss,
         squared_norm: grad_shards.iter().map(|shard| squared_norm(shard)).sum(),
-        finding: None,
+        sighting: None,
         presence: step.presence.clone(),
     };
-    let found = step.reductions.finding();
-    let finding = found.or_else(|| first_after_all_reduce(fabric, &statement, &grad_shards));
-    let statement = Statement { finding, ..statement };
+    let found = step.reductions.sighting();
+    let sighting = found.or_else(|| first_after_all_reduce(fabric, &statement, &grad_shards));
+    let statement = Statement { sighting, ..statement };
     let tag = fabric.tag(None, Stage::Agreement, step.number(), place.microbatch);
     let said = fabric.control.all_gather(tag, statement.encode())?.wait()?;
     let ranks = fabric.plan.mesh().world_size();
@@ -77,7 +77,7 @@ fn first_after_all_reduce(
     fabric: &Fabric,
     statement: &Statement,
     grad_shards: &GradShards,
-) -> Option<Finding> {
+) -> Option<Sighting> {
     if statement.squared_norm.is_finite() {
         return None;
     }
@@ -89,7 +89,7 @@ fn first_after_all_reduce(
         let mut pieces = fabric.plan.layout(unit).pieces(shard_index);
         let index = pieces.find(holds)?.param;
         let parameter = fabric.number_of(ParamId { unit, index });
-        Some(Finding { when: When::AllReduce, parameter, from: None })
+        Some(Sighting { when: When::AllReduce, parameter, from: None })
     })
 }
 
@@ -202,8 +202,8 @@ impl Ended<'_> {
     /// Why the gradient is not finite, if it is not.
     fn origin(&self, norm: f64, divisor: f64) -> Option<Origin> {
         let name_of = |parameter| self.fabric.name_of(parameter);
-        if let Some((holder, finding)) = self.agreement.first_non_finite() {
-            return Some(finding.origin(holder, name_of));
+        if let Some((holder, sighting)) = self.agreement.first_non_finite() {
+            return Some(sighting.origin(holder, name_of));
         }
         // No element is longer than the whole gradient.
         (norm / divisor > f64::from(f32::MAX)).then_some(Origin::Division { norm, divisor })

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use hsdp_comm::{NonFinite, Pending, Reduced};
+use hsdp_comm::{NonFiniteAt, Pending, Reduced};
 use hsdp_kernels::Fold;
 
 use crate::engine::reductions::UnitGradients;
@@ -58,7 +58,7 @@ pub(crate) struct Settled {
     /// What the next reduce-scatter does with it.
     pub(crate) fold: Fold,
     /// The microbatch whose reduce-scatter found it not to be finite, and why.
-    pub(crate) non_finite: Option<(usize, NonFinite)>,
+    pub(crate) non_finite: Option<(usize, NonFiniteAt)>,
 }
 
 /// What has become of a unit's gradients in this microbatch.

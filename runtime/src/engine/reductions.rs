@@ -6,7 +6,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::{Accumulator, Contribution, NonFinite, Pending, Reduced, Stage};
+use hsdp_comm::{Accumulator, Contribution, NonFiniteAt, Pending, Reduced, Stage};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{Divisor, Fold, GradientValues, settle};
 use hsdp_sharding::{Accumulation, ParamId, Plan, Rank, UnitId};
@@ -19,7 +19,7 @@ use crate::engine::scaling;
 use crate::engine::unsharded::UnshardedGradients;
 use crate::error::Error;
 use crate::interim::Interim;
-use crate::non_finite::{Finding, When};
+use crate::non_finite::{Sighting, When};
 use crate::precision::LossScaling;
 
 /// A unit's gradients, by index of the parameter in its unit; `None` where it has none this time.
@@ -50,7 +50,7 @@ pub(crate) struct Reductions {
     /// Mode `Every` with replicas: this microbatch's reduce-scatters, in the plan's order.
     transients: Vec<(UnitId, Pending<Reduced>)>,
     /// The first element of this rank's partials that was found not to be finite.
-    finding: Option<Finding>,
+    sighting: Option<Sighting>,
 }
 
 impl Reductions {
@@ -63,7 +63,7 @@ impl Reductions {
             scattered: 0,
             all_reduced: 0,
             transients: Vec::new(),
-            finding: None,
+            sighting: None,
         }
     }
 
@@ -137,8 +137,8 @@ impl Reductions {
     }
 
     /// What this rank found in its partials, if anything in them is not finite.
-    pub(crate) fn finding(&self) -> Option<Finding> {
-        self.finding
+    pub(crate) fn sighting(&self) -> Option<Sighting> {
+        self.sighting
     }
 
     /// Asks all ranks, before the all-reduces, whether a partial has overflowed. If so, as many all-reduces take place
@@ -150,7 +150,7 @@ impl Reductions {
                 self.partials[unit] = Partial::Held(partial);
             }
         }
-        let said = Interim { all_reduces: self.all_reduced, finding: self.finding }.encode();
+        let said = Interim { all_reduces: self.all_reduced, sighting: self.sighting }.encode();
         let tag = fabric.tag(None, Stage::Agreement, place.step, place.microbatch);
         let gathered = fabric.control.all_gather(tag, said)?.wait()?;
         Ok(Interim::overflow(&gathered).map(|overflow| overflow.all_reduces))
@@ -165,12 +165,12 @@ impl Reductions {
         Ok(settled)
     }
 
-    /// Keeps a finding if it is the first.
-    fn note(&mut self, fabric: &Fabric, unit: UnitId, (microbatch, found): (usize, NonFinite)) {
+    /// Keeps a sighting if it is the first.
+    fn note(&mut self, fabric: &Fabric, unit: UnitId, (microbatch, found): (usize, NonFiniteAt)) {
         let parameter = fabric.number_of(ParamId { unit, index: found.param });
         let (when, from) = (When::Microbatch(microbatch), found.from.map(Rank::index));
-        let finding = Finding { when, parameter, from };
-        self.finding = Some(self.finding.map_or(finding, |first| first.min(finding)));
+        let sighting = Sighting { when, parameter, from };
+        self.sighting = Some(self.sighting.map_or(sighting, |first| first.min(sighting)));
     }
 
     /// Offers, for every unit that nobody has brought, what there is of it.
