@@ -261,7 +261,7 @@ pub enum AbortReason {
         message: Arc<str>,
     },
     /// The rank returned, or dropped its world, while others waited for it.
-    #[error("it left, but others wait for it in {awaited}")]
+    #[error("it left, but others wait for it in {awaited} ({})", .awaited.place())]
     Left {
         /// What the others wait for.
         awaited: Arc<Descriptor>,
