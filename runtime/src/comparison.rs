@@ -1,10 +1,11 @@
-//! What must be the same on ranks and is compared: plans and options once, the bits of shards then and again later.
+//! What must be the same on ranks and is compared: options and plans once, the bits of shards then and again later.
 
 use std::sync::Arc;
 
 use hsdp_comm::Stage;
 use hsdp_sharding::Rank;
 
+use crate::description;
 use crate::digest;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
@@ -15,8 +16,11 @@ struct Field {
     counterpart: fn(&Fabric, Rank) -> Rank,
 }
 
-const PLAN: Field = Field { what: "the fingerprint of the plan", counterpart: first };
-const OPTIONS: Field = Field { what: "the digest of the model's options", counterpart: first };
+/// What [`in_detail`] can say more about.
+pub(crate) const OPTIONS: &str = "the digest of the model's options";
+/// As [`OPTIONS`].
+pub(crate) const PLAN: &str = "the fingerprint of the plan";
+
 const INITIAL: Field =
     Field { what: "the initial value of a shard", counterpart: holder_of_same_shard };
 const SHARD: Field = Field { what: "the content of a shard", counterpart: holder_of_same_shard };
@@ -30,20 +34,21 @@ fn holder_of_same_shard(fabric: &Fabric, rank: Rank) -> Rank {
     Rank::new(fabric.plan.mesh().coordinate(rank).shard_index)
 }
 
-/// Compares plan, options and initial shards with the other ranks. Collective over the world.
+/// Compares options, plan and initial shards with the other ranks. Collective over the world.
 ///
 /// # Errors
 /// [`Error::Disagreement`] on all ranks, which names the first that differs; [`Error::Comm`].
 pub(crate) fn of_models(fabric: &Fabric, shards: &[Vec<f32>]) -> Result<(), Error> {
     let mine = vec![
+        fabric.options_digest,
         fabric.plan.fingerprint(),
-        fabric.options.digest(),
         digest::of_parameters(shards.iter().map(Vec::as_slice)),
     ];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.all_gather(tag, mine)?.wait()?;
     // Field by field: only where all plans are the same do ranks mean the same by "the same shard".
-    compare(fabric, &said, &[PLAN, OPTIONS, INITIAL])
+    let [options, plan] = [OPTIONS, PLAN].map(|what| Field { what, counterpart: first });
+    compare(fabric, &said, &[options, plan, INITIAL]).map_err(|error| in_detail(fabric, error))
 }
 
 /// Compares the bits of shards with the replicas, as they are before `step`. Collective over the world.
@@ -73,4 +78,94 @@ fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error>
         }
     }
     Ok(())
+}
+
+/// What exactly differs where a digest does: the first line of what two ranks have that is not the same.
+///
+/// Collective over the world: all ranks have found the same error.
+pub(crate) fn in_detail(fabric: &Fabric, error: Error) -> Error {
+    let Error::Disagreement { what: digest, rank, other, .. } = error else { return error };
+    let (what, lines) = match digest {
+        OPTIONS => ("an option of the model", description::of_options(&fabric.options)),
+        PLAN => ("what is planned for", description::of_model(fabric.plan.spec())),
+        _ => return error,
+    };
+    match first_difference(fabric, [rank, other], &lines) {
+        Ok(Some([got, want])) => Error::Disagreement { what, rank, got, other, want },
+        // Other versions of the planner, say.
+        Ok(None) => error,
+        Err(failed) => failed,
+    }
+}
+
+/// The first line that differs between two ranks, as each has it.
+fn first_difference(
+    fabric: &Fabric,
+    ranks: [Rank; 2],
+    lines: &[String],
+) -> Result<Option<[String; 2]>, Error> {
+    let tag = fabric.tag(None, Stage::Setup, 0, 0);
+    let mine = lines.join("\n").into_bytes();
+    let lengths = fabric.control.all_gather(tag, vec![mine.len() as u64])?.wait()?;
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let mut padded: Vec<u64> = mine.chunks(size_of::<u64>()).map(word).collect();
+    padded.resize(usize::try_from(longest).unwrap_or(usize::MAX).div_ceil(size_of::<u64>()), 0);
+    let mut texts = Vec::with_capacity(ranks.len());
+    for rank in ranks {
+        let text = fabric.control.broadcast(tag, rank.index(), padded.clone())?.wait()?;
+        texts.push(text_of(&text));
+    }
+    let [got, want] = [&texts[0], &texts[1]].map(|text| text.split('\n'));
+    Ok(differing_line(got, want))
+}
+
+fn differing_line<'a>(
+    mut got: impl Iterator<Item = &'a str>,
+    mut want: impl Iterator<Item = &'a str>,
+) -> Option<[String; 2]> {
+    loop {
+        let lines = [got.next(), want.next()];
+        match lines {
+            [None, None] => return None,
+            [got, want] if got != want => {
+                return Some(lines.map(|line| line.unwrap_or("nothing more").to_owned()));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Up to eight bytes, the rest of them zeros.
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; size_of::<u64>()];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
+fn text_of(words: &[u64]) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_survives_the_way_through_words() {
+        for text in ["", "mesh 2x2", "eight by", "prefetch 1\nobjective Sum"] {
+            let words: Vec<u64> = text.as_bytes().chunks(8).map(word).chain([0]).collect();
+            assert_eq!(text_of(&words), text);
+        }
+    }
+
+    #[test]
+    fn the_first_line_that_differs_is_found_also_where_one_text_ends() {
+        let line =
+            |got: &'static str, want: &'static str| differing_line(got.lines(), want.lines());
+        assert_eq!(line("a\nb\nc", "a\nB\nC"), Some(["b", "B"].map(str::to_owned)));
+        assert_eq!(line("a\nb", "a"), Some(["b", "nothing more"].map(str::to_owned)));
+        assert_eq!(line("a\nb", "a\nb"), None);
+    }
 }

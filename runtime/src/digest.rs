@@ -2,10 +2,9 @@
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Of a few numbers.
-pub(crate) fn of_words(words: &[u64]) -> u64 {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    xxh3_64(&bytes)
+/// Of lines of text, each with its end.
+pub(crate) fn of_lines(lines: &[String]) -> u64 {
+    xxh3_64(lines.join("\n").as_bytes())
 }
 
 /// Of the bits of parameters, unit after unit.

@@ -137,14 +137,15 @@ impl Engine {
             committed: state.committed,
             microbatches: options.microbatches,
             plan: self.fabric.plan.fingerprint(),
-            options: self.fabric.options.digest(),
+            options: self.fabric.options_digest,
             loss_scale: state.loss_scale.value().to_bits(),
             weight_hint: options.weight_hint.unwrap_or(state.last_weight),
             input: options.input,
         };
         let tag = self.fabric.tag(None, Stage::Header, step, 0);
         let gathered = self.fabric.control.all_gather(tag, header.encode())?.wait()?;
-        let Agreed { largest_hint, supply } = StepHeader::agree(&gathered)?;
+        let Agreed { largest_hint, supply } = StepHeader::agree(&gathered)
+            .map_err(|error| comparison::in_detail(&self.fabric, error))?;
         match supply.course(self.fabric.options.uneven) {
             Some(Course::Goes) => self.fabric.world.set_absent(&supply.exhausted),
             Some(Course::Ends) => {
@@ -190,8 +191,10 @@ impl Engine {
         let mut state = self.state();
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "unshard")?;
-        check::unit(&self.fabric, step.number(), unit, "unshard")?;
-        step.note(|step| step.unshard(&self.fabric, shards, unit))
+        step.note(|step| {
+            check::unit(&self.fabric, step.number(), unit, "unshard")?;
+            step.unshard(&self.fabric, shards, unit)
+        })
     }
 
     /// Takes the loss of a microbatch and says what its backward starts from.
@@ -217,8 +220,10 @@ impl Engine {
         let scale = state.loss_scale.value();
         let State { step, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "reduce")?;
-        check::unit(&self.fabric, step.number(), unit, "reduce")?;
-        step.note(|step| step.reduce(&self.fabric, scale, (unit, gradients)))
+        step.note(|step| {
+            check::unit(&self.fabric, step.number(), unit, "reduce")?;
+            step.reduce(&self.fabric, scale, (unit, gradients))
+        })
     }
 
     pub(crate) fn finish_microbatch(&self, token: Token) -> Result<(), Error> {
@@ -232,12 +237,12 @@ impl Engine {
     ///
     /// The announcement waits for nobody. A thread that waits in the step at this moment gets its error by it, and then
     /// lets go of the state.
-    pub(crate) fn abort_step(&self, opened: Opened) {
+    pub(crate) fn abort_step(&self, opened: Opened, given: Option<String>) {
         let (attempt, acq_rel, relaxed) = (opened.attempt, Ordering::AcqRel, Ordering::Relaxed);
         if self.under_way.compare_exchange(attempt, NO_ATTEMPT, acq_rel, relaxed).is_err() {
             return;
         }
-        let reason = self.reason_for_abort();
+        let reason = self.reason_for_abort(given);
         self.fabric.world.abort_step(StepFailure { step: opened.step, reason });
         let mut state = self.state();
         state.step = None;
@@ -245,15 +250,20 @@ impl Engine {
         self.fabric.world.next_epoch();
     }
 
-    fn reason_for_abort(&self) -> String {
-        let Some(state) = self.state.try_lock() else {
-            return "the step was dropped while another thread was in it".to_owned();
-        };
-        match state.step.as_ref().and_then(StepState::failure) {
-            Some(failure) => failure.to_owned(),
-            None if std::thread::panicking() => "the rank panicked".to_owned(),
-            None => "the step was dropped before its finish".to_owned(),
-        }
+    /// The first error of the step, or the reason that was `given`, or what can be seen. Never blocks: the step may be
+    /// given up while another thread waits in it.
+    fn reason_for_abort(&self, given: Option<String>) -> String {
+        let state = self.state.try_lock();
+        let step = state.as_ref().and_then(|state| state.step.as_ref());
+        let failure = step.and_then(StepState::failure).map(str::to_owned);
+        failure.or(given).unwrap_or_else(|| {
+            let seen = match state {
+                None => "the step was dropped while another thread was in it",
+                Some(_) if std::thread::panicking() => "the rank panicked",
+                Some(_) => "the step was dropped before its finish",
+            };
+            seen.to_owned()
+        })
     }
 }
 

@@ -5,6 +5,7 @@
 
 use hsdp_sharding::Rank;
 
+use crate::comparison;
 use crate::error::Error;
 use crate::uneven::{Input, Supply};
 
@@ -46,8 +47,8 @@ impl StepHeader {
             self.step,
             self.committed,
             self.microbatches.map_or(UNKNOWN, |count| count as u64),
-            self.plan,
             self.options,
+            self.plan,
             self.loss_scale,
             self.weight_hint,
         ]
@@ -81,8 +82,8 @@ fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
         "the number of the step",
         "the number of committed steps",
         "the number of microbatches of the step",
-        "the fingerprint of the plan",
-        "the digest of the model's options",
+        comparison::OPTIONS,
+        comparison::PLAN,
         "the loss scale",
     ];
     let value = |header: &[u64], field: usize| match field {

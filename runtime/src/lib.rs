@@ -57,6 +57,7 @@
 
 mod agreement;
 mod comparison;
+mod description;
 mod digest;
 pub mod divide;
 mod engine;

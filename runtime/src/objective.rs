@@ -31,16 +31,6 @@ impl Objective {
             objective => Ok(objective),
         }
     }
-
-    /// A number that differs between objectives, for comparing ranks.
-    pub(crate) fn digest(self) -> [u64; 2] {
-        match self {
-            Self::WeightedMean => [0, 0],
-            Self::RankMean => [1, 0],
-            Self::Sum => [2, 0],
-            Self::Factor(factor) => [3, factor.to_bits()],
-        }
-    }
 }
 
 /// The loss of one microbatch on one rank: a sum over items, and how many (or how heavy) they are.

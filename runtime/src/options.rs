@@ -4,6 +4,8 @@ use std::num::NonZeroU64;
 
 use hsdp_sharding::{Accumulation, DType, Mesh, PlanOptions};
 
+use crate::description;
+use crate::digest;
 use crate::error::Error;
 use crate::objective::Objective;
 use crate::precision::{LossScaling, Precision};
@@ -78,22 +80,9 @@ impl ModelOptions {
         self.precision.wire
     }
 
-    /// What the plan's fingerprint does not cover, as numbers that ranks can compare.
+    /// A number that differs where an option differs, for ranks to compare.
     pub(crate) fn digest(&self) -> u64 {
-        let [kind, factor] = self.objective.digest();
-        let scaling = match self.loss_scaling {
-            LossScaling::Off => [0, 0, 0, 0],
-            LossScaling::Fixed(scale) => [1, scale.to_bits(), 0, 0],
-            LossScaling::Dynamic(dynamic) => {
-                [2, dynamic.initial.to_bits(), dynamic.growth_interval, dynamic.least.to_bits()]
-            }
-        };
-        let output = self.precision.output.map_or(u64::MAX, |dtype| dtype as u64);
-        let compared = self.compare_replicas.map_or(0, NonZeroU64::get);
-        let policies =
-            [self.unused as u64, self.non_finite as u64, self.uneven as u64, output, compared];
-        let words: Vec<u64> = [kind, factor].into_iter().chain(scaling).chain(policies).collect();
-        crate::digest::of_words(&words)
+        digest::of_lines(&description::of_options(self))
     }
 }
 

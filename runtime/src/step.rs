@@ -96,11 +96,20 @@ impl<'model> Step<'model> {
     pub fn finish(self) -> Result<Gradients, Error> {
         self.engine.finish_step(self.opened)
     }
+
+    /// Gives the step up, for a reason of the caller's: a batch that cannot be read, say.
+    ///
+    /// Not collective, and does not block. Every other rank gets [`hsdp_comm::Error::StepAborted`] from its next call or
+    /// wait, with this rank, the step and the reason (that of an error of the step itself, if there was one before);
+    /// all discard their partials, and the next step starts clean. A drop does the same without a reason.
+    pub fn abandon(self, reason: impl Into<String>) {
+        self.engine.abort_step(self.opened, Some(reason.into()));
+    }
 }
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
-        self.engine.abort_step(self.opened);
+        self.engine.abort_step(self.opened, None);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Ranks that mean different things are found before data is mixed up, and named on all ranks.
 
 use hsdp::{
-    AdamW, AdamWOptions, DType, Error, ModelOptions, Optimizer, Precision, ShardedModel,
-    StepOptions, Unused, World,
+    AdamW, AdamWOptions, DType, Error, ModelOptions, ModelSpec, Optimizer, Param, Precision,
+    ShardedModel, StepOptions, Unit, Unused, World,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
@@ -50,11 +50,7 @@ fn ranks_that_plan_differently_are_named() {
         let prefetch = if world.rank().index() == 3 { 2 } else { 1 };
         model(world, &ModelOptions { prefetch, ..ModelOptions::on(mesh(2, 2)) })
     }));
-    let message = error.to_string();
-    assert!(
-        message.starts_with("the fingerprint of the plan differs between ranks: rank 3 has"),
-        "{message}"
-    );
+    assert_eq!(error.to_string(), option_differs("rank 3 has prefetch 2, rank 0 has prefetch 1"));
 }
 
 #[test]
@@ -63,11 +59,7 @@ fn ranks_on_different_meshes_are_named() {
         let mesh = if world.rank().index() == 2 { mesh(4, 1) } else { mesh(2, 2) };
         model(world, &ModelOptions::on(mesh))
     }));
-    let message = error.to_string();
-    assert!(
-        message.starts_with("the fingerprint of the plan differs between ranks: rank 2 has"),
-        "{message}"
-    );
+    assert_eq!(error.to_string(), option_differs("rank 2 has mesh 4x1, rank 0 has mesh 2x2"));
 }
 
 #[test]
@@ -76,11 +68,41 @@ fn ranks_with_different_options_are_named() {
         let unused = if world.rank().index() == 1 { Unused::Error } else { Unused::Zeros };
         model(world, &ModelOptions { unused, ..ModelOptions::on(mesh(2, 2)) })
     }));
-    let message = error.to_string();
-    assert!(
-        message.starts_with("the digest of the model's options differs between ranks: rank 1"),
-        "{message}"
+    let expected = option_differs("rank 1 has unused Error, rank 0 has unused Zeros");
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn ranks_with_different_models_are_told_the_first_parameter_that_differs() {
+    let error = common_error(outcomes(4, |world| {
+        let rows = if world.rank().index() == 2 { 5 } else { 4 };
+        let unit = Unit::new("head").param(Param::new("w", [rows, 3])).param(Param::new("b", [3]));
+        let spec = ModelSpec::new().unit(unit);
+        ShardedModel::new(world, spec, ModelOptions::on(mesh(2, 2)), springs::initial)
+    }));
+    assert_eq!(
+        error.to_string(),
+        "what is planned for differs between ranks: rank 2 has parameter `w` [5, 3] in unit 0, \
+         rank 0 has parameter `w` [4, 3] in unit 0"
     );
+}
+
+#[test]
+fn ranks_that_begin_steps_of_different_models_are_told_in_what_these_differ() {
+    let error = common_error(outcomes(2, |world| {
+        let rank = world.rank().index();
+        let on = ModelOptions::on(mesh(1, 2));
+        let one = model(world.clone(), &on)?;
+        let other = model(world, &ModelOptions { optimizer_slots: 1, ..on })?;
+        let mut first = if rank == 0 { one } else { other };
+        first.begin_step(StepOptions::microbatches(1)).map(drop)
+    }));
+    let expected = "rank 1 has optimizer_slots 1, rank 0 has optimizer_slots 2";
+    assert_eq!(error.to_string(), option_differs(expected));
+}
+
+fn option_differs(who_has_what: &str) -> String {
+    format!("an option of the model differs between ranks: {who_has_what}")
 }
 
 #[test]
@@ -113,6 +135,6 @@ fn ranks_with_another_output_dtype_are_named() {
         let precision = Precision { output, ..Precision::default() };
         model(world, &ModelOptions { precision, ..ModelOptions::on(mesh(1, 2)) })
     }));
-    let message = error.to_string();
-    assert!(message.starts_with("the digest of the model's options differs"), "{message}");
+    let expected = "rank 1 has precision.output bf16, rank 0 has precision.output as it is";
+    assert_eq!(error.to_string(), option_differs(expected));
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use hsdp::{Error, ModelOptions, ShardedModel, Step, StepOptions, World, WorldOptions};
 use hsdp_comm::{Channel, Op, Tag};
 use hsdp_tests::support::models::{three_units, unit};
-use hsdp_tests::support::springs;
+use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::mesh;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -33,6 +33,50 @@ fn a_drop_is_announced_though_another_thread_waits_in_the_step() {
         assert_eq!(end, expected);
     }
     assert!(started.elapsed() < DEADLINE / 2, "{:?}", started.elapsed());
+}
+
+/// A rank whose own code fails in a step says why, and the next step is clean.
+#[test]
+fn a_step_that_is_abandoned_tells_the_others_why_and_the_next_one_begins() {
+    let heard =
+        heard_by_rank_1(|step: Step<'_>| step.abandon("batch 7 of shard-3.bin cannot be read"));
+    assert_eq!(heard, "step 0 aborted by rank 0: batch 7 of shard-3.bin cannot be read");
+}
+
+/// The others are told what came first.
+#[test]
+fn an_error_of_the_step_comes_before_the_reason_that_its_owner_gives() {
+    let heard = heard_by_rank_1(|mut step| {
+        let mut pass = step.microbatch().expect("a microbatch");
+        pass.reduce(unit(9), Vec::new()).expect_err("there is no such unit");
+        drop(pass);
+        step.abandon("something came of it");
+    });
+    assert!(heard.starts_with("step 0 aborted by rank 0: reduce on rank 0, step 0: "), "{heard}");
+}
+
+/// What rank 1 hears in the first step, which rank 0 ends; the second takes place.
+fn heard_by_rank_1(end: impl Fn(Step<'_>) + Sync) -> String {
+    let heard = hsdp::launch(2, WorldOptions::default(), |world| -> Result<_, Error> {
+        let (rank, options) = (world.rank().index(), ModelOptions::on(mesh(1, 2)));
+        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let heard = match rank {
+            0 => {
+                end(step);
+                None
+            }
+            _ => {
+                let passed = springs::microbatch(&mut step, Batch::of(rank, 0, 0));
+                passed.and_then(|()| step.finish().map(drop)).err().map(|error| error.to_string())
+            }
+        };
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
+        step.finish().map(|_| heard)
+    });
+    let mut heard = heard.into_iter().map(|rank| rank.expect("no panic").expect("a clean step"));
+    heard.nth(1).flatten().expect("rank 1 is told")
 }
 
 fn dropped_under_a_thread(mut step: Step<'_>, world: &World) -> Result<String, Error> {

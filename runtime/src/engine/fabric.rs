@@ -15,6 +15,8 @@ pub(crate) struct Fabric {
     pub(crate) world: World,
     pub(crate) plan: Arc<Plan>,
     pub(crate) options: ModelOptions,
+    /// Of the options: every header has it.
+    pub(crate) options_digest: u64,
     /// Gathers and reductions are two sequences, so that neither waits for the other's turn.
     pub(crate) gather: Group,
     pub(crate) reduce: Group,
@@ -40,6 +42,7 @@ impl Fabric {
             export: world.group(&shard_group, Channel::Control)?,
             events: Events::default(),
             first_parameter: first_parameters(&plan),
+            options_digest: options.digest(),
             world,
             plan,
             options,

@@ -14,9 +14,9 @@ pub(crate) fn differ() -> Happened {
     let on = || ModelOptions::on(mesh(2, 2));
     let factor = |factor| (ModelOptions { objective: Objective::Factor(factor), ..on() }, 1);
     let mode = |accumulation| (ModelOptions { accumulation, ..on() }, 1);
-    let happened = disagreement("the digest of the model's options", [factor(8.0), factor(16.0)]);
+    let happened = disagreement("an option of the model", [factor(8.0), factor(16.0)]);
     let modes = [mode(Accumulation::ReduceScatter), mode(Accumulation::Every)];
-    disagreement("the fingerprint of the plan", modes);
+    disagreement("an option of the model", modes);
     disagreement("the number of microbatches of the step", [(on(), 2), (on(), 3)]);
     happened
 }

@@ -1,0 +1,71 @@
+//! What ranks show each other where they differ: a model's options and its units, a line each.
+
+use hsdp_sharding::{AfterForward, Granularity, ModelSpec, Param, Role};
+
+use crate::options::ModelOptions;
+use crate::precision::Precision;
+
+/// The options, a line each. Whatever ranks must have in common is in a line.
+pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
+    // By name, so that an option that is added later is not forgotten here.
+    let ModelOptions {
+        mesh,
+        precision: Precision { parameters, wire, output },
+        accumulation,
+        prefetch,
+        objective,
+        loss_scaling,
+        unused,
+        non_finite,
+        uneven,
+        compare_replicas,
+        optimizer_slots,
+    } = options;
+    let output = output.map_or("as it is", |dtype| dtype.name());
+    let compared = match compare_replicas {
+        Some(steps) => format!("compare_replicas every {steps} steps"),
+        None => "compare_replicas never".to_owned(),
+    };
+    vec![
+        format!("mesh {mesh}"),
+        format!("precision.parameters {parameters}"),
+        format!("precision.wire {wire}"),
+        format!("precision.output {output}"),
+        format!("accumulation {accumulation}"),
+        format!("prefetch {prefetch}"),
+        format!("objective {objective:?}"),
+        format!("loss_scaling {loss_scaling:?}"),
+        format!("unused {unused:?}"),
+        format!("non_finite {non_finite:?}"),
+        format!("uneven {uneven:?}"),
+        compared,
+        format!("optimizer_slots {optimizer_slots}"),
+    ]
+}
+
+/// The units with their parameters, a line each, and the ties.
+pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (index, unit) in spec.units().iter().enumerate() {
+        let kept = match unit.after_forward {
+            AfterForward::Reshard => "",
+            AfterForward::Keep => ", kept after the forward",
+        };
+        lines.push(format!("unit {index} `{}`{kept}", unit.name));
+        lines.extend(unit.params.iter().map(|param| of_param(index, param)));
+    }
+    lines.extend(spec.ties().map(|(alias, target)| format!("`{alias}` tied to `{target}`")));
+    lines
+}
+
+fn of_param(unit: usize, param: &Param) -> String {
+    let role = match param.role {
+        Role::Trainable => "",
+        Role::Frozen => ", frozen",
+    };
+    let pieces = match param.granularity {
+        Granularity::Element => String::new(),
+        Granularity::Rows(rows) => format!(", cut at every {rows} rows"),
+    };
+    format!("parameter `{}` {:?}{role}{pieces} in unit {unit}", param.name, param.shape)
+}
