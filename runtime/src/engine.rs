@@ -30,7 +30,7 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hsdp_comm::{Stage, StepFailure};
+use hsdp_comm::{Pending, Stage, StepFailure};
 use hsdp_sharding::UnitId;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -142,10 +142,7 @@ impl Engine {
             weight_hint: options.weight_hint.unwrap_or(state.last_weight),
             input: options.input,
         };
-        let tag = self.fabric.tag(None, Stage::Header, step, 0);
-        let gathered = self.fabric.control.all_gather(tag, header.encode())?.wait()?;
-        let Agreed { largest_hint, supply } = StepHeader::agree(&gathered)
-            .map_err(|error| comparison::in_detail(&self.fabric, error))?;
+        let Agreed { largest_hint, supply } = self.exchange(header)?;
         match supply.course(self.fabric.options.uneven) {
             Some(Course::Goes) => self.fabric.world.set_absent(&supply.exhausted),
             Some(Course::Ends) => {
@@ -155,7 +152,8 @@ impl Engine {
             None => return Err(Error::UnevenInputs { step, microbatch: None, supply }),
         }
         if self.is_compared_before(step) {
-            comparison::of_replicas(&self.fabric, &state.shards, step)?;
+            let compared = comparison::of_replicas(&self.fabric, &state.shards, step);
+            compared.inspect_err(|_| self.leave_aborted_epoch())?;
         }
         state.attempts += 1;
         let attempt = state.attempts;
@@ -167,6 +165,18 @@ impl Engine {
         state.step = Some(begun);
         self.under_way.store(attempt, Ordering::Release);
         Ok(Begun::Step(opened))
+    }
+
+    fn exchange(&self, header: StepHeader) -> Result<Agreed, Error> {
+        let tag = self.fabric.tag(None, Stage::Header, header.step, 0);
+        let said = self.fabric.control.all_gather(tag, header.encode()).and_then(Pending::wait);
+        StepHeader::agree(&said.inspect_err(|_| self.leave_aborted_epoch())?)
+            .map_err(|error| comparison::in_detail(&self.fabric, error))
+    }
+
+    /// Where a step was given up before this rank had begun it, there is nothing to discard, and no drop to go on from.
+    fn leave_aborted_epoch(&self) {
+        self.fabric.world.next_epoch();
     }
 
     /// Whether replicas compare their shards before this step.
@@ -245,7 +255,10 @@ impl Engine {
         let reason = self.reason_for_abort(given);
         self.fabric.world.abort_step(StepFailure { step: opened.step, reason });
         let mut state = self.state();
-        state.step = None;
+        if let Some(step) = state.step.take() {
+            // Who ran out in the middle of it has data again for the next attempt.
+            self.fabric.world.set_absent(&step.absent);
+        }
         state.recycled = vec![Vec::new(); state.shards.len()];
         self.fabric.world.next_epoch();
     }

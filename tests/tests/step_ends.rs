@@ -8,7 +8,7 @@ use hsdp::{
     Accumulation, AdamW, AdamWOptions, Error, LossSum, ModelOptions, ModelSpec, Optimizer,
     ShardedModel, StepOptions, World, WorldOptions,
 };
-use hsdp_comm::AbortReason;
+use hsdp_comm::{AbortReason, StepFailure};
 use hsdp_tests::support::handmade::{Until, lend};
 use hsdp_tests::support::models::{layer, three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
@@ -102,6 +102,23 @@ fn a_step_dropped_while_workers_are_busy_leaves_no_trace_either() {
             assert_eq!(trained.parameters, undisturbed.parameters, "{accident:?}");
         }
     }
+}
+
+/// A rank finds its batch broken before it begins the step: it has no step to drop, and the others wait for its header.
+#[test]
+fn a_step_that_is_given_up_before_it_begins_is_begun_again_by_all() {
+    let told = on_ranks(4, |world| {
+        let mut model = model(world.clone(), &ModelOptions::on(mesh(2, 2)))?;
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        if world.rank().index() == 2 {
+            let reason = "batch 17 cannot be read".to_owned();
+            world.abort_step(StepFailure { step: 0, reason });
+        }
+        let first = attempt(&mut model, &mut adamw, None).expect_err("it is given up");
+        attempt(&mut model, &mut adamw, None)?;
+        Ok(first.to_string())
+    });
+    assert_eq!(common(told), "step 0 aborted by rank 2: batch 17 cannot be read");
 }
 
 #[test]
