@@ -91,7 +91,8 @@ impl<'model> Step<'model> {
     /// weight 0 under [`Uneven::ZeroWeight`](crate::Uneven::ZeroWeight).
     ///
     /// # Errors
-    /// [`Error::EmptyStep`], [`Error::NonFinite`] and [`Error::UnusedParameter`] on all ranks alike;
+    /// [`Error::EmptyStep`], [`Error::NonFinite`] and [`Error::UnusedParameter`] on all ranks alike, and
+    /// [`Error::EndOfData`] if ranks were out of data before the first microbatch of a step of as many as come;
     /// [`Error::Misuse`] if microbatches are missing; [`Error::Comm`] if a collective fails.
     pub fn finish(self) -> Result<Gradients, Error> {
         self.engine.finish_step(self.opened)

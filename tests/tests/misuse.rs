@@ -196,9 +196,9 @@ fn a_step_without_a_microbatch_is_refused() {
         none.to_string(),
         "begin_step on rank 0, step 0: a step of 0 microbatches has nothing to reduce"
     );
-    let empty = model.begin_step(StepOptions::default()).expect("as many as come").finish();
+    let empty = model.begin_step(StepOptions::microbatches(2)).expect("two are to come").finish();
     let message = empty.expect_err("none came").to_string();
-    assert_eq!(message, "finish on rank 0, step 0: the step has had no microbatch");
+    assert_eq!(message, "finish on rank 0, step 0: 0 microbatches done, the step was begun with 2");
 }
 
 #[test]

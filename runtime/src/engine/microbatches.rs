@@ -108,9 +108,12 @@ impl StepState {
     /// Refuses to finish a step that is not complete.
     pub(crate) fn check_complete(&self, fabric: &Fabric) -> Result<(), Error> {
         let refuse = |what: String| Err(fabric.misuse("finish", self.number(), what));
-        match self.microbatches {
-            _ if self.finished == 0 => refuse("the step has had no microbatch".to_owned()),
-            Some(count) if count != self.finished => refuse(format!(
+        match (self.microbatches, &self.ended) {
+            (None, Some(supply)) if self.finished == 0 => {
+                let (step, microbatch, supply) = (self.number(), Some(0), supply.clone());
+                Err(Error::EndOfData { step, microbatch, supply })
+            }
+            (Some(count), _) if count != self.finished => refuse(format!(
                 "{} microbatches done, the step was begun with {count}",
                 self.finished
             )),

@@ -1,7 +1,7 @@
 //! Steps to which ranks bring different numbers of microbatches.
 
 use hsdp::{Accumulation, Error, ModelOptions, StepOptions, Uneven};
-use hsdp_comm::{Channel, Op};
+use hsdp_comm::{Channel, Op, Tag};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
@@ -80,6 +80,51 @@ fn stop_ends_the_step_where_the_first_rank_is_out() {
         Ok(done)
     });
     assert_eq!(done, [3; 4]);
+}
+
+/// A rank is out before the first microbatch, and has not said so when it began the step.
+#[test]
+fn a_step_of_no_microbatches_is_the_end_of_data_on_all_ranks() {
+    let ended = |uneven, brings: [usize; 4]| {
+        common_error(outcomes(4, |world| {
+            let rank = world.rank().index();
+            let mut model = model(world, &ModelOptions { uneven, ..ModelOptions::on(mesh(2, 2)) })?;
+            let mut step = model.begin_step(StepOptions::as_many_as_come())?;
+            for microbatch in 0..brings[rank] {
+                let Some(pass) = step.next_microbatch()? else { break };
+                springs::forward_and_backward(pass, Batch::of(rank, 0, microbatch))?;
+            }
+            step.finish().map(drop)
+        }))
+    };
+    let message = ended(Uneven::Stop, [1, 0, 2, 0]).to_string();
+    assert_eq!(message, "step 0, microbatch 0: ranks 1, 3 have no more data, so it ends here");
+    for uneven in [Uneven::Error, Uneven::Stop, Uneven::ZeroWeight] {
+        let error = ended(uneven, [0; 4]);
+        assert!(matches!(error, Error::EndOfData { step: 0, microbatch: Some(0), .. }), "{error}");
+    }
+}
+
+/// A rank that is out in the middle of a step has data again when the step is begun again: a barrier is one of all.
+#[test]
+fn a_step_that_is_given_up_leaves_nobody_absent() {
+    let uneven = Uneven::ZeroWeight;
+    let options = ModelOptions { uneven, ..ModelOptions::on(mesh(1, 3)) };
+    let _ = on_ranks(3, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world.clone(), &options)?;
+        let mut step = model.begin_step(StepOptions::as_many_as_come())?;
+        springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
+        if rank == 2 {
+            drop(step.microbatch()?);
+            drop(step);
+        } else {
+            let next =
+                if rank == 0 { Ok(()) } else { springs::microbatch(&mut step, Batch::of(1, 0, 1)) };
+            next.and_then(|()| step.finish().map(drop)).expect_err("rank 2 gives it up");
+        }
+        Ok(world.world_group(Channel::User).barrier(Tag::default())?.wait()?)
+    });
 }
 
 #[test]
