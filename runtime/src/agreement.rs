@@ -6,6 +6,7 @@
 use hsdp_sharding::{Mesh, Rank};
 
 use crate::non_finite::{self, Sighting};
+use crate::objective::Objective;
 use crate::presence::Presence;
 
 /// What a rank says at the end of a step.
@@ -98,9 +99,12 @@ impl Agreement {
         )
     }
 
-    /// The ranks on which `parameter` got no gradient.
-    pub(crate) fn ranks_without(&self, parameter: usize) -> Vec<usize> {
-        let without = |statement: &Statement| !statement.presence.contains(parameter);
+    /// The ranks on which `parameter` got no gradient though they had items; where weights do not enter, all count as such.
+    pub(crate) fn ranks_without(&self, parameter: usize, objective: Objective) -> Vec<usize> {
+        let without = |said: &Statement| {
+            let had_items = said.weight > 0 || !objective.is_weighted();
+            had_items && !said.presence.contains(parameter)
+        };
         self.0.iter().enumerate().filter(|(_, said)| without(said)).map(|(rank, _)| rank).collect()
     }
 }
@@ -153,7 +157,15 @@ mod tests {
     fn presence_is_the_union_and_absence_names_ranks() {
         let any = agreement().present_anywhere();
         assert!(any.contains(3) && any.contains(69) && !any.contains(4));
-        assert_eq!(agreement().ranks_without(3), vec![0, 1, 2]);
-        assert_eq!(agreement().ranks_without(69), Vec::<usize>::new());
+        assert_eq!(agreement().ranks_without(3, Objective::Sum), vec![0, 1, 2]);
+        assert_eq!(agreement().ranks_without(69, Objective::Sum), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn who_has_no_items_misses_no_gradient() {
+        let mut agreement = agreement();
+        agreement.0[1].weight = 0;
+        assert_eq!(agreement.ranks_without(3, Objective::WeightedMean), vec![0, 2]);
+        assert_eq!(agreement.ranks_without(3, Objective::RankMean), vec![0, 1, 2]);
     }
 }

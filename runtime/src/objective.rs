@@ -31,6 +31,11 @@ impl Objective {
             objective => Ok(objective),
         }
     }
+
+    /// Whether weights enter it.
+    pub(crate) fn is_weighted(self) -> bool {
+        self != Self::RankMean
+    }
 }
 
 /// The loss of one microbatch on one rank: a sum over items, and how many (or how heavy) they are.
@@ -52,6 +57,9 @@ enum GivenAs {
 
 impl LossSum {
     /// A loss summed over items of total weight `weight` (items, tokens that are not ignored, ...).
+    ///
+    /// A weight of 0 says that there are no items: unless the objective is `RankMean`, gradients of that microbatch count
+    /// as zeros, also where they are not finite.
     #[must_use]
     pub fn new(sum: f64, weight: u64) -> Self {
         Self { value: sum, weight, given_as: GivenAs::Sum }

@@ -92,7 +92,8 @@ pub enum Unused {
     /// It contributes zeros. If it got none on any rank in the whole step, the optimizer leaves it alone.
     #[default]
     Zeros,
-    /// The step is refused on all ranks, naming the parameter and the ranks without it.
+    /// The step is refused on all ranks, naming the parameter and the ranks without it. Ranks that had no items (whose
+    /// weights in the step add up to 0) need none, unless the objective is `RankMean`.
     Error,
 }
 

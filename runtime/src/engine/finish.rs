@@ -182,7 +182,7 @@ impl Ended<'_> {
             let id = self.fabric.parameter(number);
             let trainable =
                 self.fabric.plan.spec()[id.unit].params[id.index].role == Role::Trainable;
-            let ranks = self.agreement.ranks_without(number);
+            let ranks = self.agreement.ranks_without(number, self.fabric.options.objective);
             if trainable && !ranks.is_empty() {
                 let parameter = self.fabric.name_of(number);
                 return Err(Error::UnusedParameter { step: self.step.number(), parameter, ranks });

@@ -207,6 +207,7 @@ impl StepState {
     ) -> Result<(), Error> {
         self.check_seeded(fabric, scale)?;
         check::gradients(fabric, self.number(), unit, &gradients)?;
+        let gradients = self.of_items(fabric, gradients);
         for (index, gradient) in gradients.iter().enumerate() {
             if gradient.is_some() {
                 self.presence.insert(fabric.number_of(ParamId { unit, index }));
@@ -218,9 +219,19 @@ impl StepState {
         span.in_scope(|| self.reductions.offer(fabric, place, (unit, gradients)))
     }
 
+    /// Where weights enter, a microbatch without items has no gradients, whatever came of its backward: the mean of
+    /// nothing may be NaN, and 0 times that is NaN too.
+    fn of_items(&mut self, fabric: &Fabric, gradients: UnitGradients) -> UnitGradients {
+        let is_empty = self.open_microbatch().loss.is_some_and(|loss| loss.weight() == 0);
+        if is_empty && fabric.options.objective.is_weighted() {
+            return vec![None; gradients.len()];
+        }
+        gradients
+    }
+
     /// Whether ranks agree on a size of gradients before a backward begins.
     fn needs_loss(&self, fabric: &Fabric) -> bool {
-        fabric.options.objective != Objective::RankMean
+        fabric.options.objective.is_weighted()
     }
 
     /// A backward that started without a seed has gradients of another size than its peers'.

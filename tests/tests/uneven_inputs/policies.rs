@@ -1,9 +1,11 @@
 //! `Error`, `Stop` and `ZeroWeight`, where ranks have data for different numbers of steps.
 
 use hsdp::{
-    Error, LossSum, Mesh, ModelOptions, NextStep, Objective, Rank, StepOptions, Supply, Uneven,
-    World,
+    Accumulation, Error, LossSum, Mesh, ModelOptions, NextStep, Objective, Param, Rank, Step,
+    StepOptions, Supply, Uneven, Unused, Values, World,
 };
+use hsdp_tests::support::handmade::{self, Handmade};
+use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 use crate::{RECIPES, Recipe, assert_near, model, reference, train};
@@ -46,6 +48,61 @@ fn after_zero_weight_even_steps_keep_replicas_bit_identical() {
                 model.full_parameters()
             }));
         }
+    }
+}
+
+/// Nobody expects gradients of a rank that has no data.
+#[test]
+fn a_rank_without_data_leaves_no_parameter_unused() {
+    let unused = Unused::Error;
+    let options = ModelOptions { unused, ..options(mesh(2, 2), Uneven::ZeroWeight) };
+    let found = common(on_ranks(4, |world| {
+        let steps = STEPS[world.rank().index()];
+        let mut model = model(world, &options)?;
+        let mut optimizer = Recipe::AdamW.optimizer(&model);
+        train(&mut model, &mut *optimizer, steps, &|_| Ok(()))?;
+        model.full_parameters()
+    }));
+    assert_near(&found, &reference(Recipe::AdamW, &STEPS), "every step is made");
+}
+
+/// The mean over no items, and what an autograd makes of it.
+struct MeanOfNothing;
+
+impl Handmade for MeanOfNothing {
+    fn forward(&mut self, _: &Param, _: Values<'_>) {}
+
+    fn loss(&self) -> LossSum {
+        LossSum::from_mean(f64::NAN, 0)
+    }
+
+    fn derivative(&self, _: &Param, values: Values<'_>) -> Option<Vec<f32>> {
+        Some(vec![f32::NAN; values.len()])
+    }
+}
+
+/// A rank without data that goes through its model all the same: nothing of that counts, not even a NaN.
+#[test]
+fn a_microbatch_without_items_contributes_nothing_whatever_its_gradients_are() {
+    for accumulation in Accumulation::ALL {
+        let gradient = |without_items: &(dyn Fn(&mut Step<'_>) -> Result<(), Error> + Sync)| {
+            let options = options(mesh(2, 2), Uneven::ZeroWeight);
+            common(on_ranks(4, |world| {
+                let rank = world.rank().index();
+                let mut model = model(world, &ModelOptions { accumulation, ..options.clone() })?;
+                let begin = StepOptions::microbatches(1);
+                let begin = if rank == 0 { begin.without_data() } else { begin };
+                let mut step = model.begin_step(begin)?;
+                match rank {
+                    0 => without_items(&mut step)?,
+                    _ => springs::microbatch(&mut step, Batch::of(rank, 0, 0))?,
+                }
+                step.finish()?.full(&model)
+            }))
+        };
+        let nothing = gradient(&|_| Ok(()));
+        let nan = gradient(&|step| handmade::microbatch(step, &mut MeanOfNothing));
+        assert_eq!(nan, nothing, "{accumulation}");
     }
 }
 
