@@ -79,8 +79,7 @@ impl Reductions {
         place: Place,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
-        let offer = &mut self.offers[unit.index()];
-        if !matches!(offer, Offer::Nothing) {
+        if !matches!(self.offers[unit.index()], Offer::Nothing) {
             let what = format!(
                 "unit {} was reduced in microbatch {} before: add its gradients up, and reduce their sum once",
                 fabric.plan.spec()[unit].name,
@@ -88,18 +87,29 @@ impl Reductions {
             );
             return Err(fabric.misuse("reduce", place.step, what));
         }
-        *offer = if fabric.plan.options().accumulation == Accumulation::Local {
-            self.unsharded
-                .add(unit, &gradients)
-                .map_err(|error| fabric.no_memory(error, "accumulation", (place.step, unit)))?;
-            match place.turn {
-                Turn::MayFollow => Offer::Taken,
-                Turn::Last => Offer::Waiting(self.unsharded.take(unit)),
-            }
-        } else {
-            Offer::Waiting(gradients)
+        self.offers[unit.index()] = match fabric.plan.options().accumulation {
+            Accumulation::Local => self.accumulate(fabric, place, (unit, gradients))?,
+            _ => Offer::Waiting(gradients),
         };
         self.advance(fabric, place)
+    }
+
+    /// Mode `Local`: adds a unit's gradients to those of the microbatches before; the last one offers the sum.
+    fn accumulate(
+        &mut self,
+        fabric: &Fabric,
+        place: Place,
+        (unit, gradients): (UnitId, UnitGradients),
+    ) -> Result<Offer, Error> {
+        let added = self.unsharded.add(fabric.rank(), unit, &gradients);
+        let no_memory = |error| fabric.no_memory(error, "accumulation", (place.step, unit));
+        if let Some(non_finite) = added.map_err(no_memory)? {
+            self.note(fabric, unit, (place.microbatch, non_finite));
+        }
+        Ok(match place.turn {
+            Turn::MayFollow => Offer::Taken,
+            Turn::Last => Offer::Waiting(self.unsharded.take(unit)),
+        })
     }
 
     /// Ends a microbatch: what was not offered goes out with zeros.

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use hsdp_comm::NonFinite;
 use hsdp_kernels::memory::{self, Category};
-use hsdp_kernels::{Divisor, Fold, GradientValues, Wire, contribute};
-use hsdp_sharding::{Plan, UnitId};
+use hsdp_kernels::{Divisor, Fold, GradientValues, Wire, contribute, first_non_finite};
+use hsdp_sharding::{Plan, Rank, UnitId};
 
 use crate::engine::reductions::UnitGradients;
 
@@ -20,21 +21,28 @@ impl UnshardedGradients {
         Self { sums }
     }
 
-    /// Adds a microbatch's gradients of one unit.
+    /// Adds the gradients that `rank` has of one unit in a microbatch. The first sum that is not finite then, if one is
+    /// not: once they are reduced, nobody can say of which microbatch it was.
     ///
     /// # Errors
     /// If there is no memory for a sum.
     pub(crate) fn add(
         &mut self,
+        rank: Rank,
         unit: UnitId,
         gradients: &UnitGradients,
-    ) -> Result<(), hsdp_kernels::Error> {
-        for (sum, gradient) in self.sums[unit.index()].iter_mut().zip(gradients) {
-            if let Some(gradient) = gradient {
-                add(sum, gradient.as_ref())?;
+    ) -> Result<Option<NonFinite>, hsdp_kernels::Error> {
+        let mut found = None;
+        let sums = self.sums[unit.index()].iter_mut().zip(gradients).enumerate();
+        for (param, (sum, gradient)) in sums {
+            let Some(gradient) = gradient.as_deref() else { continue };
+            let sum = add(sum, gradient)?;
+            if let (None, Some(at)) = (found, first_non_finite(sum)) {
+                let from = (!is_finite(gradient, at)).then_some(rank);
+                found = Some(NonFinite { param, from });
             }
         }
-        Ok(())
+        Ok(found)
     }
 
     /// Gives the sums of one unit away; parameters that never had a gradient have none.
@@ -46,10 +54,11 @@ impl UnshardedGradients {
     }
 }
 
-fn add(
-    sum: &mut Option<Vec<f32>>,
+/// Adds a gradient to a sum, and gives the sum.
+fn add<'a>(
+    sum: &'a mut Option<Vec<f32>>,
     gradient: &dyn GradientValues,
-) -> Result<(), hsdp_kernels::Error> {
+) -> Result<&'a [f32], hsdp_kernels::Error> {
     let fold = if sum.is_some() { Fold::Add } else { Fold::Replace };
     let sum = match sum {
         Some(sum) => sum,
@@ -64,5 +73,14 @@ fn add(
         contribute(&mut sum[start..end], values, Divisor::ONE, Wire::F32, fold);
         start = end;
     });
-    Ok(())
+    Ok(sum)
+}
+
+/// Whether one element of a gradient is.
+fn is_finite(gradient: &dyn GradientValues, at: usize) -> bool {
+    let mut element = [0.0];
+    gradient.read(at..at + 1, &mut |values| {
+        contribute(&mut element, values, Divisor::ONE, Wire::F32, Fold::Replace);
+    });
+    element[0].is_finite()
 }
