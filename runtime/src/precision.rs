@@ -91,6 +91,10 @@ impl LossScaling {
                     dynamic.initial, dynamic.least
                 ))
             }
+            Self::Dynamic(dynamic) if dynamic.initial < dynamic.least => refuse(format!(
+                "dynamic loss scale from {} down to {}: an overflow would raise it",
+                dynamic.initial, dynamic.least
+            )),
             Self::Dynamic(dynamic) if dynamic.growth_interval == 0 => refuse(
                 "dynamic loss scale with a growth interval of 0 steps: 1 is the least".to_owned(),
             ),
@@ -181,6 +185,13 @@ mod tests {
         scale.after_finite_step();
         assert_eq!(scale.value(), 128.0);
         assert!(!scale.expects_overflow());
+    }
+
+    #[test]
+    fn a_scale_that_begins_below_its_least_is_refused() {
+        let dynamic = DynamicScale { initial: 1.0, least: 4.0, ..DynamicScale::default() };
+        let message = LossScaling::Dynamic(dynamic).check().unwrap_err().to_string();
+        assert_eq!(message, "dynamic loss scale from 1 down to 4: an overflow would raise it");
     }
 
     #[test]
