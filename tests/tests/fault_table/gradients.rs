@@ -69,6 +69,8 @@ pub(crate) fn not_finite() -> Happened {
         let parameter = "second.weight".to_owned();
         let expected = Origin::Gradient { parameter, rank: Rank::new(CULPRIT), microbatch: 0 };
         assert_eq!(*origin, expected, "{non_finite:?}");
+        let skipped = u64::from(non_finite == NonFinite::Skip);
+        assert_eq!(ALL.map(|rank| run.fared(rank).skipped), [skipped; RANKS], "{non_finite:?}");
         run.assert_no_trace();
         happened
     });

@@ -3,7 +3,8 @@
 
 use hsdp::{Error, Rank, World};
 use hsdp_comm::{
-    AbortReason, Channel, Error as CommError, FaultKind, Mismatch, Stage, Tag, Wanted,
+    AbortReason, Channel, Descriptor, Error as CommError, FaultKind, Mismatch, MismatchRow, Stage,
+    Tag, Wanted,
 };
 
 use crate::runner::Happened;
@@ -14,24 +15,24 @@ const STAGES: [Stage; 6] =
     [Stage::Reduce, Stage::Header, Stage::Gather, Stage::AllReduce, Stage::Agreement, Stage::User];
 
 pub(crate) fn operation() -> Happened {
-    everywhere(FaultKind::WrongOp)
+    everywhere(FaultKind::WrongOp, &|wanted| format!("{:?}", wanted.op))
 }
 
 pub(crate) fn count() -> Happened {
-    everywhere(FaultKind::WrongCount)
+    everywhere(FaultKind::WrongCount, &|wanted| format!("{:?}", wanted.counts))
 }
 
 pub(crate) fn dtype() -> Happened {
-    everywhere(FaultKind::WrongDType)
+    everywhere(FaultKind::WrongDType, &|wanted| format!("{:?}", wanted.dtype))
 }
 
 pub(crate) fn reduction() -> Happened {
-    everywhere(FaultKind::WrongReduction)
+    everywhere(FaultKind::WrongReduction, &|wanted| format!("{:?}", wanted.reduction))
 }
 
 pub(crate) fn root() -> Happened {
     let happened = at(Stage::User, FaultKind::WrongRoot);
-    everywhere(FaultKind::WrongRoot);
+    everywhere(FaultKind::WrongRoot, &|wanted| format!("{:?}", wanted.root));
     happened
 }
 
@@ -45,15 +46,44 @@ pub(crate) fn order() -> Happened {
     happened
 }
 
-/// What happens at the first of the stages; at the others it is of the same kind.
-fn everywhere(kind: FaultKind) -> Happened {
-    let [happened, ..] = STAGES.map(|stage| at(stage, kind));
+/// What happens at the first of the stages; at the others it is of the same kind. The table shows in which field of its
+/// descriptor the culprit differs, and all who have come but the culprit say the same there.
+fn everywhere(kind: FaultKind, field: &dyn Fn(&Descriptor) -> String) -> Happened {
+    let [happened, ..] = STAGES.map(|stage| {
+        let (run, context) = (disturbed(stage, kind), format!("{kind} at {stage}"));
+        let happened = mismatch(&run, &context);
+        let table = table(run.told(&ALL).0).expect("it is a mismatch");
+        let mut said: Vec<(bool, String)> = table
+            .rows
+            .iter()
+            .filter_map(|row| Some((is_culprit(row), field(arrived(row)?))))
+            .collect();
+        said.sort();
+        said.dedup();
+        let [(false, meant), (true, other)] = said.as_slice() else { panic!("{context}: {table}") };
+        assert_ne!(meant, other, "{context}: {table}");
+        happened
+    });
     happened
 }
 
 fn at(stage: Stage, kind: FaultKind) -> Happened {
-    let training = Training { user: &broadcasts, ..Training::with_fault(stage, kind) };
-    mismatch(&training.run(), &format!("{kind} at {stage}"))
+    mismatch(&disturbed(stage, kind), &format!("{kind} at {stage}"))
+}
+
+fn disturbed(stage: Stage, kind: FaultKind) -> Run {
+    Training { user: &broadcasts, ..Training::with_fault(stage, kind) }.run()
+}
+
+fn is_culprit(row: &MismatchRow) -> bool {
+    row.rank.index() == CULPRIT
+}
+
+fn arrived(row: &MismatchRow) -> Option<&Descriptor> {
+    match &row.wanted {
+        Wanted::Arrived(descriptor) => Some(descriptor),
+        _ => None,
+    }
 }
 
 /// A user who broadcasts something at the end of each step.
@@ -71,7 +101,7 @@ fn broadcasts(world: &World, at: At, step: u64) -> Result<Go, Error> {
 fn mismatch(run: &Run, context: &str) -> Happened {
     let (error, happened) = run.told(&ALL);
     let table = table(error).unwrap_or_else(|| panic!("{context}: {error}"));
-    let culprit = table.rows.iter().find(|row| row.rank.index() == CULPRIT);
+    let culprit = table.rows.iter().find(|row| is_culprit(row));
     let culprit = culprit.unwrap_or_else(|| panic!("{context}: no row of the culprit in {table}"));
     assert!(!matches!(culprit.wanted, Wanted::Missing(_)), "{context}: {table}");
     run.assert_committed(&ALL, FAULTY);

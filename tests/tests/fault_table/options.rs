@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use hsdp::{Accumulation, Error, ModelOptions, Objective, ShardedModel, StepOptions};
+use hsdp::{Accumulation, Error, ModelOptions, Objective, ShardedModel, StepOptions, World};
+use hsdp_comm::{Channel, Op};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, mesh, outcomes};
@@ -21,13 +22,22 @@ pub(crate) fn differ() -> Happened {
     happened
 }
 
+fn begin(world: World, options: &ModelOptions, microbatches: usize) -> Result<(), Error> {
+    let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+    model.begin_step(StepOptions::microbatches(microbatches)).map(drop)
+}
+
 /// Ranks begin a step, with the first options and number of microbatches; the culprit with the second.
 fn disagreement(differs: &str, [usual, other]: [(ModelOptions, usize); 2]) -> Happened {
     let started = Instant::now();
     let error = common_error(outcomes(RANKS, |world| {
         let (options, microbatches) = if world.rank().index() == CULPRIT { &other } else { &usual };
-        let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
-        model.begin_step(StepOptions::microbatches(*microbatches)).map(drop)
+        let ended = begin(world.clone(), options, *microbatches);
+        for channel in [Channel::Gather, Channel::Reduce, Channel::AllReduce] {
+            let calls = Op::ALL.map(|op| world.ledger().op(channel, op).calls);
+            assert_eq!(calls, Op::ALL.map(|_| 0), "data moves on channel {channel}");
+        }
+        ended
     }));
     let took = started.elapsed();
     let Error::Disagreement { what, rank, .. } = &error else { panic!("{error}") };

@@ -141,7 +141,10 @@ impl Training<'_> {
             }
             match self.attempt(&mut model, &mut adamw, number) {
                 Ok(Update::Applied) => fared.history.push(shards(&model)),
-                Ok(Update::Skipped(found)) => fared.note(Error::NonFinite(found)),
+                Ok(Update::Skipped(found)) => {
+                    fared.skipped += 1;
+                    fared.note(Error::NonFinite(found));
+                }
                 Err(error) if error.is_fatal() => return Err(error),
                 Err(error) => fared.note(error),
             }
@@ -212,6 +215,8 @@ pub(crate) struct Fared {
     pub(crate) told: Vec<(Error, Instant)>,
     /// Its parameters before the first step, and after each that was applied.
     history: Vec<Shards>,
+    /// Steps that all ranks agreed to skip, which is no error; what was found is among what it was told.
+    pub(crate) skipped: u64,
     /// How many events were recorded.
     pub(crate) events: usize,
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use hsdp::{Error, Mesh, ModelOptions, Optimizer, ShardedModel, Uneven, World};
-use hsdp_comm::{Channel, Tag};
+use hsdp_comm::{Channel, Reduction, Tag};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 use crate::{Parameters, Recipe, assert_near, model, reference, train};
@@ -74,6 +74,22 @@ fn case_4_join_and_a_barrier_in_the_loop() {
         let found = joined(mesh(replicate, shard), barrier, nothing);
         assert_eq!(found, joined(mesh(replicate, shard), nothing, nothing));
     }
+}
+
+/// Another collective than a barrier cannot do without the rank that is out: both are told so at its first call.
+#[test]
+fn case_4_join_and_another_collective_in_the_loop() {
+    let sums = |world: &World| {
+        let group = world.world_group(Channel::User);
+        Ok(group.all_reduce(Tag::default(), Reduction::Sum, vec![1.0_f32])?.wait().map(drop)?)
+    };
+    let started = Instant::now();
+    let told = outcomes(2, |world| run(world, mesh(1, 2), Uneven::ZeroWeight, sums).map(drop));
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    let told: Vec<String> =
+        told.into_iter().map(|it| it.expect_err("refused").to_string()).collect();
+    let absent = "all_reduce on rank 1: ranks [0] have no data in this step: only a barrier does without them";
+    assert_eq!(told, ["step 5 aborted by rank 1: the step was dropped before its finish", absent]);
 }
 
 /// A loop that knows nothing of the policy: rank 0 goes on to its barrier while rank 1 begins another step.
