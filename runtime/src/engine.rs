@@ -153,7 +153,7 @@ impl Engine {
         }
         if self.is_compared_before(step) {
             let compared = comparison::of_replicas(&self.fabric, &state.shards, step);
-            compared.inspect_err(|_| self.leave_aborted_epoch())?;
+            compared.inspect_err(|error| self.give_up_opening(step, error))?;
         }
         state.attempts += 1;
         let attempt = state.attempts;
@@ -177,6 +177,14 @@ impl Engine {
     /// Where a step was given up before this rank had begun it, there is nothing to discard, and no drop to go on from.
     fn leave_aborted_epoch(&self) {
         self.fabric.world.next_epoch();
+    }
+
+    /// Others have this rank's header and wait for it in the step: they are told, unless they have the same error.
+    fn give_up_opening(&self, step: u64, error: &Error) {
+        if !error.is_fatal() {
+            self.fabric.world.abort_step(StepFailure { step, reason: error.to_string() });
+        }
+        self.leave_aborted_epoch();
     }
 
     /// Whether replicas compare their shards before this step.

@@ -1,14 +1,15 @@
 //! The ways in which a step ends early: given up by a rank, refused by all ranks alike, or with its world.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use hsdp::{
-    Accumulation, AdamW, AdamWOptions, Error, LossSum, ModelOptions, ModelSpec, Optimizer,
+    Accumulation, AdamW, AdamWOptions, Error, LossSum, ModelOptions, ModelSpec, Optimizer, Rank,
     ShardedModel, StepOptions, World, WorldOptions,
 };
-use hsdp_comm::{AbortReason, StepFailure};
+use hsdp_comm::{AbortReason, Fault, FaultKind, Stage, StepFailure};
 use hsdp_tests::support::handmade::{Until, lend};
 use hsdp_tests::support::models::{layer, three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
@@ -119,6 +120,28 @@ fn a_step_that_is_given_up_before_it_begins_is_begun_again_by_all() {
         Ok(first.to_string())
     });
     assert_eq!(common(told), "step 0 aborted by rank 2: batch 17 cannot be read");
+}
+
+/// After the headers, and before there is a step that could be dropped.
+#[test]
+fn a_rank_that_fails_while_replicas_are_compared_is_told_of_and_the_step_is_begun_again() {
+    let faults = vec![Fault::at(Rank::new(2), 1, Stage::Setup, FaultKind::Error)];
+    let ended = hsdp::launch(4, WorldOptions { faults, ..WorldOptions::default() }, |world| {
+        let compare_replicas = NonZeroU64::new(1);
+        let options = ModelOptions { compare_replicas, ..ModelOptions::on(mesh(2, 2)) };
+        let mut model = model(world, &options)?;
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        attempt(&mut model, &mut adamw, None)?;
+        let told = attempt(&mut model, &mut adamw, None).expect_err("rank 2 fails");
+        attempt(&mut model, &mut adamw, None)?;
+        Ok::<_, Error>(told.to_string())
+    });
+    let own = "all_gather on rank 2, step 1: an injected error, in setup, step 1, microbatch 0";
+    for (rank, told) in ended.into_iter().enumerate() {
+        let told = told.expect("no panic").expect("it goes on");
+        let expected = format!("step 1 aborted by rank 2: {own}");
+        assert_eq!(told, if rank == 2 { own } else { &expected });
+    }
 }
 
 #[test]
