@@ -84,6 +84,11 @@ fn nothing_is_left(ranks: usize, threads_before: Option<usize>) -> Result<(), St
     {
         return Err(format!("{after} threads run, there were {before}"));
     }
+    if memory::usage(Rank::new(0), Category::Shard).peak == ByteCount(0) {
+        return Err(
+            "no memory was ever counted: this program has no `CountingAllocator`".to_owned()
+        );
+    }
     for rank in (0..ranks).map(Rank::new) {
         for category in Category::COUNTED {
             let live = memory::usage(rank, category).live;
