@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hsdp_comm::NonFinite;
+use hsdp_comm::NonFiniteAt;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{Divisor, Fold, GradientValues, Wire, contribute, first_non_finite};
 use hsdp_sharding::{Plan, Rank, UnitId};
@@ -31,7 +31,7 @@ impl UnshardedGradients {
         rank: Rank,
         unit: UnitId,
         gradients: &UnitGradients,
-    ) -> Result<Option<NonFinite>, hsdp_kernels::Error> {
+    ) -> Result<Option<NonFiniteAt>, hsdp_kernels::Error> {
         let mut found = None;
         let sums = self.sums[unit.index()].iter_mut().zip(gradients).enumerate();
         for (param, (sum, gradient)) in sums {
@@ -39,7 +39,7 @@ impl UnshardedGradients {
             let sum = add(sum, gradient)?;
             if let (None, Some(at)) = (found, first_non_finite(sum)) {
                 let from = (!is_finite(gradient, at)).then_some(rank);
-                found = Some(NonFinite { param, from });
+                found = Some(NonFiniteAt { param, from });
             }
         }
         Ok(found)
