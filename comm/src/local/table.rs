@@ -8,7 +8,7 @@ use crate::sync::Mutex;
 use crate::{Descriptor, Error, GroupId};
 
 /// What tells one operation from all others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
     pub(crate) group: GroupId,
     pub(crate) epoch: u64,
@@ -65,7 +65,7 @@ impl Table {
         let matches = |key: &Key| epoch.is_none_or(|epoch| key.epoch == epoch);
         let drained = |shard: &Mutex<HashMap<_, _>>| {
             let taken = shard.lock().extract_if(|key, _| matches(key)).collect::<Vec<_>>();
-            taken.into_iter().map(|(_, operation)| operation)
+            in_order(taken)
         };
         self.shards.iter().flat_map(drained).collect()
     }
@@ -73,7 +73,9 @@ impl Table {
     /// All operations that are there now.
     pub(crate) fn snapshot(&self) -> Vec<Arc<Operation>> {
         let listed = |shard: &Mutex<HashMap<Key, Arc<Operation>>>| {
-            shard.lock().values().cloned().collect::<Vec<_>>()
+            let there = shard.lock();
+            let listed = there.iter().map(|(key, operation)| (*key, Arc::clone(operation)));
+            in_order(listed.collect())
         };
         self.shards.iter().flat_map(listed).collect()
     }
@@ -83,4 +85,10 @@ impl Table {
         let index = (key.group.get() % SHARDS as u64) as usize;
         &self.shards[index]
     }
+}
+
+/// Operations in the order of their keys: a map has another in each run, and the first of them may be named in an error.
+fn in_order(mut taken: Vec<(Key, Arc<Operation>)>) -> impl Iterator<Item = Arc<Operation>> {
+    taken.sort_unstable_by_key(|(key, _)| *key);
+    taken.into_iter().map(|(_, operation)| operation)
 }

@@ -144,6 +144,23 @@ fn the_table_admits_only_who_makes_an_operation() {
 }
 
 #[test]
+fn the_table_gives_operations_in_the_order_of_their_keys() {
+    // The first of them may be named in an error, so it is not left to the order of a map.
+    let table = Table::default();
+    let make = |epoch| {
+        let make = || Operation::new(key(epoch), ranks(), records());
+        table.enter(key(epoch), || Ok(()), make).expect("admitted")
+    };
+    let mut made: Vec<_> = (0..10).rev().map(make).collect();
+    made.reverse();
+    let are_made = |listed: Vec<Arc<Operation>>| {
+        listed.len() == 10 && listed.iter().zip(&made).all(|(it, other)| Arc::ptr_eq(it, other))
+    };
+    assert!(are_made(table.snapshot()));
+    assert!(are_made(table.drain(None)));
+}
+
+#[test]
 fn the_first_end_wins_and_old_ones_are_forgotten() {
     let status = Status::default();
     assert_eq!(status.check(0), Ok(()));
