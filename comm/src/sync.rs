@@ -1,4 +1,12 @@
-//! The locks and atomics of this crate, behind one name: a model checker brings its own.
+//! The locks, atomics, threads and the clock of this crate, behind one name. They are those of `parking_lot` and std, and
+//! under `--cfg shuttle` those of a model checker. PROTOCOL.md, "What is model-checked".
 
-pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
-pub(crate) use std::sync::atomic;
+#[cfg(shuttle)]
+mod model;
+#[cfg(not(shuttle))]
+mod plain;
+
+#[cfg(shuttle)]
+pub(crate) use self::model::*;
+#[cfg(not(shuttle))]
+pub(crate) use self::plain::*;

@@ -18,8 +18,9 @@ const LAYERS: [&[&str]; 8] = [
 ];
 
 /// Who may know a crate that has a home.
-const HOMES: [(&str, &[&str]); 3] = [
+const HOMES: [(&str, &[&str]); 4] = [
     ("nccl-sys", &["hsdp-comm"]),
+    ("shuttle", &["hsdp-comm"]),
     ("candle-core", &["hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
     ("candle-nn", &["hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
 ];

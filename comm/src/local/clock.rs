@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::options::WorldOptions;
+use crate::sync;
 
 /// Longer than anybody waits; a moment this far away can be named on every machine.
 const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -12,7 +13,7 @@ const HICCUP: Duration = Duration::from_millis(500);
 
 /// The moment `wait` from now, or a far one: durations may be of any length.
 pub(crate) fn from_now(wait: Duration) -> Instant {
-    let now = Instant::now();
+    let now = sync::now();
     now.checked_add(wait.min(FAR)).unwrap_or(now)
 }
 
@@ -70,18 +71,18 @@ impl Clock {
     pub(super) fn start(options: &WorldOptions) -> Self {
         let WorldOptions { late, circle_grace, deadline, .. } = *options;
         let [late, circle, deadline] = [late, circle_grace, deadline].map(Bell::every);
-        let started = Instant::now();
+        let started = sync::now();
         Self { started, due: started, late, circle, deadline }
     }
 
     /// How long ago the wait began.
     pub(super) fn waited(&self) -> Duration {
-        self.started.elapsed()
+        sync::now().saturating_duration_since(self.started)
     }
 
     /// What is due now. Each rings again when as much time has passed once more.
     pub(super) fn alarm(&mut self) -> Alarm {
-        let now = Instant::now();
+        let now = sync::now();
         self.forgive_stop(now);
         let alarm = self.alarm_at(now);
         self.due = match alarm {

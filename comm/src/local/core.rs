@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread;
 
 use hsdp_sharding::Rank;
 
@@ -15,6 +14,7 @@ use super::table::{Key, Table};
 use super::wait::Ticket;
 use crate::flight::{EntryNumber, FlightState, Origin, Recorder};
 use crate::options::{Workers, WorldOptions};
+use crate::sync::thread;
 use crate::work::Work;
 use crate::{Descriptor, Error};
 

@@ -5,7 +5,6 @@ use std::fmt;
 use std::io;
 use std::mem;
 use std::sync::Arc;
-use std::thread::{self, Builder, JoinHandle};
 use std::time::Duration;
 
 use super::clock::from_now;
@@ -13,6 +12,7 @@ use super::core::Core;
 use super::operation::Operation;
 use super::running::Running;
 use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::thread::{self, Builder, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
 /// Operations with blocks that nobody has claimed, oldest first, and the worker threads.

@@ -1,13 +1,14 @@
 //! What a rank shows to the others: where it is, and what it has moved.
 
 use std::sync::Arc;
+use std::sync::atomic as std_atomic;
 
 use super::operation::Operation;
 use crate::Descriptor;
 use crate::flight::Recorder;
 use crate::ledger::Ledger;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, thread_local};
 
 /// The public state of one rank. Written by the rank, read by whoever has to name it in an error.
 #[derive(Debug, Default)]
@@ -34,7 +35,8 @@ const SEVERAL: u64 = u64::MAX;
 thread_local! {
     /// The number of this thread: from 1, never used again.
     static THREAD: u64 = {
-        static THREADS: AtomicU64 = AtomicU64::new(NOBODY);
+        // Of std under a model, too: it outlives the world, and orders nothing.
+        static THREADS: std_atomic::AtomicU64 = std_atomic::AtomicU64::new(NOBODY);
         THREADS.fetch_add(1, Ordering::Relaxed) + 1
     };
 }

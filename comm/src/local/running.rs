@@ -17,6 +17,7 @@ use super::core::Core;
 use super::operation::{Erased, Operation};
 use crate::Descriptor;
 use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::thread_local;
 use crate::work::{Meter, Work};
 
 thread_local! {
@@ -25,7 +26,7 @@ thread_local! {
 
 /// Whether this thread is running a block, so that what is called from a block can be refused.
 pub(crate) fn in_block() -> bool {
-    IN_BLOCK.get()
+    IN_BLOCK.with(Cell::get)
 }
 
 /// While it lives, this thread is running a block.
@@ -35,13 +36,13 @@ pub(crate) struct InBlock {
 
 impl InBlock {
     pub(crate) fn enter() -> Self {
-        Self { outer: IN_BLOCK.replace(true) }
+        Self { outer: IN_BLOCK.with(|it| it.replace(true)) }
     }
 }
 
 impl Drop for InBlock {
     fn drop(&mut self) {
-        IN_BLOCK.set(self.outer);
+        IN_BLOCK.with(|it| it.set(self.outer));
     }
 }
 

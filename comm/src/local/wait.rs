@@ -2,7 +2,6 @@
 //! PROTOCOL.md, "Waiting".
 
 use std::fmt;
-use std::hint;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use super::core::Core;
 use super::operation::{Erased, Operation};
 use super::running::in_block;
 use crate::flight::EntryNumber;
+use crate::sync::hint;
 use crate::{Descriptor, Error};
 
 /// A member's claim on its output of one operation.
