@@ -18,6 +18,9 @@ use crate::sync::atomic::AtomicUsize;
 use crate::work::{Barrier, Meter, Work};
 use crate::{Channel, Descriptor, Error, GroupId, Op, Pending, Tag};
 
+/// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.
+const QUICK_BYTES: usize = 32 << 10;
+
 /// An ordered set of ranks, on one channel, and this rank's place in it.
 ///
 /// Every member issues the same operations in the same order: the n-th call of one meets the n-th call
@@ -143,9 +146,7 @@ impl Group {
         };
         let Record { ledger, flight, .. } = &*self.seat.record;
         if site.ranks.len() == 1 {
-            let done = self.alone(&descriptor, deposit, assemble);
-            flight.settle(entry, FlightState::of(&done));
-            return done;
+            return self.alone((&descriptor, entry), deposit, assemble);
         }
         let op = descriptor.op;
         let pending = match &self.seat.flavour {
@@ -262,24 +263,38 @@ impl Group {
     /// An operation of a group of one: it is done before the call returns, and counts nothing.
     fn alone<D, W: Work>(
         &self,
-        descriptor: &Descriptor,
+        (descriptor, entry): (&Descriptor, EntryNumber),
         deposit: D,
         assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<Pending<W::Output>, Error> {
-        let work = assemble(vec![deposit]).map_err(|expected| Error::BadCount {
-            op: descriptor.op,
-            rank: self.rank(),
-            what: "a group of one".to_owned(),
-            found: descriptor.counts.total(),
-            expected,
+        let flight = &self.seat.record.flight;
+        let work = assemble(vec![deposit]).map_err(|expected| {
+            flight.settle(entry, FlightState::Failed);
+            Error::BadCount {
+                op: descriptor.op,
+                rank: self.rank(),
+                what: "a group of one".to_owned(),
+                found: descriptor.counts.total(),
+                expected,
+            }
         })?;
+        let is_quick = work.bytes() <= QUICK_BYTES && !work.calls_users();
+        let output = self.run_alone(descriptor, work);
+        if is_quick {
+            flight.settle_at_once(entry, FlightState::Complete);
+        } else {
+            flight.settle(entry, FlightState::Complete);
+        }
+        Ok(Pending::ready(output))
+    }
+
+    fn run_alone<W: Work>(&self, descriptor: &Descriptor, work: W) -> W::Output {
         let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
         let meter = Meter::new(&[], &ranks, descriptor, &readers);
         let in_block = InBlock::enter();
         (0..work.blocks()).for_each(|block| work.run(block, &meter));
         drop(in_block);
-        let output = work.finish().pop().expect("a group of one has one output");
-        Ok(Pending::ready(output))
+        work.finish().pop().expect("a group of one has one output")
     }
 }
 

@@ -105,7 +105,7 @@ pub struct FlightEntry {
     /// When the rank began to wait for it, if it had to: what is settled is not waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ns: Option<u64>,
-    /// When it was complete, or failed.
+    /// When it was complete, or failed. Of little work in a group of one: when it was issued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settled_ns: Option<u64>,
 }
@@ -124,11 +124,6 @@ pub enum FlightState {
 impl FlightState {
     /// Every state.
     pub const ALL: [Self; 3] = [Self::Issued, Self::Complete, Self::Failed];
-
-    /// How an operation ended that is `done`.
-    pub(crate) fn of<T, E>(done: &Result<T, E>) -> Self {
-        if done.is_ok() { Self::Complete } else { Self::Failed }
-    }
 
     /// Its name: `issued`, `complete`, `failed`.
     #[must_use]

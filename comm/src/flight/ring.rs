@@ -138,6 +138,13 @@ impl Recorder {
         }
     }
 
+    /// Notes how an operation ended that took no time worth a reading of the clock: when it was issued.
+    pub(crate) fn settle_at_once(&self, number: EntryNumber, state: FlightState) {
+        self.change(number, |entry| {
+            (entry.state, entry.settled_ns) = (state, Some(entry.issued_ns))
+        });
+    }
+
     fn change(&self, number: EntryNumber, change: impl FnOnce(&mut FlightEntry)) {
         if self.capacity == 0 {
             return;
