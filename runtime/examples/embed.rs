@@ -42,7 +42,7 @@ fn train(world: World) -> Result<f64, hsdp::Error> {
         }
         adamw.step(&mut model, gradients.clip(1.0))?;
     }
-    Ok(loss)
+    model.end_run().map(|()| loss) // on all ranks, or an error on all
 }
 
 /// One microbatch: forward, loss, backward.

@@ -37,12 +37,12 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::comparison;
 use crate::error::Error;
 use crate::full::Full;
-use crate::header::{Agreed, StepHeader};
+use crate::header::{Agreed, Intent, StepHeader};
 use crate::model::ModelId;
 use crate::objective::{LossSum, Objective, Seed};
 use crate::options::StepOptions;
 use crate::precision::LossScale;
-use crate::uneven::{Course, EndOfRun};
+use crate::uneven::{Course, EndOfRun, Supply};
 use fabric::Fabric;
 pub(crate) use microbatches::NoMore;
 use reductions::UnitGradients;
@@ -127,29 +127,15 @@ impl Engine {
             let what = "a step of 0 microbatches has nothing to reduce".to_owned();
             return Err(self.fabric.misuse("begin_step", step, what));
         }
-        if let Some(leaked) = &state.step {
-            let what = format!("step {} was neither finished nor dropped", leaked.number());
-            return Err(self.fabric.misuse("begin_step", step, what));
-        }
-        self.fabric.world.set_step(step);
-        let header = StepHeader {
-            step,
-            committed: state.committed,
-            microbatches: options.microbatches,
-            plan: self.fabric.plan.fingerprint(),
-            options: self.fabric.options_digest,
-            loss_scale: state.loss_scale.value().to_bits(),
-            weight_hint: options.weight_hint.unwrap_or(state.last_weight),
-            input: options.input,
-        };
-        let Agreed { largest_hint, supply } = self.exchange(header)?;
-        match supply.course(self.fabric.options.uneven) {
-            Some(Course::Goes) => self.fabric.world.set_absent(&supply.exhausted),
-            Some(Course::Ends) => {
+        self.check_over(&state, "begin_step")?;
+        let said = Intent::Step(options.input);
+        let (Agreed { largest_hint, supply, .. }, course) = self.meet(&state, said, options)?;
+        match course {
+            Course::Goes => self.fabric.world.set_absent(&supply.exhausted),
+            Course::Ends => {
                 self.fabric.world.set_absent(&[]);
                 return Ok(Begun::End(EndOfRun { step, supply }));
             }
-            None => return Err(Error::UnevenInputs { step, microbatch: None, supply }),
         }
         if self.is_compared_before(step) {
             let compared = comparison::of_replicas(&self.fabric, &state.shards, step);
@@ -165,6 +151,59 @@ impl Engine {
         state.step = Some(begun);
         self.under_way.store(attempt, Ordering::Release);
         Ok(Begun::Step(opened))
+    }
+
+    /// Says to all ranks that this one makes no more steps, and hears whether another one does.
+    pub(crate) fn end_run(&self) -> Result<(), Error> {
+        let state = self.state();
+        self.check_over(&state, "end_run")?;
+        self.meet(&state, Intent::End, StepOptions::default())?;
+        self.fabric.world.set_absent(&[]);
+        Ok(())
+    }
+
+    /// Refuses what comes between steps while one is under way.
+    fn check_over(&self, state: &State, operation: &'static str) -> Result<(), Error> {
+        let Some(leaked) = &state.step else { return Ok(()) };
+        let what = format!("step {} was neither finished nor dropped", leaked.number());
+        Err(self.fabric.misuse(operation, state.next_step, what))
+    }
+
+    /// Exchanges headers where the next step would begin: what ranks agreed on, and what follows.
+    fn meet(
+        &self,
+        state: &State,
+        intent: Intent,
+        options: StepOptions,
+    ) -> Result<(Agreed, Course), Error> {
+        let step = state.next_step;
+        self.fabric.world.set_step(step);
+        let agreed = self.exchange(StepHeader {
+            step,
+            committed: state.committed,
+            microbatches: options.microbatches,
+            plan: self.fabric.plan.fingerprint(),
+            options: self.fabric.options_digest,
+            loss_scale: state.loss_scale.value().to_bits(),
+            weight_hint: options.weight_hint.unwrap_or(state.last_weight),
+            intent,
+        })?;
+        let Agreed { supply, ending, .. } = &agreed;
+        match supply.course(self.fabric.options.uneven) {
+            Some(Course::Ends) => Ok((agreed, Course::Ends)),
+            // Who ends its run takes no part in steps of the others, not even without data.
+            _ if !ending.is_empty() => Err(Error::UnevenEnds {
+                step,
+                committed: state.committed,
+                ending: ending.clone(),
+                ready: supply.ready.clone(),
+            }),
+            Some(Course::Goes) => Ok((agreed, Course::Goes)),
+            None => {
+                let supply = Supply::clone(supply);
+                Err(Error::UnevenInputs { step, microbatch: None, supply })
+            }
+        }
     }
 
     fn exchange(&self, header: StepHeader) -> Result<Agreed, Error> {

@@ -110,6 +110,19 @@ pub enum Error {
         /// Who has data and who has not.
         supply: Supply,
     },
+    /// Some ranks end their run where others have data for another step. Nothing was updated.
+    #[error("step {step}: ranks {} end their run after {committed} steps, ranks {} have data for another: give every \
+             rank as many batches, or choose Uneven::Stop or Uneven::ZeroWeight", List(.ending), List(.ready))]
+    UnevenEnds {
+        /// The step that others wanted to make.
+        step: u64,
+        /// Steps that all ranks have committed.
+        committed: u64,
+        /// Ranks that end their run.
+        ending: Vec<Rank>,
+        /// Ranks that have data.
+        ready: Vec<Rank>,
+    },
     /// There is no next step (or no next microbatch in this one), since ranks have no more data; not a failure. What
     /// asks with an `Option` or [`NextStep`](crate::NextStep) gets no error.
     #[error("step {step}{}: ranks {} have no more data, so it ends here", InMicrobatch(*.microbatch), List(&.supply.exhausted))]

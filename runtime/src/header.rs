@@ -21,15 +21,27 @@ pub(crate) struct StepHeader {
     pub(crate) loss_scale: u64,
     /// About what weight a microbatch will have; 0 is unknown. May differ.
     pub(crate) weight_hint: u64,
-    /// Whether the rank has data. May differ.
-    pub(crate) input: Input,
+    /// What the rank is about to do. May differ.
+    pub(crate) intent: Intent,
+}
+
+/// What a rank is about to do where the next step begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// To make the step, with data or without.
+    Step(Input),
+    /// To end its run: it makes no step.
+    End,
 }
 
 /// What the headers of all ranks amount to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Agreed {
     pub(crate) largest_hint: u64,
+    /// Who has data and who has not. A rank that ends its run has none.
     pub(crate) supply: Supply,
+    /// Ranks that end their run.
+    pub(crate) ending: Vec<Rank>,
 }
 
 const WORDS: usize = 8;
@@ -37,13 +49,20 @@ const WORDS: usize = 8;
 const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst2\0");
 const FLAGS: u64 = 0xff;
 const EXHAUSTED: u64 = 1;
+const ENDS: u64 = 2;
 const UNKNOWN: u64 = u64::MAX;
+const MICROBATCHES: usize = 3;
 const HINT: usize = WORDS - 1;
 
 impl StepHeader {
     pub(crate) fn encode(&self) -> Vec<u64> {
         vec![
-            MAGIC | if self.input == Input::Exhausted { EXHAUSTED } else { 0 },
+            MAGIC
+                | match self.intent {
+                    Intent::Step(Input::Ready) => 0,
+                    Intent::Step(Input::Exhausted) => EXHAUSTED,
+                    Intent::End => ENDS,
+                },
             self.step,
             self.committed,
             self.microbatches.map_or(UNKNOWN, |count| count as u64),
@@ -68,12 +87,21 @@ impl StepHeader {
         Ok(Agreed {
             largest_hint: headers().map(|header| header[HINT]).max().unwrap_or(0),
             supply: Supply::of(headers().map(input)),
+            ending: (0..)
+                .zip(headers())
+                .filter(|(_, header)| ends(header))
+                .map(|(rank, _)| Rank::new(rank))
+                .collect(),
         })
     }
 }
 
 fn input(header: &[u64]) -> Input {
-    if header[0] & EXHAUSTED == 0 { Input::Ready } else { Input::Exhausted }
+    if header[0] & FLAGS == 0 { Input::Ready } else { Input::Exhausted }
+}
+
+fn ends(header: &[u64]) -> bool {
+    header[0] & FLAGS == ENDS
 }
 
 fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
@@ -86,8 +114,11 @@ fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
         comparison::PLAN,
         "the loss scale",
     ];
+    let one_ends = ends(first) || ends(header);
     let value = |header: &[u64], field: usize| match field {
         0 => header[0] & !FLAGS,
+        // Who makes no step has no number of microbatches either.
+        MICROBATCHES if one_ends => UNKNOWN,
         field => header[field],
     };
     let differs =
@@ -104,7 +135,7 @@ fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
 
 fn describe(field: usize, value: u64) -> String {
     match (field, value) {
-        (3, UNKNOWN) => "as many as come".to_owned(),
+        (MICROBATCHES, UNKNOWN) => "as many as come".to_owned(),
         (1..=3, value) => value.to_string(),
         (6, value) => f64::from_bits(value).to_string(),
         (_, value) => format!("{value:#018x}"),
@@ -124,7 +155,7 @@ mod tests {
             options: 2,
             loss_scale: 1.0_f64.to_bits(),
             weight_hint: 0,
-            input: Input::Ready,
+            intent: Intent::Step(Input::Ready),
         }
     }
 
@@ -145,10 +176,20 @@ mod tests {
 
     #[test]
     fn ranks_without_data_are_known() {
-        let out = StepHeader { input: Input::Exhausted, ..header() };
+        let out = StepHeader { intent: Intent::Step(Input::Exhausted), ..header() };
         let supply = agree(&[header(), out, header()]).expect("they agree").supply;
         assert_eq!(supply.exhausted, [Rank::new(1)]);
         assert_eq!(supply.ready, [0, 2].map(Rank::new));
+    }
+
+    #[test]
+    fn a_rank_that_ends_its_run_has_no_data_and_no_number_of_microbatches() {
+        let end = StepHeader { intent: Intent::End, microbatches: None, ..header() };
+        let Agreed { supply, ending, .. } = agree(&[header(), end]).expect("they agree");
+        assert_eq!((supply.exhausted, ending), (vec![Rank::new(1)], vec![Rank::new(1)]));
+        let behind = StepHeader { committed: 6, ..end };
+        let message = agree(&[header(), behind]).unwrap_err().to_string();
+        assert!(message.starts_with("the number of committed steps differs"), "{message}");
     }
 
     #[test]

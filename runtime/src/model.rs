@@ -123,14 +123,31 @@ impl ShardedModel {
     /// Collective over the world.
     ///
     /// # Errors
-    /// [`Error::UnevenInputs`] if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that;
-    /// [`Error::Disagreement`] if a rank is at another step, has another plan or other options;
+    /// [`Error::UnevenInputs`] if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that, and
+    /// [`Error::UnevenEnds`] if some [end their run](Self::end_run); [`Error::Disagreement`] if a rank is at another step, has another plan or other options;
     /// [`Error::Misuse`] for a step of no microbatches; [`Error::Comm`] if the exchange fails.
     pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
         Ok(match self.engine.begin_step(options)? {
             Begun::Step(opened) => NextStep::Step(Step::new(Arc::clone(&self.engine), opened)),
             Begun::End(end) => NextStep::End(end),
         })
+    }
+
+    /// Says that this rank's run ends here, after as many steps as it has committed, and hears whether that is so on all
+    /// ranks: the last call of a training loop. What is [collective](Self::full_parameters) may follow.
+    ///
+    /// A rank that ends its loop and does not say so has *left* as soon as its last handle of the world is gone: ranks that
+    /// have another step then get `WorldAborted`, and the rank itself nothing at all.
+    ///
+    /// Collective over the world, with the [`next_step`](Self::next_step) of ranks that begin another one. Whoever asks there
+    /// without data, or under [`Uneven::Stop`](crate::Uneven::Stop), is told of the end of the run.
+    ///
+    /// # Errors
+    /// [`Error::UnevenEnds`] on all ranks, if another one has data for a step, unless that is to be left over
+    /// ([`Uneven::Stop`](crate::Uneven::Stop)); [`Error::Disagreement`] if ranks have committed different numbers of steps;
+    /// [`Error::Misuse`] if a step was neither finished nor dropped; [`Error::Comm`] if the exchange fails.
+    pub fn end_run(&mut self) -> Result<(), Error> {
+        self.engine.end_run()
     }
 
     /// Which model this is: an optimizer remembers for which one its state was made.

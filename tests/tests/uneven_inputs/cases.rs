@@ -3,8 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp::{Error, Mesh, ModelOptions, Optimizer, ShardedModel, Uneven, World};
+use hsdp::{
+    Error, Mesh, ModelOptions, NextStep, Optimizer, ShardedModel, StepOptions, Uneven, World,
+};
 use hsdp_comm::{Channel, Reduction, Tag};
+use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 use crate::{Parameters, Recipe, assert_near, model, reference, train};
@@ -92,21 +95,87 @@ fn case_4_join_and_another_collective_in_the_loop() {
     assert_eq!(told, ["step 5 aborted by rank 1: the step was dropped before its finish", absent]);
 }
 
-/// A loop that knows nothing of the policy: rank 0 goes on to its barrier while rank 1 begins another step.
+/// A loop that knows nothing of policies: a rank makes a step for each of its inputs, and then stops.
+fn plain_loop(world: World, uneven: Uneven, in_loop: Act) -> Result<ShardedModel, Error> {
+    let rank = world.rank().index();
+    let options = ModelOptions { uneven, ..ModelOptions::on(mesh(1, 2)) };
+    let mut model = model(world.clone(), &options)?;
+    let mut optimizer = Recipe::Momentum.optimizer(&model);
+    for number in 0..INPUTS[rank] {
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
+        in_loop(&world)?;
+        let gradients = step.finish()?;
+        optimizer.step(&mut model, gradients)?;
+    }
+    Ok(model)
+}
+
+const ENDS: &str = "step 5: ranks 0 end their run after 5 steps, ranks 1 have data for another: give every rank as many \
+                    batches, or choose Uneven::Stop or Uneven::ZeroWeight";
+
+/// Cases 2 and 3 with a loop that knows nothing of policies, and says where it ends: nobody has a success to print.
+#[test]
+fn cases_2_and_3_a_plain_loop_that_says_where_it_ends_is_refused_on_all_ranks() {
+    for in_loop in [nothing, barrier] as [Act; 2] {
+        for uneven in [Uneven::Error, Uneven::ZeroWeight] {
+            let started = Instant::now();
+            let error =
+                common_error(outcomes(2, |world| plain_loop(world, uneven, in_loop)?.end_run()));
+            assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+            assert_eq!(error.to_string(), ENDS);
+            assert!(!error.is_fatal());
+        }
+    }
+}
+
+/// A loop that ends without a word has left: the rank that has another step is told so, the other one nothing.
+#[test]
+fn cases_2_and_3_a_plain_loop_that_says_nothing_has_left() {
+    for in_loop in [nothing, barrier] as [Act; 2] {
+        let told = outcomes(2, |world| plain_loop(world, Uneven::Error, in_loop).map(drop));
+        let [Ok(()), Err(error)] = &told[..] else { panic!("{told:?}") };
+        let message = error.to_string();
+        assert!(message.starts_with("world aborted: rank 0, step 4, last in "), "{message}");
+        assert!(message.contains(": it left, but others wait for it in "), "{message}");
+    }
+}
+
+/// What is left over under `Stop` is nobody's error, and who asks without data is at its end, too.
+#[test]
+fn the_end_of_a_run_is_common_where_nobody_has_data_that_is_to_be_used() {
+    let stopped = common(on_ranks(2, |world| {
+        let rank = world.rank().index();
+        let ended = plain_loop(world, Uneven::Stop, nothing);
+        if rank == 0 {
+            let mut model = ended?;
+            model.end_run()?;
+            return Ok(model.committed_steps());
+        }
+        let error = ended.expect_err("rank 0 has no sixth input");
+        assert!(matches!(error, Error::EndOfData { step: 5, .. }), "{error}");
+        Ok(5)
+    }));
+    assert_eq!(stopped, 5);
+    let _ = on_ranks(2, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
+        if rank == 0 {
+            return model.end_run();
+        }
+        let next = model.next_step(StepOptions::microbatches(1).without_data())?;
+        assert!(matches!(next, NextStep::End(_)), "{next:?}");
+        Ok(())
+    });
+    let _ = on_ranks(2, |world| model(world, &ModelOptions::on(mesh(1, 2)))?.end_run());
+}
+
+/// Rank 0 goes on to its barrier while rank 1 begins another step.
 #[test]
 fn case_5_no_join_and_a_barrier_after_the_loop() {
     let started = Instant::now();
     let error = common_error(outcomes(2, |world| {
-        let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
-        let mut optimizer = Recipe::Momentum.optimizer(&model);
-        for number in 0..INPUTS[rank] {
-            let mut step = model.begin_step(hsdp::StepOptions::microbatches(1))?;
-            let batch = hsdp_tests::support::springs::Batch::of(rank, number, 0);
-            hsdp_tests::support::springs::microbatch(&mut step, batch)?;
-            let gradients = step.finish()?;
-            optimizer.step(&mut model, gradients)?;
-        }
+        let model = plain_loop(world, Uneven::Error, nothing)?;
         barrier(model.world())
     }));
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());

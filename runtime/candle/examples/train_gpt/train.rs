@@ -132,6 +132,7 @@ impl<'a> Rank<'a> {
             }
         }
         let costs = Costs::of(&self.model, &before, self.job.options);
+        self.model.end_run()?;
         Ok(Outcome { costs, parameters: self.model.full_parameters()?, desk })
     }
 
