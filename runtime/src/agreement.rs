@@ -72,6 +72,16 @@ impl Agreement {
         self.0.iter().map(|statement| statement.loss).sum()
     }
 
+    /// The first rank with whose loss the sum of all is not finite.
+    pub(crate) fn first_loss_not_finite(&self) -> Option<Rank> {
+        let mut sum = 0.0;
+        let ends_it = |statement: &Statement| {
+            sum += statement.loss;
+            !f64::is_finite(sum)
+        };
+        self.0.iter().position(ends_it).map(Rank::new)
+    }
+
     /// The number of microbatches of all ranks together.
     pub(crate) fn total_microbatches(&self) -> u64 {
         self.0.iter().map(|statement| statement.microbatches).sum()
@@ -146,6 +156,16 @@ mod tests {
         assert_eq!(agreement().total_weight(), Some(46));
         assert_eq!(agreement().squared_norm(mesh, Rank::new(1)), 1.0 + 4.0);
         assert_eq!(agreement().squared_norm(mesh, Rank::new(2)), 16.0 + 64.0);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_the_first_of_all_or_their_sum() {
+        let mut agreement = agreement();
+        assert_eq!(agreement.first_loss_not_finite(), None);
+        (agreement.0[1].loss, agreement.0[3].loss) = (f64::MAX, f64::MAX);
+        assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(3)));
+        (agreement.0[2].loss, agreement.0[3].loss) = (f64::NAN, f64::INFINITY);
+        assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(2)));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use hsdp_sharding::Rank;
 
-/// Why a step's gradient is not finite: the first parameter, rank and microbatch.
+/// Why a step's gradient, or its loss, is not finite: the first parameter, rank and microbatch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NonFiniteGradient {
     /// The step.
@@ -42,6 +42,12 @@ pub enum Origin {
         /// The divisor.
         divisor: f64,
     },
+    /// The gradient is finite, and the loss is not: that of this rank, summed over its microbatches, or that of all ranks
+    /// up to this one.
+    Loss {
+        /// The first such rank.
+        rank: Rank,
+    },
 }
 
 impl fmt::Display for NonFiniteGradient {
@@ -62,6 +68,12 @@ impl fmt::Display for NonFiniteGradient {
                 "step {step}: the sum over the replicas of the gradients of {parameter} is not finite on rank \
                  {rank}, though each of them is"
             ),
+            Origin::Loss { rank } => {
+                write!(
+                    f,
+                    "step {step}: the loss of rank {rank} is not finite, though the gradients are"
+                )
+            }
             Origin::Division { norm, divisor } => {
                 write!(
                     f,

@@ -97,10 +97,10 @@ pub enum Unused {
     Error,
 }
 
-/// What happens to a step whose gradient holds a NaN or an infinity.
+/// What happens to a step whose gradient holds a NaN or an infinity, or whose loss is one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// `Step::finish` fails on all ranks, naming parameter, rank and microbatch; no parameter changes.
+    /// `Step::finish` fails on all ranks, naming parameter, rank and microbatch, or the rank whose loss it is; no parameter changes.
     #[default]
     Abort,
     /// The optimizer skips the step on all ranks.

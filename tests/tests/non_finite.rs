@@ -1,11 +1,12 @@
 //! Gradients that are not finite: dynamic loss scaling, skipped steps, refused steps. The same on all ranks.
 
 use hsdp::{
-    Accumulation, AdamW, AdamWOptions, DType, DynamicScale, Error, LossScaling, ModelOptions,
-    NonFinite, NonFiniteGradient, Objective, Optimizer, Origin, Param, Precision, Rank, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Update, Verdict, World,
+    Accumulation, AdamW, AdamWOptions, DType, DynamicScale, Error, LossScaling, LossSum,
+    ModelOptions, NonFinite, NonFiniteGradient, Objective, Optimizer, Origin, Param, Precision,
+    Rank, Sgd, SgdOptions, ShardedModel, StepOptions, Update, Values, Verdict, World,
 };
 use hsdp_comm::{Channel, Op};
+use hsdp_tests::support::handmade::{self, Handmade};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs::{self, Batch};
@@ -124,6 +125,48 @@ fn a_gradient_that_is_not_finite_can_be_skipped() {
     let origin =
         Origin::Gradient { parameter: "third.bias".to_owned(), rank: Rank::new(2), microbatch: 0 };
     assert_eq!(found, NonFiniteGradient { step: 0, origin });
+}
+
+/// A loss that is NaN though every gradient is finite: a model that is drawn to a constant, say, and logs a broken number.
+struct BrokenLoss;
+
+impl Handmade for BrokenLoss {
+    fn forward(&mut self, _: &Param, _: Values<'_>) {}
+
+    fn loss(&self) -> LossSum {
+        LossSum::new(f64::NAN, 1)
+    }
+
+    fn derivative(&self, _: &Param, values: Values<'_>) -> Option<Vec<f32>> {
+        Some(vec![0.5; values.len()])
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_refused_or_skipped_on_all_ranks_though_gradients_are() {
+    let told = |non_finite| {
+        let options = ModelOptions { non_finite, ..ModelOptions::on(mesh(2, 2)) };
+        outcomes(4, |world| {
+            let rank = world.rank().index();
+            let mut model = model(world, &options)?;
+            let mut sgd = Sgd::new(&model, SgdOptions::default());
+            let mut step = model.begin_step(StepOptions::microbatches(2))?;
+            slopes::microbatch(&mut step, 0.5)?;
+            match rank {
+                2 => handmade::microbatch(&mut step, &mut BrokenLoss)?,
+                _ => slopes::microbatch(&mut step, 0.5)?,
+            }
+            let gradients = step.finish()?;
+            let update = sgd.step(&mut model, gradients)?;
+            assert_eq!(model.full_parameters()?["third.bias"], initial("third.bias"));
+            Ok(update)
+        })
+    };
+    let error = common_error(told(NonFinite::Abort)).to_string();
+    assert_eq!(error, "step 0: the loss of rank 2 is not finite, though the gradients are");
+    let skipped = told(NonFinite::Skip).into_iter().map(|update| update.expect("skipped"));
+    let found = NonFiniteGradient { step: 0, origin: Origin::Loss { rank: Rank::new(2) } };
+    assert_eq!(common(skipped.collect()), Update::Skipped(found));
 }
 
 /// Several are bad: that of the earliest microbatch is told, there the first parameter of the model, on its first rank.

@@ -199,13 +199,16 @@ impl Ended<'_> {
         if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
     }
 
-    /// Why the gradient is not finite, if it is not.
+    /// Why the gradient is not finite, or the loss, if one is not.
     fn origin(&self, norm: f64, divisor: f64) -> Option<Origin> {
         let name_of = |parameter| self.fabric.name_of(parameter);
         if let Some((holder, sighting)) = self.agreement.first_non_finite() {
             return Some(sighting.origin(holder, name_of));
         }
         // No element is longer than the whole gradient.
-        (norm / divisor > f64::from(f32::MAX)).then_some(Origin::Division { norm, divisor })
+        if norm / divisor > f64::from(f32::MAX) {
+            return Some(Origin::Division { norm, divisor });
+        }
+        self.agreement.first_loss_not_finite().map(|rank| Origin::Loss { rank })
     }
 }
