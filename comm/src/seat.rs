@@ -209,14 +209,14 @@ impl Seat {
         }
     }
 
-    pub(crate) fn abort_step(&self, failure: StepFailure) {
+    /// Gives up the step that this rank makes in `epoch`.
+    pub(crate) fn abort_step(&self, epoch: u64, failure: StepFailure) {
         // Who has left says nothing any more: that it has left is what others are told.
         if self.record.has_left() {
             return;
         }
         let StepFailure { step, reason } = failure;
         let error = Error::StepAborted { rank: self.rank, step, reason: reason.into() };
-        let epoch = self.record.epoch();
         match &self.flavour {
             Flavour::Local(lifeline) => lifeline.core().end_epoch(epoch, error),
             Flavour::Counting => drop(self.status.end_epoch(epoch, error)),

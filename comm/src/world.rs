@@ -133,9 +133,18 @@ impl World {
     ///
     /// What is pending in this rank's epoch, and what is issued in it later, ends with
     /// [`Error::StepAborted`] on every rank; operations whose members had all arrived complete. If several ranks
-    /// give up, all name the first. Then each rank calls [`next_epoch`](Self::next_epoch).
+    /// give up, all name the first. Then each rank calls [`next_epoch`](Self::next_epoch); where steps are those of a model,
+    /// it does so for its rank, when the step is dropped or refused.
     pub fn abort_step(&self, failure: StepFailure) {
-        self.seat.abort_step(failure);
+        self.seat.abort_step(self.epoch(), failure);
+    }
+
+    /// As [`abort_step`](Self::abort_step), for a step that began in `epoch`. If this rank has left that epoch behind, or never
+    /// was in it, nothing happens: the step has ended before, and the rank's next one is another.
+    pub fn abort_step_of(&self, epoch: u64, failure: StepFailure) {
+        if epoch == self.epoch() {
+            self.seat.abort_step(epoch, failure);
+        }
     }
 
     /// Leaves an aborted epoch behind, when this rank has discarded its step; the epoch that it is in now. In an

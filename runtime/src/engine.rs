@@ -62,11 +62,12 @@ pub(crate) struct Engine {
 
 const NO_ATTEMPT: u64 = 0;
 
-/// A step that was begun: its number, and which attempt at a step it is.
+/// A step that was begun: its number, which attempt at a step it is, and in which epoch of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opened {
     pub(crate) step: u64,
     pub(crate) attempt: u64,
+    pub(crate) epoch: u64,
 }
 
 /// What the exchange of headers led to.
@@ -129,6 +130,7 @@ impl Engine {
         }
         self.check_over(&state, "begin_step")?;
         let said = Intent::Step(options.input);
+        let epoch = self.fabric.world.epoch();
         let (Agreed { largest_hint, supply, .. }, course) = self.meet(&state, said, options)?;
         match course {
             Course::Goes => self.fabric.world.set_absent(&supply.exhausted),
@@ -144,7 +146,7 @@ impl Engine {
         state.attempts += 1;
         let attempt = state.attempts;
         let buffers = sized_like_plan(mem::take(&mut state.recycled), &self.fabric);
-        let opened = Opened { step, attempt };
+        let opened = Opened { step, attempt, epoch };
         let mut begun = StepState::new(&self.fabric, opened, options, buffers);
         begun.absent = supply.exhausted;
         begun.exponent = exponent_known_early(self.fabric.options.objective, largest_hint);
@@ -300,14 +302,18 @@ impl Engine {
             return;
         }
         let reason = self.reason_for_abort(given);
-        self.fabric.world.abort_step(StepFailure { step: opened.step, reason });
+        let Opened { step, epoch, .. } = opened;
+        self.fabric.world.abort_step_of(epoch, StepFailure { step, reason });
         let mut state = self.state();
         if let Some(step) = state.step.take() {
             // Who ran out in the middle of it has data again for the next attempt.
             self.fabric.world.set_absent(&step.absent);
         }
         state.recycled = vec![Vec::new(); state.shards.len()];
-        self.fabric.world.next_epoch();
+        // Who has announced the end itself may have gone on already: the next epoch is none of this step's.
+        if self.fabric.world.epoch() == epoch {
+            self.fabric.world.next_epoch();
+        }
     }
 
     /// The first error of the step, or the reason that was `given`, or what can be seen. Never blocks: the step may be

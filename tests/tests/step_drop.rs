@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp::{Error, ModelOptions, ShardedModel, Step, StepOptions, World, WorldOptions};
-use hsdp_comm::{Channel, Op, Tag};
+use hsdp_comm::{Channel, Op, StepFailure, Tag};
 use hsdp_tests::support::models::{three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::mesh;
@@ -53,6 +53,33 @@ fn an_error_of_the_step_comes_before_the_reason_that_its_owner_gives() {
         step.abandon("something came of it");
     });
     assert!(heard.starts_with("step 0 aborted by rank 0: reduce on rank 0, step 0: "), "{heard}");
+}
+
+/// A rank that does by hand what the model does for it (it announces the end of its step, and goes on to the next epoch) does
+/// not end the next step, too, when it drops this one.
+#[test]
+fn a_step_that_was_left_behind_by_hand_is_given_up_once() {
+    let epochs = hsdp::launch(2, WorldOptions::default(), |world| -> Result<_, Error> {
+        let (rank, options) = (world.rank().index(), ModelOptions::on(mesh(1, 2)));
+        let mut model = ShardedModel::new(world.clone(), three_units(), options, springs::initial)?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        if rank == 0 {
+            let reason = "a batch cannot be read".to_owned();
+            world.abort_step(StepFailure { step: 0, reason });
+            world.next_epoch();
+            drop(step);
+        } else {
+            springs::microbatch(&mut step, Batch::of(rank, 0, 0)).expect_err("rank 0 is gone");
+            drop(step);
+        }
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
+        let _ = step.finish()?;
+        Ok(world.epoch())
+    });
+    for epoch in epochs {
+        assert_eq!(epoch.expect("no panic").expect("a clean step"), 1);
+    }
 }
 
 /// What rank 1 hears in the first step, which rank 0 ends; the second takes place.

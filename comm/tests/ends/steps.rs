@@ -75,6 +75,24 @@ fn a_rank_in_the_next_epoch_waits_for_those_in_the_old_one() {
 }
 
 #[test]
+fn a_step_of_an_epoch_that_its_rank_has_left_is_given_up_by_nobody() {
+    let ends = launch(2, WorldOptions::default(), |world| {
+        let failure = |reason: &str| StepFailure { step: 0, reason: reason.to_owned() };
+        let epoch = world.epoch();
+        world.abort_step_of(epoch, failure("first"));
+        let end = sum(&world, vec![1.0]).expect_err("the step is aborted");
+        world.next_epoch();
+        world.abort_step_of(epoch, failure("too late"));
+        world.abort_step_of(world.epoch() + 1, failure("too early"));
+        let summed = sum(&world, vec![1.0]);
+        (end.is_fatal(), summed, world.epoch())
+    });
+    for end in ends {
+        assert_eq!(end, Ok((false, Ok(vec![2.0]), 1)));
+    }
+}
+
+#[test]
 fn work_that_has_begun_completes_when_the_step_is_aborted() {
     let worlds = World::local(2, WorldOptions::default());
     let values = vec![1_f32; 1 << 20];
