@@ -30,7 +30,7 @@ pub struct RankFailure {
 /// returned, in rank order.
 ///
 /// A rank that panics ends the world: as soon as the panic's hook has run, the others get
-/// [`Error::WorldAborted`] with its message. One that returns while others wait for it does the same: it has left.
+/// [`Error::WorldAborted`] with its message, and nothing of the step that ends with it. One that returns while others wait for it does the same: it has left.
 ///
 /// If the world ended early, each rank leaves its flight record in [`WorldOptions::flight_dir`], if that is set: when its
 /// closure has ended, or when all have.
@@ -119,6 +119,7 @@ fn start<'scope, T: Send + 'scope>(
 /// One rank, from its first line to the moment from which others must not wait for it.
 fn run<T>(world: World, dump: &Dump, rank: &impl Fn(World) -> T) -> Result<T, Arc<str>> {
     let seat = Arc::clone(world.seat());
+    seat.watch_this_thread();
     let returned = catch_unwind(AssertUnwindSafe(|| {
         memory::set_rank(world.rank());
         rank(world)

@@ -1,7 +1,8 @@
 //! What a rank owns of its world: its record, its sequences, and the flavour that serves it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, ThreadId};
 
 use hsdp_sharding::Rank;
 
@@ -27,6 +28,10 @@ pub(crate) struct Seat {
     pub(crate) faults: Injector,
     /// The ranks that have no data, in order, each once.
     absent: Mutex<Arc<[Rank]>>,
+    /// Whose panics end the world: the thread that a launch has started for this rank.
+    watched: OnceLock<ThreadId>,
+    /// The end of a step that was not announced, since the panic in which it ended was to end the world.
+    withheld: Mutex<Option<(u64, Error)>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
 }
 
@@ -95,18 +100,46 @@ impl Seat {
         let (size, status) = (core.records().len(), Arc::clone(core.status()));
         let faults = core.options().faults.iter().filter(|fault| fault.rank == rank).copied();
         let faults = Injector::new(faults);
-        let (absent, sequences, flavour) = (no_ranks(), Mutex::default(), Flavour::Local(lifeline));
-        let process = std::process::id();
-        Self { rank, size, process, record, status, flavour, faults, absent, sequences }
+        let mut seat = Self::of((rank, size), record, status, Flavour::Local(lifeline));
+        seat.faults = faults;
+        seat
     }
 
     pub(crate) fn counting(size: usize, rank: Rank) -> Self {
         let recorder = Recorder::new(WorldOptions::default().flight_entries, Origin::now());
         let record = Arc::new(Record::new(recorder));
-        let (status, faults) = (Arc::default(), Injector::default());
-        let (absent, sequences, flavour) = (no_ranks(), Mutex::default(), Flavour::Counting);
-        let process = std::process::id();
-        Self { rank, size, process, record, status, flavour, faults, absent, sequences }
+        Self::of((rank, size), record, Arc::default(), Flavour::Counting)
+    }
+
+    fn of(
+        (rank, size): (Rank, usize),
+        record: Arc<Record>,
+        status: Arc<Status>,
+        flavour: Flavour,
+    ) -> Self {
+        Self {
+            rank,
+            size,
+            process: std::process::id(),
+            record,
+            status,
+            flavour,
+            faults: Injector::default(),
+            absent: Mutex::new(Arc::new([])),
+            watched: OnceLock::new(),
+            withheld: Mutex::default(),
+            sequences: Mutex::default(),
+        }
+    }
+
+    /// Says that a panic of this thread ends the world, which is announced when it has unwound.
+    pub(crate) fn watch_this_thread(&self) {
+        let _ = self.watched.set(thread::current().id());
+    }
+
+    /// Whether this thread unwinds, and the end of the world is to follow.
+    fn falls(&self) -> bool {
+        thread::panicking() && self.watched.get() == Some(&thread::current().id())
     }
 
     /// The sequence of a group of `ranks`, in which this rank has `slot`. All handles of one group share it; only who
@@ -157,6 +190,7 @@ impl Seat {
         if made_in != called_in {
             return Err(Error::Forked { op, rank: self.rank, made_in, called_in });
         }
+        self.announce_withheld();
         self.status.check(self.record.epoch())
     }
 
@@ -217,13 +251,34 @@ impl Seat {
         }
         let StepFailure { step, reason } = failure;
         let error = Error::StepAborted { rank: self.rank, step, reason: reason.into() };
+        if self.falls() {
+            // The others would begin the step again, only to hear of the end of the world.
+            self.withheld.lock().get_or_insert((epoch, error));
+            return;
+        }
+        self.end_epoch(epoch, error);
+    }
+
+    fn end_epoch(&self, epoch: u64, error: Error) {
         match &self.flavour {
             Flavour::Local(lifeline) => lifeline.core().end_epoch(epoch, error),
             Flavour::Counting => drop(self.status.end_epoch(epoch, error)),
         }
     }
 
+    /// The panic in which a step ended was caught, since this rank goes on: now the others hear of the step.
+    fn announce_withheld(&self) {
+        if self.falls() {
+            return;
+        }
+        let withheld = self.withheld.lock().take();
+        if let Some((epoch, error)) = withheld {
+            self.end_epoch(epoch, error);
+        }
+    }
+
     pub(crate) fn next_epoch(&self) -> u64 {
+        self.announce_withheld();
         let epoch = self.record.epoch();
         if self.status.is_aborted(epoch) {
             self.record.advance_epoch(epoch);
@@ -240,10 +295,6 @@ impl Seat {
             lifeline.core().leave(self.rank);
         }
     }
-}
-
-fn no_ranks() -> Mutex<Arc<[Rank]>> {
-    Mutex::new(Arc::new([]))
 }
 
 impl Drop for Seat {

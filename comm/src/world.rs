@@ -135,6 +135,10 @@ impl World {
     /// [`Error::StepAborted`] on every rank; operations whose members had all arrived complete. If several ranks
     /// give up, all name the first. Then each rank calls [`next_epoch`](Self::next_epoch); where steps are those of a model,
     /// it does so for its rank, when the step is dropped or refused.
+    ///
+    /// While the thread of a rank of [`launch`](crate::launch) unwinds, nothing is announced: the end of the world follows. Should
+    /// the panic be caught, the rank's next call announces it. Threads of a program's own announce it at once, since
+    /// nobody else says that they panicked.
     pub fn abort_step(&self, failure: StepFailure) {
         self.seat.abort_step(self.epoch(), failure);
     }

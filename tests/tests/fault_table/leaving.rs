@@ -55,6 +55,9 @@ pub(crate) fn panics() -> Happened {
     assert!(matches!(reason_of(error, FAULTY), AbortReason::Panicked { .. }), "{error}");
     let failure = run.ranks[CULPRIT].as_ref().expect_err("it panics").to_string();
     assert_eq!(failure, "rank 2: the data of this rank is broken");
+    for rank in SURVIVORS {
+        assert_eq!(run.fared(rank).told.len(), 1, "rank {rank} hears of nothing before it");
+    }
     run.assert_committed(&SURVIVORS, FAULTY);
 
     let bad_batch = gives_up_a_step(At::Batch(1), &|world| {
