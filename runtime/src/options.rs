@@ -28,7 +28,8 @@ pub struct ModelOptions {
     pub loss_scaling: LossScaling,
     /// What happens to trainable parameters without a gradient.
     pub unused: Unused,
-    /// What happens to a step with a NaN or an infinity. Dynamic loss scaling skips in any case.
+    /// What happens to a step with a NaN or an infinity. Dynamic loss scaling skips as long as
+    /// its scale can be halved.
     pub non_finite: NonFinite,
     /// What happens when some ranks have data and others have none.
     pub uneven: Uneven,

@@ -66,7 +66,8 @@ pub struct DynamicScale {
     pub initial: f64,
     /// Steps without an overflow after which the scale doubles.
     pub growth_interval: u64,
-    /// The scale does not go below this; a power of two.
+    /// The scale does not go below this; a power of two. A step that overflows at it is treated as
+    /// [`ModelOptions::non_finite`](crate::ModelOptions::non_finite) says.
     pub least: f64,
 }
 
@@ -129,9 +130,10 @@ impl LossScale {
         self.scale
     }
 
-    /// An overflow is expected now and then where the scale looks for its place.
+    /// An overflow is expected now and then where the scale looks for its place. One that comes at its least is no fault of
+    /// the scale's: no smaller one could mend it.
     pub(crate) fn expects_overflow(&self) -> bool {
-        matches!(self.scaling, LossScaling::Dynamic(_))
+        matches!(self.scaling, LossScaling::Dynamic(dynamic) if self.scale > dynamic.least)
     }
 
     pub(crate) fn after_finite_step(&mut self) {
@@ -172,10 +174,14 @@ mod tests {
     #[test]
     fn a_scale_never_goes_below_its_least() {
         let mut scale = dynamic(2.0, 1);
+        assert!(scale.expects_overflow());
         for _ in 0..5 {
             scale.after_overflow();
+            assert!(!scale.expects_overflow(), "no smaller one could mend it");
         }
         assert_eq!(scale.value(), 1.0);
+        scale.after_finite_step();
+        assert!(scale.expects_overflow());
     }
 
     #[test]

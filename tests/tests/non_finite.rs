@@ -242,7 +242,7 @@ fn an_overflow_in_a_partial_skips_the_all_reduces_that_have_not_begun() {
     let calls = |slope: f32| {
         common(on_ranks(4, |world| {
             let rank = world.rank().index();
-            let mut model = model(world.clone(), &scaled(1.0, 2000))?;
+            let mut model = model(world.clone(), &scaled(4.0, 2000))?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             let slope = if rank == 3 { slope } else { 1.0 };
             let all_reduces = || world.ledger().op(Channel::AllReduce, Op::AllReduce).calls;
@@ -256,11 +256,38 @@ fn an_overflow_in_a_partial_skips_the_all_reduces_that_have_not_begun() {
             Ok((counted, model.loss_scale()))
         }))
     };
-    assert_eq!(calls(1.0), (vec![(3, true), (3, true)], 1.0));
+    assert_eq!(calls(1.0), (vec![(3, true), (3, true)], 4.0));
     let (counted, scale) = calls(200_000.0);
     assert_eq!(counted[0], (0, false));
     assert!(counted[1].0 <= 3 && !counted[1].1, "{counted:?}");
     assert_eq!(scale, 1.0, "it is at its least");
+}
+
+/// A model that is NaN would skip for ever, and say nothing, if a scale that cannot be halved went on to be an excuse.
+#[test]
+fn an_overflow_at_the_least_scale_is_refused_or_skipped_as_the_options_say() {
+    let told = |non_finite| {
+        let options = ModelOptions { non_finite, ..scaled(2.0, 2000) };
+        common(on_ranks(4, |world| {
+            let rank = world.rank().index();
+            let mut model = model(world, &options)?;
+            let mut sgd = Sgd::new(&model, SgdOptions::default());
+            let slope = if rank == 3 { f32::NAN } else { 0.5 };
+            let mut told = Vec::new();
+            for _ in 0..3 {
+                let update = update(&mut model, &mut sgd, slope);
+                told.push((
+                    update.map(|it| it != Update::Applied).unwrap_or_default(),
+                    model.loss_scale(),
+                ));
+            }
+            // What was refused has left no trace, and the scale is where it was.
+            assert_eq!(update(&mut model, &mut sgd, 0.5)?, Update::Applied);
+            Ok((told, model.committed_steps()))
+        }))
+    };
+    assert_eq!(told(NonFinite::Abort), (vec![(true, 1.0), (false, 1.0), (false, 1.0)], 2));
+    assert_eq!(told(NonFinite::Skip), (vec![(true, 1.0), (true, 1.0), (true, 1.0)], 4));
 }
 
 /// An f16 wire with a dynamic loss scale.
