@@ -82,13 +82,14 @@ impl Ticket {
         let attendance = self.operation.attendance();
         let missing = attendance.map_or(Vec::new(), |attendance| attendance.missing);
         let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
+        let culprit = self.core.culprit(&self.operation).map(Rank::get);
         let (rank, step, operation) =
             (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
         if missing.is_empty() {
-            tracing::warn!(rank, step, %operation, ?lateness, "the work of an operation takes long");
+            tracing::warn!(rank, step, %operation, culprit, ?lateness, "the work of an operation takes long");
             return None;
         }
-        tracing::warn!(rank, step, %operation, ?missing, ?lateness, "ranks are late");
+        tracing::warn!(rank, step, %operation, ?missing, culprit, ?lateness, "ranks are late");
         Some(missing)
     }
 

@@ -4,12 +4,13 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hsdp_comm::{WorldOptions, launch};
+use hsdp_comm::{Channel, Group, Reduction, WorldOptions, launch};
+use hsdp_sharding::Rank;
 use tracing::field::Field;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use super::sum;
+use super::{sum, tag};
 
 /// What was said at level INFO or WARN, in the threads that it is the default of.
 #[derive(Clone, Default)]
@@ -73,6 +74,36 @@ fn a_late_rank_is_named_each_time_that_the_period_has_passed_and_when_it_comes()
     assert_eq!(news.0, Level::INFO, "{said:?}");
     assert_names(&news.1, &["rank=0 step=7", "all_reduce sum f32 1 element", "late=[1]"]);
     assert!(lateness(&news.1) >= late * 3, "{said:?}");
+}
+
+/// Rank 0 waits for rank 1, which waits for rank 2: the warnings of both name rank 2.
+#[test]
+fn a_late_warning_names_the_rank_that_all_others_wait_for() {
+    let options = WorldOptions { late: Duration::from_millis(50), ..WorldOptions::default() };
+    let said = Said::default();
+    let warned = |rank: usize| {
+        let said = said.0.lock().expect("not poisoned");
+        let of_rank = |it: &&(Level, String)| it.1.contains(&format!("rank={rank} "));
+        said.iter().filter(of_rank).map(|(_, said)| said.clone()).collect::<Vec<_>>()
+    };
+    let sums = launch(3, options, |world| {
+        let pair = |ranks: [usize; 2]| world.group(&ranks.map(Rank::new), Channel::User);
+        let sum = |group: Group| group.all_reduce(tag(), Reduction::Sum, vec![1.0])?.wait();
+        // Rank 2 comes when both others have warned.
+        while world.rank().index() == 2 && (warned(0).len() < 2 || warned(1).len() < 2) {
+            std::thread::yield_now();
+        }
+        tracing::subscriber::with_default(said.clone(), || match world.rank().index() {
+            0 => sum(pair([0, 1])?),
+            1 => sum(pair([1, 2])?).and_then(|_| sum(pair([0, 1])?)),
+            _ => sum(pair([1, 2])?),
+        })
+    });
+    assert_eq!(sums, [(); 3].map(|()| Ok(Ok(vec![2.0]))));
+    for (rank, missing) in [(0, 1), (1, 2)] {
+        // The second: at the first rank 1 may just have come.
+        assert_names(&warned(rank)[1], &[&format!("missing=[{missing}] culprit=2 lateness=")]);
+    }
 }
 
 fn assert_names(said: &str, expected: &[&str]) {
