@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use crate::local::from_now;
-use crate::sync::{Condvar, Mutex, MutexGuard, thread};
+use crate::local::{Alarm, Clock, from_now};
+use crate::sync::{Condvar, Mutex};
 use crate::{Error, World, WorldOptions};
 
 /// A place for `size` threads to meet, each of which knows its rank and the size of the world.
@@ -63,13 +64,12 @@ impl Rendezvous {
     /// # Errors
     /// At once: [`Error::BadRank`] if the world has no such rank; [`Error::DuplicateRank`] if another thread has come as
     /// this one, which does not notice; [`Error::WorldSize`] if the size is another, on all ranks, now and later.
-    /// After the deadline: [`Error::Incomplete`] on all ranks that came.
+    /// After the deadline: [`Error::Incomplete`] on all ranks that came. Time in which the process was stopped does not count.
     pub fn join(&self, rank: Rank, size: usize) -> Result<World, Error> {
-        let mut meeting = self.meeting.lock();
-        let until = from_now(self.deadline);
-        let world = self.claim(&mut meeting, rank, size)?;
+        let clock = Clock::until(self.deadline);
+        let world = self.claim(&mut self.meeting.lock(), rank, size)?;
         self.changed.notify_all();
-        self.wait_for_others(meeting, until)?;
+        self.wait_for_others(clock)?;
         Ok(world)
     }
 
@@ -98,19 +98,21 @@ impl Rendezvous {
         }
     }
 
-    fn wait_for_others(
-        &self,
-        mut meeting: MutexGuard<'_, Meeting>,
-        until: Instant,
-    ) -> Result<(), Error> {
-        while meeting.missing > 0 && meeting.failure.is_none() {
-            if self.changed.wait_until(&mut meeting, until).timed_out() && meeting.missing > 0 {
-                let incomplete = self.incomplete(&meeting.places);
-                meeting.failure.get_or_insert(incomplete);
+    fn wait_for_others(&self, mut clock: Clock) -> Result<(), Error> {
+        loop {
+            // Without the lock: it may warn, and whoever listens to warnings may do what it likes.
+            let alarm = clock.alarm();
+            let mut meeting = self.meeting.lock();
+            if meeting.missing == 0 || meeting.failure.is_some() {
+                return meeting.failure.clone().map_or(Ok(()), Err);
+            }
+            if let Alarm::None(rest) = alarm {
+                self.changed.wait_until(&mut meeting, from_now(rest));
+            } else {
+                meeting.failure = Some(self.incomplete(&meeting.places));
                 self.changed.notify_all();
             }
         }
-        meeting.failure.clone().map_or(Ok(()), Err)
     }
 
     fn incomplete(&self, places: &[Place]) -> Error {

@@ -11,6 +11,10 @@ const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Whoever looks this much later than it meant to was kept from it.
 const HICCUP: Duration = Duration::from_millis(500);
 
+/// Whoever waits looks at least this often: of a stop that begins before it meant to look, only what comes after that moment
+/// can be told from a wait.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// The moment `wait` from now, or a far one: durations may be of any length.
 pub(crate) fn from_now(wait: Duration) -> Instant {
     let now = sync::now();
@@ -23,7 +27,7 @@ const OFTEN: Duration = Duration::from_millis(1);
 /// Started when the wait begins.
 ///
 /// Time that nobody could have used does not count, so that a process that was stopped goes on afterwards.
-pub(super) struct Clock {
+pub(crate) struct Clock {
     started: Instant,
     /// When somebody looks again at the latest, if the process runs.
     due: Instant,
@@ -34,7 +38,7 @@ pub(super) struct Clock {
 
 /// What is due.
 #[derive(Debug, PartialEq)]
-pub(super) enum Alarm {
+pub(crate) enum Alarm {
     /// Nothing, for so long.
     None(Duration),
     /// A warning, after so long.
@@ -70,6 +74,15 @@ impl Bell {
 impl Clock {
     pub(super) fn start(options: &WorldOptions) -> Self {
         let WorldOptions { late, circle_grace, deadline, .. } = *options;
+        Self::with(late, circle_grace, deadline)
+    }
+
+    /// Of a wait of which nothing is due but its end.
+    pub(crate) fn until(deadline: Duration) -> Self {
+        Self::with(FAR, FAR, deadline)
+    }
+
+    fn with(late: Duration, circle_grace: Duration, deadline: Duration) -> Self {
         let [late, circle, deadline] = [late, circle_grace, deadline].map(Bell::every);
         let started = sync::now();
         Self { started, due: started, late, circle, deadline }
@@ -81,15 +94,25 @@ impl Clock {
     }
 
     /// What is due now. Each rings again when as much time has passed once more.
-    pub(super) fn alarm(&mut self) -> Alarm {
-        let now = sync::now();
+    pub(crate) fn alarm(&mut self) -> Alarm {
+        let now = Instant::now();
         self.forgive_stop(now);
-        let alarm = self.alarm_at(now);
-        self.due = match alarm {
-            Alarm::None(rest) => now.checked_add(rest.min(FAR)).unwrap_or(now),
-            _ => now,
-        };
-        alarm
+        match self.alarm_at(now) {
+            Alarm::None(rest) => {
+                let rest = rest.min(LOOK);
+                self.due = now + rest;
+                Alarm::None(rest)
+            }
+            alarm => {
+                self.due = now;
+                alarm
+            }
+        }
+    }
+
+    /// Whoever waits has done some work meanwhile, and so could not look: that time counts.
+    pub(super) fn has_worked(&mut self) {
+        self.due = Instant::now();
     }
 
     /// Takes time out of the wait in which nobody could look: the process was stopped, the machine slept, or there was no
@@ -127,6 +150,24 @@ mod tests {
     fn clock() -> Clock {
         let second = Duration::from_secs(1);
         Clock::start(&WorldOptions { deadline: second, late: FAR, ..WorldOptions::default() })
+    }
+
+    #[test]
+    fn time_in_which_a_member_worked_counts() {
+        let mut clock = clock();
+        // It meant to look again a long time ago, and has helped with a block since.
+        let begun = Instant::now().checked_sub(Duration::from_secs(3)).expect("not so early");
+        (clock.started, clock.due) = (begun, begun);
+        clock.has_worked();
+        assert_eq!(clock.alarm(), Alarm::Deadline);
+    }
+
+    #[test]
+    fn a_wait_of_which_only_the_end_is_due_ends_there() {
+        let mut clock = Clock::until(Duration::from_secs(1));
+        let started = clock.started;
+        assert_eq!(clock.alarm(), Alarm::None(LOOK), "it looks now and then");
+        assert_eq!(clock.alarm_at(started + Duration::from_secs(1)), Alarm::Deadline);
     }
 
     #[test]

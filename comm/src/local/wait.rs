@@ -56,7 +56,7 @@ impl Ticket {
         let _blocked = self.core.record(self.rank).block_on(&self.operation);
         while !self.is_settled() {
             match clock.alarm() {
-                Alarm::None(left) => self.help_or_rest(&mut wakefulness, left),
+                Alarm::None(left) => self.help_or_rest(&mut clock, &mut wakefulness, left),
                 Alarm::Late(lateness) => late = self.warn(lateness).unwrap_or(late),
                 Alarm::Circle => self.core.end_if_circle(self.rank, &self.operation),
                 // If members came in at the last moment, their work is waited for once more.
@@ -69,15 +69,17 @@ impl Ticket {
     }
 
     /// Does some work, stays awake for a moment, or sleeps for at most `rest`.
-    fn help_or_rest(&self, wakefulness: &mut Wakefulness, rest: Duration) {
+    fn help_or_rest(&self, clock: &mut Clock, wakefulness: &mut Wakefulness, rest: Duration) {
         if let Some(running) = self.core.queue().pick(&self.operation) {
             self.core.help(running, Some(&self.operation));
+            clock.has_worked();
         } else if !wakefulness.stay_awake() {
             self.operation.park_until(from_now(rest));
         }
     }
 
-    /// Says who is missing, so long after the wait began: nobody, if it is the work that takes so long.
+    /// Says who is missing, so long after the wait began: nobody, if it is the work that takes so long. And who is the cause
+    /// of it: whoever is missing may itself wait for another.
     fn warn(&self, lateness: Duration) -> Option<Vec<u32>> {
         let attendance = self.operation.attendance();
         let missing = attendance.map_or(Vec::new(), |attendance| attendance.missing);

@@ -1,14 +1,18 @@
 //! Code of users that hangs: deadlines end what waits for it, and name it.
 
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{Channel, Pending, Reduction, Workers, World, WorldOptions};
 use hsdp_kernels::{GradientValues, Values};
 use hsdp_sharding::Rank;
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::{LARGE, Reading, layout, reduce, tag};
 
@@ -114,4 +118,66 @@ impl GradientValues for Hangs {
             std::thread::park();
         }
     }
+}
+
+/// Counts how often somebody believes that the process was stopped.
+#[derive(Clone, Default)]
+struct Stops(Arc<AtomicUsize>);
+
+impl Subscriber for Stops {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut |_: &Field, value: &dyn Debug| {
+            let stopped = format!("{value:?}").contains("the process was stopped");
+            self.0.fetch_add(usize::from(stopped), Ordering::SeqCst);
+        });
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// A member that waits runs a block for longer than what would be a hiccup if it slept.
+#[test]
+fn a_block_that_takes_long_is_no_stop_of_the_process() {
+    let options = WorldOptions { workers: Workers::Count(1), ..WorldOptions::default() };
+    let worlds = World::local(2, options);
+    let (layout, stops) = (layout(2, LARGE), Stops::default());
+    let over = Arc::new(AtomicBool::new(false));
+    let issue = |world: &World| {
+        let over = Arc::clone(&over);
+        let read = move || {
+            let started = Instant::now();
+            match is_worker() {
+                // The worker goes on until the member is done: the operation is not settled before.
+                true => hang_until(&over),
+                false if over.load(Ordering::SeqCst) => {}
+                false => {
+                    while started.elapsed() < Duration::from_millis(600) {
+                        thread::yield_now();
+                    }
+                    over.store(true, Ordering::SeqCst);
+                }
+            }
+        };
+        let group = world.world_group(Channel::Reduce);
+        reduce(&group, &layout, Arc::new(Reading(LARGE, read))).expect("issued")
+    };
+    let mut pending: Vec<_> = worlds.iter().map(issue).collect();
+    let first = pending.remove(0);
+    tracing::subscriber::with_default(stops.clone(), || first.wait().expect("reduced"));
+    assert!(over.load(Ordering::SeqCst), "the member has run a block");
+    assert_eq!(stops.0.load(Ordering::SeqCst), 0);
 }

@@ -17,10 +17,11 @@ const TOLD: &str = "told: ";
 type Play = fn() -> Happened;
 
 /// What a child may play.
-const ROLES: [(&str, Play); 4] = [
+const ROLES: [(&str, Play); 5] = [
     ("without_memory", memory::refused_by_the_allocator),
     ("panicking", processes::panic_in_a_thread),
     ("stopped", processes::train_slowly),
+    ("stopped_while_coming", processes::come_slowly),
     ("forking", processes::fork_after_init),
 ];
 

@@ -1,10 +1,11 @@
 //! Rows 49, 51 and 52: threads that must all end, a process that is stopped for a while, and one that forks.
 
 use std::fs;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp::{ModelSpec, World, WorldOptions};
-use hsdp_comm::{AbortReason, Channel, Error as CommError, Tag};
+use hsdp::{ModelSpec, Rank, World, WorldOptions};
+use hsdp_comm::{AbortReason, Channel, Error as CommError, Rendezvous, Tag};
 use hsdp_tests::support::models::layer;
 
 use crate::children;
@@ -70,13 +71,38 @@ pub(crate) fn train_slowly() -> Happened {
     Happened::after(&"nothing: all steps are made, with the same bits", took)
 }
 
-#[cfg(unix)]
+/// Two ranks that come together in the process that is stopped. The second one takes its time, and that is not over when the
+/// process goes on.
+pub(crate) fn come_slowly() -> Happened {
+    let started = Instant::now();
+    let options = WorldOptions { deadline: PATIENCE, ..WorldOptions::default() };
+    let rendezvous = Rendezvous::new(2, options);
+    let come = |rank| rendezvous.join(Rank::new(rank), 2).map(drop);
+    let came = thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            children::say("under way");
+            (0..40).for_each(|_| pause(Duration::from_millis(10)));
+            come(1)
+        });
+        [come(0), second.join().expect("no panic")]
+    });
+    assert_eq!(came, [Ok(()), Ok(())]);
+    Happened::after(&"nothing: both have come", started.elapsed())
+}
+
 pub(crate) fn stopped_and_continued() -> Happened {
+    let coming = stopped_while("stopped_while_coming");
+    assert_eq!(coming.told, "nothing: both have come");
+    stopped_while("stopped")
+}
+
+#[cfg(unix)]
+fn stopped_while(role: &str) -> Happened {
     use std::io::BufRead as _;
 
     use nix::sys::signal::{Signal, kill};
 
-    let (child, mut said) = children::start("stopped");
+    let (child, mut said) = children::start(role);
     let mut line = String::new();
     said.read_line(&mut line).expect("it can be read");
     assert_eq!(line, "under way\n");
@@ -89,7 +115,7 @@ pub(crate) fn stopped_and_continued() -> Happened {
 }
 
 #[cfg(not(unix))]
-pub(crate) fn stopped_and_continued() -> Happened {
+fn stopped_while(_: &str) -> Happened {
     panic!("there are no signals here")
 }
 
