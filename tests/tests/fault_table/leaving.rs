@@ -6,30 +6,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use hsdp::{Error, GradientValues, Param, Unit, Values, World, WorldOptions};
+use hsdp::{Error, GradientValues, ModelOptions, Param, Unit, Values, World, WorldOptions};
 use hsdp_comm::{
-    AbortReason, Accumulator, Channel, Contribution, Error as CommError, FaultKind, Group, Pending,
-    Reduced, Scaling, Stage, StepFailure, Tag,
+    AbortReason, Accumulator, Channel, Contribution, Error as CommError, FaultKind, Group, Op,
+    Pending, Reduced, Scaling, Stage, StepFailure, Tag,
 };
 use hsdp_kernels::{Fold, Wire};
 use hsdp_sharding::UnitLayout;
 use hsdp_tests::support::models::unit;
 use hsdp_tests::support::sources;
-use hsdp_tests::support::worlds::DEADLINE;
+use hsdp_tests::support::worlds::{DEADLINE, mesh};
 
 use crate::runner::{Happened, LIMIT, becomes};
-use crate::training::{At, CULPRIT, FAULTY, Go, Run, SURVIVORS, Training};
+use crate::training::{At, CULPRIT, FAULTY, Go, RANKS, Run, SURVIVORS, Training};
 
 pub(crate) fn vanishes() -> Happened {
-    let run = Training::with_fault((unit(1), Stage::Reduce), FaultKind::Leave).run();
+    // One shard group and one microbatch: whoever goes on without the culprit waits in a reduce-scatter.
+    let in_one_group =
+        |it| Training { model: ModelOptions::on(mesh(1, RANKS)), microbatches: 1, ..it };
+    let leaves = Training::with_fault((unit(1), Stage::Reduce), FaultKind::Leave);
+    let run = in_one_group(leaves).run();
     let (error, happened) = run.told(&SURVIVORS);
-    match reason_of(error, FAULTY) {
-        AbortReason::Left { awaited } => assert_eq!(awaited.tag.step, FAULTY, "{awaited:?}"),
-        other => panic!("{other}"),
-    }
-    run.assert_committed(&SURVIVORS, FAULTY);
+    let AbortReason::Left { awaited } = reason_of(error, FAULTY) else { panic!("{error}") };
+    assert_eq!((awaited.op, awaited.channel, awaited.tag.step), REDUCE_SCATTER, "{error}");
+    // Each step reduces units 2, 1 and 0: of the faulty one, operations 6, 7 and 8. The culprit is gone after 6.
+    assert!([7, 8].contains(&awaited.sequence), "{error}");
+    let Error::Comm(CommError::WorldAborted { operation: Some(last), .. }) = error else {
+        panic!("{error}")
+    };
+    assert!(last.channel != Channel::Reduce || last.sequence == 6, "it has issued none: {error}");
+    run.assert_committed_of(&in_one_group(Training::new()).run(), &SURVIVORS, FAULTY);
     happened
 }
+
+const REDUCE_SCATTER: (Op, Channel, u64) = (Op::ReduceScatter, Channel::Reduce, FAULTY);
 
 pub(crate) fn returns_early() -> Happened {
     let returns = |world: &World, at, step| {

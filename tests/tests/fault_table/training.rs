@@ -70,6 +70,8 @@ pub(crate) struct Training<'a> {
     pub(crate) said: Said,
     /// Steps that are applied.
     pub(crate) steps: u64,
+    /// Microbatches of each.
+    pub(crate) microbatches: usize,
     /// Whether models record what they do.
     pub(crate) recording: Recording,
 }
@@ -90,6 +92,7 @@ impl Training<'_> {
             user: &|_, _, _| Ok(Go::On),
             said: Said::default(),
             steps: STEPS,
+            microbatches: MICROBATCHES,
             recording: Recording::Off,
         }
     }
@@ -162,7 +165,7 @@ impl Training<'_> {
         number: u64,
     ) -> Result<Update, Error> {
         let world = model.world().clone();
-        let mut step = model.begin_step(StepOptions::microbatches(MICROBATCHES))?;
+        let mut step = model.begin_step(StepOptions::microbatches(self.microbatches))?;
         if let Err(error) = self.microbatches(&world, &mut step, number) {
             if self.vanishes(world.rank()) {
                 // Who has vanished announces nothing: that it gives up its step must not be what the others hear.
@@ -176,7 +179,7 @@ impl Training<'_> {
     }
 
     fn microbatches(&self, world: &World, step: &mut Step<'_>, number: u64) -> Result<(), Error> {
-        for microbatch in 0..MICROBATCHES {
+        for microbatch in 0..self.microbatches {
             (self.user)(world, At::Batch(microbatch), number)?;
             springs::microbatch(step, Batch::of(world.rank().index(), number, microbatch))?;
         }
@@ -266,10 +269,15 @@ impl Run {
 
     /// `ranks` have made `steps` updates, and after each of them they held what they hold in a run that nothing disturbs.
     pub(crate) fn assert_committed(&self, ranks: &[usize], steps: u64) {
+        self.assert_committed_of(undisturbed(), ranks, steps);
+    }
+
+    /// `ranks` have made `steps` updates, and after each of them they held what they hold in another run.
+    pub(crate) fn assert_committed_of(&self, other: &Self, ranks: &[usize], steps: u64) {
         for rank in ranks {
             let fared = self.fared(*rank);
             assert_eq!(fared.applied(), steps, "updates of rank {rank}: {:?}", fared.told);
-            assert_same(*rank, fared, undisturbed().fared(*rank));
+            assert_same(*rank, fared, other.fared(*rank));
         }
     }
 
