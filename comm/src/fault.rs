@@ -98,7 +98,8 @@ pub enum FaultKind {
     /// A barrier is issued on the same group before the call; nobody waits for it.
     ExtraCall,
     /// Element 0 of the first gradient that is given to [`Group::reduce_unit`](crate::Group::reduce_unit) reads as this
-    /// value, rounded to the gradient's dtype. Waits for a call that brings a gradient.
+    /// value, rounded to the gradient's dtype. Waits for a call that brings a gradient: at [`FaultPlace::Call`] the first one
+    /// from that call on.
     NonFinite(f32),
     /// The call returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), with the bytes of its elements; nothing is
     /// issued.

@@ -1,6 +1,6 @@
 //! Which faults are due at a call.
 
-use super::{Fault, FaultKind};
+use super::{Fault, FaultKind, FaultPlace};
 use crate::Tag;
 use crate::sync::Mutex;
 
@@ -49,14 +49,9 @@ impl Injector {
         }
         let number = progress.calls;
         progress.calls += 1;
-        let fits = |kind| has_gradient || !matches!(kind, FaultKind::NonFinite(_));
         let mut due = Vec::new();
         for (fault, fired) in self.faults.iter().zip(&mut progress.fired) {
-            if !*fired
-                && fault.step == moment.step
-                && fault.place.is_at(number, tag)
-                && fits(fault.kind)
-            {
+            if !*fired && fault.step == moment.step && is_due(fault, (number, tag), has_gradient) {
                 *fired = true;
                 due.push(*fault);
             }
@@ -78,5 +73,14 @@ impl Injector {
 
     pub(super) fn has_left(&self) -> bool {
         self.progress.lock().left
+    }
+}
+
+/// Whether a fault is at the `number`-th call of a step. A value that is not finite waits for a gradient, from its call on.
+fn is_due(fault: &Fault, (number, tag): (u64, &Tag), has_gradient: bool) -> bool {
+    match (fault.kind, fault.place) {
+        (FaultKind::NonFinite(_), _) if !has_gradient => false,
+        (FaultKind::NonFinite(_), FaultPlace::Call(call)) => call <= number,
+        (_, place) => place.is_at(number, tag),
     }
 }

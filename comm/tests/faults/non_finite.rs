@@ -107,3 +107,36 @@ fn it_waits_for_a_call_that_brings_a_gradient() {
         assert_eq!(found, rank.index() == 0, "rank 0 owns the element");
     }
 }
+
+/// Calls that bring no gradient come first: the value waits for one that does.
+#[test]
+fn a_value_at_a_call_without_a_gradient_waits_for_the_first_one_that_brings_one() {
+    let ones: Gradients = || {
+        [40, 20_000, 3]
+            .map(|len| Some(Arc::new(ones::<f32>(len)) as Arc<dyn GradientValues>))
+            .into()
+    };
+    let fault = Fault::at(CULPRIT, 0, 1, FaultKind::NonFinite(f32::NAN));
+    let outcomes = promptly(options([fault]), move |world| {
+        let before = reduce_unit(&world, 0, ones)?;
+        for _ in 0..2 {
+            settled(world.world_group(Channel::User).barrier(tag(Stage::User, 0)))?;
+        }
+        let armed = world.armed_faults().len();
+        let reduced = reduce_unit(&world, 0, ones)?;
+        Ok::<_, Error>((
+            world.rank(),
+            before.non_finite,
+            armed,
+            reduced.non_finite,
+            world.armed_faults(),
+        ))
+    });
+    for outcome in outcomes {
+        let (rank, before, armed, found, left) = outcome.expect("no panic").expect("reduced");
+        assert_eq!((before, armed, left), (None, usize::from(rank == CULPRIT), vec![]));
+        // The first parameter lies in the shard of rank 0.
+        let first = NonFiniteAt { param: 0, from: Some(CULPRIT) };
+        assert_eq!(found, (rank.index() == 0).then_some(first));
+    }
+}
