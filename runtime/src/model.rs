@@ -104,7 +104,9 @@ impl ShardedModel {
 
     /// Begins a step: ranks exchange 64 bytes about it and find out whether they mean the same.
     ///
-    /// Collective over the world.
+    /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is open on this rank, and there
+    /// is nothing to drop: it calls this again, as the others do, who may have been told by another error (`StepAborted`
+    /// where one of them had begun the step already), or still wait for this rank's header.
     ///
     /// # Errors
     /// As [`next_step`](Self::next_step), and [`Error::EndOfData`] where that says that the run is over.
