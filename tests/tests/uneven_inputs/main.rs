@@ -61,7 +61,11 @@ fn train(
         };
         if number < steps {
             springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-            after_step(&world)?;
+            if let Err(error) = after_step(&world) {
+                // What this rank was told is told to all: a drop alone would only say that it dropped the step.
+                step.abandon(error.to_string());
+                return Err(error);
+            }
         }
         let gradients = step.finish()?;
         optimizer.step(model, gradients)?;
