@@ -36,6 +36,8 @@ pub struct Report {
     pub failed_steps: u64,
     /// Worlds that ended early.
     pub ended_worlds: u64,
+    /// Worlds whose work went to worker threads, where those can be counted.
+    pub worlds_with_workers: u64,
     /// How often each kind of fault was injected.
     pub faults: BTreeMap<String, u64>,
 }
@@ -44,8 +46,9 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} steps committed in {} worlds; {} steps failed and left no trace, {} worlds ended early",
-            self.steps, self.worlds, self.failed_steps, self.ended_worlds
+            "{} steps committed in {} worlds; {} steps failed and left no trace, {} worlds ended early; {} worlds had \
+             workers, none is left",
+            self.steps, self.worlds, self.failed_steps, self.ended_worlds, self.worlds_with_workers
         )?;
         for (kind, count) in &self.faults {
             writeln!(f, "{count:>6}  {kind}")?;

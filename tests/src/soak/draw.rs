@@ -1,15 +1,19 @@
 //! A random world: mesh, options, length, and faults.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
-use hsdp::{Accumulation, DType, Mesh, ModelOptions, NonFinite, Objective, Precision, Rank};
+use hsdp::{
+    Accumulation, DType, DynamicScale, LossScaling, Mesh, ModelOptions, ModelSpec, NonFinite,
+    Objective, Precision, Rank, Uneven,
+};
 use hsdp_comm::{Fault, FaultKind, FaultPlace, Stage};
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::support::models::unit;
+use crate::support::models::{layer, three_units, unit};
 
 /// How many units the model has.
 pub(super) const UNITS: usize = 3;
@@ -19,8 +23,9 @@ pub(super) const UNITS: usize = 3;
 pub struct Trial {
     pub(super) options: ModelOptions,
     pub(super) optimizer: Recipe,
-    /// Steps to commit.
-    pub(super) steps: u64,
+    /// By rank: for how many steps it has data.
+    pub(super) data: Vec<u64>,
+    pub(super) width: Width,
     pub(super) microbatches: usize,
     pub(super) count: Count,
     pub(super) faults: Vec<Fault>,
@@ -32,6 +37,18 @@ pub(super) enum Recipe {
     AdamW,
     Momentum,
 }
+
+/// How large units are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Width {
+    /// All of their work is done by the rank that comes last.
+    Narrow,
+    /// The work of one of them goes to workers.
+    Wide,
+}
+
+/// A wide model takes its time.
+const MOST_STEPS_OF_WIDE: u64 = 6;
 
 /// Whether a step is begun with its number of microbatches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,27 +63,50 @@ impl Trial {
     pub fn of(seed: u64) -> Self {
         let random = &mut ChaCha8Rng::seed_from_u64(seed);
         let mesh = mesh(random);
-        let steps = random.random_range(1..=40);
+        let width = if random.random_ratio(1, 8) { Width::Wide } else { Width::Narrow };
+        let steps =
+            random.random_range(1..=if width == Width::Wide { MOST_STEPS_OF_WIDE } else { 40 });
         let microbatches = random.random_range(1..=3);
         let faults = random.random_range(0..=3);
+        let faults: Vec<Fault> = (0..faults).map(|_| fault(mesh, steps, random)).collect();
         Self {
-            options: options(mesh, random),
+            options: options(mesh, &faults, random),
             optimizer: pick(random, &[Recipe::AdamW, Recipe::Momentum]),
-            steps,
+            data: data(mesh, steps, random),
+            width,
             microbatches,
             count: pick(random, &[Count::Given, Count::AsManyAsCome]),
-            faults: (0..faults).map(|_| fault(mesh, steps, random)).collect(),
+            faults,
+        }
+    }
+
+    pub(super) fn spec(&self) -> ModelSpec {
+        match self.width {
+            Width::Narrow => three_units(),
+            Width::Wide => ModelSpec::new()
+                .unit(layer("first", [13, 7]))
+                .unit(layer("second", [150, 200]))
+                .unit(layer("third", [31, 3])),
         }
     }
 }
 
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { options, optimizer, steps, microbatches, count, faults } = self;
+        let Self { options, optimizer, data, width, microbatches, count, faults } = self;
+        let ModelOptions {
+            mesh,
+            accumulation,
+            precision,
+            loss_scaling,
+            uneven,
+            compare_replicas,
+            ..
+        } = options;
         write!(
             f,
-            "{}, {}, {:?}, {optimizer:?}, {steps} steps of {microbatches} microbatches, {count:?}; faults:",
-            options.mesh, options.accumulation, options.precision
+            "{mesh}, {accumulation}, {precision:?}, {loss_scaling:?}, {optimizer:?}, {width:?}, replicas compared: \
+             {compare_replicas:?}, steps by rank {data:?} ({uneven:?}) of {microbatches} microbatches, {count:?}; faults:",
         )?;
         faults.iter().try_for_each(|fault| write!(f, " [{fault}]"))
     }
@@ -82,17 +122,47 @@ fn mesh(random: &mut ChaCha8Rng) -> Mesh {
     Mesh::new(replicate, shard).expect("a mesh")
 }
 
-fn options(mesh: Mesh, random: &mut ChaCha8Rng) -> ModelOptions {
+/// Often all ranks have the same; else each has its own, which may be nothing.
+fn data(mesh: Mesh, steps: u64, random: &mut ChaCha8Rng) -> Vec<u64> {
+    let is_even = random.random_ratio(2, 3);
+    let of_rank = |_| if is_even { steps } else { random.random_range(0..=steps) };
+    (0..mesh.world_size()).map(of_rank).collect()
+}
+
+fn options(mesh: Mesh, faults: &[Fault], random: &mut ChaCha8Rng) -> ModelOptions {
     let dtypes = [DType::F32, DType::BF16, DType::F16];
     let (parameters, wire) = (pick(random, &dtypes), pick(random, &dtypes));
+    let objective = pick(random, &[Objective::WeightedMean, Objective::RankMean, Objective::Sum]);
+    // A mean over ranks has no place for a rank without data.
+    let uneven = match objective {
+        Objective::RankMean => pick(random, &[Uneven::Error, Uneven::Stop]),
+        _ => pick(random, &[Uneven::Error, Uneven::Stop, Uneven::ZeroWeight]),
+    };
+    let every = |steps| NonZeroU64::new(steps);
     ModelOptions {
+        loss_scaling: loss_scaling(wire, faults, random),
+        uneven,
+        compare_replicas: pick(random, &[None, None, every(1), every(3)]),
         precision: Precision { parameters, wire, ..Precision::default() },
         accumulation: pick(random, &Accumulation::ALL),
         prefetch: random.random_range(0..=2),
-        objective: pick(random, &[Objective::WeightedMean, Objective::RankMean, Objective::Sum]),
+        objective,
         non_finite: pick(random, &[NonFinite::Abort, NonFinite::Skip]),
         ..ModelOptions::on(mesh)
     }
+}
+
+/// A power of two changes no bit where the wire has the range of f32. An f16 wire rounds small numbers otherwise under another
+/// scale, and a value that is not finite would leave the scale lower than it is in the run without faults.
+fn loss_scaling(wire: DType, faults: &[Fault], random: &mut ChaCha8Rng) -> LossScaling {
+    let initial = pick(random, &[1024.0, 65536.0]);
+    let growth_interval = pick(random, &[1, 2, 5]);
+    let dynamic = DynamicScale { initial, growth_interval, ..DynamicScale::default() };
+    let scaling =
+        pick(random, &[LossScaling::Off, LossScaling::Fixed(8.0), LossScaling::Dynamic(dynamic)]);
+    let changes_scale = |fault: &Fault| matches!(fault.kind, FaultKind::NonFinite(_));
+    let rounds_otherwise = wire == DType::F16 && faults.iter().any(changes_scale);
+    if rounds_otherwise { LossScaling::Off } else { scaling }
 }
 
 fn fault(mesh: Mesh, steps: u64, random: &mut ChaCha8Rng) -> Fault {

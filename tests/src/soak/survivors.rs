@@ -1,5 +1,9 @@
 //! What must hold when a world has ended, however it did.
 
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
 use hsdp::memory::{self, Category};
 use hsdp::{ByteCount, Rank};
 use hsdp_comm::{Fault, FaultKind};
@@ -12,7 +16,7 @@ impl Trial {
     /// Runs the world, and the same without faults for as many steps as the survivors committed, and compares.
     pub(super) fn run(&self, report: &mut Report) -> Result<(), String> {
         let threads = threads();
-        let ended = self.train(self.steps, self.faults.clone());
+        let ended = self.train(u64::MAX, self.faults.clone());
         let survivors = self.survivors(ended)?;
         let committed = agreed(&survivors)?;
         let twins = self.train(committed, Vec::new());
@@ -31,10 +35,16 @@ impl Trial {
     fn survivors(&self, ended: Vec<Result<Ended, String>>) -> Result<Vec<(usize, Ended)>, String> {
         let mut survivors = Vec::new();
         for (rank, ended) in ended.into_iter().enumerate() {
-            let fallen = self.faults.iter().any(|fault| ends_its_rank(fault, rank));
             match ended {
-                Ok(ended) if !fallen => survivors.push((rank, ended)),
-                Err(panic) if !fallen => return Err(format!("rank {rank} panicked: {panic}")),
+                Ok(ended)
+                    if ends_its_rank(&ended.armed, rank) == ends_its_rank(&self.faults, rank) =>
+                {
+                    survivors.push((rank, ended));
+                }
+                Err(panic) if !panic.contains("an injected panic") => {
+                    return Err(format!("rank {rank} panicked: {panic}"));
+                }
+                // It has committed such a fault.
                 _ => {}
             }
         }
@@ -47,6 +57,7 @@ impl Trial {
         if let Some((_, first)) = survivors.first() {
             report.failed_steps += first.failed_steps;
             report.ended_worlds += u64::from(first.fatal.is_some());
+            report.worlds_with_workers += u64::from(first.workers > 0);
         }
         for fault in &self.faults {
             let kind = match fault.kind {
@@ -59,11 +70,14 @@ impl Trial {
     }
 }
 
-/// Whether `rank` is not to be asked for its state after the fault: it is gone, or it believes that it has met others
-/// though it has not.
-fn ends_its_rank(fault: &Fault, rank: usize) -> bool {
-    let kinds = matches!(fault.kind, FaultKind::Panic | FaultKind::Leave | FaultKind::SkippedCall);
-    kinds && fault.rank.index() == rank
+/// How many of the faults are such that `rank` is not to be asked for its state after one: it is gone, or it believes that it
+/// has met others though it has not.
+fn ends_its_rank(faults: &[Fault], rank: usize) -> usize {
+    let of_rank = faults.iter().filter(|fault| fault.rank.index() == rank);
+    let ends = |fault: &&Fault| {
+        matches!(fault.kind, FaultKind::Panic | FaultKind::Leave | FaultKind::SkippedCall)
+    };
+    of_rank.filter(ends).count()
 }
 
 /// The number of steps that all survivors committed.
@@ -79,10 +93,16 @@ fn agreed(survivors: &[(usize, Ended)]) -> Result<u64, String> {
 
 /// No thread of the worlds runs any more, and no buffer of theirs is held.
 fn nothing_is_left(ranks: usize, threads_before: Option<usize>) -> Result<(), String> {
-    if let (Some(before), Some(after)) = (threads_before, threads())
+    // A thread that was joined has done its last, but the system may still list it for a moment.
+    let started = Instant::now();
+    while let (Some(before), Some(after)) = (threads_before, threads())
         && after > before
     {
-        return Err(format!("{after} threads run, there were {before}"));
+        if started.elapsed() > Duration::from_secs(1) {
+            let workers = workers();
+            return Err(format!("{after} threads run ({workers} workers), there were {before}"));
+        }
+        thread::yield_now();
     }
     if memory::usage(Rank::new(0), Category::Shard).peak == ByteCount(0) {
         return Err(
@@ -102,5 +122,12 @@ fn nothing_is_left(ranks: usize, threads_before: Option<usize>) -> Result<(), St
 
 /// How many threads this process has, where the system says so.
 fn threads() -> Option<usize> {
-    Some(std::fs::read_dir("/proc/self/task").ok()?.count())
+    Some(fs::read_dir("/proc/self/task").ok()?.count())
+}
+
+/// How many of them are workers of worlds; 0 where the system does not say so.
+pub(super) fn workers() -> usize {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("hsdp-worker")).count()
 }

@@ -4,26 +4,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, Momentum, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions,
-    Update, World, WorldOptions,
+    AdamW, AdamWOptions, Error, Momentum, NextStep, Optimizer, Sgd, SgdOptions, ShardedModel,
+    StepOptions, Update, World, WorldOptions,
 };
 use hsdp_comm::Fault;
 
-use super::draw::{Count, Recipe, Trial};
-use crate::support::models::three_units;
+use super::draw::{Count, Recipe, Trial, Width};
+use super::survivors::workers;
 use crate::support::springs::{self, Batch};
 
 /// How long a rank waits before a world that hangs is ended: a freeze, and a call that was skipped, take this long.
 const DEADLINE: Duration = Duration::from_millis(300);
 
-/// How often a rank may fail before something is wrong: each fault fires once.
-const MOST_FAILURES: u64 = 10;
+/// How often a rank may fail in a row before something is wrong: each fault fires once, and a loss scale of 2^16 is halved
+/// until it fits.
+const MOST_FAILURES: u64 = 20;
 
 /// Shards by unit, as they lie in a rank.
 pub(super) type Shards = Vec<Arc<Vec<f32>>>;
 
 /// How a rank ended that did not panic.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Ended {
     /// Steps that it committed.
     pub(super) committed: u64,
@@ -33,10 +34,22 @@ pub(super) struct Ended {
     pub(super) failed_steps: u64,
     /// Why the world ended early, if it did.
     pub(super) fatal: Option<String>,
+    /// Its faults that have not fired.
+    pub(super) armed: Vec<Fault>,
+    /// Worker threads that there were at the end, where they are expected and can be counted.
+    pub(super) workers: usize,
+}
+
+/// What became of a step.
+enum Made {
+    /// This.
+    Update(Update),
+    /// There is none: ranks are out of data.
+    End,
 }
 
 impl Trial {
-    /// Trains for `steps` steps with `faults`; by rank how it ended, or the message of its panic.
+    /// Trains for as many steps as there are data for, but for no more than `steps`, with `faults`; by rank how it ended, or the message of its panic.
     pub(super) fn train(&self, steps: u64, faults: Vec<Fault>) -> Vec<Result<Ended, String>> {
         let options = WorldOptions { deadline: DEADLINE, faults, ..WorldOptions::default() };
         let ranks = self.options.mesh.world_size();
@@ -45,29 +58,42 @@ impl Trial {
     }
 
     fn rank(&self, world: World, steps: u64) -> Ended {
-        let mut ended = Ended { committed: 0, shards: Vec::new(), failed_steps: 0, fatal: None };
-        let made = ShardedModel::new(world, three_units(), self.options.clone(), springs::initial);
+        let mut ended = self.train_on(world.clone(), steps);
+        ended.armed = world.armed_faults();
+        if self.width == Width::Wide {
+            ended.workers = workers();
+        }
+        ended
+    }
+
+    fn train_on(&self, world: World, steps: u64) -> Ended {
+        let mut ended = Ended::default();
+        let made = ShardedModel::new(world, self.spec(), self.options.clone(), springs::initial);
         let mut model = match made {
             Ok(model) => model,
             Err(error) => return Ended { fatal: Some(error.to_string()), ..ended },
         };
         let mut optimizer = self.optimizer.of(&model);
         ended.shards = shards(&model);
+        let mut failed_in_a_row = 0;
         while ended.committed < steps && ended.fatal.is_none() {
             match self.step(&mut model, &mut *optimizer, ended.committed) {
-                Ok(Update::Applied) => {
+                Ok(Made::Update(Update::Applied)) => {
                     ended.committed += 1;
                     ended.shards = shards(&model);
+                    failed_in_a_row = 0;
                 }
+                Ok(Made::End) | Err(Error::UnevenInputs { .. }) => break,
                 // Nothing was updated: what is held is what was committed last. `survivors` compares.
-                Ok(Update::Skipped(_)) => ended.failed_steps += 1,
+                Ok(Made::Update(Update::Skipped(_))) => failed_in_a_row += 1,
                 Err(error) if error.is_fatal() || is_left(&error) => {
                     ended.fatal = Some(error.to_string());
                 }
-                Err(_) => ended.failed_steps += 1,
+                Err(_) => failed_in_a_row += 1,
             }
+            ended.failed_steps += u64::from(failed_in_a_row > 0);
             assert!(same_bits(&shards(&model), &ended.shards), "a step that failed left a trace");
-            assert!(ended.failed_steps < MOST_FAILURES, "steps fail without end");
+            assert!(failed_in_a_row < MOST_FAILURES, "steps fail without end");
         }
         ended
     }
@@ -78,17 +104,20 @@ impl Trial {
         model: &mut ShardedModel,
         optimizer: &mut dyn Optimizer,
         number: u64,
-    ) -> Result<Update, Error> {
+    ) -> Result<Made, Error> {
         let rank = model.rank().index();
-        let mut step = model.begin_step(match self.count {
+        let begin = match self.count {
             Count::Given => StepOptions::microbatches(self.microbatches),
             Count::AsManyAsCome => StepOptions::as_many_as_come(),
-        })?;
-        for microbatch in 0..self.microbatches {
+        };
+        let has_data = number < self.data[rank];
+        let begin = if has_data { begin } else { begin.without_data() };
+        let NextStep::Step(mut step) = model.next_step(begin)? else { return Ok(Made::End) };
+        for microbatch in (0..self.microbatches).filter(|_| has_data) {
             springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
         }
         let gradients = step.finish()?;
-        optimizer.step(model, gradients)
+        optimizer.step(model, gradients).map(Made::Update)
     }
 }
 
