@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use hsdp_comm::Stage;
-use hsdp_sharding::Rank;
+use hsdp_sharding::{Axis, Rank};
 
 use crate::description;
 use crate::digest;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 
-/// A word that ranks compare: what it is, and with whom a rank compares its own.
+/// A word that ranks compare: what it is, and which ranks are to have the same, in lists.
 struct Field {
     what: &'static str,
-    counterpart: fn(&Fabric, Rank) -> Rank,
+    peers: fn(&Fabric) -> Vec<Vec<Rank>>,
 }
 
 /// What [`in_detail`] can say more about.
@@ -21,17 +21,25 @@ pub(crate) const OPTIONS: &str = "the digest of the model's options";
 /// As [`OPTIONS`].
 pub(crate) const PLAN: &str = "the fingerprint of the plan";
 
-const INITIAL: Field =
-    Field { what: "the initial value of a shard", counterpart: holder_of_same_shard };
-const SHARD: Field = Field { what: "the content of a shard", counterpart: holder_of_same_shard };
+const INITIAL: Field = Field { what: "the initial value of a shard", peers: holders_of_each_shard };
+const SHARD: Field = Field { what: "the content of a shard", peers: holders_of_each_shard };
 
-fn first(_: &Fabric, _: Rank) -> Rank {
-    Rank::new(0)
+fn all(fabric: &Fabric) -> Vec<Vec<Rank>> {
+    vec![fabric.plan.mesh().ranks().collect()]
 }
 
-/// The first rank that holds the same shard.
-fn holder_of_same_shard(fabric: &Fabric, rank: Rank) -> Rank {
-    Rank::new(fabric.plan.mesh().coordinate(rank).shard_index)
+fn holders_of_each_shard(fabric: &Fabric) -> Vec<Vec<Rank>> {
+    let mesh = fabric.plan.mesh();
+    (0..mesh.shard_size()).map(|first| mesh.group(Axis::Replicate, Rank::new(first))).collect()
+}
+
+/// Who differs from most others, and the first of those; where there are no most, who differs from the first.
+pub(crate) fn odd_one(values: &[u64]) -> Option<[usize; 2]> {
+    let place_of = |value: u64| values.iter().position(|other| *other == value);
+    let is_most = |value: &&u64| values.iter().filter(|it| it == value).count() * 2 > values.len();
+    let usual = *values.iter().find(is_most).or(values.first())?;
+    let odd = values.iter().position(|value| *value != usual)?;
+    Some([odd, place_of(usual)?])
 }
 
 /// Compares options, plan and initial shards with the other ranks. Collective over the world.
@@ -47,7 +55,7 @@ pub(crate) fn of_models(fabric: &Fabric, shards: &[Vec<f32>]) -> Result<(), Erro
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.all_gather(tag, mine)?.wait()?;
     // Field by field: only where all plans are the same do ranks mean the same by "the same shard".
-    let [options, plan] = [OPTIONS, PLAN].map(|what| Field { what, counterpart: first });
+    let [options, plan] = [OPTIONS, PLAN].map(|what| Field { what, peers: all });
     compare(fabric, &said, &[options, plan, INITIAL]).map_err(|error| in_detail(fabric, error))
 }
 
@@ -67,12 +75,13 @@ pub(crate) fn of_replicas(
 }
 
 fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error> {
-    for (word, Field { what, counterpart }) in fields.iter().enumerate() {
-        for rank in fabric.plan.mesh().ranks() {
-            let other = counterpart(fabric, rank);
-            let [got, want] = [rank, other].map(|rank| said[rank.index() * fields.len() + word]);
-            if got != want {
-                let [got, want] = [got, want].map(|value| format!("{value:#018x}"));
+    for (word, Field { what, peers }) in fields.iter().enumerate() {
+        for peers in peers(fabric) {
+            let value = |rank: &Rank| said[rank.index() * fields.len() + word];
+            let values: Vec<u64> = peers.iter().map(value).collect();
+            if let Some(places) = odd_one(&values) {
+                let [got, want] = places.map(|place| format!("{:#018x}", values[place]));
+                let [rank, other] = places.map(|place| peers[place]);
                 return Err(Error::Disagreement { what, rank, got, other, want });
             }
         }
@@ -151,6 +160,15 @@ fn text_of(words: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_odd_one_differs_from_most_or_from_the_first() {
+        assert_eq!(odd_one(&[5, 5, 5]), None);
+        assert_eq!(odd_one(&[4, 5, 5]), Some([0, 1]));
+        assert_eq!(odd_one(&[5, 5, 4]), Some([2, 0]));
+        assert_eq!(odd_one(&[4, 5]), Some([1, 0]));
+        assert_eq!(odd_one(&[4, 5, 6]), Some([1, 0]));
+    }
 
     #[test]
     fn text_survives_the_way_through_words() {

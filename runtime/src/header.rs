@@ -76,14 +76,11 @@ impl StepHeader {
     /// What all ranks agreed on.
     ///
     /// # Errors
-    /// `Disagreement` names the first field in which a rank differs from rank 0.
+    /// `Disagreement` names the first field in which ranks differ, and the first rank that differs in it from most others;
+    /// where there are no most, from rank 0.
     pub(crate) fn agree(gathered: &[u64]) -> Result<Agreed, Error> {
-        let mut headers = gathered.chunks_exact(WORDS);
-        let first = headers.next().unwrap_or(&[]);
-        for (index, header) in headers.enumerate() {
-            compare(first, header, Rank::new(index + 1))?;
-        }
         let headers = || gathered.chunks_exact(WORDS);
+        compare(&headers().collect::<Vec<_>>())?;
         Ok(Agreed {
             largest_hint: headers().map(|header| header[HINT]).max().unwrap_or(0),
             supply: Supply::of(headers().map(input)),
@@ -104,7 +101,7 @@ fn ends(header: &[u64]) -> bool {
     header[0] & FLAGS == ENDS
 }
 
-fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
+fn compare(headers: &[&[u64]]) -> Result<(), Error> {
     const FIELDS: [&str; WORDS - 1] = [
         "the protocol of the step header",
         "the number of the step",
@@ -114,23 +111,22 @@ fn compare(first: &[u64], header: &[u64], rank: Rank) -> Result<(), Error> {
         comparison::PLAN,
         "the loss scale",
     ];
-    let one_ends = ends(first) || ends(header);
-    let value = |header: &[u64], field: usize| match field {
-        0 => header[0] & !FLAGS,
-        // Who makes no step has no number of microbatches either.
-        MICROBATCHES if one_ends => UNKNOWN,
-        field => header[field],
-    };
-    let differs =
-        FIELDS.iter().enumerate().find(|(field, _)| value(first, *field) != value(header, *field));
-    let Some((field, what)) = differs else { return Ok(()) };
-    Err(Error::Disagreement {
-        what,
-        rank,
-        got: describe(field, header[field]),
-        other: Rank::new(0),
-        want: describe(field, first[field]),
-    })
+    let one_ends = headers.iter().any(|header| ends(header));
+    for (field, what) in FIELDS.into_iter().enumerate() {
+        let value = |header: &&[u64]| match field {
+            0 => header[0] & !FLAGS,
+            // Who makes no step has no number of microbatches either.
+            MICROBATCHES if one_ends => UNKNOWN,
+            field => header[field],
+        };
+        let values: Vec<u64> = headers.iter().map(value).collect();
+        if let Some([rank, other]) = comparison::odd_one(&values) {
+            let [got, want] = [rank, other].map(|rank| describe(field, headers[rank][field]));
+            let [rank, other] = [rank, other].map(Rank::new);
+            return Err(Error::Disagreement { what, rank, got, other, want });
+        }
+    }
+    Ok(())
 }
 
 fn describe(field: usize, value: u64) -> String {
@@ -199,6 +195,16 @@ mod tests {
         assert_eq!(
             message,
             "the number of committed steps differs between ranks: rank 2 has 6, rank 0 has 7"
+        );
+    }
+
+    #[test]
+    fn the_odd_one_is_named_and_not_who_is_compared_with_it() {
+        let behind = StepHeader { committed: 6, ..header() };
+        let message = agree(&[behind, header(), header()]).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "the number of committed steps differs between ranks: rank 0 has 6, rank 1 has 7"
         );
     }
 

@@ -1,6 +1,9 @@
 //! The microbatch header: 16 bytes that ranks exchange before each microbatch of a step whose number of microbatches was
 //! not given, and when they have no more. PROTOCOL.md, "Records".
 
+use hsdp_sharding::Rank;
+
+use crate::error::Error;
 use crate::uneven::{Input, Supply};
 
 const WORDS: usize = 2;
@@ -11,7 +14,32 @@ pub(crate) fn encode(input: Input) -> Vec<u64> {
 }
 
 /// What all ranks said.
-pub(crate) fn decode(gathered: &[u64]) -> Supply {
+///
+/// # Errors
+/// `Disagreement` names the first rank that speaks another protocol than this one does.
+pub(crate) fn decode(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
+    let mut headers = gathered.chunks_exact(WORDS);
+    if let Some(rank) = headers.position(|header| header[0] != MAGIC) {
+        let [got, want] = [gathered[rank * WORDS], MAGIC].map(|magic| format!("{magic:#018x}"));
+        let (what, rank) = ("the protocol of the microbatch header", Rank::new(rank));
+        return Err(Error::Disagreement { what, rank, got, other: own, want });
+    }
     let input = |header: &[u64]| if header[1] == 0 { Input::Ready } else { Input::Exhausted };
-    Supply::of(gathered.chunks_exact(WORDS).map(input))
+    Ok(Supply::of(gathered.chunks_exact(WORDS).map(input)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_comes_back_and_another_protocol_is_named() {
+        let mut said = [Input::Ready, Input::Exhausted].map(encode).concat();
+        let supply = decode(&said, Rank::new(0)).expect("one protocol");
+        assert_eq!((supply.ready, supply.exhausted), (vec![Rank::new(0)], vec![Rank::new(1)]));
+        said[WORDS] += 1;
+        let message = decode(&said, Rank::new(0)).unwrap_err().to_string();
+        let expected = "the protocol of the microbatch header differs between ranks: rank 1 has 0x";
+        assert!(message.starts_with(expected), "{message}");
+    }
 }

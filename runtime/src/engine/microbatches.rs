@@ -81,7 +81,7 @@ impl StepState {
         }
         let tag = fabric.tag(None, Stage::Header, self.number(), self.finished);
         let said = fabric.control.all_gather(tag, microbatch_header::encode(input))?.wait()?;
-        let supply = microbatch_header::decode(&said);
+        let supply = microbatch_header::decode(&said, fabric.rank())?;
         match supply.course(fabric.options.uneven) {
             Some(Course::Goes) => fabric.world.set_absent(&supply.exhausted),
             Some(Course::Ends) => {
