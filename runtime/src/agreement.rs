@@ -67,6 +67,27 @@ impl Agreement {
         self.0.iter().try_fold(0_u64, |sum, statement| sum.checked_add(statement.weight))
     }
 
+    /// The first ranks whose weights no u64 holds together; all, if there are none.
+    pub(crate) fn too_heavy(&self) -> Vec<Rank> {
+        let mut sum = 0_u64;
+        let overflows = |said: &Statement| match sum.checked_add(said.weight) {
+            Some(more) => {
+                sum = more;
+                false
+            }
+            None => true,
+        };
+        let last = self.0.iter().position(overflows).unwrap_or(self.0.len() - 1);
+        (0..=last).map(Rank::new).collect()
+    }
+
+    /// The first of the ranks with the greatest weight, and that.
+    pub(crate) fn heaviest(&self) -> (Rank, u64) {
+        let weights = self.0.iter().map(|said| said.weight).enumerate();
+        let (rank, weight) = weights.rev().max_by_key(|(_, weight)| *weight).unwrap_or_default();
+        (Rank::new(rank), weight)
+    }
+
     /// The sum of all losses, in rank order.
     pub(crate) fn total_loss(&self) -> f64 {
         self.0.iter().map(|statement| statement.loss).sum()
@@ -166,6 +187,15 @@ mod tests {
         assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(3)));
         (agreement.0[2].loss, agreement.0[3].loss) = (f64::NAN, f64::INFINITY);
         assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(2)));
+    }
+
+    #[test]
+    fn weights_that_are_too_much_together_are_those_of_the_first_ranks() {
+        let mut agreement = agreement();
+        (agreement.0[1].weight, agreement.0[2].weight) = (u64::MAX - 10, 1);
+        assert_eq!(agreement.total_weight(), None);
+        assert_eq!(agreement.too_heavy(), [0, 1, 2].map(Rank::new));
+        assert_eq!(agreement.heaviest(), (Rank::new(1), u64::MAX - 10));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use hsdp_sharding::DType;
 
 use crate::objective::Objective;
 
-/// What takes part in a parties.
+/// What takes part in the reductions of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parties {
     /// The dtype in which the collective moves gradients.

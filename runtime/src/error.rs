@@ -135,16 +135,24 @@ pub enum Error {
         supply: Supply,
     },
     /// All weights of the step were 0: there is nothing to divide by.
-    #[error("step {step}: the weights of all ranks and microbatches add up to 0")]
+    #[error("step {step}: the weights of ranks {} add up to 0 over all microbatches", List(.ranks))]
     EmptyStep {
         /// The step.
         step: u64,
+        /// The ranks, each of weight 0: all that there are.
+        ranks: Vec<Rank>,
     },
     /// The weights of a step have no exact sum.
-    #[error("step {step}: the weights of all ranks and microbatches add up to 2^64 or more")]
+    #[error("step {step}: the weights of ranks {} add up to 2^64 or more; the heaviest, rank {heaviest}, has {weight}", List(.ranks))]
     WeightOverflow {
         /// The step.
         step: u64,
+        /// The first ranks whose weights together are too much.
+        ranks: Vec<Rank>,
+        /// The heaviest of all ranks.
+        heaviest: Rank,
+        /// What it has.
+        weight: u64,
     },
     /// A gradient is not finite, and the model was not told to skip such steps. No parameter has changed.
     #[error("{0}")]

@@ -242,7 +242,8 @@ fn weights_that_have_no_sum_are_refused() {
         pass.finish()?;
         step.finish().map(drop)
     }));
-    let expected = "step 0: the weights of all ranks and microbatches add up to 2^64 or more";
+    let expected = "step 0: the weights of ranks 0, 1 add up to 2^64 or more; the heaviest, rank 0, has \
+                    9223372036854775808";
     assert_eq!(error.to_string(), expected);
 }
 

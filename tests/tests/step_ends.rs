@@ -194,7 +194,7 @@ fn a_step_without_weight_is_refused_on_all_ranks_and_the_next_goes_on() {
         let refused = step.finish().expect_err("there is nothing to divide by");
         assert_eq!(
             refused.to_string(),
-            "step 0: the weights of all ranks and microbatches add up to 0"
+            "step 0: the weights of ranks 0, 1, 2, 3 add up to 0 over all microbatches"
         );
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         springs::microbatch(&mut step, Batch::of(rank, 1, 0))?;

@@ -166,9 +166,13 @@ impl Ended<'_> {
     fn weight(&self) -> Result<u64, Error> {
         let step = self.step.number();
         match self.agreement.total_weight() {
-            None => Err(Error::WeightOverflow { step }),
+            None => {
+                let (heaviest, weight) = self.agreement.heaviest();
+                let ranks = self.agreement.too_heavy();
+                Err(Error::WeightOverflow { step, ranks, heaviest, weight })
+            }
             Some(0) if self.fabric.options.objective == Objective::WeightedMean => {
-                Err(Error::EmptyStep { step })
+                Err(Error::EmptyStep { step, ranks: self.fabric.plan.mesh().ranks().collect() })
             }
             Some(weight) => Ok(weight),
         }
