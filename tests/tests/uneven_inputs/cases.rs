@@ -10,7 +10,7 @@ use hsdp_comm::{Channel, Reduction, Tag};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
-use crate::{Parameters, Recipe, assert_near, model, reference, train};
+use crate::{Parameters, RECIPES, Recipe, assert_near, model, reference, reference_of, train};
 
 const INPUTS: [u64; 2] = [5, 6];
 const MESHES: [(usize, usize); 2] = [(1, 2), (2, 1)];
@@ -58,6 +58,30 @@ fn case_1_join() {
     for (replicate, shard) in MESHES {
         let found = joined(mesh(replicate, shard), nothing, nothing);
         assert_near(&found, &reference(Recipe::Momentum, &INPUTS), "case 1");
+    }
+}
+
+/// The optimizer's state is that of the data that there was, too: it shows in steps that are made afterwards with it, by which
+/// momentum that a rank had missed would be carried on.
+#[test]
+fn case_1_join_leaves_the_state_of_the_optimizer_as_one_rank_has_it() {
+    const MORE: u64 = 3;
+    for recipe in RECIPES {
+        let expected = reference_of(recipe, &[&INPUTS, &[MORE; 2]]);
+        for (replicate, shard) in MESHES {
+            let uneven = Uneven::ZeroWeight;
+            let options = ModelOptions { uneven, ..ModelOptions::on(mesh(replicate, shard)) };
+            let found = common(on_ranks(2, |world| {
+                let inputs = INPUTS[world.rank().index()];
+                let mut model = model(world, &options)?;
+                let mut optimizer = recipe.optimizer(&model);
+                for inputs in [inputs, MORE] {
+                    train(&mut model, &mut *optimizer, inputs, &nothing)?;
+                }
+                model.full_parameters()
+            }));
+            assert_near(&found, &expected, "steps after case 1");
+        }
     }
 }
 

@@ -75,15 +75,22 @@ fn train(
 
 /// The parameters that one rank ends with that sees, in each step, what `ranks` see of it: each has data for so many steps.
 fn reference(recipe: Recipe, ranks: &[u64]) -> Parameters {
+    reference_of(recipe, &[ranks])
+}
+
+/// The same of several runs, one after the other with the same optimizer.
+fn reference_of(recipe: Recipe, runs: &[&[u64]]) -> Parameters {
     let mut model = model(World::single(), &ModelOptions::on(Mesh::SINGLE)).expect("a model");
     let mut optimizer = recipe.optimizer(&model);
-    for number in 0..ranks.iter().copied().max().unwrap_or(0) {
-        let mut step = model.begin_step(StepOptions::as_many_as_come()).expect("a step");
-        for (rank, _) in ranks.iter().enumerate().filter(|(_, steps)| number < **steps) {
-            springs::microbatch(&mut step, Batch::of(rank, number, 0)).expect("a microbatch");
+    for ranks in runs {
+        for number in 0..ranks.iter().copied().max().unwrap_or(0) {
+            let mut step = model.begin_step(StepOptions::as_many_as_come()).expect("a step");
+            for (rank, _) in ranks.iter().enumerate().filter(|(_, steps)| number < **steps) {
+                springs::microbatch(&mut step, Batch::of(rank, number, 0)).expect("a microbatch");
+            }
+            let gradients = step.finish().expect("gradients");
+            optimizer.step(&mut model, gradients).expect("an update");
         }
-        let gradients = step.finish().expect("gradients");
-        optimizer.step(&mut model, gradients).expect("an update");
     }
     model.full_parameters().expect("parameters")
 }
