@@ -52,6 +52,26 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
+//! What a user needs of the rooms below is named here, too, so that one dependency is enough: groups of one's own, faults on
+//! purpose, what a collective's error says, and what the ranks' flight records say about it.
+//!
+//! ```
+//! use hsdp::*;
+//!
+//! let fault = Fault::at(Rank::new(1), 0, Stage::User, FaultKind::Leave);
+//! let options = WorldOptions { faults: vec![fault], ..WorldOptions::default() };
+//! let ends = launch(2, options, |world| {
+//!     let everybody: Group = world.world_group(Channel::User);
+//!     let ended = everybody.barrier(Tag::default()).and_then(Pending::wait);
+//!     (ended.expect_err("rank 1 leaves"), world.flight_record())
+//! });
+//! let ends = ends.into_iter().map(|end| end.expect("no panic"));
+//! let (errors, records): (Vec<CommError>, Vec<FlightRecord>) = ends.unzip();
+//! let CommError::WorldAborted { rank, reason, .. } = &errors[0] else { unreachable!() };
+//! assert!(rank.index() == 1 && matches!(reason, AbortReason::Left { .. }));
+//! assert!(explain(&records).to_string().contains("rank 1"));
+//! ```
+//!
 //! In reading order: `model`, `step`, `gradients`, `optimizer` (what users hold); `objective`, [`divide`],
 //! `precision`, `options`; `engine` (what happens in a step); `header`, `agreement` (what ranks tell each other).
 
@@ -95,7 +115,13 @@ pub use step::{NextStep, Pass, PassHandle, Step};
 pub use uneven::{EndOfRun, Input, Supply, Uneven};
 
 // What users need of the rooms below, so that one dependency is enough.
-pub use hsdp_comm::{World, WorldOptions, launch, world};
+/// The error of a collective, inside [`Error::Comm`].
+pub use hsdp_comm::Error as CommError;
+pub use hsdp_comm::{
+    AbortReason, Channel, Explanation, Fault, FaultKind, FaultPlace, FlightRecord, Group, Op,
+    Pending, RankFailure, Reduction, Rendezvous, Stage, StepFailure, Tag, Workers, World,
+    WorldOptions, explain, launch, world,
+};
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{
     Accumulation, Axis, ByteCount, DType, ElemCount, Mesh, ModelSpec, Param, ParamId, Phase, Piece,
