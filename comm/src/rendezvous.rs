@@ -2,13 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
 use crate::local::{Alarm, Clock, from_now};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, thread};
 use crate::{Error, World, WorldOptions};
 
 /// A place for `size` threads to meet, each of which knows its rank and the size of the world.

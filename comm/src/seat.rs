@@ -268,7 +268,7 @@ impl Seat {
 
     /// The panic in which a step ended was caught, since this rank goes on: now the others hear of the step.
     fn announce_withheld(&self) {
-        if self.falls() {
+        if self.watched.get().is_none() || self.falls() {
             return;
         }
         let withheld = self.withheld.lock().take();

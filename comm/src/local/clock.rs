@@ -95,7 +95,7 @@ impl Clock {
 
     /// What is due now. Each rings again when as much time has passed once more.
     pub(crate) fn alarm(&mut self) -> Alarm {
-        let now = Instant::now();
+        let now = sync::now();
         self.forgive_stop(now);
         match self.alarm_at(now) {
             Alarm::None(rest) => {
@@ -112,7 +112,7 @@ impl Clock {
 
     /// Whoever waits has done some work meanwhile, and so could not look: that time counts.
     pub(super) fn has_worked(&mut self) {
-        self.due = Instant::now();
+        self.due = sync::now();
     }
 
     /// Takes time out of the wait in which nobody could look: the process was stopped, the machine slept, or there was no
