@@ -80,6 +80,8 @@ pub(crate) fn come_slowly() -> Happened {
     let come = |rank| rendezvous.join(Rank::new(rank), 2).map(drop);
     let came = thread::scope(|scope| {
         let second = scope.spawn(|| {
+            let first_has_come = || format!("{rendezvous:?}").contains("missing: 1");
+            assert!(becomes(first_has_come), "{rendezvous:?}");
             children::say("under way");
             (0..40).for_each(|_| pause(Duration::from_millis(10)));
             come(1)
