@@ -82,6 +82,8 @@ pub enum Stage {
     Agreement,
     /// Collecting whole parameters, for export or a checkpoint.
     Export,
+    /// The backward of a collective of users: it never meets a forward.
+    Backward,
     /// Anything that the runtime did not issue.
     #[default]
     User,
@@ -89,7 +91,7 @@ pub enum Stage {
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Setup,
         Self::Header,
         Self::Gather,
@@ -97,6 +99,7 @@ impl Stage {
         Self::AllReduce,
         Self::Agreement,
         Self::Export,
+        Self::Backward,
         Self::User,
     ];
 
@@ -111,6 +114,7 @@ impl Stage {
             Self::AllReduce => "all_reduce",
             Self::Agreement => "agreement",
             Self::Export => "export",
+            Self::Backward => "backward",
             Self::User => "user",
         }
     }

@@ -55,6 +55,28 @@ pub enum Error {
         /// Elements planned.
         want: usize,
     },
+    /// A differentiable collective was called with something that does not fit it. Nothing was issued.
+    #[error("{operation} on rank {rank}: {what}")]
+    Collective {
+        /// What was called.
+        operation: &'static str,
+        /// By which rank.
+        rank: Rank,
+        /// What does not fit, with its numbers.
+        what: String,
+    },
+    /// Values in these states cannot be used so.
+    #[error("{operation} on rank {rank}: {problem}: {hint}")]
+    State {
+        /// What was called.
+        operation: &'static str,
+        /// By which rank.
+        rank: Rank,
+        /// Which states they are, and along which axis.
+        problem: String,
+        /// What to do instead.
+        hint: &'static str,
+    },
     /// There is no memory for a buffer. The step fails on this rank, and the others are told.
     #[error(
         "{operation} of unit {unit} on rank {rank}, step {step}: out of memory: no {bytes} bytes to be had"

@@ -76,9 +76,11 @@
 //! `precision`, `options`; `engine` (what happens in a step); `header`, `agreement` (what ranks tell each other).
 
 mod agreement;
+pub mod collective;
 mod comparison;
 mod description;
 mod digest;
+pub mod dist;
 pub mod divide;
 mod engine;
 mod error;

@@ -1,0 +1,39 @@
+//! Who holds the smallest or the largest element, and the gradient that is shared among them.
+
+use hsdp_comm::{Group, Reduction, Tag};
+
+use super::Differentiable;
+use crate::error::Error;
+
+/// Which of its elements a member has in common with the extremes.
+#[derive(Debug)]
+pub(super) struct Holds(Vec<bool>);
+
+impl Holds {
+    /// A NaN is held by whoever has a NaN.
+    pub(super) fn of<T: Differentiable>(input: &[T], extremes: &[T]) -> Self {
+        let same = |(mine, extreme): (&T, &T)| {
+            let (mine, extreme) = (mine.to_f64(), extreme.to_f64());
+            mine == extreme || (mine.is_nan() && extreme.is_nan())
+        };
+        Self(input.iter().zip(extremes).map(same).collect())
+    }
+
+    /// Leaves of each cotangent an equal share to those who hold the extreme, and nothing to the others.
+    ///
+    /// Holders are counted in f32, which is exact for more of them than there are ranks; f16 would not be.
+    pub(super) fn share<T: Differentiable>(
+        &self,
+        group: &Group,
+        tag: Tag,
+        cotangents: &mut [T],
+    ) -> Result<(), Error> {
+        let mine = self.0.iter().map(|holds| f32::from(u8::from(*holds))).collect();
+        let holders: Vec<f32> = group.all_reduce(tag, Reduction::Sum, mine)?.wait()?;
+        for ((cotangent, holds), holders) in cotangents.iter_mut().zip(&self.0).zip(holders) {
+            let share = if *holds { cotangent.to_f64() / f64::from(holders) } else { 0.0 };
+            *cotangent = T::from_f64(share);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! What each collective does, and how its gradient will get back.
+
+use hsdp_comm::{Group, Tag};
+
+use super::backward::{Backward, Way};
+use super::conversion::{only_first, own_part, placed, source_of};
+use super::scan::{self, Direction};
+use super::share::Share;
+use super::{Collective, Differentiable, Reducer};
+use crate::error::Error;
+
+/// This member's output, where it has one, and the way back of its gradient.
+type Forward<T> = Result<(Option<Vec<T>>, Way<T>), Error>;
+
+/// Applies a collective that was checked.
+pub(super) fn apply<T: Differentiable>(
+    collective: &Collective,
+    group: &Group,
+    tag: Tag,
+    input: Vec<T>,
+) -> Result<(Option<Vec<T>>, Backward<T>), Error> {
+    let len = input.len();
+    let (output, way) = match collective {
+        Collective::AllReduce { .. }
+        | Collective::ReduceScatter { .. }
+        | Collective::Reduce { .. } => reduce(collective, group, tag, input)?,
+        Collective::Share
+        | Collective::Slice { .. }
+        | Collective::Place
+        | Collective::OnlyFirst => convert(collective, group, input),
+        _ => pass_on(collective, group, tag, input)?,
+    };
+    Ok((output, Backward::new(group, tag, (collective.name(), len), way)))
+}
+
+fn reduce<T: Differentiable>(
+    collective: &Collective,
+    group: &Group,
+    tag: Tag,
+    input: Vec<T>,
+) -> Forward<T> {
+    let members = group.size();
+    match *collective {
+        Collective::AllReduce { reducer, output } => {
+            let (reduced, share) = Share::of(reducer, members, input, |reduction, input| {
+                Ok(Some(group.all_reduce(tag, reduction, input)?.wait()?))
+            })?;
+            Ok((reduced, Way::AllReduce { share, output }))
+        }
+        // Who holds an extreme must see it, in whosever part it is.
+        Collective::ReduceScatter { reducer: reducer @ (Reducer::Min | Reducer::Max) } => {
+            let (reduced, share) = Share::of(reducer, members, input, |reduction, input| {
+                Ok(Some(group.all_reduce(tag, reduction, input)?.wait()?))
+            })?;
+            Ok((reduced.map(|whole| own_part(group, &whole)), Way::ReduceScatter { share }))
+        }
+        Collective::ReduceScatter { reducer } => {
+            let (reduced, share) = Share::of(reducer, members, input, |reduction, input| {
+                Ok(Some(group.reduce_scatter(tag, reduction, input)?.wait()?))
+            })?;
+            Ok((reduced, Way::ReduceScatter { share }))
+        }
+        Collective::Reduce { root, reducer: reducer @ (Reducer::Min | Reducer::Max) } => {
+            let (reduced, share) = Share::of(reducer, members, input, |reduction, input| {
+                Ok(Some(group.all_reduce(tag, reduction, input)?.wait()?))
+            })?;
+            let output = reduced.filter(|_| group.index() == root);
+            Ok((output, Way::Reduce { root, share }))
+        }
+        Collective::Reduce { root, reducer } => {
+            let (reduced, share) = Share::of(reducer, members, input, |reduction, input| {
+                Ok(group.reduce(tag, root, reduction, input)?.wait()?)
+            })?;
+            Ok((reduced, Way::Reduce { root, share }))
+        }
+        _ => unreachable!("the others reduce nothing"),
+    }
+}
+
+/// Those that move elements as they are, or sum them in order.
+fn pass_on<T: Differentiable>(
+    collective: &Collective,
+    group: &Group,
+    tag: Tag,
+    input: Vec<T>,
+) -> Forward<T> {
+    let len = input.len();
+    Ok(match collective {
+        Collective::AllGather { output } => {
+            (Some(group.all_gather(tag, input)?.wait()?), Way::AllGather(*output))
+        }
+        Collective::Broadcast { root, output } => {
+            let copy = group.broadcast(tag, *root, input)?.wait()?;
+            (Some(copy), Way::Broadcast { root: *root, output: *output })
+        }
+        Collective::Gather { root } => {
+            (group.gather(tag, *root, input)?.wait()?, Way::Gather { root: *root })
+        }
+        Collective::Scatter { root } => {
+            let values = (group.index() == *root).then_some(input);
+            let part = group.scatter(tag, *root, values, len / group.size())?.wait()?;
+            (Some(part), Way::Scatter { root: *root })
+        }
+        Collective::AllToAll { send, receive } => {
+            let parts = group.all_to_all(tag, input, send.clone(), receive.clone())?.wait()?;
+            let (send, receive) = (receive.clone(), send.clone());
+            (Some(parts), Way::AllToAll { send, receive })
+        }
+        Collective::Permute { destinations } => {
+            let member = group.index();
+            let handed = group.permute(tag, destinations[member], input)?.wait()?;
+            (Some(handed), Way::Permute { back_to: source_of(destinations, member) })
+        }
+        Collective::Send { to } => {
+            // It is complete when the other takes it, which may have to send something here first.
+            drop(group.send(tag, *to, input)?);
+            (None, Way::Send { to: *to })
+        }
+        Collective::Receive { from } => {
+            (Some(group.recv(tag, *from, len)?.wait()?), Way::Receive { from: *from })
+        }
+        Collective::Scan => (Some(scan::sums(group, tag, &input, Direction::UpTo)?), Way::Scan),
+        _ => unreachable!("the others reduce, or move nothing"),
+    })
+}
+
+fn convert<T: Differentiable>(
+    collective: &Collective,
+    group: &Group,
+    input: Vec<T>,
+) -> (Option<Vec<T>>, Way<T>) {
+    let (output, way) = match collective {
+        Collective::Share => (input, Way::Share),
+        Collective::Slice { input: copies } => (own_part(group, &input), Way::Slice(*copies)),
+        Collective::Place => (placed(group, &input), Way::Place),
+        Collective::OnlyFirst => (only_first(group, input), Way::OnlyFirst),
+        _ => unreachable!("the others move something"),
+    };
+    (Some(output), way)
+}

@@ -1,0 +1,97 @@
+//! The gradient of a product: for each member, the product of the others' elements.
+
+use std::ops::Range;
+
+use hsdp_comm::{Group, Tag};
+use hsdp_sharding::balanced;
+
+use super::Differentiable;
+use crate::error::Error;
+
+/// What a member brought to a product.
+#[derive(Debug)]
+pub(super) struct Factors<T>(pub(super) Vec<T>);
+
+impl<T: Differentiable> Factors<T> {
+    /// Multiplies each cotangent by the product of the other members' elements.
+    ///
+    /// Each member gets everybody's elements of its own range, makes the products that leave one out, and gives them
+    /// back: two all_to_alls, and memory for one input, where an all_gather would need one for each member. A product
+    /// that leaves one out is made of those before and those after it, never by a division.
+    pub(super) fn multiply_by_others(
+        &self,
+        group: &Group,
+        tag: Tag,
+        cotangents: &mut [T],
+    ) -> Result<(), Error> {
+        let exchange = Exchange::new(group, self.0.len());
+        let everybodys = exchange.to_owners(group, tag, &self.0)?;
+        let others = exchange.to_members(group, tag, &others(&everybodys, group.size()))?;
+        for (cotangent, others) in cotangents.iter_mut().zip(others) {
+            *cotangent = T::from_f64(cotangent.to_f64() * others.to_f64());
+        }
+        Ok(())
+    }
+}
+
+/// For each member, the products of the other members' elements, where `everybodys` are a range of each, in member order.
+fn others<T: Differentiable>(everybodys: &[T], members: usize) -> Vec<T> {
+    let len = everybodys.len() / members;
+    let mut others = vec![T::from_f64(1.0); everybodys.len()];
+    let (mut before, mut after) = (vec![1.0; members], vec![1.0; members]);
+    for element in 0..len {
+        let of = |member: usize| everybodys[member * len + element].to_f64();
+        for member in 1..members {
+            before[member] = before[member - 1] * of(member - 1);
+            let back = members - 1 - member;
+            after[back] = after[back + 1] * of(back + 1);
+        }
+        for member in 0..members {
+            others[member * len + element] = T::from_f64(before[member] * after[member]);
+        }
+    }
+    others
+}
+
+/// How elements that all members have are dealt to owners of ranges, and come back.
+pub(super) struct Exchange {
+    /// The ranges of the owners, by member.
+    owned: Vec<Range<usize>>,
+    own: usize,
+}
+
+impl Exchange {
+    pub(super) fn new(group: &Group, len: usize) -> Self {
+        let size = group.size();
+        let owned = (0..size).map(|member| balanced(len, size, member)).collect();
+        Self { owned, own: group.index() }
+    }
+
+    /// Everybody's elements of the range that this member owns, in member order.
+    pub(super) fn to_owners<T: Differentiable>(
+        &self,
+        group: &Group,
+        tag: Tag,
+        mine: &[T],
+    ) -> Result<Vec<T>, Error> {
+        Ok(group.all_to_all(tag, mine.to_vec(), self.counts(), self.own_counts())?.wait()?)
+    }
+
+    /// What the owners have made for this member, in the order of its elements.
+    pub(super) fn to_members<T: Differentiable>(
+        &self,
+        group: &Group,
+        tag: Tag,
+        made: &[T],
+    ) -> Result<Vec<T>, Error> {
+        Ok(group.all_to_all(tag, made.to_vec(), self.own_counts(), self.counts())?.wait()?)
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        self.owned.iter().map(Range::len).collect()
+    }
+
+    fn own_counts(&self) -> Vec<usize> {
+        vec![self.owned[self.own].len(); self.owned.len()]
+    }
+}

@@ -1,0 +1,96 @@
+//! What a member's elements are worth in a reduction: by what the cotangent of the output comes back to it.
+
+use hsdp_comm::{Group, Reduction, Tag};
+
+use super::extremes::Holds;
+use super::products::Factors;
+use super::{Differentiable, Reducer};
+use crate::error::Error;
+
+/// A member's share of the cotangent of a reduction.
+#[derive(Debug)]
+pub(super) enum Share<T> {
+    /// As much as all others, or by a factor: the reduction is linear.
+    Linear(Slope),
+    /// The product of the others' elements.
+    Others(Factors<T>),
+    /// An equal share of the elements that it holds the extreme of.
+    Extreme(Holds),
+}
+
+/// The derivative of a linear reduction.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Slope {
+    One,
+    /// Of an average of so many: sums are made first, then divided.
+    Over(usize),
+    /// Of a factor that was multiplied first.
+    Times(f64),
+}
+
+impl<T: Differentiable> Share<T> {
+    /// Has `reduce` combine the input, and finds this member's share in what comes out.
+    ///
+    /// Of an extreme, `reduce` gives all of it back, not a part.
+    pub(super) fn of(
+        reducer: Reducer,
+        members: usize,
+        input: Vec<T>,
+        reduce: impl FnOnce(Reduction, Vec<T>) -> Result<Option<Vec<T>>, Error>,
+    ) -> Result<(Option<Vec<T>>, Self), Error> {
+        let linear = |slope| Self::Linear(slope);
+        Ok(match reducer {
+            Reducer::Sum => (reduce(Reduction::Sum, input)?, linear(Slope::One)),
+            Reducer::Avg => (reduce(Reduction::Avg, input)?, linear(Slope::Over(members))),
+            Reducer::PreMultiplied(factor) => {
+                let slope = Slope::Times(factor);
+                let mut input = input;
+                slope.apply(&mut input);
+                (reduce(Reduction::Sum, input)?, linear(slope))
+            }
+            Reducer::Product => {
+                let factors = Factors(input.clone());
+                (reduce(Reduction::Product, input)?, Self::Others(factors))
+            }
+            Reducer::Min => Self::of_extreme(Reduction::Min, input, reduce)?,
+            Reducer::Max => Self::of_extreme(Reduction::Max, input, reduce)?,
+        })
+    }
+
+    fn of_extreme(
+        reduction: Reduction,
+        input: Vec<T>,
+        reduce: impl FnOnce(Reduction, Vec<T>) -> Result<Option<Vec<T>>, Error>,
+    ) -> Result<(Option<Vec<T>>, Self), Error> {
+        let extremes = reduce(reduction, input.clone())?;
+        let holds = Holds::of(&input, extremes.as_deref().unwrap_or(&[]));
+        Ok((extremes, Self::Extreme(holds)))
+    }
+
+    /// This member's part of the cotangent of the whole output, which all members have. Collective, but where the
+    /// reduction is linear.
+    pub(super) fn of_cotangent(
+        &self,
+        group: &Group,
+        tag: Tag,
+        mut cotangent: Vec<T>,
+    ) -> Result<Vec<T>, Error> {
+        match self {
+            Self::Linear(slope) => slope.apply(&mut cotangent),
+            Self::Others(factors) => factors.multiply_by_others(group, tag, &mut cotangent)?,
+            Self::Extreme(holds) => holds.share(group, tag, &mut cotangent)?,
+        }
+        Ok(cotangent)
+    }
+}
+
+impl Slope {
+    fn apply<T: Differentiable>(self, values: &mut [T]) {
+        let by: Box<dyn Fn(f64) -> f64> = match self {
+            Self::One | Self::Over(1) => return,
+            Self::Over(members) => Box::new(move |value| value / members as f64),
+            Self::Times(factor) => Box::new(move |value| value * factor),
+        };
+        values.iter_mut().for_each(|value| *value = T::from_f64(by(value.to_f64())));
+    }
+}

@@ -1,0 +1,119 @@
+//! Along which axis a collective goes, as types.
+
+use std::fmt::{self, Debug};
+
+use super::state::State;
+use super::tagged::Tagged;
+use super::typed::Dist;
+
+/// An axis that a method goes along: [`OnReplicate`], [`OnShard`], or [`OnBoth`] for the whole mesh.
+pub trait MeshAxis: Copy + Debug {
+    /// The same as a value.
+    const AXES: Axes;
+}
+
+/// Which axes those are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Axes {
+    /// The replicate axis.
+    Replicate,
+    /// The shard axis.
+    Shard,
+    /// The whole mesh, in rank order.
+    Both,
+}
+
+impl Axes {
+    /// Their places in a pair of states.
+    pub(super) const fn places(self) -> &'static [usize] {
+        match self {
+            Self::Replicate => &[0],
+            Self::Shard => &[1],
+            Self::Both => &[0, 1],
+        }
+    }
+}
+
+impl fmt::Display for Axes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Replicate => "the replicate axis",
+            Self::Shard => "the shard axis",
+            Self::Both => "the whole mesh",
+        })
+    }
+}
+
+/// Along the replicate axis.
+#[derive(Clone, Copy, Debug)]
+pub struct OnReplicate;
+
+/// Along the shard axis.
+#[derive(Clone, Copy, Debug)]
+pub struct OnShard;
+
+/// Over the whole mesh, in rank order. For values in the same state on both axes.
+#[derive(Clone, Copy, Debug)]
+pub struct OnBoth;
+
+impl MeshAxis for OnReplicate {
+    const AXES: Axes = Axes::Replicate;
+}
+
+impl MeshAxis for OnShard {
+    const AXES: Axes = Axes::Shard;
+}
+
+impl MeshAxis for OnBoth {
+    const AXES: Axes = Axes::Both;
+}
+
+/// A value that has one state along `A`, and may get another.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no single state along `{A}`",
+    note = "`OnBoth` is for values that have the same state on both axes"
+)]
+pub trait Along<A: MeshAxis> {
+    /// What it carries.
+    type Tensor;
+
+    /// Its state there.
+    type State: State;
+
+    /// The value in state `Q` there.
+    type With<Q: State>: made::Made<Self::Tensor>;
+}
+
+/// What this crate alone makes of parts that it has checked.
+pub(super) mod made {
+    use crate::dist::tagged::Tagged;
+
+    #[expect(unnameable_types, reason = "it keeps what is unchecked inside")]
+    pub trait Made<T> {
+        fn made(tagged: Tagged<T>) -> Self;
+    }
+}
+
+impl<T, R: State, S: State> made::Made<T> for Dist<T, R, S> {
+    fn made(tagged: Tagged<T>) -> Self {
+        Self::new(tagged)
+    }
+}
+
+impl<T, R: State, S: State> Along<OnReplicate> for Dist<T, R, S> {
+    type Tensor = T;
+    type State = R;
+    type With<Q: State> = Dist<T, Q, S>;
+}
+
+impl<T, R: State, S: State> Along<OnShard> for Dist<T, R, S> {
+    type Tensor = T;
+    type State = S;
+    type With<Q: State> = Dist<T, R, Q>;
+}
+
+impl<T, Q: State> Along<OnBoth> for Dist<T, Q, Q> {
+    type Tensor = T;
+    type State = Q;
+    type With<P: State> = Dist<T, P, P>;
+}

@@ -1,0 +1,67 @@
+//! What an autograd brings, so that its tensors can be carried by [`Dist`](super::Dist).
+
+use hsdp_comm::{Group, Tag};
+
+use crate::collective::Collective;
+use crate::error::Error;
+
+/// A tensor of an autograd, on which collectives are recorded.
+///
+/// Collectives go over the first dim: parts are rows. The clone of a tensor is the same tensor.
+pub trait Carrier: Clone {
+    /// What the autograd fails with.
+    type Error: From<Error>;
+
+    /// What a backward leaves: the gradients of leaves and of what else was asked for.
+    type Gradients;
+
+    /// Applies a collective, and records it so that a backward comes through it: also where the input needs no gradient
+    /// on this rank, since it may on others, and after the backwards of all that were recorded later.
+    ///
+    /// # Errors
+    /// Those of [`Collective::forward`], a dtype without gradients, and the autograd's own.
+    fn apply(&self, call: &Call<'_, Self>) -> Result<Applied<Self>, Self::Error>;
+
+    /// Goes back from this tensor, a scalar whose cotangent is 1, and through `last` before all else.
+    ///
+    /// # Errors
+    /// The autograd's, and those of the collectives.
+    fn backward(&self, last: Option<&Self>) -> Result<Self::Gradients, Self::Error>;
+
+    /// The gradient of this tensor, if the loss depends on it.
+    fn gradient_in(&self, gradients: &Self::Gradients) -> Option<Self>;
+}
+
+/// A collective to be applied, and where.
+#[derive(Debug)]
+pub struct Call<'a, T> {
+    /// What is applied.
+    pub collective: &'a Collective,
+    /// Among whom.
+    pub group: &'a Group,
+    /// What the others are told that it is for.
+    pub tag: Tag,
+    /// What makes the collective that was recorded before this one a parent of this one; `None` for the first.
+    pub after: Option<&'a T>,
+    /// Whether there will be a backward.
+    pub record: Record,
+}
+
+/// Whether collectives are recorded for a backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// All are, on all ranks; what has no gradient is refused.
+    Gradients,
+    /// None is: there will be no backward.
+    Nothing,
+}
+
+/// What came of a collective.
+#[derive(Clone, Debug)]
+pub struct Applied<T> {
+    /// This rank's output, if it has one.
+    pub output: Option<T>,
+    /// What stands for it as a parent of the next one: the output, or a scalar where there is none. `None` if nothing was
+    /// recorded.
+    pub link: Option<T>,
+}

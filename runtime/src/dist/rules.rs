@@ -1,0 +1,200 @@
+//! What may be done with a value in which state, for the compiler, whose messages these are.
+//!
+//! The same rules stand as functions of [`AxisState`](super::AxisState) in `tagged`, for values whose states are known at run
+//! time only; a test compares the two.
+
+use super::state::{Invariant, Partial, Replicate, State, Varying};
+use crate::collective::{Copies, Reducer};
+
+/// A state in which any function of the value means what it says: all but [`Partial`].
+#[diagnostic::on_unimplemented(
+    message = "a function that is not linear cannot be taken of a `{Self}` value",
+    label = "the function of a sum is not the sum of the function",
+    note = "make the sum first: `all_reduce` or `reduce_scatter`; if the function is linear, say so: `map_linear`"
+)]
+pub trait Free: State {}
+
+impl Free for Replicate {}
+impl Free for Invariant {}
+impl Free for Varying {}
+
+/// Two states whose values may go into one function, whatever it is.
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` value and a `{Rhs}` value cannot go into one function",
+    label = "their gradients would count for different numbers of ranks",
+    note = "an Invariant value becomes Replicate by `share`; of a Partial one make the sum first: `all_reduce` or \
+            `reduce_scatter`"
+)]
+pub trait Joins<Rhs: State>: State {
+    /// The state of what comes out.
+    type Output: State;
+}
+
+/// Two states whose values may be added, or go into one function that is linear in both together.
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` value and a `{Rhs}` value cannot be added",
+    label = "the sum would have terms that count for different numbers of ranks",
+    note = "a Replicate value is added to a Partial one as `only_first`, a Varying one as `to_partial`; an Invariant value \
+            becomes Replicate by `share`"
+)]
+pub trait Adds<Rhs: State>: State {
+    /// The state of the sum.
+    type Output: State;
+}
+
+/// Two states whose values may be multiplied, or go into one function that is linear in each.
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` value and a `{Rhs}` value cannot be multiplied",
+    label = "the product of two sums is not the sum of products",
+    note = "make the sum of a Partial value first: `all_reduce` or `reduce_scatter`; an Invariant value becomes Replicate \
+            by `share`"
+)]
+pub trait Multiplies<Rhs: State>: State {
+    /// The state of the product.
+    type Output: State;
+}
+
+macro_rules! table {
+    ($rule:ident: $($left:ident, $right:ident => $output:ident;)+) => {$(
+        impl $rule<$right> for $left {
+            type Output = $output;
+        }
+    )+};
+}
+
+table! { Joins:
+    Replicate, Replicate => Replicate;
+    Varying, Varying => Varying;
+    Replicate, Varying => Varying;
+    Varying, Replicate => Varying;
+    Invariant, Invariant => Invariant;
+}
+
+table! { Adds:
+    Replicate, Replicate => Replicate;
+    Varying, Varying => Varying;
+    Replicate, Varying => Varying;
+    Varying, Replicate => Varying;
+    Invariant, Invariant => Invariant;
+    Partial, Partial => Partial;
+}
+
+table! { Multiplies:
+    Replicate, Replicate => Replicate;
+    Varying, Varying => Varying;
+    Replicate, Varying => Varying;
+    Varying, Replicate => Varying;
+    Invariant, Invariant => Invariant;
+    Replicate, Partial => Partial;
+    Partial, Replicate => Partial;
+}
+
+/// A reduction as a type, and of which state it makes something: [`Sum`] and [`Avg`] of Partial values, the others of
+/// Varying ones.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not reduce a `{Q}` value",
+    note = "Sum and Avg reduce Partial values: the terms of a Varying one are a sum by `to_partial`",
+    note = "Product, Min, Max and PreMultiplied reduce Varying values",
+    note = "of a Replicate or Invariant value all ranks have the same already"
+)]
+pub trait Reduces<Q: State> {
+    /// The same as a value.
+    fn reducer(self) -> Reducer;
+}
+
+macro_rules! reducers {
+    ($($(#[$doc:meta])+ $reducer:ident: $state:ident;)+) => {$(
+        $(#[$doc])+
+        #[derive(Clone, Copy, Debug)]
+        pub struct $reducer;
+
+        impl Reduces<$state> for $reducer {
+            fn reducer(self) -> Reducer {
+                Reducer::$reducer
+            }
+        }
+    )+};
+}
+
+reducers! {
+    /// [`Reducer::Sum`] of Partial values.
+    Sum: Partial;
+    /// [`Reducer::Avg`] of Partial values.
+    Avg: Partial;
+    /// [`Reducer::Product`] of Varying values.
+    Product: Varying;
+    /// [`Reducer::Min`] of Varying values.
+    Min: Varying;
+    /// [`Reducer::Max`] of Varying values.
+    Max: Varying;
+}
+
+/// [`Reducer::PreMultiplied`] of Varying values, by this rank's factor.
+#[derive(Clone, Copy, Debug)]
+pub struct PreMultiplied(pub f64);
+
+impl Reduces<Varying> for PreMultiplied {
+    fn reducer(self) -> Reducer {
+        Reducer::PreMultiplied(self.0)
+    }
+}
+
+/// What each rank has of its own: [`Varying`].
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` value is not what each rank has of its own: this takes a Varying one",
+    note = "a Replicate value is Varying by `to_varying`, an Invariant one by `slice`; of a Partial one make the sum first: \
+            `all_reduce` or `reduce_scatter`"
+)]
+pub trait Own: State {}
+
+impl Own for Varying {}
+
+/// What all ranks hold and each goes on with in its own way: [`Replicate`].
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` value is not what all ranks hold, each for itself: this takes a Replicate one",
+    note = "an Invariant value becomes Replicate by `share`, a Varying one Partial by `to_partial`"
+)]
+pub trait Copied: State {}
+
+impl Copied for Replicate {}
+
+/// What all ranks hold and what counts once: [`Invariant`].
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` value is not one that all ranks hold and that counts once: this takes an Invariant one",
+    note = "a Replicate value needs no `share`: each rank goes on with it in its own way already"
+)]
+pub trait CountedOnce: State {}
+
+impl CountedOnce for Invariant {}
+
+/// A state of which each rank may keep its own part: [`Replicate`] or [`Invariant`].
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` value has no own parts to keep",
+    note = "`slice` cuts what all ranks hold alike: Replicate or Invariant values; a Partial one is cut by `reduce_scatter`"
+)]
+pub trait Sliced: State {
+    /// What the copies are.
+    const COPIES: Copies;
+}
+
+impl Sliced for Replicate {
+    const COPIES: Copies = Copies::Replicate;
+}
+
+impl Sliced for Invariant {
+    const COPIES: Copies = Copies::Invariant;
+}
+
+/// What a backward may start from, on an axis: a [`Partial`] loss, whose terms the ranks hold, or an [`Invariant`] one, which
+/// all hold and which counts once.
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` loss has no one meaning: on each axis a loss is Partial or Invariant",
+    label = "each rank's copy would count once more, as in pytorch issue 58005",
+    note = "the sum of the ranks' losses is a Partial loss: `to_partial` of a Varying one",
+    note = "one loss that all ranks hold is Invariant: `all_reduce_invariant` makes it",
+    note = "of a Replicate loss, `only_first` counts one copy"
+)]
+pub trait Loss: State {}
+
+impl Loss for Partial {}
+impl Loss for Invariant {}

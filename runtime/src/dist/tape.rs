@@ -1,0 +1,188 @@
+//! Where values meet, and the order in which their backwards communicate.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hsdp_comm::{Channel, Group, Tag, World};
+use hsdp_sharding::{Axis, Mesh};
+use parking_lot::Mutex;
+
+use super::axis::Axes;
+use super::carrier::{Applied, Call, Carrier, Record};
+use super::state::{AxisState, State};
+use super::tagged::Tagged;
+use super::typed::Dist;
+use crate::collective::Collective;
+use crate::error::Error;
+
+/// The groups along which values go, and the collectives that were applied so far, in order.
+///
+/// Ranks apply the same collectives in the same order, as always. Autograds go back in an order of their own, which depends
+/// on how an expression is written, and skip what a loss does not reach. So each collective of a tape has the one before it
+/// as a second parent, and the loss has the last: the backwards communicate in the reverse order on all ranks, every one of
+/// them, whatever the losses depend on.
+///
+/// Clones are the same tape. It keeps what was recorded: make one for each forward and backward.
+#[derive(Debug)]
+pub struct Tape<T> {
+    shared: Arc<Shared<T>>,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    id: u64,
+    replicate: Group,
+    shard: Group,
+    both: Group,
+    tag: Tag,
+    record: Record,
+    last: Mutex<Option<T>>,
+}
+
+impl<T: Carrier> Tape<T> {
+    /// A tape on the axes of a mesh over all ranks of `world`. Not collective.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] if the mesh has not as many ranks as the world.
+    pub fn of_mesh(world: &World, mesh: Mesh) -> Result<Self, Error> {
+        if mesh.world_size() != world.size() {
+            let what = format!(
+                "mesh {mesh} has {} ranks, the world has {}",
+                mesh.world_size(),
+                world.size()
+            );
+            return Err(Error::Collective { operation: "tape", rank: world.rank(), what });
+        }
+        let along = |axis| world.group(&mesh.group(axis, world.rank()), Channel::User);
+        let [replicate, shard] = [along(Axis::Replicate)?, along(Axis::Shard)?];
+        Ok(Self::new(replicate, shard, world.world_group(Channel::User)))
+    }
+
+    /// A tape on one group, which is its shard axis; the replicate axis has this rank alone. Not collective.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if `group` is of another world.
+    pub fn of_group(world: &World, group: Group) -> Result<Self, Error> {
+        let alone = world.group(&[world.rank()], Channel::User)?;
+        Ok(Self::new(alone, group.clone(), group))
+    }
+
+    fn new(replicate: Group, shard: Group, both: Group) -> Self {
+        static TAPES: AtomicU64 = AtomicU64::new(0);
+        let id = TAPES.fetch_add(1, Ordering::Relaxed);
+        let (tag, record, last) = (Tag::default(), Record::Gradients, Mutex::new(None));
+        Self { shared: Arc::new(Shared { id, replicate, shard, both, tag, record, last }) }
+    }
+
+    /// A new tape on the same axes, on which nothing is recorded: there is no backward, and integers may go along, too.
+    #[must_use]
+    pub fn without_gradients(&self) -> Self {
+        self.anew(self.shared.tag, Record::Nothing)
+    }
+
+    /// A new tape on the same axes, whose collectives say `tag` to the others.
+    #[must_use]
+    pub fn tagged(&self, tag: Tag) -> Self {
+        self.anew(tag, self.shared.record)
+    }
+
+    fn anew(&self, tag: Tag, record: Record) -> Self {
+        let Shared { replicate, shard, both, .. } = &*self.shared;
+        let new = Self::new(replicate.clone(), shard.clone(), both.clone());
+        let shared = Arc::into_inner(new.shared).expect("nobody else has it");
+        Self { shared: Arc::new(Shared { tag, record, ..shared }) }
+    }
+
+    /// `tensor`, of which the caller says what the ranks hold: state `R` over the replicate axis, `S` over the shard axis.
+    ///
+    /// This is the way in, and nothing checks it: ranks whose Replicate values differ compute different things.
+    #[must_use]
+    pub fn assume<R: State, S: State>(&self, tensor: T) -> Dist<T, R, S> {
+        Dist::new(self.tag(tensor, [R::STATE, S::STATE]))
+    }
+
+    /// As [`assume`](Self::assume), with states that are known at run time: over the replicate axis, and over the shard axis.
+    #[must_use]
+    pub fn tag(&self, tensor: T, states: [AxisState; 2]) -> Tagged<T> {
+        Tagged::new(self.clone(), tensor, states)
+    }
+
+    /// The group along an axis, of which this rank is a member.
+    #[must_use]
+    pub fn group(&self, axes: Axes) -> &Group {
+        match axes {
+            Axes::Replicate => &self.shared.replicate,
+            Axes::Shard => &self.shared.shard,
+            Axes::Both => &self.shared.both,
+        }
+    }
+
+    /// Whether values of both may go into one function.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.shared.id == other.shared.id
+    }
+
+    pub(super) fn apply(
+        &self,
+        axes: Axes,
+        collective: &Collective,
+        tensor: &T,
+    ) -> Result<Option<T>, T::Error> {
+        let Shared { tag, record, last, .. } = &*self.shared;
+        let mut last = last.lock();
+        let (group, after) = (self.group(axes), last.as_ref());
+        let call = Call { collective, group, tag: *tag, after, record: *record };
+        let Applied { output, link } = tensor.apply(&call)?;
+        *last = link;
+        Ok(output)
+    }
+
+    pub(super) fn backward(&self, loss: &T) -> Result<Gradients<T>, T::Error> {
+        if self.shared.record == Record::Nothing {
+            let rank = self.shared.both.rank();
+            let what = "the tape was made without gradients".to_owned();
+            return Err(Error::Collective { operation: "backward", rank, what }.into());
+        }
+        let last = self.shared.last.lock().clone();
+        loss.backward(last.as_ref()).map(|gradients| Gradients { gradients })
+    }
+}
+
+impl<T> Clone for Tape<T> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// What a backward leaves.
+#[derive(Debug)]
+pub struct Gradients<T: Carrier> {
+    gradients: T::Gradients,
+}
+
+impl<T: Carrier> Gradients<T> {
+    /// The gradient of `value`, in the state of its cotangents; `None` if the loss does not depend on it here.
+    ///
+    /// Of a Replicate value each rank has its own term (Partial), which wants an all_reduce before an optimizer uses it; of
+    /// an Invariant one all ranks have the whole.
+    #[must_use]
+    pub fn of<R: State, S: State>(
+        &self,
+        value: &Dist<T, R, S>,
+    ) -> Option<Dist<T, R::Cotangent, S::Cotangent>> {
+        self.of_tagged(value.as_tagged()).map(Dist::new)
+    }
+
+    /// The same of a value whose states are known at run time.
+    #[must_use]
+    pub fn of_tagged(&self, value: &Tagged<T>) -> Option<Tagged<T>> {
+        let gradient = value.tensor().gradient_in(&self.gradients)?;
+        Some(value.tape().tag(gradient, value.states().map(AxisState::cotangent)))
+    }
+
+    /// What the autograd left, as it is.
+    #[must_use]
+    pub fn into_inner(self) -> T::Gradients {
+        self.gradients
+    }
+}

@@ -1,0 +1,103 @@
+//! Values whose states are types.
+
+mod collectives;
+mod conversions;
+mod functions;
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use super::carrier::Carrier;
+use super::rules::Loss;
+use super::state::State;
+use super::tagged::Tagged;
+use super::tape::{Gradients, Tape};
+use crate::error::Error;
+
+/// A value in state `R` over the replicate axis and `S` over the shard axis. See the [module](super).
+///
+/// It comes from [`Tape::assume`], and is left by [`into_tensor`](Self::into_tensor).
+pub struct Dist<T, R, S> {
+    tagged: Tagged<T>,
+    states: PhantomData<(R, S)>,
+}
+
+impl<T, R: State, S: State> Dist<T, R, S> {
+    /// The caller has seen to it that these are the states.
+    pub(super) fn new(tagged: Tagged<T>) -> Self {
+        debug_assert_eq!(tagged.states(), [R::STATE, S::STATE], "the rules agree");
+        Self { tagged, states: PhantomData }
+    }
+
+    /// This rank's tensor.
+    #[must_use]
+    pub fn tensor(&self) -> &T {
+        self.tagged.tensor()
+    }
+
+    /// This rank's tensor. What is done with it is not checked any more.
+    #[must_use]
+    pub fn into_tensor(self) -> T {
+        self.tagged.into_tensor()
+    }
+
+    /// The tape.
+    #[must_use]
+    pub fn tape(&self) -> &Tape<T> {
+        self.tagged.tape()
+    }
+
+    /// The same value with its states known at run time.
+    #[must_use]
+    pub fn as_tagged(&self) -> &Tagged<T> {
+        &self.tagged
+    }
+
+    /// The same value with its states known at run time.
+    #[must_use]
+    pub fn into_tagged(self) -> Tagged<T> {
+        self.tagged
+    }
+}
+
+impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
+    /// Goes back from this loss, a scalar, through every collective of its tape.
+    ///
+    /// A Partial loss is a term of the global loss, which is the sum of all ranks' terms. An Invariant one is the global
+    /// loss, which all ranks hold.
+    ///
+    /// **Collective**: over all groups of the tape's collectives, in the reverse of their order, whatever the loss depends
+    /// on.
+    ///
+    /// # Errors
+    /// What [`Carrier::backward`] fails with.
+    pub fn backward(&self) -> Result<Gradients<T>, T::Error>
+    where
+        R: Loss,
+        S: Loss,
+    {
+        self.tagged.backward()
+    }
+}
+
+/// A value whose states were found out at run time.
+impl<T: Carrier, R: State, S: State> TryFrom<Tagged<T>> for Dist<T, R, S> {
+    type Error = Error;
+
+    fn try_from(tagged: Tagged<T>) -> Result<Self, Error> {
+        tagged.expect([R::STATE, S::STATE])?;
+        Ok(Self::new(tagged))
+    }
+}
+
+impl<T: Clone, R, S> Clone for Dist<T, R, S> {
+    fn clone(&self) -> Self {
+        Self { tagged: self.tagged.clone(), states: PhantomData }
+    }
+}
+
+impl<T: fmt::Debug, R: State, S: State> fmt::Debug for Dist<T, R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dist<{}, {}>({:?})", R::STATE, S::STATE, self.tensor())
+    }
+}

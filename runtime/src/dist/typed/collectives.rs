@@ -1,0 +1,297 @@
+//! The collectives, from state to state.
+
+use super::Dist;
+use crate::collective::{Collective, Copies};
+use crate::dist::axis::made::Made;
+use crate::dist::axis::{Along, MeshAxis};
+use crate::dist::carrier::Carrier;
+use crate::dist::rules::{Own, Reduces};
+use crate::dist::state::{Invariant, Replicate, State, Varying};
+use crate::dist::tagged::Tagged;
+
+/// What a method of `D` along `A` makes, in state `Q` there.
+type With<D, A, Q> = <D as Along<A>>::With<Q>;
+
+/// # Collectives
+///
+/// All are **collective** over the ranks along the axis, in the same order on all of them, and so are their backwards.
+/// Parts are rows, equal and in rank order; a root is a place along the axis.
+///
+/// All fail with what [`Carrier::apply`] fails with, and with [`Error::Collective`](crate::Error::Collective) if the value
+/// does not fit.
+impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
+    /// Every rank gets the reduction of all ranks' elements, and goes on with it in its own way.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn all_reduce<A, Q>(
+        &self,
+        axis: A,
+        reduction: Q,
+    ) -> Result<With<Self, A, Replicate>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        Q: Reduces<<Self as Along<A>>::State>,
+    {
+        let (reducer, output) = (reduction.reducer(), Copies::Replicate);
+        self.applied(axis, &Collective::AllReduce { reducer, output })
+    }
+
+    /// Every rank gets the reduction of all ranks' elements, which counts once.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn all_reduce_invariant<A, Q>(
+        &self,
+        axis: A,
+        reduction: Q,
+    ) -> Result<With<Self, A, Invariant>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        Q: Reduces<<Self as Along<A>>::State>,
+    {
+        let (reducer, output) = (reduction.reducer(), Copies::Invariant);
+        self.applied(axis, &Collective::AllReduce { reducer, output })
+    }
+
+    /// Each rank gets its rows of the reduction of all ranks' elements. `[size * n, ..]` to `[n, ..]`.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn reduce_scatter<A, Q>(
+        &self,
+        axis: A,
+        reduction: Q,
+    ) -> Result<With<Self, A, Varying>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        Q: Reduces<<Self as Along<A>>::State>,
+    {
+        self.applied(axis, &Collective::ReduceScatter { reducer: reduction.reducer() })
+    }
+
+    /// The rank at `root` gets the reduction of all ranks' elements, the others nothing.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn reduce<A, Q>(
+        &self,
+        axis: A,
+        root: usize,
+        reduction: Q,
+    ) -> Result<Option<With<Self, A, Varying>>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        Q: Reduces<<Self as Along<A>>::State>,
+    {
+        let reducer = reduction.reducer();
+        self.applied_by_some(axis, &Collective::Reduce { root, reducer })
+    }
+
+    /// Every rank gets all ranks' rows, and goes on with them in its own way. `[n, ..]` to `[size * n, ..]`.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn all_gather<A>(&self, axis: A) -> Result<With<Self, A, Replicate>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::AllGather { output: Copies::Replicate })
+    }
+
+    /// Every rank gets all ranks' rows, which count once. `[n, ..]` to `[size * n, ..]`.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn all_gather_invariant<A>(&self, axis: A) -> Result<With<Self, A, Invariant>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::AllGather { output: Copies::Invariant })
+    }
+
+    /// Every rank gets the elements of the one at `root`, and goes on with them in its own way.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn broadcast<A>(&self, axis: A, root: usize) -> Result<With<Self, A, Replicate>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::Broadcast { root, output: Copies::Replicate })
+    }
+
+    /// Every rank gets the elements of the one at `root`, which count once.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn broadcast_invariant<A>(
+        &self,
+        axis: A,
+        root: usize,
+    ) -> Result<With<Self, A, Invariant>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::Broadcast { root, output: Copies::Invariant })
+    }
+
+    /// The rank at `root` gets all ranks' rows, the others nothing. `[n, ..]` to `[size * n, ..]`.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn gather<A>(
+        &self,
+        axis: A,
+        root: usize,
+    ) -> Result<Option<With<Self, A, Varying>>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied_by_some(axis, &Collective::Gather { root })
+    }
+
+    /// Each rank gets its rows of what the one at `root` has. `[size * n, ..]`, of which only the root's elements are read,
+    /// to `[n, ..]`.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn scatter<A>(&self, axis: A, root: usize) -> Result<With<Self, A, Varying>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::Scatter { root })
+    }
+
+    /// Each rank gets the rows that each rank cut for it: `send[i]` rows go to rank `i`, `receive[i]` come from it.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn all_to_all<A>(
+        &self,
+        axis: A,
+        send: Vec<usize>,
+        receive: Vec<usize>,
+    ) -> Result<With<Self, A, Varying>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::AllToAll { send, receive })
+    }
+
+    /// Each rank hands its elements on to the one that `destinations` names for it, the same list on all ranks. Who gets
+    /// none has zeros.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn permute<A>(
+        &self,
+        axis: A,
+        destinations: Vec<Option<usize>>,
+    ) -> Result<With<Self, A, Varying>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::Permute { destinations })
+    }
+
+    /// Gives this rank's elements to rank `to`, who calls [`receive`](Self::receive). Concerns these two alone.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn send<A>(&self, axis: A, to: usize) -> Result<(), T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        let nothing: Option<With<Self, A, Varying>> =
+            self.applied_by_some(axis, &Collective::Send { to })?;
+        drop(nothing);
+        Ok(())
+    }
+
+    /// Takes the elements that rank `from` gives with [`send`](Self::send), of this value's shape and dtype; its elements
+    /// are not read. Concerns these two alone.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn receive<A>(&self, axis: A, from: usize) -> Result<With<Self, A, Varying>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::Receive { from })
+    }
+
+    /// Each rank gets the sum of the elements of the ranks up to and with itself.
+    ///
+    /// # Errors
+    /// As said above.
+    pub fn scan<A>(&self, axis: A) -> Result<With<Self, A, Varying>, T::Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::Scan)
+    }
+
+    /// Applies a collective of which every rank has an output.
+    pub(super) fn applied<A, Q>(
+        &self,
+        axis: A,
+        collective: &Collective,
+    ) -> Result<With<Self, A, Q>, T::Error>
+    where
+        A: MeshAxis,
+        Q: State,
+        Self: Along<A, Tensor = T>,
+    {
+        let output = self.applied_by_some::<A, Q>(axis, collective)?;
+        Ok(output.expect("every rank has an output of this collective"))
+    }
+
+    fn applied_by_some<A, Q>(
+        &self,
+        _: A,
+        collective: &Collective,
+    ) -> Result<Option<With<Self, A, Q>>, T::Error>
+    where
+        A: MeshAxis,
+        Q: State,
+        Self: Along<A, Tensor = T>,
+    {
+        Ok(self.tagged.apply(A::AXES, collective)?.map(Self::made))
+    }
+
+    pub(super) fn made<A, Q>(tagged: Tagged<T>) -> With<Self, A, Q>
+    where
+        A: MeshAxis,
+        Q: State,
+        Self: Along<A, Tensor = T>,
+    {
+        Made::made(tagged)
+    }
+}

@@ -1,0 +1,114 @@
+//! From one state to another, without a collective in the forward.
+
+use super::Dist;
+use crate::collective::Collective;
+use crate::dist::axis::{Along, MeshAxis};
+use crate::dist::carrier::Carrier;
+use crate::dist::rules::{Copied, CountedOnce, Own, Sliced};
+use crate::dist::state::{AxisState, Partial, Replicate, State, Varying};
+
+/// # Conversions
+///
+/// All go along one axis. What has a collective for a backward is recorded as one; those methods are **collective** in
+/// that sense, in the same order on all ranks.
+impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
+    /// A Replicate value, as one of which each rank has its own. The same elements; the backward moves nothing.
+    ///
+    /// # Errors
+    /// None but those of the autograd.
+    pub fn to_varying<A: MeshAxis>(
+        &self,
+        _: A,
+    ) -> Result<<Self as Along<A>>::With<Varying>, T::Error>
+    where
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Copied,
+    {
+        self.reinterpreted::<A, Varying>()
+    }
+
+    /// A Varying value, as the terms of a sum. The same elements; the backward moves nothing.
+    ///
+    /// # Errors
+    /// None but those of the autograd.
+    pub fn to_partial<A: MeshAxis>(
+        &self,
+        _: A,
+    ) -> Result<<Self as Along<A>>::With<Partial>, T::Error>
+    where
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.reinterpreted::<A, Partial>()
+    }
+
+    /// An Invariant value, of which each rank makes something of its own from here on. The same elements; the backward is
+    /// an all_reduce.
+    ///
+    /// # Errors
+    /// Those of [`Carrier::apply`].
+    pub fn share<A: MeshAxis>(
+        &self,
+        axis: A,
+    ) -> Result<<Self as Along<A>>::With<Replicate>, T::Error>
+    where
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: CountedOnce,
+    {
+        self.applied(axis, &Collective::Share)
+    }
+
+    /// Each rank keeps its own rows of what all hold. `[size * n, ..]` to `[n, ..]`.
+    ///
+    /// The backward of an Invariant value is an all_gather; that of a Replicate one moves nothing.
+    ///
+    /// # Errors
+    /// [`Error::Collective`](crate::Error::Collective) if the ranks cannot share the rows evenly; those of
+    /// [`Carrier::apply`].
+    pub fn slice<A: MeshAxis>(&self, axis: A) -> Result<<Self as Along<A>>::With<Varying>, T::Error>
+    where
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Sliced,
+    {
+        let input = <<Self as Along<A>>::State as Sliced>::COPIES;
+        self.applied(axis, &Collective::Slice { input })
+    }
+
+    /// Each rank's rows become its part of a whole whose other rows are zeros: a term of the sum that all_gather would
+    /// make. `[n, ..]` to `[size * n, ..]`.
+    ///
+    /// # Errors
+    /// Those of [`Carrier::apply`].
+    pub fn place<A: MeshAxis>(&self, axis: A) -> Result<<Self as Along<A>>::With<Partial>, T::Error>
+    where
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Own,
+    {
+        self.applied(axis, &Collective::Place)
+    }
+
+    /// The first rank keeps its copy, the others get zeros: terms of a sum in which the value counts once.
+    ///
+    /// # Errors
+    /// Those of [`Carrier::apply`].
+    pub fn only_first<A: MeshAxis>(
+        &self,
+        axis: A,
+    ) -> Result<<Self as Along<A>>::With<Partial>, T::Error>
+    where
+        Self: Along<A, Tensor = T>,
+        <Self as Along<A>>::State: Copied,
+    {
+        self.applied(axis, &Collective::OnlyFirst)
+    }
+
+    fn reinterpreted<A, Q>(&self) -> Result<<Self as Along<A>>::With<Q>, T::Error>
+    where
+        A: MeshAxis,
+        Q: State,
+        Self: Along<A, Tensor = T>,
+    {
+        let to: AxisState = Q::STATE;
+        self.tagged.reinterpret(A::AXES, to).map(Self::made)
+    }
+}

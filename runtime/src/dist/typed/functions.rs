@@ -1,0 +1,90 @@
+//! Functions of values: they move nothing, and are allowed where they mean what they say.
+
+use super::Dist;
+use crate::dist::carrier::Carrier;
+use crate::dist::rules::{Adds, Free, Joins, Multiplies};
+use crate::dist::state::State;
+
+/// # Functions of values
+///
+/// Each rank applies them to its own tensor. A closure should use no other distributed tensor than those it is given: what
+/// it captures is not checked.
+impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
+    /// Any function of the tensor. Not of a Partial value, of which it would be the function of a term.
+    ///
+    /// # Errors
+    /// What `function` fails with.
+    pub fn map(&self, function: impl FnOnce(&T) -> Result<T, T::Error>) -> Result<Self, T::Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        self.tagged.map(function).map(Self::new)
+    }
+
+    /// A function of the tensor that is linear: of which the sum of the outputs is the output of the sum. The caller answers
+    /// for that.
+    ///
+    /// # Errors
+    /// What `function` fails with.
+    pub fn map_linear(
+        &self,
+        function: impl FnOnce(&T) -> Result<T, T::Error>,
+    ) -> Result<Self, T::Error> {
+        self.tagged.map_linear(function).map(Self::new)
+    }
+
+    /// Any function of two tensors.
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) if the values are of two tapes; what `function` fails with.
+    pub fn zip<R2, S2>(
+        &self,
+        other: &Dist<T, R2, S2>,
+        function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
+    ) -> Result<Dist<T, R::Output, S::Output>, T::Error>
+    where
+        R2: State,
+        S2: State,
+        R: Joins<R2>,
+        S: Joins<S2>,
+    {
+        self.tagged.zip(&other.tagged, function).map(Dist::new)
+    }
+
+    /// A function that is linear in two tensors together, such as their sum. The caller answers for that.
+    ///
+    /// # Errors
+    /// As [`zip`](Self::zip).
+    pub fn zip_sum<R2, S2>(
+        &self,
+        other: &Dist<T, R2, S2>,
+        function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
+    ) -> Result<Dist<T, R::Output, S::Output>, T::Error>
+    where
+        R2: State,
+        S2: State,
+        R: Adds<R2>,
+        S: Adds<S2>,
+    {
+        self.tagged.zip_sum(&other.tagged, function).map(Dist::new)
+    }
+
+    /// A function that is linear in each of two tensors, such as their product. The caller answers for that.
+    ///
+    /// # Errors
+    /// As [`zip`](Self::zip).
+    pub fn zip_product<R2, S2>(
+        &self,
+        other: &Dist<T, R2, S2>,
+        function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
+    ) -> Result<Dist<T, R::Output, S::Output>, T::Error>
+    where
+        R2: State,
+        S2: State,
+        R: Multiplies<R2>,
+        S: Multiplies<S2>,
+    {
+        self.tagged.zip_product(&other.tagged, function).map(Dist::new)
+    }
+}
