@@ -62,12 +62,7 @@ impl<T: Differentiable> Backward<T> {
     /// [`Error::Collective`] if the cotangent does not have the output's elements: before anything is issued.
     /// [`Error::Comm`] if the communication fails.
     pub fn gradient(&self, cotangent: Option<Vec<T>>) -> Result<Vec<T>, Error> {
-        let expected = self.output_len();
-        if cotangent.as_ref().map(Vec::len) != expected {
-            let [got, want] = [cotangent.as_ref().map(Vec::len), expected].map(in_words);
-            let what = format!("the cotangent has {got}, the output has {want}");
-            return Err(Error::Collective { operation: self.name, rank: self.group.rank(), what });
-        }
+        self.check(cotangent.as_deref())?;
         let cotangent = cotangent.unwrap_or_default();
         match &self.way {
             Way::AllReduce { .. } | Way::ReduceScatter { .. } | Way::Reduce { .. } => {
@@ -76,6 +71,23 @@ impl<T: Differentiable> Backward<T> {
             Way::Share | Way::Slice(_) | Way::Place | Way::OnlyFirst => self.converted(cotangent),
             _ => self.passed_back(cotangent),
         }
+    }
+
+    /// Whether it is a cotangent of this member's output.
+    fn check(&self, cotangent: Option<&[T]>) -> Result<(), Error> {
+        let what = match (cotangent.map(<[T]>::len), self.output_len()) {
+            (got, want) if got == want => return Ok(()),
+            (Some(got), Some(want)) => {
+                format!("the cotangent has {got} elements, the output has {want}")
+            }
+            (Some(got), None) => {
+                format!("there is a cotangent of {got} elements, but no output on this rank")
+            }
+            (None, want) => {
+                format!("there is no cotangent of the output of {} elements", want.unwrap_or(0))
+            }
+        };
+        Err(Error::Collective { operation: self.name, rank: self.group.rank(), what })
     }
 
     /// What the forward's output had, on this member.
@@ -162,8 +174,4 @@ impl<T: Differentiable> Backward<T> {
             _ => unreachable!("the others move something"),
         })
     }
-}
-
-fn in_words(elements: Option<usize>) -> String {
-    elements.map_or_else(|| "no elements".to_owned(), |len| format!("{len} elements"))
 }

@@ -54,7 +54,8 @@ impl Collective {
         if len.is_multiple_of(size) {
             return Ok(());
         }
-        let problem = format!("the input has {len} elements, {size} members need a multiple of it");
+        let problem =
+            format!("the input has {len} elements, which {size} members cannot share evenly");
         Err(self.refuse(group, problem))
     }
 
@@ -86,8 +87,17 @@ impl Collective {
                 format!("{send} counts to send and {receive} to receive, for {size} members");
             return Err(self.refuse(group, problem));
         }
-        if send.iter().sum::<usize>() != len {
+        // Counts of which the sum overflows are not those of this input.
+        let sum = send.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
+        if sum != Some(len) {
             let problem = format!("the input has {len} elements, the counts to send are {send:?}");
+            return Err(self.refuse(group, problem));
+        }
+        let [to_itself, from_itself] = [send, receive].map(|counts| counts[group.index()]);
+        if to_itself != from_itself {
+            let problem = format!(
+                "it sends {to_itself} elements to itself and expects {from_itself} from itself"
+            );
             return Err(self.refuse(group, problem));
         }
         Ok(())

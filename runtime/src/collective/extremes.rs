@@ -21,7 +21,7 @@ impl Holds {
 
     /// Leaves of each cotangent an equal share to those who hold the extreme, and nothing to the others.
     ///
-    /// Holders are counted in f32, which is exact for more of them than there are ranks; f16 would not be.
+    /// Holders are counted in f32, which is exact for up to 2^24 of them; bf16 would count 257 as 256, and f16 2049 as 2048.
     pub(super) fn share<T: Differentiable>(
         &self,
         group: &Group,
