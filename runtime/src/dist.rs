@@ -44,6 +44,8 @@ mod rules;
 mod state;
 mod tagged;
 mod tape;
+#[cfg(test)]
+mod tests;
 mod transitions;
 mod typed;
 

@@ -1,7 +1,10 @@
 //! What may be done with a value in which state, for the compiler, whose messages these are.
 //!
-//! The same rules stand as functions of [`AxisState`](super::AxisState) in `tagged`, for values whose states are known at run
-//! time only; a test compares the two.
+//! The same rules stand as functions of [`AxisState`](super::AxisState) in `transitions`, for values whose states are known at
+//! run time only; a test compares the two.
+//!
+//! Rules of two states are symmetric, and are asked of the second value, about the first: of a type that is still to be
+//! inferred the compiler assumes the only one that fits, and says nothing but that another was found.
 
 use super::state::{Invariant, Partial, Replicate, State, Varying};
 use crate::collective::{Copies, Reducer};
@@ -20,7 +23,7 @@ impl Free for Varying {}
 
 /// Two states whose values may go into one function, whatever it is.
 #[diagnostic::on_unimplemented(
-    message = "a `{Self}` value and a `{Rhs}` value cannot go into one function",
+    message = "a `{Rhs}` value and a `{Self}` value cannot go into one function",
     label = "their gradients would count for different numbers of ranks",
     note = "an Invariant value becomes Replicate by `share`; of a Partial one make the sum first: `all_reduce` or \
             `reduce_scatter`"
@@ -32,7 +35,7 @@ pub trait Joins<Rhs: State>: State {
 
 /// Two states whose values may be added, or go into one function that is linear in both together.
 #[diagnostic::on_unimplemented(
-    message = "a `{Self}` value and a `{Rhs}` value cannot be added",
+    message = "a `{Rhs}` value and a `{Self}` value cannot be added",
     label = "the sum would have terms that count for different numbers of ranks",
     note = "a Replicate value is added to a Partial one as `only_first`, a Varying one as `to_partial`; an Invariant value \
             becomes Replicate by `share`"
@@ -44,7 +47,7 @@ pub trait Adds<Rhs: State>: State {
 
 /// Two states whose values may be multiplied, or go into one function that is linear in each.
 #[diagnostic::on_unimplemented(
-    message = "a `{Self}` value and a `{Rhs}` value cannot be multiplied",
+    message = "a `{Rhs}` value and a `{Self}` value cannot be multiplied",
     label = "the product of two sums is not the sum of products",
     note = "make the sum of a Partial value first: `all_reduce` or `reduce_scatter`; an Invariant value becomes Replicate \
             by `share`"
@@ -94,7 +97,7 @@ table! { Multiplies:
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not reduce a `{Q}` value",
     note = "Sum and Avg reduce Partial values: the terms of a Varying one are a sum by `to_partial`",
-    note = "Product, Min, Max and PreMultiplied reduce Varying values",
+    note = "Product, Min, Max and PreMultiplied reduce Varying values: of a Partial one make the sum first, by `reduce_scatter`",
     note = "of a Replicate or Invariant value all ranks have the same already"
 )]
 pub trait Reduces<Q: State> {
@@ -143,7 +146,8 @@ impl Reduces<Varying> for PreMultiplied {
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` value is not what each rank has of its own: this takes a Varying one",
     note = "a Replicate value is Varying by `to_varying`, an Invariant one by `slice`; of a Partial one make the sum first: \
-            `all_reduce` or `reduce_scatter`"
+            `all_reduce` or `reduce_scatter`",
+    note = "terms of a sum in which a Replicate value counts once are made by `only_first`, not by `to_partial`"
 )]
 pub trait Own: State {}
 
@@ -170,7 +174,8 @@ impl CountedOnce for Invariant {}
 /// A state of which each rank may keep its own part: [`Replicate`] or [`Invariant`].
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` value has no own parts to keep",
-    note = "`slice` cuts what all ranks hold alike: Replicate or Invariant values; a Partial one is cut by `reduce_scatter`"
+    note = "`slice` cuts what all ranks hold alike: Replicate or Invariant values; a Partial one is cut by \
+            `reduce_scatter`, and a Varying one is each rank's own as it is"
 )]
 pub trait Sliced: State {
     /// What the copies are.
@@ -189,7 +194,7 @@ impl Sliced for Invariant {
 /// all hold and which counts once.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` loss has no one meaning: on each axis a loss is Partial or Invariant",
-    label = "each rank's copy would count once more, as in pytorch issue 58005",
+    label = "does each rank's loss count, or one? This is pytorch issue 58005",
     note = "the sum of the ranks' losses is a Partial loss: `to_partial` of a Varying one",
     note = "one loss that all ranks hold is Invariant: `all_reduce_invariant` makes it",
     note = "of a Replicate loss, `only_first` counts one copy"

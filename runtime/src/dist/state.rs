@@ -28,6 +28,16 @@ impl AxisState {
             alike => alike,
         }
     }
+
+    /// With its article.
+    pub(super) const fn one(self) -> &'static str {
+        match self {
+            Self::Replicate => "a Replicate",
+            Self::Invariant => "an Invariant",
+            Self::Varying => "a Varying",
+            Self::Partial => "a Partial",
+        }
+    }
 }
 
 impl fmt::Display for AxisState {

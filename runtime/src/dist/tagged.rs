@@ -67,7 +67,8 @@ impl<T: Carrier> Tagged<T> {
         for place in axes.places() {
             let found = self.states[*place];
             if found != from {
-                let problem = format!("a {found} value along {axes}, where it takes a {from} one");
+                let (found, from) = (found.one(), from.one());
+                let problem = format!("{found} value along {axes}, where it takes {from} one");
                 return Err(self.refuse(collective.name(), problem, collective.hint()).into());
             }
         }
@@ -84,11 +85,8 @@ impl<T: Carrier> Tagged<T> {
         for place in axes.places() {
             let found = self.states[*place];
             found.reinterpreted(to).map_err(|hint| {
-                self.refuse(
-                    "reinterpret",
-                    format!("a {found} value along {axes} as a {to} one"),
-                    hint,
-                )
+                let problem = format!("{} value along {axes} as {} one", found.one(), to.one());
+                self.refuse("reinterpret", problem, hint)
             })?;
         }
         Ok(self.with(self.tensor.clone(), self.states_with(axes, to)))
@@ -171,7 +169,8 @@ impl<T: Carrier> Tagged<T> {
             self.states.into_iter().zip(states).zip([Axes::Replicate, Axes::Shard])
         {
             if found != state {
-                let problem = format!("a {found} value along {axis}, where a {state} one is meant");
+                let (found, state) = (found.one(), state.one());
+                let problem = format!("{found} value along {axis}, where {state} one is meant");
                 return Err(self.refuse("try_from", problem, "convert it, or mean another type"));
             }
         }
@@ -195,7 +194,7 @@ impl<T: Carrier> Tagged<T> {
     ) -> Result<(), Error> {
         for (state, axis) in self.states.into_iter().zip([Axes::Replicate, Axes::Shard]) {
             rule(state).map_err(|hint| {
-                self.refuse(operation, format!("a {state} value along {axis}"), hint)
+                self.refuse(operation, format!("{} value along {axis}", state.one()), hint)
             })?;
         }
         Ok(())
@@ -215,7 +214,8 @@ impl<T: Carrier> Tagged<T> {
         for (place, axis) in [Axes::Replicate, Axes::Shard].into_iter().enumerate() {
             let [one, two] = [self.states[place], other.states[place]];
             states[place] = rule(one, two).map_err(|hint| {
-                self.refuse(operation, format!("a {one} and a {two} value along {axis}"), hint)
+                let problem = format!("{} and {} value along {axis}", one.one(), two.one());
+                self.refuse(operation, problem, hint)
             })?;
         }
         Ok(states)

@@ -119,7 +119,7 @@ impl Collective {
     pub(super) fn hint(&self) -> Hint {
         match self.states()[0] {
             AxisState::Partial => {
-                "it makes the sum of Partial terms: a Varying value is one by to_partial"
+                "it makes the sum of Partial terms: a Varying value is one by to_partial, and a Replicate one by only_first"
             }
             AxisState::Varying => {
                 "it takes what each rank has of its own: a Replicate value is Varying by to_varying, an Invariant one by \

@@ -42,12 +42,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         other: &Dist<T, R2, S2>,
         function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
-    ) -> Result<Dist<T, R::Output, S::Output>, T::Error>
+    ) -> Result<Dist<T, R2::Output, S2::Output>, T::Error>
     where
-        R2: State,
-        S2: State,
-        R: Joins<R2>,
-        S: Joins<S2>,
+        R2: Joins<R>,
+        S2: Joins<S>,
     {
         self.tagged.zip(&other.tagged, function).map(Dist::new)
     }
@@ -60,12 +58,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         other: &Dist<T, R2, S2>,
         function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
-    ) -> Result<Dist<T, R::Output, S::Output>, T::Error>
+    ) -> Result<Dist<T, R2::Output, S2::Output>, T::Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>,
+        R2: Adds<R>,
+        S2: Adds<S>,
     {
         self.tagged.zip_sum(&other.tagged, function).map(Dist::new)
     }
@@ -78,12 +74,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         other: &Dist<T, R2, S2>,
         function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
-    ) -> Result<Dist<T, R::Output, S::Output>, T::Error>
+    ) -> Result<Dist<T, R2::Output, S2::Output>, T::Error>
     where
-        R2: State,
-        S2: State,
-        R: Multiplies<R2>,
-        S: Multiplies<S2>,
+        R2: Multiplies<R>,
+        S2: Multiplies<S>,
     {
         self.tagged.zip_product(&other.tagged, function).map(Dist::new)
     }

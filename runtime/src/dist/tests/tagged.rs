@@ -1,0 +1,234 @@
+//! Values whose states are known at run time: what they may do, and what they are told otherwise.
+
+use hsdp_comm::{World, world};
+use hsdp_sharding::Mesh;
+
+use super::{Row, alone, collectives};
+use crate::collective::{Collective, Copies, Reducer};
+use crate::dist::AxisState::{Invariant, Partial, Replicate, Varying};
+use crate::dist::{Axes, AxisState, Dist, Tagged, Tape};
+use crate::error::Error;
+
+const AXES: [Axes; 3] = [Axes::Replicate, Axes::Shard, Axes::Both];
+
+fn all_states() -> impl Iterator<Item = [AxisState; 2]> {
+    AxisState::ALL.into_iter().flat_map(|one| AxisState::ALL.map(|two| [one, two]))
+}
+
+fn tagged(states: [AxisState; 2]) -> Tagged<Row> {
+    alone().tag(Row(vec![3.0]), states)
+}
+
+/// What rank 3 of a mesh of 2 x 2 is told, where nobody issues anything.
+fn told<T>(
+    states: [AxisState; 2],
+    call: impl Fn(&Tagged<Row>) -> Result<T, Error> + Sync,
+) -> String {
+    let said = world(4, |world: World| {
+        let mesh = Mesh::new(2, 2).expect("a mesh");
+        let value = Tape::of_mesh(&world, mesh).expect("a tape").tag(Row(vec![1.0; 2]), states);
+        let before = world.ledger();
+        let error = call(&value).map(drop).expect_err("it is refused");
+        assert!(matches!(error, Error::State { .. }), "{error:?}");
+        assert!(!error.is_fatal(), "{error}");
+        assert_eq!(world.ledger(), before, "nothing is issued");
+        error.to_string()
+    });
+    said[3].clone()
+}
+
+#[test]
+fn collectives_take_the_state_that_they_say_and_no_other() {
+    for collective in collectives() {
+        let [from, to] = collective.states();
+        for (states, axes) in all_states().flat_map(|states| AXES.map(|axes| (states, axes))) {
+            let along = axes.places();
+            let allowed = along.iter().all(|place| states[*place] == from);
+            let value = tagged(states);
+            if allowed && matches!(collective, Collective::Receive { .. }) {
+                let _ = value.apply(axes, &Collective::Send { to: 0 }).expect("it is given");
+            }
+            match value.apply(axes, &collective) {
+                Ok(output) => {
+                    assert!(allowed, "{collective:?} of {states:?} along {axes}");
+                    let left = |place| if along.contains(&place) { to } else { states[place] };
+                    let lacks = matches!(collective, Collective::Send { .. });
+                    let expected = (!lacks).then(|| [left(0), left(1)]);
+                    assert_eq!(output.map(|output| output.states()), expected, "{collective:?}");
+                }
+                Err(Error::State { .. }) => assert!(!allowed, "{collective:?} of {states:?}"),
+                Err(other) => panic!("{collective:?} of {states:?} along {axes}: {other}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_is_named_with_what_to_do() {
+    let sum = Collective::AllReduce { reducer: Reducer::Sum, output: Copies::Replicate };
+    let max = Collective::AllReduce { reducer: Reducer::Max, output: Copies::Replicate };
+    let gather = Collective::AllGather { output: Copies::Invariant };
+    let rows = [
+        (
+            told([Partial, Varying], |value| value.apply(Axes::Shard, &sum)),
+            "all_reduce on rank 3: a Varying value along the shard axis, where it takes a Partial one: it makes the sum \
+             of Partial terms: a Varying value is one by to_partial, and a Replicate one by only_first",
+        ),
+        (
+            told([Partial, Varying], |value| value.apply(Axes::Both, &sum)),
+            "all_reduce on rank 3: a Varying value along the whole mesh, where it takes a Partial one: it makes the sum \
+             of Partial terms: a Varying value is one by to_partial, and a Replicate one by only_first",
+        ),
+        (
+            told([Partial, Varying], |value| value.apply(Axes::Replicate, &max)),
+            "all_reduce on rank 3: a Partial value along the replicate axis, where it takes a Varying one: it takes what \
+             each rank has of its own: a Replicate value is Varying by to_varying, an Invariant one by slice, and of a \
+             Partial one make the sum first",
+        ),
+        (
+            told([Replicate, Invariant], |value| value.apply(Axes::Replicate, &gather)),
+            "all_gather on rank 3: a Replicate value along the replicate axis, where it takes a Varying one: it takes what \
+             each rank has of its own: a Replicate value is Varying by to_varying, an Invariant one by slice, and of a \
+             Partial one make the sum first",
+        ),
+        (
+            told([Replicate, Partial], |value| value.apply(Axes::Replicate, &Collective::Share)),
+            "share on rank 3: a Replicate value along the replicate axis, where it takes an Invariant one: it takes what all \
+             ranks hold and what counts once",
+        ),
+    ];
+    for (said, expected) in rows {
+        assert_eq!(said, expected);
+    }
+}
+
+#[test]
+fn functions_are_refused_by_state() {
+    let same = |row: &Row| Ok(row.clone());
+    let first = |one: &Row, _: &Row| Ok(one.clone());
+    let other = |value: &Tagged<Row>, states| value.tape().tag(value.tensor().clone(), states);
+    let rows = [
+        (
+            told([Varying, Partial], |value| value.map(same)),
+            "map on rank 3: a Partial value along the shard axis: of a Partial value make the sum first, by all_reduce or \
+             reduce_scatter",
+        ),
+        (
+            told([Invariant, Varying], |value| {
+                value.zip(&other(value, [Replicate, Varying]), first)
+            }),
+            "zip on rank 3: an Invariant and a Replicate value along the replicate axis: an Invariant value becomes \
+             Replicate by share; of a Partial one make the sum first",
+        ),
+        (
+            told([Varying, Replicate], |value| {
+                value.zip_sum(&other(value, [Varying, Partial]), first)
+            }),
+            "zip_sum on rank 3: a Replicate and a Partial value along the shard axis: a Replicate value is added to a \
+             Partial one as only_first, a Varying one as to_partial; an Invariant one becomes Replicate by share",
+        ),
+        (
+            told([Varying, Partial], |value| value.zip_product(value, first)),
+            "zip_product on rank 3: a Partial and a Partial value along the shard axis: an Invariant value becomes \
+             Replicate by share; of a Partial one make the sum first",
+        ),
+        (
+            told([Replicate, Partial], |value| value.reinterpret(Axes::Replicate, Partial)),
+            "reinterpret on rank 3: a Replicate value along the replicate axis as a Partial one: only_first counts one of \
+             the copies",
+        ),
+        (
+            told([Replicate, Partial], |value| value.reinterpret(Axes::Shard, Varying)),
+            "reinterpret on rank 3: a Partial value along the shard axis as a Varying one: only a Replicate value may be \
+             taken for a Varying one, and a Varying one for a Partial one",
+        ),
+        (
+            told([Replicate, Partial], Tagged::backward),
+            "backward on rank 3: a Replicate value along the replicate axis: each rank's copy would count once more, as in \
+             pytorch issue 58005: only_first counts one, all_reduce_invariant makes a loss that all hold and that counts \
+             once",
+        ),
+        (
+            told([Invariant, Varying], Tagged::backward),
+            "backward on rank 3: a Varying value along the shard axis: the sum of the ranks' losses is a Partial loss: \
+             to_partial",
+        ),
+    ];
+    for (said, expected) in rows {
+        assert_eq!(said, expected);
+    }
+}
+
+#[test]
+fn functions_leave_the_states_of_the_rules() {
+    let tape = alone();
+    let tag = |states| tape.tag(Row(vec![3.0]), states);
+    let first = |one: &Row, _: &Row| Ok(one.clone());
+    let states = |made: Result<Tagged<Row>, Error>| made.expect("it is allowed").states();
+    assert_eq!(
+        states(tag([Replicate, Varying]).zip(&tag([Varying, Replicate]), first)),
+        [Varying; 2]
+    );
+    let (one, two) = (tag([Partial, Replicate]), tag([Partial, Varying]));
+    assert_eq!(states(one.zip_sum(&two, first)), [Partial, Varying]);
+    let (one, two) = (tag([Partial, Invariant]), tag([Replicate, Invariant]));
+    assert_eq!(states(one.zip_product(&two, first)), [Partial, Invariant]);
+    assert_eq!(states(one.map_linear(|row| Ok(row.clone()))), [Partial, Invariant]);
+    assert_eq!(states(tag([Replicate; 2]).reinterpret(Axes::Both, Varying)), [Varying; 2]);
+}
+
+#[test]
+fn values_of_two_tapes_do_not_meet() {
+    let told = told([Varying; 2], |value| {
+        let elsewhere = value.tape().tagged(hsdp_comm::Tag::default());
+        let other = elsewhere.tag(value.tensor().clone(), [Varying; 2]);
+        value.zip(&other, |one, _| Ok(one.clone()))
+    });
+    assert_eq!(told, "zip on rank 3: values of two tapes: make both values on one tape");
+    // A clone is the same tape.
+    let tape = alone();
+    let [one, two] = [tape.clone(), tape].map(|tape| tape.tag(Row(vec![3.0]), [Varying; 2]));
+    assert!(one.zip_sum(&two, |one, _| Ok(one.clone())).is_ok());
+}
+
+#[test]
+fn gradients_have_the_states_of_cotangents() {
+    let tape = alone();
+    let loss = tape.tag(Row(vec![1.0]), [Partial, Invariant]);
+    let gradients = loss.backward().expect("a loss");
+    for states in all_states() {
+        let gradient = gradients.of_tagged(&tape.tag(Row(vec![3.0]), states));
+        let found = gradient.expect("the loss depends on it").states();
+        let expected = states.map(|state| match state {
+            Replicate => Partial,
+            Partial => Replicate,
+            Invariant => Invariant,
+            Varying => Varying,
+        });
+        assert_eq!(found, expected, "of {states:?}");
+    }
+}
+
+#[test]
+fn a_value_takes_the_types_of_its_states_alone() {
+    use crate::dist::{Partial as P, Varying as V};
+    let meant: Result<Dist<Row, P, V>, Error> = tagged([Partial, Varying]).try_into();
+    assert_eq!(meant.expect("those are its states").into_tensor(), Row(vec![3.0]));
+    let said = told([Partial, Invariant], |value| Dist::<Row, P, V>::try_from(value.clone()));
+    assert_eq!(
+        said,
+        "try_from on rank 3: an Invariant value along the shard axis, where a Varying one is meant: convert it, or mean \
+         another type"
+    );
+}
+
+#[test]
+fn tapes_that_do_not_fit() {
+    let three = Mesh::new(1, 3).expect("a mesh");
+    let error = Tape::<Row>::of_mesh(&World::single(), three).expect_err("two ranks are missing");
+    assert_eq!(error.to_string(), "tape on rank 0: mesh 1x3 has 3 ranks, the world has 1");
+
+    let loss = alone().without_gradients().tag(Row(vec![1.0]), [Partial; 2]);
+    let error = loss.backward().map(drop).expect_err("nothing was recorded");
+    assert_eq!(error.to_string(), "backward on rank 0: the tape was made without gradients");
+}

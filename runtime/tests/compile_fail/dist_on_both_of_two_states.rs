@@ -1,0 +1,10 @@
+//! The whole mesh is one axis only for a value in one state.
+
+use hsdp::dist::{Carrier, Dist, OnBoth, Partial, Sum, Varying};
+
+fn wrong<T: Carrier>(x: &Dist<T, Varying, Partial>) -> Result<(), T::Error> {
+    let _ = x.all_reduce(OnBoth, Sum)?;
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+//! What each rank has of its own is a term of a sum only if its owner says so.
+
+use hsdp::dist::{Carrier, Dist, OnShard, Sum, Varying};
+
+fn wrong<T: Carrier>(x: &Dist<T, Varying, Varying>) -> Result<(), T::Error> {
+    let _ = x.all_reduce(OnShard, Sum)?;
+    Ok(())
+}
+
+fn main() {}
