@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use hsdp::Mesh;
-use hsdp_tests::conformance::{Case, CaseParam, ReduceCase, TrainCase, Verdict};
+use hsdp_tests::conformance::{Case, CaseParam, MOST_RANKS, ReduceCase, TrainCase, Verdict};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -95,10 +95,9 @@ fn there_is_a_test_for_every_train_case() {
 }
 
 #[test]
-fn vjp_cases_are_skipped_for_now() {
-    let cases = cases(|case| matches!(case, Case::Vjp { .. }));
-    assert_eq!(cases.len(), 37);
-    assert!(cases.iter().all(|case| matches!(case.run(), Verdict::Skipped(_))));
+fn every_vjp_case_passes() {
+    let cases = cases(|case| matches!(case, Case::Vjp(_)));
+    assert_eq!(assert_all_pass(cases.iter().map(|case| (case.name(), case.run()))), 37);
 }
 
 #[test]
@@ -165,17 +164,41 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program prints UTF-8")
 }
 
+fn text_lines(bytes: &[u8]) -> Vec<String> {
+    text(bytes).lines().map(str::to_owned).collect()
+}
+
 #[test]
 fn the_program_prints_a_line_a_case_and_a_count() {
     let output =
         conformance(&["integers-2x2-local", "vjp-scatter-2", "mlp-2x2-reduce_scatter-f16"]);
-    let lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    let lines = text_lines(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{lines:?}");
     assert_eq!(lines[0], "ok    integers-2x2-local          exact (122 elements)");
-    assert!(lines[1].starts_with("skip  vjp-scatter-2               "), "{lines:?}");
+    assert!(lines[1].starts_with("ok    vjp-scatter-2               worst 0."), "{lines:?}");
     assert!(lines[2].starts_with("ok    mlp-2x2-reduce_scatter-f16  worst 0."), "{lines:?}");
     assert!(lines[2].contains(" of bound ("), "{lines:?}");
-    assert_eq!(lines[3], "2 passed, 0 failed, 1 skipped");
+    assert_eq!(lines[3], "3 passed, 0 failed, 0 skipped");
+}
+
+#[test]
+fn a_case_with_too_many_ranks_is_skipped() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let source = cases_folder().join("vjp-thread-a1").join("case.json");
+    let text = fs::read_to_string(source).expect("the case");
+    let mut case: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let ranks = MOST_RANKS + 1;
+    case["world"] = ranks.into();
+    for field in ["inputs", "cotangents", "expected_outputs", "expected_input_gradients"] {
+        case[field] = vec![case[field][0].clone(); ranks].into();
+    }
+    fs::write(folder.path().join("case.json"), case.to_string()).expect("written");
+
+    let output = conformance(&[folder.path().to_str().expect("UTF-8"), "vjp-thread-a1"]);
+    let printed = text_lines(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{printed:?}");
+    assert_eq!(printed[0], "skip  vjp-thread-a1  129 ranks: 128 threads are the most");
+    assert_eq!(printed[2], "1 passed, 0 failed, 1 skipped");
 }
 
 #[test]
@@ -231,9 +254,13 @@ fn what_makes_no_sense_is_one_line_and_exit_code_2() {
     let strange = tempfile::tempdir().expect("a temporary folder");
     fs::write(strange.path().join("case.json"), r#"{"kind": "dance", "name": "strange"}"#)
         .expect("written");
-    let [broken, strange] =
-        [&broken, &strange].map(|folder| folder.path().to_str().expect("UTF-8"));
-    let refused: [(&[&str], &str); 8] = [
+    let misdealt = tempfile::tempdir().expect("a temporary folder");
+    let case = r#"{"kind": "vjp", "name": "misdealt", "op": "scatter", "world": 2, "root": 0, "inputs": [[1], [2]],
+        "cotangents": [[1], [1]], "expected_outputs": [[1], [1]], "expected_input_gradients": [[1], [1]]}"#;
+    fs::write(misdealt.path().join("case.json"), case).expect("written");
+    let [broken, strange, misdealt] =
+        [&broken, &strange, &misdealt].map(|folder| folder.path().to_str().expect("UTF-8"));
+    let refused: [(&[&str], &str); 9] = [
         (&[], "<CASE_DIR>"),
         (&["--comm", "mpi", "vjp-scatter-2"], "--comm mpi"),
         (&["--comm", "nccl", "vjp-scatter-2"], "--comm nccl"),
@@ -242,6 +269,7 @@ fn what_makes_no_sense_is_one_line_and_exit_code_2() {
         (&["vjp-scatter-2", "nowhere"], "nowhere/case.json"),
         (&[broken], "missing field `mesh`"),
         (&[strange], "kind `dance`"),
+        (&[misdealt], "inputs have 1 elements: op `scatter` deals them to 2 ranks"),
     ];
     for (arguments, named) in refused {
         let output = conformance(arguments);

@@ -7,7 +7,10 @@ use hsdp::{DType, Mesh};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::{CaseError, ReduceCase, TrainCase, Verdict};
+use super::{CaseError, ReduceCase, TrainCase, Verdict, VjpCase};
+
+/// So many threads every machine has room for.
+pub const MOST_RANKS: usize = 128;
 
 /// A case that has been read: everything in it makes sense, and nothing has run.
 #[derive(Debug)]
@@ -16,18 +19,14 @@ pub enum Case {
     Reduce(ReduceCase),
     /// Trains a GPT.
     Train(TrainCase),
-    /// Would drive the differentiable collectives.
-    Vjp {
-        /// Its name.
-        name: String,
-    },
+    /// Drives a differentiable collective.
+    Vjp(VjpCase),
 }
 
-/// What every kind of case has.
+/// What every kind of case says first.
 #[derive(Deserialize)]
 struct Head {
     kind: String,
-    name: String,
 }
 
 impl Case {
@@ -42,7 +41,7 @@ impl Case {
         match head.kind.as_str() {
             "reduce" => ReduceCase::read(dir).map(Self::Reduce),
             "train" => TrainCase::read(dir).map(Self::Train),
-            "vjp" => Ok(Self::Vjp { name: head.name }),
+            "vjp" => VjpCase::read(dir).map(Self::Vjp),
             kind => Err(CaseError::senseless(
                 path,
                 format!("kind `{kind}` is not known: expected reduce, train or vjp"),
@@ -56,19 +55,31 @@ impl Case {
         match self {
             Self::Reduce(case) => &case.name,
             Self::Train(case) => case.name(),
-            Self::Vjp { name } => name,
+            Self::Vjp(case) => case.name(),
         }
     }
 
-    /// Runs it, with a thread for each rank that it needs.
+    /// How many ranks it needs.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        match self {
+            Self::Reduce(case) => case.mesh.world_size(),
+            Self::Train(case) => case.world_size(),
+            Self::Vjp(case) => case.world_size(),
+        }
+    }
+
+    /// Runs it, with a thread for each rank that it needs. It is skipped if those are more than [`MOST_RANKS`].
     #[must_use]
     pub fn run(&self) -> Verdict {
+        let ranks = self.world_size();
+        if ranks > MOST_RANKS {
+            return Verdict::Skipped(format!("{ranks} ranks: {MOST_RANKS} threads are the most"));
+        }
         match self {
             Self::Reduce(case) => case.run(),
             Self::Train(case) => case.run(),
-            Self::Vjp { .. } => {
-                Verdict::Skipped("there are no differentiable collectives yet".to_owned())
-            }
+            Self::Vjp(case) => case.run(),
         }
     }
 }

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `reduce` | the reduction engine, with gradients from a file | `reduce`, `ledger` |
 //! | `train` | the GPT of `hsdp-candle`, for some steps | `train` |
-//! | `vjp` | differentiable collectives: not driven yet, skipped | |
+//! | `vjp` | a differentiable collective, forward and backward | `vjp` |
 //!
 //! `generate` makes `reduce` cases by chance, `ranks` runs threads, `compare` holds results against bounds, `tensors`
 //! and `error` read files.
@@ -22,9 +22,11 @@ mod ranks;
 mod reduce;
 mod tensors;
 mod train;
+mod vjp;
 
-pub use self::case::Case;
+pub use self::case::{Case, MOST_RANKS};
 pub use self::compare::{Verdict, Worst};
 pub use self::error::CaseError;
 pub use self::reduce::{CaseParam, ReduceCase};
 pub use self::train::TrainCase;
+pub use self::vjp::VjpCase;

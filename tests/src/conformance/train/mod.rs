@@ -55,6 +55,12 @@ impl TrainCase {
         &self.name
     }
 
+    /// How many ranks it needs.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.mesh.world_size()
+    }
+
     /// The same sequences in other hands: on `mesh`, in so many microbatches of a step.
     ///
     /// The mean over all of a step's sequences is the same, so the same is expected.
