@@ -139,6 +139,24 @@ fn the_golden_partials_of_a_4x8_mesh() {
     }
 }
 
+/// What FSDP2 gives on 2 x 2 ranks whose gradients are 1 to 4 times their number, and ten times that in the second of two
+/// microbatches: on every wire, whenever it is communicated.
+#[test]
+fn the_golden_numbers_of_a_2x2_mesh() {
+    let own = |rank: usize, microbatch: usize| {
+        (1..=4).map(|element| count(element * (rank + 1) * (1 + 9 * microbatch))).collect()
+    };
+    for wire in WIRES {
+        for accumulation in Accumulation::ALL {
+            let options =
+                ModelOptions { accumulation, ..options(mesh(2, 2), wire, Objective::RankMean) };
+            let [first, both] = [1, 2].map(|microbatches| reduced(&options, microbatches, &own));
+            assert_eq!(first, [2.5, 5.0, 7.5, 10.0], "{wire} {accumulation}");
+            assert_eq!(both, [27.5, 55.0, 82.5, 110.0], "{wire} {accumulation}");
+        }
+    }
+}
+
 /// An all-reduce that follows in the same microbatch changes nothing about what its reduce-scatter adds: neither where
 /// the number of microbatches is known beforehand, nor where it is not.
 #[test]

@@ -2,6 +2,7 @@
 //! optimizers that have state; and whoever does not want that is told on all ranks, at once.
 
 mod cases;
+mod golden;
 mod microbatches;
 mod policies;
 
