@@ -217,6 +217,47 @@ table!(RUNTIME {
     hsdp::divide::Parties: Send Sync Unpin,
 });
 
+table!(COLLECTIVE {
+    hsdp::collective::Backward<f32>: Send Sync Unpin,
+    hsdp::collective::Collective: Send Sync Unpin,
+    hsdp::collective::Copies: Send Sync Unpin,
+    hsdp::collective::Reducer: Send Sync Unpin,
+});
+
+/// A tensor that may go anywhere.
+type Carried = Vec<f32>;
+
+/// They go where those go that an autograd leaves.
+const OF_AN_AUTOGRAD: [&str; 1] = ["hsdp::dist::Gradients"];
+
+table!(DIST {
+    hsdp::dist::Applied<Carried>: Send Sync Unpin,
+    hsdp::dist::Avg: Send Sync Unpin,
+    hsdp::dist::Axes: Send Sync Unpin,
+    hsdp::dist::AxisState: Send Sync Unpin,
+    hsdp::dist::Call<'static, Carried>: Send Sync Unpin,
+    hsdp::dist::Dist<Carried, hsdp::dist::Replicate, hsdp::dist::Partial>: Send Sync Unpin,
+    // Whether a value may go to another thread is for its tensor to say,
+    hsdp::dist::Dist<std::rc::Rc<u8>, hsdp::dist::Replicate, hsdp::dist::Partial>: Unpin,
+    hsdp::dist::Invariant: Send Sync Unpin,
+    hsdp::dist::Max: Send Sync Unpin,
+    hsdp::dist::Min: Send Sync Unpin,
+    hsdp::dist::OnBoth: Send Sync Unpin,
+    hsdp::dist::OnReplicate: Send Sync Unpin,
+    hsdp::dist::OnShard: Send Sync Unpin,
+    hsdp::dist::Partial: Send Sync Unpin,
+    hsdp::dist::PreMultiplied: Send Sync Unpin,
+    hsdp::dist::Product: Send Sync Unpin,
+    hsdp::dist::Record: Send Sync Unpin,
+    hsdp::dist::Replicate: Send Sync Unpin,
+    hsdp::dist::Sum: Send Sync Unpin,
+    hsdp::dist::Tagged<Carried>: Send Sync Unpin,
+    hsdp::dist::Tape<Carried>: Send Sync Unpin,
+    // and a tape keeps the last of what it recorded.
+    hsdp::dist::Tape<std::rc::Rc<u8>>: Unpin,
+    hsdp::dist::Varying: Send Sync Unpin,
+});
+
 table!(CANDLE {
     hsdp_candle::Error: Send Sync Unpin,
     // Forward and backward of a microbatch belong to one thread at a time.
@@ -232,7 +273,29 @@ table!(GPT {
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
-const TRAITS: [&str; 6] = ["Element", "Forward", "Optimizer", "Parameters", "Real", "Units"];
+const TRAITS: [&str; 21] = [
+    "Adds",
+    "Along",
+    "Carrier",
+    "Copied",
+    "CountedOnce",
+    "Differentiable",
+    "Element",
+    "Forward",
+    "Free",
+    "Joins",
+    "Loss",
+    "MeshAxis",
+    "Multiplies",
+    "Optimizer",
+    "Own",
+    "Parameters",
+    "Real",
+    "Reduces",
+    "Sliced",
+    "State",
+    "Units",
+];
 
 #[test]
 fn every_public_type_has_a_row() {
@@ -241,6 +304,8 @@ fn every_public_type_has_a_row() {
     every_export_has_a_row("kernels/src/memory.rs", MEMORY);
     every_export_has_a_row("comm/src/lib.rs", COMM);
     every_export_has_a_row("runtime/src/lib.rs", RUNTIME);
+    every_export_has_a_row("runtime/src/collective.rs", COLLECTIVE);
+    every_export_has_a_row("runtime/src/dist.rs", &[DIST, &OF_AN_AUTOGRAD].concat());
     every_export_has_a_row("runtime/candle/src/lib.rs", CANDLE);
     every_export_has_a_row("runtime/candle/src/gpt.rs", GPT);
 }
