@@ -4,7 +4,7 @@ use hsdp_comm::{Group, Reduction, Stage, Tag};
 
 use super::conversion::{only_first, own_part, placed, zeros};
 use super::scan::{self, Direction};
-use super::share::Share;
+use super::share::{Share, Slope};
 use super::{Copies, Differentiable};
 use crate::error::Error;
 
@@ -108,6 +108,10 @@ impl<T: Differentiable> Backward<T> {
     fn reduced(&self, cotangent: Vec<T>) -> Result<Vec<T>, Error> {
         let (group, tag) = (&self.group, self.tag);
         let (whole, share) = match &self.way {
+            // At once, as in the forward: f16 may have room for an average and not for its sum.
+            Way::AllReduce { share: Share::Linear(Slope::Over(_)), output: Copies::Replicate } => {
+                return Ok(group.all_reduce(tag, Reduction::Avg, cotangent)?.wait()?);
+            }
             Way::AllReduce { share, output: Copies::Replicate } => {
                 (group.all_reduce(tag, Reduction::Sum, cotangent)?.wait()?, share)
             }

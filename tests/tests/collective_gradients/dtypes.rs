@@ -84,6 +84,16 @@ fn pairs<T: Differentiable>(small: &Done<T>, exact: &Done<f64>) -> Vec<(f64, f64
     got.zip(outputs.1.into_iter().chain(exact.gradient.clone())).collect()
 }
 
+/// An f16 has room for the average of these, and not for their sum: forward and backward.
+#[test]
+fn an_average_needs_no_room_for_its_sum() {
+    let large = f16::from_f64(40_000.0);
+    let collective = Collective::AllReduce { reducer: Reducer::Avg, output: Copies::Replicate };
+    for done in differentiate(&collective, &vec![vec![large]; RANKS], |_, _| vec![large]) {
+        assert_eq!((done.output, done.gradient), (Some(vec![large]), vec![large]));
+    }
+}
+
 /// What only travels is not touched in any dtype.
 #[test]
 fn what_travels_keeps_its_bits() {
