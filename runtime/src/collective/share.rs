@@ -86,11 +86,14 @@ impl<T: Differentiable> Share<T> {
 
 impl Slope {
     fn apply<T: Differentiable>(self, values: &mut [T]) {
-        let by: Box<dyn Fn(f64) -> f64> = match self {
-            Self::One | Self::Over(1) => return,
-            Self::Over(members) => Box::new(move |value| value / members as f64),
-            Self::Times(factor) => Box::new(move |value| value * factor),
-        };
-        values.iter_mut().for_each(|value| *value = T::from_f64(by(value.to_f64())));
+        match self {
+            Self::One | Self::Over(1) => {}
+            Self::Over(members) => each(values, |value| value / members as f64),
+            Self::Times(factor) => each(values, |value| value * factor),
+        }
     }
+}
+
+fn each<T: Differentiable>(values: &mut [T], function: impl Fn(f64) -> f64) {
+    values.iter_mut().for_each(|value| *value = T::from_f64(function(value.to_f64())));
 }
