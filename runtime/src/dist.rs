@@ -9,7 +9,7 @@
 //! | [`Varying`] | values of their own | [`Varying`] |
 //! | [`Partial`] | terms of a sum that is still to be made | [`Replicate`] |
 //!
-//! A [`Dist<T, R, S>`](Dist) has state `R` over the replicate axis and `S` over the shard axis. Its methods are what leaves
+//! A [`Dist<C, R, S>`](Dist) has state `R` over the replicate axis and `S` over the shard axis. Its methods are what leaves
 //! the sum of all ranks' losses differentiable: collectives and conversions move between states, and functions of values
 //! are allowed where they mean what they say.
 //!

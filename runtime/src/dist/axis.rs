@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Debug};
 
+use super::carrier::Carrier;
 use super::state::State;
 use super::tagged::Tagged;
 use super::typed::Dist;
@@ -75,46 +76,47 @@ impl MeshAxis for OnBoth {
             other"
 )]
 pub trait Along<A: MeshAxis> {
-    /// What it carries.
-    type Tensor;
+    /// Whose tensor it carries.
+    type Carrier: Carrier;
 
     /// Its state there.
     type State: State;
 
     /// The value in state `Q` there.
-    type With<Q: State>: made::Made<Self::Tensor>;
+    type With<Q: State>: made::Made<Self::Carrier>;
 }
 
 /// What this crate alone makes of parts that it has checked.
 pub(super) mod made {
+    use crate::dist::carrier::Carrier;
     use crate::dist::tagged::Tagged;
 
     #[expect(unnameable_types, reason = "it keeps what is unchecked inside")]
-    pub trait Made<T> {
-        fn made(tagged: Tagged<T>) -> Self;
+    pub trait Made<C: Carrier> {
+        fn made(tagged: Tagged<C>) -> Self;
     }
 }
 
-impl<T, R: State, S: State> made::Made<T> for Dist<T, R, S> {
-    fn made(tagged: Tagged<T>) -> Self {
+impl<C: Carrier, R: State, S: State> made::Made<C> for Dist<C, R, S> {
+    fn made(tagged: Tagged<C>) -> Self {
         Self::new(tagged)
     }
 }
 
-impl<T, R: State, S: State> Along<OnReplicate> for Dist<T, R, S> {
-    type Tensor = T;
+impl<C: Carrier, R: State, S: State> Along<OnReplicate> for Dist<C, R, S> {
+    type Carrier = C;
     type State = R;
-    type With<Q: State> = Dist<T, Q, S>;
+    type With<Q: State> = Dist<C, Q, S>;
 }
 
-impl<T, R: State, S: State> Along<OnShard> for Dist<T, R, S> {
-    type Tensor = T;
+impl<C: Carrier, R: State, S: State> Along<OnShard> for Dist<C, R, S> {
+    type Carrier = C;
     type State = S;
-    type With<Q: State> = Dist<T, R, Q>;
+    type With<Q: State> = Dist<C, R, Q>;
 }
 
-impl<T, Q: State> Along<OnBoth> for Dist<T, Q, Q> {
-    type Tensor = T;
+impl<C: Carrier, Q: State> Along<OnBoth> for Dist<C, Q, Q> {
+    type Carrier = C;
     type State = Q;
-    type With<P: State> = Dist<T, P, P>;
+    type With<P: State> = Dist<C, P, P>;
 }

@@ -1,15 +1,21 @@
 //! What an autograd brings, so that its tensors can be carried by [`Dist`](super::Dist).
 
+use std::fmt::Debug;
+
 use hsdp_comm::{Group, Tag};
 
 use crate::collective::Collective;
 use crate::error::Error;
 
-/// A tensor of an autograd, on which collectives are recorded.
+/// An autograd, on whose tensors collectives are recorded.
 ///
-/// Collectives go over the first dim: parts are rows. The clone of a tensor is the same tensor.
-pub trait Carrier: Clone {
-    /// What the autograd fails with.
+/// Collectives go over the first dim: parts are rows. The trait is of the autograd, not of its tensor, so that a crate can
+/// bring it that owns neither the tensor nor this trait; an autograd without tensors of others is its own tensor.
+pub trait Carrier: Debug + Sized {
+    /// Its tensor. The clone of a tensor is the same tensor.
+    type Tensor: Clone + Debug;
+
+    /// What it fails with.
     type Error: From<Error>;
 
     /// What a backward leaves: the gradients of leaves and of what else was asked for.
@@ -20,23 +26,28 @@ pub trait Carrier: Clone {
     ///
     /// # Errors
     /// Those of [`Collective::forward`], a dtype without gradients, and the autograd's own.
-    fn apply(&self, call: &Call<'_, Self>) -> Result<Applied<Self>, Self::Error>;
+    fn apply(call: &Call<'_, Self::Tensor>) -> Result<Applied<Self::Tensor>, Self::Error>;
 
-    /// Goes back from this tensor, a scalar whose cotangent is 1, and through `last` before all else.
+    /// Goes back from `loss`, a scalar whose cotangent is 1, and through `last` before all else.
     ///
     /// # Errors
     /// The autograd's, and those of the collectives.
-    fn backward(&self, last: Option<&Self>) -> Result<Self::Gradients, Self::Error>;
+    fn backward(
+        loss: &Self::Tensor,
+        last: Option<&Self::Tensor>,
+    ) -> Result<Self::Gradients, Self::Error>;
 
-    /// The gradient of this tensor, if the loss depends on it.
-    fn gradient_in(&self, gradients: &Self::Gradients) -> Option<Self>;
+    /// The gradient of `tensor`, if the loss depends on it.
+    fn gradient(gradients: &Self::Gradients, tensor: &Self::Tensor) -> Option<Self::Tensor>;
 }
 
-/// A collective to be applied, and where.
+/// A collective to be applied, to what, and where.
 #[derive(Debug)]
 pub struct Call<'a, T> {
     /// What is applied.
     pub collective: &'a Collective,
+    /// To what.
+    pub input: &'a T,
     /// Among whom.
     pub group: &'a Group,
     /// What the others are told that it is for.

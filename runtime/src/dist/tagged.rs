@@ -13,32 +13,32 @@ use crate::error::Error;
 /// [`Dist`](super::Dist) is the same with the states as types, checked before anything runs: prefer it. This is for ops of
 /// one's own and for states that come from outside.
 #[derive(Debug)]
-pub struct Tagged<T> {
-    tape: Tape<T>,
-    tensor: T,
+pub struct Tagged<C: Carrier> {
+    tape: Tape<C>,
+    tensor: C::Tensor,
     states: [AxisState; 2],
 }
 
-impl<T: Clone> Clone for Tagged<T> {
+impl<C: Carrier> Clone for Tagged<C> {
     fn clone(&self) -> Self {
         Self { tape: self.tape.clone(), tensor: self.tensor.clone(), states: self.states }
     }
 }
 
-impl<T> Tagged<T> {
-    pub(super) fn new(tape: Tape<T>, tensor: T, states: [AxisState; 2]) -> Self {
+impl<C: Carrier> Tagged<C> {
+    pub(super) fn new(tape: Tape<C>, tensor: C::Tensor, states: [AxisState; 2]) -> Self {
         Self { tape, tensor, states }
     }
 
     /// This rank's tensor.
     #[must_use]
-    pub fn tensor(&self) -> &T {
+    pub fn tensor(&self) -> &C::Tensor {
         &self.tensor
     }
 
     /// This rank's tensor.
     #[must_use]
-    pub fn into_tensor(self) -> T {
+    pub fn into_tensor(self) -> C::Tensor {
         self.tensor
     }
 
@@ -50,19 +50,19 @@ impl<T> Tagged<T> {
 
     /// The tape.
     #[must_use]
-    pub fn tape(&self) -> &Tape<T> {
+    pub fn tape(&self) -> &Tape<C> {
         &self.tape
     }
 }
 
-impl<T: Carrier> Tagged<T> {
+impl<C: Carrier> Tagged<C> {
     /// Applies a collective or a conversion along an axis; `None` where this rank has no output.
     ///
     /// **Collective** over the group of the axis. Parts are rows: of the first dim.
     ///
     /// # Errors
     /// [`Error::State`] if the value is not in the state that the collective takes; what [`Carrier::apply`] fails with.
-    pub fn apply(&self, axes: Axes, collective: &Collective) -> Result<Option<Self>, T::Error> {
+    pub fn apply(&self, axes: Axes, collective: &Collective) -> Result<Option<Self>, C::Error> {
         let [from, to] = collective.states();
         for place in axes.places() {
             let found = self.states[*place];
@@ -81,7 +81,7 @@ impl<T: Carrier> Tagged<T> {
     ///
     /// # Errors
     /// [`Error::State`] if it is no such pair of states.
-    pub fn reinterpret(&self, axes: Axes, to: AxisState) -> Result<Self, T::Error> {
+    pub fn reinterpret(&self, axes: Axes, to: AxisState) -> Result<Self, C::Error> {
         for place in axes.places() {
             let found = self.states[*place];
             found.reinterpreted(to).map_err(|hint| {
@@ -96,7 +96,10 @@ impl<T: Carrier> Tagged<T> {
     ///
     /// # Errors
     /// [`Error::State`]; what `function` fails with.
-    pub fn map(&self, function: impl FnOnce(&T) -> Result<T, T::Error>) -> Result<Self, T::Error> {
+    pub fn map(
+        &self,
+        function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Self, C::Error> {
         self.each("map", AxisState::mapped)?;
         self.map_linear(function)
     }
@@ -108,8 +111,8 @@ impl<T: Carrier> Tagged<T> {
     /// What `function` fails with.
     pub fn map_linear(
         &self,
-        function: impl FnOnce(&T) -> Result<T, T::Error>,
-    ) -> Result<Self, T::Error> {
+        function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Self, C::Error> {
         Ok(self.with(function(&self.tensor)?, self.states))
     }
 
@@ -120,8 +123,8 @@ impl<T: Carrier> Tagged<T> {
     pub fn zip(
         &self,
         other: &Self,
-        function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
-    ) -> Result<Self, T::Error> {
+        function: impl FnOnce(&C::Tensor, &C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Self, C::Error> {
         let states = self.both("zip", other, AxisState::joined)?;
         Ok(self.with(function(&self.tensor, &other.tensor)?, states))
     }
@@ -133,8 +136,8 @@ impl<T: Carrier> Tagged<T> {
     pub fn zip_sum(
         &self,
         other: &Self,
-        function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
-    ) -> Result<Self, T::Error> {
+        function: impl FnOnce(&C::Tensor, &C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Self, C::Error> {
         let states = self.both("zip_sum", other, AxisState::added)?;
         Ok(self.with(function(&self.tensor, &other.tensor)?, states))
     }
@@ -146,8 +149,8 @@ impl<T: Carrier> Tagged<T> {
     pub fn zip_product(
         &self,
         other: &Self,
-        function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
-    ) -> Result<Self, T::Error> {
+        function: impl FnOnce(&C::Tensor, &C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Self, C::Error> {
         let states = self.both("zip_product", other, AxisState::multiplied)?;
         Ok(self.with(function(&self.tensor, &other.tensor)?, states))
     }
@@ -158,7 +161,7 @@ impl<T: Carrier> Tagged<T> {
     ///
     /// # Errors
     /// [`Error::State`] if it is neither Partial nor Invariant along an axis; what [`Carrier::backward`] fails with.
-    pub fn backward(&self) -> Result<Gradients<T>, T::Error> {
+    pub fn backward(&self) -> Result<Gradients<C>, C::Error> {
         self.each("backward", AxisState::as_loss)?;
         self.tape.backward(&self.tensor)
     }
@@ -177,7 +180,7 @@ impl<T: Carrier> Tagged<T> {
         Ok(())
     }
 
-    fn with(&self, tensor: T, states: [AxisState; 2]) -> Self {
+    fn with(&self, tensor: C::Tensor, states: [AxisState; 2]) -> Self {
         Self { tape: self.tape.clone(), tensor, states }
     }
 

@@ -24,8 +24,8 @@ use crate::error::Error;
 ///
 /// Clones are the same tape. It keeps what was recorded: make one for each forward and backward.
 #[derive(Debug)]
-pub struct Tape<T> {
-    shared: Arc<Shared<T>>,
+pub struct Tape<C: Carrier> {
+    shared: Arc<Shared<C::Tensor>>,
 }
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ struct Shared<T> {
     last: Mutex<Option<T>>,
 }
 
-impl<T: Carrier> Tape<T> {
+impl<C: Carrier> Tape<C> {
     /// A tape on the axes of a mesh over all ranks of `world`. Not collective.
     ///
     /// # Errors
@@ -97,13 +97,13 @@ impl<T: Carrier> Tape<T> {
     ///
     /// This is the way in, and nothing checks it: ranks whose Replicate values differ compute different things.
     #[must_use]
-    pub fn assume<R: State, S: State>(&self, tensor: T) -> Dist<T, R, S> {
+    pub fn assume<R: State, S: State>(&self, tensor: C::Tensor) -> Dist<C, R, S> {
         Dist::new(self.tag(tensor, [R::STATE, S::STATE]))
     }
 
     /// As [`assume`](Self::assume), with states that are known at run time: over the replicate axis, and over the shard axis.
     #[must_use]
-    pub fn tag(&self, tensor: T, states: [AxisState; 2]) -> Tagged<T> {
+    pub fn tag(&self, tensor: C::Tensor, states: [AxisState; 2]) -> Tagged<C> {
         Tagged::new(self.clone(), tensor, states)
     }
 
@@ -126,29 +126,29 @@ impl<T: Carrier> Tape<T> {
         &self,
         axes: Axes,
         collective: &Collective,
-        tensor: &T,
-    ) -> Result<Option<T>, T::Error> {
+        input: &C::Tensor,
+    ) -> Result<Option<C::Tensor>, C::Error> {
         let Shared { tag, record, last, .. } = &*self.shared;
         let mut last = last.lock();
         let (group, after) = (self.group(axes), last.as_ref());
-        let call = Call { collective, group, tag: *tag, after, record: *record };
-        let Applied { output, link } = tensor.apply(&call)?;
+        let call = Call { collective, input, group, tag: *tag, after, record: *record };
+        let Applied { output, link } = C::apply(&call)?;
         *last = link;
         Ok(output)
     }
 
-    pub(super) fn backward(&self, loss: &T) -> Result<Gradients<T>, T::Error> {
+    pub(super) fn backward(&self, loss: &C::Tensor) -> Result<Gradients<C>, C::Error> {
         if self.shared.record == Record::Nothing {
             let rank = self.shared.both.rank();
             let what = "the tape was made without gradients".to_owned();
             return Err(Error::Collective { operation: "backward", rank, what }.into());
         }
         let last = self.shared.last.lock().clone();
-        loss.backward(last.as_ref()).map(|gradients| Gradients { gradients })
+        C::backward(loss, last.as_ref()).map(|gradients| Gradients { gradients })
     }
 }
 
-impl<T> Clone for Tape<T> {
+impl<C: Carrier> Clone for Tape<C> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
@@ -156,11 +156,11 @@ impl<T> Clone for Tape<T> {
 
 /// What a backward leaves.
 #[derive(Debug)]
-pub struct Gradients<T: Carrier> {
-    gradients: T::Gradients,
+pub struct Gradients<C: Carrier> {
+    gradients: C::Gradients,
 }
 
-impl<T: Carrier> Gradients<T> {
+impl<C: Carrier> Gradients<C> {
     /// The gradient of `value`, in the state of its cotangents; `None` if the loss does not depend on it here.
     ///
     /// Of a Replicate value each rank has its own term (Partial), which wants an all_reduce before an optimizer uses it; of
@@ -168,21 +168,21 @@ impl<T: Carrier> Gradients<T> {
     #[must_use]
     pub fn of<R: State, S: State>(
         &self,
-        value: &Dist<T, R, S>,
-    ) -> Option<Dist<T, R::Cotangent, S::Cotangent>> {
+        value: &Dist<C, R, S>,
+    ) -> Option<Dist<C, R::Cotangent, S::Cotangent>> {
         self.of_tagged(value.as_tagged()).map(Dist::new)
     }
 
     /// The same of a value whose states are known at run time.
     #[must_use]
-    pub fn of_tagged(&self, value: &Tagged<T>) -> Option<Tagged<T>> {
-        let gradient = value.tensor().gradient_in(&self.gradients)?;
+    pub fn of_tagged(&self, value: &Tagged<C>) -> Option<Tagged<C>> {
+        let gradient = C::gradient(&self.gradients, value.tensor())?;
         Some(value.tape().tag(gradient, value.states().map(AxisState::cotangent)))
     }
 
     /// What the autograd left, as it is.
     #[must_use]
-    pub fn into_inner(self) -> T::Gradients {
+    pub fn into_inner(self) -> C::Gradients {
         self.gradients
     }
 }

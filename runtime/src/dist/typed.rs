@@ -17,50 +17,50 @@ use crate::error::Error;
 /// A value in state `R` over the replicate axis and `S` over the shard axis. See the [module](super).
 ///
 /// It comes from [`Tape::assume`], and is left by [`into_tensor`](Self::into_tensor).
-pub struct Dist<T, R, S> {
-    tagged: Tagged<T>,
+pub struct Dist<C: Carrier, R, S> {
+    tagged: Tagged<C>,
     states: PhantomData<(R, S)>,
 }
 
-impl<T, R: State, S: State> Dist<T, R, S> {
+impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// The caller has seen to it that these are the states.
-    pub(super) fn new(tagged: Tagged<T>) -> Self {
+    pub(super) fn new(tagged: Tagged<C>) -> Self {
         debug_assert_eq!(tagged.states(), [R::STATE, S::STATE], "the rules agree");
         Self { tagged, states: PhantomData }
     }
 
     /// This rank's tensor.
     #[must_use]
-    pub fn tensor(&self) -> &T {
+    pub fn tensor(&self) -> &C::Tensor {
         self.tagged.tensor()
     }
 
     /// This rank's tensor. What is done with it is not checked any more.
     #[must_use]
-    pub fn into_tensor(self) -> T {
+    pub fn into_tensor(self) -> C::Tensor {
         self.tagged.into_tensor()
     }
 
     /// The tape.
     #[must_use]
-    pub fn tape(&self) -> &Tape<T> {
+    pub fn tape(&self) -> &Tape<C> {
         self.tagged.tape()
     }
 
     /// The same value with its states known at run time.
     #[must_use]
-    pub fn as_tagged(&self) -> &Tagged<T> {
+    pub fn as_tagged(&self) -> &Tagged<C> {
         &self.tagged
     }
 
     /// The same value with its states known at run time.
     #[must_use]
-    pub fn into_tagged(self) -> Tagged<T> {
+    pub fn into_tagged(self) -> Tagged<C> {
         self.tagged
     }
 }
 
-impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
+impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// Goes back from this loss, a scalar, through every collective of its tape.
     ///
     /// A Partial loss is a term of the global loss, which is the sum of all ranks' terms. An Invariant one is the global
@@ -71,7 +71,7 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     ///
     /// # Errors
     /// What [`Carrier::backward`] fails with.
-    pub fn backward(&self) -> Result<Gradients<T>, T::Error>
+    pub fn backward(&self) -> Result<Gradients<C>, C::Error>
     where
         R: Loss,
         S: Loss,
@@ -81,22 +81,22 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
 }
 
 /// A value whose states were found out at run time.
-impl<T: Carrier, R: State, S: State> TryFrom<Tagged<T>> for Dist<T, R, S> {
+impl<C: Carrier, R: State, S: State> TryFrom<Tagged<C>> for Dist<C, R, S> {
     type Error = Error;
 
-    fn try_from(tagged: Tagged<T>) -> Result<Self, Error> {
+    fn try_from(tagged: Tagged<C>) -> Result<Self, Error> {
         tagged.expect([R::STATE, S::STATE])?;
         Ok(Self::new(tagged))
     }
 }
 
-impl<T: Clone, R, S> Clone for Dist<T, R, S> {
+impl<C: Carrier, R, S> Clone for Dist<C, R, S> {
     fn clone(&self) -> Self {
         Self { tagged: self.tagged.clone(), states: PhantomData }
     }
 }
 
-impl<T: fmt::Debug, R: State, S: State> fmt::Debug for Dist<T, R, S> {
+impl<C: Carrier, R: State, S: State> fmt::Debug for Dist<C, R, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Dist<{}, {}>({:?})", R::STATE, S::STATE, self.tensor())
     }

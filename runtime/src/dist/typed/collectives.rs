@@ -19,7 +19,7 @@ type With<D, A, Q> = <D as Along<A>>::With<Q>;
 ///
 /// All fail with what [`Carrier::apply`] fails with, and with [`Error::Collective`](crate::Error::Collective) if the value
 /// does not fit.
-impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
+impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// Every rank gets the reduction of all ranks' elements, and goes on with it in its own way.
     ///
     /// # Errors
@@ -28,10 +28,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         axis: A,
         reduction: Q,
-    ) -> Result<With<Self, A, Replicate>, T::Error>
+    ) -> Result<With<Self, A, Replicate>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         Q: Reduces<<Self as Along<A>>::State>,
     {
         let (reducer, output) = (reduction.reducer(), Copies::Replicate);
@@ -46,10 +46,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         axis: A,
         reduction: Q,
-    ) -> Result<With<Self, A, Invariant>, T::Error>
+    ) -> Result<With<Self, A, Invariant>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         Q: Reduces<<Self as Along<A>>::State>,
     {
         let (reducer, output) = (reduction.reducer(), Copies::Invariant);
@@ -64,10 +64,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         axis: A,
         reduction: Q,
-    ) -> Result<With<Self, A, Varying>, T::Error>
+    ) -> Result<With<Self, A, Varying>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         Q: Reduces<<Self as Along<A>>::State>,
     {
         self.applied(axis, &Collective::ReduceScatter { reducer: reduction.reducer() })
@@ -82,10 +82,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         axis: A,
         root: usize,
         reduction: Q,
-    ) -> Result<Option<With<Self, A, Varying>>, T::Error>
+    ) -> Result<Option<With<Self, A, Varying>>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         Q: Reduces<<Self as Along<A>>::State>,
     {
         let reducer = reduction.reducer();
@@ -96,10 +96,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     ///
     /// # Errors
     /// As said above.
-    pub fn all_gather<A>(&self, axis: A) -> Result<With<Self, A, Replicate>, T::Error>
+    pub fn all_gather<A>(&self, axis: A) -> Result<With<Self, A, Replicate>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::AllGather { output: Copies::Replicate })
@@ -109,10 +109,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     ///
     /// # Errors
     /// As said above.
-    pub fn all_gather_invariant<A>(&self, axis: A) -> Result<With<Self, A, Invariant>, T::Error>
+    pub fn all_gather_invariant<A>(&self, axis: A) -> Result<With<Self, A, Invariant>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::AllGather { output: Copies::Invariant })
@@ -122,10 +122,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     ///
     /// # Errors
     /// As said above.
-    pub fn broadcast<A>(&self, axis: A, root: usize) -> Result<With<Self, A, Replicate>, T::Error>
+    pub fn broadcast<A>(&self, axis: A, root: usize) -> Result<With<Self, A, Replicate>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::Broadcast { root, output: Copies::Replicate })
@@ -139,10 +139,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         axis: A,
         root: usize,
-    ) -> Result<With<Self, A, Invariant>, T::Error>
+    ) -> Result<With<Self, A, Invariant>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::Broadcast { root, output: Copies::Invariant })
@@ -156,10 +156,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         axis: A,
         root: usize,
-    ) -> Result<Option<With<Self, A, Varying>>, T::Error>
+    ) -> Result<Option<With<Self, A, Varying>>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied_by_some(axis, &Collective::Gather { root })
@@ -170,10 +170,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     ///
     /// # Errors
     /// As said above.
-    pub fn scatter<A>(&self, axis: A, root: usize) -> Result<With<Self, A, Varying>, T::Error>
+    pub fn scatter<A>(&self, axis: A, root: usize) -> Result<With<Self, A, Varying>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::Scatter { root })
@@ -188,10 +188,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         axis: A,
         send: Vec<usize>,
         receive: Vec<usize>,
-    ) -> Result<With<Self, A, Varying>, T::Error>
+    ) -> Result<With<Self, A, Varying>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::AllToAll { send, receive })
@@ -206,10 +206,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         axis: A,
         destinations: Vec<Option<usize>>,
-    ) -> Result<With<Self, A, Varying>, T::Error>
+    ) -> Result<With<Self, A, Varying>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::Permute { destinations })
@@ -219,10 +219,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     ///
     /// # Errors
     /// As said above.
-    pub fn send<A>(&self, axis: A, to: usize) -> Result<(), T::Error>
+    pub fn send<A>(&self, axis: A, to: usize) -> Result<(), C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         let nothing: Option<With<Self, A, Varying>> =
@@ -236,10 +236,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     ///
     /// # Errors
     /// As said above.
-    pub fn receive<A>(&self, axis: A, from: usize) -> Result<With<Self, A, Varying>, T::Error>
+    pub fn receive<A>(&self, axis: A, from: usize) -> Result<With<Self, A, Varying>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::Receive { from })
@@ -249,10 +249,10 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     ///
     /// # Errors
     /// As said above.
-    pub fn scan<A>(&self, axis: A) -> Result<With<Self, A, Varying>, T::Error>
+    pub fn scan<A>(&self, axis: A) -> Result<With<Self, A, Varying>, C::Error>
     where
         A: MeshAxis,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::Scan)
@@ -263,11 +263,11 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         axis: A,
         collective: &Collective,
-    ) -> Result<With<Self, A, Q>, T::Error>
+    ) -> Result<With<Self, A, Q>, C::Error>
     where
         A: MeshAxis,
         Q: State,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
     {
         let output = self.applied_by_some::<A, Q>(axis, collective)?;
         Ok(output.expect("every rank has an output of this collective"))
@@ -277,20 +277,20 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
         &self,
         _: A,
         collective: &Collective,
-    ) -> Result<Option<With<Self, A, Q>>, T::Error>
+    ) -> Result<Option<With<Self, A, Q>>, C::Error>
     where
         A: MeshAxis,
         Q: State,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
     {
         Ok(self.tagged.apply(A::AXES, collective)?.map(Self::made))
     }
 
-    pub(super) fn made<A, Q>(tagged: Tagged<T>) -> With<Self, A, Q>
+    pub(super) fn made<A, Q>(tagged: Tagged<C>) -> With<Self, A, Q>
     where
         A: MeshAxis,
         Q: State,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
     {
         Made::made(tagged)
     }

@@ -11,7 +11,7 @@ use crate::dist::state::{AxisState, Partial, Replicate, State, Varying};
 ///
 /// All go along one axis. What has a collective for a backward is recorded as one; those methods are **collective** in
 /// that sense, in the same order on all ranks.
-impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
+impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// A Replicate value, as one of which each rank has its own. The same elements; the backward moves nothing.
     ///
     /// # Errors
@@ -19,9 +19,9 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     pub fn to_varying<A: MeshAxis>(
         &self,
         _: A,
-    ) -> Result<<Self as Along<A>>::With<Varying>, T::Error>
+    ) -> Result<<Self as Along<A>>::With<Varying>, C::Error>
     where
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Copied,
     {
         self.reinterpreted::<A, Varying>()
@@ -34,9 +34,9 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     pub fn to_partial<A: MeshAxis>(
         &self,
         _: A,
-    ) -> Result<<Self as Along<A>>::With<Partial>, T::Error>
+    ) -> Result<<Self as Along<A>>::With<Partial>, C::Error>
     where
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.reinterpreted::<A, Partial>()
@@ -50,9 +50,9 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     pub fn share<A: MeshAxis>(
         &self,
         axis: A,
-    ) -> Result<<Self as Along<A>>::With<Replicate>, T::Error>
+    ) -> Result<<Self as Along<A>>::With<Replicate>, C::Error>
     where
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: CountedOnce,
     {
         self.applied(axis, &Collective::Share)
@@ -65,9 +65,9 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     /// # Errors
     /// [`Error::Collective`](crate::Error::Collective) if the ranks cannot share the rows evenly; those of
     /// [`Carrier::apply`].
-    pub fn slice<A: MeshAxis>(&self, axis: A) -> Result<<Self as Along<A>>::With<Varying>, T::Error>
+    pub fn slice<A: MeshAxis>(&self, axis: A) -> Result<<Self as Along<A>>::With<Varying>, C::Error>
     where
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Sliced,
     {
         let input = <<Self as Along<A>>::State as Sliced>::COPIES;
@@ -79,9 +79,9 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     ///
     /// # Errors
     /// Those of [`Carrier::apply`].
-    pub fn place<A: MeshAxis>(&self, axis: A) -> Result<<Self as Along<A>>::With<Partial>, T::Error>
+    pub fn place<A: MeshAxis>(&self, axis: A) -> Result<<Self as Along<A>>::With<Partial>, C::Error>
     where
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Own,
     {
         self.applied(axis, &Collective::Place)
@@ -94,19 +94,19 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     pub fn only_first<A: MeshAxis>(
         &self,
         axis: A,
-    ) -> Result<<Self as Along<A>>::With<Partial>, T::Error>
+    ) -> Result<<Self as Along<A>>::With<Partial>, C::Error>
     where
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
         <Self as Along<A>>::State: Copied,
     {
         self.applied(axis, &Collective::OnlyFirst)
     }
 
-    fn reinterpreted<A, Q>(&self) -> Result<<Self as Along<A>>::With<Q>, T::Error>
+    fn reinterpreted<A, Q>(&self) -> Result<<Self as Along<A>>::With<Q>, C::Error>
     where
         A: MeshAxis,
         Q: State,
-        Self: Along<A, Tensor = T>,
+        Self: Along<A, Carrier = C>,
     {
         let to: AxisState = Q::STATE;
         self.tagged.reinterpret(A::AXES, to).map(Self::made)

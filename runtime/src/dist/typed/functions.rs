@@ -9,12 +9,15 @@ use crate::dist::state::State;
 ///
 /// Each rank applies them to its own tensor. A closure should use no other distributed tensor than those it is given: what
 /// it captures is not checked.
-impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
+impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// Any function of the tensor. Not of a Partial value, of which it would be the function of a term.
     ///
     /// # Errors
     /// What `function` fails with.
-    pub fn map(&self, function: impl FnOnce(&T) -> Result<T, T::Error>) -> Result<Self, T::Error>
+    pub fn map(
+        &self,
+        function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Self, C::Error>
     where
         R: Free,
         S: Free,
@@ -29,8 +32,8 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     /// What `function` fails with.
     pub fn map_linear(
         &self,
-        function: impl FnOnce(&T) -> Result<T, T::Error>,
-    ) -> Result<Self, T::Error> {
+        function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Self, C::Error> {
         self.tagged.map_linear(function).map(Self::new)
     }
 
@@ -40,9 +43,9 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     /// [`Error::State`](crate::Error::State) if the values are of two tapes; what `function` fails with.
     pub fn zip<R2, S2>(
         &self,
-        other: &Dist<T, R2, S2>,
-        function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
-    ) -> Result<Dist<T, R2::Output, S2::Output>, T::Error>
+        other: &Dist<C, R2, S2>,
+        function: impl FnOnce(&C::Tensor, &C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Dist<C, R2::Output, S2::Output>, C::Error>
     where
         R2: Joins<R>,
         S2: Joins<S>,
@@ -56,9 +59,9 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     /// As [`zip`](Self::zip).
     pub fn zip_sum<R2, S2>(
         &self,
-        other: &Dist<T, R2, S2>,
-        function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
-    ) -> Result<Dist<T, R2::Output, S2::Output>, T::Error>
+        other: &Dist<C, R2, S2>,
+        function: impl FnOnce(&C::Tensor, &C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Dist<C, R2::Output, S2::Output>, C::Error>
     where
         R2: Adds<R>,
         S2: Adds<S>,
@@ -72,9 +75,9 @@ impl<T: Carrier, R: State, S: State> Dist<T, R, S> {
     /// As [`zip`](Self::zip).
     pub fn zip_product<R2, S2>(
         &self,
-        other: &Dist<T, R2, S2>,
-        function: impl FnOnce(&T, &T) -> Result<T, T::Error>,
-    ) -> Result<Dist<T, R2::Output, S2::Output>, T::Error>
+        other: &Dist<C, R2, S2>,
+        function: impl FnOnce(&C::Tensor, &C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<Dist<C, R2::Output, S2::Output>, C::Error>
     where
         R2: Multiplies<R>,
         S2: Multiplies<S>,
