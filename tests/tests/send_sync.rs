@@ -3,8 +3,10 @@
 //! A row names the traits that a type has; it has none of the others. That a public type has a row is checked by a
 //! test, against the front pages of the crates.
 
+use std::fmt::Debug;
 use std::marker::PhantomData;
 
+use hsdp::dist::{Applied, Call, Carrier};
 use hsdp_tests::support::sources;
 
 /// Says for a type which of the three traits it has: the inherent constant is found first, where its bound holds.
@@ -224,21 +226,43 @@ table!(COLLECTIVE {
     hsdp::collective::Reducer: Send Sync Unpin,
 });
 
-/// A tensor that may go anywhere.
-type Carried = Vec<f32>;
+/// An autograd whose tensors may go where a `T` may.
+#[derive(Debug)]
+struct Autograd<T>(PhantomData<T>);
+
+impl<T: Clone + Debug> Carrier for Autograd<T> {
+    type Tensor = T;
+    type Error = hsdp::Error;
+    type Gradients = ();
+
+    fn apply(call: &Call<'_, T>) -> Result<Applied<T>, hsdp::Error> {
+        Ok(Applied { output: Some(call.input.clone()), link: None })
+    }
+
+    fn backward(_: &T, _: Option<&T>) -> Result<(), hsdp::Error> {
+        Ok(())
+    }
+
+    fn gradient((): &(), _: &T) -> Option<T> {
+        None
+    }
+}
+
+type Carried = Autograd<Vec<f32>>;
+type Confined = Autograd<std::rc::Rc<u8>>;
 
 /// They go where those go that an autograd leaves.
 const OF_AN_AUTOGRAD: [&str; 1] = ["hsdp::dist::Gradients"];
 
 table!(DIST {
-    hsdp::dist::Applied<Carried>: Send Sync Unpin,
+    hsdp::dist::Applied<Vec<f32>>: Send Sync Unpin,
     hsdp::dist::Avg: Send Sync Unpin,
     hsdp::dist::Axes: Send Sync Unpin,
     hsdp::dist::AxisState: Send Sync Unpin,
-    hsdp::dist::Call<'static, Carried>: Send Sync Unpin,
+    hsdp::dist::Call<'static, Vec<f32>>: Send Sync Unpin,
     hsdp::dist::Dist<Carried, hsdp::dist::Replicate, hsdp::dist::Partial>: Send Sync Unpin,
     // Whether a value may go to another thread is for its tensor to say,
-    hsdp::dist::Dist<std::rc::Rc<u8>, hsdp::dist::Replicate, hsdp::dist::Partial>: Unpin,
+    hsdp::dist::Dist<Confined, hsdp::dist::Replicate, hsdp::dist::Partial>: Unpin,
     hsdp::dist::Invariant: Send Sync Unpin,
     hsdp::dist::Max: Send Sync Unpin,
     hsdp::dist::Min: Send Sync Unpin,
@@ -254,7 +278,7 @@ table!(DIST {
     hsdp::dist::Tagged<Carried>: Send Sync Unpin,
     hsdp::dist::Tape<Carried>: Send Sync Unpin,
     // and a tape keeps the last of what it recorded.
-    hsdp::dist::Tape<std::rc::Rc<u8>>: Unpin,
+    hsdp::dist::Tape<Confined>: Unpin,
     hsdp::dist::Varying: Send Sync Unpin,
 });
 

@@ -16,23 +16,24 @@ use crate::error::Error;
 struct Row(Vec<f64>);
 
 impl Carrier for Row {
+    type Tensor = Self;
     type Error = Error;
     type Gradients = ();
 
-    fn apply(&self, call: &Call<'_, Self>) -> Result<Applied<Self>, Error> {
-        let (output, _) = call.collective.forward(call.group, call.tag, self.0.clone())?;
+    fn apply(call: &Call<'_, Self>) -> Result<Applied<Self>, Error> {
+        let (output, _) = call.collective.forward(call.group, call.tag, call.input.0.clone())?;
         let output = output.map(Self);
         let link = (call.record == Record::Gradients)
             .then(|| output.clone().unwrap_or_else(|| Self(Vec::new())));
         Ok(Applied { output, link })
     }
 
-    fn backward(&self, _: Option<&Self>) -> Result<(), Error> {
+    fn backward(_: &Self, _: Option<&Self>) -> Result<(), Error> {
         Ok(())
     }
 
-    fn gradient_in(&self, (): &()) -> Option<Self> {
-        Some(self.clone())
+    fn gradient((): &(), tensor: &Self) -> Option<Self> {
+        Some(tensor.clone())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use hsdp::dist::{Carrier, Dist, Partial, Replicate};
 
-fn wrong<T: Carrier>(loss: &Dist<T, Partial, Replicate>) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(loss: &Dist<C, Partial, Replicate>) -> Result<(), C::Error> {
     let _ = loss.backward()?;
     Ok(())
 }

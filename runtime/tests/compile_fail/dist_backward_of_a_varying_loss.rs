@@ -2,7 +2,7 @@
 
 use hsdp::dist::{Carrier, Dist, Partial, Varying};
 
-fn wrong<T: Carrier>(loss: &Dist<T, Partial, Varying>) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(loss: &Dist<C, Partial, Varying>) -> Result<(), C::Error> {
     let _ = loss.backward()?;
     Ok(())
 }

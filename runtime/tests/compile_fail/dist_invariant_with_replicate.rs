@@ -2,10 +2,10 @@
 
 use hsdp::dist::{Carrier, Dist, Invariant, Replicate, Varying};
 
-fn wrong<T: Carrier>(
-    x: &Dist<T, Varying, Invariant>,
-    y: &Dist<T, Varying, Replicate>,
-) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(
+    x: &Dist<C, Varying, Invariant>,
+    y: &Dist<C, Varying, Replicate>,
+) -> Result<(), C::Error> {
     let _ = x.zip(y, |x, _| Ok(x.clone()))?;
     Ok(())
 }

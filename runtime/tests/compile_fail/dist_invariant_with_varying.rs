@@ -2,10 +2,10 @@
 
 use hsdp::dist::{Carrier, Dist, Invariant, Varying};
 
-fn wrong<T: Carrier>(
-    x: &Dist<T, Varying, Varying>,
-    y: &Dist<T, Varying, Invariant>,
-) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(
+    x: &Dist<C, Varying, Varying>,
+    y: &Dist<C, Varying, Invariant>,
+) -> Result<(), C::Error> {
     let _ = x.zip(y, |x, _| Ok(x.clone()))?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use hsdp::dist::{Carrier, Dist, Max, OnShard, Partial, Varying};
 
-fn wrong<T: Carrier>(x: &Dist<T, Varying, Partial>) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(x: &Dist<C, Varying, Partial>) -> Result<(), C::Error> {
     let _ = x.all_reduce(OnShard, Max)?;
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use hsdp::dist::{Carrier, Dist, Partial, Varying};
 
-fn wrong<T: Carrier>(
-    x: &Dist<T, Varying, Partial>,
-    y: &Dist<T, Varying, Partial>,
-) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(
+    x: &Dist<C, Varying, Partial>,
+    y: &Dist<C, Varying, Partial>,
+) -> Result<(), C::Error> {
     let _ = x.zip_product(y, |x, _| Ok(x.clone()))?;
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use hsdp::dist::{Carrier, Dist, Partial, Replicate, Varying};
 
-fn wrong<T: Carrier>(
-    x: &Dist<T, Varying, Partial>,
-    y: &Dist<T, Varying, Replicate>,
-) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(
+    x: &Dist<C, Varying, Partial>,
+    y: &Dist<C, Varying, Replicate>,
+) -> Result<(), C::Error> {
     let _ = x.zip_sum(y, |x, _| Ok(x.clone()))?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use hsdp::dist::{Carrier, Dist, OnShard, Partial, Varying};
 
-fn wrong<T: Carrier>(x: &Dist<T, Partial, Varying>) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(x: &Dist<C, Partial, Varying>) -> Result<(), C::Error> {
     let _ = x.slice(OnShard)?;
     Ok(())
 }

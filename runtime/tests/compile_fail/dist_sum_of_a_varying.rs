@@ -2,7 +2,7 @@
 
 use hsdp::dist::{Carrier, Dist, OnShard, Sum, Varying};
 
-fn wrong<T: Carrier>(x: &Dist<T, Varying, Varying>) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(x: &Dist<C, Varying, Varying>) -> Result<(), C::Error> {
     let _ = x.all_reduce(OnShard, Sum)?;
     Ok(())
 }

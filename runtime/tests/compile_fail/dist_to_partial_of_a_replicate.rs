@@ -2,7 +2,7 @@
 
 use hsdp::dist::{Carrier, Dist, OnShard, Replicate, Varying};
 
-fn wrong<T: Carrier>(x: &Dist<T, Varying, Replicate>) -> Result<(), T::Error> {
+fn wrong<C: Carrier>(x: &Dist<C, Varying, Replicate>) -> Result<(), C::Error> {
     let _ = x.to_partial(OnShard)?;
     Ok(())
 }
