@@ -56,6 +56,12 @@ pub enum Error {
 /// The dtype of a storage from which a parameter was taken out: one that no op of candle accepts.
 pub(crate) const VACANT: DType = DType::F4;
 
+impl From<hsdp_comm::Error> for Error {
+    fn from(error: hsdp_comm::Error) -> Self {
+        Self::Runtime(error.into())
+    }
+}
+
 impl From<CandleError> for Error {
     fn from(error: CandleError) -> Self {
         match error {

@@ -55,6 +55,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod distributed;
 mod dtype;
 mod error;
 pub mod gpt;

@@ -1,0 +1,90 @@
+//! Collectives in candle's graph: values whose state on each axis of the mesh is a type, and gradients that come through
+//! what the ranks tell each other.
+//!
+//! This is for models that no wrapper shards: gathered negatives of a contrastive loss, statistics over all ranks' batches,
+//! parallel layers of one's own. The states and the rules are those of [`hsdp::dist`]; [`Candle`] has candle's autograd
+//! carry them.
+//!
+//! | concept | PyTorch | here |
+//! |---|---|---|
+//! | a differentiable collective | `torch.distributed.nn.functional`, `_functional_collectives` | the methods of [`Dist`] |
+//! | whose loss a gradient is of | the sum of all ranks', by convention | the sum for Partial losses, one for Invariant |
+//! | gradients of DDP | hooks that average after the backward | [`gradient_of`], and an [`all_reduce`](hsdp::dist::Dist::all_reduce) |
+//! | a loss that all ranks hold | counts once for each of them | does not compile: it is Partial or Invariant |
+//! | the order of backward communication | as the autograd happens to walk | that of the forward, reversed, on all ranks |
+//! | a collective that the loss does not reach | the others wait for it | takes part, with zeros |
+//! | average, product, min, max of `reduce_scatter` | silently another gradient, or an error in the backward | their gradients |
+//! | integers | fail in the backward, or silently | refused in the forward; allowed on a tape without gradients |
+//!
+//! Data parallel training by hand, on two ranks that are threads. A parameter is Replicate: all ranks hold it, and each
+//! uses it in its own way. The loss is Varying, which as a term of a sum is Partial; and so is the gradient, whose sum all
+//! ranks get:
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use hsdp::Mesh;
+//! use hsdp::dist::{OnShard, Replicate, Sum, Varying};
+//! use hsdp_candle::distributed::*;
+//!
+//! let gradients = hsdp::world(2, |world| -> Result<Vec<f64>, hsdp_candle::Error> {
+//!     let tape = Tape::of_mesh(&world, Mesh::new(1, 2).map_err(hsdp::Error::from)?)?;
+//!     let weight = Var::new(&[[1.0], [2.0]], &Device::Cpu)?;
+//!     let weight: Dist<Varying, Replicate> = tape.assume(weight.as_tensor().clone());
+//!     let rank = world.rank().index() as f64;
+//!     let x: Dist<Varying, Varying> = tape.assume(Tensor::new(&[[1.0, rank]], &Device::Cpu)?);
+//!
+//!     let loss = x.matmul(&weight)?.sqr()?.sum_all()?; // 1 on rank 0, 9 on rank 1
+//!     let loss = loss.to_partial(OnShard)?.to_partial(hsdp::dist::OnReplicate)?;
+//!     let gradient = gradient_of(&loss.backward()?, &weight)?; // Dist<Varying, Partial>
+//!     let gradient = gradient.all_reduce(OnShard, Sum)?;
+//!     Ok(gradient.into_tensor().flatten_all()?.to_vec1()?)
+//! });
+//! for gradient in gradients {
+//!     assert_eq!(gradient?, [8.0, 6.0]); // of 1 + 9, the sum of both ranks' losses
+//! }
+//! # Ok::<(), hsdp_candle::Error>(())
+//! ```
+//!
+//! A collective is a custom op of two parents: its input, and the collective before it. So candle's walk meets them in
+//! reverse order, and every one of them, on every rank alike. Each counts for candle's recursion: a tape is for one
+//! forward and backward, with hundreds of collectives, not with millions.
+//!
+//! In reading order: `carrier` (where a [`Tape`] calls us), `recorded` and `tie` (the ops), `rows` (shapes), `elements`,
+//! `integers`; `functions`, `pairs`, `along_dim`, `gradient` (what users call).
+
+mod along_dim;
+mod carrier;
+mod elements;
+mod functions;
+mod gradient;
+mod integers;
+mod pairs;
+mod recorded;
+mod rows;
+mod tie;
+
+pub use self::along_dim::{AlongDim, Turned};
+pub use self::carrier::Candle;
+pub use self::functions::Functions;
+pub use self::gradient::gradient_of;
+pub use self::pairs::Pairs;
+
+use candle_core::Tensor;
+use hsdp::dist::Call;
+
+use crate::error::Error;
+
+/// A candle tensor in state `R` over the replicate axis and `S` over the shard axis.
+pub type Dist<R, S> = hsdp::dist::Dist<Candle, R, S>;
+
+/// A candle tensor whose states are known at run time.
+pub type Tagged = hsdp::dist::Tagged<Candle>;
+
+/// Where candle tensors meet, and the order in which their backwards communicate.
+pub type Tape = hsdp::dist::Tape<Candle>;
+
+/// Why a collective cannot be applied to this tensor. Nothing was issued.
+fn refuse(call: &Call<'_, Tensor>, what: String) -> Error {
+    let (operation, rank) = (call.collective.name(), call.group.rank());
+    hsdp::Error::Collective { operation, rank, what }.into()
+}

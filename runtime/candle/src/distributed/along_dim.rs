@@ -1,0 +1,106 @@
+//! Collectives whose parts are along another dim than the first.
+
+use candle_core::Tensor;
+use candle_core::shape::Dim;
+use hsdp::dist::{self, Along, MeshAxis, Own, Reduces, Replicate, Sliced, State, Varying};
+
+use super::{Candle, Functions as _};
+use crate::error::Error;
+
+/// What a value becomes along `A`.
+type With<D, A, Q> = <D as Along<A>>::With<Q>;
+
+/// The collectives that cut or join parts, along any dim: it is brought to the front, and back. Two copies, where it is not
+/// the first.
+///
+/// **Collective**, as the methods of [`Dist`](dist::Dist) of the same name are, and fail as they do.
+#[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
+pub trait AlongDim: Sized {
+    /// Every rank gets all ranks' parts, and goes on with them in its own way.
+    fn all_gather_dim<A>(&self, axis: A, dim: impl Dim) -> Result<With<Self, A, Replicate>, Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Carrier = Candle>,
+        <Self as Along<A>>::State: Own,
+        With<Self, A, Replicate>: Turned;
+
+    /// Each rank gets its part of the reduction of all ranks' elements.
+    fn reduce_scatter_dim<A, Q>(
+        &self,
+        axis: A,
+        reduction: Q,
+        dim: impl Dim,
+    ) -> Result<With<Self, A, Varying>, Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Carrier = Candle>,
+        Q: Reduces<<Self as Along<A>>::State>,
+        With<Self, A, Varying>: Turned;
+
+    /// Each rank keeps its own part of what all hold.
+    fn slice_dim<A>(&self, axis: A, dim: impl Dim) -> Result<With<Self, A, Varying>, Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Carrier = Candle>,
+        <Self as Along<A>>::State: Sliced,
+        With<Self, A, Varying>: Turned;
+}
+
+impl<R: State, S: State> AlongDim for dist::Dist<Candle, R, S> {
+    fn all_gather_dim<A>(&self, axis: A, dim: impl Dim) -> Result<With<Self, A, Replicate>, Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Carrier = Candle>,
+        <Self as Along<A>>::State: Own,
+        With<Self, A, Replicate>: Turned,
+    {
+        let dim = place(self.tensor(), dim)?;
+        self.turned(dim)?.all_gather(axis)?.turned(dim)
+    }
+
+    fn reduce_scatter_dim<A, Q>(
+        &self,
+        axis: A,
+        reduction: Q,
+        dim: impl Dim,
+    ) -> Result<With<Self, A, Varying>, Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Carrier = Candle>,
+        Q: Reduces<<Self as Along<A>>::State>,
+        With<Self, A, Varying>: Turned,
+    {
+        let dim = place(self.tensor(), dim)?;
+        self.turned(dim)?.reduce_scatter(axis, reduction)?.turned(dim)
+    }
+
+    fn slice_dim<A>(&self, axis: A, dim: impl Dim) -> Result<With<Self, A, Varying>, Error>
+    where
+        A: MeshAxis,
+        Self: Along<A, Carrier = Candle>,
+        <Self as Along<A>>::State: Sliced,
+        With<Self, A, Varying>: Turned,
+    {
+        let dim = place(self.tensor(), dim)?;
+        self.turned(dim)?.slice(axis)?.turned(dim)
+    }
+}
+
+fn place(tensor: &Tensor, dim: impl Dim) -> Result<usize, Error> {
+    Ok(dim.to_index(tensor.shape(), "a collective along a dim")?)
+}
+
+/// A value of candle's, whatever its states.
+pub trait Turned: Sized {
+    /// With the first dim and this one exchanged.
+    ///
+    /// # Errors
+    /// If there is no such dim.
+    fn turned(&self, dim: usize) -> Result<Self, Error>;
+}
+
+impl<R: State, S: State> Turned for dist::Dist<Candle, R, S> {
+    fn turned(&self, dim: usize) -> Result<Self, Error> {
+        self.transpose(0, dim)
+    }
+}

@@ -1,0 +1,301 @@
+//! The everyday functions of one value.
+
+use candle_core::shape::{Dim, Dims, Shape};
+use candle_core::{DType, Result as CandleResult, Tensor, bail};
+use candle_nn::ops;
+use hsdp::dist::{self, Free, State};
+
+use super::Candle;
+use crate::error::Error;
+
+/// candle's functions of one tensor, each for the states in which it means what it says.
+///
+/// Linear ones are for every state: the sum of what they make of terms is what they make of the sum. The others are not for
+/// Partial values. What is not here: [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
+///
+/// ```compile_fail,E0277
+/// # use hsdp::dist::{Partial, Replicate};
+/// # use hsdp_candle::distributed::{Dist, Functions};
+/// fn wrong(sum: &Dist<Replicate, Partial>) {
+///     let _ = sum.sqr(); // no: the square of a sum is not the sum of the squares
+/// }
+/// ```
+///
+/// All fail with what candle fails with.
+#[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
+pub trait Functions<R: State, S: State>: Sized {
+    /// `-x`. Linear.
+    fn neg(&self) -> Result<Self, Error>;
+
+    /// `factor * x`. Linear.
+    fn scale(&self, factor: f64) -> Result<Self, Error>;
+
+    /// The sum over `dims`, which go. Linear.
+    fn sum(&self, dims: impl Dims) -> Result<Self, Error>;
+
+    /// The sum over `dims`, which stay, with size 1. Linear.
+    fn sum_keepdim(&self, dims: impl Dims) -> Result<Self, Error>;
+
+    /// The sum of this rank's elements. Linear.
+    fn sum_all(&self) -> Result<Self, Error>;
+
+    /// The mean over `dims`, which go. Linear.
+    fn mean(&self, dims: impl Dims) -> Result<Self, Error>;
+
+    /// The mean over `dims`, which stay, with size 1. Linear.
+    fn mean_keepdim(&self, dims: impl Dims) -> Result<Self, Error>;
+
+    /// The mean of this rank's elements. Linear.
+    fn mean_all(&self) -> Result<Self, Error>;
+
+    /// The same elements in another shape. Linear.
+    fn reshape(&self, shape: impl Into<Shape>) -> Result<Self, Error>;
+
+    /// With two dims exchanged. Linear.
+    fn transpose(&self, one: impl Dim, other: impl Dim) -> Result<Self, Error>;
+
+    /// `len` places of `dim`, from `start` on. Linear.
+    fn narrow(&self, dim: impl Dim, start: usize, len: usize) -> Result<Self, Error>;
+
+    /// Repeated along dims of size 1, to this shape. Linear.
+    fn broadcast_as(&self, shape: impl Into<Shape>) -> Result<Self, Error>;
+
+    /// In another float dtype; linear but for the rounding. Integers are made by [`map`](dist::Dist::map).
+    fn to_dtype(&self, dtype: DType) -> Result<Self, Error>;
+
+    /// The same elements, through which no gradient goes back. Linear.
+    fn detach(&self) -> Result<Self, Error>;
+
+    /// `x + constant`.
+    fn add_constant(&self, constant: f64) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// `x * x`.
+    fn sqr(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// The square root.
+    fn sqrt(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// `1 / x`.
+    fn recip(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// `e` to the power of `x`.
+    fn exp(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// The natural logarithm.
+    fn log(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// The hyperbolic tangent.
+    fn tanh(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// `x` where it is above 0, else 0.
+    fn relu(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// The Gaussian error linear unit, in its approximation by tanh.
+    fn gelu(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// Numbers above 0 whose sum along `dim` is 1.
+    fn softmax(&self, dim: impl Dim) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+
+    /// The logarithm of [`softmax`](Self::softmax).
+    fn log_softmax(&self, dim: impl Dim) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free;
+}
+
+impl<R: State, S: State> Functions<R, S> for dist::Dist<Candle, R, S> {
+    fn neg(&self) -> Result<Self, Error> {
+        linear(self, |x| x.neg())
+    }
+
+    fn scale(&self, factor: f64) -> Result<Self, Error> {
+        linear(self, |x| x.affine(factor, 0.0))
+    }
+
+    fn sum(&self, dims: impl Dims) -> Result<Self, Error> {
+        linear(self, |x| x.sum(dims))
+    }
+
+    fn sum_keepdim(&self, dims: impl Dims) -> Result<Self, Error> {
+        linear(self, |x| x.sum_keepdim(dims))
+    }
+
+    fn sum_all(&self) -> Result<Self, Error> {
+        linear(self, |x| x.sum_all())
+    }
+
+    fn mean(&self, dims: impl Dims) -> Result<Self, Error> {
+        linear(self, |x| x.mean(dims))
+    }
+
+    fn mean_keepdim(&self, dims: impl Dims) -> Result<Self, Error> {
+        linear(self, |x| x.mean_keepdim(dims))
+    }
+
+    fn mean_all(&self) -> Result<Self, Error> {
+        linear(self, |x| x.mean_all())
+    }
+
+    fn reshape(&self, shape: impl Into<Shape>) -> Result<Self, Error> {
+        linear(self, |x| x.reshape(shape.into()))
+    }
+
+    fn transpose(&self, one: impl Dim, other: impl Dim) -> Result<Self, Error> {
+        linear(self, |x| x.transpose(one, other))
+    }
+
+    fn narrow(&self, dim: impl Dim, start: usize, len: usize) -> Result<Self, Error> {
+        linear(self, |x| x.narrow(dim, start, len))
+    }
+
+    fn broadcast_as(&self, shape: impl Into<Shape>) -> Result<Self, Error> {
+        linear(self, |x| x.broadcast_as(shape))
+    }
+
+    fn to_dtype(&self, dtype: DType) -> Result<Self, Error> {
+        linear(self, |x| to_float(x, dtype))
+    }
+
+    fn detach(&self) -> Result<Self, Error> {
+        linear(self, |x| Ok(x.detach()))
+    }
+
+    fn add_constant(&self, constant: f64) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| x.affine(1.0, constant))
+    }
+
+    fn sqr(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| x.sqr())
+    }
+
+    fn sqrt(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| x.sqrt())
+    }
+
+    fn recip(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| x.recip())
+    }
+
+    fn exp(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| x.exp())
+    }
+
+    fn log(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| x.log())
+    }
+
+    fn tanh(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| x.tanh())
+    }
+
+    fn relu(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| x.relu())
+    }
+
+    fn gelu(&self) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| x.gelu())
+    }
+
+    fn softmax(&self, dim: impl Dim) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| ops::softmax(x, dim))
+    }
+
+    fn log_softmax(&self, dim: impl Dim) -> Result<Self, Error>
+    where
+        R: Free,
+        S: Free,
+    {
+        free(self, |x| ops::log_softmax(x, dim))
+    }
+}
+
+fn linear<R: State, S: State>(
+    value: &dist::Dist<Candle, R, S>,
+    function: impl FnOnce(&Tensor) -> CandleResult<Tensor>,
+) -> Result<dist::Dist<Candle, R, S>, Error> {
+    value.map_linear(|x| Ok(function(x)?))
+}
+
+fn free<R: Free, S: Free>(
+    value: &dist::Dist<Candle, R, S>,
+    function: impl FnOnce(&Tensor) -> CandleResult<Tensor>,
+) -> Result<dist::Dist<Candle, R, S>, Error> {
+    value.map(|x| Ok(function(x)?))
+}
+
+fn to_float(x: &Tensor, dtype: DType) -> CandleResult<Tensor> {
+    if dtype.is_int() {
+        bail!("to {}: the rounding to integers is not linear, `map` may do it", dtype.as_str());
+    }
+    x.to_dtype(dtype)
+}

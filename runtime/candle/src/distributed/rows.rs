@@ -1,0 +1,82 @@
+//! Collectives of rows: what they are in elements, and what shape comes out.
+
+use candle_core::{Shape, Tensor};
+use hsdp::collective::Collective;
+use hsdp::dist::Call;
+
+use super::refuse;
+use crate::error::Error;
+
+/// The same collective with its counts in elements, where `input` says how many a row has.
+pub(super) fn in_elements(collective: &Collective, input: &Tensor) -> Collective {
+    let len: usize = input.dims().iter().skip(1).product();
+    match collective {
+        Collective::AllToAll { send, receive } => {
+            let [send, receive] =
+                [send, receive].map(|rows| rows.iter().map(|rows| rows * len).collect());
+            Collective::AllToAll { send, receive }
+        }
+        other => other.clone(),
+    }
+}
+
+/// The shape of this rank's output, if it has one; refuses inputs that cannot be cut into rows so.
+pub(super) fn output_shape(call: &Call<'_, Tensor>) -> Result<Option<Shape>, Error> {
+    let (size, is_at) = (call.group.size(), |root: usize| call.group.index() == root);
+    Ok(match call.collective {
+        Collective::AllReduce { .. }
+        | Collective::Broadcast { .. }
+        | Collective::Permute { .. }
+        | Collective::Receive { .. }
+        | Collective::Scan
+        | Collective::Share
+        | Collective::OnlyFirst => Some(call.input.shape().clone()),
+        Collective::Reduce { root, .. } => is_at(*root).then(|| call.input.shape().clone()),
+        Collective::AllGather { .. } | Collective::Place => {
+            Some(with_rows(call, rows(call)? * size))
+        }
+        Collective::Gather { root } => {
+            let all = with_rows(call, rows(call)? * size);
+            is_at(*root).then_some(all)
+        }
+        Collective::ReduceScatter { .. }
+        | Collective::Scatter { .. }
+        | Collective::Slice { .. } => Some(with_rows(call, own_rows(call)?)),
+        Collective::AllToAll { send, receive } => {
+            check_sent(call, send)?;
+            Some(with_rows(call, receive.iter().sum()))
+        }
+        Collective::Send { .. } => None,
+        _ => return Err(refuse(call, "candle's tensors do not have it yet".to_owned())),
+    })
+}
+
+fn rows(call: &Call<'_, Tensor>) -> Result<usize, Error> {
+    let scalar = || refuse(call, "a scalar has no rows: reshape it to [1]".to_owned());
+    call.input.dims().first().copied().ok_or_else(scalar)
+}
+
+fn own_rows(call: &Call<'_, Tensor>) -> Result<usize, Error> {
+    let (rows, size) = (rows(call)?, call.group.size());
+    if rows.is_multiple_of(size) {
+        return Ok(rows / size);
+    }
+    let what = format!("the input has {rows} rows, {size} members need a multiple of it");
+    Err(refuse(call, what))
+}
+
+fn check_sent(call: &Call<'_, Tensor>, send: &[usize]) -> Result<(), Error> {
+    let rows = rows(call)?;
+    if send.iter().sum::<usize>() == rows {
+        return Ok(());
+    }
+    Err(refuse(call, format!("the input has {rows} rows, the counts to send are {send:?}")))
+}
+
+fn with_rows(call: &Call<'_, Tensor>, rows: usize) -> Shape {
+    let mut dims = call.input.dims().to_vec();
+    if let Some(first) = dims.first_mut() {
+        *first = rows;
+    }
+    dims.into()
+}

@@ -1,0 +1,43 @@
+//! The op that ties the last collective into a loss.
+
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+
+use super::recorded::zeros;
+
+/// The first of its two parents, a loss. The second one is the last collective of a tape, which thereby takes part in the
+/// backward, and those before it do, too, whatever the loss depends on.
+pub(super) struct Tie;
+
+impl CustomOp2 for Tie {
+    fn name(&self) -> &'static str {
+        "tie"
+    }
+
+    fn cpu_fwd(
+        &self,
+        loss: &CpuStorage,
+        layout: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let at = layout.start_offset();
+        let loss = match loss {
+            CpuStorage::F64(values) => CpuStorage::F64(vec![values[at]]),
+            CpuStorage::F32(values) => CpuStorage::F32(vec![values[at]]),
+            CpuStorage::F16(values) => CpuStorage::F16(vec![values[at]]),
+            CpuStorage::BF16(values) => CpuStorage::BF16(vec![values[at]]),
+            _ => bail!("a loss is f64, f32, f16 or bf16"),
+        };
+        Ok((loss, layout.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        loss: &Tensor,
+        last: &Tensor,
+        _tied: &Tensor,
+        cotangent: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        Ok((loss.track_op().then(|| cotangent.clone()), zeros(last)?))
+    }
+}

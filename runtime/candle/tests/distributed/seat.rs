@@ -1,0 +1,114 @@
+//! A rank of a test, and what it does again and again.
+
+use candle_core::{DType, Device, Tensor, Var};
+use hsdp::World;
+use hsdp::collective::Collective;
+use hsdp::dist::{Axes, AxisState};
+use hsdp_candle::Error;
+use hsdp_candle::distributed::{Tagged, Tape};
+use hsdp_comm::Channel;
+
+/// A rank on a tape over the whole world, which is the shard axis.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) world: World,
+    pub(crate) rank: usize,
+    pub(crate) tape: Tape,
+    pub(crate) dtype: DType,
+}
+
+impl Seat {
+    pub(crate) fn new(world: World, dtype: DType) -> Result<Self, Error> {
+        let tape = Tape::of_group(&world, world.world_group(Channel::User))?;
+        Ok(Self { rank: world.rank().index(), world, tape, dtype })
+    }
+
+    /// This rank's number, from 1.
+    pub(crate) fn place(&self) -> f64 {
+        self.rank as f64 + 1.0
+    }
+
+    pub(crate) fn tensor(&self, values: &[f64]) -> Result<Tensor, Error> {
+        Ok(Tensor::new(values, &Device::Cpu)?.to_dtype(self.dtype)?)
+    }
+
+    /// A variable whose gradient will be asked for.
+    pub(crate) fn variable(&self, values: &[f64]) -> Result<Tensor, Error> {
+        Ok(Var::from_tensor(&self.tensor(values)?)?.as_tensor().clone())
+    }
+
+    pub(crate) fn varying(&self, tensor: Tensor) -> Tagged {
+        self.tape.tag(tensor, [AxisState::Invariant, AxisState::Varying])
+    }
+
+    /// A loss of which the other ranks know nothing.
+    pub(crate) fn no_loss(&self) -> Result<Tagged, Error> {
+        Ok(self.varying(self.tensor(&[0.0])?))
+    }
+}
+
+/// One after the other, so that their names are short.
+pub(crate) trait Steps: Sized {
+    fn on_shard(&self, collective: &Collective) -> Result<Option<Tagged>, Error>;
+
+    /// The same, of a collective with an output everywhere.
+    fn everywhere(&self, collective: &Collective) -> Result<Tagged, Error>;
+
+    /// The terms of one sum, whatever they were.
+    fn as_terms(&self) -> Result<Tagged, Error>;
+
+    fn times(&self, factor: f64) -> Result<Tagged, Error>;
+}
+
+impl Steps for Tagged {
+    fn on_shard(&self, collective: &Collective) -> Result<Option<Tagged>, Error> {
+        self.apply(Axes::Shard, collective)
+    }
+
+    fn everywhere(&self, collective: &Collective) -> Result<Tagged, Error> {
+        Ok(self.on_shard(collective)?.expect("every rank has an output"))
+    }
+
+    fn as_terms(&self) -> Result<Tagged, Error> {
+        match self.states()[1] {
+            AxisState::Replicate => self.reinterpret(Axes::Shard, AxisState::Varying)?.as_terms(),
+            AxisState::Varying => self.reinterpret(Axes::Shard, AxisState::Partial),
+            AxisState::Partial | AxisState::Invariant => Ok(self.clone()),
+        }
+    }
+
+    fn times(&self, factor: f64) -> Result<Tagged, Error> {
+        self.map_linear(|x| Ok((x * factor)?))
+    }
+}
+
+/// Has `size` ranks do the same; all must succeed.
+pub(crate) fn ranks<O: Send>(
+    size: usize,
+    work: impl Fn(World) -> Result<O, Error> + Sync,
+) -> Vec<O> {
+    let outcomes = hsdp::world(size, work);
+    outcomes.into_iter().map(|outcome| outcome.expect("a rank failed")).collect()
+}
+
+/// The elements in f64, in row-major order.
+pub(crate) fn numbers(tensor: &Tensor) -> Result<Vec<f64>, Error> {
+    Ok(tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
+}
+
+/// Equal, and NaN where NaN is expected.
+pub(crate) fn assert_same(got: &[f64], want: &[f64], what: &str) {
+    let same = |(got, want): (&f64, &f64)| got == want || (got.is_nan() && want.is_nan());
+    let all = got.len() == want.len() && got.iter().zip(want).all(same);
+    assert!(all, "{what}: got {got:?}, want {want:?}");
+}
+
+/// Not further apart than `bound`, in proportion to the largest.
+pub(crate) fn assert_close(got: &[f64], want: &[f64], bound: f64) {
+    assert_eq!(got.len(), want.len());
+    let largest = want.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
+    for (got, want) in got.iter().zip(want) {
+        let apart = (got - want).abs();
+        assert!(apart <= bound * largest, "got {got}, want {want}, {apart:e} apart of {largest}");
+    }
+}
