@@ -33,7 +33,7 @@ fn check(
 ) {
     for dtype in dtypes {
         let seen = ranks(want.inputs.len(), |world| {
-            let seat = Seat::new(world, *dtype)?;
+            let seat = Seat::new(&world, *dtype)?;
             let x = seat.varying(seat.variable(want.inputs[seat.rank])?);
             let (output, loss) = case(&seat, &x)?;
             let output = output.map_or(Ok(Vec::new()), |output| numbers(output.tensor()))?;

@@ -11,16 +11,15 @@ use hsdp_comm::Channel;
 /// A rank on a tape over the whole world, which is the shard axis.
 #[derive(Debug)]
 pub(crate) struct Seat {
-    pub(crate) world: World,
     pub(crate) rank: usize,
     pub(crate) tape: Tape,
     pub(crate) dtype: DType,
 }
 
 impl Seat {
-    pub(crate) fn new(world: World, dtype: DType) -> Result<Self, Error> {
-        let tape = Tape::of_group(&world, world.world_group(Channel::User))?;
-        Ok(Self { rank: world.rank().index(), world, tape, dtype })
+    pub(crate) fn new(world: &World, dtype: DType) -> Result<Self, Error> {
+        let tape = Tape::of_group(world, world.world_group(Channel::User))?;
+        Ok(Self { rank: world.rank().index(), tape, dtype })
     }
 
     /// This rank's number, from 1.

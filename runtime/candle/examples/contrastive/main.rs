@@ -1,0 +1,52 @@
+//! Trains two towers to tell which views are of the same point, among all ranks' pairs, and beside them the same on one rank.
+//!
+//! ```text
+//! cargo run --release --example contrastive
+//! cargo run --release --example contrastive -- --ranks 8 --dtype f64 --verify
+//! ```
+//!
+//! The loss of a rank's pairs needs the embeddings of all ranks' pairs: they are gathered, and gradients come back through
+//! the gather. No wrapper is involved: parameters are Replicate, their gradients Partial, and the types say so.
+//!
+//! In reading order: `model` (the towers and the loss), `train` (a rank's whole work), `sgd`, `data`, `options`; `twin` and
+//! `verify` (one rank with the whole batch, in plain candle), `report`, `failure`, `threads`.
+
+mod data;
+mod failure;
+mod model;
+mod options;
+mod report;
+mod sgd;
+#[path = "../train_gpt/threads.rs"]
+mod threads;
+mod train;
+mod twin;
+mod verify;
+
+use std::process::ExitCode;
+
+use self::failure::Failure;
+use self::options::Options;
+use self::report::Progress;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
+            {
+                eprintln!("contrastive: {failure}");
+            }
+            failure.exit_code()
+        }
+    }
+}
+
+fn run() -> Result<(), Failure> {
+    let options = Options::read()?;
+    threads::divide_cores(options.ranks).map_err(Failure::training)?;
+    let progress = Progress::new(options.steps)?;
+    let run = train::train(&options, progress)?;
+    report::print(&options, &run);
+    Ok(())
+}

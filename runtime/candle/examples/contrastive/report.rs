@@ -1,0 +1,77 @@
+//! What is shown while training runs, and at its end.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::failure::Failure;
+use super::options::Options;
+use super::train::Run;
+
+/// Lines of the table at the end.
+const LINES: usize = 10;
+
+/// What is known of a step, before its update.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub(crate) step: usize,
+    /// The mean over all ranks' pairs, in both directions.
+    pub(crate) loss: f64,
+    /// The part of all views whose partner is the nearest of all ranks' views.
+    pub(crate) accuracy: f64,
+}
+
+/// The progress bar.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    records: Vec<Record>,
+}
+
+impl Progress {
+    /// A bar of `steps` steps, which is silent where stderr is no terminal.
+    pub(crate) fn new(steps: usize) -> Result<Self, Failure> {
+        let template = "{bar:32} {pos}/{len} {elapsed}  {msg}";
+        let style = ProgressStyle::with_template(template).map_err(Failure::training)?;
+        Ok(Self { bar: ProgressBar::new(steps as u64).with_style(style), records: Vec::new() })
+    }
+
+    /// A step is done.
+    pub(crate) fn add(&mut self, record: Record) {
+        let Record { loss, accuracy, .. } = record;
+        self.bar.set_message(format!("loss {loss:.3}  {:.1} % found", 100.0 * accuracy));
+        self.bar.inc(1);
+        self.records.push(record);
+    }
+
+    /// Training is done: all records.
+    pub(crate) fn finish(self) -> Vec<Record> {
+        self.bar.finish();
+        self.records
+    }
+}
+
+/// The means of a tenth of the steps in each line, and what was verified.
+#[expect(clippy::print_stdout, reason = "this is where the program tells its user")]
+pub(crate) fn print(options: &Options, run: &Run) {
+    let Options { ranks, batch, .. } = *options;
+    println!("{ranks} ranks with {} of {batch} pairs each", options.share());
+    println!("{:>12}  {:>8}  {:>8}", "steps", "loss", "found");
+    for part in run.records.chunks(run.records.len().div_ceil(LINES).max(1)) {
+        let mean = |of: fn(&Record) -> f64| part.iter().map(of).sum::<f64>() / part.len() as f64;
+        let steps = format!("{}-{}", part[0].step, part[0].step + part.len() - 1);
+        let (loss, accuracy) = (mean(|record| record.loss), mean(|record| record.accuracy));
+        println!("{steps:>12}  {loss:>8.4}  {:>6.1} %", 100.0 * accuracy);
+    }
+    if let Some(verified) = run.verified {
+        let steps = options.steps;
+        match verified.bound {
+            0.0 => {
+                println!("losses and parameters of {steps} steps bit-identical to plain candle's")
+            }
+            bound => println!(
+                "losses and parameters of {steps} steps within {:.1e} of plain candle's with the whole batch; {bound:.1e} \
+                 is what roundings explain",
+                verified.apart
+            ),
+        }
+    }
+}

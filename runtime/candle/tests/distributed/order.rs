@@ -1,0 +1,142 @@
+//! Backwards communicate in one order on all ranks, every one of them, whatever a loss is written like and depends on.
+
+use candle_core::{DType, Tensor};
+use hsdp::collective::{Collective, Copies, Reducer};
+use hsdp_candle::Error;
+use hsdp_candle::distributed::Tagged;
+
+use crate::seat::{Seat, Steps as _, assert_same, numbers, ranks};
+
+const GATHER: Collective = Collective::AllGather { output: Copies::Replicate };
+const MAX: Collective = Collective::AllReduce { reducer: Reducer::Max, output: Copies::Replicate };
+
+/// Losses of `[1 + r]` on 2 ranks, and what they make of its gradient.
+fn gradients(loss: impl Fn(&Seat, &Tagged) -> Result<Tagged, Error> + Sync) -> Vec<Vec<f64>> {
+    ranks(2, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let x = seat.varying(seat.variable(&[seat.place()])?);
+        gradient(&loss(&seat, &x)?, &x)
+    })
+}
+
+fn gradient(loss: &Tagged, x: &Tagged) -> Result<Vec<f64>, Error> {
+    let gradients = loss.as_terms()?.backward()?;
+    numbers(gradients.of_tagged(x).expect("the loss depends on it").tensor())
+}
+
+fn sum(x: &Tensor) -> Result<Tensor, Error> {
+    Ok(x.sum_all()?)
+}
+
+#[test]
+fn an_expression_is_written_in_another_order_on_each_rank() {
+    // An all_gather and a max, in their backwards a reduce_scatter and two all_reduces: ranks that went back in
+    // different orders would be told so.
+    let of_both = |seat: &Seat, x: &Tagged| {
+        let (a, b) = (x.everywhere(&GATHER)?.map(sum)?, x.everywhere(&MAX)?.map(sum)?);
+        match seat.rank {
+            0 => a.zip_sum(&b, |a, b| Ok((a + b)?)),
+            _ => b.zip_sum(&a, |b, a| Ok((b + a)?)),
+        }
+    };
+    assert_eq!(gradients(of_both), [[2.0], [4.0]]);
+}
+
+#[test]
+fn two_of_the_same_kind_are_not_exchanged() {
+    // Nothing but the numbers tells these two apart.
+    let of_both = |seat: &Seat, x: &Tagged| {
+        let a = x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?;
+        let b = x.times(10.0)?.everywhere(&GATHER)?.map(sum)?;
+        match seat.rank {
+            0 => a.zip_sum(&b, |a, b| Ok((a + b)?)),
+            _ => b.zip_sum(&a, |b, a| Ok((b + a)?)),
+        }
+    };
+    assert_eq!(gradients(of_both), [[24.0], [28.0]]); // 2 ranks times (2 x + 10)
+}
+
+#[test]
+fn a_loss_that_an_output_does_not_reach() {
+    let of_max = |seat: &Seat, x: &Tagged| {
+        let (a, b) = (x.everywhere(&GATHER)?.map(sum)?, x.everywhere(&MAX)?.map(sum)?);
+        match seat.rank {
+            0 => a.zip_sum(&b, |a, b| Ok((a + b)?)),
+            _ => Ok(b),
+        }
+    };
+    assert_eq!(gradients(of_max), [[1.0], [3.0]]);
+}
+
+#[test]
+fn a_loss_that_depends_on_no_collective() {
+    let of_nothing = |seat: &Seat, x: &Tagged| {
+        let gathered = x.everywhere(&GATHER)?.map(sum)?;
+        match seat.rank {
+            0 => Ok(gathered),
+            _ => Ok(x.map(sum)?.times(5.0)?),
+        }
+    };
+    assert_eq!(gradients(of_nothing), [[1.0], [6.0]]);
+}
+
+#[test]
+fn an_input_that_needs_a_gradient_on_one_rank_only() {
+    let seen = ranks(2, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let values = [seat.place()];
+        let x = match seat.rank {
+            0 => seat.variable(&values)?,
+            _ => seat.tensor(&values)?,
+        };
+        let x = seat.varying(x);
+        let loss = x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?;
+        let gradients = loss.as_terms()?.backward()?;
+        gradients.of_tagged(&x).map(|gradient| numbers(gradient.tensor())).transpose()
+    });
+    assert_eq!(seen, [Some(vec![4.0]), None]);
+}
+
+#[test]
+fn two_losses_of_one_tape_and_one_of_them_twice() {
+    let seen = ranks(2, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let x = seat.varying(seat.variable(&[seat.place()])?);
+        let one = x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?;
+        let other = x.everywhere(&MAX)?.map(sum)?;
+        let first = gradient(&one, &x)?;
+        let (second, again) = (gradient(&other, &x)?, gradient(&one, &x)?);
+        assert_same(&again, &first, "the same loss again");
+        Ok([first, second].concat())
+    });
+    assert_eq!(seen, [[4.0, 0.0], [8.0, 2.0]]);
+}
+
+#[test]
+fn a_tape_without_a_backward_leaves_nothing_behind() {
+    let seen = ranks(2, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let x = seat.variable(&[seat.place()])?;
+        let forgotten = seat.varying(x.clone()).everywhere(&MAX)?;
+        drop((forgotten, seat));
+        let seat = Seat::new(&world, DType::F64)?;
+        let x = seat.varying(x);
+        gradient(&x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?, &x)
+    });
+    assert_eq!(seen, [[4.0], [8.0]]);
+}
+
+#[test]
+fn a_hundred_collectives_one_after_the_other() {
+    let seen = ranks(2, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let x = seat.varying(seat.variable(&[seat.place()])?);
+        let around = Collective::Permute { destinations: vec![Some(1), Some(0)] };
+        let mut y = x.clone();
+        for _ in 0..100 {
+            y = y.everywhere(&around)?;
+        }
+        gradient(&y.times(seat.place())?, &x)
+    });
+    assert_eq!(seen, [[1.0], [2.0]]);
+}

@@ -1,0 +1,133 @@
+//! What is refused, by name, and before anything is issued.
+
+use candle_core::{DType, Device, Tensor};
+use hsdp::collective::{Collective, Copies, Reducer};
+use hsdp::dist::{Axes, AxisState};
+use hsdp_candle::Error;
+
+use crate::seat::{Seat, Steps as _, ranks};
+
+const GATHER: Collective = Collective::AllGather { output: Copies::Replicate };
+
+/// What `size` ranks are told of this collective of this tensor.
+fn told(size: usize, collective: &Collective, tensor: &Tensor) -> String {
+    let messages = ranks(size, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let refused = seat.varying(tensor.clone()).on_shard(collective);
+        Ok(refused.expect_err("it does not fit").to_string())
+    });
+    messages.into_iter().next().expect("rank 0")
+}
+
+fn zeros(dims: &[usize], dtype: DType) -> Tensor {
+    Tensor::zeros(dims, dtype, &Device::Cpu).expect("few elements")
+}
+
+#[test]
+fn integers_where_there_are_gradients() {
+    let message = told(2, &GATHER, &zeros(&[2], DType::I64));
+    assert!(message.contains("all_gather on rank 0: dtype i64 has no gradient"), "{message}");
+    assert!(message.contains("a tape without gradients"), "{message}");
+    let message = told(2, &GATHER, &zeros(&[2], DType::U8));
+    assert!(message.contains("dtype u8 has no gradient"), "{message}");
+}
+
+#[test]
+fn rows_that_do_not_fit() {
+    let splits = Collective::AllToAll { send: vec![2, 2], receive: vec![2, 2] };
+    let cases = [
+        (GATHER, zeros(&[], DType::F64), "a scalar has no rows"),
+        (
+            // 6 elements could be shared by 2 members, 3 rows cannot.
+            Collective::ReduceScatter { reducer: Reducer::Max },
+            zeros(&[3, 2], DType::F32),
+            "the input has 3 rows, 2 members need a multiple of it",
+        ),
+        (Collective::Scatter { root: 0 }, zeros(&[3, 2], DType::F32), "3 rows, 2 members"),
+        (splits, zeros(&[3, 2], DType::F64), "3 rows, the counts to send are [2, 2]"),
+        (Collective::Gather { root: 2 }, zeros(&[1], DType::F64), "the root is member 2"),
+    ];
+    for (collective, tensor, phrase) in cases {
+        let message = told(2, &collective, &tensor);
+        assert!(message.contains(phrase), "{collective}: {message}");
+        assert!(message.starts_with(&format!("{collective} on rank 0")), "{message}");
+    }
+}
+
+#[test]
+fn a_loss_of_several_elements_or_of_integers() {
+    for (tensor, phrase) in [
+        (zeros(&[2], DType::F32), "a loss is one float, this one is [2] of f32"),
+        (zeros(&[], DType::U32), "a loss is one float, this one is [] of u32"),
+    ] {
+        let messages = ranks(1, |world| {
+            let loss = Seat::new(&world, DType::F64)?.varying(tensor.clone()).as_terms()?;
+            Ok(loss.backward().map(drop).expect_err("it is no loss").to_string())
+        });
+        assert_eq!(messages, [phrase]);
+    }
+}
+
+#[test]
+fn a_replicate_loss_of_run_time_states() {
+    let messages = ranks(2, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let loss = seat.varying(seat.variable(&[1.0])?).everywhere(&GATHER)?;
+        Ok(loss.backward().map(drop).expect_err("it would count twice"))
+    });
+    assert!(messages.iter().all(|error| {
+        matches!(error, Error::Runtime(hsdp::Error::State { operation: "backward", .. }))
+    }));
+}
+
+#[test]
+fn values_of_two_tapes() {
+    let messages = ranks(1, |world| {
+        let [one, other] = [Seat::new(&world, DType::F64)?, Seat::new(&world, DType::F64)?];
+        let [x, y] = [&one, &other].map(|seat| seat.tensor(&[1.0]).map(|x| seat.varying(x)));
+        let refused = x?.zip_sum(&y?, |x, y| Ok((x + y)?));
+        Ok(refused.expect_err("they do not know each other").to_string())
+    });
+    assert!(messages[0].contains("values of two tapes"), "{messages:?}");
+}
+
+/// The second half of the test below, in a process of its own: candle reads the variable once.
+#[test]
+fn second_order_child() {
+    if std::env::var_os("CANDLE_GRAD_DO_NOT_DETACH").is_none() {
+        return;
+    }
+    let messages = ranks(1, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let x = seat.varying(seat.variable(&[3.0])?);
+        let loss = x.everywhere(&GATHER)?.map(|y| Ok(y.sqr()?.sum_all()?))?.as_terms()?;
+        Ok(loss.backward().map(drop).expect_err("it would be half a derivative").to_string())
+    });
+    assert!(messages[0].starts_with("all_gather on rank 0: its gradient is to be"), "{messages:?}");
+    println!("refused");
+}
+
+#[test]
+fn a_second_derivative() {
+    let child = std::process::Command::new(std::env::current_exe().expect("this test has a path"))
+        .args(["--exact", "refusals::second_order_child", "--nocapture"])
+        .env("CANDLE_GRAD_DO_NOT_DETACH", "1")
+        .output()
+        .expect("the program starts");
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && said.contains("refused"), "{said}");
+}
+
+#[test]
+fn a_backward_on_a_tape_without_gradients() {
+    let messages = ranks(1, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let tape = seat.tape.without_gradients();
+        let states = [AxisState::Invariant, AxisState::Varying];
+        let x = tape.tag(seat.variable(&[1.0])?, states).apply(Axes::Shard, &GATHER)?;
+        let x = x.expect("every rank has one").as_terms()?;
+        assert!(!x.tensor().track_op(), "nothing was recorded");
+        Ok(x.backward().map(drop).expect_err("there is none").to_string())
+    });
+    assert!(messages[0].contains("the tape was made without gradients"), "{messages:?}");
+}
