@@ -23,20 +23,20 @@
 //! ```
 //! use candle_core::{Device, Tensor, Var};
 //! use hsdp::Mesh;
-//! use hsdp::dist::{OnShard, Replicate, Sum, Varying};
+//! use hsdp::dist::{OnBoth, Replicate, Sum, Varying};
 //! use hsdp_candle::distributed::*;
 //!
 //! let gradients = hsdp::world(2, |world| -> Result<Vec<f64>, hsdp_candle::Error> {
 //!     let tape = Tape::of_mesh(&world, Mesh::new(1, 2).map_err(hsdp::Error::from)?)?;
 //!     let weight = Var::new(&[[1.0], [2.0]], &Device::Cpu)?;
-//!     let weight: Dist<Varying, Replicate> = tape.assume(weight.as_tensor().clone());
+//!     let weight: Dist<Replicate, Replicate> = tape.assume(weight.as_tensor().clone());
 //!     let rank = world.rank().index() as f64;
 //!     let x: Dist<Varying, Varying> = tape.assume(Tensor::new(&[[1.0, rank]], &Device::Cpu)?);
 //!
 //!     let loss = x.matmul(&weight)?.sqr()?.sum_all()?; // 1 on rank 0, 9 on rank 1
-//!     let loss = loss.to_partial(OnShard)?.to_partial(hsdp::dist::OnReplicate)?;
-//!     let gradient = gradient_of(&loss.backward()?, &weight)?; // Dist<Varying, Partial>
-//!     let gradient = gradient.all_reduce(OnShard, Sum)?;
+//!     let loss = loss.to_partial(OnBoth)?;
+//!     let gradient = gradient_of(&loss.backward()?, &weight)?; // Dist<Partial, Partial>
+//!     let gradient = gradient.all_reduce(OnBoth, Sum)?;
 //!     Ok(gradient.into_tensor().flatten_all()?.to_vec1()?)
 //! });
 //! for gradient in gradients {

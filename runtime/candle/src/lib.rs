@@ -1,10 +1,11 @@
 //! Trains models written in [candle](candle_core) on [hsdp]: parameters are sharded over ranks,
 //! gathered for the forward and the backward of their unit, freed in between, and their gradients
-//! are reduced as they come.
+//! are reduced as they come. For what no wrapper shards there are collectives with gradients:
+//! [`distributed`].
 //!
-//! candle has no hooks and is not patched: three custom ops do it all. It does not wrap modules: a
-//! model is written against two small traits, [`Units`] and [`Parameters`], and runs sharded on a
-//! [`Pass`] or whole on [`Plain`]. It serves the CPU.
+//! candle has no hooks and is not patched: three custom ops do it all, and three more the
+//! collectives. It does not wrap modules: a model is written against two small traits, [`Units`] and
+//! [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It serves the CPU.
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
@@ -13,6 +14,7 @@
 //! | the module's forward | `forward` with pre- and post-forward hooks | [`Pass::unit`] |
 //! | `loss.backward()` | pre-backward hooks, gradient-ready hooks | [`Pass::backward`] |
 //! | a module without FSDP | the plain module | [`Plain`] |
+//! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
 //! | a model to try it on | `torchtitan` | [`gpt`] |
 //!
 //! A linear model on two ranks that are threads. A step begins and ends in the runtime; the
@@ -51,7 +53,7 @@
 //!
 //! In reading order: `model` (what a model asks for), `plain`, `pass` (who gives it), `ops` (where
 //! candle calls us), `usage`, `unit` (what is where, and what is still to come), `storage`,
-//! `gradient` (moving and lending without a copy), `error`; [`gpt`].
+//! `gradient` (moving and lending without a copy), `error`; [`distributed`]; [`gpt`].
 
 #![forbid(unsafe_code)]
 

@@ -13,7 +13,7 @@ const LATENT: usize = 6;
 pub(crate) const VIEW: usize = 24;
 
 /// How far the noise moves a number of a view, whose own size is about 1.
-const NOISE: f64 = 0.1;
+const NOISE: f64 = 0.25;
 
 /// What a stream of random numbers is for; batches have the streams from `BATCHES` on.
 #[derive(Clone, Copy, Debug)]

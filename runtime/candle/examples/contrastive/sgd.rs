@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 
 use super::model::Parameters;
 
-const LEARNING_RATE: f64 = 0.05;
+const LEARNING_RATE: f64 = 0.01;
 const MOMENTUM: f64 = 0.9;
 
 /// What is kept of earlier gradients.

@@ -1,6 +1,7 @@
 //! Whether the ranks do what one rank with the whole batch does.
 //!
-//! After each step the twin goes on from the ranks' parameters, so that each step is compared by itself.
+//! After each step the twin goes on from the ranks' parameters, so that differences do not grow from step to step, but for
+//! what the momentum keeps: a tenth of a gradient's at most, at this learning rate.
 //!
 //! On one rank every op is the same, and so is every bit. On more, a gradient is the sum of the ranks' sums: of the same
 //! terms, in another order. A sum of `n` terms is off by at most `n` roundings of half an epsilon each, of the size of
