@@ -47,7 +47,7 @@
 //!
 //! A collective is a custom op of two parents: its input, and the collective before it. So candle's walk meets them in
 //! reverse order, and every one of them, on every rank alike. Each counts for candle's recursion: a tape is for one
-//! forward and backward, with hundreds of collectives, not with millions.
+//! forward and backward, with thousands of collectives, not with millions.
 //!
 //! In reading order: `carrier` (where a [`Tape`] calls us), `recorded` and `tie` (the ops), `rows` (shapes), `elements`,
 //! `integers`; `functions`, `pairs`, `along_dim`, `gradient` (what users call).

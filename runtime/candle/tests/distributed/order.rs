@@ -1,5 +1,7 @@
 //! Backwards communicate in one order on all ranks, every one of them, whatever a loss is written like and depends on.
 
+use std::time::{Duration, Instant};
+
 use candle_core::{DType, Tensor};
 use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp_candle::Error;
@@ -127,16 +129,34 @@ fn a_tape_without_a_backward_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_hundred_collectives_one_after_the_other() {
+fn two_thousand_collectives_one_after_the_other() {
     let seen = ranks(2, |world| {
         let seat = Seat::new(&world, DType::F64)?;
         let x = seat.varying(seat.variable(&[seat.place()])?);
         let around = Collective::Permute { destinations: vec![Some(1), Some(0)] };
         let mut y = x.clone();
-        for _ in 0..100 {
+        for _ in 0..2000 {
             y = y.everywhere(&around)?;
         }
         gradient(&y.times(seat.place())?, &x)
     });
     assert_eq!(seen, [[1.0], [2.0]]);
+}
+
+#[test]
+fn a_graph_that_outlives_its_rank_keeps_nobody_waiting() {
+    let begun = Instant::now();
+    let outcomes = hsdp::world(2, |world| -> Result<(Tagged, Option<Error>), Error> {
+        let seat = Seat::new(&world, DType::F64)?;
+        let x = seat.varying(seat.variable(&[seat.place()])?);
+        let gathered = x.everywhere(&GATHER)?;
+        match seat.rank {
+            0 => Ok((gathered, None)),
+            _ => Ok((gathered.clone(), x.everywhere(&GATHER).err())),
+        }
+    });
+    let [_, left] = outcomes.try_into().expect("two ranks");
+    let (_, error) = left.expect("its first collective took place");
+    assert!(matches!(error, Some(Error::Runtime(hsdp::Error::Comm(_)))), "{error:?}");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
