@@ -25,159 +25,131 @@ pub trait Pairs<R: State, S: State>: Sized {
     fn add<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>;
+        R2: Adds<R>,
+        S2: Adds<S>;
 
     /// `x - y`.
     fn sub<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>;
+        R2: Adds<R>,
+        S2: Adds<S>;
 
     /// `x + y`, repeated where a dim has size 1.
     fn broadcast_add<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>;
+        R2: Adds<R>,
+        S2: Adds<S>;
 
     /// `x - y`, repeated where a dim has size 1.
     fn broadcast_sub<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>;
+        R2: Adds<R>,
+        S2: Adds<S>;
 
     /// The elements of both, one after the other along `dim`.
     fn cat<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
         dim: impl Dim,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>;
+        R2: Adds<R>,
+        S2: Adds<S>;
 
     /// `x * y`, each element with its own.
     fn mul<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Multiplies<R2>,
-        S: Multiplies<S2>;
+        R2: Multiplies<R>,
+        S2: Multiplies<S>;
 
     /// `x * y`, repeated where a dim has size 1.
     fn broadcast_mul<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Multiplies<R2>,
-        S: Multiplies<S2>;
+        R2: Multiplies<R>,
+        S2: Multiplies<S>;
 
     /// The product of two matrices, or of two batches of them.
     fn matmul<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Multiplies<R2>,
-        S: Multiplies<S2>;
+        R2: Multiplies<R>,
+        S2: Multiplies<S>;
 
     /// The product of batches of matrices, repeated where a dim has size 1.
     fn broadcast_matmul<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Multiplies<R2>,
-        S: Multiplies<S2>;
+        R2: Multiplies<R>,
+        S2: Multiplies<S>;
 
     /// `x / y`, each element by its own.
     fn div<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Joins<R2>,
-        S: Joins<S2>;
+        R2: Joins<R>,
+        S2: Joins<S>;
 
     /// `x / y`, repeated where a dim has size 1.
     fn broadcast_div<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Joins<R2>,
-        S: Joins<S2>;
+        R2: Joins<R>,
+        S2: Joins<S>;
 
     /// The places of `dim` that `other` lists: its elements are u32, u8 or i64, its shape is `[places]`.
     fn index_select<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
         dim: impl Dim,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Joins<R2>,
-        S: Joins<S2>;
+        R2: Joins<R>,
+        S2: Joins<S>;
 
     /// For each element of `other`, the one of `x` at that place of `dim`, and at the same places of the other dims.
     fn gather_along<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
         dim: impl Dim,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Joins<R2>,
-        S: Joins<S2>;
+        R2: Joins<R>,
+        S2: Joins<S>;
 }
 
 impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn add<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>,
+        R2: Adds<R>,
+        S2: Adds<S>,
     {
         self.zip_sum(other, |x, y| Ok(x.add(y)?))
     }
@@ -185,12 +157,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn sub<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>,
+        R2: Adds<R>,
+        S2: Adds<S>,
     {
         self.zip_sum(other, |x, y| Ok(x.sub(y)?))
     }
@@ -198,12 +168,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn broadcast_add<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>,
+        R2: Adds<R>,
+        S2: Adds<S>,
     {
         self.zip_sum(other, |x, y| Ok(x.broadcast_add(y)?))
     }
@@ -211,12 +179,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn broadcast_sub<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>,
+        R2: Adds<R>,
+        S2: Adds<S>,
     {
         self.zip_sum(other, |x, y| Ok(x.broadcast_sub(y)?))
     }
@@ -225,12 +191,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
         &self,
         other: &Dist<Candle, R2, S2>,
         dim: impl Dim,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Adds<R2>,
-        S: Adds<S2>,
+        R2: Adds<R>,
+        S2: Adds<S>,
     {
         self.zip_sum(other, |x, y| Ok(Tensor::cat(&[x, y], dim)?))
     }
@@ -238,12 +202,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn mul<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Multiplies<R2>,
-        S: Multiplies<S2>,
+        R2: Multiplies<R>,
+        S2: Multiplies<S>,
     {
         self.zip_product(other, |x, y| Ok(x.mul(y)?))
     }
@@ -251,12 +213,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn broadcast_mul<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Multiplies<R2>,
-        S: Multiplies<S2>,
+        R2: Multiplies<R>,
+        S2: Multiplies<S>,
     {
         self.zip_product(other, |x, y| Ok(x.broadcast_mul(y)?))
     }
@@ -264,12 +224,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn matmul<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Multiplies<R2>,
-        S: Multiplies<S2>,
+        R2: Multiplies<R>,
+        S2: Multiplies<S>,
     {
         self.zip_product(other, |x, y| Ok(x.matmul(y)?))
     }
@@ -277,12 +235,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn broadcast_matmul<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Multiplies<R2>,
-        S: Multiplies<S2>,
+        R2: Multiplies<R>,
+        S2: Multiplies<S>,
     {
         self.zip_product(other, |x, y| Ok(x.broadcast_matmul(y)?))
     }
@@ -290,12 +246,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn div<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Joins<R2>,
-        S: Joins<S2>,
+        R2: Joins<R>,
+        S2: Joins<S>,
     {
         self.zip(other, |x, y| Ok(x.div(y)?))
     }
@@ -303,12 +257,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
     fn broadcast_div<R2, S2>(
         &self,
         other: &Dist<Candle, R2, S2>,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Joins<R2>,
-        S: Joins<S2>,
+        R2: Joins<R>,
+        S2: Joins<S>,
     {
         self.zip(other, |x, y| Ok(x.broadcast_div(y)?))
     }
@@ -317,12 +269,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
         &self,
         other: &Dist<Candle, R2, S2>,
         dim: impl Dim,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Joins<R2>,
-        S: Joins<S2>,
+        R2: Joins<R>,
+        S2: Joins<S>,
     {
         self.zip(other, |x, y| Ok(x.index_select(y, dim)?))
     }
@@ -331,12 +281,10 @@ impl<R: State, S: State> Pairs<R, S> for Dist<Candle, R, S> {
         &self,
         other: &Dist<Candle, R2, S2>,
         dim: impl Dim,
-    ) -> Result<Dist<Candle, R::Output, S::Output>, Error>
+    ) -> Result<Dist<Candle, R2::Output, S2::Output>, Error>
     where
-        R2: State,
-        S2: State,
-        R: Joins<R2>,
-        S: Joins<S2>,
+        R2: Joins<R>,
+        S2: Joins<S>,
     {
         self.zip(other, |x, y| Ok(x.gather(y, dim)?))
     }
