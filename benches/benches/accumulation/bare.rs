@@ -1,0 +1,172 @@
+//! The same passes over as many bytes, and nothing else: what the machine can do.
+
+use std::sync::{Barrier, Mutex, PoisonError};
+
+use half::{bf16, f16};
+use hsdp::{Accumulation, Axis, DType, Mesh, Rank};
+
+use crate::options::Options;
+use crate::runtime::GRADIENT;
+use crate::stream;
+
+/// Elements that are summed at a time: they stay in the first-level cache.
+const BLOCK: usize = 2048;
+
+/// Buffers of all ranks, as large as the runtime's, and of the same number.
+pub(crate) struct Bare {
+    mesh: Mesh,
+    units: usize,
+    microbatches: usize,
+    wire: DType,
+    meeting: Barrier,
+    /// By rank and unit.
+    shards: Vec<Vec<Vec<f32>>>,
+    gradients: Vec<Vec<Vec<f32>>>,
+    /// By rank: the full parameters of the unit in use, and of the next one.
+    full: Vec<Mutex<[Vec<f32>; 2]>>,
+    /// By rank, unit, and replica that will all-reduce it.
+    partials: Vec<Vec<Vec<Mutex<Vec<f32>>>>>,
+}
+
+impl Bare {
+    pub(crate) fn new(options: &Options) -> Self {
+        let (mesh, units) = (options.mesh, options.units as usize);
+        let shard = options.numel() / mesh.shard_size();
+        let whole = shard * mesh.shard_size();
+        let by_rank_and_unit =
+            |value: f32, len| vec![vec![vec![value; len]; units]; mesh.world_size()];
+        let slices = || {
+            let slice = |replica| {
+                let len = hsdp_sharding::balanced(shard, mesh.replicate_size(), replica).len();
+                Mutex::new(vec![0.0; len])
+            };
+            (0..mesh.replicate_size()).map(slice).collect::<Vec<_>>()
+        };
+        let of_rank = |_| (0..units).map(|_| slices()).collect();
+        Self {
+            mesh,
+            units,
+            microbatches: options.microbatches as usize,
+            wire: options.reduce_dtype,
+            meeting: Barrier::new(mesh.world_size()),
+            shards: by_rank_and_unit(0.0, shard),
+            gradients: by_rank_and_unit(GRADIENT, whole),
+            full: (0..mesh.world_size())
+                .map(|_| Mutex::new([vec![0.0; whole], vec![0.0; whole]]))
+                .collect(),
+            partials: (0..mesh.world_size()).map(of_rank).collect(),
+        }
+    }
+
+    /// Whether the loop does what these options ask of the runtime.
+    pub(crate) fn serves(options: &Options) -> bool {
+        options.param_dtype == DType::F32 && options.mode == Accumulation::ReduceScatter
+    }
+
+    /// One rank's part of a step.
+    pub(crate) fn step(&self, rank: usize) {
+        for microbatch in 0..self.microbatches {
+            (0..self.units).for_each(|unit| self.gather(rank, unit));
+            for unit in (0..self.units).rev() {
+                self.gather(rank, unit);
+                self.reduce(rank, unit, microbatch);
+            }
+        }
+        self.meeting.wait();
+        (0..self.units).for_each(|unit| self.all_reduce(rank, unit));
+    }
+
+    fn row(&self, rank: usize) -> Vec<Rank> {
+        self.mesh.group(Axis::Shard, Rank::new(rank))
+    }
+
+    fn gather(&self, rank: usize, unit: usize) {
+        let mut full = self.full[rank].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rest = full[unit % 2].as_mut_slice();
+        for member in self.row(rank) {
+            let shard = &self.shards[member.index()][unit];
+            let (target, after) = rest.split_at_mut(shard.len());
+            stream::copy(target, shard);
+            rest = after;
+        }
+    }
+
+    /// Sums what the row has of this rank's shard, and adds the mean to its partial.
+    fn reduce(&self, rank: usize, unit: usize, microbatch: usize) {
+        let row = self.row(rank);
+        let own = row.iter().position(|member| member.index() == rank).expect("in its own row");
+        let mut at = own * self.shards[rank][unit].len();
+        let scale = 1.0 / row.len() as f32;
+        for slice in &self.partials[rank][unit] {
+            let mut slice = slice.lock().unwrap_or_else(PoisonError::into_inner);
+            for partial in slice.chunks_mut(BLOCK) {
+                let mut sum = [0.0; BLOCK];
+                let sum = &mut sum[..partial.len()];
+                for member in &row {
+                    let gradient = &self.gradients[member.index()][unit][at..at + partial.len()];
+                    add(sum, gradient, self.wire);
+                }
+                fold(partial, sum, scale, microbatch);
+                at += partial.len();
+            }
+        }
+    }
+
+    /// Sums this rank's slice of its unit over the replicas, and gives all of them the mean.
+    fn all_reduce(&self, rank: usize, unit: usize) {
+        let column = self.mesh.group(Axis::Replicate, Rank::new(rank));
+        let own = column.iter().position(|member| member.index() == rank).expect("in its column");
+        let scale = 1.0 / column.len() as f32;
+        let slice = |member: &Rank| {
+            let slice = &self.partials[member.index()][unit][own];
+            slice.lock().unwrap_or_else(PoisonError::into_inner)
+        };
+        let mut slices: Vec<_> = column.iter().map(slice).collect();
+        for start in (0..slices[0].len()).step_by(BLOCK) {
+            let range = start..slices[0].len().min(start + BLOCK);
+            let mut sum = [0.0; BLOCK];
+            let sum = &mut sum[..range.len()];
+            slices.iter().for_each(|slice| add(sum, &slice[range.clone()], self.wire));
+            slices.iter_mut().for_each(|slice| fold(&mut slice[range.clone()], sum, scale, 0));
+        }
+    }
+
+    /// Whether the last step's partials are what they must be.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let expected = GRADIENT * self.microbatches as f32;
+        for slice in self.partials.iter().flatten().flatten() {
+            let slice = slice.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(wrong) = slice.iter().find(|element| **element != expected) {
+                return Err(format!("the bare loop has {wrong}, not {expected}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn fold(target: &mut [f32], sum: &[f32], scale: f32, microbatch: usize) {
+    let targets = target.iter_mut().zip(sum);
+    if microbatch == 0 {
+        targets.for_each(|(target, sum)| *target = sum * scale);
+    } else {
+        targets.for_each(|(target, sum)| *target += sum * scale);
+    }
+}
+
+/// Adds contributions, each rounded to the wire.
+fn add(sum: &mut [f32], contributions: &[f32], wire: DType) {
+    let pairs = sum.iter_mut().zip(contributions);
+    match wire {
+        DType::BF16 => pairs.for_each(|(sum, it)| *sum += rounded_to_bf16(*it)),
+        DType::F16 => pairs.for_each(|(sum, it)| *sum += f16::from_f32(*it).to_f32()),
+        _ => pairs.for_each(|(sum, it)| *sum += it),
+    }
+}
+
+/// To the nearest, ties to even, of finite values: without branches, so that a compiler makes vectors of it.
+fn rounded_to_bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
+    debug_assert_eq!(f32::from_bits(rounded), bf16::from_f32(value).to_f32());
+    f32::from_bits(rounded)
+}

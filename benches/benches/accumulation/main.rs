@@ -1,0 +1,95 @@
+//! The accumulation benchmark: what a step moves, without the arithmetic of a model.
+//!
+//! ```text
+//! cargo bench -p hsdp-benches --bench accumulation -- --mesh 2x2 --units 8 --numel 2000000 --microbatches 8
+//! ```
+//!
+//! A step has some microbatches. Each unshards every unit for the forward, and again for the backward, last unit first, and
+//! reduces a gradient that is there already; the deferred all-reduce and the agreement end the step. The optimizer is not
+//! part of it. `benches/peers/fsdp2.py` is the same work by PyTorch FSDP2.
+//!
+//! In turn with the runtime, on the same threads, a bare loop makes the same passes over as many bytes with nothing else:
+//! no plan, no descriptors, no waiting but at the end. docs/performance.md has the formula of the bytes.
+//!
+//! In reading order: `options`, `runtime` (the step by hsdp), `bare` (the loop), `stream` (its stores), `bytes`, `report`.
+
+mod bare;
+mod bytes;
+mod options;
+mod report;
+mod runtime;
+mod stream;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser as _;
+use hsdp::World;
+use hsdp_comm::{Channel, Tag, WorldOptions, launch};
+
+use crate::bare::Bare;
+use crate::options::Options;
+use crate::report::Times;
+use crate::runtime::Steps;
+
+#[expect(clippy::print_stderr, reason = "a command-line program")]
+fn main() -> ExitCode {
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(error) if !error.use_stderr() => {
+            drop(error.print());
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("{}", error.to_string().lines().next().unwrap_or_default());
+            return ExitCode::from(2);
+        }
+    };
+    match measure(&options) {
+        Ok(times) => {
+            report::print(&options, &times);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs both in turn on one thread a rank; the times of rank 0, from one meeting of all ranks to the next.
+fn measure(options: &Options) -> Result<Times, String> {
+    let bare = Bare::serves(options).then(|| Bare::new(options));
+    let ran = launch(options.ranks(), WorldOptions::default(), |world| {
+        let mut steps = Steps::new(world.clone(), options)?;
+        let mut times = Times::default();
+        for round in 0..=options.repeat {
+            let by_runtime = timed(&world, || steps.step())?;
+            let by_loop = timed(&world, || {
+                bare.iter().for_each(|bare| bare.step(world.rank().index()));
+                Ok(())
+            })?;
+            // The first round touches pages.
+            if round > 0 {
+                times.push(by_runtime, by_loop);
+            }
+        }
+        steps.check()?;
+        Ok::<_, hsdp::Error>(times)
+    });
+    let times = ran.into_iter().next().ok_or("no ranks")?;
+    bare.as_ref().map_or(Ok(()), Bare::check)?;
+    times.map_err(|failure| failure.to_string())?.map_err(|error| error.to_string())
+}
+
+fn timed(
+    world: &World,
+    work: impl FnOnce() -> Result<(), hsdp::Error>,
+) -> Result<Duration, hsdp::Error> {
+    let meet = || world.world_group(Channel::User).barrier(Tag::default())?.wait();
+    meet()?;
+    let started = Instant::now();
+    work()?;
+    meet()?;
+    Ok(started.elapsed())
+}

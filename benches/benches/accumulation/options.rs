@@ -1,0 +1,50 @@
+//! What is measured.
+
+use clap::Parser;
+use hsdp::{Accumulation, DType, Mesh};
+
+/// Measures the step of a sharded model without its arithmetic, beside a bare loop over the same bytes.
+#[derive(Debug, Parser)]
+#[command(name = "accumulation")]
+pub(crate) struct Options {
+    /// The mesh, replicate x shard. Ranks are threads.
+    #[arg(long, default_value = "2x2")]
+    pub(crate) mesh: Mesh,
+    /// Units, all alike.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) units: u32,
+    /// Parameters in a unit.
+    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) numel: u32,
+    /// Microbatches in a step.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) microbatches: u32,
+    /// The dtype of gathered parameters and of gradients: f32, bf16 or f16.
+    #[arg(long, default_value = "f32")]
+    pub(crate) param_dtype: DType,
+    /// The dtype of gradients on the wire: f32, bf16 or f16.
+    #[arg(long, default_value = "f32")]
+    pub(crate) reduce_dtype: DType,
+    /// When microbatches are communicated: reduce-scatter, every or local.
+    #[arg(long, default_value = "reduce-scatter")]
+    pub(crate) mode: Accumulation,
+    /// Units gathered ahead.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) prefetch: usize,
+    /// Steps measured, after one that is not.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) repeat: u32,
+    /// What `cargo bench` says to every bench.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Options {
+    pub(crate) fn ranks(&self) -> usize {
+        self.mesh.world_size()
+    }
+
+    pub(crate) fn numel(&self) -> usize {
+        self.numel as usize
+    }
+}

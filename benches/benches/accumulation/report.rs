@@ -1,0 +1,54 @@
+//! What is printed.
+
+use std::time::Duration;
+
+use crate::bare::Bare;
+use crate::bytes;
+use crate::options::Options;
+
+/// The times of the rounds, of the runtime and of the bare loop.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    runtime: Vec<Duration>,
+    bare: Vec<Duration>,
+}
+
+impl Times {
+    pub(crate) fn push(&mut self, runtime: Duration, bare: Duration) {
+        self.runtime.push(runtime);
+        self.bare.push(bare);
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "a command-line program")]
+pub(crate) fn print(options: &Options, times: &Times) {
+    let Options { mesh, units, numel, microbatches, param_dtype, reduce_dtype, mode, .. } = options;
+    println!(
+        "local, mesh {mesh}, {units} units of {numel} parameters in {param_dtype}, {microbatches} microbatches, \
+         {reduce_dtype} wire, {mode}"
+    );
+    let bytes = bytes::of_a_step(options);
+    let measured = [("hsdp", &times.runtime), ("bare loop", &times.bare)];
+    let measured = if Bare::serves(options) { &measured[..] } else { &measured[..1] };
+    for (name, times) in measured {
+        let [least, median] = [least(times), median(times)].map(|time| time.as_secs_f64());
+        let rate = bytes as f64 / least / 1e9;
+        println!(
+            "  {name:<10} least {least:.3} s, median {median:.3} s, {rate:.1} GB/s of {:.2} GB",
+            bytes as f64 / 1e9
+        );
+    }
+    let [least, median] =
+        [least, median].map(|of| of(&times.runtime).as_secs_f64() / of(&times.bare).as_secs_f64());
+    println!("  hsdp / bare loop: {least:.3} (least), {median:.3} (median)");
+}
+
+fn least(times: &[Duration]) -> Duration {
+    times.iter().copied().min().unwrap_or_default()
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
