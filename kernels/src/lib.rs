@@ -58,6 +58,7 @@ mod reduce;
 mod round;
 mod scale;
 mod simd;
+mod stream;
 mod values;
 mod wire;
 
@@ -73,5 +74,6 @@ pub use inspect::{first_non_finite, squared_norm};
 pub use optimizer::{AdamWStep, MomentumKind, SgdStep, adamw, sgd};
 pub use reduce::{ReduceOp, average_elements, reduce_elements};
 pub use scale::{divide_in_place, scaled_copy};
+pub use stream::cast_past_caches;
 pub use values::{Values, ValuesMut};
 pub use wire::Wire;

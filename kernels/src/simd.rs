@@ -33,7 +33,7 @@ fn run_with_avx2<K: Kernel>(kernel: K) -> K::Output {
 
 /// Whether this machine has vectors of eight f32.
 #[cfg(target_arch = "x86_64")]
-fn has_avx2() -> bool {
+pub(crate) fn has_avx2() -> bool {
     as_it_is() && std::arch::is_x86_feature_detected!("avx2")
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hsdp_kernels::{DisjointBuffer, HostBuffer, cast};
+use hsdp_kernels::{DisjointBuffer, HostBuffer, ValuesMut, cast, cast_past_caches};
 use hsdp_sharding::{Piece, UnitLayout};
 
 use super::{BLOCK_ELEMENTS, Meter, Work, owned_blocks, pieces_in, take_values};
@@ -23,7 +23,13 @@ pub(crate) struct UnitGather {
     pieces: Vec<Vec<Piece>>,
     /// Whose shard, and which elements of it. They cover all shards once.
     blocks: Vec<(usize, Range<usize>)>,
+    /// How elements are written.
+    cast: fn(ValuesMut<'_>, &[f32]),
 }
+
+/// What all members get together, in bytes, above which it is written past the caches: little of it would still be there
+/// when the next unit comes.
+const PAST_CACHES: usize = 4 << 20;
 
 impl UnitGather {
     /// # Errors
@@ -38,8 +44,12 @@ impl UnitGather {
         let pieces = (0..members.len()).map(|slot| layout.pieces(slot).collect()).collect();
         let disjoint = |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::from).collect();
         let members = members.into_iter().map(|member| (member.shard, disjoint(member.targets)));
-        let (shards, targets) = members.unzip();
-        Ok(Self { shards, targets, pieces, blocks })
+        let (shards, targets): (_, Vec<_>) = members.unzip();
+        let mut work = Self { shards, targets, pieces, blocks, cast };
+        if work.bytes() > PAST_CACHES {
+            work.cast = cast_past_caches;
+        }
+        Ok(work)
     }
 }
 
@@ -66,7 +76,7 @@ impl Work for UnitGather {
             for (param, place, range) in pieces_in(&self.pieces[*from], range.clone()) {
                 // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
                 let target = unsafe { take_values(&targets[param], range) };
-                cast(target, &shard[place]);
+                (self.cast)(target, &shard[place]);
             }
             if let Some(target) = targets.first() {
                 meter.received(to, *from, range.len(), element_bytes(target));
