@@ -13,8 +13,11 @@ use super::{BLOCK_ELEMENTS, Meter, Work, owned_blocks, pieces_in, take};
 use crate::sync::Mutex;
 use crate::{NonFiniteAt, Reduced, Scaling};
 
+/// Elements that are summed at a time: their sums stay in the first-level cache, beside what is added to them.
+const STEP: usize = 1 << 10;
+
 /// What a parameter without a gradient contributes.
-static ZEROS: [f32; BLOCK_ELEMENTS] = [0.0; BLOCK_ELEMENTS];
+static ZEROS: [f32; STEP] = [0.0; STEP];
 
 /// What a member brings: its gradients, to be read where they lie, and its partial, to be filled.
 pub(crate) struct UnitReduceDeposit {
@@ -58,6 +61,22 @@ impl UnitReduce {
             work.folds.push(fold);
         }
         Ok(work)
+    }
+
+    /// Sums what belongs into a part of an owner's partial, from `start`, and folds it in.
+    fn reduce(&self, owner: usize, start: usize, partial: &mut [f32], meter: &Meter<'_>) {
+        let range = start..start + partial.len();
+        let mut sums = [0.0; STEP];
+        let sums = &mut sums[..range.len()];
+        for (param, place, part) in pieces_in(&self.pieces[owner], range) {
+            let place = place.start - start..place.end - start;
+            self.sum(&mut sums[place], param, part, meter);
+        }
+        settle(partial, sums, self.scaling.post, self.folds[owner]);
+        // While it is in the cache: later, or elsewhere, nobody could say whose it was.
+        if let Some(offset) = first_non_finite(partial) {
+            self.note(owner, start + offset, meter);
+        }
     }
 
     /// Adds up the members' contributions to `range` of a parameter.
@@ -130,21 +149,13 @@ impl Work for UnitReduce {
     /// Bytes count with the padding, and with gradients that are absent: a wire would carry their zeros.
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (owner, range) = &self.blocks[block];
-        let mut sums = [0.0; BLOCK_ELEMENTS];
-        let sums = &mut sums[..range.len()];
-        for (param, place, part) in pieces_in(&self.pieces[*owner], range.clone()) {
-            let place = place.start - range.start..place.end - range.start;
-            self.sum(&mut sums[place], param, part, meter);
-        }
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
         let partial = unsafe { take(&self.partials[*owner], range.clone()) };
-        settle(partial, sums, self.scaling.post, self.folds[*owner]);
-        // While it is in the cache: later, or elsewhere, nobody could say whose it was.
-        if let Some(offset) = first_non_finite(partial) {
-            self.note(*owner, range.start + offset, meter);
+        for (partial, start) in partial.chunks_mut(STEP).zip((range.start..).step_by(STEP)) {
+            self.reduce(*owner, start, partial, meter);
         }
         for from in 0..self.gradients.len() {
-            meter.received(*owner, from, sums.len(), self.scaling.wire.dtype().size_bytes());
+            meter.received(*owner, from, range.len(), self.scaling.wire.dtype().size_bytes());
         }
     }
 
