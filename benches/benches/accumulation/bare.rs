@@ -1,13 +1,14 @@
-//! The same passes over as many bytes, and nothing else: what the machine can do.
+//! The same passes over as many bytes, and nothing else: what the machine can do. Its copies go past the caches, by the kernel
+//! that the runtime has for that.
 
 use std::sync::{Barrier, Mutex, PoisonError};
 
 use half::{bf16, f16};
 use hsdp::{Accumulation, Axis, DType, Mesh, Rank};
+use hsdp_kernels::{ValuesMut, cast_past_caches};
 
 use crate::options::Options;
 use crate::runtime::GRADIENT;
-use crate::stream;
 
 /// Elements that are summed at a time: they stay in the first-level cache.
 const BLOCK: usize = 2048;
@@ -86,7 +87,7 @@ impl Bare {
         for member in self.row(rank) {
             let shard = &self.shards[member.index()][unit];
             let (target, after) = rest.split_at_mut(shard.len());
-            stream::copy(target, shard);
+            cast_past_caches(ValuesMut::F32(target), shard);
             rest = after;
         }
     }

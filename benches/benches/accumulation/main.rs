@@ -11,14 +11,13 @@
 //! In turn with the runtime, on the same threads, a bare loop makes the same passes over as many bytes with nothing else:
 //! no plan, no descriptors, no waiting but at the end. docs/performance.md has the formula of the bytes.
 //!
-//! In reading order: `options`, `runtime` (the step by hsdp), `bare` (the loop), `stream` (its stores), `bytes`, `report`.
+//! In reading order: `options`, `runtime` (the step by hsdp), `bare` (the loop), `bytes`, `report`.
 
 mod bare;
 mod bytes;
 mod options;
 mod report;
 mod runtime;
-mod stream;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
