@@ -82,6 +82,9 @@ pub trait Along<A: MeshAxis> {
     /// Its state there.
     type State: State;
 
+    /// Its state along the other axis; the same as there, if both are gone along.
+    type Beside: State;
+
     /// The value in state `Q` there.
     type With<Q: State>: made::Made<Self::Carrier>;
 }
@@ -106,17 +109,20 @@ impl<C: Carrier, R: State, S: State> made::Made<C> for Dist<C, R, S> {
 impl<C: Carrier, R: State, S: State> Along<OnReplicate> for Dist<C, R, S> {
     type Carrier = C;
     type State = R;
+    type Beside = S;
     type With<Q: State> = Dist<C, Q, S>;
 }
 
 impl<C: Carrier, R: State, S: State> Along<OnShard> for Dist<C, R, S> {
     type Carrier = C;
     type State = S;
+    type Beside = R;
     type With<Q: State> = Dist<C, R, Q>;
 }
 
 impl<C: Carrier, Q: State> Along<OnBoth> for Dist<C, Q, Q> {
     type Carrier = C;
     type State = Q;
+    type Beside = Q;
     type With<P: State> = Dist<C, P, P>;
 }

@@ -94,24 +94,27 @@ table! { Multiplies:
 
 /// A reduction as a type, and of which state it makes something: [`Sum`] and [`Avg`] of Partial values, the others of
 /// Varying ones.
+///
+/// Along the other axis the value is in state `Beside`. Product, Min and Max are not linear, so that it is no Partial one
+/// there either: the largest of terms is not a term of the largest.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not reduce a `{Q}` value",
     note = "Sum and Avg reduce Partial values: the terms of a Varying one are a sum by `to_partial`",
     note = "Product, Min, Max and PreMultiplied reduce Varying values: of a Partial one make the sum first, by `reduce_scatter`",
     note = "of a Replicate or Invariant value all ranks have the same already"
 )]
-pub trait Reduces<Q: State> {
+pub trait Reduces<Q: State, Beside: State = Varying> {
     /// The same as a value.
     fn reducer(self) -> Reducer;
 }
 
 macro_rules! reducers {
-    ($($(#[$doc:meta])+ $reducer:ident: $state:ident;)+) => {$(
+    ($($(#[$doc:meta])+ $reducer:ident: $state:ident beside $beside:ident;)+) => {$(
         $(#[$doc])+
         #[derive(Clone, Copy, Debug)]
         pub struct $reducer;
 
-        impl Reduces<$state> for $reducer {
+        impl<Beside: $beside> Reduces<$state, Beside> for $reducer {
             fn reducer(self) -> Reducer {
                 Reducer::$reducer
             }
@@ -121,22 +124,23 @@ macro_rules! reducers {
 
 reducers! {
     /// [`Reducer::Sum`] of Partial values.
-    Sum: Partial;
+    Sum: Partial beside State;
     /// [`Reducer::Avg`] of Partial values.
-    Avg: Partial;
+    Avg: Partial beside State;
     /// [`Reducer::Product`] of Varying values.
-    Product: Varying;
+    Product: Varying beside Free;
     /// [`Reducer::Min`] of Varying values.
-    Min: Varying;
+    Min: Varying beside Free;
     /// [`Reducer::Max`] of Varying values.
-    Max: Varying;
+    Max: Varying beside Free;
 }
 
-/// [`Reducer::PreMultiplied`] of Varying values, by this rank's factor.
+/// [`Reducer::PreMultiplied`] of Varying values, by this rank's factor: its own along the axis that it reduces, and along the
+/// other one as different as the value is there.
 #[derive(Clone, Copy, Debug)]
 pub struct PreMultiplied(pub f64);
 
-impl Reduces<Varying> for PreMultiplied {
+impl<Beside: State> Reduces<Varying, Beside> for PreMultiplied {
     fn reducer(self) -> Reducer {
         Reducer::PreMultiplied(self.0)
     }

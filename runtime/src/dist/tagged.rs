@@ -72,6 +72,10 @@ impl<C: Carrier> Tagged<C> {
                 return Err(self.refuse(collective.name(), problem, collective.hint()).into());
             }
         }
+        if !collective.is_linear() {
+            // Along the other axis, too, it is a function of the value.
+            self.each(collective.name(), AxisState::mapped)?;
+        }
         let output = self.tape.apply(axes, collective, &self.tensor)?;
         Ok(output.map(|tensor| self.with(tensor, self.states_with(axes, to))))
     }

@@ -90,6 +90,17 @@ impl Reducer {
 }
 
 impl Collective {
+    /// Whether what it makes of terms are terms of what it makes of their sum.
+    pub(super) const fn is_linear(&self) -> bool {
+        use Reducer::{Max, Min, Product};
+        !matches!(
+            self,
+            Self::AllReduce { reducer: Product | Min | Max, .. }
+                | Self::ReduceScatter { reducer: Product | Min | Max }
+                | Self::Reduce { reducer: Product | Min | Max, .. }
+        )
+    }
+
     /// The state that it takes and the one that it leaves, along the axis where it goes.
     pub(super) fn states(&self) -> [AxisState; 2] {
         use AxisState::{Invariant, Partial, Replicate, Varying};

@@ -34,7 +34,7 @@ pub trait AlongDim: Sized {
     where
         A: MeshAxis,
         Self: Along<A, Carrier = Candle>,
-        Q: Reduces<<Self as Along<A>>::State>,
+        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
         With<Self, A, Varying>: Turned;
 
     /// Each rank keeps its own part of what all hold.
@@ -67,7 +67,7 @@ impl<R: State, S: State> AlongDim for dist::Dist<Candle, R, S> {
     where
         A: MeshAxis,
         Self: Along<A, Carrier = Candle>,
-        Q: Reduces<<Self as Along<A>>::State>,
+        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
         With<Self, A, Varying>: Turned,
     {
         let dim = place(self.tensor(), dim)?;

@@ -47,6 +47,15 @@ impl<A: Reduces<B>, B: State> Two<A, B> {
     const REDUCES: bool = true;
 }
 
+/// A reduction of values that are in state `B` along the other axis.
+struct Beside<A, B>(PhantomData<(A, B)>);
+
+impl<A, B> Forbidden for Beside<A, B> {}
+
+impl<A: Reduces<Q, B>, Q: State, B: State> Beside<(A, Q), B> {
+    const REDUCES: bool = true;
+}
+
 struct One<Q>(PhantomData<Q>);
 
 impl<Q> Forbidden for One<Q> {}
@@ -224,4 +233,32 @@ fn what_collectives_take() {
         }
     }
     assert_eq!(taken, collectives().len(), "each takes values in one state");
+}
+
+macro_rules! beside {
+    ($($name:ident $(($factor:literal))?: $along:ident;)+) => {
+        [$((Reducer::$name $(($factor))?, [
+            Beside::<($name, $along), Replicate>::REDUCES,
+            Beside::<($name, $along), Invariant>::REDUCES,
+            Beside::<($name, $along), Varying>::REDUCES,
+            Beside::<($name, $along), Partial>::REDUCES,
+        ]),)+]
+    };
+}
+
+#[test]
+fn reductions_beside_another_axis() {
+    let reducers = beside! {
+        Sum: Partial;
+        Avg: Partial;
+        Product: Varying;
+        Min: Varying;
+        Max: Varying;
+        PreMultiplied(2.0): Varying;
+    };
+    for (reducer, allowed) in reducers {
+        let linear = Collective::ReduceScatter { reducer }.is_linear();
+        assert_eq!(allowed, AxisState::ALL.map(|beside| linear || beside.mapped().is_ok()));
+        assert_eq!(linear, !matches!(reducer, Reducer::Product | Reducer::Min | Reducer::Max));
+    }
 }

@@ -43,7 +43,8 @@ fn collectives_take_the_state_that_they_say_and_no_other() {
         let [from, to] = collective.states();
         for (states, axes) in all_states().flat_map(|states| AXES.map(|axes| (states, axes))) {
             let along = axes.places();
-            let allowed = along.iter().all(|place| states[*place] == from);
+            let of_terms = !collective.is_linear() && states.contains(&Partial);
+            let allowed = along.iter().all(|place| states[*place] == from) && !of_terms;
             let value = tagged(states);
             if allowed && matches!(collective, Collective::Receive { .. }) {
                 let _ = value.apply(axes, &Collective::Send { to: 0 }).expect("it is given");
@@ -84,6 +85,11 @@ fn what_is_refused_is_named_with_what_to_do() {
             "all_reduce on rank 3: a Partial value along the replicate axis, where it takes a Varying one: it takes what \
              each rank has of its own: a Replicate value is Varying by to_varying, an Invariant one by slice, and of a \
              Partial one make the sum first",
+        ),
+        (
+            told([Varying, Partial], |value| value.apply(Axes::Replicate, &max)),
+            "all_reduce on rank 3: a Partial value along the shard axis: of a Partial value make the sum first, by \
+             all_reduce or reduce_scatter",
         ),
         (
             told([Replicate, Invariant], |value| value.apply(Axes::Replicate, &gather)),

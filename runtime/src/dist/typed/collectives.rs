@@ -32,7 +32,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     where
         A: MeshAxis,
         Self: Along<A, Carrier = C>,
-        Q: Reduces<<Self as Along<A>>::State>,
+        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
     {
         let (reducer, output) = (reduction.reducer(), Copies::Replicate);
         self.applied(axis, &Collective::AllReduce { reducer, output })
@@ -50,7 +50,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     where
         A: MeshAxis,
         Self: Along<A, Carrier = C>,
-        Q: Reduces<<Self as Along<A>>::State>,
+        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
     {
         let (reducer, output) = (reduction.reducer(), Copies::Invariant);
         self.applied(axis, &Collective::AllReduce { reducer, output })
@@ -68,7 +68,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     where
         A: MeshAxis,
         Self: Along<A, Carrier = C>,
-        Q: Reduces<<Self as Along<A>>::State>,
+        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
     {
         self.applied(axis, &Collective::ReduceScatter { reducer: reduction.reducer() })
     }
@@ -86,7 +86,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     where
         A: MeshAxis,
         Self: Along<A, Carrier = C>,
-        Q: Reduces<<Self as Along<A>>::State>,
+        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
     {
         let reducer = reduction.reducer();
         self.applied_by_some(axis, &Collective::Reduce { root, reducer })
