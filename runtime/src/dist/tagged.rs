@@ -215,7 +215,11 @@ impl<C: Carrier> Tagged<C> {
     ) -> Result<[AxisState; 2], Error> {
         if !self.tape.is(&other.tape) {
             let problem = "values of two tapes".to_owned();
-            return Err(self.refuse(operation, problem, "make both values on one tape"));
+            return Err(self.refuse(
+                operation,
+                problem,
+                "make both values on one tape; a gradient goes with values as into_tensor",
+            ));
         }
         let mut states = self.states;
         for (place, axis) in [Axes::Replicate, Axes::Shard].into_iter().enumerate() {

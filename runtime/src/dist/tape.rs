@@ -30,6 +30,7 @@ pub struct Tape<C: Carrier> {
 
 #[derive(Debug)]
 struct Shared<T> {
+    /// The next one is that of its gradients' tape.
     id: u64,
     replicate: Group,
     shard: Group,
@@ -69,7 +70,7 @@ impl<C: Carrier> Tape<C> {
 
     fn new(replicate: Group, shard: Group, both: Group) -> Self {
         static TAPES: AtomicU64 = AtomicU64::new(0);
-        let id = TAPES.fetch_add(1, Ordering::Relaxed);
+        let id = TAPES.fetch_add(2, Ordering::Relaxed);
         let (tag, record, last) = (Tag::default(), Record::Gradients, Mutex::new(None));
         Self { shared: Arc::new(Shared { id, replicate, shard, both, tag, record, last }) }
     }
@@ -91,6 +92,14 @@ impl<C: Carrier> Tape<C> {
         let new = Self::new(replicate.clone(), shard.clone(), both.clone());
         let shared = Arc::into_inner(new.shared).expect("nobody else has it");
         Self { shared: Arc::new(Shared { tag, record, ..shared }) }
+    }
+
+    /// That of the gradients of this one, always the same: they go with each other, and there is no backward of them.
+    fn of_gradients(&self) -> Self {
+        let Shared { id, replicate, shard, both, tag, .. } = &*self.shared;
+        let [replicate, shard, both] = [replicate, shard, both].map(Group::clone);
+        let (id, record, last) = (id + 1, Record::Nothing, Mutex::new(None));
+        Self { shared: Arc::new(Shared { id, replicate, shard, both, tag: *tag, record, last }) }
     }
 
     /// `tensor`, of which the caller says what the ranks hold: state `R` over the replicate axis, `S` over the shard axis.
@@ -140,11 +149,14 @@ impl<C: Carrier> Tape<C> {
     pub(super) fn backward(&self, loss: &C::Tensor) -> Result<Gradients<C>, C::Error> {
         if self.shared.record == Record::Nothing {
             let rank = self.shared.both.rank();
-            let what = "the tape was made without gradients".to_owned();
+            let what = "nothing is recorded on its tape: it was made without gradients, or is that of gradients, which \
+                        are not differentiated again"
+                .to_owned();
             return Err(Error::Collective { operation: "backward", rank, what }.into());
         }
         let last = self.shared.last.lock().clone();
-        C::backward(loss, last.as_ref()).map(|gradients| Gradients { gradients })
+        C::backward(loss, last.as_ref())
+            .map(|gradients| Gradients { gradients, tape: self.of_gradients() })
     }
 }
 
@@ -155,13 +167,18 @@ impl<C: Carrier> Clone for Tape<C> {
 }
 
 /// What a backward leaves.
+///
+/// Gradients are on a tape of their own, on which nothing is recorded: a second derivative is refused by name. What is to go
+/// on with values of the tape does so as [`into_tensor`](Dist::into_tensor).
 #[derive(Debug)]
 pub struct Gradients<C: Carrier> {
     gradients: C::Gradients,
+    tape: Tape<C>,
 }
 
 impl<C: Carrier> Gradients<C> {
-    /// The gradient of `value`, in the state of its cotangents; `None` if the loss does not depend on it here.
+    /// The gradient of `value`, in the state of its cotangents; `None` if the loss does not depend on it here, or if the
+    /// autograd has not kept it.
     ///
     /// Of a Replicate value each rank has its own term (Partial), which wants an all_reduce before an optimizer uses it; of
     /// an Invariant one all ranks have the whole.
@@ -177,7 +194,13 @@ impl<C: Carrier> Gradients<C> {
     #[must_use]
     pub fn of_tagged(&self, value: &Tagged<C>) -> Option<Tagged<C>> {
         let gradient = C::gradient(&self.gradients, value.tensor())?;
-        Some(value.tape().tag(gradient, value.states().map(AxisState::cotangent)))
+        Some(self.tape.tag(gradient, value.states().map(AxisState::cotangent)))
+    }
+
+    /// The tape of the gradients: the same for all backwards of a tape.
+    #[must_use]
+    pub fn tape(&self) -> &Tape<C> {
+        &self.tape
     }
 
     /// What the autograd left, as it is.

@@ -15,7 +15,8 @@ use crate::error::Error;
 /// candle's autograd: `Tape<Candle>` carries its tensors.
 ///
 /// Tensors are on the CPU, of dtype f64, f32, f16 or bf16; on a tape without gradients, i32, i64 and u32, too. Those that
-/// are not contiguous are copied. The gradient is that of one backward: candle does not differentiate gradients.
+/// are not contiguous are copied. The gradient is that of one backward, and of variables: candle differentiates no gradients, and
+/// keeps none of what lies between.
 #[derive(Clone, Copy, Debug)]
 pub struct Candle;
 
@@ -59,7 +60,8 @@ impl Carrier for Candle {
     }
 
     fn gradient(gradients: &GradStore, tensor: &Tensor) -> Option<Tensor> {
-        gradients.get(tensor).cloned()
+        // candle multiplies a gradient by tensors of the forward, which would keep the whole graph.
+        gradients.get(tensor).map(Tensor::detach)
     }
 }
 

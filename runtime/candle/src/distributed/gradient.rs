@@ -1,6 +1,6 @@
 //! Gradients that every rank has.
 
-use hsdp::dist::{self, Gradients, State};
+use hsdp::dist::{self, Axes, Gradients, State};
 
 use super::Candle;
 use crate::error::Error;
@@ -11,7 +11,8 @@ use crate::error::Error;
 /// What is to be all-reduced must be there on all ranks, also on one whose batch was empty.
 ///
 /// # Errors
-/// What candle fails with.
+/// [`hsdp::Error::Collective`] if it is no variable: candle has no gradient of it, whatever the loss depends on. What candle
+/// fails with.
 pub fn gradient_of<R: State, S: State>(
     gradients: &Gradients<Candle>,
     value: &dist::Dist<Candle, R, S>,
@@ -19,5 +20,14 @@ pub fn gradient_of<R: State, S: State>(
     if let Some(gradient) = gradients.of(value) {
         return Ok(gradient);
     }
-    Ok(value.tape().assume(value.tensor().zeros_like()?))
+    let tensor = value.tensor();
+    if tensor.is_variable() {
+        return Ok(gradients.tape().assume(tensor.zeros_like()?));
+    }
+    let (shape, dtype) = (tensor.shape(), tensor.dtype().as_str());
+    let what = format!(
+        "the tensor {shape:?} of {dtype} is no variable, and candle keeps the gradients of variables alone"
+    );
+    let rank = value.tape().group(Axes::Both).rank();
+    Err(hsdp::Error::Collective { operation: "gradient_of", rank, what }.into())
 }

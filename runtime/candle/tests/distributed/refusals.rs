@@ -2,8 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use hsdp::collective::{Collective, Copies, Reducer};
-use hsdp::dist::{Axes, AxisState};
+use hsdp::dist::{Axes, AxisState, Invariant, OnShard, Replicate, Sum, Varying};
 use hsdp_candle::Error;
+use hsdp_candle::distributed::{Dist, Functions as _, gradient_of};
 
 use crate::seat::{Seat, Steps as _, ranks};
 
@@ -91,6 +92,36 @@ fn values_of_two_tapes() {
     assert!(messages[0].contains("values of two tapes"), "{messages:?}");
 }
 
+/// candle alone would say 48 where it is 96: half of a product's derivative.
+#[test]
+fn a_derivative_of_a_gradient() {
+    let messages = ranks(2, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let w: Dist<Invariant, Replicate> = seat.tape.assume(seat.variable(&[3.0])?);
+        let loss = w.to_varying(OnShard)?.sqr()?.sum_all()?.to_partial(OnShard)?;
+        let gradient = gradient_of(&loss.backward()?, &w)?.all_reduce(OnShard, Sum)?;
+        assert!(!gradient.tensor().track_op(), "it keeps no graph");
+        let penalty = gradient.sqr()?.sum_all()?.only_first(OnShard)?;
+        Ok(penalty.backward().map(drop).expect_err("a second derivative").to_string())
+    });
+    assert!(messages[1].starts_with("backward on rank 1: "), "{messages:?}");
+    assert!(messages[1].contains("gradients, which are not differentiated again"), "{messages:?}");
+}
+
+#[test]
+fn the_gradient_of_what_is_no_variable() {
+    let messages = ranks(2, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let w: Dist<Invariant, Varying> = seat.tape.assume(seat.variable(&[3.0])?);
+        let y = w.scale(2.0)?;
+        let gradients = y.sqr()?.sum_all()?.to_partial(OnShard)?.backward()?;
+        Ok(gradient_of(&gradients, &y).map(drop).expect_err("candle has not kept it").to_string())
+    });
+    let said =
+        "the tensor [1] of f64 is no variable, and candle keeps the gradients of variables alone";
+    assert_eq!(messages[1], format!("gradient_of on rank 1: {said}"));
+}
+
 /// The second half of the test below, in a process of its own: candle reads the variable once.
 #[test]
 fn second_order_child() {
@@ -129,5 +160,5 @@ fn a_backward_on_a_tape_without_gradients() {
         assert!(!x.tensor().track_op(), "nothing was recorded");
         Ok(x.backward().map(drop).expect_err("there is none").to_string())
     });
-    assert!(messages[0].contains("the tape was made without gradients"), "{messages:?}");
+    assert!(messages[0].contains("nothing is recorded on its tape"), "{messages:?}");
 }

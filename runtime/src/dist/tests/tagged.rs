@@ -190,7 +190,10 @@ fn values_of_two_tapes_do_not_meet() {
         let other = elsewhere.tag(value.tensor().clone(), [Varying; 2]);
         value.zip(&other, |one, _| Ok(one.clone()))
     });
-    assert_eq!(told, "zip on rank 3: values of two tapes: make both values on one tape");
+    assert_eq!(
+        told,
+        "zip on rank 3: values of two tapes: make both values on one tape; a gradient goes with values as into_tensor"
+    );
     // A clone is the same tape.
     let tape = alone();
     let [one, two] = [tape.clone(), tape].map(|tape| tape.tag(Row(vec![3.0]), [Varying; 2]));
@@ -216,6 +219,26 @@ fn gradients_have_the_states_of_cotangents() {
 }
 
 #[test]
+fn gradients_go_with_each_other_and_are_not_differentiated_again() {
+    let tape = alone();
+    let x = tape.tag(Row(vec![3.0]), [Invariant; 2]);
+    let first = |one: &Row, _: &Row| Ok(one.clone());
+    let gradient = || x.backward().expect("a loss").of_tagged(&x).expect("it is reached");
+    let [one, other] = [gradient(), gradient()];
+    let sum = one.zip_sum(&other, first).expect("of two backwards of one tape");
+    let told = sum.backward().map(drop).expect_err("a second derivative").to_string();
+    assert!(
+        told.ends_with("or is that of gradients, which are not differentiated again"),
+        "{told}"
+    );
+    for error in [one.zip(&x, first), x.zip_product(&one, first)].map(Result::unwrap_err) {
+        assert!(error.to_string().contains("values of two tapes"), "{error}");
+    }
+    let elsewhere = alone().tag(Row(vec![3.0]), [Invariant; 2]);
+    assert!(elsewhere.zip(&one, first).is_err(), "the tape made next is no gradients' tape");
+}
+
+#[test]
 fn a_value_takes_the_types_of_its_states_alone() {
     use crate::dist::{Partial as P, Varying as V};
     let meant: Result<Dist<Row, P, V>, Error> = tagged([Partial, Varying]).try_into();
@@ -236,5 +259,9 @@ fn tapes_that_do_not_fit() {
 
     let loss = alone().without_gradients().tag(Row(vec![1.0]), [Partial; 2]);
     let error = loss.backward().map(drop).expect_err("nothing was recorded");
-    assert_eq!(error.to_string(), "backward on rank 0: the tape was made without gradients");
+    assert_eq!(
+        error.to_string(),
+        "backward on rank 0: nothing is recorded on its tape: it was made without gradients, or is that of gradients, which \
+ are not differentiated again"
+    );
 }
