@@ -59,11 +59,16 @@ impl<C: Carrier> Tape<C> {
         Ok(Self::new(replicate, shard, world.world_group(Channel::User)))
     }
 
-    /// A tape on one group, which is its shard axis; the replicate axis has this rank alone. Not collective.
+    /// A tape on one group of `world`, which is its shard axis; the replicate axis has this rank alone. Not collective.
     ///
     /// # Errors
-    /// [`Error::Comm`] if `group` is of another world.
+    /// [`Error::Collective`] if `group` is another rank's.
     pub fn of_group(world: &World, group: Group) -> Result<Self, Error> {
+        if group.rank() != world.rank() {
+            let (rank, other) = (world.rank(), group.rank());
+            let what = format!("the group is that of rank {other}");
+            return Err(Error::Collective { operation: "tape", rank, what });
+        }
         let alone = world.group(&[world.rank()], Channel::User)?;
         Ok(Self::new(alone, group.clone(), group))
     }

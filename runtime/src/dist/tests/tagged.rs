@@ -1,6 +1,6 @@
 //! Values whose states are known at run time: what they may do, and what they are told otherwise.
 
-use hsdp_comm::{World, world};
+use hsdp_comm::{Channel, World, world};
 use hsdp_sharding::Mesh;
 
 use super::{Row, alone, collectives};
@@ -256,6 +256,10 @@ fn tapes_that_do_not_fit() {
     let three = Mesh::new(1, 3).expect("a mesh");
     let error = Tape::<Row>::of_mesh(&World::single(), three).expect_err("two ranks are missing");
     assert_eq!(error.to_string(), "tape on rank 0: mesh 1x3 has 3 ranks, the world has 1");
+
+    let members = world(2, |world: World| world.world_group(Channel::User));
+    let error = Tape::<Row>::of_group(&World::single(), members[1].clone()).expect_err("rank 1's");
+    assert_eq!(error.to_string(), "tape on rank 0: the group is that of rank 1");
 
     let loss = alone().without_gradients().tag(Row(vec![1.0]), [Partial; 2]);
     let error = loss.backward().map(drop).expect_err("nothing was recorded");
