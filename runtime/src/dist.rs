@@ -17,7 +17,7 @@
 //! |---|---|---|---|
 //! | [`all_reduce`](Dist::all_reduce) of a sum | Partial | Replicate | all_reduce |
 //! | [`all_reduce_invariant`](Dist::all_reduce_invariant) of a sum | Partial | Invariant | nothing |
-//! | the same of product, min, max | Varying | Replicate, Invariant | all_reduce, nothing |
+//! | the same of product, min, max | Varying | Replicate, Invariant | all_reduce, nothing; then what others brought |
 //! | [`all_gather`](Dist::all_gather) | Varying | Replicate | reduce_scatter |
 //! | [`all_gather_invariant`](Dist::all_gather_invariant) | Varying | Invariant | the own part |
 //! | [`reduce_scatter`](Dist::reduce_scatter) of a sum | Partial | Varying | all_gather |

@@ -7,8 +7,9 @@ use crate::dist::state::State;
 
 /// # Functions of values
 ///
-/// Each rank applies them to its own tensor. A closure should use no other distributed tensor than those it is given: what
-/// it captures is not checked.
+/// Each rank applies them to its own tensor. What a closure captures is not checked: it should use no other distributed tensor
+/// than those it is given, and nothing that differs from rank to rank, but where the output is Varying. What a rank multiplies
+/// by a factor of its own is Varying first: [`to_varying`](Self::to_varying), or a factor that is a Varying value.
 impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// Any function of the tensor. Not of a Partial value, of which it would be the function of a term.
     ///
