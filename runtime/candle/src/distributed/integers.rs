@@ -22,6 +22,10 @@ pub(super) fn apply<T: Element + WithDType>(
         Collective::AllReduce { .. }
         | Collective::ReduceScatter { .. }
         | Collective::Reduce { .. } => reduced(call, &collective, input)?,
+        Collective::Permute { destinations } if destinations.len() != call.group.size() => {
+            let (count, size) = (destinations.len(), call.group.size());
+            return Err(refuse(call, format!("{count} destinations for {size} members")));
+        }
         Collective::Scan => return Err(refuse(call, "integers are not scanned".to_owned())),
         Collective::Share
         | Collective::Slice { .. }

@@ -44,7 +44,7 @@ pub(super) fn output_shape(call: &Call<'_, Tensor>) -> Result<Option<Shape>, Err
         | Collective::Slice { .. } => Some(with_rows(call, own_rows(call)?)),
         Collective::AllToAll { send, receive } => {
             check_sent(call, send)?;
-            Some(with_rows(call, receive.iter().sum()))
+            Some(with_rows(call, received(call, receive)?))
         }
         Collective::Send { .. } => None,
         _ => return Err(refuse(call, "candle's tensors do not have it yet".to_owned())),
@@ -67,10 +67,22 @@ fn own_rows(call: &Call<'_, Tensor>) -> Result<usize, Error> {
 
 fn check_sent(call: &Call<'_, Tensor>, send: &[usize]) -> Result<(), Error> {
     let rows = rows(call)?;
-    if send.iter().sum::<usize>() == rows {
+    if sum(send) == Some(rows) {
         return Ok(());
     }
     Err(refuse(call, format!("the input has {rows} rows, the counts to send are {send:?}")))
+}
+
+/// How many rows come, if their elements can be counted.
+fn received(call: &Call<'_, Tensor>, receive: &[usize]) -> Result<usize, Error> {
+    let len: usize = call.input.dims().iter().skip(1).product();
+    let rows = sum(receive).filter(|rows| rows.checked_mul(len).is_some());
+    let what = || format!("the counts to receive are {receive:?}, of {len} elements each");
+    rows.ok_or_else(|| refuse(call, what()))
+}
+
+fn sum(counts: &[usize]) -> Option<usize> {
+    counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count))
 }
 
 fn with_rows(call: &Call<'_, Tensor>, rows: usize) -> Shape {

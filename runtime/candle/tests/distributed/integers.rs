@@ -76,10 +76,15 @@ fn one_gives_and_another_takes() {
 }
 
 #[test]
-fn what_is_computed_in_floats_is_refused() {
+fn what_is_computed_in_floats_and_what_does_not_fit_is_refused() {
     let avg = Collective::AllReduce { reducer: Reducer::Avg, output: COPIES };
     for (from, collective, phrase) in [
         (AxisState::Partial, avg, "all_reduce on rank 0: integers have no Avg"),
+        (
+            AxisState::Varying,
+            Collective::Permute { destinations: Vec::new() },
+            "permute on rank 0: 0 destinations for 1 members",
+        ),
         (AxisState::Varying, Collective::Scan, "scan on rank 0: integers are not scanned"),
     ] {
         let messages = ranks(1, |world| {

@@ -36,7 +36,20 @@ fn integers_where_there_are_gradients() {
 #[test]
 fn rows_that_do_not_fit() {
     let splits = Collective::AllToAll { send: vec![2, 2], receive: vec![2, 2] };
+    let [too_much, too_many] = [([usize::MAX, 3], [1, 1]), ([1, 1], [usize::MAX / 2, 1])]
+        .map(|(send, receive)| (send.to_vec(), receive.to_vec()))
+        .map(|(send, receive)| Collective::AllToAll { send, receive });
     let cases = [
+        (
+            too_much,
+            zeros(&[2], DType::F64),
+            "2 rows, the counts to send are [18446744073709551615, 3]",
+        ),
+        (
+            too_many,
+            zeros(&[2, 3], DType::F64),
+            "the counts to receive are [9223372036854775807, 1], of 3",
+        ),
         (GATHER, zeros(&[], DType::F64), "a scalar has no rows"),
         (
             // 6 elements could be shared by 2 members, 3 rows cannot.
