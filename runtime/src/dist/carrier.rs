@@ -28,6 +28,12 @@ pub trait Carrier: Debug + Sized {
     /// Those of [`Collective::forward`], a dtype without gradients, and the autograd's own.
     fn apply(call: &Call<'_, Self::Tensor>) -> Result<Applied<Self::Tensor>, Self::Error>;
 
+    /// The same elements as `tensor`, as another tensor: the two have gradients of their own.
+    ///
+    /// # Errors
+    /// The autograd's.
+    fn alias(tensor: &Self::Tensor) -> Result<Self::Tensor, Self::Error>;
+
     /// Goes back from `loss`, a scalar whose cotangent is 1, and through `last` before all else.
     ///
     /// # Errors

@@ -93,7 +93,8 @@ impl<C: Carrier> Tagged<C> {
                 self.refuse("reinterpret", problem, hint)
             })?;
         }
-        Ok(self.with(self.tensor.clone(), self.states_with(axes, to)))
+        // Another tensor: as the same one it would have one gradient in two states.
+        Ok(self.with(C::alias(&self.tensor)?, self.states_with(axes, to)))
     }
 
     /// Any function of the tensor. Not of a Partial value.

@@ -28,6 +28,10 @@ impl Carrier for Row {
         Ok(Applied { output, link })
     }
 
+    fn alias(tensor: &Self) -> Result<Self, Error> {
+        Ok(tensor.clone())
+    }
+
     fn backward(_: &Self, _: Option<&Self>) -> Result<(), Error> {
         Ok(())
     }

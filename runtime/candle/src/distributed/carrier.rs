@@ -49,6 +49,10 @@ impl Carrier for Candle {
         }
     }
 
+    fn alias(tensor: &Tensor) -> Result<Tensor, Error> {
+        Ok(tensor.broadcast_as(tensor.shape())?)
+    }
+
     fn backward(loss: &Tensor, last: Option<&Tensor>) -> Result<GradStore, Error> {
         if loss.elem_count() != 1 || loss.dtype().is_int() {
             let (shape, dtype) = (loss.shape(), loss.dtype().as_str());

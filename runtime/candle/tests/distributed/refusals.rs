@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp::dist::{Axes, AxisState, Invariant, OnShard, Replicate, Sum, Varying};
 use hsdp_candle::Error;
-use hsdp_candle::distributed::{Dist, Functions as _, gradient_of};
+use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, gradient_of};
 
 use crate::seat::{Seat, Steps as _, ranks};
 
@@ -174,4 +174,22 @@ fn a_backward_on_a_tape_without_gradients() {
         Ok(x.backward().map(drop).expect_err("there is none").to_string())
     });
     assert!(messages[0].contains("nothing is recorded on its tape"), "{messages:?}");
+}
+
+/// As terms of a sum it is another tensor: as the same it would have one gradient in two states, and that of both uses.
+#[test]
+fn the_gradient_of_a_variable_that_was_taken_for_terms_of_a_sum() {
+    let messages = ranks(2, |world| {
+        let seat = Seat::new(&world, DType::F64)?;
+        let own: Dist<Invariant, Varying> = seat.tape.assume(seat.variable(&[3.0])?);
+        let terms = own.to_partial(OnShard)?;
+        let summed = terms.all_reduce(OnShard, Sum)?.only_first(OnShard)?;
+        let loss = summed.add(&own.scale(seat.place())?.to_partial(OnShard)?)?;
+        let gradients = loss.sum_all()?.backward()?;
+        let of_own = gradient_of(&gradients, &own)?.tensor().to_vec1::<f64>()?;
+        let of_terms = gradient_of(&gradients, &terms).map(drop);
+        Ok((of_own, of_terms.expect_err("it is no variable").to_string()))
+    });
+    assert_eq!([&messages[0].0, &messages[1].0], [&[2.0], &[3.0]], "1 of the sum, and its place");
+    assert!(messages[1].1.contains("is no variable"), "{messages:?}");
 }
