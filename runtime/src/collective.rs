@@ -26,9 +26,10 @@
 //! products of the others, never a quotient, so that zeros are no exception.
 
 mod backward;
-mod chunks;
+mod check;
 mod conversion;
 mod element;
+mod exchange;
 mod extremes;
 mod forward;
 mod products;

@@ -1,11 +1,9 @@
 //! The gradient of a product: for each member, the product of the others' elements.
 
-use std::ops::Range;
-
 use hsdp_comm::{Group, Tag};
-use hsdp_sharding::balanced;
 
 use super::Differentiable;
+use super::exchange::Exchange;
 use crate::error::Error;
 
 /// What a member brought to a product.
@@ -51,47 +49,4 @@ fn others<T: Differentiable>(everybodys: &[T], members: usize) -> Vec<T> {
         }
     }
     others
-}
-
-/// How elements that all members have are dealt to owners of ranges, and come back.
-pub(super) struct Exchange {
-    /// The ranges of the owners, by member.
-    owned: Vec<Range<usize>>,
-    own: usize,
-}
-
-impl Exchange {
-    pub(super) fn new(group: &Group, len: usize) -> Self {
-        let size = group.size();
-        let owned = (0..size).map(|member| balanced(len, size, member)).collect();
-        Self { owned, own: group.index() }
-    }
-
-    /// Everybody's elements of the range that this member owns, in member order.
-    pub(super) fn to_owners<T: Differentiable>(
-        &self,
-        group: &Group,
-        tag: Tag,
-        mine: &[T],
-    ) -> Result<Vec<T>, Error> {
-        Ok(group.all_to_all(tag, mine.to_vec(), self.counts(), self.own_counts())?.wait()?)
-    }
-
-    /// What the owners have made for this member, in the order of its elements.
-    pub(super) fn to_members<T: Differentiable>(
-        &self,
-        group: &Group,
-        tag: Tag,
-        made: &[T],
-    ) -> Result<Vec<T>, Error> {
-        Ok(group.all_to_all(tag, made.to_vec(), self.own_counts(), self.counts())?.wait()?)
-    }
-
-    fn counts(&self) -> Vec<usize> {
-        self.owned.iter().map(Range::len).collect()
-    }
-
-    fn own_counts(&self) -> Vec<usize> {
-        vec![self.owned[self.own].len(); self.owned.len()]
-    }
 }

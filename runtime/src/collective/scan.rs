@@ -3,7 +3,7 @@
 use hsdp_comm::{Group, Tag};
 
 use super::Differentiable;
-use super::products::Exchange;
+use super::exchange::Exchange;
 use crate::error::Error;
 
 /// Over which members a member's sum goes.
