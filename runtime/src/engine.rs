@@ -8,7 +8,7 @@
 //! | state | file |
 //! |---|---|
 //! | what never changes: plan, options, groups | `fabric` |
-//! | the gathers of a microbatch | `gathers` |
+//! | the gathers of a microbatch | `gathers`, `full_pool` |
 //! | the reductions of a step | `reductions`, `partial`, `unsharded`; `place`, `scaling` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
 //! | how a step ends | `finish` |
@@ -17,6 +17,7 @@ mod check;
 pub(crate) mod events;
 pub(crate) mod fabric;
 mod finish;
+pub(crate) mod full_pool;
 mod gathers;
 mod microbatches;
 mod partial;
@@ -310,6 +311,7 @@ impl Engine {
             self.fabric.world.set_absent(&step.absent);
         }
         state.recycled = vec![Vec::new(); state.shards.len()];
+        self.fabric.full_pool.let_go();
         // Who has announced the end itself may have gone on already: the next epoch is none of this step's.
         if self.fabric.world.epoch() == epoch {
             self.fabric.world.next_epoch();

@@ -81,27 +81,29 @@ fn peaks_are_as_planned_with_frozen_parameters() {
     println!("{}", compared.table());
 }
 
-/// A unit that a rank does not use in a forward stays until its loss, and no longer.
+/// A unit that a rank does not use in a forward stays until its loss, and no longer: the backward has its room.
 #[test]
-fn a_unit_that_is_skipped_is_gone_when_the_backward_begins() {
+fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
     let _turn = alone();
     on_ranks(2, |world| {
         let options = ModelOptions { prefetch: 0, ..ModelOptions::on(mesh(1, 2)) };
         let mut model = model(world, &uneven_units(), &options)?;
-        let rank = model.rank();
+        let (rank, planned) = (model.rank(), model.plan().memory().full);
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let mut pass = step.microbatch()?;
         for index in [1, 2, 4] {
             let _ = pass.unshard(unit(index))?;
         }
         let held = memory::usage(rank, Category::Full).live;
+        assert!(held > planned, "units 0 and 3 wait to be asked for: {held}");
         let _ = pass.loss(LossSum::new(0.0, 1))?;
-        let left = memory::usage(rank, Category::Full).live;
+        for index in (0..5).rev() {
+            let _full = pass.unshard(unit(index))?;
+            let held = memory::usage(rank, Category::Full).live;
+            assert!(held <= planned, "{held} with unit {index}, planned {planned}");
+        }
         pass.finish()?;
-        let _ = step.finish()?;
-        assert!(held > ByteCount(4 * 128 * 500), "units 0 and 3 wait to be asked for: {held}");
-        assert_eq!(left, ByteCount(0));
-        Ok(())
+        step.finish().map(drop)
     });
 }
 
@@ -124,23 +126,56 @@ fn a_shard_is_a_part_of_the_model_and_no_more() {
 }
 
 #[test]
-fn a_full_unit_is_gone_when_it_is_dropped() {
+fn a_full_unit_that_is_dropped_serves_the_next_gather_of_its_size() {
     let _turn = alone();
     let options = ModelOptions { prefetch: 0, ..ModelOptions::on(mesh(1, 2)) };
+    let units = (0..3).map(|index| layer(&format!("layer.{index}"), [40, 50]));
+    let spec = units.fold(ModelSpec::new(), ModelSpec::unit);
     on_ranks(2, |world| {
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = model(world, &spec, &options)?;
         let rank = model.rank();
         let live = move || memory::usage(rank, Category::Full).live;
-        let bytes = |index| ByteCount(4 * three_units()[unit(index)].numel().get());
+        let of_a_unit = ByteCount(4 * spec[unit(0)].numel().get());
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let mut pass = step.microbatch()?;
-        for index in 0..3 {
-            let full = pass.unshard(unit(index))?;
-            assert_eq!(live(), bytes(index));
-            drop(full);
-            assert_eq!(live(), ByteCount::ZERO);
-        }
+        assert_eq!(live(), ByteCount::ZERO);
+        let first = pass.unshard(unit(0))?;
+        let place = first.as_f32(0).map(<[f32]>::as_ptr);
+        drop(first);
+        assert_eq!(live(), of_a_unit, "it waits for the next gather");
+        let second = pass.unshard(unit(1))?;
+        assert_eq!(second.as_f32(0).map(<[f32]>::as_ptr), place);
+        assert_eq!(live(), of_a_unit);
+        drop(pass);
+        drop(step);
+        assert_eq!(live(), of_a_unit, "the aborted step has let go of all but what is lent");
+        drop(second);
+        assert_eq!(live(), ByteCount::ZERO);
         Ok(())
+    });
+}
+
+/// Who holds more units than the plan knows of has more memory than planned; none of it stays when they are dropped.
+#[test]
+fn what_waits_and_what_is_held_are_together_no_more_than_planned() {
+    let _turn = alone();
+    let options = ModelOptions { prefetch: 1, ..ModelOptions::on(mesh(1, 2)) };
+    on_ranks(2, |world| {
+        let mut model = model(world, &uneven_units(), &options)?;
+        let (rank, planned) = (model.rank(), model.plan().memory().full);
+        let live = move || memory::usage(rank, Category::Full).live;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let mut pass = step.microbatch()?;
+        let all = (0..5).map(|index| pass.unshard(unit(index))).collect::<Result<Vec<_>, _>>()?;
+        assert!(live() > planned);
+        drop(all);
+        let _ = pass.loss(LossSum::new(0.0, 1))?;
+        for index in (0..5).rev() {
+            drop(pass.unshard(unit(index))?);
+            assert!(live() <= planned, "{} after unit {index}, planned {planned}", live());
+        }
+        pass.finish()?;
+        step.finish().map(drop)
     });
 }
 

@@ -1,5 +1,7 @@
 //! Moving parameters into and out of candle's storages, without a copy.
 
+use std::mem;
+
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Shape, Tensor};
 use hsdp_kernels::HostBuffer;
 use parking_lot::Mutex;
@@ -24,36 +26,40 @@ pub(crate) fn tensor_of(buffer: HostBuffer, shape: Shape) -> Result<Tensor> {
 
 /// Puts `buffer` into the storage of `tensor`, where all views of it see it.
 pub(crate) fn fill(tensor: &Tensor, buffer: HostBuffer) -> Result<()> {
-    tensor.inplace_op1(&Replace::with(storage_of(buffer)))
+    exchange(tensor, storage_of(buffer)).map(drop)
 }
 
-/// Frees the storage of `tensor`, for all views of it.
+/// Frees the storage of `tensor`, for all views of it, and gives what was in it, unless it was vacant.
 ///
 /// What is left is not an empty f32 storage, which candle's matmul would read beyond its end, but
 /// one of the dtype [`VACANT`](crate::error::VACANT), which every op of candle refuses.
-pub(crate) fn vacate(tensor: &Tensor) -> Result<()> {
-    tensor.inplace_op1(&Replace::with(CpuStorage::F4(Vec::new())))
+pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
+    Ok(match exchange(tensor, CpuStorage::F4(Vec::new()))? {
+        CpuStorage::F32(values) => Some(values.into()),
+        CpuStorage::F16(values) => Some(values.into()),
+        CpuStorage::BF16(values) => Some(values.into()),
+        _ => None,
+    })
 }
 
-/// Replaces a storage as a whole. candle lends it under its lock, so nobody may be reading the
+/// Puts `storage` in the place of what is in `tensor`, and gives that.
+fn exchange(tensor: &Tensor, storage: CpuStorage) -> Result<CpuStorage> {
+    let exchange = Exchange(Mutex::new(storage));
+    tensor.inplace_op1(&exchange)?;
+    Ok(exchange.0.into_inner())
+}
+
+/// Exchanges a storage as a whole. candle lends it under its lock, so nobody may be reading the
 /// tensor.
-struct Replace(Mutex<Option<CpuStorage>>);
+struct Exchange(Mutex<CpuStorage>);
 
-impl Replace {
-    fn with(storage: CpuStorage) -> Self {
-        Self(Mutex::new(Some(storage)))
-    }
-}
-
-impl InplaceOp1 for Replace {
+impl InplaceOp1 for Exchange {
     fn name(&self) -> &'static str {
-        "replace storage"
+        "exchange storage"
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _layout: &Layout) -> Result<()> {
-        if let Some(new) = self.0.lock().take() {
-            *storage = new;
-        }
+        mem::swap(storage, &mut self.0.lock());
         Ok(())
     }
 }

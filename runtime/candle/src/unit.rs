@@ -15,7 +15,7 @@ use std::mem;
 use std::sync::Arc;
 
 use candle_core::{Shape, Tensor};
-use hsdp::{GradientValues, HostBuffer, PassHandle, UnitId};
+use hsdp::{Full, GradientValues, HostBuffer, PassHandle, UnitId};
 use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
@@ -50,8 +50,8 @@ enum Contents {
     Unused,
     /// Freed after its use in the forward; the storages are vacant.
     Freed,
-    /// Gathered; here are the parameters that nobody has read so far.
-    Full(Vec<Option<HostBuffer>>),
+    /// Gathered; the parameters that were read are in their storages, and here are the others.
+    Full(Full),
     /// Not needed any more in this microbatch.
     Done,
 }
@@ -103,14 +103,13 @@ impl UnitState {
 
     fn unshard(&self, ledger: &mut Ledger) -> Result<(), Error> {
         let _span = tracing::trace_span!("gather", unit = self.id.index()).entered();
-        let full = self.handle.unshard(self.id)?;
-        let mut buffers: Vec<_> = full.into_buffers().into_iter().map(Some).collect();
-        for (storage, buffer) in ledger.storages.iter().zip(&mut buffers) {
+        let mut full = self.handle.unshard(self.id)?;
+        for (index, storage) in ledger.storages.iter().enumerate() {
             if let Some(storage) = storage {
-                buffer.take().map_or(Ok(()), |buffer| fill(storage, buffer))?;
+                full.take(index).map_or(Ok(()), |buffer| fill(storage, buffer))?;
             }
         }
-        ledger.contents = Contents::Full(buffers);
+        ledger.contents = Contents::Full(full);
         Ok(())
     }
 
@@ -120,7 +119,7 @@ impl UnitState {
     /// If the unit is not full or the parameter was read: the pass sees to both.
     pub(crate) fn take(&self, index: usize) -> HostBuffer {
         match &mut self.ledger.lock().contents {
-            Contents::Full(unread) => unread[index].take().expect("the pass keeps what was read"),
+            Contents::Full(full) => full.take(index).expect("the pass keeps what was read"),
             other => unreachable!("the pass has gathered the unit, and it is {other:?}"),
         }
     }
@@ -198,10 +197,13 @@ impl UnitState {
 
 impl Ledger {
     fn free(&mut self, contents: Contents) -> Result<(), Error> {
-        for storage in self.storages.iter().flatten() {
-            vacate(storage)?;
+        let mut before = mem::replace(&mut self.contents, contents);
+        for (index, storage) in self.storages.iter().enumerate() {
+            let Some(storage) = storage else { continue };
+            if let (Some(buffer), Contents::Full(full)) = (vacate(storage)?, &mut before) {
+                full.put_back(index, buffer);
+            }
         }
-        self.contents = contents;
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ use hsdp_comm::{Channel, Group, Stage, Tag, World};
 use hsdp_sharding::{Axis, ParamId, Plan, Rank, UnitId};
 
 use crate::engine::events::Events;
+use crate::engine::full_pool::FullPool;
 use crate::error::Error;
 use crate::options::ModelOptions;
 
@@ -25,6 +26,8 @@ pub(crate) struct Fabric {
     /// Gathers for export, outside any step.
     pub(crate) export: Group,
     pub(crate) events: Events,
+    /// Where gathers get their buffers.
+    pub(crate) full_pool: Arc<FullPool>,
     /// The number in the model of each unit's first parameter, and the count of all.
     first_parameter: Vec<usize>,
 }
@@ -41,6 +44,7 @@ impl Fabric {
             control: world.world_group(Channel::Control),
             export: world.group(&shard_group, Channel::Control)?,
             events: Events::default(),
+            full_pool: Arc::new(FullPool::new(options.precision.parameters, plan.memory().full)),
             first_parameter: first_parameters(&plan),
             options_digest: options.digest(),
             world,

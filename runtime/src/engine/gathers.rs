@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use hsdp_comm::{Pending, Stage};
 use hsdp_kernels::HostBuffer;
-use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::{AfterForward, DType, Phase, UnitId, UnitLayout};
+use hsdp_sharding::{AfterForward, Phase, UnitId};
 
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
+use crate::engine::full_pool::Loan;
 use crate::error::Error;
 use crate::full::Full;
 
@@ -18,8 +18,8 @@ use crate::full::Full;
 enum Slot {
     /// Not issued. Slots before an issued one are never in this state.
     Waiting,
-    /// On its way, or there and not asked for.
-    Issued(Pending<Vec<HostBuffer>>),
+    /// On its way, or there and not asked for, in buffers of the pool.
+    Issued(Pending<Vec<HostBuffer>>, Loan),
     /// Handed out, or waited for and dropped.
     Taken,
 }
@@ -47,7 +47,7 @@ impl GatherQueue {
     ) -> Result<Full, Error> {
         let index = self.next_of(fabric, unit)?;
         self.issue_through(fabric, shards, index.saturating_add(fabric.options.prefetch))?;
-        let Slot::Issued(pending) = mem::replace(&mut self.slots[index], Slot::Taken) else {
+        let Slot::Issued(pending, loan) = mem::replace(&mut self.slots[index], Slot::Taken) else {
             unreachable!("slot {index} was found not taken, and has just been issued");
         };
         let phase = fabric.plan.gathers()[index].phase;
@@ -59,7 +59,7 @@ impl GatherQueue {
         );
         let buffers = span.in_scope(|| pending.wait())?;
         fabric.events.push(Event::Unshard { unit, microbatch: self.microbatch, phase });
-        Ok(Full::new(unit, buffers))
+        Ok(Full::new(unit, buffers, loan))
     }
 
     /// Whether the next gather of `unit` belongs to the backward pass.
@@ -89,13 +89,13 @@ impl GatherQueue {
         Ok(())
     }
 
-    /// Waits for a gather that was issued and that nobody took, and drops it.
+    /// Waits for a gather that was issued and that nobody took, and gives its buffers back.
     fn discard(&mut self, index: usize) -> Result<(), Error> {
-        if !matches!(self.slots[index], Slot::Issued(_)) {
+        if !matches!(self.slots[index], Slot::Issued(..)) {
             return Ok(());
         }
-        if let Slot::Issued(pending) = mem::replace(&mut self.slots[index], Slot::Taken) {
-            drop(pending.wait()?);
+        if let Slot::Issued(pending, loan) = mem::replace(&mut self.slots[index], Slot::Taken) {
+            loan.give_back(pending.wait()?.into_iter());
         }
         Ok(())
     }
@@ -144,7 +144,8 @@ impl GatherQueue {
         let end = self.slots.len().min(last.saturating_add(1));
         for index in 0..end {
             if matches!(self.slots[index], Slot::Waiting) {
-                self.slots[index] = Slot::Issued(self.issue(fabric, shards, index)?);
+                let (pending, loan) = self.issue(fabric, shards, index)?;
+                self.slots[index] = Slot::Issued(pending, loan);
             }
         }
         Ok(())
@@ -155,11 +156,12 @@ impl GatherQueue {
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
         index: usize,
-    ) -> Result<Pending<Vec<HostBuffer>>, Error> {
+    ) -> Result<(Pending<Vec<HostBuffer>>, Loan), Error> {
         let gather = fabric.plan.gathers()[index];
         let layout = fabric.plan.layout(gather.unit);
-        let dtype = fabric.options.precision.parameters;
-        let targets = targets(layout, dtype)
+        let (targets, loan) = fabric
+            .full_pool
+            .lend(layout.params().iter().map(|slot| slot.len))
             .map_err(|error| fabric.no_memory(error, "gather", (self.step, gather.unit)))?;
         let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
         fabric.events.push(Event::Gather {
@@ -168,16 +170,6 @@ impl GatherQueue {
             phase: gather.phase,
         });
         let shard = Arc::clone(&shards[gather.unit.index()]);
-        Ok(fabric.gather.gather_unit(tag, Arc::clone(layout), shard, targets)?)
+        Ok((fabric.gather.gather_unit(tag, Arc::clone(layout), shard, targets)?, loan))
     }
-}
-
-/// A buffer for each parameter of a unit. Their elements count as `full`, the list that holds them does not.
-fn targets(layout: &UnitLayout, dtype: DType) -> Result<Vec<HostBuffer>, hsdp_kernels::Error> {
-    let mut targets = Vec::with_capacity(layout.params().len());
-    let _full = memory::scope(Category::Full);
-    for slot in layout.params() {
-        targets.push(HostBuffer::zeros(dtype, slot.len)?);
-    }
-    Ok(targets)
 }

@@ -23,7 +23,8 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, UnitId, UnitLayout};
 ///
 /// Why: asking for the i-th of [`Plan::gathers`] issues it and the next `prefetch`, and a gather is
 /// live from its issue. Memory grows with issues only, so the peak falls right after one. A
-/// resharded unit is freed after each use, so of the gathers before the i-th only kept units are
+/// resharded unit's memory is free after each use (its buffers serve later gathers, within this very
+/// bound), so of the gathers before the i-th only kept units are
 /// left: in the forward all that were passed; in the backward those that are still to come, since
 /// the others have had their backward use. Both are the kept units of a smaller index. The last
 /// unit of the forward is resharded and gathered again like all others: with a gather ahead, both

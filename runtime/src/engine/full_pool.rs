@@ -1,0 +1,136 @@
+//! The buffers of units that were let go, for the gathers to come.
+//!
+//! A fresh buffer is zeroed by the system, page by page, before the gather writes it: a pass more than there need be. So a
+//! buffer that is not wanted any more waits here for a parameter of its length. What is lent and what waits take no more
+//! together than the plan says of `full`; a step that is aborted leaves nothing here.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Arc;
+
+use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::{Error, HostBuffer};
+use hsdp_sharding::{ByteCount, DType, ElemCount};
+use parking_lot::Mutex;
+
+/// The pool of one model on one rank.
+#[derive(Debug)]
+pub(crate) struct FullPool {
+    dtype: DType,
+    /// The most that is lent and waits together.
+    limit: ByteCount,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    /// Bytes that are lent.
+    lent: ByteCount,
+    /// Bytes that wait.
+    waiting: ByteCount,
+    /// What waits, by length; no list is empty.
+    spare: BTreeMap<usize, Vec<HostBuffer>>,
+    /// How often everything was let go.
+    generation: u64,
+}
+
+/// The buffers of one gather count as lent while this lives.
+#[derive(Debug)]
+pub(crate) struct Loan {
+    pool: Arc<FullPool>,
+    bytes: ByteCount,
+    generation: u64,
+}
+
+impl FullPool {
+    pub(crate) fn new(dtype: DType, limit: ByteCount) -> Self {
+        Self { dtype, limit, held: Mutex::default() }
+    }
+
+    /// A buffer for each of `lens`, with elements that mean nothing.
+    ///
+    /// # Errors
+    /// If there is no memory, though nothing waits here any more.
+    pub(crate) fn lend(
+        self: &Arc<Self>,
+        lens: impl Iterator<Item = usize> + Clone,
+    ) -> Result<(Vec<HostBuffer>, Loan), Error> {
+        let bytes = self.bytes(lens.clone().sum());
+        let (found, generation) = {
+            let mut held = self.held.lock();
+            held.lent += bytes;
+            let found: Vec<_> = lens.clone().map(|len| held.take(len)).collect();
+            held.shrink_to(self.limit);
+            (found, held.generation)
+        };
+        let loan = Loan { pool: Arc::clone(self), bytes, generation };
+        let buffers = found.into_iter().zip(lens).map(|(found, len)| match found {
+            Some(buffer) => Ok(buffer),
+            None => self.fresh(len),
+        });
+        Ok((buffers.collect::<Result<_, _>>()?, loan))
+    }
+
+    /// A buffer that nobody has used; if need be, in the room of those that wait.
+    fn fresh(&self, len: usize) -> Result<HostBuffer, Error> {
+        let _full = memory::scope(Category::Full);
+        HostBuffer::zeros(self.dtype, len).or_else(|_| {
+            self.held.lock().shrink_to(ByteCount::ZERO);
+            HostBuffer::zeros(self.dtype, len)
+        })
+    }
+
+    /// Lets go of all that waits, and of what is lent now, as soon as it comes back.
+    pub(crate) fn let_go(&self) {
+        let mut held = self.held.lock();
+        held.generation += 1;
+        held.shrink_to(ByteCount::ZERO);
+    }
+
+    fn bytes(&self, len: usize) -> ByteCount {
+        ElemCount::of(len).bytes(self.dtype)
+    }
+}
+
+impl Held {
+    fn take(&mut self, len: usize) -> Option<HostBuffer> {
+        let list = self.spare.get_mut(&len)?;
+        let buffer = list.pop()?;
+        if list.is_empty() {
+            self.spare.remove(&len);
+        }
+        self.waiting = self.waiting - buffer.bytes();
+        Some(buffer)
+    }
+
+    fn put(&mut self, buffer: HostBuffer) {
+        self.waiting += buffer.bytes();
+        self.spare.entry(buffer.len()).or_default().push(buffer);
+    }
+
+    /// Lets go of what waits, the longest first, until it fits below `limit` with what is lent.
+    fn shrink_to(&mut self, limit: ByteCount) {
+        while self.lent + self.waiting > limit {
+            let Some(len) = self.spare.keys().next_back().copied() else { return };
+            drop(self.take(len));
+        }
+    }
+}
+
+impl Loan {
+    /// Ends the loan, and gives buffers of it back.
+    pub(crate) fn give_back(mut self, buffers: impl Iterator<Item = HostBuffer>) {
+        let mut held = self.pool.held.lock();
+        held.lent = held.lent - mem::take(&mut self.bytes);
+        if held.generation == self.generation {
+            buffers.for_each(|buffer| held.put(buffer));
+        }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let mut held = self.pool.held.lock();
+        held.lent = held.lent - self.bytes;
+    }
+}
