@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hsdp_kernels::{Divisor, Wire};
+use hsdp_kernels::Scaling;
 use hsdp_sharding::{DType, Rank};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -99,32 +99,6 @@ impl fmt::Display for Counts {
                 write!(f, "sends {send:?} receives {receive:?} elements")
             }
         }
-    }
-}
-
-/// How a sum of gradients is scaled on its way: each contribution is divided by `pre` and rounded to `wire`,
-/// the f32 sum is divided by `post`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scaling {
-    /// The dtype in which contributions travel.
-    pub wire: Wire,
-    /// Divides each contribution before it is rounded.
-    pub pre: Divisor,
-    /// Divides the finished sum.
-    pub post: Divisor,
-}
-
-impl Scaling {
-    /// Contributions travel in `wire`, and nothing is divided.
-    #[must_use]
-    pub const fn on(wire: Wire) -> Self {
-        Self { wire, pre: Divisor::ONE, post: Divisor::ONE }
-    }
-}
-
-impl fmt::Display for Scaling {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "wire {}, / {} / {}", self.wire, self.pre.value(), self.post.value())
     }
 }
 

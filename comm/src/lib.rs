@@ -83,7 +83,7 @@ mod units;
 mod work;
 mod world;
 
-pub use self::descriptor::{Counts, Descriptor, GroupId, Scaling};
+pub use self::descriptor::{Counts, Descriptor, GroupId};
 pub use self::error::{AbortReason, Error, StepFailure};
 pub use self::fault::{Fault, FaultKind, FaultPlace};
 pub use self::flight::{
@@ -101,3 +101,4 @@ pub use self::rendezvous::Rendezvous;
 pub use self::tag::{Stage, Tag};
 pub use self::units::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub use self::world::World;
+pub use hsdp_kernels::Scaling;

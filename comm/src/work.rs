@@ -101,13 +101,24 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Has the member in `slot` lend what it brought: if `read` panics or hangs, it is the one to name.
+    /// Has the member in `slot` lend what it brought: if `read` panics or hangs, it is the one to name. Where another
+    /// member lends meanwhile, that one is.
     pub(crate) fn lent_by(&self, slot: usize, read: impl FnOnce()) {
-        self.reading.set(Some(slot));
-        self.readers[slot].fetch_add(1, Ordering::Relaxed);
+        let outer = self.turn_to(Some(slot));
         read();
-        self.readers[slot].fetch_sub(1, Ordering::Relaxed);
-        self.reading.set(None);
+        self.turn_to(outer);
+    }
+
+    /// Whose deposit is being read from now on; whose it was.
+    fn turn_to(&self, slot: Option<usize>) -> Option<usize> {
+        let before = self.reading.replace(slot);
+        if let Some(before) = before {
+            self.readers[before].fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(slot) = slot {
+            self.readers[slot].fetch_add(1, Ordering::Relaxed);
+        }
+        before
     }
 
     /// Whose code was running when the block panicked.

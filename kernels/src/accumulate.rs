@@ -1,5 +1,7 @@
 //! What a reduction does with a contribution, and what it does with the finished sum.
 
+use std::fmt;
+
 use crate::convert::in_divided_blocks;
 use crate::divisor::{Divisor, Scale};
 use crate::float16::round_to_f16;
@@ -14,6 +16,31 @@ pub enum Fold {
     Replace,
     /// The result is added, in f32.
     Add,
+}
+
+/// How a sum of gradients is scaled on its way: each contribution is divided by `pre` and rounded to `wire`,
+/// the f32 sum is divided by `post`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    /// The dtype in which contributions travel.
+    pub wire: Wire,
+    /// Divides each contribution before it is rounded.
+    pub pre: Divisor,
+    /// Divides the finished sum.
+    pub post: Divisor,
+}
+
+impl Scaling {
+    /// Contributions travel in `wire`, and nothing is divided.
+    pub const fn on(wire: Wire) -> Self {
+        Self { wire, pre: Divisor::ONE, post: Divisor::ONE }
+    }
+}
+
+impl fmt::Display for Scaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "wire {}, / {} / {}", self.wire, self.pre.value(), self.post.value())
+    }
 }
 
 /// Adds one member's gradient to a sum: `sum = round(values / pre)` or `sum += round(values / pre)`.
@@ -61,7 +88,7 @@ pub fn settle(target: &mut [f32], sum: &[f32], post: Divisor, fold: Fold) {
 }
 
 /// The wire that rounds what `wire` would: values of the wire's own dtype, undivided, are rounded already.
-fn lossless(values: Values<'_>, pre: Divisor, wire: Wire) -> Wire {
+pub(crate) fn lossless(values: Values<'_>, pre: Divisor, wire: Wire) -> Wire {
     if pre.is_one() && values.dtype() == wire.dtype() { Wire::F32 } else { wire }
 }
 

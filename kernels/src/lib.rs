@@ -11,6 +11,7 @@
 //! | a gradient lent by an autograd | `param.grad` | [`GradientValues`] |
 //! | copy-in of a reduction | `foreach_reduce_scatter_copy_in` | [`contribute`], [`pack`] |
 //! | accumulation | `partial_reduce_output` | [`settle`] with [`Fold::Add`] |
+//! | both, of few members | | [`sum_contributions`] |
 //! | divide factors | `_get_gradient_divide_factors` | [`Divisor`], [`scaled_copy`], [`divide_in_place`] |
 //! | `reduce_dtype` | the same | [`Wire`] |
 //! | mixed-precision cast | `all_gather_input.to(param_dtype)` | [`cast`], [`unpack`] |
@@ -37,11 +38,12 @@
 //! ```
 //!
 //! In reading order: `element`, `values`, `buffer`, `gradient` (what is computed on); `divisor`, `wire`, `round` (how
-//! numbers change); `simd`, `map` (how a loop becomes vector code); `accumulate`, `convert`, `scale`, `inspect`, `reduce`,
+//! numbers change); `simd`, `map` (how a loop becomes vector code); `accumulate`, `contributions`, `convert`, `scale`, `inspect`, `reduce`,
 //! `optimizer` (the kernels); `disjoint`, [`memory`].
 
 mod accumulate;
 mod buffer;
+mod contributions;
 mod convert;
 mod disjoint;
 mod divisor;
@@ -62,8 +64,9 @@ mod stream;
 mod values;
 mod wire;
 
-pub use accumulate::{Fold, contribute, settle};
+pub use accumulate::{Fold, Scaling, contribute, settle};
 pub use buffer::{HostBuffer, zeros};
+pub use contributions::{FUSED, sum_contributions};
 pub use convert::{cast, pack, unpack};
 pub use disjoint::{DisjointBuffer, DisjointVec};
 pub use divisor::Divisor;

@@ -1,24 +1,25 @@
-//! The same passes over as many bytes, and nothing else: what the machine can do. Its copies go past the caches, by the kernel
-//! that the runtime has for that.
+//! The same passes over as many bytes, and nothing else: what the machine can do. The kernels are the runtime's own, one pass each,
+//! so what is left is the runtime: plan, descriptors, blocks, waiting.
 
 use std::sync::{Barrier, Mutex, PoisonError};
 
-use half::{bf16, f16};
 use hsdp::{Accumulation, Axis, DType, Mesh, Rank};
-use hsdp_kernels::{ValuesMut, cast_past_caches};
+use hsdp_kernels::{
+    Divisor, Fold, Scaling, Values, ValuesMut, Wire, cast_past_caches, sum_contributions,
+};
 
 use crate::options::Options;
 use crate::runtime::GRADIENT;
 
-/// Elements that are summed at a time: they stay in the first-level cache.
-const BLOCK: usize = 2048;
+/// Elements that are summed at a time, as in the runtime.
+const BLOCK: usize = 8 << 10;
 
 /// Buffers of all ranks, as large as the runtime's, and of the same number.
 pub(crate) struct Bare {
     mesh: Mesh,
     units: usize,
     microbatches: usize,
-    wire: DType,
+    wire: Wire,
     meeting: Barrier,
     /// By rank and unit.
     shards: Vec<Vec<Vec<f32>>>,
@@ -48,7 +49,7 @@ impl Bare {
             mesh,
             units,
             microbatches: options.microbatches as usize,
-            wire: options.reduce_dtype,
+            wire: Wire::try_from(options.reduce_dtype).expect("the model has taken it"),
             meeting: Barrier::new(mesh.world_size()),
             shards: by_rank_and_unit(0.0, shard),
             gradients: by_rank_and_unit(GRADIENT, whole),
@@ -97,18 +98,18 @@ impl Bare {
         let row = self.row(rank);
         let own = row.iter().position(|member| member.index() == rank).expect("in its own row");
         let mut at = own * self.shards[rank][unit].len();
-        let scale = 1.0 / row.len() as f32;
+        let scaling = Scaling { post: divisor(row.len()), ..Scaling::on(self.wire) };
+        let fold = if microbatch == 0 { Fold::Replace } else { Fold::Add };
         for slice in &self.partials[rank][unit] {
             let mut slice = slice.lock().unwrap_or_else(PoisonError::into_inner);
             for partial in slice.chunks_mut(BLOCK) {
-                let mut sum = [0.0; BLOCK];
-                let sum = &mut sum[..partial.len()];
-                for member in &row {
-                    let gradient = &self.gradients[member.index()][unit][at..at + partial.len()];
-                    add(sum, gradient, self.wire);
-                }
-                fold(partial, sum, scale, microbatch);
-                at += partial.len();
+                let range = at..at + partial.len();
+                let of = |member: &Rank| {
+                    Values::F32(&self.gradients[member.index()][unit][range.clone()])
+                };
+                let contributions: Vec<_> = row.iter().map(of).collect();
+                sum_contributions(partial, &contributions, scaling, fold);
+                at = range.end;
             }
         }
     }
@@ -117,7 +118,7 @@ impl Bare {
     fn all_reduce(&self, rank: usize, unit: usize) {
         let column = self.mesh.group(Axis::Replicate, Rank::new(rank));
         let own = column.iter().position(|member| member.index() == rank).expect("in its column");
-        let scale = 1.0 / column.len() as f32;
+        let scaling = Scaling { post: divisor(column.len()), ..Scaling::on(self.wire) };
         let slice = |member: &Rank| {
             let slice = &self.partials[member.index()][unit][own];
             slice.lock().unwrap_or_else(PoisonError::into_inner)
@@ -127,8 +128,10 @@ impl Bare {
             let range = start..slices[0].len().min(start + BLOCK);
             let mut sum = [0.0; BLOCK];
             let sum = &mut sum[..range.len()];
-            slices.iter().for_each(|slice| add(sum, &slice[range.clone()], self.wire));
-            slices.iter_mut().for_each(|slice| fold(&mut slice[range.clone()], sum, scale, 0));
+            let contributions: Vec<_> =
+                slices.iter().map(|slice| Values::F32(&slice[range.clone()])).collect();
+            sum_contributions(sum, &contributions, scaling, Fold::Replace);
+            slices.iter_mut().for_each(|slice| slice[range.clone()].copy_from_slice(sum));
         }
     }
 
@@ -145,29 +148,6 @@ impl Bare {
     }
 }
 
-fn fold(target: &mut [f32], sum: &[f32], scale: f32, microbatch: usize) {
-    let targets = target.iter_mut().zip(sum);
-    if microbatch == 0 {
-        targets.for_each(|(target, sum)| *target = sum * scale);
-    } else {
-        targets.for_each(|(target, sum)| *target += sum * scale);
-    }
-}
-
-/// Adds contributions, each rounded to the wire.
-fn add(sum: &mut [f32], contributions: &[f32], wire: DType) {
-    let pairs = sum.iter_mut().zip(contributions);
-    match wire {
-        DType::BF16 => pairs.for_each(|(sum, it)| *sum += rounded_to_bf16(*it)),
-        DType::F16 => pairs.for_each(|(sum, it)| *sum += f16::from_f32(*it).to_f32()),
-        _ => pairs.for_each(|(sum, it)| *sum += it),
-    }
-}
-
-/// To the nearest, ties to even, of finite values: without branches, so that a compiler makes vectors of it.
-fn rounded_to_bf16(value: f32) -> f32 {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
-    debug_assert_eq!(f32::from_bits(rounded), bf16::from_f32(value).to_f32());
-    f32::from_bits(rounded)
+fn divisor(members: usize) -> Divisor {
+    Divisor::new(members as f32).expect("a group has members")
 }

@@ -1,3 +1,5 @@
+use hsdp_kernels::{Divisor, Wire};
+
 use super::*;
 use crate::Stage;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use hsdp_kernels::{DisjointVec, Fold, Values, contribute, settle};
+use hsdp_kernels::{DisjointVec, Fold, Values, sum_contributions};
 use hsdp_sharding::balanced;
 
 use super::{BLOCK_ELEMENTS, Meter, Work, one_length, owned_blocks, take};
@@ -42,20 +42,19 @@ impl Work for AllReduceScaled {
     /// Reads the block of every member into a sum before it writes the result to any of them.
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (owner, range) = &self.blocks[block];
-        let Scaling { wire, pre, post } = self.scaling;
         let mut sums = [0.0; BLOCK_ELEMENTS];
         let sums = &mut sums[..range.len()];
         // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
         let slice = |values| unsafe { take(values, range.clone()) };
         let mut values: Vec<&mut [f32]> = self.values.iter().map(slice).collect();
-        for (from, values) in values.iter().enumerate() {
-            let fold = if from == 0 { Fold::Replace } else { Fold::Add };
-            contribute(sums, Values::F32(values), pre, wire, fold);
-            meter.received(*owner, from, values.len(), wire.dtype().size_bytes());
-        }
-        for (to, target) in values.iter_mut().enumerate() {
-            settle(target, sums, post, Fold::Replace);
-            meter.received(to, *owner, target.len(), size_of::<f32>());
+        let contributions: Vec<_> = values.iter().map(|values| Values::F32(values)).collect();
+        // Whoever reads the result finds what is not finite in it.
+        let _ = sum_contributions(sums, &contributions, self.scaling, Fold::Replace);
+        let (count, size) = (range.len(), self.scaling.wire.dtype().size_bytes());
+        for (slot, target) in values.iter_mut().enumerate() {
+            target.copy_from_slice(sums);
+            meter.received(*owner, slot, count, size);
+            meter.received(slot, *owner, count, size_of::<f32>());
         }
     }
 

@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_kernels::{
-    DisjointVec, Fold, GradientValues, Values, contribute, first_non_finite, settle,
+    DisjointVec, FUSED, Fold, GradientValues, Values, contribute, first_non_finite, settle,
+    sum_contributions,
 };
 use hsdp_sharding::{Piece, Role, UnitLayout};
 
@@ -13,11 +14,15 @@ use super::{BLOCK_ELEMENTS, Meter, Work, owned_blocks, pieces_in, take};
 use crate::sync::Mutex;
 use crate::{NonFiniteAt, Reduced, Scaling};
 
-/// Elements that are summed at a time: their sums stay in the first-level cache, beside what is added to them.
+/// Elements that more than [`FUSED`] members sum at a time: their sums stay in the first-level cache, beside what is added
+/// to them.
 const STEP: usize = 1 << 10;
 
 /// What a parameter without a gradient contributes.
-static ZEROS: [f32; STEP] = [0.0; STEP];
+static ZEROS: [f32; BLOCK_ELEMENTS] = [0.0; BLOCK_ELEMENTS];
+
+/// What few members lend at a time, by slot.
+type Lent<'a> = [Values<'a>; FUSED];
 
 /// What a member brings: its gradients, to be read where they lie, and its partial, to be filled.
 pub(crate) struct UnitReduceDeposit {
@@ -63,51 +68,95 @@ impl UnitReduce {
         Ok(work)
     }
 
-    /// Sums what belongs into a part of an owner's partial, from `start`, and folds it in.
+    /// Sums what belongs into a block of an owner's partial, from `start`, and folds it in.
     fn reduce(&self, owner: usize, start: usize, partial: &mut [f32], meter: &Meter<'_>) {
-        let range = start..start + partial.len();
-        let mut sums = [0.0; STEP];
-        let sums = &mut sums[..range.len()];
-        for (param, place, part) in pieces_in(&self.pieces[owner], range) {
+        let mut filled = 0;
+        for (param, place, part) in pieces_in(&self.pieces[owner], start..start + partial.len()) {
             let place = place.start - start..place.end - start;
-            self.sum(&mut sums[place], param, part, meter);
+            self.pad(owner, &mut partial[filled..place.start]);
+            filled = place.end;
+            let gradient = Gradient { param, range: part, place: start + place.start };
+            self.reduce_piece(owner, &gradient, &mut partial[place], meter);
         }
-        settle(partial, sums, self.scaling.post, self.folds[owner]);
-        // While it is in the cache: later, or elsewhere, nobody could say whose it was.
-        if let Some(offset) = first_non_finite(partial) {
-            self.note(owner, start + offset, meter);
+        self.pad(owner, &mut partial[filled..]);
+    }
+
+    /// Between pieces there are no gradients.
+    fn pad(&self, owner: usize, padding: &mut [f32]) {
+        if self.folds[owner] == Fold::Replace {
+            padding.fill(0.0);
         }
     }
 
-    /// Adds up the members' contributions to `range` of a parameter.
-    fn sum(&self, sum: &mut [f32], param: usize, range: Range<usize>, meter: &Meter<'_>) {
+    fn reduce_piece(
+        &self,
+        owner: usize,
+        gradient: &Gradient,
+        partial: &mut [f32],
+        meter: &Meter<'_>,
+    ) {
+        let (scaling, fold) = (self.scaling, self.folds[owner]);
+        let mut first = None;
+        if self.gradients.len() <= FUSED {
+            self.lend((0, [Values::F32(&[]); FUSED]), gradient, meter, &mut |contributions| {
+                first = sum_contributions(partial, contributions, scaling, fold);
+            });
+        } else {
+            let mut sums = [0.0; STEP];
+            for (partial, start) in partial.chunks_mut(STEP).zip((0..).step_by(STEP)) {
+                let sums = &mut sums[..partial.len()];
+                self.sum(sums, gradient.param, gradient.range.start + start, meter);
+                settle(partial, sums, scaling.post, fold);
+                first = first.or_else(|| Some(start + first_non_finite(partial)?));
+            }
+        }
+        // While it is known who brought what: later, or elsewhere, nobody could say whose it was.
+        if let Some(offset) = first {
+            self.note(owner, gradient, offset, meter);
+        }
+    }
+
+    /// Calls `act` while all members from `slot` on, and those of `lent`, lend their part of a gradient at once.
+    fn lend(
+        &self,
+        (slot, lent): (usize, Lent<'_>),
+        gradient: &Gradient,
+        meter: &Meter<'_>,
+        act: &mut dyn FnMut(&[Values<'_>]),
+    ) {
+        let Some(gradients) = self.gradients.get(slot) else { return act(&lent[..slot]) };
+        let mut lend_rest = |values: Values<'_>| {
+            let mut lent = lent;
+            lent[slot] = values;
+            self.lend((slot + 1, lent), gradient, meter, act);
+        };
+        match &gradients[gradient.param] {
+            None => lend_rest(Values::F32(&ZEROS[..gradient.range.len()])),
+            Some(values) => {
+                meter.lent_by(slot, || visit_once(&**values, gradient, &mut lend_rest));
+            }
+        }
+    }
+
+    /// Adds up the members' contributions to elements of a parameter, from `start`.
+    fn sum(&self, sum: &mut [f32], param: usize, start: usize, meter: &Meter<'_>) {
         let Scaling { wire, pre, .. } = self.scaling;
+        let part = Gradient { param, range: start..start + sum.len(), place: 0 };
         for (slot, gradients) in self.gradients.iter().enumerate() {
             let fold = if slot == 0 { Fold::Replace } else { Fold::Add };
-            let Some(gradient) = &gradients[param] else {
-                contribute(sum, Values::F32(&ZEROS[..sum.len()]), pre, wire, fold);
-                continue;
-            };
-            meter.lent_by(slot, || {
-                let mut visits = 0;
-                gradient.read(range.clone(), &mut |values| {
-                    visits += 1;
-                    contribute(sum, values, pre, wire, fold);
-                });
-                assert!(
-                    visits == 1,
-                    "the gradient of parameter {param} was lent {visits} times, not once"
-                );
-            });
+            let mut add = |values: Values<'_>| contribute(sum, values, pre, wire, fold);
+            match &gradients[param] {
+                None => add(Values::F32(&ZEROS[..part.range.len()])),
+                Some(values) => meter.lent_by(slot, || visit_once(&**values, &part, &mut add)),
+            }
         }
     }
 
-    /// Notes why the element at `place` of a partial is not finite, unless one before it is known.
-    fn note(&self, owner: usize, place: usize, meter: &Meter<'_>) {
-        let Some((param, _, part)) = pieces_in(&self.pieces[owner], place..place + 1).next() else {
-            return;
-        };
-        let is_culprit = |slot: &usize| self.is_not_finite(*slot, param, part.start, meter);
+    /// Notes why an element of a piece is not finite, unless one before it is known.
+    fn note(&self, owner: usize, gradient: &Gradient, offset: usize, meter: &Meter<'_>) {
+        let (param, place) = (gradient.param, gradient.place + offset);
+        let at = gradient.range.start + offset;
+        let is_culprit = |slot: &usize| self.is_not_finite(*slot, param, at, meter);
         let from = (0..self.gradients.len()).find(is_culprit).map(|slot| meter.rank(slot));
         let mut found = self.found[owner].lock();
         if found.is_none_or(|(first, _)| place < first) {
@@ -151,9 +200,7 @@ impl Work for UnitReduce {
         let (owner, range) = &self.blocks[block];
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
         let partial = unsafe { take(&self.partials[*owner], range.clone()) };
-        for (partial, start) in partial.chunks_mut(STEP).zip((range.start..).step_by(STEP)) {
-            self.reduce(*owner, start, partial, meter);
-        }
+        self.reduce(*owner, range.start, partial, meter);
         for from in 0..self.gradients.len() {
             meter.received(*owner, from, range.len(), self.scaling.wire.dtype().size_bytes());
         }
@@ -167,6 +214,29 @@ impl Work for UnitReduce {
             .map(|(partial, non_finite)| Reduced { partial, non_finite })
             .collect()
     }
+}
+
+/// Elements of a parameter whose gradients belong into a partial.
+struct Gradient {
+    param: usize,
+    range: Range<usize>,
+    /// Where they begin in the partial.
+    place: usize,
+}
+
+/// # Panics
+/// If the gradient is not lent exactly once.
+fn visit_once(
+    values: &dyn GradientValues,
+    Gradient { param, range, .. }: &Gradient,
+    visit: &mut dyn FnMut(Values<'_>),
+) {
+    let mut visits = 0;
+    values.read(range.clone(), &mut |values| {
+        visits += 1;
+        visit(values);
+    });
+    assert!(visits == 1, "the gradient of parameter {param} was lent {visits} times, not once");
 }
 
 /// The pieces that gradients have, which come before the frozen ones in a shard.
