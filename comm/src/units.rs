@@ -9,7 +9,10 @@ use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Wire};
 use hsdp_sharding::{DType, Rank, Role, UnitLayout, balanced};
 
 use crate::call::Call;
-use crate::work::{AllReduceScaled, UnitGather, UnitGatherDeposit, UnitReduce, UnitReduceDeposit};
+use crate::work::{
+    AllReduceScaled, SharedGather, SharedGatherDeposit, UnitGather, UnitGatherDeposit, UnitReduce,
+    UnitReduceDeposit,
+};
 use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
 /// What one member contributes to the reduction of a unit's gradients.
@@ -84,6 +87,48 @@ impl Group {
         let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
         let deposit = UnitGatherDeposit { layout, shard, targets };
         self.issue(call, deposit, UnitGather::new, |mine| (received, mine.targets))
+    }
+
+    /// Gathers a unit once, for all members to read: the shards are cast into the buffers that the first member's `holder` holds.
+    ///
+    /// There may be more members than shards, by replicas: member `i` has shard `i mod shards`, and those of one shard hold the
+    /// same elements; the first of them is read. `shard` and the buffers of `holder` are as in
+    /// [`gather_unit`](Self::gather_unit); all members but the first bring none, and say the buffers' dtype. Every member gets the holder, which is
+    /// dropped with the last of their handles. Bytes count where the first member receives them. It is `None` where there is
+    /// nothing to share: in a counting world, and for a call that a fault skipped.
+    ///
+    /// # Errors
+    /// [`Error::BadLayout`] if the layout has not one shard for each member of a replica; [`Error::BadCount`] if the shard or a
+    /// buffer does not fit it, or there is not one holder, of the first member; [`Error::BadDType`] if the buffers differ in
+    /// dtype.
+    pub fn gather_unit_shared<T>(
+        &self,
+        tag: Tag,
+        layout: Arc<UnitLayout>,
+        shard: Arc<Vec<f32>>,
+        (dtype, holder): (DType, Option<T>),
+    ) -> Result<Pending<Option<Arc<T>>>, Error>
+    where
+        T: AsMut<Vec<HostBuffer>> + Send + Sync + 'static,
+    {
+        let (op, mut holder) = (Op::AllGather, holder);
+        if !self.size().is_multiple_of(layout.shard_size()) {
+            let (shards, members) = (layout.shard_size(), self.size());
+            return Err(Error::BadLayout { op, rank: self.rank(), shards, members });
+        }
+        self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
+        let is_first = self.index() == 0;
+        let holders = usize::from(holder.is_some());
+        self.check_len(op, "the list of holders", holders, usize::from(is_first))?;
+        let dtype = match &mut holder {
+            Some(holder) => self.check_targets(&layout, holder.as_mut())?,
+            None => dtype,
+        };
+        let call = Call::new(op, tag).of(dtype, layout.shard_len());
+        let foreign = if is_first { layout.shard_size() - 1 } else { 0 };
+        let received = foreign * layout.shard_len() * dtype.size_bytes();
+        let deposit = SharedGatherDeposit { layout, shard, holder };
+        self.issue(call, deposit, SharedGather::new, |_| (received, None))
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of

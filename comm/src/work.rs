@@ -2,13 +2,14 @@
 //!
 //! What a block writes depends on its number and on the deposits alone, never on who runs it or when: that is
 //! why results do not depend on timing. In reading order: `copy` (operations that move elements), `handover` (those that
-//! pass whole vectors on), `reduce` (those that combine), `unit_gather`, `unit_reduce` and `all_reduce_scaled` (the
-//! runtime's own).
+//! pass whole vectors on), `reduce` (those that combine), `unit_gather`, `shared_gather`, `unit_reduce` and
+//! `all_reduce_scaled` (the runtime's own).
 
 mod all_reduce_scaled;
 mod copy;
 mod handover;
 mod reduce;
+mod shared_gather;
 mod unit_gather;
 mod unit_reduce;
 
@@ -26,6 +27,7 @@ pub(crate) use self::all_reduce_scaled::AllReduceScaled;
 pub(crate) use self::copy::{Copies, Exchange};
 pub(crate) use self::handover::{Barrier, Handover};
 pub(crate) use self::reduce::{Receivers, ReduceInPlace, ReduceScatter, RootOnly, combine};
+pub(crate) use self::shared_gather::{SharedGather, SharedGatherDeposit};
 pub(crate) use self::unit_gather::{UnitGather, UnitGatherDeposit};
 pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceDeposit};
 use crate::local::Record;

@@ -7,7 +7,7 @@ use hsdp_sharding::Rank;
 use crate::ledger::LedgerSnapshot;
 use crate::local::{Core, Lifeline};
 use crate::options::WorldOptions;
-use crate::seat::Seat;
+use crate::seat::{Flavour, Seat};
 use crate::{Channel, Error, Fault, FlightRecord, Group, StepFailure};
 
 /// One rank's handle of its world: all clones stand for the same rank.
@@ -66,6 +66,12 @@ impl World {
     #[must_use]
     pub fn size(&self) -> usize {
         self.seat.size
+    }
+
+    /// Whether all ranks are threads of this process, and read each other's memory.
+    #[must_use]
+    pub fn shares_memory(&self) -> bool {
+        matches!(self.seat.flavour, Flavour::Local(_))
     }
 
     /// The group of `ranks`, in this order, on `channel`. A local act: nobody waits for anybody.

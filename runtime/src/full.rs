@@ -1,9 +1,12 @@
 //! A unit's parameters, gathered.
 
+use std::mem;
+use std::sync::Arc;
+
 use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::UnitId;
 
-use crate::engine::full_pool::Loan;
+use crate::engine::full_pool::Pooled;
 
 /// A unit's parameters in full, in the compute dtype, one buffer a parameter.
 ///
@@ -13,15 +16,23 @@ use crate::engine::full_pool::Loan;
 #[must_use = "a gathered unit takes up memory until it is dropped"]
 pub struct Full {
     unit: UnitId,
-    /// `None` where a buffer was taken out.
-    buffers: Vec<Option<HostBuffer>>,
-    /// Until the reshard.
-    loan: Option<Loan>,
+    buffers: Buffers,
+}
+
+#[derive(Debug)]
+enum Buffers {
+    Own(Pooled),
+    /// Other ranks read it, too.
+    Shared(Arc<Pooled>),
 }
 
 impl Full {
-    pub(crate) fn new(unit: UnitId, buffers: Vec<HostBuffer>, loan: Loan) -> Self {
-        Self { unit, buffers: buffers.into_iter().map(Some).collect(), loan: Some(loan) }
+    pub(crate) fn own(unit: UnitId, buffers: Pooled) -> Self {
+        Self { unit, buffers: Buffers::Own(buffers) }
+    }
+
+    pub(crate) fn shared(unit: UnitId, buffers: Arc<Pooled>) -> Self {
+        Self { unit, buffers: Buffers::Shared(buffers) }
     }
 
     /// Whose parameters these are.
@@ -33,28 +44,29 @@ impl Full {
     /// How many parameters the unit has.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.buffers.len()
+        self.all().len()
     }
 
     /// Whether the unit has no parameters; a planned unit always has some.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.buffers.is_empty()
+        self.all().is_empty()
     }
 
-    /// The elements of the parameter with this index in its unit, row-major.
+    /// The elements of the parameter with this index in its unit, row-major; none where they were
+    /// [taken out](Self::take).
     ///
     /// # Panics
-    /// If the unit has no such parameter, or its buffer was [taken out](Self::take).
+    /// If the unit has no such parameter.
     #[must_use]
     pub fn values(&self, parameter: usize) -> Values<'_> {
-        self.buffers[parameter].as_ref().expect("the buffer is not taken out").values()
+        self.all()[parameter].values()
     }
 
     /// The elements of an f32 parameter, row-major; `None` where the compute dtype is another.
     ///
     /// # Panics
-    /// As [`values`](Self::values).
+    /// If the unit has no such parameter.
     #[must_use]
     pub fn as_f32(&self, parameter: usize) -> Option<&[f32]> {
         match self.values(parameter) {
@@ -63,7 +75,8 @@ impl Full {
         }
     }
 
-    /// Takes a parameter's buffer out, as the storage of a tensor, say; `None` if it is out already.
+    /// Takes a parameter's buffer out, as the storage of a tensor, say; `None` if it is out already. Of a copy that
+    /// [ranks share](crate::FullCopies::PerProcess) this is a copy.
     ///
     /// [Put it back](Self::put_back) when it is not wanted any more: then it serves another gather.
     ///
@@ -71,7 +84,13 @@ impl Full {
     /// If the unit has no such parameter.
     #[must_use]
     pub fn take(&mut self, parameter: usize) -> Option<HostBuffer> {
-        self.buffers[parameter].take()
+        let buffer = match &mut self.buffers {
+            Buffers::Own(pooled) => {
+                mem::replace(&mut pooled.buffers[parameter], HostBuffer::F32(Vec::new()))
+            }
+            Buffers::Shared(pooled) => pooled.buffers[parameter].clone(),
+        };
+        (!buffer.is_empty()).then_some(buffer)
     }
 
     /// Puts a buffer back that was taken out.
@@ -79,26 +98,25 @@ impl Full {
     /// # Panics
     /// If the unit has no such parameter.
     pub fn put_back(&mut self, parameter: usize, buffer: HostBuffer) {
-        self.buffers[parameter] = Some(buffer);
+        if let Buffers::Own(pooled) = &mut self.buffers {
+            pooled.buffers[parameter] = buffer;
+        }
     }
 
     /// Gives the buffers away, by index of the parameter in its unit. They are the caller's from now on, and no plan
-    /// counts them.
-    ///
-    /// # Panics
-    /// If one was [taken out](Self::take).
+    /// counts them. Of a copy that [ranks share](crate::FullCopies::PerProcess) they are copies.
     #[must_use]
-    pub fn into_buffers(mut self) -> Vec<HostBuffer> {
-        self.loan = None;
-        let all = self.buffers.drain(..).map(|buffer| buffer.expect("no buffer is taken out"));
-        all.collect()
+    pub fn into_buffers(self) -> Vec<HostBuffer> {
+        match self.buffers {
+            Buffers::Own(pooled) => pooled.into_buffers(),
+            Buffers::Shared(pooled) => pooled.buffers.clone(),
+        }
     }
-}
 
-impl Drop for Full {
-    fn drop(&mut self) {
-        if let Some(loan) = self.loan.take() {
-            loan.give_back(self.buffers.drain(..).flatten());
+    fn all(&self) -> &[HostBuffer] {
+        match &self.buffers {
+            Buffers::Own(pooled) => &pooled.buffers,
+            Buffers::Shared(pooled) => &pooled.buffers,
         }
     }
 }

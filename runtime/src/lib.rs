@@ -126,6 +126,6 @@ pub use hsdp_comm::{
 };
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{
-    Accumulation, Axis, ByteCount, DType, ElemCount, Mesh, ModelSpec, Param, ParamId, Phase, Piece,
-    Plan, Rank, Unit, UnitId,
+    Accumulation, Axis, ByteCount, DType, ElemCount, FullCopies, Mesh, ModelSpec, Param, ParamId,
+    Phase, Piece, Plan, Rank, Unit, UnitId,
 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hsdp_comm::World;
 use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::{ModelSpec, Param, Piece, Plan, Rank, UnitId};
+use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 
 use crate::comparison;
 use crate::engine::events::Event;
@@ -70,6 +70,10 @@ impl ShardedModel {
                     world.size()
                 ),
             });
+        }
+        if options.full_copies == FullCopies::PerProcess && !world.shares_memory() {
+            let what = "one full copy for all ranks, which are not threads of one process";
+            return Err(Error::Options { what: what.to_owned() });
         }
         let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
         let fabric = Fabric::new(world, plan, options)?;

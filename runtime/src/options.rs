@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use hsdp_sharding::{Accumulation, DType, Mesh, PlanOptions};
+use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions};
 
 use crate::description;
 use crate::digest;
@@ -22,6 +22,9 @@ pub struct ModelOptions {
     pub accumulation: Accumulation,
     /// How many units ahead parameters are gathered.
     pub prefetch: usize,
+    /// How many copies of a gathered unit there are. One for all ranks of a process takes that many times less memory and
+    /// memory traffic; none of them may write to it.
+    pub full_copies: FullCopies,
     /// What the gradient is of.
     pub objective: Objective,
     /// By what losses are multiplied before the backward pass.
@@ -49,6 +52,7 @@ impl ModelOptions {
             precision: Precision::default(),
             accumulation: Accumulation::ReduceScatter,
             prefetch: 1,
+            full_copies: FullCopies::default(),
             objective: Objective::default(),
             loss_scaling: LossScaling::default(),
             unused: Unused::default(),
@@ -73,6 +77,7 @@ impl ModelOptions {
             reduce_dtype: self.precision.wire,
             accumulation: self.accumulation,
             prefetch: self.prefetch,
+            full_copies: self.full_copies,
             optimizer_slots: self.optimizer_slots,
         }
     }

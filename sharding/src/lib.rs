@@ -76,7 +76,9 @@ pub use self::dtype::DType;
 pub use self::error::Error;
 pub use self::layout::{ALIGNMENT, ParamSlot, Piece, Pieces, Region, UnitLayout};
 pub use self::mesh::{Axis, Coordinate, Mesh};
-pub use self::plan::{Accumulation, Flow, Gather, MemoryPlan, Phase, Plan, PlanOptions, Traffic};
+pub use self::plan::{
+    Accumulation, Flow, FullCopies, Gather, MemoryPlan, Phase, Plan, PlanOptions, Traffic,
+};
 pub use self::rank::Rank;
 pub use self::spec::{
     AfterForward, Granularity, ModelSpec, Param, ParamId, Role, TieProblem, Unit, UnitId,

@@ -9,7 +9,7 @@ mod traffic;
 use std::sync::Arc;
 
 pub use self::memory::MemoryPlan;
-pub use self::options::{Accumulation, PlanOptions};
+pub use self::options::{Accumulation, FullCopies, PlanOptions};
 pub use self::schedule::{Gather, Phase};
 pub use self::traffic::{Flow, Traffic};
 use crate::layout::MAX_ELEMENTS;
@@ -125,8 +125,8 @@ impl Plan {
         traffic::of(self, rank, microbatches)
     }
 
-    /// The largest memory of each category in a step, the same on every rank: see [`MemoryPlan`]
-    /// for the formulas.
+    /// The largest memory of each category in a step, the same on every rank, but for the one full copy of a process:
+    /// see [`MemoryPlan`] for the formulas.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.

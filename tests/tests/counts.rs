@@ -1,8 +1,8 @@
 //! Calls and bytes of every collective, measured where elements are copied, against the plan's formulas.
 
 use hsdp::{
-    Accumulation, DType, Error, Mesh, ModelOptions, ModelSpec, Plan, Precision, Rank, ShardedModel,
-    StepOptions, World,
+    Accumulation, DType, Error, FullCopies, Mesh, ModelOptions, ModelSpec, Plan, Precision, Rank,
+    ShardedModel, StepOptions, World,
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_sharding::{AfterForward, ByteCount, Flow, Traffic};
@@ -50,6 +50,16 @@ fn what_is_moved_is_what_was_planned_for_kept_and_frozen_units() {
         for accumulation in Accumulation::ALL {
             let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 2)) };
             moved_as_planned(&spec, &options, 3);
+        }
+    }
+}
+
+#[test]
+fn what_is_moved_is_what_was_planned_where_ranks_share_one_full_copy() {
+    for spec in [three_units(), keeping_the_second(), partly_frozen()] {
+        for (replicate, shard) in MESHES {
+            let on = ModelOptions::on(mesh(replicate, shard));
+            moved_as_planned(&spec, &ModelOptions { full_copies: FullCopies::PerProcess, ..on }, 2);
         }
     }
 }

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hsdp::memory::{self, Category, CountingAllocator};
 use hsdp::{
-    Accumulation, AdamW, AdamWOptions, DType, Error, LossSum, ModelOptions, ModelSpec, Optimizer,
-    Precision, Rank, ShardedModel, StepOptions, Unit, World,
+    Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec,
+    Optimizer, Precision, Rank, ShardedModel, StepOptions, Unit, World,
 };
 use hsdp_sharding::{ByteCount, MemoryPlan};
 use hsdp_tests::support::models::{layer, partly_frozen, three_units, unit};
@@ -105,6 +105,34 @@ fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
         pass.finish()?;
         step.finish().map(drop)
     });
+}
+
+/// A bound there: it is reached where one rank is as far ahead of another as can be.
+#[test]
+fn one_full_copy_is_held_by_rank_0_and_is_no_larger_than_planned() {
+    for (name, spec) in [("resharded", uneven_units()), ("kept", with_kept_units())] {
+        for prefetch in 0..=2 {
+            let _turn = alone();
+            let full_copies = FullCopies::PerProcess;
+            let options = ModelOptions { prefetch, full_copies, ..ModelOptions::on(mesh(2, 2)) };
+            for (rank, (measured, planned)) in peaks(&spec, &options).into_iter().enumerate() {
+                let full = measured[Category::COUNTED
+                    .iter()
+                    .position(|category| *category == Category::Full)
+                    .expect("it is counted")];
+                match rank {
+                    0 => assert!(
+                        ByteCount::ZERO < full && full <= planned.full,
+                        "{name}, {prefetch} ahead: {full}, planned {}",
+                        planned.full
+                    ),
+                    _ => assert_eq!(full, ByteCount::ZERO, "{name}, rank {rank}"),
+                }
+            }
+        }
+    }
+    let _turn = alone();
+    assert_nothing_is_left("shared copies");
 }
 
 #[test]

@@ -3,16 +3,20 @@
 
 use std::sync::{Barrier, Mutex, PoisonError};
 
-use hsdp::{Accumulation, Axis, DType, Mesh, Rank};
+use hsdp::{Accumulation, Axis, DType, FullCopies, Mesh, Rank};
 use hsdp_kernels::{
     Divisor, Fold, Scaling, Values, ValuesMut, Wire, cast_past_caches, sum_contributions,
 };
+use hsdp_sharding::{Coordinate, balanced};
 
 use crate::options::Options;
 use crate::runtime::GRADIENT;
 
 /// Elements that are summed at a time, as in the runtime.
 const BLOCK: usize = 8 << 10;
+
+/// Parameters of the unit in use, and of the next one.
+type Turns = [Vec<f32>; 2];
 
 /// Buffers of all ranks, as large as the runtime's, and of the same number.
 pub(crate) struct Bare {
@@ -24,8 +28,9 @@ pub(crate) struct Bare {
     /// By rank and unit.
     shards: Vec<Vec<Vec<f32>>>,
     gradients: Vec<Vec<Vec<f32>>>,
-    /// By rank: the full parameters of the unit in use, and of the next one.
-    full: Vec<Mutex<[Vec<f32>; 2]>>,
+    full_copies: FullCopies,
+    /// By copy, shard and the replica that writes it, where there is one copy.
+    full: Vec<Vec<Vec<Mutex<Turns>>>>,
     /// By rank, unit, and replica that will all-reduce it.
     partials: Vec<Vec<Vec<Mutex<Vec<f32>>>>>,
 }
@@ -39,7 +44,7 @@ impl Bare {
             |value: f32, len| vec![vec![vec![value; len]; units]; mesh.world_size()];
         let slices = || {
             let slice = |replica| {
-                let len = hsdp_sharding::balanced(shard, mesh.replicate_size(), replica).len();
+                let len = balanced(shard, mesh.replicate_size(), replica).len();
                 Mutex::new(vec![0.0; len])
             };
             (0..mesh.replicate_size()).map(slice).collect::<Vec<_>>()
@@ -53,9 +58,8 @@ impl Bare {
             meeting: Barrier::new(mesh.world_size()),
             shards: by_rank_and_unit(0.0, shard),
             gradients: by_rank_and_unit(GRADIENT, whole),
-            full: (0..mesh.world_size())
-                .map(|_| Mutex::new([vec![0.0; whole], vec![0.0; whole]]))
-                .collect(),
+            full_copies: options.full_copies,
+            full: full(options, shard),
             partials: (0..mesh.world_size()).map(of_rank).collect(),
         }
     }
@@ -82,14 +86,26 @@ impl Bare {
         self.mesh.group(Axis::Shard, Rank::new(rank))
     }
 
+    /// Copies all shards of the row, or this rank's part of its own to where all read it.
     fn gather(&self, rank: usize, unit: usize) {
-        let mut full = self.full[rank].lock().unwrap_or_else(PoisonError::into_inner);
-        let mut rest = full[unit % 2].as_mut_slice();
-        for member in self.row(rank) {
-            let shard = &self.shards[member.index()][unit];
-            let (target, after) = rest.split_at_mut(shard.len());
-            cast_past_caches(ValuesMut::F32(target), shard);
-            rest = after;
+        let row = self.row(rank);
+        let copy = |full: &Mutex<Turns>, source: &[f32]| {
+            let mut full = full.lock().unwrap_or_else(PoisonError::into_inner);
+            cast_past_caches(ValuesMut::F32(&mut full[unit % 2]), source);
+        };
+        match self.full_copies {
+            FullCopies::PerRank => {
+                for (shard, member) in row.iter().enumerate() {
+                    copy(&self.full[rank][shard][0], &self.shards[member.index()][unit]);
+                }
+            }
+            FullCopies::PerProcess => {
+                let Coordinate { replicate_index, shard_index } =
+                    self.mesh.coordinate(Rank::new(rank));
+                let shard = &self.shards[rank][unit];
+                let part = balanced(shard.len(), self.mesh.replicate_size(), replicate_index);
+                copy(&self.full[0][shard_index][replicate_index], &shard[part]);
+            }
         }
     }
 
@@ -146,6 +162,19 @@ impl Bare {
         }
         Ok(())
     }
+}
+
+fn full(options: &Options, shard: usize) -> Vec<Vec<Vec<Mutex<Turns>>>> {
+    let (copies, writers) = match options.full_copies {
+        FullCopies::PerRank => (options.mesh.world_size(), 1),
+        FullCopies::PerProcess => (1, options.mesh.replicate_size()),
+    };
+    let part = |writer| {
+        let zeros = || vec![0.0; balanced(shard, writers, writer).len()];
+        Mutex::new([zeros(), zeros()])
+    };
+    let parts = |_| (0..writers).map(part).collect();
+    (0..copies).map(|_| (0..options.mesh.shard_size()).map(parts).collect()).collect()
 }
 
 fn divisor(members: usize) -> Divisor {

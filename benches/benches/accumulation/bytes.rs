@@ -1,6 +1,6 @@
 //! The bytes that a step must move at the least.
 
-use hsdp::{Accumulation, DType};
+use hsdp::{Accumulation, DType, FullCopies};
 
 use crate::options::Options;
 
@@ -13,8 +13,12 @@ pub(crate) fn of_a_step(options: &Options) -> u64 {
     let shard = elements / mesh.shard_size() as u64;
     let full = elements * options.param_dtype.size_bytes() as u64;
     let f32s = |elements: u64| elements * DType::F32.size_bytes() as u64;
-    // Twice a microbatch: every shard of the row is read, the full parameters are written.
-    let gathers = 2 * microbatches * (f32s(elements) + full);
+    // Twice a microbatch, for each copy: every shard of a row is read, the full parameters are written.
+    let copies = match options.full_copies {
+        FullCopies::PerRank => ranks,
+        FullCopies::PerProcess => 1,
+    };
+    let gathers = copies * 2 * microbatches * (f32s(elements) + full);
     // Each gradient of the row is read once over all owners; the partial is read and written, but at first only written.
     let reductions = match options.mode {
         Accumulation::Local => f32s(elements) + f32s(shard),
@@ -25,5 +29,5 @@ pub(crate) fn of_a_step(options: &Options) -> u64 {
         _ => 1,
     };
     let replicas = if mesh.replicate_size() > 1 { 2 * f32s(shard) * all_reduces } else { 0 };
-    ranks * (gathers + reductions + replicas)
+    gathers + ranks * (reductions + replicas)
 }

@@ -1,7 +1,7 @@
 //! What is measured.
 
 use clap::Parser;
-use hsdp::{Accumulation, DType, Mesh};
+use hsdp::{Accumulation, DType, FullCopies, Mesh};
 
 /// Measures the step of a sharded model without its arithmetic, beside a bare loop over the same bytes.
 #[derive(Debug, Parser)]
@@ -28,6 +28,9 @@ pub(crate) struct Options {
     /// When microbatches are communicated: reduce-scatter, every or local.
     #[arg(long, default_value = "reduce-scatter")]
     pub(crate) mode: Accumulation,
+    /// Full copies of a gathered unit: per-rank or per-process.
+    #[arg(long, default_value = "per-rank")]
+    pub(crate) full_copies: FullCopies,
     /// Units gathered ahead.
     #[arg(long, default_value_t = 1)]
     pub(crate) prefetch: usize,

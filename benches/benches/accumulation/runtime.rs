@@ -35,6 +35,7 @@ impl Steps {
             },
             accumulation: options.mode,
             prefetch: options.prefetch,
+            full_copies: options.full_copies,
             // As FSDP2 does: losses have no weights, and the mean over ranks is what is wanted.
             objective: Objective::RankMean,
             ..ModelOptions::on(options.mesh)

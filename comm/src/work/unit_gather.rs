@@ -39,9 +39,9 @@ impl UnitGather {
         if members.iter().any(|member| member.layout != layout) {
             return Err("ranks have different layouts of one unit".to_owned());
         }
-        let owned = (0..members.len()).map(|from| (from, 0..layout.shard_len()));
+        let owned = (0..layout.shard_size()).map(|from| (from, 0..layout.shard_len()));
         let blocks = owned_blocks(owned, BLOCK_ELEMENTS);
-        let pieces = (0..members.len()).map(|slot| layout.pieces(slot).collect()).collect();
+        let pieces = (0..layout.shard_size()).map(|slot| layout.pieces(slot).collect()).collect();
         let disjoint = |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::from).collect();
         let members = members.into_iter().map(|member| (member.shard, disjoint(member.targets)));
         let (shards, targets): (_, Vec<_>) = members.unzip();
@@ -49,6 +49,19 @@ impl UnitGather {
         if work.bytes() > PAST_CACHES {
             work.cast = cast_past_caches;
         }
+        Ok(work)
+    }
+
+    /// Only into the first member's buffers, and from as many members as there are shards: those behind them hold the same.
+    ///
+    /// # Errors
+    /// If the members do not have the same layout.
+    pub(crate) fn into_first(members: Vec<UnitGatherDeposit>) -> Result<Self, String> {
+        let shards = members[0].layout.shard_size();
+        let mut work = Self::new(members)?;
+        work.shards.truncate(shards);
+        work.targets.truncate(1);
+        work.cast = if work.bytes() > PAST_CACHES { cast_past_caches } else { cast };
         Ok(work)
     }
 }

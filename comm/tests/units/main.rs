@@ -84,6 +84,59 @@ fn gather_unit_casts_every_shard_into_every_members_parameters() {
     }
 }
 
+#[test]
+fn gather_unit_shared_fills_one_holder_for_all_members_of_all_replicas() {
+    for (replicas, shards) in [(1, 1), (1, 3), (2, 2), (3, 1)] {
+        let layout = layout(shards);
+        let parameters: Vec<Vec<f32>> =
+            layout.params().iter().map(|slot| full(0, slot.index, slot.len)).collect();
+        let gathered = world(replicas * shards, |world| {
+            let group = world.world_group(Channel::Gather);
+            let shard = Arc::new(shard_of(&layout, group.index() % shards, &parameters));
+            let zeros = |slot: &ParamSlot| HostBuffer::zeros(DType::F32, slot.len).expect("real");
+            let holder = (group.index() == 0)
+                .then(|| Holder(layout.params().iter().map(zeros).collect::<Vec<_>>()));
+            let targets = (DType::F32, holder);
+            let pending = group.gather_unit_shared(tag(), Arc::clone(&layout), shard, targets);
+            let holder = pending.and_then(|pending| pending.wait()).expect("gathered");
+            (holder.expect("nothing was skipped"), world.ledger().channel(Channel::Gather).bytes)
+        });
+        for (holder, _) in &gathered {
+            assert!(Arc::ptr_eq(holder, &gathered[0].0));
+            for (buffer, parameter) in holder.0.iter().zip(&parameters) {
+                assert_eq!(&buffer.values().to_f32(), parameter, "{replicas}x{shards}");
+            }
+        }
+        let foreign = (shards - 1) * layout.shard_len() * 4;
+        let received = gathered.iter().map(|(_, bytes)| bytes.get());
+        let expected =
+            (0..replicas * shards).map(|rank| if rank == 0 { foreign as u64 } else { 0 });
+        assert_eq!(received.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn gather_unit_shared_refuses_a_holder_too_many_or_too_few() {
+    world(2, |world| {
+        let group = world.world_group(Channel::Gather);
+        let layout = layout(2);
+        let shard = Arc::new(vec![0.0; layout.shard_len()]);
+        let wrong = (group.index() == 1).then(|| Holder(Vec::new()));
+        let refused = group.gather_unit_shared(tag(), layout, shard, (DType::F32, wrong));
+        let error = refused.expect_err("the first brings the holder").to_string();
+        assert!(error.contains("the list of holders"), "{error}");
+    });
+}
+
+/// Holds the buffers that all members read.
+struct Holder(Vec<HostBuffer>);
+
+impl AsMut<Vec<HostBuffer>> for Holder {
+    fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
+        &mut self.0
+    }
+}
+
 /// Whether rank `rank` has a gradient for a parameter: some have none on some ranks, `scale` on none.
 fn is_present(rank: usize, param: usize) -> bool {
     param != 1 && !(rank + param).is_multiple_of(4)

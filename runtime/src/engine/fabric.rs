@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hsdp_comm::{Channel, Group, Stage, Tag, World};
-use hsdp_sharding::{Axis, ParamId, Plan, Rank, UnitId};
+use hsdp_sharding::{Axis, FullCopies, ParamId, Plan, Rank, UnitId};
 
 use crate::engine::events::Events;
 use crate::engine::full_pool::FullPool;
@@ -18,7 +18,7 @@ pub(crate) struct Fabric {
     pub(crate) options: ModelOptions,
     /// Of the options: every header has it.
     pub(crate) options_digest: u64,
-    /// Gathers and reductions are two sequences, so that neither waits for the other's turn.
+    /// The shard group, or the world where it shares its full copies. Gathers and reductions are two sequences, so that neither waits for the other's turn.
     pub(crate) gather: Group,
     pub(crate) reduce: Group,
     pub(crate) all_reduce: Group,
@@ -37,8 +37,12 @@ impl Fabric {
         let mesh = plan.mesh();
         let shard_group = mesh.group(Axis::Shard, world.rank());
         let replicate_group = mesh.group(Axis::Replicate, world.rank());
+        let gather = match options.full_copies {
+            FullCopies::PerRank => world.group(&shard_group, Channel::Gather)?,
+            FullCopies::PerProcess => world.world_group(Channel::Gather),
+        };
         Ok(Self {
-            gather: world.group(&shard_group, Channel::Gather)?,
+            gather,
             reduce: world.group(&shard_group, Channel::Reduce)?,
             all_reduce: world.group(&replicate_group, Channel::AllReduce)?,
             control: world.world_group(Channel::Control),

@@ -34,9 +34,11 @@ struct Held {
     generation: u64,
 }
 
-/// The buffers of one gather count as lent while this lives.
+/// The buffers of one gather, on loan: they go back when this is dropped, and count as lent until then.
 #[derive(Debug)]
-pub(crate) struct Loan {
+pub(crate) struct Pooled {
+    /// Empty where a buffer is elsewhere: it is lost to the pool if it is not back in time.
+    pub(crate) buffers: Vec<HostBuffer>,
     pool: Arc<FullPool>,
     bytes: ByteCount,
     generation: u64,
@@ -54,7 +56,7 @@ impl FullPool {
     pub(crate) fn lend(
         self: &Arc<Self>,
         lens: impl Iterator<Item = usize> + Clone,
-    ) -> Result<(Vec<HostBuffer>, Loan), Error> {
+    ) -> Result<Pooled, Error> {
         let bytes = self.bytes(lens.clone().sum());
         let (found, generation) = {
             let mut held = self.held.lock();
@@ -63,12 +65,13 @@ impl FullPool {
             held.shrink_to(self.limit);
             (found, held.generation)
         };
-        let loan = Loan { pool: Arc::clone(self), bytes, generation };
+        let mut pooled = Pooled { buffers: Vec::new(), pool: Arc::clone(self), bytes, generation };
         let buffers = found.into_iter().zip(lens).map(|(found, len)| match found {
             Some(buffer) => Ok(buffer),
             None => self.fresh(len),
         });
-        Ok((buffers.collect::<Result<_, _>>()?, loan))
+        pooled.buffers = buffers.collect::<Result<_, _>>()?;
+        Ok(pooled)
     }
 
     /// A buffer that nobody has used; if need be, in the room of those that wait.
@@ -117,20 +120,26 @@ impl Held {
     }
 }
 
-impl Loan {
-    /// Ends the loan, and gives buffers of it back.
-    pub(crate) fn give_back(mut self, buffers: impl Iterator<Item = HostBuffer>) {
-        let mut held = self.pool.held.lock();
-        held.lent = held.lent - mem::take(&mut self.bytes);
-        if held.generation == self.generation {
-            buffers.for_each(|buffer| held.put(buffer));
-        }
+impl Pooled {
+    /// Ends the loan: the buffers are the caller's from now on.
+    pub(crate) fn into_buffers(mut self) -> Vec<HostBuffer> {
+        mem::take(&mut self.buffers)
     }
 }
 
-impl Drop for Loan {
+impl AsMut<Vec<HostBuffer>> for Pooled {
+    fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
+        &mut self.buffers
+    }
+}
+
+impl Drop for Pooled {
     fn drop(&mut self) {
         let mut held = self.pool.held.lock();
         held.lent = held.lent - self.bytes;
+        if held.generation == self.generation {
+            let there = self.buffers.drain(..).filter(|buffer| !buffer.is_empty());
+            there.for_each(|buffer| held.put(buffer));
+        }
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use hsdp_comm::{Pending, Stage};
 use hsdp_kernels::HostBuffer;
-use hsdp_sharding::{AfterForward, Phase, UnitId};
+use hsdp_sharding::{AfterForward, FullCopies, Phase, UnitId};
 
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
-use crate::engine::full_pool::Loan;
+use crate::engine::full_pool::Pooled;
 use crate::error::Error;
 use crate::full::Full;
 
@@ -18,10 +18,32 @@ use crate::full::Full;
 enum Slot {
     /// Not issued. Slots before an issued one are never in this state.
     Waiting,
-    /// On its way, or there and not asked for, in buffers of the pool.
-    Issued(Pending<Vec<HostBuffer>>, Loan),
+    /// On its way, or there and not asked for.
+    Issued(Arriving),
     /// Handed out, or waited for and dropped.
     Taken,
+}
+
+/// A gather on its way.
+#[derive(Debug)]
+enum Arriving {
+    /// Into buffers of this rank, to which they go back.
+    Own(Pending<Vec<HostBuffer>>, Pooled),
+    /// Into those that all ranks read.
+    Shared(Pending<Option<Arc<Pooled>>>),
+}
+
+impl Arriving {
+    /// Waits for it; `None` where a fault had it skipped.
+    fn wait(self, unit: UnitId) -> Result<Option<Full>, Error> {
+        Ok(match self {
+            Self::Own(pending, mut pooled) => {
+                pooled.buffers = pending.wait()?;
+                Some(Full::own(unit, pooled))
+            }
+            Self::Shared(pending) => pending.wait()?.map(|shared| Full::shared(unit, shared)),
+        })
+    }
 }
 
 /// The gathers of one microbatch.
@@ -47,7 +69,7 @@ impl GatherQueue {
     ) -> Result<Full, Error> {
         let index = self.next_of(fabric, unit)?;
         self.issue_through(fabric, shards, index.saturating_add(fabric.options.prefetch))?;
-        let Slot::Issued(pending, loan) = mem::replace(&mut self.slots[index], Slot::Taken) else {
+        let Slot::Issued(arriving) = mem::replace(&mut self.slots[index], Slot::Taken) else {
             unreachable!("slot {index} was found not taken, and has just been issued");
         };
         let phase = fabric.plan.gathers()[index].phase;
@@ -57,9 +79,11 @@ impl GatherQueue {
             microbatch = self.microbatch,
             ?phase
         );
-        let buffers = span.in_scope(|| pending.wait())?;
+        let full = span.in_scope(|| arriving.wait(unit))?;
         fabric.events.push(Event::Unshard { unit, microbatch: self.microbatch, phase });
-        Ok(Full::new(unit, buffers, loan))
+        full.ok_or_else(|| {
+            fabric.misuse("unshard", self.step, "a fault had this rank skip the gather".to_owned())
+        })
     }
 
     /// Whether the next gather of `unit` belongs to the backward pass.
@@ -83,19 +107,19 @@ impl GatherQueue {
             |unit: UnitId| fabric.plan.spec()[unit].after_forward == AfterForward::Reshard;
         for (index, gather) in gathers.iter().enumerate() {
             if gather.phase == Phase::Forward && resharded(gather.unit) {
-                self.discard(index)?;
+                self.discard(index, gather.unit)?;
             }
         }
         Ok(())
     }
 
     /// Waits for a gather that was issued and that nobody took, and gives its buffers back.
-    fn discard(&mut self, index: usize) -> Result<(), Error> {
-        if !matches!(self.slots[index], Slot::Issued(..)) {
+    fn discard(&mut self, index: usize, unit: UnitId) -> Result<(), Error> {
+        if !matches!(self.slots[index], Slot::Issued(_)) {
             return Ok(());
         }
-        if let Slot::Issued(pending, loan) = mem::replace(&mut self.slots[index], Slot::Taken) {
-            loan.give_back(pending.wait()?.into_iter());
+        if let Slot::Issued(arriving) = mem::replace(&mut self.slots[index], Slot::Taken) {
+            drop(arriving.wait(unit)?);
         }
         Ok(())
     }
@@ -111,7 +135,7 @@ impl GatherQueue {
                 continue;
             }
             self.issue_through(fabric, shards, index)?;
-            self.discard(index)?;
+            self.discard(index, fabric.plan.gathers()[index].unit)?;
         }
         Ok(())
     }
@@ -144,8 +168,7 @@ impl GatherQueue {
         let end = self.slots.len().min(last.saturating_add(1));
         for index in 0..end {
             if matches!(self.slots[index], Slot::Waiting) {
-                let (pending, loan) = self.issue(fabric, shards, index)?;
-                self.slots[index] = Slot::Issued(pending, loan);
+                self.slots[index] = Slot::Issued(self.issue(fabric, shards, index)?);
             }
         }
         Ok(())
@@ -156,20 +179,34 @@ impl GatherQueue {
         fabric: &Fabric,
         shards: &[Arc<Vec<f32>>],
         index: usize,
-    ) -> Result<(Pending<Vec<HostBuffer>>, Loan), Error> {
+    ) -> Result<Arriving, Error> {
         let gather = fabric.plan.gathers()[index];
         let layout = fabric.plan.layout(gather.unit);
-        let (targets, loan) = fabric
-            .full_pool
-            .lend(layout.params().iter().map(|slot| slot.len))
-            .map_err(|error| fabric.no_memory(error, "gather", (self.step, gather.unit)))?;
+        let lend = || {
+            let lens = layout.params().iter().map(|slot| slot.len);
+            let failed = |error| fabric.no_memory(error, "gather", (self.step, gather.unit));
+            fabric.full_pool.lend(lens).map_err(failed)
+        };
         let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
-        fabric.events.push(Event::Gather {
-            unit: gather.unit,
-            microbatch: self.microbatch,
-            phase: gather.phase,
-        });
         let shard = Arc::clone(&shards[gather.unit.index()]);
-        Ok((fabric.gather.gather_unit(tag, Arc::clone(layout), shard, targets)?, loan))
+        let event =
+            Event::Gather { unit: gather.unit, microbatch: self.microbatch, phase: gather.phase };
+        let layout = Arc::clone(layout);
+        match fabric.options.full_copies {
+            FullCopies::PerRank => {
+                let mut pooled = lend()?;
+                fabric.events.push(event);
+                let targets = mem::take(&mut pooled.buffers);
+                let pending = fabric.gather.gather_unit(tag, layout, shard, targets)?;
+                Ok(Arriving::Own(pending, pooled))
+            }
+            FullCopies::PerProcess => {
+                let holder = (fabric.gather.index() == 0).then(lend).transpose()?;
+                fabric.events.push(event);
+                let targets = (fabric.options.precision.parameters, holder);
+                let pending = fabric.gather.gather_unit_shared(tag, layout, shard, targets)?;
+                Ok(Arriving::Shared(pending))
+            }
+        }
     }
 }

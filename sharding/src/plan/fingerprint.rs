@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Accumulation, PlanOptions};
+use super::{Accumulation, FullCopies, PlanOptions};
 use crate::{AfterForward, Granularity, Mesh, ModelSpec, Param, Region, Role, Unit, UnitLayout};
 
-const VERSION: &str = "hsdp plan 1";
+const VERSION: &str = "hsdp plan 2";
 
 pub(super) fn of(
     spec: &ModelSpec,
@@ -63,6 +63,10 @@ impl Encoder {
             Accumulation::Local => 2,
         });
         self.size(options.prefetch);
+        self.number(match options.full_copies {
+            FullCopies::PerRank => 0,
+            FullCopies::PerProcess => 1,
+        });
         self.size(options.optimizer_slots);
     }
 

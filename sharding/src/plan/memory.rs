@@ -1,7 +1,7 @@
 //! Peak memory of a step, by category.
 
-use super::{Accumulation, Plan};
-use crate::{AfterForward, ByteCount, DType, ElemCount, UnitId, UnitLayout};
+use super::{Accumulation, FullCopies, Gather, Plan};
+use crate::{AfterForward, ByteCount, DType, ElemCount, UnitLayout};
 
 /// The largest memory that one rank holds in each category during a step. The same on every rank.
 ///
@@ -21,6 +21,10 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, UnitId, UnitLayout};
 ///         + Σ numel of the kept units before gathers[i].unit
 /// ```
 ///
+/// With [`FullCopies::PerProcess`] rank 0 holds `full` for all ranks, and the others hold none. The sum then goes on to
+/// `end(end(i))`, where end(j) = j + prefetch + 1, or the end of the microbatch if that is nearer; and behind the end of this
+/// microbatch comes the next.
+///
 /// Why: asking for the i-th of [`Plan::gathers`] issues it and the next `prefetch`, and a gather is
 /// live from its issue. Memory grows with issues only, so the peak falls right after one. A
 /// resharded unit's memory is free after each use (its buffers serve later gathers, within this very
@@ -29,6 +33,9 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, UnitId, UnitLayout};
 /// the others have had their backward use. Both are the kept units of a smaller index. The last
 /// unit of the forward is resharded and gathered again like all others: with a gather ahead, both
 /// of its copies are live for a time.
+///
+/// Where ranks share a copy, the slowest may still read the i-th. It has issued `prefetch` more, so rank 0 may have let go of
+/// all of these, ask for the one behind them, and have issued `prefetch` beyond that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemoryPlan {
     /// f32 master copies of the shards.
@@ -83,23 +90,55 @@ fn trainable_shard(layout: &UnitLayout) -> ElemCount {
     ElemCount::of(layout.trainable().shard_len)
 }
 
-/// The formula of `full`, in elements: a window of `prefetch + 1` gathers slides over the schedule.
+/// The formula of `full`, in elements.
 fn peak_full(plan: &Plan) -> ElemCount {
-    let gathers = plan.gathers();
-    let numel = |unit: UnitId| plan.spec()[unit].numel();
     let kept = kept_before(plan);
-    let ahead = plan.options().prefetch.min(gathers.len() - 1);
+    let before = Prefix::of(plan);
+    let live = |(asked, gather): (usize, &Gather)| {
+        let end = match plan.options().full_copies {
+            FullCopies::PerRank => before.end_of_issues(asked, plan.options().prefetch),
+            FullCopies::PerProcess => before.end_of_shared(asked, plan.options().prefetch),
+        };
+        before.sum(asked, end) + kept[gather.unit.index()]
+    };
+    plan.gathers().iter().enumerate().map(live).max().unwrap_or(ElemCount::ZERO)
+}
 
-    let mut window: ElemCount = gathers[..ahead].iter().map(|gather| numel(gather.unit)).sum();
-    let mut peak = ElemCount::ZERO;
-    for (asked, gather) in gathers.iter().enumerate() {
-        if let Some(last) = gathers.get(asked + ahead) {
-            window += numel(last.unit);
+/// The gathers of one microbatch after another.
+struct Prefix {
+    /// The elements of the first i gathers, for i from 0 to all of two microbatches.
+    sums: Vec<ElemCount>,
+}
+
+impl Prefix {
+    fn of(plan: &Plan) -> Self {
+        let twice = plan.gathers().iter().chain(plan.gathers());
+        let mut sums = vec![ElemCount::ZERO];
+        for gather in twice {
+            sums.push(sums[sums.len() - 1] + plan.spec()[gather.unit].numel());
         }
-        peak = peak.max(window + kept[gather.unit.index()]);
-        window = window - numel(gather.unit);
+        Self { sums }
     }
-    peak
+
+    /// Gathers of one microbatch.
+    fn len(&self) -> usize {
+        self.sums.len() / 2
+    }
+
+    fn sum(&self, from: usize, to: usize) -> ElemCount {
+        self.sums[to] - self.sums[from]
+    }
+
+    /// Behind the last gather that is issued when this one is asked for, in its microbatch.
+    fn end_of_issues(&self, asked: usize, prefetch: usize) -> usize {
+        let microbatch = if asked < self.len() { self.len() } else { 2 * self.len() };
+        microbatch.min(asked.saturating_add(prefetch).saturating_add(1))
+    }
+
+    /// The same of a rank that is as far ahead as can be of one that asks for this one.
+    fn end_of_shared(&self, asked: usize, prefetch: usize) -> usize {
+        self.end_of_issues(self.end_of_issues(asked, prefetch), prefetch)
+    }
 }
 
 /// For each unit, the elements of the kept units before it.

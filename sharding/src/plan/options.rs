@@ -55,6 +55,52 @@ impl FromStr for Accumulation {
     }
 }
 
+/// How many copies of a gathered unit there are where ranks share a process.
+///
+/// Displayed and parsed as `per-rank`, `per-process`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FullCopies {
+    /// One for each rank, which may do with it what it likes.
+    #[default]
+    PerRank,
+    /// One that all ranks of the world read: replicas hold the same parameters. All ranks must be threads of one process.
+    PerProcess,
+}
+
+impl FullCopies {
+    /// Every choice.
+    pub const ALL: [Self; 2] = [Self::PerRank, Self::PerProcess];
+
+    /// Its name on a command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PerRank => "per-rank",
+            Self::PerProcess => "per-process",
+        }
+    }
+}
+
+impl fmt::Display for FullCopies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for FullCopies {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|copies| copies.name() == text).ok_or_else(|| {
+            Error::Unparsable {
+                what: "choice of full copies",
+                text: text.to_owned(),
+                expected: "per-rank or per-process",
+            }
+        })
+    }
+}
+
 /// What a plan depends on besides model and mesh. All ranks must choose the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
@@ -67,6 +113,8 @@ pub struct PlanOptions {
     pub accumulation: Accumulation,
     /// How many gathers ahead of the one asked for are issued, within a microbatch.
     pub prefetch: usize,
+    /// How many copies of a gathered unit there are.
+    pub full_copies: FullCopies,
     /// Words of f32 that the optimizer keeps for each trainable element: 2 for AdamW, 1 for SGD
     /// with momentum.
     pub optimizer_slots: usize,
@@ -80,6 +128,7 @@ impl Default for PlanOptions {
             reduce_dtype: DType::F32,
             accumulation: Accumulation::default(),
             prefetch: 1,
+            full_copies: FullCopies::default(),
             optimizer_slots: 2,
         }
     }

@@ -3,7 +3,7 @@
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Mul};
 
-use super::{Accumulation, Plan};
+use super::{Accumulation, FullCopies, Plan};
 use crate::{Axis, ByteCount, DType, ElemCount, Rank, UnitId, balanced};
 
 /// How often a rank takes part in a collective, and how much it receives.
@@ -66,7 +66,10 @@ impl Sum for Flow {
 /// | reduce-scatter | (S - 1) · n · size(reduce_dtype) |
 /// | all-reduce | (R - 1) · len_i · size(reduce_dtype) + (n - len_i) · 4 |
 ///
-/// where len_i is the length of the rank's slice of the [`balanced`](crate::balanced) split of n
+/// With [`FullCopies::PerProcess`](crate::FullCopies::PerProcess) an all-gather brings these bytes to rank 0, which holds the copy
+/// that all ranks read, and none to the others; all R · S ranks take part.
+///
+/// Here len_i is the length of the rank's slice of the [`balanced`](crate::balanced) split of n
 /// over its replicate group: it receives the contributions to its own slice in the wire dtype, and
 /// the finished sums of the other slices in f32. With G gathers and g reductions in a microbatch
 /// ([`Plan::gathers`], [`Plan::reductions`]) a step calls
@@ -97,7 +100,7 @@ impl Traffic {
 }
 
 pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
-    let gather = |unit| all_gather(plan, unit);
+    let gather = |unit| all_gather(plan, unit, rank);
     let all_gathers: Flow = plan.gathers().iter().map(|entry| gather(entry.unit)).sum();
     let reduce_scatters: Flow =
         plan.reductions().iter().map(|&unit| reduce_scatter(plan, unit)).sum();
@@ -117,9 +120,14 @@ pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
     }
 }
 
-fn all_gather(plan: &Plan, unit: UnitId) -> Flow {
-    let shard = ElemCount::of(plan.layout(unit).shard_len());
-    from_peers(plan, Axis::Shard, shard.bytes(plan.options().param_dtype))
+fn all_gather(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
+    let shard = ElemCount::of(plan.layout(unit).shard_len()).bytes(plan.options().param_dtype);
+    match plan.options().full_copies {
+        FullCopies::PerRank => from_peers(plan, Axis::Shard, shard),
+        FullCopies::PerProcess if plan.mesh().world_size() == 1 => Flow::NONE,
+        FullCopies::PerProcess if rank.index() > 0 => Flow::call(ByteCount::ZERO),
+        FullCopies::PerProcess => Flow::call(shard * (plan.mesh().shard_size() as u64 - 1)),
+    }
 }
 
 fn reduce_scatter(plan: &Plan, unit: UnitId) -> Flow {

@@ -1,6 +1,6 @@
 //! Models and meshes to test on. Seeds are fixed: a test that passes goes on passing.
 
-use hsdp_sharding::{Accumulation, DType, Mesh, ModelSpec, Param, Unit};
+use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Unit};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -73,6 +73,10 @@ pub(crate) fn mesh() -> impl Strategy<Value = Mesh> {
 /// The dtypes in which parameters and gradients travel.
 pub(crate) fn wire() -> impl Strategy<Value = DType> {
     prop::sample::select(&[DType::F32, DType::F16, DType::BF16][..])
+}
+
+pub(crate) fn full_copies() -> impl Strategy<Value = FullCopies> {
+    prop::sample::select(&FullCopies::ALL[..])
 }
 
 pub(crate) fn accumulation() -> impl Strategy<Value = Accumulation> {

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use hsdp_sharding::{
-    Accumulation, AfterForward, ByteCount, DType, MemoryPlan, Mesh, ModelSpec, Param, Plan,
-    PlanOptions, Role, Unit,
+    Accumulation, AfterForward, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Param,
+    Plan, PlanOptions, Role, Unit,
 };
 use proptest::prelude::*;
 
-use crate::generators::{accumulation, cases, mesh, model, wire};
+use crate::generators::{accumulation, cases, full_copies, mesh, model, wire};
 
 /// Allocations by name, and the largest sum that they had.
 #[derive(Default)]
@@ -83,10 +83,39 @@ impl Player {
     }
 }
 
+/// Two ranks that read one copy of each unit, for three microbatches: one reads the `slow`-th still, the other, who holds the copies,
+/// runs ahead as far as the gathers let it. What it holds then.
+fn held_for(player: &Player, slow: usize) -> usize {
+    let queue = player.queue();
+    let issued_by = |asked: usize| {
+        let of_microbatch = (asked / queue.len() + 1) * queue.len();
+        of_microbatch.min(asked.saturating_add(player.prefetch).saturating_add(1))
+    };
+    let mut fast = slow;
+    while fast + 1 < 3 * queue.len() && fast < issued_by(slow) {
+        fast += 1;
+    }
+    let kept = |index: usize| player.kept(queue[index % queue.len()].0);
+    let bytes = |index: usize| {
+        let params = &player.units[queue[index % queue.len()].0].params;
+        player.size * params.iter().map(Param::numel).sum::<usize>()
+    };
+    // Of the forwards before, those of kept units whose backward is still to come: the units before the one in use.
+    let before = (0..slow).filter(|&index| kept(index) && queue[index].0 < queue[slow].0);
+    before.chain(slow..issued_by(fast)).map(bytes).sum()
+}
+
 fn peak_full(plan: &Plan) -> usize {
     let units = plan.spec().units().to_vec();
     let (size, prefetch) = (plan.options().param_dtype.size_bytes(), plan.options().prefetch);
-    Player { units, size, prefetch, issued: 0, asked: 0, ledger: Ledger::default() }.play()
+    let player = Player { units, size, prefetch, issued: 0, asked: 0, ledger: Ledger::default() };
+    match plan.options().full_copies {
+        FullCopies::PerRank => player.play(),
+        FullCopies::PerProcess => {
+            let slow = 0..player.queue().len();
+            slow.map(|slow| held_for(&player, slow)).max().unwrap_or(0)
+        }
+    }
 }
 
 /// f32 words that a rank holds: counted parameter by parameter and piece by piece, padding by what
@@ -125,9 +154,10 @@ proptest! {
         param_dtype in wire(),
         accumulation in accumulation(),
         (prefetch, optimizer_slots) in (0usize..=14, 0usize..=2),
+        full_copies in full_copies(),
     ) {
         let options = PlanOptions {
-            param_dtype, accumulation, prefetch, optimizer_slots, ..Default::default()
+            param_dtype, accumulation, prefetch, optimizer_slots, full_copies, ..Default::default()
         };
         let plan = Plan::new(spec, mesh, options).unwrap();
         prop_assert_eq!(plan.memory(), counted(&plan));

@@ -1,12 +1,12 @@
 //! The formulas of traffic against a count, element by element, of what each rank would receive.
 
 use hsdp_sharding::{
-    Accumulation, AfterForward, Axis, ByteCount, Flow, Mesh, ModelSpec, Param, Plan, PlanOptions,
-    Rank, Region, Role, Traffic, Unit,
+    Accumulation, AfterForward, Axis, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Plan,
+    PlanOptions, Rank, Region, Role, Traffic, Unit,
 };
 use proptest::prelude::*;
 
-use crate::generators::{accumulation, cases, mesh, model, wire};
+use crate::generators::{accumulation, cases, full_copies, mesh, model, wire};
 
 /// Which shard owns each element of a region.
 fn owners(region: Region) -> impl Iterator<Item = usize> {
@@ -34,7 +34,7 @@ impl Counter<'_> {
         flow.bytes += ByteCount::of(bytes);
     }
 
-    /// Every element that another member of the shard group owns.
+    /// Every element that another member of the shard group owns; where there is one copy, for the rank that holds it.
     fn all_gather(&mut self, unit: usize) {
         let layout = &self.plan.layouts()[unit];
         let own = self.plan.mesh().coordinate(self.rank).shard_index;
@@ -42,9 +42,16 @@ impl Counter<'_> {
             .chain(owners(layout.frozen()))
             .filter(|&owner| owner != own)
             .count();
-        if layout.shard_size() > 1 {
-            let size = self.plan.options().param_dtype.size_bytes();
-            Self::record(&mut self.seen.all_gather, foreign * size);
+        let size = self.plan.options().param_dtype.size_bytes();
+        match self.plan.options().full_copies {
+            FullCopies::PerRank if layout.shard_size() > 1 => {
+                Self::record(&mut self.seen.all_gather, foreign * size);
+            }
+            FullCopies::PerProcess if self.plan.mesh().world_size() > 1 => {
+                let copied = if self.rank == Rank::new(0) { foreign * size } else { 0 };
+                Self::record(&mut self.seen.all_gather, copied);
+            }
+            _ => {}
         }
     }
 
@@ -127,10 +134,12 @@ proptest! {
         spec in model(),
         mesh in mesh(),
         (param_dtype, reduce_dtype) in (wire(), wire()),
-        accumulation in accumulation(),
+        (accumulation, full_copies) in (accumulation(), full_copies()),
         microbatches in 0u64..=3,
     ) {
-        let options = PlanOptions { param_dtype, reduce_dtype, accumulation, ..Default::default() };
+        let options = PlanOptions {
+            param_dtype, reduce_dtype, accumulation, full_copies, ..Default::default()
+        };
         let plan = Plan::new(spec, mesh, options).unwrap();
         for rank in [0, mesh.world_size() / 2, mesh.world_size() - 1].map(Rank::new) {
             prop_assert_eq!(plan.traffic(rank, microbatches), counted(&plan, rank, microbatches));

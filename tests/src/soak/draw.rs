@@ -5,8 +5,8 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use hsdp::{
-    Accumulation, DType, DynamicScale, LossScaling, Mesh, ModelOptions, ModelSpec, NonFinite,
-    Objective, Precision, Rank, Uneven,
+    Accumulation, DType, DynamicScale, FullCopies, LossScaling, Mesh, ModelOptions, ModelSpec,
+    NonFinite, Objective, Precision, Rank, Uneven,
 };
 use hsdp_comm::{Fault, FaultKind, FaultPlace, Stage};
 use rand::seq::IndexedRandom as _;
@@ -97,6 +97,7 @@ impl fmt::Display for Trial {
         let ModelOptions {
             mesh,
             accumulation,
+            full_copies,
             precision,
             loss_scaling,
             uneven,
@@ -105,7 +106,7 @@ impl fmt::Display for Trial {
         } = options;
         write!(
             f,
-            "{mesh}, {accumulation}, {precision:?}, {loss_scaling:?}, {optimizer:?}, {width:?}, replicas compared: \
+            "{mesh}, {accumulation}, {full_copies}, {precision:?}, {loss_scaling:?}, {optimizer:?}, {width:?}, replicas compared: \
              {compare_replicas:?}, steps by rank {data:?} ({uneven:?}) of {microbatches} microbatches, {count:?}; faults:",
         )?;
         faults.iter().try_for_each(|fault| write!(f, " [{fault}]"))
@@ -146,6 +147,7 @@ fn options(mesh: Mesh, faults: &[Fault], random: &mut ChaCha8Rng) -> ModelOption
         precision: Precision { parameters, wire, ..Precision::default() },
         accumulation: pick(random, &Accumulation::ALL),
         prefetch: random.random_range(0..=2),
+        full_copies: pick(random, &FullCopies::ALL),
         objective,
         non_finite: pick(random, &[NonFinite::Abort, NonFinite::Skip]),
         ..ModelOptions::on(mesh)

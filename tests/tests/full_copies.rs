@@ -1,0 +1,102 @@
+//! One full copy for all ranks of a process: what they read and train is what they do with a copy each.
+
+use std::collections::BTreeMap;
+
+use hsdp::{
+    AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, Optimizer, Precision,
+    ShardedModel, StepOptions, World,
+};
+use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{common, mesh, on_ranks};
+
+const MESHES: [(usize, usize); 6] = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2)];
+
+/// Three steps of two microbatches with AdamW: the parameters of all ranks, which are the same.
+fn trained(spec: &hsdp::ModelSpec, options: &ModelOptions) -> BTreeMap<String, Vec<f32>> {
+    common(on_ranks(options.mesh.world_size(), |world| {
+        let mut model = ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)?;
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        let rank = model.rank().index();
+        for number in 0..3 {
+            let mut step = model.begin_step(StepOptions::microbatches(2))?;
+            for microbatch in 0..2 {
+                springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
+            }
+            let gradients = step.finish()?;
+            adamw.step(&mut model, gradients)?;
+        }
+        model.full_parameters()
+    }))
+}
+
+#[test]
+fn training_is_the_same_bit_for_bit() {
+    for (replicate, shard) in MESHES {
+        for (parameters, spec) in [
+            (DType::F32, three_units()),
+            (DType::BF16, keeping_the_second()),
+            (DType::F16, partly_frozen()),
+        ] {
+            let precision = Precision { parameters, ..Precision::default() };
+            let own = ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
+            let shared = ModelOptions { full_copies: FullCopies::PerProcess, ..own.clone() };
+            assert_eq!(
+                trained(&spec, &shared),
+                trained(&spec, &own),
+                "{replicate}x{shard}, {parameters}"
+            );
+        }
+    }
+}
+
+fn model(world: World) -> Result<ShardedModel, Error> {
+    let options =
+        ModelOptions { full_copies: FullCopies::PerProcess, ..ModelOptions::on(mesh(2, 2)) };
+    ShardedModel::new(world, three_units(), options, springs::initial)
+}
+
+#[test]
+fn all_ranks_read_the_same_elements_at_the_same_place() {
+    let places = on_ranks(4, |world| {
+        let mut model = model(world)?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let mut pass = step.microbatch()?;
+        let full = pass.unshard(unit(0))?;
+        let place = full.as_f32(0).expect("f32").as_ptr().addr();
+        let _ = pass.loss(LossSum::new(0.0, 1))?;
+        pass.finish()?;
+        let _ = step.finish()?;
+        drop(full);
+        Ok(place)
+    });
+    common(places);
+}
+
+#[test]
+fn what_is_taken_out_of_a_shared_copy_is_a_copy() {
+    on_ranks(4, |world| {
+        let mut model = model(world)?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let mut pass = step.microbatch()?;
+        let mut full = pass.unshard(unit(0))?;
+        let before = full.as_f32(0).expect("f32").to_vec();
+        let mut taken = full.take(0).expect("there is one");
+        if let hsdp_kernels::ValuesMut::F32(values) = taken.values_mut() {
+            values.fill(f32::NAN);
+        }
+        assert_eq!(full.as_f32(0).expect("f32"), before);
+        full.put_back(0, taken);
+        assert_eq!(full.as_f32(0).expect("f32"), before);
+        let _ = pass.loss(LossSum::new(0.0, 1))?;
+        pass.finish()?;
+        step.finish().map(drop)
+    });
+}
+
+#[test]
+fn a_world_whose_ranks_share_no_memory_is_refused() {
+    let world = World::counting(4, hsdp::Rank::new(1)).expect("a rank of four");
+    let error = model(world).expect_err("there is nobody to share with").to_string();
+    assert!(error.contains("not threads of one process"), "{error}");
+}
