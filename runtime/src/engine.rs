@@ -9,7 +9,7 @@
 //! |---|---|
 //! | what never changes: plan, options, groups | `fabric` |
 //! | the gathers of a microbatch | `gathers`, `full_pool` |
-//! | the reductions of a step | `reductions`, `partial`, `unsharded`; `place`, `scaling` |
+//! | the reductions of a step | `reductions`, `partial`, `unsharded`, `recycled`; `place`, `scaling` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
 //! | how a step ends | `finish` |
 
@@ -22,12 +22,12 @@ mod gathers;
 mod microbatches;
 mod partial;
 mod place;
+pub(crate) mod recycled;
 pub(crate) mod reductions;
 mod scaling;
 mod step_state;
 mod unsharded;
 
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,8 +47,8 @@ use crate::uneven::{Course, EndOfRun, Supply};
 use fabric::Fabric;
 pub(crate) use microbatches::NoMore;
 use reductions::UnitGradients;
+use step_state::StepState;
 pub(crate) use step_state::Token;
-use step_state::{StepState, sized_like_plan};
 
 /// The shared engine of one rank's model.
 #[derive(Debug)]
@@ -83,8 +83,6 @@ pub(crate) enum Begun {
 pub(crate) struct State {
     /// This rank's master parameters, by unit. Peers read them in place while a gather is under way.
     pub(crate) shards: Vec<Arc<Vec<f32>>>,
-    /// Buffers of finished partials, by unit, on their way to the next step.
-    pub(crate) recycled: Vec<Vec<f32>>,
     pub(crate) loss_scale: LossScale,
     /// The number of the next step.
     pub(crate) next_step: u64,
@@ -100,7 +98,6 @@ pub(crate) struct State {
 impl Engine {
     pub(crate) fn new(fabric: Fabric, shards: Vec<Vec<f32>>) -> Self {
         let state = State {
-            recycled: vec![Vec::new(); shards.len()],
             shards: shards.into_iter().map(Arc::new).collect(),
             loss_scale: LossScale::new(fabric.options.loss_scaling),
             next_step: 0,
@@ -146,7 +143,7 @@ impl Engine {
         }
         state.attempts += 1;
         let attempt = state.attempts;
-        let buffers = sized_like_plan(mem::take(&mut state.recycled), &self.fabric);
+        let buffers = self.fabric.recycled.take();
         let opened = Opened { step, attempt, epoch };
         let mut begun = StepState::new(&self.fabric, opened, options, buffers);
         begun.absent = supply.exhausted;
@@ -310,7 +307,7 @@ impl Engine {
             // Who ran out in the middle of it has data again for the next attempt.
             self.fabric.world.set_absent(&step.absent);
         }
-        state.recycled = vec![Vec::new(); state.shards.len()];
+        self.fabric.recycled.clear();
         self.fabric.full_pool.let_go();
         // Who has announced the end itself may have gone on already: the next epoch is none of this step's.
         if self.fabric.world.epoch() == epoch {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hsdp_sharding::{ParamId, UnitId};
 
+use crate::engine::recycled::GradShards;
 use crate::error::Error;
 use crate::export;
 use crate::model::{ModelId, ShardedModel};
@@ -28,7 +29,7 @@ pub struct Gradients {
     pub(crate) model: ModelId,
     pub(crate) step: u64,
     /// By unit; empty where a unit has no trainable parameter.
-    pub(crate) grad_shards: Vec<Vec<f32>>,
+    pub(crate) grad_shards: GradShards,
     /// By unit and parameter: whether it got a gradient anywhere in the step.
     pub(crate) present: Vec<Vec<bool>>,
     pub(crate) norm: f64,

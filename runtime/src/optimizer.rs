@@ -82,7 +82,6 @@ impl ShardedModel {
             }
         }
         state.committed += 1;
-        state.recycled = gradients.grad_shards;
         Ok(match gradients.verdict {
             Verdict::Apply => Update::Applied,
             Verdict::Skip(found) => Update::Skipped(found),

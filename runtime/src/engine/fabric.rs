@@ -7,6 +7,7 @@ use hsdp_sharding::{Axis, FullCopies, ParamId, Plan, Rank, UnitId};
 
 use crate::engine::events::Events;
 use crate::engine::full_pool::FullPool;
+use crate::engine::recycled::Recycled;
 use crate::error::Error;
 use crate::options::ModelOptions;
 
@@ -26,6 +27,8 @@ pub(crate) struct Fabric {
     /// Gathers for export, outside any step.
     pub(crate) export: Group,
     pub(crate) events: Events,
+    /// Where reductions get theirs.
+    pub(crate) recycled: Arc<Recycled>,
     /// Where gathers get their buffers.
     pub(crate) full_pool: Arc<FullPool>,
     /// The number in the model of each unit's first parameter, and the count of all.
@@ -48,6 +51,7 @@ impl Fabric {
             control: world.world_group(Channel::Control),
             export: world.group(&shard_group, Channel::Control)?,
             events: Events::default(),
+            recycled: Arc::new(Recycled::new(&plan)),
             full_pool: Arc::new(FullPool::new(options.precision.parameters, plan.memory().full)),
             first_parameter: first_parameters(&plan),
             options_digest: options.digest(),

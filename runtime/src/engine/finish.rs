@@ -9,6 +9,7 @@ use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 use crate::agreement::{Agreement, Statement};
 use crate::divide::final_divisor;
 use crate::engine::fabric::Fabric;
+use crate::engine::recycled::GradShards;
 use crate::engine::step_state::StepState;
 use crate::engine::{Engine, NO_ATTEMPT, Opened, State};
 use crate::error::Error;
@@ -41,12 +42,11 @@ impl Engine {
         state.last_weight = step.largest_weight;
         let ended =
             Ended { id: &self.id, fabric: &self.fabric, step: &step, agreement: &agreement };
-        ended.gradients(&mut state, grad_shards)
+        let gradients = ended.gradients(&mut state, grad_shards);
+        step.reductions.recycle(&self.fabric.recycled);
+        gradients
     }
 }
-
-/// This rank's shards of the gradient, by unit.
-type GradShards = Vec<Vec<f32>>;
 
 fn reduce_and_agree(
     fabric: &Fabric,
@@ -55,6 +55,7 @@ fn reduce_and_agree(
     step.check_complete(fabric)?;
     let place = step.place();
     let grad_shards = step.reductions.finish_step(fabric, place)?;
+    let grad_shards = GradShards::new(grad_shards, &fabric.recycled);
     let statement = Statement {
         microbatches: step.finished as u64,
         weight: step.weight,
@@ -76,7 +77,7 @@ fn reduce_and_agree(
 fn first_after_all_reduce(
     fabric: &Fabric,
     statement: &Statement,
-    grad_shards: &GradShards,
+    grad_shards: &[Vec<f32>],
 ) -> Option<Sighting> {
     if statement.squared_norm.is_finite() {
         return None;
@@ -120,7 +121,7 @@ impl Ended<'_> {
         let verdict = self.verdict(state, squared.sqrt(), divisor)?;
         match verdict {
             Verdict::Apply => {
-                for shard in &mut grad_shards {
+                for shard in grad_shards.as_mut() {
                     divide_in_place(shard, divisor);
                 }
                 state.loss_scale.after_finite_step();

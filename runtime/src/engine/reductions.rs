@@ -9,12 +9,13 @@ use std::sync::Arc;
 use hsdp_comm::{Accumulator, Contribution, NonFiniteAt, Pending, Reduced, Stage};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{Divisor, Fold, GradientValues, settle};
-use hsdp_sharding::{Accumulation, ParamId, Plan, Rank, UnitId};
+use hsdp_sharding::{Accumulation, ParamId, Rank, UnitId};
 
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::engine::partial::{Offer, Partial, Settled};
 use crate::engine::place::{Place, Turn};
+use crate::engine::recycled::{Buffers, Recycled};
 use crate::engine::scaling;
 use crate::engine::unsharded::UnshardedGradients;
 use crate::error::Error;
@@ -48,21 +49,25 @@ pub(crate) struct Reductions {
     /// Mode `Local`: what waits for the last microbatch.
     unsharded: UnshardedGradients,
     /// Mode `Every` with replicas: this microbatch's reduce-scatters, in the plan's order.
-    transients: Vec<(UnitId, Pending<Reduced>)>,
+    scattering: Vec<(UnitId, Pending<Reduced>)>,
+    /// The same mode, by unit: the buffers of the microbatch before.
+    transients: Vec<Vec<f32>>,
     /// The first element of this rank's partials that was found not to be finite.
     sighting: Option<Sighting>,
 }
 
 impl Reductions {
-    /// Begins a step; `buffers` are those of the step before, by unit, or empty.
-    pub(crate) fn new(plan: &Plan, buffers: Vec<Vec<f32>>) -> Self {
+    /// Begins a step, in the buffers of the step before.
+    pub(crate) fn new(buffers: Buffers) -> Self {
+        let Buffers { partials, transients, unsharded } = buffers;
         Self {
-            offers: buffers.iter().map(|_| Offer::Nothing).collect(),
-            unsharded: UnshardedGradients::new(plan),
-            partials: buffers.into_iter().map(Partial::Empty).collect(),
+            offers: partials.iter().map(|_| Offer::Nothing).collect(),
+            unsharded: unsharded.emptied(),
+            partials: partials.into_iter().map(Partial::Empty).collect(),
             scattered: 0,
             all_reduced: 0,
-            transients: Vec::new(),
+            scattering: Vec::new(),
+            transients,
             sighting: None,
         }
     }
@@ -143,7 +148,14 @@ impl Reductions {
             if expects_overflow(fabric) { self.ask_for_overflow(fabric, place)? } else { None };
         self.all_reduce(fabric, last, Patience::Wait { limit: limit.unwrap_or(usize::MAX) })?;
         let units = 0..self.partials.len();
-        units.map(|unit| Ok(self.settle(fabric, UnitId::new(unit))?.partial)).collect()
+        let settled = units.map(|unit| Ok(self.settle(fabric, UnitId::new(unit))?.partial));
+        settled.collect()
+    }
+
+    /// What the next step can work in, besides the partials.
+    pub(crate) fn recycle(self, recycled: &Recycled) {
+        recycled.keep_transients(self.transients);
+        recycled.keep_unsharded(self.unsharded);
     }
 
     /// What this rank found in its partials, if anything in them is not finite.
@@ -214,7 +226,7 @@ impl Reductions {
     ) -> Result<(), Error> {
         let every = reduces_replicas_every_microbatch(fabric);
         let (partial, fold) = if every {
-            (Vec::new(), Fold::Replace)
+            (mem::take(&mut self.transients[unit.index()]), Fold::Replace)
         } else {
             let Settled { partial, fold, .. } = self.settle(fabric, unit)?;
             (partial, fold)
@@ -230,7 +242,7 @@ impl Reductions {
         let layout = Arc::clone(fabric.plan.layout(unit));
         let pending = fabric.reduce.reduce_unit(tag, layout, contribution, accumulator)?;
         if every {
-            self.transients.push((unit, pending));
+            self.scattering.push((unit, pending));
         } else {
             let microbatch = place.microbatch;
             self.partials[unit.index()] = Partial::Scattering { pending, microbatch };
@@ -270,8 +282,8 @@ impl Reductions {
     /// Only here, where a microbatch ends and all of its gathers are done: a reduction that was waited for any earlier
     /// could wait for a rank that waits for one of this rank's gathers.
     fn settle_transients(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
-        let mut reducing = Vec::with_capacity(self.transients.len());
-        for (unit, pending) in mem::take(&mut self.transients) {
+        let mut reducing = Vec::with_capacity(self.scattering.len());
+        for (unit, pending) in mem::take(&mut self.scattering) {
             let Reduced { partial, non_finite } = pending.wait()?;
             if let Some(non_finite) = non_finite {
                 self.note(fabric, unit, (place.microbatch, non_finite));
@@ -285,6 +297,7 @@ impl Reductions {
                 .map_err(|error| fabric.no_memory(error, "reduction", (place.step, unit)))?;
             settle(&mut accumulator, &reduced, Divisor::ONE, fold);
             self.partials[unit.index()] = Partial::Held(accumulator);
+            self.transients[unit.index()] = reduced;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::engine::check;
 use crate::engine::fabric::Fabric;
 use crate::engine::gathers::GatherQueue;
 use crate::engine::place::{Place, Turn};
+use crate::engine::recycled::Buffers;
 use crate::engine::reductions::{Reductions, UnitGradients};
 use crate::engine::{Opened, exponent_of};
 use crate::error::Error;
@@ -63,7 +64,7 @@ impl StepState {
         fabric: &Fabric,
         opened: Opened,
         options: StepOptions,
-        buffers: Vec<Vec<f32>>,
+        buffers: Buffers,
     ) -> Self {
         Self {
             opened,
@@ -77,7 +78,7 @@ impl StepState {
             largest_weight: 0,
             loss: 0.0,
             presence: Presence::none(fabric.parameters()),
-            reductions: Reductions::new(&fabric.plan, buffers),
+            reductions: Reductions::new(buffers),
             open: None,
             failure: None,
         }
@@ -288,10 +289,4 @@ fn describe(step: Option<&StepState>) -> String {
         }
         Some(step) => format!("the model is between microbatches of step {}", step.number()),
     }
-}
-
-/// The buffers for the partials of a step: those of the last one.
-pub(crate) fn sized_like_plan(mut buffers: Vec<Vec<f32>>, fabric: &Fabric) -> Vec<Vec<f32>> {
-    buffers.resize_with(fabric.plan.spec().units().len(), Vec::new);
-    buffers
 }

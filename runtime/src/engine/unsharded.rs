@@ -1,24 +1,48 @@
 //! Gradients that wait unsharded for the last microbatch (mode `Local`), summed in f32.
 
+use std::mem;
 use std::sync::Arc;
 
 use hsdp_comm::NonFiniteAt;
 use hsdp_kernels::memory::{self, Category};
-use hsdp_kernels::{Divisor, Fold, GradientValues, Wire, contribute, first_non_finite};
-use hsdp_sharding::{Plan, Rank, UnitId};
+use hsdp_kernels::{Divisor, Fold, GradientValues, Scaling, Wire, contribute, sum_contributions};
+use hsdp_sharding::{Plan, Rank, Unit, UnitId};
 
 use crate::engine::reductions::UnitGradients;
 
 /// One f32 sum a parameter, made when its first gradient comes.
 #[derive(Debug)]
 pub(crate) struct UnshardedGradients {
-    sums: Vec<Vec<Option<Vec<f32>>>>,
+    /// By unit and parameter.
+    sums: Vec<Vec<Sum>>,
+}
+
+/// What a parameter has got in a step.
+#[derive(Debug)]
+enum Sum {
+    /// No gradient. A buffer of the step before may lie here for reuse.
+    Nothing(Vec<f32>),
+    /// The sum of some.
+    Some(Vec<f32>),
+    /// A sum that was given away, to be read.
+    Given(Arc<Vec<f32>>),
 }
 
 impl UnshardedGradients {
     pub(crate) fn new(plan: &Plan) -> Self {
-        let sums = plan.spec().units().iter().map(|unit| vec![None; unit.params.len()]).collect();
-        Self { sums }
+        let of_unit = |unit: &Unit| unit.params.iter().map(|_| Sum::Nothing(Vec::new())).collect();
+        Self { sums: plan.spec().units().iter().map(of_unit).collect() }
+    }
+
+    /// The same for another step: nothing has come, and the buffers that nobody reads any more are there.
+    pub(crate) fn emptied(mut self) -> Self {
+        for sum in self.sums.iter_mut().flatten() {
+            *sum = Sum::Nothing(match mem::replace(sum, Sum::Nothing(Vec::new())) {
+                Sum::Nothing(buffer) | Sum::Some(buffer) => buffer,
+                Sum::Given(buffer) => Arc::try_unwrap(buffer).unwrap_or_default(),
+            });
+        }
+        self
     }
 
     /// Adds the gradients that `rank` has of one unit in a microbatch. The first sum that is not finite then, if one is
@@ -36,8 +60,8 @@ impl UnshardedGradients {
         let sums = self.sums[unit.index()].iter_mut().zip(gradients).enumerate();
         for (param, (sum, gradient)) in sums {
             let Some(gradient) = gradient.as_deref() else { continue };
-            let sum = add(sum, gradient)?;
-            if let (None, Some(at)) = (found, first_non_finite(sum)) {
+            let non_finite = sum.add(gradient)?;
+            if let (None, Some(at)) = (found, non_finite) {
                 let from = (!is_finite(gradient, at)).then_some(rank);
                 found = Some(NonFiniteAt { param, from });
             }
@@ -47,33 +71,52 @@ impl UnshardedGradients {
 
     /// Gives the sums of one unit away; parameters that never had a gradient have none.
     pub(crate) fn take(&mut self, unit: UnitId) -> UnitGradients {
-        let give = |sum: &mut Option<Vec<f32>>| {
-            sum.take().map(|sum| Arc::new(sum) as Arc<dyn GradientValues>)
-        };
-        self.sums[unit.index()].iter_mut().map(give).collect()
+        self.sums[unit.index()].iter_mut().map(Sum::give).collect()
     }
 }
 
-/// Adds a gradient to a sum, and gives the sum.
-fn add<'a>(
-    sum: &'a mut Option<Vec<f32>>,
-    gradient: &dyn GradientValues,
-) -> Result<&'a [f32], hsdp_kernels::Error> {
-    let fold = if sum.is_some() { Fold::Add } else { Fold::Replace };
-    let sum = match sum {
-        Some(sum) => sum,
-        None => {
-            let _grad_full = memory::scope(Category::GradFull);
-            sum.insert(hsdp_kernels::zeros(gradient.len())?)
+impl Sum {
+    /// Adds a gradient; the first element that is not finite then.
+    fn add(&mut self, gradient: &dyn GradientValues) -> Result<Option<usize>, hsdp_kernels::Error> {
+        let (mut sum, fold) = match mem::replace(self, Self::Nothing(Vec::new())) {
+            Self::Some(sum) => (sum, Fold::Add),
+            Self::Nothing(buffer) => (sized(buffer, gradient.len())?, Fold::Replace),
+            Self::Given(_) => (sized(Vec::new(), gradient.len())?, Fold::Replace),
+        };
+        let (mut start, mut non_finite) = (0, None);
+        gradient.read(0..gradient.len(), &mut |values| {
+            let end = start + values.len();
+            let scaling = Scaling::on(Wire::F32);
+            let found = sum_contributions(&mut sum[start..end], &[values], scaling, fold);
+            non_finite = non_finite.or_else(|| Some(start + found?));
+            start = end;
+        });
+        *self = Self::Some(sum);
+        Ok(non_finite)
+    }
+
+    fn give(&mut self) -> Option<Arc<dyn GradientValues>> {
+        match mem::replace(self, Self::Nothing(Vec::new())) {
+            Self::Some(sum) => {
+                let sum = Arc::new(sum);
+                *self = Self::Given(Arc::clone(&sum));
+                Some(sum)
+            }
+            other => {
+                *self = other;
+                None
+            }
         }
-    };
-    let mut start = 0;
-    gradient.read(0..gradient.len(), &mut |values| {
-        let end = start + values.len();
-        contribute(&mut sum[start..end], values, Divisor::ONE, Wire::F32, fold);
-        start = end;
-    });
-    Ok(sum)
+    }
+}
+
+/// The buffer, if it has that length already; a new one otherwise.
+fn sized(buffer: Vec<f32>, len: usize) -> Result<Vec<f32>, hsdp_kernels::Error> {
+    if buffer.len() == len {
+        return Ok(buffer);
+    }
+    let _grad_full = memory::scope(Category::GradFull);
+    hsdp_kernels::zeros(len)
 }
 
 /// Whether one element of a gradient is.

@@ -1,0 +1,96 @@
+//! Buffers of reductions on their way from one step to the next: fresh ones would cost a pass of zeros.
+
+use std::mem;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use hsdp_sharding::Plan;
+use parking_lot::Mutex;
+
+use crate::engine::unsharded::UnshardedGradients;
+
+/// What the reductions of a step work in.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    /// By unit; empty where there is none yet.
+    pub(crate) partials: Vec<Vec<f32>>,
+    /// Mode `Every` with replicas, by unit: what a microbatch's reduce-scatters give.
+    pub(crate) transients: Vec<Vec<f32>>,
+    /// Mode `Local`.
+    pub(crate) unsharded: UnshardedGradients,
+}
+
+impl Buffers {
+    fn none(plan: &Plan) -> Self {
+        let units = plan.spec().units().len();
+        Self {
+            partials: vec![Vec::new(); units],
+            transients: vec![Vec::new(); units],
+            unsharded: UnshardedGradients::new(plan),
+        }
+    }
+}
+
+/// Where the buffers of one model lie between its steps.
+#[derive(Debug)]
+pub(crate) struct Recycled {
+    plan: Arc<Plan>,
+    buffers: Mutex<Buffers>,
+}
+
+impl Recycled {
+    pub(crate) fn new(plan: &Arc<Plan>) -> Self {
+        Self { plan: Arc::clone(plan), buffers: Mutex::new(Buffers::none(plan)) }
+    }
+
+    /// What lies here, for a step.
+    pub(crate) fn take(&self) -> Buffers {
+        mem::replace(&mut *self.buffers.lock(), Buffers::none(&self.plan))
+    }
+
+    /// Lets go of what lies here.
+    pub(crate) fn clear(&self) {
+        drop(self.take());
+    }
+
+    pub(crate) fn keep_transients(&self, transients: Vec<Vec<f32>>) {
+        self.buffers.lock().transients = transients;
+    }
+
+    pub(crate) fn keep_unsharded(&self, unsharded: UnshardedGradients) {
+        self.buffers.lock().unsharded = unsharded;
+    }
+}
+
+/// This rank's shards of a gradient, by unit; empty for units without any. They are recycled when they are dropped.
+#[derive(Debug)]
+pub(crate) struct GradShards {
+    shards: Vec<Vec<f32>>,
+    recycled: Arc<Recycled>,
+}
+
+impl GradShards {
+    pub(crate) fn new(shards: Vec<Vec<f32>>, recycled: &Arc<Recycled>) -> Self {
+        Self { shards, recycled: Arc::clone(recycled) }
+    }
+}
+
+impl Deref for GradShards {
+    type Target = [Vec<f32>];
+
+    fn deref(&self) -> &[Vec<f32>] {
+        &self.shards
+    }
+}
+
+impl AsMut<[Vec<f32>]> for GradShards {
+    fn as_mut(&mut self) -> &mut [Vec<f32>] {
+        &mut self.shards
+    }
+}
+
+impl Drop for GradShards {
+    fn drop(&mut self) {
+        self.recycled.buffers.lock().partials = mem::take(&mut self.shards);
+    }
+}
