@@ -25,7 +25,7 @@
 //! - An allocation belongs to the rank and the category of the thread *at that moment*, and keeps them until it is freed,
 //!   by whichever thread; growing it in another scope does not move it.
 //! - The bytes asked for are counted, not what the system rounds them up to, nor this module's own header.
-//! - Outside of scopes, and in one of [`Category::Other`], nothing is counted.
+//! - Outside of scopes, and in one of [`Category::Other`], nothing is counted, but for [`allocations`]: that is all of the process.
 //! - Where the allocator is not installed, a scope is a store to a thread-local and all usages are zero.
 
 mod allocator;
@@ -34,7 +34,9 @@ mod tally;
 
 pub use allocator::CountingAllocator;
 pub use scope::{Scope, is_installed, scope, set_rank};
-pub use tally::{Category, MAX_RANKS, Usage, reset_peaks, set_budget, usage};
+pub use tally::{
+    Allocations, Category, MAX_RANKS, Usage, allocations, reset_peaks, set_budget, usage,
+};
 
 #[cfg(test)]
 mod tests;

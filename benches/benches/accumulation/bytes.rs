@@ -20,8 +20,14 @@ pub(crate) fn of_a_step(options: &Options) -> u64 {
     };
     let gathers = copies * 2 * microbatches * (f32s(elements) + full);
     // Each gradient of the row is read once over all owners; the partial is read and written, but at first only written.
+    // Unsharded, they are first added up, each to a sum that is read and written, but at first only written.
     let reductions = match options.mode {
-        Accumulation::Local => f32s(elements) + f32s(shard),
+        Accumulation::Local => {
+            microbatches * full
+                + (2 * microbatches - 1) * f32s(elements)
+                + f32s(elements)
+                + f32s(shard)
+        }
         _ => microbatches * full + (2 * microbatches - 1) * f32s(shard),
     };
     let all_reduces = match options.mode {

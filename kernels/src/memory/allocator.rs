@@ -14,7 +14,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
 
 use super::scope;
-use super::tally::Tag;
+use super::tally::{self, Tag};
 
 /// A global allocator that counts what is allocated in a [`scope`](super::scope), and passes all else on to the system.
 ///
@@ -73,6 +73,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         }
         if new_size >= layout.size() {
             tag.charge(new_size - layout.size());
+            tally::count_allocation(new_size - layout.size());
         } else {
             tag.refund(layout.size() - new_size);
         }
@@ -128,6 +129,7 @@ impl Padded {
         // SAFETY: K-4, the header is aligned, and nobody else uses the allocation yet.
         unsafe { header.write(tag) };
         tag.charge(size);
+        tally::count_allocation(size);
         // SAFETY: K-3, the offset is within the allocation.
         unsafe { base.add(self.offset) }
     }

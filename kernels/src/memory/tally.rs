@@ -70,6 +70,37 @@ pub fn usage(rank: Rank, category: Category) -> Usage {
     }
 }
 
+/// What a process has allocated, in any scope and in none, freed or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allocations {
+    /// How often memory was asked for; growing counts, shrinking does not.
+    pub count: u64,
+    /// How much of it.
+    pub bytes: ByteCount,
+}
+
+impl Allocations {
+    /// What came since an earlier look.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self { count: self.count - earlier.count, bytes: self.bytes - earlier.bytes }
+    }
+}
+
+/// What this process has allocated so far. Exact for what happened before this call, in the sense of the memory model.
+pub fn allocations() -> Allocations {
+    Allocations { count: COUNT.load(Relaxed), bytes: ByteCount(BYTES.load(Relaxed)) }
+}
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Counts an allocation of `size` bytes, whatever it is for.
+pub(super) fn count_allocation(size: usize) {
+    COUNT.fetch_add(1, Relaxed);
+    BYTES.fetch_add(size as u64, Relaxed);
+}
+
 /// Lowers every peak to what is held now. Call it while no other thread allocates, or peaks of that moment may be lost.
 pub fn reset_peaks() {
     for tally in TALLIES.iter().flat_map(|row| &row.0) {
