@@ -1,0 +1,78 @@
+//! What a unit of one element costs in a microbatch.
+
+use std::time::{Duration, Instant};
+
+use hsdp::{Error, Mesh, World};
+use hsdp_comm::{Channel, Tag, WorldOptions, launch};
+
+use crate::options::Options;
+use crate::steps::{Size, Steps};
+use crate::stopwatch::{Part, Per, Stopwatch};
+use crate::{least, median};
+
+/// Two unshards and a reduction, in microseconds, on as many ranks as there are cores or fewer.
+const GOAL: f64 = 5.0;
+
+/// What rank 0 measured: the times of whole steps, and the parts of others.
+struct Measured {
+    steps: Vec<Duration>,
+    parts: Vec<Stopwatch>,
+}
+
+#[expect(clippy::print_stdout, reason = "a command-line program")]
+pub(crate) fn measure(options: &Options) -> Result<(), String> {
+    let Options { units, microbatches, .. } = *options;
+    println!(
+        "units of one element, {units} of them, {microbatches} microbatches a step; rank 0, {} steps",
+        options.repeat
+    );
+    for ranks in [1, 2] {
+        let mesh = Mesh::new(1, ranks).map_err(|error| error.to_string())?;
+        let size = Size { mesh, units, numel: 1, microbatches };
+        let measured = launch(ranks, WorldOptions::default(), |world| run(world, size, options));
+        let of_rank_0 = measured.into_iter().next().ok_or("no ranks")?;
+        let of_rank_0 = of_rank_0.map_err(|failure| failure.to_string())?;
+        print(ranks, size, &of_rank_0.map_err(|error| error.to_string())?);
+    }
+    Ok(())
+}
+
+fn run(world: World, size: Size, options: &Options) -> Result<Measured, Error> {
+    let group = world.world_group(Channel::User);
+    let mut steps = Steps::new(world, size)?;
+    let mut measured = Measured { steps: Vec::new(), parts: Vec::new() };
+    // The first step allocates.
+    steps.step(&mut Stopwatch::still())?;
+    for _ in 0..options.repeat {
+        group.barrier(Tag::default())?.wait()?;
+        let started = Instant::now();
+        steps.step(&mut Stopwatch::still())?;
+        measured.steps.push(started.elapsed());
+        let mut watch = Stopwatch::running();
+        steps.step(&mut watch)?;
+        measured.parts.push(watch);
+    }
+    Ok(measured)
+}
+
+#[expect(clippy::print_stdout, reason = "a command-line program")]
+fn print(ranks: usize, size: Size, measured: &Measured) {
+    let each = size.units * size.microbatches;
+    let [least_us, median_us] =
+        [least, median].map(|of| of(&measured.steps).as_secs_f64() * 1e6 / f64::from(each));
+    println!(
+        "  {ranks} ranks: {least_us:.2} us (least), {median_us:.2} us (median) a unit and microbatch; the goal is {GOAL} us"
+    );
+    for part in Part::ALL {
+        let times: Vec<_> = measured.parts.iter().map(|watch| watch.time(part)).collect();
+        let (name, per) = part.name();
+        let (count, per) = match per {
+            Per::Step => (1, "a step"),
+            Per::Microbatch => (size.microbatches, "a microbatch"),
+            Per::Unit => (each, "a unit and microbatch"),
+        };
+        let [least, median] =
+            [least, median].map(|of| of(&times).as_secs_f64() * 1e6 / f64::from(count));
+        println!("    {name:<20} {least:>8.2} us (least) {median:>8.2} us (median) {per}");
+    }
+}
