@@ -33,6 +33,8 @@ pub(crate) struct Fabric {
     pub(crate) full_pool: Arc<FullPool>,
     /// The number in the model of each unit's first parameter, and the count of all.
     first_parameter: Vec<usize>,
+    /// By unit: where its gathers stand in the plan's order, that of the forward and that of the backward.
+    turns: Vec<[Option<usize>; 2]>,
 }
 
 impl Fabric {
@@ -54,6 +56,7 @@ impl Fabric {
             recycled: Arc::new(Recycled::new(&plan)),
             full_pool: Arc::new(FullPool::new(options.precision.parameters, plan.memory().full)),
             first_parameter: first_parameters(&plan),
+            turns: turns(&plan),
             options_digest: options.digest(),
             world,
             plan,
@@ -85,6 +88,11 @@ impl Fabric {
     pub(crate) fn name_of(&self, number: usize) -> String {
         let id = self.parameter(number);
         self.plan.spec()[id.unit].params[id.index].name.clone()
+    }
+
+    /// Where the gathers of a unit stand in the plan's order: its turns in a microbatch.
+    pub(crate) fn turns_of(&self, unit: UnitId) -> impl Iterator<Item = usize> {
+        self.turns[unit.index()].into_iter().flatten()
     }
 
     pub(crate) fn misuse(&self, operation: &'static str, step: u64, what: String) -> Error {
@@ -124,4 +132,12 @@ fn first_parameters(plan: &Plan) -> Vec<usize> {
         first.push(first[first.len() - 1] + unit.params.len());
     }
     first
+}
+
+fn turns(plan: &Plan) -> Vec<[Option<usize>; 2]> {
+    let mut turns = vec![[None; 2]; plan.spec().units().len()];
+    for (index, gather) in plan.gathers().iter().enumerate() {
+        turns[gather.unit.index()][gather.phase as usize] = Some(index);
+    }
+    turns
 }

@@ -52,12 +52,14 @@ pub(crate) struct GatherQueue {
     step: u64,
     microbatch: usize,
     slots: Vec<Slot>,
+    /// How many of them were issued: all before that one, none from there on.
+    issued: usize,
 }
 
 impl GatherQueue {
     pub(crate) fn new(fabric: &Fabric, step: u64, microbatch: usize) -> Self {
         let slots = fabric.plan.gathers().iter().map(|_| Slot::Waiting).collect();
-        Self { step, microbatch, slots }
+        Self { step, microbatch, slots, issued: 0 }
     }
 
     /// Waits for the next gather of `unit`, after issuing all before it and those that are prefetched.
@@ -141,22 +143,17 @@ impl GatherQueue {
     }
 
     fn next_of(&self, fabric: &Fabric, unit: UnitId) -> Result<usize, Error> {
-        let gathers = fabric.plan.gathers();
-        let open = |(index, slot): &(usize, &Slot)| {
-            gathers[*index].unit == unit && !matches!(slot, Slot::Taken)
-        };
-        match self.slots.iter().enumerate().find(open) {
-            Some((index, _)) => Ok(index),
-            None => {
-                let name = &fabric.plan.spec()[unit].name;
-                let what = format!(
-                    "unit {name} has been gathered as often as the plan says for microbatch {}; \
-                     hold on to it, or mark it `keep` to use it more than once",
-                    self.microbatch
-                );
-                Err(fabric.misuse("unshard", self.step, what))
-            }
+        let open = |index: &usize| !matches!(self.slots[*index], Slot::Taken);
+        if let Some(index) = fabric.turns_of(unit).find(open) {
+            return Ok(index);
         }
+        let name = &fabric.plan.spec()[unit].name;
+        let what = format!(
+            "unit {name} has been gathered as often as the plan says for microbatch {}; \
+             hold on to it, or mark it `keep` to use it more than once",
+            self.microbatch
+        );
+        Err(fabric.misuse("unshard", self.step, what))
     }
 
     fn issue_through(
@@ -166,10 +163,9 @@ impl GatherQueue {
         last: usize,
     ) -> Result<(), Error> {
         let end = self.slots.len().min(last.saturating_add(1));
-        for index in 0..end {
-            if matches!(self.slots[index], Slot::Waiting) {
-                self.slots[index] = Slot::Issued(self.issue(fabric, shards, index)?);
-            }
+        for index in self.issued..end {
+            self.slots[index] = Slot::Issued(self.issue(fabric, shards, index)?);
+            self.issued = index + 1;
         }
         Ok(())
     }
