@@ -91,16 +91,15 @@ impl StepState {
         token: Token,
         operation: &'static str,
     ) -> Result<&'a mut Self, Error> {
-        let current = describe(step.as_ref());
-        match step {
-            Some(step) if step.token() == Some(token) => Ok(step),
-            _ => Err(Error::StalePass {
+        if step.as_ref().and_then(Self::token) != Some(token) {
+            return Err(Error::StalePass {
                 operation,
                 rank: fabric.rank(),
                 held: format!("microbatch {} of step {}", token.microbatch, token.opened.step),
-                current,
-            }),
+                current: describe(step.as_ref()),
+            });
         }
+        Ok(step.as_mut().expect("its token has just been read"))
     }
 
     fn token(&self) -> Option<Token> {
