@@ -55,7 +55,7 @@
 //! # Modules
 //!
 //! All are private and their items are named here. In reading order: `op`, `tag`, `descriptor` (what is asked for),
-//! `error`, `mismatch` (what can go wrong), `fault` (what goes wrong on purpose), `options`, `world`, `seat`, `launch`, `rendezvous`, `environment` (who there is), `group`,
+//! `error`, `mismatch` (what can go wrong), `fault` (what goes wrong on purpose), `slow` (what takes longer on purpose), `options`, `world`, `seat`, `launch`, `rendezvous`, `environment` (who there is), `group`,
 //! `site` (where members meet), `call`, `collectives`, `units`, `pending` (what is issued), `work` (what is done, block by block), `local` (who
 //! does it when: `PROTOCOL.md` beside the sources), `ledger`, `flight` (what was done), `sync`.
 
@@ -77,6 +77,7 @@ mod pending;
 mod rendezvous;
 mod seat;
 mod site;
+mod slow;
 mod sync;
 mod tag;
 mod units;
@@ -98,6 +99,7 @@ pub use self::op::{Channel, Op, Reduction};
 pub use self::options::{Workers, WorldOptions};
 pub use self::pending::Pending;
 pub use self::rendezvous::Rendezvous;
+pub use self::slow::SlowChannel;
 pub use self::tag::{Stage, Tag};
 pub use self::units::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub use self::world::World;

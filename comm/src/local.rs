@@ -20,7 +20,7 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::clock::{Alarm, Clock, from_now};
+pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
 pub(crate) use self::core::{Core, Lifeline, Member};
 pub(crate) use self::record::Record;
 pub(crate) use self::running::{InBlock, in_block, panic_message};

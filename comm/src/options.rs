@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::Fault;
+use crate::{Fault, SlowChannel};
 
 /// Options of a local world.
 ///
@@ -40,6 +40,8 @@ pub struct WorldOptions {
     pub flight_dir: Option<PathBuf>,
     /// What goes wrong on purpose, for tests. Each fires once.
     pub faults: Vec<Fault>,
+    /// What takes longer on purpose, for tests and benches: at most one entry a channel counts, the first.
+    pub slow: Vec<SlowChannel>,
 }
 
 impl Default for WorldOptions {
@@ -52,6 +54,7 @@ impl Default for WorldOptions {
             flight_entries: 1024,
             flight_dir: None,
             faults: Vec::new(),
+            slow: Vec::new(),
         }
     }
 }

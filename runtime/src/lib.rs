@@ -121,8 +121,8 @@ pub use uneven::{EndOfRun, Input, Supply, Uneven};
 pub use hsdp_comm::Error as CommError;
 pub use hsdp_comm::{
     AbortReason, Channel, Explanation, Fault, FaultKind, FaultPlace, FlightRecord, Group, Op,
-    Pending, RankFailure, Reduction, Rendezvous, Stage, StepFailure, Tag, Workers, World,
-    WorldOptions, explain, launch, world,
+    Pending, RankFailure, Reduction, Rendezvous, SlowChannel, Stage, StepFailure, Tag, Workers,
+    World, WorldOptions, explain, launch, world,
 };
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{

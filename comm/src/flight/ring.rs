@@ -80,7 +80,13 @@ impl Recorder {
 
     /// Nanoseconds since the world began.
     pub(crate) fn now(&self) -> u64 {
-        u64::try_from(self.origin.moment.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.at(Instant::now())
+    }
+
+    /// The same, of a moment.
+    pub(crate) fn at(&self, moment: Instant) -> u64 {
+        let since = moment.saturating_duration_since(self.origin.moment);
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// When the world began, in microseconds since 1970.

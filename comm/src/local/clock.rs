@@ -6,7 +6,7 @@ use crate::options::WorldOptions;
 use crate::sync;
 
 /// Longer than anybody waits; a moment this far away can be named on every machine.
-const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Whoever looks this much later than it meant to was kept from it.
 const HICCUP: Duration = Duration::from_millis(500);

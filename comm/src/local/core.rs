@@ -14,6 +14,7 @@ use super::table::{Key, Table};
 use super::wait::Ticket;
 use crate::flight::{EntryNumber, FlightState, Origin, Recorder};
 use crate::options::{Workers, WorldOptions};
+use crate::slow::Links;
 use crate::sync::thread;
 use crate::work::Work;
 use crate::{Descriptor, Error};
@@ -30,6 +31,7 @@ pub(crate) struct Core {
     status: Arc<Status>,
     table: Table,
     queue: Queue,
+    links: Links,
     cores: usize,
 }
 
@@ -53,6 +55,7 @@ impl Core {
         let (entries, origin) = (options.flight_entries, Origin::now());
         let record = |_| Arc::new(Record::new(Recorder::new(entries, origin)));
         Arc::new(Self {
+            links: Links::new(&options.slow),
             options,
             records: (0..size).map(record).collect(),
             status: Arc::default(),
@@ -166,8 +169,9 @@ impl Core {
         }));
         match assembled {
             Ok(Ok(work)) => {
+                let due = self.links.carry(descriptor, operation.ranks().len());
                 let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
-                Ok(Some(Running::new(operation, descriptor, work)))
+                Ok(Some(Running::new(operation, descriptor, work).due(due)))
             }
             Ok(Err(problem)) => {
                 let problem = format!("{problem} in {}", descriptor.place());

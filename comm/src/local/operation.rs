@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hsdp_sharding::Rank;
@@ -13,7 +13,7 @@ use super::running::discard;
 use super::table::Key;
 use crate::flight::{EntryNumber, FlightState};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Descriptor, Error};
 
 /// What a member deposits, and what it takes out, with its type erased.
@@ -32,6 +32,8 @@ pub(crate) struct Operation {
     settled: AtomicBool,
     meeting: Mutex<Meeting>,
     changed: Condvar,
+    /// When it is through, if it was held back: written when it is.
+    due: OnceLock<Instant>,
     /// How many threads are in the code that lends what a member brought, by its slot.
     readers: Box<[AtomicUsize]>,
 }
@@ -51,6 +53,8 @@ enum Phase {
     Disagreeing { arrivals: Vec<Option<Arrival>> },
     /// All are there; the last one has taken the arrivals, and blocks are being run.
     Running,
+    /// The blocks are done, and the outputs kept back: its channel is slow.
+    Held { outputs: Vec<Option<Erased>> },
     /// The outputs, by slot, until their members take them.
     Done { outputs: Vec<Option<Erased>> },
     /// It ended early, for all members alike.
@@ -106,6 +110,7 @@ impl Operation {
             settled: AtomicBool::new(false),
             meeting: Mutex::new(Meeting { phase, parked: 0 }),
             changed: Condvar::new(),
+            due: OnceLock::new(),
             readers,
         }
     }
@@ -115,7 +120,20 @@ impl Operation {
     }
 
     pub(crate) fn is_settled(&self) -> bool {
-        self.settled.load(Ordering::Acquire)
+        self.settled.load(Ordering::Acquire) || self.is_let_through()
+    }
+
+    /// Whether it was held back and its time has come: whoever sees that settles it.
+    fn is_let_through(&self) -> bool {
+        if self.due.get().is_none_or(|due| sync::now() < *due) {
+            return false;
+        }
+        let mut meeting = self.meeting.lock();
+        if let Phase::Held { outputs } = &mut meeting.phase {
+            let outputs = mem::take(outputs);
+            self.settle(meeting, Phase::Done { outputs });
+        }
+        true
     }
 
     /// A member comes to its slot. Each does so once: its sequence number is its own.
@@ -129,7 +147,7 @@ impl Operation {
                 return Arrived::Disagrees;
             }
             Phase::Failed(error) => return Arrived::Refused(error.clone()),
-            Phase::Running | Phase::Done { .. } => {
+            Phase::Running | Phase::Held { .. } | Phase::Done { .. } => {
                 unreachable!("a member arrives once, before the work")
             }
         };
@@ -208,13 +226,29 @@ impl Operation {
         }
     }
 
-    /// The work is done.
-    pub(crate) fn succeed(&self, outputs: Vec<Erased>) {
+    /// The work is done; its members get the outputs at `due`, or now.
+    pub(crate) fn succeed(&self, outputs: Vec<Erased>, due: Option<Instant>) {
         let outputs = outputs.into_iter().map(Some).collect();
         let meeting = self.meeting.lock();
-        if matches!(meeting.phase, Phase::Running) {
-            self.settle(meeting, Phase::Done { outputs });
+        if !matches!(meeting.phase, Phase::Running) {
+            return;
         }
+        match due.filter(|due| sync::now() < *due) {
+            Some(due) => self.hold(meeting, outputs, due),
+            None => self.settle(meeting, Phase::Done { outputs }),
+        }
+    }
+
+    /// Keeps the outputs back. Nobody is put to sleep for it: members that wait sleep until then, and no longer.
+    fn hold(
+        &self,
+        mut meeting: MutexGuard<'_, Meeting>,
+        outputs: Vec<Option<Erased>>,
+        due: Instant,
+    ) {
+        meeting.phase = Phase::Held { outputs };
+        self.due.get_or_init(|| due);
+        self.changed.notify_all();
     }
 
     /// Ends the operation if members are missing: work that has begun is left to complete.
@@ -248,10 +282,13 @@ impl Operation {
         let done = matches!(last, Phase::Done { .. });
         let state = if done { FlightState::Complete } else { FlightState::Failed };
         let recorder = |rank: &Rank| &self.records[rank.index()].flight;
-        let Some(now) = self.ranks.first().map(|rank| recorder(rank).now()) else { return };
+        let Some(first) = self.ranks.first().map(recorder) else { return };
+        // Who lets it through may come late: that is no part of it.
+        let due = self.due.get().filter(|_| done);
+        let ended = due.map_or_else(|| first.now(), |due| first.at(*due));
         for (rank, entry) in self.ranks.iter().zip(&self.entries) {
             let entry = EntryNumber::new(entry.load(Ordering::Relaxed));
-            recorder(rank).settle_at(entry, state, now);
+            recorder(rank).settle_at(entry, state, ended);
         }
     }
 
@@ -276,9 +313,10 @@ impl Operation {
     /// Sleeps until something changes or the moment comes. Spurious wakes are possible.
     pub(crate) fn park_until(&self, moment: Instant) {
         let mut meeting = self.meeting.lock();
-        if self.is_settled() {
+        if self.settled.load(Ordering::Acquire) {
             return;
         }
+        let moment = self.due.get().map_or(moment, |due| moment.min(*due));
         meeting.parked += 1;
         self.changed.wait_until(&mut meeting, moment);
         meeting.parked -= 1;

@@ -9,6 +9,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use hsdp_sharding::Rank;
 use tracing::Span;
@@ -86,6 +87,8 @@ pub(super) struct Running {
     work: Option<Box<dyn AnyWork>>,
     blocks: usize,
     next: AtomicUsize,
+    /// When the outputs are published at the earliest, where the channel is slow.
+    due: Option<Instant>,
 }
 
 impl Running {
@@ -96,7 +99,13 @@ impl Running {
     ) -> Self {
         let blocks = work.blocks();
         let (work, next) = (Some(Box::new(work) as Box<dyn AnyWork>), AtomicUsize::new(0));
-        Self { operation, descriptor, work, blocks, next }
+        Self { operation, descriptor, work, blocks, next, due: None }
+    }
+
+    /// Publishes the outputs at `due`, if they are there before.
+    pub(super) fn due(mut self, due: Option<Instant>) -> Self {
+        self.due = due;
+        self
     }
 
     fn work(&self) -> &dyn AnyWork {
@@ -156,7 +165,7 @@ impl Running {
         let Some(work) = work else { return Ok(()) };
         let outputs = catch_unwind(AssertUnwindSafe(|| work.finish()));
         let outputs = outputs.map_err(|panic| WorkPanic::of_nobody(&self.descriptor, &*panic))?;
-        self.operation.succeed(outputs);
+        self.operation.succeed(outputs, self.due);
         Ok(())
     }
 

@@ -75,7 +75,7 @@ fn an_operation_that_is_worked_on_does_not_fail_with_its_epoch() {
     }
     operation.fail_gathering(&aborted(1));
     assert!(!operation.is_settled());
-    operation.succeed(vec![Box::new(1), Box::new(2), Box::new(3)]);
+    operation.succeed(vec![Box::new(1), Box::new(2), Box::new(3)], None);
     // What comes too late changes nothing.
     operation.fail(&aborted(1));
     let output = operation.take(1).expect("it is done");

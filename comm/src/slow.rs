@@ -1,0 +1,91 @@
+//! Channels whose operations take longer than their work, as on a network. PROTOCOL.md, "Slow channels".
+
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use crate::local::FAR;
+use crate::sync::{self, Mutex};
+use crate::{Channel, Descriptor, GroupId, Op};
+
+/// Operations of a channel that take longer than their work, as on a network: for tests and benches.
+///
+/// Each group of the channel has a link of its own, which carries one operation at a time. An operation whose last member
+/// has come waits until the link is free, and is then on it for `latency` and for as long as its bytes take; nobody gets
+/// its output earlier. It progresses without its members: no call, no rank and no worker sleeps for it, and only who waits
+/// for it waits longer. Groups of one have no link.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+/// use hsdp_comm::{Channel, SlowChannel, Tag, WorldOptions, launch};
+///
+/// let latency = Duration::from_millis(20);
+/// let slow = SlowChannel { channel: Channel::User, latency, bytes_per_second: None };
+/// let options = WorldOptions { slow: vec![slow], ..WorldOptions::default() };
+/// let ends = launch(2, options, |world| {
+///     let started = Instant::now();
+///     world.world_group(Channel::User).barrier(Tag::default())?.wait()?;
+///     Ok::<_, hsdp_comm::Error>(started.elapsed())
+/// });
+/// assert!(ends.into_iter().all(|took| took.unwrap().unwrap() >= latency));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowChannel {
+    /// Which one.
+    pub channel: Channel,
+    /// How long each operation is on its link, whatever it carries.
+    pub latency: Duration,
+    /// How many bytes a link carries in a second, of those that a member receives; `None` for as many as there are.
+    pub bytes_per_second: Option<NonZeroU64>,
+}
+
+impl SlowChannel {
+    /// How long an operation of so many members is on its link.
+    fn time_of(&self, descriptor: &Descriptor, members: usize) -> Duration {
+        let Some(rate) = self.bytes_per_second else { return self.latency };
+        let seconds = received_bytes(descriptor, members) / rate.get() as f64;
+        self.latency.saturating_add(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    }
+}
+
+/// The bytes that a member receives from the others, without padding; of an operation with a root, those that it sends or
+/// receives in all.
+fn received_bytes(descriptor: &Descriptor, members: usize) -> f64 {
+    let Some(dtype) = descriptor.dtype else { return 0.0 };
+    let bytes = descriptor.counts.total() as f64 * dtype.size_bytes() as f64;
+    let (members, others) = (members as f64, members as f64 - 1.0);
+    match descriptor.op {
+        Op::AllGather => bytes * others,
+        Op::ReduceScatter => bytes * others / members,
+        // Contributions to its own part, and the sums of all others.
+        Op::AllReduce => bytes * 2.0 * others / members,
+        _ => bytes,
+    }
+}
+
+/// The links of a world's slow channels.
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    channels: Box<[SlowChannel]>,
+    /// By group: until when its link is taken.
+    taken: Mutex<HashMap<GroupId, Instant>>,
+}
+
+impl Links {
+    pub(crate) fn new(channels: &[SlowChannel]) -> Self {
+        Self { channels: channels.into(), taken: Mutex::default() }
+    }
+
+    /// When an operation whose last member has just come is through; `None` if its channel is not slow.
+    pub(crate) fn carry(&self, descriptor: &Descriptor, members: usize) -> Option<Instant> {
+        let mut channels = self.channels.iter();
+        let channel = channels.find(|slow| slow.channel == descriptor.channel)?;
+        let time = channel.time_of(descriptor, members);
+        let now = sync::now();
+        let mut taken = self.taken.lock();
+        let until = taken.entry(descriptor.group).or_insert(now);
+        let begins = now.max(*until);
+        *until = begins.checked_add(time.min(FAR)).unwrap_or(begins);
+        Some(*until)
+    }
+}

@@ -1,0 +1,172 @@
+//! Channels that are slow on purpose: an operation takes longer, and nobody sleeps for it but who waits.
+
+use std::num::NonZeroU64;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_comm::{
+    AbortReason, Channel, Error, FlightState, Group, Op, Pending, Reduction, SlowChannel, Tag,
+    Workers, World, WorldOptions, launch,
+};
+
+/// How long an operation is on its link. Nothing else here takes a tenth of it, unless the machine is busy.
+const LATENCY: Duration = Duration::from_millis(100);
+
+fn slow(channel: Channel) -> SlowChannel {
+    SlowChannel { channel, latency: LATENCY, bytes_per_second: None }
+}
+
+/// What two ranks of a world with these slow channels return.
+fn on_two<T: Send>(
+    slow: &[SlowChannel],
+    run: impl Fn(World) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, Error>> {
+    let options =
+        WorldOptions { slow: slow.to_vec(), workers: Workers::Count(1), ..WorldOptions::default() };
+    launch(2, options, run).into_iter().map(|rank| rank.expect("no rank panics")).collect()
+}
+
+fn sum(group: &Group, len: usize) -> Result<Pending<Vec<f32>>, Error> {
+    group.all_reduce(Tag::default(), Reduction::Sum, vec![1.0; len])
+}
+
+/// How long `run` took, and what it returned.
+fn timed<T>(run: impl FnOnce() -> Result<T, Error>) -> Result<(Duration, T), Error> {
+    let started = Instant::now();
+    let output = run()?;
+    Ok((started.elapsed(), output))
+}
+
+#[expect(clippy::disallowed_methods, reason = "that time passes is what is tested")]
+fn sleep(time: Duration) {
+    thread::sleep(time);
+}
+
+#[test]
+fn an_operation_takes_as_long_as_its_channel_and_what_it_gives_is_the_same() {
+    // Done by the last member in its call, and by a worker.
+    for len in [1, 1 << 20] {
+        let ends = on_two(&[slow(Channel::User)], |world| {
+            timed(|| sum(&world.world_group(Channel::User), len)?.wait())
+        });
+        for end in ends {
+            let (took, output) = end.expect("summed");
+            assert!(took >= LATENCY, "{len} elements took {took:?}");
+            assert_eq!(output, vec![2.0; len]);
+        }
+    }
+}
+
+#[test]
+fn it_is_complete_in_time_though_nobody_waits() {
+    let worlds = World::local(
+        2,
+        WorldOptions { slow: vec![slow(Channel::User)], ..WorldOptions::default() },
+    );
+    let issue = |world: &World| sum(&world.world_group(Channel::User), 1).expect("issued");
+    let (issuing, pending) =
+        timed(|| Ok(worlds.iter().map(issue).collect::<Vec<_>>())).expect("issued");
+    if issuing < LATENCY {
+        assert!(pending.iter().all(|pending| !pending.is_complete()), "issuing took {issuing:?}");
+    }
+    sleep(LATENCY);
+    assert!(pending.iter().all(Pending::is_complete));
+}
+
+#[test]
+fn a_link_carries_one_operation_at_a_time_and_each_group_has_its_own() {
+    const EACH: u32 = 3;
+    let channels = [Channel::Gather, Channel::Reduce];
+    let ends = on_two(&channels.map(slow), |world| {
+        let groups = channels.map(|channel| world.world_group(channel));
+        timed(|| {
+            let rounds = (0..EACH).flat_map(|_| &groups);
+            let pending: Vec<_> = rounds.map(|group| sum(group, 1)).collect::<Result<_, _>>()?;
+            pending.into_iter().try_for_each(|pending| pending.wait().map(drop))
+        })
+    });
+    for end in ends {
+        let (took, ()) = end.expect("summed");
+        assert!(took >= EACH * LATENCY, "one after the other in a group: {took:?}");
+        assert!(took < (2 * EACH - 1) * LATENCY, "two groups at a time: {took:?}");
+    }
+}
+
+#[test]
+fn bytes_take_their_time() {
+    // Of 1,000,000 elements each rank receives half as contributions, and half as sums: 4,000,000 bytes.
+    let bytes_per_second = NonZeroU64::new(40_000_000);
+    let slow = SlowChannel { channel: Channel::User, latency: Duration::ZERO, bytes_per_second };
+    let ends = on_two(&[slow], |world| {
+        timed(|| sum(&world.world_group(Channel::User), 1_000_000)?.wait())
+    });
+    for end in ends {
+        let (took, _) = end.expect("summed");
+        assert!(took >= Duration::from_millis(100), "{took:?}");
+    }
+}
+
+#[test]
+fn the_only_worker_goes_on_with_other_channels() {
+    let ends = on_two(&[slow(Channel::User)], |world| {
+        let (slow, fast) = (world.world_group(Channel::User), world.world_group(Channel::Gather));
+        let held = sum(&slow, 1 << 16)?;
+        // Large enough for the worker, and not waited for: nobody else can do it.
+        let pending = sum(&fast, 1 << 16)?;
+        let (took, ()) = timed(|| {
+            while !pending.is_complete() {
+                thread::yield_now();
+            }
+            Ok(())
+        })?;
+        Ok((took, held.wait()?))
+    });
+    for end in ends {
+        let (took, output) = end.expect("summed");
+        assert!(took < LATENCY, "it took {took:?}");
+        assert_eq!(output, vec![2.0; 1 << 16]);
+    }
+}
+
+#[test]
+fn the_deadline_ends_what_takes_too_long() {
+    let slow = SlowChannel { latency: Duration::from_secs(3600), ..slow(Channel::User) };
+    let deadline = Duration::from_millis(100);
+    let options = WorldOptions { slow: vec![slow], deadline, ..WorldOptions::default() };
+    let ends = launch(2, options, |world| sum(&world.world_group(Channel::User), 1)?.wait());
+    for end in ends {
+        let error = end.expect("no panic").expect_err("an hour is too long");
+        let is_late = matches!(
+            &error,
+            Error::WorkFailed { reason: AbortReason::Deadline { missing, .. }, .. } if missing.is_empty()
+        );
+        assert!(is_late, "{error}");
+    }
+}
+
+#[test]
+fn a_world_that_ends_takes_nothing_away_from_those_who_were_all_there() {
+    let ends = on_two(&[slow(Channel::User)], |world| {
+        let group = world.world_group(Channel::User);
+        let held = sum(&group, 1)?;
+        world.world_group(Channel::Control).barrier(Tag::default())?.wait()?;
+        world.abort("the test ends it");
+        held.wait()
+    });
+    assert_eq!(ends, vec![Ok(vec![2.0]), Ok(vec![2.0])]);
+}
+
+#[test]
+fn the_flight_record_says_how_long_it_was_on_its_way() {
+    let ends = on_two(&[slow(Channel::User)], |world| {
+        sum(&world.world_group(Channel::User), 1)?.wait()?;
+        Ok(world.flight_record())
+    });
+    for record in ends {
+        let record = record.expect("summed");
+        let entry = record.entries.iter().find(|entry| entry.op == Op::AllReduce).expect("noted");
+        assert_eq!(entry.state, FlightState::Complete);
+        let took = entry.settled_ns.expect("settled") - entry.issued_ns;
+        assert!(u128::from(took) >= LATENCY.as_nanos(), "{took} ns");
+    }
+}
