@@ -1,11 +1,15 @@
 //! The collectives on vectors of any element type, as methods of [`Group`](crate::Group).
 //!
-//! In reading order: `moving` (elements go as they are), `reducing` (elements are combined), `passing` (vectors change
-//! hands).
+//! In reading order: `moving` and `dealing` (elements go as they are), `reducing` (elements are combined), `passing`
+//! (vectors change hands), `lending` (some of them again, with buffers that the caller lends).
 
+mod dealing;
+mod lending;
 mod moving;
 mod passing;
 mod reducing;
+
+pub use self::lending::Lent;
 
 /// The bytes of `count` elements.
 const fn bytes<T>(count: usize) -> usize {

@@ -108,19 +108,14 @@ impl Group {
         Error::BadCount { op, rank: self.rank(), what: what.to_owned(), found, expected }
     }
 
-    /// A buffer to be filled: pages that nobody has touched.
-    pub(crate) fn room<T: Element>(
-        &self,
-        call: &Call,
-        len: usize,
-        what: &str,
-    ) -> Result<Vec<T>, Error> {
+    /// A buffer for an output: pages that nobody has touched.
+    pub(crate) fn room<T: Element>(&self, op: Op, tag: Tag, len: usize) -> Result<Vec<T>, Error> {
         let failed = |()| Error::OutOfMemory {
-            op: call.op,
+            op,
             rank: self.rank(),
             step: self.seat.record.step(),
             bytes: len.saturating_mul(size_of::<T>()),
-            what: format!("{what}, in {}", call.tag),
+            what: format!("its output, in {tag}"),
         };
         bytemuck::allocation::try_zeroed_vec(len).map_err(failed)
     }
@@ -128,38 +123,41 @@ impl Group {
     /// Issues an operation of all members.
     ///
     /// `assemble` makes the work of their deposits, in member order; it is the last one's that is called. `imagine`
-    /// says what a rank without peers would have received, in bytes, and what it gets.
-    pub(crate) fn issue<D, W>(
+    /// says what a rank without peers would have received, in bytes, and what it gets. What this member makes of its
+    /// output is a matter of its own.
+    pub(crate) fn issue<D, W, O>(
         &self,
         call: Call,
         deposit: D,
         assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
         imagine: impl FnOnce(D) -> (usize, W::Output),
-    ) -> Result<Pending<W::Output>, Error>
+    ) -> Result<Pending<O>, Error>
     where
         D: Send + 'static,
         W: Work + 'static,
+        O: From<W::Output>,
     {
         let (site, mut deposit) = (self.site_of(call.op)?, deposit);
         let Some((descriptor, entry)) = self.enter(&site, call, &mut deposit)? else {
-            return Ok(Pending::ready(imagine(deposit).1));
+            return Ok(Pending::ready(imagine(deposit).1.into()));
         };
         let Record { ledger, flight, .. } = &*self.seat.record;
         if site.ranks.len() == 1 {
-            return self.alone((&descriptor, entry), deposit, assemble);
+            let output = self.alone((&descriptor, entry), deposit, assemble)?;
+            return Ok(Pending::ready(output.into()));
         }
         let op = descriptor.op;
         let pending = match &self.seat.flavour {
             Flavour::Local(lifeline) => {
                 let member = self.member_at(&site, entry);
                 let ticket = lifeline.core().submit(member, descriptor, deposit, assemble)?;
-                Pending::issued(ticket)
+                Pending::issued::<W::Output>(ticket)
             }
             Flavour::Counting => {
                 let (bytes, output) = imagine(deposit);
                 ledger.received(site.channel, op, ByteCount::of(bytes));
                 flight.settle(entry, FlightState::Complete);
-                Pending::ready(output)
+                Pending::ready(output.into())
             }
         };
         ledger.call(site.channel, op);
@@ -266,7 +264,7 @@ impl Group {
         (descriptor, entry): (&Descriptor, EntryNumber),
         deposit: D,
         assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
-    ) -> Result<Pending<W::Output>, Error> {
+    ) -> Result<W::Output, Error> {
         let flight = &self.seat.record.flight;
         let work = assemble(vec![deposit]).map_err(|expected| {
             flight.settle(entry, FlightState::Failed);
@@ -285,7 +283,7 @@ impl Group {
         } else {
             flight.settle(entry, FlightState::Complete);
         }
-        Ok(Pending::ready(output))
+        Ok(output)
     }
 
     fn run_alone<W: Work>(&self, descriptor: &Descriptor, work: W) -> W::Output {

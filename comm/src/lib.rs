@@ -16,6 +16,7 @@
 //! | an operation on its way | `Work` | [`Pending`] |
 //! | what an operation is | (the fingerprint of debug mode) | [`Descriptor`], [`Tag`], [`Stage`] |
 //! | sum, average, ... | `ReduceOp` | [`Reduction`] |
+//! | outputs in the caller's buffers | `all_gather_into_tensor`, `reduce_scatter_tensor` | [`Lent`], [`Group::all_gather_into`], ... |
 //! | unshard, reduce gradients | `foreach_all_gather`, `foreach_reduce` | [`Group::gather_unit`], [`Group::reduce_unit`], [`Group::all_reduce_scaled`] |
 //! | bytes on the wire | (`CommDebugMode`) | [`World::ledger`], [`LedgerSnapshot`] |
 //! | what each rank did last | flight recorder | [`World::flight_record`], [`FlightRecord`], [`explain`] |
@@ -84,6 +85,7 @@ mod units;
 mod work;
 mod world;
 
+pub use self::collectives::Lent;
 pub use self::descriptor::{Counts, Descriptor, GroupId};
 pub use self::error::{AbortReason, Error, StepFailure};
 pub use self::fault::{Fault, FaultKind, FaultPlace};

@@ -69,16 +69,17 @@ impl<T> Pending<T> {
     }
 }
 
-impl<T: Send + 'static> Pending<T> {
-    /// The output as the work makes it.
-    pub(crate) fn issued(ticket: Ticket) -> Self {
+impl<T> Pending<T> {
+    /// What this member makes of its output, which the work makes as a `W`.
+    pub(crate) fn issued<W: Send + 'static>(ticket: Ticket) -> Self
+    where
+        T: From<W>,
+    {
         Self::issued_with(ticket, |output| {
-            *output.downcast().expect("the work makes outputs of this type")
+            T::from(*output.downcast::<W>().expect("the work makes outputs of this type"))
         })
     }
-}
 
-impl<T> Pending<T> {
     /// What `output` makes of the output of the work.
     pub(crate) fn issued_with(ticket: Ticket, output: fn(Box<dyn Any + Send>) -> T) -> Self {
         Self { state: State::Issued { ticket, output } }

@@ -1,14 +1,16 @@
 //! The work of an operation, cut into blocks that any thread may run, in any order.
 //!
 //! What a block writes depends on its number and on the deposits alone, never on who runs it or when: that is
-//! why results do not depend on timing. In reading order: `copy` (operations that move elements), `handover` (those that
-//! pass whole vectors on), `reduce` (those that combine), `unit_gather`, `shared_gather`, `unit_reduce` and
-//! `all_reduce_scaled` (the runtime's own).
+//! why results do not depend on timing. In reading order: `exchange` (what members bring), `copy` (operations that move
+//! elements), `handover` (those that pass whole vectors on), `reduce` and `reduce_scatter` (those that combine),
+//! `unit_gather`, `shared_gather`, `unit_reduce` and `all_reduce_scaled` (the runtime's own).
 
 mod all_reduce_scaled;
 mod copy;
+mod exchange;
 mod handover;
 mod reduce;
+mod reduce_scatter;
 mod shared_gather;
 mod unit_gather;
 mod unit_reduce;
@@ -24,9 +26,11 @@ use hsdp_kernels::{DisjointBuffer, DisjointVec, ValuesMut};
 use hsdp_sharding::{ByteCount, Piece, Rank};
 
 pub(crate) use self::all_reduce_scaled::AllReduceScaled;
-pub(crate) use self::copy::{Copies, Exchange};
+pub(crate) use self::copy::Copies;
+pub(crate) use self::exchange::{Exchange, Source};
 pub(crate) use self::handover::{Barrier, Handover};
-pub(crate) use self::reduce::{Receivers, ReduceInPlace, ReduceScatter, RootOnly, combine};
+pub(crate) use self::reduce::{Receivers, Reduce, ReduceInPlace, combine};
+pub(crate) use self::reduce_scatter::ReduceScatter;
 pub(crate) use self::shared_gather::{SharedGather, SharedGatherDeposit};
 pub(crate) use self::unit_gather::{UnitGather, UnitGatherDeposit};
 pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceDeposit};

@@ -2,8 +2,8 @@
 
 use hsdp_comm::{
     AbortReason, Accumulator, Contribution, Descriptor, Error, Explanation, Fault, FaultKind,
-    FaultPlace, FlightRecord, Group, LedgerSnapshot, Mismatch, Pending, RankFailure, Reduced, Tag,
-    World, WorldOptions,
+    FaultPlace, FlightRecord, Group, LedgerSnapshot, Lent, Mismatch, Pending, RankFailure, Reduced,
+    Tag, World, WorldOptions,
 };
 
 fn send<T: Send>() {}
@@ -29,6 +29,7 @@ fn the_table() {
     everywhere::<Tag>();
     everywhere::<Descriptor>();
     everywhere::<LedgerSnapshot>();
+    everywhere::<Lent<f32>>();
     everywhere::<Error>();
     everywhere::<AbortReason>();
     everywhere::<Mismatch>();

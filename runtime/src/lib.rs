@@ -120,7 +120,7 @@ pub use uneven::{EndOfRun, Input, Supply, Uneven};
 /// The error of a collective, inside [`Error::Comm`].
 pub use hsdp_comm::Error as CommError;
 pub use hsdp_comm::{
-    AbortReason, Channel, Explanation, Fault, FaultKind, FaultPlace, FlightRecord, Group, Op,
+    AbortReason, Channel, Explanation, Fault, FaultKind, FaultPlace, FlightRecord, Group, Lent, Op,
     Pending, RankFailure, Reduction, Rendezvous, SlowChannel, Stage, StepFailure, Tag, Workers,
     World, WorldOptions, explain, launch, world,
 };

@@ -150,6 +150,7 @@ table!(COMM {
     hsdp_comm::LastIssued: Send Sync Unpin,
     hsdp_comm::Lateness: Send Sync Unpin,
     hsdp_comm::LedgerSnapshot: Send Sync Unpin,
+    hsdp_comm::Lent<f32>: Send Sync Unpin,
     hsdp_comm::MemberFinding: Send Sync Unpin,
     hsdp_comm::Mismatch: Send Sync Unpin,
     hsdp_comm::MismatchRow: Send Sync Unpin,

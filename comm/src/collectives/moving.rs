@@ -1,10 +1,11 @@
-//! all_gather, broadcast, gather, scatter, all_to_all.
+//! all_gather, broadcast, gather, scatter.
 
 use hsdp_kernels::Element;
+use hsdp_sharding::Rank;
 
 use super::bytes;
 use crate::call::Call;
-use crate::work::{Copies, Exchange};
+use crate::work::{Copies, Exchange, Source};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that move elements
@@ -27,14 +28,21 @@ impl Group {
         tag: Tag,
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
-        let (count, size) = (values.len(), self.size());
+        let len = values.len().saturating_mul(self.size());
+        let target = Some(self.room(Op::AllGather, tag, len)?);
+        self.issue_all_gather(tag, Exchange { source: Source::Given(values), target })
+    }
+
+    pub(super) fn issue_all_gather<T: Element, O: From<Exchange<T>>>(
+        &self,
+        tag: Tag,
+        exchange: Exchange<T>,
+    ) -> Result<Pending<O>, Error> {
+        let count = exchange.source.len();
         let call = Call::new(Op::AllGather, tag).elements::<T>(count);
-        let target = Some(self.room(&call, count.saturating_mul(size), "its output")?);
-        let deposit = Exchange { source: values, target };
+        let received = bytes::<T>((self.size() - 1) * count);
         let work = Copies::to_everybody;
-        self.issue(call, deposit, work, |mine| {
-            (bytes::<T>((size - 1) * count), mine.source.repeat(size))
-        })
+        self.issue(call, exchange, work, |mine| (received, mine.imagined(repeat)))
     }
 
     /// Everybody gets the root's elements.
@@ -55,16 +63,15 @@ impl Group {
             "the root",
             root,
         )?);
-        let deposit = if self.index() == root {
-            Exchange { source: values, target: None }
+        let is_root = self.index() == root;
+        let received = if is_root { 0 } else { bytes::<T>(values.len()) };
+        let deposit = if is_root {
+            Exchange { source: Source::Lent(values), target: None }
         } else {
-            Exchange { source: Vec::new(), target: Some(values) }
+            Exchange { source: Source::nothing(), target: Some(values) }
         };
         let work = move |all| Ok(Copies::from_root(all, root));
-        self.issue(call, deposit, work, |mine| match mine.target {
-            Some(values) => (bytes::<T>(values.len()), values),
-            None => (0, mine.source),
-        })
+        self.issue(call, deposit, work, |mine| (received, mine))
     }
 
     /// The root gets everybody's elements, in member order; the others get `None`.
@@ -79,19 +86,25 @@ impl Group {
         root: usize,
         values: Vec<T>,
     ) -> Result<Pending<Option<Vec<T>>>, Error> {
-        let (count, size) = (values.len(), self.size());
-        let call = Call::new(Op::Gather, tag).elements::<T>(count).root(self.member(
-            Op::Gather,
-            "the root",
-            root,
-        )?);
-        let room = || self.room(&call, count.saturating_mul(size), "its output");
-        let target = (self.index() == root).then(room).transpose()?;
+        let root = self.member(Op::Gather, "the root", root)?;
+        let len = values.len().saturating_mul(self.size());
+        let room = || self.room(Op::Gather, tag, len);
+        let target = (self.rank() == root).then(room).transpose()?;
+        self.issue_gather(tag, root, Exchange { source: Source::Given(values), target })
+    }
+
+    pub(super) fn issue_gather<T: Element, O: From<Exchange<T>>>(
+        &self,
+        tag: Tag,
+        root: Rank,
+        exchange: Exchange<T>,
+    ) -> Result<Pending<O>, Error> {
+        let count = exchange.source.len();
+        let call = Call::new(Op::Gather, tag).elements::<T>(count).root(root);
+        let others = if self.rank() == root { self.size() - 1 } else { 0 };
+        let received = bytes::<T>(others * count);
         let work = Copies::to_everybody;
-        self.issue(call, Exchange { source: values, target }, work, |mine| match mine.target {
-            Some(_) => (bytes::<T>((size - 1) * count), Some(mine.source.repeat(size))),
-            None => (0, None),
-        })
+        self.issue(call, exchange, work, |mine| (received, mine.imagined(repeat)))
     }
 
     /// Member `i` gets the root's `i`-th part.
@@ -108,118 +121,50 @@ impl Group {
         values: Option<Vec<T>>,
         count: usize,
     ) -> Result<Pending<Vec<T>>, Error> {
-        let root_rank = self.member(Op::Scatter, "the root", root)?;
-        let is_root = self.index() == root;
-        let expected = if is_root { count.saturating_mul(self.size()) } else { 0 };
-        let source = values.unwrap_or_default();
-        if source.len() != expected {
-            let expected = format!("{expected}: {count} for each of {} members", self.size());
-            return Err(self.bad_count(Op::Scatter, "the input", source.len(), expected));
-        }
-        let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(root_rank);
-        let work = move |all| Ok(Copies::dealt_by(all, root, count));
-        let start = self.index() * count;
-        let target = Some(self.room(&call, count, "its output")?);
-        self.issue(call, Exchange { source, target }, work, |mine| {
-            let own = mine.source.get(start..start + count).map(<[T]>::to_vec);
-            let target = mine.target.unwrap_or_default();
-            (bytes::<T>(if is_root { 0 } else { count }), own.unwrap_or(target))
-        })
+        let values = values.unwrap_or_default();
+        self.check_dealt(root, values.len(), count)?;
+        let target = Some(self.room(Op::Scatter, tag, count)?);
+        let source = Source::Given(values);
+        self.issue_scatter(tag, root, Exchange { source, target })
     }
 
-    /// Member `i` gets the part that each member cut for it, in member order.
-    ///
-    /// `values`: `[sum of send_counts]`; output `[sum of receive_counts]`. `send_counts[i]` elements go to member
-    /// `i`, `receive_counts[i]` come from it; they may differ, but what one sends is what the other expects, or
-    /// all get [`Error::CollectiveMismatch`].
-    ///
-    /// # Errors
-    /// [`Error::BadCount`] if there is not one count for each member, they do not add up to the elements, or the member
-    /// does not expect from itself what it sends.
-    pub fn all_to_all<T: Element>(
+    /// Of a root and elements that were checked.
+    pub(super) fn issue_scatter<T: Element, O: From<Exchange<T>>>(
         &self,
         tag: Tag,
-        values: Vec<T>,
-        send_counts: Vec<usize>,
-        receive_counts: Vec<usize>,
-    ) -> Result<Pending<Vec<T>>, Error> {
-        self.check_splits(values.len(), &send_counts, &receive_counts)?;
-        let (index, len) = (self.index(), receive_counts.iter().sum());
-        let own_start: usize = send_counts[..index].iter().sum();
-        let own_at: usize = receive_counts[..index].iter().sum();
-        let own = receive_counts[index];
-        let call =
-            Call::new(Op::AllToAll, tag).splits::<T>(send_counts.clone(), receive_counts.clone());
-        let exchange =
-            Exchange { source: values, target: Some(self.room(&call, len, "its output")?) };
-        let work = |all: Vec<Splits<T>>| {
-            let (send, receive): (Vec<_>, Vec<_>) =
-                all.iter().map(|it| (it.send.clone(), it.receive.clone())).unzip();
-            check_pairs(&send, &receive)?;
-            Ok(Copies::split(all.into_iter().map(|it| it.exchange).collect(), &send))
-        };
-        let deposit = Splits { exchange, send: send_counts, receive: receive_counts };
-        self.issue(call, deposit, work, |mine| {
-            let mut target = mine.exchange.target.unwrap_or_default();
-            target[own_at..own_at + own]
-                .copy_from_slice(&mine.exchange.source[own_start..own_start + own]);
-            (bytes::<T>(len - own), target)
+        root: usize,
+        exchange: Exchange<T>,
+    ) -> Result<Pending<O>, Error> {
+        let count = exchange.target.as_ref().map_or(0, Vec::len);
+        let received = if self.index() == root { 0 } else { bytes::<T>(count) };
+        let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
+        let work = move |all| Ok(Copies::dealt_by(all, root, count));
+        let own = self.index() * count;
+        self.issue(call, exchange, work, |mine| {
+            let part = |target: &mut [T], source: &[T]| {
+                if let Some(part) = source.get(own..own + count) {
+                    target.copy_from_slice(part);
+                }
+            };
+            (received, mine.imagined(part))
         })
     }
 
-    fn check_splits(&self, len: usize, send: &[usize], receive: &[usize]) -> Result<(), Error> {
-        let (op, size, index) = (Op::AllToAll, self.size(), self.index());
-        for (what, counts) in
-            [("the list of send counts", send), ("the list of receive counts", receive)]
-        {
-            if counts.len() != size {
-                return Err(self.bad_count(
-                    op,
-                    what,
-                    counts.len(),
-                    format!("one for each of {size} members"),
-                ));
-            }
+    /// Checks what a member brings to a scatter of `count` elements to each.
+    pub(super) fn check_dealt(&self, root: usize, found: usize, count: usize) -> Result<(), Error> {
+        self.member(Op::Scatter, "the root", root)?;
+        let is_root = self.index() == root;
+        let expected = if is_root { count.saturating_mul(self.size()) } else { 0 };
+        if found == expected {
+            return Ok(());
         }
-        if send.iter().sum::<usize>() != len {
-            return Err(self.bad_count(
-                op,
-                "the input",
-                len,
-                format!("the sum of the send counts {send:?}"),
-            ));
-        }
-        if send[index] != receive[index] {
-            let expected = format!("{}: what it sends to itself", send[index]);
-            return Err(self.bad_count(
-                op,
-                "what it expects from itself",
-                receive[index],
-                expected,
-            ));
-        }
-        Ok(())
+        let expected = format!("{expected}: {count} for each of {} members", self.size());
+        Err(self.bad_count(Op::Scatter, "the input", found, expected))
     }
 }
 
-/// What a member brings to an all_to_all.
-struct Splits<T> {
-    exchange: Exchange<T>,
-    send: Vec<usize>,
-    receive: Vec<usize>,
-}
-
-/// Whether what each sends is what the other expects.
-fn check_pairs(send: &[Vec<usize>], receive: &[Vec<usize>]) -> Result<(), String> {
-    for (from, send) in send.iter().enumerate() {
-        for (to, receive) in receive.iter().enumerate() {
-            if send[to] != receive[from] {
-                return Err(format!(
-                    "member {from} sends {} elements to member {to}, which expects {},",
-                    send[to], receive[from]
-                ));
-            }
-        }
-    }
-    Ok(())
+/// As if all members had brought what this one did.
+fn repeat<T: Element>(target: &mut [T], source: &[T]) {
+    let parts = target.chunks_exact_mut(source.len().max(1));
+    parts.for_each(|part| part.copy_from_slice(source));
 }

@@ -80,7 +80,7 @@ impl Group {
                 self.imagine_received(Op::Recv, received);
                 Pending::ready(bytemuck::zeroed_vec(count))
             },
-            Pending::issued,
+            Pending::issued::<Vec<T>>,
         ))
     }
 

@@ -5,7 +5,7 @@ use hsdp_sharding::balanced;
 
 use super::bytes;
 use crate::call::Call;
-use crate::work::{Receivers, ReduceInPlace, ReduceScatter, RootOnly, combine};
+use crate::work::{Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source, combine};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements
@@ -27,20 +27,45 @@ impl Group {
         reduction: Reduction,
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
-        let (len, size, index) = (values.len(), self.size(), self.index());
-        self.check_average::<T>(Op::ReduceScatter, reduction)?;
-        if !len.is_multiple_of(size) {
-            let expected = format!("a multiple of the group's {size} members");
-            return Err(self.bad_count(Op::ReduceScatter, "the input", len, expected));
-        }
+        let part = self.check_parts::<T>(reduction, values.len())?;
+        let target = Some(self.room(Op::ReduceScatter, tag, part)?);
+        let exchange = Exchange { source: Source::Given(values), target };
+        self.issue_reduce_scatter(tag, reduction, exchange)
+    }
+
+    /// Of elements that were checked.
+    pub(super) fn issue_reduce_scatter<T: Element, O: From<Exchange<T>>>(
+        &self,
+        tag: Tag,
+        reduction: Reduction,
+        exchange: Exchange<T>,
+    ) -> Result<Pending<O>, Error> {
+        let (len, size, index) = (exchange.source.len(), self.size(), self.index());
         let part = len / size;
         let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
         let work = move |all| ReduceScatter::new(all, reduction);
-        let room = self.room(&call, part, "its output")?;
-        self.issue(call, (values, room), work, |(values, _)| {
-            let mine = &values[index * part..(index + 1) * part];
-            (bytes::<T>((size - 1) * part), of_equals(reduction, mine, size))
+        self.issue(call, exchange, work, |mine| {
+            let fill = |target: &mut [T], source: &[T]| {
+                let own = &source[index * part..(index + 1) * part];
+                combine(reduction, target, &vec![own; size]);
+            };
+            (bytes::<T>((size - 1) * part), mine.imagined(fill))
         })
+    }
+
+    /// How many elements each member gets of a reduce_scatter of `len`.
+    pub(super) fn check_parts<T: Element>(
+        &self,
+        reduction: Reduction,
+        len: usize,
+    ) -> Result<usize, Error> {
+        let size = self.size();
+        self.check_average::<T>(Op::ReduceScatter, reduction)?;
+        if len.is_multiple_of(size) {
+            return Ok(len / size);
+        }
+        let expected = format!("a multiple of the group's {size} members");
+        Err(self.bad_count(Op::ReduceScatter, "the input", len, expected))
     }
 
     /// Everybody gets the reduction of everybody's elements.
@@ -60,9 +85,10 @@ impl Group {
         let call = Call::new(Op::AllReduce, tag).elements::<T>(len).reduction(reduction);
         let work = move |all| ReduceInPlace::new(all, reduction, Receivers::All);
         let owned = balanced(len, size, self.index()).len();
-        self.issue(call, values, work, |values: Vec<T>| {
+        self.issue(call, values, work, |mut values: Vec<T>| {
             let received = (size - 1) * owned + (len - owned);
-            (bytes::<T>(received), of_equals(reduction, &values, size))
+            equals_in_place(reduction, &mut values, size);
+            (bytes::<T>(received), values)
         })
     }
 
@@ -79,15 +105,31 @@ impl Group {
         reduction: Reduction,
         values: Vec<T>,
     ) -> Result<Pending<Option<Vec<T>>>, Error> {
+        self.issue_reduce(tag, root, reduction, Source::Given(values))
+    }
+
+    pub(super) fn issue_reduce<T: Element, O: From<Exchange<T>>>(
+        &self,
+        tag: Tag,
+        root: usize,
+        reduction: Reduction,
+        values: Source<T>,
+    ) -> Result<Pending<O>, Error> {
         self.check_average::<T>(Op::Reduce, reduction)?;
         let root_rank = self.member(Op::Reduce, "the root", root)?;
         let (len, size, is_root) = (values.len(), self.size(), self.index() == root);
         let call =
             Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
-        let work = move |all| RootOnly::new(all, reduction, root);
-        self.issue(call, values, work, |values: Vec<T>| {
-            let received = if is_root { (size - 1) * len } else { 0 };
-            (bytes::<T>(received), is_root.then(|| of_equals(reduction, &values, size)))
+        let work = move |all| Reduce::new(all, reduction, root);
+        let received = if is_root { bytes::<T>((size - 1) * len) } else { 0 };
+        // What the root brings is where its result goes.
+        let (source, target) = if is_root {
+            (Source::nothing(), Some(values.into_elements()))
+        } else {
+            (values, None)
+        };
+        self.issue(call, Exchange { source, target }, work, |mine| {
+            (received, mine.imagined(|target, _| equals_in_place(reduction, target, size)))
         })
     }
 
@@ -100,9 +142,8 @@ impl Group {
     }
 }
 
-/// The reduction of `size` members that all brought `values`.
-fn of_equals<T: Element>(reduction: Reduction, values: &[T], size: usize) -> Vec<T> {
-    let mut result = bytemuck::zeroed_vec(values.len());
-    combine(reduction, &mut result, &vec![values; size]);
-    result
+/// The reduction of `size` members that all brought `values`, in their place.
+fn equals_in_place<T: Element>(reduction: Reduction, values: &mut [T], size: usize) {
+    let brought = values.to_vec();
+    combine(reduction, values, &vec![&brought[..]; size]);
 }

@@ -1,16 +1,9 @@
 //! Operations that move elements as they are: all_gather, broadcast, gather, scatter, all_to_all.
 
-use std::marker::PhantomData;
-
 use hsdp_kernels::{DisjointVec, Element};
 
+use super::exchange::{Exchange, Source};
 use super::{BLOCK_BYTES, Meter, Work, blocks_of, one_length, take};
-
-/// What a member brings: the elements that it gives, and the buffer that it fills, if it takes any.
-pub(crate) struct Exchange<T> {
-    pub(crate) source: Vec<T>,
-    pub(crate) target: Option<Vec<T>>,
-}
 
 /// Consecutive elements of one member, and where they go.
 #[derive(Clone, Copy, Debug)]
@@ -36,34 +29,14 @@ enum To {
     All,
 }
 
-/// What a member gets out of what it brought.
-pub(crate) trait Outcome<T>: Send + 'static {
-    fn of(exchange: Exchange<T>) -> Self;
-}
-
-/// Who takes nothing keeps what it gave.
-impl<T: Element> Outcome<T> for Vec<T> {
-    fn of(exchange: Exchange<T>) -> Self {
-        exchange.target.unwrap_or(exchange.source)
-    }
-}
-
-/// Who takes nothing gets nothing.
-impl<T: Element> Outcome<T> for Option<Vec<T>> {
-    fn of(exchange: Exchange<T>) -> Self {
-        exchange.target
-    }
-}
-
 /// Moves of elements. No two moves to one member overlap in its target.
-pub(crate) struct Copies<T, O> {
-    sources: Vec<Vec<T>>,
+pub(crate) struct Copies<T> {
+    sources: Vec<Source<T>>,
     targets: Vec<Option<DisjointVec<T>>>,
     moves: Vec<Move>,
-    outcome: PhantomData<fn() -> O>,
 }
 
-impl<T: Element, O: Outcome<T>> Copies<T, O> {
+impl<T: Element> Copies<T> {
     /// Every member's source goes to every target, in member order.
     ///
     /// # Errors
@@ -118,12 +91,12 @@ impl<T: Element, O: Outcome<T>> Copies<T, O> {
         let moves = moves.into_iter().flat_map(cut).collect();
         let parts = members.into_iter().map(|it| (it.source, it.target.map(DisjointVec::from)));
         let (sources, targets) = parts.unzip();
-        Self { sources, targets, moves, outcome: PhantomData }
+        Self { sources, targets, moves }
     }
 
     fn copy(&self, it: Move, to: usize, meter: &Meter<'_>) {
         let Some(target) = &self.targets[to] else { return };
-        let source = &self.sources[it.from][it.start..it.start + it.len];
+        let source = &self.sources[it.from].elements()[it.start..it.start + it.len];
         // SAFETY: CO-2, moves to one target do not overlap, and each is run once.
         let target = unsafe { take(target, it.at..it.at + it.len) };
         target.copy_from_slice(source);
@@ -131,8 +104,8 @@ impl<T: Element, O: Outcome<T>> Copies<T, O> {
     }
 }
 
-impl<T: Element, O: Outcome<T>> Work for Copies<T, O> {
-    type Output = O;
+impl<T: Element> Work for Copies<T> {
+    type Output = Exchange<T>;
 
     fn blocks(&self) -> usize {
         self.moves.len()
@@ -154,9 +127,9 @@ impl<T: Element, O: Outcome<T>> Work for Copies<T, O> {
         }
     }
 
-    fn finish(self) -> Vec<O> {
+    fn finish(self) -> Vec<Exchange<T>> {
         let targets = self.targets.into_iter().map(|target| target.map(DisjointVec::into_vec));
         let members = self.sources.into_iter().zip(targets);
-        members.map(|(source, target)| O::of(Exchange { source, target })).collect()
+        members.map(|(source, target)| Exchange::done(source, target)).collect()
     }
 }

@@ -1,12 +1,16 @@
-//! Operations that combine the members' elements, in member order: all_reduce, reduce, reduce_scatter.
+//! Operations that combine the members' elements, in member order, where some of them lie: all_reduce, reduce.
 
 use std::ops::Range;
 
 use hsdp_kernels::{DisjointVec, Element, average_elements, reduce_elements};
 use hsdp_sharding::balanced;
 
-use super::{BLOCK_BYTES, Meter, Work, one_length, owned_blocks, take};
+use super::exchange::{Exchange, Source};
+use super::{BLOCK_BYTES, Meter, Work, blocks_of, one_length, owned_blocks, take};
 use crate::Reduction;
+
+/// Elements that are combined at a time: the result stays in the first-level cache until it is where it belongs.
+const STEP: usize = 1 << 10;
 
 /// Combines `sources` into `target`.
 pub(crate) fn combine<T: Element>(reduction: Reduction, target: &mut [T], sources: &[&[T]]) {
@@ -55,6 +59,16 @@ impl<T: Element> ReduceInPlace<T> {
         let values = values.into_iter().map(DisjointVec::from).collect();
         Ok(Self { values, reduction, receivers, blocks })
     }
+
+    /// The owner of `count` elements has read everybody's, and the receivers its result.
+    fn count(&self, owner: usize, count: usize, meter: &Meter<'_>) {
+        for slot in 0..self.values.len() {
+            meter.received(owner, slot, count, size_of::<T>());
+            if self.receivers == Receivers::All {
+                meter.received(slot, owner, count, size_of::<T>());
+            }
+        }
+    }
 }
 
 impl<T: Element> Work for ReduceInPlace<T> {
@@ -68,25 +82,25 @@ impl<T: Element> Work for ReduceInPlace<T> {
         self.values[0].len() * self.values.len() * size_of::<T>()
     }
 
+    /// No element is written before it was read.
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (owner, range) = &self.blocks[block];
         // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
         let slice = |values| unsafe { take(values, range.clone()) };
         let mut values: Vec<&mut [T]> = self.values.iter().map(slice).collect();
-        let mut result = bytemuck::zeroed_vec::<T>(range.len());
-        combine(self.reduction, &mut result, &values.iter().map(|it| &**it).collect::<Vec<_>>());
-        for (from, source) in values.iter().enumerate() {
-            meter.received(*owner, from, source.len(), size_of::<T>());
-        }
-        match self.receivers {
-            Receivers::Root(root) => values[root].copy_from_slice(&result),
-            Receivers::All => {
-                for (to, target) in values.iter_mut().enumerate() {
-                    target.copy_from_slice(&result);
-                    meter.received(to, *owner, result.len(), size_of::<T>());
+        let mut result = [T::zeroed(); STEP];
+        for step in blocks_of(0..range.len(), STEP) {
+            let result = &mut result[..step.len()];
+            let sources: Vec<&[T]> = values.iter().map(|it| &it[step.clone()]).collect();
+            combine(self.reduction, result, &sources);
+            match self.receivers {
+                Receivers::Root(root) => values[root][step].copy_from_slice(result),
+                Receivers::All => {
+                    values.iter_mut().for_each(|it| it[step.clone()].copy_from_slice(result));
                 }
             }
         }
+        self.count(*owner, range.len(), meter);
     }
 
     fn finish(self) -> Vec<Vec<T>> {
@@ -94,27 +108,33 @@ impl<T: Element> Work for ReduceInPlace<T> {
     }
 }
 
-/// A reduction whose result only the root gets.
-pub(crate) struct RootOnly<T> {
+/// A reduction whose result only the root gets, in its own buffer.
+pub(crate) struct Reduce<T> {
     reduce: ReduceInPlace<T>,
     root: usize,
+    /// By slot: whether what was brought is handed back.
+    lent: Vec<bool>,
 }
 
-impl<T: Element> RootOnly<T> {
+impl<T: Element> Reduce<T> {
+    /// The root brings its elements as its target, the others as their sources.
+    ///
     /// # Errors
-    /// If the vectors differ in length.
+    /// If they differ in length.
     pub(crate) fn new(
-        values: Vec<Vec<T>>,
+        members: Vec<Exchange<T>>,
         reduction: Reduction,
         root: usize,
     ) -> Result<Self, String> {
+        let lent = members.iter().map(|it| matches!(it.source, Source::Lent(_))).collect();
+        let values = members.into_iter().map(Vec::from).collect();
         let reduce = ReduceInPlace::new(values, reduction, Receivers::Root(root))?;
-        Ok(Self { reduce, root })
+        Ok(Self { reduce, root, lent })
     }
 }
 
-impl<T: Element> Work for RootOnly<T> {
-    type Output = Option<Vec<T>>;
+impl<T: Element> Work for Reduce<T> {
+    type Output = Exchange<T>;
 
     fn blocks(&self) -> usize {
         self.reduce.blocks()
@@ -128,68 +148,13 @@ impl<T: Element> Work for RootOnly<T> {
         self.reduce.run(block, meter);
     }
 
-    fn finish(self) -> Vec<Option<Vec<T>>> {
-        let outputs = self.reduce.finish().into_iter().enumerate();
-        outputs.map(|(slot, output)| (slot == self.root).then_some(output)).collect()
-    }
-}
-
-/// A reduction of which each member gets its part.
-pub(crate) struct ReduceScatter<T> {
-    sources: Vec<Vec<T>>,
-    targets: Vec<DisjointVec<T>>,
-    reduction: Reduction,
-    /// Who combines, and which elements of its part. They cover all parts once.
-    blocks: Vec<(usize, Range<usize>)>,
-}
-
-impl<T: Element> ReduceScatter<T> {
-    /// Of pairs of a source and a target.
-    ///
-    /// # Errors
-    /// If the targets differ in length, or a source is not as long as all of them together.
-    pub(crate) fn new(
-        members: Vec<(Vec<T>, Vec<T>)>,
-        reduction: Reduction,
-    ) -> Result<Self, String> {
-        let part = one_length(members.iter().map(|(_, target)| target.len()))?;
-        let whole = one_length(members.iter().map(|(source, _)| source.len()))?;
-        if whole != part * members.len() {
-            return Err(format!("{whole} elements are no {} parts of {part}", members.len()));
-        }
-        let owned = (0..members.len()).map(|owner| (owner, 0..part));
-        let blocks = owned_blocks(owned, BLOCK_BYTES / size_of::<T>());
-        let members = members.into_iter().map(|(source, target)| (source, target.into()));
-        let (sources, targets) = members.unzip();
-        Ok(Self { sources, targets, reduction, blocks })
-    }
-}
-
-impl<T: Element> Work for ReduceScatter<T> {
-    type Output = Vec<T>;
-
-    fn blocks(&self) -> usize {
-        self.blocks.len()
-    }
-
-    fn bytes(&self) -> usize {
-        self.sources[0].len() * size_of::<T>()
-    }
-
-    fn run(&self, block: usize, meter: &Meter<'_>) {
-        let (owner, range) = &self.blocks[block];
-        // SAFETY: CO-2, blocks of one target do not overlap, and each is run once.
-        let target = unsafe { take(&self.targets[*owner], range.clone()) };
-        let start = owner * self.targets[*owner].len() + range.start;
-        let sources: Vec<&[T]> =
-            self.sources.iter().map(|source| &source[start..start + range.len()]).collect();
-        combine(self.reduction, target, &sources);
-        for (from, source) in sources.iter().enumerate() {
-            meter.received(*owner, from, source.len(), size_of::<T>());
-        }
-    }
-
-    fn finish(self) -> Vec<Vec<T>> {
-        self.targets.into_iter().map(DisjointVec::into_vec).collect()
+    fn finish(self) -> Vec<Exchange<T>> {
+        let members = self.reduce.finish().into_iter().zip(self.lent).enumerate();
+        let output = |(slot, (values, lent))| match lent {
+            _ if slot == self.root => Exchange { source: Source::nothing(), target: Some(values) },
+            true => Exchange { source: Source::Lent(values), target: None },
+            false => Exchange { source: Source::nothing(), target: None },
+        };
+        members.map(output).collect()
     }
 }

@@ -119,34 +119,60 @@ const LEN: usize = 50_001;
 
 fn exchanges(lens: [(usize, Option<usize>); 3]) -> Vec<Exchange<u32>> {
     let exchange = |(source, target): (usize, Option<usize>)| Exchange {
-        source: vec![1; source],
+        source: Source::Given(vec![1; source]),
         target: target.map(|len| vec![0; len]),
     };
     lens.map(exchange).into()
 }
 
-fn all_ones(outputs: &[Vec<u32>]) -> bool {
-    outputs.iter().flatten().all(|element| *element == 1)
+fn all_ones(outputs: Vec<Exchange<u32>>) -> bool {
+    outputs.into_iter().flat_map(Vec::from).all(|element| element == 1)
 }
 
 #[test]
 fn every_block_that_copies_takes_elements_of_its_own() {
     let everybody = exchanges([(LEN, Some(3 * LEN)); 3]);
-    let everybody: Vec<Vec<u32>> =
-        partition(Copies::to_everybody(everybody).expect("one length"), 3);
-    assert!(all_ones(&everybody));
+    let everybody = partition(Copies::to_everybody(everybody).expect("one length"), 3);
+    assert!(all_ones(everybody));
     let root_only = exchanges([(LEN, None), (LEN, Some(3 * LEN)), (LEN, None)]);
-    let gathered: Vec<Option<Vec<u32>>> =
-        partition(Copies::to_everybody(root_only).expect("one length"), 1);
+    let gathered = partition(Copies::to_everybody(root_only).expect("one length"), 1);
+    let gathered: Vec<Option<Vec<u32>>> = gathered.into_iter().map(Option::from).collect();
     assert_eq!(gathered, [None, Some(vec![1; 3 * LEN]), None]);
     let broadcast = exchanges([(0, Some(LEN)), (LEN, None), (0, Some(LEN))]);
-    assert!(all_ones(&partition::<Copies<_, Vec<u32>>>(Copies::from_root(broadcast, 1), 2)));
+    assert!(all_ones(partition(Copies::from_root(broadcast, 1), 2)));
     let scattered = exchanges([(3 * LEN, Some(LEN)), (0, Some(LEN)), (0, Some(LEN))]);
-    assert!(all_ones(&partition::<Copies<_, Vec<u32>>>(Copies::dealt_by(scattered, 0, LEN), 3)));
+    assert!(all_ones(partition(Copies::dealt_by(scattered, 0, LEN), 3)));
     let counts = [vec![0, LEN, 5], vec![7, 20_000, 1], vec![LEN, 3, 0]];
     let split =
         exchanges([(LEN + 5, Some(LEN + 7)), (20_008, Some(LEN + 20_003)), (LEN + 3, Some(6))]);
-    assert!(all_ones(&partition::<Copies<_, Vec<u32>>>(Copies::split(split, &counts), 3)));
+    assert!(all_ones(partition(Copies::split(split, &counts), 3)));
+}
+
+/// What members of a reduce bring: the last is the root, and the second lends what it brings.
+fn at_root_two(len: usize) -> Vec<Exchange<u32>> {
+    let ones = || vec![1; len];
+    vec![
+        Exchange { source: Source::Given(ones()), target: None },
+        Exchange { source: Source::Lent(ones()), target: None },
+        Exchange { source: Source::nothing(), target: Some(ones()) },
+    ]
+}
+
+#[test]
+fn what_is_lent_comes_back_and_what_is_given_is_dropped() {
+    let reduced = partition(Reduce::new(at_root_two(5), Reduction::Sum, 2).expect("they fit"), 3);
+    let left: Vec<usize> = reduced.iter().map(|it| it.source.len()).collect();
+    assert_eq!(left, [0, 5, 0]);
+    let mut members = exchanges([(6, Some(2)); 3]);
+    members[1].source = Source::Lent(vec![1; 6]);
+    let scattered = ReduceScatter::new(members, Reduction::Sum).expect("they fit");
+    let left: Vec<usize> = partition(scattered, 3).iter().map(|it| it.source.len()).collect();
+    assert_eq!(left, [0, 6, 0]);
+    let mut members = exchanges([(2, Some(6)); 3]);
+    members[2].source = Source::Lent(vec![1; 2]);
+    let gathered = Copies::to_everybody(members).expect("they fit");
+    let left: Vec<usize> = partition(gathered, 3).iter().map(|it| it.source.len()).collect();
+    assert_eq!(left, [0, 0, 2]);
 }
 
 #[test]
@@ -157,11 +183,12 @@ fn every_block_that_combines_takes_elements_of_its_own() {
     assert_eq!(partition(everybody, 3), vec![vec![3; LEN]; 3]);
     let root = ReduceInPlace::new(values(), sum, Receivers::Root(1)).expect("one length");
     assert_eq!(partition(root, 3)[1], vec![3; LEN]);
-    let root_only = RootOnly::new(values(), sum, 2).expect("one length");
-    assert_eq!(partition(root_only, 3), [None, None, Some(vec![3; LEN])]);
-    let parts = vec![(vec![1_u32; 3 * LEN], vec![0; LEN]); 3];
-    let scattered = ReduceScatter::new(parts, sum).expect("they fit");
-    assert_eq!(partition(scattered, 3), vec![vec![3; LEN]; 3]);
+    let root_only = Reduce::new(at_root_two(LEN), sum, 2).expect("one length");
+    let reduced = partition(root_only, 3).into_iter().map(Option::from);
+    assert_eq!(reduced.collect::<Vec<_>>(), [None, None, Some(vec![3; LEN])]);
+    let parts = exchanges([(3 * LEN, Some(LEN)); 3]);
+    let scattered = partition(ReduceScatter::new(parts, sum).expect("they fit"), 3);
+    assert!(scattered.into_iter().map(Vec::from).all(|part| part == vec![3; LEN]));
     let scaling = Scaling::on(Wire::BF16);
     let scaled = AllReduceScaled::new(vec![vec![1.0; LEN]; 3], scaling).expect("one length");
     assert_eq!(partition(scaled, 3), vec![vec![3.0; LEN]; 3]);
@@ -208,18 +235,20 @@ fn what_passes_vectors_on_takes_nothing() {
 #[test]
 fn members_that_do_not_fit_are_no_work() {
     let lengths = [(5, Some(15)), (5, Some(15)), (6, Some(15))];
-    let problem = Copies::<_, Vec<u32>>::to_everybody(exchanges(lengths)).err();
+    let problem = Copies::to_everybody(exchanges(lengths)).err();
     assert_eq!(problem.as_deref(), Some("member 0 brings 5 elements, member 2 6,"));
-    let uneven = || vec![vec![1.0; 4], vec![1.0; 5]];
+    let uneven = || vec![vec![1.0_f32; 4], vec![1.0; 5]];
     assert!(ReduceInPlace::new(uneven(), Reduction::Sum, Receivers::All).is_err());
-    assert!(RootOnly::new(uneven(), Reduction::Sum, 0).is_err());
+    let mut members = at_root_two(4);
+    members[0].source = Source::Given(vec![1; 5]);
+    assert!(Reduce::new(members, Reduction::Sum, 2).is_err());
     assert!(AllReduceScaled::new(uneven(), Scaling::on(Wire::F32)).is_err());
     let parts = |lens: [(usize, usize); 2]| {
-        ReduceScatter::new(
-            lens.map(|(whole, part)| (vec![1; whole], vec![0; part])).into(),
-            Reduction::Sum,
-        )
-        .err()
+        let member = |(whole, part)| Exchange {
+            source: Source::Given(vec![1; whole]),
+            target: Some(vec![0; part]),
+        };
+        ReduceScatter::new(lens.map(member).into(), Reduction::Sum).err()
     };
     assert_eq!(parts([(4, 2), (4, 2)]), None);
     assert!(parts([(4, 2), (4, 3)]).is_some());

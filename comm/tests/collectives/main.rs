@@ -19,6 +19,7 @@ macro_rules! all_dtypes {
 }
 
 mod groups;
+mod lending;
 mod moving;
 mod passing;
 mod reducing;

@@ -21,7 +21,7 @@ fn an_average_of_integers_is_refused_before_it_is_issued() {
     });
 }
 
-fn refusal<T: Debug>(issued: Result<Pending<T>, Error>) -> String {
+pub(super) fn refusal<T: Debug>(issued: Result<Pending<T>, Error>) -> String {
     issued.map(drop).expect_err("it is refused").to_string()
 }
 

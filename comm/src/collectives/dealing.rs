@@ -1,0 +1,123 @@
+//! all_to_all.
+
+use hsdp_kernels::Element;
+
+use super::bytes;
+use crate::call::Call;
+use crate::work::{Copies, Exchange, Source};
+use crate::{Error, Group, Op, Pending, Tag};
+
+/// # The collective that deals elements out
+///
+/// **Collective**, as those that move elements.
+impl Group {
+    /// Member `i` gets the part that each member cut for it, in member order.
+    ///
+    /// `values`: `[sum of send_counts]`; output `[sum of receive_counts]`. `send_counts[i]` elements go to member
+    /// `i`, `receive_counts[i]` come from it; they may differ, but what one sends is what the other expects, or
+    /// all get [`Error::CollectiveMismatch`].
+    ///
+    /// # Errors
+    /// [`Error::BadCount`] if there is not one count for each member, they do not add up to the elements, or the member
+    /// does not expect from itself what it sends.
+    pub fn all_to_all<T: Element>(
+        &self,
+        tag: Tag,
+        values: Vec<T>,
+        send_counts: Vec<usize>,
+        receive_counts: Vec<usize>,
+    ) -> Result<Pending<Vec<T>>, Error> {
+        self.check_splits(values.len(), &send_counts, &receive_counts)?;
+        let target = Some(self.room(Op::AllToAll, tag, receive_counts.iter().sum())?);
+        let exchange = Exchange { source: Source::Given(values), target };
+        self.issue_all_to_all(tag, Splits { exchange, send: send_counts, receive: receive_counts })
+    }
+
+    /// Of counts that were checked.
+    pub(super) fn issue_all_to_all<T: Element, O: From<Exchange<T>>>(
+        &self,
+        tag: Tag,
+        splits: Splits<T>,
+    ) -> Result<Pending<O>, Error> {
+        let (send_counts, receive_counts) = (&splits.send, &splits.receive);
+        let (index, len) = (self.index(), receive_counts.iter().sum::<usize>());
+        let own_start: usize = send_counts[..index].iter().sum();
+        let own_at: usize = receive_counts[..index].iter().sum();
+        let own = receive_counts[index];
+        let call =
+            Call::new(Op::AllToAll, tag).splits::<T>(send_counts.clone(), receive_counts.clone());
+        let work = |all: Vec<Splits<T>>| {
+            let (send, receive): (Vec<_>, Vec<_>) =
+                all.iter().map(|it| (it.send.clone(), it.receive.clone())).unzip();
+            check_pairs(&send, &receive)?;
+            Ok(Copies::split(all.into_iter().map(|it| it.exchange).collect(), &send))
+        };
+        self.issue(call, splits, work, |mine| {
+            let own_part = |target: &mut [T], source: &[T]| {
+                target[own_at..own_at + own].copy_from_slice(&source[own_start..own_start + own]);
+            };
+            (bytes::<T>(len - own), mine.exchange.imagined(own_part))
+        })
+    }
+
+    pub(super) fn check_splits(
+        &self,
+        len: usize,
+        send: &[usize],
+        receive: &[usize],
+    ) -> Result<(), Error> {
+        let (op, size, index) = (Op::AllToAll, self.size(), self.index());
+        for (what, counts) in
+            [("the list of send counts", send), ("the list of receive counts", receive)]
+        {
+            if counts.len() != size {
+                return Err(self.bad_count(
+                    op,
+                    what,
+                    counts.len(),
+                    format!("one for each of {size} members"),
+                ));
+            }
+        }
+        if send.iter().sum::<usize>() != len {
+            return Err(self.bad_count(
+                op,
+                "the input",
+                len,
+                format!("the sum of the send counts {send:?}"),
+            ));
+        }
+        if send[index] != receive[index] {
+            let expected = format!("{}: what it sends to itself", send[index]);
+            return Err(self.bad_count(
+                op,
+                "what it expects from itself",
+                receive[index],
+                expected,
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What a member brings to an all_to_all.
+pub(super) struct Splits<T> {
+    pub(super) exchange: Exchange<T>,
+    pub(super) send: Vec<usize>,
+    pub(super) receive: Vec<usize>,
+}
+
+/// Whether what each sends is what the other expects.
+fn check_pairs(send: &[Vec<usize>], receive: &[Vec<usize>]) -> Result<(), String> {
+    for (from, send) in send.iter().enumerate() {
+        for (to, receive) in receive.iter().enumerate() {
+            if send[to] != receive[from] {
+                return Err(format!(
+                    "member {from} sends {} elements to member {to}, which expects {},",
+                    send[to], receive[from]
+                ));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! The collectives that would make buffers for their outputs, with buffers that the caller lends.
+
+use hsdp_kernels::Element;
+
+use super::dealing::Splits;
+use crate::work::{Exchange, Source};
+use crate::{Error, Group, Op, Pending, Reduction, Tag};
+
+/// What a member lends to a call: both buffers come back when it is complete.
+///
+/// A large output that is made for a call costs more than the call: each of its pages is touched for the first time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lent<T> {
+    /// What is read. It comes back as it was.
+    pub source: Vec<T>,
+    /// What is filled; what was in it is not read.
+    pub target: Vec<T>,
+}
+
+/// # Collectives with buffers that are lent
+///
+/// These do what those without `_into` do, and make no buffer for it. Which of the two a member calls is a matter of
+/// this member alone. To call them again and again, lend what came back:
+///
+/// ```
+/// use hsdp_comm::{Channel, Lent, Reduction, Tag, world};
+///
+/// world(2, |world| {
+///     let group = world.world_group(Channel::User);
+///     let mut lent = Lent { source: vec![1.0_f32; 1000], target: vec![0.0; 500] };
+///     for _ in 0..3 {
+///         lent = group.reduce_scatter_into(Tag::default(), Reduction::Sum, lent)?.wait()?;
+///     }
+///     assert_eq!(lent, Lent { source: vec![1.0; 1000], target: vec![2.0; 500] });
+///     Ok::<(), hsdp_comm::Error>(())
+/// });
+/// ```
+///
+/// All are **collective**, as those. [`broadcast`](Self::broadcast) and [`all_reduce`](Self::all_reduce) work in the
+/// caller's buffer anyway, and the collectives that pass vectors on copy nothing.
+impl Group {
+    /// As [`all_gather`](Self::all_gather).
+    ///
+    /// `source`: `[n]`; `target`: `[size * n]`.
+    ///
+    /// # Errors
+    /// As `all_gather`, and [`Error::BadCount`] if the target has not room for all.
+    pub fn all_gather_into<T: Element>(
+        &self,
+        tag: Tag,
+        lent: Lent<T>,
+    ) -> Result<Pending<Lent<T>>, Error> {
+        let expected = lent.source.len().saturating_mul(self.size());
+        self.check_target(Op::AllGather, lent.target.len(), expected)?;
+        self.issue_all_gather(tag, lent.into())
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter).
+    ///
+    /// `source`: `[size * n]`; `target`: `[n]`.
+    ///
+    /// # Errors
+    /// As `reduce_scatter`, and [`Error::BadCount`] if the target is not as long as this member's part.
+    pub fn reduce_scatter_into<T: Element>(
+        &self,
+        tag: Tag,
+        reduction: Reduction,
+        lent: Lent<T>,
+    ) -> Result<Pending<Lent<T>>, Error> {
+        let part = self.check_parts::<T>(reduction, lent.source.len())?;
+        self.check_target(Op::ReduceScatter, lent.target.len(), part)?;
+        self.issue_reduce_scatter(tag, reduction, lent.into())
+    }
+
+    /// As [`reduce`](Self::reduce), and everybody gets its buffer back: the root's has the result, those of the others
+    /// are as they were.
+    ///
+    /// `values`: `[n]`; output `[n]`, in the same buffer.
+    ///
+    /// # Errors
+    /// As `reduce`.
+    pub fn reduce_in_place<T: Element>(
+        &self,
+        tag: Tag,
+        root: usize,
+        reduction: Reduction,
+        values: Vec<T>,
+    ) -> Result<Pending<Vec<T>>, Error> {
+        self.issue_reduce(tag, root, reduction, Source::Lent(values))
+    }
+
+    /// As [`gather`](Self::gather).
+    ///
+    /// `source`: `[n]`; `target`: `[size * n]` on the root, empty on the others.
+    ///
+    /// # Errors
+    /// As `gather`, and [`Error::BadCount`] if the root's target has not room for all, or another member has one.
+    pub fn gather_into<T: Element>(
+        &self,
+        tag: Tag,
+        root: usize,
+        lent: Lent<T>,
+    ) -> Result<Pending<Lent<T>>, Error> {
+        let root_rank = self.member(Op::Gather, "the root", root)?;
+        let takers = if self.index() == root { self.size() } else { 0 };
+        let expected = lent.source.len().saturating_mul(takers);
+        self.check_target(Op::Gather, lent.target.len(), expected)?;
+        let Lent { source, target } = lent;
+        let target = (self.index() == root).then_some(target);
+        self.issue_gather(tag, root_rank, Exchange { source: Source::Lent(source), target })
+    }
+
+    /// As [`scatter`](Self::scatter).
+    ///
+    /// `source`: `[size * n]` on the root, empty on the others; `target`: `[n]`.
+    ///
+    /// # Errors
+    /// As `scatter`.
+    pub fn scatter_into<T: Element>(
+        &self,
+        tag: Tag,
+        root: usize,
+        lent: Lent<T>,
+    ) -> Result<Pending<Lent<T>>, Error> {
+        self.check_dealt(root, lent.source.len(), lent.target.len())?;
+        self.issue_scatter(tag, root, lent.into())
+    }
+
+    /// As [`all_to_all`](Self::all_to_all).
+    ///
+    /// `source`: `[sum of send_counts]`; `target`: `[sum of receive_counts]`.
+    ///
+    /// # Errors
+    /// As `all_to_all`, and [`Error::BadCount`] if the target has not room for what is expected.
+    pub fn all_to_all_into<T: Element>(
+        &self,
+        tag: Tag,
+        lent: Lent<T>,
+        send_counts: Vec<usize>,
+        receive_counts: Vec<usize>,
+    ) -> Result<Pending<Lent<T>>, Error> {
+        self.check_splits(lent.source.len(), &send_counts, &receive_counts)?;
+        self.check_target(Op::AllToAll, lent.target.len(), receive_counts.iter().sum())?;
+        let (exchange, send, receive) = (lent.into(), send_counts, receive_counts);
+        self.issue_all_to_all(tag, Splits { exchange, send, receive })
+    }
+
+    fn check_target(&self, op: Op, found: usize, expected: usize) -> Result<(), Error> {
+        if found == expected {
+            return Ok(());
+        }
+        Err(self.bad_count(op, "the target", found, expected.to_string()))
+    }
+}
