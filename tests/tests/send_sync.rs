@@ -167,6 +167,7 @@ table!(COMM {
     hsdp_comm::Reduction: Send Sync Unpin,
     hsdp_comm::Rendezvous: Send Sync Unpin,
     hsdp_comm::Scaling: Send Sync Unpin,
+    hsdp_comm::SlowChannel: Send Sync Unpin,
     hsdp_comm::Stage: Send Sync Unpin,
     hsdp_comm::StepFailure: Send Sync Unpin,
     hsdp_comm::Tag: Send Sync Unpin,
