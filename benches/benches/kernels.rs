@@ -9,10 +9,13 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
 use hsdp_kernels::{
-    AdamWStep, Divisor, Element, Fold, MomentumKind, Real, ReduceOp, SgdStep, Wire, adamw, cast,
-    contribute, divide_in_place, first_non_finite, pack, reduce_elements, scaled_copy, settle, sgd,
-    squared_norm, unpack,
+    AdamWStep, Divisor, Element, Fold, FusedUpdate, MomentumKind, Real, ReduceOp, SgdStep, Wire,
+    adamw, cast, contribute, divide_in_place, first_non_finite, pack, reduce_elements, scaled_copy,
+    settle, sgd, squared_norm, unpack, update_in_blocks,
 };
+
+/// A divisor without an exact reciprocal by which what is divided in place stays in range for thousands of runs.
+const ABOUT_ONE: f64 = 1.0 + 1e-12;
 
 /// A kernel with its buffers, checked and ready to be timed.
 struct Case {
@@ -24,7 +27,7 @@ struct Case {
 /// Makes a case on so many elements.
 type Make = fn(usize) -> Case;
 
-const CASES: [(&str, Make); 24] = [
+const CASES: [(&str, Make); 32] = [
     ("copy", copy),
     ("contribute f32, wire f32", |len| contributed::<f32>(len, Wire::F32, 1.0)),
     ("contribute f32, wire f32, pre 3", |len| contributed::<f32>(len, Wire::F32, 3.0)),
@@ -45,6 +48,14 @@ const CASES: [(&str, Make); 24] = [
     ("first_non_finite", finite),
     ("adamw", adam),
     ("sgd", momentum),
+    ("passes: divide, adamw", |len| finished(len, ABOUT_ONE, in_passes::<f32>)),
+    ("fused: divide, adamw", |len| finished(len, ABOUT_ONE, in_blocks::<f32>)),
+    ("passes: divide by 1, adamw", |len| finished(len, 1.0, in_passes::<f32>)),
+    ("fused: divide by 1, adamw", |len| finished(len, 1.0, in_blocks::<f32>)),
+    ("passes: divide, adamw, to f16", |len| finished(len, ABOUT_ONE, in_passes::<f16>)),
+    ("fused: divide, adamw, to f16", |len| finished(len, ABOUT_ONE, in_blocks::<f16>)),
+    ("passes: divide, adamw, to bf16", |len| finished(len, ABOUT_ONE, in_passes::<bf16>)),
+    ("fused: divide, adamw, to bf16", |len| finished(len, ABOUT_ONE, in_blocks::<bf16>)),
     ("reduce 4 x f32", reduced::<f32>),
     ("reduce 4 x f16", reduced::<f16>),
     ("reduce 4 x bf16", reduced::<bf16>),
@@ -160,8 +171,7 @@ fn divided(len: usize) -> Case {
     divide_in_place(&mut target, 4.0);
     divide_in_place(&mut target, 0.25);
     assert_eq!(target, numbers(len, |number| number));
-    // A divisor of about one, so that thousands of runs stay in range.
-    let run = move || divide_in_place(black_box(&mut target), black_box(1.0 + 1e-12));
+    let run = move || divide_in_place(black_box(&mut target), black_box(ABOUT_ONE));
     Case { bytes: 2 * bytes::<f32>(len), run: Box::new(run) }
 }
 
@@ -186,28 +196,87 @@ fn finite(len: usize) -> Case {
     Case { bytes: bytes::<f32>(len), run: Box::new(run) }
 }
 
+const STEP: AdamWStep = AdamWStep {
+    learning_rate: 1e-3,
+    beta1: 0.9,
+    beta2: 0.999,
+    epsilon: 1e-8,
+    weight_decay: 0.0,
+    step: 1,
+    clip: 1.0,
+};
+
 fn adam(len: usize) -> Case {
-    let step = AdamWStep {
-        learning_rate: 1e-3,
-        beta1: 0.9,
-        beta2: 0.999,
-        epsilon: 1e-8,
-        weight_decay: 0.0,
-        step: 1,
-        clip: 1.0,
-    };
     let gradient = numbers(len, |number| number + 0.125);
     let mut parameter = vec![0.0; len];
     let (mut first, mut second) = (vec![0.0; len], vec![0.0; len]);
-    adamw(&step, &mut parameter, &gradient, &mut first, &mut second);
+    adamw(&STEP, &mut parameter, &gradient, &mut first, &mut second);
     for (parameter, gradient) in parameter.iter().zip(&gradient) {
         assert!((parameter + 1e-3 * gradient.signum()).abs() < 1e-8, "a first step is the rate");
     }
     let run = move || {
         let moments = (black_box(&mut first), black_box(&mut second));
-        adamw(&step, black_box(&mut parameter), black_box(&gradient), moments.0, moments.1);
+        adamw(&STEP, black_box(&mut parameter), black_box(&gradient), moments.0, moments.1);
     };
     Case { bytes: 7 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+/// What the end of a step works on: a gradient that is still to be divided, and parameters that are also wanted in another
+/// dtype, where they are.
+#[derive(Clone)]
+struct End<T> {
+    gradient: Vec<f32>,
+    divisor: f64,
+    parameter: Vec<f32>,
+    moments: [Vec<f32>; 2],
+    rounded: Vec<T>,
+}
+
+/// The end of a step by `run`, which gives the bytes that it moves.
+fn finished<T: Real>(len: usize, divisor: f64, run: fn(&mut End<T>) -> usize) -> Case {
+    let mut end = End {
+        gradient: numbers(len, |number| number + 0.125),
+        divisor,
+        parameter: vec![0.0; len],
+        moments: [vec![0.0; len], vec![0.0; len]],
+        rounded: vec![T::zeroed(); if T::DTYPE == f32::DTYPE { 0 } else { len }],
+    };
+    let mut expected = end.clone();
+    in_passes(&mut expected);
+    let bytes = run(&mut end);
+    assert!(end.parameter == expected.parameter && end.rounded == expected.rounded);
+    let run = move || {
+        black_box(run(black_box(&mut end)));
+    };
+    Case { bytes, run: Box::new(run) }
+}
+
+fn in_passes<T: Real>(end: &mut End<T>) -> usize {
+    let len = end.parameter.len();
+    divide_in_place(&mut end.gradient, end.divisor);
+    let [first, second] = &mut end.moments;
+    adamw(&STEP, &mut end.parameter, &end.gradient, first, second);
+    if end.rounded.is_empty() {
+        return 9 * bytes::<f32>(len);
+    }
+    cast(T::values_mut(&mut end.rounded), &end.parameter);
+    10 * bytes::<f32>(len) + bytes::<T>(len)
+}
+
+fn in_blocks<T: Real>(end: &mut End<T>) -> usize {
+    let len = end.parameter.len();
+    let [first, second] = &mut end.moments;
+    let is_rounded = !end.rounded.is_empty();
+    let fused = FusedUpdate {
+        parameters: &mut end.parameter,
+        rounded: is_rounded.then(|| T::values_mut(&mut end.rounded)),
+        gradient: &end.gradient,
+        divisor: end.divisor,
+    };
+    update_in_blocks(fused, |range, parameter, gradient| {
+        adamw(&STEP, parameter, gradient, &mut first[range.clone()], &mut second[range]);
+    });
+    7 * bytes::<f32>(len) + if is_rounded { bytes::<T>(len) } else { 0 }
 }
 
 fn momentum(len: usize) -> Case {

@@ -17,6 +17,7 @@
 //! | mixed-precision cast | `all_gather_input.to(param_dtype)` | [`cast`], [`unpack`] |
 //! | clipping and overflow checks | `clip_grad_norm_`, `_amp_foreach_non_finite_check_and_unscale_` | [`squared_norm`], [`first_non_finite`] |
 //! | updates | `torch.optim` | [`adamw`], [`sgd`] |
+//! | the same, with division and cast in one pass | `fused=True`, `grad_scale` | [`update_in_blocks`] |
 //! | reductions of collectives | `ReduceOp` | [`reduce_elements`], [`average_elements`] |
 //! | an output that threads fill together | | [`DisjointVec`], [`DisjointBuffer`] |
 //! | peak memory, measured | `torch.cuda.max_memory_allocated` | [`memory`] |
@@ -74,7 +75,7 @@ pub use element::{Element, Real};
 pub use error::Error;
 pub use gradient::GradientValues;
 pub use inspect::{first_non_finite, squared_norm};
-pub use optimizer::{AdamWStep, MomentumKind, SgdStep, adamw, sgd};
+pub use optimizer::{AdamWStep, FusedUpdate, MomentumKind, SgdStep, adamw, sgd, update_in_blocks};
 pub use reduce::{ReduceOp, average_elements, reduce_elements};
 pub use scale::{divide_in_place, scaled_copy};
 pub use stream::cast_past_caches;

@@ -2,7 +2,9 @@
 //! where `lerp` and `addcdiv` round at other places: the two agree but for rounding.
 
 mod adamw;
+mod blocks;
 mod sgd;
 
 pub use adamw::{AdamWStep, adamw};
+pub use blocks::{FusedUpdate, update_in_blocks};
 pub use sgd::{MomentumKind, SgdStep, sgd};
