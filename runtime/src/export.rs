@@ -31,7 +31,7 @@ pub(crate) fn full_gradients(
     let mut all = BTreeMap::new();
     for unit in fabric.plan.reductions().iter().copied() {
         // Frozen parameters have no gradient: their region of the shard is filled up with zeros.
-        let mut shard = gradients.shard(unit).to_vec();
+        let mut shard = gradients.shard(unit);
         shard.resize(fabric.plan.layout(unit).shard_len(), 0.0);
         gather_into(&mut all, fabric, unit, Arc::new(shard))?;
     }

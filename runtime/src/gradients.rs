@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
 use crate::engine::recycled::GradShards;
@@ -19,7 +20,10 @@ pub enum Verdict {
     Skip(NonFiniteGradient),
 }
 
-/// This rank's shard of a step's gradient, reduced over both axes, divided, and agreed on by all ranks.
+/// This rank's shard of a step's gradient, reduced over both axes, and agreed on by all ranks.
+///
+/// What is left to be done to it, the one division of the step and clipping, is done where it is read: by the optimizer in
+/// the pass that it makes anyway, and in the copies that [`shard`](Self::shard) and [`full`](Self::full) give.
 ///
 /// It comes out of [`Step::finish`](crate::Step::finish) and nowhere else, so a step whose all-reduce
 /// was forgotten cannot reach an optimizer.
@@ -28,8 +32,10 @@ pub enum Verdict {
 pub struct Gradients {
     pub(crate) model: ModelId,
     pub(crate) step: u64,
-    /// By unit; empty where a unit has no trainable parameter.
+    /// By unit, still to be divided; empty where a unit has no trainable parameter.
     pub(crate) grad_shards: GradShards,
+    /// By what they are divided. Known only when all ranks have agreed, and so after their norm was taken.
+    pub(crate) divisor: f64,
     /// By unit and parameter: whether it got a gradient anywhere in the step.
     pub(crate) present: Vec<Vec<bool>>,
     pub(crate) norm: f64,
@@ -114,15 +120,19 @@ impl Gradients {
         self
     }
 
-    /// This rank's shard of a unit's gradient, in the layout's order, before clipping; empty if nothing in it is trainable.
+    /// A copy of this rank's shard of a unit's gradient, in the layout's order, divided, before clipping; empty if nothing in
+    /// it is trainable.
     ///
     /// Where the ranks agreed to skip the step it is what the reductions gave, divided by nothing.
     ///
     /// # Panics
     /// If the model has no such unit.
     #[must_use]
-    pub fn shard(&self, unit: UnitId) -> &[f32] {
-        &self.grad_shards[unit.index()]
+    pub fn shard(&self, unit: UnitId) -> Vec<f32> {
+        let grad_shard = &self.grad_shards[unit.index()];
+        let mut divided = vec![0.0; grad_shard.len()];
+        scaled_copy(&mut divided, grad_shard, self.divisor);
+        divided
     }
 
     /// Whether the parameter got a gradient on any rank in any microbatch of the step.

@@ -3,9 +3,11 @@
 mod adamw;
 mod sgd;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::{FusedUpdate, update_in_blocks};
 use hsdp_sharding::{Piece, Role, UnitId};
 
 pub use adamw::{AdamW, AdamWOptions};
@@ -41,7 +43,8 @@ pub trait Optimizer {
     fn set_learning_rate(&mut self, rate: f64);
 }
 
-/// A run of elements of one parameter in this rank's shard, with its gradient.
+/// A run of elements of one parameter in this rank's shard, with its gradient: a piece of the shard, or a part of one that
+/// stays in the cache while it is divided and updated.
 #[derive(Debug)]
 pub struct Run<'a> {
     /// The unit.
@@ -50,7 +53,7 @@ pub struct Run<'a> {
     pub piece: Piece,
     /// f32 master parameters, `[piece.len]`: to be updated.
     pub parameters: &'a mut [f32],
-    /// f32, `[piece.len]`: to be multiplied by `clip` before anything else.
+    /// f32, `[piece.len]`, divided: to be multiplied by `clip` before anything else.
     pub gradient: &'a [f32],
     /// What [`Gradients::clip`] asked for, or 1.
     pub clip: f32,
@@ -75,9 +78,16 @@ impl ShardedModel {
                 let shard = exclusive(&mut state.shards[unit.index()]);
                 for piece in pieces_with_gradient(fabric, unit, &gradients.present[unit.index()]) {
                     let range = piece.shard_range();
-                    let gradient = &gradients.grad_shards[unit.index()][range.clone()];
-                    let parameters = &mut shard[range];
-                    update(Run { unit, piece, parameters, gradient, clip: gradients.clip });
+                    let fused = FusedUpdate {
+                        parameters: &mut shard[range.clone()],
+                        rounded: None,
+                        gradient: &gradients.grad_shards[unit.index()][range],
+                        divisor: gradients.divisor,
+                    };
+                    update_in_blocks(fused, |block, parameters, gradient| {
+                        let piece = part_of(piece, block);
+                        update(Run { unit, piece, parameters, gradient, clip: gradients.clip });
+                    });
                 }
             }
         }
@@ -110,6 +120,16 @@ fn pieces_with_gradient<'a>(
         layout.params()[piece.param].role == Role::Trainable && present[piece.param]
     };
     layout.pieces(shard_index).filter(updated)
+}
+
+/// Some consecutive elements of a piece, as a piece.
+fn part_of(piece: Piece, range: Range<usize>) -> Piece {
+    Piece {
+        param_start: piece.param_start + range.start,
+        shard_start: piece.shard_start + range.start,
+        len: range.len(),
+        ..piece
+    }
 }
 
 /// The shard, for this rank alone.

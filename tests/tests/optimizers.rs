@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, Gradients, Mesh, ModelId, ModelOptions, Optimizer, Sgd, SgdOptions,
-    ShardedModel, StepOptions, Update, World,
+    AdamW, AdamWOptions, Error, Gradients, Mesh, ModelId, ModelOptions, ModelSpec, Optimizer,
+    Param, Run, Sgd, SgdOptions, ShardedModel, StepOptions, Unit, UnitId, Update, World,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
@@ -96,6 +96,32 @@ fn an_optimizer_can_be_written_outside() {
             assert_eq!(before - 0.25, after, "{name}");
         }
     }
+}
+
+/// A parameter may be larger than what is divided and updated at a time.
+#[test]
+fn runs_cover_a_large_parameter_once_with_the_gradient_that_is_told() {
+    const LEN: usize = 3 * 4096 + 1001;
+    let unit = Unit::new("unit").param(Param::new("small", [3])).param(Param::new("large", [LEN]));
+    let options = ModelOptions::on(Mesh::SINGLE);
+    let spec = ModelSpec::new().unit(unit);
+    let mut model =
+        ShardedModel::new(World::single(), spec, options, springs::initial).expect("a model");
+    let mut step = model.begin_step(StepOptions::microbatches(3)).expect("a step");
+    for slope in [1.0, 2.0, 5.0] {
+        slopes::microbatch(&mut step, slope).expect("a microbatch");
+    }
+    let gradients = step.finish().expect("gradients");
+    let told = gradients.shard(UnitId::new(0));
+    let mut updated = [vec![0; 3], vec![0; LEN]];
+    let update = model.update(gradients, |run| {
+        let Run { piece, parameters, gradient, .. } = run;
+        assert!(gradient == &told[piece.shard_range()] && parameters.len() == piece.len);
+        assert!(gradient.iter().all(|element| *element == 8.0 / 3.0), "a mean, which was divided");
+        updated[piece.param][piece.param_range()].iter_mut().for_each(|times| *times += 1);
+    });
+    assert_eq!(update.expect("an update"), Update::Applied);
+    assert!(updated.into_iter().flatten().all(|times| times == 1));
 }
 
 fn adamw(model: &ShardedModel) -> Box<dyn Optimizer> {

@@ -1,9 +1,9 @@
-//! How a step ends: reductions complete, all ranks agree, then one division.
+//! How a step ends: reductions complete, all ranks agree, and by what is to be divided is known.
 
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
-use hsdp_kernels::{divide_in_place, first_non_finite, squared_norm};
+use hsdp_kernels::{first_non_finite, squared_norm};
 use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 
 use crate::agreement::{Agreement, Statement};
@@ -103,11 +103,7 @@ struct Ended<'a> {
 }
 
 impl Ended<'_> {
-    fn gradients(
-        &self,
-        state: &mut State,
-        mut grad_shards: GradShards,
-    ) -> Result<Gradients, Error> {
+    fn gradients(&self, state: &mut State, grad_shards: GradShards) -> Result<Gradients, Error> {
         let present = self.agreement.present_anywhere();
         self.check_unused()?;
         let weight = self.weight()?;
@@ -120,17 +116,13 @@ impl Ended<'_> {
         let squared = self.agreement.squared_norm(self.fabric.plan.mesh(), self.fabric.rank());
         let verdict = self.verdict(state, squared.sqrt(), divisor)?;
         match verdict {
-            Verdict::Apply => {
-                for shard in grad_shards.as_mut() {
-                    divide_in_place(shard, divisor);
-                }
-                state.loss_scale.after_finite_step();
-            }
+            Verdict::Apply => state.loss_scale.after_finite_step(),
             Verdict::Skip(_) => state.loss_scale.after_overflow(),
         }
         Ok(Gradients {
             step: self.step.number(),
             model: self.id.clone(),
+            divisor: if verdict == Verdict::Apply { divisor } else { 1.0 },
             grad_shards,
             present: self.by_unit(&present),
             norm: squared.sqrt() / divisor,

@@ -83,12 +83,6 @@ impl Deref for GradShards {
     }
 }
 
-impl AsMut<[Vec<f32>]> for GradShards {
-    fn as_mut(&mut self) -> &mut [Vec<f32>] {
-        &mut self.shards
-    }
-}
-
 impl Drop for GradShards {
     fn drop(&mut self) {
         self.recycled.buffers.lock().partials = mem::take(&mut self.shards);

@@ -95,7 +95,7 @@ impl ReduceCase {
         let gradients = step.finish()?;
         let ledger = ledger::check(self, model.plan(), rank, &world.ledger().since(&before));
         let units = model.plan().spec().unit_ids();
-        let shards = units.map(|unit| gradients.shard(unit).to_vec()).collect();
+        let shards = units.map(|unit| gradients.shard(unit)).collect();
         Ok(Reduced { full: gradients.full(&model)?, shards, ledger })
     }
 
