@@ -1,9 +1,11 @@
 //! The arithmetic of the general collectives.
 
 use std::fmt;
+use std::ops::Range;
 
 use bytemuck::Zeroable;
 
+use crate::accumulate::Fold;
 use crate::convert::BLOCK;
 use crate::element::Element;
 use crate::error::Error;
@@ -43,7 +45,7 @@ impl fmt::Display for ReduceOp {
 ///
 /// If `sources` is empty, or one differs from `target` in length.
 pub fn reduce_elements<T: Element>(op: ReduceOp, target: &mut [T], sources: &[&[T]]) {
-    in_blocks(target, sources, |accumulators, source| join(op, accumulators, source), |_| ());
+    in_blocks(op, target, sources, |_| ());
 }
 
 /// The average of `sources`: their sum, as [`reduce_elements`] computes it, divided by their number.
@@ -62,8 +64,7 @@ pub fn average_elements<T: Element>(target: &mut [T], sources: &[&[T]]) -> Resul
     let Some(divide) = T::Accumulator::DIVIDE else {
         return Err(Error::IntegerAverage { dtype: T::DTYPE, sources: count });
     };
-    let add = |accumulators: &mut [_], source: &[_]| join(ReduceOp::Sum, accumulators, source);
-    in_blocks(target, sources, add, |accumulators| {
+    in_blocks(ReduceOp::Sum, target, sources, |accumulators| {
         for sum in accumulators {
             *sum = divide(*sum, count);
         }
@@ -71,28 +72,31 @@ pub fn average_elements<T: Element>(target: &mut [T], sources: &[&[T]]) -> Resul
     Ok(())
 }
 
-/// Runs a reduction in blocks that stay in the first-level cache: `join` for each source after the first, then `finish`.
+/// How many sources are read side by side: the machine fetches as many sequences ahead at once, and the more there are the
+/// less often is a sum written and read again.
+const ABREAST: usize = 4;
+
+/// Runs a reduction in blocks that stay in the first-level cache: some sources at a time, and then `finish`.
 fn in_blocks<T: Element>(
+    op: ReduceOp,
     target: &mut [T],
     sources: &[&[T]],
-    join: impl Fn(&mut [T::Accumulator], &[T::Accumulator]),
     finish: impl Fn(&mut [T::Accumulator]),
 ) {
     for source in sources {
         assert_eq!(source.len(), target.len(), "reduce: lengths of a source and the target");
     }
-    let [first, others @ ..] = sources else { panic!("reduce: there is no source") };
+    assert!(!sources.is_empty(), "reduce: there is no source");
     let mut accumulators = [T::Accumulator::zeroed(); BLOCK];
-    let mut widened = [T::Accumulator::zeroed(); BLOCK];
+    let mut widened = [[T::Accumulator::zeroed(); BLOCK]; ABREAST];
     for (index, target) in target.chunks_mut(BLOCK).enumerate() {
         let block = index * BLOCK..index * BLOCK + target.len();
-        let widened = &mut widened[..target.len()];
         let scratch = &mut accumulators[..target.len()];
         let fill = |accumulators: &mut [T::Accumulator]| {
-            let first = T::widen(&first[block.clone()], widened, Inside::HERE);
-            accumulators.copy_from_slice(first);
-            for source in others {
-                join(accumulators, T::widen(&source[block.clone()], widened, Inside::HERE));
+            for (round, sources) in sources.chunks(ABREAST).enumerate() {
+                let fold = if round == 0 { Fold::Replace } else { Fold::Add };
+                let lanes = lanes(sources, &block, &mut widened);
+                join(op, Target { accumulators, fold }, &lanes[..sources.len()]);
             }
             finish(accumulators);
         };
@@ -100,12 +104,41 @@ fn in_blocks<T: Element>(
     }
 }
 
-fn join<N: Number>(op: ReduceOp, left: &mut [N], right: &[N]) {
+/// A block of each of some sources, as accumulators; nothing in the places of those that are missing.
+fn lanes<'a, T: Element>(
+    sources: &[&'a [T]],
+    block: &Range<usize>,
+    widened: &'a mut [[T::Accumulator; BLOCK]; ABREAST],
+) -> [&'a [T::Accumulator]; ABREAST] {
+    let mut lanes: [&[T::Accumulator]; ABREAST] = [&[]; ABREAST];
+    for ((lane, source), widened) in lanes.iter_mut().zip(sources).zip(widened) {
+        *lane = T::widen(&source[block.clone()], &mut widened[..block.len()], Inside::HERE);
+    }
+    lanes
+}
+
+/// Accumulators, and whether what is in them is the first of what is joined.
+struct Target<'a, N> {
+    accumulators: &'a mut [N],
+    fold: Fold,
+}
+
+fn join<N: Number>(op: ReduceOp, target: Target<'_, N>, lanes: &[&[N]]) {
     match op {
-        ReduceOp::Sum => dispatch(Join { left, right, join: Sum }),
-        ReduceOp::Product => dispatch(Join { left, right, join: Product }),
-        ReduceOp::Min => dispatch(Join { left, right, join: Min }),
-        ReduceOp::Max => dispatch(Join { left, right, join: Max }),
+        ReduceOp::Sum => join_by(Sum, target, lanes),
+        ReduceOp::Product => join_by(Product, target, lanes),
+        ReduceOp::Min => join_by(Min, target, lanes),
+        ReduceOp::Max => join_by(Max, target, lanes),
+    }
+}
+
+fn join_by<N: Number>(join: impl Operation<N>, target: Target<'_, N>, lanes: &[&[N]]) {
+    match *lanes {
+        [a] => dispatch(Join { join, target, lanes: [a] }),
+        [a, b] => dispatch(Join { join, target, lanes: [a, b] }),
+        [a, b, c] => dispatch(Join { join, target, lanes: [a, b, c] }),
+        [a, b, c, d] => dispatch(Join { join, target, lanes: [a, b, c, d] }),
+        _ => unreachable!("one to {ABREAST} sources are joined at a time"),
     }
 }
 
@@ -151,19 +184,34 @@ impl<N: Number> Operation<N> for Max {
     }
 }
 
-struct Join<'a, N, O> {
-    left: &'a mut [N],
-    right: &'a [N],
+struct Join<'a, N, O, const LANES: usize> {
     join: O,
+    target: Target<'a, N>,
+    lanes: [&'a [N]; LANES],
 }
 
-impl<N: Number, O: Operation<N>> Kernel for Join<'_, N, O> {
+impl<N: Number, O: Operation<N>, const LANES: usize> Kernel for Join<'_, N, O, LANES> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        for (left, &right) in self.left.iter_mut().zip(self.right) {
-            *left = self.join.join(*left, right);
+        let Self { join, target: Target { accumulators, fold }, lanes } = self;
+        // Of one length, as the compiler sees it: no index is checked in the loops.
+        let lanes = lanes.map(|lane| &lane[..accumulators.len()]);
+        let (first, others) = lanes.split_first().expect("there is a source");
+        match fold {
+            Fold::Replace => {
+                for (index, target) in accumulators.iter_mut().enumerate() {
+                    let joined = |left, lane: &&[N]| join.join(left, lane[index]);
+                    *target = others.iter().fold(first[index], joined);
+                }
+            }
+            Fold::Add => {
+                for (index, target) in accumulators.iter_mut().enumerate() {
+                    let joined = |left, lane: &&[N]| join.join(left, lane[index]);
+                    *target = lanes.iter().fold(*target, joined);
+                }
+            }
         }
     }
 }

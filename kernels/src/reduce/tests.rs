@@ -78,6 +78,26 @@ fn sums_are_in_the_order_of_the_sources() {
     assert_eq!(reduce(ReduceOp::Sum, &sources), [0.0; 9]);
 }
 
+/// However many sources are read side by side: element by element, bit for bit, what a fold from the left gives.
+#[test]
+fn any_number_of_sources_is_joined_from_the_left() {
+    let value = |source: usize, index: usize| 1.0 + (source * 131 + index * 17) as f32 / 7.0;
+    for count in 1..=13 {
+        let source = |source| (0..1100).map(|index| value(source, index)).collect();
+        let sources: Vec<Vec<f32>> = (0..count).map(source).collect();
+        let folded = |join: fn(f32, f32) -> f32| -> Vec<u32> {
+            let column = |index: usize| sources.iter().map(move |source| source[index]);
+            (0..1100).filter_map(|it| column(it).reduce(join)).map(f32::to_bits).collect()
+        };
+        let reduced =
+            |op| -> Vec<u32> { reduce(op, &sources).into_iter().map(f32::to_bits).collect() };
+        assert_eq!(reduced(ReduceOp::Sum), folded(|a, b| a + b), "{count} sources");
+        assert_eq!(reduced(ReduceOp::Product), folded(|a, b| a * b), "{count} sources");
+        assert_eq!(reduced(ReduceOp::Min), folded(f32::min), "{count} sources");
+        assert_eq!(reduced(ReduceOp::Max), folded(f32::max), "{count} sources");
+    }
+}
+
 #[test]
 fn sixteen_bit_sums_are_rounded_once() {
     // In bf16, 256 + 1 is 256: adding in bf16 would never leave it.
