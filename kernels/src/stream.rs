@@ -6,6 +6,7 @@
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::convert::{BLOCK, cast};
+use crate::element::Element;
 use crate::values::ValuesMut;
 
 /// Copies f32 into the dtype of `target`, as [`cast`] does, past the caches where the machine can.
@@ -26,6 +27,19 @@ pub fn cast_past_caches(target: ValuesMut<'_>, source: &[f32]) {
             in_blocks(target, source, |block, source| cast(ValuesMut::BF16(block), source));
         }
     }
+    fence();
+}
+
+/// Copies elements of any type past the caches where the machine can.
+///
+/// Others see what was written as after [`cast_past_caches`].
+///
+/// # Panics
+///
+/// If `target` and `source` differ in length.
+pub fn copy_past_caches<T: Element>(target: &mut [T], source: &[T]) {
+    assert_eq!(target.len(), source.len(), "copy past caches: lengths of target and source");
+    copy(cast_slice_mut(target), cast_slice(source));
     fence();
 }
 
@@ -104,6 +118,22 @@ mod tests {
             cast_past_caches(ValuesMut::F32(&mut target[start..start + len]), &source);
             cast(ValuesMut::F32(&mut expected[start..start + len]), &source);
             assert_eq!(target, expected, "{len} elements from {start}");
+        }
+    }
+
+    #[test]
+    fn any_elements_are_copied() {
+        for (start, len) in (0..5).flat_map(|start| (0..70).map(move |len| (start, len))) {
+            let source: Vec<u64> = (0..len as u64).collect();
+            let mut target = vec![99; len + 9];
+            copy_past_caches(&mut target[start..start + len], &source);
+            assert_eq!(target[start..start + len], source);
+            assert!(target[..start].iter().chain(&target[start + len..]).all(|it| *it == 99));
+            let source: Vec<u16> = (0..70).map(|it| it * 7).collect();
+            let source: Vec<f16> = source[..len].iter().map(|it| f16::from_bits(*it)).collect();
+            let mut target = vec![f16::ONE; len + 9];
+            copy_past_caches(&mut target[start..start + len], &source);
+            assert_eq!(target[start..start + len], source);
         }
     }
 
