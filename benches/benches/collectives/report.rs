@@ -1,0 +1,42 @@
+//! What is printed.
+
+use std::time::Duration;
+
+use crate::case::{Bus, Collective};
+use crate::options::{Format, Options};
+use crate::place::Place;
+use crate::timing::Times;
+
+#[expect(clippy::print_stdout, reason = "a command-line program")]
+pub(crate) fn heading(options: &Options) {
+    if options.format == Format::Table {
+        let names = ["size", "least", "median", "alg GB/s", "bus GB/s"];
+        let names: String = names.iter().map(|name| format!("{name:>12}")).collect();
+        println!("{:<22} {:>5}{names}", "collective", "ranks");
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "a command-line program")]
+pub(crate) fn row(options: &Options, collective: &Collective, place: Place, times: &Times) {
+    let Collective { name, bus, .. } = collective;
+    let (ranks, Times { least, median }) = (place.ranks, times);
+    let bytes = if *bus == Bus::Empty { 0 } else { place.size().0 };
+    if options.format == Format::Lines {
+        let [least, median] = [least, median].map(Duration::as_secs_f64);
+        println!("{name} {ranks} {bytes} {least:.9} {median:.9}");
+        return;
+    }
+    let algorithm = bytes as f64 / median.as_secs_f64() / 1e9;
+    let size = if bytes == 0 { String::new() } else { place.size().to_string() };
+    let [algorithm, on_bus] = match bus.factor(ranks) {
+        Some(factor) => [algorithm, algorithm * factor].map(|rate| format!("{rate:.3}")),
+        None => ["-", "-"].map(str::to_owned),
+    };
+    let [least, median] = [least, median].map(time);
+    println!("{name:<22} {ranks:>5}{size:>12}{least:>12}{median:>12}{algorithm:>12}{on_bus:>12}");
+}
+
+fn time(time: &Duration) -> String {
+    let micros = time.as_secs_f64() * 1e6;
+    if micros < 1000.0 { format!("{micros:.2} us") } else { format!("{:.3} ms", micros / 1000.0) }
+}
