@@ -12,7 +12,7 @@ use super::core::Core;
 use super::operation::{Erased, Operation};
 use super::running::in_block;
 use crate::flight::EntryNumber;
-use crate::sync::hint;
+use crate::sync::{hint, thread};
 use crate::{Descriptor, Error};
 
 /// A member's claim on its output of one operation.
@@ -113,6 +113,12 @@ impl fmt::Debug for Ticket {
     }
 }
 
+/// Moments for which a waiting thread stays awake: some microseconds.
+const MOMENTS: u32 = 64;
+
+/// Of these, the last ones, in which it offers its core to others.
+const YIELDING: u32 = 58;
+
 /// How much longer a waiting thread stays awake before it sleeps.
 struct Wakefulness {
     moments: u32,
@@ -122,16 +128,23 @@ impl Wakefulness {
     /// With a core for each rank a wait is worth some microseconds of spinning: a sleeper needs as long to wake.
     /// Otherwise the rank that is waited for may need this very core.
     fn of(core: &Core) -> Self {
-        Self { moments: if core.has_a_core_for_each() { 64 } else { 0 } }
+        Self { moments: if core.has_a_core_for_each() { MOMENTS } else { 0 } }
     }
 
     /// Passes a moment awake; `false` when it is time to sleep.
+    ///
+    /// There may be a core for each rank, and the system have put two on one all the same, where something else has the
+    /// other: who does not hear at once lets the rank run that it waits for.
     fn stay_awake(&mut self) -> bool {
         if self.moments == 0 {
             return false;
         }
         self.moments -= 1;
-        (0..8).for_each(|_| hint::spin_loop());
+        if self.moments < YIELDING {
+            thread::yield_now();
+        } else {
+            (0..8).for_each(|_| hint::spin_loop());
+        }
         true
     }
 }

@@ -15,7 +15,7 @@ pub(crate) mod thread {
     use std::io;
     use std::num::NonZeroUsize;
 
-    pub(crate) use shuttle::thread::{Builder, JoinHandle, current};
+    pub(crate) use shuttle::thread::{Builder, JoinHandle, current, yield_now};
 
     /// One core, so that the schedules of a model do not depend on the machine, and nobody who waits stays awake.
     pub(crate) fn available_parallelism() -> io::Result<NonZeroUsize> {
