@@ -198,8 +198,8 @@ impl Core {
         let running = Arc::new(running);
         self.queue.push(Arc::clone(&running));
         // Members that sleep for this very operation come first: they are of no other use.
-        let helpers = running.operation().call_for_help();
-        self.queue.wake(useful.saturating_sub(helpers));
+        let helpers = running.operation().call_for_help(useful);
+        self.queue.wake(useful - helpers);
         self.let_go(running);
     }
 

@@ -301,13 +301,16 @@ impl Operation {
         }
     }
 
-    /// Wakes members that sleep, to help with the work; how many there are.
-    pub(crate) fn call_for_help(&self) -> usize {
+    /// Wakes up to `useful` members that sleep, to help with the work; how many there are of them.
+    ///
+    /// One that has just been woken by its alarm counts, though it is no longer there to be woken: it looks for work anyway.
+    pub(crate) fn call_for_help(&self, useful: usize) -> usize {
         let meeting = self.meeting.lock();
-        if meeting.parked > 0 {
-            self.changed.notify_all();
-        }
-        meeting.parked
+        let helpers = meeting.parked.min(useful);
+        (0..helpers).for_each(|_| {
+            self.changed.notify_one();
+        });
+        helpers
     }
 
     /// Sleeps until something changes or the moment comes. Spurious wakes are possible.
