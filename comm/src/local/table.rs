@@ -1,6 +1,7 @@
 //! Where members find the operation that they mean.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use super::operation::Operation;
@@ -22,6 +23,28 @@ impl From<&Descriptor> for Key {
     }
 }
 
+/// A group's id is a hash already, and the rest of a key counts up: it need only be stirred in. Nobody chooses keys so that
+/// they collide.
+#[derive(Default)]
+struct Stirred(u64);
+
+impl Hasher for Stirred {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u64(&mut self, part: u64) {
+        // An odd number near 2^64 divided by the golden ratio: neighbours end up far apart.
+        self.0 = (self.0.rotate_left(29) ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
+type Operations = HashMap<Key, Arc<Operation>, BuildHasherDefault<Stirred>>;
+
 /// A model has fewer, since each is one more point at which threads may take turns.
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 16 };
 
@@ -31,7 +54,7 @@ const SHARDS: usize = if cfg!(shuttle) { 2 } else { 16 };
 /// except that of the status.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    shards: [Mutex<HashMap<Key, Arc<Operation>>>; SHARDS],
+    shards: [Mutex<Operations>; SHARDS],
 }
 
 impl Table {
@@ -64,7 +87,7 @@ impl Table {
     /// Takes out the operations of `epoch`, or of all.
     pub(crate) fn drain(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
         let matches = |key: &Key| epoch.is_none_or(|epoch| key.epoch == epoch);
-        let drained = |shard: &Mutex<HashMap<_, _>>| {
+        let drained = |shard: &Mutex<Operations>| {
             let taken = shard.lock().extract_if(|key, _| matches(key)).collect::<Vec<_>>();
             in_order(taken)
         };
@@ -73,7 +96,7 @@ impl Table {
 
     /// All operations that are there now.
     pub(crate) fn snapshot(&self) -> Vec<Arc<Operation>> {
-        let listed = |shard: &Mutex<HashMap<Key, Arc<Operation>>>| {
+        let listed = |shard: &Mutex<Operations>| {
             let there = shard.lock();
             let listed = there.iter().map(|(key, operation)| (*key, Arc::clone(operation)));
             in_order(listed.collect())
@@ -81,7 +104,7 @@ impl Table {
         self.shards.iter().flat_map(listed).collect()
     }
 
-    fn shard(&self, key: Key) -> &Mutex<HashMap<Key, Arc<Operation>>> {
+    fn shard(&self, key: Key) -> &Mutex<Operations> {
         #[expect(clippy::cast_possible_truncation, reason = "the remainder is small")]
         let index = (key.group.get() % SHARDS as u64) as usize;
         &self.shards[index]
