@@ -107,6 +107,21 @@ impl<'a> Meter<'a> {
         }
     }
 
+    /// The member in slot `to` has read `count` elements of `size` bytes of each of the members in slots `from`: one addition,
+    /// where members are many and their parts small.
+    pub(crate) fn received_of_each(
+        &self,
+        to: usize,
+        from: Range<usize>,
+        (count, size): (usize, usize),
+    ) {
+        let others = self.ranks[from].iter().filter(|from| **from != self.ranks[to]).count();
+        if others > 0 {
+            let bytes = ByteCount::of(others * count * size);
+            self.records[self.ranks[to].index()].ledger.received(self.channel, self.op, bytes);
+        }
+    }
+
     /// Has the member in `slot` lend what it brought: if `read` panics or hangs, it is the one to name. Where another
     /// member lends meanwhile, that one is.
     pub(crate) fn lent_by(&self, slot: usize, read: impl FnOnce()) {
@@ -189,18 +204,22 @@ fn blocks_of(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usiz
 /// The parts of `pieces`, which are in order and do not overlap, that lie in `range` of the shard: each with
 /// its range in the shard and its range in the parameter.
 fn pieces_in(
-    pieces: &[Piece],
+    pieces: impl Iterator<Item = Piece>,
     range: Range<usize>,
 ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
-    let first = pieces.partition_point(|piece| piece.shard_range().end <= range.start);
-    let overlapping = pieces[first..].iter().take_while({
-        let end = range.end;
-        move |piece| piece.shard_start < end
-    });
-    overlapping.map(move |piece| {
+    overlapping(pieces, range.clone()).map(move |piece| {
         let shard = piece.shard_range();
         let part = shard.start.max(range.start)..shard.end.min(range.end);
         let offset = piece.param_start + (part.start - shard.start);
         (piece.param, part.clone(), offset..offset + part.len())
     })
+}
+
+/// Those of `pieces`, which are in order and do not overlap, of which something lies in `range` of the shard.
+fn overlapping(
+    pieces: impl Iterator<Item = Piece>,
+    range: Range<usize>,
+) -> impl Iterator<Item = Piece> {
+    let after = pieces.skip_while(move |piece| piece.shard_range().end <= range.start);
+    after.take_while(move |piece| piece.shard_start < range.end)
 }

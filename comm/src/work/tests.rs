@@ -39,7 +39,7 @@ fn pieces_in_blocks_cover_every_parameter_once() {
         for shard in 0..shards {
             let pieces: Vec<Piece> = layout.pieces(shard).collect();
             for range in blocks_of(0..layout.shard_len(), block) {
-                for (param, place, part) in pieces_in(&pieces, range.clone()) {
+                for (param, place, part) in pieces_in(pieces.iter().copied(), range.clone()) {
                     assert!(range.start <= place.start && place.end <= range.end);
                     assert_eq!(place.len(), part.len());
                     parts[param].push(part);
@@ -78,7 +78,7 @@ pub(super) mod taken {
 /// Runs every block, and checks that they take each element of each of `outputs` outputs once: a partition, of which
 /// no two slices overlap, be they of one block or of two. What the members get.
 fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
-    let ranks: Vec<Rank> = vec![Rank::new(0); 8];
+    let ranks: Vec<Rank> = vec![Rank::new(0); 40];
     let readers: Vec<_> = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
     let descriptor = descriptor();
     let meter = Meter::new(&[], &ranks, &descriptor, &readers);
@@ -223,6 +223,24 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
     let partials = partition(work.expect("one layout"), 3);
     let sum: f32 = partials.iter().flat_map(|reduced| &reduced.partial).sum();
     assert_eq!(sum, 3.0 * (37.0 * 1900.0 + 1.0 + 2000.0), "padding stays zero");
+}
+
+/// Their shards share blocks.
+#[test]
+fn every_block_of_a_small_unit_of_many_members_takes_elements_of_its_own() {
+    const MEMBERS: usize = 37;
+    let unit =
+        Unit::new("unit").param(Param::new("first", [60, 11])).param(Param::new("second", [400]));
+    let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
+    let gather = |_| UnitGatherDeposit {
+        layout: Arc::clone(&layout),
+        shard: Arc::new(vec![1.0; layout.shard_len()]),
+        targets: layout.params().iter().map(|it| HostBuffer::from(vec![0.0_f32; it.len])).collect(),
+    };
+    let work = UnitGather::new((0..MEMBERS).map(gather).collect()).expect("one layout");
+    assert!(work.blocks() < MEMBERS, "{} blocks", work.blocks());
+    let full = partition(work, 2 * MEMBERS);
+    assert!(full.iter().flatten().all(|it| it.values().to_f32().iter().all(|it| *it == 1.0)));
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_kernels::{DisjointBuffer, HostBuffer, ValuesMut, cast, cast_past_caches};
-use hsdp_sharding::{Piece, UnitLayout};
+use hsdp_sharding::UnitLayout;
 
-use super::{BLOCK_ELEMENTS, Meter, Work, owned_blocks, pieces_in, take_values};
+use super::{BLOCK_ELEMENTS, Meter, Work, pieces_in, take_values};
 
 /// What a member brings: its shard, to be read where it lies, and its parameters' buffers, to be filled.
 pub(crate) struct UnitGatherDeposit {
@@ -19,10 +19,9 @@ pub(crate) struct UnitGatherDeposit {
 pub(crate) struct UnitGather {
     shards: Vec<Arc<Vec<f32>>>,
     targets: Vec<Vec<DisjointBuffer>>,
-    /// What each shard holds.
-    pieces: Vec<Vec<Piece>>,
-    /// Whose shard, and which elements of it. They cover all shards once.
-    blocks: Vec<(usize, Range<usize>)>,
+    layout: Arc<UnitLayout>,
+    /// How many shards, next to each other, share a block.
+    neighbours: usize,
     /// How elements are written.
     cast: fn(ValuesMut<'_>, &[f32]),
 }
@@ -30,6 +29,12 @@ pub(crate) struct UnitGather {
 /// What all members get together, in bytes, above which it is written past the caches: little of it would still be there
 /// when the next unit comes.
 const PAST_CACHES: usize = 4 << 20;
+
+/// Shards of fewer elements are written through the caches all the same: past them, each piece is waited for at its end.
+const LONG: usize = 512;
+
+/// Shards share blocks only where so many blocks are left for threads to claim.
+const LEAST_BLOCKS: usize = 16;
 
 impl UnitGather {
     /// # Errors
@@ -39,16 +44,12 @@ impl UnitGather {
         if members.iter().any(|member| member.layout != layout) {
             return Err("ranks have different layouts of one unit".to_owned());
         }
-        let owned = (0..layout.shard_size()).map(|from| (from, 0..layout.shard_len()));
-        let blocks = owned_blocks(owned, BLOCK_ELEMENTS);
-        let pieces = (0..layout.shard_size()).map(|slot| layout.pieces(slot).collect()).collect();
+        let neighbours = neighbours(layout.shard_size(), layout.shard_len());
         let disjoint = |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::from).collect();
         let members = members.into_iter().map(|member| (member.shard, disjoint(member.targets)));
         let (shards, targets): (_, Vec<_>) = members.unzip();
-        let mut work = Self { shards, targets, pieces, blocks, cast };
-        if work.bytes() > PAST_CACHES {
-            work.cast = cast_past_caches;
-        }
+        let mut work = Self { shards, targets, layout, neighbours, cast };
+        work.cast = work.cast();
         Ok(work)
     }
 
@@ -61,16 +62,44 @@ impl UnitGather {
         let mut work = Self::new(members)?;
         work.shards.truncate(shards);
         work.targets.truncate(1);
-        work.cast = if work.bytes() > PAST_CACHES { cast_past_caches } else { cast };
+        work.cast = work.cast();
         Ok(work)
     }
+
+    /// How elements are best written.
+    fn cast(&self) -> fn(ValuesMut<'_>, &[f32]) {
+        let is_large = self.bytes() > PAST_CACHES && self.layout.shard_len() >= LONG;
+        if is_large { cast_past_caches } else { cast }
+    }
+
+    /// Into how many blocks each shard is cut.
+    fn cuts(&self) -> usize {
+        self.layout.shard_len().div_ceil(BLOCK_ELEMENTS)
+    }
+
+    /// Whose shards, and which elements of each. The blocks cover all shards once.
+    fn block(&self, block: usize) -> (Range<usize>, Range<usize>) {
+        let (first, start) =
+            (block / self.cuts() * self.neighbours, block % self.cuts() * BLOCK_ELEMENTS);
+        let end = self.shards.len().min(first + self.neighbours);
+        (first..end, start..self.layout.shard_len().min(start + BLOCK_ELEMENTS))
+    }
+
+    /// What a range of a shard holds: of which parameter, the elements, and which these are in the parameter.
+    fn parts(&self, from: usize, range: &Range<usize>) -> impl Iterator<Item = Part<'_>> {
+        let shard = &self.shards[from];
+        let parts = pieces_in(self.layout.pieces(from), range.clone());
+        parts.map(move |(param, place, range)| (param, &shard[place], range))
+    }
 }
+
+type Part<'a> = (usize, &'a [f32], Range<usize>);
 
 impl Work for UnitGather {
     type Output = Vec<HostBuffer>;
 
     fn blocks(&self) -> usize {
-        self.blocks.len()
+        self.shards.len().div_ceil(self.neighbours) * self.cuts()
     }
 
     fn bytes(&self) -> usize {
@@ -83,16 +112,16 @@ impl Work for UnitGather {
     ///
     /// Bytes count with the padding between the pieces: a wire would carry it.
     fn run(&self, block: usize, meter: &Meter<'_>) {
-        let (from, range) = &self.blocks[block];
-        let shard = &self.shards[*from];
+        let (from, range) = self.block(block);
+        let parts: Vec<_> = from.clone().flat_map(|from| self.parts(from, &range)).collect();
         for (to, targets) in self.targets.iter().enumerate() {
-            for (param, place, range) in pieces_in(&self.pieces[*from], range.clone()) {
+            for (param, source, range) in &parts {
                 // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
-                let target = unsafe { take_values(&targets[param], range) };
-                (self.cast)(target, &shard[place]);
+                let target = unsafe { take_values(&targets[*param], range.clone()) };
+                (self.cast)(target, source);
             }
             if let Some(target) = targets.first() {
-                meter.received(to, *from, range.len(), element_bytes(target));
+                meter.received_of_each(to, from.clone(), (range.len(), element_bytes(target)));
             }
         }
     }
@@ -102,6 +131,13 @@ impl Work for UnitGather {
             |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::into_buffer).collect();
         self.targets.into_iter().map(whole).collect()
     }
+}
+
+/// One shard a block, or several next to each other that fit into one together: what many members have of a small unit lies
+/// side by side in every target.
+fn neighbours(members: usize, shard_len: usize) -> usize {
+    let fitting = BLOCK_ELEMENTS / shard_len.max(1);
+    fitting.clamp(1, members.div_ceil(LEAST_BLOCKS))
 }
 
 fn element_bytes(buffer: &DisjointBuffer) -> usize {

@@ -10,7 +10,7 @@ use hsdp_kernels::{
 };
 use hsdp_sharding::{Piece, Role, UnitLayout};
 
-use super::{BLOCK_ELEMENTS, Meter, Work, owned_blocks, pieces_in, take};
+use super::{BLOCK_ELEMENTS, Meter, Work, pieces_in, take};
 use crate::sync::Mutex;
 use crate::{NonFiniteAt, Reduced, Scaling};
 
@@ -38,10 +38,7 @@ pub(crate) struct UnitReduce {
     partials: Vec<DisjointVec<f32>>,
     folds: Vec<Fold>,
     scaling: Scaling,
-    /// What each trainable shard holds.
-    pieces: Vec<Vec<Piece>>,
-    /// Whose partial, and which elements of it. They cover all partials once.
-    blocks: Vec<(usize, Range<usize>)>,
+    layout: Arc<UnitLayout>,
     /// By owner: the first element of its partial that was found not to be finite, and why.
     found: Vec<Mutex<Option<(usize, NonFiniteAt)>>>,
 }
@@ -54,12 +51,9 @@ impl UnitReduce {
         if members.iter().any(|member| member.layout != layout) {
             return Err("ranks have different layouts of one unit".to_owned());
         }
-        let owned = (0..members.len()).map(|owner| (owner, 0..layout.trainable().shard_len));
-        let blocks = owned_blocks(owned, BLOCK_ELEMENTS);
-        let pieces = (0..members.len()).map(|slot| trainable_pieces(&layout, slot)).collect();
         let found = members.iter().map(|_| Mutex::default()).collect();
         let (gradients, partials, folds) = (vec![], vec![], vec![]);
-        let mut work = Self { gradients, partials, folds, scaling, pieces, blocks, found };
+        let mut work = Self { gradients, partials, folds, scaling, layout, found };
         for UnitReduceDeposit { gradients, partial, fold, .. } in members {
             work.gradients.push(gradients);
             work.partials.push(partial.into());
@@ -68,10 +62,27 @@ impl UnitReduce {
         Ok(work)
     }
 
+    /// Into how many blocks each partial is cut.
+    fn cuts(&self) -> usize {
+        self.layout.trainable().shard_len.div_ceil(BLOCK_ELEMENTS)
+    }
+
+    /// Whose partial, and which elements of it. The blocks cover all partials once.
+    fn block(&self, block: usize) -> (usize, Range<usize>) {
+        let (owner, start) = (block / self.cuts(), block % self.cuts() * BLOCK_ELEMENTS);
+        (owner, start..self.layout.trainable().shard_len.min(start + BLOCK_ELEMENTS))
+    }
+
+    /// The pieces of a shard that gradients have, which come before the frozen ones.
+    fn pieces(&self, slot: usize) -> impl Iterator<Item = Piece> {
+        let trainable = |piece: &Piece| self.layout.params()[piece.param].role == Role::Trainable;
+        self.layout.pieces(slot).take_while(trainable)
+    }
+
     /// Sums what belongs into a block of an owner's partial, from `start`, and folds it in.
     fn reduce(&self, owner: usize, start: usize, partial: &mut [f32], meter: &Meter<'_>) {
         let mut filled = 0;
-        for (param, place, part) in pieces_in(&self.pieces[owner], start..start + partial.len()) {
+        for (param, place, part) in pieces_in(self.pieces(owner), start..start + partial.len()) {
             let place = place.start - start..place.end - start;
             self.pad(owner, &mut partial[filled..place.start]);
             filled = place.end;
@@ -182,7 +193,7 @@ impl Work for UnitReduce {
     type Output = Reduced;
 
     fn blocks(&self) -> usize {
-        self.blocks.len()
+        self.partials.len() * self.cuts()
     }
 
     fn bytes(&self) -> usize {
@@ -197,13 +208,12 @@ impl Work for UnitReduce {
 
     /// Bytes count with the padding, and with gradients that are absent: a wire would carry their zeros.
     fn run(&self, block: usize, meter: &Meter<'_>) {
-        let (owner, range) = &self.blocks[block];
+        let (owner, range) = self.block(block);
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
-        let partial = unsafe { take(&self.partials[*owner], range.clone()) };
-        self.reduce(*owner, range.start, partial, meter);
-        for from in 0..self.gradients.len() {
-            meter.received(*owner, from, range.len(), self.scaling.wire.dtype().size_bytes());
-        }
+        let partial = unsafe { take(&self.partials[owner], range.clone()) };
+        self.reduce(owner, range.start, partial, meter);
+        let size = self.scaling.wire.dtype().size_bytes();
+        meter.received_of_each(owner, 0..self.gradients.len(), (range.len(), size));
     }
 
     fn finish(self) -> Vec<Reduced> {
@@ -237,10 +247,4 @@ fn visit_once(
         visit(values);
     });
     assert!(visits == 1, "the gradient of parameter {param} was lent {visits} times, not once");
-}
-
-/// The pieces that gradients have, which come before the frozen ones in a shard.
-fn trainable_pieces(layout: &UnitLayout, slot: usize) -> Vec<Piece> {
-    let trainable = |piece: &Piece| layout.params()[piece.param].role == Role::Trainable;
-    layout.pieces(slot).filter(trainable).collect()
 }
