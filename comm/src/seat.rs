@@ -10,6 +10,7 @@ use crate::call::Call;
 use crate::fault::Injector;
 use crate::flight::{EntryNumber, Origin, Recorder};
 use crate::local::{Lifeline, Record, Status, in_block};
+use crate::process::Process;
 use crate::site::Site;
 use crate::sync::Mutex;
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, StepFailure, WorldOptions};
@@ -20,7 +21,7 @@ pub(crate) struct Seat {
     pub(crate) rank: Rank,
     pub(crate) size: usize,
     /// The process in which the world was made: a copy of it has none of the world's other threads.
-    process: u32,
+    process: Process,
     pub(crate) record: Arc<Record>,
     pub(crate) status: Arc<Status>,
     pub(crate) flavour: Flavour,
@@ -120,7 +121,7 @@ impl Seat {
         Self {
             rank,
             size,
-            process: std::process::id(),
+            process: Process::this(),
             record,
             status,
             flavour,
@@ -186,8 +187,8 @@ impl Seat {
         if in_block() {
             return Err(Error::Reentrant { op, rank: self.rank });
         }
-        let (made_in, called_in) = (self.process, std::process::id());
-        if made_in != called_in {
+        if !self.process.is_this() {
+            let (made_in, called_in) = (self.process.id, std::process::id());
             return Err(Error::Forked { op, rank: self.rank, made_in, called_in });
         }
         self.announce_withheld();
