@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hsdp::{
-    Error, GradientValues, LossSum, Mesh, ModelOptions, ModelSpec, Param, ShardedModel, Step,
+    Error, GradientValues, LossSum, ModelOptions, ModelSpec, Param, ShardedModel, Step,
     StepOptions, Unit, UnitId, World,
 };
 
@@ -14,16 +14,19 @@ const GRADIENT: f32 = 0.5;
 
 /// How large the steps are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Size {
-    pub(crate) mesh: Mesh,
-    pub(crate) units: u32,
-    pub(crate) numel: u32,
-    pub(crate) microbatches: u32,
+pub struct Size {
+    /// Of units.
+    pub units: u32,
+    /// Elements of each.
+    pub numel: u32,
+    /// Of a step.
+    pub microbatches: u32,
 }
 
 impl Size {
     /// Units with one parameter each.
-    pub(crate) fn spec(&self) -> ModelSpec {
+    #[must_use]
+    pub fn spec(&self) -> ModelSpec {
         let numel = self.numel as usize;
         let unit = |index| {
             Unit::new(format!("unit-{index}")).param(Param::new(format!("w{index}"), [numel]))
@@ -33,7 +36,8 @@ impl Size {
 }
 
 /// One rank's model and gradients.
-pub(crate) struct Steps {
+#[derive(Debug)]
+pub struct Steps {
     model: ShardedModel,
     size: Size,
     units: Vec<UnitId>,
@@ -41,8 +45,11 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    pub(crate) fn new(world: World, size: Size) -> Result<Self, Error> {
-        let options = ModelOptions::on(size.mesh);
+    /// A model of zeros.
+    ///
+    /// # Errors
+    /// What the runtime says.
+    pub fn new(world: World, size: Size, options: ModelOptions) -> Result<Self, Error> {
         let model =
             ShardedModel::new(world, size.spec(), options, |param| vec![0.0; param.numel()])?;
         let units = model.plan().spec().unit_ids().collect();
@@ -50,8 +57,22 @@ impl Steps {
         Ok(Self { model, size, units, gradient })
     }
 
-    /// Runs a step, and checks the norm of its gradient: the mean over ranks, each with as many items.
-    pub(crate) fn step(&mut self, watch: &mut Stopwatch) -> Result<(), Error> {
+    /// The model, with its plan.
+    #[must_use]
+    pub fn model(&self) -> &ShardedModel {
+        &self.model
+    }
+
+    /// Has the steps from now on have so many microbatches.
+    pub fn set_microbatches(&mut self, microbatches: u32) {
+        self.size.microbatches = microbatches;
+    }
+
+    /// Runs a step, and checks the norm of its gradient: the mean over ranks and microbatches, each with as many items.
+    ///
+    /// # Errors
+    /// What the runtime says, or that the norm is another.
+    pub fn step(&mut self, watch: &mut Stopwatch) -> Result<(), Error> {
         let microbatches = self.size.microbatches as usize;
         let options =
             StepOptions { weight_hint: Some(1), ..StepOptions::microbatches(microbatches) };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// A part of a step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Part {
+pub enum Part {
     /// The step's header.
     Begin,
     /// A microbatch is begun.
@@ -24,7 +24,8 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    pub(crate) const ALL: [Self; 8] = [
+    /// In the order in which they come.
+    pub const ALL: [Self; 8] = [
         Self::Begin,
         Self::Microbatch,
         Self::Forward,
@@ -36,7 +37,8 @@ impl Part {
     ];
 
     /// The part, and what it is counted by.
-    pub(crate) fn name(self) -> (&'static str, Per) {
+    #[must_use]
+    pub fn name(self) -> (&'static str, Per) {
         match self {
             Self::Begin => ("begin the step", Per::Step),
             Self::Microbatch => ("begin a microbatch", Per::Microbatch),
@@ -52,30 +54,37 @@ impl Part {
 
 /// What a part happens once for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Per {
+pub enum Per {
+    /// Each step.
     Step,
+    /// Each microbatch.
     Microbatch,
+    /// Each unit in each microbatch.
     Unit,
 }
 
 /// Adds up what each part takes; one that stands still reads no clock.
 #[derive(Clone, Debug)]
-pub(crate) struct Stopwatch {
+pub struct Stopwatch {
     last: Option<Instant>,
     times: [Duration; Part::ALL.len()],
 }
 
 impl Stopwatch {
-    pub(crate) fn still() -> Self {
+    /// One that stands still.
+    #[must_use]
+    pub fn still() -> Self {
         Self { last: None, times: Default::default() }
     }
 
-    pub(crate) fn running() -> Self {
+    /// One that runs from now.
+    #[must_use]
+    pub fn running() -> Self {
         Self { last: Some(Instant::now()), ..Self::still() }
     }
 
     /// What went by since the last lap was this part.
-    pub(crate) fn lap(&mut self, part: Part) {
+    pub fn lap(&mut self, part: Part) {
         if let Some(last) = &mut self.last {
             let now = Instant::now();
             self.times[part as usize] += now - *last;
@@ -83,7 +92,9 @@ impl Stopwatch {
         }
     }
 
-    pub(crate) fn time(&self, part: Part) -> Duration {
+    /// What a part took in all.
+    #[must_use]
+    pub fn time(&self, part: Part) -> Duration {
         self.times[part as usize]
     }
 }

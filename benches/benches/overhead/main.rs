@@ -8,18 +8,14 @@
 //! longer a step takes on 256 ranks than on 64 when each rank moves as much; and how long it takes to plan 10,000 units
 //! for 1,024 ranks. docs/performance.md says what is to be expected.
 //!
-//! In reading order: `options`, `steps` (a model whose gradients are there already), `stopwatch` (what a part of its step takes),
-//! `units`, `ranks`, `plan`.
+//! In reading order: `options`, `units`, `ranks`, `plan`.
 
 mod options;
 mod plan;
 mod ranks;
-mod steps;
-mod stopwatch;
 mod units;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Parser as _;
 
@@ -58,14 +54,4 @@ fn measure(options: &Options) -> Result<(), String> {
         plan::measure(options)?;
     }
     Ok(())
-}
-
-fn least(times: &[Duration]) -> Duration {
-    times.iter().copied().min().unwrap_or_default()
-}
-
-fn median(times: &[Duration]) -> Duration {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
 }

@@ -19,10 +19,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
     /// Parameters in a unit where 64 ranks are compared with 256.
-    #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
     /// Worlds of 64 and of 256 ranks, by turns, on each mesh.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Units that are planned, of twelve parameters each.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]

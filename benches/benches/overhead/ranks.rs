@@ -3,14 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp::{Error, Mesh, Plan, Rank, World};
+use hsdp::{Error, Mesh, ModelOptions, Plan, Rank, World};
+use hsdp_benches::steps::{Size, Steps};
+use hsdp_benches::stopwatch::Stopwatch;
+use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
 use hsdp_sharding::PlanOptions;
 
 use crate::options::Options;
-use crate::steps::{Size, Steps};
-use crate::stopwatch::Stopwatch;
-use crate::{least, median};
 
 /// How many times as long a step of 256 ranks may take as one of 64.
 const GOAL: f64 = 5.0;
@@ -27,21 +27,22 @@ const STEPS: u32 = 3;
 #[expect(clippy::print_stdout, reason = "a command-line program")]
 pub(crate) fn measure(options: &Options) -> Result<(), String> {
     let numel = options.numel;
+    let size = Size { units: UNITS, numel, microbatches: MICROBATCHES };
     println!("{UNITS} units of {numel} parameters, {MICROBATCHES} microbatches, threads as ranks");
     for pair in PAIRS {
         let mut times = [Vec::new(), Vec::new()];
-        let sizes = [size(pair[0], numel)?, size(pair[1], numel)?];
+        let meshes = [mesh(pair[0])?, mesh(pair[1])?];
         for _ in 0..options.rounds {
-            for (times, size) in times.iter_mut().zip(sizes) {
-                times.extend(steps_of_a_world(size)?);
+            for (times, mesh) in times.iter_mut().zip(meshes) {
+                times.extend(steps_of_a_world(mesh, size)?);
             }
         }
-        for (times, size) in times.iter().zip(sizes) {
+        for (times, mesh) in times.iter().zip(meshes) {
             let [least, median] = [least, median].map(|of| of(times).as_secs_f64() * 1e3);
             println!(
                 "  mesh {:<6} {least:>8.1} ms (least) {median:>8.1} ms (median) a step, {} bytes received a rank",
-                size.mesh.to_string(),
-                received(size)?
+                mesh.to_string(),
+                received(mesh, size)?
             );
         }
         let [least, median] =
@@ -51,21 +52,22 @@ pub(crate) fn measure(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-fn size((replicate, shard): (usize, usize), numel: u32) -> Result<Size, String> {
-    let mesh = Mesh::new(replicate, shard).map_err(|error| error.to_string())?;
-    Ok(Size { mesh, units: UNITS, numel, microbatches: MICROBATCHES })
+fn mesh((replicate, shard): (usize, usize)) -> Result<Mesh, String> {
+    Mesh::new(replicate, shard).map_err(|error| error.to_string())
 }
 
 /// What rank 0 receives in a step, by the plan.
-fn received(size: Size) -> Result<u64, String> {
-    let plan = Plan::new(size.spec(), size.mesh, PlanOptions::default());
+fn received(mesh: Mesh, size: Size) -> Result<u64, String> {
+    let plan = Plan::new(size.spec(), mesh, PlanOptions::default());
     let plan = plan.map_err(|error| error.to_string())?;
     Ok(plan.traffic(Rank::new(0), size.microbatches.into()).total().bytes.get())
 }
 
 /// What rank 0 measures of a world's steps, from one meeting of all ranks to the next.
-fn steps_of_a_world(size: Size) -> Result<Vec<Duration>, String> {
-    let ran = launch(size.mesh.world_size(), WorldOptions::default(), |world| run(world, size));
+fn steps_of_a_world(mesh: Mesh, size: Size) -> Result<Vec<Duration>, String> {
+    let ran = launch(mesh.world_size(), WorldOptions::default(), |world| {
+        run(Steps::new(world.clone(), size, ModelOptions::on(mesh))?, &world)
+    });
     let mut of_rank_0 = Vec::new();
     for (rank, outcome) in ran.into_iter().enumerate() {
         let outcome = outcome.map_err(|failure| failure.to_string())?;
@@ -77,9 +79,8 @@ fn steps_of_a_world(size: Size) -> Result<Vec<Duration>, String> {
     Ok(of_rank_0)
 }
 
-fn run(world: World, size: Size) -> Result<Vec<Duration>, Error> {
+fn run(mut steps: Steps, world: &World) -> Result<Vec<Duration>, Error> {
     let group = world.world_group(Channel::User);
-    let mut steps = Steps::new(world, size)?;
     let meet = || Ok::<_, Error>(group.barrier(Tag::default())?.wait()?);
     steps.step(&mut Stopwatch::still())?;
     let mut times = Vec::new();

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp::{Error, Mesh, World};
+use hsdp::{Error, Mesh, ModelOptions, World};
+use hsdp_benches::steps::{Size, Steps};
+use hsdp_benches::stopwatch::{Part, Per, Stopwatch};
+use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
 
 use crate::options::Options;
-use crate::steps::{Size, Steps};
-use crate::stopwatch::{Part, Per, Stopwatch};
-use crate::{least, median};
 
 /// Two unshards and a reduction, in microseconds, on as many ranks as there are cores or fewer.
 const GOAL: f64 = 5.0;
@@ -28,8 +28,10 @@ pub(crate) fn measure(options: &Options) -> Result<(), String> {
     );
     for ranks in [1, 2] {
         let mesh = Mesh::new(1, ranks).map_err(|error| error.to_string())?;
-        let size = Size { mesh, units, numel: 1, microbatches };
-        let measured = launch(ranks, WorldOptions::default(), |world| run(world, size, options));
+        let size = Size { units, numel: 1, microbatches };
+        let measured = launch(ranks, WorldOptions::default(), |world| {
+            run(Steps::new(world.clone(), size, ModelOptions::on(mesh))?, &world, options)
+        });
         let of_rank_0 = measured.into_iter().next().ok_or("no ranks")?;
         let of_rank_0 = of_rank_0.map_err(|failure| failure.to_string())?;
         print(ranks, size, &of_rank_0.map_err(|error| error.to_string())?);
@@ -37,9 +39,8 @@ pub(crate) fn measure(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-fn run(world: World, size: Size, options: &Options) -> Result<Measured, Error> {
+fn run(mut steps: Steps, world: &World, options: &Options) -> Result<Measured, Error> {
     let group = world.world_group(Channel::User);
-    let mut steps = Steps::new(world, size)?;
     let mut measured = Measured { steps: Vec::new(), parts: Vec::new() };
     // The first step allocates.
     steps.step(&mut Stopwatch::still())?;

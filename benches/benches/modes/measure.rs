@@ -1,0 +1,107 @@
+//! The times of the steps, and what the plan says of them.
+
+use std::time::{Duration, Instant};
+
+use hsdp::{
+    Accumulation, ByteCount, Channel, Error, ModelOptions, Rank, Tag, World, WorldOptions, launch,
+};
+use hsdp_benches::steps::{Size, Steps};
+use hsdp_benches::stopwatch::Stopwatch;
+use hsdp_benches::times::median;
+use hsdp_sharding::{Plan, PlanOptions, Traffic};
+
+use crate::options::{Links, Options};
+
+/// One mode with one number of microbatches.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) mode: Accumulation,
+    pub(crate) microbatches: u32,
+    /// Of a step, the median; over memory, and over slow links.
+    pub(crate) memory: Duration,
+    pub(crate) slow: Duration,
+    /// What rank 0 receives in a step, by the plan.
+    pub(crate) traffic: Traffic,
+    /// What a rank holds, by the plan.
+    pub(crate) partial: ByteCount,
+    pub(crate) grad_full: ByteCount,
+}
+
+/// All of them, by the number of microbatches and then by mode.
+pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, String> {
+    let cells = options.microbatches.len();
+    // By mode, links, and number of microbatches.
+    let mut times = Accumulation::ALL.map(|_| [vec![Vec::new(); cells], vec![Vec::new(); cells]]);
+    for _ in 0..options.rounds {
+        for (mode, times) in Accumulation::ALL.into_iter().zip(&mut times) {
+            for (links, times) in [Links::Memory, Links::Slow].into_iter().zip(times) {
+                let measured = steps_of_a_world(options, mode, links)?;
+                times.iter_mut().zip(measured).for_each(|(times, time)| times.push(time));
+            }
+        }
+    }
+    let mut rows = Vec::new();
+    for (cell, microbatches) in options.microbatches.iter().enumerate() {
+        for (mode, [memory, slow]) in Accumulation::ALL.into_iter().zip(&times) {
+            let [memory, slow] = [memory, slow].map(|times| median(&times[cell]));
+            rows.push(row(options, (mode, *microbatches), [memory, slow])?);
+        }
+    }
+    Ok(rows)
+}
+
+fn row(
+    options: &Options,
+    (mode, microbatches): (Accumulation, u32),
+    [memory, slow]: [Duration; 2],
+) -> Result<Row, String> {
+    let plan_options = PlanOptions { accumulation: mode, ..PlanOptions::default() };
+    let plan = Plan::new(size(options).spec(), options.mesh, plan_options);
+    let plan = plan.map_err(|error| error.to_string())?;
+    let traffic = plan.traffic(Rank::new(0), microbatches.into());
+    let held = plan.memory();
+    Ok(Row {
+        mode,
+        microbatches,
+        memory,
+        slow,
+        traffic,
+        partial: held.partial,
+        grad_full: held.grad_full,
+    })
+}
+
+fn size(options: &Options) -> Size {
+    Size { units: options.units, numel: options.numel, microbatches: 1 }
+}
+
+/// What rank 0 measures of a world: a step of each number of microbatches.
+fn steps_of_a_world(
+    options: &Options,
+    mode: Accumulation,
+    links: Links,
+) -> Result<Vec<Duration>, String> {
+    let model = ModelOptions { accumulation: mode, ..ModelOptions::on(options.mesh) };
+    let world_options = WorldOptions { slow: options.slow(links), ..WorldOptions::default() };
+    let ran = launch(options.mesh.world_size(), world_options, |world| {
+        let mut steps = Steps::new(world.clone(), size(options), model.clone())?;
+        // Touches pages.
+        steps.step(&mut Stopwatch::still())?;
+        let timed = |microbatches: &u32| timed(&world, &mut steps, *microbatches);
+        options.microbatches.iter().map(timed).collect::<Result<Vec<_>, Error>>()
+    });
+    let of_rank_0 = ran.into_iter().next().ok_or("no ranks")?;
+    of_rank_0.map_err(|failure| failure.to_string())?.map_err(|error| error.to_string())
+}
+
+/// A step, from one meeting of all ranks to the next.
+fn timed(world: &World, steps: &mut Steps, microbatches: u32) -> Result<Duration, Error> {
+    let group = world.world_group(Channel::User);
+    let meet = || Ok::<_, Error>(group.barrier(Tag::default())?.wait()?);
+    steps.set_microbatches(microbatches);
+    meet()?;
+    let started = Instant::now();
+    steps.step(&mut Stopwatch::still())?;
+    meet()?;
+    Ok(started.elapsed())
+}

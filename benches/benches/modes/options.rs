@@ -1,0 +1,95 @@
+//! What is measured.
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use hsdp::{Channel, Mesh, SlowChannel};
+
+/// Measures a step in each of the three accumulation modes, over memory and over links that are slow on purpose.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "modes")]
+pub(crate) struct Options {
+    /// The mesh, replicate x shard. Ranks are threads.
+    #[arg(long, default_value = "2x2")]
+    pub(crate) mesh: Mesh,
+    /// Units, all alike.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) units: u32,
+    /// Parameters in a unit.
+    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) numel: u32,
+    /// Microbatches of a step: each of these numbers.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) microbatches: Vec<u32>,
+    /// Worlds of each mode, by turns; in each a step of each number of microbatches is measured.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// The latency of slow links, of both axes, in microseconds.
+    #[arg(long, default_value_t = 50)]
+    latency_us: u64,
+    /// Megabytes that a slow link of the shard axis carries in a second.
+    #[arg(long, default_value = "10000")]
+    shard_mb_s: NonZeroU64,
+    /// Megabytes that a slow link of the replicate axis carries in a second: by default about as many as 10 Gb Ethernet does.
+    #[arg(long, default_value = "1000")]
+    replicate_mb_s: NonZeroU64,
+    /// Where to draw the times, as SVG.
+    #[arg(long)]
+    pub(crate) plot: Option<PathBuf>,
+    /// Little of everything, to see that it runs: the numbers mean nothing.
+    #[arg(long)]
+    smoke: bool,
+    /// What `cargo bench` says to every bench.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// Over what collectives go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    /// As fast as this machine's memory.
+    Memory,
+    /// As slow as the options say: the time is injected, no network is there.
+    Slow,
+}
+
+impl Options {
+    /// The options, made small where only a look is wanted.
+    pub(crate) fn scaled(self) -> Self {
+        if !self.smoke {
+            return self;
+        }
+        Self { numel: 20_000, microbatches: vec![1, 2], rounds: 1, ..self }
+    }
+
+    /// The channels that are slow.
+    pub(crate) fn slow(&self, links: Links) -> Vec<SlowChannel> {
+        let latency = Duration::from_micros(self.latency_us);
+        let slow = |channel, mb_s: NonZeroU64| SlowChannel {
+            channel,
+            latency,
+            bytes_per_second: Some(mb_s.saturating_mul(MEGA)),
+        };
+        match links {
+            Links::Memory => Vec::new(),
+            Links::Slow => vec![
+                slow(Channel::Gather, self.shard_mb_s),
+                slow(Channel::Reduce, self.shard_mb_s),
+                slow(Channel::AllReduce, self.replicate_mb_s),
+            ],
+        }
+    }
+
+    /// The slow links, in words.
+    pub(crate) fn words(&self) -> String {
+        format!(
+            "{} us and {} MB/s along a row, {} MB/s along a column",
+            self.latency_us, self.shard_mb_s, self.replicate_mb_s
+        )
+    }
+}
+
+const MEGA: NonZeroU64 = NonZeroU64::new(1_000_000).expect("it is not 0");

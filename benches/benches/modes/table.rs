@@ -1,0 +1,43 @@
+//! What is printed: a table in Markdown.
+
+use std::time::Duration;
+
+use hsdp::ByteCount;
+
+use crate::measure::Row;
+use crate::options::Options;
+
+#[expect(clippy::print_stdout, reason = "a command-line program")]
+pub(crate) fn print(options: &Options, rows: &[Row]) {
+    let Options { mesh, units, numel, rounds, .. } = options;
+    println!(
+        "local, mesh {mesh}, {units} units of {numel} parameters in f32, f32 wire; median of {rounds} steps"
+    );
+    println!("slow links, injected: {}", options.words());
+    println!();
+    println!(
+        "| microbatches | mode | step, memory | step, slow links | calls | received along a row | along a column | partial | grad_full |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    rows.iter().for_each(|row| println!("{}", line(row)));
+}
+
+fn line(row: &Row) -> String {
+    let Row { mode, microbatches, traffic, .. } = row;
+    let [memory, slow] = [row.memory, row.slow].map(ms);
+    let along_row = mb(traffic.all_gather.bytes + traffic.reduce_scatter.bytes);
+    let along_column = mb(traffic.all_reduce.bytes);
+    let [partial, grad_full] = [row.partial, row.grad_full].map(mb);
+    let calls = traffic.total().calls;
+    format!(
+        "| {microbatches} | {mode} | {memory} | {slow} | {calls} | {along_row} | {along_column} | {partial} | {grad_full} |"
+    )
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:.0} ms", time.as_secs_f64() * 1e3)
+}
+
+fn mb(bytes: ByteCount) -> String {
+    format!("{:.0} MB", bytes.get() as f64 / 1e6)
+}
