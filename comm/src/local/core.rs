@@ -159,10 +159,11 @@ impl Core {
         D: Send + 'static,
         W: Work + 'static,
     {
-        let wanted = arrivals.iter().map(|arrival| Some(Arc::clone(&arrival.descriptor))).collect();
+        let apart = |arrival: Arrival| (Some(arrival.descriptor), arrival.deposit);
+        let (wanted, deposits): (Vec<_>, Vec<_>) = arrivals.into_iter().map(apart).unzip();
         // Deposits that are of no use are dropped in here, too: they are the users'.
         let assembled = catch_unwind(AssertUnwindSafe(|| {
-            let deposits = arrivals.into_iter().map(|arrival| arrival.deposit.downcast::<D>());
+            let deposits = deposits.into_iter().map(|deposit| deposit.downcast::<D>());
             let deposits: Result<Vec<D>, _> =
                 deposits.map(|deposit| deposit.map(|it| *it)).collect();
             assemble(deposits.map_err(|_| "ranks call different functions".to_owned())?)
