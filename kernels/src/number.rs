@@ -17,11 +17,19 @@ impl Inside {
     pub(crate) const HERE: Self = Self(());
 }
 
+/// The most sources that a reduction reads side by side.
+pub(crate) const MOST_ABREAST: usize = 4;
+
 /// How elements of a type are reduced: through accumulators of a type that may be wider.
 #[expect(unnameable_types, reason = "it seals `Element`")]
 pub trait Arithmetic: Pod {
     /// In what a reduction computes: f32 for the 16-bit floats, the type itself for all others.
     type Accumulator: Number;
+
+    /// How many sources a reduction reads side by side, at most [`MOST_ABREAST`]. So the machine fetches all of them ahead,
+    /// and a sum is written less often. What must be converted is read in pairs: four of bf16 took twice as long, from
+    /// memory, as one after the other.
+    const ABREAST: usize;
 
     /// Lends `elements` as accumulators, exactly: themselves, or converted into `scratch`, which is as long.
     fn widen<'a>(
@@ -61,6 +69,7 @@ pub trait Number: Pod {
 
 impl Arithmetic for f16 {
     type Accumulator = f32;
+    const ABREAST: usize = 2;
 
     fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32], _: Inside) -> &'a [f32] {
         widen_f16(scratch, elements);
@@ -80,6 +89,7 @@ impl Arithmetic for f16 {
 
 impl Arithmetic for bf16 {
     type Accumulator = f32;
+    const ABREAST: usize = 2;
 
     fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32], _: Inside) -> &'a [f32] {
         widen_bf16(scratch, elements);
@@ -102,6 +112,7 @@ macro_rules! own_accumulator {
     ($($number:ty),+) => {$(
         impl Arithmetic for $number {
             type Accumulator = Self;
+            const ABREAST: usize = MOST_ABREAST;
 
             fn widen<'a>(elements: &'a [Self], _: &'a mut [Self], _: Inside) -> &'a [Self] {
                 elements

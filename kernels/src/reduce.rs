@@ -9,7 +9,7 @@ use crate::accumulate::Fold;
 use crate::convert::BLOCK;
 use crate::element::Element;
 use crate::error::Error;
-use crate::number::{Inside, Number};
+use crate::number::{Inside, MOST_ABREAST, Number};
 use crate::simd::{Kernel, dispatch};
 
 /// How a reduction joins two elements.
@@ -72,10 +72,6 @@ pub fn average_elements<T: Element>(target: &mut [T], sources: &[&[T]]) -> Resul
     Ok(())
 }
 
-/// How many sources are read side by side: the machine fetches as many sequences ahead at once, and the more there are the
-/// less often is a sum written and read again.
-const ABREAST: usize = 4;
-
 /// Runs a reduction in blocks that stay in the first-level cache: some sources at a time, and then `finish`.
 fn in_blocks<T: Element>(
     op: ReduceOp,
@@ -88,12 +84,12 @@ fn in_blocks<T: Element>(
     }
     assert!(!sources.is_empty(), "reduce: there is no source");
     let mut accumulators = [T::Accumulator::zeroed(); BLOCK];
-    let mut widened = [[T::Accumulator::zeroed(); BLOCK]; ABREAST];
+    let mut widened = [[T::Accumulator::zeroed(); BLOCK]; MOST_ABREAST];
     for (index, target) in target.chunks_mut(BLOCK).enumerate() {
         let block = index * BLOCK..index * BLOCK + target.len();
         let scratch = &mut accumulators[..target.len()];
         let fill = |accumulators: &mut [T::Accumulator]| {
-            for (round, sources) in sources.chunks(ABREAST).enumerate() {
+            for (round, sources) in sources.chunks(T::ABREAST).enumerate() {
                 let fold = if round == 0 { Fold::Replace } else { Fold::Add };
                 let lanes = lanes(sources, &block, &mut widened);
                 join(op, Target { accumulators, fold }, &lanes[..sources.len()]);
@@ -108,9 +104,9 @@ fn in_blocks<T: Element>(
 fn lanes<'a, T: Element>(
     sources: &[&'a [T]],
     block: &Range<usize>,
-    widened: &'a mut [[T::Accumulator; BLOCK]; ABREAST],
-) -> [&'a [T::Accumulator]; ABREAST] {
-    let mut lanes: [&[T::Accumulator]; ABREAST] = [&[]; ABREAST];
+    widened: &'a mut [[T::Accumulator; BLOCK]; MOST_ABREAST],
+) -> [&'a [T::Accumulator]; MOST_ABREAST] {
+    let mut lanes: [&[T::Accumulator]; MOST_ABREAST] = [&[]; MOST_ABREAST];
     for ((lane, source), widened) in lanes.iter_mut().zip(sources).zip(widened) {
         *lane = T::widen(&source[block.clone()], &mut widened[..block.len()], Inside::HERE);
     }
@@ -138,7 +134,7 @@ fn join_by<N: Number>(join: impl Operation<N>, target: Target<'_, N>, lanes: &[&
         [a, b] => dispatch(Join { join, target, lanes: [a, b] }),
         [a, b, c] => dispatch(Join { join, target, lanes: [a, b, c] }),
         [a, b, c, d] => dispatch(Join { join, target, lanes: [a, b, c, d] }),
-        _ => unreachable!("one to {ABREAST} sources are joined at a time"),
+        _ => unreachable!("one to {MOST_ABREAST} sources are joined at a time"),
     }
 }
 
