@@ -109,6 +109,7 @@ table!(KERNELS {
     hsdp_kernels::Divisor: Send Sync Unpin,
     hsdp_kernels::Error: Send Sync Unpin,
     hsdp_kernels::Fold: Send Sync Unpin,
+    hsdp_kernels::FusedUpdate<'static>: Send Sync Unpin,
     dyn hsdp_kernels::GradientValues: Send Sync,
     hsdp_kernels::HostBuffer: Send Sync Unpin,
     hsdp_kernels::MomentumKind: Send Sync Unpin,
