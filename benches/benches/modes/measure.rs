@@ -12,6 +12,9 @@ use hsdp_sharding::{Plan, PlanOptions, Traffic};
 
 use crate::options::{Links, Options};
 
+/// Steps of a world before those that are measured.
+const WARM_UP: usize = 2;
+
 /// One mode with one number of microbatches.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
@@ -85,8 +88,10 @@ fn steps_of_a_world(
     let world_options = WorldOptions { slow: options.slow(links), ..WorldOptions::default() };
     let ran = launch(options.mesh.world_size(), world_options, |world| {
         let mut steps = Steps::new(world.clone(), size(options), model.clone())?;
-        // Touches pages.
-        steps.step(&mut Stopwatch::still())?;
+        // These touch pages.
+        for _ in 0..WARM_UP {
+            steps.step(&mut Stopwatch::still())?;
+        }
         let timed = |microbatches: &u32| timed(&world, &mut steps, *microbatches);
         options.microbatches.iter().map(timed).collect::<Result<Vec<_>, Error>>()
     });

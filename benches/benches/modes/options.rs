@@ -25,7 +25,7 @@ pub(crate) struct Options {
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) microbatches: Vec<u32>,
     /// Worlds of each mode, by turns; in each a step of each number of microbatches is measured.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// The latency of slow links, of both axes, in microseconds.
     #[arg(long, default_value_t = 50)]
@@ -33,8 +33,8 @@ pub(crate) struct Options {
     /// Megabytes that a slow link of the shard axis carries in a second.
     #[arg(long, default_value = "10000")]
     shard_mb_s: NonZeroU64,
-    /// Megabytes that a slow link of the replicate axis carries in a second: by default about as many as 10 Gb Ethernet does.
-    #[arg(long, default_value = "1000")]
+    /// Megabytes that a slow link of the replicate axis carries in a second: by default about a quarter of 10 Gb Ethernet.
+    #[arg(long, default_value = "300")]
     replicate_mb_s: NonZeroU64,
     /// Where to draw the times, as SVG.
     #[arg(long)]

@@ -11,6 +11,9 @@ use plotters::prelude::*;
 use crate::measure::Row;
 use crate::options::Options;
 
+/// Of the modes, in their order.
+const COLORS: [RGBColor; 3] = [BLUE, RED, RGBColor(0, 130, 60)];
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// One of the two halves.
@@ -28,23 +31,28 @@ pub(crate) fn draw(file: &Path, options: &Options, rows: &[Row]) -> Result<(), B
         Half { title: "links as fast as memory", time: |row| row.memory },
         Half { title: &slow, time: |row| row.slow },
     ];
+    let longest = rows.iter().flat_map(|row| [row.memory, row.slow]).max().unwrap_or_default();
     for (area, half) in area.split_evenly((1, 2)).iter().zip(halves) {
-        draw_half(area, &half, rows)?;
+        draw_half(area, &half, (rows, longest))?;
     }
     area.present()?;
     Ok(())
 }
 
-fn draw_half(area: &Area<'_>, half: &Half<'_>, rows: &[Row]) -> Result<(), Box<dyn Error>> {
+/// Both have one scale, so that they can be compared.
+fn draw_half(
+    area: &Area<'_>,
+    half: &Half<'_>,
+    (rows, longest): (&[Row], Duration),
+) -> Result<(), Box<dyn Error>> {
     let ms = |row: &Row| (half.time)(row).as_secs_f64() * 1e3;
     let most = rows.iter().map(|row| row.microbatches).max().unwrap_or(1);
-    let highest = rows.iter().map(ms).fold(0.0, f64::max);
     let mut chart = ChartBuilder::on(area)
         .margin(12)
         .caption(half.title, ("sans-serif", 13))
         .x_label_area_size(36)
         .y_label_area_size(56)
-        .build_cartesian_2d(0..most + 1, 0.0..highest * 1.05)?;
+        .build_cartesian_2d(0..most + 1, 0.0..longest.as_secs_f64() * 1.05e3)?;
     chart
         .configure_mesh()
         .x_desc("microbatches of a step")
@@ -52,7 +60,7 @@ fn draw_half(area: &Area<'_>, half: &Half<'_>, rows: &[Row]) -> Result<(), Box<d
         .y_label_formatter(&|ms| format!("{ms:.0}"))
         .light_line_style(TRANSPARENT)
         .draw()?;
-    for (mode, color) in Accumulation::ALL.into_iter().zip([RED, BLUE, GREEN]) {
+    for (mode, color) in Accumulation::ALL.into_iter().zip(COLORS) {
         let of_mode = rows.iter().filter(|row| row.mode == mode);
         let points: Vec<_> = of_mode.map(|row| (row.microbatches, ms(row))).collect();
         let marks = points.iter().map(|point| Circle::new(*point, 3, color.filled()));
