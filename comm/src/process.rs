@@ -1,7 +1,8 @@
 //! Which process this is, and whether it is still the same: a copy of it (a fork) has none of the other threads.
 //!
 //! Every call asks that. To ask the system for the number of the process takes as long as a tenth of all else that a small call
-//! does, so where the system calls back in each copy, the copies are counted instead.
+//! does, so where the system calls back in each copy, the copies are counted instead. That is so after `fork`; who makes a copy by
+//! the bare system call is not seen.
 
 use std::process;
 

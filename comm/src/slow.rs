@@ -48,8 +48,8 @@ impl SlowChannel {
     }
 }
 
-/// The bytes that a member receives from the others, without padding; of an operation with a root, those that it sends or
-/// receives in all.
+/// The bytes that a member receives from the others; of an operation with a root, those that it sends or receives in all, and of
+/// a gather into one copy for all, what it would receive if it had one of its own.
 fn received_bytes(descriptor: &Descriptor, members: usize) -> f64 {
     let Some(dtype) = descriptor.dtype else { return 0.0 };
     let bytes = descriptor.counts.total() as f64 * dtype.size_bytes() as f64;
@@ -58,7 +58,11 @@ fn received_bytes(descriptor: &Descriptor, members: usize) -> f64 {
         Op::AllGather => bytes * others,
         Op::ReduceScatter => bytes * others / members,
         // Contributions to its own part, and the sums of all others.
-        Op::AllReduce => bytes * 2.0 * others / members,
+        Op::AllReduce => {
+            let size = descriptor.scaling.map_or(dtype.size_bytes(), |_| size_of::<f32>());
+            let sums = descriptor.counts.total() as f64 * size as f64;
+            (bytes + sums) * others / members
+        }
         _ => bytes,
     }
 }

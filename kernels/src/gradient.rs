@@ -16,6 +16,9 @@ pub trait GradientValues: Send + Sync + Debug {
 
     /// Calls `visit` exactly once, with exactly the elements of `range`.
     ///
+    /// `visit` may read gradients of other members, so reads nest: in the order of members, and in the same order wherever
+    /// they do. Where values lie behind a lock, it must be one that a thread can hold for reading more than once.
+    ///
     /// # Panics
     ///
     /// If `range` reaches beyond [`len`](Self::len).

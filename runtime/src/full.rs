@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use hsdp_kernels::{HostBuffer, Values};
-use hsdp_sharding::UnitId;
+use hsdp_sharding::{UnitId, UnitLayout};
 
 use crate::engine::full_pool::Pooled;
 
@@ -16,6 +16,7 @@ use crate::engine::full_pool::Pooled;
 #[must_use = "a gathered unit takes up memory until it is dropped"]
 pub struct Full {
     unit: UnitId,
+    layout: Arc<UnitLayout>,
     buffers: Buffers,
 }
 
@@ -27,12 +28,12 @@ enum Buffers {
 }
 
 impl Full {
-    pub(crate) fn own(unit: UnitId, buffers: Pooled) -> Self {
-        Self { unit, buffers: Buffers::Own(buffers) }
+    pub(crate) fn own((unit, layout): (UnitId, Arc<UnitLayout>), buffers: Pooled) -> Self {
+        Self { unit, layout, buffers: Buffers::Own(buffers) }
     }
 
-    pub(crate) fn shared(unit: UnitId, buffers: Arc<Pooled>) -> Self {
-        Self { unit, buffers: Buffers::Shared(buffers) }
+    pub(crate) fn shared((unit, layout): (UnitId, Arc<UnitLayout>), buffers: Arc<Pooled>) -> Self {
+        Self { unit, layout, buffers: Buffers::Shared(buffers) }
     }
 
     /// Whose parameters these are.
@@ -75,8 +76,8 @@ impl Full {
         }
     }
 
-    /// Takes a parameter's buffer out, as the storage of a tensor, say; `None` if it is out already. Of a copy that
-    /// [ranks share](crate::FullCopies::PerProcess) this is a copy.
+    /// Takes a parameter's buffer out, as the storage of a tensor, say; `None` if it is out already. Of what
+    /// [ranks share](crate::FullCopies::PerProcess) it is a copy each time.
     ///
     /// [Put it back](Self::put_back) when it is not wanted any more: then it serves another gather.
     ///
@@ -93,18 +94,25 @@ impl Full {
         (!buffer.is_empty()).then_some(buffer)
     }
 
-    /// Puts a buffer back that was taken out.
+    /// Puts a buffer back that was taken out. What is in it does not matter, but for who reads it here.
     ///
     /// # Panics
-    /// If the unit has no such parameter.
+    /// If the unit has no such parameter, or the buffer is not of the parameter's length and the compute dtype.
     pub fn put_back(&mut self, parameter: usize, buffer: HostBuffer) {
+        let (found, len) = ((buffer.dtype(), buffer.len()), self.layout.params()[parameter].len);
         if let Buffers::Own(pooled) = &mut self.buffers {
+            let expected = (pooled.dtype(), len);
+            assert!(
+                found == expected,
+                "put back {found:?}, where parameter {parameter} has {expected:?}"
+            );
             pooled.buffers[parameter] = buffer;
         }
     }
 
-    /// Gives the buffers away, by index of the parameter in its unit. They are the caller's from now on, and no plan
-    /// counts them. Of a copy that [ranks share](crate::FullCopies::PerProcess) they are copies.
+    /// Gives the buffers away, by index of the parameter in its unit; empty where one was [taken out](Self::take). They are
+    /// the caller's from now on, and no plan counts them. Of what [ranks share](crate::FullCopies::PerProcess) they are
+    /// copies.
     #[must_use]
     pub fn into_buffers(self) -> Vec<HostBuffer> {
         match self.buffers {

@@ -25,6 +25,8 @@ pub enum Verdict {
 /// What is left to be done to it, the one division of the step and clipping, is done where it is read: by the optimizer in
 /// the pass that it makes anyway, and in the copies that [`shard`](Self::shard) and [`full`](Self::full) give.
 ///
+/// Its memory serves the next step: drop it before, or that one needs as much again.
+///
 /// It comes out of [`Step::finish`](crate::Step::finish) and nowhere else, so a step whose all-reduce
 /// was forgotten cannot reach an optimizer.
 #[derive(Debug)]

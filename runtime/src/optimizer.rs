@@ -63,6 +63,9 @@ impl ShardedModel {
     /// Updates this rank's shards: calls `update` for each run of elements that has a gradient, in the plan's order of
     /// units, and counts the step as committed. What an [`Optimizer`] is made of. Not collective.
     ///
+    /// A long piece comes as several runs, one after the other, so that what is done to one stays in the cache: an update must
+    /// not depend on where it is cut.
+    ///
     /// # Errors
     /// As [`Gradients::check_model`], before anything is changed.
     pub fn update(

@@ -22,8 +22,9 @@ pub struct ModelOptions {
     pub accumulation: Accumulation,
     /// How many units ahead parameters are gathered.
     pub prefetch: usize,
-    /// How many copies of a gathered unit there are. One for all ranks of a process takes that many times less memory and
-    /// memory traffic; none of them may write to it.
+    /// How many copies of a gathered unit there are. One for all ranks of a process costs the memory traffic of one. It takes
+    /// room for `2 * prefetch + 2` units, since ranks may be that far apart, where copies of their own take `prefetch + 1` for
+    /// each rank. No rank may write to it.
     pub full_copies: FullCopies,
     /// What the gradient is of.
     pub objective: Objective,

@@ -1,10 +1,11 @@
 //! One full copy for all ranks of a process: what they read and train is what they do with a copy each.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hsdp::{
-    AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, Optimizer, Precision,
-    ShardedModel, StepOptions, World,
+    AdamW, AdamWOptions, DType, Error, FullCopies, HostBuffer, LossSum, ModelOptions, Optimizer,
+    Precision, ShardedModel, StepOptions, World,
 };
 use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
@@ -91,6 +92,24 @@ fn what_is_taken_out_of_a_shared_copy_is_a_copy() {
         let _ = pass.loss(LossSum::new(0.0, 1))?;
         pass.finish()?;
         step.finish().map(drop)
+    });
+}
+
+#[test]
+fn a_buffer_of_another_dtype_or_length_is_not_taken_back() {
+    on_ranks(1, |world| {
+        let options = ModelOptions::on(mesh(1, 1));
+        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let mut pass = step.microbatch()?;
+        let mut full = pass.unshard(unit(0))?;
+        let len = full.values(0).len();
+        for (dtype, len) in [(DType::BF16, len), (DType::F32, len + 1)] {
+            let other = HostBuffer::zeros(dtype, len).expect("a small one");
+            let put = AssertUnwindSafe(|| full.put_back(0, other));
+            catch_unwind(put).expect_err("it does not fit");
+        }
+        Ok(())
     });
 }
 

@@ -75,6 +75,7 @@ table!(SHARDING {
     hsdp_sharding::ElemCount: Send Sync Unpin,
     hsdp_sharding::Error: Send Sync Unpin,
     hsdp_sharding::Flow: Send Sync Unpin,
+    hsdp_sharding::FullCopies: Send Sync Unpin,
     hsdp_sharding::Gather: Send Sync Unpin,
     hsdp_sharding::Granularity: Send Sync Unpin,
     hsdp_sharding::MemoryPlan: Send Sync Unpin,

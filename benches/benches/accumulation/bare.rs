@@ -86,25 +86,20 @@ impl Bare {
         self.mesh.group(Axis::Shard, Rank::new(rank))
     }
 
-    /// Copies all shards of the row, or this rank's part of its own to where all read it.
+    /// Copies this rank's shard to every member of its row, or its part of the shard to where all read it.
     fn gather(&self, rank: usize, unit: usize) {
-        let row = self.row(rank);
-        let copy = |full: &Mutex<Turns>, source: &[f32]| {
-            let mut full = full.lock().unwrap_or_else(PoisonError::into_inner);
-            cast_past_caches(ValuesMut::F32(&mut full[unit % 2]), source);
-        };
+        let Coordinate { replicate_index, shard_index } = self.mesh.coordinate(Rank::new(rank));
+        let shard = &self.shards[rank][unit];
         match self.full_copies {
             FullCopies::PerRank => {
-                for (shard, member) in row.iter().enumerate() {
-                    copy(&self.full[rank][shard][0], &self.shards[member.index()][unit]);
-                }
+                let copies = self.row(rank).into_iter().map(Rank::index);
+                let targets: Vec<_> = copies.map(|copy| &self.full[copy][shard_index][0]).collect();
+                copy(&targets, unit, shard);
             }
             FullCopies::PerProcess => {
-                let Coordinate { replicate_index, shard_index } =
-                    self.mesh.coordinate(Rank::new(rank));
-                let shard = &self.shards[rank][unit];
                 let part = balanced(shard.len(), self.mesh.replicate_size(), replicate_index);
-                copy(&self.full[0][shard_index][replicate_index], &shard[part]);
+                let target = &self.full[0][shard_index][replicate_index];
+                copy(&[target], unit, &shard[part]);
             }
         }
     }
@@ -161,6 +156,18 @@ impl Bare {
             }
         }
         Ok(())
+    }
+}
+
+/// Reads each block once from memory, and writes it to all targets while it is in the cache.
+fn copy(targets: &[&Mutex<Turns>], unit: usize, source: &[f32]) {
+    for start in (0..source.len()).step_by(BLOCK) {
+        let range = start..source.len().min(start + BLOCK);
+        for target in targets {
+            let mut target = target.lock().unwrap_or_else(PoisonError::into_inner);
+            let target = &mut target[unit % 2][range.clone()];
+            cast_past_caches(ValuesMut::F32(target), &source[range.clone()]);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::dealing::Splits;
 use crate::work::{Exchange, Source};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
-/// What a member lends to a call: both buffers come back when it is complete.
+/// What a member lends to a call: both buffers come back when it is complete. They are lost where it is refused or fails.
 ///
 /// A large output that is made for a call costs more than the call: each of its pages is touched for the first time.
 #[derive(Clone, Debug, PartialEq)]

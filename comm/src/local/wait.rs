@@ -113,7 +113,7 @@ impl fmt::Debug for Ticket {
     }
 }
 
-/// Moments for which a waiting thread stays awake: some microseconds.
+/// Moments for which a waiting thread stays awake: some microseconds, or longer if others take the core that it offers.
 const MOMENTS: u32 = 64;
 
 /// Of these, the last ones, in which it offers its core to others.

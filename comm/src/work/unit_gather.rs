@@ -91,6 +91,12 @@ impl UnitGather {
         let parts = pieces_in(self.layout.pieces(from), range.clone());
         parts.map(move |(param, place, range)| (param, &shard[place], range))
     }
+
+    fn write(&self, targets: &[DisjointBuffer], (param, source, range): &Part<'_>) {
+        // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
+        let target = unsafe { take_values(&targets[*param], range.clone()) };
+        (self.cast)(target, source);
+    }
 }
 
 type Part<'a> = (usize, &'a [f32], Range<usize>);
@@ -113,13 +119,18 @@ impl Work for UnitGather {
     /// Bytes count with the padding between the pieces: a wire would carry it.
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (from, range) = self.block(block);
-        let parts: Vec<_> = from.clone().flat_map(|from| self.parts(from, &range)).collect();
-        for (to, targets) in self.targets.iter().enumerate() {
-            for (param, source, range) in &parts {
-                // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
-                let target = unsafe { take_values(&targets[*param], range.clone()) };
-                (self.cast)(target, source);
+        if from.len() == 1 {
+            for part in self.parts(from.start, &range) {
+                self.targets.iter().for_each(|targets| self.write(targets, &part));
             }
+        } else {
+            // What several have lies side by side in a target: one target after the other.
+            let parts: Vec<_> = from.clone().flat_map(|from| self.parts(from, &range)).collect();
+            for targets in &self.targets {
+                parts.iter().for_each(|part| self.write(targets, part));
+            }
+        }
+        for (to, targets) in self.targets.iter().enumerate() {
             if let Some(target) = targets.first() {
                 meter.received_of_each(to, from.clone(), (range.len(), element_bytes(target)));
             }

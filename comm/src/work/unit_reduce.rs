@@ -235,7 +235,7 @@ struct Gradient {
 }
 
 /// # Panics
-/// If the gradient is not lent exactly once.
+/// If the gradient is not lent exactly once, with as many elements as were asked for: while its owner is the one to name.
 fn visit_once(
     values: &dyn GradientValues,
     Gradient { param, range, .. }: &Gradient,
@@ -244,6 +244,11 @@ fn visit_once(
     let mut visits = 0;
     values.read(range.clone(), &mut |values| {
         visits += 1;
+        let (lent, asked) = (values.len(), range.len());
+        assert!(
+            lent == asked,
+            "the gradient of parameter {param} was lent with {lent} elements, not {asked}"
+        );
         visit(values);
     });
     assert!(visits == 1, "the gradient of parameter {param} was lent {visits} times, not once");

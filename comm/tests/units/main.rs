@@ -1,5 +1,6 @@
 //! The calls on whole units, against loops over single elements: equal bit for bit.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -295,18 +296,58 @@ fn f16_neither_overflows_nor_loses_what_pre_makes_room_for() {
     assert!(sums.iter().all(|sum| *sum == [480_000.0, 8.0 * 2.0_f32.powi(-20)]));
 }
 
-/// A gradient that is lent in two parts, against the contract.
+/// A gradient that is lent twice, against the contract.
 #[derive(Debug)]
-struct Halves(Vec<f32>);
+struct Twice(Vec<f32>);
 
-impl GradientValues for Halves {
+impl GradientValues for Twice {
     fn len(&self) -> usize {
         self.0.len()
     }
 
-    fn read(&self, range: std::ops::Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
         visit(Values::F32(&self.0[range.clone()]));
         visit(Values::F32(&self.0[range]));
+    }
+}
+
+/// A gradient that lends other elements than it is asked for, against the contract.
+#[derive(Debug)]
+struct Short(Vec<f32>);
+
+impl GradientValues for Short {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        visit(Values::F32(&self.0[range.start..range.end - 1]));
+    }
+}
+
+/// Of few members, whose gradients are read at once, and of more.
+#[test]
+fn who_lends_too_few_elements_is_named_and_not_the_last_member() {
+    for size in [2, 4, 6] {
+        let ends = world(size, |world| {
+            let layout = layout(size);
+            let group = world.world_group(Channel::Reduce);
+            let mut gradients = vec![None, None, None, None, None];
+            let values = vec![1.0; 37 * 19];
+            gradients[0] = Some(match world.rank().index() {
+                0 => Arc::new(Short(values)) as Arc<dyn GradientValues>,
+                _ => Arc::new(values),
+            });
+            let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
+            let partial = vec![0.0; layout.trainable().shard_len];
+            let accumulator = Accumulator { partial, fold: Fold::Replace };
+            let issued = group.reduce_unit(tag(), layout, contribution, accumulator);
+            issued.and_then(|pending| pending.wait()).expect_err("it ends").to_string()
+        });
+        for end in ends {
+            assert!(end.starts_with("world aborted: rank 0, step 0"), "{end}");
+            assert!(end.contains("the gradient of parameter 0 was lent with"), "{end}");
+        }
     }
 }
 
@@ -317,7 +358,7 @@ fn a_gradient_that_is_lent_twice_ends_the_world() {
         let group = world.world_group(Channel::Reduce);
         let mut gradients = vec![None, None, None, None, None];
         if world.rank().index() == 1 {
-            gradients[0] = Some(Arc::new(Halves(vec![1.0; 37 * 19])) as Arc<dyn GradientValues>);
+            gradients[0] = Some(Arc::new(Twice(vec![1.0; 37 * 19])) as Arc<dyn GradientValues>);
         }
         let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
         let partial = vec![0.0; layout.trainable().shard_len];

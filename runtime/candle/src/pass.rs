@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
-use hsdp::{LossSum, ParamId};
+use hsdp::{FullCopies, LossSum, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
@@ -42,9 +42,14 @@ impl<'step> Pass<'step> {
     /// Lets candle drive a microbatch.
     ///
     /// # Errors
-    /// [`Error::Candle`] if candle cannot make a variable.
+    /// [`Error::Candle`] if candle cannot make a variable; [`Error::Runtime`] if ranks share full copies: candle's tensors own
+    /// their elements.
     pub fn new(inner: hsdp::Pass<'step>) -> Result<Self, Error> {
         let handle = inner.handle();
+        if handle.plan().options().full_copies == FullCopies::PerProcess {
+            let what = "tensors of candle own their elements, so ranks cannot share full copies";
+            return Err(hsdp::Error::Options { what: what.to_owned() }.into());
+        }
         let spec = handle.plan().spec();
         let units =
             spec.unit_ids().map(|id| Arc::new(UnitState::new(id, handle.clone()))).collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hsdp_comm::{Channel, Group, Stage, Tag, World};
-use hsdp_sharding::{Axis, FullCopies, ParamId, Plan, Rank, UnitId};
+use hsdp_sharding::{Axis, FullCopies, ParamId, Plan, Rank, UnitId, UnitLayout};
 
 use crate::engine::events::Events;
 use crate::engine::full_pool::FullPool;
@@ -66,6 +66,11 @@ impl Fabric {
 
     pub(crate) fn rank(&self) -> Rank {
         self.world.rank()
+    }
+
+    /// A unit with its layout.
+    pub(crate) fn unit(&self, unit: UnitId) -> (UnitId, Arc<UnitLayout>) {
+        (unit, Arc::clone(self.plan.layout(unit)))
     }
 
     /// How many parameters the model has.

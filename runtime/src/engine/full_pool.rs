@@ -121,6 +121,10 @@ impl Held {
 }
 
 impl Pooled {
+    pub(crate) fn dtype(&self) -> DType {
+        self.pool.dtype
+    }
+
     /// Ends the loan: the buffers are the caller's from now on.
     pub(crate) fn into_buffers(mut self) -> Vec<HostBuffer> {
         mem::take(&mut self.buffers)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hsdp_comm::{Pending, Stage};
 use hsdp_kernels::HostBuffer;
-use hsdp_sharding::{AfterForward, FullCopies, Phase, UnitId};
+use hsdp_sharding::{AfterForward, FullCopies, Phase, UnitId, UnitLayout};
 
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
@@ -35,7 +35,7 @@ enum Arriving {
 
 impl Arriving {
     /// Waits for it; `None` where a fault had it skipped.
-    fn wait(self, unit: UnitId) -> Result<Option<Full>, Error> {
+    fn wait(self, unit: (UnitId, Arc<UnitLayout>)) -> Result<Option<Full>, Error> {
         Ok(match self {
             Self::Own(pending, mut pooled) => {
                 pooled.buffers = pending.wait()?;
@@ -81,7 +81,7 @@ impl GatherQueue {
             microbatch = self.microbatch,
             ?phase
         );
-        let full = span.in_scope(|| arriving.wait(unit))?;
+        let full = span.in_scope(|| arriving.wait(fabric.unit(unit)))?;
         fabric.events.push(Event::Unshard { unit, microbatch: self.microbatch, phase });
         full.ok_or_else(|| {
             fabric.misuse("unshard", self.step, "a fault had this rank skip the gather".to_owned())
@@ -109,14 +109,14 @@ impl GatherQueue {
             |unit: UnitId| fabric.plan.spec()[unit].after_forward == AfterForward::Reshard;
         for (index, gather) in gathers.iter().enumerate() {
             if gather.phase == Phase::Forward && resharded(gather.unit) {
-                self.discard(index, gather.unit)?;
+                self.discard(index, fabric.unit(gather.unit))?;
             }
         }
         Ok(())
     }
 
     /// Waits for a gather that was issued and that nobody took, and gives its buffers back.
-    fn discard(&mut self, index: usize, unit: UnitId) -> Result<(), Error> {
+    fn discard(&mut self, index: usize, unit: (UnitId, Arc<UnitLayout>)) -> Result<(), Error> {
         if !matches!(self.slots[index], Slot::Issued(_)) {
             return Ok(());
         }
@@ -137,7 +137,7 @@ impl GatherQueue {
                 continue;
             }
             self.issue_through(fabric, shards, index)?;
-            self.discard(index, fabric.plan.gathers()[index].unit)?;
+            self.discard(index, fabric.unit(fabric.plan.gathers()[index].unit))?;
         }
         Ok(())
     }

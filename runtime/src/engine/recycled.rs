@@ -35,30 +35,39 @@ impl Buffers {
 #[derive(Debug)]
 pub(crate) struct Recycled {
     plan: Arc<Plan>,
-    buffers: Mutex<Buffers>,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    buffers: Buffers,
+    /// How often everything was let go.
+    generation: u64,
 }
 
 impl Recycled {
     pub(crate) fn new(plan: &Arc<Plan>) -> Self {
-        Self { plan: Arc::clone(plan), buffers: Mutex::new(Buffers::none(plan)) }
+        let held = Held { buffers: Buffers::none(plan), generation: 0 };
+        Self { plan: Arc::clone(plan), held: Mutex::new(held) }
     }
 
     /// What lies here, for a step.
     pub(crate) fn take(&self) -> Buffers {
-        mem::replace(&mut *self.buffers.lock(), Buffers::none(&self.plan))
+        mem::replace(&mut self.held.lock().buffers, Buffers::none(&self.plan))
     }
 
-    /// Lets go of what lies here.
+    /// Lets go of what lies here, and of gradients that are still held, as soon as they are dropped.
     pub(crate) fn clear(&self) {
+        self.held.lock().generation += 1;
         drop(self.take());
     }
 
     pub(crate) fn keep_transients(&self, transients: Vec<Vec<f32>>) {
-        self.buffers.lock().transients = transients;
+        self.held.lock().buffers.transients = transients;
     }
 
     pub(crate) fn keep_unsharded(&self, unsharded: UnshardedGradients) {
-        self.buffers.lock().unsharded = unsharded;
+        self.held.lock().buffers.unsharded = unsharded;
     }
 }
 
@@ -67,11 +76,13 @@ impl Recycled {
 pub(crate) struct GradShards {
     shards: Vec<Vec<f32>>,
     recycled: Arc<Recycled>,
+    generation: u64,
 }
 
 impl GradShards {
     pub(crate) fn new(shards: Vec<Vec<f32>>, recycled: &Arc<Recycled>) -> Self {
-        Self { shards, recycled: Arc::clone(recycled) }
+        let generation = recycled.held.lock().generation;
+        Self { shards, recycled: Arc::clone(recycled), generation }
     }
 }
 
@@ -85,6 +96,11 @@ impl Deref for GradShards {
 
 impl Drop for GradShards {
     fn drop(&mut self) {
-        self.recycled.buffers.lock().partials = mem::take(&mut self.shards);
+        let mut held = self.recycled.held.lock();
+        // Where another step's lie already, these are too many.
+        let is_free = held.buffers.partials.iter().all(Vec::is_empty);
+        if is_free && held.generation == self.generation {
+            held.buffers.partials = mem::take(&mut self.shards);
+        }
     }
 }

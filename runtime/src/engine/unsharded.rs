@@ -91,6 +91,7 @@ impl Sum {
             non_finite = non_finite.or_else(|| Some(start + found?));
             start = end;
         });
+        assert_eq!(start, gradient.len(), "elements that a gradient lent, of those that it has");
         *self = Self::Some(sum);
         Ok(non_finite)
     }

@@ -23,7 +23,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, UnitLayout};
 ///
 /// With [`FullCopies::PerProcess`] rank 0 holds `full` for all ranks, and the others hold none. The sum then goes on to
 /// `end(end(i))`, where end(j) = j + prefetch + 1, or the end of the microbatch if that is nearer; and behind the end of this
-/// microbatch comes the next.
+/// microbatch comes the next. A rank alone is as with a copy of its own.
 ///
 /// Why: asking for the i-th of [`Plan::gathers`] issues it and the next `prefetch`, and a gather is
 /// live from its issue. Memory grows with issues only, so the peak falls right after one. A
@@ -97,6 +97,9 @@ fn peak_full(plan: &Plan) -> ElemCount {
     let live = |(asked, gather): (usize, &Gather)| {
         let end = match plan.options().full_copies {
             FullCopies::PerRank => before.end_of_issues(asked, plan.options().prefetch),
+            FullCopies::PerProcess if plan.mesh().world_size() == 1 => {
+                before.end_of_issues(asked, plan.options().prefetch)
+            }
             FullCopies::PerProcess => before.end_of_shared(asked, plan.options().prefetch),
         };
         before.sum(asked, end) + kept[gather.unit.index()]

@@ -111,6 +111,7 @@ fn peak_full(plan: &Plan) -> usize {
     let player = Player { units, size, prefetch, issued: 0, asked: 0, ledger: Ledger::default() };
     match plan.options().full_copies {
         FullCopies::PerRank => player.play(),
+        FullCopies::PerProcess if plan.mesh().world_size() == 1 => player.play(),
         FullCopies::PerProcess => {
             let slow = 0..player.queue().len();
             slow.map(|slow| held_for(&player, slow)).max().unwrap_or(0)
