@@ -74,7 +74,7 @@ fn a_mismatch() {
     let lines = [
         "step 7, microbatch 0: ranks disagree about operation 1 on channel reduce, epoch 0:\n",
         ": all_gather f32 4 elements, unit 4, gather, step 7, microbatch 0\n",
-        "\nthe world ended: collective mismatch: ranks disagree about operation 1",
+        "the world ended: collective mismatch: ranks disagree about operation 1",
     ];
     reads(&explanation, &lines);
     reads(&explanation, &["rank 2: all_gather f32 4 elements, unit 5, gather, step 7"]);
