@@ -5,6 +5,7 @@
 //! stays in a second-level cache, 64 MiB does not. Each kernel's result is checked before it is timed.
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
@@ -74,7 +75,15 @@ fn kernels(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, kernels);
+criterion_group! {
+    name = benches;
+    // A second and a half for each of some fifty.
+    config = Criterion::default()
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_millis(1200))
+        .sample_size(30);
+    targets = kernels
+}
 criterion_main!(benches);
 
 /// Numbers that every dtype here represents exactly: quarters from -8 to 8, in a fixed order without a short period.
