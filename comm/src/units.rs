@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Wire};
+use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Wire};
 use hsdp_sharding::{DType, Rank, Role, UnitLayout, balanced};
 
 use crate::call::Call;
@@ -62,56 +62,57 @@ pub struct NonFiniteAt {
 /// it passes on the error of a step or world that has ended. What only all members together can see comes out of
 /// [`Pending::wait`].
 impl Group {
-    /// Gathers a unit: every member's f32 shard is cast to the dtype of the targets and written into every
-    /// member's parameters.
+    /// Gathers a unit: every member's shard is copied into every member's parameters.
     ///
-    /// `shard`: `[layout.shard_len()]`, read in place, so it is not free to be written until the operation
+    /// `shard`: `[layout.shard_len()]`, in the dtype of the targets, read in place, so it is not free to be written until the operation
     /// is complete; after one that failed, others may hold it for a while. `targets`: one buffer for each parameter of the unit, `[its elements]`; the output, filled.
     /// Bytes count with the padding between parameters.
     ///
     /// # Errors
     /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if the shard or a
-    /// target does not fit it; [`Error::BadDType`] if the targets differ in dtype.
+    /// target does not fit it; [`Error::BadDType`] if the targets differ in dtype, or from the shard.
     pub fn gather_unit(
         &self,
         tag: Tag,
         layout: Arc<UnitLayout>,
-        shard: Arc<Vec<f32>>,
+        shard: impl Into<SharedBuffer>,
         targets: Vec<HostBuffer>,
     ) -> Result<Pending<Vec<HostBuffer>>, Error> {
-        let op = Op::AllGather;
+        let (op, shard) = (Op::AllGather, shard.into());
         self.check_layout(op, &layout)?;
         self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
-        let dtype = self.check_targets(&layout, &targets)?;
+        let dtype = shard.dtype();
+        self.check_targets(&layout, &targets, dtype)?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
         let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
         let deposit = UnitGatherDeposit { layout, shard, targets };
         self.issue(call, deposit, UnitGather::new, |mine| (received, mine.targets))
     }
 
-    /// Gathers a unit once, for all members to read: the shards are cast into the buffers that the first member's `holder` holds.
+    /// Gathers a unit once, for all members to read: the shards are copied into the buffers that the first member's `holder` holds.
     ///
     /// There may be more members than shards, by replicas: member `i` has shard `i mod shards`, and those of one shard hold the
     /// same elements; the first of them is read. `shard` and the buffers of `holder` are as in
-    /// [`gather_unit`](Self::gather_unit); all members but the first bring none, and say the buffers' dtype. Every member gets the holder, which is
+    /// [`gather_unit`](Self::gather_unit); all members but the first bring none. Every member gets the holder, which is
     /// dropped with the last of their handles. Bytes count where the first member receives them. It is `None` where there is
     /// nothing to share: in a counting world, and for a call that a fault skipped.
     ///
     /// # Errors
     /// [`Error::BadLayout`] if the layout has not one shard for each member of a replica; [`Error::BadCount`] if the shard or a
     /// buffer does not fit it, or there is not one holder, of the first member; [`Error::BadDType`] if the buffers differ in
-    /// dtype.
+    /// dtype, or from the shard.
     pub fn gather_unit_shared<T>(
         &self,
         tag: Tag,
         layout: Arc<UnitLayout>,
-        shard: Arc<Vec<f32>>,
-        (dtype, holder): (DType, Option<T>),
+        shard: impl Into<SharedBuffer>,
+        holder: Option<T>,
     ) -> Result<Pending<Option<Arc<T>>>, Error>
     where
         T: AsMut<Vec<HostBuffer>> + Send + Sync + 'static,
     {
-        let (op, mut holder) = (Op::AllGather, holder);
+        let (op, shard, mut holder) = (Op::AllGather, shard.into(), holder);
+        let dtype = shard.dtype();
         if !self.size().is_multiple_of(layout.shard_size()) {
             let (shards, members) = (layout.shard_size(), self.size());
             return Err(Error::BadLayout { op, rank: self.rank(), shards, members });
@@ -120,10 +121,9 @@ impl Group {
         let is_first = self.index() == 0;
         let holders = usize::from(holder.is_some());
         self.check_len(op, "the list of holders", holders, usize::from(is_first))?;
-        let dtype = match &mut holder {
-            Some(holder) => self.check_targets(&layout, holder.as_mut())?,
-            None => dtype,
-        };
+        if let Some(holder) = &mut holder {
+            self.check_targets(&layout, holder.as_mut(), dtype)?;
+        }
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
         let foreign = if is_first { layout.shard_size() - 1 } else { 0 };
         let received = foreign * layout.shard_len() * dtype.size_bytes();
@@ -220,27 +220,26 @@ impl Group {
         Err(self.bad_count(op, what, found, expected.to_string()))
     }
 
-    /// The dtype of the targets, which fit the layout.
-    fn check_targets(&self, layout: &UnitLayout, targets: &[HostBuffer]) -> Result<DType, Error> {
-        let op = Op::AllGather;
+    /// Whether the targets fit the layout and the dtype of the shard.
+    fn check_targets(
+        &self,
+        layout: &UnitLayout,
+        targets: &[HostBuffer],
+        dtype: DType,
+    ) -> Result<(), Error> {
+        let (op, rank) = (Op::AllGather, self.rank());
         self.check_len(op, "the list of targets", targets.len(), layout.params().len())?;
-        let dtype = targets.first().map_or(DType::F32, HostBuffer::dtype);
         for (param, target) in layout.params().iter().zip(targets) {
             if target.len() != param.len {
                 let what = format!("the target of `{}`", param.name);
                 return Err(self.bad_count(op, &what, target.len(), param.len.to_string()));
             }
             if target.dtype() != dtype {
-                let problem = "not the dtype of the unit's first target";
-                return Err(Error::BadDType {
-                    op,
-                    rank: self.rank(),
-                    dtype: target.dtype(),
-                    problem,
-                });
+                let problem = "not the dtype of the shard";
+                return Err(Error::BadDType { op, rank, dtype: target.dtype(), problem });
             }
         }
-        Ok(dtype)
+        Ok(())
     }
 
     fn check_gradients(

@@ -169,7 +169,7 @@ fn step(world: &World, plan: &Plan, microbatches: usize) -> Result<(), Error> {
                 HostBuffer::zeros(DType::BF16, slot.len).expect("real")
             };
             let targets = layout.params().iter().map(zeros).collect();
-            let shard = Arc::new(vec![1.0; layout.shard_len()]);
+            let shard = HostBuffer::zeros(DType::BF16, layout.shard_len()).expect("real");
             gather.gather_unit(tag(), Arc::clone(layout), shard, targets)?.wait()?;
         }
         for unit in plan.reductions() {

@@ -1,6 +1,7 @@
-//! Owned parameters or gradients in host memory.
+//! Parameters or gradients in host memory, owned by one or shared.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytemuck::Zeroable;
 use half::{bf16, f16};
@@ -100,6 +101,71 @@ impl From<Vec<f16>> for HostBuffer {
 impl From<Vec<bf16>> for HostBuffer {
     fn from(values: Vec<bf16>) -> Self {
         Self::BF16(values)
+    }
+}
+
+/// Parameters or gradients in host memory that several read at once; the dtype is a value.
+///
+/// A clone is another handle of the same elements.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SharedBuffer {
+    /// Elements of dtype f32.
+    F32(Arc<Vec<f32>>),
+    /// Elements of dtype f16.
+    F16(Arc<Vec<f16>>),
+    /// Elements of dtype bf16.
+    BF16(Arc<Vec<bf16>>),
+}
+
+impl SharedBuffer {
+    /// The elements, to be read.
+    pub fn values(&self) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(values),
+            Self::F16(values) => Values::F16(values),
+            Self::BF16(values) => Values::BF16(values),
+        }
+    }
+
+    /// The elements, to be written by this handle alone: where there are others, they keep what there was, and this one goes
+    /// on with a copy.
+    pub fn make_mut(&mut self) -> ValuesMut<'_> {
+        match self {
+            Self::F32(values) => ValuesMut::F32(Arc::make_mut(values).as_mut_slice()),
+            Self::F16(values) => ValuesMut::F16(Arc::make_mut(values).as_mut_slice()),
+            Self::BF16(values) => ValuesMut::BF16(Arc::make_mut(values).as_mut_slice()),
+        }
+    }
+
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        self.values().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The dtype of the elements.
+    pub fn dtype(&self) -> DType {
+        self.values().dtype()
+    }
+}
+
+impl From<HostBuffer> for SharedBuffer {
+    fn from(buffer: HostBuffer) -> Self {
+        match buffer {
+            HostBuffer::F32(values) => Self::F32(Arc::new(values)),
+            HostBuffer::F16(values) => Self::F16(Arc::new(values)),
+            HostBuffer::BF16(values) => Self::BF16(Arc::new(values)),
+        }
+    }
+}
+
+impl From<Arc<Vec<f32>>> for SharedBuffer {
+    fn from(values: Arc<Vec<f32>>) -> Self {
+        Self::F32(values)
     }
 }
 

@@ -8,6 +8,7 @@
 //! | concept | PyTorch's word | here |
 //! | --- | --- | --- |
 //! | a buffer whose dtype is a value | tensor | [`HostBuffer`], lent as [`Values`] and [`ValuesMut`] |
+//! | the same, read by several at once | | [`SharedBuffer`] |
 //! | a gradient lent by an autograd | `param.grad` | [`GradientValues`] |
 //! | copy-in of a reduction | `foreach_reduce_scatter_copy_in` | [`contribute`], [`pack`] |
 //! | accumulation | `partial_reduce_output` | [`settle`] with [`Fold::Add`] |
@@ -66,7 +67,7 @@ mod values;
 mod wire;
 
 pub use accumulate::{Fold, Scaling, contribute, settle};
-pub use buffer::{HostBuffer, zeros};
+pub use buffer::{HostBuffer, SharedBuffer, zeros};
 pub use contributions::{FUSED, sum_contributions};
 pub use convert::{cast, pack, unpack};
 pub use disjoint::{DisjointBuffer, DisjointVec};
@@ -78,6 +79,6 @@ pub use inspect::{first_non_finite, squared_norm};
 pub use optimizer::{AdamWStep, FusedUpdate, MomentumKind, SgdStep, adamw, sgd, update_in_blocks};
 pub use reduce::{ReduceOp, average_elements, reduce_elements};
 pub use scale::{divide_in_place, scaled_copy};
-pub use stream::{cast_past_caches, copy_past_caches};
+pub use stream::{copy_past_caches, copy_values_past_caches};
 pub use values::{Values, ValuesMut};
 pub use wire::Wire;

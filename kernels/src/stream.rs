@@ -1,38 +1,16 @@
-//! Casts whose stores go past the caches, for results that are too large to stay there.
+//! Copies whose stores go past the caches, for results that are too large to stay there.
 //!
 //! An ordinary store first reads the line that it is about to overwrite. What fills a whole buffer larger than the caches
 //! pays a third of its traffic for that, and drives out what is still of use.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use crate::convert::{BLOCK, cast};
 use crate::element::Element;
-use crate::values::ValuesMut;
+use crate::values::{Values, ValuesMut};
 
-/// Copies f32 into the dtype of `target`, as [`cast`] does, past the caches where the machine can.
+/// Copies elements, past the caches where the machine can.
 ///
 /// Others see what was written once they have synchronized with this thread, as with ordinary stores.
-///
-/// # Panics
-///
-/// If `target` and `source` differ in length.
-pub fn cast_past_caches(target: ValuesMut<'_>, source: &[f32]) {
-    assert_eq!(target.len(), source.len(), "cast past caches: lengths of target and source");
-    match target {
-        ValuesMut::F32(target) => copy(cast_slice_mut(target), cast_slice(source)),
-        ValuesMut::F16(target) => {
-            in_blocks(target, source, |block, source| cast(ValuesMut::F16(block), source));
-        }
-        ValuesMut::BF16(target) => {
-            in_blocks(target, source, |block, source| cast(ValuesMut::BF16(block), source));
-        }
-    }
-    fence();
-}
-
-/// Copies elements of any type past the caches where the machine can.
-///
-/// Others see what was written as after [`cast_past_caches`].
 ///
 /// # Panics
 ///
@@ -43,13 +21,17 @@ pub fn copy_past_caches<T: Element>(target: &mut [T], source: &[T]) {
     fence();
 }
 
-/// Rounds block after block in the first-level cache, and copies it from there.
-fn in_blocks<T: bytemuck::Pod>(target: &mut [T], source: &[f32], cast: impl Fn(&mut [T], &[f32])) {
-    let mut block = [T::zeroed(); BLOCK];
-    for (target, source) in target.chunks_mut(BLOCK).zip(source.chunks(BLOCK)) {
-        let block = &mut block[..source.len()];
-        cast(block, source);
-        copy(cast_slice_mut(target), cast_slice(block));
+/// As [`copy_past_caches`], of elements whose dtype is a value.
+///
+/// # Panics
+///
+/// If `target` and `source` differ in dtype or length.
+pub fn copy_values_past_caches(target: ValuesMut<'_>, source: Values<'_>) {
+    match (target, source) {
+        (ValuesMut::F32(target), Values::F32(source)) => copy_past_caches(target, source),
+        (ValuesMut::F16(target), Values::F16(source)) => copy_past_caches(target, source),
+        (ValuesMut::BF16(target), Values::BF16(source)) => copy_past_caches(target, source),
+        (target, source) => panic!("copy of {} elements into {}", source.dtype(), target.dtype()),
     }
 }
 
@@ -102,22 +84,26 @@ mod avx2 {
 
 #[cfg(test)]
 mod tests {
-    use half::{bf16, f16};
+    use half::bf16;
 
     use super::*;
 
-    fn numbers(len: usize) -> Vec<f32> {
-        (0..len).map(|index| 1.0 + index as f32 / 3.0).collect()
+    fn numbers(len: usize) -> Vec<u16> {
+        (0..len).map(|index| (index * 40_503 % 65_521).try_into().expect("below 65536")).collect()
     }
 
     #[test]
-    fn every_length_and_alignment_is_what_a_cast_gives() {
-        for (start, len) in (0..9).flat_map(|start| (0..70).map(move |len| (start, len))) {
-            let source = numbers(len);
-            let (mut target, mut expected) = (vec![-1.0; len + 20], vec![-1.0; len + 20]);
-            cast_past_caches(ValuesMut::F32(&mut target[start..start + len]), &source);
-            cast(ValuesMut::F32(&mut expected[start..start + len]), &source);
-            assert_eq!(target, expected, "{len} elements from {start}");
+    fn every_length_and_alignment_is_what_a_copy_gives() {
+        for (start, len) in (0..17).flat_map(|start| (0..70).map(move |len| (start, len))) {
+            let source: Vec<bf16> = numbers(len).into_iter().map(bf16::from_bits).collect();
+            let (mut target, mut expected) = (vec![bf16::ONE; len + 20], vec![bf16::ONE; len + 20]);
+            let range = start..(start + len).min(len + 20);
+            let source = Values::BF16(&source[..range.len()]);
+            copy_values_past_caches(ValuesMut::BF16(&mut target[range.clone()]), source);
+            ValuesMut::BF16(&mut expected[range]).copy_from(source);
+            let bits =
+                |values: Vec<bf16>| values.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
+            assert_eq!(bits(target), bits(expected), "{len} elements from {start}");
         }
     }
 
@@ -129,26 +115,25 @@ mod tests {
             copy_past_caches(&mut target[start..start + len], &source);
             assert_eq!(target[start..start + len], source);
             assert!(target[..start].iter().chain(&target[start + len..]).all(|it| *it == 99));
-            let source: Vec<u16> = (0..70).map(|it| it * 7).collect();
-            let source: Vec<f16> = source[..len].iter().map(|it| f16::from_bits(*it)).collect();
-            let mut target = vec![f16::ONE; len + 9];
-            copy_past_caches(&mut target[start..start + len], &source);
-            assert_eq!(target[start..start + len], source);
         }
     }
 
     #[test]
-    fn sixteen_bits_are_rounded_as_a_cast_rounds_them_over_the_blocks() {
-        for len in [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5] {
-            let source = numbers(len);
-            let (mut halves, mut expected) = (vec![f16::ZERO; len], vec![f16::ZERO; len]);
-            cast_past_caches(ValuesMut::F16(&mut halves), &source);
-            cast(ValuesMut::F16(&mut expected), &source);
-            assert_eq!(halves, expected);
-            let (mut brains, mut expected) = (vec![bf16::ZERO; len], vec![bf16::ZERO; len]);
-            cast_past_caches(ValuesMut::BF16(&mut brains), &source);
-            cast(ValuesMut::BF16(&mut expected), &source);
-            assert_eq!(brains, expected);
-        }
+    fn every_dtype_is_copied() {
+        use half::f16;
+        let source: Vec<f32> = numbers(1000).into_iter().map(f32::from).collect();
+        let mut target = vec![0.0; 1000];
+        copy_values_past_caches(ValuesMut::F32(&mut target), Values::F32(&source));
+        assert_eq!(target, source);
+        let source: Vec<f16> = source.into_iter().map(f16::from_f32).collect();
+        let mut target = vec![f16::ZERO; 1000];
+        copy_values_past_caches(ValuesMut::F16(&mut target), Values::F16(&source));
+        assert_eq!(target, source);
+    }
+
+    #[test]
+    #[should_panic(expected = "copy of f32 elements into bf16")]
+    fn nothing_is_converted() {
+        copy_values_past_caches(ValuesMut::BF16(&mut [bf16::ZERO]), Values::F32(&[1.0]));
     }
 }

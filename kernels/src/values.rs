@@ -103,6 +103,22 @@ impl<'a> ValuesMut<'a> {
         }
     }
 
+    /// Copies the elements of `source`.
+    ///
+    /// # Panics
+    ///
+    /// If the two differ in dtype or length.
+    pub fn copy_from(self, source: Values<'_>) {
+        match (self, source) {
+            (Self::F32(target), Values::F32(source)) => target.copy_from_slice(source),
+            (Self::F16(target), Values::F16(source)) => target.copy_from_slice(source),
+            (Self::BF16(target), Values::BF16(source)) => target.copy_from_slice(source),
+            (target, source) => {
+                panic!("copy of {} elements into {}", source.dtype(), target.dtype())
+            }
+        }
+    }
+
     /// A shorter loan of the same elements, so that they can be passed on more than once.
     pub const fn reborrow(&mut self) -> ValuesMut<'_> {
         match self {

@@ -1,13 +1,12 @@
 //! What must be the same on ranks and is compared: options and plans once, the bits of shards then and again later.
 
-use std::sync::Arc;
-
 use hsdp_comm::Stage;
 use hsdp_sharding::{Axis, Rank};
 
 use crate::description;
 use crate::digest;
 use crate::engine::fabric::Fabric;
+use crate::engine::shard::Shard;
 use crate::error::Error;
 
 /// A word that ranks compare: what it is, and which ranks are to have the same, in lists.
@@ -46,11 +45,11 @@ pub(crate) fn odd_one(values: &[u64]) -> Option<[usize; 2]> {
 ///
 /// # Errors
 /// [`Error::Disagreement`] on all ranks, which names the first that differs; [`Error::Comm`].
-pub(crate) fn of_models(fabric: &Fabric, shards: &[Vec<f32>]) -> Result<(), Error> {
+pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
     let mine = vec![
         fabric.options_digest,
         fabric.plan.fingerprint(),
-        digest::of_parameters(shards.iter().map(Vec::as_slice)),
+        digest::of_parameters(shards.iter().map(|shard| shard.master().as_slice())),
     ];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.all_gather(tag, mine)?.wait()?;
@@ -63,12 +62,9 @@ pub(crate) fn of_models(fabric: &Fabric, shards: &[Vec<f32>]) -> Result<(), Erro
 ///
 /// # Errors
 /// As [`of_models`].
-pub(crate) fn of_replicas(
-    fabric: &Fabric,
-    shards: &[Arc<Vec<f32>>],
-    step: u64,
-) -> Result<(), Error> {
-    let mine = vec![digest::of_parameters(shards.iter().map(|shard| shard.as_slice()))];
+pub(crate) fn of_replicas(fabric: &Fabric, shards: &[Shard], step: u64) -> Result<(), Error> {
+    let masters = shards.iter().map(|shard| shard.master().as_slice());
+    let mine = vec![digest::of_parameters(masters)];
     let tag = fabric.tag(None, Stage::Setup, step, 0);
     let said = fabric.control.all_gather(tag, mine)?.wait()?;
     compare(fabric, &said, &[SHARD])

@@ -8,6 +8,7 @@
 //! | state | file |
 //! |---|---|
 //! | what never changes: plan, options, groups | `fabric` |
+//! | what an optimizer changes | `shard` |
 //! | the gathers of a microbatch | `gathers`, `full_pool` |
 //! | the reductions of a step | `reductions`, `partial`, `unsharded`, `recycled`; `place`, `scaling` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
@@ -25,10 +26,10 @@ mod place;
 pub(crate) mod recycled;
 pub(crate) mod reductions;
 mod scaling;
+pub(crate) mod shard;
 mod step_state;
 mod unsharded;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Pending, Stage, StepFailure};
@@ -47,6 +48,7 @@ use crate::uneven::{Course, EndOfRun, Supply};
 use fabric::Fabric;
 pub(crate) use microbatches::NoMore;
 use reductions::UnitGradients;
+use shard::Shard;
 use step_state::StepState;
 pub(crate) use step_state::Token;
 
@@ -81,8 +83,8 @@ pub(crate) enum Begun {
 /// What changes from step to step.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// This rank's master parameters, by unit. Peers read them in place while a gather is under way.
-    pub(crate) shards: Vec<Arc<Vec<f32>>>,
+    /// This rank's parameters, by unit. Peers read them in place while a gather is under way.
+    pub(crate) shards: Vec<Shard>,
     pub(crate) loss_scale: LossScale,
     /// The number of the next step.
     pub(crate) next_step: u64,
@@ -96,9 +98,9 @@ pub(crate) struct State {
 }
 
 impl Engine {
-    pub(crate) fn new(fabric: Fabric, shards: Vec<Vec<f32>>) -> Self {
+    pub(crate) fn new(fabric: Fabric, shards: Vec<Shard>) -> Self {
         let state = State {
-            shards: shards.into_iter().map(Arc::new).collect(),
+            shards,
             loss_scale: LossScale::new(fabric.options.loss_scaling),
             next_step: 0,
             committed: 0,

@@ -8,17 +8,18 @@ use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{DType, Role, UnitId};
 
 use crate::engine::fabric::Fabric;
+use crate::engine::shard::Shard;
 use crate::error::Error;
 use crate::gradients::Gradients;
 
 /// All parameters in f32, by name.
 pub(crate) fn full_parameters(
     fabric: &Fabric,
-    shards: &[Arc<Vec<f32>>],
+    shards: &[Shard],
 ) -> Result<BTreeMap<String, Vec<f32>>, Error> {
     let mut parameters = BTreeMap::new();
     for (unit, shard) in shards.iter().enumerate() {
-        gather_into(&mut parameters, fabric, UnitId::new(unit), Arc::clone(shard))?;
+        gather_into(&mut parameters, fabric, UnitId::new(unit), Arc::clone(shard.master()))?;
     }
     Ok(parameters)
 }

@@ -10,6 +10,7 @@ use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 use crate::comparison;
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
+use crate::engine::shard::Shard;
 use crate::engine::{Begun, Engine};
 use crate::error::Error;
 use crate::export;
@@ -180,7 +181,7 @@ impl ShardedModel {
     /// If the model has no such unit.
     #[must_use]
     pub fn shard(&self, unit: UnitId) -> Arc<Vec<f32>> {
-        Arc::clone(&self.engine.state().shards[unit.index()])
+        Arc::clone(self.engine.state().shards[unit.index()].master())
     }
 
     /// All parameters in full, in f32, by name: for export, evaluation and tests.
@@ -206,8 +207,8 @@ impl ShardedModel {
     }
 }
 
-/// Keeps this rank's pieces of every parameter.
-fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<Vec<f32>>, Error> {
+/// Keeps this rank's pieces of every parameter, also in the compute dtype.
+fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<Shard>, Error> {
     let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
     let mut shards = Vec::new();
     for (unit, spec) in fabric.plan.spec().units().iter().enumerate() {
@@ -233,7 +234,7 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
             }
         }
-        shards.push(shard);
+        shards.push(Shard::new(shard, fabric.options.precision.parameters)?);
     }
     Ok(shards)
 }

@@ -4,7 +4,6 @@ mod adamw;
 mod sgd;
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{FusedUpdate, update_in_blocks};
@@ -78,12 +77,14 @@ impl ShardedModel {
         let mut state = self.engine.state();
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
-                let shard = exclusive(&mut state.shards[unit.index()]);
+                let (master, mut gather_input) = state.shards[unit.index()].exclusive();
                 for piece in pieces_with_gradient(fabric, unit, &gradients.present[unit.index()]) {
                     let range = piece.shard_range();
                     let fused = FusedUpdate {
-                        parameters: &mut shard[range.clone()],
-                        rounded: None,
+                        parameters: &mut master[range.clone()],
+                        rounded: gather_input
+                            .as_mut()
+                            .map(|all| all.reborrow().slice(range.clone())),
                         gradient: &gradients.grad_shards[unit.index()][range],
                         divisor: gradients.divisor,
                     };
@@ -133,16 +134,6 @@ fn part_of(piece: Piece, range: Range<usize>) -> Piece {
         len: range.len(),
         ..piece
     }
-}
-
-/// The shard, for this rank alone.
-///
-/// A step's end has waited for all of its gathers, so nobody else holds it as a rule. Where somebody does (the
-/// user, or a gather of an aborted step that a peer still completes), they keep the old values, and this rank goes
-/// on with a copy.
-fn exclusive(shard: &mut Arc<Vec<f32>>) -> &mut Vec<f32> {
-    let _shard = memory::scope(Category::Shard);
-    Arc::make_mut(shard)
 }
 
 /// Zeroed optimizer state for the trainable region of every unit.

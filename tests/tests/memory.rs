@@ -351,6 +351,7 @@ fn alone() -> MutexGuard<'static, ()> {
 fn of(plan: &MemoryPlan, category: Category) -> ByteCount {
     match category {
         Category::Shard => plan.shard,
+        Category::GatherInput => plan.gather_input,
         Category::Full => plan.full,
         Category::GradFull => plan.grad_full,
         Category::Partial => plan.partial,

@@ -116,6 +116,7 @@ table!(KERNELS {
     hsdp_kernels::MomentumKind: Send Sync Unpin,
     hsdp_kernels::ReduceOp: Send Sync Unpin,
     hsdp_kernels::SgdStep: Send Sync Unpin,
+    hsdp_kernels::SharedBuffer: Send Sync Unpin,
     hsdp_kernels::Values<'static>: Send Sync Unpin,
     hsdp_kernels::ValuesMut<'static>: Send Sync Unpin,
     hsdp_kernels::Wire: Send Sync Unpin,

@@ -4,9 +4,7 @@
 use std::sync::{Barrier, Mutex, PoisonError};
 
 use hsdp::{Accumulation, Axis, DType, FullCopies, Mesh, Rank};
-use hsdp_kernels::{
-    Divisor, Fold, Scaling, Values, ValuesMut, Wire, cast_past_caches, sum_contributions,
-};
+use hsdp_kernels::{Divisor, Fold, Scaling, Values, Wire, copy_past_caches, sum_contributions};
 use hsdp_sharding::{Coordinate, balanced};
 
 use crate::options::Options;
@@ -166,7 +164,7 @@ fn copy(targets: &[&Mutex<Turns>], unit: usize, source: &[f32]) {
         for target in targets {
             let mut target = target.lock().unwrap_or_else(PoisonError::into_inner);
             let target = &mut target[unit % 2][range.clone()];
-            cast_past_caches(ValuesMut::F32(target), &source[range.clone()]);
+            copy_past_caches(target, &source[range.clone()]);
         }
     }
 }

@@ -13,12 +13,12 @@ pub(crate) fn of_a_step(options: &Options) -> u64 {
     let shard = elements / mesh.shard_size() as u64;
     let full = elements * options.param_dtype.size_bytes() as u64;
     let f32s = |elements: u64| elements * DType::F32.size_bytes() as u64;
-    // Twice a microbatch: every shard is read once, of one replica where ranks share a copy, and every copy is written.
+    // Twice a microbatch: every shard is read once, in the compute dtype, of one replica where ranks share a copy, and every copy is written.
     let (rows, copies) = match options.full_copies {
         FullCopies::PerRank => (mesh.replicate_size() as u64, ranks),
         FullCopies::PerProcess => (1, 1),
     };
-    let gathers = 2 * microbatches * (rows * f32s(elements) + copies * full);
+    let gathers = 2 * microbatches * (rows + copies) * full;
     // Each gradient of the row is read once over all owners; the partial is read and written, but at first only written.
     // Unsharded, they are first added up, each to a sum that is read and written, but at first only written.
     let reductions = match options.mode {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::bf16;
 use hsdp_comm::{Accumulator, Contribution, Error, Group, Scaling, Tag};
-use hsdp_kernels::{Fold, HostBuffer, Wire};
+use hsdp_kernels::{Fold, HostBuffer, SharedBuffer, Wire, cast};
 use hsdp_sharding::{ALIGNMENT, DType, Param, Unit, UnitLayout};
 
 use crate::case::{Bus, Case, Collective, settled};
@@ -44,23 +44,25 @@ fn layout(place: Place) -> Arc<UnitLayout> {
     Arc::new(UnitLayout::new(&unit, place.ranks).expect("each rank has a part"))
 }
 
-/// Shards in f32 become a parameter.
+/// Shards become a parameter.
 struct Gather {
     place: Place,
     layout: Arc<UnitLayout>,
-    shard: Arc<Vec<f32>>,
+    shard: SharedBuffer,
     targets: Vec<HostBuffer>,
 }
 
 fn gather(place: Place, dtype: DType) -> Box<dyn Case> {
-    let target = HostBuffer::zeros(dtype, place.whole()).expect("a dtype of parameters");
-    let shard = Arc::new(place.brings(place.part));
+    let zeros = |len| HostBuffer::zeros(dtype, len).expect("a dtype of parameters");
+    let (target, mut shard) = (zeros(place.whole()), zeros(place.part));
+    cast(shard.values_mut(), &place.brings(place.part));
+    let shard = SharedBuffer::from(shard);
     Box::new(Gather { place, layout: layout(place), shard, targets: vec![target] })
 }
 
 impl Case for Gather {
     fn call(&mut self, group: &Group) -> Result<(), Error> {
-        let (layout, shard) = (Arc::clone(&self.layout), Arc::clone(&self.shard));
+        let (layout, shard) = (Arc::clone(&self.layout), self.shard.clone());
         let targets = mem::take(&mut self.targets);
         self.targets = settled(group.gather_unit(Tag::default(), layout, shard, targets))?;
         Ok(())

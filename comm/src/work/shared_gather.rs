@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hsdp_kernels::HostBuffer;
+use hsdp_kernels::{HostBuffer, SharedBuffer};
 use hsdp_sharding::UnitLayout;
 
 use super::unit_gather::UnitGather;
@@ -11,11 +11,11 @@ use super::{Meter, UnitGatherDeposit, Work};
 /// What a member brings: its shard, to be read where it lies; the first one also what holds the parameters' buffers.
 pub(crate) struct SharedGatherDeposit<T> {
     pub(crate) layout: Arc<UnitLayout>,
-    pub(crate) shard: Arc<Vec<f32>>,
+    pub(crate) shard: SharedBuffer,
     pub(crate) holder: Option<T>,
 }
 
-/// The first replica's shards, cast into the buffers of one holder.
+/// The first replica's shards, copied into the buffers of one holder.
 pub(crate) struct SharedGather<T> {
     gather: UnitGather,
     holder: T,

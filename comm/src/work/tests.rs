@@ -204,7 +204,7 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
     let layout = Arc::new(UnitLayout::new(&unit, 3).expect("a layout"));
     let gather = |_| UnitGatherDeposit {
         layout: Arc::clone(&layout),
-        shard: Arc::new(vec![1.0; layout.shard_len()]),
+        shard: Arc::new(vec![1.0; layout.shard_len()]).into(),
         targets: layout.params().iter().map(|it| HostBuffer::from(vec![0.0_f32; it.len])).collect(),
     };
     let full = partition(UnitGather::new((0..3).map(gather).collect()).expect("one layout"), 12);
@@ -234,7 +234,7 @@ fn every_block_of_a_small_unit_of_many_members_takes_elements_of_its_own() {
     let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
     let gather = |_| UnitGatherDeposit {
         layout: Arc::clone(&layout),
-        shard: Arc::new(vec![1.0; layout.shard_len()]),
+        shard: Arc::new(vec![1.0; layout.shard_len()]).into(),
         targets: layout.params().iter().map(|it| HostBuffer::from(vec![0.0_f32; it.len])).collect(),
     };
     let work = UnitGather::new((0..MEMBERS).map(gather).collect()).expect("one layout");

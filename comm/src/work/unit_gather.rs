@@ -1,29 +1,31 @@
-//! The runtime's all-gather: shards of a unit in f32 become whole parameters in the compute dtype, in one pass.
+//! The runtime's all-gather: shards of a unit become whole parameters, in one pass.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use hsdp_kernels::{DisjointBuffer, HostBuffer, ValuesMut, cast, cast_past_caches};
+use hsdp_kernels::{
+    DisjointBuffer, HostBuffer, SharedBuffer, Values, ValuesMut, copy_values_past_caches,
+};
 use hsdp_sharding::UnitLayout;
 
 use super::{BLOCK_ELEMENTS, Meter, Work, pieces_in, take_values};
 
-/// What a member brings: its shard, to be read where it lies, and its parameters' buffers, to be filled.
+/// What a member brings: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
 pub(crate) struct UnitGatherDeposit {
     pub(crate) layout: Arc<UnitLayout>,
-    pub(crate) shard: Arc<Vec<f32>>,
+    pub(crate) shard: SharedBuffer,
     pub(crate) targets: Vec<HostBuffer>,
 }
 
-/// Every member's shard, cast into every member's parameters.
+/// Every member's shard, copied into every member's parameters.
 pub(crate) struct UnitGather {
-    shards: Vec<Arc<Vec<f32>>>,
+    shards: Vec<SharedBuffer>,
     targets: Vec<Vec<DisjointBuffer>>,
     layout: Arc<UnitLayout>,
     /// How many shards, next to each other, share a block.
     neighbours: usize,
     /// How elements are written.
-    cast: fn(ValuesMut<'_>, &[f32]),
+    copy: fn(ValuesMut<'_>, Values<'_>),
 }
 
 /// What all members get together, in bytes, above which it is written past the caches: little of it would still be there
@@ -48,8 +50,8 @@ impl UnitGather {
         let disjoint = |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::from).collect();
         let members = members.into_iter().map(|member| (member.shard, disjoint(member.targets)));
         let (shards, targets): (_, Vec<_>) = members.unzip();
-        let mut work = Self { shards, targets, layout, neighbours, cast };
-        work.cast = work.cast();
+        let mut work = Self { shards, targets, layout, neighbours, copy: through_caches };
+        work.copy = work.copy();
         Ok(work)
     }
 
@@ -62,14 +64,14 @@ impl UnitGather {
         let mut work = Self::new(members)?;
         work.shards.truncate(shards);
         work.targets.truncate(1);
-        work.cast = work.cast();
+        work.copy = work.copy();
         Ok(work)
     }
 
     /// How elements are best written.
-    fn cast(&self) -> fn(ValuesMut<'_>, &[f32]) {
+    fn copy(&self) -> fn(ValuesMut<'_>, Values<'_>) {
         let is_large = self.bytes() > PAST_CACHES && self.layout.shard_len() >= LONG;
-        if is_large { cast_past_caches } else { cast }
+        if is_large { copy_values_past_caches } else { through_caches }
     }
 
     /// Into how many blocks each shard is cut.
@@ -87,19 +89,19 @@ impl UnitGather {
 
     /// What a range of a shard holds: of which parameter, the elements, and which these are in the parameter.
     fn parts(&self, from: usize, range: &Range<usize>) -> impl Iterator<Item = Part<'_>> {
-        let shard = &self.shards[from];
+        let shard = self.shards[from].values();
         let parts = pieces_in(self.layout.pieces(from), range.clone());
-        parts.map(move |(param, place, range)| (param, &shard[place], range))
+        parts.map(move |(param, place, range)| (param, shard.slice(place), range))
     }
 
     fn write(&self, targets: &[DisjointBuffer], (param, source, range): &Part<'_>) {
         // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
         let target = unsafe { take_values(&targets[*param], range.clone()) };
-        (self.cast)(target, source);
+        (self.copy)(target, *source);
     }
 }
 
-type Part<'a> = (usize, &'a [f32], Range<usize>);
+type Part<'a> = (usize, Values<'a>, Range<usize>);
 
 impl Work for UnitGather {
     type Output = Vec<HostBuffer>;
@@ -149,6 +151,10 @@ impl Work for UnitGather {
 fn neighbours(members: usize, shard_len: usize) -> usize {
     let fitting = BLOCK_ELEMENTS / shard_len.max(1);
     fitting.clamp(1, members.div_ceil(LEAST_BLOCKS))
+}
+
+fn through_caches(target: ValuesMut<'_>, source: Values<'_>) {
+    target.copy_from(source);
 }
 
 fn element_bytes(buffer: &DisjointBuffer) -> usize {

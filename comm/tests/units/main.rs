@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, World, world};
-use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, Values, Wire};
+use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Values, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
 mod non_finite;
@@ -55,8 +55,23 @@ fn rounded(dtype: DType, value: f32) -> f32 {
     Wire::try_from(dtype).expect("a real dtype").round(value)
 }
 
+/// These numbers in a dtype.
+fn shared(dtype: DType, values: &[f32]) -> SharedBuffer {
+    let mut buffer = HostBuffer::zeros(dtype, values.len()).expect("a real dtype");
+    cast(buffer.values_mut(), values);
+    buffer.into()
+}
+
+fn holders(buffer: &SharedBuffer) -> usize {
+    match buffer {
+        SharedBuffer::F32(values) => Arc::strong_count(values),
+        SharedBuffer::F16(values) => Arc::strong_count(values),
+        SharedBuffer::BF16(values) => Arc::strong_count(values),
+    }
+}
+
 #[test]
-fn gather_unit_casts_every_shard_into_every_members_parameters() {
+fn gather_unit_copies_every_shard_into_every_members_parameters() {
     for (size, dtype) in
         SIZES.into_iter().zip([DType::F32, DType::BF16, DType::F16].into_iter().cycle())
     {
@@ -65,13 +80,12 @@ fn gather_unit_casts_every_shard_into_every_members_parameters() {
             layout.params().iter().map(|slot| full(0, slot.index, slot.len)).collect();
         let gathered = world(size, |world| {
             let group = world.world_group(Channel::Gather);
-            let shard = Arc::new(shard_of(&layout, group.index(), &parameters));
+            let shard = shared(dtype, &shard_of(&layout, group.index(), &parameters));
             let zeros = |slot: &ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("real");
             let targets = layout.params().iter().map(zeros).collect();
-            let pending =
-                group.gather_unit(tag(), Arc::clone(&layout), Arc::clone(&shard), targets);
+            let pending = group.gather_unit(tag(), Arc::clone(&layout), shard.clone(), targets);
             let gathered = pending.and_then(|pending| pending.wait()).expect("gathered");
-            assert_eq!(Arc::strong_count(&shard), 1, "nobody reads the shard any more");
+            assert_eq!(holders(&shard), 1, "nobody reads the shard any more");
             gathered
         });
         for gathered in gathered {
@@ -97,8 +111,7 @@ fn gather_unit_shared_fills_one_holder_for_all_members_of_all_replicas() {
             let zeros = |slot: &ParamSlot| HostBuffer::zeros(DType::F32, slot.len).expect("real");
             let holder = (group.index() == 0)
                 .then(|| Holder(layout.params().iter().map(zeros).collect::<Vec<_>>()));
-            let targets = (DType::F32, holder);
-            let pending = group.gather_unit_shared(tag(), Arc::clone(&layout), shard, targets);
+            let pending = group.gather_unit_shared(tag(), Arc::clone(&layout), shard, holder);
             let holder = pending.and_then(|pending| pending.wait()).expect("gathered");
             (holder.expect("nothing was skipped"), world.ledger().channel(Channel::Gather).bytes)
         });
@@ -123,7 +136,7 @@ fn gather_unit_shared_refuses_a_holder_too_many_or_too_few() {
         let layout = layout(2);
         let shard = Arc::new(vec![0.0; layout.shard_len()]);
         let wrong = (group.index() == 1).then(|| Holder(Vec::new()));
-        let refused = group.gather_unit_shared(tag(), layout, shard, (DType::F32, wrong));
+        let refused = group.gather_unit_shared(tag(), layout, shard, wrong);
         let error = refused.expect_err("the first brings the holder").to_string();
         assert!(error.contains("the list of holders"), "{error}");
     });

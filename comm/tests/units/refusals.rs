@@ -6,7 +6,7 @@ use hsdp_comm::{Accumulator, Channel, Contribution, LedgerSnapshot, Scaling, Wor
 use hsdp_kernels::{Fold, HostBuffer, Wire};
 use hsdp_sharding::{DType, ParamSlot, UnitLayout};
 
-use super::{gradient, layout, tag, unit};
+use super::{gradient, layout, shared, tag, unit};
 
 #[test]
 fn what_does_not_fit_the_layout_is_refused_with_numbers() {
@@ -49,7 +49,7 @@ fn what_cannot_be_gathered_is_refused_with_numbers() {
     let group = world.world_group(Channel::Gather);
     let (layout, part) = (layout(2), layout(2).shard_len());
     let refused = |layout: &Arc<UnitLayout>, shard: usize, targets: Vec<HostBuffer>| {
-        let (layout, shard) = (Arc::clone(layout), Arc::new(vec![0.0; shard]));
+        let (layout, shard) = (Arc::clone(layout), shared(DType::BF16, &vec![0.0; shard]));
         group.gather_unit(tag(), layout, shard, targets).expect_err("it is refused").to_string()
     };
     let targets = |change: fn(usize, &ParamSlot) -> (DType, usize)| -> Vec<HostBuffer> {
@@ -73,7 +73,12 @@ fn what_cannot_be_gathered_is_refused_with_numbers() {
     let mixed = targets(|at, param| (if at == 3 { DType::F16 } else { DType::BF16 }, param.len));
     assert_eq!(
         refused(&layout, part, mixed),
-        "all_gather on rank 1: f16 elements: not the dtype of the unit's first target"
+        "all_gather on rank 1: f16 elements: not the dtype of the shard"
+    );
+    let unconverted = targets(|_, param| (DType::F32, param.len));
+    assert_eq!(
+        refused(&layout, part, unconverted),
+        "all_gather on rank 1: f32 elements: not the dtype of the shard"
     );
     let other = Arc::new(UnitLayout::new(&unit(), 3).expect("a layout"));
     assert_eq!(

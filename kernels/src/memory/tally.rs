@@ -14,6 +14,8 @@ pub const MAX_RANKS: usize = 1024;
 pub enum Category {
     /// A rank's own parameters: the f32 master copy.
     Shard,
+    /// The same in the compute dtype, where that is another: what gathers read.
+    GatherInput,
     /// Gathered parameters, in the compute dtype.
     Full,
     /// Unsharded gradients that the runtime accumulates.
@@ -37,8 +39,14 @@ pub struct Usage {
 
 impl Category {
     /// Every category that is counted.
-    pub const COUNTED: [Self; 5] =
-        [Self::Shard, Self::Full, Self::GradFull, Self::Partial, Self::Optimizer];
+    pub const COUNTED: [Self; 6] = [
+        Self::Shard,
+        Self::GatherInput,
+        Self::Full,
+        Self::GradFull,
+        Self::Partial,
+        Self::Optimizer,
+    ];
 
     pub(super) const fn index(self) -> usize {
         self as usize
@@ -49,6 +57,7 @@ impl fmt::Display for Category {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(match self {
             Self::Shard => "shard",
+            Self::GatherInput => "gather_input",
             Self::Full => "full",
             Self::GradFull => "grad_full",
             Self::Partial => "partial",
@@ -133,7 +142,7 @@ impl Tag {
     pub(super) const PROBE: Self = Self(u32::MAX);
 
     /// The counters of a rank, which is below [`MAX_RANKS`], and a category.
-    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 6, which fits")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 7, which fits")]
     pub(super) const fn new(rank: usize, category: Category) -> Self {
         match category {
             Category::Other => Self::NONE,

@@ -10,6 +10,7 @@ use hsdp_sharding::{AfterForward, FullCopies, Phase, UnitId, UnitLayout};
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::engine::full_pool::Pooled;
+use crate::engine::shard::Shard;
 use crate::error::Error;
 use crate::full::Full;
 
@@ -66,7 +67,7 @@ impl GatherQueue {
     pub(crate) fn take(
         &mut self,
         fabric: &Fabric,
-        shards: &[Arc<Vec<f32>>],
+        shards: &[Shard],
         unit: UnitId,
     ) -> Result<Full, Error> {
         let index = self.next_of(fabric, unit)?;
@@ -96,11 +97,7 @@ impl GatherQueue {
 
     /// Ends the forward pass: issues what is left of it, whether it is wanted here or not, since other ranks may wait
     /// for it; and drops what nobody wanted of it and the backward will gather again.
-    pub(crate) fn end_forward(
-        &mut self,
-        fabric: &Fabric,
-        shards: &[Arc<Vec<f32>>],
-    ) -> Result<(), Error> {
+    pub(crate) fn end_forward(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
         let gathers = fabric.plan.gathers();
         if let Some(last) = gathers.iter().rposition(|gather| gather.phase == Phase::Forward) {
             self.issue_through(fabric, shards, last)?;
@@ -127,11 +124,7 @@ impl GatherQueue {
     }
 
     /// Issues what other ranks may still wait for, and waits until no peer reads this rank's shard any more.
-    pub(crate) fn finish(
-        &mut self,
-        fabric: &Fabric,
-        shards: &[Arc<Vec<f32>>],
-    ) -> Result<(), Error> {
+    pub(crate) fn finish(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
         for index in 0..self.slots.len() {
             if matches!(self.slots[index], Slot::Taken) {
                 continue;
@@ -159,7 +152,7 @@ impl GatherQueue {
     fn issue_through(
         &mut self,
         fabric: &Fabric,
-        shards: &[Arc<Vec<f32>>],
+        shards: &[Shard],
         last: usize,
     ) -> Result<(), Error> {
         let end = self.slots.len().min(last.saturating_add(1));
@@ -170,12 +163,7 @@ impl GatherQueue {
         Ok(())
     }
 
-    fn issue(
-        &self,
-        fabric: &Fabric,
-        shards: &[Arc<Vec<f32>>],
-        index: usize,
-    ) -> Result<Arriving, Error> {
+    fn issue(&self, fabric: &Fabric, shards: &[Shard], index: usize) -> Result<Arriving, Error> {
         let gather = fabric.plan.gathers()[index];
         let layout = fabric.plan.layout(gather.unit);
         let lend = || {
@@ -184,7 +172,7 @@ impl GatherQueue {
             fabric.full_pool.lend(lens).map_err(failed)
         };
         let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
-        let shard = Arc::clone(&shards[gather.unit.index()]);
+        let shard = shards[gather.unit.index()].gather_input();
         let event =
             Event::Gather { unit: gather.unit, microbatch: self.microbatch, phase: gather.phase };
         let layout = Arc::clone(layout);
@@ -199,8 +187,7 @@ impl GatherQueue {
             FullCopies::PerProcess => {
                 let holder = (fabric.gather.index() == 0).then(lend).transpose()?;
                 fabric.events.push(event);
-                let targets = (fabric.options.precision.parameters, holder);
-                let pending = fabric.gather.gather_unit_shared(tag, layout, shard, targets)?;
+                let pending = fabric.gather.gather_unit_shared(tag, layout, shard, holder)?;
                 Ok(Arriving::Shared(pending))
             }
         }

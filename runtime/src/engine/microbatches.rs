@@ -1,11 +1,10 @@
 //! How many microbatches a step has: as many as was said, or as long as ranks have data. PROTOCOL.md, "A step".
 
-use std::sync::Arc;
-
 use hsdp_comm::Stage;
 
 use crate::engine::fabric::Fabric;
 use crate::engine::gathers::GatherQueue;
+use crate::engine::shard::Shard;
 use crate::engine::step_state::{OpenMicrobatch, StepState, Token};
 use crate::error::Error;
 use crate::microbatch_header;
@@ -51,11 +50,7 @@ impl StepState {
     }
 
     /// Goes through the microbatches that other ranks still bring, with weight 0.
-    pub(crate) fn run_out(
-        &mut self,
-        fabric: &Fabric,
-        shards: &[Arc<Vec<f32>>],
-    ) -> Result<(), Error> {
+    pub(crate) fn run_out(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
         while self.others_go_on(fabric)? {
             self.open(fabric);
             self.finish_microbatch(fabric, shards)?;

@@ -1,7 +1,5 @@
 //! One step, from its header to its finish.
 
-use std::sync::Arc;
-
 use hsdp_comm::Stage;
 use hsdp_sharding::{ParamId, Rank, UnitId};
 
@@ -11,6 +9,7 @@ use crate::engine::gathers::GatherQueue;
 use crate::engine::place::{Place, Turn};
 use crate::engine::recycled::Buffers;
 use crate::engine::reductions::{Reductions, UnitGradients};
+use crate::engine::shard::Shard;
 use crate::engine::{Opened, exponent_of};
 use crate::error::Error;
 use crate::full::Full;
@@ -130,7 +129,7 @@ impl StepState {
     pub(crate) fn unshard(
         &mut self,
         fabric: &Fabric,
-        shards: &[Arc<Vec<f32>>],
+        shards: &[Shard],
         unit: UnitId,
     ) -> Result<Full, Error> {
         let (number, needs_loss) = (self.number(), self.needs_loss(fabric));
@@ -146,7 +145,7 @@ impl StepState {
     pub(crate) fn take_loss(
         &mut self,
         fabric: &Fabric,
-        shards: &[Arc<Vec<f32>>],
+        shards: &[Shard],
         loss: LossSum,
     ) -> Result<(), Error> {
         let number = self.number();
@@ -250,7 +249,7 @@ impl StepState {
     pub(crate) fn finish_microbatch(
         &mut self,
         fabric: &Fabric,
-        shards: &[Arc<Vec<f32>>],
+        shards: &[Shard],
     ) -> Result<(), Error> {
         let place = self.place();
         if self.open_microbatch().loss.is_none() && self.needs_loss(fabric) {

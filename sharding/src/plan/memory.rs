@@ -11,6 +11,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, UnitLayout};
 /// | category | bytes |
 /// |---|---|
 /// | `shard` | 4 · Σ shard_len |
+/// | `gather_input` | size(param_dtype) · Σ shard_len; with f32 parameters 0 |
 /// | `optimizer` | 4 · optimizer_slots · Σ n |
 /// | `partial` | 4 · Σ n; with accumulation `Every` and replicas twice that |
 /// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
@@ -40,6 +41,8 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, UnitLayout};
 pub struct MemoryPlan {
     /// f32 master copies of the shards.
     pub shard: ByteCount,
+    /// The shards in the compute dtype, which gathers read, where that is not f32.
+    pub gather_input: ByteCount,
     /// Gathered parameters, at the peak of a microbatch.
     pub full: ByteCount,
     /// Unsharded f32 gradients that accumulate from microbatch to microbatch.
@@ -58,7 +61,7 @@ impl MemoryPlan {
     /// If the sum exceeds `u64::MAX`.
     #[must_use]
     pub fn total(&self) -> ByteCount {
-        self.shard + self.full + self.grad_full + self.partial + self.optimizer
+        self.shard + self.gather_input + self.full + self.grad_full + self.partial + self.optimizer
     }
 }
 
@@ -73,8 +76,14 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
         Accumulation::Local => plan.spec().units().iter().map(|unit| unit.trainable_numel()).sum(),
         Accumulation::ReduceScatter | Accumulation::Every => ElemCount::ZERO,
     };
+    let shard = sum(plan, |layout| ElemCount::of(layout.shard_len()));
+    let gather_input = match plan.options().param_dtype {
+        DType::F32 => ByteCount::ZERO,
+        compute => shard.bytes(compute),
+    };
     MemoryPlan {
-        shard: f32_bytes(sum(plan, |layout| ElemCount::of(layout.shard_len()))),
+        shard: f32_bytes(shard),
+        gather_input,
         full: peak_full(plan).bytes(plan.options().param_dtype),
         grad_full: f32_bytes(grad_full),
         partial: f32_bytes(trainable + transient),

@@ -138,6 +138,10 @@ fn counted(plan: &Plan) -> MemoryPlan {
     let words = |words: usize| ByteCount::of(4 * words);
     MemoryPlan {
         shard: words(shard),
+        gather_input: match options.param_dtype.size_bytes() {
+            4 => ByteCount::ZERO,
+            size => ByteCount::of(size * shard),
+        },
         full: ByteCount::of(peak_full(plan)),
         grad_full: words(if local { grad_full } else { 0 }),
         partial: words(if every { 2 * trainable } else { trainable }),
@@ -203,6 +207,7 @@ fn the_total_adds_all_categories() {
         grad_full: ByteCount(100),
         partial: ByteCount(1000),
         optimizer: ByteCount(10_000),
+        gather_input: ByteCount(100_000),
     };
-    assert_eq!(memory.total(), ByteCount(11_111));
+    assert_eq!(memory.total(), ByteCount(111_111));
 }

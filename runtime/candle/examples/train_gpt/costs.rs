@@ -47,6 +47,7 @@ impl Costs {
             ],
             memory: vec![
                 peak(Category::Shard, plan.shard),
+                peak(Category::GatherInput, plan.gather_input),
                 peak(Category::Full, plan.full),
                 peak(Category::GradFull, plan.grad_full),
                 peak(Category::Partial, plan.partial),

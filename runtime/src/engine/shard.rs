@@ -1,0 +1,64 @@
+//! A unit's parameters on this rank: the f32 master copy, and what gathers read.
+
+use std::sync::Arc;
+
+use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::{HostBuffer, SharedBuffer, ValuesMut, cast};
+use hsdp_sharding::DType;
+
+/// This rank's shard of one unit.
+///
+/// Both copies are written through [`exclusive`](Self::exclusive) and nothing else, so that they hold the same parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct Shard {
+    master: Arc<Vec<f32>>,
+    /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
+    gather_input: Option<SharedBuffer>,
+}
+
+impl Shard {
+    /// Rounds the master where the compute dtype is another.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(crate) fn new(master: Vec<f32>, compute: DType) -> Result<Self, hsdp_kernels::Error> {
+        let gather_input = match compute {
+            DType::F32 => None,
+            compute => Some(rounded(&master, compute)?.into()),
+        };
+        Ok(Self { master: Arc::new(master), gather_input })
+    }
+
+    /// The f32 parameters.
+    pub(crate) fn master(&self) -> &Arc<Vec<f32>> {
+        &self.master
+    }
+
+    /// The parameters in the compute dtype: another handle of what peers read in place.
+    pub(crate) fn gather_input(&self) -> SharedBuffer {
+        match &self.gather_input {
+            Some(rounded) => rounded.clone(),
+            None => Arc::clone(&self.master).into(),
+        }
+    }
+
+    /// The f32 parameters and what is to hold the same in the compute dtype, for this rank alone.
+    ///
+    /// A step's end has waited for all of its gathers, so nobody else holds them as a rule. Where somebody does (the user, or
+    /// a gather of an aborted step that a peer still completes), they keep the old values, and this rank goes on with a copy.
+    pub(crate) fn exclusive(&mut self) -> (&mut [f32], Option<ValuesMut<'_>>) {
+        let master = {
+            let _shard = memory::scope(Category::Shard);
+            Arc::make_mut(&mut self.master)
+        };
+        let _gather_input = memory::scope(Category::GatherInput);
+        (master, self.gather_input.as_mut().map(SharedBuffer::make_mut))
+    }
+}
+
+fn rounded(master: &[f32], dtype: DType) -> Result<HostBuffer, hsdp_kernels::Error> {
+    let _gather_input = memory::scope(Category::GatherInput);
+    let mut rounded = HostBuffer::zeros(dtype, master.len())?;
+    cast(rounded.values_mut(), master);
+    Ok(rounded)
+}
