@@ -115,6 +115,7 @@ table!(KERNELS {
     hsdp_kernels::HostBuffer: Send Sync Unpin,
     hsdp_kernels::MomentumKind: Send Sync Unpin,
     hsdp_kernels::ReduceOp: Send Sync Unpin,
+    hsdp_kernels::Scaling: Send Sync Unpin,
     hsdp_kernels::SgdStep: Send Sync Unpin,
     hsdp_kernels::SharedBuffer: Send Sync Unpin,
     hsdp_kernels::Values<'static>: Send Sync Unpin,
@@ -123,6 +124,7 @@ table!(KERNELS {
 });
 
 table!(MEMORY {
+    hsdp_kernels::memory::Allocations: Send Sync Unpin,
     hsdp_kernels::memory::Category: Send Sync Unpin,
     hsdp_kernels::memory::CountingAllocator: Send Sync Unpin,
     // It restores what its thread counted before.
