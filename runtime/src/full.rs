@@ -11,7 +11,7 @@ use crate::engine::full_pool::Pooled;
 /// A unit's parameters in full, in the compute dtype, one buffer a parameter.
 ///
 /// Dropping it is the reshard: its buffers go to the gathers to come, which never hold more together than the plan says
-/// ([`MemoryPlan::full`](crate::MemoryPlan::full)).
+/// ([`Plan::memory`](crate::Plan::memory)).
 #[derive(Debug)]
 #[must_use = "a gathered unit takes up memory until it is dropped"]
 pub struct Full {
