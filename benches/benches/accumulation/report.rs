@@ -39,6 +39,9 @@ pub(crate) fn print(options: &Options, times: &Times) {
             bytes as f64 / 1e9
         );
     }
+    if !Bare::serves(options) {
+        return;
+    }
     let [least, median] =
         [least, median].map(|of| of(&times.runtime).as_secs_f64() / of(&times.bare).as_secs_f64());
     println!("  hsdp / bare loop: {least:.3} (least), {median:.3} (median)");

@@ -111,9 +111,28 @@ impl<T: Element> Work for ReduceInPlace<T> {
 /// A reduction whose result only the root gets, in its own buffer.
 pub(crate) struct Reduce<T> {
     reduce: ReduceInPlace<T>,
-    root: usize,
-    /// By slot: whether what was brought is handed back.
-    lent: Vec<bool>,
+    /// By slot.
+    gets: Vec<Gets>,
+}
+
+/// What a member gets of a reduction to a root.
+#[derive(Clone, Copy)]
+enum Gets {
+    /// The result.
+    Result,
+    /// What it lent.
+    Back,
+    Nothing,
+}
+
+impl Gets {
+    fn of<T>(slot: usize, source: &Source<T>, root: usize) -> Self {
+        match source {
+            _ if slot == root => Self::Result,
+            Source::Lent(_) => Self::Back,
+            Source::Given(_) => Self::Nothing,
+        }
+    }
 }
 
 impl<T: Element> Reduce<T> {
@@ -126,10 +145,11 @@ impl<T: Element> Reduce<T> {
         reduction: Reduction,
         root: usize,
     ) -> Result<Self, String> {
-        let lent = members.iter().map(|it| matches!(it.source, Source::Lent(_))).collect();
+        let slots = members.iter().enumerate();
+        let gets = slots.map(|(slot, it)| Gets::of(slot, &it.source, root)).collect();
         let values = members.into_iter().map(Vec::from).collect();
         let reduce = ReduceInPlace::new(values, reduction, Receivers::Root(root))?;
-        Ok(Self { reduce, root, lent })
+        Ok(Self { reduce, gets })
     }
 }
 
@@ -149,12 +169,11 @@ impl<T: Element> Work for Reduce<T> {
     }
 
     fn finish(self) -> Vec<Exchange<T>> {
-        let members = self.reduce.finish().into_iter().zip(self.lent).enumerate();
-        let output = |(slot, (values, lent))| match lent {
-            _ if slot == self.root => Exchange { source: Source::nothing(), target: Some(values) },
-            true => Exchange { source: Source::Lent(values), target: None },
-            false => Exchange { source: Source::nothing(), target: None },
+        let output = |(values, gets)| match gets {
+            Gets::Result => Exchange { source: Source::nothing(), target: Some(values) },
+            Gets::Back => Exchange { source: Source::Lent(values), target: None },
+            Gets::Nothing => Exchange { source: Source::nothing(), target: None },
         };
-        members.map(output).collect()
+        self.reduce.finish().into_iter().zip(self.gets).map(output).collect()
     }
 }

@@ -165,17 +165,12 @@ impl GatherQueue {
 
     fn issue(&self, fabric: &Fabric, shards: &[Shard], index: usize) -> Result<Arriving, Error> {
         let gather = fabric.plan.gathers()[index];
-        let layout = fabric.plan.layout(gather.unit);
-        let lend = || {
-            let lens = layout.params().iter().map(|slot| slot.len);
-            let failed = |error| fabric.no_memory(error, "gather", (self.step, gather.unit));
-            fabric.full_pool.lend(lens).map_err(failed)
-        };
+        let lend = || self.lend(fabric, gather.unit);
         let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
         let shard = shards[gather.unit.index()].gather_input();
         let event =
             Event::Gather { unit: gather.unit, microbatch: self.microbatch, phase: gather.phase };
-        let layout = Arc::clone(layout);
+        let layout = Arc::clone(fabric.plan.layout(gather.unit));
         match fabric.options.full_copies {
             FullCopies::PerRank => {
                 let mut pooled = lend()?;
@@ -191,5 +186,12 @@ impl GatherQueue {
                 Ok(Arriving::Shared(pending))
             }
         }
+    }
+
+    /// Buffers for all parameters of a unit.
+    fn lend(&self, fabric: &Fabric, unit: UnitId) -> Result<Pooled, Error> {
+        let lens = fabric.plan.layout(unit).params().iter().map(|slot| slot.len);
+        let failed = |error| fabric.no_memory(error, "gather", (self.step, unit));
+        fabric.full_pool.lend(lens).map_err(failed)
     }
 }

@@ -23,7 +23,10 @@ impl Trial {
         for (rank, survivor) in &survivors {
             let twin = twins[*rank].as_ref().map_err(|error| format!("without faults: {error}"))?;
             if !survivor.shards.is_empty() && !same_bits(&survivor.shards, &twin.shards) {
-                return Err(format!("rank {rank} does not hold what step {committed} committed"));
+                let twin = twin.fatal.as_deref().unwrap_or("its twin has made all steps");
+                return Err(format!(
+                    "rank {rank} does not hold what step {committed} committed; without faults: {twin}"
+                ));
             }
         }
         self.count(report, &survivors, committed);

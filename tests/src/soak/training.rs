@@ -16,6 +16,9 @@ use crate::support::springs::{self, Batch};
 /// How long a rank waits before a world that hangs is ended: a freeze, and a call that was skipped, take this long.
 const DEADLINE: Duration = Duration::from_millis(300);
 
+/// The same in a world without faults.
+const UNDISTURBED: Duration = Duration::from_secs(60);
+
 /// How often a rank may fail in a row before something is wrong: each fault fires once, and a loss scale of 2^16 is halved
 /// until it fits.
 const MOST_FAILURES: u64 = 20;
@@ -51,7 +54,9 @@ enum Made {
 impl Trial {
     /// Trains for as many steps as there are data for, but for no more than `steps`, with `faults`; by rank how it ended, or the message of its panic.
     pub(super) fn train(&self, steps: u64, faults: Vec<Fault>) -> Vec<Result<Ended, String>> {
-        let options = WorldOptions { deadline: DEADLINE, faults, ..WorldOptions::default() };
+        // Where nothing goes wrong nobody waits in vain, however busy the machine is.
+        let deadline = if faults.is_empty() { UNDISTURBED } else { DEADLINE };
+        let options = WorldOptions { deadline, faults, ..WorldOptions::default() };
         let ranks = self.options.mesh.world_size();
         let ended = hsdp::launch(ranks, options, |world| self.rank(world, steps));
         ended.into_iter().map(|ended| ended.map_err(|failure| failure.to_string())).collect()
