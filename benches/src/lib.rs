@@ -1,6 +1,7 @@
-//! What benches of whole steps share: a model whose gradients are there already, what the parts of its step take, and the
-//! least and the median of times.
+//! What benches share: how a program begins and ends, a model whose gradients are there already, what the parts of its step
+//! take, and the least and the median of times.
 
+pub mod program;
 pub mod steps;
 pub mod stopwatch;
 pub mod times;

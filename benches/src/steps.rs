@@ -3,14 +3,23 @@
 use std::sync::Arc;
 
 use hsdp::{
-    Error, GradientValues, LossSum, ModelOptions, ModelSpec, Param, ShardedModel, Step,
+    Error, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Param, ShardedModel, Step,
     StepOptions, Unit, UnitId, World,
 };
 
 use crate::stopwatch::{Part, Stopwatch};
 
 /// What every element of every gradient is.
-const GRADIENT: f32 = 0.5;
+pub const GRADIENT: f32 = 0.5;
+
+/// How many gradients a rank has.
+#[derive(Clone, Copy, Debug)]
+pub enum Gradients {
+    /// One for all units: where it is not their traffic that is measured.
+    OneForAll,
+    /// One for each unit, as a backward leaves them.
+    OfEachUnit,
+}
 
 /// How large the steps are.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +30,8 @@ pub struct Size {
     pub numel: u32,
     /// Of a step.
     pub microbatches: u32,
+    /// What is reduced.
+    pub gradients: Gradients,
 }
 
 impl Size {
@@ -41,7 +52,8 @@ pub struct Steps {
     model: ShardedModel,
     size: Size,
     units: Vec<UnitId>,
-    gradient: Arc<dyn GradientValues>,
+    /// By unit.
+    gradients: Vec<Arc<dyn GradientValues>>,
 }
 
 impl Steps {
@@ -53,8 +65,7 @@ impl Steps {
         let model =
             ShardedModel::new(world, size.spec(), options, |param| vec![0.0; param.numel()])?;
         let units = model.plan().spec().unit_ids().collect();
-        let gradient = Arc::new(vec![GRADIENT; size.numel as usize]);
-        Ok(Self { model, size, units, gradient })
+        Ok(Self { model, size, units, gradients: gradients(size) })
     }
 
     /// The model, with its plan.
@@ -68,7 +79,7 @@ impl Steps {
         self.size.microbatches = microbatches;
     }
 
-    /// Runs a step, and checks the norm of its gradient: the mean over ranks and microbatches, each with as many items.
+    /// Runs a step, and checks the norm of its gradient: all ranks and microbatches have as many items and the same gradient.
     ///
     /// # Errors
     /// What the runtime says, or that the norm is another.
@@ -79,22 +90,39 @@ impl Steps {
         let mut step = self.model.begin_step(options)?;
         watch.lap(Part::Begin);
         for _ in 0..microbatches {
-            microbatch(&mut step, (&self.units, &self.gradient), watch)?;
+            microbatch(&mut step, (&self.units, &self.gradients), watch)?;
         }
         let norm = step.finish()?.norm();
         watch.lap(Part::Finish);
-        let elements = f64::from(self.size.units) * f64::from(self.size.numel);
-        let expected = f64::from(GRADIENT) * elements.sqrt();
+        let expected = self.expected_norm();
         if (norm - expected).abs() > 1e-6 * expected {
             return Err(Error::Options { what: format!("a norm of {norm}, not {expected}") });
         }
         Ok(())
     }
+
+    /// A mean over items, or over ranks and summed over microbatches.
+    fn expected_norm(&self) -> f64 {
+        let elements = f64::from(self.size.units) * f64::from(self.size.numel);
+        let microbatches = match self.model.options().objective {
+            Objective::RankMean => f64::from(self.size.microbatches),
+            _ => 1.0,
+        };
+        f64::from(GRADIENT) * elements.sqrt() * microbatches
+    }
+}
+
+fn gradients(size: Size) -> Vec<Arc<dyn GradientValues>> {
+    let make = || Arc::new(vec![GRADIENT; size.numel as usize]) as Arc<dyn GradientValues>;
+    match size.gradients {
+        Gradients::OneForAll => vec![make(); size.units as usize],
+        Gradients::OfEachUnit => (0..size.units).map(|_| make()).collect(),
+    }
 }
 
 fn microbatch(
     step: &mut Step<'_>,
-    (units, gradient): (&[UnitId], &Arc<dyn GradientValues>),
+    (units, gradients): (&[UnitId], &[Arc<dyn GradientValues>]),
     watch: &mut Stopwatch,
 ) -> Result<(), Error> {
     let mut pass = step.microbatch()?;
@@ -106,7 +134,7 @@ fn microbatch(
     // The gradients are there already: no backward starts from the seed, which is 1.
     let _ = pass.loss(LossSum::new(1.0, 1))?;
     watch.lap(Part::Loss);
-    for unit in units.iter().rev() {
+    for (unit, gradient) in units.iter().zip(gradients).rev() {
         drop(pass.unshard(*unit)?);
         watch.lap(Part::Backward);
         pass.reduce(*unit, vec![Some(Arc::clone(gradient))])?;

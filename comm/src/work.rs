@@ -207,19 +207,13 @@ fn pieces_in(
     pieces: impl Iterator<Item = Piece>,
     range: Range<usize>,
 ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
-    overlapping(pieces, range.clone()).map(move |piece| {
+    let Range { start, end } = range;
+    let after = pieces.skip_while(move |piece| piece.shard_range().end <= start);
+    let overlapping = after.take_while(move |piece| piece.shard_start < end);
+    overlapping.map(move |piece| {
         let shard = piece.shard_range();
         let part = shard.start.max(range.start)..shard.end.min(range.end);
         let offset = piece.param_start + (part.start - shard.start);
         (piece.param, part.clone(), offset..offset + part.len())
     })
-}
-
-/// Those of `pieces`, which are in order and do not overlap, of which something lies in `range` of the shard.
-fn overlapping(
-    pieces: impl Iterator<Item = Piece>,
-    range: Range<usize>,
-) -> impl Iterator<Item = Piece> {
-    let after = pieces.skip_while(move |piece| piece.shard_range().end <= range.start);
-    after.take_while(move |piece| piece.shard_start < range.end)
 }

@@ -4,11 +4,11 @@
 use std::sync::{Barrier, Mutex, PoisonError};
 
 use hsdp::{Accumulation, Axis, DType, FullCopies, Mesh, Rank};
+use hsdp_benches::steps::GRADIENT;
 use hsdp_kernels::{Divisor, Fold, Scaling, Values, Wire, copy_past_caches, sum_contributions};
 use hsdp_sharding::{Coordinate, balanced};
 
 use crate::options::Options;
-use crate::runtime::GRADIENT;
 
 /// Elements that are summed at a time, as in the runtime.
 const BLOCK: usize = 8 << 10;

@@ -11,59 +11,42 @@
 //! In turn with the runtime, on the same threads, a bare loop makes the same passes over as many bytes with nothing else:
 //! no plan, no descriptors, no waiting but at the end. docs/performance.md has the formula of the bytes.
 //!
-//! In reading order: `options`, `runtime` (the step by hsdp), `bare` (the loop), `bytes`, `report`.
+//! In reading order: `options`, `bare` (the loop), `bytes`, `report`; the step by hsdp is `steps` of this crate.
 
 mod bare;
 mod bytes;
 mod options;
 mod report;
-mod runtime;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Parser as _;
 use hsdp::World;
+use hsdp_benches::program;
+use hsdp_benches::steps::Steps;
+use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
 
 use crate::bare::Bare;
 use crate::options::Options;
 use crate::report::Times;
-use crate::runtime::Steps;
 
-#[expect(clippy::print_stderr, reason = "a command-line program")]
 fn main() -> ExitCode {
-    let options = match Options::try_parse() {
-        Ok(options) => options,
-        Err(error) if !error.use_stderr() => {
-            drop(error.print());
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("{}", error.to_string().lines().next().unwrap_or_default());
-            return ExitCode::from(2);
-        }
-    };
-    match measure(&options) {
-        Ok(times) => {
-            report::print(&options, &times);
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    program::run(|options: Options| {
+        let times = measure(&options)?;
+        report::print(&options, &times);
+        Ok::<_, String>(())
+    })
 }
 
 /// Runs both in turn on one thread a rank; the times of rank 0, from one meeting of all ranks to the next.
 fn measure(options: &Options) -> Result<Times, String> {
     let bare = Bare::serves(options).then(|| Bare::new(options));
     let ran = launch(options.ranks(), WorldOptions::default(), |world| {
-        let mut steps = Steps::new(world.clone(), options)?;
+        let mut steps = Steps::new(world.clone(), options.size(), options.of_model())?;
         let mut times = Times::default();
         for round in 0..=options.repeat {
-            let by_runtime = timed(&world, || steps.step())?;
+            let by_runtime = timed(&world, || steps.step(&mut Stopwatch::still()))?;
             let by_loop = timed(&world, || {
                 bare.iter().for_each(|bare| bare.step(world.rank().index()));
                 Ok(())
@@ -73,7 +56,6 @@ fn measure(options: &Options) -> Result<Times, String> {
                 times.push(by_runtime, by_loop);
             }
         }
-        steps.check()?;
         Ok::<_, hsdp::Error>(times)
     });
     let times = ran.into_iter().next().ok_or("no ranks")?;

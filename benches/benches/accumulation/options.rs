@@ -1,7 +1,8 @@
 //! What is measured.
 
 use clap::Parser;
-use hsdp::{Accumulation, DType, FullCopies, Mesh};
+use hsdp::{Accumulation, DType, FullCopies, Mesh, ModelOptions, Objective, Precision};
+use hsdp_benches::steps::{Gradients, Size};
 
 /// Measures the step of a sharded model without its arithmetic, beside a bare loop over the same bytes.
 #[derive(Debug, Parser)]
@@ -49,5 +50,23 @@ impl Options {
 
     pub(crate) fn numel(&self) -> usize {
         self.numel as usize
+    }
+
+    pub(crate) fn size(&self) -> Size {
+        let Self { units, numel, microbatches, .. } = *self;
+        Size { units, numel, microbatches, gradients: Gradients::OfEachUnit }
+    }
+
+    pub(crate) fn of_model(&self) -> ModelOptions {
+        let (parameters, wire) = (self.param_dtype, self.reduce_dtype);
+        ModelOptions {
+            precision: Precision { parameters, wire, ..Precision::default() },
+            accumulation: self.mode,
+            prefetch: self.prefetch,
+            full_copies: self.full_copies,
+            // As FSDP2 does: losses have no weights, and the mean over ranks is what is wanted.
+            objective: Objective::RankMean,
+            ..ModelOptions::on(self.mesh)
+        }
     }
 }

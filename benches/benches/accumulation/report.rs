@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hsdp_benches::times::{least, median};
+
 use crate::bare::Bare;
 use crate::bytes;
 use crate::options::Options;
@@ -45,14 +47,4 @@ pub(crate) fn print(options: &Options, times: &Times) {
     let [least, median] =
         [least, median].map(|of| of(&times.runtime).as_secs_f64() / of(&times.bare).as_secs_f64());
     println!("  hsdp / bare loop: {least:.3} (least), {median:.3} (median)");
-}
-
-fn least(times: &[Duration]) -> Duration {
-    times.iter().copied().min().unwrap_or_default()
-}
-
-fn median(times: &[Duration]) -> Duration {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
 }

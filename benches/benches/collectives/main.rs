@@ -30,31 +30,13 @@ mod units;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use hsdp_benches::program;
 
 use crate::case::Collective;
 use crate::options::Options;
 
-#[expect(clippy::print_stderr, reason = "a command-line program")]
 fn main() -> ExitCode {
-    let options = match Options::try_parse() {
-        Ok(options) => options,
-        Err(error) if !error.use_stderr() => {
-            drop(error.print());
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("{}", error.to_string().lines().next().unwrap_or_default());
-            return ExitCode::from(2);
-        }
-    };
-    match measure(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    program::run(|options: Options| measure(&options))
 }
 
 fn measure(options: &Options) -> Result<(), String> {

@@ -18,30 +18,12 @@ mod table;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use hsdp_benches::program;
 
 use crate::options::Options;
 
-#[expect(clippy::print_stderr, reason = "a command-line program")]
 fn main() -> ExitCode {
-    let options = match Options::try_parse() {
-        Ok(options) => options.scaled(),
-        Err(error) if !error.use_stderr() => {
-            drop(error.print());
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprintln!("{}", error.to_string().lines().next().unwrap_or_default());
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            eprintln!("error: {problem}");
-            ExitCode::FAILURE
-        }
-    }
+    program::run(|options: Options| run(&options.scaled()))
 }
 
 fn run(options: &Options) -> Result<(), String> {

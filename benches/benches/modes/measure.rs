@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hsdp::{
     Accumulation, ByteCount, Channel, Error, ModelOptions, Rank, Tag, World, WorldOptions, launch,
 };
-use hsdp_benches::steps::{Size, Steps};
+use hsdp_benches::steps::{Gradients, Size, Steps};
 use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_benches::times::median;
 use hsdp_sharding::{Plan, PlanOptions, Traffic};
@@ -75,7 +75,12 @@ fn row(
 }
 
 fn size(options: &Options) -> Size {
-    Size { units: options.units, numel: options.numel, microbatches: 1 }
+    Size {
+        units: options.units,
+        numel: options.numel,
+        microbatches: 1,
+        gradients: Gradients::OneForAll,
+    }
 }
 
 /// What rank 0 measures of a world: a step of each number of microbatches.

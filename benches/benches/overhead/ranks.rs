@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use hsdp::{Error, Mesh, ModelOptions, Plan, Rank, World};
-use hsdp_benches::steps::{Size, Steps};
+use hsdp_benches::steps::{Gradients, Size, Steps};
 use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
@@ -27,7 +27,8 @@ const STEPS: u32 = 3;
 #[expect(clippy::print_stdout, reason = "a command-line program")]
 pub(crate) fn measure(options: &Options) -> Result<(), String> {
     let numel = options.numel;
-    let size = Size { units: UNITS, numel, microbatches: MICROBATCHES };
+    let gradients = Gradients::OneForAll;
+    let size = Size { units: UNITS, numel, microbatches: MICROBATCHES, gradients };
     println!("{UNITS} units of {numel} parameters, {MICROBATCHES} microbatches, threads as ranks");
     for pair in PAIRS {
         let mut times = [Vec::new(), Vec::new()];

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use hsdp::{Error, Mesh, ModelOptions, World};
-use hsdp_benches::steps::{Size, Steps};
+use hsdp_benches::steps::{Gradients, Size, Steps};
 use hsdp_benches::stopwatch::{Part, Per, Stopwatch};
 use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
@@ -28,7 +28,7 @@ pub(crate) fn measure(options: &Options) -> Result<(), String> {
     );
     for ranks in [1, 2] {
         let mesh = Mesh::new(1, ranks).map_err(|error| error.to_string())?;
-        let size = Size { units, numel: 1, microbatches };
+        let size = Size { units, numel: 1, microbatches, gradients: Gradients::OneForAll };
         let measured = launch(ranks, WorldOptions::default(), |world| {
             run(Steps::new(world.clone(), size, ModelOptions::on(mesh))?, &world, options)
         });

@@ -338,24 +338,33 @@ impl GradientValues for Short {
     }
 }
 
+/// The error with which a reduction of gradients ends that are against the contract.
+fn end_of_reduction(
+    world: &World,
+    layout: Arc<UnitLayout>,
+    gradients: Vec<Option<Arc<dyn GradientValues>>>,
+) -> String {
+    let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
+    let partial = vec![0.0; layout.trainable().shard_len];
+    let accumulator = Accumulator { partial, fold: Fold::Replace };
+    let group = world.world_group(Channel::Reduce);
+    let issued = group.reduce_unit(tag(), layout, contribution, accumulator);
+    issued.and_then(|pending| pending.wait()).expect_err("it ends").to_string()
+}
+
 /// Of few members, whose gradients are read at once, and of more.
 #[test]
 fn who_lends_too_few_elements_is_named_and_not_the_last_member() {
     for size in [2, 4, 6] {
         let ends = world(size, |world| {
             let layout = layout(size);
-            let group = world.world_group(Channel::Reduce);
             let mut gradients = vec![None, None, None, None, None];
             let values = vec![1.0; 37 * 19];
             gradients[0] = Some(match world.rank().index() {
                 0 => Arc::new(Short(values)) as Arc<dyn GradientValues>,
                 _ => Arc::new(values),
             });
-            let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
-            let partial = vec![0.0; layout.trainable().shard_len];
-            let accumulator = Accumulator { partial, fold: Fold::Replace };
-            let issued = group.reduce_unit(tag(), layout, contribution, accumulator);
-            issued.and_then(|pending| pending.wait()).expect_err("it ends").to_string()
+            end_of_reduction(&world, layout, gradients)
         });
         for end in ends {
             assert!(end.starts_with("world aborted: rank 0, step 0"), "{end}");
@@ -368,16 +377,11 @@ fn who_lends_too_few_elements_is_named_and_not_the_last_member() {
 fn a_gradient_that_is_lent_twice_ends_the_world() {
     let ends = world(2, |world| {
         let layout = layout(2);
-        let group = world.world_group(Channel::Reduce);
         let mut gradients = vec![None, None, None, None, None];
         if world.rank().index() == 1 {
             gradients[0] = Some(Arc::new(Twice(vec![1.0; 37 * 19])) as Arc<dyn GradientValues>);
         }
-        let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
-        let partial = vec![0.0; layout.trainable().shard_len];
-        let accumulator = Accumulator { partial, fold: Fold::Replace };
-        let issued = group.reduce_unit(tag(), layout, contribution, accumulator);
-        issued.and_then(|pending| pending.wait()).expect_err("it ends").to_string()
+        end_of_reduction(&world, layout, gradients)
     });
     for end in ends {
         assert!(

@@ -4,6 +4,7 @@ use std::mem;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::Plan;
 use parking_lot::Mutex;
 
@@ -69,6 +70,22 @@ impl Recycled {
     pub(crate) fn keep_unsharded(&self, unsharded: UnshardedGradients) {
         self.held.lock().buffers.unsharded = unsharded;
     }
+}
+
+/// A buffer of the step before, if it has that length; a new one otherwise.
+///
+/// # Errors
+/// If there is no memory for it.
+pub(crate) fn sized(
+    buffer: Vec<f32>,
+    len: usize,
+    category: Category,
+) -> Result<Vec<f32>, hsdp_kernels::Error> {
+    if buffer.len() == len {
+        return Ok(buffer);
+    }
+    let _scope = memory::scope(category);
+    hsdp_kernels::zeros(len)
 }
 
 /// This rank's shards of a gradient, by unit; empty for units without any. They are recycled when they are dropped.

@@ -7,7 +7,7 @@ use std::mem;
 use std::sync::Arc;
 
 use hsdp_comm::{Accumulator, Contribution, NonFiniteAt, Pending, Reduced, Stage};
-use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold, GradientValues, settle};
 use hsdp_sharding::{Accumulation, ParamId, Rank, UnitId};
 
@@ -15,7 +15,7 @@ use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::engine::partial::{Offer, Partial, Settled};
 use crate::engine::place::{Place, Turn};
-use crate::engine::recycled::{Buffers, Recycled};
+use crate::engine::recycled::{Buffers, Recycled, sized};
 use crate::engine::scaling;
 use crate::engine::unsharded::UnshardedGradients;
 use crate::error::Error;
@@ -232,7 +232,7 @@ impl Reductions {
             (partial, fold)
         };
         let len = fabric.plan.layout(unit).trainable().shard_len;
-        let partial = sized(partial, len)
+        let partial = sized(partial, len, Category::Partial)
             .map_err(|error| fabric.no_memory(error, "reduction", (place.step, unit)))?;
         fabric.events.push(Event::ReduceScatter { unit, microbatch: place.microbatch });
         let contribution =
@@ -293,7 +293,7 @@ impl Reductions {
         for (unit, pending) in reducing {
             let reduced = pending.wait()?;
             let Settled { partial, fold, .. } = self.settle(fabric, unit)?;
-            let mut accumulator = sized(partial, reduced.len())
+            let mut accumulator = sized(partial, reduced.len(), Category::Partial)
                 .map_err(|error| fabric.no_memory(error, "reduction", (place.step, unit)))?;
             settle(&mut accumulator, &reduced, Divisor::ONE, fold);
             self.partials[unit.index()] = Partial::Held(accumulator);
@@ -326,13 +326,4 @@ fn expects_overflow(fabric: &Fabric) -> bool {
 
 fn reduces_replicas_every_microbatch(fabric: &Fabric) -> bool {
     has_replicas(fabric) && fabric.plan.options().accumulation == Accumulation::Every
-}
-
-/// The buffer, if it has that length already; a new one otherwise.
-fn sized(buffer: Vec<f32>, len: usize) -> Result<Vec<f32>, hsdp_kernels::Error> {
-    if buffer.len() == len {
-        return Ok(buffer);
-    }
-    let _partial = memory::scope(Category::Partial);
-    hsdp_kernels::zeros(len)
 }

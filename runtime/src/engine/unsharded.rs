@@ -4,10 +4,11 @@ use std::mem;
 use std::sync::Arc;
 
 use hsdp_comm::NonFiniteAt;
-use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold, GradientValues, Scaling, Wire, contribute, sum_contributions};
 use hsdp_sharding::{Plan, Rank, Unit, UnitId};
 
+use crate::engine::recycled::sized;
 use crate::engine::reductions::UnitGradients;
 
 /// One f32 sum a parameter, made when its first gradient comes.
@@ -80,8 +81,12 @@ impl Sum {
     fn add(&mut self, gradient: &dyn GradientValues) -> Result<Option<usize>, hsdp_kernels::Error> {
         let (mut sum, fold) = match mem::replace(self, Self::Nothing(Vec::new())) {
             Self::Some(sum) => (sum, Fold::Add),
-            Self::Nothing(buffer) => (sized(buffer, gradient.len())?, Fold::Replace),
-            Self::Given(_) => (sized(Vec::new(), gradient.len())?, Fold::Replace),
+            Self::Nothing(buffer) => {
+                (sized(buffer, gradient.len(), Category::GradFull)?, Fold::Replace)
+            }
+            Self::Given(_) => {
+                (sized(Vec::new(), gradient.len(), Category::GradFull)?, Fold::Replace)
+            }
         };
         let (mut start, mut non_finite) = (0, None);
         gradient.read(0..gradient.len(), &mut |values| {
@@ -109,15 +114,6 @@ impl Sum {
             }
         }
     }
-}
-
-/// The buffer, if it has that length already; a new one otherwise.
-fn sized(buffer: Vec<f32>, len: usize) -> Result<Vec<f32>, hsdp_kernels::Error> {
-    if buffer.len() == len {
-        return Ok(buffer);
-    }
-    let _grad_full = memory::scope(Category::GradFull);
-    hsdp_kernels::zeros(len)
 }
 
 /// Whether one element of a gradient is.

@@ -1,0 +1,31 @@
+//! A bench as a program: its command line, and how it ends.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Reads the command line and measures what it says.
+///
+/// Ends with 2 and one line where the command line is not understood, with 1 and one line where a measurement fails.
+#[expect(clippy::print_stderr, reason = "a command-line program")]
+pub fn run<O: Parser, E: Display>(measure: impl FnOnce(O) -> Result<(), E>) -> ExitCode {
+    let options = match O::try_parse() {
+        Ok(options) => options,
+        Err(error) if !error.use_stderr() => {
+            drop(error.print());
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("{}", error.to_string().lines().next().unwrap_or_default());
+            return ExitCode::from(2);
+        }
+    };
+    match measure(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
