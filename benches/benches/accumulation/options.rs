@@ -3,6 +3,7 @@
 use clap::Parser;
 use hsdp::{Accumulation, DType, FullCopies, Mesh, ModelOptions, Objective, Precision};
 use hsdp_benches::steps::{Gradients, Size};
+use hsdp_kernels::Wire;
 
 /// Measures the step of a sharded model without its arithmetic, beside a bare loop over the same bytes.
 #[derive(Debug, Parser)]
@@ -21,10 +22,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) microbatches: u32,
     /// The dtype of gathered parameters and of gradients: f32, bf16 or f16.
-    #[arg(long, default_value = "f32")]
+    #[arg(long, default_value = "f32", value_parser = real)]
     pub(crate) param_dtype: DType,
     /// The dtype of gradients on the wire: f32, bf16 or f16.
-    #[arg(long, default_value = "f32")]
+    #[arg(long, default_value = "f32", value_parser = real)]
     pub(crate) reduce_dtype: DType,
     /// When microbatches are communicated: reduce-scatter, every or local.
     #[arg(long, default_value = "reduce-scatter")]
@@ -41,6 +42,13 @@ pub(crate) struct Options {
     /// What `cargo bench` says to every bench.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+/// A dtype of parameters and gradients.
+fn real(text: &str) -> Result<DType, String> {
+    let dtype: DType = text.parse().map_err(|_| "expected f32, bf16 or f16")?;
+    Wire::try_from(dtype).map_err(|_| "expected f32, bf16 or f16")?;
+    Ok(dtype)
 }
 
 impl Options {
