@@ -11,7 +11,7 @@ use hsdp_sharding::{ByteCount, Rank};
 use crate::call::Call;
 use crate::fault::{Injected, Manner};
 use crate::flight::{EntryNumber, FlightState};
-use crate::local::{InBlock, Member, Record, Ticket};
+use crate::local::{Access, InBlock, Member, Record, Ticket};
 use crate::seat::{Flavour, Seat};
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
@@ -148,9 +148,9 @@ impl Group {
         }
         let op = descriptor.op;
         let pending = match &self.seat.flavour {
-            Flavour::Local(lifeline) => {
-                let member = self.member_at(&site, entry);
-                let ticket = lifeline.core().submit(member, descriptor, deposit, assemble)?;
+            Flavour::Local { core, .. } => {
+                let member = self.member_at(core, &site, entry);
+                let ticket = core.submit(member, descriptor, deposit, assemble)?;
                 Pending::issued::<W::Output>(ticket)
             }
             Flavour::Counting => {
@@ -184,9 +184,9 @@ impl Group {
         };
         let op = descriptor.op;
         let ticket = match &self.seat.flavour {
-            Flavour::Local(lifeline) => {
-                let member = self.member_at(&site, entry);
-                Some(lifeline.core().submit(member, descriptor, deposit, assemble)?)
+            Flavour::Local { core, .. } => {
+                let member = self.member_at(core, &site, entry);
+                Some(core.submit(member, descriptor, deposit, assemble)?)
             }
             Flavour::Counting => {
                 self.seat.record.flight.settle(entry, FlightState::Complete);
@@ -238,16 +238,17 @@ impl Group {
 
     /// The barrier of a fault, which nobody waits for. Where there are no other ranks, there are no faults.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
-        let Flavour::Local(lifeline) = &self.seat.flavour else { return Ok(()) };
+        let Flavour::Local { core, .. } = &self.seat.flavour else { return Ok(()) };
         let (descriptor, entry) = self.seat.enter(site, Call::new(Op::Barrier, tag))?;
         let meet = |all: Vec<()>| Ok(Barrier(all.len()));
-        lifeline.core().submit(self.member_at(site, entry), descriptor, (), meet)?;
+        core.submit(self.member_at(core, site, entry), descriptor, (), meet)?;
         self.seat.record.ledger.call(site.channel, Op::Barrier);
         Ok(())
     }
 
-    fn member_at(&self, site: &Site, entry: EntryNumber) -> Member {
-        Member { rank: self.rank(), ranks: Arc::clone(&site.ranks), slot: site.slot, entry }
+    fn member_at(&self, core: &Arc<Access>, site: &Site, entry: EntryNumber) -> Member {
+        let access = Arc::clone(core);
+        Member { access, rank: self.rank(), ranks: Arc::clone(&site.ranks), slot: site.slot, entry }
     }
 
     /// What a rank that is not there would have sent: it counts, and nothing comes. Where there are other ranks, it is a

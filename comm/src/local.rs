@@ -21,7 +21,7 @@ mod wait;
 mod tests;
 
 pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
-pub(crate) use self::core::{Core, Lifeline, Member};
+pub(crate) use self::core::{Access, Core, Lifeline, Member};
 pub(crate) use self::record::Record;
 pub(crate) use self::running::{InBlock, in_block, panic_message};
 pub(crate) use self::status::Status;

@@ -9,7 +9,7 @@ use hsdp_sharding::Rank;
 use crate::call::Call;
 use crate::fault::Injector;
 use crate::flight::{EntryNumber, Origin, Recorder};
-use crate::local::{Lifeline, Record, Status, in_block};
+use crate::local::{Access, Lifeline, Record, Status, in_block};
 use crate::process::Process;
 use crate::site::Site;
 use crate::sync::Mutex;
@@ -40,7 +40,11 @@ pub(crate) struct Seat {
 #[derive(Debug)]
 pub(crate) enum Flavour {
     /// Ranks are threads of this process.
-    Local(Arc<Lifeline>),
+    Local {
+        core: Arc<Access>,
+        /// Held, not used: the workers end with the last one.
+        _lifeline: Arc<Lifeline>,
+    },
     /// There is no other rank: calls and bytes are counted.
     Counting,
 }
@@ -98,10 +102,16 @@ impl Seat {
     pub(crate) fn local(lifeline: Arc<Lifeline>, rank: Rank) -> Self {
         let core = lifeline.core();
         let record = Arc::clone(&core.records()[rank.index()]);
-        let (size, status) = (core.records().len(), Arc::clone(core.status()));
+        let (size, status, access) =
+            (core.records().len(), Arc::clone(core.status()), Access::new(core));
         let faults = core.options().faults.iter().filter(|fault| fault.rank == rank).copied();
         let faults = Injector::new(faults);
-        let mut seat = Self::of((rank, size), record, status, Flavour::Local(lifeline));
+        let mut seat = Self::of(
+            (rank, size),
+            record,
+            status,
+            Flavour::Local { core: access, _lifeline: lifeline },
+        );
         seat.faults = faults;
         seat
     }
@@ -177,7 +187,7 @@ impl Seat {
     /// Whether all other ranks have left.
     pub(crate) fn is_last(&self) -> bool {
         match &self.flavour {
-            Flavour::Local(lifeline) => lifeline.core().is_last(self.rank),
+            Flavour::Local { core, .. } => core.is_last(self.rank),
             Flavour::Counting => true,
         }
     }
@@ -239,7 +249,7 @@ impl Seat {
     /// Ends the world, with `error` unless it has ended before.
     pub(crate) fn end(&self, error: Error) -> Error {
         match &self.flavour {
-            Flavour::Local(lifeline) => lifeline.core().end(error),
+            Flavour::Local { core, .. } => core.end(error),
             Flavour::Counting => self.status.end_world(error),
         }
     }
@@ -262,7 +272,7 @@ impl Seat {
 
     fn end_epoch(&self, epoch: u64, error: Error) {
         match &self.flavour {
-            Flavour::Local(lifeline) => lifeline.core().end_epoch(epoch, error),
+            Flavour::Local { core, .. } => core.end_epoch(epoch, error),
             Flavour::Counting => drop(self.status.end_epoch(epoch, error)),
         }
     }
@@ -284,7 +294,7 @@ impl Seat {
         if self.status.is_aborted(epoch) {
             self.record.advance_epoch(epoch);
             match &self.flavour {
-                Flavour::Local(lifeline) => lifeline.core().forget_old_epochs(),
+                Flavour::Local { core, .. } => core.forget_old_epochs(),
                 Flavour::Counting => self.status.forget_before(epoch + 1),
             }
         }
@@ -292,8 +302,8 @@ impl Seat {
     }
 
     pub(crate) fn leave(&self) {
-        if let Flavour::Local(lifeline) = &self.flavour {
-            lifeline.core().leave(self.rank);
+        if let Flavour::Local { core, .. } = &self.flavour {
+            core.leave(self.rank);
         }
     }
 }

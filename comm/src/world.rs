@@ -71,7 +71,7 @@ impl World {
     /// Whether all ranks are threads of this process, and read each other's memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
-        matches!(self.seat.flavour, Flavour::Local(_))
+        matches!(self.seat.flavour, Flavour::Local { .. })
     }
 
     /// The group of `ranks`, in this order, on `channel`. A local act: nobody waits for anybody.

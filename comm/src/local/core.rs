@@ -1,14 +1,16 @@
 //! What the ranks of a local world share, and the steps that they take on it.
 
+use std::mem;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::operation::{Arrival, Arrived, Operation};
+use super::operation::{Arrival, Arrived, Operation, PerMember};
 use super::queue::Queue;
-use super::record::Record;
-use super::running::{Running, WorkPanic};
+use super::record::{Record, Roster};
+use super::running::{Running, WorkPanic, discard};
 use super::status::Status;
 use super::table::{Key, Table};
 use super::wait::Ticket;
@@ -35,12 +37,20 @@ pub(crate) struct Core {
     cores: usize,
 }
 
+/// A rank's own handle of what all share: its operations count themselves here, and not where all ranks would count.
+#[derive(Debug)]
+pub(crate) struct Access {
+    core: Arc<Core>,
+    roster: Arc<Roster>,
+}
+
 /// Held by every rank: when the last one goes, the workers are joined.
 #[derive(Debug)]
 pub(crate) struct Lifeline(Arc<Core>);
 
 /// A member that comes to an operation.
 pub(crate) struct Member {
+    pub(crate) access: Arc<Access>,
     pub(crate) rank: Rank,
     /// The members, by slot.
     pub(crate) ranks: Arc<[Rank]>,
@@ -127,10 +137,10 @@ impl Core {
         D: Send + 'static,
         W: Work + 'static,
     {
-        let Member { rank, ranks, slot, entry } = member;
+        let Member { access, rank, ranks, slot, entry } = member;
         let key = Key::from(&*descriptor);
         let admit = || self.status.check(descriptor.epoch);
-        let make = || Operation::new(key, ranks, Arc::clone(&self.records));
+        let make = || Operation::new(key, ranks, Arc::clone(&access.roster));
         let operation = self.table.enter(key, admit, make)?;
         let (deposit, wanted) = (Box::new(deposit), Arc::clone(&descriptor));
         let arrival = Arrival { descriptor: wanted, deposit, entry };
@@ -144,7 +154,7 @@ impl Core {
             Arrived::Disagrees => return Err(self.end_disagreement(&operation, &descriptor)),
             Arrived::Refused(error) => return Err(error),
         }
-        Ok(Ticket { core: Arc::clone(self), operation, descriptor, rank, slot, entry })
+        Ok(Ticket { core: access, operation, descriptor, rank, slot, entry })
     }
 
     /// Makes the work of an operation whose members are all there; `None` if that panicked, which ends the world.
@@ -152,21 +162,16 @@ impl Core {
         &self,
         operation: &Arc<Operation>,
         descriptor: &Arc<Descriptor>,
-        arrivals: Vec<Arrival>,
+        mut arrivals: PerMember<Arrival>,
         assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<Option<Running>, Error>
     where
         D: Send + 'static,
         W: Work + 'static,
     {
-        let apart = |arrival: Arrival| (Some(arrival.descriptor), arrival.deposit);
-        let (wanted, deposits): (Vec<_>, Vec<_>) = arrivals.into_iter().map(apart).unzip();
         // Deposits that are of no use are dropped in here, too: they are the users'.
         let assembled = catch_unwind(AssertUnwindSafe(|| {
-            let deposits = deposits.into_iter().map(|deposit| deposit.downcast::<D>());
-            let deposits: Result<Vec<D>, _> =
-                deposits.map(|deposit| deposit.map(|it| *it)).collect();
-            assemble(deposits.map_err(|_| "ranks call different functions".to_owned())?)
+            assemble(deposits(&mut arrivals).ok_or("ranks call different functions")?)
         }));
         match assembled {
             Ok(Ok(work)) => {
@@ -176,9 +181,11 @@ impl Core {
             }
             Ok(Err(problem)) => {
                 let problem = format!("{problem} in {}", descriptor.place());
-                Err(self.end_mismatch(operation, problem, wanted))
+                let wanted = arrivals.into_iter().map(|arrival| Some(arrival.descriptor));
+                Err(self.end_mismatch(operation, problem, wanted.collect()))
             }
             Err(panic) => {
+                discard(arrivals);
                 self.end_panicked(operation, WorkPanic::of_nobody(descriptor, &*panic));
                 Ok(None)
             }
@@ -241,6 +248,31 @@ impl Core {
         if let Err(panic) = completed {
             self.end_panicked(&operation, panic);
         }
+    }
+}
+
+/// Takes what the members brought; `None` where one brought something else than a `D`.
+fn deposits<D: 'static>(arrivals: &mut [Arrival]) -> Option<Vec<D>> {
+    let (members, mut deposits) = (arrivals.len(), Vec::with_capacity(arrivals.len()));
+    for arrival in arrivals {
+        let deposit = mem::replace(&mut arrival.deposit, Box::new(()));
+        deposits.extend(deposit.downcast::<D>().ok().map(|deposit| *deposit));
+    }
+    (deposits.len() == members).then_some(deposits)
+}
+
+impl Access {
+    pub(crate) fn new(core: &Arc<Core>) -> Arc<Self> {
+        let roster = Arc::new(Roster(Arc::clone(&core.records)));
+        Arc::new(Self { core: Arc::clone(core), roster })
+    }
+}
+
+impl Deref for Access {
+    type Target = Arc<Core>;
+
+    fn deref(&self) -> &Arc<Core> {
+        &self.core
     }
 }
 

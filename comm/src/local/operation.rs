@@ -7,8 +7,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hsdp_sharding::Rank;
+use smallvec::SmallVec;
 
-use super::record::Record;
+use super::record::Roster;
 use super::running::discard;
 use super::table::Key;
 use crate::flight::{EntryNumber, FlightState};
@@ -19,15 +20,18 @@ use crate::{Descriptor, Error};
 /// What a member deposits, and what it takes out, with its type erased.
 pub(crate) type Erased = Box<dyn Any + Send>;
 
+/// What there is one of for each member. Few members need no memory of their own for it: it would be given back by another
+/// thread than took it, which allocators are slow at.
+pub(super) type PerMember<T> = SmallVec<[T; 4]>;
+
 /// One operation of one group.
 pub(crate) struct Operation {
     key: Key,
     /// The members, by slot.
     ranks: Arc<[Rank]>,
-    /// Of all ranks of the world.
-    records: Arc<[Arc<Record>]>,
+    roster: Arc<Roster>,
     /// What its members have noted of it, by slot.
-    entries: Box<[AtomicU64]>,
+    entries: PerMember<AtomicU64>,
     /// Whether the phase is `Done` or `Failed`, so that nobody needs the lock to see that it is not.
     settled: AtomicBool,
     meeting: Mutex<Meeting>,
@@ -35,7 +39,7 @@ pub(crate) struct Operation {
     /// When it is through, if it was held back: written when it is.
     due: OnceLock<Instant>,
     /// How many threads are in the code that lends what a member brought, by its slot.
-    readers: Box<[AtomicUsize]>,
+    readers: PerMember<AtomicUsize>,
 }
 
 struct Meeting {
@@ -47,16 +51,16 @@ struct Meeting {
 /// Where the operation is. It only goes forward.
 enum Phase {
     /// Members arrive, each in its slot.
-    Gathering { arrivals: Vec<Option<Arrival>>, missing: usize },
+    Gathering { arrivals: PerMember<Option<Arrival>>, missing: usize },
     /// Two of them want different things. Whoever comes now is told so too, until the end of the world gets here:
     /// nobody is ever the last.
-    Disagreeing { arrivals: Vec<Option<Arrival>> },
+    Disagreeing { arrivals: PerMember<Option<Arrival>> },
     /// All are there; the last one has taken the arrivals, and blocks are being run.
     Running,
     /// The blocks are done, and the outputs kept back: its channel is slow.
-    Held { outputs: Vec<Option<Erased>> },
+    Held { outputs: PerMember<Option<Erased>> },
     /// The outputs, by slot, until their members take them.
-    Done { outputs: Vec<Option<Erased>> },
+    Done { outputs: PerMember<Option<Erased>> },
     /// It ended early, for all members alike.
     Failed(Error),
 }
@@ -75,7 +79,7 @@ pub(crate) enum Arrived {
     /// Others are missing.
     Waiting,
     /// This was the last: the work is this member's to start.
-    Last(Vec<Arrival>),
+    Last(PerMember<Arrival>),
     /// It, or a member before it, wants something else than the first: see [`Operation::wanted`].
     Disagrees,
     /// The operation had ended early.
@@ -96,7 +100,7 @@ impl Attendance {
 }
 
 impl Operation {
-    pub(crate) fn new(key: Key, ranks: Arc<[Rank]>, records: Arc<[Arc<Record>]>) -> Self {
+    pub(crate) fn new(key: Key, ranks: Arc<[Rank]>, roster: Arc<Roster>) -> Self {
         let missing = ranks.len();
         let arrivals = ranks.iter().map(|_| None).collect();
         let entries = ranks.iter().map(|_| AtomicU64::new(EntryNumber::NONE.get())).collect();
@@ -105,7 +109,7 @@ impl Operation {
         Self {
             key,
             ranks,
-            records,
+            roster,
             entries,
             settled: AtomicBool::new(false),
             meeting: Mutex::new(Meeting { phase, parked: 0 }),
@@ -227,7 +231,7 @@ impl Operation {
     }
 
     /// The work is done; its members get the outputs at `due`, or now.
-    pub(crate) fn succeed(&self, outputs: Vec<Erased>, due: Option<Instant>) {
+    pub(crate) fn succeed(&self, outputs: PerMember<Erased>, due: Option<Instant>) {
         let outputs = outputs.into_iter().map(Some).collect();
         let meeting = self.meeting.lock();
         if !matches!(meeting.phase, Phase::Running) {
@@ -243,7 +247,7 @@ impl Operation {
     fn hold(
         &self,
         mut meeting: MutexGuard<'_, Meeting>,
-        outputs: Vec<Option<Erased>>,
+        outputs: PerMember<Option<Erased>>,
         due: Instant,
     ) {
         meeting.phase = Phase::Held { outputs };
@@ -281,7 +285,7 @@ impl Operation {
     fn settle_entries(&self, last: &Phase) {
         let done = matches!(last, Phase::Done { .. });
         let state = if done { FlightState::Complete } else { FlightState::Failed };
-        let recorder = |rank: &Rank| &self.records[rank.index()].flight;
+        let recorder = |rank: &Rank| &self.roster.0[rank.index()].flight;
         let Some(first) = self.ranks.first().map(recorder) else { return };
         // Who lets it through may come late: that is no part of it.
         let due = self.due.get().filter(|_| done);

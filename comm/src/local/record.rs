@@ -3,12 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic as std_atomic;
 
+use crossbeam::utils::CachePadded;
+
 use super::operation::Operation;
 use crate::Descriptor;
 use crate::flight::Recorder;
 use crate::ledger::Ledger;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, thread_local};
+
+/// The records of all ranks of a world, in a handle of one rank: the operations that it makes count themselves here.
+#[derive(Debug)]
+pub(crate) struct Roster(pub(crate) Arc<[Arc<Record>]>);
 
 /// The public state of one rank. Written by the rank, read by whoever has to name it in an error.
 #[derive(Debug, Default)]
@@ -17,14 +23,20 @@ pub(crate) struct Record {
     pub(crate) ledger: Ledger,
     /// What it issued last.
     pub(crate) flight: Recorder,
+    standing: CachePadded<Standing>,
+    last: Mutex<Option<Arc<Descriptor>>>,
+    /// The threads that do not go on, each with the operation without which it does not.
+    blocked_on: Mutex<Vec<(u64, Arc<Operation>)>>,
+}
+
+/// What is read with each operation and rarely written: apart in memory from what each operation writes.
+#[derive(Debug, Default)]
+struct Standing {
     step: AtomicU64,
     epoch: AtomicU64,
     left: AtomicBool,
-    last: Mutex<Option<Arc<Descriptor>>>,
-    /// The thread that has issued all its operations so far; [`NOBODY`] or [`SEVERAL`].
+    /// The thread that has issued all operations of the rank so far; [`NOBODY`] or [`SEVERAL`].
     issuer: AtomicU64,
-    /// The threads that do not go on, each with the operation without which it does not.
-    blocked_on: Mutex<Vec<(u64, Arc<Operation>)>>,
 }
 
 /// Nothing was issued.
@@ -58,20 +70,25 @@ impl Record {
     }
 
     pub(crate) fn step(&self) -> u64 {
-        self.step.load(Ordering::Relaxed)
+        self.standing.step.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_step(&self, step: u64) {
-        self.step.store(step, Ordering::Relaxed);
+        self.standing.step.store(step, Ordering::Relaxed);
     }
 
     pub(crate) fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
+        self.standing.epoch.load(Ordering::Acquire)
     }
 
     /// Goes on to the epoch after `from`, unless another thread of the rank already did.
     pub(crate) fn advance_epoch(&self, from: u64) {
-        let _ = self.epoch.compare_exchange(from, from + 1, Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.standing.epoch.compare_exchange(
+            from,
+            from + 1,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
     }
 
     /// The operation that the rank issued last.
@@ -88,24 +105,28 @@ impl Record {
 
     /// Before the operation is issued: whoever sees its members come sees this, too.
     fn note_issuer(&self, thread: u64) {
-        let known = self.issuer.load(Ordering::Relaxed);
+        let known = self.standing.issuer.load(Ordering::Relaxed);
         if known == thread || known == SEVERAL {
             return;
         }
-        let first =
-            self.issuer.compare_exchange(NOBODY, thread, Ordering::AcqRel, Ordering::Acquire);
+        let first = self.standing.issuer.compare_exchange(
+            NOBODY,
+            thread,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
         if first.is_err_and(|known| known != thread) {
-            self.issuer.store(SEVERAL, Ordering::Release);
+            self.standing.issuer.store(SEVERAL, Ordering::Release);
         }
     }
 
     pub(crate) fn has_left(&self) -> bool {
-        self.left.load(Ordering::Acquire)
+        self.standing.left.load(Ordering::Acquire)
     }
 
     /// Marks the rank as gone; whether it was there until now.
     pub(crate) fn leave(&self) -> bool {
-        !self.left.swap(true, Ordering::AcqRel)
+        !self.standing.left.swap(true, Ordering::AcqRel)
     }
 
     /// Notes that a thread of the rank waits for `operation`, or does its work.
@@ -123,7 +144,7 @@ impl Record {
     /// The operation without which the only thread does not go on that has issued for this rank; `None` if it does, or
     /// there are several.
     pub(super) fn issuer_blocked_on(&self) -> Option<Arc<Operation>> {
-        let issuer = self.issuer.load(Ordering::Acquire);
+        let issuer = self.standing.issuer.load(Ordering::Acquire);
         let blocked_on = self.blocked_on.lock();
         let (_, operation) = blocked_on.iter().find(|(thread, _)| *thread == issuer)?;
         Some(Arc::clone(operation))

@@ -15,7 +15,7 @@ use hsdp_sharding::Rank;
 use tracing::Span;
 
 use super::core::Core;
-use super::operation::{Erased, Operation};
+use super::operation::{Erased, Operation, PerMember};
 use crate::Descriptor;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread_local;
@@ -194,7 +194,7 @@ trait AnyWork: Send + Sync {
     fn bytes(&self) -> usize;
     fn calls_users(&self) -> bool;
     fn run(&self, block: usize, meter: &Meter<'_>);
-    fn finish(self: Box<Self>) -> Vec<Erased>;
+    fn finish(self: Box<Self>) -> PerMember<Erased>;
 }
 
 impl<W: Work> AnyWork for W {
@@ -210,7 +210,7 @@ impl<W: Work> AnyWork for W {
         Work::run(self, block, meter);
     }
 
-    fn finish(self: Box<Self>) -> Vec<Erased> {
+    fn finish(self: Box<Self>) -> PerMember<Erased> {
         Work::finish(*self).into_iter().map(|output| Box::new(output) as Erased).collect()
     }
 }

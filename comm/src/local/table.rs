@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use crossbeam::utils::CachePadded;
+
 use super::operation::Operation;
 use crate::sync::Mutex;
 use crate::{Descriptor, Error, GroupId};
@@ -54,7 +56,8 @@ const SHARDS: usize = if cfg!(shuttle) { 2 } else { 16 };
 /// except that of the status.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    shards: [Mutex<Operations>; SHARDS],
+    /// Apart in memory: who takes one does not slow the others.
+    shards: [CachePadded<Mutex<Operations>>; SHARDS],
 }
 
 impl Table {
@@ -87,7 +90,7 @@ impl Table {
     /// Takes out the operations of `epoch`, or of all.
     pub(crate) fn drain(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
         let matches = |key: &Key| epoch.is_none_or(|epoch| key.epoch == epoch);
-        let drained = |shard: &Mutex<Operations>| {
+        let drained = |shard: &CachePadded<Mutex<Operations>>| {
             let taken = shard.lock().extract_if(|key, _| matches(key)).collect::<Vec<_>>();
             in_order(taken)
         };
@@ -96,7 +99,7 @@ impl Table {
 
     /// All operations that are there now.
     pub(crate) fn snapshot(&self) -> Vec<Arc<Operation>> {
-        let listed = |shard: &Mutex<Operations>| {
+        let listed = |shard: &CachePadded<Mutex<Operations>>| {
             let there = shard.lock();
             let listed = there.iter().map(|(key, operation)| (*key, Arc::clone(operation)));
             in_order(listed.collect())

@@ -7,8 +7,8 @@ use hsdp_sharding::{DType, Rank};
 
 use super::clock::{Alarm, Clock, from_now};
 use super::core::Core;
-use super::operation::{Arrival, Arrived, Operation};
-use super::record::Record;
+use super::operation::{Arrival, Arrived, Erased, Operation};
+use super::record::Roster;
 use super::status::Status;
 use super::table::{Key, Table};
 use crate::flight::EntryNumber;
@@ -19,8 +19,8 @@ fn ranks() -> Arc<[Rank]> {
     [0, 1, 2].map(Rank::new).into()
 }
 
-fn records() -> Arc<[Arc<Record>]> {
-    ranks().iter().map(|_| Arc::default()).collect()
+fn roster() -> Arc<Roster> {
+    Arc::new(Roster(ranks().iter().map(|_| Arc::default()).collect()))
 }
 
 fn descriptor(epoch: u64, count: usize) -> Arc<Descriptor> {
@@ -55,7 +55,7 @@ fn aborted(step: u64) -> Error {
 
 #[test]
 fn the_last_member_gets_all_deposits_in_slot_order() {
-    let operation = Operation::new(key(0), ranks(), records());
+    let operation = Operation::new(key(0), ranks(), roster());
     assert!(matches!(operation.arrive(2, arrival(5)), Arrived::Waiting));
     let there = operation.attendance().expect("members are missing");
     assert_eq!(there.arrived, [Rank::new(2)]);
@@ -69,13 +69,13 @@ fn the_last_member_gets_all_deposits_in_slot_order() {
 
 #[test]
 fn an_operation_that_is_worked_on_does_not_fail_with_its_epoch() {
-    let operation = Operation::new(key(0), ranks(), records());
+    let operation = Operation::new(key(0), ranks(), roster());
     for slot in 0..3 {
         drop(operation.arrive(slot, arrival(5)));
     }
     operation.fail_gathering(&aborted(1));
     assert!(!operation.is_settled());
-    operation.succeed(vec![Box::new(1), Box::new(2), Box::new(3)], None);
+    operation.succeed(vec![Box::new(1) as Erased, Box::new(2), Box::new(3)].into(), None);
     // What comes too late changes nothing.
     operation.fail(&aborted(1));
     let output = operation.take(1).expect("it is done");
@@ -84,7 +84,7 @@ fn an_operation_that_is_worked_on_does_not_fail_with_its_epoch() {
 
 #[test]
 fn whoever_comes_to_a_failed_operation_is_refused() {
-    let operation = Operation::new(key(0), ranks(), records());
+    let operation = Operation::new(key(0), ranks(), roster());
     assert!(matches!(operation.arrive(0, arrival(5)), Arrived::Waiting));
     operation.fail_gathering(&aborted(1));
     assert!(
@@ -103,7 +103,7 @@ fn counts(operation: &Operation) -> Vec<Option<usize>> {
 
 #[test]
 fn members_that_disagree_are_told_at_once() {
-    let operation = Operation::new(key(0), ranks(), records());
+    let operation = Operation::new(key(0), ranks(), roster());
     assert!(matches!(operation.arrive(0, arrival(5)), Arrived::Waiting));
     assert!(matches!(operation.arrive(2, arrival(6)), Arrived::Disagrees));
     assert_eq!(counts(&operation), [Some(5), None, Some(6)]);
@@ -113,7 +113,7 @@ fn members_that_disagree_are_told_at_once() {
 fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last() {
     // The second is preempted before it ends the world.
     for brought in [[5, 6, 5], [5, 6, 6], [5, 6, 7]] {
-        let operation = Operation::new(key(0), ranks(), records());
+        let operation = Operation::new(key(0), ranks(), roster());
         assert!(matches!(operation.arrive(0, arrival(brought[0])), Arrived::Waiting));
         assert!(matches!(operation.arrive(1, arrival(brought[1])), Arrived::Disagrees));
         assert!(matches!(operation.arrive(2, arrival(brought[2])), Arrived::Disagrees));
@@ -128,7 +128,7 @@ fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last()
 #[test]
 fn the_table_admits_only_who_makes_an_operation() {
     let table = Table::default();
-    let make = || Operation::new(key(0), ranks(), records());
+    let make = || Operation::new(key(0), ranks(), roster());
     let made = table.enter(key(0), || Ok(()), make).expect("admitted");
     // Whoever finds it is not asked: an early end takes it out, or fails it.
     let found = table.enter(key(0), || Err(aborted(1)), make).expect("found");
@@ -148,7 +148,7 @@ fn the_table_gives_operations_in_the_order_of_their_keys() {
     // The first of them may be named in an error, so it is not left to the order of a map.
     let table = Table::default();
     let make = |epoch| {
-        let make = || Operation::new(key(epoch), ranks(), records());
+        let make = || Operation::new(key(epoch), ranks(), roster());
         table.enter(key(epoch), || Ok(()), make).expect("admitted")
     };
     let mut made: Vec<_> = (0..10).rev().map(make).collect();
@@ -248,7 +248,7 @@ fn core() -> Arc<Core> {
 }
 
 fn gathering(arrived: &[usize]) -> Arc<Operation> {
-    let operation = Operation::new(key(0), ranks(), records());
+    let operation = Operation::new(key(0), ranks(), roster());
     for slot in arrived {
         assert!(matches!(operation.arrive(*slot, arrival(5)), Arrived::Waiting));
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::clock::{Alarm, Clock, from_now};
-use super::core::Core;
+use super::core::{Access, Core};
 use super::operation::{Erased, Operation};
 use super::running::in_block;
 use crate::flight::EntryNumber;
@@ -17,7 +17,7 @@ use crate::{Descriptor, Error};
 
 /// A member's claim on its output of one operation.
 pub(crate) struct Ticket {
-    pub(super) core: Arc<Core>,
+    pub(super) core: Arc<Access>,
     pub(super) operation: Arc<Operation>,
     pub(super) descriptor: Arc<Descriptor>,
     pub(super) rank: Rank,

@@ -34,13 +34,33 @@ pub(crate) struct UnitReduceDeposit {
 
 /// Every member's gradients, summed into the partial of whoever owns them.
 pub(crate) struct UnitReduce {
-    gradients: Vec<Vec<Option<Arc<dyn GradientValues>>>>,
-    partials: Vec<DisjointVec<f32>>,
-    folds: Vec<Fold>,
+    /// By slot.
+    members: Vec<Member>,
     scaling: Scaling,
     layout: Arc<UnitLayout>,
-    /// By owner: the first element of its partial that was found not to be finite, and why.
-    found: Vec<Mutex<Option<(usize, NonFiniteAt)>>>,
+}
+
+/// What a member brought, and what is found in its partial.
+struct Member {
+    gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    partial: DisjointVec<f32>,
+    fold: Fold,
+    /// The first element of the partial that was found not to be finite, and why.
+    found: Mutex<Option<(usize, NonFiniteAt)>>,
+}
+
+impl From<UnitReduceDeposit> for Member {
+    fn from(deposit: UnitReduceDeposit) -> Self {
+        let UnitReduceDeposit { gradients, partial, fold, .. } = deposit;
+        Self { gradients, partial: partial.into(), fold, found: Mutex::default() }
+    }
+}
+
+impl From<Member> for Reduced {
+    fn from(Member { partial, found, .. }: Member) -> Self {
+        let non_finite = found.into_inner().map(|(_, non_finite)| non_finite);
+        Self { partial: partial.into_vec(), non_finite }
+    }
 }
 
 impl UnitReduce {
@@ -51,15 +71,8 @@ impl UnitReduce {
         if members.iter().any(|member| member.layout != layout) {
             return Err("ranks have different layouts of one unit".to_owned());
         }
-        let found = members.iter().map(|_| Mutex::default()).collect();
-        let (gradients, partials, folds) = (vec![], vec![], vec![]);
-        let mut work = Self { gradients, partials, folds, scaling, layout, found };
-        for UnitReduceDeposit { gradients, partial, fold, .. } in members {
-            work.gradients.push(gradients);
-            work.partials.push(partial.into());
-            work.folds.push(fold);
-        }
-        Ok(work)
+        let members = members.into_iter().map(Member::from).collect();
+        Ok(Self { members, scaling, layout })
     }
 
     /// Into how many blocks each partial is cut.
@@ -94,7 +107,7 @@ impl UnitReduce {
 
     /// Between pieces there are no gradients.
     fn pad(&self, owner: usize, padding: &mut [f32]) {
-        if self.folds[owner] == Fold::Replace {
+        if self.members[owner].fold == Fold::Replace {
             padding.fill(0.0);
         }
     }
@@ -106,9 +119,9 @@ impl UnitReduce {
         partial: &mut [f32],
         meter: &Meter<'_>,
     ) {
-        let (scaling, fold) = (self.scaling, self.folds[owner]);
+        let (scaling, fold) = (self.scaling, self.members[owner].fold);
         let mut first = None;
-        if self.gradients.len() <= FUSED {
+        if self.members.len() <= FUSED {
             self.lend((0, [Values::F32(&[]); FUSED]), gradient, meter, &mut |contributions| {
                 first = sum_contributions(partial, contributions, scaling, fold);
             });
@@ -135,7 +148,9 @@ impl UnitReduce {
         meter: &Meter<'_>,
         act: &mut dyn FnMut(&[Values<'_>]),
     ) {
-        let Some(gradients) = self.gradients.get(slot) else { return act(&lent[..slot]) };
+        let Some(Member { gradients, .. }) = self.members.get(slot) else {
+            return act(&lent[..slot]);
+        };
         let mut lend_rest = |values: Values<'_>| {
             let mut lent = lent;
             lent[slot] = values;
@@ -153,7 +168,7 @@ impl UnitReduce {
     fn sum(&self, sum: &mut [f32], param: usize, start: usize, meter: &Meter<'_>) {
         let Scaling { wire, pre, .. } = self.scaling;
         let part = Gradient { param, range: start..start + sum.len(), place: 0 };
-        for (slot, gradients) in self.gradients.iter().enumerate() {
+        for (slot, Member { gradients, .. }) in self.members.iter().enumerate() {
             let fold = if slot == 0 { Fold::Replace } else { Fold::Add };
             let mut add = |values: Values<'_>| contribute(sum, values, pre, wire, fold);
             match &gradients[param] {
@@ -168,8 +183,8 @@ impl UnitReduce {
         let (param, place) = (gradient.param, gradient.place + offset);
         let at = gradient.range.start + offset;
         let is_culprit = |slot: &usize| self.is_not_finite(*slot, param, at, meter);
-        let from = (0..self.gradients.len()).find(is_culprit).map(|slot| meter.rank(slot));
-        let mut found = self.found[owner].lock();
+        let from = (0..self.members.len()).find(is_culprit).map(|slot| meter.rank(slot));
+        let mut found = self.members[owner].found.lock();
         if found.is_none_or(|(first, _)| place < first) {
             *found = Some((place, NonFiniteAt { param, from }));
         }
@@ -177,7 +192,7 @@ impl UnitReduce {
 
     /// Whether what a member contributes to one element of a parameter is not finite on the wire.
     fn is_not_finite(&self, slot: usize, param: usize, at: usize, meter: &Meter<'_>) -> bool {
-        let Some(gradient) = &self.gradients[slot][param] else { return false };
+        let Some(gradient) = &self.members[slot].gradients[param] else { return false };
         let Scaling { wire, pre, .. } = self.scaling;
         let mut contribution = [0.0];
         meter.lent_by(slot, || {
@@ -193,12 +208,12 @@ impl Work for UnitReduce {
     type Output = Reduced;
 
     fn blocks(&self) -> usize {
-        self.partials.len() * self.cuts()
+        self.members.len() * self.cuts()
     }
 
     fn bytes(&self) -> usize {
         // Most of the work is to read the gradients.
-        self.partials[0].len() * self.partials.len() * self.partials.len() * size_of::<f32>()
+        self.members[0].partial.len() * self.members.len().pow(2) * size_of::<f32>()
     }
 
     /// Gradients are lent by code of users.
@@ -210,19 +225,14 @@ impl Work for UnitReduce {
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (owner, range) = self.block(block);
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
-        let partial = unsafe { take(&self.partials[owner], range.clone()) };
+        let partial = unsafe { take(&self.members[owner].partial, range.clone()) };
         self.reduce(owner, range.start, partial, meter);
         let size = self.scaling.wire.dtype().size_bytes();
-        meter.received_of_each(owner, 0..self.gradients.len(), (range.len(), size));
+        meter.received_of_each(owner, 0..self.members.len(), (range.len(), size));
     }
 
     fn finish(self) -> Vec<Reduced> {
-        let non_finite = self.found.into_iter().map(|found| found.into_inner().map(|(_, it)| it));
-        let partials = self.partials.into_iter().map(DisjointVec::into_vec);
-        partials
-            .zip(non_finite)
-            .map(|(partial, non_finite)| Reduced { partial, non_finite })
-            .collect()
+        self.members.into_iter().map(Reduced::from).collect()
     }
 }
 
