@@ -41,12 +41,14 @@
 //!
 //! In reading order: `element`, `values`, `buffer`, `gradient` (what is computed on); `divisor`, `wire`, `round` (how
 //! numbers change); `simd`, `map` (how a loop becomes vector code); `accumulate`, `contributions`, `convert`, `scale`, `inspect`, `reduce`,
-//! `optimizer` (the kernels); `disjoint`, [`memory`].
+//! `optimizer` (the kernels); `disjoint`, [`memory`]; `cuda` (with the feature of that name: the same on a GPU).
 
 mod accumulate;
 mod buffer;
 mod contributions;
 mod convert;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod disjoint;
 mod divisor;
 mod element;

@@ -49,26 +49,26 @@ pub fn adamw(
     assert_eq!(gradient.len(), len, "adamw: lengths of gradient and parameter");
     assert_eq!(first_moment.len(), len, "adamw: lengths of first moment and parameter");
     assert_eq!(second_moment.len(), len, "adamw: lengths of second moment and parameter");
-    let factors = Factors::of(step);
+    let factors = AdamWFactors::of(step);
     dispatch(AdamW { factors, parameter, gradient, first_moment, second_moment });
 }
 
 /// What an element's update needs, each computed in f64 and rounded once.
 #[derive(Debug, Clone, Copy)]
-struct Factors {
-    clip: f32,
-    keep_parameter: f32,
-    keep_first: f32,
-    take_first: f32,
-    keep_second: f32,
-    take_second: f32,
-    rate: f32,
-    second_root: f32,
-    epsilon: f32,
+pub(crate) struct AdamWFactors {
+    pub(crate) clip: f32,
+    pub(crate) keep_parameter: f32,
+    pub(crate) keep_first: f32,
+    pub(crate) take_first: f32,
+    pub(crate) keep_second: f32,
+    pub(crate) take_second: f32,
+    pub(crate) rate: f32,
+    pub(crate) second_root: f32,
+    pub(crate) epsilon: f32,
 }
 
-impl Factors {
-    fn of(step: &AdamWStep) -> Self {
+impl AdamWFactors {
+    pub(crate) fn of(step: &AdamWStep) -> Self {
         assert!(step.step > 0, "adamw: steps are counted from 1");
         let first_correction = 1.0 - step.beta1.powf(step.step as f64);
         let second_correction = 1.0 - step.beta2.powf(step.step as f64);
@@ -96,7 +96,7 @@ impl Factors {
 }
 
 struct AdamW<'a> {
-    factors: Factors,
+    factors: AdamWFactors,
     parameter: &'a mut [f32],
     gradient: &'a [f32],
     first_moment: &'a mut [f32],

@@ -47,7 +47,7 @@ pub enum MomentumKind {
 pub fn sgd(step: &SgdStep, parameter: &mut [f32], gradient: &[f32], velocity: Option<&mut [f32]>) {
     let len = parameter.len();
     assert_eq!(gradient.len(), len, "sgd: lengths of gradient and parameter");
-    let factors = Factors::of(step);
+    let factors = SgdFactors::of(step);
     let Some(velocity) = velocity else {
         assert!(step.momentum == 0.0, "sgd: momentum {} without a velocity", step.momentum);
         return dispatch(Plain { factors, parameter, gradient });
@@ -65,15 +65,15 @@ pub fn sgd(step: &SgdStep, parameter: &mut [f32], gradient: &[f32], velocity: Op
 
 /// What an element's update needs, each rounded to f32 once.
 #[derive(Debug, Clone, Copy)]
-struct Factors {
-    clip: f32,
-    decay: f32,
-    momentum: f32,
-    rate: f32,
+pub(crate) struct SgdFactors {
+    pub(crate) clip: f32,
+    pub(crate) decay: f32,
+    pub(crate) momentum: f32,
+    pub(crate) rate: f32,
 }
 
-impl Factors {
-    fn of(step: &SgdStep) -> Self {
+impl SgdFactors {
+    pub(crate) fn of(step: &SgdStep) -> Self {
         Self {
             clip: step.clip,
             decay: nearest_f32(step.weight_decay),
@@ -89,7 +89,7 @@ impl Factors {
 }
 
 struct Plain<'a> {
-    factors: Factors,
+    factors: SgdFactors,
     parameter: &'a mut [f32],
     gradient: &'a [f32],
 }
@@ -130,7 +130,7 @@ impl Direction for Ahead {
 }
 
 struct WithVelocity<'a, D> {
-    factors: Factors,
+    factors: SgdFactors,
     direction: D,
     parameter: &'a mut [f32],
     gradient: &'a [f32],
@@ -142,7 +142,7 @@ impl<D: Direction> Kernel for WithVelocity<'_, D> {
 
     #[inline(always)]
     fn run(self) {
-        let Factors { momentum, rate, .. } = self.factors;
+        let SgdFactors { momentum, rate, .. } = self.factors;
         let elements = self.parameter.iter_mut().zip(self.gradient).zip(self.velocity);
         for ((parameter, &gradient), velocity) in elements {
             let gradient = self.factors.decayed(gradient, *parameter);

@@ -1,0 +1,30 @@
+// The kernels, by name, for a host compiler: see emulated.hpp.
+#include "emulated.hpp"
+
+#include "number.cuh"
+#include "pack.cu"
+#include "sum.cu"
+#include "inspect.cu"
+#include "update.cu"
+
+// The kernel of this name, ready to run; empty where there is none. Without arguments it only says whether there is one. A kernel whose
+// name begins with `inspect` has threads that meet.
+std::function<void()> emulate(const char* name, unsigned grid, unsigned block, void** arguments) {
+#define KERNEL(kernel)                                                                        \
+    if (std::strcmp(name, #kernel) == 0) {                                                    \
+        bool meets = std::strncmp(name, "inspect", 7) == 0;                                   \
+        if (!arguments) return [] {};                                                         \
+        return emulated::launch(kernel, meets, grid, block, arguments);                       \
+    }
+#define OF_EACH_WIRE(kernel) KERNEL(kernel##_f32) KERNEL(kernel##_f16) KERNEL(kernel##_bf16)
+#define OF_EACH_CAST(kernel) KERNEL(kernel##_alone) KERNEL(kernel##_f16) KERNEL(kernel##_bf16)
+    OF_EACH_WIRE(pack)
+    OF_EACH_WIRE(unpack)
+    OF_EACH_WIRE(sum)
+    OF_EACH_WIRE(narrow)
+    KERNEL(inspect)
+    KERNEL(inspect_blocks)
+    OF_EACH_CAST(adamw)
+    OF_EACH_CAST(sgd)
+    return {};
+}

@@ -1,0 +1,53 @@
+// The squared norm, and the first element that is not finite, in one pass.
+
+// So many blocks of so many threads, on any device: which thread adds what, and in which order, is the same on all.
+#define INSPECT_BLOCKS 512
+#define INSPECT_THREADS 256
+
+// What has been seen of some elements.
+struct Seen {
+    double squares;
+    // The least index of an element that is not finite; the greatest u64 if all are.
+    u64 first;
+};
+
+__device__ __forceinline__ Seen both(Seen one, Seen other) {
+    Seen together = {one.squares + other.squares, least(one.first, other.first)};
+    return together;
+}
+
+// Adds the second half of the threads' to the first, and so on, until one is left, which thread 0 gets.
+template <u32 COUNT>
+__device__ __forceinline__ Seen in_pairs(Seen mine, Seen* shared) {
+    u32 own = threadIdx.x;
+    shared[own] = mine;
+    __syncthreads();
+    for (u32 width = COUNT / 2; width > 0; width /= 2) {
+        if (own < width) shared[own] = both(shared[own], shared[own + width]);
+        __syncthreads();
+    }
+    return shared[0];
+}
+
+// One `Seen` a block. A thread adds up the squares of its vectors of WIDTH elements, from left to right.
+extern "C" __global__ void inspect(const float* values, u64 len, Seen* seen) {
+    __shared__ Seen shared[INSPECT_THREADS];
+    Seen mine = {0.0, ~0ull};
+    for (u64 at = thread_number() * WIDTH; at < len; at += thread_count() * WIDTH) {
+        float elements[WIDTH];
+        read<Float32>(elements, values + at, len - at);
+        for (u32 index = 0; index < WIDTH; ++index) {
+            mine.squares += (double)elements[index] * (double)elements[index];
+            if (!is_finite(elements[index])) mine.first = least(mine.first, at + index);
+        }
+    }
+    Seen all = in_pairs<INSPECT_THREADS>(mine, shared);
+    if (threadIdx.x == 0) seen[blockIdx.x] = all;
+}
+
+// What all blocks have seen: one block of as many threads as there were blocks.
+extern "C" __global__ void inspect_blocks(const Seen* seen, Seen* all) {
+    __shared__ Seen shared[INSPECT_BLOCKS];
+    Seen together = in_pairs<INSPECT_BLOCKS>(seen[threadIdx.x], shared);
+    if (threadIdx.x == 0) *all = together;
+}

@@ -1,0 +1,149 @@
+// The dtypes, how numbers change from one to another, and how vectors of them are read and written.
+//
+// Conversions give the bits that `round.rs` gives, NaN included: the instructions of the device do not keep a NaN's payload,
+// so NaN goes another way. All files of this folder are compiled as one, in the order of `sources.rs`, without contraction
+// (a * b + c rounds twice) and with denormals: so each has a twin in Rust with the same bits.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// What `Dtype` in `launch.rs` says.
+enum : u32 { F32 = 0, F16 = 1, BF16 = 2 };
+
+// Elements that a thread reads or writes at once: 16 bytes of a 16-bit dtype, twice 16 bytes of f32.
+#define WIDTH 8
+
+#ifdef __CUDACC_RTC__
+struct alignas(16) Quad { u32 words[4]; };
+
+__device__ __forceinline__ u32 bits_of(float value) { return __float_as_uint(value); }
+__device__ __forceinline__ float float_of(u32 bits) { return __uint_as_float(bits); }
+
+__device__ __forceinline__ u16 nearest_f16(float value) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+__device__ __forceinline__ float exact_f16(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+#endif
+
+__device__ __forceinline__ bool is_nan(float value) { return (bits_of(value) & 0x7fffffffu) > 0x7f800000u; }
+
+__device__ __forceinline__ bool is_finite(float value) { return (bits_of(value) & 0x7fffffffu) < 0x7f800000u; }
+
+// The f16 nearest to a number, ties to even. A NaN keeps its sign and the upper bits of its payload, and is quiet.
+__device__ __forceinline__ u16 to_f16(float value) {
+    u32 bits = bits_of(value);
+    u16 quiet = (u16)((bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x1ffu));
+    return is_nan(value) ? quiet : nearest_f16(value);
+}
+
+__device__ __forceinline__ float from_f16(u16 bits) {
+    u32 quiet = (bits & 0x8000u) << 16 | 0x7fc00000u | (bits & 0x1ffu) << 13;
+    return (bits & 0x7fffu) > 0x7c00u ? float_of(quiet) : exact_f16(bits);
+}
+
+__device__ __forceinline__ u16 to_bf16(float value) {
+    u32 bits = bits_of(value);
+    u32 carried = bits + (bits >> 16 & 1u) + 0x7fffu;
+    return (u16)((is_nan(value) ? bits | 0x400000u : carried) >> 16);
+}
+
+__device__ __forceinline__ float from_bf16(u16 bits) {
+    u32 wide = (u32)bits << 16;
+    return float_of((wide & 0x7fffffffu) > 0x7f800000u ? wide | 0x400000u : wide);
+}
+
+// A dtype as a type: what an element is stored as, and what it means.
+struct Float32 {
+    typedef float Stored;
+    static __device__ __forceinline__ float widen(Stored value) { return value; }
+    static __device__ __forceinline__ Stored narrow(float value) { return value; }
+};
+
+struct Float16 {
+    typedef u16 Stored;
+    static __device__ __forceinline__ float widen(Stored value) { return from_f16(value); }
+    static __device__ __forceinline__ Stored narrow(float value) { return to_f16(value); }
+};
+
+struct BFloat16 {
+    typedef u16 Stored;
+    static __device__ __forceinline__ float widen(Stored value) { return from_bf16(value); }
+    static __device__ __forceinline__ Stored narrow(float value) { return to_bf16(value); }
+};
+
+// How numbers are divided: what `Scale` in `divisor.rs` says. What is not divided keeps its bits, which a NaN that is multiplied
+// by 1 does not.
+enum : u32 { NONE = 0, MULTIPLY = 1, DIVIDE = 2 };
+
+struct Scale {
+    float value;
+    u32 how;
+};
+
+__device__ __forceinline__ float scaled(float number, Scale scale) {
+    if (scale.how == NONE) return number;
+    return scale.how == DIVIDE ? number / scale.value : number * scale.value;
+}
+
+// The number of this thread among all, and how many there are: who strides so covers everything once.
+__device__ __forceinline__ u64 thread_number() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
+
+__device__ __forceinline__ u64 least(u64 one, u64 other) { return one < other ? one : other; }
+
+__device__ __forceinline__ bool is_aligned(const void* at) { return ((u64)at & 15) == 0; }
+
+// Reads `WIDTH` elements in 16-byte accesses where they are aligned, or up to `count` of them one by one; zeros for the rest.
+template <typename T>
+__device__ __forceinline__ void read(float (&values)[WIDTH], const typename T::Stored* from, u64 count) {
+    union {
+        Quad quads[sizeof(typename T::Stored) * WIDTH / 16];
+        typename T::Stored elements[WIDTH];
+    } vector;
+    if (count >= WIDTH && is_aligned(from)) {
+        const Quad* quads = (const Quad*)from;
+        for (u32 index = 0; index < sizeof(vector) / 16; ++index) vector.quads[index] = quads[index];
+        for (u32 index = 0; index < WIDTH; ++index) values[index] = T::widen(vector.elements[index]);
+    } else {
+        for (u32 index = 0; index < WIDTH; ++index) values[index] = index < count ? T::widen(from[index]) : 0.0f;
+    }
+}
+
+// Writes the same: up to `count` elements.
+template <typename T>
+__device__ __forceinline__ void write(typename T::Stored* to, const float (&values)[WIDTH], u64 count) {
+    union {
+        Quad quads[sizeof(typename T::Stored) * WIDTH / 16];
+        typename T::Stored elements[WIDTH];
+    } vector;
+    for (u32 index = 0; index < WIDTH; ++index) vector.elements[index] = T::narrow(values[index]);
+    if (count >= WIDTH && is_aligned(to)) {
+        Quad* quads = (Quad*)to;
+        for (u32 index = 0; index < sizeof(vector) / 16; ++index) quads[index] = vector.quads[index];
+    } else {
+        for (u32 index = 0; index < WIDTH; ++index) {
+            if (index < count) to[index] = vector.elements[index];
+        }
+    }
+}
+
+// Reads elements whose dtype is a value.
+__device__ __forceinline__ void read_any(float (&values)[WIDTH], u64 from, u32 dtype, u64 offset, u64 count) {
+    if (dtype == F32) read<Float32>(values, (const float*)from + offset, count);
+    else if (dtype == F16) read<Float16>(values, (const u16*)from + offset, count);
+    else read<BFloat16>(values, (const u16*)from + offset, count);
+}
+
+__device__ __forceinline__ void write_any(u64 to, u32 dtype, u64 offset, const float (&values)[WIDTH], u64 count) {
+    if (dtype == F32) write<Float32>((float*)to + offset, values, count);
+    else if (dtype == F16) write<Float16>((u16*)to + offset, values, count);
+    else write<BFloat16>((u16*)to + offset, values, count);
+}

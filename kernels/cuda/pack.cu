@@ -1,0 +1,80 @@
+// Many parameters of different dtypes to and from one flat buffer, in one launch.
+
+// The most parameters of one launch: their table is an argument, and all arguments together may take 4 KiB.
+#define MOST_PARAMS 120
+
+// A parameter and where it lies in the flat buffer, in elements. Starts are multiples of WIDTH.
+struct Param {
+    u64 address;
+    u64 start;
+    u64 len;
+    u32 dtype;
+    u32 unused;
+};
+
+// In the order of their starts; what lies between them is padding.
+struct Params {
+    Param params[MOST_PARAMS];
+    u64 count;
+};
+
+// Goes on to the last parameter that starts at `at` or before. A thread comes to them in order.
+__device__ __forceinline__ u64 param_at(const Params& table, u64 param, u64 at) {
+    while (param + 1 < table.count && table.params[param + 1].start <= at) ++param;
+    return param;
+}
+
+// How many of the elements from `at` on belong to the parameter.
+__device__ __forceinline__ u64 left_at(const Params& table, u64 param, u64 at) {
+    if (param >= table.count) return 0;
+    const Param& found = table.params[param];
+    return at >= found.start && at - found.start < found.len ? found.len - (at - found.start) : 0;
+}
+
+// flat[begin..end] = round(scale(gradients)); zeros where no parameter lies. The rounding is the only one.
+template <typename Wire>
+__device__ __forceinline__ void pack(const Params& table, typename Wire::Stored* flat, u64 begin, u64 end, Scale scale) {
+    u64 param = 0;
+    for (u64 at = begin + thread_number() * WIDTH; at < end; at += thread_count() * WIDTH) {
+        param = param_at(table, param, at);
+        u64 left = left_at(table, param, at);
+        float values[WIDTH] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+        if (left > 0) {
+            const Param& found = table.params[param];
+            read_any(values, found.address, found.dtype, at - found.start, left);
+            for (u32 index = 0; index < WIDTH; ++index) {
+                if (index < left) values[index] = scaled(values[index], scale);
+            }
+        }
+        write<Wire>(flat + at, values, end - at);
+    }
+}
+
+// parameters = flat[begin..end], cast.
+template <typename Wire>
+__device__ __forceinline__ void unpack(const Params& table, const typename Wire::Stored* flat, u64 begin, u64 end) {
+    u64 param = 0;
+    for (u64 at = begin + thread_number() * WIDTH; at < end; at += thread_count() * WIDTH) {
+        param = param_at(table, param, at);
+        u64 left = left_at(table, param, at);
+        if (left == 0) continue;
+        const Param& found = table.params[param];
+        float values[WIDTH];
+        read<Wire>(values, flat + at, end - at);
+        write_any(found.address, found.dtype, at - found.start, values, least(left, end - at));
+    }
+}
+
+#define PACK(name, Wire)                                                                                             \
+    extern "C" __global__ void pack_##name(const __grid_constant__ Params table, Wire::Stored* flat, u64 begin,      \
+                                           u64 end, Scale scale) {                                                   \
+        pack<Wire>(table, flat, begin, end, scale);                                                                  \
+    }                                                                                                                \
+    extern "C" __global__ void unpack_##name(const __grid_constant__ Params table, const Wire::Stored* flat,         \
+                                             u64 begin, u64 end) {                                                   \
+        unpack<Wire>(table, flat, begin, end);                                                                       \
+    }
+
+PACK(f32, Float32)
+PACK(f16, Float16)
+PACK(bf16, BFloat16)

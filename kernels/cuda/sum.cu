@@ -1,0 +1,60 @@
+// What members sent, summed in their order in f32, and taken into a target.
+
+// The most members of one launch, for the same reason as MOST_PARAMS.
+#define MOST_MEMBERS 480
+
+// By slot: where a member's elements begin, which have been divided and rounded to the wire.
+struct Members {
+    u64 addresses[MOST_MEMBERS];
+    u64 count;
+};
+
+// What `Fold` in `accumulate.rs` says.
+enum : u32 { REPLACE = 0, ADD = 1 };
+
+// target = scale(sum) or target += scale(sum). Notes in `first` the least index at which the target is not finite: a minimum,
+// which does not depend on the order of threads, as a sum would.
+template <typename Wire>
+__device__ __forceinline__ void sum(const Members& members, float* target, u64 len, Scale scale, u32 fold, u64* first) {
+    for (u64 at = thread_number() * WIDTH; at < len; at += thread_count() * WIDTH) {
+        float sums[WIDTH], values[WIDTH];
+        read<Wire>(sums, (const typename Wire::Stored*)members.addresses[0] + at, len - at);
+        for (u64 member = 1; member < members.count; ++member) {
+            read<Wire>(values, (const typename Wire::Stored*)members.addresses[member] + at, len - at);
+            for (u32 index = 0; index < WIDTH; ++index) sums[index] += values[index];
+        }
+        for (u32 index = 0; index < WIDTH; ++index) sums[index] = scaled(sums[index], scale);
+        if (fold == ADD) {
+            read<Float32>(values, target + at, len - at);
+            for (u32 index = 0; index < WIDTH; ++index) sums[index] = values[index] + sums[index];
+        }
+        write<Float32>(target + at, sums, len - at);
+        for (u32 index = 0; index < WIDTH; ++index) {
+            if (at + index < len && !is_finite(sums[index])) atomicMin(first, at + index);
+        }
+    }
+}
+
+// target = round(scale(source)).
+template <typename Wire>
+__device__ __forceinline__ void narrow(typename Wire::Stored* target, const float* source, u64 len, Scale scale) {
+    for (u64 at = thread_number() * WIDTH; at < len; at += thread_count() * WIDTH) {
+        float values[WIDTH];
+        read<Float32>(values, source + at, len - at);
+        for (u32 index = 0; index < WIDTH; ++index) values[index] = scaled(values[index], scale);
+        write<Wire>(target + at, values, len - at);
+    }
+}
+
+#define SUM(name, Wire)                                                                                              \
+    extern "C" __global__ void sum_##name(const __grid_constant__ Members members, float* target, u64 len,           \
+                                          Scale scale, u32 fold, u64* first) {                                       \
+        sum<Wire>(members, target, len, scale, fold, first);                                                         \
+    }                                                                                                                \
+    extern "C" __global__ void narrow_##name(Wire::Stored* target, const float* source, u64 len, Scale scale) {      \
+        narrow<Wire>(target, source, len, scale);                                                                    \
+    }
+
+SUM(f32, Float32)
+SUM(f16, Float16)
+SUM(bf16, BFloat16)

@@ -1,0 +1,135 @@
+// Updates of parameters: division, clipping, the update, and the cast for the next gather, in one pass.
+
+// The most pieces of one launch, for the same reason as MOST_PARAMS.
+#define MOST_PIECES 120
+
+// A run of elements of one parameter in this rank's shard, and what is its own of an AdamW step: it may have had fewer
+// updates than others.
+struct Piece {
+    u64 start;
+    u64 len;
+    float rate;
+    float second_root;
+};
+
+struct Pieces {
+    Piece pieces[MOST_PIECES];
+    u64 count;
+};
+
+// What `Factors` in `adamw.rs` has beside what a piece has.
+struct AdamWFactors {
+    float clip;
+    float keep_parameter;
+    float keep_first;
+    float take_first;
+    float keep_second;
+    float take_second;
+    float epsilon;
+    u32 unused;
+};
+
+// What `Factors` in `sgd.rs` says, and how velocity enters.
+struct SgdFactors {
+    float clip;
+    float decay;
+    float momentum;
+    float rate;
+    u32 nesterov;
+    u32 unused;
+};
+
+// Divided in f64, and rounded once.
+__device__ __forceinline__ float quotient(float gradient, double divisor) { return (float)((double)gradient / divisor); }
+
+// Calls `update` for the elements of each piece: where they are, how many, and the piece. Blocks stride over all pieces.
+template <typename Update>
+__device__ __forceinline__ void each_run(const Pieces& table, Update update) {
+    for (u64 index = 0; index < table.count; ++index) {
+        const Piece& piece = table.pieces[index];
+        for (u64 offset = thread_number() * WIDTH; offset < piece.len; offset += thread_count() * WIDTH) {
+            update(piece.start + offset, piece.len - offset, piece);
+        }
+    }
+}
+
+// Where nothing is wanted in another dtype.
+struct Nothing {
+    typedef float Stored;
+};
+
+template <typename T>
+struct Rounded {
+    static __device__ __forceinline__ void write_to(typename T::Stored* to, const float (&values)[WIDTH], u64 count) {
+        write<T>(to, values, count);
+    }
+};
+
+template <>
+struct Rounded<Nothing> {
+    static __device__ __forceinline__ void write_to(float*, const float (&)[WIDTH], u64) {}
+};
+
+template <typename T>
+__device__ __forceinline__ void adamw(const Pieces& table, float* parameters, const float* gradients, float* first_moments,
+                                      float* second_moments, typename T::Stored* rounded, double divisor,
+                                      AdamWFactors factors) {
+    each_run(table, [&](u64 at, u64 count, const Piece& piece) {
+        float parameter[WIDTH], gradient[WIDTH], first[WIDTH], second[WIDTH];
+        read<Float32>(parameter, parameters + at, count);
+        read<Float32>(gradient, gradients + at, count);
+        read<Float32>(first, first_moments + at, count);
+        read<Float32>(second, second_moments + at, count);
+        for (u32 index = 0; index < WIDTH; ++index) {
+            float clipped = quotient(gradient[index], divisor) * factors.clip;
+            first[index] = factors.keep_first * first[index] + factors.take_first * clipped;
+            second[index] = factors.keep_second * second[index] + factors.take_second * clipped * clipped;
+            float scale = sqrtf(second[index]) / piece.second_root + factors.epsilon;
+            parameter[index] = parameter[index] * factors.keep_parameter - piece.rate * first[index] / scale;
+        }
+        write<Float32>(parameters + at, parameter, count);
+        write<Float32>(first_moments + at, first, count);
+        write<Float32>(second_moments + at, second, count);
+        Rounded<T>::write_to(rounded + at, parameter, count);
+    });
+}
+
+// Without velocities where `velocities` is null.
+template <typename T>
+__device__ __forceinline__ void sgd(const Pieces& table, float* parameters, const float* gradients, float* velocities,
+                                    typename T::Stored* rounded, double divisor, SgdFactors factors) {
+    each_run(table, [&](u64 at, u64 count, const Piece&) {
+        float parameter[WIDTH], gradient[WIDTH], velocity[WIDTH];
+        read<Float32>(parameter, parameters + at, count);
+        read<Float32>(gradient, gradients + at, count);
+        if (velocities) read<Float32>(velocity, velocities + at, count);
+        for (u32 index = 0; index < WIDTH; ++index) {
+            float decayed = quotient(gradient[index], divisor) * factors.clip + factors.decay * parameter[index];
+            float direction = decayed;
+            if (velocities) {
+                velocity[index] = factors.momentum * velocity[index] + decayed;
+                direction = factors.nesterov ? decayed + factors.momentum * velocity[index] : velocity[index];
+            }
+            parameter[index] = parameter[index] - factors.rate * direction;
+        }
+        write<Float32>(parameters + at, parameter, count);
+        if (velocities) write<Float32>(velocities + at, velocity, count);
+        Rounded<T>::write_to(rounded + at, parameter, count);
+    });
+}
+
+#define UPDATE(name, T)                                                                                              \
+    extern "C" __global__ void adamw_##name(const __grid_constant__ Pieces table, float* parameters,                 \
+                                            const float* gradients, float* first_moments, float* second_moments,     \
+                                            T::Stored* rounded, double divisor, AdamWFactors factors) {              \
+        adamw<T>(table, parameters, gradients, first_moments, second_moments, rounded, divisor, factors);            \
+    }                                                                                                                \
+    extern "C" __global__ void sgd_##name(const __grid_constant__ Pieces table, float* parameters,                   \
+                                          const float* gradients, float* velocities, T::Stored* rounded,             \
+                                          double divisor, SgdFactors factors) {                                      \
+        sgd<T>(table, parameters, gradients, velocities, rounded, divisor, factors);                                 \
+    }
+
+UPDATE(alone, Nothing)
+UPDATE(f16, Float16)
+UPDATE(bf16, BFloat16)

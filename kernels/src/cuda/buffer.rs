@@ -1,0 +1,178 @@
+//! A buffer of a device, whose dtype is a value.
+
+use std::fmt;
+use std::time::Duration;
+
+use cudarc::driver::result;
+use cudarc::driver::sys::CUdeviceptr;
+use half::{bf16, f16};
+use hsdp_sharding::DType;
+
+use super::device::Device;
+use super::error::CudaError;
+use super::memory::{Block, Uses};
+use super::staging::Staging;
+use super::stream::Stream;
+use crate::buffer::HostBuffer;
+use crate::values::Values;
+
+/// Elements in the memory of a device. They mean nothing before they are written.
+pub struct DeviceBuffer {
+    device: Device,
+    dtype: DType,
+    len: usize,
+    /// There until it is dropped.
+    block: Option<Block>,
+}
+
+impl DeviceBuffer {
+    /// `len` elements of `dtype`, for `what`, from the device's pool.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`]; [`CudaError::Driver`].
+    pub fn new(device: &Device, dtype: DType, len: usize, what: &str) -> Result<Self, CudaError> {
+        let block = device.0.pool.take(device, len * dtype.size_bytes(), what)?;
+        Ok(Self { device: device.clone(), dtype, len, block: Some(block) })
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The dtype of the elements.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where element `index` lies on the device, for the kernels of other libraries, issued through [`Stream::issue`].
+    ///
+    /// # Panics
+    /// If it lies beyond the end.
+    #[must_use]
+    pub fn address(&self, index: usize) -> CUdeviceptr {
+        assert!(index <= self.len, "element {index} of a buffer of {}", self.len);
+        self.block().address + (index * self.dtype.size_bytes()) as u64
+    }
+
+    /// Bytes that its elements take.
+    fn bytes(&self) -> usize {
+        self.len * self.dtype.size_bytes()
+    }
+
+    fn block(&self) -> &Block {
+        self.block.as_ref().expect("there until it is dropped")
+    }
+
+    pub(super) fn uses(&self) -> &Uses {
+        &self.block().uses
+    }
+
+    /// Writes `byte` to all bytes of all elements: 0 makes them zeros.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn fill(&mut self, stream: &Stream, byte: u8) -> Result<(), CudaError> {
+        let (address, bytes) = (self.address(0), self.bytes());
+        stream.issue("fill", (&[], &mut [self]), |raw| {
+            // SAFETY: CU-5, the bytes are the buffer's, which is noted as written.
+            unsafe { result::memset_d8_async(address, byte, bytes, raw) }
+        })?;
+        Ok(())
+    }
+
+    /// Copies elements from the host. They have been read when it returns.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if dtype or length differ; [`CudaError::Driver`].
+    pub fn write(&mut self, stream: &Stream, values: Values<'_>) -> Result<(), CudaError> {
+        self.check("write to a device", values.dtype(), values.len())?;
+        let source = match values {
+            Values::F32(values) => bytemuck::cast_slice::<_, u8>(values),
+            Values::F16(values) => bytemuck::cast_slice(values),
+            Values::BF16(values) => bytemuck::cast_slice(values),
+        };
+        let (address, mut staging) = (self.address(0), Staging::take(&self.device, source.len())?);
+        let staged = &mut staging.bytes()[..source.len()];
+        staged.copy_from_slice(source);
+        let moment = stream.issue("copy to the device", (&[], &mut [self]), |raw| {
+            // SAFETY: CU-5, the buffer has room for the bytes, and they stay until the copy's moment.
+            unsafe { result::memcpy_htod_async(address, staged, raw) }
+        })?;
+        staging.until(moment);
+        Ok(())
+    }
+
+    /// Copies the elements to the host, and waits for them.
+    ///
+    /// # Errors
+    /// [`CudaError::Late`] after `patience`; [`CudaError::Driver`].
+    pub fn read_back(&self, stream: &Stream, patience: Duration) -> Result<HostBuffer, CudaError> {
+        let mut staging = Staging::take(&self.device, self.bytes())?;
+        let (address, bytes) = (self.address(0), &mut staging.bytes()[..self.bytes()]);
+        let issued = stream.issue("copy to the host", (&[self], &mut []), |raw| {
+            // SAFETY: CU-5, the buffer has so many bytes; they are looked at after the copy, or never again.
+            unsafe { result::memcpy_dtoh_async(bytes, address, raw) }
+        });
+        if let Err(error) = issued.and_then(|_| stream.wait("copy to the host", patience)) {
+            staging.leak();
+            return Err(error);
+        }
+        let bytes = &staging.bytes()[..self.bytes()];
+        Ok(match self.dtype {
+            DType::F16 => HostBuffer::F16(bytemuck::pod_collect_to_vec::<u8, f16>(bytes)),
+            DType::BF16 => HostBuffer::BF16(bytemuck::pod_collect_to_vec::<u8, bf16>(bytes)),
+            _ => HostBuffer::F32(bytemuck::pod_collect_to_vec::<u8, f32>(bytes)),
+        })
+    }
+
+    /// # Errors
+    /// [`CudaError::Mismatch`] if it has another dtype or another length.
+    pub(super) fn check(
+        &self,
+        operation: &'static str,
+        dtype: DType,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        if self.dtype == dtype && self.len == len {
+            return Ok(());
+        }
+        let (own, own_len) = (self.dtype, self.len);
+        let problem =
+            format!("a buffer of {own_len} elements of {own}, where {len} of {dtype} are meant");
+        Err(CudaError::Mismatch { operation, problem })
+    }
+}
+
+/// The device may still use it: its uses go with it.
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.device.0.pool.give_back(block);
+        }
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBuffer")
+            .field("device", &self.device.ordinal())
+            .field("dtype", &self.dtype)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,207 @@
+//! A device: its context, its kernels, its memory.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::result;
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute, CUfunction};
+use parking_lot::Mutex;
+
+use super::compile::{Architecture, compile};
+use super::error::CudaError;
+use super::event::Events;
+use super::libraries::check_driver;
+use super::memory::Pool;
+use super::source;
+use super::staging::Stagings;
+use super::stream::Stream;
+
+/// A CUDA device. Handles of one device share its context (the primary one, which other libraries use, too), its kernels and its
+/// pool of memory; they live as long as the process.
+#[derive(Clone)]
+pub struct Device(pub(super) Arc<Shared>);
+
+/// What all handles of a device share.
+pub(super) struct Shared {
+    pub(super) ordinal: usize,
+    context: Handle<CUcontext>,
+    pub(super) multiprocessors: u32,
+    architecture: Architecture,
+    kernels: OnceLock<Result<HashMap<String, Handle<CUfunction>>, CudaError>>,
+    pub(super) events: Events,
+    pub(super) pool: Pool,
+    pub(super) stagings: Stagings,
+    pub(super) next_stream: AtomicU64,
+}
+
+/// A handle of the driver.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handle<T>(pub(super) T);
+
+// SAFETY: CU-2, the driver's handles are names that any thread may use when the context is current on it.
+unsafe impl<T> Send for Handle<T> {}
+
+// SAFETY: CU-2, as above.
+unsafe impl<T> Sync for Handle<T> {}
+
+impl Device {
+    /// The device of this ordinal. Asked for twice, it is the same.
+    ///
+    /// # Errors
+    /// [`CudaError::MissingLibrary`] without a driver; [`CudaError::NoDevice`]; [`CudaError::Driver`] for what the driver refuses.
+    pub fn new(ordinal: usize) -> Result<Self, CudaError> {
+        static DEVICES: Mutex<Vec<(usize, Device)>> = Mutex::new(Vec::new());
+        check_driver()?;
+        let mut devices = DEVICES.lock();
+        if let Some((_, device)) = devices.iter().find(|(known, _)| *known == ordinal) {
+            return Ok(device.clone());
+        }
+        let device = Self(Arc::new(Shared::open(ordinal)?));
+        devices.push((ordinal, device.clone()));
+        Ok(device)
+    }
+
+    /// Which of the driver's devices it is.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.0.ordinal
+    }
+
+    /// What kernels are compiled for.
+    #[must_use]
+    pub fn architecture(&self) -> Architecture {
+        self.0.architecture
+    }
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn stream(&self) -> Result<Stream, CudaError> {
+        Stream::new(self)
+    }
+
+    /// How many blocks of the size that `bytes` get the driver has been asked for: none in a step like the one before.
+    #[must_use]
+    pub fn allocations(&self, bytes: usize) -> u64 {
+        self.0.pool.allocations(bytes)
+    }
+
+    /// Gives the memory that nobody holds back to the driver, for other libraries. Waits for the device.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn release_spare_memory(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        self.0.pool.release(self)
+    }
+
+    /// Makes the context current on this thread, where it is not.
+    pub(super) fn bind(&self) -> Result<(), CudaError> {
+        let context = self.0.context.0;
+        let current = result::ctx::get_current().map_err(|error| self.refused("context", error))?;
+        if current == Some(context) {
+            return Ok(());
+        }
+        // SAFETY: CU-2, the context is retained for the life of the process.
+        unsafe { result::ctx::set_current(context) }.map_err(|error| self.refused("context", error))
+    }
+
+    /// The kernel of this name; all are compiled when the first is asked for.
+    pub(super) fn kernel(&self, name: &str) -> Result<CUfunction, CudaError> {
+        let kernels = self.0.kernels.get_or_init(|| self.compile());
+        let kernels = kernels.as_ref().map_err(Clone::clone)?;
+        Ok(kernels.get(name).unwrap_or_else(|| unreachable!("{name} is a kernel")).0)
+    }
+
+    fn compile(&self) -> Result<HashMap<String, Handle<CUfunction>>, CudaError> {
+        let ptx = compile(self.architecture())?;
+        let text = CString::new(ptx.to_src()).map_err(|_| CudaError::Compile {
+            architecture: self.architecture().to_string(),
+            log: "the PTX has a zero in it".to_owned(),
+        })?;
+        // SAFETY: CU-3, the image is a text that ends in a zero, as the compiler made it.
+        let module = unsafe { result::module::load_data(text.as_ptr().cast()) };
+        let module = module.map_err(|error| self.refused("load the kernels", error))?;
+        let of = |name: String| {
+            let symbol = CString::new(name.as_str()).expect("a name without zeros");
+            // SAFETY: CU-3, the module was just loaded, and is never unloaded.
+            let function = unsafe { result::module::get_function(module, symbol) };
+            let function = function.map_err(|error| self.refused(&name, error))?;
+            Ok((name, Handle(function)))
+        };
+        source::kernels().map(of).collect()
+    }
+
+    /// The error that says that the driver has refused `operation`.
+    pub(super) fn refused(&self, operation: &str, error: result::DriverError) -> CudaError {
+        refused(self.ordinal(), operation, error)
+    }
+}
+
+fn refused(device: usize, operation: &str, error: result::DriverError) -> CudaError {
+    let text = |of: Result<&CStr, _>| {
+        of.map_or("a status that it does not know".into(), CStr::to_string_lossy).into_owned()
+    };
+    let meaning = format!("{}: {}", text(error.error_name()), text(error.error_string()));
+    CudaError::Driver { operation: operation.to_owned(), device, code: error.0 as u32, meaning }
+}
+
+impl Shared {
+    fn open(ordinal: usize) -> Result<Self, CudaError> {
+        let refuse = |operation: &'static str| move |error| refused(ordinal, operation, error);
+        result::init().map_err(refuse("initialise the driver"))?;
+        let count = result::device::get_count().map_err(refuse("count devices"))?;
+        let count = usize::try_from(count).unwrap_or(0);
+        let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let number = number.ok_or(CudaError::NoDevice { ordinal, count })?;
+        let device = result::device::get(number).map_err(refuse("open"))?;
+        // SAFETY: CU-2, the device is there; its context is never released.
+        let context = unsafe { result::primary_ctx::retain(device) };
+        let context = context.map_err(refuse("retain its context"))?;
+        let asked = |attribute| attribute_of(device, attribute).map_err(refuse("attribute"));
+        let major = asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok(Self {
+            ordinal,
+            context: Handle(context),
+            multiprocessors,
+            architecture: Architecture(10 * major + minor),
+            kernels: OnceLock::new(),
+            events: Events::default(),
+            pool: Pool::default(),
+            stagings: Stagings::default(),
+            next_stream: AtomicU64::new(0),
+        })
+    }
+}
+
+fn attribute_of(
+    device: CUdevice,
+    attribute: sys::CUdevice_attribute,
+) -> Result<u32, result::DriverError> {
+    // SAFETY: CU-2, the device is there.
+    let value = unsafe { result::device::get_attribute(device, attribute) }?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("ordinal", &self.ordinal())
+            .field("architecture", &self.architecture())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,102 @@
+//! How a kernel gets its arguments.
+
+use std::ffi::c_void;
+
+use cudarc::driver::result;
+
+use super::buffer::DeviceBuffer;
+use super::error::CudaError;
+use super::stream::Stream;
+use crate::{Divisor, divisor};
+
+/// Threads of a block, but for kernels that fix theirs.
+const THREADS: u32 = 256;
+
+/// Elements that a thread takes at once: `WIDTH` of `number.cuh`.
+pub(super) const WIDTH: usize = 8;
+
+/// Blocks that are resident on a multiprocessor at a time; more would only queue.
+const BLOCKS_EACH: u32 = 8;
+
+/// A value that a kernel takes as an argument: plain, and laid out as the kernel's source says.
+///
+/// # Safety
+/// CU-3: the type has the size, alignment and meaning of the kernel's parameter in its place.
+pub(super) unsafe trait Argument {}
+
+// SAFETY: CU-3, an address, a count, and a number of 32 bits are what C++ has under these names.
+unsafe impl Argument for u64 {}
+// SAFETY: CU-3, as above.
+unsafe impl Argument for u32 {}
+// SAFETY: CU-3, as above.
+unsafe impl Argument for f64 {}
+
+/// `Scale` of `number.cuh`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Scale {
+    value: f32,
+    how: u32,
+}
+
+// SAFETY: CU-3, two fields of 4 bytes, as in `number.cuh`.
+unsafe impl Argument for Scale {}
+
+impl From<Divisor> for Scale {
+    fn from(by: Divisor) -> Self {
+        match by.scale() {
+            divisor::Scale::None => Self { value: 1.0, how: 0 },
+            divisor::Scale::Multiply(reciprocal) => Self { value: reciprocal.0, how: 1 },
+            divisor::Scale::Divide(quotient) => Self { value: quotient.0, how: 2 },
+        }
+    }
+}
+
+/// A kernel that is about to be launched.
+#[derive(Debug)]
+pub(super) struct Launch {
+    kernel: String,
+    blocks: u32,
+    threads: u32,
+    arguments: Vec<*mut c_void>,
+}
+
+impl Launch {
+    /// Of `kernel`, over `len` elements.
+    pub(super) fn over(stream: &Stream, kernel: String, len: usize) -> Self {
+        let most = stream.device().0.multiprocessors * BLOCKS_EACH;
+        let wanted = len.div_ceil(WIDTH * THREADS as usize);
+        let blocks = u32::try_from(wanted).unwrap_or(most).clamp(1, most);
+        Self { kernel, blocks, threads: THREADS, arguments: Vec::new() }
+    }
+
+    /// Of `kernel`, with so many blocks and threads, which it fixes.
+    pub(super) fn fixed(kernel: &str, (blocks, threads): (u32, u32)) -> Self {
+        Self { kernel: kernel.to_owned(), blocks, threads, arguments: Vec::new() }
+    }
+
+    /// The next argument. It must outlive the call of [`issue`](Self::issue), which copies it.
+    pub(super) fn argument<A: Argument>(mut self, argument: &A) -> Self {
+        self.arguments.push(std::ptr::from_ref(argument).cast_mut().cast());
+        self
+    }
+
+    /// Launches it.
+    ///
+    /// # Safety
+    /// CU-5: the arguments are the kernel's, in its order; what it reads lies in `reads` and `writes`, what it writes in
+    /// `writes`, within their elements; and the arguments still live.
+    pub(super) unsafe fn issue(
+        mut self,
+        stream: &Stream,
+        buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
+    ) -> Result<(), CudaError> {
+        let function = stream.device().kernel(&self.kernel)?;
+        let (grid, block) = ((self.blocks, 1, 1), (self.threads, 1, 1));
+        stream.issue(&self.kernel, buffers, |raw| {
+            // SAFETY: CU-5, the caller's promise is passed on.
+            unsafe { result::launch_kernel(function, grid, block, 0, raw, &mut self.arguments) }
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,183 @@
+//! Many parameters to and from one flat buffer.
+
+use super::buffer::DeviceBuffer;
+use super::error::CudaError;
+use super::launch::{Launch, Scale, WIDTH};
+use super::stream::Stream;
+use super::table::{MOST_PARAMS, Param, Table, dtype};
+use crate::Divisor;
+
+/// A gradient, and where its parameter lies in the flat buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Packed<'a> {
+    /// The gradient, in any dtype of gradients.
+    pub gradient: &'a DeviceBuffer,
+    /// The first element in the flat buffer: a multiple of 8.
+    pub start: usize,
+}
+
+/// A parameter that is copied out of the flat buffer.
+#[derive(Debug)]
+pub struct Unpacked<'a> {
+    /// The parameter, in any dtype of parameters.
+    pub parameter: &'a mut DeviceBuffer,
+    /// The first element in the flat buffer: a multiple of 8.
+    pub start: usize,
+}
+
+impl Stream {
+    /// Packs gradients for the wire: `flat = round(gradient / pre)` where each lies, zeros elsewhere. Divided in f32, and
+    /// rounded once to the dtype of `flat`.
+    ///
+    /// `gradients` in the order of their starts, without overlap; what has no gradient is left out. One launch for up to 120 of
+    /// them. The bits are those of [`pack`](crate::pack).
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if gradients overlap, reach beyond the end, or start elsewhere than at a multiple of 8;
+    /// [`CudaError::Driver`].
+    pub fn pack(
+        &self,
+        flat: &mut DeviceBuffer,
+        gradients: &[Packed<'_>],
+        pre: Divisor,
+    ) -> Result<(), CudaError> {
+        let places = gradients.iter().map(|it| (it.start, it.gradient.len()));
+        check_places("pack", flat.len(), places)?;
+        let scale = Scale::from(pre);
+        let (_, wire) = dtype(flat.dtype());
+        for (run, part) in runs(gradients, flat.len(), |it| it.start) {
+            let table = table(part.iter().map(|it| (it.gradient, it.start)));
+            let (address, begin, end) = (flat.address(0), run.start as u64, run.end as u64);
+            let launch = Launch::over(self, format!("pack_{wire}"), run.len())
+                .argument(&table)
+                .argument(&address)
+                .argument(&begin)
+                .argument(&end)
+                .argument(&scale);
+            let reads: Vec<_> = part.iter().map(|it| it.gradient).collect();
+            // SAFETY: CU-5, places lie within the flat buffer and do not overlap, and each is as long as its gradient.
+            unsafe { launch.issue(self, (&reads, &mut [flat])) }?;
+        }
+        Ok(())
+    }
+
+    /// Copies parameters out of a flat buffer, each cast to its own dtype. The inverse of [`pack`](Self::pack), and its conditions.
+    ///
+    /// # Errors
+    /// Those of [`pack`](Self::pack).
+    pub fn unpack(
+        &self,
+        flat: &DeviceBuffer,
+        parameters: &mut [Unpacked<'_>],
+    ) -> Result<(), CudaError> {
+        let places = parameters.iter().map(|it| (it.start, it.parameter.len()));
+        check_places("unpack", flat.len(), places)?;
+        let (_, wire) = dtype(flat.dtype());
+        for part in parameters.chunks_mut(MOST_PARAMS) {
+            let begin = part.first().map_or(0, |it| it.start);
+            let end = part.last().map_or(0, |it| it.start + it.parameter.len());
+            let table = table(part.iter().map(|it| (&*it.parameter, it.start)));
+            let (address, from, to) = (flat.address(0), begin as u64, end as u64);
+            let launch = Launch::over(self, format!("unpack_{wire}"), end - begin)
+                .argument(&table)
+                .argument(&address)
+                .argument(&from)
+                .argument(&to);
+            let mut writes: Vec<_> = part.iter_mut().map(|it| &mut *it.parameter).collect();
+            // SAFETY: CU-5, places lie within the flat buffer, and each is as long as its parameter.
+            unsafe { launch.issue(self, (&[flat], &mut writes)) }?;
+        }
+        Ok(())
+    }
+}
+
+fn table<'a>(params: impl Iterator<Item = (&'a DeviceBuffer, usize)>) -> Table<Param, MOST_PARAMS> {
+    let entry = |(buffer, start): (&DeviceBuffer, usize)| Param {
+        address: buffer.address(0),
+        start: start as u64,
+        len: buffer.len() as u64,
+        dtype: dtype(buffer.dtype()).0,
+        unused: 0,
+    };
+    Table::of(&params.map(entry).collect::<Vec<_>>())
+}
+
+/// Cuts entries into launches: each with the elements from its first entry on (from 0, the first) up to those of the next.
+fn runs<T>(
+    entries: &[T],
+    len: usize,
+    start: impl Fn(&T) -> usize,
+) -> impl Iterator<Item = (std::ops::Range<usize>, &[T])> {
+    let launches = entries.len().div_ceil(MOST_PARAMS).max(1);
+    (0..launches).map(move |launch| {
+        let at = |launch: usize| entries.get(launch * MOST_PARAMS);
+        let begin = at(launch).filter(|_| launch > 0).map_or(0, &start);
+        let end = at(launch + 1).map_or(len, &start);
+        let last = entries.len().min((launch + 1) * MOST_PARAMS);
+        (begin..end, &entries[launch * MOST_PARAMS..last])
+    })
+}
+
+fn check_places(
+    operation: &'static str,
+    len: usize,
+    places: impl Iterator<Item = (usize, usize)>,
+) -> Result<(), CudaError> {
+    let mut end = 0;
+    for (index, (start, count)) in places.enumerate() {
+        let problem = if !start.is_multiple_of(WIDTH) {
+            "no multiple of 8"
+        } else if start < end {
+            "before the end of the one before"
+        } else if start + count > len {
+            "too near the end"
+        } else {
+            end = start + count;
+            continue;
+        };
+        let problem =
+            format!("entry {index} has {count} elements from {start} of {len}, which is {problem}");
+        return Err(CudaError::Mismatch { operation, problem });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_cover_all_elements_once_and_keep_entries_whole() {
+        let starts: Vec<usize> = (0..300).map(|index| 64 + index * 32).collect();
+        let runs: Vec<_> = runs(&starts, 20_000, |start| *start).collect();
+        let ranges: Vec<_> = runs.iter().map(|(range, _)| range.clone()).collect();
+        assert_eq!(ranges, [0..64 + 120 * 32, 64 + 120 * 32..64 + 240 * 32, 64 + 240 * 32..20_000]);
+        assert_eq!(runs.iter().map(|(_, part)| part.len()).collect::<Vec<_>>(), [120, 120, 60]);
+    }
+
+    #[test]
+    fn nothing_to_pack_is_zeros_all_the_same() {
+        let runs: Vec<_> = runs(&[], 96, |start: &usize| *start).collect();
+        assert_eq!(runs, [(0..96, &[][..])]);
+    }
+
+    #[test]
+    fn places_that_do_not_fit_are_named() {
+        let check = |places: &[(usize, usize)]| check_places("pack", 100, places.iter().copied());
+        assert_eq!(check(&[(0, 30), (32, 64)]), Ok(()));
+        for (places, expected) in [
+            (
+                vec![(0, 30), (20, 4)],
+                "entry 1 has 4 elements from 20 of 100, which is no multiple of 8",
+            ),
+            (
+                vec![(0, 30), (24, 4)],
+                "entry 1 has 4 elements from 24 of 100, which is before the end of the one before",
+            ),
+            (vec![(96, 5)], "entry 0 has 5 elements from 96 of 100, which is too near the end"),
+        ] {
+            let said = check(&places).expect_err("it does not fit").to_string();
+            assert_eq!(said, format!("pack: {expected}"));
+        }
+    }
+}

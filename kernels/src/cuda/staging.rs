@@ -1,0 +1,96 @@
+//! Page-locked memory of the host, through which elements go to and from a device.
+//!
+//! With ordinary memory the driver would copy through its own, and wait for the stream while it does.
+
+use std::slice;
+
+use cudarc::driver::result;
+use parking_lot::Mutex;
+
+use super::device::{Device, Handle};
+use super::error::CudaError;
+use super::event::Moment;
+
+/// The spare pieces of a device, each with the end of the copy that uses it last.
+#[derive(Debug, Default)]
+pub(super) struct Stagings(Mutex<Vec<(Piece, Option<Moment>)>>);
+
+/// Page-locked bytes.
+#[derive(Debug)]
+struct Piece {
+    start: Handle<*mut u8>,
+    len: usize,
+}
+
+/// Page-locked bytes that one copy uses.
+#[derive(Debug)]
+pub(super) struct Staging {
+    device: Device,
+    /// There until it is dropped.
+    piece: Option<Piece>,
+    /// The end of the copy, where the host does not wait for it.
+    until: Option<Moment>,
+}
+
+impl Staging {
+    /// At least `len` bytes that no copy uses any more.
+    pub(super) fn take(device: &Device, len: usize) -> Result<Self, CudaError> {
+        device.bind()?;
+        let piece = device.0.stagings.spare(len)?;
+        let piece = piece.map_or_else(|| Piece::new(device, len), Ok)?;
+        Ok(Self { device: device.clone(), piece: Some(piece), until: None })
+    }
+
+    /// The bytes.
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        let Piece { start, len } = self.piece.as_ref().expect("there until it is dropped");
+        // SAFETY: CU-6, the piece is page-locked memory of this length, zeroed when it was made, and this is its one owner.
+        unsafe { slice::from_raw_parts_mut(start.0, *len) }
+    }
+
+    /// It is in use until then.
+    pub(super) fn until(mut self, moment: Moment) {
+        self.until = Some(moment);
+    }
+
+    /// Never uses it again: a copy that was not done in time may still write it.
+    pub(super) fn leak(mut self) {
+        self.piece = None;
+    }
+}
+
+impl Piece {
+    fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
+        let len = len.max(4096).next_power_of_two();
+        // SAFETY: CU-6, the memory is never freed: pieces go from copy to copy.
+        let start = unsafe { result::malloc_host(len, 0) };
+        let start = start.map_err(|error| device.refused("lock pages", error))?.cast::<u8>();
+        // SAFETY: CU-6, there are `len` bytes from `start`, and nobody else has them.
+        unsafe { start.write_bytes(0, len) };
+        Ok(Self { start: Handle(start), len })
+    }
+}
+
+impl Stagings {
+    /// The least spare piece that is large enough and free.
+    fn spare(&self, len: usize) -> Result<Option<Piece>, CudaError> {
+        let mut spare = self.0.lock();
+        let mut found: Option<usize> = None;
+        for (index, (piece, until)) in spare.iter().enumerate() {
+            let is_better = found.is_none_or(|other| piece.len < spare[other].0.len);
+            let is_free = until.as_ref().map_or(Ok(true), Moment::has_come)?;
+            if piece.len >= len && is_better && is_free {
+                found = Some(index);
+            }
+        }
+        Ok(found.map(|index| spare.swap_remove(index).0))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Some(piece) = self.piece.take() {
+            self.device.0.stagings.0.lock().push((piece, self.until.take()));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Sums of what members sent, and casts.
+
+use std::ops::Range;
+
+use hsdp_sharding::DType;
+
+use super::buffer::DeviceBuffer;
+use super::error::CudaError;
+use super::launch::{Launch, Scale, WIDTH};
+use super::stream::Stream;
+use super::table::{MOST_MEMBERS, Table, dtype};
+use crate::{Divisor, Fold};
+
+impl Stream {
+    /// Sums elements of members, in their order in f32, and takes the sum into a target: `target = sum / post` or
+    /// `target += sum / post`. `wires`: one buffer a member, all of one dtype; the elements of `range` of each are summed.
+    /// `target`: `[range.len()]`, f32. `first`: one u64, as two elements of f32: the least index of the target that is not finite is
+    /// noted there, if it is less than what is there.
+    ///
+    /// The bits are those of [`sum_contributions`](crate::sum_contributions) on a wire that rounds nothing. One launch.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if a buffer does not fit, or there are no members, or more than 480; [`CudaError::Driver`].
+    pub fn sum(
+        &self,
+        target: &mut DeviceBuffer,
+        (wires, range): (&[&DeviceBuffer], Range<usize>),
+        (post, fold): (Divisor, Fold),
+        first: &mut DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        target.check("sum", DType::F32, range.len())?;
+        first.check("sum", DType::F32, 2)?;
+        check_members(wires, &range)?;
+        let (_, wire) = dtype(wires[0].dtype());
+        let addresses: Vec<_> = wires.iter().map(|wire| wire.address(range.start)).collect();
+        let members = Table::<u64, MOST_MEMBERS>::of(&addresses);
+        let (address, len, noted) = (target.address(0), range.len() as u64, first.address(0));
+        let (scale, fold) = (Scale::from(post), u32::from(fold == Fold::Add));
+        let launch = Launch::over(self, format!("sum_{wire}"), range.len())
+            .argument(&members)
+            .argument(&address)
+            .argument(&len)
+            .argument(&scale)
+            .argument(&fold)
+            .argument(&noted);
+        // SAFETY: CU-5, each wire has the range, the target is as long, and `first` has 8 bytes.
+        unsafe { launch.issue(self, (wires, &mut [target, first])) }
+    }
+
+    /// Casts f32 to the dtype of the target: `target = round(source / pre)`, divided in f32 and rounded once. One launch.
+    ///
+    /// The bits are those of [`pack`](crate::pack).
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if the buffers differ in length, or the source is not f32; [`CudaError::Driver`].
+    pub fn narrow(
+        &self,
+        target: &mut DeviceBuffer,
+        source: &DeviceBuffer,
+        pre: Divisor,
+    ) -> Result<(), CudaError> {
+        source.check("narrow", DType::F32, target.len())?;
+        let (_, wire) = dtype(target.dtype());
+        let (to, from, len) = (target.address(0), source.address(0), target.len() as u64);
+        let scale = Scale::from(pre);
+        let launch = Launch::over(self, format!("narrow_{wire}"), target.len())
+            .argument(&to)
+            .argument(&from)
+            .argument(&len)
+            .argument(&scale);
+        // SAFETY: CU-5, both have so many elements.
+        unsafe { launch.issue(self, (&[source], &mut [target])) }
+    }
+}
+
+fn check_members(wires: &[&DeviceBuffer], range: &Range<usize>) -> Result<(), CudaError> {
+    let refuse = |problem| Err(CudaError::Mismatch { operation: "sum", problem });
+    if wires.is_empty() || wires.len() > MOST_MEMBERS {
+        return refuse(format!("{} members, where 1 to {MOST_MEMBERS} are meant", wires.len()));
+    }
+    if !range.start.is_multiple_of(WIDTH) {
+        return refuse(format!("a range from {}, which is no multiple of 8", range.start));
+    }
+    for (member, wire) in wires.iter().enumerate() {
+        if wire.len() < range.end || wire.dtype() != wires[0].dtype() {
+            let (len, dtype) = (wire.len(), wire.dtype());
+            let end = range.end;
+            return refuse(format!(
+                "member {member} has {len} elements of {dtype}, where {end} of {} are meant",
+                wires[0].dtype()
+            ));
+        }
+    }
+    Ok(())
+}
