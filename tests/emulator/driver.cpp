@@ -1,0 +1,355 @@
+// A CUDA driver for hosts without a GPU: as much of it as hsdp calls. Streams are threads, device memory is memory of the host, and the
+// kernels are those of kernels/cuda, made by the host's compiler. It is built to find mistakes in how operations are ordered:
+// streams run at once and are late at random, memory that means nothing is full of NaN, and memory that is freed is gone.
+//
+//   HSDP_EMULATED_DELAY_US   how late an operation may begin, at the most (default 50)
+//   HSDP_EMULATED_MEMORY     bytes that the device has (default 2 GiB)
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+
+std::function<void()> emulate(const char* name, unsigned grid, unsigned block, void** arguments);
+
+namespace {
+
+enum Status : int {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+};
+
+std::size_t setting(const char* name, std::size_t otherwise) {
+    const char* text = std::getenv(name);
+    return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+// An order of operations, which a thread runs one after the other.
+class Stream {
+  public:
+    Stream() : thread([this] { run(); }) {}
+
+    ~Stream() {
+        put([this] { is_over = true; });
+        thread.join();
+    }
+
+    void put(std::function<void()> operation) {
+        std::lock_guard held(lock);
+        operations.push_back(std::move(operation));
+        changed.notify_all();
+    }
+
+    void drain() {
+        std::unique_lock held(lock);
+        changed.wait(held, [this] { return operations.empty() && !is_busy; });
+    }
+
+  private:
+    void run() {
+        std::minstd_rand random(std::random_device{}());
+        auto most = setting("HSDP_EMULATED_DELAY_US", 50);
+        while (!is_over) {
+            std::unique_lock held(lock);
+            changed.wait(held, [this] { return !operations.empty(); });
+            auto operation = std::move(operations.front());
+            operations.pop_front();
+            is_busy = true;
+            held.unlock();
+            if (most > 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % (most + 1)));
+            operation();
+            operation = nullptr;
+            held.lock();
+            is_busy = false;
+            changed.notify_all();
+        }
+    }
+
+    std::mutex lock;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> operations;
+    bool is_busy = false, is_over = false;
+    std::thread thread;
+};
+
+// What was recorded last, and what has come. Who waits for an event waits for what had been recorded when it said so.
+struct Event {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::uint64_t recorded = 0, come = 0;
+};
+
+struct Device {
+    std::mutex lock;
+    std::set<Stream*> streams;
+    // By address: the bytes of each allocation.
+    std::map<char*, std::size_t> memory;
+    std::size_t used = 0;
+};
+
+Device& device() {
+    // Streams may outlive the end of `main`.
+    static Device* device = new Device;
+    return *device;
+}
+
+// The one context. A thread must have made it current before it calls anything else.
+thread_local void* current = nullptr;
+void* context() { return &device(); }
+
+#define NEEDS_CONTEXT \
+    if (current != context()) return INVALID_CONTEXT
+
+}  // namespace
+
+using Handle = std::shared_ptr<Event>;
+
+extern "C" {
+
+int cuInit(unsigned) { return SUCCESS; }
+
+int cuDeviceGetCount(int* count) {
+    *count = 1;
+    return SUCCESS;
+}
+
+int cuDeviceGet(int* found, int ordinal) {
+    *found = 0;
+    return ordinal == 0 ? SUCCESS : INVALID_DEVICE;
+}
+
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+    switch (attribute) {
+        case 16: *value = 2; return SUCCESS;  // multiprocessors
+        case 75: *value = 9; return SUCCESS;  // compute capability, major
+        case 76: *value = 0; return SUCCESS;  // minor
+        default: return INVALID_VALUE;
+    }
+}
+
+int cuDevicePrimaryCtxRetain(void** retained, int) {
+    *retained = context();
+    return SUCCESS;
+}
+
+int cuCtxGetCurrent(void** found) {
+    *found = current;
+    return SUCCESS;
+}
+
+int cuCtxSetCurrent(void* made) {
+    current = made;
+    return SUCCESS;
+}
+
+int cuStreamCreate(void** made, unsigned) {
+    NEEDS_CONTEXT;
+    auto* stream = new Stream;
+    std::lock_guard held(device().lock);
+    device().streams.insert(stream);
+    *made = stream;
+    return SUCCESS;
+}
+
+int cuStreamDestroy_v2(void* stream) {
+    NEEDS_CONTEXT;
+    {
+        std::lock_guard held(device().lock);
+        device().streams.erase((Stream*)stream);
+    }
+    // What was issued still runs, and nobody waits for that here.
+    std::thread([stream] { delete (Stream*)stream; }).detach();
+    return SUCCESS;
+}
+
+int cuEventCreate(void** made, unsigned) {
+    NEEDS_CONTEXT;
+    *made = new Handle(std::make_shared<Event>());
+    return SUCCESS;
+}
+
+int cuEventDestroy_v2(void* event) {
+    delete (Handle*)event;
+    return SUCCESS;
+}
+
+int cuEventRecord(void* recorded, void* stream) {
+    NEEDS_CONTEXT;
+    Handle event = *(Handle*)recorded;
+    std::uint64_t number;
+    {
+        std::lock_guard held(event->lock);
+        number = ++event->recorded;
+    }
+    ((Stream*)stream)->put([event, number] {
+        std::lock_guard held(event->lock);
+        event->come = std::max(event->come, number);
+        event->changed.notify_all();
+    });
+    return SUCCESS;
+}
+
+int cuStreamWaitEvent(void* stream, void* awaited, unsigned) {
+    NEEDS_CONTEXT;
+    Handle event = *(Handle*)awaited;
+    std::uint64_t number;
+    {
+        std::lock_guard held(event->lock);
+        number = event->recorded;
+    }
+    ((Stream*)stream)->put([event, number] {
+        std::unique_lock held(event->lock);
+        event->changed.wait(held, [&] { return event->come >= number; });
+    });
+    return SUCCESS;
+}
+
+int cuEventQuery(void* queried) {
+    NEEDS_CONTEXT;
+    Handle event = *(Handle*)queried;
+    std::lock_guard held(event->lock);
+    return event->come >= event->recorded ? SUCCESS : NOT_READY;
+}
+
+int cuMemAlloc_v2(std::uint64_t* address, std::size_t bytes) {
+    NEEDS_CONTEXT;
+    std::lock_guard held(device().lock);
+    if (device().used + bytes > setting("HSDP_EMULATED_MEMORY", std::size_t(2) << 30)) return OUT_OF_MEMORY;
+    auto* memory = (char*)std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+    std::memset(memory, 0xff, bytes);
+    device().memory[memory] = bytes;
+    device().used += bytes;
+    *address = (std::uint64_t)memory;
+    return SUCCESS;
+}
+
+int cuMemFree_v2(std::uint64_t address) {
+    NEEDS_CONTEXT;
+    std::lock_guard held(device().lock);
+    auto found = device().memory.find((char*)address);
+    if (found == device().memory.end()) return INVALID_VALUE;
+    for (Stream* stream : device().streams) stream->drain();
+    std::memset(found->first, 0xff, found->second);
+    device().used -= found->second;
+    std::free(found->first);
+    device().memory.erase(found);
+    return SUCCESS;
+}
+
+int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
+    NEEDS_CONTEXT;
+    std::lock_guard held(device().lock);
+    *total = setting("HSDP_EMULATED_MEMORY", std::size_t(2) << 30);
+    *free = *total - device().used;
+    return SUCCESS;
+}
+
+int cuMemHostAlloc(void** made, std::size_t bytes, unsigned) {
+    NEEDS_CONTEXT;
+    *made = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+    return SUCCESS;
+}
+
+int cuMemFreeHost(void* memory) {
+    std::free(memory);
+    return SUCCESS;
+}
+
+int cuMemsetD8Async(std::uint64_t address, unsigned char byte, std::size_t bytes, void* stream) {
+    NEEDS_CONTEXT;
+    ((Stream*)stream)->put([=] { std::memset((void*)address, byte, bytes); });
+    return SUCCESS;
+}
+
+int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes, void* stream) {
+    NEEDS_CONTEXT;
+    ((Stream*)stream)->put([=] { std::memcpy((void*)to, from, bytes); });
+    return SUCCESS;
+}
+
+int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, void* stream) {
+    NEEDS_CONTEXT;
+    ((Stream*)stream)->put([=] { std::memcpy(to, (const void*)from, bytes); });
+    return SUCCESS;
+}
+
+int cuModuleLoadData(void** module, const void*) {
+    NEEDS_CONTEXT;
+    *module = context();
+    return SUCCESS;
+}
+
+int cuModuleGetFunction(void** function, void*, const char* name) {
+    NEEDS_CONTEXT;
+    if (!emulate(name, 0, 0, nullptr)) return NOT_FOUND;
+    *function = strdup(name);
+    return SUCCESS;
+}
+
+int cuLaunchKernel(void* function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned, unsigned,
+                   void* stream, void** arguments, void**) {
+    NEEDS_CONTEXT;
+    if (grid == 0 || block == 0 || block > 1024) return INVALID_VALUE;
+    ((Stream*)stream)->put(emulate((const char*)function, grid, block, arguments));
+    return SUCCESS;
+}
+
+int cuGetErrorName(int status, const char** name) {
+    *name = status == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_EMULATED";
+    return SUCCESS;
+}
+
+int cuGetErrorString(int, const char** text) {
+    *text = "the emulated driver refuses it";
+    return SUCCESS;
+}
+
+// NVRTC: the kernels are there already.
+
+int nvrtcCreateProgram(void** program, const char*, const char*, int, const char* const*, const char* const*) {
+    *program = context();
+    return SUCCESS;
+}
+
+int nvrtcCompileProgram(void*, int, const char* const*) { return SUCCESS; }
+
+static const char PTX[] = "// emulated\n";
+
+int nvrtcGetPTXSize(void*, std::size_t* size) {
+    *size = sizeof PTX;
+    return SUCCESS;
+}
+
+int nvrtcGetPTX(void*, char* ptx) {
+    std::memcpy(ptx, PTX, sizeof PTX);
+    return SUCCESS;
+}
+
+int nvrtcGetProgramLogSize(void*, std::size_t* size) {
+    *size = 1;
+    return SUCCESS;
+}
+
+int nvrtcGetProgramLog(void*, char* log) {
+    *log = 0;
+    return SUCCESS;
+}
+
+int nvrtcDestroyProgram(void**) { return SUCCESS; }
+
+}  // extern "C"

@@ -1,0 +1,66 @@
+//! What needs a CUDA device: kernels beside their twins on the CPU, streams, memory.
+//!
+//! ```text
+//! cargo test -p hsdp-tests --features cuda --test gpu -- --ignored
+//! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda --test gpu -- --ignored   # without a device
+//! ```
+//!
+//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `streams`, `compile` (which
+//! needs no device).
+
+mod compile;
+mod inspect;
+mod memory;
+mod numbers;
+mod pack;
+mod streams;
+mod sum;
+mod update;
+
+use std::time::Duration;
+
+use hsdp_kernels::cuda::{Device, DeviceBuffer, Stream};
+use hsdp_kernels::{HostBuffer, Values};
+
+/// More than any of these takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn device() -> Device {
+    Device::new(0).expect("a CUDA device")
+}
+
+fn stream() -> Stream {
+    device().stream().expect("a stream")
+}
+
+/// A copy on the device.
+fn upload(stream: &Stream, values: Values<'_>) -> DeviceBuffer {
+    let buffer = DeviceBuffer::new(stream.device(), values.dtype(), values.len(), "a test");
+    let mut buffer = buffer.expect("memory");
+    buffer.write(stream, values).expect("written");
+    buffer
+}
+
+/// A copy on the host.
+fn download(stream: &Stream, buffer: &DeviceBuffer) -> HostBuffer {
+    buffer.read_back(stream, PATIENCE).expect("read")
+}
+
+/// The bits of the elements, so that NaN equals itself.
+fn bits(values: Values<'_>) -> Vec<u32> {
+    match values {
+        Values::F32(values) => values.iter().map(|value| value.to_bits()).collect(),
+        Values::F16(values) => values.iter().map(|value| value.to_bits().into()).collect(),
+        Values::BF16(values) => values.iter().map(|value| value.to_bits().into()).collect(),
+    }
+}
+
+/// Panics with the first element that differs.
+fn assert_same(found: Values<'_>, expected: Values<'_>, what: &str) {
+    let (found, expected) = (bits(found), bits(expected));
+    assert_eq!(found.len(), expected.len(), "{what}: lengths");
+    let differs = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+    if let Some(at) = differs {
+        panic!("{what}: element {at} has bits {:08x}, not {:08x}", found[at], expected[at]);
+    }
+}

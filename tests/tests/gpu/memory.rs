@@ -1,0 +1,64 @@
+//! Device memory that goes from hand to hand.
+
+use hsdp_kernels::cuda::{DeviceBuffer, Stream};
+use hsdp_kernels::{Divisor, Fold, Values};
+use hsdp_sharding::DType;
+
+use super::numbers::ordinary;
+use super::{assert_same, device, download, stream, upload};
+
+/// Rounds of work on several streams, in which every buffer is dropped while the device still uses it.
+fn round(streams: &[Stream; 3], seed: u64, len: usize) {
+    let values = ordinary(seed, len);
+    let source = upload(&streams[0], Values::F32(&values));
+    let mut wire = DeviceBuffer::new(&device(), DType::BF16, len, "a test").expect("memory");
+    streams[1].narrow(&mut wire, &source, Divisor::ONE).expect("cast");
+    drop(source);
+    // It gets the memory that was just given back, and must not write it before the cast has read it.
+    let other = upload(&streams[2], Values::F32(&vec![-7.0; len]));
+    let mut target = DeviceBuffer::new(&device(), DType::F32, len, "a test").expect("memory");
+    let mut first = DeviceBuffer::new(&device(), DType::F32, 2, "a test").expect("memory");
+    first.fill(&streams[2], 0xff).expect("filled");
+    let sum = (Divisor::ONE, Fold::Replace);
+    streams[2].sum(&mut target, (&[&wire], 0..len), sum, &mut first).expect("summed");
+    drop((wire, other));
+    let expected: Vec<f32> = values.iter().map(|it| half::bf16::from_f32(*it).to_f32()).collect();
+    let found = download(&streams[0], &target);
+    assert_same(found.values(), Values::F32(&expected), "cast and back");
+}
+
+/// pytorch issue 180900: a slow operation read memory that had been given to somebody else.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn memory_that_is_given_back_is_not_overwritten_before_it_was_read() {
+    let streams = [(); 3].map(|()| stream());
+    (0..50).for_each(|seed| round(&streams, seed, 30_000));
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn nothing_is_allocated_in_steady_state() {
+    // No other test has buffers of these sizes.
+    let (streams, len) = ([(); 3].map(|()| stream()), 5_000_000);
+    let allocations = || [4, 2].map(|size| device().allocations(size * len));
+    round(&streams, 1, len);
+    let first = allocations();
+    assert!(first.iter().all(|count| *count > 0), "the first round allocates: {first:?}");
+    (2..6).for_each(|seed| round(&streams, seed, len));
+    assert_eq!(allocations(), first, "of f32, and of bf16");
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_device_without_memory_says_how_much_was_asked_for() {
+    let refused = DeviceBuffer::new(&device(), DType::F32, 1 << 45, "the moon").map(drop);
+    let said = refused.expect_err("no device has that").to_string();
+    let begins =
+        "CUDA device 0 is out of memory: no 140737488355328 bytes to be had for the moon, ";
+    assert!(said.starts_with(begins), "{said}");
+    // And it goes on.
+    let values = ordinary(1, 100);
+    let stream = stream();
+    let copy = upload(&stream, Values::F32(&values));
+    assert_same(download(&stream, &copy).values(), Values::F32(&values), "a copy");
+}

@@ -1,0 +1,103 @@
+//! Many parameters to and from one flat buffer.
+
+use hsdp_kernels::cuda::{DeviceBuffer, Packed, Unpacked};
+use hsdp_kernels::{Divisor, HostBuffer};
+use hsdp_sharding::DType;
+
+use super::numbers::{DTYPES, of};
+use super::{assert_same, device, download, stream, upload};
+
+/// Elements of parameters, one after the other: more than one launch takes, with every length around a vector.
+fn lens() -> impl Iterator<Item = usize> {
+    (0..130).map(|index| [1, 5, 8, 13, 31, 32, 33, 700][index % 8] + index)
+}
+
+/// Gradients and where they begin: at multiples of 32, with padding between them, and every fifth absent.
+fn gradients() -> (Vec<(usize, HostBuffer)>, usize) {
+    let (mut start, mut gradients) = (32, Vec::new());
+    for (index, len) in lens().enumerate() {
+        if index % 5 != 3 {
+            gradients.push((start, of(DTYPES[index % 3], index as u64, len)));
+        }
+        start += len.next_multiple_of(32);
+    }
+    (gradients, start + 7)
+}
+
+/// What the twin makes of them.
+fn expected(
+    gradients: &[(usize, HostBuffer)],
+    len: usize,
+    wire: DType,
+    pre: Divisor,
+) -> HostBuffer {
+    let mut flat = HostBuffer::zeros(wire, len).expect("memory");
+    for (start, gradient) in gradients {
+        let range = *start..start + gradient.len();
+        hsdp_kernels::pack(flat.values_mut().slice(range), gradient.values(), pre);
+    }
+    flat
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn gradients_of_all_dtypes_are_packed_as_the_twin_packs_them() {
+    let stream = stream();
+    let (gradients, len) = gradients();
+    let uploaded: Vec<_> =
+        gradients.iter().map(|(start, it)| (*start, upload(&stream, it.values()))).collect();
+    let packed: Vec<_> =
+        uploaded.iter().map(|(start, gradient)| Packed { gradient, start: *start }).collect();
+    for wire in DTYPES {
+        for pre in [1.0, 4.0, 3.0] {
+            let pre = Divisor::new(pre).expect("a divisor");
+            let mut flat = DeviceBuffer::new(&device(), wire, len, "a test").expect("memory");
+            stream.pack(&mut flat, &packed, pre).expect("packed");
+            let found = download(&stream, &flat);
+            let expected = expected(&gradients, len, wire, pre);
+            assert_same(found.values(), expected.values(), &format!("{wire} / {}", pre.value()));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn parameters_come_out_as_they_went_in_and_cast() {
+    let stream = stream();
+    let (parameters, len) = gradients();
+    for wire in DTYPES {
+        let flat = expected(&parameters, len, wire, Divisor::ONE);
+        let source = upload(&stream, flat.values());
+        let mut targets: Vec<_> = parameters
+            .iter()
+            .map(|(start, it)| {
+                let target = DeviceBuffer::new(&device(), it.dtype(), it.len(), "a test");
+                (*start, target.expect("memory"))
+            })
+            .collect();
+        let mut unpacked: Vec<_> = targets
+            .iter_mut()
+            .map(|(start, parameter)| Unpacked { parameter, start: *start })
+            .collect();
+        stream.unpack(&source, &mut unpacked).expect("unpacked");
+        for (start, target) in &targets {
+            let values = flat.values().slice(*start..start + target.len()).to_f32();
+            let mut cast = HostBuffer::zeros(target.dtype(), values.len()).expect("memory");
+            hsdp_kernels::cast(cast.values_mut(), &values);
+            let found = download(&stream, target);
+            assert_same(found.values(), cast.values(), &format!("{wire} from {start}"));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn what_does_not_fit_is_refused_by_name() {
+    let stream = stream();
+    let gradient = upload(&stream, of(DType::F32, 1, 40).values());
+    let mut flat = DeviceBuffer::new(&device(), DType::BF16, 64, "a test").expect("memory");
+    let packed = [Packed { gradient: &gradient, start: 32 }];
+    let refused = stream.pack(&mut flat, &packed, Divisor::ONE).expect_err("it is too long");
+    let said = "pack: entry 0 has 40 elements from 32 of 64, which is too near the end";
+    assert_eq!(refused.to_string(), said);
+}

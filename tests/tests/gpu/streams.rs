@@ -1,0 +1,68 @@
+//! The order of operations on several streams.
+
+use std::sync::Arc;
+use std::thread;
+
+use hsdp_kernels::cuda::{DeviceBuffer, Packed};
+use hsdp_kernels::{Divisor, Fold, Values};
+use hsdp_sharding::DType;
+
+use super::numbers::ordinary;
+use super::{assert_same, device, download, stream, upload};
+
+/// Adds 1 a hundred times, each time on another stream.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn what_one_stream_writes_the_next_reads() {
+    let streams = [(); 4].map(|()| stream());
+    let len = 10_000;
+    let one = upload(&streams[0], Values::F32(&vec![1.0; len]));
+    let mut sum = upload(&streams[0], Values::F32(&vec![0.0; len]));
+    let mut first = upload(&streams[0], Values::F32(&[f32::from_bits(u32::MAX); 2]));
+    for turn in 0..100 {
+        let post = (Divisor::ONE, Fold::Add);
+        streams[turn % 4].sum(&mut sum, (&[&one], 0..len), post, &mut first).expect("summed");
+    }
+    let found = download(&streams[0], &sum);
+    assert_same(found.values(), Values::F32(&vec![100.0; len]), "a hundred ones");
+}
+
+/// As ranks that share a device: each packs its own, and reads what all have packed.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn ranks_that_are_threads_read_what_the_others_have_written() {
+    let (ranks, len) = (4, 4096);
+    let pack = |rank: u64| {
+        let stream = stream();
+        let gradient = upload(&stream, Values::F32(&ordinary(rank, len)));
+        let mut wire = DeviceBuffer::new(&device(), DType::F32, len, "a test").expect("memory");
+        let packed = [Packed { gradient: &gradient, start: 0 }];
+        stream.pack(&mut wire, &packed, Divisor::ONE).expect("packed");
+        wire
+    };
+    for _ in 0..10 {
+        let wires: Arc<Vec<_>> = Arc::new(thread::scope(|scope| {
+            let started: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || pack(rank))).collect();
+            started.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+        }));
+        let mut expected = vec![0.0; len];
+        for rank in 0..ranks {
+            expected.iter_mut().zip(ordinary(rank, len)).for_each(|(sum, value)| *sum += value);
+        }
+        let reduce = || {
+            let (stream, all) = (stream(), wires.iter().collect::<Vec<_>>());
+            let mut target = upload(&stream, Values::F32(&vec![0.0; len]));
+            let mut first = upload(&stream, Values::F32(&[0.0; 2]));
+            let post = (Divisor::ONE, Fold::Replace);
+            stream.sum(&mut target, (&all, 0..len), post, &mut first).expect("summed");
+            download(&stream, &target)
+        };
+        thread::scope(|scope| {
+            let started: Vec<_> = (0..ranks).map(|_| scope.spawn(reduce)).collect();
+            for rank in started {
+                let found = rank.join().expect("no panic");
+                assert_same(found.values(), Values::F32(&expected), "the sum of all ranks");
+            }
+        });
+    }
+}

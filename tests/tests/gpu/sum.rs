@@ -1,0 +1,122 @@
+//! Sums of members, and casts.
+
+use hsdp_kernels::cuda::{DeviceBuffer, Stream};
+use hsdp_kernels::{Divisor, Fold, HostBuffer, Scaling, Values, Wire, sum_contributions};
+use hsdp_sharding::DType;
+
+use super::numbers::{DTYPES, LENGTHS, any_bits, of, ordinary};
+use super::{assert_same, device, download, stream, upload};
+
+/// A place for the least index that is not finite.
+fn first(stream: &Stream) -> DeviceBuffer {
+    let mut first = DeviceBuffer::new(&device(), DType::F32, 2, "a test").expect("memory");
+    first.fill(stream, 0xff).expect("filled");
+    first
+}
+
+fn noted(stream: &Stream, first: &DeviceBuffer) -> Option<usize> {
+    let words = download(stream, first).values().to_f32();
+    let noted = u64::from(words[0].to_bits()) | u64::from(words[1].to_bits()) << 32;
+    (noted != u64::MAX).then(|| usize::try_from(noted).expect("an index"))
+}
+
+/// Sums the elements of `members` from `start` on into `partial`, on the device and by the twin.
+fn compare(members: &[HostBuffer], start: usize, partial: &[f32], (post, fold): (f32, Fold)) {
+    let (stream, post) = (stream(), Divisor::new(post).expect("a divisor"));
+    let range = start..start + partial.len();
+    let wires: Vec<_> = members.iter().map(|it| upload(&stream, it.values())).collect();
+    let mut target = upload(&stream, Values::F32(partial));
+    let mut first = first(&stream);
+    let all: Vec<_> = wires.iter().collect();
+    stream.sum(&mut target, (&all, range.clone()), (post, fold), &mut first).expect("summed");
+
+    let mut expected = partial.to_vec();
+    let contributions: Vec<_> = members.iter().map(|it| it.values().slice(range.clone())).collect();
+    let scaling = Scaling { post, ..Scaling::on(Wire::F32) };
+    let expected_first = sum_contributions(&mut expected, &contributions, scaling, fold);
+    let what = format!(
+        "{} members of {} from {start}, {} elements, / {}, {fold:?}",
+        members.len(),
+        members[0].dtype(),
+        partial.len(),
+        post.value()
+    );
+    // Of two NaN that are added, either may remain: only that there is one counts.
+    let quiet = |values: &[f32]| -> Vec<f32> {
+        values.iter().map(|it| if it.is_nan() { f32::NAN } else { *it }).collect()
+    };
+    let found = quiet(&download(&stream, &target).values().to_f32());
+    assert_same(Values::F32(&found), Values::F32(&quiet(&expected)), &what);
+    assert_eq!(noted(&stream, &first), expected_first, "{what}: first that is not finite");
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn members_are_summed_in_their_order_as_the_twin_sums_them() {
+    for dtype in DTYPES {
+        for (count, len) in [(1, 0), (1, 9), (2, 2055), (3, 40_000), (5, 64), (16, 2048), (480, 33)]
+        {
+            // One of any bits: sums of many of those are NaN everywhere.
+            let member = |member: u64| match member {
+                0 => of(dtype, 7, len + 32),
+                member => cast(dtype, &ordinary(member, len + 32)),
+            };
+            let members: Vec<_> = (0..count).map(member).collect();
+            for (post, fold) in [(1.0, Fold::Replace), (8.0, Fold::Add), (3.0, Fold::Add)] {
+                compare(&members, 32, &ordinary(99, len), (post, fold));
+            }
+        }
+    }
+}
+
+fn cast(dtype: DType, values: &[f32]) -> HostBuffer {
+    let mut cast = HostBuffer::zeros(dtype, values.len()).expect("memory");
+    hsdp_kernels::cast(cast.values_mut(), values);
+    cast
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn finite_sums_note_nothing() {
+    let members: Vec<_> = (0..3).map(|seed| cast(DType::BF16, &ordinary(seed, 5000))).collect();
+    compare(&members, 0, &ordinary(9, 5000), (1.0, Fold::Add));
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn casts_round_as_the_twin_rounds() {
+    let stream = stream();
+    for (dtype, len) in DTYPES.into_iter().flat_map(|dtype| LENGTHS.map(|len| (dtype, len))) {
+        for pre in [1.0, 2.0, 7.0] {
+            let pre = Divisor::new(pre).expect("a divisor");
+            let values = any_bits(len as u64, len);
+            let source = upload(&stream, Values::F32(&values));
+            let mut target = DeviceBuffer::new(&device(), dtype, len, "a test").expect("memory");
+            stream.narrow(&mut target, &source, pre).expect("cast");
+            let mut expected = HostBuffer::zeros(dtype, len).expect("memory");
+            hsdp_kernels::pack(expected.values_mut(), Values::F32(&values), pre);
+            let found = download(&stream, &target);
+            let what = format!("{len} elements to {dtype} / {}", pre.value());
+            assert_same(found.values(), expected.values(), &what);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn members_that_do_not_fit_are_refused_by_number() {
+    let stream = stream();
+    let [long, short] = [40, 30].map(|len| upload(&stream, Values::F32(&vec![1.0; len])));
+    let (mut target, mut first) = (upload(&stream, Values::F32(&[0.0; 32])), first(&stream));
+    let mut sum = |members: &[&DeviceBuffer], start: usize| {
+        let post = (Divisor::ONE, Fold::Add);
+        stream
+            .sum(&mut target, (members, start..start + 32), post, &mut first)
+            .map_err(|it| it.to_string())
+    };
+    assert_eq!(sum(&[&long], 8), Ok(()));
+    let said = "sum: member 1 has 30 elements of f32, where 40 of f32 are meant".to_owned();
+    assert_eq!(sum(&[&long, &short], 8), Err(said));
+    assert_eq!(sum(&[], 0), Err("sum: 0 members, where 1 to 480 are meant".to_owned()));
+    assert_eq!(sum(&[&long], 4), Err("sum: a range from 4, which is no multiple of 8".to_owned()));
+}

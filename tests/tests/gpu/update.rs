@@ -1,0 +1,195 @@
+//! Updates of parameters.
+
+use hsdp_kernels::cuda::{DeviceBuffer, DeviceUpdate, PieceOfStep};
+use hsdp_kernels::{
+    AdamWStep, FusedUpdate, HostBuffer, MomentumKind, SgdStep, Values, adamw, sgd, update_in_blocks,
+};
+use hsdp_sharding::DType;
+
+use super::numbers::ordinary;
+use super::{assert_same, device, download, stream, upload};
+
+/// More pieces than one launch takes, with gaps between them that no update may touch.
+fn pieces() -> (Vec<PieceOfStep>, usize) {
+    let (mut start, mut pieces) = (8, Vec::new());
+    for index in 0..125_usize {
+        let len = [1, 7, 8, 9, 40, 3000][index % 6];
+        pieces.push(PieceOfStep { range: start..start + len, step: 1 + index as u64 % 3 });
+        start += (len + index % 5).next_multiple_of(8);
+    }
+    (pieces, start + 3)
+}
+
+/// The dtypes in which the result may be wanted, too.
+const CASTS: [Option<DType>; 3] = [None, Some(DType::F16), Some(DType::BF16)];
+
+/// State of an update on the host.
+struct Host {
+    parameters: Vec<f32>,
+    rounded: Option<HostBuffer>,
+    gradient: Vec<f32>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+}
+
+impl Host {
+    fn new(len: usize, cast: Option<DType>) -> Self {
+        let rounded = cast.map(|dtype| HostBuffer::zeros(dtype, len).expect("memory"));
+        let [parameters, gradient, first] = [1, 2, 3].map(|seed| ordinary(seed, len));
+        let second = ordinary(4, len).into_iter().map(f32::abs).collect();
+        Self { parameters, rounded, gradient, first, second }
+    }
+
+    /// Updates a piece by the twin.
+    fn update(
+        &mut self,
+        piece: &PieceOfStep,
+        divisor: f64,
+        act: impl Fn(&mut [f32], &[f32], &mut [f32], &mut [f32]),
+    ) {
+        let range = piece.range.clone();
+        let rounded = self.rounded.as_mut().map(|it| it.values_mut().slice(range.clone()));
+        let parameters = &mut self.parameters[range.clone()];
+        let fused =
+            FusedUpdate { parameters, rounded, gradient: &self.gradient[range.clone()], divisor };
+        let (first, second) = (&mut self.first[range.clone()], &mut self.second[range]);
+        update_in_blocks(fused, |block, parameters, gradient| {
+            act(parameters, gradient, &mut first[block.clone()], &mut second[block]);
+        });
+    }
+}
+
+/// The same on the device.
+struct OnDevice {
+    parameters: DeviceBuffer,
+    rounded: Option<DeviceBuffer>,
+    gradient: DeviceBuffer,
+    first: DeviceBuffer,
+    second: DeviceBuffer,
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn adamw_updates_as_the_twin_does() {
+    let (pieces, len) = pieces();
+    let step = AdamWStep {
+        learning_rate: 1e-2,
+        beta1: 0.9,
+        beta2: 0.999,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        step: 1,
+        clip: 0.37,
+    };
+    for (cast, divisor) in
+        CASTS.into_iter().flat_map(|cast| [(cast, 1.0), (cast, 96.0), (cast, 64.0)])
+    {
+        compare(
+            &pieces,
+            (len, cast, divisor),
+            |device, update| {
+                let moments = (&mut device.0, &mut device.1);
+                stream().adamw(update, &pieces, &step, moments).expect("updated");
+            },
+            |piece, parameters, gradient, first, second| {
+                adamw(&AdamWStep { step: piece.step, ..step }, parameters, gradient, first, second);
+            },
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn sgd_updates_as_the_twin_does() {
+    let (pieces, len) = pieces();
+    for kind in [None, Some(MomentumKind::Classic), Some(MomentumKind::Nesterov)] {
+        let momentum = if kind.is_some() { 0.9 } else { 0.0 };
+        let step = SgdStep {
+            learning_rate: 1e-2,
+            momentum,
+            kind: kind.unwrap_or_default(),
+            weight_decay: 0.1,
+            clip: 0.37,
+        };
+        for cast in CASTS {
+            compare(
+                &pieces,
+                (len, cast, 96.0),
+                |device, update| {
+                    let velocity = kind.map(|_| &mut device.0);
+                    stream().sgd(update, &pieces, &step, velocity).expect("updated");
+                },
+                |_, parameters, gradient, first, _| {
+                    sgd(&step, parameters, gradient, kind.map(|_| first));
+                },
+            );
+        }
+    }
+}
+
+/// Updates on the device and by the twin, and compares all that either writes.
+fn compare(
+    pieces: &[PieceOfStep],
+    (len, cast, divisor): (usize, Option<DType>, f64),
+    on_device: impl Fn(&mut (DeviceBuffer, DeviceBuffer), DeviceUpdate<'_>),
+    twin: impl Fn(&PieceOfStep, &mut [f32], &[f32], &mut [f32], &mut [f32]),
+) {
+    let (stream, mut host) = (stream(), Host::new(len, cast));
+    let up = |values: &[f32]| upload(&stream, Values::F32(values));
+    let rounded = host.rounded.as_ref().map(|it| upload(&stream, it.values()));
+    let OnDevice { mut parameters, mut rounded, gradient, first, second } = OnDevice {
+        parameters: up(&host.parameters),
+        rounded,
+        gradient: up(&host.gradient),
+        first: up(&host.first),
+        second: up(&host.second),
+    };
+    let mut state = (first, second);
+    let update = DeviceUpdate {
+        parameters: &mut parameters,
+        rounded: rounded.as_mut(),
+        gradient: &gradient,
+        divisor,
+    };
+    on_device(&mut state, update);
+    for piece in pieces {
+        host.update(piece, divisor, |parameters, gradient, first, second| {
+            twin(piece, parameters, gradient, first, second);
+        });
+    }
+    let compare = |found: &DeviceBuffer, expected: Values<'_>, what: &str| {
+        let what = format!("{what}, cast to {cast:?}, / {divisor}");
+        assert_same(download(&stream, found).values(), expected, &what);
+    };
+    compare(&parameters, Values::F32(&host.parameters), "parameters");
+    compare(&state.0, Values::F32(&host.first), "first state");
+    compare(&state.1, Values::F32(&host.second), "second state");
+    if let (Some(found), Some(expected)) = (&rounded, &host.rounded) {
+        compare(found, expected.values(), "rounded parameters");
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn pieces_that_do_not_fit_are_refused() {
+    let stream = stream();
+    let mut buffers = [0; 4].map(|_| upload(&stream, Values::F32(&[1.0; 64])));
+    let [parameters, gradient, first, second] = &mut buffers;
+    let step = AdamWStep {
+        learning_rate: 0.1,
+        beta1: 0.9,
+        beta2: 0.9,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+        step: 1,
+        clip: 1.0,
+    };
+    for (range, number) in [(60..70, 1), (4..8, 1), (8..16, 0)] {
+        let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
+        let piece = PieceOfStep { range: range.clone(), step: number };
+        let refused = stream.adamw(update, &[piece], &step, (first, second));
+        let said = format!("adamw: a piece of {range:?} of 64, update {number}, after 0");
+        assert_eq!(refused.expect_err("it does not fit").to_string(), said);
+    }
+    assert_eq!(DeviceBuffer::new(&device(), DType::F32, 0, "a test").map(|it| it.len()), Ok(0));
+}
