@@ -1,0 +1,221 @@
+//! How things are declared: each once, for the compiler and for [`declared`](crate::declared) from the same tokens.
+//!
+//! What is newer than 2.18 says so at its end: `, since(2, 19, 1)`. That becomes a line of its documentation and part of what
+//! the test compares.
+
+/// When something exists: nothing, `required`, `optional` or `since(major, minor, patch)`.
+macro_rules! presence {
+    (required) => {
+        $crate::declared::Presence::Required
+    };
+    ($(optional)?) => {
+        $crate::declared::Presence::Optional
+    };
+    (since($major:literal, $minor:literal, $patch:literal)) => {
+        $crate::declared::Presence::Since($crate::Version::new($major, $minor, $patch))
+    };
+}
+
+/// The struct of all functions: `name(argument: type, ...) -> type, required;` and so on. Without `required` a field is an
+/// `Option`.
+macro_rules! functions {
+    (@type required, $($signature:tt)*) => { $($signature)* };
+    (@type $presence:ident, $($signature:tt)*) => { Option<$($signature)*> };
+    (@find required, $library:ident, $name:ident) => {
+        // SAFETY: NC-2, the type of the field is the function's.
+        unsafe { $library.function(stringify!($name)) }?
+    };
+    (@find $presence:ident, $library:ident, $name:ident) => {
+        // SAFETY: NC-2, the type of the field is the function's.
+        unsafe { $library.function(stringify!($name)) }.ok()
+    };
+    ($(
+        $(#[$doc:meta])*
+        $name:ident($($argument:ident: $type:ty),*) $(-> $returns:ty)?,
+        $presence:ident $(($($since:literal),*))?;
+    )*) => {
+        /// NCCL's functions, by their names in C. All are `unsafe`: NCCL's manual says what each relies on.
+        ///
+        /// A field that is no `Option` is in every library that is loaded.
+        #[derive(Clone, Copy, Debug)]
+        pub struct Functions {
+            $(
+                $(#[$doc])*
+                $(#[doc = concat!("\n\nSince ", since_text!($($since),*), ".")])?
+                pub $name: functions!(
+                    @type $presence, unsafe extern "C" fn($($argument: $type),*) $(-> $returns)?
+                ),
+            )*
+        }
+
+        impl Functions {
+            /// Those that a library has.
+            pub(crate) fn found_in(library: &Library) -> Result<Self, Error> {
+                Ok(Self { $($name: functions!(@find $presence, library, $name),)* })
+            }
+        }
+
+        pub(crate) const DECLARED: &[Function] = &[$(Function {
+            name: stringify!($name),
+            arguments: &[$((stringify!($argument), stringify!($type))),*],
+            returns: concat!($(stringify!($returns))?),
+            presence: presence!($presence $(($($since),*))?),
+        }),*];
+    };
+}
+
+/// `2.19.1`
+macro_rules! since_text {
+    ($major:literal, $minor:literal, $patch:literal) => {
+        concat!($major, ".", $minor, ".", $patch)
+    };
+}
+
+/// Enums, as integers: `enum { name = value; name = value, since(2, 19, 1); }`.
+macro_rules! numbers {
+    ($(
+        $(#[$doc:meta])*
+        $type:ident {
+            $($(#[$number_doc:meta])* $name:ident = $value:expr $(, since($($since:literal),*))?;)*
+        }
+    )*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// Displays as its name, or as the number itself where that has none here.
+            #[repr(transparent)]
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+            pub struct $type(
+                /// The number.
+                pub c_int,
+            );
+
+            impl $type {
+                $(
+                    $(#[$number_doc])*
+                    $(#[doc = concat!("\n\nSince ", since_text!($($since),*), ".")])?
+                    pub const $name: Self = Self($value);
+                )*
+
+                const NUMBERS: &[Number] = &[$(Number {
+                    of: stringify!($type),
+                    name: stringify!($name),
+                    value: $value,
+                    presence: presence!($(since($($since),*))?),
+                }),*];
+            }
+
+            impl fmt::Display for $type {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    match Self::NUMBERS.iter().find(|number| number.value == self.0) {
+                        Some(number) => f.write_str(number.name),
+                        None => write!(f, "{}", self.0),
+                    }
+                }
+            }
+        )*
+
+        pub(crate) const DECLARED: &[&[Number]] = &[$($type::NUMBERS),*];
+    };
+}
+
+/// Constants: `name: type = value;`.
+macro_rules! constants {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $value:expr $(, since($($since:literal),*))?;)*) => {
+        $(
+            $(#[$doc])*
+            $(#[doc = concat!("\n\nSince ", since_text!($($since),*), ".")])?
+            pub const $name: $type = $value;
+        )*
+
+        pub(crate) const DECLARED: &[Constant] = &[$(Constant {
+            name: stringify!($name),
+            value: $name as f64,
+            presence: presence!($(since($($since),*))?),
+        }),*];
+    };
+}
+
+/// Handles: `name -> struct`, where only NCCL or CUDA knows what is in the struct.
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident -> $struct:ident $(, since($($since:literal),*))?;)*) => {
+        $(
+            #[doc = concat!("What an `", stringify!($name), "` points to.")]
+            #[repr(C)]
+            #[derive(Debug)]
+            pub struct $struct {
+                unknown: [u8; 0],
+                // Neither to be sent, nor shared, nor moved: nothing is known of it.
+                pinned: PhantomData<(*mut u8, PhantomPinned)>,
+            }
+
+            $(#[$doc])*
+            pub type $name = *mut $struct;
+        )*
+
+        pub(crate) const DECLARED: &[Handle] = &[$(Handle {
+            name: stringify!($name),
+            presence: presence!($(since($($since),*))?),
+        }),*];
+    };
+}
+
+/// A struct: `name { field: type, ... }`, or with what its initializer has: `name { field: type = value, ... }`.
+macro_rules! structs {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident $(since($($first:literal),*))? {
+            $(
+                $(#[$field_doc:meta])*
+                $field:ident: $type:ty $(= $initial:expr)? $(, since($($since:literal),*))?;
+            )*
+        }
+    )*) => {
+        $(
+            $(#[$doc])*
+            $(#[doc = concat!("\n\nSince ", since_text!($($first),*), ".")])?
+            #[repr(C)]
+            #[derive(Clone, Copy, Debug)]
+            pub struct $name {
+                $(
+                    $(#[$field_doc])*
+                    $(#[doc = concat!("\n\nSince ", since_text!($($since),*), ".")])?
+                    pub $field: $type,
+                )*
+            }
+
+            impl $name {
+                structs!(@initializer $($field $(= $initial)?;)*);
+
+                const FIELDS: &[Field] = &[$(Field {
+                    name: stringify!($field),
+                    type_name: stringify!($type),
+                    offset: offset_of!($name, $field),
+                    initial: structs!(@text $($initial)?),
+                    presence: presence!($(since($($since),*))?),
+                }),*];
+            }
+        )*
+
+        pub(crate) const DECLARED: &[Struct] = &[$(Struct {
+            name: stringify!($name),
+            fields: $name::FIELDS,
+            presence: presence!($(since($($first),*))?),
+        }),*];
+    };
+    (@text) => { None };
+    (@text $initial:expr) => { Some(stringify!($initial)) };
+    (@initializer $($field:ident = $initial:expr;)*) => {
+        /// What the initializer in the header of [`Version::NEWEST`] makes: everything is left to NCCL.
+        pub const INITIALIZER: Self = Self { $($field: $initial),* };
+
+        /// The same for a library of this version: its size and version are those of that library's own struct, so
+        /// that it reads no field that it does not have. What is set in such a field has no effect.
+        #[must_use]
+        pub fn fitting(library: Version) -> Self {
+            let known = library.min(Version::NEWEST);
+            Self { size: known_bytes::<Self>(Self::FIELDS, known), version: known.code(), ..Self::INITIALIZER }
+        }
+    };
+    (@initializer $($field:ident;)*) => {};
+}

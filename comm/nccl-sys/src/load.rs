@@ -1,0 +1,165 @@
+//! Finding NCCL, once a process.
+
+use std::env;
+use std::ffi::OsString;
+use std::mem::ManuallyDrop;
+use std::os::raw::c_int;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::{Attempt, Error, Functions, Version, ncclConfig_t, ncclResult_t};
+
+/// The variable that names the library.
+const VARIABLE: &str = "HSDP_NCCL_LIBRARY";
+
+/// What NCCL's packages install, and what its build makes beside it.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// NCCL, loaded.
+///
+/// It stays loaded until the process ends: its functions are given out as plain pointers, and it keeps threads of its own, whose
+/// code would be gone.
+#[derive(Debug)]
+pub struct Nccl {
+    functions: Functions,
+    version: Version,
+    library: PathBuf,
+}
+
+impl Nccl {
+    /// The process's NCCL. The first call loads it; all others return what that found, be it an error.
+    ///
+    /// Where `$HSDP_NCCL_LIBRARY` is set, that library and no other is tried; else `libnccl.so.2`, then `libnccl.so`. The
+    /// first that can be opened is taken: if it is of no use, another is not looked for.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if no library can be opened, with each that was tried; [`Error::MissingFunction`],
+    /// [`Error::NoVersion`] or [`Error::TooOld`] if one was opened that is of no use.
+    pub fn load() -> Result<&'static Self, Error> {
+        static LOADED: OnceLock<Result<Nccl, Error>> = OnceLock::new();
+        let load = || {
+            // SAFETY: NC-1, who sets the environment says what NCCL is, as for every library of the system.
+            unsafe { Self::load_from(&names(env::var_os(VARIABLE))) }
+        };
+        LOADED.get_or_init(load).as_ref().map_err(Error::clone)
+    }
+
+    /// Loads the first of these libraries that can be opened: paths, or names that the system's loader knows. For programs that
+    /// know where theirs is; [`load`](Self::load) is for all others.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    ///
+    /// # Safety
+    /// Opening a library runs code of it. Where it has functions of NCCL's names, they are NCCL's.
+    pub unsafe fn load_from<N: AsRef<Path>>(names: &[N]) -> Result<Self, Error> {
+        let mut tried = Vec::new();
+        for name in names {
+            // SAFETY: NC-1, the caller promises it.
+            match unsafe { Library::open(name.as_ref()) } {
+                Ok(library) => return Self::of(library),
+                Err(attempt) => tried.push(attempt),
+            }
+        }
+        Err(Error::NotFound { tried })
+    }
+
+    /// The version is asked first, so that an old library is called old and not incomplete.
+    fn of(library: Library) -> Result<Self, Error> {
+        let version = library.version()?;
+        if version < Version::OLDEST {
+            let (found, needed) = (version, Version::OLDEST);
+            return Err(Error::TooOld { library: library.name, found, needed });
+        }
+        Ok(Self { functions: Functions::found_in(&library)?, version, library: library.name })
+    }
+
+    /// Its functions.
+    #[must_use]
+    pub fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// Its version.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The library, as it was opened: a path, or a name that the system's loader knew.
+    #[must_use]
+    pub fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// Options of a communicator for this library, with everything left to NCCL ([`ncclConfig_t::fitting`]).
+    #[must_use]
+    pub fn config(&self) -> ncclConfig_t {
+        ncclConfig_t::fitting(self.version)
+    }
+}
+
+/// The libraries to try, given what the variable says.
+fn names(variable: Option<OsString>) -> Vec<OsString> {
+    variable.map_or_else(|| NAMES.map(OsString::from).to_vec(), |library| vec![library])
+}
+
+/// A library that is open, and never closed: see [`Nccl`].
+pub(crate) struct Library {
+    name: PathBuf,
+    handle: ManuallyDrop<libloading::Library>,
+}
+
+impl Library {
+    /// # Safety
+    /// As [`Nccl::load_from`].
+    unsafe fn open(name: &Path) -> Result<Self, Attempt> {
+        let failed = |reason: String| Attempt { library: name.to_owned(), reason };
+        if name.as_os_str().is_empty() {
+            // The system would open the program itself.
+            return Err(failed("an empty name".to_owned()));
+        }
+        // SAFETY: NC-1, the caller promises it.
+        let handle = unsafe { libloading::Library::new(name) };
+        let handle = handle.map_err(|error| failed(error.to_string()))?;
+        Ok(Self { name: name.to_owned(), handle: ManuallyDrop::new(handle) })
+    }
+
+    /// The function of this name. `F` is a type of functions.
+    ///
+    /// # Safety
+    /// `F` is the type of that function.
+    pub(crate) unsafe fn function<F: Copy>(&self, symbol: &'static str) -> Result<F, Error> {
+        let missing =
+            |reason: String| Error::MissingFunction { library: self.name.clone(), symbol, reason };
+        // SAFETY: NC-2, the caller promises it; an `Option` of a function may be null.
+        let found = unsafe { self.handle.get::<Option<F>>(symbol) };
+        // The pointer outlives the loan of the library: NC-3.
+        let found = *found.map_err(|error| missing(error.to_string()))?;
+        found.ok_or_else(|| missing("it is null".to_owned()))
+    }
+
+    fn version(&self) -> Result<Version, Error> {
+        type GetVersion = unsafe extern "C" fn(version: *mut c_int) -> ncclResult_t;
+        // SAFETY: NC-2, this is its type.
+        let get_version = unsafe { self.function::<GetVersion>("ncclGetVersion") }?;
+        let mut code = 0;
+        // SAFETY: NC-2, it writes an int to where it is told to.
+        let status = unsafe { get_version(&raw mut code) };
+        match u32::try_from(code) {
+            Ok(code @ 1..) if status == ncclResult_t::ncclSuccess => Ok(Version::from_code(code)),
+            _ => Err(Error::NoVersion { library: self.name.clone(), status, code }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_alone_names_the_library() {
+        assert_eq!(names(Some("a/libnccl.so".into())), ["a/libnccl.so"]);
+        assert_eq!(names(None), ["libnccl.so.2", "libnccl.so"]);
+    }
+}

@@ -1,0 +1,49 @@
+//! Every declaration against a copy of `nccl.h`, in both directions, and the comparison itself against headers that are wrong.
+//!
+//! `$HSDP_NCCL_HEADER` names the header of any release from 2.18.1 on. Else it is looked for where NCCL's package from
+//! PyPI may lie (`places`). Where there is none, that test is ignored and says so.
+//!
+//! In reading order: `tokens`, `parse` (a header becomes a `Header`), `types` (C types in Rust), `check` (what is wrong),
+//! `exceptions` (what is left out, and why), `wrong` (that the check can fail).
+
+mod check;
+mod exceptions;
+mod parse;
+#[path = "../places/mod.rs"]
+mod places;
+mod tokens;
+mod types;
+mod wrong;
+
+use std::fs;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use nccl_sys::declared;
+
+use crate::check::Check;
+use crate::exceptions::EXCEPTIONS;
+use crate::parse::Header;
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let mut trials = wrong::trials();
+    trials.push(Trial::ignorable_test("what_is_declared_is_what_the_header_says", compare));
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn compare() -> Result<Completion, Failed> {
+    let (variable, file) = ("HSDP_NCCL_HEADER", "include/nccl.h");
+    let Some(path) = places::find(variable, file) else {
+        return Ok(Completion::ignored_with(places::missing(variable, file)));
+    };
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let header = Header::parse(&text)?;
+    let version = header.version()?;
+    let check =
+        Check { header: &header, declared: &declared::ALL, exceptions: EXCEPTIONS, version };
+    let problems = check.problems();
+    if problems.is_empty() {
+        return Ok(Completion::Completed);
+    }
+    Err(format!("{} is {version}:\n{}", path.display(), problems.join("\n")).into())
+}

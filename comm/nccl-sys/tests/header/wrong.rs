@@ -1,0 +1,242 @@
+//! That the check can fail: small headers with one mistake each.
+
+use libtest_mimic::{Failed, Trial};
+use nccl_sys::Version;
+use nccl_sys::declared::{
+    Constant, Declarations, Field, Function, Handle, Number, Presence, Struct,
+};
+
+use crate::check::Check;
+use crate::parse::Header;
+
+/// A header in the ways of `nccl.h`.
+const HEADER: &str = r#"
+/* A comment; with a semicolon. */
+#include <limits.h>
+#define NCCL_VERSION_CODE 22403
+#ifdef __cplusplus
+extern "C" {
+#endif
+#define NCCL_MAGIC 0x10 // another comment;
+#define NCCL_LESS -1
+#define NCCL_UNSET INT_MIN
+typedef struct ncclThing* ncclThing_t;
+typedef enum { ncclGood = 0,
+               ncclBad  = 1 << 1, } ncclState_t;
+typedef struct ncclOptions_v2 {
+  size_t size;
+  unsigned int version;
+  const char *name; int count;
+} ncclOptions_t;
+#define NCCL_OPTIONS_INITIALIZER { sizeof(ncclOptions_t), NCCL_VERSION_CODE, \
+  NULL, NCCL_UNSET, }
+ncclState_t  ncclMake(ncclThing_t* thing, const void* from, int rank, int root);
+ncclState_t pncclMake(ncclThing_t* thing, const void* from, int rank, int root);
+const char* ncclName(const ncclThing_t thing);
+__attribute__ ((deprecated("it is (old)")))
+void ncclSay(void);
+#ifdef __cplusplus
+} // end
+#endif
+"#;
+
+const fn field(name: &'static str, type_name: &'static str, initial: &'static str) -> Field {
+    Field { name, type_name, offset: 0, initial: Some(initial), presence: Presence::Optional }
+}
+
+const fn number(name: &'static str, value: i32) -> Number {
+    Number { of: "ncclState_t", name, value, presence: Presence::Optional }
+}
+
+const fn constant(name: &'static str, value: f64) -> Constant {
+    Constant { name, value, presence: Presence::Optional }
+}
+
+const LATER: Presence = Presence::Since(Version::new(2, 25, 1));
+
+/// What the header declares.
+const DECLARED: Declarations = Declarations {
+    functions: &[
+        Function {
+            name: "ncclMake",
+            arguments: &[
+                ("thing", "*mut ncclThing_t"),
+                ("from", "*const c_void"),
+                ("rank", "c_int"),
+                ("root", "c_int"),
+            ],
+            returns: "ncclState_t",
+            presence: Presence::Required,
+        },
+        Function {
+            name: "ncclName",
+            arguments: &[("thing", "ncclThing_t")],
+            returns: "*const c_char",
+            presence: Presence::Since(Version::new(2, 24, 3)),
+        },
+        Function { name: "ncclLater", arguments: &[], returns: "", presence: LATER },
+    ],
+    numbers: &[&[number("ncclGood", 0), number("ncclBad", 2)]],
+    constants: &[
+        constant("NCCL_MAGIC", 16.0),
+        constant("NCCL_LESS", -1.0),
+        constant("NCCL_UNSET", -2_147_483_648.0),
+    ],
+    structs: &[Struct {
+        name: "ncclOptions_t",
+        fields: &[
+            field("size", "usize", "size_of::<Self>()"),
+            field("version", "c_uint", "Version::NEWEST.code()"),
+            field("name", "*const c_char", "null()"),
+            field("count", "c_int", "NCCL_UNSET"),
+            Field { presence: LATER, ..field("later", "c_int", "NCCL_UNSET") },
+        ],
+        presence: Presence::Optional,
+    }],
+    handles: &[Handle { name: "ncclThing_t", presence: Presence::Optional }],
+};
+
+const EXCEPTIONS: &[(&str, &str)] =
+    &[("ncclSay", "it is old"), ("NCCL_VERSION_CODE", "it is the header's own")];
+
+/// A mistake: its name, what is replaced by what, and the beginnings of all that must be said of it.
+type Mistake = (&'static str, [&'static str; 2], &'static [&'static str]);
+
+const MISTAKES: [Mistake; 23] = [
+    ("nothing", ["", ""], &[]),
+    (
+        "an_argument_of_another_type",
+        ["int rank, int root);\nn", "size_t rank, int root);\nn"],
+        &["ncclMake: declared"],
+    ),
+    (
+        "arguments_in_another_order",
+        ["int rank, int root", "int root, int rank"],
+        &["ncclMake: declared", "pncclMake: declared"],
+    ),
+    (
+        "an_argument_more",
+        ["int root", "int root, int more"],
+        &["ncclMake: declared", "pncclMake: declared"],
+    ),
+    (
+        "an_argument_that_may_be_written",
+        ["const void* from", "void* from"],
+        &["ncclMake: declared", "pncclMake: declared"],
+    ),
+    (
+        "a_pointer_to_a_pointer",
+        ["const ncclThing_t thing", "ncclThing_t* thing"],
+        &["ncclName: declared"],
+    ),
+    ("another_result", ["const char* ncclName", "char* ncclName"], &["ncclName: declared"]),
+    (
+        "a_function_more",
+        ["void ncclSay(void);", "void ncclSay(void); int ncclNew();"],
+        &["ncclNew: neither declared nor an exception"],
+    ),
+    (
+        "a_function_less",
+        ["const char* ncclName(const ncclThing_t thing);", ""],
+        &["ncclName: declared (Since"],
+    ),
+    (
+        "a_function_that_is_declared_as_newer",
+        ["void ncclSay(void);", "void ncclSay(void); void ncclLater();"],
+        &["ncclLater: declared as newer"],
+    ),
+    (
+        "another_number_in_an_enum",
+        ["1 << 1", "1"],
+        &["ncclBad: declared 2, in the header Some(1.0)"],
+    ),
+    (
+        "a_number_more_in_an_enum",
+        ["1 << 1,", "1 << 1, ncclWorse = 3"],
+        &["ncclWorse: neither declared nor an exception"],
+    ),
+    (
+        "a_number_of_another_enum",
+        ["ncclState_t;\n", "ncclOther_t;\n"],
+        &["ncclGood: declared 0, in the header None", "ncclBad: declared 2"],
+    ),
+    ("another_number_of_a_macro", ["0x10", "0x11"], &["NCCL_MAGIC: declared 16"]),
+    (
+        "a_macro_more",
+        ["#define NCCL_LESS -1", "#define NCCL_LESS -1\n#define NCCL_MORE 1"],
+        &["NCCL_MORE: neither"],
+    ),
+    (
+        "fields_in_another_order",
+        ["size_t size;\n  unsigned int version;", "unsigned int version; size_t size;"],
+        &["ncclOptions_t: declared"],
+    ),
+    (
+        "a_field_of_another_type",
+        ["unsigned int version", "uint64_t version"],
+        &["ncclOptions_t: declared"],
+    ),
+    ("a_field_more", ["int count;", "int count; int more;"], &["ncclOptions_t: declared"]),
+    (
+        "a_field_that_starts_otherwise",
+        ["NULL, NCCL_UNSET", "NULL, NCCL_LESS"],
+        &["NCCL_OPTIONS_INITIALIZER: declared"],
+    ),
+    (
+        "the_version_written_as_of_old",
+        ["NCCL_VERSION_CODE, \\", "NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR), \\"],
+        &[],
+    ),
+    (
+        "an_initializer_of_what_is_not_declared",
+        ["sizeof(ncclOptions_t)", "sizeof(ncclOther_t)"],
+        &["NCCL_OPTIONS_INITIALIZER: makes \"ncclOther_t\""],
+    ),
+    ("a_handle_less", ["typedef struct ncclThing* ncclThing_t;", ""], &["ncclThing_t: declared"]),
+    (
+        "a_struct_more",
+        ["#define NCCL_OPT", "typedef struct { int x[2]; } ncclNew_t;\n#define NCCL_OPT"],
+        &["ncclNew_t: neither"],
+    ),
+];
+
+/// A trial for each mistake, and one for what is no header.
+pub(crate) fn trials() -> Vec<Trial> {
+    let trial = |mistake: &'static Mistake| {
+        Trial::test(format!("a_header_with_{}", mistake.0), || find(mistake))
+    };
+    let mut trials: Vec<Trial> = MISTAKES.iter().map(trial).collect();
+    trials.push(Trial::test("what_is_not_understood_is_an_error", not_understood));
+    trials
+}
+
+fn find((_, [what, by], expected): &Mistake) -> Result<(), Failed> {
+    if !HEADER.contains(what) {
+        return Err(format!("the header does not have {what:?}").into());
+    }
+    let header = if what.is_empty() { HEADER.to_owned() } else { HEADER.replace(what, by) };
+    let header = Header::parse(&header)?;
+    let version = header.version()?;
+    let check = Check { header: &header, declared: &DECLARED, exceptions: EXCEPTIONS, version };
+    let said = check.problems();
+    let all = said.len() == expected.len()
+        && expected.iter().all(|start| said.iter().any(|problem| problem.starts_with(start)));
+    if all { Ok(()) } else { Err(format!("expected {expected:?}, said {said:#?}").into()) }
+}
+
+/// A check must not pass by what it overlooks.
+fn not_understood() -> Result<(), Failed> {
+    for header in [
+        "int ncclF(int (*callback)(int));",
+        "int ncclF(const int* const* x);",
+        "long long ncclF();",
+        "typedef union { int i; } ncclU;",
+        "/* no end",
+        "int ncclF(); }; int x",
+    ] {
+        if let Ok(header) = Header::parse(header) {
+            return Err(format!("taken for a header: {header:?}").into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! Libraries that look like NCCL to whoever loads them: made by the compiler that made this test, each in a folder of its own.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use libtest_mimic::Failed;
+use nccl_sys::declared::{self, Presence};
+use tempfile::TempDir;
+
+/// Where they are made: elsewhere libraries have other names, and NCCL is not to be had.
+pub(crate) const TESTED_ON: bool = cfg!(target_os = "linux");
+
+/// A library, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Imitation {
+    folder: TempDir,
+    path: PathBuf,
+}
+
+impl Imitation {
+    /// A library with these functions.
+    pub(crate) fn new(functions: &str) -> Result<Self, Failed> {
+        let folder = TempDir::new()?;
+        let (source, path) = (folder.path().join("nccl.rs"), folder.path().join("imitation.so"));
+        fs::write(&source, functions)?;
+        let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
+        let mut command = Command::new(rustc);
+        command.args(["--edition=2024", "--crate-type=cdylib", "-o"]).arg(&path).arg(&source);
+        let output = command.output()?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
+        }
+        Ok(Self { folder, path })
+    }
+
+    /// With `ncclGetVersion` and nothing else.
+    pub(crate) fn of_version(code: i32) -> Result<Self, Failed> {
+        Self::answering(0, code)
+    }
+
+    /// The same, where that returns a status.
+    pub(crate) fn answering(status: i32, code: i32) -> Result<Self, Failed> {
+        Self::new(&get_version(status, code))
+    }
+
+    /// With all functions that are required. None but `ncclGetVersion` may be called.
+    pub(crate) fn complete(code: i32) -> Result<Self, Failed> {
+        let required = declared::ALL.functions.iter();
+        let required = required.filter(|it| it.presence == Presence::Required);
+        let others = required.map(|it| it.name).filter(|name| *name != "ncclGetVersion");
+        let others =
+            others.map(|name| format!("{EXPORTED} fn {name}() {{ std::process::abort() }}\n"));
+        Self::new(&(get_version(0, code) + &others.collect::<String>()))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn copy_to(&self, path: &Path) -> Result<(), Failed> {
+        fs::copy(&self.path, path)?;
+        Ok(())
+    }
+}
+
+const EXPORTED: &str = "#[unsafe(no_mangle)] pub extern \"C\"";
+
+fn get_version(status: i32, code: i32) -> String {
+    format!(
+        "{EXPORTED} fn ncclGetVersion(version: &mut i32) -> i32 {{ *version = {code}; {status} }}\n"
+    )
+}
