@@ -6,10 +6,9 @@ use cargo_metadata::{Metadata, MetadataCommand, Package};
 use hsdp_tests::support::sources::{self, Source};
 
 /// The crates, from the bottom up: each may know those before it, and none beside or behind it.
-const LAYERS: [&[&str]; 8] = [
-    &["hsdp-sharding"],
+const LAYERS: [&[&str]; 7] = [
+    &["hsdp-sharding", "nccl-sys"],
     &["hsdp-kernels"],
-    &["nccl-sys"],
     &["hsdp-comm"],
     &["hsdp"],
     &["hsdp-candle"],
@@ -75,6 +74,8 @@ fn wrong_edges_are_told_apart_from_right_ones() {
     assert!(what_is_wrong_with("hsdp-tests", "hsdp-benches").is_some());
     assert!(what_is_wrong_with("hsdp-candle", "hsdp-tests").is_some());
     assert!(what_is_wrong_with("hsdp", "hsdp-candle").is_some());
+    assert!(what_is_wrong_with("nccl-sys", "hsdp-sharding").is_some());
+    assert_eq!(what_is_wrong_with("hsdp-comm", "nccl-sys"), None);
     assert_eq!(what_is_wrong_with("hsdp-candle", "hsdp-sharding"), None);
     assert!(edges().count() > 8, "the edges are read from cargo");
 }
