@@ -26,9 +26,10 @@ struct Place {
 
 static thread_local Place gridDim, blockDim, blockIdx, threadIdx;
 
-struct alignas(16) Quad {
-    unsigned words[4];
-};
+template <typename Vector>
+static inline void store(Vector* to, Vector value) {
+    *to = value;
+}
 
 static inline unsigned bits_of(float value) {
     unsigned bits;

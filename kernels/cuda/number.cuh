@@ -1,21 +1,34 @@
 // The dtypes, how numbers change from one to another, and how vectors of them are read and written.
 //
 // Conversions give the bits that `round.rs` gives, NaN included: the instructions of the device do not keep a NaN's payload,
-// so NaN goes another way. All files of this folder are compiled as one, in the order of `sources.rs`, without contraction
+// so NaN goes another way. All files of this folder are compiled as one, in the order of `source.rs`, without contraction
 // (a * b + c rounds twice) and with denormals: so each has a twin in Rust with the same bits.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// What `Dtype` in `launch.rs` says.
+// What `dtype` in `table.rs` says.
 enum : u32 { F32 = 0, F16 = 1, BF16 = 2 };
 
-// Elements that a thread reads or writes at once: 16 bytes of a 16-bit dtype, twice 16 bytes of f32.
-#define WIDTH 8
+// Elements that a thread reads or writes at once: 16 bytes of f32, 8 bytes of a 16-bit dtype, next to those of its neighbours.
+#define WIDTH 4
+
+// Four and two words that go in one access.
+struct alignas(16) Quad { u32 words[4]; };
+struct alignas(8) Pair { u32 words[2]; };
 
 #ifdef __CUDACC_RTC__
-struct alignas(16) Quad { u32 words[4]; };
+// Written out, since the compiler would cut a store apart where it cannot see what the address comes from.
+__device__ __forceinline__ void store(Quad* to, Quad value) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.words[0]), "r"(value.words[1]),
+                 "r"(value.words[2]), "r"(value.words[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void store(Pair* to, Pair value) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(value.words[0]), "r"(value.words[1]) : "memory");
+}
 
 __device__ __forceinline__ u32 bits_of(float value) { return __float_as_uint(value); }
 __device__ __forceinline__ float float_of(u32 bits) { return __uint_as_float(bits); }
@@ -63,18 +76,21 @@ __device__ __forceinline__ float from_bf16(u16 bits) {
 // A dtype as a type: what an element is stored as, and what it means.
 struct Float32 {
     typedef float Stored;
+    typedef Quad Vector;
     static __device__ __forceinline__ float widen(Stored value) { return value; }
     static __device__ __forceinline__ Stored narrow(float value) { return value; }
 };
 
 struct Float16 {
     typedef u16 Stored;
+    typedef Pair Vector;
     static __device__ __forceinline__ float widen(Stored value) { return from_f16(value); }
     static __device__ __forceinline__ Stored narrow(float value) { return to_f16(value); }
 };
 
 struct BFloat16 {
     typedef u16 Stored;
+    typedef Pair Vector;
     static __device__ __forceinline__ float widen(Stored value) { return from_bf16(value); }
     static __device__ __forceinline__ Stored narrow(float value) { return to_bf16(value); }
 };
@@ -88,8 +104,10 @@ struct Scale {
     u32 how;
 };
 
+// A NaN keeps its payload, and is quiet: the device's own arithmetic would give another.
 __device__ __forceinline__ float scaled(float number, Scale scale) {
     if (scale.how == NONE) return number;
+    if (is_nan(number)) return float_of(bits_of(number) | 0x400000u);
     return scale.how == DIVIDE ? number / scale.value : number * scale.value;
 }
 
@@ -99,19 +117,25 @@ __device__ __forceinline__ u64 thread_count() { return (u64)gridDim.x * blockDim
 
 __device__ __forceinline__ u64 least(u64 one, u64 other) { return one < other ? one : other; }
 
-__device__ __forceinline__ bool is_aligned(const void* at) { return ((u64)at & 15) == 0; }
+// A vector, and its elements.
+template <typename T>
+union Elements {
+    typename T::Vector vector;
+    typename T::Stored each[WIDTH];
+};
 
-// Reads `WIDTH` elements in 16-byte accesses where they are aligned, or up to `count` of them one by one; zeros for the rest.
+template <typename T>
+__device__ __forceinline__ bool is_aligned(const typename T::Stored* at) {
+    return ((u64)at & (sizeof(typename T::Vector) - 1)) == 0;
+}
+
+// Reads `WIDTH` elements in one access where they are aligned, or up to `count` of them one by one; zeros for the rest.
 template <typename T>
 __device__ __forceinline__ void read(float (&values)[WIDTH], const typename T::Stored* from, u64 count) {
-    union {
-        Quad quads[sizeof(typename T::Stored) * WIDTH / 16];
-        typename T::Stored elements[WIDTH];
-    } vector;
-    if (count >= WIDTH && is_aligned(from)) {
-        const Quad* quads = (const Quad*)from;
-        for (u32 index = 0; index < sizeof(vector) / 16; ++index) vector.quads[index] = quads[index];
-        for (u32 index = 0; index < WIDTH; ++index) values[index] = T::widen(vector.elements[index]);
+    if (count >= WIDTH && is_aligned<T>(from)) {
+        Elements<T> elements;
+        elements.vector = *(const typename T::Vector*)from;
+        for (u32 index = 0; index < WIDTH; ++index) values[index] = T::widen(elements.each[index]);
     } else {
         for (u32 index = 0; index < WIDTH; ++index) values[index] = index < count ? T::widen(from[index]) : 0.0f;
     }
@@ -120,17 +144,13 @@ __device__ __forceinline__ void read(float (&values)[WIDTH], const typename T::S
 // Writes the same: up to `count` elements.
 template <typename T>
 __device__ __forceinline__ void write(typename T::Stored* to, const float (&values)[WIDTH], u64 count) {
-    union {
-        Quad quads[sizeof(typename T::Stored) * WIDTH / 16];
-        typename T::Stored elements[WIDTH];
-    } vector;
-    for (u32 index = 0; index < WIDTH; ++index) vector.elements[index] = T::narrow(values[index]);
-    if (count >= WIDTH && is_aligned(to)) {
-        Quad* quads = (Quad*)to;
-        for (u32 index = 0; index < sizeof(vector) / 16; ++index) quads[index] = vector.quads[index];
+    Elements<T> elements;
+    for (u32 index = 0; index < WIDTH; ++index) elements.each[index] = T::narrow(values[index]);
+    if (count >= WIDTH && is_aligned<T>(to)) {
+        store((typename T::Vector*)to, elements.vector);
     } else {
         for (u32 index = 0; index < WIDTH; ++index) {
-            if (index < count) to[index] = vector.elements[index];
+            if (index < count) to[index] = elements.each[index];
         }
     }
 }
@@ -146,4 +166,31 @@ __device__ __forceinline__ void write_any(u64 to, u32 dtype, u64 offset, const f
     if (dtype == F32) write<Float32>((float*)to + offset, values, count);
     else if (dtype == F16) write<Float16>((u16*)to + offset, values, count);
     else write<BFloat16>((u16*)to + offset, values, count);
+}
+
+// The last of `count` entries that starts at `at` or before, or 0: for a thread that comes to `at` first. It goes on from there
+// with `next_entry`, since it comes to everything in order.
+template <typename Entry>
+__device__ __forceinline__ u64 first_entry(const Entry* entries, u64 count, u64 at) {
+    u64 low = 0, high = count;
+    while (low + 1 < high) {
+        u64 middle = (low + high) / 2;
+        if (entries[middle].start <= at) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+template <typename Entry>
+__device__ __forceinline__ u64 next_entry(const Entry* entries, u64 count, u64 entry, u64 at) {
+    while (entry + 1 < count && entries[entry + 1].start <= at) ++entry;
+    return entry;
+}
+
+// How many of the elements from `at` on belong to the entry.
+template <typename Entry>
+__device__ __forceinline__ u64 left_at(const Entry* entries, u64 count, u64 entry, u64 at) {
+    if (entry >= count) return 0;
+    u64 start = entries[entry].start, len = entries[entry].len;
+    return at >= start && at - start < len ? len - (at - start) : 0;
 }

@@ -12,33 +12,22 @@ struct Param {
     u32 unused;
 };
 
+static_assert(sizeof(Param) == 32, "as in table.rs");
+
 // In the order of their starts; what lies between them is padding.
 struct Params {
     Param params[MOST_PARAMS];
     u64 count;
 };
 
-// Goes on to the last parameter that starts at `at` or before. A thread comes to them in order.
-__device__ __forceinline__ u64 param_at(const Params& table, u64 param, u64 at) {
-    while (param + 1 < table.count && table.params[param + 1].start <= at) ++param;
-    return param;
-}
-
-// How many of the elements from `at` on belong to the parameter.
-__device__ __forceinline__ u64 left_at(const Params& table, u64 param, u64 at) {
-    if (param >= table.count) return 0;
-    const Param& found = table.params[param];
-    return at >= found.start && at - found.start < found.len ? found.len - (at - found.start) : 0;
-}
-
 // flat[begin..end] = round(scale(gradients)); zeros where no parameter lies. The rounding is the only one.
 template <typename Wire>
 __device__ __forceinline__ void pack(const Params& table, typename Wire::Stored* flat, u64 begin, u64 end, Scale scale) {
-    u64 param = 0;
+    u64 param = first_entry(table.params, table.count, begin + thread_number() * WIDTH);
     for (u64 at = begin + thread_number() * WIDTH; at < end; at += thread_count() * WIDTH) {
-        param = param_at(table, param, at);
-        u64 left = left_at(table, param, at);
-        float values[WIDTH] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+        param = next_entry(table.params, table.count, param, at);
+        u64 left = left_at(table.params, table.count, param, at);
+        float values[WIDTH] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (left > 0) {
             const Param& found = table.params[param];
             read_any(values, found.address, found.dtype, at - found.start, left);
@@ -53,10 +42,10 @@ __device__ __forceinline__ void pack(const Params& table, typename Wire::Stored*
 // parameters = flat[begin..end], cast.
 template <typename Wire>
 __device__ __forceinline__ void unpack(const Params& table, const typename Wire::Stored* flat, u64 begin, u64 end) {
-    u64 param = 0;
+    u64 param = first_entry(table.params, table.count, begin + thread_number() * WIDTH);
     for (u64 at = begin + thread_number() * WIDTH; at < end; at += thread_count() * WIDTH) {
-        param = param_at(table, param, at);
-        u64 left = left_at(table, param, at);
+        param = next_entry(table.params, table.count, param, at);
+        u64 left = left_at(table.params, table.count, param, at);
         if (left == 0) continue;
         const Param& found = table.params[param];
         float values[WIDTH];

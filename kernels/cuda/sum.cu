@@ -16,6 +16,7 @@ enum : u32 { REPLACE = 0, ADD = 1 };
 // which does not depend on the order of threads, as a sum would.
 template <typename Wire>
 __device__ __forceinline__ void sum(const Members& members, float* target, u64 len, Scale scale, u32 fold, u64* first) {
+    u64 least_found = ~0ull;
     for (u64 at = thread_number() * WIDTH; at < len; at += thread_count() * WIDTH) {
         float sums[WIDTH], values[WIDTH];
         read<Wire>(sums, (const typename Wire::Stored*)members.addresses[0] + at, len - at);
@@ -30,9 +31,10 @@ __device__ __forceinline__ void sum(const Members& members, float* target, u64 l
         }
         write<Float32>(target + at, sums, len - at);
         for (u32 index = 0; index < WIDTH; ++index) {
-            if (at + index < len && !is_finite(sums[index])) atomicMin(first, at + index);
+            if (at + index < len && !is_finite(sums[index])) least_found = least(least_found, at + index);
         }
     }
+    if (least_found != ~0ull) atomicMin(first, least_found);
 }
 
 // target = round(scale(source)).

@@ -12,12 +12,15 @@ struct Piece {
     float second_root;
 };
 
+static_assert(sizeof(Piece) == 24, "as in table.rs");
+
+// In the order of their starts; what lies between them stays as it is.
 struct Pieces {
     Piece pieces[MOST_PIECES];
     u64 count;
 };
 
-// What `Factors` in `adamw.rs` has beside what a piece has.
+// What `AdamWFactors` in `adamw.rs` has beside what a piece has.
 struct AdamWFactors {
     float clip;
     float keep_parameter;
@@ -29,7 +32,7 @@ struct AdamWFactors {
     u32 unused;
 };
 
-// What `Factors` in `sgd.rs` says, and how velocity enters.
+// What `SgdFactors` in `sgd.rs` says, and how velocity enters.
 struct SgdFactors {
     float clip;
     float decay;
@@ -42,14 +45,16 @@ struct SgdFactors {
 // Divided in f64, and rounded once.
 __device__ __forceinline__ float quotient(float gradient, double divisor) { return (float)((double)gradient / divisor); }
 
-// Calls `update` for the elements of each piece: where they are, how many, and the piece. Blocks stride over all pieces.
+// Calls `update` for vectors of elements that belong to a piece: where they are, how many, and the piece.
 template <typename Update>
-__device__ __forceinline__ void each_run(const Pieces& table, Update update) {
-    for (u64 index = 0; index < table.count; ++index) {
-        const Piece& piece = table.pieces[index];
-        for (u64 offset = thread_number() * WIDTH; offset < piece.len; offset += thread_count() * WIDTH) {
-            update(piece.start + offset, piece.len - offset, piece);
-        }
+__device__ __forceinline__ void each_vector(const Pieces& table, Update update) {
+    const Piece& last = table.pieces[table.count - 1];
+    u64 begin = table.pieces[0].start, end = last.start + last.len;
+    u64 piece = first_entry(table.pieces, table.count, begin + thread_number() * WIDTH);
+    for (u64 at = begin + thread_number() * WIDTH; at < end; at += thread_count() * WIDTH) {
+        piece = next_entry(table.pieces, table.count, piece, at);
+        u64 left = left_at(table.pieces, table.count, piece, at);
+        if (left > 0) update(at, left, table.pieces[piece]);
     }
 }
 
@@ -74,7 +79,7 @@ template <typename T>
 __device__ __forceinline__ void adamw(const Pieces& table, float* parameters, const float* gradients, float* first_moments,
                                       float* second_moments, typename T::Stored* rounded, double divisor,
                                       AdamWFactors factors) {
-    each_run(table, [&](u64 at, u64 count, const Piece& piece) {
+    each_vector(table, [&](u64 at, u64 count, const Piece& piece) {
         float parameter[WIDTH], gradient[WIDTH], first[WIDTH], second[WIDTH];
         read<Float32>(parameter, parameters + at, count);
         read<Float32>(gradient, gradients + at, count);
@@ -98,7 +103,7 @@ __device__ __forceinline__ void adamw(const Pieces& table, float* parameters, co
 template <typename T>
 __device__ __forceinline__ void sgd(const Pieces& table, float* parameters, const float* gradients, float* velocities,
                                     typename T::Stored* rounded, double divisor, SgdFactors factors) {
-    each_run(table, [&](u64 at, u64 count, const Piece&) {
+    each_vector(table, [&](u64 at, u64 count, const Piece&) {
         float parameter[WIDTH], gradient[WIDTH], velocity[WIDTH];
         read<Float32>(parameter, parameters + at, count);
         read<Float32>(gradient, gradients + at, count);

@@ -38,6 +38,7 @@ pub use self::buffer::DeviceBuffer;
 pub use self::compile::{Architecture, compile};
 pub use self::device::Device;
 pub use self::error::CudaError;
+pub use self::event::Moment;
 pub use self::inspect::Seen;
 pub use self::pack::{Packed, Unpacked};
 pub use self::stream::Stream;

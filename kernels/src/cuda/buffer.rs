@@ -10,11 +10,12 @@ use hsdp_sharding::DType;
 
 use super::device::Device;
 use super::error::CudaError;
-use super::memory::{Block, Uses};
+use super::memory::{Block, Uses, exhausted};
 use super::staging::Staging;
 use super::stream::Stream;
 use crate::buffer::HostBuffer;
 use crate::values::Values;
+use crate::wire::Wire;
 
 /// Elements in the memory of a device. They mean nothing before they are written.
 pub struct DeviceBuffer {
@@ -29,9 +30,16 @@ impl DeviceBuffer {
     /// `len` elements of `dtype`, for `what`, from the device's pool.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`]; [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::OutOfMemory`]; [`CudaError::Driver`].
     pub fn new(device: &Device, dtype: DType, len: usize, what: &str) -> Result<Self, CudaError> {
-        let block = device.0.pool.take(device, len * dtype.size_bytes(), what)?;
+        if Wire::try_from(dtype).is_err() {
+            let problem = format!("{dtype} is no dtype of parameters or gradients");
+            return Err(CudaError::Mismatch { operation: "a device buffer", problem });
+        }
+        let bytes =
+            len.checked_mul(dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize);
+        let bytes = bytes.ok_or_else(|| exhausted(device, (usize::MAX, what)))?;
+        let block = device.0.pool.take(device, bytes, what)?;
         Ok(Self { device: device.clone(), dtype, len, block: Some(block) })
     }
 
@@ -59,7 +67,7 @@ impl DeviceBuffer {
         self.dtype
     }
 
-    /// Where element `index` lies on the device, for the kernels of other libraries, issued through [`Stream::issue`].
+    /// Where element `index` lies on the device, for the kernels of other libraries, issued through [`Stream::enqueue`].
     ///
     /// # Panics
     /// If it lies beyond the end.
@@ -109,11 +117,17 @@ impl DeviceBuffer {
         let (address, mut staging) = (self.address(0), Staging::take(&self.device, source.len())?);
         let staged = &mut staging.bytes()[..source.len()];
         staged.copy_from_slice(source);
-        let moment = stream.issue("copy to the device", (&[], &mut [self]), |raw| {
+        let issued = stream.issue("copy to the device", (&[], &mut [self]), |raw| {
             // SAFETY: CU-5, the buffer has room for the bytes, and they stay until the copy's moment.
             unsafe { result::memcpy_htod_async(address, staged, raw) }
-        })?;
-        staging.until(moment);
+        });
+        match issued {
+            Ok(moment) => staging.until(moment),
+            Err(error) => {
+                staging.leak();
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
@@ -128,7 +142,7 @@ impl DeviceBuffer {
             // SAFETY: CU-5, the buffer has so many bytes; they are looked at after the copy, or never again.
             unsafe { result::memcpy_dtoh_async(bytes, address, raw) }
         });
-        if let Err(error) = issued.and_then(|_| stream.wait("copy to the host", patience)) {
+        if let Err(error) = issued.and_then(|moment| moment.wait("copy to the host", patience)) {
             staging.leak();
             return Err(error);
         }

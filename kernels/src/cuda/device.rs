@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fmt;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::result;
@@ -13,6 +12,7 @@ use parking_lot::Mutex;
 use super::compile::{Architecture, compile};
 use super::error::CudaError;
 use super::event::Events;
+use super::launch::THREADS;
 use super::libraries::check_driver;
 use super::memory::Pool;
 use super::source;
@@ -28,13 +28,20 @@ pub struct Device(pub(super) Arc<Shared>);
 pub(super) struct Shared {
     pub(super) ordinal: usize,
     context: Handle<CUcontext>,
-    pub(super) multiprocessors: u32,
+    multiprocessors: u32,
     architecture: Architecture,
-    kernels: OnceLock<Result<HashMap<String, Handle<CUfunction>>, CudaError>>,
+    kernels: OnceLock<Result<HashMap<String, Kernel>, CudaError>>,
     pub(super) events: Events,
     pub(super) pool: Pool,
     pub(super) stagings: Stagings,
-    pub(super) next_stream: AtomicU64,
+}
+
+/// A kernel.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    pub(super) function: Handle<CUfunction>,
+    /// How many of its blocks the device runs at a time: more would only queue.
+    pub(super) resident: u32,
 }
 
 /// A handle of the driver.
@@ -90,17 +97,27 @@ impl Device {
         self.0.pool.allocations(bytes)
     }
 
-    /// Gives the memory that nobody holds back to the driver, for other libraries. Waits for the device.
+    /// Compiles the kernels now, and not when the first is launched: that takes seconds, for which other ranks would wait.
+    ///
+    /// # Errors
+    /// [`CudaError::MissingLibrary`] without the compiler; [`CudaError::Compile`]; [`CudaError::Driver`].
+    pub fn prepare(&self) -> Result<(), CudaError> {
+        self.0.kernels.get_or_init(|| self.compile()).as_ref().map(drop).map_err(Clone::clone)
+    }
+
+    /// Gives the memory that nobody holds, and that the device is done with, back to the driver, for other libraries.
     ///
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn release_spare_memory(&self) -> Result<(), CudaError> {
-        self.bind()?;
         self.0.pool.release(self)
     }
 
-    /// Makes the context current on this thread, where it is not.
-    pub(super) fn bind(&self) -> Result<(), CudaError> {
+    /// Makes the context current on this thread, where it is not: for calls of other libraries.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn make_current(&self) -> Result<(), CudaError> {
         let context = self.0.context.0;
         let current = result::ctx::get_current().map_err(|error| self.refused("context", error))?;
         if current == Some(context) {
@@ -111,13 +128,14 @@ impl Device {
     }
 
     /// The kernel of this name; all are compiled when the first is asked for.
-    pub(super) fn kernel(&self, name: &str) -> Result<CUfunction, CudaError> {
+    pub(super) fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
         let kernels = self.0.kernels.get_or_init(|| self.compile());
         let kernels = kernels.as_ref().map_err(Clone::clone)?;
-        Ok(kernels.get(name).unwrap_or_else(|| unreachable!("{name} is a kernel")).0)
+        Ok(*kernels.get(name).unwrap_or_else(|| unreachable!("{name} is a kernel")))
     }
 
-    fn compile(&self) -> Result<HashMap<String, Handle<CUfunction>>, CudaError> {
+    fn compile(&self) -> Result<HashMap<String, Kernel>, CudaError> {
+        self.make_current()?;
         let ptx = compile(self.architecture())?;
         let text = CString::new(ptx.to_src()).map_err(|_| CudaError::Compile {
             architecture: self.architecture().to_string(),
@@ -131,9 +149,20 @@ impl Device {
             // SAFETY: CU-3, the module was just loaded, and is never unloaded.
             let function = unsafe { result::module::get_function(module, symbol) };
             let function = function.map_err(|error| self.refused(&name, error))?;
-            Ok((name, Handle(function)))
+            let resident = self.resident(function).map_err(|error| self.refused(&name, error))?;
+            Ok((name, Kernel { function: Handle(function), resident }))
         };
         source::kernels().map(of).collect()
+    }
+
+    /// How many blocks of a kernel the device runs at a time.
+    fn resident(&self, function: CUfunction) -> Result<u32, result::DriverError> {
+        let threads = i32::try_from(THREADS).unwrap_or(i32::MAX);
+        // SAFETY: CU-3, the function was just found.
+        let each = unsafe {
+            result::occupancy::max_active_block_per_multiprocessor(function, threads, 0)
+        }?;
+        Ok(self.0.multiprocessors * u32::try_from(each).unwrap_or(0).max(1))
     }
 
     /// The error that says that the driver has refused `operation`.
@@ -175,7 +204,6 @@ impl Shared {
             events: Events::default(),
             pool: Pool::default(),
             stagings: Stagings::default(),
-            next_stream: AtomicU64::new(0),
         })
     }
 }

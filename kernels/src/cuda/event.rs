@@ -1,6 +1,8 @@
 //! Moments: ends of operations, for which other streams can wait.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
@@ -8,6 +10,9 @@ use parking_lot::Mutex;
 
 use super::device::{Device, Handle};
 use super::error::CudaError;
+
+/// How long a waiting thread sleeps between two looks at an event.
+const LOOK: Duration = Duration::from_micros(20);
 
 /// The events of a device that nobody holds.
 #[derive(Debug, Default)]
@@ -20,9 +25,9 @@ struct Event {
     event: Handle<CUevent>,
 }
 
-/// The end of an operation.
+/// The end of an operation, or of all that a stream was given so far.
 #[derive(Clone, Debug)]
-pub(super) struct Moment {
+pub struct Moment {
     event: Arc<Event>,
     /// The stream on which it was issued.
     pub(super) stream: u64,
@@ -30,20 +35,31 @@ pub(super) struct Moment {
     pub(super) number: u64,
 }
 
-impl Moment {
-    /// The end of all that was issued on `raw` so far, as number `number` of `stream`.
-    pub(super) fn record(
-        device: &Device,
-        raw: CUstream,
-        (stream, number): (u64, u64),
-    ) -> Result<Self, CudaError> {
-        let event = Event::take(device)?;
-        // SAFETY: CU-2, both live, and the context is current: the caller has issued something.
-        let recorded = unsafe { result::event::record(event.event.0, raw) };
-        recorded.map_err(|error| device.refused("record an event", error))?;
-        Ok(Self { event: Arc::new(event), stream, number })
+/// An event that will be a moment.
+#[derive(Debug)]
+pub(super) struct Upcoming(Event);
+
+impl Upcoming {
+    /// Before anything is issued, so that what was issued is never without an end.
+    pub(super) fn new(device: &Device) -> Result<Self, CudaError> {
+        Event::take(device).map(Self)
     }
 
+    /// The end of all that was issued on `raw` so far, as number `number` of `stream`.
+    pub(super) fn record(
+        self,
+        raw: CUstream,
+        (stream, number): (u64, u64),
+    ) -> Result<Moment, CudaError> {
+        let Event { device, event } = &self.0;
+        // SAFETY: CU-2, both live, and the context is current: the caller has issued something.
+        let recorded = unsafe { result::event::record(event.0, raw) };
+        recorded.map_err(|error| device.refused("record an event", error))?;
+        Ok(Moment { event: Arc::new(self.0), stream, number })
+    }
+}
+
+impl Moment {
     /// Has `raw` wait for it, on the device.
     pub(super) fn hold_back(&self, raw: CUstream) -> Result<(), CudaError> {
         let Event { device, event } = &*self.event;
@@ -54,8 +70,12 @@ impl Moment {
     }
 
     /// Whether it has come.
-    pub(super) fn has_come(&self) -> Result<bool, CudaError> {
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`] if the operation, or one before it, has failed.
+    pub fn has_come(&self) -> Result<bool, CudaError> {
         let Event { device, event } = &*self.event;
+        device.make_current()?;
         // SAFETY: CU-2, the event lives, and was recorded.
         match unsafe { result::event::query(event.0) } {
             Ok(()) => Ok(true),
@@ -64,6 +84,27 @@ impl Moment {
             }
             Err(error) => Err(device.refused("query an event", error)),
         }
+    }
+}
+
+impl Moment {
+    /// Waits for it, on the host.
+    ///
+    /// # Errors
+    /// [`CudaError::Late`] after `patience`; [`CudaError::Driver`] if the operation, or one before it, has failed.
+    #[expect(clippy::disallowed_methods, reason = "the driver has no wait that ends by a clock")]
+    pub fn wait(&self, operation: &str, patience: Duration) -> Result<(), CudaError> {
+        let began = Instant::now();
+        while !self.has_come()? {
+            let waited = began.elapsed();
+            if waited >= patience {
+                let device = self.event.device.ordinal();
+                let waited_ms = waited.as_millis();
+                return Err(CudaError::Late { operation: operation.to_owned(), device, waited_ms });
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
     }
 }
 

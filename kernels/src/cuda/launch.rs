@@ -1,22 +1,21 @@
 //! How a kernel gets its arguments.
 
 use std::ffi::c_void;
+use std::marker::PhantomData;
 
 use cudarc::driver::result;
 
 use super::buffer::DeviceBuffer;
+use super::device::Kernel;
 use super::error::CudaError;
 use super::stream::Stream;
 use crate::{Divisor, divisor};
 
 /// Threads of a block, but for kernels that fix theirs.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 
 /// Elements that a thread takes at once: `WIDTH` of `number.cuh`.
-pub(super) const WIDTH: usize = 8;
-
-/// Blocks that are resident on a multiprocessor at a time; more would only queue.
-const BLOCKS_EACH: u32 = 8;
+pub(super) const WIDTH: usize = 4;
 
 /// A value that a kernel takes as an argument: plain, and laid out as the kernel's source says.
 ///
@@ -52,31 +51,39 @@ impl From<Divisor> for Scale {
     }
 }
 
-/// A kernel that is about to be launched.
+/// A kernel that is about to be launched, with arguments that live for `'a`.
 #[derive(Debug)]
-pub(super) struct Launch {
+pub(super) struct Launch<'a> {
     kernel: String,
-    blocks: u32,
-    threads: u32,
+    /// Elements that it goes over, or the blocks and threads that it fixes.
+    size: Size,
     arguments: Vec<*mut c_void>,
+    living: PhantomData<&'a ()>,
 }
 
-impl Launch {
+#[derive(Clone, Copy, Debug)]
+enum Size {
+    Elements(usize),
+    Fixed { blocks: u32, threads: u32 },
+}
+
+impl<'a> Launch<'a> {
     /// Of `kernel`, over `len` elements.
-    pub(super) fn over(stream: &Stream, kernel: String, len: usize) -> Self {
-        let most = stream.device().0.multiprocessors * BLOCKS_EACH;
-        let wanted = len.div_ceil(WIDTH * THREADS as usize);
-        let blocks = u32::try_from(wanted).unwrap_or(most).clamp(1, most);
-        Self { kernel, blocks, threads: THREADS, arguments: Vec::new() }
+    pub(super) fn over(kernel: String, len: usize) -> Self {
+        Self::of(kernel, Size::Elements(len))
     }
 
     /// Of `kernel`, with so many blocks and threads, which it fixes.
     pub(super) fn fixed(kernel: &str, (blocks, threads): (u32, u32)) -> Self {
-        Self { kernel: kernel.to_owned(), blocks, threads, arguments: Vec::new() }
+        Self::of(kernel.to_owned(), Size::Fixed { blocks, threads })
     }
 
-    /// The next argument. It must outlive the call of [`issue`](Self::issue), which copies it.
-    pub(super) fn argument<A: Argument>(mut self, argument: &A) -> Self {
+    fn of(kernel: String, size: Size) -> Self {
+        Self { kernel, size, arguments: Vec::new(), living: PhantomData }
+    }
+
+    /// The next argument.
+    pub(super) fn argument<A: Argument>(mut self, argument: &'a A) -> Self {
         self.arguments.push(std::ptr::from_ref(argument).cast_mut().cast());
         self
     }
@@ -84,18 +91,25 @@ impl Launch {
     /// Launches it.
     ///
     /// # Safety
-    /// CU-5: the arguments are the kernel's, in its order; what it reads lies in `reads` and `writes`, what it writes in
-    /// `writes`, within their elements; and the arguments still live.
+    /// CU-5: the arguments are the kernel's, in its order; what it reads lies in `reads` and `writes`, and what it writes in
+    /// `writes`, within their elements.
     pub(super) unsafe fn issue(
         mut self,
         stream: &Stream,
         buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
     ) -> Result<(), CudaError> {
-        let function = stream.device().kernel(&self.kernel)?;
-        let (grid, block) = ((self.blocks, 1, 1), (self.threads, 1, 1));
+        let Kernel { function, resident } = stream.device().kernel(&self.kernel)?;
+        let (blocks, threads) = match self.size {
+            Size::Fixed { blocks, threads } => (blocks, threads),
+            Size::Elements(len) => {
+                let wanted = len.div_ceil(WIDTH * THREADS as usize);
+                (u32::try_from(wanted).unwrap_or(resident).clamp(1, resident), THREADS)
+            }
+        };
+        let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
         stream.issue(&self.kernel, buffers, |raw| {
-            // SAFETY: CU-5, the caller's promise is passed on.
-            unsafe { result::launch_kernel(function, grid, block, 0, raw, &mut self.arguments) }
+            // SAFETY: CU-5, the caller's promise is passed on; the arguments live, and are copied.
+            unsafe { result::launch_kernel(function.0, grid, block, 0, raw, &mut self.arguments) }
         })?;
         Ok(())
     }

@@ -50,24 +50,37 @@ struct Noted {
     write: Option<Moment>,
     /// The last of each stream.
     reads: Vec<Moment>,
+    is_lost: bool,
 }
 
 impl Uses {
-    /// Calls `wait` with what a reader waits for.
-    pub(super) fn written(
-        &self,
-        wait: impl FnOnce(&Moment) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
-        self.0.lock().write.as_ref().map_or(Ok(()), wait)
+    /// Calls `act` with what a reader waits for.
+    pub(super) fn written(&self, act: impl FnOnce(&Moment)) {
+        if let Some(write) = &self.0.lock().write {
+            act(write);
+        }
     }
 
-    /// Calls `wait` with all that a writer waits for.
-    pub(super) fn all(
-        &self,
-        wait: impl FnMut(&Moment) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
+    /// Calls `act` with all that a writer waits for.
+    pub(super) fn all(&self, act: impl FnMut(&Moment)) {
         let noted = self.0.lock();
-        noted.write.iter().chain(&noted.reads).try_for_each(wait)
+        noted.write.iter().chain(&noted.reads).for_each(act);
+    }
+
+    /// It is not known when an operation ends that uses it: nobody may have it again.
+    pub(super) fn lose(&self) {
+        self.0.lock().is_lost = true;
+    }
+
+    /// Whether all have come.
+    fn have_come(&self) -> Result<bool, CudaError> {
+        let noted = self.0.lock();
+        for moment in noted.write.iter().chain(&noted.reads) {
+            if !moment.has_come()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     pub(super) fn note_read(&self, moment: &Moment) {
@@ -101,14 +114,19 @@ impl Pool {
         if let Some(block) = self.spare(size) {
             return Ok(block);
         }
-        device.bind()?;
-        match self.allocate(size) {
-            Err(error) if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                self.release(device)?;
-                self.allocate(size).map_err(|error| exhausted(device, error, (bytes, what)))
-            }
-            outcome => outcome.map_err(|error| device.refused("allocate memory", error)),
-        }
+        device.make_current()?;
+        let is_out = |error: &result::DriverError| error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let first = self.allocate(size);
+        let outcome = if first.as_ref().is_err_and(is_out) {
+            self.release(device)?;
+            self.allocate(size)
+        } else {
+            first
+        };
+        outcome.map_err(|error| match error {
+            error if is_out(&error) => exhausted(device, (bytes, what)),
+            error => device.refused("allocate memory", error),
+        })
     }
 
     fn spare(&self, size: usize) -> Option<Block> {
@@ -123,19 +141,35 @@ impl Pool {
     }
 
     pub(super) fn give_back(&self, block: Block) {
-        self.classes.lock().entry(block.size).or_default().spare.push(block);
+        if !block.uses.0.lock().is_lost {
+            self.classes.lock().entry(block.size).or_default().spare.push(block);
+        }
     }
 
-    /// Gives what is spare back to the driver, which waits until the device is done with it.
+    /// Gives those spare blocks back to the driver that the device is done with.
     pub(super) fn release(&self, device: &Device) -> Result<(), CudaError> {
-        let mut classes = self.classes.lock();
-        for block in classes.values_mut().flat_map(|class| mem::take(&mut class.spare)) {
-            // SAFETY: CU-4, nobody holds it: it was spare.
-            let freed = unsafe { result::free_sync(block.address) };
-            freed.map_err(|error| device.refused("free memory", error))?;
+        device.make_current()?;
+        let spare: Vec<Block> = {
+            let mut classes = self.classes.lock();
+            classes.values_mut().flat_map(|class| mem::take(&mut class.spare)).collect()
+        };
+        // The lock is free: others take and give back while the driver works.
+        let mut outcome = Ok(());
+        for block in spare {
+            match block.uses.have_come() {
+                Ok(true) => outcome = outcome.and(free(device, &block)),
+                Ok(false) => self.give_back(block),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
-        Ok(())
+        outcome
     }
+}
+
+fn free(device: &Device, block: &Block) -> Result<(), CudaError> {
+    // SAFETY: CU-4, it was spare, so nobody holds it; it is forgotten now.
+    let freed = unsafe { result::free_sync(block.address) };
+    freed.map_err(|error| device.refused("free memory", error))
 }
 
 /// The size of the block that `bytes` get.
@@ -147,15 +181,10 @@ fn class(bytes: usize) -> usize {
     }
 }
 
-fn exhausted(
-    device: &Device,
-    error: result::DriverError,
-    (bytes, what): (usize, &str),
-) -> CudaError {
-    if error.0 != CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-        return device.refused("allocate memory", error);
-    }
-    let (free, total) = result::mem_get_info().unwrap_or_default();
+/// The error that says that the device has no `bytes` for `what`.
+pub(super) fn exhausted(device: &Device, (bytes, what): (usize, &str)) -> CudaError {
+    let known = device.make_current().ok().and_then(|()| result::mem_get_info().ok());
+    let (free, total) = known.unwrap_or_default();
     CudaError::OutOfMemory { device: device.ordinal(), bytes, what: what.to_owned(), free, total }
 }
 

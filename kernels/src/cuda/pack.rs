@@ -12,7 +12,7 @@ use crate::Divisor;
 pub struct Packed<'a> {
     /// The gradient, in any dtype of gradients.
     pub gradient: &'a DeviceBuffer,
-    /// The first element in the flat buffer: a multiple of 8.
+    /// The first element in the flat buffer: a multiple of 4.
     pub start: usize,
 }
 
@@ -21,7 +21,7 @@ pub struct Packed<'a> {
 pub struct Unpacked<'a> {
     /// The parameter, in any dtype of parameters.
     pub parameter: &'a mut DeviceBuffer,
-    /// The first element in the flat buffer: a multiple of 8.
+    /// The first element in the flat buffer: a multiple of 4.
     pub start: usize,
 }
 
@@ -33,7 +33,7 @@ impl Stream {
     /// them. The bits are those of [`pack`](crate::pack).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if gradients overlap, reach beyond the end, or start elsewhere than at a multiple of 8;
+    /// [`CudaError::Mismatch`] if gradients overlap, reach beyond the end, or start elsewhere than at a multiple of 4;
     /// [`CudaError::Driver`].
     pub fn pack(
         &self,
@@ -48,7 +48,7 @@ impl Stream {
         for (run, part) in runs(gradients, flat.len(), |it| it.start) {
             let table = table(part.iter().map(|it| (it.gradient, it.start)));
             let (address, begin, end) = (flat.address(0), run.start as u64, run.end as u64);
-            let launch = Launch::over(self, format!("pack_{wire}"), run.len())
+            let launch = Launch::over(format!("pack_{wire}"), run.len())
                 .argument(&table)
                 .argument(&address)
                 .argument(&begin)
@@ -78,7 +78,7 @@ impl Stream {
             let end = part.last().map_or(0, |it| it.start + it.parameter.len());
             let table = table(part.iter().map(|it| (&*it.parameter, it.start)));
             let (address, from, to) = (flat.address(0), begin as u64, end as u64);
-            let launch = Launch::over(self, format!("unpack_{wire}"), end - begin)
+            let launch = Launch::over(format!("unpack_{wire}"), end - begin)
                 .argument(&table)
                 .argument(&address)
                 .argument(&from)
@@ -126,10 +126,10 @@ fn check_places(
     let mut end = 0;
     for (index, (start, count)) in places.enumerate() {
         let problem = if !start.is_multiple_of(WIDTH) {
-            "no multiple of 8"
+            "no multiple of 4"
         } else if start < end {
             "before the end of the one before"
-        } else if start + count > len {
+        } else if count > len || start > len - count {
             "too near the end"
         } else {
             end = start + count;
@@ -167,8 +167,8 @@ mod tests {
         assert_eq!(check(&[(0, 30), (32, 64)]), Ok(()));
         for (places, expected) in [
             (
-                vec![(0, 30), (20, 4)],
-                "entry 1 has 4 elements from 20 of 100, which is no multiple of 8",
+                vec![(0, 30), (22, 4)],
+                "entry 1 has 4 elements from 22 of 100, which is no multiple of 4",
             ),
             (
                 vec![(0, 30), (24, 4)],

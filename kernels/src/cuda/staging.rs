@@ -35,7 +35,7 @@ pub(super) struct Staging {
 impl Staging {
     /// At least `len` bytes that no copy uses any more.
     pub(super) fn take(device: &Device, len: usize) -> Result<Self, CudaError> {
-        device.bind()?;
+        device.make_current()?;
         let piece = device.0.stagings.spare(len)?;
         let piece = piece.map_or_else(|| Piece::new(device, len), Ok)?;
         Ok(Self { device: device.clone(), piece: Some(piece), until: None })
@@ -78,8 +78,7 @@ impl Stagings {
         let mut found: Option<usize> = None;
         for (index, (piece, until)) in spare.iter().enumerate() {
             let is_better = found.is_none_or(|other| piece.len < spare[other].0.len);
-            let is_free = until.as_ref().map_or(Ok(true), Moment::has_come)?;
-            if piece.len >= len && is_better && is_free {
+            if piece.len >= len && is_better && until.as_ref().map_or(Ok(true), Moment::has_come)? {
                 found = Some(index);
             }
         }

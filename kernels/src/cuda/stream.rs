@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::CUstream;
@@ -13,10 +12,10 @@ use parking_lot::Mutex;
 use super::buffer::DeviceBuffer;
 use super::device::{Device, Handle};
 use super::error::CudaError;
-use super::event::Moment;
+use super::event::{Moment, Upcoming};
 
-/// How long a waiting thread sleeps between two looks at an event.
-const LOOK: Duration = Duration::from_micros(20);
+/// Streams of all devices so far: a number says which one is meant.
+static STREAMS: AtomicU64 = AtomicU64::new(0);
 
 /// An order of operations on a device. Operations of different streams run at the same time where their buffers allow it.
 pub struct Stream {
@@ -37,10 +36,10 @@ struct Progress {
 
 impl Stream {
     pub(super) fn new(device: &Device) -> Result<Self, CudaError> {
-        device.bind()?;
+        device.make_current()?;
         let raw = result::stream::create(result::stream::StreamKind::NonBlocking);
         let raw = Handle(raw.map_err(|error| device.refused("make a stream", error))?);
-        let id = device.0.next_stream.fetch_add(1, Ordering::Relaxed);
+        let id = STREAMS.fetch_add(1, Ordering::Relaxed);
         Ok(Self { device: device.clone(), id, raw, progress: Mutex::default() })
     }
 
@@ -50,91 +49,121 @@ impl Stream {
         &self.device
     }
 
-    /// The driver's handle, for another library to issue something on: between two operations of ours.
-    #[must_use]
-    pub fn raw(&self) -> CUstream {
-        self.raw.0
-    }
-
-    /// Issues `operation`, which reads and writes these buffers and no other memory of ours. Returns when it is issued.
+    /// Puts an operation of another library on this stream, which reads and writes these buffers and no other memory of ours.
+    /// `call` is given the driver's handle of the stream, and returns when the operation is on it.
     ///
     /// # Errors
-    /// [`CudaError::Driver`] if the driver refuses it, or an operation before it has failed.
+    /// What `call` returns; [`CudaError::Driver`] if an operation before it has failed.
+    pub fn enqueue<E: From<CudaError>>(
+        &self,
+        buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
+        call: impl FnOnce(CUstream) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.put(buffers, call).map(drop)
+    }
+
+    /// The same of the driver's own operations.
     pub(super) fn issue(
         &self,
         operation: &str,
-        (reads, writes): (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
+        buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
         launch: impl FnOnce(CUstream) -> Result<(), DriverError>,
     ) -> Result<Moment, CudaError> {
-        self.device.bind()?;
-        let mut progress = self.progress.lock();
-        for buffer in reads {
-            buffer.uses().written(|moment| self.wait_once(&mut progress, moment))?;
-        }
-        for buffer in writes.iter() {
-            buffer.uses().all(|moment| self.wait_once(&mut progress, moment))?;
-        }
-        launch(self.raw.0).map_err(|error| self.device.refused(operation, error))?;
-        progress.issued += 1;
-        let place = (self.id, progress.issued);
-        let moment = Moment::record(&self.device, self.raw.0, place)?;
-        reads.iter().for_each(|buffer| buffer.uses().note_read(&moment));
-        writes.iter().for_each(|buffer| buffer.uses().note_write(&moment));
-        Ok(moment)
+        self.put(buffers, |raw| launch(raw).map_err(|error| self.device.refused(operation, error)))
     }
 
-    /// Has this stream wait, on the device, for all that was issued on `other` so far.
-    ///
+    fn put<E: From<CudaError>>(
+        &self,
+        (reads, writes): (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
+        call: impl FnOnce(CUstream) -> Result<(), E>,
+    ) -> Result<Moment, E> {
+        self.device.make_current()?;
+        reads.iter().try_for_each(|buffer| self.check(buffer))?;
+        writes.iter().try_for_each(|buffer| self.check(buffer))?;
+        let mut awaited = Awaited::default();
+        reads.iter().for_each(|buffer| buffer.uses().written(|moment| awaited.add(moment)));
+        writes.iter().for_each(|buffer| buffer.uses().all(|moment| awaited.add(moment)));
+        let mut progress = self.progress.lock();
+        awaited.0.iter().try_for_each(|moment| self.wait_once(&mut progress, moment))?;
+        let upcoming = Upcoming::new(&self.device)?;
+        let outcome = call(self.raw.0);
+        progress.issued += 1;
+        // A call that failed may have issued something before.
+        match upcoming.record(self.raw.0, (self.id, progress.issued)) {
+            Ok(moment) => {
+                reads.iter().for_each(|buffer| buffer.uses().note_read(&moment));
+                writes.iter().for_each(|buffer| buffer.uses().note_write(&moment));
+                outcome.map(|()| moment)
+            }
+            Err(error) => {
+                reads.iter().for_each(|buffer| buffer.uses().lose());
+                writes.iter().for_each(|buffer| buffer.uses().lose());
+                outcome.and(Err(error.into()))
+            }
+        }
+    }
+
     /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn follow(&self, other: &Self) -> Result<(), CudaError> {
-        self.device.bind()?;
-        let moment = other.last()?;
-        self.wait_once(&mut self.progress.lock(), &moment)
+    /// [`CudaError::Mismatch`] if a buffer is of another device.
+    fn check(&self, buffer: &DeviceBuffer) -> Result<(), CudaError> {
+        if *buffer.device() == self.device {
+            return Ok(());
+        }
+        let (own, other) = (self.device.ordinal(), buffer.device().ordinal());
+        let problem = format!("a buffer of device {other} on a stream of device {own}");
+        Err(CudaError::Mismatch { operation: "issue", problem })
     }
 
     /// Waits on the host until all that was issued is done.
     ///
     /// # Errors
     /// [`CudaError::Late`] after `patience`; [`CudaError::Driver`] if an operation has failed.
-    #[expect(clippy::disallowed_methods, reason = "the driver has no wait that ends by a clock")]
     pub fn wait(&self, operation: &str, patience: Duration) -> Result<(), CudaError> {
-        self.device.bind()?;
-        let (moment, began) = (self.last()?, Instant::now());
-        while !moment.has_come()? {
-            let waited = began.elapsed();
-            if waited >= patience {
-                let device = self.device.ordinal();
-                let waited_ms = waited.as_millis();
-                return Err(CudaError::Late { operation: operation.to_owned(), device, waited_ms });
-            }
-            thread::sleep(LOOK);
-        }
-        Ok(())
+        self.moment()?.wait(operation, patience)
     }
 
     /// The end of all that was issued so far.
-    fn last(&self) -> Result<Moment, CudaError> {
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn moment(&self) -> Result<Moment, CudaError> {
+        self.device.make_current()?;
+        let upcoming = Upcoming::new(&self.device)?;
         let mut progress = self.progress.lock();
         progress.issued += 1;
-        Moment::record(&self.device, self.raw.0, (self.id, progress.issued))
+        upcoming.record(self.raw.0, (self.id, progress.issued))
     }
 
     /// Waits for a moment, on the device, unless this stream is known to be past it.
     fn wait_once(&self, progress: &mut Progress, moment: &Moment) -> Result<(), CudaError> {
-        let seen = progress.seen.entry(moment.stream).or_default();
-        if moment.stream == self.id || *seen >= moment.number {
+        let seen = progress.seen.get(&moment.stream).copied().unwrap_or_default();
+        if moment.stream == self.id || seen >= moment.number {
             return Ok(());
         }
-        *seen = moment.number;
-        moment.hold_back(self.raw.0)
+        moment.hold_back(self.raw.0)?;
+        progress.seen.insert(moment.stream, moment.number);
+        Ok(())
+    }
+}
+
+/// The last moment of each stream that an operation waits for: one wait a stream, however many buffers there are.
+#[derive(Default)]
+struct Awaited(Vec<Moment>);
+
+impl Awaited {
+    fn add(&mut self, moment: &Moment) {
+        match self.0.iter_mut().find(|known| known.stream == moment.stream) {
+            Some(known) if known.number >= moment.number => {}
+            Some(known) => *known = moment.clone(),
+            None => self.0.push(moment.clone()),
+        }
     }
 }
 
 /// What was issued still runs to its end.
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.device.bind().is_err() {
+        if self.device.make_current().is_err() {
             return;
         }
         // SAFETY: CU-2, the stream lives, and nobody uses it any more.

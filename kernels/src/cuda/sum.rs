@@ -36,7 +36,7 @@ impl Stream {
         let members = Table::<u64, MOST_MEMBERS>::of(&addresses);
         let (address, len, noted) = (target.address(0), range.len() as u64, first.address(0));
         let (scale, fold) = (Scale::from(post), u32::from(fold == Fold::Add));
-        let launch = Launch::over(self, format!("sum_{wire}"), range.len())
+        let launch = Launch::over(format!("sum_{wire}"), range.len())
             .argument(&members)
             .argument(&address)
             .argument(&len)
@@ -63,7 +63,7 @@ impl Stream {
         let (_, wire) = dtype(target.dtype());
         let (to, from, len) = (target.address(0), source.address(0), target.len() as u64);
         let scale = Scale::from(pre);
-        let launch = Launch::over(self, format!("narrow_{wire}"), target.len())
+        let launch = Launch::over(format!("narrow_{wire}"), target.len())
             .argument(&to)
             .argument(&from)
             .argument(&len)
@@ -78,8 +78,11 @@ fn check_members(wires: &[&DeviceBuffer], range: &Range<usize>) -> Result<(), Cu
     if wires.is_empty() || wires.len() > MOST_MEMBERS {
         return refuse(format!("{} members, where 1 to {MOST_MEMBERS} are meant", wires.len()));
     }
+    if range.start > range.end {
+        return refuse(format!("a range from {} to {}", range.start, range.end));
+    }
     if !range.start.is_multiple_of(WIDTH) {
-        return refuse(format!("a range from {}, which is no multiple of 8", range.start));
+        return refuse(format!("a range from {}, which is no multiple of 4", range.start));
     }
     for (member, wire) in wires.iter().enumerate() {
         if wire.len() < range.end || wire.dtype() != wires[0].dtype() {

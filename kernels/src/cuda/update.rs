@@ -28,7 +28,7 @@ pub struct DeviceUpdate<'a> {
 /// A run of elements of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceOfStep {
-    /// Its elements; the first is a multiple of 8.
+    /// Its elements; the first is a multiple of 4.
     pub range: Range<usize>,
     /// Which update of this parameter it is, from 1.
     pub step: u64,
@@ -94,7 +94,7 @@ impl Stream {
                 entry(piece, (own.rate, own.second_root))
             };
             let (table, elements) = table(part, piece);
-            let launch = Launch::over(self, format!("adamw_{cast}"), elements).argument(&table);
+            let launch = Launch::over(format!("adamw_{cast}"), elements).argument(&table);
             let launch = addresses.iter().fold(launch, Launch::argument);
             let launch = launch.argument(&address).argument(&divisor).argument(&factors);
             let mut writes: Vec<&mut DeviceBuffer> =
@@ -138,7 +138,7 @@ impl Stream {
         let (cast, address) = cast_of(rounded.as_deref());
         for part in pieces.chunks(MOST_PIECES) {
             let (table, elements) = table(part, |piece| entry(piece, (0.0, 0.0)));
-            let launch = Launch::over(self, format!("sgd_{cast}"), elements).argument(&table);
+            let launch = Launch::over(format!("sgd_{cast}"), elements).argument(&table);
             let launch = addresses.iter().fold(launch, Launch::argument);
             let launch = launch.argument(&address).argument(&divisor).argument(&factors);
             let mut writes: Vec<&mut DeviceBuffer> = vec![&mut *parameters];
@@ -183,13 +183,15 @@ fn entry(piece: &PieceOfStep, (rate, second_root): (f32, f32)) -> Piece {
     Piece { start: range.start as u64, len: range.len() as u64, rate, second_root }
 }
 
-/// The table of some pieces, and the elements of the longest: as many as are worth threads.
+/// The table of some pieces, which are not none, and the elements from the first to the last.
 fn table(
     pieces: &[PieceOfStep],
     entry: impl Fn(&PieceOfStep) -> Piece,
 ) -> (Table<Piece, MOST_PIECES>, usize) {
-    let longest = pieces.iter().map(|piece| piece.range.len()).max().unwrap_or(0);
-    (Table::of(&pieces.iter().map(entry).collect::<Vec<_>>()), longest)
+    let [begin, end] =
+        [pieces.first().map(|it| it.range.start), pieces.last().map(|it| it.range.end)];
+    let elements = end.unwrap_or(0) - begin.unwrap_or(0);
+    (Table::of(&pieces.iter().map(entry).collect::<Vec<_>>()), elements)
 }
 
 fn device_adamw(factors: &AdamWFactors) -> DeviceAdamW {

@@ -15,13 +15,13 @@ fn inspect(values: &[f32]) -> Seen {
     stream.read_seen(&seen, PATIENCE).expect("read")
 }
 
-/// The sum in the order in which the kernel adds: each of 512 x 256 threads takes vectors of eight elements, blocks add up in
+/// The sum in the order in which the kernel adds: each of 512 x 256 threads takes vectors of four elements, blocks add up in
 /// pairs, and so do the sums of blocks.
 fn in_the_kernels_order(values: &[f32]) -> f64 {
     const BLOCKS: usize = 512;
     const THREADS: usize = 256;
     let mut sums = vec![0.0_f64; BLOCKS * THREADS];
-    for (number, vector) in values.chunks(8).enumerate() {
+    for (number, vector) in values.chunks(4).enumerate() {
         let sum = &mut sums[number % (BLOCKS * THREADS)];
         vector.iter().for_each(|value| *sum += f64::from(*value) * f64::from(*value));
     }

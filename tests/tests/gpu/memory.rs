@@ -1,11 +1,16 @@
 //! Device memory that goes from hand to hand.
 
+use std::sync::{Mutex, PoisonError};
+
 use hsdp_kernels::cuda::{DeviceBuffer, Stream};
 use hsdp_kernels::{Divisor, Fold, Values};
 use hsdp_sharding::DType;
 
 use super::numbers::ordinary;
-use super::{assert_same, device, download, stream, upload};
+use super::{PATIENCE, assert_same, device, download, stream, upload};
+
+/// Held by tests of what the pool does: who runs out of memory empties it for all.
+static POOL: Mutex<()> = Mutex::new(());
 
 /// Rounds of work on several streams, in which every buffer is dropped while the device still uses it.
 fn round(streams: &[Stream; 3], seed: u64, len: usize) {
@@ -38,6 +43,7 @@ fn memory_that_is_given_back_is_not_overwritten_before_it_was_read() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn nothing_is_allocated_in_steady_state() {
+    let _pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     // No other test has buffers of these sizes.
     let (streams, len) = ([(); 3].map(|()| stream()), 5_000_000);
     let allocations = || [4, 2].map(|size| device().allocations(size * len));
@@ -46,11 +52,18 @@ fn nothing_is_allocated_in_steady_state() {
     assert!(first.iter().all(|count| *count > 0), "the first round allocates: {first:?}");
     (2..6).for_each(|seed| round(&streams, seed, len));
     assert_eq!(allocations(), first, "of f32, and of bf16");
+
+    // What is given back to the driver must be had from it again.
+    streams.iter().for_each(|stream| stream.wait("all of it", PATIENCE).expect("done"));
+    device().release_spare_memory().expect("released");
+    round(&streams, 9, len);
+    assert!(allocations()[0] > first[0], "{:?} after {first:?}", allocations());
 }
 
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_device_without_memory_says_how_much_was_asked_for() {
+    let _pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     let refused = DeviceBuffer::new(&device(), DType::F32, 1 << 45, "the moon").map(drop);
     let said = refused.expect_err("no device has that").to_string();
     let begins =
@@ -61,4 +74,15 @@ fn a_device_without_memory_says_how_much_was_asked_for() {
     let stream = stream();
     let copy = upload(&stream, Values::F32(&values));
     assert_same(download(&stream, &copy).values(), Values::F32(&values), "a copy");
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn lengths_and_dtypes_that_no_buffer_has_are_refused() {
+    let too_long = DeviceBuffer::new(&device(), DType::F32, usize::MAX / 2, "the moon").map(drop);
+    let said = too_long.expect_err("it is more than there is").to_string();
+    assert!(said.starts_with("CUDA device 0 is out of memory: "), "{said}");
+    let integers = DeviceBuffer::new(&device(), DType::I64, 8, "a test").map(drop);
+    let said = integers.expect_err("kernels know no integers").to_string();
+    assert_eq!(said, "a device buffer: i64 is no dtype of parameters or gradients");
 }

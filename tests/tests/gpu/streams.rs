@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use hsdp_kernels::cuda::{DeviceBuffer, Packed};
 use hsdp_kernels::{Divisor, Fold, Values};
@@ -65,4 +66,20 @@ fn ranks_that_are_threads_read_what_the_others_have_written() {
             }
         });
     }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn who_waits_longer_than_it_wants_to_is_told_what_for() {
+    let (stream, len) = (stream(), 5_000_000);
+    let one = upload(&stream, Values::F32(&vec![1.0; len]));
+    let mut sum = upload(&stream, Values::F32(&vec![0.0; len]));
+    let mut first = upload(&stream, Values::F32(&[f32::from_bits(u32::MAX); 2]));
+    for _ in 0..100 {
+        let post = (Divisor::ONE, Fold::Add);
+        stream.sum(&mut sum, (&[&one], 0..len), post, &mut first).expect("summed");
+    }
+    let late = stream.wait("a hundred sums", Duration::ZERO).expect_err("they take their time");
+    assert_eq!(late.to_string(), "a hundred sums on CUDA device 0 was not done in 0 ms");
+    assert_same(download(&stream, &sum).values(), Values::F32(&vec![100.0; len]), "sums");
 }

@@ -118,5 +118,5 @@ fn members_that_do_not_fit_are_refused_by_number() {
     let said = "sum: member 1 has 30 elements of f32, where 40 of f32 are meant".to_owned();
     assert_eq!(sum(&[&long, &short], 8), Err(said));
     assert_eq!(sum(&[], 0), Err("sum: 0 members, where 1 to 480 are meant".to_owned()));
-    assert_eq!(sum(&[&long], 4), Err("sum: a range from 4, which is no multiple of 8".to_owned()));
+    assert_eq!(sum(&[&long], 6), Err("sum: a range from 6, which is no multiple of 4".to_owned()));
 }

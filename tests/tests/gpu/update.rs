@@ -184,7 +184,7 @@ fn pieces_that_do_not_fit_are_refused() {
         step: 1,
         clip: 1.0,
     };
-    for (range, number) in [(60..70, 1), (4..8, 1), (8..16, 0)] {
+    for (range, number) in [(60..70, 1), (6..8, 1), (8..16, 0)] {
         let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
         let piece = PieceOfStep { range: range.clone(), step: number };
         let refused = stream.adamw(update, &[piece], &step, (first, second));
