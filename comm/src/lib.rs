@@ -55,7 +55,7 @@
 //!
 //! # Modules
 //!
-//! All are private and their items are named here. In reading order: `op`, `tag`, `descriptor` (what is asked for),
+//! All but `nccl` (with the feature of that name) are private and their items are named here. In reading order: `op`, `tag`, `descriptor` (what is asked for),
 //! `error`, `mismatch` (what can go wrong), `fault` (what goes wrong on purpose), `slow` (what takes longer on purpose), `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment` (who there is), `group`,
 //! `site` (where members meet), `call`, `collectives`, `units`, `pending` (what is issued), `work` (what is done, block by block), `local` (who
 //! does it when: `PROTOCOL.md` beside the sources), `ledger`, `flight` (what was done), `sync`.
@@ -72,6 +72,8 @@ mod launch;
 mod ledger;
 mod local;
 mod mismatch;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod op;
 mod options;
 mod pending;

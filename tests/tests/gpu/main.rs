@@ -1,16 +1,18 @@
 //! What needs a CUDA device: kernels beside their twins on the CPU, streams, memory.
 //!
 //! ```text
-//! cargo test -p hsdp-tests --features cuda --test gpu -- --ignored
-//! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda --test gpu -- --ignored   # without a device
+//! cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored
+//! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
-//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `streams`, `compile` (which
-//! needs no device).
+//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `streams`, `nccl`, `compile`
+//! (which needs no device).
 
 mod compile;
 mod inspect;
 mod memory;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod numbers;
 mod pack;
 mod streams;

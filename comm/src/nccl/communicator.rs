@@ -1,0 +1,330 @@
+//! How a communicator is made and given up.
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_kernels::cuda::{Device, Stream};
+use nccl_sys::{NCCL_SPLIT_NOCOLOR, Nccl, ncclComm_t, ncclResult_t, ncclUniqueId};
+
+use super::error::{NcclError, texts};
+
+/// How long a waiting thread sleeps between two looks.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// What the ranks of a communicator find each other by: made by one of them, and told to the others.
+#[derive(Clone, Copy)]
+pub struct UniqueId(ncclUniqueId);
+
+impl UniqueId {
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`NcclError::Missing`] without NCCL; [`NcclError::Refused`].
+    pub fn new() -> Result<Self, NcclError> {
+        let nccl = load()?;
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        // SAFETY: NC-4, it writes an id to where it is told to.
+        let status = unsafe { (nccl.functions().ncclGetUniqueId)(&raw mut id) };
+        match status {
+            ncclResult_t::ncclSuccess => Ok(Self(id)),
+            status => Err(refused(nccl, std::ptr::null_mut(), ("unique id", 0, 0), status)),
+        }
+    }
+}
+
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UniqueId(..)")
+    }
+}
+
+/// A rank's handle of a communicator: used by one thread at a time.
+///
+/// Every operation is **collective**: all ranks call it, in one order.
+pub struct Communicator {
+    pub(super) nccl: &'static Nccl,
+    /// There until it is given up.
+    raw: Option<Raw>,
+    pub(super) device: Device,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    /// NCCL's communicators are used by one thread at a time.
+    not_sync: PhantomData<Cell<()>>,
+}
+
+#[derive(Clone, Copy)]
+struct Raw(ncclComm_t);
+
+// SAFETY: NC-4, a communicator may go from thread to thread; that one uses it at a time is in the type that owns it.
+unsafe impl Send for Raw {}
+
+impl Communicator {
+    /// Joins the communicator of `id` as rank `rank` of `size`, on `device`. **Collective.**
+    ///
+    /// # Errors
+    /// [`NcclError::Late`] if not all have joined after `patience`; [`NcclError::Missing`] without NCCL;
+    /// [`NcclError::Refused`]; [`NcclError::Device`].
+    pub fn join(
+        device: &Device,
+        id: UniqueId,
+        (rank, size): (usize, usize),
+        patience: Duration,
+    ) -> Result<Self, NcclError> {
+        let nccl = load()?;
+        device.make_current()?;
+        let (number, count) = (of(rank), of(size));
+        let mut config = nccl.config();
+        config.blocking = 0;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: NC-4, it writes a handle to where it is told to, and reads id and config before it returns.
+        let status = unsafe {
+            (nccl.functions().ncclCommInitRankConfig)(
+                &raw mut raw,
+                count,
+                id.0,
+                number,
+                &raw mut config,
+            )
+        };
+        let joined = Self::made(nccl, raw, device, (rank, size));
+        joined.settle("join", status, patience)?;
+        Ok(joined)
+    }
+
+    /// Splits off the communicators of all ranks of one colour, ordered by `key` and rank; `None` for ranks without a colour.
+    /// **Collective** over this communicator.
+    ///
+    /// # Errors
+    /// [`NcclError::Late`], [`NcclError::Refused`], [`NcclError::GivenUp`].
+    pub fn split(
+        &mut self,
+        colour: Option<usize>,
+        key: usize,
+        patience: Duration,
+    ) -> Result<Option<Self>, NcclError> {
+        let raw = self.raw("split")?;
+        self.device.make_current()?;
+        let mut config = self.nccl.config();
+        config.blocking = 0;
+        let mut made = std::ptr::null_mut();
+        let number = colour.map_or(NCCL_SPLIT_NOCOLOR, of);
+        // SAFETY: NC-4, the parent lives; a handle is written to where it is told to, or null for no colour.
+        let status = unsafe {
+            (self.nccl.functions().ncclCommSplit)(
+                raw,
+                number,
+                of(key),
+                &raw mut made,
+                &raw mut config,
+            )
+        };
+        self.settle("split", status, patience)?;
+        if colour.is_none() {
+            return Ok(None);
+        }
+        let mut split = Self::made(self.nccl, made, &self.device, (0, 0));
+        split.settle("split", ncclResult_t::ncclInProgress, patience)?;
+        let functions = split.nccl.functions();
+        split.rank = split.asked("rank", functions.ncclCommUserRank)?;
+        split.size = split.asked("size", functions.ncclCommCount)?;
+        Ok(Some(split))
+    }
+
+    fn made(
+        nccl: &'static Nccl,
+        raw: ncclComm_t,
+        device: &Device,
+        (rank, size): (usize, usize),
+    ) -> Self {
+        let raw = (!raw.is_null()).then_some(Raw(raw));
+        Self { nccl, raw, device: device.clone(), rank, size, not_sync: PhantomData }
+    }
+
+    /// This rank in it.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks it has.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Waits until all that was issued on `stream` is done, and all of this communicator's well. Gives it up if that fails.
+    ///
+    /// # Errors
+    /// [`NcclError::Late`] after `patience`; [`NcclError::Refused`] with what NCCL reports; [`NcclError::Device`].
+    pub fn wait(&mut self, stream: &Stream, patience: Duration) -> Result<(), NcclError> {
+        let (moment, began) = (stream.moment()?, Instant::now());
+        loop {
+            let outcome = self.state("wait").and_then(|_| Ok(moment.has_come()?));
+            match outcome {
+                Ok(true) => return Ok(()),
+                Ok(false) if began.elapsed() < patience => look_later(),
+                Ok(false) => {
+                    self.give_up();
+                    return Err(self.late("wait", began));
+                }
+                Err(error) => {
+                    self.give_up();
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Waits until what was issued is done, and gives the communicator back. **Collective.**
+    ///
+    /// # Errors
+    /// [`NcclError::Late`] after `patience`; [`NcclError::Refused`]. It is given up then.
+    pub fn close(mut self, patience: Duration) -> Result<(), NcclError> {
+        let raw = self.raw("close")?;
+        self.device.make_current()?;
+        // SAFETY: NC-4, the communicator lives, and nothing is issued on it any more.
+        let status = unsafe { (self.nccl.functions().ncclCommFinalize)(raw) };
+        self.settle("close", status, patience)?;
+        self.raw = None;
+        // SAFETY: NC-4, it was finalized, and `raw` is forgotten.
+        let status = unsafe { (self.nccl.functions().ncclCommDestroy)(raw) };
+        match status {
+            ncclResult_t::ncclSuccess => Ok(()),
+            status => Err(self.refused("close", status)),
+        }
+    }
+
+    /// Gives it up at once: its operations end, and those of the other ranks hang until they give theirs up. Returns before the
+    /// device has noticed.
+    pub fn give_up(&mut self) {
+        let Some(raw) = self.raw.take() else { return };
+        let (abort, device) = (self.nccl.functions().ncclCommAbort, self.device.clone());
+        let abort = move || {
+            // The whole of it is moved here, not the pointer in it.
+            let raw = raw;
+            if device.make_current().is_err() {
+                return;
+            }
+            // SAFETY: NC-4, nobody else has the handle any more: it was taken.
+            let status = unsafe { abort(raw.0) };
+            if status != ncclResult_t::ncclSuccess {
+                tracing::warn!(%status, "NCCL could not abort a communicator");
+            }
+        };
+        // It may wait for the device, which a drop must not.
+        let started = thread::Builder::new().name("hsdp-nccl-abort".to_owned()).spawn(abort);
+        if let Err(error) = started {
+            tracing::warn!(%error, "a communicator could not be aborted: there is no thread for it");
+        }
+    }
+
+    /// The handle.
+    pub(super) fn raw(&self, operation: &'static str) -> Result<ncclComm_t, NcclError> {
+        let given_up = NcclError::GivenUp { operation, rank: self.rank, size: self.size };
+        self.raw.map(|raw| raw.0).ok_or(given_up)
+    }
+
+    /// Waits until a call that may be in progress is not any more.
+    pub(super) fn settle(
+        &self,
+        operation: &'static str,
+        status: ncclResult_t,
+        patience: Duration,
+    ) -> Result<(), NcclError> {
+        let began = Instant::now();
+        match status {
+            ncclResult_t::ncclSuccess => return Ok(()),
+            ncclResult_t::ncclInProgress => {}
+            status => return Err(self.refused(operation, status)),
+        }
+        while self.state(operation)? == ncclResult_t::ncclInProgress {
+            if began.elapsed() >= patience {
+                return Err(self.late(operation, began));
+            }
+            look_later();
+        }
+        Ok(())
+    }
+
+    /// Success or in progress; anything else is an error.
+    fn state(&self, operation: &'static str) -> Result<ncclResult_t, NcclError> {
+        let (raw, mut state) = (self.raw(operation)?, ncclResult_t::ncclSuccess);
+        // SAFETY: NC-4, the communicator lives, and a status is written to where it is told to.
+        let status = unsafe { (self.nccl.functions().ncclCommGetAsyncError)(raw, &raw mut state) };
+        match (status, state) {
+            (
+                ncclResult_t::ncclSuccess,
+                ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress,
+            ) => Ok(state),
+            (ncclResult_t::ncclSuccess, failed) | (failed, _) => {
+                Err(self.refused(operation, failed))
+            }
+        }
+    }
+
+    fn asked(
+        &self,
+        operation: &'static str,
+        ask: unsafe extern "C" fn(ncclComm_t, *mut std::os::raw::c_int) -> ncclResult_t,
+    ) -> Result<usize, NcclError> {
+        let (raw, mut number) = (self.raw(operation)?, 0);
+        // SAFETY: NC-4, the communicator lives, and a number is written to where it is told to.
+        match unsafe { ask(raw, &raw mut number) } {
+            ncclResult_t::ncclSuccess => Ok(usize::try_from(number).unwrap_or(0)),
+            status => Err(self.refused(operation, status)),
+        }
+    }
+
+    pub(super) fn refused(&self, operation: &'static str, status: ncclResult_t) -> NcclError {
+        let raw = self.raw.map_or(std::ptr::null_mut(), |raw| raw.0);
+        refused(self.nccl, raw, (operation, self.rank, self.size), status)
+    }
+
+    fn late(&self, operation: &'static str, began: Instant) -> NcclError {
+        let waited_ms = began.elapsed().as_millis();
+        NcclError::Late { operation, rank: self.rank, size: self.size, waited_ms }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+fn load() -> Result<&'static Nccl, NcclError> {
+    Nccl::load().map_err(|error| NcclError::Missing { reason: error.to_string() })
+}
+
+fn refused(
+    nccl: &Nccl,
+    raw: ncclComm_t,
+    (operation, rank, size): (&'static str, usize, usize),
+    status: ncclResult_t,
+) -> NcclError {
+    let (meaning, last) = texts(nccl, raw, status);
+    NcclError::Refused { operation, rank, size, status: status.to_string(), meaning, last }
+}
+
+/// A rank, a count or a colour, as NCCL takes them. More than 2^31 ranks there are not.
+fn of(number: usize) -> std::os::raw::c_int {
+    number.try_into().unwrap_or(std::os::raw::c_int::MAX)
+}
+
+#[expect(clippy::disallowed_methods, reason = "NCCL has no wait that ends by a clock")]
+fn look_later() {
+    thread::sleep(LOOK);
+}

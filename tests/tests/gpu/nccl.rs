@@ -1,0 +1,187 @@
+//! NCCL's communicators, with ranks that are threads and share the device.
+
+use std::ops::Range;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_comm::nccl::{Communicator, NcclError, UniqueId};
+use hsdp_kernels::cuda::{DeviceBuffer, Stream};
+use hsdp_kernels::{HostBuffer, Values};
+use hsdp_sharding::DType;
+
+use super::numbers::{DTYPES, ordinary};
+use super::{PATIENCE, assert_same, device, download, stream, upload};
+
+/// Runs `rank` on a thread each, with a communicator of all of them and a stream; what each returned.
+fn run<T: Send>(ranks: usize, rank: impl Fn(Communicator, Stream) -> T + Sync) -> Vec<T> {
+    let (id, rank) = (UniqueId::new().expect("an id"), &rank);
+    thread::scope(|scope| {
+        let start = |number| {
+            scope.spawn(move || {
+                let joined = Communicator::join(&device(), id, (number, ranks), PATIENCE);
+                rank(joined.expect("joined"), stream())
+            })
+        };
+        let started: Vec<_> = (0..ranks).map(start).collect();
+        started.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+    })
+}
+
+fn cast(dtype: DType, values: &[f32]) -> HostBuffer {
+    let mut cast = HostBuffer::zeros(dtype, values.len()).expect("memory");
+    hsdp_kernels::cast(cast.values_mut(), values);
+    cast
+}
+
+fn empty(dtype: DType, len: usize) -> DeviceBuffer {
+    DeviceBuffer::new(&device(), dtype, len, "a test").expect("memory")
+}
+
+/// What a rank contributes: whole numbers, of which sums are exact in every dtype.
+fn contribution(rank: usize, len: usize) -> Vec<f32> {
+    (0..len).map(|index| ((index * 7 + rank * 3) % 16) as f32).collect()
+}
+
+fn sum(ranks: usize, range: Range<usize>, len: usize) -> Vec<f32> {
+    let mut sum = vec![0.0; len];
+    for rank in 0..ranks {
+        sum.iter_mut().zip(contribution(rank, len)).for_each(|(sum, value)| *sum += value);
+    }
+    sum[range].to_vec()
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn shards_are_gathered_in_the_order_of_ranks() {
+    for (ranks, dtype) in [1, 2, 4].into_iter().flat_map(|ranks| DTYPES.map(|it| (ranks, it))) {
+        let len = 1000;
+        let shard = |rank: usize| cast(dtype, &ordinary(rank as u64, len));
+        let gathered = run(ranks, |mut comm, stream| {
+            let own = upload(&stream, shard(comm.rank()).values());
+            // Behind something else, as the frozen part of a unit lies behind the trainable one.
+            let mut full = empty(dtype, 64 + ranks * len);
+            full.fill(&stream, 0).expect("filled");
+            let to = (&mut full, 64..64 + ranks * len);
+            comm.all_gather(&stream, (&own, 0..len), to).expect("issued");
+            comm.wait(&stream, PATIENCE).expect("gathered");
+            let full = download(&stream, &full);
+            comm.close(PATIENCE).expect("closed");
+            full
+        });
+        for full in gathered {
+            for rank in 0..ranks {
+                let found = full.values().slice(64 + rank * len..64 + (rank + 1) * len);
+                assert_same(
+                    found,
+                    shard(rank).values(),
+                    &format!("{dtype}, rank {rank} of {ranks}"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn sums_are_scattered_and_given_to_all() {
+    for (ranks, dtype) in [1, 2, 4].into_iter().flat_map(|ranks| DTYPES.map(|it| (ranks, it))) {
+        let part = 512;
+        let len = ranks * part;
+        run(ranks, |mut comm, stream| {
+            let rank = comm.rank();
+            let input = upload(&stream, cast(dtype, &contribution(rank, len)).values());
+            let mut scattered = empty(dtype, part);
+            comm.reduce_scatter(&stream, (&input, 0..len), &mut scattered).expect("issued");
+            let mut all = upload(&stream, cast(dtype, &contribution(rank, len)).values());
+            comm.all_reduce(&stream, &mut all).expect("issued");
+            comm.wait(&stream, PATIENCE).expect("reduced");
+            let own = rank * part..(rank + 1) * part;
+            let expected = cast(dtype, &sum(ranks, own, len));
+            let found = download(&stream, &scattered);
+            assert_same(found.values(), expected.values(), "scattered");
+            let expected = cast(dtype, &sum(ranks, 0..len, len));
+            assert_same(download(&stream, &all).values(), expected.values(), "given to all");
+            comm.close(PATIENCE).expect("closed");
+        });
+    }
+}
+
+/// As the groups of a 2 x 2 mesh are: rows, then columns.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn groups_are_split_and_reduce_apart_from_each_other() {
+    let found = run(4, |mut comm, stream| {
+        let rank = comm.rank();
+        let mut row = comm.split(Some(rank / 2), rank, PATIENCE).expect("split").expect("a row");
+        let mut column =
+            comm.split(Some(rank % 2), rank, PATIENCE).expect("split").expect("a column");
+        let none = comm.split((rank == 0).then_some(0), 0, PATIENCE).expect("split");
+        assert_eq!(none.map(|it| it.size()), (rank == 0).then_some(1));
+        assert_eq!(
+            [(row.rank(), row.size()), (column.rank(), column.size())],
+            [(rank % 2, 2), (rank / 2, 2)]
+        );
+        let mut value = upload(&stream, Values::F32(&[[1.0, 10.0, 100.0, 1000.0][rank]; 32]));
+        row.all_reduce(&stream, &mut value).expect("issued");
+        column.all_reduce(&stream, &mut value).expect("issued");
+        for comm in [&mut row, &mut column] {
+            comm.wait(&stream, PATIENCE).expect("reduced");
+        }
+        download(&stream, &value).values().to_f32()[31]
+    });
+    assert_eq!(found, [1111.0; 4]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_rank_that_never_comes_is_late_and_holds_up_nobody_for_ever() {
+    let (id, patience) = (UniqueId::new().expect("an id"), Duration::from_millis(300));
+    let began = Instant::now();
+    let late = Communicator::join(&device(), id, (0, 2), patience).expect_err("there is no other");
+    assert!(began.elapsed() < Duration::from_secs(30));
+    let text = late.to_string();
+    assert!(text.starts_with("join of rank 0 of 2 was not done in 3"), "{text}");
+}
+
+/// One rank does not come to an operation: the other gives up, and its stream goes on.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_rank_that_hangs_in_a_step_is_given_up_by_the_others_and_their_streams_go_on() {
+    let outcomes = run(2, |mut comm, stream| {
+        let mut value = upload(&stream, Values::F32(&[1.0; 64]));
+        if comm.rank() == 1 {
+            return None;
+        }
+        comm.all_reduce(&stream, &mut value).expect("issued");
+        let late = comm.wait(&stream, Duration::from_millis(300)).expect_err("nobody comes");
+        assert!(matches!(late, NcclError::Late { .. }), "{late}");
+        let again = comm.all_reduce(&stream, &mut value).expect_err("it was given up");
+        assert_eq!(again.to_string(), "all_reduce of rank 0 of 2: the communicator was given up");
+        stream.wait("what was issued", PATIENCE).expect("the stream goes on");
+        Some(())
+    });
+    assert_eq!(outcomes, [Some(()), None]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn buffers_that_do_not_fit_are_refused_before_nccl_sees_them() {
+    run(1, |mut comm, stream| {
+        let (long, mut short) = (empty(DType::F32, 64), empty(DType::F32, 32));
+        let mut other = empty(DType::BF16, 64);
+        let refused = [
+            comm.all_gather(&stream, (&long, 0..64), (&mut short, 0..32)),
+            comm.all_gather(&stream, (&long, 8..72), (&mut short, 0..32)),
+            comm.all_gather(&stream, (&long, 0..64), (&mut other, 0..64)),
+            comm.reduce_scatter(&stream, (&long, 0..48), &mut short),
+        ];
+        let said = refused.map(|it| it.expect_err("it does not fit").to_string());
+        let expected = [
+            "all_gather of rank 0 of 1: 32 elements, where 64 are meant",
+            "all_gather of rank 0 of 1: elements 8..72 of a buffer of 64",
+            "all_gather of rank 0 of 1: elements of f32 into bf16",
+            "reduce_scatter of rank 0 of 1: 48 elements, where 32 are meant",
+        ];
+        assert_eq!(said, expected);
+    });
+}
