@@ -246,9 +246,12 @@ int ncclCommInitRankConfig(void** made, int size, Id id, int rank, void*) {
     return IN_PROGRESS;
 }
 
+// The parent is in progress until the child is made; then its handle is written, by another thread than the caller's.
 int ncclCommSplit(void* handle, int colour, int key, void** made, void*) {
-    Handle parent = *(Handle*)handle, comm = std::make_shared<Comm>();
-    *made = colour < 0 ? nullptr : new Handle(comm);
+    Handle parent = *(Handle*)handle;
+    if (parent->state != SUCCESS || parent->is_aborted) return INVALID_USAGE;
+    parent->state = IN_PROGRESS;
+    *made = nullptr;
     std::uint64_t number = parent->split++;
     std::thread([=] {
         Shared& shared = *parent->shared;
@@ -257,18 +260,23 @@ int ncclCommSplit(void* handle, int colour, int key, void** made, void*) {
         split.said[parent->rank] = {colour, key};
         shared.changed.notify_all();
         shared.changed.wait(held, [&] { return split.said.size() == std::size_t(shared.size) || parent->is_aborted; });
-        if (parent->is_aborted || colour < 0) return;
-        int size = 0, rank = 0;
-        for (auto& [other, said] : split.said) {
-            if (said.first != colour) continue;
-            ++size;
-            rank += std::make_pair(said.second, other) < std::make_pair(key, parent->rank);
+        if (parent->is_aborted) return;
+        if (colour >= 0) {
+            Handle child = std::make_shared<Comm>();
+            int size = 0, rank = 0;
+            for (auto& [other, said] : split.said) {
+                if (said.first != colour) continue;
+                ++size;
+                rank += std::make_pair(said.second, other) < std::make_pair(key, parent->rank);
+            }
+            auto& of_colour = split.of_colour[colour];
+            if (!of_colour) of_colour = std::make_shared<Shared>(size);
+            child->shared = of_colour;
+            child->rank = rank;
+            child->state = SUCCESS;
+            __atomic_store_n(made, new Handle(child), __ATOMIC_RELEASE);
         }
-        auto& of_colour = split.of_colour[colour];
-        if (!of_colour) of_colour = std::make_shared<Shared>(size);
-        comm->shared = of_colour;
-        comm->rank = rank;
-        join(comm);
+        parent->state = SUCCESS;
     }).detach();
     return IN_PROGRESS;
 }

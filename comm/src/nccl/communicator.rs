@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_kernels::cuda::{Device, Stream};
-use nccl_sys::{NCCL_SPLIT_NOCOLOR, Nccl, ncclComm_t, ncclResult_t, ncclUniqueId};
+use nccl_sys::{NCCL_SPLIT_NOCOLOR, Nccl, ncclComm, ncclComm_t, ncclResult_t, ncclUniqueId};
 
 use super::error::{NcclError, texts};
 
@@ -58,6 +59,25 @@ pub struct Communicator {
 #[derive(Clone, Copy)]
 struct Raw(ncclComm_t);
 
+/// Where NCCL writes a handle: from a thread of its own, which may come to that when nobody waits for it any more. So a place is
+/// never given back; it is 8 bytes for each communicator that is made.
+struct Place(&'static AtomicPtr<ncclComm>);
+
+impl Place {
+    fn new() -> Self {
+        Self(Box::leak(Box::new(AtomicPtr::new(std::ptr::null_mut()))))
+    }
+
+    fn address(&self) -> *mut ncclComm_t {
+        self.0.as_ptr()
+    }
+
+    /// What was written so far.
+    fn handle(&self) -> ncclComm_t {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 // SAFETY: NC-4, a communicator may go from thread to thread; that one uses it at a time is in the type that owns it.
 unsafe impl Send for Raw {}
 
@@ -78,18 +98,18 @@ impl Communicator {
         let (number, count) = (of(rank), of(size));
         let mut config = nccl.config();
         config.blocking = 0;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: NC-4, it writes a handle to where it is told to, and reads id and config before it returns.
+        let place = Place::new();
+        // SAFETY: NC-4, it writes a handle to its place, now or later, and reads id and config before it returns.
         let status = unsafe {
             (nccl.functions().ncclCommInitRankConfig)(
-                &raw mut raw,
+                place.address(),
                 count,
                 id.0,
                 number,
                 &raw mut config,
             )
         };
-        let joined = Self::made(nccl, raw, device, (rank, size));
+        let joined = Self::made(nccl, place.handle(), device, (rank, size));
         joined.settle("join", status, patience)?;
         Ok(joined)
     }
@@ -109,23 +129,27 @@ impl Communicator {
         self.device.make_current()?;
         let mut config = self.nccl.config();
         config.blocking = 0;
-        let mut made = std::ptr::null_mut();
+        let place = Place::new();
         let number = colour.map_or(NCCL_SPLIT_NOCOLOR, of);
-        // SAFETY: NC-4, the parent lives; a handle is written to where it is told to, or null for no colour.
+        // SAFETY: NC-4, the parent lives; a handle is written to its place, now or later, or null for no colour.
         let status = unsafe {
             (self.nccl.functions().ncclCommSplit)(
                 raw,
                 number,
                 of(key),
-                &raw mut made,
+                place.address(),
                 &raw mut config,
             )
         };
-        self.settle("split", status, patience)?;
+        if let Err(error) = self.settle("split", status, patience) {
+            // Neither it nor what was split off can be used: NCCL is in the midst of it.
+            self.give_up();
+            return Err(error);
+        }
         if colour.is_none() {
             return Ok(None);
         }
-        let mut split = Self::made(self.nccl, made, &self.device, (0, 0));
+        let mut split = Self::made(self.nccl, place.handle(), &self.device, (0, 0));
         split.settle("split", ncclResult_t::ncclInProgress, patience)?;
         let functions = split.nccl.functions();
         split.rank = split.asked("rank", functions.ncclCommUserRank)?;
