@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# What runs on a machine with a GPU, made on one without.
+#
+#   benches/gpu.sh build            on the build host: makes target/gpu, with programs and a small NCCL, under 64 MiB
+#   benches/gpu.sh run [FOLDER] ... on the GPU host: the suite, without cargo and network; leaves a report in FOLDER
+#
+# What follows FOLDER goes to the suite. NCCL is the small one, unless $HSDP_NCCL_LIBRARY names another.
+set -euo pipefail
+root="$(cd "$(dirname "$0")/.." && pwd)"
+target="${CARGO_TARGET_DIR:-$root/target}"
+made="$target/gpu"
+
+# The path of the program of the GPU suite, when it is built.
+suite() {
+    cargo test --release -p hsdp-tests --features cuda,nccl --test gpu --no-run --locked --message-format=json |
+        python3 -c 'import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("executable") and message["target"]["name"] == "gpu":
+        print(message["executable"])'
+}
+
+build() {
+    mkdir -p "$made"
+    strip -o "$made/gpu" "$(cd "$root" && suite)"
+    python3 "$root/benches/gpu/nccl_one_gpu.py" "$made"
+    local bytes
+    bytes=$(du -sb --exclude='libnccl.so.2' --exclude='report*' "$made" | cut -f1)
+    echo "$made: $((bytes >> 20)) MiB"
+    if ((bytes > 64 << 20)); then
+        echo "that is more than 64 MiB" >&2
+        exit 1
+    fi
+}
+
+# What the numbers were measured on.
+machine() {
+    date --iso-8601=seconds
+    uname -srm
+    grep -m1 "model name" /proc/cpuinfo || true
+    nvidia-smi || echo "no nvidia-smi"
+    git -C "$root" rev-parse HEAD 2>/dev/null || echo "no git"
+}
+
+run() {
+    local report="${1:-$made/report-$(date +%Y-%m-%d-%H%M%S)}"
+    shift || true
+    mkdir -p "$report"
+    machine >"$report/machine.txt" 2>&1
+    if [[ ! -e "$made/libnccl.so.2" && -e "$made/libnccl.so.2.xz" ]]; then
+        xz -dk "$made/libnccl.so.2.xz"
+    fi
+    export HSDP_NCCL_LIBRARY="${HSDP_NCCL_LIBRARY:-$made/libnccl.so.2}"
+    # Several ranks on one GPU: each with few multiprocessors, or they starve each other.
+    export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4
+    local status=0
+    "$made/gpu" --ignored "$@" >"$report/suite.txt" 2>&1 || status=$?
+    tail -n 5 "$report/suite.txt"
+    echo "suite: exit $status; the report is in $report"
+    exit "$status"
+}
+
+case "${1:-}" in
+build) build ;;
+run)
+    shift
+    run "$@"
+    ;;
+*)
+    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
