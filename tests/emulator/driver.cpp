@@ -87,12 +87,35 @@ class Stream {
     std::thread thread;
 };
 
-// What was recorded last, and what has come. Who waits for an event waits for what had been recorded when it said so.
-struct Event {
+// A point of a stream, to which it comes once.
+struct Point {
     std::mutex lock;
     std::condition_variable changed;
-    std::uint64_t recorded = 0, come = 0;
+    bool has_come = false;
+
+    void come() {
+        std::lock_guard held(lock);
+        has_come = true;
+        changed.notify_all();
+    }
+
+    void wait() {
+        std::unique_lock held(lock);
+        changed.wait(held, [this] { return has_come; });
+    }
 };
+
+// The point that was recorded last, if any was. Who waits for an event waits for the point of that time, though another be recorded
+// meanwhile, on a stream that comes there sooner.
+struct Event {
+    std::mutex lock;
+    std::shared_ptr<Point> last;
+};
+
+std::shared_ptr<Point> last_of(Event& event) {
+    std::lock_guard held(event.lock);
+    return event.last;
+}
 
 struct Device {
     std::mutex lock;
@@ -193,40 +216,28 @@ int cuEventDestroy_v2(void* event) {
 
 int cuEventRecord(void* recorded, void* stream) {
     NEEDS_CONTEXT;
-    Handle event = *(Handle*)recorded;
-    std::uint64_t number;
+    auto point = std::make_shared<Point>();
     {
-        std::lock_guard held(event->lock);
-        number = ++event->recorded;
+        Event& event = **(Handle*)recorded;
+        std::lock_guard held(event.lock);
+        event.last = point;
     }
-    ((Stream*)stream)->put([event, number] {
-        std::lock_guard held(event->lock);
-        event->come = std::max(event->come, number);
-        event->changed.notify_all();
-    });
+    ((Stream*)stream)->put([point] { point->come(); });
     return SUCCESS;
 }
 
 int cuStreamWaitEvent(void* stream, void* awaited, unsigned) {
     NEEDS_CONTEXT;
-    Handle event = *(Handle*)awaited;
-    std::uint64_t number;
-    {
-        std::lock_guard held(event->lock);
-        number = event->recorded;
-    }
-    ((Stream*)stream)->put([event, number] {
-        std::unique_lock held(event->lock);
-        event->changed.wait(held, [&] { return event->come >= number; });
-    });
+    if (auto point = last_of(**(Handle*)awaited)) ((Stream*)stream)->put([point] { point->wait(); });
     return SUCCESS;
 }
 
 int cuEventQuery(void* queried) {
     NEEDS_CONTEXT;
-    Handle event = *(Handle*)queried;
-    std::lock_guard held(event->lock);
-    return event->come >= event->recorded ? SUCCESS : NOT_READY;
+    auto point = last_of(**(Handle*)queried);
+    if (!point) return SUCCESS;
+    std::lock_guard held(point->lock);
+    return point->has_come ? SUCCESS : NOT_READY;
 }
 
 int cuMemAlloc_v2(std::uint64_t* address, std::size_t bytes) {
