@@ -296,6 +296,12 @@ int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes, 
     return SUCCESS;
 }
 
+int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t bytes, void* stream) {
+    NEEDS_CONTEXT;
+    ((Stream*)stream)->put([=] { std::memcpy((void*)to, (const void*)from, bytes); });
+    return SUCCESS;
+}
+
 int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, void* stream) {
     NEEDS_CONTEXT;
     ((Stream*)stream)->put([=] { std::memcpy(to, (const void*)from, bytes); });

@@ -1,6 +1,7 @@
 //! A buffer of a device, whose dtype is a value.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 use cudarc::driver::result;
@@ -128,6 +129,34 @@ impl DeviceBuffer {
                 return Err(error);
             }
         }
+        Ok(())
+    }
+
+    /// Copies elements of another buffer of the device to `range`: `source`, and which of its elements, as many and of the same dtype.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if dtypes or lengths differ, or a range reaches beyond its buffer; [`CudaError::Driver`].
+    pub fn copy(
+        &mut self,
+        stream: &Stream,
+        range: Range<usize>,
+        (source, from): (&Self, Range<usize>),
+    ) -> Result<(), CudaError> {
+        source.check("copy", self.dtype, source.len)?;
+        for (buffer, range) in [(&*self, &range), (source, &from)] {
+            let fits = range.start <= range.end && range.end <= buffer.len;
+            if !fits || range.len() != from.len() {
+                let problem =
+                    format!("{range:?} of {}, beside {} elements", buffer.len, from.len());
+                return Err(CudaError::Mismatch { operation: "copy", problem });
+            }
+        }
+        let (to, bytes) = (self.address(range.start), range.len() * self.dtype.size_bytes());
+        let from = source.address(from.start);
+        stream.issue("copy", (&[source], &mut [self]), |raw| {
+            // SAFETY: CU-5, both ranges lie in their buffers, which are two, and have so many bytes.
+            unsafe { result::memcpy_dtod_async(to, from, bytes, raw) }
+        })?;
         Ok(())
     }
 

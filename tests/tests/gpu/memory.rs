@@ -86,3 +86,26 @@ fn lengths_and_dtypes_that_no_buffer_has_are_refused() {
     let said = integers.expect_err("kernels know no integers").to_string();
     assert_eq!(said, "a device buffer: i64 is no dtype of parameters or gradients");
 }
+
+/// As shards of several ranks become one flat buffer.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn parts_of_buffers_are_copied_to_parts_of_others() {
+    let (streams, len) = ([(); 3].map(|()| stream()), 10_000);
+    let shards: Vec<_> = (0..3).map(|rank| ordinary(rank, len)).collect();
+    let mut full = DeviceBuffer::new(&device(), DType::F32, 3 * len, "a test").expect("memory");
+    for (rank, shard) in shards.iter().enumerate() {
+        let source = upload(&streams[rank], Values::F32(shard));
+        let to = rank * len..(rank + 1) * len;
+        full.copy(&streams[2 - rank], to, (&source, 0..len)).expect("copied");
+    }
+    assert_same(download(&streams[0], &full).values(), Values::F32(&shards.concat()), "all");
+
+    let other = upload(&streams[0], Values::F32(&[1.0; 64]));
+    let mut refused = |to, from| {
+        let outcome = full.copy(&streams[0], to, (&other, from));
+        outcome.expect_err("it does not fit").to_string()
+    };
+    assert_eq!(refused(0..8, 60..68), "copy: 60..68 of 64, beside 8 elements");
+    assert_eq!(refused(0..9, 0..8), "copy: 0..9 of 30000, beside 8 elements");
+}
