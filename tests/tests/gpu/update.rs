@@ -59,15 +59,6 @@ impl Host {
     }
 }
 
-/// The same on the device.
-struct OnDevice {
-    parameters: DeviceBuffer,
-    rounded: Option<DeviceBuffer>,
-    gradient: DeviceBuffer,
-    first: DeviceBuffer,
-    second: DeviceBuffer,
-}
-
 #[test]
 #[ignore = "needs a CUDA device"]
 fn adamw_updates_as_the_twin_does() {
@@ -136,15 +127,9 @@ fn compare(
 ) {
     let (stream, mut host) = (stream(), Host::new(len, cast));
     let up = |values: &[f32]| upload(&stream, Values::F32(values));
-    let rounded = host.rounded.as_ref().map(|it| upload(&stream, it.values()));
-    let OnDevice { mut parameters, mut rounded, gradient, first, second } = OnDevice {
-        parameters: up(&host.parameters),
-        rounded,
-        gradient: up(&host.gradient),
-        first: up(&host.first),
-        second: up(&host.second),
-    };
-    let mut state = (first, second);
+    let mut rounded = host.rounded.as_ref().map(|it| upload(&stream, it.values()));
+    let (mut parameters, gradient) = (up(&host.parameters), up(&host.gradient));
+    let mut state = (up(&host.first), up(&host.second));
     let update = DeviceUpdate {
         parameters: &mut parameters,
         rounded: rounded.as_mut(),
