@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use hsdp_kernels::{DisjointBuffer, DisjointVec, ValuesMut};
 use hsdp_sharding::{ByteCount, Piece, Rank};
+use smallvec::SmallVec;
 
 pub(crate) use self::all_reduce_scaled::AllReduceScaled;
 pub(crate) use self::copy::Copies;
@@ -43,6 +44,10 @@ const BLOCK_ELEMENTS: usize = 8 << 10;
 
 /// Bytes of a block of a general collective.
 const BLOCK_BYTES: usize = 64 << 10;
+
+/// What there is one of for each member, by slot. Few members need no memory of their own for it: it would be given back by
+/// another thread than took it, which allocators are slow at. For what is small: it moves with what holds it.
+pub(crate) type PerMember<T> = SmallVec<[T; 4]>;
 
 /// The work of one operation, with everything that its members deposited.
 pub(crate) trait Work: Send + Sync {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::operation::{Arrival, Arrived, Operation, PerMember};
+use super::operation::{Arrival, Arrived, Operation};
 use super::queue::Queue;
 use super::record::{Record, Roster};
 use super::running::{Running, WorkPanic, discard};
@@ -18,7 +18,7 @@ use crate::flight::{EntryNumber, FlightState, Origin, Recorder};
 use crate::options::{Workers, WorldOptions};
 use crate::slow::Links;
 use crate::sync::thread;
-use crate::work::Work;
+use crate::work::{PerMember, Work};
 use crate::{Descriptor, Error};
 
 /// Work that moves no more than this is done by the member that arrives last, before its call returns: waking

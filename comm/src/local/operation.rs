@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hsdp_sharding::Rank;
-use smallvec::SmallVec;
 
 use super::record::Roster;
 use super::running::discard;
@@ -15,14 +14,11 @@ use super::table::Key;
 use crate::flight::{EntryNumber, FlightState};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
+use crate::work::PerMember;
 use crate::{Descriptor, Error};
 
 /// What a member deposits, and what it takes out, with its type erased.
 pub(crate) type Erased = Box<dyn Any + Send>;
-
-/// What there is one of for each member. Few members need no memory of their own for it: it would be given back by another
-/// thread than took it, which allocators are slow at.
-pub(super) type PerMember<T> = SmallVec<[T; 4]>;
 
 /// One operation of one group.
 pub(crate) struct Operation {

@@ -15,11 +15,11 @@ use hsdp_sharding::Rank;
 use tracing::Span;
 
 use super::core::Core;
-use super::operation::{Erased, Operation, PerMember};
+use super::operation::{Erased, Operation};
 use crate::Descriptor;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread_local;
-use crate::work::{Meter, Work};
+use crate::work::{Meter, PerMember, Work};
 
 thread_local! {
     static IN_BLOCK: Cell<bool> = const { Cell::new(false) };

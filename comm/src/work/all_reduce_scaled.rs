@@ -5,7 +5,7 @@ use std::ops::Range;
 use hsdp_kernels::{DisjointVec, Fold, Values, sum_contributions};
 use hsdp_sharding::balanced;
 
-use super::{BLOCK_ELEMENTS, Meter, Work, one_length, owned_blocks, take};
+use super::{BLOCK_ELEMENTS, Meter, PerMember, Work, one_length, owned_blocks, take};
 use crate::Scaling;
 
 /// A scaled sum that replaces every member's elements.
@@ -46,10 +46,11 @@ impl Work for AllReduceScaled {
         let sums = &mut sums[..range.len()];
         // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
         let slice = |values| unsafe { take(values, range.clone()) };
-        let mut values: Vec<&mut [f32]> = self.values.iter().map(slice).collect();
-        let contributions: Vec<_> = values.iter().map(|values| Values::F32(values)).collect();
+        let mut values: PerMember<&mut [f32]> = self.values.iter().map(slice).collect();
+        let contributions: PerMember<_> = values.iter().map(|values| Values::F32(values)).collect();
         // Whoever reads the result finds what is not finite in it.
         let _ = sum_contributions(sums, &contributions, self.scaling, Fold::Replace);
+        drop(contributions);
         let (count, size) = (range.len(), self.scaling.wire.dtype().size_bytes());
         for (slot, target) in values.iter_mut().enumerate() {
             target.copy_from_slice(sums);

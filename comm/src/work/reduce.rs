@@ -6,7 +6,7 @@ use hsdp_kernels::{DisjointVec, Element, average_elements, reduce_elements};
 use hsdp_sharding::balanced;
 
 use super::exchange::{Exchange, Source};
-use super::{BLOCK_BYTES, Meter, Work, blocks_of, one_length, owned_blocks, take};
+use super::{BLOCK_BYTES, Meter, PerMember, Work, blocks_of, one_length, owned_blocks, take};
 use crate::Reduction;
 
 /// Elements that are combined at a time: the result stays in the first-level cache until it is where it belongs.
@@ -87,12 +87,13 @@ impl<T: Element> Work for ReduceInPlace<T> {
         let (owner, range) = &self.blocks[block];
         // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
         let slice = |values| unsafe { take(values, range.clone()) };
-        let mut values: Vec<&mut [T]> = self.values.iter().map(slice).collect();
+        let mut values: PerMember<&mut [T]> = self.values.iter().map(slice).collect();
         let mut result = [T::zeroed(); STEP];
         for step in blocks_of(0..range.len(), STEP) {
             let result = &mut result[..step.len()];
-            let sources: Vec<&[T]> = values.iter().map(|it| &it[step.clone()]).collect();
+            let sources: PerMember<&[T]> = values.iter().map(|it| &it[step.clone()]).collect();
             combine(self.reduction, result, &sources);
+            drop(sources);
             match self.receivers {
                 Receivers::Root(root) => values[root][step].copy_from_slice(result),
                 Receivers::All => {

@@ -6,7 +6,7 @@ use hsdp_kernels::{DisjointVec, Element};
 
 use super::exchange::{Exchange, Source};
 use super::reduce::combine;
-use super::{BLOCK_BYTES, Meter, Work, one_length, owned_blocks, take};
+use super::{BLOCK_BYTES, Meter, PerMember, Work, one_length, owned_blocks, take};
 use crate::Reduction;
 
 /// A reduction of which each member gets its part.
@@ -53,7 +53,7 @@ impl<T: Element> Work for ReduceScatter<T> {
         let target = unsafe { take(&self.targets[*owner], range.clone()) };
         let start = owner * self.targets[*owner].len() + range.start;
         let sources = self.sources.iter().map(Source::elements);
-        let sources: Vec<&[T]> = sources.map(|it| &it[start..start + range.len()]).collect();
+        let sources: PerMember<&[T]> = sources.map(|it| &it[start..start + range.len()]).collect();
         combine(self.reduction, target, &sources);
         for (from, source) in sources.iter().enumerate() {
             meter.received(*owner, from, source.len(), size_of::<T>());

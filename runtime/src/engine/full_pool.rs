@@ -28,7 +28,7 @@ struct Held {
     lent: ByteCount,
     /// Bytes that wait.
     waiting: ByteCount,
-    /// What waits, by length; no list is empty.
+    /// What waits, by length. A list that is empty will be used again: a model has few lengths.
     spare: BTreeMap<usize, Vec<HostBuffer>>,
     /// How often everything was let go.
     generation: u64,
@@ -97,11 +97,7 @@ impl FullPool {
 
 impl Held {
     fn take(&mut self, len: usize) -> Option<HostBuffer> {
-        let list = self.spare.get_mut(&len)?;
-        let buffer = list.pop()?;
-        if list.is_empty() {
-            self.spare.remove(&len);
-        }
+        let buffer = self.spare.get_mut(&len)?.pop()?;
         self.waiting = self.waiting - buffer.bytes();
         Some(buffer)
     }
@@ -114,7 +110,8 @@ impl Held {
     /// Lets go of what waits, the longest first, until it fits below `limit` with what is lent.
     fn shrink_to(&mut self, limit: ByteCount) {
         while self.lent + self.waiting > limit {
-            let Some(len) = self.spare.keys().next_back().copied() else { return };
+            let longest = self.spare.iter().rfind(|(_, list)| !list.is_empty());
+            let Some(len) = longest.map(|(len, _)| *len) else { return };
             drop(self.take(len));
         }
     }
