@@ -117,6 +117,18 @@ __device__ __forceinline__ u64 thread_count() { return (u64)gridDim.x * blockDim
 
 __device__ __forceinline__ u64 least(u64 one, u64 other) { return one < other ? one : other; }
 
+// Where the least of some numbers is noted, if it is less than what is there; nowhere if the address is 0. A minimum does not
+// depend on the order of threads, as a sum would. Numbers are indices, counted from `base`: what is noted earlier is less.
+struct Note {
+    u64* least;
+    u64 base;
+};
+
+// What a thread has found, ~0 if nothing.
+__device__ __forceinline__ void note(Note where, u64 found) {
+    if (where.least && found != ~0ull) atomicMin(where.least, where.base + found);
+}
+
 // A vector, and its elements.
 template <typename T>
 union Elements {

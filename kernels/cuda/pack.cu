@@ -20,9 +20,12 @@ struct Params {
     u64 count;
 };
 
-// flat[begin..end] = round(scale(gradients)); zeros where no parameter lies. The rounding is the only one.
+// flat[begin..end] = round(scale(gradients)); zeros where no parameter lies. The rounding is the only one. Notes the least index of
+// `flat` at which it is not finite.
 template <typename Wire>
-__device__ __forceinline__ void pack(const Params& table, typename Wire::Stored* flat, u64 begin, u64 end, Scale scale) {
+__device__ __forceinline__ void pack(const Params& table, typename Wire::Stored* flat, u64 begin, u64 end, Scale scale,
+                                     Note where) {
+    u64 least_found = ~0ull;
     u64 param = first_entry(table.params, table.count, begin + thread_number() * WIDTH);
     for (u64 at = begin + thread_number() * WIDTH; at < end; at += thread_count() * WIDTH) {
         param = next_entry(table.params, table.count, param, at);
@@ -36,7 +39,11 @@ __device__ __forceinline__ void pack(const Params& table, typename Wire::Stored*
             }
         }
         write<Wire>(flat + at, values, end - at);
+        for (u32 index = 0; index < WIDTH; ++index) {
+            if (!is_finite(Wire::widen(Wire::narrow(values[index])))) least_found = least(least_found, at + index);
+        }
     }
+    note(where, least_found);
 }
 
 // parameters = flat[begin..end], cast.
@@ -56,8 +63,8 @@ __device__ __forceinline__ void unpack(const Params& table, const typename Wire:
 
 #define PACK(name, Wire)                                                                                             \
     extern "C" __global__ void pack_##name(const __grid_constant__ Params table, Wire::Stored* flat, u64 begin,      \
-                                           u64 end, Scale scale) {                                                   \
-        pack<Wire>(table, flat, begin, end, scale);                                                                  \
+                                           u64 end, Scale scale, Note where) {                                       \
+        pack<Wire>(table, flat, begin, end, scale, where);                                                           \
     }                                                                                                                \
     extern "C" __global__ void unpack_##name(const __grid_constant__ Params table, const Wire::Stored* flat,         \
                                              u64 begin, u64 end) {                                                   \

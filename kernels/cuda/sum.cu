@@ -12,10 +12,9 @@ struct Members {
 // What `Fold` in `accumulate.rs` says.
 enum : u32 { REPLACE = 0, ADD = 1 };
 
-// target = scale(sum) or target += scale(sum). Notes in `first` the least index at which the target is not finite: a minimum,
-// which does not depend on the order of threads, as a sum would.
+// target = scale(sum) or target += scale(sum). Notes the least index at which the target is not finite.
 template <typename Wire>
-__device__ __forceinline__ void sum(const Members& members, float* target, u64 len, Scale scale, u32 fold, u64* first) {
+__device__ __forceinline__ void sum(const Members& members, float* target, u64 len, Scale scale, u32 fold, Note where) {
     u64 least_found = ~0ull;
     for (u64 at = thread_number() * WIDTH; at < len; at += thread_count() * WIDTH) {
         float sums[WIDTH], values[WIDTH];
@@ -34,7 +33,7 @@ __device__ __forceinline__ void sum(const Members& members, float* target, u64 l
             if (at + index < len && !is_finite(sums[index])) least_found = least(least_found, at + index);
         }
     }
-    if (least_found != ~0ull) atomicMin(first, least_found);
+    note(where, least_found);
 }
 
 // target = round(scale(source)).
@@ -50,8 +49,8 @@ __device__ __forceinline__ void narrow(typename Wire::Stored* target, const floa
 
 #define SUM(name, Wire)                                                                                              \
     extern "C" __global__ void sum_##name(const __grid_constant__ Members members, float* target, u64 len,           \
-                                          Scale scale, u32 fold, u64* first) {                                       \
-        sum<Wire>(members, target, len, scale, fold, first);                                                         \
+                                          Scale scale, u32 fold, Note where) {                                       \
+        sum<Wire>(members, target, len, scale, fold, where);                                                         \
     }                                                                                                                \
     extern "C" __global__ void narrow_##name(Wire::Stored* target, const float* source, u64 len, Scale scale) {      \
         narrow<Wire>(target, source, len, scale);                                                                    \

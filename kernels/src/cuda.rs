@@ -15,7 +15,7 @@
 //! this feature runs on a machine without them. Kernels are compiled then, for the architecture of the device.
 //!
 //! In reading order: `error`, `libraries`, `source`, `compile` (what is compiled, and by what); `device`, `event`, `stream` (where it runs);
-//! `memory`, `staging`, `buffer` (on what); `launch`, `table` (how kernels get their arguments); `pack`, `sum`, `inspect`, `update` (the kernels).
+//! `memory`, `staging`, `buffer` (on what); `launch`, `table`, `noted` (how kernels get their arguments, and what they note); `pack`, `sum`, `inspect`, `update` (the kernels).
 
 mod buffer;
 mod compile;
@@ -26,6 +26,7 @@ mod inspect;
 mod launch;
 mod libraries;
 mod memory;
+mod noted;
 mod pack;
 mod source;
 mod staging;
@@ -40,6 +41,7 @@ pub use self::device::Device;
 pub use self::error::CudaError;
 pub use self::event::Moment;
 pub use self::inspect::Seen;
+pub use self::noted::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::pack::{Packed, Unpacked};
 pub use self::stream::Stream;
 pub use self::update::{DeviceUpdate, PieceOfStep};

@@ -7,14 +7,15 @@ use hsdp_sharding::DType;
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
 use super::launch::Launch;
+use super::noted::{read_words, words};
 use super::stream::Stream;
 
 /// Blocks and threads of `inspect.cu`: the same on all devices, so that sums have one order.
 const BLOCKS: u32 = 512;
 const THREADS: u32 = 256;
 
-/// Elements of f32 in what one block has seen.
-const SEEN: usize = 4;
+/// Words of 8 bytes in what one block has seen.
+const SEEN: usize = 2;
 
 /// What was seen of some elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,44 +27,46 @@ pub struct Seen {
 }
 
 impl Stream {
-    /// Sums up the squares of f32 elements and looks for one that is not finite, in one pass. Into `seen`: `[4]`, f32, which
-    /// [`read_seen`](Self::read_seen) makes sense of. The order of additions is the same on all devices, and another than that of
-    /// [`squared_norm`](crate::squared_norm). Two launches.
+    /// Sums up the squares of f32 elements and looks for one that is not finite, in one pass over each of `all`. Waits for what was
+    /// seen. The order of additions is the same on all devices, and another than that of [`squared_norm`](crate::squared_norm).
+    /// Two launches each.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the buffers are not f32, or `seen` has not 4 elements; [`CudaError::OutOfMemory`];
+    /// [`CudaError::Mismatch`] if one is not f32; [`CudaError::Late`] after `patience`; [`CudaError::OutOfMemory`];
     /// [`CudaError::Driver`].
-    pub fn inspect(&self, values: &DeviceBuffer, seen: &mut DeviceBuffer) -> Result<(), CudaError> {
+    pub fn inspect(
+        &self,
+        all: &[&DeviceBuffer],
+        patience: Duration,
+    ) -> Result<Vec<Seen>, CudaError> {
+        let mut seen = words(self, SEEN * all.len(), "what was seen")?;
+        for (index, values) in all.iter().enumerate() {
+            self.inspect_one(values, (&mut seen, SEEN * index))?;
+        }
+        let seen_of = |[squares, first]: &[u64; SEEN]| Seen {
+            squared_norm: f64::from_bits(*squares),
+            first_non_finite: (*first != u64::MAX).then_some(*first),
+        };
+        let words = read_words(self, &seen, patience)?;
+        Ok(words.as_chunks().0.iter().map(seen_of).collect())
+    }
+
+    /// Into `seen`, from this of its words on.
+    fn inspect_one(
+        &self,
+        values: &DeviceBuffer,
+        (seen, at): (&mut DeviceBuffer, usize),
+    ) -> Result<(), CudaError> {
         values.check("inspect", DType::F32, values.len())?;
-        seen.check("inspect", DType::F32, SEEN)?;
-        let room = SEEN * BLOCKS as usize;
-        let mut blocks =
-            DeviceBuffer::new(self.device(), DType::F32, room, "what blocks have seen")?;
+        let mut blocks = words(self, SEEN * BLOCKS as usize, "what blocks have seen")?;
         let (from, len, to) = (values.address(0), values.len() as u64, blocks.address(0));
         let launch = Launch::fixed("inspect", (BLOCKS, THREADS));
         let launch = launch.argument(&from).argument(&len).argument(&to);
         // SAFETY: CU-5, so many elements are read, and one `Seen` a block is written.
         unsafe { launch.issue(self, (&[values], &mut [&mut blocks])) }?;
-        let (from, to) = (blocks.address(0), seen.address(0));
+        let (from, to) = (blocks.address(0), seen.address(2 * at));
         let launch = Launch::fixed("inspect_blocks", (1, BLOCKS)).argument(&from).argument(&to);
         // SAFETY: CU-5, one `Seen` a thread is read, and one written.
         unsafe { launch.issue(self, (&[&blocks], &mut [seen])) }
-    }
-
-    /// What [`inspect`](Self::inspect) wrote. Waits for it.
-    ///
-    /// # Errors
-    /// [`CudaError::Late`] after `patience`; [`CudaError::Driver`].
-    pub fn read_seen(&self, seen: &DeviceBuffer, patience: Duration) -> Result<Seen, CudaError> {
-        seen.check("read what was seen", DType::F32, SEEN)?;
-        let copy = seen.read_back(self, patience)?;
-        let words = copy.values().to_f32();
-        let bits =
-            |at: usize| u64::from(words[at].to_bits()) | u64::from(words[at + 1].to_bits()) << 32;
-        let first = bits(2);
-        Ok(Seen {
-            squared_norm: f64::from_bits(bits(0)),
-            first_non_finite: (first != u64::MAX).then_some(first),
-        })
     }
 }

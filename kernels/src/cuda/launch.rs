@@ -51,6 +51,17 @@ impl From<Divisor> for Scale {
     }
 }
 
+/// `Note` of `number.cuh`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Note {
+    pub(super) least: u64,
+    pub(super) base: u64,
+}
+
+// SAFETY: CU-3, an address and a number of 8 bytes, as in `number.cuh`.
+unsafe impl Argument for Note {}
+
 /// A kernel that is about to be launched, with arguments that live for `'a`.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {

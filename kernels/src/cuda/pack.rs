@@ -3,6 +3,7 @@
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
 use super::launch::{Launch, Scale, WIDTH};
+use super::noted::{Notes, Of, argument};
 use super::stream::Stream;
 use super::table::{MOST_PARAMS, Param, Table, dtype};
 use crate::Divisor;
@@ -29,8 +30,9 @@ impl Stream {
     /// Packs gradients for the wire: `flat = round(gradient / pre)` where each lies, zeros elsewhere. Divided in f32, and
     /// rounded once to the dtype of `flat`.
     ///
-    /// `gradients` in the order of their starts, without overlap; what has no gradient is left out. One launch for up to 120 of
-    /// them. The bits are those of [`pack`](crate::pack).
+    /// `gradients` in the order of their starts, without overlap; what has no gradient is left out. Where `notes` says, the least
+    /// index of `flat` that is not finite is noted. One launch for up to 120 gradients. The bits are those of
+    /// [`pack`](crate::pack).
     ///
     /// # Errors
     /// [`CudaError::Mismatch`] if gradients overlap, reach beyond the end, or start elsewhere than at a multiple of 4;
@@ -40,10 +42,11 @@ impl Stream {
         flat: &mut DeviceBuffer,
         gradients: &[Packed<'_>],
         pre: Divisor,
+        mut notes: Option<Notes<'_>>,
     ) -> Result<(), CudaError> {
         let places = gradients.iter().map(|it| (it.start, it.gradient.len()));
         check_places("pack", flat.len(), places)?;
-        let scale = Scale::from(pre);
+        let (scale, note) = (Scale::from(pre), argument(notes.as_ref(), Of::Contribution));
         let (_, wire) = dtype(flat.dtype());
         for (run, part) in runs(gradients, flat.len(), |it| it.start) {
             let table = table(part.iter().map(|it| (it.gradient, it.start)));
@@ -53,10 +56,14 @@ impl Stream {
                 .argument(&address)
                 .argument(&begin)
                 .argument(&end)
-                .argument(&scale);
+                .argument(&scale)
+                .argument(&note);
             let reads: Vec<_> = part.iter().map(|it| it.gradient).collect();
+            let noted = notes.as_mut().map(|notes| &mut notes.noted.words);
+            let mut writes: Vec<&mut DeviceBuffer> =
+                [&mut *flat].into_iter().chain(noted).collect();
             // SAFETY: CU-5, places lie within the flat buffer and do not overlap, and each is as long as its gradient.
-            unsafe { launch.issue(self, (&reads, &mut [flat])) }?;
+            unsafe { launch.issue(self, (&reads, &mut writes)) }?;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use hsdp_sharding::DType;
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
 use super::launch::{Launch, Scale, WIDTH};
+use super::noted::{Notes, Of, argument};
 use super::stream::Stream;
 use super::table::{MOST_MEMBERS, Table, dtype};
 use crate::{Divisor, Fold};
@@ -14,8 +15,7 @@ use crate::{Divisor, Fold};
 impl Stream {
     /// Sums elements of members, in their order in f32, and takes the sum into a target: `target = sum / post` or
     /// `target += sum / post`. `wires`: one buffer a member, all of one dtype; the elements of `range` of each are summed.
-    /// `target`: `[range.len()]`, f32. `first`: one u64, as two elements of f32: the least index of the target that is not finite is
-    /// noted there, if it is less than what is there.
+    /// `target`: `[range.len()]`, f32. Where `notes` says, the least index of the target that is not finite is noted.
     ///
     /// The bits are those of [`sum_contributions`](crate::sum_contributions) on a wire that rounds nothing. One launch.
     ///
@@ -26,15 +26,15 @@ impl Stream {
         target: &mut DeviceBuffer,
         (wires, range): (&[&DeviceBuffer], Range<usize>),
         (post, fold): (Divisor, Fold),
-        first: &mut DeviceBuffer,
+        notes: Option<Notes<'_>>,
     ) -> Result<(), CudaError> {
         target.check("sum", DType::F32, range.len())?;
-        first.check("sum", DType::F32, 2)?;
         check_members(wires, &range)?;
         let (_, wire) = dtype(wires[0].dtype());
         let addresses: Vec<_> = wires.iter().map(|wire| wire.address(range.start)).collect();
         let members = Table::<u64, MOST_MEMBERS>::of(&addresses);
-        let (address, len, noted) = (target.address(0), range.len() as u64, first.address(0));
+        let (address, len) = (target.address(0), range.len() as u64);
+        let note = argument(notes.as_ref(), Of::Sum);
         let (scale, fold) = (Scale::from(post), u32::from(fold == Fold::Add));
         let launch = Launch::over(format!("sum_{wire}"), range.len())
             .argument(&members)
@@ -42,9 +42,11 @@ impl Stream {
             .argument(&len)
             .argument(&scale)
             .argument(&fold)
-            .argument(&noted);
-        // SAFETY: CU-5, each wire has the range, the target is as long, and `first` has 8 bytes.
-        unsafe { launch.issue(self, (wires, &mut [target, first])) }
+            .argument(&note);
+        let noted = notes.map(|notes| &mut notes.noted.words);
+        let mut writes: Vec<&mut DeviceBuffer> = [target].into_iter().chain(noted).collect();
+        // SAFETY: CU-5, each wire has the range, and the target is as long.
+        unsafe { launch.issue(self, (wires, &mut writes)) }
     }
 
     /// Casts f32 to the dtype of the target: `target = round(source / pre)`, divided in f32 and rounded once. One launch.

@@ -1,18 +1,19 @@
 //! The squared norm, and the first element that is not finite.
 
-use hsdp_kernels::cuda::{DeviceBuffer, Seen};
+use hsdp_kernels::cuda::Seen;
 use hsdp_kernels::{Values, first_non_finite, squared_norm};
-use hsdp_sharding::DType;
 
 use super::numbers::{any_bits, ordinary};
-use super::{PATIENCE, device, stream, upload};
+use super::{PATIENCE, stream, upload};
 
 fn inspect(values: &[f32]) -> Seen {
     let stream = stream();
     let source = upload(&stream, Values::F32(values));
-    let mut seen = DeviceBuffer::new(&device(), DType::F32, 4, "a test").expect("memory");
-    stream.inspect(&source, &mut seen).expect("inspected");
-    stream.read_seen(&seen, PATIENCE).expect("read")
+    // Beside another, whose place is before its own.
+    let other = upload(&stream, Values::F32(&[f32::NAN]));
+    let seen = stream.inspect(&[&other, &source], PATIENCE).expect("inspected");
+    assert_eq!(seen[0].first_non_finite, Some(0));
+    seen[1]
 }
 
 /// The sum in the order in which the kernel adds: each of 512 x 256 threads takes vectors of four elements, blocks add up in

@@ -1,11 +1,11 @@
 //! Many parameters to and from one flat buffer.
 
-use hsdp_kernels::cuda::{DeviceBuffer, Packed, Unpacked};
+use hsdp_kernels::cuda::{DeviceBuffer, FirstFound, Noted, Notes, Packed, Unpacked, WhatWasNoted};
 use hsdp_kernels::{Divisor, HostBuffer};
 use hsdp_sharding::DType;
 
 use super::numbers::{DTYPES, of};
-use super::{assert_same, device, download, stream, upload};
+use super::{PATIENCE, assert_same, device, download, stream, upload};
 
 /// Elements of parameters, one after the other: more than one launch takes, with every length around a vector.
 fn lens() -> impl Iterator<Item = usize> {
@@ -52,10 +52,16 @@ fn gradients_of_all_dtypes_are_packed_as_the_twin_packs_them() {
         for pre in [1.0, 4.0, 3.0] {
             let pre = Divisor::new(pre).expect("a divisor");
             let mut flat = DeviceBuffer::new(&device(), wire, len, "a test").expect("memory");
-            stream.pack(&mut flat, &packed, pre).expect("packed");
+            let mut noted = Noted::new(&stream).expect("memory");
+            let notes = Some(Notes { noted: &mut noted, round: 2 });
+            stream.pack(&mut flat, &packed, pre, notes).expect("packed");
             let found = download(&stream, &flat);
             let expected = expected(&gradients, len, wire, pre);
             assert_same(found.values(), expected.values(), &format!("{wire} / {}", pre.value()));
+            let first = expected.values().to_f32().iter().position(|value| !value.is_finite());
+            let first = first.map(|index| FirstFound { round: 2, index });
+            let said = stream.read_noted(&[&noted], PATIENCE).expect("read")[0];
+            assert_eq!(said, WhatWasNoted { contribution: first, sum: None });
         }
     }
 }
@@ -97,7 +103,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let gradient = upload(&stream, of(DType::F32, 1, 40).values());
     let mut flat = DeviceBuffer::new(&device(), DType::BF16, 64, "a test").expect("memory");
     let packed = [Packed { gradient: &gradient, start: 32 }];
-    let refused = stream.pack(&mut flat, &packed, Divisor::ONE).expect_err("it is too long");
+    let refused = stream.pack(&mut flat, &packed, Divisor::ONE, None).expect_err("it is too long");
     let said = "pack: entry 0 has 40 elements from 32 of 64, which is too near the end";
     assert_eq!(refused.to_string(), said);
 }

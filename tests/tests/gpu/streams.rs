@@ -19,10 +19,9 @@ fn what_one_stream_writes_the_next_reads() {
     let len = 10_000;
     let one = upload(&streams[0], Values::F32(&vec![1.0; len]));
     let mut sum = upload(&streams[0], Values::F32(&vec![0.0; len]));
-    let mut first = upload(&streams[0], Values::F32(&[f32::from_bits(u32::MAX); 2]));
     for turn in 0..100 {
         let post = (Divisor::ONE, Fold::Add);
-        streams[turn % 4].sum(&mut sum, (&[&one], 0..len), post, &mut first).expect("summed");
+        streams[turn % 4].sum(&mut sum, (&[&one], 0..len), post, None).expect("summed");
     }
     let found = download(&streams[0], &sum);
     assert_same(found.values(), Values::F32(&vec![100.0; len]), "a hundred ones");
@@ -38,7 +37,7 @@ fn ranks_that_are_threads_read_what_the_others_have_written() {
         let gradient = upload(&stream, Values::F32(&ordinary(rank, len)));
         let mut wire = DeviceBuffer::new(&device(), DType::F32, len, "a test").expect("memory");
         let packed = [Packed { gradient: &gradient, start: 0 }];
-        stream.pack(&mut wire, &packed, Divisor::ONE).expect("packed");
+        stream.pack(&mut wire, &packed, Divisor::ONE, None).expect("packed");
         wire
     };
     for _ in 0..10 {
@@ -53,9 +52,8 @@ fn ranks_that_are_threads_read_what_the_others_have_written() {
         let reduce = || {
             let (stream, all) = (stream(), wires.iter().collect::<Vec<_>>());
             let mut target = upload(&stream, Values::F32(&vec![0.0; len]));
-            let mut first = upload(&stream, Values::F32(&[0.0; 2]));
             let post = (Divisor::ONE, Fold::Replace);
-            stream.sum(&mut target, (&all, 0..len), post, &mut first).expect("summed");
+            stream.sum(&mut target, (&all, 0..len), post, None).expect("summed");
             download(&stream, &target)
         };
         thread::scope(|scope| {
@@ -74,10 +72,9 @@ fn who_waits_longer_than_it_wants_to_is_told_what_for() {
     let (stream, len) = (stream(), 5_000_000);
     let one = upload(&stream, Values::F32(&vec![1.0; len]));
     let mut sum = upload(&stream, Values::F32(&vec![0.0; len]));
-    let mut first = upload(&stream, Values::F32(&[f32::from_bits(u32::MAX); 2]));
     for _ in 0..100 {
         let post = (Divisor::ONE, Fold::Add);
-        stream.sum(&mut sum, (&[&one], 0..len), post, &mut first).expect("summed");
+        stream.sum(&mut sum, (&[&one], 0..len), post, None).expect("summed");
     }
     let late = stream.wait("a hundred sums", Duration::ZERO).expect_err("they take their time");
     assert_eq!(late.to_string(), "a hundred sums on CUDA device 0 was not done in 0 ms");

@@ -1,23 +1,21 @@
 //! Sums of members, and casts.
 
-use hsdp_kernels::cuda::{DeviceBuffer, Stream};
+use hsdp_kernels::cuda::{DeviceBuffer, Noted, Notes, Stream};
 use hsdp_kernels::{Divisor, Fold, HostBuffer, Scaling, Values, Wire, sum_contributions};
 use hsdp_sharding::DType;
 
 use super::numbers::{DTYPES, LENGTHS, any_bits, of, ordinary};
-use super::{assert_same, device, download, stream, upload};
+use super::{PATIENCE, assert_same, device, download, stream, upload};
 
-/// A place for the least index that is not finite.
-fn first(stream: &Stream) -> DeviceBuffer {
-    let mut first = DeviceBuffer::new(&device(), DType::F32, 2, "a test").expect("memory");
-    first.fill(stream, 0xff).expect("filled");
-    first
-}
+/// The round of all sums here.
+const ROUND: usize = 5;
 
-fn noted(stream: &Stream, first: &DeviceBuffer) -> Option<usize> {
-    let words = download(stream, first).values().to_f32();
-    let noted = u64::from(words[0].to_bits()) | u64::from(words[1].to_bits()) << 32;
-    (noted != u64::MAX).then(|| usize::try_from(noted).expect("an index"))
+/// The index that a sum has noted.
+fn found(stream: &Stream, noted: &Noted) -> Option<usize> {
+    let found = stream.read_noted(&[noted], PATIENCE).expect("read")[0];
+    assert_eq!(found.contribution, None, "nothing was packed");
+    assert!(found.sum.is_none_or(|sum| sum.round == ROUND), "{found:?}");
+    found.sum.map(|sum| sum.index)
 }
 
 /// Sums the elements of `members` from `start` on into `partial`, on the device and by the twin.
@@ -26,9 +24,10 @@ fn compare(members: &[HostBuffer], start: usize, partial: &[f32], (post, fold): 
     let range = start..start + partial.len();
     let wires: Vec<_> = members.iter().map(|it| upload(&stream, it.values())).collect();
     let mut target = upload(&stream, Values::F32(partial));
-    let mut first = first(&stream);
+    let mut noted = Noted::new(&stream).expect("memory");
     let all: Vec<_> = wires.iter().collect();
-    stream.sum(&mut target, (&all, range.clone()), (post, fold), &mut first).expect("summed");
+    let notes = Notes { noted: &mut noted, round: ROUND };
+    stream.sum(&mut target, (&all, range.clone()), (post, fold), Some(notes)).expect("summed");
 
     let mut expected = partial.to_vec();
     let contributions: Vec<_> = members.iter().map(|it| it.values().slice(range.clone())).collect();
@@ -45,9 +44,9 @@ fn compare(members: &[HostBuffer], start: usize, partial: &[f32], (post, fold): 
     let quiet = |values: &[f32]| -> Vec<f32> {
         values.iter().map(|it| if it.is_nan() { f32::NAN } else { *it }).collect()
     };
-    let found = quiet(&download(&stream, &target).values().to_f32());
-    assert_same(Values::F32(&found), Values::F32(&quiet(&expected)), &what);
-    assert_eq!(noted(&stream, &first), expected_first, "{what}: first that is not finite");
+    let sums = quiet(&download(&stream, &target).values().to_f32());
+    assert_same(Values::F32(&sums), Values::F32(&quiet(&expected)), &what);
+    assert_eq!(found(&stream, &noted), expected_first, "{what}: first that is not finite");
 }
 
 #[test]
@@ -107,11 +106,11 @@ fn casts_round_as_the_twin_rounds() {
 fn members_that_do_not_fit_are_refused_by_number() {
     let stream = stream();
     let [long, short] = [40, 30].map(|len| upload(&stream, Values::F32(&vec![1.0; len])));
-    let (mut target, mut first) = (upload(&stream, Values::F32(&[0.0; 32])), first(&stream));
+    let mut target = upload(&stream, Values::F32(&[0.0; 32]));
     let mut sum = |members: &[&DeviceBuffer], start: usize| {
         let post = (Divisor::ONE, Fold::Add);
         stream
-            .sum(&mut target, (members, start..start + 32), post, &mut first)
+            .sum(&mut target, (members, start..start + 32), post, None)
             .map_err(|it| it.to_string())
     };
     assert_eq!(sum(&[&long], 8), Ok(()));
