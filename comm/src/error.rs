@@ -1,5 +1,6 @@
 //! What can go wrong, with every number.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,6 +145,19 @@ pub enum Error {
         /// What for.
         what: String,
     },
+    /// A device has refused, or has no memory. Those who were to read what it makes get the same.
+    #[cfg(feature = "cuda")]
+    #[error("{op} on rank {rank}, step {step}: {error}")]
+    Device {
+        /// What was called.
+        op: Op,
+        /// Whose part of it failed.
+        rank: Rank,
+        /// The step it was in.
+        step: u64,
+        /// What the device says.
+        error: hsdp_kernels::cuda::CudaError,
+    },
     /// A collective of users was called while members have no data, which only a barrier can do without. Nothing was
     /// issued. See [`World::set_absent`](crate::World::set_absent).
     #[error("{op} on rank {rank}: {}", WithoutData(.rank, .absent))]
@@ -237,6 +251,13 @@ pub enum Error {
         /// Why it is refused.
         problem: String,
     },
+}
+
+/// What cannot fail has no error.
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
 }
 
 impl Error {

@@ -58,6 +58,11 @@ impl Group {
         Self { seat: Arc::clone(seat), site }
     }
 
+    #[cfg(feature = "cuda")]
+    pub(crate) fn seat(&self) -> &Seat {
+        &self.seat
+    }
+
     /// Which rank this is.
     #[must_use]
     pub fn rank(&self) -> Rank {
@@ -124,7 +129,7 @@ impl Group {
     ///
     /// `assemble` makes the work of their deposits, in member order; it is the last one's that is called. `imagine`
     /// says what a rank without peers would have received, in bytes, and what it gets. What this member makes of its
-    /// output is a matter of its own.
+    /// output, which may say that it failed, is a matter of its own.
     pub(crate) fn issue<D, W, O>(
         &self,
         call: Call,
@@ -135,16 +140,17 @@ impl Group {
     where
         D: Send + 'static,
         W: Work + 'static,
-        O: From<W::Output>,
+        O: TryFrom<W::Output>,
+        Error: From<O::Error>,
     {
         let (site, mut deposit) = (self.site_of(call.op)?, deposit);
         let Some((descriptor, entry)) = self.enter(&site, call, &mut deposit)? else {
-            return Ok(Pending::ready(imagine(deposit).1.into()));
+            return Ok(Pending::ready(imagine(deposit).1.try_into()?));
         };
         let Record { ledger, flight, .. } = &*self.seat.record;
         if site.ranks.len() == 1 {
             let output = self.alone((&descriptor, entry), deposit, assemble)?;
-            return Ok(Pending::ready(output.into()));
+            return Ok(Pending::ready(output.try_into()?));
         }
         let op = descriptor.op;
         let pending = match &self.seat.flavour {
@@ -157,7 +163,7 @@ impl Group {
                 let (bytes, output) = imagine(deposit);
                 ledger.received(site.channel, op, ByteCount::of(bytes));
                 flight.settle(entry, FlightState::Complete);
-                Pending::ready(output.into())
+                Pending::ready(output.try_into()?)
             }
         };
         ledger.call(site.channel, op);

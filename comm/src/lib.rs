@@ -57,12 +57,14 @@
 //!
 //! All but `nccl` (with the feature of that name) are private and their items are named here. In reading order: `op`, `tag`, `descriptor` (what is asked for),
 //! `error`, `mismatch` (what can go wrong), `fault` (what goes wrong on purpose), `slow` (what takes longer on purpose), `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment` (who there is), `group`,
-//! `site` (where members meet), `call`, `collectives`, `units`, `pending` (what is issued), `work` (what is done, block by block), `local` (who
+//! `site` (where members meet), `call`, `collectives`, `units`, `device` (with the feature `cuda`: the same on buffers of a device), `pending` (what is issued), `work` (what is done, block by block), `local` (who
 //! does it when: `PROTOCOL.md` beside the sources), `ledger`, `flight` (what was done), `sync`.
 
 mod call;
 mod collectives;
 mod descriptor;
+#[cfg(feature = "cuda")]
+mod device;
 mod environment;
 mod error;
 mod fault;
@@ -90,6 +92,8 @@ mod world;
 
 pub use self::collectives::Lent;
 pub use self::descriptor::{Counts, Descriptor, GroupId};
+#[cfg(feature = "cuda")]
+pub use self::device::{DeviceAccumulator, DeviceReduced};
 pub use self::error::{AbortReason, Error, StepFailure};
 pub use self::fault::{Fault, FaultKind, FaultPlace};
 pub use self::flight::{

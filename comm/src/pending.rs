@@ -32,7 +32,7 @@ enum State<T> {
     Issued {
         ticket: Ticket,
         /// What this member makes of its output.
-        output: fn(Box<dyn Any + Send>) -> T,
+        output: fn(Box<dyn Any + Send>) -> Result<T, Error>,
     },
 }
 
@@ -55,7 +55,7 @@ impl<T> Pending<T> {
     pub fn wait(self) -> Result<T, Error> {
         match self.state {
             State::Ready(output) => Ok(output),
-            State::Issued { ticket, output } => ticket.wait().map(output),
+            State::Issued { ticket, output } => ticket.wait().and_then(output),
         }
     }
 
@@ -73,15 +73,20 @@ impl<T> Pending<T> {
     /// What this member makes of its output, which the work makes as a `W`.
     pub(crate) fn issued<W: Send + 'static>(ticket: Ticket) -> Self
     where
-        T: From<W>,
+        T: TryFrom<W>,
+        Error: From<T::Error>,
     {
         Self::issued_with(ticket, |output| {
-            T::from(*output.downcast::<W>().expect("the work makes outputs of this type"))
+            let output = output.downcast::<W>().expect("the work makes outputs of this type");
+            Ok(T::try_from(*output)?)
         })
     }
 
     /// What `output` makes of the output of the work.
-    pub(crate) fn issued_with(ticket: Ticket, output: fn(Box<dyn Any + Send>) -> T) -> Self {
+    pub(crate) fn issued_with(
+        ticket: Ticket,
+        output: fn(Box<dyn Any + Send>) -> Result<T, Error>,
+    ) -> Self {
         Self { state: State::Issued { ticket, output } }
     }
 }

@@ -34,6 +34,9 @@ pub(crate) struct Seat {
     /// The end of a step that was not announced, since the panic in which it ended was to end the world.
     withheld: Mutex<Option<(u64, Error)>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
+    /// Where its operations on devices run.
+    #[cfg(feature = "cuda")]
+    pub(crate) streams: crate::device::Streams,
 }
 
 /// Who serves the operations of a world.
@@ -140,6 +143,8 @@ impl Seat {
             watched: OnceLock::new(),
             withheld: Mutex::default(),
             sequences: Mutex::default(),
+            #[cfg(feature = "cuda")]
+            streams: crate::device::Streams::default(),
         }
     }
 

@@ -192,7 +192,7 @@ impl Group {
     }
 
     /// How contributions are scaled in this group: among several members as the caller says, alone by one division.
-    fn effective(&self, scaling: Scaling) -> Scaling {
+    pub(crate) fn effective(&self, scaling: Scaling) -> Scaling {
         let Scaling { pre, post, .. } = scaling;
         if self.size() > 1 {
             return scaling;
@@ -205,7 +205,7 @@ impl Group {
         Scaling { wire: Wire::F32, pre, post }
     }
 
-    fn check_layout(&self, op: Op, layout: &UnitLayout) -> Result<(), Error> {
+    pub(crate) fn check_layout(&self, op: Op, layout: &UnitLayout) -> Result<(), Error> {
         let (shards, members) = (layout.shard_size(), self.size());
         if shards == members {
             return Ok(());
@@ -213,7 +213,13 @@ impl Group {
         Err(Error::BadLayout { op, rank: self.rank(), shards, members })
     }
 
-    fn check_len(&self, op: Op, what: &str, found: usize, expected: usize) -> Result<(), Error> {
+    pub(crate) fn check_len(
+        &self,
+        op: Op,
+        what: &str,
+        found: usize,
+        expected: usize,
+    ) -> Result<(), Error> {
         if found == expected {
             return Ok(());
         }
@@ -242,7 +248,7 @@ impl Group {
         Ok(())
     }
 
-    fn check_gradients(
+    pub(crate) fn check_gradients(
         &self,
         layout: &UnitLayout,
         gradients: &[Option<Arc<dyn GradientValues>>],

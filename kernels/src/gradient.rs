@@ -28,6 +28,13 @@ pub trait GradientValues: Send + Sync + Debug {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// The same elements in the memory of a device, if that is where they lie: then a reduction there does not
+    /// [read](Self::read) them.
+    #[cfg(feature = "cuda")]
+    fn on_device(&self) -> Option<&crate::cuda::DeviceBuffer> {
+        None
+    }
 }
 
 impl<T: Real> GradientValues for Vec<T> {

@@ -56,7 +56,8 @@ impl Group {
         let peer = self.member(Op::Send, "the destination", to)?;
         let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
         let ticket = self.transfer(call, [self.rank(), peer], values, given)?;
-        Ok(ticket.map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, drop)))
+        Ok(ticket
+            .map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, |_| Ok(()))))
     }
 
     /// Takes the elements that member `from` gives with [`send`](Self::send).

@@ -30,6 +30,16 @@ pub(crate) enum Manner {
     Skipped,
 }
 
+/// The gradients that a rank brings, where it brings any.
+fn gradients_of(deposit: &mut dyn Any) -> Option<&mut Vec<Option<Arc<dyn GradientValues>>>> {
+    #[cfg(feature = "cuda")]
+    if deposit.is::<crate::device::ReduceDeposit>() {
+        let deposit = deposit.downcast_mut::<crate::device::ReduceDeposit>();
+        return deposit.map(|it| &mut it.gradients);
+    }
+    deposit.downcast_mut::<UnitReduceDeposit>().map(|it| &mut it.gradients)
+}
+
 impl Seat {
     /// Has the rank commit the faults that are due at a call, which has no number yet.
     pub(crate) fn inject<D: 'static>(
@@ -54,7 +64,7 @@ impl Seat {
             return Err(self.injected(&call, "it left its world, by an injected fault"));
         }
         self.check(call.op)?;
-        let gradients = deposit.downcast_mut::<UnitReduceDeposit>().map(|it| &mut it.gradients);
+        let gradients = gradients_of(deposit);
         let mut gradients = gradients.filter(|it| it.iter().flatten().any(|it| !it.is_empty()));
         let moment = Moment { step: self.record.step(), epoch: self.record.epoch() };
         let due = self.faults.due(moment, &call.tag, gradients.is_some());

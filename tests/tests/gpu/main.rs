@@ -5,7 +5,7 @@
 //! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
-//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `streams`, `nccl`, `compile`
+//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `streams`, `units` (collectives of ranks that share a device), `nccl`, `compile`
 //! (which needs no device).
 
 mod compile;
@@ -17,6 +17,7 @@ mod numbers;
 mod pack;
 mod streams;
 mod sum;
+mod units;
 mod update;
 
 use std::time::Duration;

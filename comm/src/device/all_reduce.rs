@@ -1,0 +1,112 @@
+//! The all-reduce of partials: each member sums what it owns of all, and gives it to everybody.
+
+use std::ops::Range;
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
+use hsdp_kernels::{Fold, Scaling};
+use hsdp_sharding::{DType, balanced};
+
+use super::outcome::{Issued, Part, all_or_none};
+use crate::work::{Meter, Work};
+use crate::{Error, Op};
+
+/// Elements that a kernel takes at once: where ranges of its operands begin.
+const WIDTH: usize = 4;
+
+/// What a member brings.
+pub(super) struct AllReduceDeposit {
+    pub(super) values: DeviceBuffer,
+    pub(super) part: Part,
+}
+
+/// A scaled sum that replaces every member's elements.
+pub(super) struct AllReduce {
+    values: Vec<DeviceBuffer>,
+    parts: Vec<Part>,
+    scaling: Scaling,
+}
+
+impl AllReduce {
+    /// # Errors
+    /// If the buffers differ in length, which their descriptors should have told.
+    pub(super) fn new(members: Vec<AllReduceDeposit>, scaling: Scaling) -> Result<Self, String> {
+        let len = members[0].values.len();
+        if let Some(other) = members.iter().find(|member| member.values.len() != len) {
+            return Err(format!("member 0 brings {len} elements, another {}", other.values.len()));
+        }
+        let (values, parts) = members.into_iter().map(|it| (it.values, it.part)).unzip();
+        Ok(Self { values, parts, scaling })
+    }
+
+    fn owned(&self, slot: usize) -> Range<usize> {
+        balanced(self.values[0].len(), self.values.len(), slot)
+    }
+
+    fn issue(&mut self) -> Result<(), Error> {
+        let mut wires = Vec::new();
+        for (values, part) in self.values.iter().zip(&self.parts) {
+            let wire = self.rounded(values, part);
+            wires.push(wire.map_err(|error| part.failed(Op::AllReduce, error))?);
+        }
+        let wires: Vec<&DeviceBuffer> = wires.iter().collect();
+        for owner in 0..self.parts.len() {
+            let summed = self.sum(owner, &wires);
+            summed.map_err(|error| self.parts[owner].failed(Op::AllReduce, error))?;
+        }
+        Ok(())
+    }
+
+    /// What a member sends, on its stream.
+    fn rounded(&self, values: &DeviceBuffer, part: &Part) -> Result<DeviceBuffer, CudaError> {
+        let (device, wire) = (part.stream.device(), self.scaling.wire.dtype());
+        let mut rounded = DeviceBuffer::new(device, wire, values.len(), "partials on the wire")?;
+        part.stream.narrow(&mut rounded, values, self.scaling.pre)?;
+        Ok(rounded)
+    }
+
+    /// What a member owns, on its stream: summed, and copied to everybody.
+    fn sum(&mut self, owner: usize, wires: &[&DeviceBuffer]) -> Result<(), CudaError> {
+        let (owned, stream) = (self.owned(owner), &self.parts[owner].stream);
+        if owned.is_empty() {
+            return Ok(());
+        }
+        // The kernel begins where its vectors do, a little before what is owned: that is summed, and not copied.
+        let begin = owned.start / WIDTH * WIDTH;
+        let summed = begin..owned.end;
+        let mut sums =
+            DeviceBuffer::new(stream.device(), DType::F32, summed.len(), "sums of partials")?;
+        let scaled = (self.scaling.post, Fold::Replace);
+        stream.sum(&mut sums, (wires, summed), scaled, None)?;
+        for values in &mut self.values {
+            let from = owned.start - begin..owned.end - begin;
+            values.copy(stream, owned.clone(), (&sums, from))?;
+        }
+        Ok(())
+    }
+}
+
+impl Work for AllReduce {
+    type Output = Issued<DeviceBuffer>;
+
+    fn blocks(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// To issue is little work, wherever it is done.
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn run(&self, block: usize, meter: &Meter<'_>) {
+        let (count, size) = (self.owned(block).len(), self.scaling.wire.dtype().size_bytes());
+        for slot in 0..self.parts.len() {
+            meter.received(block, slot, count, size);
+            meter.received(slot, block, count, size_of::<f32>());
+        }
+    }
+
+    fn finish(mut self) -> Vec<Issued<DeviceBuffer>> {
+        let issued = self.issue();
+        all_or_none(self.values, issued)
+    }
+}

@@ -1,0 +1,98 @@
+//! The all-gather of a unit: shards become whole parameters, side by side in one buffer.
+
+use std::sync::Arc;
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
+use hsdp_sharding::UnitLayout;
+
+use super::outcome::{Issued, Part, all_or_none};
+use crate::work::{Meter, Work};
+use crate::{Error, Op};
+
+/// What a member brings.
+pub(super) struct GatherDeposit {
+    pub(super) layout: Arc<UnitLayout>,
+    pub(super) shard: Arc<DeviceBuffer>,
+    pub(super) full: DeviceBuffer,
+    pub(super) part: Part,
+}
+
+/// Every member's shard, copied into every member's buffer.
+pub(super) struct Gather {
+    layout: Arc<UnitLayout>,
+    shards: Vec<Arc<DeviceBuffer>>,
+    fulls: Vec<DeviceBuffer>,
+    parts: Vec<Part>,
+}
+
+impl Gather {
+    /// # Errors
+    /// If the members do not have the same layout.
+    pub(super) fn new(members: Vec<GatherDeposit>) -> Result<Self, String> {
+        let layout = Arc::clone(&members[0].layout);
+        let mut work = Self { layout, shards: Vec::new(), fulls: Vec::new(), parts: Vec::new() };
+        for GatherDeposit { layout, shard, full, part } in members {
+            if layout != work.layout {
+                return Err("ranks have different layouts of one unit".to_owned());
+            }
+            work.shards.push(shard);
+            work.fulls.push(full);
+            work.parts.push(part);
+        }
+        Ok(work)
+    }
+
+    fn issue(&mut self) -> Result<(), Error> {
+        for (full, part) in self.fulls.iter_mut().zip(&self.parts) {
+            for (index, shard) in self.shards.iter().enumerate() {
+                place(&self.layout, (index, shard), full, part)
+                    .map_err(|error| part.failed(Op::AllGather, error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies both regions of a shard to where they lie in the whole.
+fn place(
+    layout: &UnitLayout,
+    (index, shard): (usize, &DeviceBuffer),
+    full: &mut DeviceBuffer,
+    part: &Part,
+) -> Result<(), CudaError> {
+    let mut from = 0;
+    for region in [layout.trainable(), layout.frozen()] {
+        let (to, len) = (region.start + index * region.shard_len, region.shard_len);
+        if len > 0 {
+            full.copy(&part.stream, to..to + len, (shard, from..from + len))?;
+        }
+        from += len;
+    }
+    Ok(())
+}
+
+impl Work for Gather {
+    type Output = Issued<DeviceBuffer>;
+
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    /// To issue is little work, wherever it is done.
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn run(&self, _block: usize, meter: &Meter<'_>) {
+        let members = self.shards.len();
+        for to in 0..members {
+            let size = self.shards[to].dtype().size_bytes();
+            meter.received_of_each(to, 0..members, (self.shards[to].len(), size));
+        }
+    }
+
+    fn finish(mut self) -> Vec<Issued<DeviceBuffer>> {
+        let issued = self.issue();
+        all_or_none(self.fulls, issued)
+    }
+}

@@ -1,0 +1,49 @@
+//! What a member gets of an operation that a device may refuse.
+
+use std::sync::Arc;
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Stream};
+use hsdp_sharding::Rank;
+
+use super::units::DeviceReduced;
+use crate::{Error, Op};
+
+/// An output, or why there is none.
+pub(crate) struct Issued<T>(pub(super) Result<T, Error>);
+
+impl TryFrom<Issued<Self>> for DeviceBuffer {
+    type Error = Error;
+
+    fn try_from(issued: Issued<Self>) -> Result<Self, Error> {
+        issued.0
+    }
+}
+
+impl TryFrom<Issued<Self>> for DeviceReduced {
+    type Error = Error;
+
+    fn try_from(issued: Issued<Self>) -> Result<Self, Error> {
+        issued.0
+    }
+}
+
+/// Who a member is, and on which stream its part runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(super) rank: Rank,
+    pub(super) step: u64,
+    pub(super) stream: Arc<Stream>,
+}
+
+impl Part {
+    /// The error that says that this member's part failed.
+    pub(super) fn failed(&self, op: Op, error: CudaError) -> Error {
+        Error::Device { op, rank: self.rank, step: self.step, error }
+    }
+}
+
+/// What members get: all of them their outputs, or all the first error. A part that failed is one that others were to read.
+pub(super) fn all_or_none<T>(outputs: Vec<T>, issued: Result<(), Error>) -> Vec<Issued<T>> {
+    let one = |output| Issued(issued.clone().map(|()| output));
+    outputs.into_iter().map(one).collect()
+}

@@ -1,0 +1,175 @@
+//! The reduce-scatter of a unit: each member packs its gradients for the wire, and each owner sums what all have packed.
+
+use std::sync::Arc;
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Notes, Packed};
+use hsdp_kernels::{GradientValues, Scaling};
+use hsdp_sharding::UnitLayout;
+
+use super::outcome::{Issued, Part, all_or_none};
+use super::units::{DeviceAccumulator, DeviceReduced};
+use crate::sync::Mutex;
+use crate::work::{Meter, Work};
+use crate::{Error, Op};
+
+/// What a member brings.
+pub(crate) struct ReduceDeposit {
+    pub(super) layout: Arc<UnitLayout>,
+    pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    pub(super) accumulator: DeviceAccumulator,
+    pub(super) part: Part,
+}
+
+/// Every member's gradients, summed into the partial of whoever owns them.
+pub(super) struct Reduce {
+    layout: Arc<UnitLayout>,
+    scaling: Scaling,
+    /// Which microbatch it is.
+    round: usize,
+    /// By slot. A member is packed under its lock.
+    members: Vec<Mutex<Member>>,
+}
+
+struct Member {
+    gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    accumulator: DeviceAccumulator,
+    part: Part,
+    /// What it has packed, or why it could not.
+    wire: Option<Result<DeviceBuffer, CudaError>>,
+}
+
+/// What the sums of all members read and write.
+struct Sums<'a> {
+    wires: &'a [DeviceBuffer],
+    reduced: &'a mut [DeviceReduced],
+    folds: &'a [hsdp_kernels::Fold],
+    parts: &'a [Part],
+}
+
+impl Reduce {
+    /// # Errors
+    /// If the members do not have the same layout.
+    pub(super) fn new(
+        members: Vec<ReduceDeposit>,
+        scaling: Scaling,
+        round: usize,
+    ) -> Result<Self, String> {
+        let layout = Arc::clone(&members[0].layout);
+        if members.iter().any(|member| member.layout != layout) {
+            return Err("ranks have different layouts of one unit".to_owned());
+        }
+        let member = |ReduceDeposit { gradients, accumulator, part, .. }| {
+            Mutex::new(Member { gradients, accumulator, part, wire: None })
+        };
+        Ok(Self { layout, scaling, round, members: members.into_iter().map(member).collect() })
+    }
+
+    /// Elements of the partial of each member.
+    fn shard_len(&self) -> usize {
+        self.layout.trainable().shard_len
+    }
+
+    /// Packs a member's gradients on its stream. Those on the host are copied first.
+    fn pack(&self, member: &mut Member) -> Result<DeviceBuffer, CudaError> {
+        let Member { gradients, accumulator, part, .. } = member;
+        let (stream, wire) = (&part.stream, self.scaling.wire.dtype());
+        let len = self.layout.trainable().len;
+        let mut flat = DeviceBuffer::new(stream.device(), wire, len, "packed gradients")?;
+        let copies: Vec<Option<DeviceBuffer>> = gradients
+            .iter()
+            .map(|gradient| copied(gradient.as_deref(), part))
+            .collect::<Result<_, _>>()?;
+        let there = gradients.iter().zip(&copies).zip(self.layout.params());
+        let mut packed: Vec<Packed<'_>> = there
+            .filter_map(|((gradient, copy), slot)| {
+                let own = gradient.as_deref().and_then(GradientValues::on_device);
+                Some(Packed { gradient: copy.as_ref().or(own)?, start: slot.start })
+            })
+            .collect();
+        // Parameters of whole rows may lie in another order than they are declared in.
+        packed.sort_unstable_by_key(|packed| packed.start);
+        let notes = Notes { noted: &mut accumulator.noted, round: self.round };
+        stream.pack(&mut flat, &packed, self.scaling.pre, Some(notes))?;
+        Ok(flat)
+    }
+
+    fn sum(&self, sums: &mut Sums<'_>) -> Result<(), Error> {
+        let wires: Vec<&DeviceBuffer> = sums.wires.iter().collect();
+        let owners = sums.reduced.iter_mut().zip(sums.folds).zip(sums.parts).enumerate();
+        for (owner, ((DeviceReduced { partial, noted }, fold), part)) in owners {
+            let range = owner * self.shard_len()..(owner + 1) * self.shard_len();
+            let notes = Some(Notes { noted, round: self.round });
+            part.stream
+                .sum(partial, (&wires, range), (self.scaling.post, *fold), notes)
+                .map_err(|error| part.failed(Op::ReduceScatter, error))?;
+        }
+        Ok(())
+    }
+}
+
+/// A copy on the device of a gradient that lies on the host, or on another device.
+fn copied(
+    gradient: Option<&dyn GradientValues>,
+    part: &Part,
+) -> Result<Option<DeviceBuffer>, CudaError> {
+    let device = part.stream.device();
+    let is_there = |on: &DeviceBuffer| on.device() == device;
+    let Some(gradient) = gradient.filter(|it| !it.on_device().is_some_and(is_there)) else {
+        return Ok(None);
+    };
+    let mut copy = None;
+    gradient.read(0..gradient.len(), &mut |values| {
+        let buffer = DeviceBuffer::new(device, values.dtype(), values.len(), "a gradient");
+        copy = Some(buffer.and_then(|mut buffer| {
+            buffer.write(&part.stream, values)?;
+            Ok(buffer)
+        }));
+    });
+    copy.transpose()
+}
+
+impl Work for Reduce {
+    type Output = Issued<DeviceReduced>;
+
+    fn blocks(&self) -> usize {
+        self.members.len()
+    }
+
+    /// To issue is little work, wherever it is done.
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    /// Gradients on the host are lent by code of users.
+    fn calls_users(&self) -> bool {
+        true
+    }
+
+    fn run(&self, block: usize, meter: &Meter<'_>) {
+        let member = &mut *self.members[block].lock();
+        meter.lent_by(block, || member.wire = Some(self.pack(member)));
+        let size = self.scaling.wire.dtype().size_bytes();
+        meter.received_of_each(block, 0..self.members.len(), (self.shard_len(), size));
+    }
+
+    fn finish(mut self) -> Vec<Issued<DeviceReduced>> {
+        let (mut wires, mut reduced) = (Vec::new(), Vec::new());
+        let (mut folds, mut parts, mut issued) = (Vec::new(), Vec::new(), Ok(()));
+        for member in std::mem::take(&mut self.members) {
+            let Member { accumulator, part, wire, .. } = member.into_inner();
+            match wire.expect("all blocks were run") {
+                Ok(wire) => wires.push(wire),
+                Err(error) => issued = issued.and(Err(part.failed(Op::ReduceScatter, error))),
+            }
+            let DeviceAccumulator { partial, fold, noted } = accumulator;
+            reduced.push(DeviceReduced { partial, noted });
+            folds.push(fold);
+            parts.push(part);
+        }
+        let issued = issued.and_then(|()| {
+            let (wires, folds, parts) = (&wires, &folds, &parts);
+            self.sum(&mut Sums { wires, reduced: &mut reduced, folds, parts })
+        });
+        all_or_none(reduced, issued)
+    }
+}

@@ -1,0 +1,162 @@
+//! The calls on whole units of which everything lies on a device, as methods of [`Group`].
+
+use std::sync::Arc;
+
+use hsdp_kernels::Fold;
+use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Noted};
+use hsdp_sharding::{DType, UnitLayout, balanced};
+
+use super::all_reduce::{AllReduce, AllReduceDeposit};
+use super::gather::{Gather, GatherDeposit};
+use super::outcome::{Issued, Part};
+use super::reduce::{Reduce, ReduceDeposit};
+use crate::call::Call;
+use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
+
+/// Where a member's part of a reduction goes.
+#[derive(Debug)]
+pub struct DeviceAccumulator {
+    /// `[layout.trainable().shard_len]`, f32.
+    pub partial: DeviceBuffer,
+    /// Whether the sum replaces the partial or is added to it; a matter of this member alone.
+    pub fold: Fold,
+    /// Where is noted what is not finite: of what this member contributes, as indices of the unit's trainable region, and of its
+    /// partial. Its rounds are microbatches.
+    pub noted: Noted,
+}
+
+/// A member's part of a reduction.
+#[derive(Debug)]
+pub struct DeviceReduced {
+    /// The accumulator's, with the sum in it.
+    pub partial: DeviceBuffer,
+    /// The accumulator's.
+    pub noted: Noted,
+}
+
+/// # Calls on whole units, on a device
+///
+/// As [those on the host](Self::gather_unit): **collective**, in the order of the group's channel, with the same checks, the same bits and
+/// the same bytes in the ledger; there is no call for one copy that all ranks share. An output of [`Pending::wait`] can be used at
+/// once by what is issued on a stream, which waits for what is on its way. Nothing waits on the host.
+///
+/// Every call refuses [`Error::Device`] of its own rank; what a device refuses of another rank's part comes out of
+/// [`Pending::wait`], on all members alike.
+impl Group {
+    /// Gathers a unit: every member's shard is copied into every member's buffer.
+    ///
+    /// `shard`: `[layout.shard_len()]`, in the dtype of `full`. `full`: `[layout.full_len()]`, the unit's flat index space; the output,
+    /// filled.
+    ///
+    /// # Errors
+    /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if the shard or `full` does
+    /// not fit it; [`Error::BadDType`] if they differ in dtype; [`Error::Device`].
+    pub fn gather_unit_on_device(
+        &self,
+        tag: Tag,
+        layout: Arc<UnitLayout>,
+        shard: Arc<DeviceBuffer>,
+        full: DeviceBuffer,
+    ) -> Result<Pending<DeviceBuffer>, Error> {
+        let (op, dtype) = (Op::AllGather, shard.dtype());
+        self.check_layout(op, &layout)?;
+        self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
+        self.check_len(op, "the whole unit", full.len(), layout.full_len())?;
+        if full.dtype() != dtype {
+            let problem = "not the dtype of the shard";
+            return Err(Error::BadDType { op, rank: self.rank(), dtype: full.dtype(), problem });
+        }
+        let part = self.part(op, tag, shard.device())?;
+        let call = Call::new(op, tag).of(dtype, layout.shard_len());
+        let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
+        let deposit = GatherDeposit { layout, shard, full, part };
+        self.issue(call, deposit, Gather::new, |mine| (received, Issued(Ok(mine.full))))
+    }
+
+    /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
+    /// `round_to_wire(gradient / pre)`, divided by `post`, for the elements of its trainable shard.
+    ///
+    /// Gradients that lie on the host are copied. Its padding is zero, or stays.
+    ///
+    /// # Errors
+    /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if a gradient or the
+    /// partial does not fit it; [`Error::BadDType`] if the partial is not f32; [`Error::Device`].
+    pub fn reduce_unit_on_device(
+        &self,
+        tag: Tag,
+        layout: Arc<UnitLayout>,
+        contribution: Contribution,
+        accumulator: DeviceAccumulator,
+    ) -> Result<Pending<DeviceReduced>, Error> {
+        let op = Op::ReduceScatter;
+        let Contribution { gradients, scaling } = contribution;
+        let part_len = layout.trainable().shard_len;
+        self.check_layout(op, &layout)?;
+        self.check_len(op, "the partial", accumulator.partial.len(), part_len)?;
+        self.check_is_f32(op, &accumulator.partial)?;
+        self.check_gradients(&layout, &gradients)?;
+        let (scaling, round) = (self.effective(scaling), tag.microbatch);
+        let wire = scaling.wire.dtype();
+        let part = self.part(op, tag, accumulator.partial.device())?;
+        let call = Call::new(op, tag)
+            .of(wire, layout.trainable().len)
+            .reduction(Reduction::Sum)
+            .scaling(scaling);
+        let received = (self.size() - 1) * part_len * wire.size_bytes();
+        let deposit = ReduceDeposit { layout, gradients, accumulator, part };
+        let work = move |all| Reduce::new(all, scaling, round);
+        self.issue(call, deposit, work, |mine| (received, imagined(mine)))
+    }
+
+    /// Sums f32 elements over the members: everybody gets the sum in member order of
+    /// `round_to_wire(element / pre)`, divided by `post`; the same bits on all members.
+    ///
+    /// `values`: `[n]`, f32; output `[n]`, in the same buffer.
+    ///
+    /// # Errors
+    /// [`Error::BadDType`] if they are not f32; [`Error::Device`].
+    pub fn all_reduce_scaled_on_device(
+        &self,
+        tag: Tag,
+        values: DeviceBuffer,
+        scaling: Scaling,
+    ) -> Result<Pending<DeviceBuffer>, Error> {
+        let (op, len, size) = (Op::AllReduce, values.len(), self.size());
+        self.check_is_f32(op, &values)?;
+        let scaling = self.effective(scaling);
+        let wire = scaling.wire.dtype();
+        let part = self.part(op, tag, values.device())?;
+        let call = Call::new(op, tag).of(wire, len).reduction(Reduction::Sum).scaling(scaling);
+        let owned = balanced(len, size, self.index()).len();
+        let contributions = (size - 1) * owned * wire.size_bytes();
+        let received = contributions + (len - owned) * size_of::<f32>();
+        let deposit = AllReduceDeposit { values, part };
+        let work = move |all| AllReduce::new(all, scaling);
+        self.issue(call, deposit, work, |mine| (received, Issued(Ok(mine.values))))
+    }
+
+    /// Who this member is, and its stream.
+    fn part(&self, op: Op, tag: Tag, device: &Device) -> Result<Part, Error> {
+        let stream = self.seat().streams.of(device, self.channel());
+        let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
+        Ok(Part { rank: self.rank(), step: tag.step, stream })
+    }
+
+    fn device_error(&self, op: Op, tag: Tag, error: CudaError) -> Error {
+        Error::Device { op, rank: self.rank(), step: tag.step, error }
+    }
+
+    fn check_is_f32(&self, op: Op, buffer: &DeviceBuffer) -> Result<(), Error> {
+        if buffer.dtype() == DType::F32 {
+            return Ok(());
+        }
+        let problem = "partials are f32";
+        Err(Error::BadDType { op, rank: self.rank(), dtype: buffer.dtype(), problem })
+    }
+}
+
+/// What a rank without peers gets: its partial, as it is.
+fn imagined(mine: ReduceDeposit) -> Issued<DeviceReduced> {
+    let DeviceAccumulator { partial, noted, .. } = mine.accumulator;
+    Issued(Ok(DeviceReduced { partial, noted }))
+}
