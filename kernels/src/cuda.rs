@@ -15,13 +15,15 @@
 //! this feature runs on a machine without them. Kernels are compiled then, for the architecture of the device.
 //!
 //! In reading order: `error`, `libraries`, `source`, `compile` (what is compiled, and by what); `device`, `event`, `stream` (where it runs);
-//! `memory`, `staging`, `buffer` (on what); `launch`, `table`, `noted` (how kernels get their arguments, and what they note); `pack`, `sum`, `inspect`, `update` (the kernels).
+//! `memory`, `staging`, `buffer` (on what); `launch`, `table`, `noted` (how kernels get their arguments, and what they note); `pack`, `sum`, `inspect`, `update` (the kernels); `gradients` (what
+//! is packed, wherever it lies).
 
 mod buffer;
 mod compile;
 mod device;
 mod error;
 mod event;
+mod gradients;
 mod inspect;
 mod launch;
 mod libraries;
@@ -40,6 +42,7 @@ pub use self::compile::{Architecture, compile};
 pub use self::device::Device;
 pub use self::error::CudaError;
 pub use self::event::Moment;
+pub use self::gradients::{DevicePart, DeviceSlice};
 pub use self::inspect::Seen;
 pub use self::noted::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::pack::{Packed, Unpacked};

@@ -32,7 +32,7 @@ pub trait GradientValues: Send + Sync + Debug {
     /// The same elements in the memory of a device, if that is where they lie: then a reduction there does not
     /// [read](Self::read) them.
     #[cfg(feature = "cuda")]
-    fn on_device(&self) -> Option<&crate::cuda::DeviceBuffer> {
+    fn on_device(&self) -> Option<crate::cuda::DeviceSlice<'_>> {
         None
     }
 }

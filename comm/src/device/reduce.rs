@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Notes, Packed};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Notes};
 use hsdp_kernels::{GradientValues, Scaling};
 use hsdp_sharding::UnitLayout;
 
@@ -69,27 +69,17 @@ impl Reduce {
         self.layout.trainable().shard_len
     }
 
-    /// Packs a member's gradients on its stream. Those on the host are copied first.
+    /// Packs a member's gradients on its stream.
     fn pack(&self, member: &mut Member) -> Result<DeviceBuffer, CudaError> {
         let Member { gradients, accumulator, part, .. } = member;
         let (stream, wire) = (&part.stream, self.scaling.wire.dtype());
         let len = self.layout.trainable().len;
         let mut flat = DeviceBuffer::new(stream.device(), wire, len, "packed gradients")?;
-        let copies: Vec<Option<DeviceBuffer>> = gradients
-            .iter()
-            .map(|gradient| copied(gradient.as_deref(), part))
-            .collect::<Result<_, _>>()?;
-        let there = gradients.iter().zip(&copies).zip(self.layout.params());
-        let mut packed: Vec<Packed<'_>> = there
-            .filter_map(|((gradient, copy), slot)| {
-                let own = gradient.as_deref().and_then(GradientValues::on_device);
-                Some(Packed { gradient: copy.as_ref().or(own)?, start: slot.start })
-            })
-            .collect();
-        // Parameters of whole rows may lie in another order than they are declared in.
-        packed.sort_unstable_by_key(|packed| packed.start);
+        let there = self.layout.params().iter().zip(&*gradients);
+        let gradients: Vec<_> =
+            there.map(|(slot, gradient)| (slot.start, gradient.as_deref())).collect();
         let notes = Notes { noted: &mut accumulator.noted, round: self.round };
-        stream.pack(&mut flat, &packed, self.scaling.pre, Some(notes))?;
+        stream.pack_gradients(&mut flat, &gradients, self.scaling.pre, Some(notes))?;
         Ok(flat)
     }
 
@@ -105,27 +95,6 @@ impl Reduce {
         }
         Ok(())
     }
-}
-
-/// A copy on the device of a gradient that lies on the host, or on another device.
-fn copied(
-    gradient: Option<&dyn GradientValues>,
-    part: &Part,
-) -> Result<Option<DeviceBuffer>, CudaError> {
-    let device = part.stream.device();
-    let is_there = |on: &DeviceBuffer| on.device() == device;
-    let Some(gradient) = gradient.filter(|it| !it.on_device().is_some_and(is_there)) else {
-        return Ok(None);
-    };
-    let mut copy = None;
-    gradient.read(0..gradient.len(), &mut |values| {
-        let buffer = DeviceBuffer::new(device, values.dtype(), values.len(), "a gradient");
-        copy = Some(buffer.and_then(|mut buffer| {
-            buffer.write(&part.stream, values)?;
-            Ok(buffer)
-        }));
-    });
-    copy.transpose()
 }
 
 impl Work for Reduce {

@@ -15,7 +15,6 @@ use super::memory::{Block, Uses, exhausted};
 use super::staging::Staging;
 use super::stream::Stream;
 use crate::buffer::HostBuffer;
-use crate::gradient::GradientValues;
 use crate::values::Values;
 use crate::wire::Wire;
 
@@ -199,28 +198,6 @@ impl DeviceBuffer {
         let problem =
             format!("a buffer of {own_len} elements of {own}, where {len} of {dtype} are meant");
         Err(CudaError::Mismatch { operation, problem })
-    }
-}
-
-/// How long a gradient is waited for that is read on the host.
-const TO_READ: Duration = Duration::from_secs(120);
-
-/// Who reads it on the host waits for a copy of all of it.
-impl GradientValues for DeviceBuffer {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    /// # Panics
-    /// If the device cannot copy it.
-    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
-        let copy = self.device.stream().and_then(|stream| self.read_back(&stream, TO_READ));
-        let copy = copy.unwrap_or_else(|error| panic!("a gradient on a device: {error}"));
-        visit(copy.values().slice(range));
-    }
-
-    fn on_device(&self) -> Option<&DeviceBuffer> {
-        Some(self)
     }
 }
 

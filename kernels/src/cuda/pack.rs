@@ -2,6 +2,7 @@
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
+use super::gradients::DeviceSlice;
 use super::launch::{Launch, Scale, WIDTH};
 use super::noted::{Notes, Of, argument};
 use super::stream::Stream;
@@ -9,10 +10,10 @@ use super::table::{MOST_PARAMS, Param, Table, dtype};
 use crate::Divisor;
 
 /// A gradient, and where its parameter lies in the flat buffer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Packed<'a> {
     /// The gradient, in any dtype of gradients.
-    pub gradient: &'a DeviceBuffer,
+    pub gradient: DeviceSlice<'a>,
     /// The first element in the flat buffer: a multiple of 4.
     pub start: usize,
 }
@@ -49,7 +50,7 @@ impl Stream {
         let (scale, note) = (Scale::from(pre), argument(notes.as_ref(), Of::Contribution));
         let (_, wire) = dtype(flat.dtype());
         for (run, part) in runs(gradients, flat.len(), |it| it.start) {
-            let table = table(part.iter().map(|it| (it.gradient, it.start)));
+            let table = table(part.iter().map(|it| (it.gradient.clone(), it.start)));
             let (address, begin, end) = (flat.address(0), run.start as u64, run.end as u64);
             let launch = Launch::over(format!("pack_{wire}"), run.len())
                 .argument(&table)
@@ -58,7 +59,7 @@ impl Stream {
                 .argument(&end)
                 .argument(&scale)
                 .argument(&note);
-            let reads: Vec<_> = part.iter().map(|it| it.gradient).collect();
+            let reads: Vec<_> = part.iter().map(|it| it.gradient.buffer()).collect();
             let noted = notes.as_mut().map(|notes| &mut notes.noted.words);
             let mut writes: Vec<&mut DeviceBuffer> =
                 [&mut *flat].into_iter().chain(noted).collect();
@@ -83,7 +84,7 @@ impl Stream {
         for part in parameters.chunks_mut(MOST_PARAMS) {
             let begin = part.first().map_or(0, |it| it.start);
             let end = part.last().map_or(0, |it| it.start + it.parameter.len());
-            let table = table(part.iter().map(|it| (&*it.parameter, it.start)));
+            let table = table(part.iter().map(|it| (DeviceSlice::from(&*it.parameter), it.start)));
             let (address, from, to) = (flat.address(0), begin as u64, end as u64);
             let launch = Launch::over(format!("unpack_{wire}"), end - begin)
                 .argument(&table)
@@ -98,12 +99,12 @@ impl Stream {
     }
 }
 
-fn table<'a>(params: impl Iterator<Item = (&'a DeviceBuffer, usize)>) -> Table<Param, MOST_PARAMS> {
-    let entry = |(buffer, start): (&DeviceBuffer, usize)| Param {
-        address: buffer.address(0),
+fn table<'a>(params: impl Iterator<Item = (DeviceSlice<'a>, usize)>) -> Table<Param, MOST_PARAMS> {
+    let entry = |(slice, start): (DeviceSlice<'_>, usize)| Param {
+        address: slice.buffer().address(slice.range().start),
         start: start as u64,
-        len: buffer.len() as u64,
-        dtype: dtype(buffer.dtype()).0,
+        len: slice.len() as u64,
+        dtype: dtype(slice.dtype()).0,
         unused: 0,
     };
     Table::of(&params.map(entry).collect::<Vec<_>>())

@@ -12,12 +12,12 @@ use super::table::{MOST_PIECES, Piece, Table, dtype};
 use crate::optimizer::{AdamWFactors, SgdFactors};
 use crate::{AdamWStep, MomentumKind, SgdStep};
 
-/// What an update reads and writes beside the state of its optimizer. All buffers have one length.
+/// What an update reads and writes beside the state of its optimizer, which is as long as the gradient.
 #[derive(Debug)]
 pub struct DeviceUpdate<'a> {
-    /// f32 master parameters.
+    /// f32 master parameters: at least as many as the gradient has elements. Those behind are not trained.
     pub parameters: &'a mut DeviceBuffer,
-    /// Where the updated parameters are also wanted, rounded to f16 or bf16: written, and never read.
+    /// Where the updated parameters are also wanted, rounded to f16 or bf16, as long as these: written, and never read.
     pub rounded: Option<&'a mut DeviceBuffer>,
     /// f32.
     pub gradient: &'a DeviceBuffer,
@@ -67,7 +67,7 @@ unsafe impl Argument for DeviceSgd {}
 
 impl Stream {
     /// One AdamW update of the elements of `pieces`, in their order, without overlap; others stay as they are. `moments`: the first
-    /// and the second, f32, as long as the parameters. `step.step` is each piece's own.
+    /// and the second, f32, as long as the gradient. `step.step` is each piece's own.
     ///
     /// One launch for up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
     /// [`adamw`](crate::adamw).
@@ -100,14 +100,14 @@ impl Stream {
             let mut writes: Vec<&mut DeviceBuffer> =
                 vec![&mut *parameters, &mut *first, &mut *second];
             writes.extend(rounded.as_deref_mut());
-            // SAFETY: CU-5, pieces lie within all buffers, which have one length.
+            // SAFETY: CU-5, pieces lie within the gradient, and no buffer is shorter.
             unsafe { launch.issue(self, (&[gradient], &mut writes)) }?;
         }
         Ok(())
     }
 
     /// One SGD update of the elements of `pieces`, in their order, without overlap; others stay as they are. `velocity`: f32, as
-    /// long as the parameters.
+    /// long as the gradient.
     ///
     /// One launch for up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
     /// [`sgd`](crate::sgd).
@@ -143,7 +143,7 @@ impl Stream {
             let launch = launch.argument(&address).argument(&divisor).argument(&factors);
             let mut writes: Vec<&mut DeviceBuffer> = vec![&mut *parameters];
             writes.extend(velocity.as_deref_mut().into_iter().chain(rounded.as_deref_mut()));
-            // SAFETY: CU-5, pieces lie within all buffers, which have one length.
+            // SAFETY: CU-5, pieces lie within the gradient, and no buffer is shorter.
             unsafe { launch.issue(self, (&[gradient], &mut writes)) }?;
         }
         Ok(())
@@ -151,14 +151,14 @@ impl Stream {
 }
 
 impl DeviceUpdate<'_> {
-    /// The one length of its buffers, if the pieces lie within.
+    /// The length of the gradient, if the pieces lie within, and the other buffers fit it.
     fn check(&self, operation: &'static str, pieces: &[PieceOfStep]) -> Result<usize, CudaError> {
-        let len = self.parameters.len();
-        self.parameters.check(operation, DType::F32, len)?;
+        let (len, all) = (self.gradient.len(), self.parameters.len());
+        self.parameters.check(operation, DType::F32, all.max(len))?;
         self.gradient.check(operation, DType::F32, len)?;
         if let Some(rounded) = &self.rounded {
             let dtype = if rounded.dtype() == DType::F16 { DType::F16 } else { DType::BF16 };
-            rounded.check(operation, dtype, len)?;
+            rounded.check(operation, dtype, all)?;
         }
         let mut end = 0;
         for PieceOfStep { range, step } in pieces {

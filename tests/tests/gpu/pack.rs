@@ -46,8 +46,10 @@ fn gradients_of_all_dtypes_are_packed_as_the_twin_packs_them() {
     let (gradients, len) = gradients();
     let uploaded: Vec<_> =
         gradients.iter().map(|(start, it)| (*start, upload(&stream, it.values()))).collect();
-    let packed: Vec<_> =
-        uploaded.iter().map(|(start, gradient)| Packed { gradient, start: *start }).collect();
+    let packed: Vec<_> = uploaded
+        .iter()
+        .map(|(start, gradient)| Packed { gradient: gradient.into(), start: *start })
+        .collect();
     for wire in DTYPES {
         for pre in [1.0, 4.0, 3.0] {
             let pre = Divisor::new(pre).expect("a divisor");
@@ -102,7 +104,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let stream = stream();
     let gradient = upload(&stream, of(DType::F32, 1, 40).values());
     let mut flat = DeviceBuffer::new(&device(), DType::BF16, 64, "a test").expect("memory");
-    let packed = [Packed { gradient: &gradient, start: 32 }];
+    let packed = [Packed { gradient: (&gradient).into(), start: 32 }];
     let refused = stream.pack(&mut flat, &packed, Divisor::ONE, None).expect_err("it is too long");
     let said = "pack: entry 0 has 40 elements from 32 of 64, which is too near the end";
     assert_eq!(refused.to_string(), said);

@@ -36,7 +36,7 @@ fn ranks_that_are_threads_read_what_the_others_have_written() {
         let stream = stream();
         let gradient = upload(&stream, Values::F32(&ordinary(rank, len)));
         let mut wire = DeviceBuffer::new(&device(), DType::F32, len, "a test").expect("memory");
-        let packed = [Packed { gradient: &gradient, start: 0 }];
+        let packed = [Packed { gradient: (&gradient).into(), start: 0 }];
         stream.pack(&mut wire, &packed, Divisor::ONE, None).expect("packed");
         wire
     };
