@@ -1,6 +1,7 @@
 //! One rank's handle of its world.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
@@ -66,6 +67,15 @@ impl World {
     #[must_use]
     pub fn size(&self) -> usize {
         self.seat.size
+    }
+
+    /// How long one of its operations is waited for at the most.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        match &self.seat.flavour {
+            Flavour::Local { core, .. } => core.options().deadline,
+            Flavour::Counting => WorldOptions::default().deadline,
+        }
     }
 
     /// Whether all ranks are threads of this process, and read each other's memory.

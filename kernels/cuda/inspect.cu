@@ -1,6 +1,7 @@
 // The squared norm, and the first element that is not finite, in one pass.
 
-// So many blocks of so many threads, on any device: which thread adds what, and in which order, is the same on all.
+// Up to so many blocks of so many threads, on any device: which thread adds what, and in which order, is the same on all. Blocks that
+// would have nothing to look at are left out, which adds the same numbers.
 #define INSPECT_BLOCKS 512
 #define INSPECT_THREADS 256
 
@@ -45,9 +46,10 @@ extern "C" __global__ void inspect(const float* values, u64 len, Seen* seen) {
     if (threadIdx.x == 0) seen[blockIdx.x] = all;
 }
 
-// What all blocks have seen: one block of as many threads as there were blocks.
-extern "C" __global__ void inspect_blocks(const Seen* seen, Seen* all) {
+// What all of `count` blocks have seen: one block of as many threads as there are blocks at the most.
+extern "C" __global__ void inspect_blocks(const Seen* seen, u64 count, Seen* all) {
     __shared__ Seen shared[INSPECT_BLOCKS];
-    Seen together = in_pairs<INSPECT_BLOCKS>(seen[threadIdx.x], shared);
+    Seen nothing = {0.0, ~0ull};
+    Seen together = in_pairs<INSPECT_BLOCKS>(threadIdx.x < count ? seen[threadIdx.x] : nothing, shared);
     if (threadIdx.x == 0) *all = together;
 }

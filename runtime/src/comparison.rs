@@ -49,7 +49,7 @@ pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> 
     let mine = vec![
         fabric.options_digest,
         fabric.plan.fingerprint(),
-        digest::of_parameters(shards.iter().map(|shard| shard.master().as_slice())),
+        digest::of_parameters(shards.iter().map(|shard| shard.master(fabric)))?,
     ];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.all_gather(tag, mine)?.wait()?;
@@ -63,8 +63,7 @@ pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> 
 /// # Errors
 /// As [`of_models`].
 pub(crate) fn of_replicas(fabric: &Fabric, shards: &[Shard], step: u64) -> Result<(), Error> {
-    let masters = shards.iter().map(|shard| shard.master().as_slice());
-    let mine = vec![digest::of_parameters(masters)];
+    let mine = vec![digest::of_parameters(shards.iter().map(|shard| shard.master(fabric)))?];
     let tag = fabric.tag(None, Stage::Setup, step, 0);
     let said = fabric.control.all_gather(tag, mine)?.wait()?;
     compare(fabric, &said, &[SHARD])

@@ -10,6 +10,7 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
     // By name, so that an option that is added later is not forgotten here.
     let ModelOptions {
         mesh,
+        placement,
         precision: Precision { parameters, wire, output },
         accumulation,
         prefetch,
@@ -29,6 +30,7 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
     };
     vec![
         format!("mesh {mesh}"),
+        format!("placement {placement}"),
         format!("precision.parameters {parameters}"),
         format!("precision.wire {wire}"),
         format!("precision.output {output}"),

@@ -10,11 +10,13 @@
 //! | what never changes: plan, options, groups | `fabric` |
 //! | what an optimizer changes | `shard` |
 //! | the gathers of a microbatch | `gathers`, `full_pool` |
-//! | the reductions of a step | `reductions`, `partial`, `unsharded`, `recycled`; `place`, `scaling` |
+//! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `recycled`; `place`, `scaling` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
 //! | how a step ends | `finish` |
+//! | what of it lies on a device | `device` |
 
 mod check;
+pub(crate) mod device;
 pub(crate) mod events;
 pub(crate) mod fabric;
 mod finish;
@@ -28,6 +30,7 @@ pub(crate) mod reductions;
 mod scaling;
 pub(crate) mod shard;
 mod step_state;
+pub(crate) mod sums;
 mod unsharded;
 
 use std::sync::atomic::{AtomicU64, Ordering};

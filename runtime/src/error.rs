@@ -77,6 +77,26 @@ pub enum Error {
         /// What to do instead.
         hint: &'static str,
     },
+    /// A device has refused, or has no memory. The step fails on this rank, and the others are told.
+    #[cfg(feature = "cuda")]
+    #[error("{operation} on rank {rank}, step {step}: {error}")]
+    Device {
+        /// What was called.
+        operation: &'static str,
+        /// By which rank.
+        rank: Rank,
+        /// In which step.
+        step: u64,
+        /// What the device says.
+        error: hsdp_kernels::cuda::CudaError,
+    },
+    /// A model cannot be placed on a device.
+    #[cfg(feature = "cuda")]
+    #[error("a model cannot be placed there: {error}")]
+    Placement {
+        /// What the device says.
+        error: hsdp_kernels::cuda::CudaError,
+    },
     /// There is no memory for a buffer. The step fails on this rank, and the others are told.
     #[error(
         "{operation} of unit {unit} on rank {rank}, step {step}: out of memory: no {bytes} bytes to be had"

@@ -19,7 +19,7 @@ pub(crate) fn full_parameters(
 ) -> Result<BTreeMap<String, Vec<f32>>, Error> {
     let mut parameters = BTreeMap::new();
     for (unit, shard) in shards.iter().enumerate() {
-        gather_into(&mut parameters, fabric, UnitId::new(unit), Arc::clone(shard.master()))?;
+        gather_into(&mut parameters, fabric, UnitId::new(unit), shard.master(fabric)?)?;
     }
     Ok(parameters)
 }
@@ -32,7 +32,7 @@ pub(crate) fn full_gradients(
     let mut all = BTreeMap::new();
     for unit in fabric.plan.reductions().iter().copied() {
         // Frozen parameters have no gradient: their region of the shard is filled up with zeros.
-        let mut shard = gradients.shard(unit);
+        let mut shard = gradients.shard_in(fabric, unit)?;
         shard.resize(fabric.plan.layout(unit).shard_len(), 0.0);
         gather_into(&mut all, fabric, unit, Arc::new(shard))?;
     }

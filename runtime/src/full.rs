@@ -6,9 +6,13 @@ use std::sync::Arc;
 use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{UnitId, UnitLayout};
 
+use crate::engine::device::DeviceFull;
 use crate::engine::full_pool::Pooled;
 
 /// A unit's parameters in full, in the compute dtype, one buffer a parameter.
+///
+/// On a device it is one buffer there, of which parameters are [parts](Self::on_device). What is read on the host (all other methods) is
+/// a copy, made when it is first asked for: that waits for the gather, and panics if the device fails.
 ///
 /// Dropping it is the reshard: its buffers go to the gathers to come, which never hold more together than the plan says
 /// ([`Plan::memory`](crate::Plan::memory)).
@@ -25,6 +29,7 @@ enum Buffers {
     Own(Pooled),
     /// Other ranks read it, too.
     Shared(Arc<Pooled>),
+    Device(DeviceFull),
 }
 
 impl Full {
@@ -36,6 +41,10 @@ impl Full {
         Self { unit, layout, buffers: Buffers::Shared(buffers) }
     }
 
+    pub(crate) fn on_a_device((unit, layout): (UnitId, Arc<UnitLayout>), full: DeviceFull) -> Self {
+        Self { unit, layout, buffers: Buffers::Device(full) }
+    }
+
     /// Whose parameters these are.
     #[must_use]
     pub fn unit(&self) -> UnitId {
@@ -45,13 +54,13 @@ impl Full {
     /// How many parameters the unit has.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.all().len()
+        self.layout.params().len()
     }
 
     /// Whether the unit has no parameters; a planned unit always has some.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.all().is_empty()
+        self.layout.params().is_empty()
     }
 
     /// The elements of the parameter with this index in its unit, row-major; none where they were
@@ -76,8 +85,22 @@ impl Full {
         }
     }
 
+    /// The parameter where it lies on a device, row-major; `None` in a model on the host. What is issued on a stream and reads it waits
+    /// for the gather there.
+    ///
+    /// # Panics
+    /// If the unit has no such parameter.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn on_device(&self, parameter: usize) -> Option<hsdp_kernels::cuda::DevicePart> {
+        match &self.buffers {
+            Buffers::Device(full) => Some(full.part(parameter)),
+            _ => None,
+        }
+    }
+
     /// Takes a parameter's buffer out, as the storage of a tensor, say; `None` if it is out already. Of what
-    /// [ranks share](crate::FullCopies::PerProcess) it is a copy each time.
+    /// [ranks share](crate::FullCopies::PerProcess), or what lies on a device, it is a copy each time.
     ///
     /// [Put it back](Self::put_back) when it is not wanted any more: then it serves another gather.
     ///
@@ -90,6 +113,7 @@ impl Full {
                 mem::replace(&mut pooled.buffers[parameter], HostBuffer::F32(Vec::new()))
             }
             Buffers::Shared(pooled) => pooled.buffers[parameter].clone(),
+            Buffers::Device(full) => full.on_host()[parameter].clone(),
         };
         (!buffer.is_empty()).then_some(buffer)
     }
@@ -118,6 +142,7 @@ impl Full {
         match self.buffers {
             Buffers::Own(pooled) => pooled.into_buffers(),
             Buffers::Shared(pooled) => pooled.buffers.clone(),
+            Buffers::Device(full) => full.on_host().to_vec(),
         }
     }
 
@@ -125,6 +150,7 @@ impl Full {
         match &self.buffers {
             Buffers::Own(pooled) => &pooled.buffers,
             Buffers::Shared(pooled) => &pooled.buffers,
+            Buffers::Device(full) => full.on_host(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
+use crate::engine::fabric::Fabric;
 use crate::engine::recycled::GradShards;
 use crate::error::Error;
 use crate::export;
@@ -127,14 +128,20 @@ impl Gradients {
     ///
     /// Where the ranks agreed to skip the step it is what the reductions gave, divided by nothing.
     ///
+    /// # Errors
+    /// [`Error::Device`](Error) if they lie on a device that fails.
+    ///
     /// # Panics
     /// If the model has no such unit.
-    #[must_use]
-    pub fn shard(&self, unit: UnitId) -> Vec<f32> {
-        let grad_shard = &self.grad_shards[unit.index()];
+    pub fn shard(&self, model: &ShardedModel, unit: UnitId) -> Result<Vec<f32>, Error> {
+        self.shard_in(&model.engine.fabric, unit)
+    }
+
+    pub(crate) fn shard_in(&self, fabric: &Fabric, unit: UnitId) -> Result<Vec<f32>, Error> {
+        let grad_shard = self.grad_shards[unit.index()].to_host(fabric, self.step)?;
         let mut divided = vec![0.0; grad_shard.len()];
-        scaled_copy(&mut divided, grad_shard, self.divisor);
-        divided
+        scaled_copy(&mut divided, &grad_shard, self.divisor);
+        Ok(divided)
     }
 
     /// Whether the parameter got a gradient on any rank in any microbatch of the step.

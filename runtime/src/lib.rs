@@ -73,7 +73,7 @@
 //! ```
 //!
 //! In reading order: `model`, `step`, `gradients`, `optimizer` (what users hold); `objective`, [`divide`],
-//! `precision`, `options`; `engine` (what happens in a step); `header`, `agreement` (what ranks tell each other).
+//! `precision`, `placement`, `options`; `engine` (what happens in a step); `header`, `agreement` (what ranks tell each other).
 
 mod agreement;
 pub mod collective;
@@ -96,6 +96,7 @@ mod non_finite;
 mod objective;
 mod optimizer;
 mod options;
+mod placement;
 mod precision;
 mod presence;
 mod step;
@@ -110,8 +111,11 @@ pub use learning_rate::LearningRate;
 pub use model::{ModelId, ShardedModel};
 pub use non_finite::{NonFiniteGradient, Origin};
 pub use objective::{LossSum, Objective, Seed};
+#[cfg(feature = "cuda")]
+pub use optimizer::DeviceRun;
 pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Run, Sgd, SgdOptions, Update};
 pub use options::{ModelOptions, NonFinite, StepOptions, Unused};
+pub use placement::Placement;
 pub use precision::{DynamicScale, LossScaling, Precision};
 pub use step::{NextStep, Pass, PassHandle, Step};
 pub use uneven::{EndOfRun, Input, Supply, Uneven};

@@ -15,6 +15,7 @@ use crate::engine::{Begun, Engine};
 use crate::error::Error;
 use crate::export;
 use crate::options::{ModelOptions, StepOptions};
+use crate::placement::Placement;
 use crate::step::{NextStep, Step};
 use crate::uneven::EndOfRun;
 
@@ -74,6 +75,10 @@ impl ShardedModel {
         }
         if options.full_copies == FullCopies::PerProcess && !world.shares_memory() {
             let what = "one full copy for all ranks, which are not threads of one process";
+            return Err(Error::Options { what: what.to_owned() });
+        }
+        if options.full_copies == FullCopies::PerProcess && options.placement != Placement::Host {
+            let what = "one full copy for all ranks, of a model that lies on a device";
             return Err(Error::Options { what: what.to_owned() });
         }
         let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
@@ -175,13 +180,16 @@ impl ShardedModel {
         self.engine.state().loss_scale.value()
     }
 
-    /// This rank's shard of a unit's master parameters, in the layout's order.
+    /// This rank's shard of a unit's master parameters, in the layout's order. Of a model on a device it is a copy, which is waited
+    /// for.
+    ///
+    /// # Errors
+    /// [`Error::Device`](Error) if they lie on a device that fails.
     ///
     /// # Panics
     /// If the model has no such unit.
-    #[must_use]
-    pub fn shard(&self, unit: UnitId) -> Arc<Vec<f32>> {
-        Arc::clone(self.engine.state().shards[unit.index()].master())
+    pub fn shard(&self, unit: UnitId) -> Result<Arc<Vec<f32>>, Error> {
+        self.engine.state().shards[unit.index()].master(&self.engine.fabric)
     }
 
     /// All parameters in full, in f32, by name: for export, evaluation and tests.
@@ -234,7 +242,7 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
             }
         }
-        shards.push(Shard::new(shard, fabric.options.precision.parameters)?);
+        shards.push(Shard::new(fabric, shard)?);
     }
     Ok(shards)
 }

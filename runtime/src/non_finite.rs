@@ -1,5 +1,6 @@
 //! Gradients that are not finite: where the first one came from, as a rank finds it and as all ranks are told.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use hsdp_sharding::Rank;
@@ -85,7 +86,7 @@ impl fmt::Display for NonFiniteGradient {
 }
 
 /// What a rank found, in numbers that travel: where the first element that is not finite came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sighting {
     /// The microbatch; after all of them, what the all-reduce brought to light.
     pub(crate) when: When,
@@ -93,6 +94,20 @@ pub(crate) struct Sighting {
     pub(crate) parameter: usize,
     /// Whose contribution it was; `None` if all were finite.
     pub(crate) from: Option<usize>,
+}
+
+/// Of one parameter, what a rank contributed is first: it is why a sum is not finite.
+impl Ord for Sighting {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let key = |it: &Self| (it.when, it.parameter, it.from.is_none(), it.from);
+        key(self).cmp(&key(other))
+    }
+}
+
+impl PartialOrd for Sighting {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 /// When a sighting was made. Earlier ones are smaller.

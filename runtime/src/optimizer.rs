@@ -1,6 +1,8 @@
 //! Optimizers on shards: each rank updates what it owns, and nothing is communicated.
 
 mod adamw;
+#[cfg(feature = "cuda")]
+mod device;
 mod sgd;
 
 use std::ops::Range;
@@ -10,9 +12,13 @@ use hsdp_kernels::{FusedUpdate, update_in_blocks};
 use hsdp_sharding::{Piece, Role, UnitId};
 
 pub use adamw::{AdamW, AdamWOptions};
+#[cfg(feature = "cuda")]
+pub use device::DeviceRun;
 pub use sgd::{Momentum, Sgd, SgdOptions};
 
 use crate::engine::fabric::Fabric;
+use crate::engine::shard::Shard;
+use crate::engine::sums::Sums;
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::{ModelId, ShardedModel};
@@ -66,7 +72,7 @@ impl ShardedModel {
     /// not depend on where it is cut.
     ///
     /// # Errors
-    /// As [`Gradients::check_model`], before anything is changed.
+    /// As [`Gradients::check_model`], before anything is changed; [`Error::Misuse`] of a model that lies on a device.
     pub fn update(
         &mut self,
         gradients: Gradients,
@@ -75,9 +81,19 @@ impl ShardedModel {
         gradients.check_model(self)?;
         let fabric = &self.engine.fabric;
         let mut state = self.engine.state();
+        if fabric.device.is_some() {
+            let what = "this model lies on a device: its shards are updated there".to_owned();
+            return Err(fabric.misuse("optimizer step", gradients.step, what));
+        }
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
-                let (master, mut gather_input) = state.shards[unit.index()].exclusive();
+                let sums = &gradients.grad_shards[unit.index()];
+                let (Shard::Host(shard), Sums::Host(sums)) =
+                    (&mut state.shards[unit.index()], sums)
+                else {
+                    unreachable!("a model on the host has its shards and sums there");
+                };
+                let (master, mut gather_input) = shard.exclusive();
                 for piece in pieces_with_gradient(fabric, unit, &gradients.present[unit.index()]) {
                     let range = piece.shard_range();
                     let fused = FusedUpdate {
@@ -85,7 +101,7 @@ impl ShardedModel {
                         rounded: gather_input
                             .as_mut()
                             .map(|all| all.reborrow().slice(range.clone())),
-                        gradient: &gradients.grad_shards[unit.index()][range],
+                        gradient: &sums[range],
                         divisor: gradients.divisor,
                     };
                     update_in_blocks(fused, |block, parameters, gradient| {
@@ -96,10 +112,15 @@ impl ShardedModel {
             }
         }
         state.committed += 1;
-        Ok(match gradients.verdict {
-            Verdict::Apply => Update::Applied,
-            Verdict::Skip(found) => Update::Skipped(found),
-        })
+        Ok(update_of(gradients.verdict))
+    }
+}
+
+/// What became of a step with this verdict.
+fn update_of(verdict: Verdict) -> Update {
+    match verdict {
+        Verdict::Apply => Update::Applied,
+        Verdict::Skip(found) => Update::Skipped(found),
     }
 }
 
@@ -136,10 +157,12 @@ fn part_of(piece: Piece, range: Range<usize>) -> Piece {
     }
 }
 
-/// Zeroed optimizer state for the trainable region of every unit.
+/// Zeroed optimizer state for the trainable region of every unit; none on the host of a model that lies on a device.
 fn state_like_shards(model: &ShardedModel) -> Vec<Vec<f32>> {
     let zeros = |unit| {
-        let elements = model.plan().layout(UnitId::new(unit)).trainable().shard_len;
+        let on_host = model.engine.fabric.device.is_none();
+        let trainable = model.plan().layout(UnitId::new(unit)).trainable().shard_len;
+        let elements = if on_host { trainable } else { 0 };
         let _optimizer = memory::scope(Category::Optimizer);
         vec![0.0; elements]
     };

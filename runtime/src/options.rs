@@ -8,6 +8,7 @@ use crate::description;
 use crate::digest;
 use crate::error::Error;
 use crate::objective::Objective;
+use crate::placement::Placement;
 use crate::precision::{LossScaling, Precision};
 use crate::uneven::{Input, Uneven};
 
@@ -16,6 +17,8 @@ use crate::uneven::{Input, Uneven};
 pub struct ModelOptions {
     /// The replicate x shard mesh; its product is the world's size.
     pub mesh: Mesh,
+    /// Where each rank's part of it lies.
+    pub placement: Placement,
     /// The dtypes.
     pub precision: Precision,
     /// When microbatches are communicated.
@@ -50,6 +53,7 @@ impl ModelOptions {
     pub fn on(mesh: Mesh) -> Self {
         Self {
             mesh,
+            placement: Placement::default(),
             precision: Precision::default(),
             accumulation: Accumulation::ReduceScatter,
             prefetch: 1,

@@ -112,7 +112,7 @@ fn runs_cover_a_large_parameter_once_with_the_gradient_that_is_told() {
         slopes::microbatch(&mut step, slope).expect("a microbatch");
     }
     let gradients = step.finish().expect("gradients");
-    let told = gradients.shard(UnitId::new(0));
+    let told = gradients.shard(&model, UnitId::new(0)).expect("it lies on the host");
     let mut updated = [vec![0; 3], vec![0; LEN]];
     let update = model.update(gradients, |run| {
         let Run { piece, parameters, gradient, .. } = run;

@@ -6,11 +6,11 @@ use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
-use super::launch::Launch;
+use super::launch::{Launch, WIDTH};
 use super::noted::{read_words, words};
 use super::stream::Stream;
 
-/// Blocks and threads of `inspect.cu`: the same on all devices, so that sums have one order.
+/// Blocks, at the most, and threads of `inspect.cu`: the same on all devices, so that sums have one order.
 const BLOCKS: u32 = 512;
 const THREADS: u32 = 256;
 
@@ -60,13 +60,17 @@ impl Stream {
         values.check("inspect", DType::F32, values.len())?;
         let mut blocks = words(self, SEEN * BLOCKS as usize, "what blocks have seen")?;
         let (from, len, to) = (values.address(0), values.len() as u64, blocks.address(0));
-        let launch = Launch::fixed("inspect", (BLOCKS, THREADS));
+        let wanted = values.len().div_ceil(WIDTH * THREADS as usize);
+        let count = u32::try_from(wanted).unwrap_or(BLOCKS).clamp(1, BLOCKS);
+        let launch = Launch::fixed("inspect", (count, THREADS));
         let launch = launch.argument(&from).argument(&len).argument(&to);
         // SAFETY: CU-5, so many elements are read, and one `Seen` a block is written.
         unsafe { launch.issue(self, (&[values], &mut [&mut blocks])) }?;
         let (from, to) = (blocks.address(0), seen.address(2 * at));
-        let launch = Launch::fixed("inspect_blocks", (1, BLOCKS)).argument(&from).argument(&to);
-        // SAFETY: CU-5, one `Seen` a thread is read, and one written.
+        let count = u64::from(count);
+        let launch = Launch::fixed("inspect_blocks", (1, BLOCKS));
+        let launch = launch.argument(&from).argument(&count).argument(&to);
+        // SAFETY: CU-5, one `Seen` a block is read, and one written.
         unsafe { launch.issue(self, (&[&blocks], &mut [seen])) }
     }
 }

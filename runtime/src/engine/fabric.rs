@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use hsdp_comm::{Channel, Group, Stage, Tag, World};
-use hsdp_sharding::{Axis, FullCopies, ParamId, Plan, Rank, UnitId, UnitLayout};
+use hsdp_sharding::{Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
 
+use crate::engine::device::DeviceSeat;
 use crate::engine::events::Events;
 use crate::engine::full_pool::FullPool;
 use crate::engine::recycled::Recycled;
@@ -31,6 +32,8 @@ pub(crate) struct Fabric {
     pub(crate) recycled: Arc<Recycled>,
     /// Where gathers get their buffers.
     pub(crate) full_pool: Arc<FullPool>,
+    /// Where this rank's part of the model lies, if not on the host.
+    pub(crate) device: Option<DeviceSeat>,
     /// The number in the model of each unit's first parameter, and the count of all.
     first_parameter: Vec<usize>,
     /// By unit: where its gathers stand in the plan's order, that of the forward and that of the backward.
@@ -46,8 +49,10 @@ impl Fabric {
             FullCopies::PerRank => world.group(&shard_group, Channel::Gather)?,
             FullCopies::PerProcess => world.world_group(Channel::Gather),
         };
+        let device = DeviceSeat::of(options.placement, world.deadline())?;
         Ok(Self {
             gather,
+            device,
             reduce: world.group(&shard_group, Channel::Reduce)?,
             all_reduce: world.group(&replicate_group, Channel::AllReduce)?,
             control: world.world_group(Channel::Control),
@@ -93,6 +98,14 @@ impl Fabric {
     pub(crate) fn name_of(&self, number: usize) -> String {
         let id = self.parameter(number);
         self.plan.spec()[id.unit].params[id.index].name.clone()
+    }
+
+    /// The number in the model of the parameter that holds an element of this rank's shard; `None` in padding.
+    pub(crate) fn parameter_at(&self, unit: UnitId, at: usize) -> Option<usize> {
+        let holds = |piece: &Piece| piece.shard_range().contains(&at);
+        let shard_index = self.plan.mesh().coordinate(self.rank()).shard_index;
+        let index = self.plan.layout(unit).pieces(shard_index).find(holds)?.param;
+        Some(self.number_of(ParamId { unit, index }))
     }
 
     /// Where the gathers of a unit stand in the plan's order: its turns in a microbatch.

@@ -3,14 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
-use hsdp_kernels::{first_non_finite, squared_norm};
-use hsdp_sharding::{ParamId, Piece, Role, UnitId};
+use hsdp_sharding::{ParamId, Role, UnitId};
 
 use crate::agreement::{Agreement, Statement};
 use crate::divide::final_divisor;
 use crate::engine::fabric::Fabric;
 use crate::engine::recycled::GradShards;
 use crate::engine::step_state::StepState;
+use crate::engine::sums::{Seen, Sums};
 use crate::engine::{Engine, NO_ATTEMPT, Opened, State};
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
@@ -56,16 +56,17 @@ fn reduce_and_agree(
     let place = step.place();
     let grad_shards = step.reductions.finish_step(fabric, place)?;
     let grad_shards = GradShards::new(grad_shards, &fabric.recycled);
+    let seen = Sums::survey(fabric, &grad_shards, step.number())?;
     let statement = Statement {
         microbatches: step.finished as u64,
         weight: step.weight,
         loss: step.loss,
-        squared_norm: grad_shards.iter().map(|shard| squared_norm(shard)).sum(),
+        squared_norm: seen.iter().map(|seen| seen.squared_norm).sum(),
         sighting: None,
         presence: step.presence.clone(),
     };
-    let found = step.reductions.sighting();
-    let sighting = found.or_else(|| first_after_all_reduce(fabric, &statement, &grad_shards));
+    let found = step.reductions.sighting(fabric, (step.number(), &grad_shards))?;
+    let sighting = found.or_else(|| first_after_all_reduce(fabric, &statement, &seen));
     let statement = Statement { sighting, ..statement };
     let tag = fabric.tag(None, Stage::Agreement, step.number(), place.microbatch);
     let said = fabric.control.all_gather(tag, statement.encode())?.wait()?;
@@ -77,19 +78,13 @@ fn reduce_and_agree(
 fn first_after_all_reduce(
     fabric: &Fabric,
     statement: &Statement,
-    grad_shards: &[Vec<f32>],
+    seen: &[Seen],
 ) -> Option<Sighting> {
     if statement.squared_norm.is_finite() {
         return None;
     }
-    grad_shards.iter().enumerate().find_map(|(unit, shard)| {
-        let at = first_non_finite(shard)?;
-        let unit = UnitId::new(unit);
-        let holds = |piece: &Piece| piece.shard_range().contains(&at);
-        let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
-        let mut pieces = fabric.plan.layout(unit).pieces(shard_index);
-        let index = pieces.find(holds)?.param;
-        let parameter = fabric.number_of(ParamId { unit, index });
+    seen.iter().enumerate().find_map(|(unit, seen)| {
+        let parameter = fabric.parameter_at(UnitId::new(unit), seen.first_non_finite?)?;
         Some(Sighting { when: When::AllReduce, parameter, from: None })
     })
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use hsdp_comm::{Pending, Stage};
 use hsdp_kernels::HostBuffer;
-use hsdp_sharding::{AfterForward, FullCopies, Phase, UnitId, UnitLayout};
+use hsdp_sharding::{AfterForward, FullCopies, Phase, UnitId};
 
+use crate::engine::device::DeviceArriving;
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::engine::full_pool::Pooled;
@@ -32,17 +33,21 @@ enum Arriving {
     Own(Pending<Vec<HostBuffer>>, Pooled),
     /// Into those that all ranks read.
     Shared(Pending<Option<Arc<Pooled>>>),
+    /// Into this rank's, on a device.
+    Device(DeviceArriving),
 }
 
 impl Arriving {
     /// Waits for it; `None` where a fault had it skipped.
-    fn wait(self, unit: (UnitId, Arc<UnitLayout>)) -> Result<Option<Full>, Error> {
+    fn wait(self, fabric: &Fabric, unit: UnitId) -> Result<Option<Full>, Error> {
+        let unit = fabric.unit(unit);
         Ok(match self {
             Self::Own(pending, mut pooled) => {
                 pooled.buffers = pending.wait()?;
                 Some(Full::own(unit, pooled))
             }
             Self::Shared(pending) => pending.wait()?.map(|shared| Full::shared(unit, shared)),
+            Self::Device(arriving) => Some(Full::on_a_device(unit, arriving.wait(fabric)?)),
         })
     }
 }
@@ -82,7 +87,7 @@ impl GatherQueue {
             microbatch = self.microbatch,
             ?phase
         );
-        let full = span.in_scope(|| arriving.wait(fabric.unit(unit)))?;
+        let full = span.in_scope(|| arriving.wait(fabric, unit))?;
         fabric.events.push(Event::Unshard { unit, microbatch: self.microbatch, phase });
         full.ok_or_else(|| {
             fabric.misuse("unshard", self.step, "a fault had this rank skip the gather".to_owned())
@@ -106,19 +111,19 @@ impl GatherQueue {
             |unit: UnitId| fabric.plan.spec()[unit].after_forward == AfterForward::Reshard;
         for (index, gather) in gathers.iter().enumerate() {
             if gather.phase == Phase::Forward && resharded(gather.unit) {
-                self.discard(index, fabric.unit(gather.unit))?;
+                self.discard(fabric, index, gather.unit)?;
             }
         }
         Ok(())
     }
 
     /// Waits for a gather that was issued and that nobody took, and gives its buffers back.
-    fn discard(&mut self, index: usize, unit: (UnitId, Arc<UnitLayout>)) -> Result<(), Error> {
+    fn discard(&mut self, fabric: &Fabric, index: usize, unit: UnitId) -> Result<(), Error> {
         if !matches!(self.slots[index], Slot::Issued(_)) {
             return Ok(());
         }
         if let Slot::Issued(arriving) = mem::replace(&mut self.slots[index], Slot::Taken) {
-            drop(arriving.wait(unit)?);
+            drop(arriving.wait(fabric, unit)?);
         }
         Ok(())
     }
@@ -130,7 +135,7 @@ impl GatherQueue {
                 continue;
             }
             self.issue_through(fabric, shards, index)?;
-            self.discard(index, fabric.unit(fabric.plan.gathers()[index].unit))?;
+            self.discard(fabric, index, fabric.plan.gathers()[index].unit)?;
         }
         Ok(())
     }
@@ -167,10 +172,17 @@ impl GatherQueue {
         let gather = fabric.plan.gathers()[index];
         let lend = || self.lend(fabric, gather.unit);
         let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
-        let shard = shards[gather.unit.index()].gather_input();
         let event =
             Event::Gather { unit: gather.unit, microbatch: self.microbatch, phase: gather.phase };
         let layout = Arc::clone(fabric.plan.layout(gather.unit));
+        let shard = match &shards[gather.unit.index()] {
+            Shard::Host(shard) => shard.gather_input(),
+            Shard::Device(shard) => {
+                fabric.events.push(event);
+                let arriving = DeviceArriving::issue(fabric, (tag, layout), shard)?;
+                return Ok(Arriving::Device(arriving));
+            }
+        };
         match fabric.options.full_copies {
             FullCopies::PerRank => {
                 let mut pooled = lend()?;

@@ -2,29 +2,30 @@
 
 use std::mem;
 
-use hsdp_comm::{NonFiniteAt, Pending, Reduced};
+use hsdp_comm::NonFiniteAt;
 use hsdp_kernels::Fold;
 
 use crate::engine::reductions::UnitGradients;
+use crate::engine::sums::{AllReducing, Scattering, Sums};
 use crate::error::Error;
 
 /// The partial of one unit, from its first microbatch to the finished gradient.
 #[derive(Debug)]
 pub(crate) enum Partial {
     /// No microbatch has reached it. A buffer of the step before may lie here for reuse.
-    Empty(Vec<f32>),
+    Empty(Sums),
     /// Nothing is under way, and something has been accumulated.
-    Held(Vec<f32>),
+    Held(Sums),
     /// A reduce-scatter adds to it.
-    Scattering { pending: Pending<Reduced>, microbatch: usize },
+    Scattering { pending: Scattering, microbatch: usize },
     /// The all-reduce of the step is under way.
-    AllReducing(Pending<Vec<f32>>),
+    AllReducing(AllReducing),
 }
 
 impl Partial {
     /// What is there, which leaves it empty.
     pub(crate) fn take(&mut self) -> Self {
-        mem::replace(self, Self::Empty(Vec::new()))
+        mem::replace(self, Self::Empty(Sums::default()))
     }
 
     /// What is there, once nothing is under way.
@@ -35,7 +36,7 @@ impl Partial {
             Self::Held(partial) => held(partial),
             Self::AllReducing(pending) => held(pending.wait()?),
             Self::Scattering { pending, microbatch } => {
-                let Reduced { partial, non_finite } = pending.wait()?;
+                let (partial, non_finite) = pending.wait()?;
                 let non_finite = non_finite.map(|it| (microbatch, it));
                 Settled { non_finite, ..held(partial) }
             }
@@ -54,7 +55,7 @@ impl Partial {
 /// A partial on which nothing is under way.
 #[derive(Debug)]
 pub(crate) struct Settled {
-    pub(crate) partial: Vec<f32>,
+    pub(crate) partial: Sums,
     /// What the next reduce-scatter does with it.
     pub(crate) fold: Fold,
     /// The microbatch whose reduce-scatter found it not to be finite, and why.

@@ -8,15 +8,16 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::Plan;
 use parking_lot::Mutex;
 
+use crate::engine::sums::Sums;
 use crate::engine::unsharded::UnshardedGradients;
 
 /// What the reductions of a step work in.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     /// By unit; empty where there is none yet.
-    pub(crate) partials: Vec<Vec<f32>>,
+    pub(crate) partials: Vec<Sums>,
     /// Mode `Every` with replicas, by unit: what a microbatch's reduce-scatters give.
-    pub(crate) transients: Vec<Vec<f32>>,
+    pub(crate) transients: Vec<Sums>,
     /// Mode `Local`.
     pub(crate) unsharded: UnshardedGradients,
 }
@@ -25,8 +26,8 @@ impl Buffers {
     fn none(plan: &Plan) -> Self {
         let units = plan.spec().units().len();
         Self {
-            partials: vec![Vec::new(); units],
-            transients: vec![Vec::new(); units],
+            partials: (0..units).map(|_| Sums::default()).collect(),
+            transients: (0..units).map(|_| Sums::default()).collect(),
             unsharded: UnshardedGradients::new(plan),
         }
     }
@@ -63,7 +64,7 @@ impl Recycled {
         drop(self.take());
     }
 
-    pub(crate) fn keep_transients(&self, transients: Vec<Vec<f32>>) {
+    pub(crate) fn keep_transients(&self, transients: Vec<Sums>) {
         self.held.lock().buffers.transients = transients;
     }
 
@@ -91,22 +92,22 @@ pub(crate) fn sized(
 /// This rank's shards of a gradient, by unit; empty for units without any. They are recycled when they are dropped.
 #[derive(Debug)]
 pub(crate) struct GradShards {
-    shards: Vec<Vec<f32>>,
+    shards: Vec<Sums>,
     recycled: Arc<Recycled>,
     generation: u64,
 }
 
 impl GradShards {
-    pub(crate) fn new(shards: Vec<Vec<f32>>, recycled: &Arc<Recycled>) -> Self {
+    pub(crate) fn new(shards: Vec<Sums>, recycled: &Arc<Recycled>) -> Self {
         let generation = recycled.held.lock().generation;
         Self { shards, recycled: Arc::clone(recycled), generation }
     }
 }
 
 impl Deref for GradShards {
-    type Target = [Vec<f32>];
+    type Target = [Sums];
 
-    fn deref(&self) -> &[Vec<f32>] {
+    fn deref(&self) -> &[Sums] {
         &self.shards
     }
 }
@@ -115,7 +116,7 @@ impl Drop for GradShards {
     fn drop(&mut self) {
         let mut held = self.recycled.held.lock();
         // Where another step's lie already, these are too many.
-        let is_free = held.buffers.partials.iter().all(Vec::is_empty);
+        let is_free = held.buffers.partials.iter().all(Sums::is_empty);
         if is_free && held.generation == self.generation {
             held.buffers.partials = mem::take(&mut self.shards);
         }

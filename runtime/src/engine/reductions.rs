@@ -6,18 +6,19 @@
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::{Accumulator, Contribution, NonFiniteAt, Pending, Reduced, Stage};
-use hsdp_kernels::memory::Category;
-use hsdp_kernels::{Divisor, Fold, GradientValues, settle};
+use hsdp_comm::{Contribution, NonFiniteAt, Stage};
+use hsdp_kernels::{Fold, GradientValues};
 use hsdp_sharding::{Accumulation, ParamId, Rank, UnitId};
 
+use crate::engine::device::DeviceSums;
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::engine::partial::{Offer, Partial, Settled};
 use crate::engine::place::{Place, Turn};
-use crate::engine::recycled::{Buffers, Recycled, sized};
+use crate::engine::recycled::{Buffers, Recycled};
 use crate::engine::scaling;
-use crate::engine::unsharded::UnshardedGradients;
+use crate::engine::sums::{AllReducing, Scattering, Sums};
+use crate::engine::unsharded::Unsharded;
 use crate::error::Error;
 use crate::interim::Interim;
 use crate::non_finite::{Sighting, When};
@@ -47,22 +48,22 @@ pub(crate) struct Reductions {
     /// How many entries of the plan's order have their all-reduce issued in this step.
     all_reduced: usize,
     /// Mode `Local`: what waits for the last microbatch.
-    unsharded: UnshardedGradients,
+    unsharded: Unsharded,
     /// Mode `Every` with replicas: this microbatch's reduce-scatters, in the plan's order.
-    scattering: Vec<(UnitId, Pending<Reduced>)>,
+    scattering: Vec<(UnitId, Scattering)>,
     /// The same mode, by unit: the buffers of the microbatch before.
-    transients: Vec<Vec<f32>>,
+    transients: Vec<Sums>,
     /// The first element of this rank's partials that was found not to be finite.
     sighting: Option<Sighting>,
 }
 
 impl Reductions {
     /// Begins a step, in the buffers of the step before.
-    pub(crate) fn new(buffers: Buffers) -> Self {
+    pub(crate) fn new(fabric: &Fabric, buffers: Buffers) -> Self {
         let Buffers { partials, transients, unsharded } = buffers;
         Self {
             offers: partials.iter().map(|_| Offer::Nothing).collect(),
-            unsharded: unsharded.emptied(),
+            unsharded: Unsharded::new(fabric, unsharded),
             partials: partials.into_iter().map(Partial::Empty).collect(),
             scattered: 0,
             all_reduced: 0,
@@ -106,14 +107,12 @@ impl Reductions {
         place: Place,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<Offer, Error> {
-        let added = self.unsharded.add(fabric.rank(), unit, &gradients);
-        let no_memory = |error| fabric.no_memory(error, "accumulation", (place.step, unit));
-        if let Some(non_finite) = added.map_err(no_memory)? {
+        if let Some(non_finite) = self.unsharded.add(fabric, place, (unit, &gradients))? {
             self.note(fabric, unit, (place.microbatch, non_finite));
         }
         Ok(match place.turn {
             Turn::MayFollow => Offer::Taken,
-            Turn::Last => Offer::Waiting(self.unsharded.take(unit)),
+            Turn::Last => Offer::Waiting(self.unsharded.take(&fabric.plan, unit)),
         })
     }
 
@@ -134,7 +133,7 @@ impl Reductions {
         &mut self,
         fabric: &Fabric,
         place: Place,
-    ) -> Result<Vec<Vec<f32>>, Error> {
+    ) -> Result<Vec<Sums>, Error> {
         if fabric.plan.options().accumulation == Accumulation::Local
             && place.turn == Turn::MayFollow
         {
@@ -155,12 +154,37 @@ impl Reductions {
     /// What the next step can work in, besides the partials.
     pub(crate) fn recycle(self, recycled: &Recycled) {
         recycled.keep_transients(self.transients);
-        recycled.keep_unsharded(self.unsharded);
+        match self.unsharded {
+            Unsharded::Host(unsharded) => recycled.keep_unsharded(unsharded),
+            // Its buffers are in the device's pool already.
+            Unsharded::Device(_) => {}
+        }
     }
 
-    /// What this rank found in its partials, if anything in them is not finite.
-    pub(crate) fn sighting(&self) -> Option<Sighting> {
-        self.sighting
+    /// What this rank found in its partials, of which these have become, if anything in them is not finite. What a device has
+    /// noted is waited for.
+    pub(crate) fn sighting(
+        &self,
+        fabric: &Fabric,
+        (step, grad_shards): (u64, &[Sums]),
+    ) -> Result<Option<Sighting>, Error> {
+        let every = reduces_replicas_every_microbatch(fabric);
+        let noting = if every { self.transients.as_slice() } else { grad_shards };
+        let noting = noting.iter().enumerate().map(|(unit, sums)| (UnitId::new(unit), sums));
+        self.with_noted(fabric, step, noting)
+    }
+
+    /// The first of what is known here and what a device has noted of `noting`.
+    fn with_noted<'a>(
+        &self,
+        fabric: &Fabric,
+        step: u64,
+        noting: impl Iterator<Item = (UnitId, &'a Sums)>,
+    ) -> Result<Option<Sighting>, Error> {
+        let on_device = noting.filter_map(|(unit, sums)| Some((unit, sums.on_device()?)));
+        let noted = DeviceSums::sighting(fabric, &on_device.collect::<Vec<_>>(), step)?;
+        let unsharded = self.unsharded.sighting(fabric, step)?;
+        Ok([self.sighting, noted, unsharded].into_iter().flatten().min())
     }
 
     /// Asks all ranks, before the all-reduces, whether a partial has overflowed. If so, as many all-reduces take place
@@ -172,7 +196,12 @@ impl Reductions {
                 self.partials[unit] = Partial::Held(partial);
             }
         }
-        let said = Interim { all_reduces: self.all_reduced, sighting: self.sighting }.encode();
+        let held = self.partials.iter().enumerate().filter_map(|(unit, partial)| match partial {
+            Partial::Held(sums) => Some((UnitId::new(unit), sums)),
+            _ => None,
+        });
+        let sighting = self.with_noted(fabric, place.step, held)?;
+        let said = Interim { all_reduces: self.all_reduced, sighting }.encode();
         let tag = fabric.tag(None, Stage::Agreement, place.step, place.microbatch);
         let gathered = fabric.control.all_gather(tag, said)?.wait()?;
         Ok(Interim::overflow(&gathered).map(|overflow| overflow.all_reduces))
@@ -200,7 +229,7 @@ impl Reductions {
         for unit in &fabric.plan.reductions()[self.scattered..] {
             let offer = &mut self.offers[unit.index()];
             if matches!(offer, Offer::Nothing) {
-                *offer = Offer::Waiting(self.unsharded.take(*unit));
+                *offer = Offer::Waiting(self.unsharded.take(&fabric.plan, *unit));
             }
         }
     }
@@ -232,15 +261,16 @@ impl Reductions {
             (partial, fold)
         };
         let len = fabric.plan.layout(unit).trainable().shard_len;
-        let partial = sized(partial, len, Category::Partial)
-            .map_err(|error| fabric.no_memory(error, "reduction", (place.step, unit)))?;
+        let mut partial = partial.sized(fabric, len, (place.step, unit))?;
+        if fold == Fold::Replace && (!every || place.microbatch == 0) {
+            partial.begin(fabric, place.step)?;
+        }
         fabric.events.push(Event::ReduceScatter { unit, microbatch: place.microbatch });
         let contribution =
             Contribution { gradients, scaling: scaling::of_reduce_scatter(fabric, place)? };
-        let accumulator = Accumulator { partial, fold };
         let tag = fabric.tag(Some(unit), Stage::Reduce, place.step, place.microbatch);
         let layout = Arc::clone(fabric.plan.layout(unit));
-        let pending = fabric.reduce.reduce_unit(tag, layout, contribution, accumulator)?;
+        let pending = partial.scatter(fabric, (tag, layout), contribution, fold)?;
         if every {
             self.scattering.push((unit, pending));
         } else {
@@ -284,7 +314,7 @@ impl Reductions {
     fn settle_transients(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
         let mut reducing = Vec::with_capacity(self.scattering.len());
         for (unit, pending) in mem::take(&mut self.scattering) {
-            let Reduced { partial, non_finite } = pending.wait()?;
+            let (partial, non_finite) = pending.wait()?;
             if let Some(non_finite) = non_finite {
                 self.note(fabric, unit, (place.microbatch, non_finite));
             }
@@ -293,9 +323,8 @@ impl Reductions {
         for (unit, pending) in reducing {
             let reduced = pending.wait()?;
             let Settled { partial, fold, .. } = self.settle(fabric, unit)?;
-            let mut accumulator = sized(partial, reduced.len(), Category::Partial)
-                .map_err(|error| fabric.no_memory(error, "reduction", (place.step, unit)))?;
-            settle(&mut accumulator, &reduced, Divisor::ONE, fold);
+            let mut accumulator = partial.sized(fabric, reduced.len(), (place.step, unit))?;
+            accumulator.fold_in(fabric, (&reduced, fold), place.step)?;
             self.partials[unit.index()] = Partial::Held(accumulator);
             self.transients[unit.index()] = reduced;
         }
@@ -306,12 +335,12 @@ impl Reductions {
 fn issue_all_reduce(
     fabric: &Fabric,
     place: Place,
-    (unit, partial): (UnitId, Vec<f32>),
-) -> Result<Pending<Vec<f32>>, Error> {
+    (unit, partial): (UnitId, Sums),
+) -> Result<AllReducing, Error> {
     fabric.events.push(Event::AllReduce { unit, microbatch: place.microbatch });
     let tag = fabric.tag(Some(unit), Stage::AllReduce, place.step, place.microbatch);
     let scaling = scaling::of_all_reduce(fabric, place)?;
-    Ok(fabric.all_reduce.all_reduce_scaled(tag, partial, scaling)?)
+    partial.all_reduce(fabric, tag, scaling)
 }
 
 fn has_replicas(fabric: &Fabric) -> bool {

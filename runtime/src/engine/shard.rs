@@ -6,32 +6,59 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{HostBuffer, SharedBuffer, ValuesMut, cast};
 use hsdp_sharding::DType;
 
-/// This rank's shard of one unit.
-///
-/// Both copies are written through [`exclusive`](Self::exclusive) and nothing else, so that they hold the same parameters.
+use crate::engine::device::DeviceShard;
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+
+/// This rank's shard of one unit, where the model lies.
 #[derive(Clone, Debug)]
-pub(crate) struct Shard {
-    master: Arc<Vec<f32>>,
-    /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
-    gather_input: Option<SharedBuffer>,
+pub(crate) enum Shard {
+    Host(HostShard),
+    Device(DeviceShard),
 }
 
 impl Shard {
     /// Rounds the master where the compute dtype is another.
     ///
     /// # Errors
-    /// If there is no memory for it.
-    pub(crate) fn new(master: Vec<f32>, compute: DType) -> Result<Self, hsdp_kernels::Error> {
+    /// If there is no memory for it; those of a device.
+    pub(crate) fn new(fabric: &Fabric, master: Vec<f32>) -> Result<Self, Error> {
+        let compute = fabric.options.precision.parameters;
+        Ok(match &fabric.device {
+            Some(seat) => Self::Device(DeviceShard::new(fabric, seat, (&master, compute))?),
+            None => Self::Host(HostShard::new(master, compute)?),
+        })
+    }
+
+    /// The f32 parameters: another handle of them, or a copy of those on a device.
+    ///
+    /// # Errors
+    /// Those of a device.
+    pub(crate) fn master(&self, fabric: &Fabric) -> Result<Arc<Vec<f32>>, Error> {
+        match self {
+            Self::Host(shard) => Ok(Arc::clone(&shard.master)),
+            Self::Device(shard) => shard.to_host(fabric).map(Arc::new),
+        }
+    }
+}
+
+/// This rank's shard of one unit, on the host.
+///
+/// Both copies are written through [`exclusive`](Self::exclusive) and nothing else, so that they hold the same parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct HostShard {
+    master: Arc<Vec<f32>>,
+    /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
+    gather_input: Option<SharedBuffer>,
+}
+
+impl HostShard {
+    fn new(master: Vec<f32>, compute: DType) -> Result<Self, hsdp_kernels::Error> {
         let gather_input = match compute {
             DType::F32 => None,
             compute => Some(rounded(&master, compute)?.into()),
         };
         Ok(Self { master: Arc::new(master), gather_input })
-    }
-
-    /// The f32 parameters.
-    pub(crate) fn master(&self) -> &Arc<Vec<f32>> {
-        &self.master
     }
 
     /// The parameters in the compute dtype: another handle of what peers read in place.

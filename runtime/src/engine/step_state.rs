@@ -77,7 +77,7 @@ impl StepState {
             largest_weight: 0,
             loss: 0.0,
             presence: Presence::none(fabric.parameters()),
-            reductions: Reductions::new(buffers),
+            reductions: Reductions::new(fabric, buffers),
             open: None,
             failure: None,
         }

@@ -8,8 +8,69 @@ use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold, GradientValues, Scaling, Wire, contribute, sum_contributions};
 use hsdp_sharding::{Plan, Rank, Unit, UnitId};
 
+use crate::engine::device::DeviceUnsharded;
+use crate::engine::fabric::Fabric;
+use crate::engine::place::Place;
 use crate::engine::recycled::sized;
 use crate::engine::reductions::UnitGradients;
+use crate::error::Error;
+use crate::non_finite::Sighting;
+
+/// Gradients that wait unsharded, where the model lies.
+#[derive(Debug)]
+pub(crate) enum Unsharded {
+    Host(UnshardedGradients),
+    Device(DeviceUnsharded),
+}
+
+impl Unsharded {
+    /// For a step, in the buffers of the step before.
+    pub(crate) fn new(fabric: &Fabric, before: UnshardedGradients) -> Self {
+        let seat = fabric.device.as_ref();
+        match seat.map(|seat| DeviceUnsharded::new(&fabric.plan, seat)) {
+            Some(unsharded) => Self::Device(unsharded),
+            None => Self::Host(before.emptied()),
+        }
+    }
+
+    /// Adds the gradients that this rank has of one unit in a microbatch. The first sum that is not finite then, if one is
+    /// not: once they are reduced, nobody can say of which microbatch it was. On a device that is noted, and read when the step
+    /// ends.
+    ///
+    /// # Errors
+    /// If there is no memory for a sum; those of a device.
+    pub(crate) fn add(
+        &mut self,
+        fabric: &Fabric,
+        place: Place,
+        (unit, gradients): (UnitId, &UnitGradients),
+    ) -> Result<Option<NonFiniteAt>, Error> {
+        match self {
+            Self::Host(sums) => {
+                let added = sums.add(fabric.rank(), unit, gradients);
+                let at = (place.step, unit);
+                added.map_err(|error| fabric.no_memory(error, "accumulation", at))
+            }
+            Self::Device(sums) => sums.add(fabric, place, (unit, gradients)).map(|()| None),
+        }
+    }
+
+    /// Gives the sums of one unit away; parameters that never had a gradient have none.
+    pub(crate) fn take(&mut self, plan: &Plan, unit: UnitId) -> UnitGradients {
+        match self {
+            Self::Host(sums) => sums.take(unit),
+            Self::Device(sums) => sums.take(plan, unit),
+        }
+    }
+
+    /// What a device has noted of them.
+    pub(crate) fn sighting(&self, fabric: &Fabric, step: u64) -> Result<Option<Sighting>, Error> {
+        match self {
+            Self::Host(_) => Ok(None),
+            Self::Device(sums) => sums.sighting(fabric, step),
+        }
+    }
+}
 
 /// One f32 sum a parameter, made when its first gradient comes.
 #[derive(Debug)]

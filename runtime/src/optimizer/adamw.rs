@@ -5,6 +5,8 @@ use hsdp_kernels::AdamWStep;
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::{ModelId, ShardedModel};
+#[cfg(feature = "cuda")]
+use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step};
 use crate::optimizer::{Optimizer, Update, check_owner, count_per_parameter, state_like_shards};
 
 /// The parameters of AdamW. The defaults are PyTorch's.
@@ -26,6 +28,21 @@ impl Default for AdamWOptions {
     }
 }
 
+impl AdamWOptions {
+    /// An update, the `step`-th of its parameter.
+    fn of_step(&self, step: u64, clip: f32) -> AdamWStep {
+        AdamWStep {
+            learning_rate: self.learning_rate,
+            beta1: self.betas.0,
+            beta2: self.betas.1,
+            epsilon: self.eps,
+            weight_decay: self.weight_decay,
+            step,
+            clip,
+        }
+    }
+}
+
 /// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on this rank's shards, with state in f32.
 #[derive(Debug)]
 pub struct AdamW {
@@ -33,6 +50,9 @@ pub struct AdamW {
     options: AdamWOptions,
     first_moments: Vec<Vec<f32>>,
     second_moments: Vec<Vec<f32>>,
+    /// The two moments of a model on a device.
+    #[cfg(feature = "cuda")]
+    on_device: [DeviceState; 2],
     /// Updates that each parameter has had: one without a gradient in a step does not age in it.
     updates: Vec<Vec<u64>>,
 }
@@ -46,8 +66,26 @@ impl AdamW {
             options,
             first_moments: state_like_shards(model),
             second_moments: state_like_shards(model),
+            #[cfg(feature = "cuda")]
+            on_device: Default::default(),
             updates: count_per_parameter(model),
         }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn step_on_device(
+        &mut self,
+        model: &mut ShardedModel,
+        gradients: Gradients,
+    ) -> Result<Update, Error> {
+        let Self { options, on_device: [first, second], updates, .. } = self;
+        model.update_on_device(gradients, |run| {
+            let DeviceRun { unit, stream, update, pieces, clip } = run;
+            let of_unit = (unit, update.gradient.len());
+            let moments = (first.of(stream, of_unit)?, second.of(stream, of_unit)?);
+            let pieces = pieces_of_step(&pieces, |piece| updates[unit.index()][piece.param]);
+            stream.adamw(update, &pieces, &options.of_step(1, clip), moments)
+        })
     }
 
     /// Counts an update for each parameter that has a gradient.
@@ -66,19 +104,15 @@ impl Optimizer for AdamW {
         if *gradients.verdict() == Verdict::Apply {
             self.count_updates(&gradients);
         }
+        #[cfg(feature = "cuda")]
+        if model.is_on_device() {
+            return self.step_on_device(model, gradients);
+        }
         let Self { options, first_moments, second_moments, updates, .. } = self;
         model.update(gradients, |run| {
             let unit = run.unit.index();
             let range = run.piece.shard_range();
-            let step = AdamWStep {
-                learning_rate: options.learning_rate,
-                beta1: options.betas.0,
-                beta2: options.betas.1,
-                epsilon: options.eps,
-                weight_decay: options.weight_decay,
-                step: updates[unit][run.piece.param],
-                clip: run.clip,
-            };
+            let step = options.of_step(updates[unit][run.piece.param], run.clip);
             let (first, second) =
                 (&mut first_moments[unit][range.clone()], &mut second_moments[unit][range]);
             hsdp_kernels::adamw(&step, run.parameters, run.gradient, first, second);

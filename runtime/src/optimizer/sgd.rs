@@ -5,6 +5,8 @@ use hsdp_kernels::{MomentumKind, SgdStep};
 use crate::error::Error;
 use crate::gradients::Gradients;
 use crate::model::{ModelId, ShardedModel};
+#[cfg(feature = "cuda")]
+use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step};
 use crate::optimizer::{Optimizer, Update, check_owner, state_like_shards};
 
 /// Whether and how past gradients enter an update.
@@ -36,6 +38,19 @@ impl Default for SgdOptions {
     }
 }
 
+impl SgdOptions {
+    /// An update.
+    fn of_step(&self, clip: f32) -> SgdStep {
+        let (momentum, kind) = match self.momentum {
+            Momentum::Off => (0.0, MomentumKind::Classic),
+            Momentum::Classic(momentum) => (momentum, MomentumKind::Classic),
+            Momentum::Nesterov(momentum) => (momentum, MomentumKind::Nesterov),
+        };
+        let Self { learning_rate, weight_decay, .. } = *self;
+        SgdStep { learning_rate, momentum, kind, weight_decay, clip }
+    }
+}
+
 /// SGD on this rank's shards, with state in f32.
 #[derive(Debug)]
 pub struct Sgd {
@@ -43,6 +58,9 @@ pub struct Sgd {
     options: SgdOptions,
     /// One f32 for each trainable element; nothing without momentum.
     velocities: Option<Vec<Vec<f32>>>,
+    /// The same of a model on a device.
+    #[cfg(feature = "cuda")]
+    on_device: DeviceState,
 }
 
 impl Sgd {
@@ -50,25 +68,44 @@ impl Sgd {
     #[must_use]
     pub fn new(model: &ShardedModel, options: SgdOptions) -> Self {
         let velocities = (options.momentum != Momentum::Off).then(|| state_like_shards(model));
-        Self { model: model.id().clone(), options, velocities }
+        Self {
+            model: model.id().clone(),
+            options,
+            velocities,
+            #[cfg(feature = "cuda")]
+            on_device: DeviceState::default(),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn step_on_device(
+        &mut self,
+        model: &mut ShardedModel,
+        gradients: Gradients,
+    ) -> Result<Update, Error> {
+        let Self { options, on_device, .. } = self;
+        model.update_on_device(gradients, |run| {
+            let DeviceRun { unit, stream, update, pieces, clip } = run;
+            let of_unit = (unit, update.gradient.len());
+            let has_velocity = options.momentum != Momentum::Off;
+            let velocity = has_velocity.then(|| on_device.of(stream, of_unit)).transpose()?;
+            stream.sgd(update, &pieces_of_step(&pieces, |_| 1), &options.of_step(clip), velocity)
+        })
     }
 }
 
 impl Optimizer for Sgd {
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         check_owner(&self.model, model, &gradients)?;
+        #[cfg(feature = "cuda")]
+        if model.is_on_device() {
+            return self.step_on_device(model, gradients);
+        }
         let Self { options, velocities, .. } = self;
-        let (momentum, kind) = match options.momentum {
-            Momentum::Off => (0.0, MomentumKind::Classic),
-            Momentum::Classic(momentum) => (momentum, MomentumKind::Classic),
-            Momentum::Nesterov(momentum) => (momentum, MomentumKind::Nesterov),
-        };
-        let (learning_rate, weight_decay) = (options.learning_rate, options.weight_decay);
         model.update(gradients, |run| {
             let range = run.piece.shard_range();
             let velocity = velocities.as_mut().map(|all| &mut all[run.unit.index()][range]);
-            let step = SgdStep { learning_rate, momentum, kind, weight_decay, clip: run.clip };
-            hsdp_kernels::sgd(&step, run.parameters, run.gradient, velocity);
+            hsdp_kernels::sgd(&options.of_step(run.clip), run.parameters, run.gradient, velocity);
         })
     }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
+use hsdp::Placement;
 use hsdp_tests::conformance::{Case, Verdict};
 
 /// Runs conformance cases: folders in the format of tests/cases/FORMAT.md.
@@ -61,19 +62,20 @@ fn main() -> ExitCode {
         }
         Err(error) => return refuse(&first_paragraph(&error.to_string())),
     };
-    if let Err(what) = supported(&arguments) {
-        return refuse(&what);
-    }
+    let placement = match placement(&arguments) {
+        Ok(placement) => placement,
+        Err(what) => return refuse(&what),
+    };
     let cases = arguments.cases.iter().map(|dir| Case::read(dir)).collect::<Result<Vec<_>, _>>();
     match cases {
-        Ok(cases) => {
-            run(&cases).unwrap_or_else(|error| refuse(&format!("standard output: {error}")))
-        }
+        Ok(cases) => run(&cases, placement)
+            .unwrap_or_else(|error| refuse(&format!("standard output: {error}"))),
         Err(error) => refuse(&error.to_string()),
     }
 }
 
-fn supported(arguments: &Arguments) -> Result<(), String> {
+/// Where models are to lie, if this build can do what is asked for.
+fn placement(arguments: &Arguments) -> Result<Placement, String> {
     let comm = match arguments.comm {
         Comm::Local => None,
         Comm::Mpi => Some("mpi"),
@@ -83,17 +85,26 @@ fn supported(arguments: &Arguments) -> Result<(), String> {
         return Err(format!("--comm {comm}: this build has no such collectives, only local"));
     }
     match arguments.device {
-        Device::Cpu => Ok(()),
-        Device::Cuda => Err("--device cuda: this build computes on the cpu only".to_owned()),
+        Device::Cpu => Ok(Placement::Host),
+        #[cfg(feature = "cuda")]
+        Device::Cuda => match hsdp_kernels::cuda::Device::new(0) {
+            Ok(device) => Ok(Placement::Cuda { ordinal: device.ordinal() }),
+            Err(error) => Err(format!("--device cuda: {error}")),
+        },
+        #[cfg(not(feature = "cuda"))]
+        Device::Cuda => {
+            Err("--device cuda: this build computes on the cpu only, without the feature `cuda`"
+                .to_owned())
+        }
     }
 }
 
-fn run(cases: &[Case]) -> io::Result<ExitCode> {
+fn run(cases: &[Case], placement: Placement) -> io::Result<ExitCode> {
     let mut out = io::stdout().lock();
     let width = cases.iter().map(|case| case.name().len()).max().unwrap_or(0);
     let mut counts = Counts::default();
     for case in cases {
-        let verdict = case.run();
+        let verdict = case.run_on(placement);
         let word = counts.count(&verdict);
         writeln!(out, "{word:<4}  {:width$}  {verdict}", case.name())?;
         out.flush()?;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use hsdp::{DType, Mesh};
+use hsdp::{DType, Mesh, Placement};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -69,17 +69,25 @@ impl Case {
         }
     }
 
-    /// Runs it, with a thread for each rank that it needs. It is skipped if those are more than [`MOST_RANKS`].
+    /// Runs it on the host, with a thread for each rank that it needs. It is skipped if those are more than [`MOST_RANKS`].
     #[must_use]
     pub fn run(&self) -> Verdict {
+        self.run_on(Placement::Host)
+    }
+
+    /// As [`run`](Self::run), with each rank's part of the model placed there. Collectives with gradients, which have no model, are
+    /// skipped where that is not the host.
+    #[must_use]
+    pub fn run_on(&self, placement: Placement) -> Verdict {
         let ranks = self.world_size();
         if ranks > MOST_RANKS {
             return Verdict::Skipped(format!("{ranks} ranks: {MOST_RANKS} threads are the most"));
         }
         match self {
-            Self::Reduce(case) => case.run(),
-            Self::Train(case) => case.run(),
-            Self::Vjp(case) => case.run(),
+            Self::Reduce(case) => case.run_on(placement),
+            Self::Train(case) => case.run_on(placement),
+            Self::Vjp(case) if placement == Placement::Host => case.run(),
+            Self::Vjp(_) => Verdict::Skipped("a collective of values on the host".to_owned()),
         }
     }
 }

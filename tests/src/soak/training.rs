@@ -132,7 +132,12 @@ fn is_left(error: &Error) -> bool {
 }
 
 fn shards(model: &ShardedModel) -> Shards {
-    model.plan().spec().unit_ids().map(|unit| model.shard(unit)).collect()
+    model
+        .plan()
+        .spec()
+        .unit_ids()
+        .map(|unit| model.shard(unit).expect("it lies on the host"))
+        .collect()
 }
 
 /// Whether two ranks, or one at two times, hold the same bits.

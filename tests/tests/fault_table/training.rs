@@ -203,7 +203,12 @@ fn equal_units() -> ModelSpec {
 type Shards = Vec<Arc<Vec<f32>>>;
 
 fn shards(model: &ShardedModel) -> Shards {
-    model.plan().spec().unit_ids().map(|unit| model.shard(unit)).collect()
+    model
+        .plan()
+        .spec()
+        .unit_ids()
+        .map(|unit| model.shard(unit).expect("it lies on the host"))
+        .collect()
 }
 
 fn bits(shards: &Shards) -> Vec<Vec<u32>> {

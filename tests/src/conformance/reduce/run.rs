@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use hsdp::{
-    DType, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Param, Precision, Rank,
-    ShardedModel, StepOptions, Unit, UnitGradients, UnitId, World,
+    DType, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Param, Placement,
+    Precision, Rank, ShardedModel, StepOptions, Unit, UnitGradients, UnitId, World,
 };
 
 use super::{CaseParam, ReduceCase};
@@ -18,11 +18,17 @@ impl ReduceCase {
     /// Runs it, with a thread for each rank.
     #[must_use]
     pub fn run(&self) -> Verdict {
-        self.try_run().unwrap_or_else(Verdict::Failed)
+        self.run_on(Placement::Host)
     }
 
-    fn try_run(&self) -> Result<Verdict, String> {
-        let reduced = on_ranks(self.mesh, |world| self.run_rank(world))?;
+    /// Runs it, with a thread for each rank, whose part of the model lies there.
+    #[must_use]
+    pub fn run_on(&self, placement: Placement) -> Verdict {
+        self.try_run(placement).unwrap_or_else(Verdict::Failed)
+    }
+
+    fn try_run(&self, placement: Placement) -> Result<Verdict, String> {
+        let reduced = on_ranks(self.mesh, |world| self.run_rank(world, placement))?;
         self.check_agreement(&reduced)?;
         for (rank, reduced) in self.mesh.ranks().zip(&reduced) {
             reduced.ledger.as_ref().map_err(|what| format!("rank {rank}: {what}"))?;
@@ -73,10 +79,11 @@ impl ReduceCase {
     }
 
     /// One rank's step.
-    fn run_rank(&self, world: World) -> Result<Reduced, hsdp::Error> {
+    fn run_rank(&self, world: World, placement: Placement) -> Result<Reduced, hsdp::Error> {
         let rank = world.rank();
         let zeros = |param: &Param| vec![0.0; param.numel()];
-        let mut model = ShardedModel::new(world.clone(), self.spec(), self.options(), zeros)?;
+        let mut model =
+            ShardedModel::new(world.clone(), self.spec(), self.options(placement), zeros)?;
         let before = world.ledger();
         let mut step = model.begin_step(StepOptions::microbatches(self.microbatches))?;
         for microbatch in 0..self.microbatches {
@@ -86,6 +93,7 @@ impl ReduceCase {
             assert_eq!(seed.value(), 1.0, "the gradients of the case started from 1");
             for unit in (0..self.units.len()).rev() {
                 let gradients = self.unit_gradients(microbatch, rank, unit);
+                let gradients = placed(gradients, placement);
                 if gradients.iter().any(Option::is_some) {
                     pass.reduce(UnitId::new(unit), gradients)?;
                 }
@@ -95,7 +103,7 @@ impl ReduceCase {
         let gradients = step.finish()?;
         let ledger = ledger::check(self, model.plan(), rank, &world.ledger().since(&before));
         let units = model.plan().spec().unit_ids();
-        let shards = units.map(|unit| gradients.shard(unit)).collect();
+        let shards = units.map(|unit| gradients.shard(&model, unit)).collect::<Result<_, _>>()?;
         Ok(Reduced { full: gradients.full(&model)?, shards, ledger })
     }
 
@@ -110,8 +118,9 @@ impl ReduceCase {
         units.fold(ModelSpec::new(), |spec, (unit, params)| spec.unit(declare(unit, params)))
     }
 
-    fn options(&self) -> ModelOptions {
+    fn options(&self, placement: Placement) -> ModelOptions {
         ModelOptions {
+            placement,
             precision: Precision {
                 parameters: self.param_dtype,
                 wire: self.reduce_dtype,
@@ -132,6 +141,35 @@ impl ReduceCase {
         };
         self.units[unit].iter().map(gradient).collect()
     }
+}
+
+/// The gradients of a model on a device: every second one lies there, too.
+fn placed(gradients: UnitGradients, placement: Placement) -> UnitGradients {
+    #[cfg(feature = "cuda")]
+    if let Placement::Cuda { ordinal } = placement {
+        let there = |(index, gradient): (usize, Option<Arc<dyn GradientValues>>)| match gradient {
+            Some(gradient) if index % 2 == 0 => Some(uploaded(&*gradient, ordinal)),
+            gradient => gradient,
+        };
+        return gradients.into_iter().enumerate().map(there).collect();
+    }
+    let _ = placement;
+    gradients
+}
+
+#[cfg(feature = "cuda")]
+fn uploaded(gradient: &dyn GradientValues, ordinal: usize) -> Arc<dyn GradientValues> {
+    use hsdp_kernels::cuda::{Device, DeviceBuffer};
+    let device = Device::new(ordinal).expect("the model lies on it");
+    let stream = device.stream().expect("a stream");
+    let mut there = None;
+    gradient.read(0..gradient.len(), &mut |values| {
+        let mut buffer = DeviceBuffer::new(&device, values.dtype(), values.len(), "a gradient")
+            .expect("device memory");
+        buffer.write(&stream, values).expect("written");
+        there = Some(buffer);
+    });
+    Arc::new(there.expect("lent once"))
 }
 
 /// What one rank has after the step.

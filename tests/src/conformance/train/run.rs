@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
 use hsdp::{
-    AdamW, DType, LossScaling, ModelOptions, Optimizer as _, Precision, Rank, ShardedModel,
-    StepOptions, World,
+    AdamW, DType, LossScaling, ModelOptions, Optimizer as _, Placement, Precision, Rank,
+    ShardedModel, StepOptions, World,
 };
 use hsdp_candle::Pass;
 use hsdp_candle::gpt::Gpt;
@@ -30,11 +30,17 @@ impl TrainCase {
     /// Runs it, with a thread for each rank.
     #[must_use]
     pub fn run(&self) -> Verdict {
-        self.try_run().unwrap_or_else(Verdict::Failed)
+        self.run_on(Placement::Host)
     }
 
-    fn try_run(&self) -> Result<Verdict, String> {
-        let trained = on_ranks(self.mesh, |world| self.run_rank(world))?;
+    /// Runs it, with a thread for each rank, whose part of the model lies there.
+    #[must_use]
+    pub fn run_on(&self, placement: Placement) -> Verdict {
+        self.try_run(placement).unwrap_or_else(Verdict::Failed)
+    }
+
+    fn try_run(&self, placement: Placement) -> Result<Verdict, String> {
+        let trained = on_ranks(self.mesh, |world| self.run_rank(world, placement))?;
         self.check_agreement(&trained)?;
         for (rank, trained) in self.mesh.ranks().zip(&trained) {
             trained.ledger.as_ref().map_err(|what| format!("rank {rank}: {what}"))?;
@@ -101,12 +107,12 @@ impl TrainCase {
         Ok(())
     }
 
-    fn run_rank(&self, world: World) -> Result<Trained, hsdp_candle::Error> {
+    fn run_rank(&self, world: World, placement: Placement) -> Result<Trained, hsdp_candle::Error> {
         let rank = world.rank();
         let gpt = Gpt::new(self.model).expect("checked when the case was read");
         let initial = |param: &hsdp::Param| self.initial[&param.name].clone();
         let mut model =
-            ShardedModel::new(world.clone(), self.model.spec(), self.options(), initial)?;
+            ShardedModel::new(world.clone(), self.model.spec(), self.options(placement), initial)?;
         let mut adamw = AdamW::new(&model, self.adamw);
         let before = world.ledger();
         let (mut loss, mut grad_norm) = (Vec::new(), Vec::new());
@@ -129,7 +135,7 @@ impl TrainCase {
         Ok(Trained { loss, grad_norm, parameters: model.full_parameters()?, ledger })
     }
 
-    fn options(&self) -> ModelOptions {
+    fn options(&self, placement: Placement) -> ModelOptions {
         let f16 = [self.param_dtype, self.reduce_dtype].contains(&DType::F16);
         ModelOptions {
             precision: Precision {
@@ -138,6 +144,7 @@ impl TrainCase {
                 output: None,
             },
             loss_scaling: if f16 { LossScaling::Fixed(F16_LOSS_SCALE) } else { LossScaling::Off },
+            placement,
             ..ModelOptions::on(self.mesh)
         }
     }

@@ -1,0 +1,89 @@
+//! A unit's parameters, gathered on a device.
+
+use std::sync::{Arc, OnceLock};
+
+use hsdp_comm::{Pending, Tag};
+use hsdp_kernels::cuda::{DeviceBuffer, DevicePart};
+use hsdp_kernels::{HostBuffer, Values};
+use hsdp_sharding::UnitLayout;
+
+use crate::engine::device::DeviceShard;
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+
+/// A gather on its way.
+#[derive(Debug)]
+pub(crate) struct DeviceArriving {
+    pending: Pending<DeviceBuffer>,
+    layout: Arc<UnitLayout>,
+}
+
+impl DeviceArriving {
+    pub(crate) fn issue(
+        fabric: &Fabric,
+        (tag, layout): (Tag, Arc<UnitLayout>),
+        shard: &DeviceShard,
+    ) -> Result<Self, Error> {
+        let input = shard.gather_input();
+        let full = fabric.seat().buffer(input.dtype(), layout.full_len(), "a gathered unit");
+        let full = full.map_err(|error| fabric.device_error("gather", tag.step, error))?;
+        let gather = &fabric.gather;
+        let pending = gather.gather_unit_on_device(tag, Arc::clone(&layout), input, full)?;
+        Ok(Self { pending, layout })
+    }
+
+    /// Waits until it is issued: what reads the parameters waits for the rest, on the device.
+    pub(crate) fn wait(self, fabric: &Fabric) -> Result<DeviceFull, Error> {
+        let Self { pending, layout } = self;
+        let (full, seat) = (Arc::new(pending.wait()?), fabric.seat());
+        let reader = Reader { ordinal: seat.stream.device().ordinal(), patience: seat.patience };
+        Ok(DeviceFull { full, layout, reader, copies: OnceLock::new() })
+    }
+}
+
+/// How parameters are read on the host.
+#[derive(Clone, Copy, Debug)]
+struct Reader {
+    ordinal: usize,
+    patience: std::time::Duration,
+}
+
+/// A unit's parameters on a device: the unit's flat index space, as the layout says.
+#[derive(Debug)]
+pub(crate) struct DeviceFull {
+    full: Arc<DeviceBuffer>,
+    layout: Arc<UnitLayout>,
+    reader: Reader,
+    /// What was asked for on the host, by index of the parameter.
+    copies: OnceLock<Vec<HostBuffer>>,
+}
+
+impl DeviceFull {
+    pub(crate) fn part(&self, parameter: usize) -> DevicePart {
+        let range = self.layout.params()[parameter].range();
+        DevicePart::new(Arc::clone(&self.full), range)
+    }
+
+    /// Copies on the host, made when they are first asked for.
+    ///
+    /// # Panics
+    /// If the device fails: nobody can be told.
+    pub(crate) fn on_host(&self) -> &[HostBuffer] {
+        self.copies.get_or_init(|| {
+            let Reader { ordinal, patience } = self.reader;
+            let stream = self.full.device().stream();
+            let all = stream.and_then(|stream| self.full.read_back(&stream, patience));
+            let all = all.unwrap_or_else(|error| panic!("unshard on device {ordinal}: {error}"));
+            let slots = self.layout.params().iter();
+            slots.map(|slot| owned(all.values().slice(slot.range()))).collect()
+        })
+    }
+}
+
+fn owned(values: Values<'_>) -> HostBuffer {
+    match values {
+        Values::F32(values) => values.to_vec().into(),
+        Values::F16(values) => values.to_vec().into(),
+        Values::BF16(values) => values.to_vec().into(),
+    }
+}

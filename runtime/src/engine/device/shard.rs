@@ -1,0 +1,84 @@
+//! A unit's parameters on this rank's device: the f32 master copy, and what gathers read.
+
+use std::sync::Arc;
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
+use hsdp_kernels::{Divisor, Values};
+use hsdp_sharding::DType;
+
+use crate::engine::device::DeviceSeat;
+use crate::engine::device::sums::read_f32;
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+
+/// This rank's shard of one unit. Both copies hold the same parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceShard {
+    master: Arc<DeviceBuffer>,
+    /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
+    gather_input: Option<Arc<DeviceBuffer>>,
+}
+
+impl DeviceShard {
+    /// Copies the master to the device, and rounds it there where the compute dtype is another.
+    pub(crate) fn new(
+        fabric: &Fabric,
+        seat: &DeviceSeat,
+        (master, compute): (&[f32], DType),
+    ) -> Result<Self, Error> {
+        let place = || {
+            let mut there = seat.buffer(DType::F32, master.len(), "parameters")?;
+            there.write(&seat.stream, Values::F32(master))?;
+            let gather_input = match compute {
+                DType::F32 => None,
+                compute => Some(Arc::new(rounded(seat, &there, compute)?)),
+            };
+            Ok(Self { master: Arc::new(there), gather_input })
+        };
+        place().map_err(|error| fabric.device_error("init", 0, error))
+    }
+
+    pub(crate) fn gather_input(&self) -> Arc<DeviceBuffer> {
+        Arc::clone(self.gather_input.as_ref().unwrap_or(&self.master))
+    }
+
+    /// A copy of the f32 parameters on the host. Waits for it.
+    pub(crate) fn to_host(&self, fabric: &Fabric) -> Result<Vec<f32>, Error> {
+        read_f32(fabric, &self.master).map_err(|error| fabric.device_error("read", 0, error))
+    }
+
+    /// The f32 parameters and what is to hold the same in the compute dtype, for this rank alone. Where somebody else holds them,
+    /// they keep the old values, and this rank goes on with a copy.
+    pub(crate) fn exclusive(
+        &mut self,
+        seat: &DeviceSeat,
+    ) -> Result<(&mut DeviceBuffer, Option<&mut DeviceBuffer>), CudaError> {
+        let master = make_mut(seat, &mut self.master)?;
+        let gather_input = self.gather_input.as_mut().map(|all| make_mut(seat, all)).transpose()?;
+        Ok((master, gather_input))
+    }
+}
+
+fn rounded(
+    seat: &DeviceSeat,
+    master: &DeviceBuffer,
+    dtype: DType,
+) -> Result<DeviceBuffer, CudaError> {
+    let mut rounded = seat.buffer(dtype, master.len(), "parameters to gather")?;
+    seat.stream.narrow(&mut rounded, master, Divisor::ONE)?;
+    Ok(rounded)
+}
+
+/// A buffer to be written: a copy, if somebody else holds it.
+fn make_mut<'a>(
+    seat: &DeviceSeat,
+    buffer: &'a mut Arc<DeviceBuffer>,
+) -> Result<&'a mut DeviceBuffer, CudaError> {
+    if Arc::get_mut(buffer).is_none() {
+        let (dtype, len) = (buffer.dtype(), buffer.len());
+        let mut copy = seat.buffer(dtype, len, "parameters")?;
+        copy.copy(&seat.stream, 0..len, (buffer, 0..len))?;
+        *buffer = Arc::new(copy);
+    }
+    Ok(Arc::get_mut(buffer).expect("nobody else holds it"))
+}

@@ -1,0 +1,213 @@
+//! Sums of gradients on a device, and their reductions.
+
+use std::sync::Arc;
+
+use hsdp_comm::{Contribution, DeviceAccumulator, DeviceReduced, Pending, Scaling, Tag};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, FirstFound, Noted, WhatWasNoted};
+use hsdp_kernels::{Divisor, Fold};
+use hsdp_sharding::{DType, ParamId, UnitId, UnitLayout};
+
+use crate::engine::fabric::Fabric;
+use crate::engine::sums::Seen;
+use crate::error::Error;
+use crate::non_finite::{Sighting, When};
+
+/// This rank's sums of one unit's gradients, f32, and what was noted while they were made.
+#[derive(Debug)]
+pub(crate) struct DeviceSums {
+    pub(super) values: DeviceBuffer,
+    noted: Noted,
+}
+
+impl DeviceSums {
+    pub(crate) fn new(fabric: &Fabric, len: usize, step: u64) -> Result<Self, Error> {
+        let seat = fabric.seat();
+        let make = || {
+            let values = seat.buffer(DType::F32, len, "partials")?;
+            Ok(Self { values, noted: Noted::new(&seat.stream)? })
+        };
+        make().map_err(|error| fabric.device_error("reduction", step, error))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    pub(crate) fn values(&self) -> &DeviceBuffer {
+        &self.values
+    }
+
+    /// Forgets what was noted in another step.
+    pub(crate) fn begin(&mut self, fabric: &Fabric, step: u64) -> Result<(), Error> {
+        let cleared = self.noted.clear(&fabric.seat().stream);
+        cleared.map_err(|error| fabric.device_error("reduction", step, error))
+    }
+
+    pub(crate) fn scatter(
+        self,
+        fabric: &Fabric,
+        (tag, layout): (Tag, Arc<UnitLayout>),
+        contribution: Contribution,
+        fold: Fold,
+    ) -> Result<DeviceScattering, Error> {
+        let Self { values: partial, noted } = self;
+        let accumulator = DeviceAccumulator { partial, fold, noted };
+        let reduce = &fabric.reduce;
+        Ok(DeviceScattering(reduce.reduce_unit_on_device(
+            tag,
+            layout,
+            contribution,
+            accumulator,
+        )?))
+    }
+
+    pub(crate) fn all_reduce(
+        self,
+        fabric: &Fabric,
+        tag: Tag,
+        scaling: Scaling,
+    ) -> Result<DeviceAllReducing, Error> {
+        let Self { values, noted } = self;
+        let pending = fabric.all_reduce.all_reduce_scaled_on_device(tag, values, scaling)?;
+        Ok(DeviceAllReducing { pending, noted })
+    }
+
+    /// Takes other sums in.
+    pub(crate) fn fold_in(
+        &mut self,
+        fabric: &Fabric,
+        (other, fold): (&Self, Fold),
+        step: u64,
+    ) -> Result<(), Error> {
+        let all = 0..other.len();
+        let added = fabric.seat().stream.sum(
+            &mut self.values,
+            (&[&other.values], all),
+            (Divisor::ONE, fold),
+            None,
+        );
+        added.map_err(|error| fabric.device_error("reduction", step, error))
+    }
+
+    /// A copy on the host. Waits for it.
+    pub(crate) fn to_host(&self, fabric: &Fabric, step: u64) -> Result<Vec<f32>, Error> {
+        read_f32(fabric, &self.values).map_err(|error| fabric.device_error("read", step, error))
+    }
+
+    /// The squared norm of each, and its first element that is not finite. Waits for all that is on its way.
+    pub(crate) fn survey(fabric: &Fabric, all: &[&Self], step: u64) -> Result<Vec<Seen>, Error> {
+        let seat = fabric.seat();
+        let values: Vec<&DeviceBuffer> = all.iter().map(|sums| &sums.values).collect();
+        let seen = seat.stream.inspect(&values, seat.patience);
+        let seen = seen.map_err(|error| fabric.device_error("norm", step, error))?;
+        let index = |found: u64| usize::try_from(found).unwrap_or(usize::MAX);
+        let one = |seen: &hsdp_kernels::cuda::Seen| Seen {
+            squared_norm: seen.squared_norm,
+            first_non_finite: seen.first_non_finite.map(index),
+        };
+        Ok(seen.iter().map(one).collect())
+    }
+
+    /// The first sighting in what was noted of these units. Waits for all that is on its way.
+    pub(crate) fn sighting(
+        fabric: &Fabric,
+        all: &[(UnitId, &Self)],
+        step: u64,
+    ) -> Result<Option<Sighting>, Error> {
+        let units = all.iter().map(|(unit, sums)| (*unit, &sums.noted)).collect::<Vec<_>>();
+        first_noted(fabric, &units, (step, sighting_of_shard))
+    }
+}
+
+/// How an element that was noted in a sum is found: by its unit and its index.
+type OfSum = fn(&Fabric, UnitId, FirstFound) -> Option<Sighting>;
+
+/// The first sighting in notes; `of_sum` knows whether they are of a shard or of a whole unit.
+pub(super) fn first_noted(
+    fabric: &Fabric,
+    units: &[(UnitId, &Noted)],
+    (step, of_sum): (u64, OfSum),
+) -> Result<Option<Sighting>, Error> {
+    if units.is_empty() {
+        return Ok(None);
+    }
+    let (seat, notes) = (fabric.seat(), units.iter().map(|(_, noted)| *noted).collect::<Vec<_>>());
+    let read = seat.stream.read_noted(&notes, seat.patience);
+    let read = read.map_err(|error| fabric.device_error("check", step, error))?;
+    let sightings = units.iter().zip(read).flat_map(|((unit, _), noted)| {
+        let WhatWasNoted { contribution, sum } = noted;
+        let own = contribution.and_then(|found| sighting_of_contribution(fabric, *unit, found));
+        [own, sum.and_then(|found| of_sum(fabric, *unit, found))]
+    });
+    Ok(sightings.flatten().min())
+}
+
+/// What this rank contributed was not finite.
+pub(super) fn sighting_of_contribution(
+    fabric: &Fabric,
+    unit: UnitId,
+    found: FirstFound,
+) -> Option<Sighting> {
+    let sighting = sighting_in_unit(fabric, unit, found)?;
+    Some(Sighting { from: Some(fabric.rank().index()), ..sighting })
+}
+
+/// An element of the unit's trainable region was not finite.
+pub(super) fn sighting_in_unit(
+    fabric: &Fabric,
+    unit: UnitId,
+    FirstFound { round, index }: FirstFound,
+) -> Option<Sighting> {
+    let slots = fabric.plan.layout(unit).params();
+    let index = slots.iter().find(|slot| slot.range().contains(&index))?.index;
+    let parameter = fabric.number_of(ParamId { unit, index });
+    Some(Sighting { when: When::Microbatch(round), parameter, from: None })
+}
+
+/// An element of this rank's shard was not finite.
+fn sighting_of_shard(
+    fabric: &Fabric,
+    unit: UnitId,
+    FirstFound { round, index }: FirstFound,
+) -> Option<Sighting> {
+    let parameter = fabric.parameter_at(unit, index)?;
+    Some(Sighting { when: When::Microbatch(round), parameter, from: None })
+}
+
+pub(super) fn read_f32(fabric: &Fabric, values: &DeviceBuffer) -> Result<Vec<f32>, CudaError> {
+    let seat = fabric.seat();
+    Ok(values.read_back(&seat.stream, seat.patience)?.values().to_f32())
+}
+
+/// A reduce-scatter on its way.
+#[derive(Debug)]
+pub(crate) struct DeviceScattering(Pending<DeviceReduced>);
+
+impl DeviceScattering {
+    pub(crate) fn is_complete(&self) -> bool {
+        self.0.is_complete()
+    }
+
+    pub(crate) fn wait(self) -> Result<DeviceSums, Error> {
+        let DeviceReduced { partial: values, noted } = self.0.wait()?;
+        Ok(DeviceSums { values, noted })
+    }
+}
+
+/// An all-reduce on its way.
+#[derive(Debug)]
+pub(crate) struct DeviceAllReducing {
+    pending: Pending<DeviceBuffer>,
+    noted: Noted,
+}
+
+impl DeviceAllReducing {
+    pub(crate) fn is_complete(&self) -> bool {
+        self.pending.is_complete()
+    }
+
+    pub(crate) fn wait(self) -> Result<DeviceSums, Error> {
+        let Self { pending, noted } = self;
+        Ok(DeviceSums { values: pending.wait()?, noted })
+    }
+}

@@ -1,0 +1,110 @@
+//! Gradients that wait unsharded on a device for the last microbatch (mode `Local`): the unit's trainable region, summed in f32.
+
+use std::sync::Arc;
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DevicePart, Noted, Notes};
+use hsdp_kernels::{Divisor, Fold, GradientValues};
+use hsdp_sharding::{DType, Plan, UnitId};
+
+use crate::engine::device::DeviceSeat;
+use crate::engine::device::sums::{first_noted, sighting_in_unit};
+use crate::engine::fabric::Fabric;
+use crate::engine::place::Place;
+use crate::engine::reductions::UnitGradients;
+use crate::error::Error;
+use crate::non_finite::Sighting;
+
+/// The sums of all units.
+#[derive(Debug)]
+pub(crate) struct DeviceUnsharded {
+    units: Vec<Option<Sum>>,
+    /// What was noted of sums that were given away.
+    given: Vec<(UnitId, Noted)>,
+}
+
+/// What a unit has got in a step.
+#[derive(Debug)]
+struct Sum {
+    flat: DeviceBuffer,
+    /// By parameter: whether it has got a gradient.
+    has: Vec<bool>,
+    noted: Noted,
+}
+
+impl DeviceUnsharded {
+    pub(crate) fn new(plan: &Plan, _: &DeviceSeat) -> Self {
+        Self { units: plan.spec().units().iter().map(|_| None).collect(), given: Vec::new() }
+    }
+
+    /// Adds the gradients of one unit in a microbatch: one launch to cast and lay them out, and one to add.
+    pub(crate) fn add(
+        &mut self,
+        fabric: &Fabric,
+        place: Place,
+        (unit, gradients): (UnitId, &UnitGradients),
+    ) -> Result<(), Error> {
+        let added = self.add_on_device(fabric, place, (unit, gradients));
+        added.map_err(|error| fabric.device_error("accumulation", place.step, error))
+    }
+
+    fn add_on_device(
+        &mut self,
+        fabric: &Fabric,
+        place: Place,
+        (unit, gradients): (UnitId, &UnitGradients),
+    ) -> Result<(), CudaError> {
+        let (seat, layout) = (fabric.seat(), fabric.plan.layout(unit));
+        let mut flat = seat.buffer(DType::F32, layout.trainable().len, "unsharded gradients")?;
+        let there: Vec<(usize, Option<&dyn GradientValues>)> = layout
+            .params()
+            .iter()
+            .zip(gradients)
+            .map(|(slot, gradient)| (slot.start, gradient.as_deref()))
+            .collect();
+        let sum = self.units[unit.index()].take();
+        let mut noted = Noted::new(&seat.stream)?;
+        let (had, mut sums) = match sum {
+            Some(sum) => (sum.has, Some((sum.flat, sum.noted))),
+            None => (vec![false; gradients.len()], None),
+        };
+        let round = place.microbatch;
+        let notes = sums.as_mut().map_or(&mut noted, |(_, noted)| noted);
+        let stream = &seat.stream;
+        stream.pack_gradients(
+            &mut flat,
+            &there,
+            Divisor::ONE,
+            Some(Notes { noted: notes, round }),
+        )?;
+        if let Some((mut sum, mut notes)) = sums {
+            let into = Some(Notes { noted: &mut notes, round });
+            let all = 0..flat.len();
+            stream.sum(&mut sum, (&[&flat], all), (Divisor::ONE, Fold::Add), into)?;
+            (flat, noted) = (sum, notes);
+        }
+        let has = had.iter().zip(gradients).map(|(had, now)| *had || now.is_some()).collect();
+        self.units[unit.index()] = Some(Sum { flat, has, noted });
+        Ok(())
+    }
+
+    /// Gives the sums of one unit away; parameters that never had a gradient have none.
+    pub(crate) fn take(&mut self, plan: &Plan, unit: UnitId) -> UnitGradients {
+        let layout = plan.layout(unit);
+        let Some(Sum { flat, has, noted }) = self.units[unit.index()].take() else {
+            return vec![None; layout.params().len()];
+        };
+        self.given.push((unit, noted));
+        let flat = Arc::new(flat);
+        let part = |(slot, has): (&hsdp_sharding::ParamSlot, bool)| {
+            let part = || DevicePart::new(Arc::clone(&flat), slot.range());
+            has.then(|| Arc::new(part()) as Arc<dyn GradientValues>)
+        };
+        layout.params().iter().zip(has).map(part).collect()
+    }
+
+    /// The first sighting in what was given away. Waits for all that is on its way.
+    pub(crate) fn sighting(&self, fabric: &Fabric, step: u64) -> Result<Option<Sighting>, Error> {
+        let given: Vec<_> = self.given.iter().map(|(unit, noted)| (*unit, noted)).collect();
+        first_noted(fabric, &given, (step, sighting_in_unit))
+    }
+}

@@ -1,0 +1,227 @@
+//! A rank's sums of one unit's gradients, wherever its part of the model lies, and their reductions.
+
+use std::sync::Arc;
+
+use hsdp_comm::{Accumulator, Contribution, NonFiniteAt, Pending, Reduced, Scaling, Tag};
+use hsdp_kernels::memory::Category;
+use hsdp_kernels::{Divisor, Fold, first_non_finite, settle, squared_norm};
+use hsdp_sharding::{UnitId, UnitLayout};
+
+use crate::engine::device::{DeviceAllReducing, DeviceScattering, DeviceSums};
+use crate::engine::fabric::Fabric;
+use crate::engine::recycled::sized;
+use crate::error::Error;
+
+/// Sums in f32.
+#[derive(Debug)]
+pub(crate) enum Sums {
+    Host(Vec<f32>),
+    Device(DeviceSums),
+}
+
+/// None yet.
+impl Default for Sums {
+    fn default() -> Self {
+        Self::Host(Vec::new())
+    }
+}
+
+/// What is known of the sums of a unit when all is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) squared_norm: f64,
+    /// The index of the first element that is not finite. On the host it is looked for only where the norm is not.
+    pub(crate) first_non_finite: Option<usize>,
+}
+
+impl Sums {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Host(values) => values.len(),
+            Self::Device(sums) => sums.len(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// These, if they have that length, or new ones, where the model lies.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub(crate) fn sized(
+        self,
+        fabric: &Fabric,
+        len: usize,
+        (step, unit): (u64, UnitId),
+    ) -> Result<Self, Error> {
+        match self {
+            Self::Device(sums) if sums.len() == len => Ok(Self::Device(sums)),
+            _ if fabric.device.is_some() => Ok(Self::Device(DeviceSums::new(fabric, len, step)?)),
+            Self::Host(values) => {
+                let values = sized(values, len, Category::Partial);
+                let no_memory = |error| fabric.no_memory(error, "reduction", (step, unit));
+                values.map(Self::Host).map_err(no_memory)
+            }
+            Self::Device(_) => unreachable!("a model on the host has its sums there"),
+        }
+    }
+
+    /// The first reduction of a step into these begins.
+    pub(crate) fn begin(&mut self, fabric: &Fabric, step: u64) -> Result<(), Error> {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Device(sums) => sums.begin(fabric, step),
+        }
+    }
+
+    /// Issues the reduce-scatter of a microbatch into these.
+    pub(crate) fn scatter(
+        self,
+        fabric: &Fabric,
+        (tag, layout): (Tag, Arc<UnitLayout>),
+        contribution: Contribution,
+        fold: Fold,
+    ) -> Result<Scattering, Error> {
+        Ok(match self {
+            Self::Host(partial) => {
+                let accumulator = Accumulator { partial, fold };
+                let reduce = &fabric.reduce;
+                Scattering::Host(reduce.reduce_unit(tag, layout, contribution, accumulator)?)
+            }
+            Self::Device(sums) => {
+                Scattering::Device(sums.scatter(fabric, (tag, layout), contribution, fold)?)
+            }
+        })
+    }
+
+    /// Issues the all-reduce of these over the replicas.
+    pub(crate) fn all_reduce(
+        self,
+        fabric: &Fabric,
+        tag: Tag,
+        scaling: Scaling,
+    ) -> Result<AllReducing, Error> {
+        Ok(match self {
+            Self::Host(partial) => {
+                AllReducing::Host(fabric.all_reduce.all_reduce_scaled(tag, partial, scaling)?)
+            }
+            Self::Device(sums) => AllReducing::Device(sums.all_reduce(fabric, tag, scaling)?),
+        })
+    }
+
+    /// Takes other sums in.
+    pub(crate) fn fold_in(
+        &mut self,
+        fabric: &Fabric,
+        (other, fold): (&Self, Fold),
+        step: u64,
+    ) -> Result<(), Error> {
+        match (self, other) {
+            (Self::Host(sums), Self::Host(other)) => {
+                settle(sums, other, Divisor::ONE, fold);
+                Ok(())
+            }
+            (Self::Device(sums), Self::Device(other)) => sums.fold_in(fabric, (other, fold), step),
+            _ => unreachable!("all sums of a model lie in one place"),
+        }
+    }
+
+    /// These, where they lie on a device.
+    pub(crate) fn on_device(&self) -> Option<&DeviceSums> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(sums) => Some(sums),
+        }
+    }
+
+    /// A copy on the host.
+    ///
+    /// # Errors
+    /// If they lie on a device that fails.
+    pub(crate) fn to_host(&self, fabric: &Fabric, step: u64) -> Result<Vec<f32>, Error> {
+        match self {
+            Self::Host(values) => Ok(values.clone()),
+            Self::Device(sums) => sums.to_host(fabric, step),
+        }
+    }
+
+    /// What is known of each of these, by unit.
+    ///
+    /// # Errors
+    /// If they lie on a device that fails.
+    pub(crate) fn survey(fabric: &Fabric, all: &[Self], step: u64) -> Result<Vec<Seen>, Error> {
+        let mut seen: Vec<Seen> = all.iter().map(Self::seen_on_host).collect();
+        let there =
+            all.iter().enumerate().filter_map(|(unit, sums)| Some((unit, sums.on_device()?)));
+        let (units, there): (Vec<usize>, Vec<&DeviceSums>) = there.unzip();
+        if !there.is_empty() {
+            let found = DeviceSums::survey(fabric, &there, step)?;
+            units.into_iter().zip(found).for_each(|(unit, found)| seen[unit] = found);
+        }
+        Ok(seen)
+    }
+
+    fn seen_on_host(&self) -> Seen {
+        match self {
+            Self::Host(values) => {
+                let squared_norm = squared_norm(values);
+                let is_finite = squared_norm.is_finite();
+                let first_non_finite = if is_finite { None } else { first_non_finite(values) };
+                Seen { squared_norm, first_non_finite }
+            }
+            Self::Device(_) => Seen { squared_norm: 0.0, first_non_finite: None },
+        }
+    }
+}
+
+/// A reduce-scatter on its way.
+#[derive(Debug)]
+pub(crate) enum Scattering {
+    Host(Pending<Reduced>),
+    Device(DeviceScattering),
+}
+
+impl Scattering {
+    pub(crate) fn is_complete(&self) -> bool {
+        match self {
+            Self::Host(pending) => pending.is_complete(),
+            Self::Device(pending) => pending.is_complete(),
+        }
+    }
+
+    /// The sums, and the first of them that is not finite: on a device that is noted there, and read when the step ends.
+    pub(crate) fn wait(self) -> Result<(Sums, Option<NonFiniteAt>), Error> {
+        Ok(match self {
+            Self::Host(pending) => {
+                let Reduced { partial, non_finite } = pending.wait()?;
+                (Sums::Host(partial), non_finite)
+            }
+            Self::Device(pending) => (Sums::Device(pending.wait()?), None),
+        })
+    }
+}
+
+/// An all-reduce on its way.
+#[derive(Debug)]
+pub(crate) enum AllReducing {
+    Host(Pending<Vec<f32>>),
+    Device(DeviceAllReducing),
+}
+
+impl AllReducing {
+    pub(crate) fn is_complete(&self) -> bool {
+        match self {
+            Self::Host(pending) => pending.is_complete(),
+            Self::Device(pending) => pending.is_complete(),
+        }
+    }
+
+    pub(crate) fn wait(self) -> Result<Sums, Error> {
+        Ok(match self {
+            Self::Host(pending) => Sums::Host(pending.wait()?),
+            Self::Device(pending) => Sums::Device(pending.wait()?),
+        })
+    }
+}

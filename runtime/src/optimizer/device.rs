@@ -1,0 +1,119 @@
+//! Updates of shards that lie on a device: a launch or two a unit, and no wait.
+
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
+use hsdp_sharding::{DType, Piece, UnitId};
+
+use crate::engine::fabric::Fabric;
+use crate::engine::shard::Shard;
+use crate::engine::sums::Sums;
+use crate::error::Error;
+use crate::gradients::{Gradients, Verdict};
+use crate::model::ShardedModel;
+use crate::optimizer::{Update, pieces_with_gradient, update_of};
+
+/// A unit of a model on a device, with its gradient.
+#[derive(Debug)]
+pub struct DeviceRun<'a> {
+    /// The unit.
+    pub unit: UnitId,
+    /// Where the update is to run.
+    pub stream: &'a Stream,
+    /// f32 master parameters, the gradient, and by what it is divided. State is as long as the gradient.
+    pub update: DeviceUpdate<'a>,
+    /// The runs of elements that are trained and got a gradient in this step.
+    pub pieces: Vec<Piece>,
+    /// What [`Gradients::clip`] asked for, or 1: by this is multiplied before anything else.
+    pub clip: f32,
+}
+
+impl ShardedModel {
+    /// Whether this rank's part of the model lies on a device.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        self.engine.fabric.device.is_some()
+    }
+
+    /// As [`update`](Self::update), of a model on a device: calls `update` once for each unit with a gradient, in the plan's order.
+    /// Not collective, and waits for nothing.
+    ///
+    /// # Errors
+    /// As [`Gradients::check_model`], before anything is changed; [`Error::Misuse`] of a model on the host; [`Error::Device`] with
+    /// what `update` returned: some units are updated then, and others are not.
+    pub fn update_on_device(
+        &mut self,
+        gradients: Gradients,
+        mut update: impl FnMut(DeviceRun<'_>) -> Result<(), CudaError>,
+    ) -> Result<Update, Error> {
+        gradients.check_model(self)?;
+        let (fabric, step) = (&self.engine.fabric, gradients.step);
+        let mut state = self.engine.state();
+        if gradients.verdict == Verdict::Apply {
+            for unit in fabric.plan.reductions().iter().copied() {
+                let shard = &mut state.shards[unit.index()];
+                let updated = update_unit(fabric, (unit, shard), &gradients, &mut update)?;
+                updated.map_err(|error| fabric.device_error("optimizer step", step, error))?;
+            }
+        }
+        state.committed += 1;
+        Ok(update_of(gradients.verdict))
+    }
+}
+
+fn update_unit(
+    fabric: &Fabric,
+    (unit, shard): (UnitId, &mut Shard),
+    gradients: &Gradients,
+    update: &mut dyn FnMut(DeviceRun<'_>) -> Result<(), CudaError>,
+) -> Result<Result<(), CudaError>, Error> {
+    let sums = &gradients.grad_shards[unit.index()];
+    let (Some(seat), Shard::Device(shard), Sums::Device(sums)) = (&fabric.device, shard, sums)
+    else {
+        let what = "this model lies on the host: its shards are updated there".to_owned();
+        return Err(fabric.misuse("optimizer step", gradients.step, what));
+    };
+    let present = &gradients.present[unit.index()];
+    let pieces: Vec<Piece> = pieces_with_gradient(fabric, unit, present).collect();
+    let run = || {
+        let (parameters, rounded) = shard.exclusive(seat)?;
+        let (gradient, divisor) = (sums.values(), gradients.divisor);
+        let fused = DeviceUpdate { parameters, rounded, gradient, divisor };
+        update(DeviceRun {
+            unit,
+            stream: seat.stream(),
+            update: fused,
+            pieces,
+            clip: gradients.clip,
+        })
+    };
+    Ok(run())
+}
+
+/// Pieces as a kernel takes them: each with the number of its update.
+pub(super) fn pieces_of_step(pieces: &[Piece], number: impl Fn(&Piece) -> u64) -> Vec<PieceOfStep> {
+    let piece = |piece: &Piece| PieceOfStep { range: piece.shard_range(), step: number(piece) };
+    pieces.iter().map(piece).collect()
+}
+
+/// One kind of state, by unit: zeros when it is first asked for.
+#[derive(Debug, Default)]
+pub(super) struct DeviceState(Vec<Option<DeviceBuffer>>);
+
+impl DeviceState {
+    /// The state of a unit, `[len]`, f32.
+    pub(super) fn of(
+        &mut self,
+        stream: &Stream,
+        (unit, len): (UnitId, usize),
+    ) -> Result<&mut DeviceBuffer, CudaError> {
+        if self.0.len() <= unit.index() {
+            self.0.resize_with(unit.index() + 1, || None);
+        }
+        let state = &mut self.0[unit.index()];
+        if state.is_none() {
+            let mut zeros = DeviceBuffer::new(stream.device(), DType::F32, len, "optimizer state")?;
+            zeros.fill(stream, 0)?;
+            *state = Some(zeros);
+        }
+        Ok(state.as_mut().expect("it was just made"))
+    }
+}
