@@ -3,7 +3,7 @@
 use hsdp_comm::{Error, Group, Pending};
 
 use crate::place::{Place, Wrong};
-use crate::size::Size;
+use hsdp_benches::size::Size;
 
 /// A collective that is measured.
 pub(crate) struct Collective {

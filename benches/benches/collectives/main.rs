@@ -15,7 +15,7 @@
 //! of ranks: the factors are those of <https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md>. Both are of the
 //! median. What hands its buffers over has none: nothing is moved.
 //!
-//! `benches/peers/collectives.sh` measures Open MPI and gloo beside it. In reading order: `options`, `size`, `place` (a rank's
+//! `benches/peers/collectives.sh` measures Open MPI and gloo beside it. In reading order: `options`, `place` (a rank's
 //! part, and what must come out), `case` (a collective with its buffers), `general` and `units` (which there are), `timing`,
 //! `report`.
 
@@ -24,7 +24,6 @@ mod general;
 mod options;
 mod place;
 mod report;
-mod size;
 mod timing;
 mod units;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 
 use crate::case::{Bus, Collective};
-use crate::size::{Size, duration};
 use crate::{general, units};
+use hsdp_benches::size::{Size, duration};
 
 /// Elements at a latency's size: two of f32.
 const SMALLEST: Size = Size(8);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::size::Size;
+use hsdp_benches::size::Size;
 
 /// Which rank of how many, and how much each of them has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Size(pub(crate) usize);
+pub struct Size(pub usize);
 
 const UNITS: [(&str, usize); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
@@ -31,7 +31,10 @@ impl fmt::Display for Size {
 }
 
 /// Reads a time: `200us`, `5ms`, `1s`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// A sentence about what is no time.
+pub fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no time: write 200us, 5ms or 1s");
     let units = [("us", 1_u64), ("ms", 1000), ("s", 1_000_000)];
     let unit = units.iter().find_map(|(name, micros)| Some((text.strip_suffix(name)?, micros)));
