@@ -2,27 +2,41 @@
 # What runs on a machine with a GPU, made on one without.
 #
 #   benches/gpu.sh build            on the build host: makes target/gpu, with programs and a small NCCL, under 64 MiB
-#   benches/gpu.sh run [FOLDER] ... on the GPU host: the suite, without cargo and network; leaves a report in FOLDER
+#   benches/gpu.sh run [FOLDER] ... on the GPU host: the suite, the benches of the kernels, and PyTorch's where python3 has it;
+#                                   without cargo and network; leaves a report in FOLDER
 #
-# What follows FOLDER goes to the suite. NCCL is the small one, unless $HSDP_NCCL_LIBRARY names another.
+# What follows FOLDER goes to the suite. NCCL is the small one, unless $HSDP_NCCL_LIBRARY names another. $HSDP_GPU_SIZES are the
+# sizes of the benches, as 1MiB,16MiB; $HSDP_GPU_BENCH is what else the bench is told. All three run, and the exit status is that of the first that failed.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 target="${CARGO_TARGET_DIR:-$root/target}"
 made="$target/gpu"
 
-# The path of the program of the GPU suite, when it is built.
-suite() {
-    cargo test --release -p hsdp-tests --features cuda,nccl --test gpu --no-run --locked --message-format=json |
-        python3 -c 'import json, sys
+# The path of the program of this target, from what cargo says on standard input.
+executable() {
+    python3 -c 'import json, sys
 for line in sys.stdin:
     message = json.loads(line)
-    if message.get("executable") and message["target"]["name"] == "gpu":
-        print(message["executable"])'
+    if message.get("executable") and message["target"]["name"] == sys.argv[1]:
+        print(message["executable"])' "$1"
+}
+
+# The path of the program of the GPU suite, when it is built.
+suite() {
+    cargo test --release -p hsdp-tests --features cuda,nccl --test gpu --no-run --locked --message-format=json | executable gpu
+}
+
+# That of the bench.
+bench() {
+    cargo bench -p hsdp-benches --features cuda --bench gpu_kernels --no-run --locked --message-format=json |
+        executable gpu_kernels
 }
 
 build() {
     mkdir -p "$made"
     strip -o "$made/gpu" "$(cd "$root" && suite)"
+    strip -o "$made/gpu_kernels" "$(cd "$root" && bench)"
+    cp "$root/benches/peers/gpu_kernels.py" "$made"
     python3 "$root/benches/gpu/nccl_one_gpu.py" "$made"
     local bytes
     bytes=$(du -sb --exclude='libnccl.so.2' --exclude='report*' "$made" | cut -f1)
@@ -53,11 +67,30 @@ run() {
     export HSDP_NCCL_LIBRARY="${HSDP_NCCL_LIBRARY:-$made/libnccl.so.2}"
     # Several ranks on one GPU: each with few multiprocessors, or they starve each other.
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4
-    local status=0
-    "$made/gpu" --ignored "$@" >"$report/suite.txt" 2>&1 || status=$?
-    tail -n 5 "$report/suite.txt"
-    echo "suite: exit $status; the report is in $report"
-    exit "$status"
+    part suite "$made/gpu" --ignored "$@"
+    local sizes=(--sizes "${HSDP_GPU_SIZES:-1MiB,16MiB,256MiB}")
+    # shellcheck disable=SC2086 # several words, or none
+    part bench "$made/gpu_kernels" "${sizes[@]}" --csv "$report/bench.csv" ${HSDP_GPU_BENCH:-}
+    if python3 -c "import torch" 2>/dev/null; then
+        part pytorch python3 "$made/gpu_kernels.py" "${sizes[@]}" --csv "$report/pytorch.csv"
+    else
+        echo "pytorch: python3 has none, it is left out" | tee "$report/pytorch.txt"
+    fi
+    echo "the report is in $report"
+    exit "$first_failure"
+}
+
+# The exit status of the first part that failed.
+first_failure=0
+
+# Runs a part, what it says going to the report.
+part() {
+    local name="$1" status=0
+    shift
+    "$@" >"$report/$name.txt" 2>&1 || status=$?
+    tail -n 5 "$report/$name.txt"
+    echo "$name: exit $status"
+    if ((first_failure == 0)); then first_failure=$status; fi
 }
 
 case "${1:-}" in
@@ -67,7 +100,7 @@ run)
     run "$@"
     ;;
 *)
-    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
