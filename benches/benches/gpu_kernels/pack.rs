@@ -63,8 +63,9 @@ impl Case for Pack {
 
     fn issue(&mut self, stream: &Stream, launches: u32) -> Result<(), CudaError> {
         let gradients = self.gradients.0.iter();
-        let packed: Vec<_> =
-            gradients.map(|(start, gradient)| Packed { gradient, start: *start }).collect();
+        let packed: Vec<_> = gradients
+            .map(|(start, gradient)| Packed { gradient: gradient.into(), start: *start })
+            .collect();
         (0..launches).try_for_each(|_| {
             let notes = Notes { noted: &mut self.noted, round: 0 };
             stream.pack(&mut self.flat, &packed, pre(), Some(notes))

@@ -1,6 +1,5 @@
 //! A device: its context, its kernels, its memory.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +14,7 @@ use super::event::Events;
 use super::launch::THREADS;
 use super::libraries::check_driver;
 use super::memory::Pool;
-use super::source;
+use super::source::{Kernel, NAMES};
 use super::staging::Stagings;
 use super::stream::Stream;
 
@@ -30,15 +29,16 @@ pub(super) struct Shared {
     context: Handle<CUcontext>,
     multiprocessors: u32,
     architecture: Architecture,
-    kernels: OnceLock<Result<HashMap<String, Kernel>, CudaError>>,
+    /// By index.
+    kernels: OnceLock<Result<[Loaded; NAMES.len()], CudaError>>,
     pub(super) events: Events,
     pub(super) pool: Pool,
     pub(super) stagings: Stagings,
 }
 
-/// A kernel.
+/// A kernel as the device has it.
 #[derive(Clone, Copy)]
-pub(super) struct Kernel {
+pub(super) struct Loaded {
     pub(super) function: Handle<CUfunction>,
     /// How many of its blocks the device runs at a time: more would only queue.
     pub(super) resident: u32,
@@ -127,14 +127,13 @@ impl Device {
         unsafe { result::ctx::set_current(context) }.map_err(|error| self.refused("context", error))
     }
 
-    /// The kernel of this name; all are compiled when the first is asked for.
-    pub(super) fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
+    /// A kernel; all are compiled when the first is asked for.
+    pub(super) fn kernel(&self, kernel: Kernel) -> Result<Loaded, CudaError> {
         let kernels = self.0.kernels.get_or_init(|| self.compile());
-        let kernels = kernels.as_ref().map_err(Clone::clone)?;
-        Ok(*kernels.get(name).unwrap_or_else(|| unreachable!("{name} is a kernel")))
+        kernels.as_ref().map(|kernels| kernels[kernel.index()]).map_err(Clone::clone)
     }
 
-    fn compile(&self) -> Result<HashMap<String, Kernel>, CudaError> {
+    fn compile(&self) -> Result<[Loaded; NAMES.len()], CudaError> {
         self.make_current()?;
         let ptx = compile(self.architecture())?;
         let text = CString::new(ptx.to_src()).map_err(|_| CudaError::Compile {
@@ -144,15 +143,16 @@ impl Device {
         // SAFETY: CU-3, the image is a text that ends in a zero, as the compiler made it.
         let module = unsafe { result::module::load_data(text.as_ptr().cast()) };
         let module = module.map_err(|error| self.refused("load the kernels", error))?;
-        let of = |name: String| {
-            let symbol = CString::new(name.as_str()).expect("a name without zeros");
+        let of = |name: &str| {
+            let symbol = CString::new(name).expect("a name without zeros");
             // SAFETY: CU-3, the module was just loaded, and is never unloaded.
             let function = unsafe { result::module::get_function(module, symbol) };
-            let function = function.map_err(|error| self.refused(&name, error))?;
-            let resident = self.resident(function).map_err(|error| self.refused(&name, error))?;
-            Ok((name, Kernel { function: Handle(function), resident }))
+            let function = function.map_err(|error| self.refused(name, error))?;
+            let resident = self.resident(function).map_err(|error| self.refused(name, error))?;
+            Ok(Loaded { function: Handle(function), resident })
         };
-        source::kernels().map(of).collect()
+        let loaded: Vec<Loaded> = NAMES.into_iter().map(of).collect::<Result<_, CudaError>>()?;
+        Ok(std::array::from_fn(|index| loaded[index]))
     }
 
     /// How many blocks of a kernel the device runs at a time.

@@ -8,6 +8,7 @@ use super::buffer::DeviceBuffer;
 use super::error::CudaError;
 use super::launch::{Launch, WIDTH};
 use super::noted::{read_words, words};
+use super::source::Kernel;
 use super::stream::Stream;
 
 /// Blocks, at the most, and threads of `inspect.cu`: the same on all devices, so that sums have one order.
@@ -62,13 +63,13 @@ impl Stream {
         let (from, len, to) = (values.address(0), values.len() as u64, blocks.address(0));
         let wanted = values.len().div_ceil(WIDTH * THREADS as usize);
         let count = u32::try_from(wanted).unwrap_or(BLOCKS).clamp(1, BLOCKS);
-        let launch = Launch::fixed("inspect", (count, THREADS));
+        let launch = Launch::fixed(Kernel::Inspect, (count, THREADS));
         let launch = launch.argument(&from).argument(&len).argument(&to);
         // SAFETY: CU-5, so many elements are read, and one `Seen` a block is written.
         unsafe { launch.issue(self, (&[values], &mut [&mut blocks])) }?;
         let (from, to) = (blocks.address(0), seen.address(2 * at));
         let count = u64::from(count);
-        let launch = Launch::fixed("inspect_blocks", (1, BLOCKS));
+        let launch = Launch::fixed(Kernel::InspectBlocks, (1, BLOCKS));
         let launch = launch.argument(&from).argument(&count).argument(&to);
         // SAFETY: CU-5, one `Seen` a block is read, and one written.
         unsafe { launch.issue(self, (&[&blocks], &mut [seen])) }

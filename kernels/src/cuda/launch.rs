@@ -4,10 +4,12 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use cudarc::driver::result;
+use smallvec::SmallVec;
 
 use super::buffer::DeviceBuffer;
-use super::device::Kernel;
+use super::device::Loaded;
 use super::error::CudaError;
+use super::source::Kernel;
 use super::stream::Stream;
 use crate::{Divisor, divisor};
 
@@ -16,6 +18,15 @@ pub(super) const THREADS: u32 = 256;
 
 /// Elements that a thread takes at once: `WIDTH` of `number.cuh`.
 pub(super) const WIDTH: usize = 4;
+
+/// As many arguments as any kernel has.
+const MOST_ARGUMENTS: usize = 8;
+
+/// Buffers that a launch reads: of a unit with more parameters than these, the list is allocated.
+pub(super) type Reads<'a> = SmallVec<[&'a DeviceBuffer; 16]>;
+
+/// Buffers that a launch writes.
+pub(super) type Writes<'a> = SmallVec<[&'a mut DeviceBuffer; 4]>;
 
 /// A value that a kernel takes as an argument: plain, and laid out as the kernel's source says.
 ///
@@ -65,10 +76,10 @@ unsafe impl Argument for Note {}
 /// A kernel that is about to be launched, with arguments that live for `'a`.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
-    kernel: String,
+    kernel: Kernel,
     /// Elements that it goes over, or the blocks and threads that it fixes.
     size: Size,
-    arguments: Vec<*mut c_void>,
+    arguments: SmallVec<[*mut c_void; MOST_ARGUMENTS]>,
     living: PhantomData<&'a ()>,
 }
 
@@ -80,17 +91,17 @@ enum Size {
 
 impl<'a> Launch<'a> {
     /// Of `kernel`, over `len` elements.
-    pub(super) fn over(kernel: String, len: usize) -> Self {
+    pub(super) fn over(kernel: Kernel, len: usize) -> Self {
         Self::of(kernel, Size::Elements(len))
     }
 
     /// Of `kernel`, with so many blocks and threads, which it fixes.
-    pub(super) fn fixed(kernel: &str, (blocks, threads): (u32, u32)) -> Self {
-        Self::of(kernel.to_owned(), Size::Fixed { blocks, threads })
+    pub(super) fn fixed(kernel: Kernel, (blocks, threads): (u32, u32)) -> Self {
+        Self::of(kernel, Size::Fixed { blocks, threads })
     }
 
-    fn of(kernel: String, size: Size) -> Self {
-        Self { kernel, size, arguments: Vec::new(), living: PhantomData }
+    fn of(kernel: Kernel, size: Size) -> Self {
+        Self { kernel, size, arguments: SmallVec::new(), living: PhantomData }
     }
 
     /// The next argument.
@@ -109,7 +120,7 @@ impl<'a> Launch<'a> {
         stream: &Stream,
         buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
     ) -> Result<(), CudaError> {
-        let Kernel { function, resident } = stream.device().kernel(&self.kernel)?;
+        let Loaded { function, resident } = stream.device().kernel(self.kernel)?;
         let (blocks, threads) = match self.size {
             Size::Fixed { blocks, threads } => (blocks, threads),
             Size::Elements(len) => {
@@ -118,7 +129,7 @@ impl<'a> Launch<'a> {
             }
         };
         let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
-        stream.issue(&self.kernel, buffers, |raw| {
+        stream.issue(self.kernel.name(), buffers, |raw| {
             // SAFETY: CU-5, the caller's promise is passed on; the arguments live, and are copied.
             unsafe { result::launch_kernel(function.0, grid, block, 0, raw, &mut self.arguments) }
         })?;

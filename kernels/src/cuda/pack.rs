@@ -1,12 +1,15 @@
 //! Many parameters to and from one flat buffer.
 
+use smallvec::SmallVec;
+
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
 use super::gradients::DeviceSlice;
-use super::launch::{Launch, Scale, WIDTH};
+use super::launch::{Launch, Reads, Scale, WIDTH, Writes};
 use super::noted::{Notes, Of, argument};
+use super::source::Kernel;
 use super::stream::Stream;
-use super::table::{MOST_PARAMS, Param, Table, dtype};
+use super::table::{MOST_PARAMS, Param, Table, number, wire};
 use crate::Divisor;
 
 /// A gradient, and where its parameter lies in the flat buffer.
@@ -48,21 +51,20 @@ impl Stream {
         let places = gradients.iter().map(|it| (it.start, it.gradient.len()));
         check_places("pack", flat.len(), places)?;
         let (scale, note) = (Scale::from(pre), argument(notes.as_ref(), Of::Contribution));
-        let (_, wire) = dtype(flat.dtype());
+        let kernel = Kernel::Pack(wire(flat.dtype()));
         for (run, part) in runs(gradients, flat.len(), |it| it.start) {
             let table = table(part.iter().map(|it| (it.gradient.clone(), it.start)));
             let (address, begin, end) = (flat.address(0), run.start as u64, run.end as u64);
-            let launch = Launch::over(format!("pack_{wire}"), run.len())
+            let launch = Launch::over(kernel, run.len())
                 .argument(&table)
                 .argument(&address)
                 .argument(&begin)
                 .argument(&end)
                 .argument(&scale)
                 .argument(&note);
-            let reads: Vec<_> = part.iter().map(|it| it.gradient.buffer()).collect();
+            let reads: Reads<'_> = part.iter().map(|it| it.gradient.buffer()).collect();
             let noted = notes.as_mut().map(|notes| &mut notes.noted.words);
-            let mut writes: Vec<&mut DeviceBuffer> =
-                [&mut *flat].into_iter().chain(noted).collect();
+            let mut writes: Writes<'_> = [&mut *flat].into_iter().chain(noted).collect();
             // SAFETY: CU-5, places lie within the flat buffer and do not overlap, and each is as long as its gradient.
             unsafe { launch.issue(self, (&reads, &mut writes)) }?;
         }
@@ -80,18 +82,19 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let places = parameters.iter().map(|it| (it.start, it.parameter.len()));
         check_places("unpack", flat.len(), places)?;
-        let (_, wire) = dtype(flat.dtype());
+        let kernel = Kernel::Unpack(wire(flat.dtype()));
         for part in parameters.chunks_mut(MOST_PARAMS) {
             let begin = part.first().map_or(0, |it| it.start);
             let end = part.last().map_or(0, |it| it.start + it.parameter.len());
             let table = table(part.iter().map(|it| (DeviceSlice::from(&*it.parameter), it.start)));
             let (address, from, to) = (flat.address(0), begin as u64, end as u64);
-            let launch = Launch::over(format!("unpack_{wire}"), end - begin)
+            let launch = Launch::over(kernel, end - begin)
                 .argument(&table)
                 .argument(&address)
                 .argument(&from)
                 .argument(&to);
-            let mut writes: Vec<_> = part.iter_mut().map(|it| &mut *it.parameter).collect();
+            let mut writes: SmallVec<[&mut DeviceBuffer; 16]> =
+                part.iter_mut().map(|it| &mut *it.parameter).collect();
             // SAFETY: CU-5, places lie within the flat buffer, and each is as long as its parameter.
             unsafe { launch.issue(self, (&[flat], &mut writes)) }?;
         }
@@ -104,10 +107,10 @@ fn table<'a>(params: impl Iterator<Item = (DeviceSlice<'a>, usize)>) -> Table<Pa
         address: slice.buffer().address(slice.range().start),
         start: start as u64,
         len: slice.len() as u64,
-        dtype: dtype(slice.dtype()).0,
+        dtype: number(slice.dtype()),
         unused: 0,
     };
-    Table::of(&params.map(entry).collect::<Vec<_>>())
+    Table::of(params.map(entry))
 }
 
 /// Cuts entries into launches: each with the elements from its first entry on (from 0, the first) up to those of the next.

@@ -1,4 +1,6 @@
-//! The kernels' source, which is compiled as one.
+//! The kernels' source, which is compiled as one, and which kernels there are.
+
+use crate::Wire;
 
 /// All files of `kernels/cuda` that a device runs, in order: the first is what the others use.
 pub(super) const SOURCE: &str = concat!(
@@ -9,19 +11,96 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("../../cuda/update.cu"),
 );
 
-/// The names of the kernels, without what is appended for a dtype, and what may be.
-const WIRES: [&str; 3] = ["f32", "f16", "bf16"];
-const OF_A_WIRE: [&str; 4] = ["pack", "unpack", "sum", "narrow"];
-const CASTS: [&str; 3] = ["alone", "f16", "bf16"];
-const OF_A_CAST: [&str; 2] = ["adamw", "sgd"];
-const OF_ONE_KIND: [&str; 2] = ["inspect", "inspect_blocks"];
+/// A kernel: of a wire, of what parameters are cast to, or of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    Pack(Wire),
+    Unpack(Wire),
+    Sum(Wire),
+    Narrow(Wire),
+    AdamW(Cast),
+    Sgd(Cast),
+    Inspect,
+    InspectBlocks,
+}
 
-/// The name of each kernel.
-pub(super) fn kernels() -> impl Iterator<Item = String> {
-    let each = |kernels: &'static [&str], kinds: &'static [&str]| {
-        let of_one = move |kernel| kinds.iter().map(move |kind| format!("{kernel}_{kind}"));
-        kernels.iter().flat_map(of_one)
-    };
-    let of_one_kind = OF_ONE_KIND.iter().map(|kernel| (*kernel).to_owned());
-    each(&OF_A_WIRE, &WIRES).chain(each(&OF_A_CAST, &CASTS)).chain(of_one_kind)
+/// What updated parameters are cast to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cast {
+    Alone,
+    F16,
+    BF16,
+}
+
+/// The name of each kernel, at its index.
+#[rustfmt::skip]
+pub(super) const NAMES: [&str; 20] = [
+    "pack_f32", "pack_f16", "pack_bf16",
+    "unpack_f32", "unpack_f16", "unpack_bf16",
+    "sum_f32", "sum_f16", "sum_bf16",
+    "narrow_f32", "narrow_f16", "narrow_bf16",
+    "adamw_alone", "adamw_f16", "adamw_bf16",
+    "sgd_alone", "sgd_f16", "sgd_bf16",
+    "inspect", "inspect_blocks",
+];
+
+impl Kernel {
+    /// Its place among all: in an array, so that a launch looks nothing up by a name.
+    pub(super) fn index(self) -> usize {
+        let (row, column) = match self {
+            Self::Pack(wire) => (0, wire as usize),
+            Self::Unpack(wire) => (1, wire as usize),
+            Self::Sum(wire) => (2, wire as usize),
+            Self::Narrow(wire) => (3, wire as usize),
+            Self::AdamW(cast) => (4, cast as usize),
+            Self::Sgd(cast) => (5, cast as usize),
+            Self::Inspect => (6, 0),
+            Self::InspectBlocks => (6, 1),
+        };
+        3 * row + column
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        NAMES[self.index()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIRES: [(Wire, &str); 3] = [(Wire::F32, "f32"), (Wire::F16, "f16"), (Wire::BF16, "bf16")];
+    const CASTS: [(Cast, &str); 3] =
+        [(Cast::Alone, "alone"), (Cast::F16, "f16"), (Cast::BF16, "bf16")];
+
+    /// Each kernel, and its name as it is put together.
+    fn all() -> Vec<(Kernel, String)> {
+        let mut all = Vec::new();
+        for (wire, end) in WIRES {
+            let kernels = [
+                (Kernel::Pack(wire), "pack"),
+                (Kernel::Unpack(wire), "unpack"),
+                (Kernel::Sum(wire), "sum"),
+                (Kernel::Narrow(wire), "narrow"),
+            ];
+            all.extend(kernels.map(|(kernel, name)| (kernel, format!("{name}_{end}"))));
+        }
+        for (cast, end) in CASTS {
+            let kernels = [(Kernel::AdamW(cast), "adamw"), (Kernel::Sgd(cast), "sgd")];
+            all.extend(kernels.map(|(kernel, name)| (kernel, format!("{name}_{end}"))));
+        }
+        all.push((Kernel::Inspect, "inspect".to_owned()));
+        all.push((Kernel::InspectBlocks, "inspect_blocks".to_owned()));
+        all
+    }
+
+    #[test]
+    fn every_kernel_has_an_index_and_a_name_of_its_own() {
+        let mut indices: Vec<usize> = all().iter().map(|(kernel, _)| kernel.index()).collect();
+        indices.sort_unstable();
+        assert_eq!(indices, (0..NAMES.len()).collect::<Vec<_>>());
+        for (kernel, name) in all() {
+            assert_eq!(kernel.name(), name, "{kernel:?}");
+        }
+    }
 }

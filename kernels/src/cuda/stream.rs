@@ -8,6 +8,7 @@ use std::time::Duration;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::CUstream;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::buffer::DeviceBuffer;
 use super::device::{Device, Handle};
@@ -80,11 +81,11 @@ impl Stream {
         self.device.make_current()?;
         reads.iter().try_for_each(|buffer| self.check(buffer))?;
         writes.iter().try_for_each(|buffer| self.check(buffer))?;
-        let mut awaited = Awaited::default();
+        let mut awaited = Awaited::of(self.id);
         reads.iter().for_each(|buffer| buffer.uses().written(|moment| awaited.add(moment)));
         writes.iter().for_each(|buffer| buffer.uses().all(|moment| awaited.add(moment)));
         let mut progress = self.progress.lock();
-        awaited.0.iter().try_for_each(|moment| self.wait_once(&mut progress, moment))?;
+        awaited.moments.iter().try_for_each(|moment| self.wait_once(&mut progress, moment))?;
         let upcoming = Upcoming::new(&self.device)?;
         let outcome = call(self.raw.0);
         progress.issued += 1;
@@ -134,10 +135,10 @@ impl Stream {
         upcoming.record(self.raw.0, (self.id, progress.issued))
     }
 
-    /// Waits for a moment, on the device, unless this stream is known to be past it.
+    /// Waits for a moment of another stream, on the device, unless this one is known to be past it.
     fn wait_once(&self, progress: &mut Progress, moment: &Moment) -> Result<(), CudaError> {
         let seen = progress.seen.get(&moment.stream).copied().unwrap_or_default();
-        if moment.stream == self.id || seen >= moment.number {
+        if seen >= moment.number {
             return Ok(());
         }
         moment.hold_back(self.raw.0)?;
@@ -146,16 +147,26 @@ impl Stream {
     }
 }
 
-/// The last moment of each stream that an operation waits for: one wait a stream, however many buffers there are.
-#[derive(Default)]
-struct Awaited(Vec<Moment>);
+/// The last moment of each other stream that an operation waits for: one wait a stream, however many buffers there are.
+struct Awaited {
+    /// The stream of the operation.
+    own: u64,
+    moments: SmallVec<[Moment; 4]>,
+}
 
 impl Awaited {
+    fn of(own: u64) -> Self {
+        Self { own, moments: SmallVec::new() }
+    }
+
     fn add(&mut self, moment: &Moment) {
-        match self.0.iter_mut().find(|known| known.stream == moment.stream) {
+        if moment.stream == self.own {
+            return;
+        }
+        match self.moments.iter_mut().find(|known| known.stream == moment.stream) {
             Some(known) if known.number >= moment.number => {}
             Some(known) => *known = moment.clone(),
-            None => self.0.push(moment.clone()),
+            None => self.moments.push(moment.clone()),
         }
     }
 }

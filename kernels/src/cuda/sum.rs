@@ -6,10 +6,11 @@ use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
-use super::launch::{Launch, Scale, WIDTH};
+use super::launch::{Launch, Scale, WIDTH, Writes};
 use super::noted::{Notes, Of, argument};
+use super::source::Kernel;
 use super::stream::Stream;
-use super::table::{MOST_MEMBERS, Table, dtype};
+use super::table::{MOST_MEMBERS, Table, wire};
 use crate::{Divisor, Fold};
 
 impl Stream {
@@ -30,13 +31,13 @@ impl Stream {
     ) -> Result<(), CudaError> {
         target.check("sum", DType::F32, range.len())?;
         check_members(wires, &range)?;
-        let (_, wire) = dtype(wires[0].dtype());
-        let addresses: Vec<_> = wires.iter().map(|wire| wire.address(range.start)).collect();
-        let members = Table::<u64, MOST_MEMBERS>::of(&addresses);
+        let addresses = wires.iter().map(|wire| wire.address(range.start));
+        let members = Table::<u64, MOST_MEMBERS>::of(addresses);
         let (address, len) = (target.address(0), range.len() as u64);
         let note = argument(notes.as_ref(), Of::Sum);
         let (scale, fold) = (Scale::from(post), u32::from(fold == Fold::Add));
-        let launch = Launch::over(format!("sum_{wire}"), range.len())
+        let kernel = Kernel::Sum(wire(wires[0].dtype()));
+        let launch = Launch::over(kernel, range.len())
             .argument(&members)
             .argument(&address)
             .argument(&len)
@@ -44,7 +45,7 @@ impl Stream {
             .argument(&fold)
             .argument(&note);
         let noted = notes.map(|notes| &mut notes.noted.words);
-        let mut writes: Vec<&mut DeviceBuffer> = [target].into_iter().chain(noted).collect();
+        let mut writes: Writes<'_> = [target].into_iter().chain(noted).collect();
         // SAFETY: CU-5, each wire has the range, and the target is as long.
         unsafe { launch.issue(self, (wires, &mut writes)) }
     }
@@ -62,10 +63,10 @@ impl Stream {
         pre: Divisor,
     ) -> Result<(), CudaError> {
         source.check("narrow", DType::F32, target.len())?;
-        let (_, wire) = dtype(target.dtype());
+        let kernel = Kernel::Narrow(wire(target.dtype()));
         let (to, from, len) = (target.address(0), source.address(0), target.len() as u64);
         let scale = Scale::from(pre);
-        let launch = Launch::over(format!("narrow_{wire}"), target.len())
+        let launch = Launch::over(kernel, target.len())
             .argument(&to)
             .argument(&from)
             .argument(&len)

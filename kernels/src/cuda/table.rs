@@ -1,8 +1,11 @@
 //! Tables that kernels take as an argument.
 
+use std::mem::MaybeUninit;
+
 use hsdp_sharding::DType;
 
 use super::launch::Argument;
+use crate::Wire;
 
 /// The most parameters of one launch: `MOST_PARAMS` of `pack.cu`.
 pub(super) const MOST_PARAMS: usize = 120;
@@ -13,38 +16,49 @@ pub(super) const MOST_MEMBERS: usize = 480;
 /// The most pieces of one launch: `MOST_PIECES` of `update.cu`.
 pub(super) const MOST_PIECES: usize = 120;
 
-/// The number of a dtype, and how kernels of its own end.
-pub(super) fn dtype(dtype: DType) -> (u32, &'static str) {
+/// The dtype of a buffer of a device: each has one of three.
+pub(super) fn wire(dtype: DType) -> Wire {
     match dtype {
-        DType::F16 => (1, "f16"),
-        DType::BF16 => (2, "bf16"),
-        _ => (0, "f32"),
+        DType::F16 => Wire::F16,
+        DType::BF16 => Wire::BF16,
+        _ => Wire::F32,
     }
 }
 
+/// Its number: `F32`, `F16` and `BF16` of `number.cuh`.
+pub(super) fn number(dtype: DType) -> u32 {
+    wire(dtype) as u32
+}
+
 /// Entries of a table, and how many there are: `Params`, `Members` and `Pieces` of the kernels.
-#[derive(Clone, Copy, Debug)]
+///
+/// What is beyond the count is not written: a table of 4 KiB for a few entries would take longer to fill with zeros than the rest.
+#[derive(Debug)]
 #[repr(C)]
 pub(super) struct Table<T, const MOST: usize> {
-    entries: [T; MOST],
+    entries: [MaybeUninit<T>; MOST],
     count: u64,
 }
 
-// SAFETY: CU-3, an array of entries as the kernel has them, all multiples of 8 bytes, then a count of 8 bytes.
+// SAFETY: CU-3, an array of entries as the kernel has them, all multiples of 8 bytes, then a count of 8 bytes; the driver
+// copies all of them, and the kernel looks at no entry from the count on.
 unsafe impl<T: Copy, const MOST: usize> Argument for Table<T, MOST> {}
 
-impl<T: Copy + Default, const MOST: usize> Table<T, MOST> {
+impl<T: Copy, const MOST: usize> Table<T, MOST> {
     /// # Panics
     /// If there are more than `MOST`.
-    pub(super) fn of(entries: &[T]) -> Self {
-        let mut table = [T::default(); MOST];
-        table[..entries.len()].copy_from_slice(entries);
-        Self { entries: table, count: entries.len() as u64 }
+    pub(super) fn of(entries: impl IntoIterator<Item = T>) -> Self {
+        let mut table = Self { entries: [const { MaybeUninit::uninit() }; MOST], count: 0 };
+        for (place, entry) in entries.into_iter().enumerate() {
+            table.entries[place].write(entry);
+            table.count += 1;
+        }
+        table
     }
 }
 
 /// `Param` of `pack.cu`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Param {
     pub(super) address: u64,
@@ -55,7 +69,7 @@ pub(super) struct Param {
 }
 
 /// `Piece` of `update.cu`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Piece {
     pub(super) start: u64,
@@ -74,6 +88,17 @@ mod tests {
         assert!(size_of::<Table<Param, MOST_PARAMS>>() <= 4096 - 80);
         assert!(size_of::<Table<u64, MOST_MEMBERS>>() <= 4096 - 80);
         assert!(size_of::<Table<Piece, MOST_PIECES>>() <= 4096 - 80);
+    }
+
+    #[test]
+    fn dtypes_have_the_numbers_that_the_kernels_know() {
+        assert_eq!([DType::F32, DType::F16, DType::BF16].map(number), [0, 1, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "index out of bounds")]
+    fn more_entries_than_there_is_room_for_are_a_mistake() {
+        let _ = Table::<u64, 2>::of([1, 2, 3]);
     }
 
     #[test]

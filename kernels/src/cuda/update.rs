@@ -6,9 +6,10 @@ use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
-use super::launch::{Argument, Launch, WIDTH};
+use super::launch::{Argument, Launch, WIDTH, Writes};
+use super::source::{Cast, Kernel};
 use super::stream::Stream;
-use super::table::{MOST_PIECES, Piece, Table, dtype};
+use super::table::{MOST_PIECES, Piece, Table};
 use crate::optimizer::{AdamWFactors, SgdFactors};
 use crate::{AdamWStep, MomentumKind, SgdStep};
 
@@ -94,11 +95,11 @@ impl Stream {
                 entry(piece, (own.rate, own.second_root))
             };
             let (table, elements) = table(part, piece);
-            let launch = Launch::over(format!("adamw_{cast}"), elements).argument(&table);
+            let launch = Launch::over(Kernel::AdamW(cast), elements).argument(&table);
             let launch = addresses.iter().fold(launch, Launch::argument);
             let launch = launch.argument(&address).argument(&divisor).argument(&factors);
-            let mut writes: Vec<&mut DeviceBuffer> =
-                vec![&mut *parameters, &mut *first, &mut *second];
+            let mut writes: Writes<'_> =
+                [&mut *parameters, &mut *first, &mut *second].into_iter().collect();
             writes.extend(rounded.as_deref_mut());
             // SAFETY: CU-5, pieces lie within the gradient, and no buffer is shorter.
             unsafe { launch.issue(self, (&[gradient], &mut writes)) }?;
@@ -138,10 +139,10 @@ impl Stream {
         let (cast, address) = cast_of(rounded.as_deref());
         for part in pieces.chunks(MOST_PIECES) {
             let (table, elements) = table(part, |piece| entry(piece, (0.0, 0.0)));
-            let launch = Launch::over(format!("sgd_{cast}"), elements).argument(&table);
+            let launch = Launch::over(Kernel::Sgd(cast), elements).argument(&table);
             let launch = addresses.iter().fold(launch, Launch::argument);
             let launch = launch.argument(&address).argument(&divisor).argument(&factors);
-            let mut writes: Vec<&mut DeviceBuffer> = vec![&mut *parameters];
+            let mut writes: Writes<'_> = [&mut *parameters].into_iter().collect();
             writes.extend(velocity.as_deref_mut().into_iter().chain(rounded.as_deref_mut()));
             // SAFETY: CU-5, pieces lie within the gradient, and no buffer is shorter.
             unsafe { launch.issue(self, (&[gradient], &mut writes)) }?;
@@ -173,9 +174,10 @@ impl DeviceUpdate<'_> {
     }
 }
 
-/// How a kernel's name ends that casts to this buffer, and where it is.
-fn cast_of(rounded: Option<&DeviceBuffer>) -> (&'static str, u64) {
-    rounded.map_or(("alone", 0), |rounded| (dtype(rounded.dtype()).1, rounded.address(0)))
+/// What parameters are cast to for this buffer, and where it is. Its dtype has been checked.
+fn cast_of(rounded: Option<&DeviceBuffer>) -> (Cast, u64) {
+    let cast = |dtype| if dtype == DType::F16 { Cast::F16 } else { Cast::BF16 };
+    rounded.map_or((Cast::Alone, 0), |it| (cast(it.dtype()), it.address(0)))
 }
 
 fn entry(piece: &PieceOfStep, (rate, second_root): (f32, f32)) -> Piece {
@@ -191,7 +193,7 @@ fn table(
     let [begin, end] =
         [pieces.first().map(|it| it.range.start), pieces.last().map(|it| it.range.end)];
     let elements = end.unwrap_or(0) - begin.unwrap_or(0);
-    (Table::of(&pieces.iter().map(entry).collect::<Vec<_>>()), elements)
+    (Table::of(pieces.iter().map(entry)), elements)
 }
 
 fn device_adamw(factors: &AdamWFactors) -> DeviceAdamW {
