@@ -158,6 +158,28 @@ pub enum Error {
         /// What the device says.
         error: hsdp_kernels::cuda::CudaError,
     },
+    /// NCCL has refused, or is not there.
+    #[cfg(feature = "nccl")]
+    #[error("{op} on rank {rank}, step {step}: {error}")]
+    Nccl {
+        /// What was called.
+        op: Op,
+        /// Whose part of it failed.
+        rank: Rank,
+        /// The step it was in.
+        step: u64,
+        /// What NCCL says.
+        error: Arc<crate::nccl::NcclError>,
+    },
+    /// A world cannot use NCCL so.
+    #[cfg(feature = "nccl")]
+    #[error("the world of rank {rank} cannot use NCCL: {problem}")]
+    NotConnected {
+        /// Who asked.
+        rank: Rank,
+        /// Why not.
+        problem: &'static str,
+    },
     /// A collective of users was called while members have no data, which only a barrier can do without. Nothing was
     /// issued. See [`World::set_absent`](crate::World::set_absent).
     #[error("{op} on rank {rank}: {}", WithoutData(.rank, .absent))]

@@ -59,7 +59,7 @@ impl Group {
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn seat(&self) -> &Seat {
+    pub(crate) fn seat(&self) -> &Arc<Seat> {
         &self.seat
     }
 

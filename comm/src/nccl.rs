@@ -1,10 +1,14 @@
 //! NCCL: communicators between GPUs. `NCCL.md`, beside the sources of this crate, says how they live and end.
 //!
-//! In reading order: `error` (what its statuses mean here), `communicator` (how one is made and given up), `collectives` (what it does).
+//! In reading order: `error` (what its statuses mean here), `communicator` (how one is made and given up), `collectives` (what it does),
+//! `connected` (a world whose collectives on devices go by it).
 
 mod collectives;
 mod communicator;
+mod connected;
 mod error;
 
+pub(crate) use self::collectives::issue_together;
 pub use self::communicator::{Communicator, UniqueId};
+pub(crate) use self::connected::{Connected, SharedCommunicator};
 pub use self::error::NcclError;

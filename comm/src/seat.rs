@@ -37,6 +37,9 @@ pub(crate) struct Seat {
     /// Where its operations on devices run.
     #[cfg(feature = "cuda")]
     pub(crate) streams: crate::device::Streams,
+    /// Its communicators, where those go by NCCL.
+    #[cfg(feature = "nccl")]
+    pub(crate) nccl: crate::nccl::Connected,
 }
 
 /// Who serves the operations of a world.
@@ -145,6 +148,8 @@ impl Seat {
             sequences: Mutex::default(),
             #[cfg(feature = "cuda")]
             streams: crate::device::Streams::default(),
+            #[cfg(feature = "nccl")]
+            nccl: crate::nccl::Connected::default(),
         }
     }
 
@@ -316,6 +321,10 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.leave();
+        #[cfg(feature = "nccl")]
+        if self.status.world_end().is_some() {
+            self.nccl.give_up();
+        }
     }
 }
 

@@ -46,5 +46,5 @@ pub use self::gradients::{DevicePart, DeviceSlice};
 pub use self::inspect::Seen;
 pub use self::noted::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::pack::{Packed, Unpacked};
-pub use self::stream::Stream;
+pub use self::stream::{Stream, Together};
 pub use self::update::{DeviceUpdate, PieceOfStep};

@@ -17,6 +17,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 void put_on_stream(void* stream, std::function<void()> operation);
@@ -187,13 +188,28 @@ void meet(const Handle& comm, std::uint64_t number, Wanted wanted) {
     shared.changed.notify_all();
 }
 
+// The calls of a thread between a start and an end.
+struct Group {
+    int depth = 0;
+    std::vector<std::function<void()>> calls;
+};
+
+thread_local Group group;
+
 int issue(void* handle, Wanted wanted, void* stream) {
     if (!handle) return INVALID_ARGUMENT;
     Handle comm = *(Handle*)handle;
     if (comm->state != SUCCESS || comm->is_aborted) return INVALID_USAGE;
     if (bytes_of(wanted.dtype) == 0 || wanted.reduction != 0) return INVALID_ARGUMENT;
-    std::uint64_t number = comm->issued++;
-    put_on_stream(stream, [=] { meet(comm, number, wanted); });
+    auto call = [=] {
+        std::uint64_t number = comm->issued++;
+        put_on_stream(stream, [=] { meet(comm, number, wanted); });
+    };
+    if (group.depth > 0) {
+        group.calls.push_back(call);
+        return IN_PROGRESS;
+    }
+    call();
     return SUCCESS;
 }
 
@@ -334,9 +350,18 @@ const char* ncclGetErrorString(int status) { return status == IN_PROGRESS ? "in 
 
 const char* ncclGetLastError(void*) { return "the emulated NCCL says no more"; }
 
-int ncclGroupStart() { return SUCCESS; }
+// What is called in between is issued at the end: until then nothing of it is on a stream.
+int ncclGroupStart() {
+    ++group.depth;
+    return SUCCESS;
+}
 
-int ncclGroupEnd() { return SUCCESS; }
+int ncclGroupEnd() {
+    if (group.depth == 0) return INVALID_USAGE;
+    if (--group.depth > 0) return SUCCESS;
+    for (auto& call : std::exchange(group.calls, {})) call();
+    return IN_PROGRESS;
+}
 
 int ncclAllGather(const void* from, void* to, std::size_t count, int dtype, void* comm, void* stream) {
     return issue(comm, {Kind::AllGather, from, to, count, dtype, 0, 0}, stream);

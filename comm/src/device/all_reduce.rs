@@ -6,6 +6,7 @@ use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_kernels::{Fold, Scaling};
 use hsdp_sharding::{DType, balanced};
 
+use super::carrier::{all_reduce, goes_by_nccl};
 use super::outcome::{Issued, Part, all_or_none};
 use crate::work::{Meter, Work};
 use crate::{Error, Op};
@@ -24,6 +25,7 @@ pub(super) struct AllReduce {
     values: Vec<DeviceBuffer>,
     parts: Vec<Part>,
     scaling: Scaling,
+    by_nccl: bool,
 }
 
 impl AllReduce {
@@ -34,8 +36,10 @@ impl AllReduce {
         if let Some(other) = members.iter().find(|member| member.values.len() != len) {
             return Err(format!("member 0 brings {len} elements, another {}", other.values.len()));
         }
-        let (values, parts) = members.into_iter().map(|it| (it.values, it.part)).unzip();
-        Ok(Self { values, parts, scaling })
+        let (values, parts): (_, Vec<Part>) =
+            members.into_iter().map(|it| (it.values, it.part)).unzip();
+        let by_nccl = goes_by_nccl(&parts)?;
+        Ok(Self { values, parts, scaling, by_nccl })
     }
 
     fn owned(&self, slot: usize) -> Range<usize> {
@@ -48,10 +52,26 @@ impl AllReduce {
             let wire = self.rounded(values, part);
             wires.push(wire.map_err(|error| part.failed(Op::AllReduce, error))?);
         }
+        if self.by_nccl {
+            return self.sum_by_nccl(wires);
+        }
         let wires: Vec<&DeviceBuffer> = wires.iter().collect();
         for owner in 0..self.parts.len() {
             let summed = self.sum(owner, &wires);
             summed.map_err(|error| self.parts[owner].failed(Op::AllReduce, error))?;
+        }
+        Ok(())
+    }
+
+    /// NCCL sums what members send, in the dtype of the wire.
+    fn sum_by_nccl(&mut self, mut wires: Vec<DeviceBuffer>) -> Result<(), Error> {
+        all_reduce(&self.parts, &mut wires)?;
+        let all = 0..self.values[0].len();
+        let scaled = (self.scaling.post, Fold::Replace);
+        for ((values, wire), part) in self.values.iter_mut().zip(&wires).zip(&self.parts) {
+            part.stream
+                .sum(values, (&[wire], all.clone()), scaled, None)
+                .map_err(|error| part.failed(Op::AllReduce, error))?;
         }
         Ok(())
     }

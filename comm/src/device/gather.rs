@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_sharding::UnitLayout;
 
+use super::carrier::{Elements, all_gather, goes_by_nccl};
 use super::outcome::{Issued, Part, all_or_none};
 use crate::work::{Meter, Work};
 use crate::{Error, Op};
@@ -23,6 +24,7 @@ pub(super) struct Gather {
     shards: Vec<Arc<DeviceBuffer>>,
     fulls: Vec<DeviceBuffer>,
     parts: Vec<Part>,
+    by_nccl: bool,
 }
 
 impl Gather {
@@ -30,7 +32,13 @@ impl Gather {
     /// If the members do not have the same layout.
     pub(super) fn new(members: Vec<GatherDeposit>) -> Result<Self, String> {
         let layout = Arc::clone(&members[0].layout);
-        let mut work = Self { layout, shards: Vec::new(), fulls: Vec::new(), parts: Vec::new() };
+        let mut work = Self {
+            layout,
+            shards: Vec::new(),
+            fulls: Vec::new(),
+            parts: Vec::new(),
+            by_nccl: false,
+        };
         for GatherDeposit { layout, shard, full, part } in members {
             if layout != work.layout {
                 return Err("ranks have different layouts of one unit".to_owned());
@@ -39,14 +47,35 @@ impl Gather {
             work.fulls.push(full);
             work.parts.push(part);
         }
+        work.by_nccl = goes_by_nccl(&work.parts)?;
         Ok(work)
     }
 
     fn issue(&mut self) -> Result<(), Error> {
+        if self.by_nccl {
+            return self.issue_by_nccl();
+        }
         for (full, part) in self.fulls.iter_mut().zip(&self.parts) {
             for (index, shard) in self.shards.iter().enumerate() {
                 place(&self.layout, (index, shard), full, part)
                     .map_err(|error| part.failed(Op::AllGather, error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Gather {
+    /// Both regions, each from where it lies in the shards to where it lies in the whole.
+    fn issue_by_nccl(&mut self) -> Result<(), Error> {
+        let mut from = 0;
+        for region in [self.layout.trainable(), self.layout.frozen()] {
+            let own = from..from + region.shard_len;
+            from = own.end;
+            if region.len > 0 {
+                let shards = self.shards.iter().map(|shard| (&**shard, own.clone()));
+                let shards: Vec<Elements<'_>> = shards.collect();
+                all_gather(&self.parts, &shards, (&mut self.fulls, region.range()))?;
             }
         }
         Ok(())

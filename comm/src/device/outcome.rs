@@ -33,6 +33,9 @@ pub(crate) struct Part {
     pub(super) rank: Rank,
     pub(super) step: u64,
     pub(super) stream: Arc<Stream>,
+    /// Its communicator, where the group goes by NCCL.
+    #[cfg(feature = "nccl")]
+    pub(super) nccl: Option<crate::nccl::SharedCommunicator>,
 }
 
 impl Part {

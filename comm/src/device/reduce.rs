@@ -6,6 +6,7 @@ use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Notes};
 use hsdp_kernels::{GradientValues, Scaling};
 use hsdp_sharding::UnitLayout;
 
+use super::carrier::{goes_by_nccl, reduce_scatter};
 use super::outcome::{Issued, Part, all_or_none};
 use super::units::{DeviceAccumulator, DeviceReduced};
 use crate::sync::Mutex;
@@ -28,6 +29,7 @@ pub(super) struct Reduce {
     round: usize,
     /// By slot. A member is packed under its lock.
     members: Vec<Mutex<Member>>,
+    by_nccl: bool,
 }
 
 struct Member {
@@ -58,10 +60,13 @@ impl Reduce {
         if members.iter().any(|member| member.layout != layout) {
             return Err("ranks have different layouts of one unit".to_owned());
         }
+        let parts: Vec<Part> = members.iter().map(|member| member.part.clone()).collect();
+        let by_nccl = goes_by_nccl(&parts)?;
         let member = |ReduceDeposit { gradients, accumulator, part, .. }| {
             Mutex::new(Member { gradients, accumulator, part, wire: None })
         };
-        Ok(Self { layout, scaling, round, members: members.into_iter().map(member).collect() })
+        let members = members.into_iter().map(member).collect();
+        Ok(Self { layout, scaling, round, members, by_nccl })
     }
 
     /// Elements of the partial of each member.
@@ -83,7 +88,31 @@ impl Reduce {
         Ok(flat)
     }
 
+    /// NCCL sums what members have packed, in the dtype of the wire; what each owns of it goes into its partial.
+    fn sum_by_nccl(&self, sums: &mut Sums<'_>) -> Result<(), Error> {
+        let op = Op::ReduceScatter;
+        let mut owned = Vec::with_capacity(sums.parts.len());
+        for part in sums.parts {
+            let (device, wire) = (part.stream.device(), self.scaling.wire.dtype());
+            let sum = DeviceBuffer::new(device, wire, self.shard_len(), "a sum on the wire");
+            owned.push(sum.map_err(|error| part.failed(op, error))?);
+        }
+        reduce_scatter(sums.parts, sums.wires, &mut owned)?;
+        let owners = sums.reduced.iter_mut().zip(sums.folds).zip(sums.parts).zip(&owned);
+        for (((DeviceReduced { partial, noted }, fold), part), sum) in owners {
+            let notes = Some(Notes { noted, round: self.round });
+            let all = 0..self.shard_len();
+            part.stream
+                .sum(partial, (&[sum], all), (self.scaling.post, *fold), notes)
+                .map_err(|error| part.failed(op, error))?;
+        }
+        Ok(())
+    }
+
     fn sum(&self, sums: &mut Sums<'_>) -> Result<(), Error> {
+        if self.by_nccl {
+            return self.sum_by_nccl(sums);
+        }
         let wires: Vec<&DeviceBuffer> = sums.wires.iter().collect();
         let owners = sums.reduced.iter_mut().zip(sums.folds).zip(sums.parts).enumerate();
         for (owner, ((DeviceReduced { partial, noted }, fold), part)) in owners {

@@ -139,7 +139,15 @@ impl Group {
     fn part(&self, op: Op, tag: Tag, device: &Device) -> Result<Part, Error> {
         let stream = self.seat().streams.of(device, self.channel());
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
-        Ok(Part { rank: self.rank(), step: tag.step, stream })
+        #[cfg(feature = "nccl")]
+        let nccl = self.seat().nccl.of(self.id()).filter(|_| self.size() > 1);
+        Ok(Part {
+            rank: self.rank(),
+            step: tag.step,
+            stream,
+            #[cfg(feature = "nccl")]
+            nccl,
+        })
     }
 
     fn device_error(&self, op: Op, tag: Tag, error: CudaError) -> Error {

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use hsdp_kernels::cuda::{DeviceBuffer, Stream};
+use hsdp_kernels::cuda::{DeviceBuffer, Stream, Together};
 use hsdp_sharding::DType;
 use nccl_sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use parking_lot::Mutex;
 
 use super::communicator::Communicator;
 use super::error::NcclError;
@@ -15,6 +16,17 @@ const TO_ISSUE: Duration = Duration::from_secs(60);
 
 /// Some elements of a buffer.
 type Part<'a> = (&'a DeviceBuffer, Range<usize>);
+
+/// A call of one communicator that is not issued yet.
+pub(crate) struct Prepared<'a> {
+    comm: &'a Communicator,
+    operation: &'static str,
+    part: Together<'a>,
+    call: Box<dyn FnOnce(nccl_sys::cudaStream_t) -> ncclResult_t + 'a>,
+}
+
+/// Of operations that are issued for several ranks, one at a time is: so all communicators of all ranks have one order.
+static LAUNCHES: Mutex<()> = Mutex::new(());
 
 impl Communicator {
     /// Gathers: every rank's `shard`, in the order of ranks, becomes `range` of everybody's `full`, on `stream`. **Collective.**
@@ -26,19 +38,10 @@ impl Communicator {
     pub fn all_gather(
         &mut self,
         stream: &Stream,
-        (shard, own): Part<'_>,
-        (full, range): (&mut DeviceBuffer, Range<usize>),
+        shard: Part<'_>,
+        full: (&mut DeviceBuffer, Range<usize>),
     ) -> Result<(), NcclError> {
-        let operation = "all_gather";
-        self.check(operation, stream, (shard, &own), own.len())?;
-        self.check(operation, stream, (full, &range), own.len() * self.size)?;
-        let dtype = self.one_dtype(operation, shard, full)?;
-        let (from, to, count) = (shard.address(own.start), full.address(range.start), own.len());
-        let (raw, function) = (self.raw(operation)?, self.nccl.functions().ncclAllGather);
-        self.issue(operation, stream, (&[shard], &mut [full]), |stream| {
-            // SAFETY: NC-5, so many elements are read, and so many for each rank written.
-            unsafe { function(from as *const _, to as *mut _, count, dtype, raw, stream) }
-        })
+        issue_together(vec![self.gathering(stream, shard, full)?])
     }
 
     /// Reduces and scatters: rank `r` gets the sum over ranks of their `r`-th part of `range`, on `stream`. **Collective.**
@@ -50,20 +53,10 @@ impl Communicator {
     pub fn reduce_scatter(
         &mut self,
         stream: &Stream,
-        (input, range): Part<'_>,
+        input: Part<'_>,
         part: &mut DeviceBuffer,
     ) -> Result<(), NcclError> {
-        let (operation, count) = ("reduce_scatter", part.len());
-        self.check(operation, stream, (input, &range), count * self.size)?;
-        self.check(operation, stream, (part, &(0..count)), count)?;
-        let dtype = self.one_dtype(operation, input, part)?;
-        let (from, to) = (input.address(range.start), part.address(0));
-        let (raw, function) = (self.raw(operation)?, self.nccl.functions().ncclReduceScatter);
-        self.issue(operation, stream, (&[input], &mut [part]), |stream| {
-            let sum = ncclRedOp_t::ncclSum;
-            // SAFETY: NC-5, so many elements for each rank are read, and so many written.
-            unsafe { function(from as *const _, to as *mut _, count, dtype, sum, raw, stream) }
-        })
+        issue_together(vec![self.scattering(stream, input, part)?])
     }
 
     /// Reduces: everybody gets the sum over ranks, in place, on `stream`. **Collective.**
@@ -77,11 +70,59 @@ impl Communicator {
         stream: &Stream,
         values: &mut DeviceBuffer,
     ) -> Result<(), NcclError> {
+        issue_together(vec![self.reducing(stream, values)?])
+    }
+
+    pub(crate) fn gathering<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        (shard, own): Part<'a>,
+        (full, range): (&'a mut DeviceBuffer, Range<usize>),
+    ) -> Result<Prepared<'a>, NcclError> {
+        let operation = "all_gather";
+        self.check(operation, stream, (shard, &own), own.len())?;
+        self.check(operation, stream, (full, &range), own.len() * self.size)?;
+        let dtype = self.one_dtype(operation, shard, full)?;
+        let (from, to, count) = (shard.address(own.start), full.address(range.start), own.len());
+        let (raw, function) = (self.raw(operation)?, self.nccl.functions().ncclAllGather);
+        let part = Together { stream, reads: vec![shard], writes: vec![full] };
+        self.prepared(operation, part, move |stream| {
+            // SAFETY: NC-5, so many elements are read, and so many for each rank written.
+            unsafe { function(from as *const _, to as *mut _, count, dtype, raw, stream) }
+        })
+    }
+
+    pub(crate) fn scattering<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        (input, range): Part<'a>,
+        part: &'a mut DeviceBuffer,
+    ) -> Result<Prepared<'a>, NcclError> {
+        let (operation, count) = ("reduce_scatter", part.len());
+        self.check(operation, stream, (input, &range), count * self.size)?;
+        self.check(operation, stream, (part, &(0..count)), count)?;
+        let dtype = self.one_dtype(operation, input, part)?;
+        let (from, to) = (input.address(range.start), part.address(0));
+        let (raw, function) = (self.raw(operation)?, self.nccl.functions().ncclReduceScatter);
+        let part = Together { stream, reads: vec![input], writes: vec![part] };
+        self.prepared(operation, part, move |stream| {
+            let sum = ncclRedOp_t::ncclSum;
+            // SAFETY: NC-5, so many elements for each rank are read, and so many written.
+            unsafe { function(from as *const _, to as *mut _, count, dtype, sum, raw, stream) }
+        })
+    }
+
+    pub(crate) fn reducing<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        values: &'a mut DeviceBuffer,
+    ) -> Result<Prepared<'a>, NcclError> {
         let (operation, count) = ("all_reduce", values.len());
         self.check(operation, stream, (values, &(0..count)), count)?;
         let (dtype, address) = (data_type(values.dtype()), values.address(0));
         let (raw, function) = (self.raw(operation)?, self.nccl.functions().ncclAllReduce);
-        self.issue(operation, stream, (&[], &mut [values]), |stream| {
+        let part = Together { stream, reads: Vec::new(), writes: vec![values] };
+        self.prepared(operation, part, move |stream| {
             let sum = ncclRedOp_t::ncclSum;
             // SAFETY: NC-5, so many elements are read and written in place, which NCCL allows.
             unsafe {
@@ -90,15 +131,14 @@ impl Communicator {
         })
     }
 
-    /// Puts a call on a stream, and sees that it is there.
-    fn issue(
-        &self,
+    #[expect(clippy::unnecessary_wraps, reason = "the last thing that its callers do")]
+    fn prepared<'a>(
+        &'a self,
         operation: &'static str,
-        stream: &Stream,
-        buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
-        call: impl FnOnce(nccl_sys::cudaStream_t) -> ncclResult_t,
-    ) -> Result<(), NcclError> {
-        stream.enqueue(buffers, |raw| self.settle(operation, call(raw.cast()), TO_ISSUE))
+        part: Together<'a>,
+        call: impl FnOnce(nccl_sys::cudaStream_t) -> ncclResult_t + 'a,
+    ) -> Result<Prepared<'a>, NcclError> {
+        Ok(Prepared { comm: self, operation, part, call: Box::new(call) })
     }
 
     fn check(
@@ -135,6 +175,55 @@ impl Communicator {
         }
         let problem = format!("elements of {} into {}", one.dtype(), other.dtype());
         Err(NcclError::Mismatch { operation, rank: self.rank, size: self.size, problem })
+    }
+}
+
+/// Issues the calls of several communicators of this process, each on its own stream, as one: none of them waits for the others before
+/// all are issued. Returns when they are on their streams.
+///
+/// # Errors
+/// What NCCL says of the first that it refuses; [`NcclError::Late`] if one does not come to its stream; [`NcclError::Device`].
+pub(crate) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NcclError> {
+    // Who issues for one rank alone may have to wait for others who do.
+    let _launch = (calls.len() > 1).then(|| LAUNCHES.lock());
+    let (mut parts, mut rest) = (Vec::new(), Vec::new());
+    for Prepared { comm, operation, part, call } in calls {
+        parts.push(part);
+        rest.push((comm, operation, call));
+    }
+    Stream::enqueue_together(&mut parts, |streams| {
+        let group = Group::start(rest.first().map(|(comm, ..)| *comm))?;
+        let mut issued = Vec::with_capacity(rest.len());
+        for ((comm, operation, call), stream) in rest.into_iter().zip(streams) {
+            issued.push((comm, operation, call(stream.cast())));
+        }
+        let end = group.end();
+        for (comm, operation, status) in issued {
+            let status = if status == ncclResult_t::ncclSuccess { end } else { status };
+            comm.settle(operation, status, TO_ISSUE)?;
+        }
+        Ok(())
+    })
+}
+
+/// Calls that NCCL takes as one.
+struct Group<'a>(Option<&'a Communicator>);
+
+impl<'a> Group<'a> {
+    fn start(comm: Option<&'a Communicator>) -> Result<Self, NcclError> {
+        let Some(first) = comm else { return Ok(Self(None)) };
+        // SAFETY: NC-4, it is ended on this thread, by `end`.
+        match unsafe { (first.nccl.functions().ncclGroupStart)() } {
+            ncclResult_t::ncclSuccess => Ok(Self(comm)),
+            status => Err(first.refused("group", status)),
+        }
+    }
+
+    /// What NCCL says of all together.
+    fn end(self) -> ncclResult_t {
+        let Some(first) = self.0 else { return ncclResult_t::ncclSuccess };
+        // SAFETY: NC-4, it was started on this thread.
+        unsafe { (first.nccl.functions().ncclGroupEnd)() }
     }
 }
 

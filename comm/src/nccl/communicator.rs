@@ -20,6 +20,20 @@ const LOOK: Duration = Duration::from_micros(50);
 pub struct UniqueId(ncclUniqueId);
 
 impl UniqueId {
+    /// What ranks say that have none to tell.
+    pub(super) const NONE: Self = Self(ncclUniqueId { internal: [0; 128] });
+
+    /// How many words it takes.
+    pub(super) const WORDS: usize = 16;
+
+    pub(super) fn words(&self) -> [u64; Self::WORDS] {
+        bytemuck::cast(self.0.internal)
+    }
+
+    pub(super) fn of_words(words: &[u64; Self::WORDS]) -> Self {
+        Self(ncclUniqueId { internal: bytemuck::cast(*words) })
+    }
+
     /// A new one.
     ///
     /// # Errors

@@ -71,6 +71,9 @@ pub enum NcclError {
         /// Ranks of the communicator.
         size: usize,
     },
+    /// Another rank failed in what all do together; it says why.
+    #[error("another rank could not connect")]
+    Elsewhere,
     /// The device refuses.
     #[error(transparent)]
     Device(#[from] CudaError),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::CUstream;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use super::buffer::DeviceBuffer;
@@ -24,6 +24,23 @@ pub struct Stream {
     id: u64,
     raw: Handle<CUstream>,
     progress: Mutex<Progress>,
+}
+
+/// One of several operations that are issued together: its stream, and the buffers that it reads and writes.
+#[derive(Debug)]
+pub struct Together<'a> {
+    /// Where it runs.
+    pub stream: &'a Stream,
+    /// What it reads.
+    pub reads: Vec<&'a DeviceBuffer>,
+    /// What it writes.
+    pub writes: Vec<&'a mut DeviceBuffer>,
+}
+
+/// Where on a stream an operation comes.
+struct Place<'a> {
+    progress: MutexGuard<'a, Progress>,
+    upcoming: Upcoming,
 }
 
 /// What has been issued on a stream.
@@ -78,6 +95,17 @@ impl Stream {
         (reads, writes): (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
         call: impl FnOnce(CUstream) -> Result<(), E>,
     ) -> Result<Moment, E> {
+        let place = self.prepare((reads, writes))?;
+        let outcome = call(self.raw.0);
+        let moment = self.record(place, (reads, writes));
+        outcome.and(moment.map_err(E::from))
+    }
+
+    /// Has the stream wait for what an operation on these buffers comes after.
+    fn prepare(
+        &self,
+        (reads, writes): (&[&DeviceBuffer], &[&mut DeviceBuffer]),
+    ) -> Result<Place<'_>, CudaError> {
         self.device.make_current()?;
         reads.iter().try_for_each(|buffer| self.check(buffer))?;
         writes.iter().try_for_each(|buffer| self.check(buffer))?;
@@ -87,21 +115,60 @@ impl Stream {
         let mut progress = self.progress.lock();
         awaited.moments.iter().try_for_each(|moment| self.wait_once(&mut progress, moment))?;
         let upcoming = Upcoming::new(&self.device)?;
-        let outcome = call(self.raw.0);
+        Ok(Place { progress, upcoming })
+    }
+
+    /// Notes that what was issued there uses these buffers; also where a call failed, which may have issued something before.
+    fn record(
+        &self,
+        place: Place<'_>,
+        (reads, writes): (&[&DeviceBuffer], &[&mut DeviceBuffer]),
+    ) -> Result<Moment, CudaError> {
+        let Place { mut progress, upcoming } = place;
         progress.issued += 1;
-        // A call that failed may have issued something before.
-        match upcoming.record(self.raw.0, (self.id, progress.issued)) {
+        let moment = upcoming.record(self.raw.0, (self.id, progress.issued));
+        match &moment {
             Ok(moment) => {
-                reads.iter().for_each(|buffer| buffer.uses().note_read(&moment));
-                writes.iter().for_each(|buffer| buffer.uses().note_write(&moment));
-                outcome.map(|()| moment)
+                reads.iter().for_each(|buffer| buffer.uses().note_read(moment));
+                writes.iter().for_each(|buffer| buffer.uses().note_write(moment));
             }
-            Err(error) => {
+            Err(_) => {
                 reads.iter().for_each(|buffer| buffer.uses().lose());
                 writes.iter().for_each(|buffer| buffer.uses().lose());
-                outcome.and(Err(error.into()))
             }
         }
+        moment
+    }
+
+    /// Puts several operations of another library on as many streams, by one `call`, which is given the driver's handles of the
+    /// streams in the order of `parts`: for operations none of which is on its stream before all are.
+    ///
+    /// # Errors
+    /// What `call` returns; [`CudaError::Mismatch`] if two parts are on one stream; [`CudaError::Driver`] if an operation before has failed.
+    pub fn enqueue_together<E: From<CudaError>>(
+        parts: &mut [Together<'_>],
+        call: impl FnOnce(&[CUstream]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let raws: Vec<CUstream> = parts.iter().map(|part| part.stream.raw.0).collect();
+        // In one order, whoever does this at the same time with some of the same streams.
+        let mut order: Vec<usize> = (0..parts.len()).collect();
+        order.sort_unstable_by_key(|index| parts[*index].stream.id);
+        if order.windows(2).any(|pair| parts[pair[0]].stream.id == parts[pair[1]].stream.id) {
+            let problem = "two of several operations are on one stream".to_owned();
+            return Err(CudaError::Mismatch { operation: "issue together", problem }.into());
+        }
+        let mut places = Vec::with_capacity(parts.len());
+        for index in &order {
+            let Together { stream, reads, writes } = &parts[*index];
+            places.push(stream.prepare((reads, writes))?);
+        }
+        let mut outcome = call(&raws);
+        for (index, place) in order.into_iter().zip(places) {
+            let Together { stream, reads, writes } = &parts[index];
+            let recorded = stream.record(place, (reads, writes));
+            outcome = outcome.and(recorded.map(drop).map_err(E::from));
+        }
+        outcome
     }
 
     /// # Errors

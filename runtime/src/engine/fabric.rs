@@ -50,11 +50,16 @@ impl Fabric {
             FullCopies::PerProcess => world.world_group(Channel::Gather),
         };
         let device = DeviceSeat::of(options.placement, world.deadline())?;
+        let reduce = world.group(&shard_group, Channel::Reduce)?;
+        let all_reduce = world.group(&replicate_group, Channel::AllReduce)?;
+        if let Some(seat) = &device {
+            seat.connect(&world, &[&gather, &reduce, &all_reduce])?;
+        }
         Ok(Self {
             gather,
             device,
-            reduce: world.group(&shard_group, Channel::Reduce)?,
-            all_reduce: world.group(&replicate_group, Channel::AllReduce)?,
+            reduce,
+            all_reduce,
             control: world.world_group(Channel::Control),
             export: world.group(&shard_group, Channel::Control)?,
             events: Events::default(),

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use hsdp::Placement;
-use hsdp_tests::conformance::{Case, Verdict};
+use hsdp_tests::conformance::{Carrier, Case, Site, Verdict};
 
 /// Runs conformance cases: folders in the format of tests/cases/FORMAT.md.
 #[derive(Debug, Parser)]
@@ -31,7 +31,7 @@ enum Comm {
     Local,
     /// Ranks are processes under MPI.
     Mpi,
-    /// Ranks are processes, each with a GPU.
+    /// Ranks are threads, and NCCL goes between their buffers on the GPU.
     Nccl,
 }
 
@@ -62,49 +62,68 @@ fn main() -> ExitCode {
         }
         Err(error) => return refuse(&first_paragraph(&error.to_string())),
     };
-    let placement = match placement(&arguments) {
-        Ok(placement) => placement,
+    let site = match site(&arguments) {
+        Ok(site) => site,
         Err(what) => return refuse(&what),
     };
     let cases = arguments.cases.iter().map(|dir| Case::read(dir)).collect::<Result<Vec<_>, _>>();
     match cases {
-        Ok(cases) => run(&cases, placement)
-            .unwrap_or_else(|error| refuse(&format!("standard output: {error}"))),
+        Ok(cases) => {
+            run(&cases, site).unwrap_or_else(|error| refuse(&format!("standard output: {error}")))
+        }
         Err(error) => refuse(&error.to_string()),
     }
 }
 
-/// Where models are to lie, if this build can do what is asked for.
-fn placement(arguments: &Arguments) -> Result<Placement, String> {
-    let comm = match arguments.comm {
-        Comm::Local => None,
-        Comm::Mpi => Some("mpi"),
-        Comm::Nccl => Some("nccl"),
+/// Where cases are to run, if this build can do what is asked for.
+fn site(arguments: &Arguments) -> Result<Site, String> {
+    let placement = placement(arguments.device)?;
+    let carrier = match arguments.comm {
+        Comm::Local => Carrier::Local,
+        Comm::Nccl => nccl(placement)?,
+        Comm::Mpi => return Err("--comm mpi: this build has no such collectives".to_owned()),
     };
-    if let Some(comm) = comm {
-        return Err(format!("--comm {comm}: this build has no such collectives, only local"));
-    }
-    match arguments.device {
+    Ok(Site { placement, carrier })
+}
+
+#[cfg(feature = "cuda")]
+fn placement(device: Device) -> Result<Placement, String> {
+    match device {
         Device::Cpu => Ok(Placement::Host),
-        #[cfg(feature = "cuda")]
         Device::Cuda => match hsdp_kernels::cuda::Device::new(0) {
             Ok(device) => Ok(Placement::Cuda { ordinal: device.ordinal() }),
             Err(error) => Err(format!("--device cuda: {error}")),
         },
-        #[cfg(not(feature = "cuda"))]
-        Device::Cuda => {
-            Err("--device cuda: this build computes on the cpu only, without the feature `cuda`"
-                .to_owned())
-        }
     }
 }
 
-fn run(cases: &[Case], placement: Placement) -> io::Result<ExitCode> {
+#[cfg(not(feature = "cuda"))]
+fn placement(device: Device) -> Result<Placement, String> {
+    match device {
+        Device::Cpu => Ok(Placement::Host),
+        Device::Cuda => Err("--device cuda: this build computes on the cpu only".to_owned()),
+    }
+}
+
+#[cfg(feature = "nccl")]
+fn nccl(placement: Placement) -> Result<Carrier, String> {
+    match placement {
+        Placement::Cuda { ordinal } => Ok(Carrier::Nccl { ordinal }),
+        _ => Err("--comm nccl: it carries what lies on a device: add --device cuda".to_owned()),
+    }
+}
+
+#[cfg(not(feature = "nccl"))]
+fn nccl(_: Placement) -> Result<Carrier, String> {
+    Err("--comm nccl: this build has no such collectives, only local".to_owned())
+}
+
+fn run(cases: &[Case], site: Site) -> io::Result<ExitCode> {
     let mut out = io::stdout().lock();
     let width = cases.iter().map(|case| case.name().len()).max().unwrap_or(0);
     let mut counts = Counts::default();
     for case in cases {
-        let verdict = case.run_on(placement);
+        let verdict = case.run_on(site);
         let word = counts.count(&verdict);
         writeln!(out, "{word:<4}  {:width$}  {verdict}", case.name())?;
         out.flush()?;

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use hsdp::{DType, Mesh, Placement};
+use hsdp::{DType, Mesh};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::{CaseError, ReduceCase, TrainCase, Verdict, VjpCase};
+use super::{CaseError, ReduceCase, Site, TrainCase, Verdict, VjpCase};
 
 /// So many threads every machine has room for.
 pub const MOST_RANKS: usize = 128;
@@ -72,21 +72,20 @@ impl Case {
     /// Runs it on the host, with a thread for each rank that it needs. It is skipped if those are more than [`MOST_RANKS`].
     #[must_use]
     pub fn run(&self) -> Verdict {
-        self.run_on(Placement::Host)
+        self.run_on(Site::default())
     }
 
-    /// As [`run`](Self::run), with each rank's part of the model placed there. Collectives with gradients, which have no model, are
-    /// skipped where that is not the host.
+    /// As [`run`](Self::run), there. Collectives with gradients, which have no model, are skipped where that is not the host.
     #[must_use]
-    pub fn run_on(&self, placement: Placement) -> Verdict {
+    pub fn run_on(&self, site: Site) -> Verdict {
         let ranks = self.world_size();
         if ranks > MOST_RANKS {
             return Verdict::Skipped(format!("{ranks} ranks: {MOST_RANKS} threads are the most"));
         }
         match self {
-            Self::Reduce(case) => case.run_on(placement),
-            Self::Train(case) => case.run_on(placement),
-            Self::Vjp(case) if placement == Placement::Host => case.run(),
+            Self::Reduce(case) => case.run_on(site),
+            Self::Train(case) => case.run_on(site),
+            Self::Vjp(case) if site == Site::default() => case.run(),
             Self::Vjp(_) => Verdict::Skipped("a collective of values on the host".to_owned()),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hsdp_comm::{Group, World};
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream};
 use hsdp_sharding::DType;
 
@@ -36,6 +37,29 @@ impl DeviceSeat {
         };
         let stream = open().map_err(|error| Error::Placement { error })?;
         Ok(Some(Self { stream, patience }))
+    }
+
+    /// Has the groups go by NCCL, if the world does.
+    ///
+    /// # Errors
+    /// [`Error::Options`] if the world's device is another; [`Error::Comm`].
+    #[cfg(feature = "nccl")]
+    pub(crate) fn connect(&self, world: &World, groups: &[&Group]) -> Result<(), Error> {
+        let Some(connected) = world.nccl_device() else { return Ok(()) };
+        let own = self.stream.device();
+        if connected != *own {
+            let (connected, own) = (connected.ordinal(), own.ordinal());
+            let what =
+                format!("a model on device {own} in a world of which NCCL has device {connected}");
+            return Err(Error::Options { what });
+        }
+        Ok(world.connect_groups(groups)?)
+    }
+
+    #[cfg(not(feature = "nccl"))]
+    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "as where there is NCCL")]
+    pub(crate) fn connect(&self, _: &World, _: &[&Group]) -> Result<(), Error> {
+        Ok(())
     }
 
     pub(super) fn buffer(

@@ -11,24 +11,25 @@ use hsdp::{
 
 use super::{CaseParam, ReduceCase};
 use crate::conformance::compare::{Tally, first_difference};
-use crate::conformance::ranks::on_ranks;
+use crate::conformance::ranks::{Site, on_ranks};
 use crate::conformance::{Verdict, ledger};
 
 impl ReduceCase {
     /// Runs it, with a thread for each rank.
     #[must_use]
     pub fn run(&self) -> Verdict {
-        self.run_on(Placement::Host)
+        self.run_on(Site::default())
     }
 
-    /// Runs it, with a thread for each rank, whose part of the model lies there.
+    /// Runs it, with a thread for each rank, there.
     #[must_use]
-    pub fn run_on(&self, placement: Placement) -> Verdict {
-        self.try_run(placement).unwrap_or_else(Verdict::Failed)
+    pub fn run_on(&self, site: Site) -> Verdict {
+        self.try_run(site).unwrap_or_else(Verdict::Failed)
     }
 
-    fn try_run(&self, placement: Placement) -> Result<Verdict, String> {
-        let reduced = on_ranks(self.mesh, |world| self.run_rank(world, placement))?;
+    fn try_run(&self, site: Site) -> Result<Verdict, String> {
+        let reduced =
+            on_ranks((self.mesh, site.carrier), |world| self.run_rank(world, site.placement))?;
         self.check_agreement(&reduced)?;
         for (rank, reduced) in self.mesh.ranks().zip(&reduced) {
             reduced.ledger.as_ref().map_err(|what| format!("rank {rank}: {what}"))?;

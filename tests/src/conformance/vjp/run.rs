@@ -7,7 +7,7 @@ use super::VjpCase;
 use super::contributions::Contributions;
 use crate::conformance::Verdict;
 use crate::conformance::compare::Tally;
-use crate::conformance::ranks::on_ranks;
+use crate::conformance::ranks::{Carrier, on_ranks};
 
 /// How far an element may be off, in parts of the sum of its absolute contributions.
 const BOUND: f64 = 1e-12;
@@ -27,7 +27,7 @@ impl VjpCase {
 
     fn try_run(&self) -> Result<Verdict, String> {
         let mesh = Mesh::new(1, self.world_size()).map_err(|error| error.to_string())?;
-        let results = on_ranks(mesh, |world| self.run_rank(&world))?;
+        let results = on_ranks((mesh, Carrier::Local), |world| self.run_rank(&world))?;
         let contributions = Contributions::of(self);
         let mut tally = Tally::default();
         for (rank, result) in results.iter().enumerate() {

@@ -1,0 +1,189 @@
+//! A world whose collectives on devices go by NCCL: its communicators, from the first to the last. `NCCL.md`, "In a world".
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use hsdp_kernels::cuda::Device;
+
+use super::communicator::{Communicator, UniqueId};
+use super::error::NcclError;
+use crate::sync::Mutex;
+use crate::{Channel, Error, Group, GroupId, Op, Stage, Tag, World};
+
+/// A communicator that whoever issues for its rank may use.
+pub(crate) type SharedCommunicator = Arc<Mutex<Communicator>>;
+
+/// The communicators of a rank.
+#[derive(Debug, Default)]
+pub(crate) struct Connected(Mutex<Option<Communicators>>);
+
+#[derive(Debug)]
+struct Communicators {
+    device: Device,
+    /// Of all ranks, to split others from; `None` when a split has failed.
+    all: Option<Communicator>,
+    /// In an order that all ranks share: they are closed in it.
+    groups: BTreeMap<GroupId, SharedCommunicator>,
+    patience: Duration,
+}
+
+impl Connected {
+    /// The communicator of a group, if its device operations go by NCCL.
+    pub(crate) fn of(&self, group: GroupId) -> Option<SharedCommunicator> {
+        self.0.lock().as_ref()?.groups.get(&group).map(Arc::clone)
+    }
+
+    /// Gives all communicators up at once: the others will not come any more.
+    pub(crate) fn give_up(&self) {
+        let Some(mut communicators) = self.0.lock().take() else { return };
+        communicators.all.iter_mut().for_each(Communicator::give_up);
+        communicators.groups.values().for_each(|group| group.lock().give_up());
+    }
+
+    fn device(&self) -> Option<Device> {
+        self.0.lock().as_ref().map(|communicators| communicators.device.clone())
+    }
+}
+
+/// Closing waits for the other ranks, and a drop must not: a thread of its own does it.
+impl Drop for Communicators {
+    fn drop(&mut self) {
+        let (groups, all, patience) =
+            (std::mem::take(&mut self.groups), self.all.take(), self.patience);
+        let close = move || {
+            let own = groups.into_values().filter_map(Arc::into_inner).map(Mutex::into_inner);
+            for communicator in own.chain(all) {
+                if let Err(error) = communicator.close(patience) {
+                    tracing::debug!(%error, "a communicator was given up");
+                }
+            }
+        };
+        let started = thread::Builder::new().name("hsdp-nccl-close".to_owned()).spawn(close);
+        if let Err(error) = started {
+            tracing::warn!(%error, "communicators could not be closed: there is no thread for it");
+        }
+    }
+}
+
+/// # Collectives on devices by NCCL
+impl World {
+    /// From now on, collectives on buffers of `device` go by NCCL in the groups that are [connected](Self::connect_groups). NCCL sums
+    /// in the dtype of the wire and in an order of its own; without it, ranks that share a device sum in f32 and in their order.
+    ///
+    /// **Collective** over the world. Between the ranks of one process.
+    ///
+    /// # Errors
+    /// [`Error::Nccl`] on all ranks, if one of them has no NCCL, or they do not come together; [`Error::NotConnected`] in a world that is
+    /// counted only.
+    pub fn connect_nccl(&self, device: &Device) -> Result<(), Error> {
+        if !self.shares_memory() {
+            let problem = "its ranks are not threads of one process";
+            return Err(Error::NotConnected { rank: self.rank(), problem });
+        }
+        let id = if self.rank().index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
+        let ids = self.exchange_ids(id)?;
+        let place = (self.rank().index(), self.size());
+        let all = Communicator::join(device, ids[0], place, self.deadline());
+        let all = self.agreed(all)?;
+        let communicators = Communicators {
+            device: device.clone(),
+            all: Some(all),
+            groups: BTreeMap::new(),
+            patience: self.deadline(),
+        };
+        *self.seat().nccl.0.lock() = Some(communicators);
+        Ok(())
+    }
+
+    /// The device whose collectives go by NCCL.
+    #[must_use]
+    pub fn nccl_device(&self) -> Option<Device> {
+        self.seat().nccl.device()
+    }
+
+    /// Makes the communicators of groups, split from that of all ranks, or by ids of their own where that fails. A group that has one
+    /// keeps it.
+    ///
+    /// **Collective** over the world: all ranks name as many groups, and in the same order those that cover the ranks together, as the
+    /// groups of an axis of a mesh do.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`] before [`connect_nccl`](Self::connect_nccl); [`Error::Nccl`] on all ranks, if one of them fails.
+    pub fn connect_groups(&self, groups: &[&Group]) -> Result<(), Error> {
+        groups.iter().try_for_each(|group| self.connect_group(group))
+    }
+
+    fn connect_group(&self, group: &Group) -> Result<(), Error> {
+        let connected = &self.seat().nccl;
+        if connected.of(group.id()).is_some() {
+            return Ok(());
+        }
+        let split = {
+            let mut held = connected.0.lock();
+            let Some(communicators) = held.as_mut() else {
+                let problem = "it has no NCCL: call `connect_nccl` first";
+                return Err(Error::NotConnected { rank: self.rank(), problem });
+            };
+            let (colour, patience) = (group.ranks()[0].index(), communicators.patience);
+            let all = communicators.all.as_mut();
+            all.map(|all| all.split(Some(colour), group.index(), patience))
+        };
+        let split = match split {
+            Some(Ok(Some(split))) if split.size() == group.size() => Some(split),
+            _ => None,
+        };
+        let made = if self.all_have(split.is_some())? { split } else { None };
+        let made = match made {
+            Some(split) => split,
+            None => self.join_by_id(group)?,
+        };
+        if let Some(communicators) = connected.0.lock().as_mut() {
+            communicators.groups.insert(group.id(), Arc::new(Mutex::new(made)));
+        }
+        Ok(())
+    }
+
+    /// The communicator of a group by an id of its own, which its first member makes.
+    fn join_by_id(&self, group: &Group) -> Result<Communicator, Error> {
+        let connected = &self.seat().nccl;
+        let device = connected.device().expect("it was connected a moment ago");
+        if let Some(communicators) = connected.0.lock().as_mut() {
+            communicators.all = None;
+        }
+        let id = if group.index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
+        let ids = self.exchange_ids(id)?;
+        let id = ids[group.ranks()[0].index()];
+        let place = (group.index(), group.size());
+        self.agreed(Communicator::join(&device, id, place, self.deadline()))
+    }
+
+    /// What each rank has as an id, by rank; an error on all ranks if one could not make its own.
+    fn exchange_ids(&self, own: Result<UniqueId, NcclError>) -> Result<Vec<UniqueId>, Error> {
+        let words = own.as_ref().map_or([0; UniqueId::WORDS], UniqueId::words);
+        self.agreed(own)?;
+        let control = self.world_group(Channel::Control);
+        let said = control.all_gather(Tag::new(Stage::Setup), words.to_vec())?.wait()?;
+        Ok(said.as_chunks().0.iter().map(UniqueId::of_words).collect())
+    }
+
+    /// What this rank made, if all ranks made theirs; the error of the first that did not, as far as it is known here.
+    fn agreed<T>(&self, own: Result<T, NcclError>) -> Result<T, Error> {
+        let everybody = self.all_have(own.is_ok())?;
+        let (op, rank) = (Op::Barrier, self.rank());
+        let failed = |error| Error::Nccl { op, rank, step: 0, error: Arc::new(error) };
+        match own {
+            Ok(_) if !everybody => Err(failed(NcclError::Elsewhere)),
+            own => own.map_err(failed),
+        }
+    }
+
+    /// Whether this is so on all ranks.
+    fn all_have(&self, own: bool) -> Result<bool, Error> {
+        let control = self.world_group(Channel::Control);
+        let mine = vec![u64::from(own)];
+        let said = control.all_gather(Tag::new(Stage::Setup), mine)?.wait()?;
+        Ok(said.iter().all(|said| *said == 1))
+    }
+}
