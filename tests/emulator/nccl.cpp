@@ -3,6 +3,8 @@
 // ranks have come to it, and for ever if they never do; ranks that disagree hang; an abort lets go of this rank's own operations and
 // of no other's; sums are made in the dtype of the elements, rounded at every addition.
 //
+//   HSDP_EMULATED_NCCL_FAILS_AFTER  of so many operations of a communicator, it reports an error of another rank
+//   HSDP_EMULATED_NCCL_SPLIT     if it is set, communicators cannot be split
 //   HSDP_EMULATED_NCCL_VERSION   what ncclGetVersion says (default 23203)
 
 #include <atomic>
@@ -24,7 +26,7 @@ void put_on_stream(void* stream, std::function<void()> operation);
 
 namespace {
 
-enum Status : int { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
+enum Status : int { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 
 enum class Kind { AllGather, ReduceScatter, AllReduce, Broadcast };
 
@@ -265,7 +267,7 @@ int ncclCommInitRankConfig(void** made, int size, Id id, int rank, void*) {
 // The parent is in progress until the child is made; then its handle is written, by another thread than the caller's.
 int ncclCommSplit(void* handle, int colour, int key, void** made, void*) {
     Handle parent = *(Handle*)handle;
-    if (parent->state != SUCCESS || parent->is_aborted) return INVALID_USAGE;
+    if (parent->state != SUCCESS || parent->is_aborted || std::getenv("HSDP_EMULATED_NCCL_SPLIT")) return INVALID_USAGE;
     parent->state = IN_PROGRESS;
     *made = nullptr;
     std::uint64_t number = parent->split++;
@@ -298,7 +300,10 @@ int ncclCommSplit(void* handle, int colour, int key, void** made, void*) {
 }
 
 int ncclCommGetAsyncError(void* handle, int* state) {
-    *state = (*(Handle*)handle)->state;
+    Handle comm = *(Handle*)handle;
+    const char* fails_after = std::getenv("HSDP_EMULATED_NCCL_FAILS_AFTER");
+    bool has_failed = fails_after && comm->issued >= std::strtoull(fails_after, nullptr, 10);
+    *state = has_failed ? REMOTE_ERROR : comm->state.load();
     return SUCCESS;
 }
 

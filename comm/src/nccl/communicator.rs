@@ -287,6 +287,11 @@ impl Communicator {
         Ok(())
     }
 
+    /// What NCCL reports of what was issued.
+    pub(super) fn health(&self) -> Result<(), NcclError> {
+        self.state("watch").map(drop)
+    }
+
     /// Success or in progress; anything else is an error.
     fn state(&self, operation: &'static str) -> Result<ncclResult_t, NcclError> {
         let (raw, mut state) = (self.raw(operation)?, ncclResult_t::ncclSuccess);

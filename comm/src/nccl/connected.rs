@@ -9,6 +9,7 @@ use hsdp_kernels::cuda::Device;
 
 use super::communicator::{Communicator, UniqueId};
 use super::error::NcclError;
+use super::watchdog;
 use crate::sync::Mutex;
 use crate::{Channel, Error, Group, GroupId, Op, Stage, Tag, World};
 
@@ -33,6 +34,15 @@ impl Connected {
     /// The communicator of a group, if its device operations go by NCCL.
     pub(crate) fn of(&self, group: GroupId) -> Option<SharedCommunicator> {
         self.0.lock().as_ref()?.groups.get(&group).map(Arc::clone)
+    }
+
+    /// What NCCL reports of what was issued. A communicator that somebody is issuing on is left alone.
+    pub(super) fn check(&self) -> Result<(), NcclError> {
+        let groups: Vec<SharedCommunicator> = match self.0.lock().as_ref() {
+            Some(communicators) => communicators.groups.values().map(Arc::clone).collect(),
+            None => Vec::new(),
+        };
+        groups.iter().filter_map(|group| group.try_lock()).try_for_each(|group| group.health())
     }
 
     /// Gives all communicators up at once: the others will not come any more.
@@ -93,7 +103,10 @@ impl World {
             groups: BTreeMap::new(),
             patience: self.deadline(),
         };
-        *self.seat().nccl.0.lock() = Some(communicators);
+        let before = self.seat().nccl.0.lock().replace(communicators);
+        if before.is_none() {
+            watchdog::start(self.seat());
+        }
         Ok(())
     }
 

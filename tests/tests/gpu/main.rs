@@ -5,7 +5,7 @@
 //! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
-//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `streams`, `units` (collectives of ranks that share a device), `nccl`, `compile`
+//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `streams`, `units` (collectives of ranks that share a device), `nccl`, `nccl_world`, `compile`
 //! (which needs no device).
 
 mod compile;
@@ -13,6 +13,8 @@ mod inspect;
 mod memory;
 #[cfg(feature = "nccl")]
 mod nccl;
+#[cfg(feature = "nccl")]
+mod nccl_world;
 mod numbers;
 mod pack;
 mod streams;

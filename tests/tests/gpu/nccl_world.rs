@@ -1,0 +1,289 @@
+//! Worlds whose collectives on the device go by NCCL.
+
+use std::env;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hsdp_comm::{
+    Channel, Contribution, DeviceAccumulator, Error, Group, Scaling, Stage, StepFailure, Tag,
+    World, WorldOptions, launch, world,
+};
+use hsdp_kernels::cuda::{DeviceBuffer, Noted};
+use hsdp_kernels::{Fold, GradientValues, Values, Wire};
+use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
+
+use super::{PATIENCE, assert_same, device, download, stream, upload};
+
+/// Parameters that straddle shards, one of them frozen.
+fn layout(shards: usize) -> Arc<UnitLayout> {
+    let unit = Unit::new("unit")
+        .param(Param::new("weight", [37, 19]))
+        .param(Param::new("table", [211]).frozen())
+        .param(Param::new("wide", [9001]));
+    Arc::new(UnitLayout::new(&unit, shards).expect("a layout"))
+}
+
+fn tag() -> Tag {
+    Tag::new(Stage::Reduce).step(2)
+}
+
+/// A whole number, so that sums are exact in every order and dtype.
+fn whole(rank: usize, at: usize) -> f32 {
+    ((rank * 3 + at * 7) % 8) as f32
+}
+
+fn wholes(rank: usize, len: usize) -> Vec<f32> {
+    (0..len).map(|at| whole(rank, at)).collect()
+}
+
+/// The ranks of a mesh 2 x 2, by rows or by columns.
+fn groups(world: &World) -> Result<[Group; 3], Error> {
+    let rank = world.rank().index();
+    let row: Vec<Rank> = (0..2).map(|other| Rank::new(rank / 2 * 2 + other)).collect();
+    let column: Vec<Rank> = (0..2).map(|other| Rank::new(rank % 2 + 2 * other)).collect();
+    Ok([
+        world.group(&row, Channel::Gather)?,
+        world.group(&row, Channel::Reduce)?,
+        world.group(&column, Channel::AllReduce)?,
+    ])
+}
+
+/// A buffer of f32 with these elements.
+fn on_device(values: &[f32]) -> DeviceBuffer {
+    upload(&stream(), Values::F32(values))
+}
+
+fn read(buffer: &DeviceBuffer) -> Vec<f32> {
+    download(&stream(), buffer).values().to_f32()
+}
+
+/// A reduce-scatter of gradients that are `value` everywhere, into a partial of zeros.
+fn reduced(
+    group: &Group,
+    layout: &Arc<UnitLayout>,
+    (value, wire): (&dyn Fn(usize) -> f32, Wire),
+) -> Result<Vec<f32>, Error> {
+    let gradient = |slot: &hsdp_sharding::ParamSlot| {
+        let values: Vec<f32> = (0..slot.len).map(|at| value(slot.start + at)).collect();
+        let trained = slot.role == hsdp_sharding::Role::Trainable;
+        trained.then(|| Arc::new(values) as Arc<dyn GradientValues>)
+    };
+    let gradients = layout.params().iter().map(gradient).collect();
+    let contribution = Contribution { gradients, scaling: Scaling::on(wire) };
+    let accumulator = DeviceAccumulator {
+        partial: on_device(&vec![0.0; layout.trainable().shard_len]),
+        fold: Fold::Add,
+        noted: Noted::new(&stream()).expect("memory"),
+    };
+    let layout = Arc::clone(layout);
+    let pending = group.reduce_unit_on_device(tag(), layout, contribution, accumulator)?;
+    Ok(read(&pending.wait()?.partial))
+}
+
+/// What each rank has of a gather, a reduction and a sum over replicas on 2 x 2.
+fn three_collectives(world: &World) -> Result<[Vec<f32>; 3], Error> {
+    let layout = layout(2);
+    let [gather, reduce, all_reduce] = groups(world)?;
+    let rank = world.rank().index();
+    let shard = Arc::new(on_device(&wholes(rank, layout.shard_len())));
+    let full = DeviceBuffer::new(&device(), DType::F32, layout.full_len(), "a test");
+    let full = full.expect("memory");
+    let full = gather.gather_unit_on_device(tag(), Arc::clone(&layout), shard, full)?.wait()?;
+    let partial = reduced(&reduce, &layout, (&|at| whole(rank, at), Wire::BF16))?;
+    let mine = on_device(&wholes(rank, 1057));
+    let sum = all_reduce.all_reduce_scaled_on_device(tag(), mine, Scaling::on(Wire::F16))?;
+    Ok([read(&full), partial, read(&sum.wait()?)])
+}
+
+fn connected(world: &World) -> Result<(), Error> {
+    world.connect_nccl(&device())?;
+    let groups = groups(world)?;
+    world.connect_groups(&groups.each_ref())
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn what_nccl_carries_is_what_ranks_read_of_each_other() {
+    let run = |connect: fn(&World) -> Result<(), Error>| {
+        world(4, |world| {
+            connect(&world).expect("connected");
+            let results = three_collectives(&world).expect("no rank fails");
+            (results, world.ledger())
+        })
+    };
+    let (by_nccl, directly) = (run(connected), run(|_| Ok(())));
+    for (rank, ((ours, our_ledger), (theirs, their_ledger))) in
+        by_nccl.iter().zip(&directly).enumerate()
+    {
+        for (what, (ours, theirs)) in
+            ["gather", "reduce", "sum"].iter().zip(ours.iter().zip(theirs))
+        {
+            assert_same(Values::F32(ours), Values::F32(theirs), &format!("{what}, rank {rank}"));
+        }
+        for channel in [Channel::Gather, Channel::Reduce, Channel::AllReduce] {
+            let bytes = [our_ledger, their_ledger].map(|ledger| ledger.channel(channel).bytes);
+            assert_eq!(bytes[0], bytes[1], "{channel}, rank {rank}");
+        }
+    }
+}
+
+/// In bf16, 256 + 1 is 256 again: who adds in f32 and rounds no sum gets 259.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn nccl_rounds_every_sum_to_the_wire_and_ranks_that_read_each_other_do_not() {
+    let sum = |connect: bool| {
+        let sums = world(4, |world| {
+            let group = world.world_group(Channel::Reduce);
+            if connect {
+                world.connect_nccl(&device()).expect("connected");
+                world.connect_groups(&[&group]).expect("connected");
+            }
+            let own = if world.rank().index() == 0 { 256.0 } else { 1.0 };
+            reduced(&group, &layout(4), (&|_| own, Wire::BF16)).expect("reduced")[0]
+        });
+        sums[0]
+    };
+    assert_eq!(sum(false), 259.0);
+    // The order is NCCL's own: 256 may come first or last.
+    assert!([256.0, 258.0, 260.0].contains(&sum(true)), "{}", sum(true));
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_step_that_is_given_up_leaves_communicators_as_they_were() {
+    let results = world(4, |world| {
+        connected(&world).expect("connected");
+        let before = three_collectives(&world).expect("no rank fails");
+        // Rank 3 does not come to the reduction of this step: nothing of it reaches NCCL.
+        let [_, reduce, _] = groups(&world).expect("groups");
+        let rank = world.rank().index();
+        if rank == 3 {
+            let reason = "a test".to_owned();
+            world.abort_step(StepFailure { step: 2, reason });
+        } else {
+            let given_up = reduced(&reduce, &layout(2), (&|_| 1.0, Wire::F32));
+            assert!(rank != 2 || given_up.is_err(), "its peer does not come");
+        }
+        // Who has not heard of it yet would be told by its next call.
+        while world.next_epoch() == 0 {
+            std::thread::yield_now();
+        }
+        (before, three_collectives(&world).expect("no rank fails"))
+    });
+    for (before, after) in results {
+        assert_eq!(before, after);
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_rank_that_panics_ends_the_others_at_once() {
+    let began = Instant::now();
+    let ended = launch(4, WorldOptions::default(), |world: World| {
+        connected(&world)?;
+        three_collectives(&world)?;
+        assert!(world.rank().index() != 1, "rank 1 panics on purpose");
+        three_collectives(&world).map(drop)
+    });
+    for (rank, ended) in ended.into_iter().enumerate() {
+        let Ok(outcome) = ended else {
+            assert_eq!(rank, 1);
+            continue;
+        };
+        let said = outcome.expect_err("rank 1 does not come").to_string();
+        assert!(said.starts_with("world aborted: rank 1, "), "{said}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(30), "after {:?}", began.elapsed());
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn worlds_that_cannot_connect_say_why() {
+    let alone = World::counting(4, Rank::new(2)).expect("a rank of four");
+    let said = alone.connect_nccl(&device()).expect_err("nobody is there").to_string();
+    let expected = "the world of rank 2 cannot use NCCL: its ranks are not threads of one process";
+    assert_eq!(said, expected);
+    let world = World::single();
+    let group = world.world_group(Channel::Gather);
+    let said = world.connect_groups(&[&group]).expect_err("not connected").to_string();
+    let expected = "the world of rank 0 cannot use NCCL: it has no NCCL: call `connect_nccl` first";
+    assert_eq!(said, expected);
+}
+
+/// Where communicators cannot be split, groups join by ids of their own: in a process in which the emulated NCCL refuses to split.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn groups_whose_split_fails_join_by_ids_of_their_own() {
+    run_with("HSDP_EMULATED_NCCL_SPLIT", "what_nccl_carries_is_what_ranks_read_of_each_other");
+}
+
+/// Runs another test of this file in a process of its own, in which this variable is set to 3.
+fn run_with(variable: &str, test: &str) {
+    let this = env::current_exe().expect("this program");
+    let output = Command::new(this)
+        .args(["--ignored", "--exact", &format!("nccl_world::{test}")])
+        .env(variable, "3")
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// Ranks that wait for something else, and not for NCCL, hear of it all the same.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_world_ends_when_nccl_reports_an_error_and_goes_on_while_it_does_not() {
+    let fails = env::var_os("HSDP_EMULATED_NCCL_FAILS_AFTER").is_some();
+    let ended = launch(4, WorldOptions::default(), |world: World| {
+        connected(&world)?;
+        (0..3).try_for_each(|_| three_collectives(&world).map(drop))?;
+        // Long enough for several looks of the watchdog.
+        let began = Instant::now();
+        while world.end().is_none() && began.elapsed() < Duration::from_millis(400) {
+            std::thread::yield_now();
+        }
+        world.world_group(Channel::User).barrier(Tag::default())?.wait()
+    });
+    for ended in ended {
+        match ended.expect("no rank panics") {
+            Ok(()) => assert!(!fails, "NCCL has reported an error"),
+            Err(error) => {
+                let said = error.to_string();
+                assert!(fails && said.contains("NCCL"), "{said}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn an_error_that_nccl_reports_later_ends_the_world() {
+    run_with(
+        "HSDP_EMULATED_NCCL_FAILS_AFTER",
+        "a_world_ends_when_nccl_reports_an_error_and_goes_on_while_it_does_not",
+    );
+}
+
+/// The last collective of a world completes, though all its communicators are let go of right after it.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn what_was_issued_completes_when_worlds_are_dropped() {
+    for _ in 0..5 {
+        let sums = world(4, |world| {
+            connected(&world).expect("connected");
+            let [_, _, all_reduce] = groups(&world).expect("groups");
+            let mine = on_device(&wholes(world.rank().index(), 100_000));
+            let pending =
+                all_reduce.all_reduce_scaled_on_device(tag(), mine, Scaling::on(Wire::F32));
+            pending.and_then(|pending| pending.wait()).expect("issued")
+        });
+        for (rank, sum) in sums.iter().enumerate() {
+            let found = sum.read_back(&stream(), PATIENCE).expect("done").values().to_f32();
+            let column = [rank % 2, rank % 2 + 2];
+            let expected: Vec<f32> =
+                (0..100_000).map(|at| column.iter().map(|rank| whole(*rank, at)).sum()).collect();
+            assert_same(Values::F32(&found), Values::F32(&expected), "a sum");
+        }
+    }
+}
