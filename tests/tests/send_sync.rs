@@ -207,6 +207,7 @@ table!(RUNTIME {
     hsdp::Pass<'static>: Send Sync Unpin,
     // What an autograd's operations hold: they run on whatever thread it likes.
     hsdp::PassHandle: Send Sync Unpin,
+    hsdp::Placement: Send Sync Unpin,
     hsdp::Precision: Send Sync Unpin,
     hsdp::Seed: Send Sync Unpin,
     hsdp::Run<'static>: Send Sync Unpin,
