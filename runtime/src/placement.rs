@@ -1,6 +1,7 @@
 //! Where a rank's part of a model lies.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// Where a rank's part of a model lies and is computed on: parameters, partials, the optimizer's state. Ranks have the same kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,11 +18,49 @@ pub enum Placement {
     },
 }
 
+/// `cpu`, `cuda` for the first device, `cuda:2` for another.
+///
+/// ```
+/// use hsdp::Placement;
+///
+/// assert_eq!("cpu".parse(), Ok(Placement::Host));
+/// assert!("gpu".parse::<Placement>().is_err());
+/// ```
+impl FromStr for Placement {
+    type Err = String;
+
+    /// # Errors
+    /// What is wrong with the text, or that this build has no devices.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let ordinal = match text.split_once(':').unwrap_or((text, "0")) {
+            ("cpu", "0") if text == "cpu" => return Ok(Self::Host),
+            ("cuda", ordinal) => ordinal.parse().map_err(|_| {
+                format!("`{text}` is no device: a number comes after `cuda:`, such as cuda:1")
+            })?,
+            _ => return Err(format!("`{text}` is no device such as cpu, cuda or cuda:1")),
+        };
+        Self::cuda(ordinal)
+    }
+}
+
+impl Placement {
+    #[cfg(feature = "cuda")]
+    #[expect(clippy::unnecessary_wraps, reason = "as where there are no devices")]
+    const fn cuda(ordinal: usize) -> Result<Self, String> {
+        Ok(Self::Cuda { ordinal })
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda(ordinal: usize) -> Result<Self, String> {
+        Err(format!("no device cuda:{ordinal} in this build, which has not the feature `cuda`"))
+    }
+}
+
 /// Its kind: which device a rank has is its own affair.
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Host => "host",
+            Self::Host => "cpu",
             #[cfg(feature = "cuda")]
             Self::Cuda { .. } => "cuda",
         })

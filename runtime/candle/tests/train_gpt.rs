@@ -57,8 +57,9 @@ fn bad_input_is_one_line_and_exit_code_2() {
     fs::write(&binary, [0xff, 0xfe, 0x00]).expect("a file");
     fs::write(&short, "too short").expect("a file");
     let [binary, short] = [binary, short].map(|path| path.display().to_string());
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["--mesh", "2by2"], "2x3"),
+        (&["--device", "gpu"], "cpu, cuda or cuda:1"),
         (&["--mesh", "0x2"], "0x2"),
         (&["--mesh", "9x9"], "81 ranks"),
         (&["--width", "10", "--heads", "4"], "width 10 is not divisible by 4 heads"),

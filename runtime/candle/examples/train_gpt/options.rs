@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use hsdp::{Accumulation, DType, Mesh};
+use hsdp::{Accumulation, DType, Mesh, Placement};
 use hsdp_comm::Fault;
 
 use super::failure::Failure;
@@ -23,6 +23,10 @@ pub(crate) struct Options {
     /// Replicas x shards, such as 2x2; their product is the number of ranks
     #[arg(long, value_name = "RxS", default_value = size::MESH)]
     pub(crate) mesh: Mesh,
+
+    /// Where the model lies and is reduced and updated: cpu, cuda or cuda:1 (built with --features cuda); candle computes on the CPU
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: Placement,
 
     /// Microbatches of a step, on each rank
     #[arg(long, value_name = "COUNT", default_value_t = size::MICROBATCHES, value_parser = counted)]

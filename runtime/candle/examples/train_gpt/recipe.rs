@@ -46,6 +46,7 @@ pub(crate) fn model(options: &Options) -> ModelOptions {
     };
     let (accumulation, prefetch) = (options.accumulation, options.prefetch);
     ModelOptions {
+        placement: options.device,
         precision,
         accumulation,
         prefetch,

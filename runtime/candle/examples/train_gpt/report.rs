@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp::{ByteCount, Precision};
+use hsdp::{ByteCount, Placement, Precision};
 use hsdp_candle::Plain;
 use hsdp_candle::gpt::{self, Draw};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ pub(crate) fn print(job: &Job<'_>, run: &Run) -> Result<(), Failure> {
     text += &format!(
         "{}\n\n{}\n\nsample:\n{}\n",
         exactness(run),
-        memory_table(costs),
+        memory(job, costs),
         sample(job, run)?
     );
     match io::stdout().lock().write_all(text.as_bytes()) {
@@ -83,6 +83,14 @@ fn traffic_table(costs: &Costs, steps: usize) -> Table {
 
 fn exactness(run: &Run) -> String {
     costs::check_traffic(&run.costs).unwrap_or_else(|failure| failure.to_string())
+}
+
+/// What was counted on the host; what lies on a device is not counted by category.
+fn memory(job: &Job<'_>, costs: &Costs) -> String {
+    match job.options.device {
+        Placement::Host => memory_table(costs).to_string(),
+        device => format!("memory on {device} is not counted by category"),
+    }
 }
 
 fn memory_table(costs: &Costs) -> Table {
