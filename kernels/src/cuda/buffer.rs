@@ -11,6 +11,7 @@ use hsdp_sharding::DType;
 
 use super::device::Device;
 use super::error::CudaError;
+use super::foreign::Foreign;
 use super::memory::{Block, Uses, exhausted};
 use super::staging::Staging;
 use super::stream::Stream;
@@ -24,7 +25,14 @@ pub struct DeviceBuffer {
     dtype: DType,
     len: usize,
     /// There until it is dropped.
-    block: Option<Block>,
+    memory: Option<Memory>,
+}
+
+/// Where the elements lie.
+#[derive(Debug)]
+enum Memory {
+    Own(Block),
+    Lent(Box<Foreign>),
 }
 
 impl DeviceBuffer {
@@ -33,15 +41,12 @@ impl DeviceBuffer {
     /// # Errors
     /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::OutOfMemory`]; [`CudaError::Driver`].
     pub fn new(device: &Device, dtype: DType, len: usize, what: &str) -> Result<Self, CudaError> {
-        if Wire::try_from(dtype).is_err() {
-            let problem = format!("{dtype} is no dtype of parameters or gradients");
-            return Err(CudaError::Mismatch { operation: "a device buffer", problem });
-        }
+        check_dtype(dtype)?;
         let bytes =
             len.checked_mul(dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| exhausted(device, (usize::MAX, what)))?;
         let block = device.0.pool.take(device, bytes, what)?;
-        Ok(Self { device: device.clone(), dtype, len, block: Some(block) })
+        Ok(Self { device: device.clone(), dtype, len, memory: Some(Memory::Own(block)) })
     }
 
     /// Its device.
@@ -75,7 +80,7 @@ impl DeviceBuffer {
     #[must_use]
     pub fn address(&self, index: usize) -> CUdeviceptr {
         assert!(index <= self.len, "element {index} of a buffer of {}", self.len);
-        self.block().address + (index * self.dtype.size_bytes()) as u64
+        self.start() + (index * self.dtype.size_bytes()) as u64
     }
 
     /// Bytes that its elements take.
@@ -83,12 +88,37 @@ impl DeviceBuffer {
         self.len * self.dtype.size_bytes()
     }
 
-    fn block(&self) -> &Block {
-        self.block.as_ref().expect("there until it is dropped")
+    /// Elements in memory that another library has lent.
+    pub(super) fn of_foreign(
+        device: &Device,
+        (dtype, len): (DType, usize),
+        foreign: Foreign,
+    ) -> Result<Self, CudaError> {
+        check_dtype(dtype)?;
+        Ok(Self {
+            device: device.clone(),
+            dtype,
+            len,
+            memory: Some(Memory::Lent(Box::new(foreign))),
+        })
+    }
+
+    fn memory(&self) -> &Memory {
+        self.memory.as_ref().expect("there until it is dropped")
+    }
+
+    fn start(&self) -> CUdeviceptr {
+        match self.memory() {
+            Memory::Own(block) => block.address,
+            Memory::Lent(foreign) => foreign.address,
+        }
     }
 
     pub(super) fn uses(&self) -> &Uses {
-        &self.block().uses
+        match self.memory() {
+            Memory::Own(block) => &block.uses,
+            Memory::Lent(foreign) => &foreign.uses,
+        }
     }
 
     /// Writes `byte` to all bytes of all elements: 0 makes them zeros.
@@ -201,11 +231,21 @@ impl DeviceBuffer {
     }
 }
 
+fn check_dtype(dtype: DType) -> Result<(), CudaError> {
+    if Wire::try_from(dtype).is_ok() {
+        return Ok(());
+    }
+    let problem = format!("{dtype} is no dtype of parameters or gradients");
+    Err(CudaError::Mismatch { operation: "a device buffer", problem })
+}
+
 /// The device may still use it: its uses go with it.
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        if let Some(block) = self.block.take() {
-            self.device.0.pool.give_back(block);
+        match self.memory.take() {
+            Some(Memory::Own(block)) => self.device.0.pool.give_back(block),
+            Some(Memory::Lent(foreign)) => foreign.give_back(),
+            None => {}
         }
     }
 }

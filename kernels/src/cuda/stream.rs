@@ -14,6 +14,7 @@ use super::buffer::DeviceBuffer;
 use super::device::{Device, Handle};
 use super::error::CudaError;
 use super::event::{Moment, Upcoming};
+use super::memory::Uses;
 
 /// Streams of all devices so far: a number says which one is meant.
 static STREAMS: AtomicU64 = AtomicU64::new(0);
@@ -23,7 +24,15 @@ pub struct Stream {
     device: Device,
     id: u64,
     raw: Handle<CUstream>,
+    owned: Owned,
     progress: Mutex<Progress>,
+}
+
+/// Who gives a stream back to the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owned {
+    ByThis,
+    ByAnother,
 }
 
 /// One of several operations that are issued together: its stream, and the buffers that it reads and writes.
@@ -58,7 +67,28 @@ impl Stream {
         let raw = result::stream::create(result::stream::StreamKind::NonBlocking);
         let raw = Handle(raw.map_err(|error| device.refused("make a stream", error))?);
         let id = STREAMS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { device: device.clone(), id, raw, progress: Mutex::default() })
+        let (device, progress) = (device.clone(), Mutex::default());
+        Ok(Self { device, id, raw, owned: Owned::ByThis, progress })
+    }
+
+    /// A stream of another library, which is not given back with this.
+    ///
+    /// # Safety
+    /// CU-7: it is a stream of the device's primary context, and lives at least as long as this.
+    #[must_use]
+    pub unsafe fn foreign(device: &Device, raw: CUstream) -> Self {
+        let id = STREAMS.fetch_add(1, Ordering::Relaxed);
+        let (device, raw, progress) = (device.clone(), Handle(raw), Mutex::default());
+        Self { device, id, raw, owned: Owned::ByAnother, progress }
+    }
+
+    /// Has what is issued here from now on come behind all that was done with some memory.
+    pub(super) fn wait_for(&self, uses: &Uses) -> Result<(), CudaError> {
+        self.device.make_current()?;
+        let mut awaited = Awaited::of(self.id);
+        uses.all(|moment| awaited.add(moment));
+        let mut progress = self.progress.lock();
+        awaited.moments.iter().try_for_each(|moment| self.wait_once(&mut progress, moment))
     }
 
     /// The device on which it runs.
@@ -241,7 +271,7 @@ impl Awaited {
 /// What was issued still runs to its end.
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.device.make_current().is_err() {
+        if self.owned == Owned::ByAnother || self.device.make_current().is_err() {
             return;
         }
         // SAFETY: CU-2, the stream lives, and nobody uses it any more.

@@ -5,10 +5,11 @@
 //! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
-//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `streams`, `units` (collectives of ranks that share a device), `nccl`, `nccl_world`, `compile`
+//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `foreign`, `streams`, `units` (collectives of ranks that share a device), `nccl`, `nccl_world`, `compile`
 //! (which needs no device).
 
 mod compile;
+mod foreign;
 mod inspect;
 mod memory;
 #[cfg(feature = "nccl")]

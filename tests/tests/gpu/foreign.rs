@@ -1,0 +1,72 @@
+//! Memory and streams of another library: here, of this test.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hsdp_kernels::cuda::{DeviceBuffer, Packed, Stream};
+use hsdp_kernels::{Divisor, Values};
+use hsdp_sharding::DType;
+
+use super::numbers::ordinary;
+use super::{assert_same, device, download, stream, upload};
+
+/// Counts the tensors that are gone.
+struct Tensor(Arc<AtomicUsize>);
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A buffer of what lies in `memory`, which a library uses on `library`.
+fn lent(library: &Arc<Stream>, memory: &DeviceBuffer, gone: &Arc<AtomicUsize>) -> DeviceBuffer {
+    let owner = Box::new(Tensor(Arc::clone(gone)));
+    let elements = (memory.dtype(), memory.len());
+    // SAFETY: CU-7, the memory outlives all that is made of it in this file.
+    let lent = unsafe { DeviceBuffer::foreign(library, elements, memory.address(0), owner) };
+    lent.expect("a moment")
+}
+
+/// The library writes, lends, and writes again as soon as it has its memory back.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn memory_of_others_is_read_before_they_have_it_again() {
+    let (library, ours, len) = (Arc::new(stream()), stream(), 30_000);
+    let memory = upload(&library, Values::F32(&vec![0.0; len]));
+    library.wait("a test", super::PATIENCE).expect("done");
+    let gone = Arc::new(AtomicUsize::new(0));
+    for round in 0..40 {
+        let values = ordinary(round, len);
+        lent(&library, &memory, &gone).write(&library, Values::F32(&values)).expect("written");
+        let gradient = lent(&library, &memory, &gone);
+        let mut wire = DeviceBuffer::new(&device(), DType::F32, len, "a test").expect("memory");
+        let packed = [Packed { gradient: (&gradient).into(), start: 0 }];
+        ours.pack(&mut wire, &packed, Divisor::ONE, None).expect("packed");
+        drop(gradient);
+        // Its own affair, of which nothing is known here: it must come behind the packing.
+        lent(&library, &memory, &gone).fill(&library, 0xff).expect("filled");
+        let found = download(&ours, &wire);
+        assert_same(found.values(), Values::F32(&values), &format!("round {round}"));
+    }
+    assert_eq!(gone.load(Ordering::Relaxed), 3 * 40, "each tensor went with its buffer");
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_stream_of_others_is_left_to_them() {
+    let library = stream();
+    let memory = upload(&library, Values::F32(&[1.0, 2.0, 3.0]));
+    let mut raw = None;
+    library
+        .enqueue::<hsdp_kernels::cuda::CudaError>((&[], &mut []), |handle| {
+            raw = Some(handle);
+            Ok(())
+        })
+        .expect("nothing to refuse");
+    // SAFETY: CU-7, `library` outlives it.
+    let same = unsafe { Stream::foreign(&device(), raw.expect("it was called")) };
+    assert_eq!(download(&same, &memory).values().to_f32(), [1.0, 2.0, 3.0]);
+    drop(same);
+    assert_eq!(download(&library, &memory).values().to_f32(), [1.0, 2.0, 3.0]);
+}
