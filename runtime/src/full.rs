@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use hsdp_kernels::{HostBuffer, Values};
-use hsdp_sharding::{UnitId, UnitLayout};
+use hsdp_sharding::{DType, UnitId, UnitLayout};
 
 use crate::engine::device::DeviceFull;
 use crate::engine::full_pool::Pooled;
@@ -124,12 +124,12 @@ impl Full {
     /// If the unit has no such parameter, or the buffer is not of the parameter's length and the compute dtype.
     pub fn put_back(&mut self, parameter: usize, buffer: HostBuffer) {
         let (found, len) = ((buffer.dtype(), buffer.len()), self.layout.params()[parameter].len);
+        let expected = (self.dtype(), len);
+        assert!(
+            found == expected,
+            "put back {found:?}, where parameter {parameter} has {expected:?}"
+        );
         if let Buffers::Own(pooled) = &mut self.buffers {
-            let expected = (pooled.dtype(), len);
-            assert!(
-                found == expected,
-                "put back {found:?}, where parameter {parameter} has {expected:?}"
-            );
             pooled.buffers[parameter] = buffer;
         }
     }
@@ -143,6 +143,15 @@ impl Full {
             Buffers::Own(pooled) => pooled.into_buffers(),
             Buffers::Shared(pooled) => pooled.buffers.clone(),
             Buffers::Device(full) => full.on_host().to_vec(),
+        }
+    }
+
+    /// The compute dtype.
+    fn dtype(&self) -> DType {
+        match &self.buffers {
+            Buffers::Own(pooled) => pooled.dtype(),
+            Buffers::Shared(pooled) => pooled.dtype(),
+            Buffers::Device(full) => full.dtype(),
         }
     }
 

@@ -97,20 +97,22 @@ fn what_is_taken_out_of_a_shared_copy_is_a_copy() {
 
 #[test]
 fn a_buffer_of_another_dtype_or_length_is_not_taken_back() {
-    on_ranks(1, |world| {
-        let options = ModelOptions::on(mesh(1, 1));
-        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        let mut pass = step.microbatch()?;
-        let mut full = pass.unshard(unit(0))?;
-        let len = full.values(0).len();
-        for (dtype, len) in [(DType::BF16, len), (DType::F32, len + 1)] {
-            let other = HostBuffer::zeros(dtype, len).expect("a small one");
-            let put = AssertUnwindSafe(|| full.put_back(0, other));
-            catch_unwind(put).expect_err("it does not fit");
-        }
-        Ok(())
-    });
+    for full_copies in [FullCopies::PerRank, FullCopies::PerProcess] {
+        on_ranks(1, |world| {
+            let options = ModelOptions { full_copies, ..ModelOptions::on(mesh(1, 1)) };
+            let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            let mut pass = step.microbatch()?;
+            let mut full = pass.unshard(unit(0))?;
+            let len = full.values(0).len();
+            for (dtype, len) in [(DType::BF16, len), (DType::F32, len + 1)] {
+                let other = HostBuffer::zeros(dtype, len).expect("a small one");
+                let put = AssertUnwindSafe(|| full.put_back(0, other));
+                catch_unwind(put).expect_err("it does not fit");
+            }
+            Ok(())
+        });
+    }
 }
 
 #[test]

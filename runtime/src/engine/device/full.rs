@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use hsdp_comm::{Pending, Tag};
 use hsdp_kernels::cuda::{DeviceBuffer, DevicePart};
 use hsdp_kernels::{HostBuffer, Values};
-use hsdp_sharding::UnitLayout;
+use hsdp_sharding::{DType, UnitLayout};
 
 use crate::engine::device::DeviceShard;
 use crate::engine::fabric::Fabric;
@@ -62,6 +62,10 @@ impl DeviceFull {
     pub(crate) fn part(&self, parameter: usize) -> DevicePart {
         let range = self.layout.params()[parameter].range();
         DevicePart::new(Arc::clone(&self.full), range)
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.full.dtype()
     }
 
     /// Copies on the host, made when they are first asked for.
