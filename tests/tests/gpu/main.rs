@@ -5,8 +5,8 @@
 //! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
-//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `foreign`, `streams`, `units` (collectives of ranks that share a device), `nccl`, `nccl_world`, `compile`
-//! (which needs no device).
+//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `foreign`, `streams`; `units`
+//! (collectives of ranks that share a device), `steps` (whole steps of models); `nccl`, `nccl_world`; `compile` (which needs no device).
 
 mod compile;
 mod foreign;
@@ -18,6 +18,7 @@ mod nccl;
 mod nccl_world;
 mod numbers;
 mod pack;
+mod steps;
 mod streams;
 mod sum;
 mod units;

@@ -1,6 +1,6 @@
 //! Device memory that goes from hand to hand.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hsdp_kernels::cuda::{DeviceBuffer, Stream};
 use hsdp_kernels::{Divisor, Fold, Values};
@@ -11,6 +11,11 @@ use super::{PATIENCE, assert_same, device, download, stream, upload};
 
 /// Held by tests of what the pool does: who runs out of memory empties it for all.
 static POOL: Mutex<()> = Mutex::new(());
+
+/// The pool, for one test alone.
+pub(super) fn pool() -> MutexGuard<'static, ()> {
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Rounds of work on several streams, in which every buffer is dropped while the device still uses it.
 fn round(streams: &[Stream; 3], seed: u64, len: usize) {
@@ -41,7 +46,7 @@ fn memory_that_is_given_back_is_not_overwritten_before_it_was_read() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn nothing_is_allocated_in_steady_state() {
-    let _pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let _pool = pool();
     // No other test has buffers of these sizes.
     let (streams, len) = ([(); 3].map(|()| stream()), 5_500_000);
     let allocations = || [4, 2].map(|size| device().allocations(size * len));
@@ -61,7 +66,7 @@ fn nothing_is_allocated_in_steady_state() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_device_without_memory_says_how_much_was_asked_for() {
-    let _pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let _pool = pool();
     let refused = DeviceBuffer::new(&device(), DType::F32, 1 << 45, "the moon").map(drop);
     let said = refused.expect_err("no device has that").to_string();
     let begins =

@@ -1,0 +1,123 @@
+//! The same training on the host and on the device gives the same bits, and moves the same bytes.
+
+use std::collections::BTreeMap;
+
+use hsdp::{
+    Accumulation, DType, ModelOptions, Momentum, Objective, Placement, Precision, StepOptions,
+    Values,
+};
+use hsdp_tests::support::worlds::on_ranks;
+
+use super::super::assert_same;
+use super::training::{Trained, Trainer, Training};
+use super::{DEVICE, placed};
+
+const STEPS: usize = 3;
+
+const TRAINERS: [Trainer; 4] = [
+    Trainer::Sgd(Momentum::Off),
+    Trainer::AdamW,
+    Trainer::Sgd(Momentum::Classic(0.9)),
+    Trainer::Sgd(Momentum::Nesterov(0.8)),
+];
+
+fn trained(options: &ModelOptions, how: (Trainer, StepOptions)) -> Vec<Trained> {
+    let ranks = options.mesh.world_size();
+    on_ranks(ranks, |world| Training::new(world, options, how)?.train(STEPS))
+}
+
+/// Trains here and there, and compares all that is known.
+fn compare(options: &ModelOptions, how: (Trainer, StepOptions)) {
+    let on_host = trained(&ModelOptions { placement: Placement::Host, ..options.clone() }, how);
+    let on_device = trained(options, how);
+    for (rank, (found, expected)) in on_device.iter().zip(&on_host).enumerate() {
+        let what = format!("rank {rank}, {how:?}, {options:?}");
+        compare_values(&found.parameters, &expected.parameters, &what);
+        compare_values(&found.gradient, &expected.gradient, &format!("gradient, {what}"));
+        assert_eq!(found.losses, expected.losses, "losses, {what}");
+        assert_eq!(found.moved, expected.moved, "ledger, {what}");
+        // Its squares are added up in another order there.
+        for (found, expected) in found.norms.iter().zip(&expected.norms) {
+            assert!((found - expected).abs() <= 1e-12 * expected, "norm {found}, not {expected}");
+        }
+    }
+}
+
+fn compare_values(
+    found: &BTreeMap<String, Vec<f32>>,
+    expected: &BTreeMap<String, Vec<f32>>,
+    what: &str,
+) {
+    assert!(found.keys().eq(expected.keys()), "{what}");
+    for (name, expected) in expected {
+        assert_same(Values::F32(&found[name]), Values::F32(expected), &format!("{name} of {what}"));
+    }
+}
+
+/// The `turn`-th mesh: every mode, with a wire, a dtype and an optimizer that the other meshes have with other modes.
+fn on_mesh(turn: usize, mesh: [usize; 2]) {
+    let dtypes = [DType::F32, DType::BF16, DType::F16];
+    for (mode, accumulation) in Accumulation::ALL.into_iter().enumerate() {
+        let wire = dtypes[(turn + mode) % 3];
+        let parameters = dtypes[(turn + mode / 2) % 2];
+        let options = ModelOptions {
+            accumulation,
+            precision: Precision { parameters, wire, output: None },
+            ..placed(DEVICE, mesh)
+        };
+        let trainer = TRAINERS[(3 * turn + mode) % 4];
+        compare(&options, (trainer, StepOptions::microbatches(3)));
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn one_rank_trains_to_the_bits_of_the_host() {
+    on_mesh(0, [1, 1]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn two_shards_train_to_the_bits_of_the_host() {
+    on_mesh(1, [1, 2]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn two_replicas_train_to_the_bits_of_the_host() {
+    on_mesh(2, [2, 1]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn two_replicas_of_two_shards_train_to_the_bits_of_the_host() {
+    on_mesh(3, [2, 2]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn two_replicas_of_three_shards_train_to_the_bits_of_the_host() {
+    on_mesh(4, [2, 3]);
+}
+
+/// All-reduces and sums that wait are issued when the step ends.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn steps_of_as_many_microbatches_as_come_train_to_the_bits_of_the_host() {
+    for accumulation in Accumulation::ALL {
+        let options = ModelOptions { accumulation, ..placed(DEVICE, [2, 2]) };
+        compare(&options, (Trainer::AdamW, StepOptions::as_many_as_come()));
+    }
+}
+
+/// What is divided, when, and by what, is another for each.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn every_objective_trains_to_the_bits_of_the_host() {
+    for objective in [Objective::RankMean, Objective::Sum, Objective::Factor(24.0)] {
+        let precision =
+            Precision { parameters: DType::BF16, wire: DType::BF16, ..Precision::default() };
+        let options = ModelOptions { objective, precision, ..placed(DEVICE, [2, 2]) };
+        compare(&options, (Trainer::Sgd(Momentum::Off), StepOptions::microbatches(3)));
+    }
+}

@@ -1,0 +1,186 @@
+//! A rank whose device has no memory left: it and all others end the step, and go on with the next when there is some.
+//!
+//! Who takes all memory takes it from all tests. So these run in a process of their own, whose emulated device has memory of
+//! its own, and little. On a real device, which processes share, they are left out, and say so.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::process::Command;
+use std::sync::Barrier;
+
+use hsdp::{
+    Accumulation, Error, LossSum, ModelOptions, ModelSpec, Optimizer, Param, Pass, Placement, Sgd,
+    SgdOptions, ShardedModel, StepOptions, Unit, World,
+};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
+use hsdp_sharding::DType;
+use hsdp_tests::support::handmade::lend;
+use hsdp_tests::support::models::unit;
+use hsdp_tests::support::springs;
+use hsdp_tests::support::worlds::{common, on_ranks};
+
+use super::super::device;
+use super::{DEVICE, placed};
+
+/// Told to the process in which the memory is taken.
+const CHILD: &str = "HSDP_GPU_TEST_CHILD";
+
+/// What the emulated device of that process has.
+const MEMORY: usize = 64 << 20;
+
+/// They need no padding.
+const ELEMENTS: usize = 60_032;
+
+/// All memory of the device.
+fn all_memory() -> Vec<DeviceBuffer> {
+    let mut held = Vec::new();
+    let sizes = std::iter::successors(Some(8_usize << 20), |size| Some(size / 2));
+    for bytes in sizes.take_while(|size| *size >= 512) {
+        let take = || DeviceBuffer::new(&device(), DType::F32, bytes / 4, "all there is");
+        held.extend(std::iter::from_fn(|| take().ok()));
+    }
+    held
+}
+
+/// What the device has.
+fn total() -> usize {
+    let refused = DeviceBuffer::new(&device(), DType::F32, 1 << 45, "the moon").map(drop);
+    match refused.expect_err("no device has that") {
+        CudaError::OutOfMemory { total, .. } => total,
+        other => panic!("{other}"),
+    }
+}
+
+/// Runs a test, by its name in this file, again in a process of its own; what that said.
+fn apart(name: &str) -> String {
+    let name = format!("steps::exhausted::{name}");
+    let mut child = Command::new(env::current_exe().expect("this program"));
+    child.args(["--exact", &name, "--ignored", "--nocapture"]);
+    child.env(CHILD, "1").env("HSDP_EMULATED_MEMORY", MEMORY.to_string());
+    let ended = child.output().expect("it starts");
+    let said = [ended.stdout, ended.stderr].map(|all| String::from_utf8_lossy(&all).into_owned());
+    assert!(ended.status.success(), "{}", said.concat());
+    said.concat()
+}
+
+/// Before what rank 1 finds no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    Gather,
+    Reduce,
+}
+
+/// A rank's part in a step in which rank 1 finds no memory: rank 0 waits meanwhile.
+struct Rank<'a> {
+    meeting: &'a Barrier,
+    before: Before,
+    is_short: bool,
+}
+
+impl Rank<'_> {
+    /// Does something, or has the other do it first without memory.
+    fn act(&self, what: Before, act: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        if what != self.before {
+            return act();
+        }
+        self.meeting.wait();
+        if !self.is_short {
+            self.meeting.wait();
+            return act();
+        }
+        let held = all_memory();
+        let told = act();
+        drop(held);
+        told
+    }
+
+    /// A step of one microbatch, which nobody finishes.
+    fn step(&self, model: &mut ShardedModel) -> String {
+        let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
+        let mut run = || {
+            let mut pass = step.microbatch()?;
+            self.act(Before::Gather, || pass.unshard(unit(0)).map(drop))?;
+            let _ = pass.loss(LossSum::new(0.0, 1))?;
+            drop(pass.unshard(unit(0))?);
+            self.act(Before::Reduce, || pass.reduce(unit(0), vec![lend(vec![0.5; ELEMENTS])]))?;
+            pass.finish()
+        };
+        let ran: Result<(), Error> = run();
+        let told = ran.and_then(|()| step.finish().map(drop)).expect_err("rank 1 has no memory");
+        if self.is_short {
+            self.meeting.wait();
+        }
+        assert!(!told.is_fatal(), "{told}");
+        told.to_string()
+    }
+}
+
+fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
+    let spec = ModelSpec::new().unit(Unit::new("unit").param(Param::new("w", [ELEMENTS])));
+    ShardedModel::new(world, spec, options.clone(), springs::initial)
+}
+
+/// A step in which there is memory.
+fn step(model: &mut ShardedModel) -> Result<BTreeMap<String, Vec<f32>>, Error> {
+    let mut sgd = Sgd::new(model, SgdOptions::default());
+    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+    let pass = step.microbatch()?;
+    reduce(pass, 0.25)?;
+    let gradients = step.finish()?;
+    sgd.step(model, gradients)?;
+    model.full_parameters()
+}
+
+fn reduce(mut pass: Pass<'_>, slope: f32) -> Result<(), Error> {
+    let _ = pass.loss(LossSum::new(0.0, 1))?;
+    pass.reduce(unit(0), vec![lend(vec![slope; ELEMENTS])])?;
+    pass.finish()
+}
+
+/// What rank 1 is told, which finds no memory before something; rank 0 is told the same of it, and the next step takes place.
+fn told(before: Before, accumulation: Accumulation) -> String {
+    let options = ModelOptions { accumulation, ..placed(DEVICE, [1, 2]) };
+    let meeting = Barrier::new(2);
+    let (told, parameters): (Vec<_>, Vec<_>) = on_ranks(2, |world| {
+        let is_short = world.rank().index() == 1;
+        let rank = Rank { meeting: &meeting, before, is_short };
+        let mut model = model(world, &options)?;
+        let told = rank.step(&mut model);
+        Ok((told, step(&mut model)?))
+    })
+    .into_iter()
+    .unzip();
+    let on_host = ModelOptions { placement: Placement::Host, ..options };
+    let untouched = common(on_ranks(2, |world| step(&mut model(world, &on_host)?)));
+    assert_eq!(common(parameters), untouched, "the failed step left no trace");
+    assert_eq!(told[0], format!("step 0 aborted by rank 1: {}", told[1]));
+    told[1].clone()
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_rank_whose_device_has_no_memory_ends_the_step_for_all() {
+    if env::var_os(CHILD).is_none() {
+        println!("{}", apart("a_rank_whose_device_has_no_memory_ends_the_step_for_all"));
+        return;
+    }
+    let total = total();
+    if total != MEMORY {
+        println!("left out: others use this device of {total} bytes, where {MEMORY} were meant");
+        return;
+    }
+    let (scattered, local) = (Accumulation::ReduceScatter, Accumulation::Local);
+    for (before, mode, operation, bytes, what) in [
+        (Before::Gather, scattered, "gather", 4 * ELEMENTS, "a gathered unit"),
+        (Before::Reduce, scattered, "reduction", 2 * ELEMENTS, "partials"),
+        (Before::Reduce, local, "accumulation", 4 * ELEMENTS, "unsharded gradients"),
+    ] {
+        assert_eq!(
+            told(before, mode),
+            format!(
+                "{operation} on rank 1, step 0: CUDA device 0 is out of memory: no {bytes} bytes to be had for \
+                 {what}, 0 of {MEMORY} are free"
+            ),
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! Whole steps of models whose parts lie on a device, beside the same on the host, through what users see of them.
+//!
+//! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters, norms, bytes), `non_finite`, `drops`
+//! (steps that are given up), `full` (a gathered unit), `updates`, `refused`, `exhausted` (no memory left), `steady`.
+
+mod bits;
+mod drops;
+mod exhausted;
+mod full;
+mod non_finite;
+mod refused;
+mod steady;
+mod training;
+mod updates;
+
+use hsdp::{ModelOptions, Placement};
+use hsdp_tests::support::worlds::mesh;
+
+/// All ranks share this device.
+const DEVICE: Placement = Placement::Cuda { ordinal: 0 };
+
+/// Beside each other: what is expected, and what is tested.
+const PLACES: [Placement; 2] = [Placement::Host, DEVICE];
+
+/// A model on a mesh, which lies there.
+fn placed(placement: Placement, [replicate, shard]: [usize; 2]) -> ModelOptions {
+    ModelOptions { placement, ..ModelOptions::on(mesh(replicate, shard)) }
+}

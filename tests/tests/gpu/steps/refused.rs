@@ -1,0 +1,52 @@
+//! Where a model cannot be placed.
+
+use hsdp::{Error, ModelOptions, Placement, ShardedModel, World};
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs;
+use hsdp_tests::support::worlds::{common_error, outcomes};
+
+use super::{DEVICE, placed};
+
+/// There is no machine with so many devices.
+const NOWHERE: Placement = Placement::Cuda { ordinal: 9999 };
+
+fn model(world: World, options: &ModelOptions) -> Result<(), Error> {
+    ShardedModel::new(world, three_units(), options.clone(), springs::initial).map(drop)
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_device_that_is_not_there_is_named() {
+    let error = model(World::single(), &placed(NOWHERE, [1, 1])).expect_err("it is not there");
+    assert!(matches!(error, Error::Placement { .. }) && !error.is_fatal(), "{error:?}");
+    let said = error.to_string();
+    let begins = "a model cannot be placed there: there is no CUDA device 9999: the driver has ";
+    assert!(said.starts_with(begins), "{said}");
+}
+
+/// The others hear that it has left, which is what it did when it was refused.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_rank_without_its_device_is_named_to_the_others() {
+    let told = outcomes(2, |world| {
+        let placement = if world.rank().index() == 1 { NOWHERE } else { DEVICE };
+        model(world, &placed(placement, [1, 2]))
+    });
+    let told: Vec<String> =
+        told.into_iter().map(|end| end.expect_err("no rank has a model").to_string()).collect();
+    assert!(told[1].starts_with("a model cannot be placed there: "), "{}", told[1]);
+    assert!(told[0].starts_with("world aborted: rank 1"), "{}", told[0]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn ranks_whose_parts_lie_in_different_kinds_of_places_disagree() {
+    let error = common_error(outcomes(2, |world| {
+        let placement = if world.rank().index() == 1 { DEVICE } else { Placement::Host };
+        model(world, &placed(placement, [1, 2]))
+    }));
+    assert_eq!(
+        error.to_string(),
+        "an option of the model differs between ranks: rank 1 has placement cuda, rank 0 has placement host"
+    );
+}

@@ -1,0 +1,127 @@
+//! What updates a model: on the device, by `update_on_device`, and nowhere else.
+
+use hsdp::{
+    DeviceRun, Error, FullCopies, Gradients, ModelOptions, Optimizer, Param, Placement, Sgd,
+    SgdOptions, ShardedModel, StepOptions, UnitId, Update, World,
+};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, PieceOfStep};
+use hsdp_kernels::{MomentumKind, SgdStep};
+use hsdp_sharding::DType;
+use hsdp_tests::support::slopes;
+use hsdp_tests::support::springs;
+use hsdp_tests::support::worlds::{common, on_ranks};
+
+use super::super::{device, memory};
+use super::training::spec;
+use super::{DEVICE, PLACES, placed};
+
+fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, spec(), options.clone(), springs::initial)
+}
+
+/// A step in which one parameter gets no gradient, and all elements of the others this.
+fn gradients(model: &mut ShardedModel, slope: f32) -> Result<Gradients, Error> {
+    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+    let by_param = |param: &Param| (param.name != "first.bias").then_some(slope);
+    slopes::microbatch_by(&mut step, &by_param)?;
+    step.finish()
+}
+
+/// What one rank is told that updates by `act`.
+fn refused(
+    options: &ModelOptions,
+    slope: f32,
+    act: impl Fn(&mut ShardedModel, Gradients) -> Result<Update, Error>,
+) -> String {
+    let mut model = model(World::single(), options).expect("a model");
+    let before = model.full_parameters().expect("parameters");
+    let gradients = gradients(&mut model, slope).expect("gradients");
+    let told = act(&mut model, gradients).expect_err("it is refused").to_string();
+    assert_eq!(model.full_parameters().expect("parameters"), before, "nothing was changed");
+    assert_eq!(model.committed_steps(), 0, "nothing was committed");
+    told
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_model_on_a_device_is_not_updated_on_the_host() {
+    let told = refused(&placed(DEVICE, [1, 1]), 1.0, |model, gradients| {
+        model.update(gradients, |_| panic!("nothing lies on the host"))
+    });
+    let what = "this model lies on a device: its shards are updated there";
+    assert_eq!(told, format!("optimizer step on rank 0, step 0: {what}"));
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_model_on_the_host_is_not_updated_on_a_device() {
+    let told = refused(&placed(Placement::Host, [1, 1]), 1.0, |model, gradients| {
+        model.update_on_device(gradients, |_| panic!("nothing lies on a device"))
+    });
+    let what = "this model lies on the host: its shards are updated there";
+    assert_eq!(told, format!("optimizer step on rank 0, step 0: {what}"));
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn an_update_that_the_device_refuses_says_why() {
+    let _pool = memory::pool();
+    let told = refused(&placed(DEVICE, [1, 1]), 1.0, |model, gradients| {
+        model.update_on_device(gradients, |_| {
+            DeviceBuffer::new(&device(), DType::F32, 1 << 45, "the moon").map(drop)
+        })
+    });
+    let begins = "optimizer step on rank 0, step 0: CUDA device 0 is out of memory: no 140737488355328 bytes to be \
+                  had for the moon, ";
+    assert!(told.starts_with(begins), "{told}");
+}
+
+/// Steps against the gradient, clipped, of what is trained and has one.
+fn descend(run: DeviceRun<'_>, rate: f64) -> Result<(), CudaError> {
+    let DeviceRun { stream, update, pieces, clip, .. } = run;
+    let piece = |piece: &hsdp::Piece| PieceOfStep { range: piece.shard_range(), step: 1 };
+    let pieces: Vec<PieceOfStep> = pieces.iter().map(piece).collect();
+    let kind = MomentumKind::Classic;
+    let step = SgdStep { learning_rate: rate, momentum: 0.0, kind, weight_decay: 0.0, clip };
+    stream.sgd(update, &pieces, &step, None)
+}
+
+/// The norm of a gradient whose elements are all alike is the same whatever the order of its sum, and so is what is clipped.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn an_optimizer_that_was_written_outside_updates_clipped_gradients_as_ours_does_on_the_host() {
+    let [expected, found] = PLACES.map(|placement| {
+        let options = placed(placement, [2, 2]);
+        common(on_ranks(4, |world| {
+            let mut model = model(world, &options)?;
+            let mut sgd =
+                Sgd::new(&model, SgdOptions { learning_rate: 0.5, ..SgdOptions::default() });
+            let gradients = gradients(&mut model, 1.0)?.clip(2.0);
+            assert!(gradients.clip_factor() < 1.0);
+            if placement == Placement::Host {
+                sgd.step(&mut model, gradients)?;
+                return model.full_parameters();
+            }
+            let mut units: Vec<UnitId> = Vec::new();
+            let update = model.update_on_device(gradients, |run| {
+                units.push(run.unit);
+                descend(run, 0.5)
+            })?;
+            assert_eq!((update, model.committed_steps()), (Update::Applied, 1));
+            assert_eq!(units, model.plan().reductions(), "in the plan's order");
+            model.full_parameters()
+        }))
+    });
+    assert_eq!(found, expected);
+    let bias = spec().find("first.bias").expect("it is there");
+    assert_eq!(found["first.bias"], springs::initial(&spec()[bias]), "it got no gradient");
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn one_full_copy_for_all_ranks_is_refused_on_a_device() {
+    let options = ModelOptions { full_copies: FullCopies::PerProcess, ..placed(DEVICE, [1, 1]) };
+    let error = model(World::single(), &options).map(drop).expect_err("it is refused");
+    assert!(matches!(error, Error::Options { .. }), "{error:?}");
+    assert_eq!(error.to_string(), "one full copy for all ranks, of a model that lies on a device");
+}
