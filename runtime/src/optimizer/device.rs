@@ -3,6 +3,7 @@
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
 use hsdp_sharding::{DType, Piece, UnitId};
 
+use crate::engine::device::DeviceSeat;
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::engine::sums::Sums;
@@ -46,11 +47,15 @@ impl ShardedModel {
     ) -> Result<Update, Error> {
         gradients.check_model(self)?;
         let (fabric, step) = (&self.engine.fabric, gradients.step);
+        let Some(seat) = &fabric.device else {
+            let what = "this model lies on the host: its shards are updated there".to_owned();
+            return Err(fabric.misuse("optimizer step", step, what));
+        };
         let mut state = self.engine.state();
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
-                let shard = &mut state.shards[unit.index()];
-                let updated = update_unit(fabric, (unit, shard), &gradients, &mut update)?;
+                let shard = (unit, &mut state.shards[unit.index()]);
+                let updated = update_unit((fabric, seat), shard, &gradients, &mut update);
                 updated.map_err(|error| fabric.device_error("optimizer step", step, error))?;
             }
         }
@@ -60,32 +65,21 @@ impl ShardedModel {
 }
 
 fn update_unit(
-    fabric: &Fabric,
+    (fabric, seat): (&Fabric, &DeviceSeat),
     (unit, shard): (UnitId, &mut Shard),
     gradients: &Gradients,
     update: &mut dyn FnMut(DeviceRun<'_>) -> Result<(), CudaError>,
-) -> Result<Result<(), CudaError>, Error> {
+) -> Result<(), CudaError> {
     let sums = &gradients.grad_shards[unit.index()];
-    let (Some(seat), Shard::Device(shard), Sums::Device(sums)) = (&fabric.device, shard, sums)
-    else {
-        let what = "this model lies on the host: its shards are updated there".to_owned();
-        return Err(fabric.misuse("optimizer step", gradients.step, what));
+    let (Shard::Device(shard), Sums::Device(sums)) = (shard, sums) else {
+        unreachable!("a model on a device has its shards and sums there");
     };
     let present = &gradients.present[unit.index()];
     let pieces: Vec<Piece> = pieces_with_gradient(fabric, unit, present).collect();
-    let run = || {
-        let (parameters, rounded) = shard.exclusive(seat)?;
-        let (gradient, divisor) = (sums.values(), gradients.divisor);
-        let fused = DeviceUpdate { parameters, rounded, gradient, divisor };
-        update(DeviceRun {
-            unit,
-            stream: seat.stream(),
-            update: fused,
-            pieces,
-            clip: gradients.clip,
-        })
-    };
-    Ok(run())
+    let (parameters, rounded) = shard.exclusive(seat)?;
+    let (gradient, divisor, clip) = (sums.values(), gradients.divisor, gradients.clip);
+    let fused = DeviceUpdate { parameters, rounded, gradient, divisor };
+    update(DeviceRun { unit, stream: seat.stream(), update: fused, pieces, clip })
 }
 
 /// Pieces as a kernel takes them: each with the number of its update.

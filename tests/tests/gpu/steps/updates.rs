@@ -1,8 +1,8 @@
 //! What updates a model: on the device, by `update_on_device`, and nowhere else.
 
 use hsdp::{
-    DeviceRun, Error, FullCopies, Gradients, ModelOptions, Optimizer, Param, Placement, Sgd,
-    SgdOptions, ShardedModel, StepOptions, UnitId, Update, World,
+    DeviceRun, Error, FullCopies, Gradients, ModelOptions, NonFinite, Optimizer, Param, Placement,
+    Sgd, SgdOptions, ShardedModel, StepOptions, UnitId, Update, World,
 };
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, PieceOfStep};
 use hsdp_kernels::{MomentumKind, SgdStep};
@@ -52,14 +52,18 @@ fn a_model_on_a_device_is_not_updated_on_the_host() {
     assert_eq!(told, format!("optimizer step on rank 0, step 0: {what}"));
 }
 
+/// Also where there would be nothing to do.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_model_on_the_host_is_not_updated_on_a_device() {
-    let told = refused(&placed(Placement::Host, [1, 1]), 1.0, |model, gradients| {
-        model.update_on_device(gradients, |_| panic!("nothing lies on a device"))
-    });
-    let what = "this model lies on the host: its shards are updated there";
-    assert_eq!(told, format!("optimizer step on rank 0, step 0: {what}"));
+    let options = ModelOptions { non_finite: NonFinite::Skip, ..placed(Placement::Host, [1, 1]) };
+    for slope in [1.0, f32::NAN] {
+        let told = refused(&options, slope, |model, gradients| {
+            model.update_on_device(gradients, |_| panic!("nothing lies on a device"))
+        });
+        let what = "this model lies on the host: its shards are updated there";
+        assert_eq!(told, format!("optimizer step on rank 0, step 0: {what}"));
+    }
 }
 
 #[test]
