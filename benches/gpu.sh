@@ -2,11 +2,11 @@
 # What runs on a machine with a GPU, made on one without.
 #
 #   benches/gpu.sh build            on the build host: makes target/gpu, with programs and a small NCCL, under 64 MiB
-#   benches/gpu.sh run [FOLDER] ... on the GPU host: the suite, the benches of the kernels, and PyTorch's where python3 has it;
-#                                   without cargo and network; leaves a report in FOLDER
+#   benches/gpu.sh run [FOLDER] ... on the GPU host: the suite, the conformance cases of tests/cases, the benches of the kernels,
+#                                   and PyTorch's where python3 has it; without cargo and network; leaves a report in FOLDER
 #
 # What follows FOLDER goes to the suite. NCCL is the small one, unless $HSDP_NCCL_LIBRARY names another. $HSDP_GPU_SIZES are the
-# sizes of the benches, as 1MiB,16MiB; $HSDP_GPU_BENCH is what else the bench is told. All three run, and the exit status is that of the first that failed.
+# sizes of the benches, as 1MiB,16MiB; $HSDP_GPU_BENCH is what else the bench is told. All of them run, and the exit status is that of the first that failed.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 target="${CARGO_TARGET_DIR:-$root/target}"
@@ -26,6 +26,12 @@ suite() {
     cargo test --release -p hsdp-tests --features cuda,nccl --test gpu --no-run --locked --message-format=json | executable gpu
 }
 
+# That of the conformance runner.
+conformance() {
+    cargo build --release -p hsdp-tests --features cuda,nccl --bin conformance --locked --message-format=json |
+        executable conformance
+}
+
 # That of the bench.
 bench() {
     cargo bench -p hsdp-benches --features cuda --bench gpu_kernels --no-run --locked --message-format=json |
@@ -35,6 +41,7 @@ bench() {
 build() {
     mkdir -p "$made"
     strip -o "$made/gpu" "$(cd "$root" && suite)"
+    strip -o "$made/conformance" "$(cd "$root" && conformance)"
     strip -o "$made/gpu_kernels" "$(cd "$root" && bench)"
     cp "$root/benches/peers/gpu_kernels.py" "$made"
     python3 "$root/benches/gpu/nccl_one_gpu.py" "$made"
@@ -68,6 +75,7 @@ run() {
     # Several ranks on one GPU: each with few multiprocessors, or they starve each other.
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4
     part suite "$made/gpu" --ignored "$@"
+    part conformance "$made/conformance" --device cuda "$root"/tests/cases/*/
     local sizes=(--sizes "${HSDP_GPU_SIZES:-1MiB,16MiB,256MiB}")
     # shellcheck disable=SC2086 # several words, or none
     part bench "$made/gpu_kernels" "${sizes[@]}" --csv "$report/bench.csv" ${HSDP_GPU_BENCH:-}
