@@ -47,6 +47,6 @@ fn ranks_whose_parts_lie_in_different_kinds_of_places_disagree() {
     }));
     assert_eq!(
         error.to_string(),
-        "an option of the model differs between ranks: rank 1 has placement cuda, rank 0 has placement host"
+        "an option of the model differs between ranks: rank 1 has placement cuda, rank 0 has placement cpu"
     );
 }
