@@ -73,6 +73,8 @@ run() {
     fi
     export HSDP_NCCL_LIBRARY="${HSDP_NCCL_LIBRARY:-$made/libnccl.so.2}"
     # Several ranks on one GPU: each with few multiprocessors, or they starve each other.
+    # Each rank has four streams, which must not queue behind those of others.
+    export CUDA_DEVICE_MAX_CONNECTIONS=32
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4
     part suite "$made/gpu" --ignored "$@"
     part conformance "$made/conformance" --device cuda "$root"/tests/cases/*/

@@ -9,7 +9,7 @@ mod connected;
 mod error;
 mod watchdog;
 
-pub(crate) use self::collectives::issue_together;
+pub(crate) use self::collectives::{NotIssued, issue_together};
 pub use self::communicator::{Communicator, UniqueId};
 pub(crate) use self::connected::{Connected, SharedCommunicator};
 pub use self::error::NcclError;

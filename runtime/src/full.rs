@@ -11,7 +11,7 @@ use crate::engine::full_pool::Pooled;
 
 /// A unit's parameters in full, in the compute dtype, one buffer a parameter.
 ///
-/// On a device it is one buffer there, of which parameters are [parts](Self::on_device). What is read on the host (all other methods) is
+/// On a device it is one buffer there, of which parameters are parts (`Full::on_device`, with the feature `cuda`). What is read on the host (all other methods) is
 /// a copy, made when it is first asked for: that waits for the gather, and panics if the device fails.
 ///
 /// Dropping it is the reshard: its buffers go to the gathers to come, which never hold more together than the plan says

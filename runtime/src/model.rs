@@ -55,7 +55,8 @@ impl ShardedModel {
     /// # Errors
     /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option makes no sense or
     /// the mesh does not have the world's size; [`Error::Size`] if `init` gives another number of elements;
-    /// [`Error::Disagreement`] if ranks differ; [`Error::Comm`] if the comparison fails.
+    /// [`Error::Disagreement`] if ranks differ; [`Error::Comm`] if the comparison fails; on a device also `Error::Placement` if it cannot be
+    /// used, and `Error::Device` if it has no room.
     pub fn new(
         world: World,
         spec: ModelSpec,

@@ -11,7 +11,7 @@ use crate::Error;
 #[cfg(feature = "nccl")]
 use crate::Op;
 #[cfg(feature = "nccl")]
-use crate::nccl::{NcclError, issue_together};
+use crate::nccl::{NcclError, NotIssued, issue_together};
 
 /// Some elements of a buffer.
 pub(super) type Elements<'a> = (&'a DeviceBuffer, Range<usize>);
@@ -64,7 +64,8 @@ pub(super) fn all_gather(
         let call = comm.gathering(&part.stream, shard.clone(), (whole, range.clone()));
         calls.push(call.map_err(|error| part.refused(op, error))?);
     }
-    issue_together(calls).map_err(|error| parts[0].refused(op, error))
+    let issued = issue_together(calls);
+    settled(parts, &mut held, issued, op)
 }
 
 /// Every member gets the sum of its part of what all have.
@@ -81,7 +82,8 @@ pub(super) fn reduce_scatter(
         let call = comm.scattering(&part.stream, (wire, 0..wire.len()), sum);
         calls.push(call.map_err(|error| part.refused(op, error))?);
     }
-    issue_together(calls).map_err(|error| parts[0].refused(op, error))
+    let issued = issue_together(calls);
+    settled(parts, &mut held, issued, op)
 }
 
 /// Every member gets the sum of what all have, in place.
@@ -94,7 +96,22 @@ pub(super) fn all_reduce(parts: &[Part], values: &mut [DeviceBuffer]) -> Result<
         let call = comm.reducing(&part.stream, values);
         calls.push(call.map_err(|error| part.refused(op, error))?);
     }
-    issue_together(calls).map_err(|error| parts[0].refused(op, error))
+    let issued = issue_together(calls);
+    settled(parts, &mut held, issued, op)
+}
+
+/// Where calls were not issued, nobody knows how far they have come: all their communicators are given up, and so the world ends.
+#[cfg(feature = "nccl")]
+fn settled(
+    parts: &[Part],
+    held: &mut [crate::sync::MutexGuard<'_, crate::nccl::Communicator>],
+    issued: Result<(), NotIssued>,
+    op: Op,
+) -> Result<(), Error> {
+    issued.map_err(|NotIssued { slot, error }| {
+        held.iter_mut().for_each(|comm| comm.give_up());
+        parts[slot].refused(op, *error)
+    })
 }
 
 /// The members' communicators: nobody else uses them meanwhile.

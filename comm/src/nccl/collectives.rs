@@ -1,18 +1,14 @@
 //! What a communicator does with buffers of its device.
 
 use std::ops::Range;
-use std::time::Duration;
 
-use hsdp_kernels::cuda::{DeviceBuffer, Stream, Together};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Stream, Together};
 use hsdp_sharding::DType;
 use nccl_sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use parking_lot::Mutex;
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, Patience};
 use super::error::NcclError;
-
-/// For how long a call may be in progress before it is on its stream: the ranks have met already, so it is the host's own work.
-const TO_ISSUE: Duration = Duration::from_secs(60);
 
 /// Some elements of a buffer.
 type Part<'a> = (&'a DeviceBuffer, Range<usize>);
@@ -41,7 +37,7 @@ impl Communicator {
         shard: Part<'_>,
         full: (&mut DeviceBuffer, Range<usize>),
     ) -> Result<(), NcclError> {
-        issue_together(vec![self.gathering(stream, shard, full)?])
+        issue_together(vec![self.gathering(stream, shard, full)?]).map_err(|it| *it.error)
     }
 
     /// Reduces and scatters: rank `r` gets the sum over ranks of their `r`-th part of `range`, on `stream`. **Collective.**
@@ -56,7 +52,7 @@ impl Communicator {
         input: Part<'_>,
         part: &mut DeviceBuffer,
     ) -> Result<(), NcclError> {
-        issue_together(vec![self.scattering(stream, input, part)?])
+        issue_together(vec![self.scattering(stream, input, part)?]).map_err(|it| *it.error)
     }
 
     /// Reduces: everybody gets the sum over ranks, in place, on `stream`. **Collective.**
@@ -70,7 +66,7 @@ impl Communicator {
         stream: &Stream,
         values: &mut DeviceBuffer,
     ) -> Result<(), NcclError> {
-        issue_together(vec![self.reducing(stream, values)?])
+        issue_together(vec![self.reducing(stream, values)?]).map_err(|it| *it.error)
     }
 
     pub(crate) fn gathering<'a>(
@@ -178,12 +174,24 @@ impl Communicator {
     }
 }
 
+/// Why calls were not issued: whose it was, by its place among them.
+pub(crate) struct NotIssued {
+    pub(crate) slot: usize,
+    pub(crate) error: Box<NcclError>,
+}
+
+impl From<CudaError> for NotIssued {
+    fn from(error: CudaError) -> Self {
+        Self { slot: 0, error: Box::new(error.into()) }
+    }
+}
+
 /// Issues the calls of several communicators of this process, each on its own stream, as one: none of them waits for the others before
-/// all are issued. Returns when they are on their streams.
+/// all are issued. Returns when they are on their streams. After an error nobody knows which are: the communicators are to be given up.
 ///
 /// # Errors
 /// What NCCL says of the first that it refuses; [`NcclError::Late`] if one does not come to its stream; [`NcclError::Device`].
-pub(crate) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NcclError> {
+pub(crate) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> {
     // Who issues for one rank alone may have to wait for others who do.
     let _launch = (calls.len() > 1).then(|| LAUNCHES.lock());
     let (mut parts, mut rest) = (Vec::new(), Vec::new());
@@ -192,18 +200,32 @@ pub(crate) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NcclError> 
         rest.push((comm, operation, call));
     }
     Stream::enqueue_together(&mut parts, |streams| {
-        let group = Group::start(rest.first().map(|(comm, ..)| *comm))?;
+        let group = Group::start(rest.first().map(|(comm, ..)| *comm));
+        let group = group.map_err(|error| NotIssued { slot: 0, error: Box::new(error) })?;
         let mut issued = Vec::with_capacity(rest.len());
         for ((comm, operation, call), stream) in rest.into_iter().zip(streams) {
             issued.push((comm, operation, call(stream.cast())));
         }
         let end = group.end();
-        for (comm, operation, status) in issued {
-            let status = if status == ncclResult_t::ncclSuccess { end } else { status };
-            comm.settle(operation, status, TO_ISSUE)?;
+        let mut outcome = Ok(());
+        for (slot, (comm, operation, status)) in issued.into_iter().enumerate() {
+            let settled = comm.settle(operation, worse(status, end), &Patience::of(comm.patience));
+            outcome = outcome.and(settled.map_err(|error| {
+                let error = Box::new(error);
+                NotIssued { slot, error }
+            }));
         }
-        Ok(())
+        outcome
     })
+}
+
+/// What is known of a call, of what it answered and what its group did: an error rather than in progress, and that rather than success.
+fn worse(call: ncclResult_t, group: ncclResult_t) -> ncclResult_t {
+    match (call, group) {
+        (ncclResult_t::ncclSuccess, other) | (other, ncclResult_t::ncclSuccess) => other,
+        (ncclResult_t::ncclInProgress, other) => other,
+        (other, _) => other,
+    }
 }
 
 /// Calls that NCCL takes as one.

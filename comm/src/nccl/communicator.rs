@@ -56,6 +56,28 @@ impl fmt::Debug for UniqueId {
     }
 }
 
+/// For how long to wait at the most.
+pub(super) struct Patience<'a> {
+    pub(super) limit: Duration,
+    /// Whether waiting is of no use any more.
+    ended: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Patience<'a> {
+    pub(super) fn of(limit: Duration) -> Self {
+        Self { limit, ended: &|| false }
+    }
+
+    /// So long, but no longer than until `ended`.
+    pub(super) fn until(limit: Duration, ended: &'a dyn Fn() -> bool) -> Self {
+        Self { limit, ended }
+    }
+
+    fn is_over(&self, began: Instant) -> bool {
+        began.elapsed() >= self.limit || (self.ended)()
+    }
+}
+
 /// A rank's handle of a communicator: used by one thread at a time.
 ///
 /// Every operation is **collective**: all ranks call it, in one order.
@@ -66,6 +88,8 @@ pub struct Communicator {
     pub(super) device: Device,
     pub(super) rank: usize,
     pub(super) size: usize,
+    /// For how long it may take to issue something, too.
+    pub(super) patience: Duration,
     /// NCCL's communicators are used by one thread at a time.
     not_sync: PhantomData<Cell<()>>,
 }
@@ -104,8 +128,18 @@ impl Communicator {
     pub fn join(
         device: &Device,
         id: UniqueId,
-        (rank, size): (usize, usize),
+        place: (usize, usize),
         patience: Duration,
+    ) -> Result<Self, NcclError> {
+        Self::join_while(device, id, place, &Patience::of(patience))
+    }
+
+    /// The same, with a patience that may end early.
+    pub(super) fn join_while(
+        device: &Device,
+        id: UniqueId,
+        (rank, size): (usize, usize),
+        patience: &Patience<'_>,
     ) -> Result<Self, NcclError> {
         let nccl = load()?;
         device.make_current()?;
@@ -123,7 +157,7 @@ impl Communicator {
                 &raw mut config,
             )
         };
-        let joined = Self::made(nccl, place.handle(), device, (rank, size));
+        let joined = Self::made(nccl, place.handle(), device, ((rank, size), patience.limit));
         joined.settle("join", status, patience)?;
         Ok(joined)
     }
@@ -138,6 +172,16 @@ impl Communicator {
         colour: Option<usize>,
         key: usize,
         patience: Duration,
+    ) -> Result<Option<Self>, NcclError> {
+        self.split_while(colour, key, &Patience::of(patience))
+    }
+
+    /// The same, with a patience that may end early.
+    pub(super) fn split_while(
+        &mut self,
+        colour: Option<usize>,
+        key: usize,
+        patience: &Patience<'_>,
     ) -> Result<Option<Self>, NcclError> {
         let raw = self.raw("split")?;
         self.device.make_current()?;
@@ -163,7 +207,8 @@ impl Communicator {
         if colour.is_none() {
             return Ok(None);
         }
-        let mut split = Self::made(self.nccl, place.handle(), &self.device, (0, 0));
+        let of_nobody = ((0, 0), patience.limit);
+        let mut split = Self::made(self.nccl, place.handle(), &self.device, of_nobody);
         split.settle("split", ncclResult_t::ncclInProgress, patience)?;
         let functions = split.nccl.functions();
         split.rank = split.asked("rank", functions.ncclCommUserRank)?;
@@ -175,10 +220,11 @@ impl Communicator {
         nccl: &'static Nccl,
         raw: ncclComm_t,
         device: &Device,
-        (rank, size): (usize, usize),
+        ((rank, size), patience): ((usize, usize), Duration),
     ) -> Self {
         let raw = (!raw.is_null()).then_some(Raw(raw));
-        Self { nccl, raw, device: device.clone(), rank, size, not_sync: PhantomData }
+        let device = device.clone();
+        Self { nccl, raw, device, rank, size, patience, not_sync: PhantomData }
     }
 
     /// This rank in it.
@@ -225,7 +271,7 @@ impl Communicator {
         self.device.make_current()?;
         // SAFETY: NC-4, the communicator lives, and nothing is issued on it any more.
         let status = unsafe { (self.nccl.functions().ncclCommFinalize)(raw) };
-        self.settle("close", status, patience)?;
+        self.settle("close", status, &Patience::of(patience))?;
         self.raw = None;
         // SAFETY: NC-4, it was finalized, and `raw` is forgotten.
         let status = unsafe { (self.nccl.functions().ncclCommDestroy)(raw) };
@@ -270,7 +316,7 @@ impl Communicator {
         &self,
         operation: &'static str,
         status: ncclResult_t,
-        patience: Duration,
+        patience: &Patience<'_>,
     ) -> Result<(), NcclError> {
         let began = Instant::now();
         match status {
@@ -279,7 +325,7 @@ impl Communicator {
             status => return Err(self.refused(operation, status)),
         }
         while self.state(operation)? == ncclResult_t::ncclInProgress {
-            if began.elapsed() >= patience {
+            if patience.is_over(began) {
                 return Err(self.late(operation, began));
             }
             look_later();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hsdp_kernels::cuda::Device;
 
-use super::communicator::{Communicator, UniqueId};
+use super::communicator::{Communicator, Patience, UniqueId};
 use super::error::NcclError;
 use super::watchdog;
 use crate::sync::Mutex;
@@ -94,9 +94,7 @@ impl World {
         }
         let id = if self.rank().index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
         let ids = self.exchange_ids(id)?;
-        let place = (self.rank().index(), self.size());
-        let all = Communicator::join(device, ids[0], place, self.deadline());
-        let all = self.agreed(all)?;
+        let all = self.join(device, ids[0], (self.rank().index(), self.size()))?;
         let communicators = Communicators {
             device: device.clone(),
             all: Some(all),
@@ -104,10 +102,8 @@ impl World {
             patience: self.deadline(),
         };
         let before = self.seat().nccl.0.lock().replace(communicators);
-        if before.is_none() {
-            watchdog::start(self.seat());
-        }
-        Ok(())
+        let watched = if before.is_none() { watchdog::start(self.seat()) } else { Ok(()) };
+        self.agreed(watched)
     }
 
     /// The device whose collectives go by NCCL.
@@ -133,24 +129,17 @@ impl World {
         if connected.of(group.id()).is_some() {
             return Ok(());
         }
-        let split = {
-            let mut held = connected.0.lock();
-            let Some(communicators) = held.as_mut() else {
-                let problem = "it has no NCCL: call `connect_nccl` first";
-                return Err(Error::NotConnected { rank: self.rank(), problem });
-            };
-            let (colour, patience) = (group.ranks()[0].index(), communicators.patience);
-            let all = communicators.all.as_mut();
-            all.map(|all| all.split(Some(colour), group.index(), patience))
+        let Some(device) = connected.device() else {
+            let problem = "it has no NCCL: call `connect_nccl` first";
+            return Err(Error::NotConnected { rank: self.rank(), problem });
         };
-        let split = match split {
-            Some(Ok(Some(split))) if split.size() == group.size() => Some(split),
-            _ => None,
-        };
+        // All are here: nobody waits in a split for a rank that has failed before it.
+        self.all_have(true)?;
+        let split = self.split(group);
         let made = if self.all_have(split.is_some())? { split } else { None };
         let made = match made {
             Some(split) => split,
-            None => self.join_by_id(group)?,
+            None => self.join_by_id(&device, group)?,
         };
         if let Some(communicators) = connected.0.lock().as_mut() {
             communicators.groups.insert(group.id(), Arc::new(Mutex::new(made)));
@@ -158,18 +147,39 @@ impl World {
         Ok(())
     }
 
-    /// The communicator of a group by an id of its own, which its first member makes.
-    fn join_by_id(&self, group: &Group) -> Result<Communicator, Error> {
+    /// The communicator of a group, split from that of all ranks; `None` if there is none any more, or it fails.
+    fn split(&self, group: &Group) -> Option<Communicator> {
         let connected = &self.seat().nccl;
-        let device = connected.device().expect("it was connected a moment ago");
-        if let Some(communicators) = connected.0.lock().as_mut() {
-            communicators.all = None;
-        }
+        // Not under the lock: whoever looks after the communicators is not held up.
+        let mut all = connected.0.lock().as_mut()?.all.take()?;
+        let (colour, ended) = (group.ranks()[0].index(), || self.end().is_some());
+        let split = all.split_while(Some(colour), group.index(), &self.patience(&ended));
+        let split = split.ok().flatten().filter(|split| split.size() == group.size())?;
+        connected.0.lock().as_mut()?.all = Some(all);
+        Some(split)
+    }
+
+    /// The communicator of a group by an id of its own, which its first member makes.
+    fn join_by_id(&self, device: &Device, group: &Group) -> Result<Communicator, Error> {
         let id = if group.index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
         let ids = self.exchange_ids(id)?;
         let id = ids[group.ranks()[0].index()];
-        let place = (group.index(), group.size());
-        self.agreed(Communicator::join(&device, id, place, self.deadline()))
+        self.join(device, id, (group.index(), group.size()))
+    }
+
+    fn join(
+        &self,
+        device: &Device,
+        id: UniqueId,
+        place: (usize, usize),
+    ) -> Result<Communicator, Error> {
+        let ended = || self.end().is_some();
+        self.agreed(Communicator::join_while(device, id, place, &self.patience(&ended)))
+    }
+
+    /// Half of the world's: who has failed waits for the others, who must have done so by then.
+    fn patience<'a>(&self, ended: &'a dyn Fn() -> bool) -> Patience<'a> {
+        Patience::until(self.deadline() / 2, ended)
     }
 
     /// What each rank has as an id, by rank; an error on all ranks if one could not make its own.

@@ -71,6 +71,12 @@ pub enum NcclError {
         /// Ranks of the communicator.
         size: usize,
     },
+    /// There is no thread to look after the communicators.
+    #[error("nobody looks after the communicators: {reason}")]
+    Unwatched {
+        /// Why not.
+        reason: String,
+    },
     /// Another rank failed in what all do together; it says why.
     #[error("another rank could not connect")]
     Elsewhere,

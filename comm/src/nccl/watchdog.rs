@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+use super::error::NcclError;
 use crate::seat::Seat;
 
 /// How long the watchdog rests between two looks.
@@ -11,7 +12,10 @@ const REST: Duration = Duration::from_millis(50);
 
 /// Starts the watchdog of a rank. Where NCCL reports an error of what was issued, it ends the world; and when the world has ended, for
 /// whatever reason, it gives the communicators up, so that no stream waits for ranks that will not come. It ends with the rank.
-pub(super) fn start(seat: &Arc<Seat>) {
+///
+/// # Errors
+/// [`NcclError::Unwatched`] if there is no thread for it.
+pub(super) fn start(seat: &Arc<Seat>) -> Result<(), NcclError> {
     let watched = Arc::downgrade(seat);
     let name = format!("hsdp-nccl-watch-{}", seat.rank);
     let watch = move || {
@@ -19,9 +23,8 @@ pub(super) fn start(seat: &Arc<Seat>) {
             thread::park_timeout(REST);
         }
     };
-    if let Err(error) = thread::Builder::new().name(name).spawn(watch) {
-        tracing::warn!(%error, "NCCL is not watched: there is no thread for it");
-    }
+    let started = thread::Builder::new().name(name).spawn(watch);
+    started.map(drop).map_err(|error| NcclError::Unwatched { reason: error.to_string() })
 }
 
 /// One look; whether there is to be another.

@@ -34,6 +34,8 @@ pub(super) struct Shared {
     pub(super) events: Events,
     pub(super) pool: Pool,
     pub(super) stagings: Stagings,
+    /// Its device is this one, which is never dropped.
+    reader: OnceLock<Result<Stream, CudaError>>,
 }
 
 /// A kernel as the device has it.
@@ -89,6 +91,11 @@ impl Device {
     /// [`CudaError::Driver`].
     pub fn stream(&self) -> Result<Stream, CudaError> {
         Stream::new(self)
+    }
+
+    /// A stream for what is read on the host without one of its own: one for all, since buffers remember who read them.
+    pub(super) fn reader(&self) -> Result<&Stream, CudaError> {
+        self.0.reader.get_or_init(|| self.stream()).as_ref().map_err(Clone::clone)
     }
 
     /// How many blocks of the size that `bytes` get the driver has been asked for: none in a step like the one before.
@@ -204,6 +211,7 @@ impl Shared {
             events: Events::default(),
             pool: Pool::default(),
             stagings: Stagings::default(),
+            reader: OnceLock::new(),
         })
     }
 }

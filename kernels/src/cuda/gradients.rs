@@ -129,7 +129,7 @@ impl GradientValues for DeviceBuffer {
 }
 
 fn read_on_host(buffer: &DeviceBuffer, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
-    let copy = buffer.device().stream().and_then(|stream| buffer.read_back(&stream, TO_READ));
+    let copy = buffer.device().reader().and_then(|stream| buffer.read_back(stream, TO_READ));
     let copy = copy.unwrap_or_else(|error| panic!("a gradient on a device: {error}"));
     visit(copy.values().slice(range));
 }

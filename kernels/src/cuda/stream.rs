@@ -173,6 +173,8 @@ impl Stream {
     /// Puts several operations of another library on as many streams, by one `call`, which is given the driver's handles of the
     /// streams in the order of `parts`: for operations none of which is on its stream before all are.
     ///
+    /// If `call` fails, the memory of all these buffers is never used again: it may have begun something.
+    ///
     /// # Errors
     /// What `call` returns; [`CudaError::Mismatch`] if two parts are on one stream; [`CudaError::Driver`] if an operation before has failed.
     pub fn enqueue_together<E: From<CudaError>>(
@@ -192,13 +194,18 @@ impl Stream {
             let Together { stream, reads, writes } = &parts[*index];
             places.push(stream.prepare((reads, writes))?);
         }
-        let mut outcome = call(&raws);
+        let called = call(&raws);
+        let mut recorded = Ok(());
         for (index, place) in order.into_iter().zip(places) {
             let Together { stream, reads, writes } = &parts[index];
-            let recorded = stream.record(place, (reads, writes));
-            outcome = outcome.and(recorded.map(drop).map_err(E::from));
+            recorded = recorded.and(stream.record(place, (reads, writes)).map(drop));
+            if called.is_err() {
+                // The library may still put something on the stream, behind what was recorded.
+                reads.iter().for_each(|buffer| buffer.uses().lose());
+                writes.iter().for_each(|buffer| buffer.uses().lose());
+            }
         }
-        outcome
+        called.and(recorded.map_err(E::from))
     }
 
     /// # Errors

@@ -1,9 +1,10 @@
 //! A unit's parameters, gathered on a device.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use hsdp_comm::{Pending, Tag};
-use hsdp_kernels::cuda::{DeviceBuffer, DevicePart};
+use hsdp_kernels::cuda::{DeviceBuffer, DevicePart, Stream};
 use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{DType, UnitLayout};
 
@@ -36,16 +37,16 @@ impl DeviceArriving {
     pub(crate) fn wait(self, fabric: &Fabric) -> Result<DeviceFull, Error> {
         let Self { pending, layout } = self;
         let (full, seat) = (Arc::new(pending.wait()?), fabric.seat());
-        let reader = Reader { ordinal: seat.stream.device().ordinal(), patience: seat.patience };
+        let reader = Reader { stream: Arc::clone(&seat.stream), patience: seat.patience };
         Ok(DeviceFull { full, layout, reader, copies: OnceLock::new() })
     }
 }
 
 /// How parameters are read on the host.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Reader {
-    ordinal: usize,
-    patience: std::time::Duration,
+    stream: Arc<Stream>,
+    patience: Duration,
 }
 
 /// A unit's parameters on a device: the unit's flat index space, as the layout says.
@@ -74,10 +75,9 @@ impl DeviceFull {
     /// If the device fails: nobody can be told.
     pub(crate) fn on_host(&self) -> &[HostBuffer] {
         self.copies.get_or_init(|| {
-            let Reader { ordinal, patience } = self.reader;
-            let stream = self.full.device().stream();
-            let all = stream.and_then(|stream| self.full.read_back(&stream, patience));
-            let all = all.unwrap_or_else(|error| panic!("unshard on device {ordinal}: {error}"));
+            let Reader { stream, patience } = &self.reader;
+            let all = self.full.read_back(stream, *patience);
+            let all = all.unwrap_or_else(|error| panic!("a unit could not be read: {error}"));
             let slots = self.layout.params().iter();
             slots.map(|slot| owned(all.values().slice(slot.range()))).collect()
         })

@@ -1,5 +1,6 @@
 //! A rank's device, and the stream of what it computes there itself.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hsdp_comm::{Group, World};
@@ -14,7 +15,7 @@ use crate::placement::Placement;
 #[derive(Debug)]
 pub(crate) struct DeviceSeat {
     /// For casts of shards, updates, and what is read back. Collectives have streams of their own.
-    pub(super) stream: Stream,
+    pub(super) stream: Arc<Stream>,
     /// How long the host waits for it.
     pub(super) patience: Duration,
 }
@@ -36,7 +37,7 @@ impl DeviceSeat {
             device.stream()
         };
         let stream = open().map_err(|error| Error::Placement { error })?;
-        Ok(Some(Self { stream, patience }))
+        Ok(Some(Self { stream: Arc::new(stream), patience }))
     }
 
     /// Has the groups go by NCCL, if the world does.
@@ -78,13 +79,18 @@ impl Fabric {
         self.device.as_ref().expect("what lies on a device is of a model on that device")
     }
 
-    /// An error of the device, with what it was about.
+    /// An error of the device, with what it was about. One that is late, or refuses what fits, does not recover: the world ends.
     pub(crate) fn device_error(
         &self,
         operation: &'static str,
         step: u64,
         error: CudaError,
     ) -> Error {
-        Error::Device { operation, rank: self.rank(), step, error }
+        let is_lasting = matches!(error, CudaError::Late { .. } | CudaError::Driver { .. });
+        let error = Error::Device { operation, rank: self.rank(), step, error };
+        if is_lasting {
+            self.world.abort(&error.to_string());
+        }
+        error
     }
 }
