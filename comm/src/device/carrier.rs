@@ -100,7 +100,7 @@ pub(super) fn all_reduce(parts: &[Part], values: &mut [DeviceBuffer]) -> Result<
     settled(parts, &mut held, issued, op)
 }
 
-/// Where calls were not issued, nobody knows how far they have come: all their communicators are given up, and so the world ends.
+/// Where calls were not issued, nobody knows how far they have come: all their communicators are given up, and the world ends.
 #[cfg(feature = "nccl")]
 fn settled(
     parts: &[Part],
@@ -110,7 +110,12 @@ fn settled(
 ) -> Result<(), Error> {
     issued.map_err(|NotIssued { slot, error }| {
         held.iter_mut().for_each(|comm| comm.give_up());
-        parts[slot].refused(op, *error)
+        let part = &parts[slot];
+        let error = part.refused(op, *error);
+        if let Some(seat) = part.seat.upgrade() {
+            seat.abort(&error.to_string());
+        }
+        error
     })
 }
 

@@ -33,6 +33,9 @@ pub(crate) struct Part {
     pub(super) rank: Rank,
     pub(super) step: u64,
     pub(super) stream: Arc<Stream>,
+    /// Where it is at home, to end the world.
+    #[cfg(feature = "nccl")]
+    pub(super) seat: std::sync::Weak<crate::seat::Seat>,
     /// Its communicator, where the group goes by NCCL.
     #[cfg(feature = "nccl")]
     pub(super) nccl: Option<crate::nccl::SharedCommunicator>,

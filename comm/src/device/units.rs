@@ -146,6 +146,8 @@ impl Group {
             step: tag.step,
             stream,
             #[cfg(feature = "nccl")]
+            seat: Arc::downgrade(self.seat()),
+            #[cfg(feature = "nccl")]
             nccl,
         })
     }

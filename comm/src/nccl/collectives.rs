@@ -1,6 +1,7 @@
 //! What a communicator does with buffers of its device.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Stream, Together};
 use hsdp_sharding::DType;
@@ -207,9 +208,12 @@ pub(crate) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> 
             issued.push((comm, operation, call(stream.cast())));
         }
         let end = group.end();
-        let mut outcome = Ok(());
+        // All have the time of one: the ranks have met already, so it is the host's own work.
+        let (mut outcome, began) = (Ok(()), Instant::now());
         for (slot, (comm, operation, status)) in issued.into_iter().enumerate() {
-            let settled = comm.settle(operation, worse(status, end), &Patience::of(comm.patience));
+            let is_over = || began.elapsed() >= comm.patience || comm.is_over();
+            let patience = Patience::until(comm.patience, &is_over);
+            let settled = comm.settle(operation, worse(status, end), &patience);
             outcome = outcome.and(settled.map_err(|error| {
                 let error = Box::new(error);
                 NotIssued { slot, error }

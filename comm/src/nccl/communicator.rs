@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,6 +91,8 @@ pub struct Communicator {
     pub(super) size: usize,
     /// For how long it may take to issue something, too.
     pub(super) patience: Duration,
+    /// Whether it is of no use to wait for it any more.
+    over: Arc<AtomicBool>,
     /// NCCL's communicators are used by one thread at a time.
     not_sync: PhantomData<Cell<()>>,
 }
@@ -224,7 +227,19 @@ impl Communicator {
     ) -> Self {
         let raw = (!raw.is_null()).then_some(Raw(raw));
         let device = device.clone();
-        Self { nccl, raw, device, rank, size, patience, not_sync: PhantomData }
+        let over = Arc::default();
+        Self { nccl, raw, device, rank, size, patience, over, not_sync: PhantomData }
+    }
+
+    /// The same, of which nobody waits for an operation when this becomes true.
+    pub(super) fn ending_with(mut self, over: &Arc<AtomicBool>) -> Self {
+        self.over = Arc::clone(over);
+        self
+    }
+
+    /// Whether it is of no use to wait for it any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
     }
 
     /// This rank in it.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -18,7 +19,11 @@ pub(crate) type SharedCommunicator = Arc<Mutex<Communicator>>;
 
 /// The communicators of a rank.
 #[derive(Debug, Default)]
-pub(crate) struct Connected(Mutex<Option<Communicators>>);
+pub(crate) struct Connected {
+    held: Mutex<Option<Communicators>>,
+    /// Whether the world has ended, for whoever waits in NCCL.
+    over: Arc<AtomicBool>,
+}
 
 #[derive(Debug)]
 struct Communicators {
@@ -33,27 +38,28 @@ struct Communicators {
 impl Connected {
     /// The communicator of a group, if its device operations go by NCCL.
     pub(crate) fn of(&self, group: GroupId) -> Option<SharedCommunicator> {
-        self.0.lock().as_ref()?.groups.get(&group).map(Arc::clone)
+        self.held.lock().as_ref()?.groups.get(&group).map(Arc::clone)
     }
 
     /// What NCCL reports of what was issued. A communicator that somebody is issuing on is left alone.
     pub(super) fn check(&self) -> Result<(), NcclError> {
-        let groups: Vec<SharedCommunicator> = match self.0.lock().as_ref() {
+        let groups: Vec<SharedCommunicator> = match self.held.lock().as_ref() {
             Some(communicators) => communicators.groups.values().map(Arc::clone).collect(),
             None => Vec::new(),
         };
         groups.iter().filter_map(|group| group.try_lock()).try_for_each(|group| group.health())
     }
 
-    /// Gives all communicators up at once: the others will not come any more.
+    /// Gives all communicators up at once: the others will not come any more. Who issues on one is told to stop waiting.
     pub(crate) fn give_up(&self) {
-        let Some(mut communicators) = self.0.lock().take() else { return };
+        self.over.store(true, Ordering::Relaxed);
+        let Some(mut communicators) = self.held.lock().take() else { return };
         communicators.all.iter_mut().for_each(Communicator::give_up);
         communicators.groups.values().for_each(|group| group.lock().give_up());
     }
 
     fn device(&self) -> Option<Device> {
-        self.0.lock().as_ref().map(|communicators| communicators.device.clone())
+        self.held.lock().as_ref().map(|communicators| communicators.device.clone())
     }
 }
 
@@ -101,7 +107,7 @@ impl World {
             groups: BTreeMap::new(),
             patience: self.deadline(),
         };
-        let before = self.seat().nccl.0.lock().replace(communicators);
+        let before = self.seat().nccl.held.lock().replace(communicators);
         let watched = if before.is_none() { watchdog::start(self.seat()) } else { Ok(()) };
         self.agreed(watched)
     }
@@ -141,8 +147,9 @@ impl World {
             Some(split) => split,
             None => self.join_by_id(&device, group)?,
         };
-        if let Some(communicators) = connected.0.lock().as_mut() {
-            communicators.groups.insert(group.id(), Arc::new(Mutex::new(made)));
+        let made = Arc::new(Mutex::new(made.ending_with(&connected.over)));
+        if let Some(communicators) = connected.held.lock().as_mut() {
+            communicators.groups.insert(group.id(), made);
         }
         Ok(())
     }
@@ -151,11 +158,11 @@ impl World {
     fn split(&self, group: &Group) -> Option<Communicator> {
         let connected = &self.seat().nccl;
         // Not under the lock: whoever looks after the communicators is not held up.
-        let mut all = connected.0.lock().as_mut()?.all.take()?;
+        let mut all = connected.held.lock().as_mut()?.all.take()?;
         let (colour, ended) = (group.ranks()[0].index(), || self.end().is_some());
         let split = all.split_while(Some(colour), group.index(), &self.patience(&ended));
         let split = split.ok().flatten().filter(|split| split.size() == group.size())?;
-        connected.0.lock().as_mut()?.all = Some(all);
+        connected.held.lock().as_mut()?.all = Some(all);
         Some(split)
     }
 

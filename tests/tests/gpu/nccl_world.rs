@@ -287,3 +287,55 @@ fn what_was_issued_completes_when_worlds_are_dropped() {
         }
     }
 }
+
+/// Nobody waits in NCCL for a rank that has failed before it came there.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_rank_that_leaves_before_groups_are_connected_holds_up_nobody() {
+    let (began, options) = (Instant::now(), WorldOptions::default());
+    let ended = launch(2, options, |world: World| {
+        world.connect_nccl(&device())?;
+        if world.rank().index() == 1 {
+            return Ok(());
+        }
+        let group = world.world_group(Channel::Gather);
+        world.connect_groups(&[&group])
+    });
+    let said = ended.into_iter().next().expect("two ranks").expect("no panic");
+    let said = said.expect_err("rank 1 has left").to_string();
+    assert!(said.starts_with("world aborted: rank 1"), "{said}");
+    assert!(began.elapsed() < Duration::from_secs(20), "after {:?}", began.elapsed());
+}
+
+/// Where a call stays in progress, ranks are told after their deadline, and nothing is issued behind it.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_call_that_does_not_come_to_its_stream_ends_the_world() {
+    run_with(
+        "HSDP_EMULATED_NCCL_STUCK_FROM",
+        "calls_come_to_their_streams_or_the_world_ends_within_its_deadline",
+    );
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn calls_come_to_their_streams_or_the_world_ends_within_its_deadline() {
+    let stuck = env::var_os("HSDP_EMULATED_NCCL_STUCK_FROM").is_some();
+    let deadline = if stuck { Duration::from_secs(2) } else { PATIENCE };
+    let (began, options) = (Instant::now(), WorldOptions { deadline, ..WorldOptions::default() });
+    let ended = launch(4, options, |world: World| {
+        connected(&world)?;
+        (0..6).try_for_each(|_| three_collectives(&world).map(drop))
+    });
+    for ended in ended {
+        match ended.expect("no rank panics") {
+            Ok(()) => assert!(!stuck, "a call has stayed in progress"),
+            Err(error) => assert!(
+                stuck && error.to_string().contains("NCCL")
+                    || error.to_string().contains("was not done in"),
+                "{error}"
+            ),
+        }
+    }
+    assert!(!stuck || began.elapsed() < Duration::from_secs(20), "after {:?}", began.elapsed());
+}
