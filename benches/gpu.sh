@@ -72,12 +72,13 @@ run() {
         xz -dk "$made/libnccl.so.2.xz"
     fi
     export HSDP_NCCL_LIBRARY="${HSDP_NCCL_LIBRARY:-$made/libnccl.so.2}"
-    # Several ranks on one GPU: each with few multiprocessors, or they starve each other.
     # Each rank has four streams, which must not queue behind those of others.
     export CUDA_DEVICE_MAX_CONNECTIONS=32
+    # Several ranks on one GPU: each with few multiprocessors, or they starve each other.
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4
     part suite "$made/gpu" --ignored "$@"
     part conformance "$made/conformance" --device cuda "$root"/tests/cases/*/
+    part conformance-nccl "$made/conformance" --device cuda --comm nccl "$root"/tests/cases/*/
     local sizes=(--sizes "${HSDP_GPU_SIZES:-1MiB,16MiB,256MiB}")
     # shellcheck disable=SC2086 # several words, or none
     part bench "$made/gpu_kernels" "${sizes[@]}" --csv "$report/bench.csv" ${HSDP_GPU_BENCH:-}
