@@ -9,53 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_kernels::cuda::{Device, Stream};
-use nccl_sys::{NCCL_SPLIT_NOCOLOR, Nccl, ncclComm, ncclComm_t, ncclResult_t, ncclUniqueId};
+use nccl_sys::{NCCL_SPLIT_NOCOLOR, Nccl, ncclComm, ncclComm_t, ncclResult_t};
 
 use super::error::{NcclError, texts};
+use super::unique_id::UniqueId;
 
 /// How long a waiting thread sleeps between two looks.
 const LOOK: Duration = Duration::from_micros(50);
-
-/// What the ranks of a communicator find each other by: made by one of them, and told to the others.
-#[derive(Clone, Copy)]
-pub struct UniqueId(ncclUniqueId);
-
-impl UniqueId {
-    /// What ranks say that have none to tell.
-    pub(super) const NONE: Self = Self(ncclUniqueId { internal: [0; 128] });
-
-    /// How many words it takes.
-    pub(super) const WORDS: usize = 16;
-
-    pub(super) fn words(&self) -> [u64; Self::WORDS] {
-        bytemuck::cast(self.0.internal)
-    }
-
-    pub(super) fn of_words(words: &[u64; Self::WORDS]) -> Self {
-        Self(ncclUniqueId { internal: bytemuck::cast(*words) })
-    }
-
-    /// A new one.
-    ///
-    /// # Errors
-    /// [`NcclError::Missing`] without NCCL; [`NcclError::Refused`].
-    pub fn new() -> Result<Self, NcclError> {
-        let nccl = load()?;
-        let mut id = ncclUniqueId { internal: [0; 128] };
-        // SAFETY: NC-4, it writes an id to where it is told to.
-        let status = unsafe { (nccl.functions().ncclGetUniqueId)(&raw mut id) };
-        match status {
-            ncclResult_t::ncclSuccess => Ok(Self(id)),
-            status => Err(refused(nccl, std::ptr::null_mut(), ("unique id", 0, 0), status)),
-        }
-    }
-}
-
-impl fmt::Debug for UniqueId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("UniqueId(..)")
-    }
-}
 
 /// For how long to wait at the most.
 pub(super) struct Patience<'a> {
@@ -155,7 +115,7 @@ impl Communicator {
             (nccl.functions().ncclCommInitRankConfig)(
                 place.address(),
                 count,
-                id.0,
+                id.raw(),
                 number,
                 &raw mut config,
             )
@@ -409,11 +369,11 @@ impl fmt::Debug for Communicator {
     }
 }
 
-fn load() -> Result<&'static Nccl, NcclError> {
+pub(super) fn load() -> Result<&'static Nccl, NcclError> {
     Nccl::load().map_err(|error| NcclError::Missing { reason: error.to_string() })
 }
 
-fn refused(
+pub(super) fn refused(
     nccl: &Nccl,
     raw: ncclComm_t,
     (operation, rank, size): (&'static str, usize, usize),

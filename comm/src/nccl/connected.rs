@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use hsdp_kernels::cuda::Device;
 
-use super::communicator::{Communicator, Patience, UniqueId};
+use super::communicator::{Communicator, Patience};
 use super::error::NcclError;
+use super::unique_id::UniqueId;
 use super::watchdog;
 use crate::sync::Mutex;
 use crate::{Channel, Error, Group, GroupId, Op, Stage, Tag, World};

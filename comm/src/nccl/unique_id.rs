@@ -1,0 +1,53 @@
+//! By what ranks find each other.
+
+use std::fmt;
+
+use nccl_sys::{ncclResult_t, ncclUniqueId};
+
+use super::communicator::{load, refused};
+use super::error::NcclError;
+
+/// What the ranks of a communicator find each other by: made by one of them, and told to the others.
+#[derive(Clone, Copy)]
+pub struct UniqueId(ncclUniqueId);
+
+impl UniqueId {
+    pub(super) fn raw(self) -> ncclUniqueId {
+        self.0
+    }
+
+    /// What ranks say that have none to tell.
+    pub(super) const NONE: Self = Self(ncclUniqueId { internal: [0; 128] });
+
+    /// How many words it takes.
+    pub(super) const WORDS: usize = 16;
+
+    pub(super) fn words(&self) -> [u64; Self::WORDS] {
+        bytemuck::cast(self.0.internal)
+    }
+
+    pub(super) fn of_words(words: &[u64; Self::WORDS]) -> Self {
+        Self(ncclUniqueId { internal: bytemuck::cast(*words) })
+    }
+
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`NcclError::Missing`] without NCCL; [`NcclError::Refused`].
+    pub fn new() -> Result<Self, NcclError> {
+        let nccl = load()?;
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        // SAFETY: NC-4, it writes an id to where it is told to.
+        let status = unsafe { (nccl.functions().ncclGetUniqueId)(&raw mut id) };
+        match status {
+            ncclResult_t::ncclSuccess => Ok(Self(id)),
+            status => Err(refused(nccl, std::ptr::null_mut(), ("unique id", 0, 0), status)),
+        }
+    }
+}
+
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UniqueId(..)")
+    }
+}
