@@ -15,9 +15,10 @@
 //! this feature runs on a machine without them. Kernels are compiled then, for the architecture of the device.
 //!
 //! In reading order: `error`, `libraries`, `source`, `compile` (what is compiled, and by what); `device`, `event`, `stream` (where it runs);
-//! `memory`, `staging`, `buffer`, `foreign` (on what); `launch`, `table`, `noted` (how kernels get their arguments, and what they note); `pack`, `sum`, `inspect`, `update` (the kernels); `gradients` (what
+//! `budget`, `memory`, `staging`, `buffer`, `foreign` (on what); `launch`, `table`, `noted` (how kernels get their arguments, and what they note); `pack`, `sum`, `inspect`, `update` (the kernels); `gradients` (what
 //! is packed, wherever it lies).
 
+mod budget;
 mod buffer;
 mod compile;
 mod device;

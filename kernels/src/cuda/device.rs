@@ -104,6 +104,12 @@ impl Device {
         self.0.pool.allocations(bytes)
     }
 
+    /// Takes no more than so many bytes of it from now on, for a process that is not alone there. What is taken already stays; what does
+    /// not fit is [`CudaError::OutOfMemory`].
+    pub fn limit_memory(&self, bytes: usize) {
+        self.0.pool.budget.limit(bytes);
+    }
+
     /// Compiles the kernels now, and not when the first is launched: that takes seconds, for which other ranks would wait.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use parking_lot::Mutex;
 
+use super::budget::Budget;
 use super::device::Device;
 use super::error::CudaError;
 use super::event::Moment;
@@ -22,6 +23,7 @@ const LARGE: usize = 2 << 20;
 pub(super) struct Pool {
     /// By size.
     classes: Mutex<BTreeMap<usize, Class>>,
+    pub(super) budget: Budget,
 }
 
 /// The blocks of one size.
@@ -134,8 +136,12 @@ impl Pool {
     }
 
     fn allocate(&self, size: usize) -> Result<Block, result::DriverError> {
+        if !self.budget.take(size) {
+            return Err(result::DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        }
         // SAFETY: CU-4, the block that is made of it is given back once, by `release`.
-        let address = unsafe { result::malloc_sync(size) }?;
+        let address = unsafe { result::malloc_sync(size) };
+        let address = address.inspect_err(|_| self.budget.give_back(size))?;
         self.classes.lock().entry(size).or_default().allocations += 1;
         Ok(Block { address, size, uses: Uses::default() })
     }
@@ -169,6 +175,7 @@ impl Pool {
 fn free(device: &Device, block: &Block) -> Result<(), CudaError> {
     // SAFETY: CU-4, it was spare, so nobody holds it; it is forgotten now.
     let freed = unsafe { result::free_sync(block.address) };
+    device.0.pool.budget.give_back(block.size);
     freed.map_err(|error| device.refused("free memory", error))
 }
 
@@ -184,7 +191,7 @@ fn class(bytes: usize) -> usize {
 /// The error that says that the device has no `bytes` for `what`.
 pub(super) fn exhausted(device: &Device, (bytes, what): (usize, &str)) -> CudaError {
     let known = device.make_current().ok().and_then(|()| result::mem_get_info().ok());
-    let (free, total) = known.unwrap_or_default();
+    let (free, total) = device.0.pool.budget.within(known.unwrap_or_default());
     CudaError::OutOfMemory { device: device.ordinal(), bytes, what: what.to_owned(), free, total }
 }
 
