@@ -101,6 +101,8 @@ impl Optimizer for AdamW {
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         check_owner(&self.model, model, &gradients)?;
         gradients.check_model(model)?;
+        #[cfg(feature = "cuda")]
+        self.on_device.iter_mut().try_for_each(|state| state.make(model, gradients.step()))?;
         if *gradients.verdict() == Verdict::Apply {
             self.count_updates(&gradients);
         }

@@ -93,6 +93,19 @@ pub(super) fn pieces_of_step(pieces: &[Piece], number: impl Fn(&Piece) -> u64) -
 pub(super) struct DeviceState(Vec<Option<DeviceBuffer>>);
 
 impl DeviceState {
+    /// Makes the state of all units of a model, where it is not there yet: before anything is updated, so that a device without room
+    /// for it leaves the model as it was.
+    pub(super) fn make(&mut self, model: &ShardedModel, step: u64) -> Result<(), Error> {
+        let fabric = &model.engine.fabric;
+        let Some(seat) = &fabric.device else { return Ok(()) };
+        for unit in fabric.plan.reductions().iter().copied() {
+            let of_unit = (unit, fabric.plan.layout(unit).trainable().shard_len);
+            let made = self.of(seat.stream(), of_unit).map(drop);
+            made.map_err(|error| fabric.device_error("optimizer step", step, error))?;
+        }
+        Ok(())
+    }
+
     /// The state of a unit, `[len]`, f32.
     pub(super) fn of(
         &mut self,

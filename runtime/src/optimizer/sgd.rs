@@ -84,6 +84,9 @@ impl Sgd {
         gradients: Gradients,
     ) -> Result<Update, Error> {
         let Self { options, on_device, .. } = self;
+        if options.momentum != Momentum::Off {
+            on_device.make(model, gradients.step())?;
+        }
         model.update_on_device(gradients, |run| {
             let DeviceRun { unit, stream, update, pieces, clip } = run;
             let of_unit = (unit, update.gradient.len());
