@@ -171,6 +171,15 @@ pub enum Error {
         /// What NCCL says.
         error: Arc<crate::nccl::NcclError>,
     },
+    /// A rank could not connect by NCCL, or another one could not. All get this.
+    #[cfg(feature = "nccl")]
+    #[error("rank {rank} is not connected by NCCL: {error}")]
+    Connect {
+        /// The rank.
+        rank: Rank,
+        /// What NCCL says.
+        error: Arc<crate::nccl::NcclError>,
+    },
     /// A world cannot use NCCL so.
     #[cfg(feature = "nccl")]
     #[error("the world of rank {rank} cannot use NCCL: {problem}")]

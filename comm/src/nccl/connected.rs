@@ -13,7 +13,7 @@ use super::error::NcclError;
 use super::unique_id::UniqueId;
 use super::watchdog;
 use crate::sync::Mutex;
-use crate::{Channel, Error, Group, GroupId, Op, Stage, Tag, World};
+use crate::{Channel, Error, Group, GroupId, Stage, Tag, World};
 
 /// A communicator that whoever issues for its rank may use.
 pub(crate) type SharedCommunicator = Arc<Mutex<Communicator>>;
@@ -92,7 +92,7 @@ impl World {
     /// **Collective** over the world. Between the ranks of one process.
     ///
     /// # Errors
-    /// [`Error::Nccl`] on all ranks, if one of them has no NCCL, or they do not come together; [`Error::NotConnected`] in a world that is
+    /// [`Error::Connect`] on all ranks, if one of them has no NCCL, or they do not come together; [`Error::NotConnected`] in a world that is
     /// counted only.
     pub fn connect_nccl(&self, device: &Device) -> Result<(), Error> {
         if !self.shares_memory() {
@@ -126,7 +126,7 @@ impl World {
     /// groups of an axis of a mesh do.
     ///
     /// # Errors
-    /// [`Error::NotConnected`] before [`connect_nccl`](Self::connect_nccl); [`Error::Nccl`] on all ranks, if one of them fails.
+    /// [`Error::NotConnected`] before [`connect_nccl`](Self::connect_nccl); [`Error::Connect`] on all ranks, if one of them fails.
     pub fn connect_groups(&self, groups: &[&Group]) -> Result<(), Error> {
         groups.iter().try_for_each(|group| self.connect_group(group))
     }
@@ -202,8 +202,8 @@ impl World {
     /// What this rank made, if all ranks made theirs; the error of the first that did not, as far as it is known here.
     fn agreed<T>(&self, own: Result<T, NcclError>) -> Result<T, Error> {
         let everybody = self.all_have(own.is_ok())?;
-        let (op, rank) = (Op::Barrier, self.rank());
-        let failed = |error| Error::Nccl { op, rank, step: 0, error: Arc::new(error) };
+        let rank = self.rank();
+        let failed = |error| Error::Connect { rank, error: Arc::new(error) };
         match own {
             Ok(_) if !everybody => Err(failed(NcclError::Elsewhere)),
             own => own.map_err(failed),
