@@ -1,6 +1,5 @@
 //! What the ranks of a world do: steps until all are committed or the world is over, each on data of its own.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use hsdp::{
@@ -11,6 +10,7 @@ use hsdp_comm::Fault;
 
 use super::draw::{Count, Recipe, Trial, Width};
 use super::survivors::workers;
+use crate::support::models::{Shards, shards};
 use crate::support::springs::{self, Batch};
 
 /// How long a rank waits before a world that hangs is ended: a freeze, and a call that was skipped, take this long.
@@ -22,9 +22,6 @@ const UNDISTURBED: Duration = Duration::from_secs(60);
 /// How often a rank may fail in a row before something is wrong: each fault fires once, and a loss scale of 2^16 is halved
 /// until it fits.
 const MOST_FAILURES: u64 = 20;
-
-/// Shards by unit, as they lie in a rank.
-pub(super) type Shards = Vec<Arc<Vec<f32>>>;
 
 /// How a rank ended that did not panic.
 #[derive(Clone, Debug, Default)]
@@ -129,15 +126,6 @@ impl Trial {
 /// A rank that was told to leave gets no other error.
 fn is_left(error: &Error) -> bool {
     matches!(error, Error::Comm(hsdp_comm::Error::Injected { .. }))
-}
-
-fn shards(model: &ShardedModel) -> Shards {
-    model
-        .plan()
-        .spec()
-        .unit_ids()
-        .map(|unit| model.shard(unit).expect("it lies on the host"))
-        .collect()
 }
 
 /// Whether two ranks, or one at two times, hold the same bits.

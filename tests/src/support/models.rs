@@ -1,6 +1,21 @@
 //! Small models.
 
-use hsdp::{ModelSpec, Param, Unit, UnitId};
+use std::sync::Arc;
+
+use hsdp::{ModelSpec, Param, ShardedModel, Unit, UnitId};
+
+/// A rank's shards, by unit.
+pub type Shards = Vec<Arc<Vec<f32>>>;
+
+/// The shards of a model on the host, as they lie there.
+///
+/// # Panics
+/// If it lies on a device, and that fails.
+#[must_use]
+pub fn shards(model: &ShardedModel) -> Shards {
+    let shard = |unit| model.shard(unit).expect("it lies on the host");
+    model.plan().spec().unit_ids().map(shard).collect()
+}
 
 /// Three units of odd shapes, `first`, `second` and `third`, each with a `weight` and a `bias`.
 #[must_use]

@@ -9,7 +9,7 @@ use hsdp::{
     StepOptions, Update, World, WorldOptions,
 };
 use hsdp_comm::{Fault, FaultKind, FaultPlace, RankFailure};
-use hsdp_tests::support::models::layer;
+use hsdp_tests::support::models::{Shards, layer, shards};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{DEADLINE, mesh};
 
@@ -197,18 +197,6 @@ fn equal_units() -> ModelSpec {
     ["first", "second", "third"]
         .into_iter()
         .fold(ModelSpec::new(), |spec, name| spec.unit(layer(name, [8, 6])))
-}
-
-/// A rank's parameters, by unit.
-type Shards = Vec<Arc<Vec<f32>>>;
-
-fn shards(model: &ShardedModel) -> Shards {
-    model
-        .plan()
-        .spec()
-        .unit_ids()
-        .map(|unit| model.shard(unit).expect("it lies on the host"))
-        .collect()
 }
 
 fn bits(shards: &Shards) -> Vec<Vec<u32>> {
