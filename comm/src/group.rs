@@ -11,11 +11,11 @@ use hsdp_sharding::{ByteCount, Rank};
 use crate::call::Call;
 use crate::fault::{Injected, Manner};
 use crate::flight::{EntryNumber, FlightState};
-use crate::local::{Access, InBlock, Member, Record, Ticket};
+use crate::local::{Access, AnySlots, InBlock, Member, Record, Slots, Ticket};
 use crate::seat::{Flavour, Seat};
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
-use crate::work::{Barrier, Meter, Work};
+use crate::work::{Barrier, Deposits, Meter, Work};
 use crate::{Channel, Descriptor, Error, GroupId, Op, Pending, Tag};
 
 /// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.
@@ -134,12 +134,12 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
         imagine: impl FnOnce(D) -> (usize, W::Output),
     ) -> Result<Pending<O>, Error>
     where
         D: Send + 'static,
-        W: Work + 'static,
+        W: Work,
         O: TryFrom<W::Output>,
         Error: From<O::Error>,
     {
@@ -149,7 +149,7 @@ impl Group {
         };
         let Record { ledger, flight, .. } = &*self.seat.record;
         if site.ranks.len() == 1 {
-            let output = self.alone((&descriptor, entry), deposit, assemble)?;
+            let output = self.alone(&site, (&descriptor, entry), deposit, assemble)?;
             return Ok(Pending::ready(output.try_into()?));
         }
         let op = descriptor.op;
@@ -172,12 +172,12 @@ impl Group {
 
     /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes. `None` where there is no
     /// other member to meet.
-    pub(crate) fn transfer<W: Work + 'static, D: Send + 'static>(
+    pub(crate) fn transfer<D: Send + 'static, W: Work>(
         &self,
         call: Call,
         ranks: [Rank; 2],
         deposit: D,
-        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
     ) -> Result<Option<Ticket>, Error> {
         let slot = usize::from(call.op == Op::Recv);
         let (site, mut deposit) = (self.site.pair(&self.seat, ranks, slot), deposit);
@@ -246,7 +246,7 @@ impl Group {
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
         let Flavour::Local { core, .. } = &self.seat.flavour else { return Ok(()) };
         let (descriptor, entry) = self.seat.enter(site, Call::new(Op::Barrier, tag))?;
-        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
+        let meet = |(), all: Deposits<'_, ()>| Ok(Barrier(all.len()));
         core.submit(self.member_at(core, site, entry), descriptor, (), meet)?;
         self.seat.record.ledger.call(site.channel, Op::Barrier);
         Ok(())
@@ -266,14 +266,17 @@ impl Group {
     }
 
     /// An operation of a group of one: it is done before the call returns, and counts nothing.
-    fn alone<D, W: Work>(
+    fn alone<D: Send + 'static, W: Work>(
         &self,
+        site: &Site,
         (descriptor, entry): (&Descriptor, EntryNumber),
         deposit: D,
-        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
     ) -> Result<W::Output, Error> {
         let flight = &self.seat.record.flight;
-        let work = assemble(vec![deposit]).map_err(|expected| {
+        let mut slots = site.sequence.take_slots::<D, W>();
+        slots.put(0, Some(deposit));
+        slots.assemble(assemble).map_err(|expected| {
             flight.settle(entry, FlightState::Failed);
             Error::BadCount {
                 op: descriptor.op,
@@ -283,8 +286,9 @@ impl Group {
                 expected,
             }
         })?;
-        let is_quick = work.bytes() <= QUICK_BYTES && !work.calls_users();
-        let output = self.run_alone(descriptor, work);
+        let is_quick = slots.bytes() <= QUICK_BYTES && !slots.calls_users();
+        let output = self.run_alone(descriptor, &mut *slots);
+        site.sequence.keep_slots(slots);
         if is_quick {
             flight.settle_at_once(entry, FlightState::Complete);
         } else {
@@ -293,13 +297,18 @@ impl Group {
         Ok(output)
     }
 
-    fn run_alone<W: Work>(&self, descriptor: &Descriptor, work: W) -> W::Output {
+    fn run_alone<D: Send + 'static, W: Work>(
+        &self,
+        descriptor: &Descriptor,
+        slots: &mut Slots<D, W>,
+    ) -> W::Output {
         let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
         let meter = Meter::new(&[], &ranks, descriptor, &readers);
         let in_block = InBlock::enter();
-        (0..work.blocks()).for_each(|block| work.run(block, &meter));
+        (0..slots.blocks()).for_each(|block| slots.run(block, &meter));
         drop(in_block);
-        work.finish().pop().expect("a group of one has one output")
+        slots.finish();
+        slots.take_output(0).expect("a group of one has one output")
     }
 }
 

@@ -2,7 +2,7 @@
 //! what in which order.
 //!
 //! In reading order: `record` (what a rank shows to others), `status` (how a world or a step ends early),
-//! `operation` and `table` (where members meet), `running` and `queue` (who does the work), `core` (all of it
+//! `slots`, `phase`, `operation` and `table` (where members meet), `running`, `queued` and `queue` (who does the work), `core` (all of it
 //! together), `ends` (how it ends early), `circle` (when ranks wait for each other), `clock` and `wait` (how a member gets its output).
 
 mod circle;
@@ -10,9 +10,12 @@ mod clock;
 mod core;
 mod ends;
 mod operation;
+mod phase;
 mod queue;
+mod queued;
 mod record;
 mod running;
+mod slots;
 mod status;
 mod table;
 mod wait;
@@ -24,5 +27,6 @@ pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
 pub(crate) use self::core::{Access, Core, Lifeline, Member};
 pub(crate) use self::record::Record;
 pub(crate) use self::running::{InBlock, in_block, panic_message};
+pub(crate) use self::slots::{AnySlots, Slots};
 pub(crate) use self::status::Status;
 pub(crate) use self::wait::Ticket;

@@ -1,6 +1,5 @@
 //! An operation that was issued and not waited for.
 
-use std::any::Any;
 use std::fmt;
 
 use crate::Error;
@@ -31,8 +30,8 @@ enum State<T> {
     Ready(T),
     Issued {
         ticket: Ticket,
-        /// What this member makes of its output.
-        output: fn(Box<dyn Any + Send>) -> Result<T, Error>,
+        /// Waits, and makes of the output what this member gets.
+        output: fn(Ticket) -> Result<T, Error>,
     },
 }
 
@@ -55,7 +54,7 @@ impl<T> Pending<T> {
     pub fn wait(self) -> Result<T, Error> {
         match self.state {
             State::Ready(output) => Ok(output),
-            State::Issued { ticket, output } => ticket.wait().and_then(output),
+            State::Issued { ticket, output } => output(ticket),
         }
     }
 
@@ -70,23 +69,17 @@ impl<T> Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// What this member makes of its output, which the work makes as a `W`.
-    pub(crate) fn issued<W: Send + 'static>(ticket: Ticket) -> Self
+    /// What this member makes of its output, which the work makes as an `O`.
+    pub(crate) fn issued<O: 'static>(ticket: Ticket) -> Self
     where
-        T: TryFrom<W>,
+        T: TryFrom<O>,
         Error: From<T::Error>,
     {
-        Self::issued_with(ticket, |output| {
-            let output = output.downcast::<W>().expect("the work makes outputs of this type");
-            Ok(T::try_from(*output)?)
-        })
+        Self::issued_with(ticket, |ticket| Ok(T::try_from(ticket.wait::<O>()?)?))
     }
 
-    /// What `output` makes of the output of the work.
-    pub(crate) fn issued_with(
-        ticket: Ticket,
-        output: fn(Box<dyn Any + Send>) -> Result<T, Error>,
-    ) -> Self {
+    /// What `output` makes of it, which waits.
+    pub(crate) fn issued_with(ticket: Ticket, output: fn(Ticket) -> Result<T, Error>) -> Self {
         Self { state: State::Issued { ticket, output } }
     }
 }

@@ -11,7 +11,9 @@ use crate::fault::Injector;
 use crate::flight::{EntryNumber, Origin, Recorder};
 use crate::local::{Access, Lifeline, Record, Status, in_block};
 use crate::process::Process;
+use crate::sequence::Sequence;
 use crate::site::Site;
+use crate::spare::Spare;
 use crate::sync::Mutex;
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, StepFailure, WorldOptions};
 
@@ -34,6 +36,7 @@ pub(crate) struct Seat {
     /// The end of a step that was not announced, since the panic in which it ended was to end the world.
     withheld: Mutex<Option<(u64, Error)>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
+    descriptors: Spare<Descriptor>,
     /// Where its operations on devices run.
     #[cfg(feature = "cuda")]
     pub(crate) streams: crate::device::Streams,
@@ -53,55 +56,6 @@ pub(crate) enum Flavour {
     },
     /// There is no other rank: calls and bytes are counted.
     Counting,
-}
-
-/// The numbers of the operations that this rank issues on one group.
-#[derive(Debug, Default)]
-pub(crate) struct Sequence(Mutex<Numbers>);
-
-#[derive(Debug, Default)]
-struct Numbers {
-    epoch: u64,
-    next: u64,
-    /// Numbers below `next` that a fault took out of their order, the next to be given last.
-    swapped: Vec<u64>,
-}
-
-impl Sequence {
-    /// The next number in `epoch`; each epoch counts from 0.
-    ///
-    /// A thread that read the epoch before another thread of its rank went on gets a number that means nothing: its
-    /// epoch is over, and its call will be refused.
-    pub(crate) fn take(&self, epoch: u64) -> u64 {
-        let mut numbers = self.0.lock();
-        numbers.go_on_to(epoch);
-        if numbers.epoch > epoch {
-            return u64::MAX;
-        }
-        if let Some(number) = numbers.swapped.pop() {
-            return number;
-        }
-        numbers.next += 1;
-        numbers.next - 1
-    }
-
-    /// Has the next two calls in `epoch` take each other's numbers.
-    pub(crate) fn swap_next(&self, epoch: u64) {
-        let mut numbers = self.0.lock();
-        numbers.go_on_to(epoch);
-        if numbers.epoch == epoch && numbers.swapped.is_empty() {
-            numbers.swapped = vec![numbers.next, numbers.next + 1];
-            numbers.next += 2;
-        }
-    }
-}
-
-impl Numbers {
-    fn go_on_to(&mut self, epoch: u64) {
-        if self.epoch < epoch {
-            *self = Self { epoch, ..Self::default() };
-        }
-    }
 }
 
 impl Seat {
@@ -146,6 +100,7 @@ impl Seat {
             watched: OnceLock::new(),
             withheld: Mutex::default(),
             sequences: Mutex::default(),
+            descriptors: Spare::default(),
             #[cfg(feature = "cuda")]
             streams: crate::device::Streams::default(),
             #[cfg(feature = "nccl")]
@@ -188,6 +143,9 @@ impl Seat {
     }
 
     pub(crate) fn set_absent(&self, ranks: &[Rank]) {
+        if ranks.is_empty() && self.absent.lock().is_empty() {
+            return;
+        }
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
         ranks.dedup();
@@ -227,7 +185,7 @@ impl Seat {
         let epoch = self.record.epoch();
         let sequence = site.sequence.take(epoch);
         let Call { op, tag, dtype, counts, reduction, root, peer, scaling } = call;
-        let descriptor = Arc::new(Descriptor {
+        let descriptor = self.descriptors.share(Descriptor {
             group: site.id,
             channel: site.channel,
             epoch,
@@ -325,28 +283,5 @@ impl Drop for Seat {
         if self.status.world_end().is_some() {
             self.nccl.give_up();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_begin_anew_in_each_epoch_and_never_go_back() {
-        let sequence = Sequence::default();
-        assert_eq!([sequence.take(0), sequence.take(0), sequence.take(2)], [0, 1, 0]);
-        assert_eq!([sequence.take(0), sequence.take(2)], [u64::MAX, 1]);
-    }
-
-    #[test]
-    fn numbers_that_are_swapped_are_given_once_each_and_forgotten_with_their_epoch() {
-        let sequence = Sequence::default();
-        sequence.swap_next(0);
-        sequence.swap_next(0);
-        let numbers = [(); 4].map(|()| sequence.take(0));
-        assert_eq!(numbers, [1, 0, 2, 3]);
-        sequence.swap_next(1);
-        assert_eq!([sequence.take(1), sequence.take(2), sequence.take(2)], [1, 0, 1]);
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use crate::seat::{Seat, Sequence};
+use crate::seat::Seat;
+use crate::sequence::Sequence;
 use crate::{Channel, GroupId};
 
 /// Where the members of a call meet: a group, what is left of one whose other members are absent, or a pair of its

@@ -10,10 +10,10 @@ use hsdp_sharding::{DType, Rank, Role, UnitLayout, balanced};
 
 use crate::call::Call;
 use crate::work::{
-    AllReduceScaled, SharedGather, SharedGatherDeposit, UnitGather, UnitGatherDeposit, UnitReduce,
-    UnitReduceDeposit,
+    AllReduceScaled, Deposits, SharedGather, SharedGatherDeposit, UnitGather, UnitGatherDeposit,
+    UnitReduce, UnitReduceDeposit,
 };
-use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
+use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag, Targets};
 
 /// What one member contributes to the reduction of a unit's gradients.
 #[derive(Clone, Debug)]
@@ -35,12 +35,21 @@ pub struct Accumulator {
 }
 
 /// A member's part of a reduction.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Reduced {
     /// The accumulator's, with the sum in it.
     pub partial: Vec<f32>,
     /// The first element of it that is not finite, if there is one.
     pub non_finite: Option<NonFiniteAt>,
+    /// The contribution's list of gradients, empty: its memory may serve the next.
+    pub list: Vec<Option<Arc<dyn GradientValues>>>,
+}
+
+/// The list is memory, and says nothing.
+impl PartialEq for Reduced {
+    fn eq(&self, other: &Self) -> bool {
+        self.partial == other.partial && self.non_finite == other.non_finite
+    }
 }
 
 /// Where an infinity or a NaN in a partial came from.
@@ -76,9 +85,9 @@ impl Group {
         tag: Tag,
         layout: Arc<UnitLayout>,
         shard: impl Into<SharedBuffer>,
-        targets: Vec<HostBuffer>,
-    ) -> Result<Pending<Vec<HostBuffer>>, Error> {
-        let (op, shard) = (Op::AllGather, shard.into());
+        targets: impl Into<Targets>,
+    ) -> Result<Pending<Targets>, Error> {
+        let (op, shard, targets) = (Op::AllGather, shard.into(), targets.into());
         self.check_layout(op, &layout)?;
         self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
         let dtype = shard.dtype();
@@ -99,17 +108,17 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::BadLayout`] if the layout has not one shard for each member of a replica; [`Error::BadCount`] if the shard or a
-    /// buffer does not fit it, or there is not one holder, of the first member; [`Error::BadDType`] if the buffers differ in
+    /// buffer does not fit it, or there is not one holder, of the first member, which has no other handle of it; [`Error::BadDType`] if the buffers differ in
     /// dtype, or from the shard.
     pub fn gather_unit_shared<T>(
         &self,
         tag: Tag,
         layout: Arc<UnitLayout>,
         shard: impl Into<SharedBuffer>,
-        holder: Option<T>,
+        holder: Option<Arc<T>>,
     ) -> Result<Pending<Option<Arc<T>>>, Error>
     where
-        T: AsMut<Vec<HostBuffer>> + Send + Sync + 'static,
+        T: AsMut<Targets> + Send + Sync + 'static,
     {
         let (op, shard, mut holder) = (Op::AllGather, shard.into(), holder);
         let dtype = shard.dtype();
@@ -122,7 +131,10 @@ impl Group {
         let holders = usize::from(holder.is_some());
         self.check_len(op, "the list of holders", holders, usize::from(is_first))?;
         if let Some(holder) = &mut holder {
-            self.check_targets(&layout, holder.as_mut(), dtype)?;
+            let handles = Arc::strong_count(holder) + Arc::weak_count(holder);
+            self.check_len(op, "the list of the holder's handles", handles, 1)?;
+            let alone = Arc::get_mut(holder).map(AsMut::as_mut);
+            self.check_targets(&layout, alone.map_or(&[], |targets| &*targets), dtype)?;
         }
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
         let foreign = if is_first { layout.shard_size() - 1 } else { 0 };
@@ -162,7 +174,7 @@ impl Group {
             .scaling(scaling);
         let received = (self.size() - 1) * part * wire.size_bytes();
         let deposit = UnitReduceDeposit { layout, gradients, partial, fold };
-        let work = move |all| UnitReduce::new(all, scaling);
+        let work = move |lists, all: Deposits<'_, _>| UnitReduce::new(lists, all, scaling);
         self.issue(call, deposit, work, |mine| (received, imagined_partial(mine)))
     }
 
@@ -187,7 +199,7 @@ impl Group {
         let owned = balanced(len, size, self.index()).len();
         let contributions = (size - 1) * owned * wire.size_bytes();
         let received = contributions + (len - owned) * size_of::<f32>();
-        let work = move |all| AllReduceScaled::new(all, scaling);
+        let work = move |lists, all: Deposits<'_, _>| AllReduceScaled::new(lists, all, scaling);
         self.issue(call, values, work, |values| (received, values))
     }
 
@@ -271,9 +283,10 @@ impl Group {
 
 /// What a rank without peers gets: nothing is added.
 fn imagined_partial(mine: UnitReduceDeposit) -> Reduced {
-    let mut partial = mine.partial;
-    if mine.fold == Fold::Replace {
+    let UnitReduceDeposit { mut partial, fold, gradients: mut list, .. } = mine;
+    if fold == Fold::Replace {
         partial.fill(0.0);
     }
-    Reduced { partial, non_finite: None }
+    list.clear();
+    Reduced { partial, non_finite: None, list }
 }

@@ -50,9 +50,12 @@ const BLOCK_BYTES: usize = 64 << 10;
 pub(crate) type PerMember<T> = SmallVec<[T; 4]>;
 
 /// The work of one operation, with everything that its members deposited.
-pub(crate) trait Work: Send + Sync {
+pub(crate) trait Work: Send + Sync + 'static {
     /// What a member gets.
     type Output: Send + 'static;
+
+    /// What it keeps its parts in, which serves the next: `()` where it is made anew each time.
+    type Lists: Default + Send + 'static;
 
     /// How many blocks there are, numbered from 0.
     fn blocks(&self) -> usize;
@@ -69,8 +72,75 @@ pub(crate) trait Work: Send + Sync {
     /// Runs a block. Called once for each; several blocks at a time, on different threads.
     fn run(&self, block: usize, meter: &Meter<'_>);
 
-    /// Called when every block has been run: the members' outputs, by slot.
-    fn finish(self) -> Vec<Self::Output>;
+    /// Called when every block has been run: gives the members' outputs, by slot, and lets go of all that they lent. What is left are
+    /// lists, empty, for work of its kind to come.
+    fn finish(self, outputs: &mut Outputs<Self::Output>) -> Self::Lists;
+}
+
+/// What the members bring to one operation, in the order of their slots.
+pub(crate) struct Deposits<'a, D> {
+    slots: &'a mut [Option<D>],
+    next: usize,
+}
+
+impl<'a, D> Deposits<'a, D> {
+    pub(crate) fn of(slots: &'a mut [Option<D>]) -> Self {
+        Self { slots, next: 0 }
+    }
+
+    /// What the first member brings, before it is taken.
+    fn first(&self) -> &D {
+        self.slots[0].as_ref().expect("all have come, and nothing is taken")
+    }
+}
+
+impl<D> Iterator for Deposits<'_, D> {
+    type Item = D;
+
+    fn next(&mut self) -> Option<D> {
+        let deposit = self.slots.get_mut(self.next)?.take();
+        self.next += 1;
+        Some(deposit.expect("all have come, and each is taken once"))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.slots.len() - self.next;
+        (left, Some(left))
+    }
+}
+
+impl<D> ExactSizeIterator for Deposits<'_, D> {}
+
+/// How work is assembled that takes no lists of work before.
+pub(crate) fn anew<L, D, W>(
+    assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
+) -> impl FnOnce(L, Deposits<'_, D>) -> Result<W, String> {
+    move |_, deposits| assemble(deposits.collect())
+}
+
+/// What the members get, by slot.
+pub(crate) struct Outputs<O>(SmallVec<[Option<O>; 1]>);
+
+impl<O> Outputs<O> {
+    pub(crate) fn slot(&mut self, slot: usize) -> &mut Option<O> {
+        &mut self.0[slot]
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl<O> Default for Outputs<O> {
+    fn default() -> Self {
+        Self(SmallVec::new())
+    }
+}
+
+impl<O> Extend<O> for Outputs<O> {
+    fn extend<I: IntoIterator<Item = O>>(&mut self, outputs: I) {
+        self.0.extend(outputs.into_iter().map(Some));
+    }
 }
 
 /// Where blocks report what they received from other ranks, and whose deposit they are reading.

@@ -168,7 +168,7 @@ fn step(world: &World, plan: &Plan, microbatches: usize) -> Result<(), Error> {
             let zeros = |slot: &hsdp_sharding::ParamSlot| {
                 HostBuffer::zeros(DType::BF16, slot.len).expect("real")
             };
-            let targets = layout.params().iter().map(zeros).collect();
+            let targets: Vec<_> = layout.params().iter().map(zeros).collect();
             let shard = HostBuffer::zeros(DType::BF16, layout.shard_len()).expect("real");
             gather.gather_unit(tag(), Arc::clone(layout), shard, targets)?.wait()?;
         }

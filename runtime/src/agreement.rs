@@ -10,7 +10,7 @@ use crate::objective::Objective;
 use crate::presence::Presence;
 
 /// What a rank says at the end of a step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Statement {
     pub(crate) microbatches: u64,
     /// Summed over this rank's microbatches.
@@ -28,43 +28,48 @@ pub(crate) struct Statement {
 const FIXED_WORDS: usize = 4 + non_finite::WORDS;
 
 impl Statement {
-    pub(crate) fn encode(&self) -> Vec<u64> {
+    pub(crate) fn words(&self) -> impl Iterator<Item = u64> {
         let fixed =
             [self.microbatches, self.weight, self.loss.to_bits(), self.squared_norm.to_bits()];
         let sighting = Sighting::encode(self.sighting);
-        fixed.into_iter().chain(sighting).chain(self.presence.words().iter().copied()).collect()
+        fixed.into_iter().chain(sighting).chain(self.presence.words().iter().copied())
     }
 
-    fn decode(words: &[u64], parameters: usize) -> Self {
-        Self {
-            microbatches: words[0],
-            weight: words[1],
-            loss: f64::from_bits(words[2]),
-            squared_norm: f64::from_bits(words[3]),
-            sighting: Sighting::decode(&words[4..]),
-            presence: Presence::from_words(parameters, words[FIXED_WORDS..].to_vec()),
-        }
+    /// What these words say, in the memory of this statement.
+    fn renew(&mut self, words: &[u64], parameters: usize) {
+        self.microbatches = words[0];
+        self.weight = words[1];
+        self.loss = f64::from_bits(words[2]);
+        self.squared_norm = f64::from_bits(words[3]);
+        self.sighting = Sighting::decode(&words[4..]);
+        self.presence.renew(parameters, words[FIXED_WORDS..].iter().copied());
     }
 }
 
 /// What all ranks said, in rank order.
-#[derive(Clone, Debug)]
-pub(crate) struct Agreement(Vec<Statement>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Agreement {
+    said: Vec<Statement>,
+    /// Which parameters got a gradient on any rank.
+    anywhere: Presence,
+}
 
 impl Agreement {
-    pub(crate) fn decode(gathered: &[u64], ranks: usize, parameters: usize) -> Self {
+    /// What all ranks said of the end of a step, in the memory of what they said of the one before.
+    pub(crate) fn renew(&mut self, gathered: &[u64], ranks: usize, parameters: usize) {
+        self.said.resize_with(ranks, Statement::default);
         let words = gathered.len() / ranks;
-        Self(
-            gathered
-                .chunks_exact(words)
-                .map(|chunk| Statement::decode(chunk, parameters))
-                .collect(),
-        )
+        for (said, words) in self.said.iter_mut().zip(gathered.chunks_exact(words)) {
+            said.renew(words, parameters);
+        }
+        let [first, others @ ..] = &*self.said else { return };
+        self.anywhere.renew(parameters, first.presence.words().iter().copied());
+        others.iter().for_each(|said| self.anywhere.add(&said.presence));
     }
 
     /// The exact sum of all weights, if a u64 holds it.
     pub(crate) fn total_weight(&self) -> Option<u64> {
-        self.0.iter().try_fold(0_u64, |sum, statement| sum.checked_add(statement.weight))
+        self.said.iter().try_fold(0_u64, |sum, statement| sum.checked_add(statement.weight))
     }
 
     /// The first ranks whose weights no u64 holds together; all, if there are none.
@@ -77,20 +82,20 @@ impl Agreement {
             }
             None => true,
         };
-        let last = self.0.iter().position(overflows).unwrap_or(self.0.len() - 1);
+        let last = self.said.iter().position(overflows).unwrap_or(self.said.len() - 1);
         (0..=last).map(Rank::new).collect()
     }
 
     /// The first of the ranks with the greatest weight, and that.
     pub(crate) fn heaviest(&self) -> (Rank, u64) {
-        let weights = self.0.iter().map(|said| said.weight).enumerate();
+        let weights = self.said.iter().map(|said| said.weight).enumerate();
         let (rank, weight) = weights.rev().max_by_key(|(_, weight)| *weight).unwrap_or_default();
         (Rank::new(rank), weight)
     }
 
     /// The sum of all losses, in rank order.
     pub(crate) fn total_loss(&self) -> f64 {
-        self.0.iter().map(|statement| statement.loss).sum()
+        self.said.iter().map(|statement| statement.loss).sum()
     }
 
     /// The first rank with whose loss the sum of all is not finite.
@@ -100,34 +105,28 @@ impl Agreement {
             sum += statement.loss;
             !f64::is_finite(sum)
         };
-        self.0.iter().position(ends_it).map(Rank::new)
+        self.said.iter().position(ends_it).map(Rank::new)
     }
 
     /// The number of microbatches of all ranks together.
     pub(crate) fn total_microbatches(&self) -> u64 {
-        self.0.iter().map(|statement| statement.microbatches).sum()
+        self.said.iter().map(|statement| statement.microbatches).sum()
     }
 
     /// The squared norm of the whole gradient: over one row of replicas, since all rows hold the same.
     pub(crate) fn squared_norm(&self, mesh: Mesh, rank: Rank) -> f64 {
-        let row = mesh.group(hsdp_sharding::Axis::Shard, rank);
-        row.iter().map(|member| self.0[member.index()].squared_norm).sum()
+        let row = mesh.members(hsdp_sharding::Axis::Shard, rank);
+        row.map(|member| self.said[member.index()].squared_norm).sum()
     }
 
     /// The first sighting of all, and who made it.
     pub(crate) fn first_non_finite(&self) -> Option<(Rank, Sighting)> {
-        non_finite::first(self.0.iter().map(|statement| statement.sighting))
+        non_finite::first(self.said.iter().map(|statement| statement.sighting))
     }
 
     /// Which parameters got a gradient on any rank.
-    pub(crate) fn present_anywhere(&self) -> Presence {
-        self.0.iter().map(|statement| &statement.presence).fold(
-            Presence::none(self.0[0].presence.len()),
-            |mut any, presence| {
-                any.add(presence);
-                any
-            },
-        )
+    pub(crate) fn present_anywhere(&self) -> &Presence {
+        &self.anywhere
     }
 
     /// The ranks on which `parameter` got no gradient though they had items; where weights do not enter, all count as such.
@@ -136,7 +135,12 @@ impl Agreement {
             let had_items = said.weight > 0 || !objective.is_weighted();
             had_items && !said.presence.contains(parameter)
         };
-        self.0.iter().enumerate().filter(|(_, said)| without(said)).map(|(rank, _)| rank).collect()
+        self.said
+            .iter()
+            .enumerate()
+            .filter(|(_, said)| without(said))
+            .map(|(rank, _)| rank)
+            .collect()
     }
 }
 
@@ -162,13 +166,19 @@ mod tests {
     }
 
     fn agreement() -> Agreement {
-        let gathered: Vec<u64> = (0..4).flat_map(|rank| statement(rank).encode()).collect();
-        Agreement::decode(&gathered, 4, 70)
+        let gathered = |of: fn(usize) -> usize| -> Vec<u64> {
+            (0..4).flat_map(|rank| statement(of(rank)).words().collect::<Vec<_>>()).collect()
+        };
+        let mut agreement = Agreement::default();
+        // What was said before leaves nothing.
+        agreement.renew(&gathered(|rank| 60 - rank), 4, 70);
+        agreement.renew(&gathered(|rank| rank), 4, 70);
+        agreement
     }
 
     #[test]
     fn what_is_said_comes_back() {
-        assert_eq!(agreement().0, (0..4).map(statement).collect::<Vec<_>>());
+        assert_eq!(agreement().said, (0..4).map(statement).collect::<Vec<_>>());
     }
 
     #[test]
@@ -183,16 +193,16 @@ mod tests {
     fn a_loss_that_is_not_finite_is_the_first_of_all_or_their_sum() {
         let mut agreement = agreement();
         assert_eq!(agreement.first_loss_not_finite(), None);
-        (agreement.0[1].loss, agreement.0[3].loss) = (f64::MAX, f64::MAX);
+        (agreement.said[1].loss, agreement.said[3].loss) = (f64::MAX, f64::MAX);
         assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(3)));
-        (agreement.0[2].loss, agreement.0[3].loss) = (f64::NAN, f64::INFINITY);
+        (agreement.said[2].loss, agreement.said[3].loss) = (f64::NAN, f64::INFINITY);
         assert_eq!(agreement.first_loss_not_finite(), Some(Rank::new(2)));
     }
 
     #[test]
     fn weights_that_are_too_much_together_are_those_of_the_first_ranks() {
         let mut agreement = agreement();
-        (agreement.0[1].weight, agreement.0[2].weight) = (u64::MAX - 10, 1);
+        (agreement.said[1].weight, agreement.said[2].weight) = (u64::MAX - 10, 1);
         assert_eq!(agreement.total_weight(), None);
         assert_eq!(agreement.too_heavy(), [0, 1, 2].map(Rank::new));
         assert_eq!(agreement.heaviest(), (Rank::new(1), u64::MAX - 10));
@@ -205,16 +215,17 @@ mod tests {
 
     #[test]
     fn presence_is_the_union_and_absence_names_ranks() {
-        let any = agreement().present_anywhere();
+        let agreed = agreement();
+        let any = agreed.present_anywhere();
         assert!(any.contains(3) && any.contains(69) && !any.contains(4));
-        assert_eq!(agreement().ranks_without(3, Objective::Sum), vec![0, 1, 2]);
-        assert_eq!(agreement().ranks_without(69, Objective::Sum), Vec::<usize>::new());
+        assert_eq!(agreed.ranks_without(3, Objective::Sum), vec![0, 1, 2]);
+        assert_eq!(agreed.ranks_without(69, Objective::Sum), Vec::<usize>::new());
     }
 
     #[test]
     fn who_has_no_items_misses_no_gradient() {
         let mut agreement = agreement();
-        agreement.0[1].weight = 0;
+        agreement.said[1].weight = 0;
         assert_eq!(agreement.ranks_without(3, Objective::WeightedMean), vec![0, 2]);
         assert_eq!(agreement.ranks_without(3, Objective::RankMean), vec![0, 1, 2]);
     }

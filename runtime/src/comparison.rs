@@ -52,7 +52,7 @@ pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> 
         digest::of_parameters(shards.iter().map(|shard| shard.master(fabric)))?,
     ];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
-    let said = fabric.control.all_gather(tag, mine)?.wait()?;
+    let said = fabric.control.exchange(tag, mine, <[u64]>::to_vec)?;
     // Field by field: only where all plans are the same do ranks mean the same by "the same shard".
     let [options, plan] = [OPTIONS, PLAN].map(|what| Field { what, peers: all });
     compare(fabric, &said, &[options, plan, INITIAL]).map_err(|error| in_detail(fabric, error))
@@ -63,10 +63,9 @@ pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> 
 /// # Errors
 /// As [`of_models`].
 pub(crate) fn of_replicas(fabric: &Fabric, shards: &[Shard], step: u64) -> Result<(), Error> {
-    let mine = vec![digest::of_parameters(shards.iter().map(|shard| shard.master(fabric)))?];
+    let mine = [digest::of_parameters(shards.iter().map(|shard| shard.master(fabric)))?];
     let tag = fabric.tag(None, Stage::Setup, step, 0);
-    let said = fabric.control.all_gather(tag, mine)?.wait()?;
-    compare(fabric, &said, &[SHARD])
+    fabric.control.exchange(tag, mine, |said| compare(fabric, said, &[SHARD]))?
 }
 
 fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error> {
@@ -110,13 +109,13 @@ fn first_difference(
 ) -> Result<Option<[String; 2]>, Error> {
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let mine = lines.join("\n").into_bytes();
-    let lengths = fabric.control.all_gather(tag, vec![mine.len() as u64])?.wait()?;
-    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let most = |lengths: &[u64]| lengths.iter().copied().max().unwrap_or(0);
+    let longest = fabric.control.exchange(tag, [mine.len() as u64], most)?;
     let mut padded: Vec<u64> = mine.chunks(size_of::<u64>()).map(word).collect();
     padded.resize(usize::try_from(longest).unwrap_or(usize::MAX).div_ceil(size_of::<u64>()), 0);
     let mut texts = Vec::with_capacity(ranks.len());
     for rank in ranks {
-        let text = fabric.control.broadcast(tag, rank.index(), padded.clone())?.wait()?;
+        let text = fabric.control.group().broadcast(tag, rank.index(), padded.clone())?.wait()?;
         texts.push(text_of(&text));
     }
     let [got, want] = [&texts[0], &texts[1]].map(|text| text.split('\n'));

@@ -10,12 +10,14 @@
 //! | what never changes: plan, options, groups | `fabric` |
 //! | what an optimizer changes | `shard` |
 //! | the gathers of a microbatch | `gathers`, `full_pool` |
-//! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `recycled`; `place`, `scaling` |
+//! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `recycled`; `place`, `replicas`, `scaling` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
+//! | what ranks tell each other | `control` |
 //! | how a step ends | `finish` |
 //! | what of it lies on a device | `device` |
 
 mod check;
+mod control;
 pub(crate) mod device;
 pub(crate) mod events;
 pub(crate) mod fabric;
@@ -27,18 +29,21 @@ mod partial;
 mod place;
 pub(crate) mod recycled;
 pub(crate) mod reductions;
+mod replicas;
 mod scaling;
 pub(crate) mod shard;
 mod step_state;
 pub(crate) mod sums;
 mod unsharded;
 
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hsdp_comm::{Pending, Stage, StepFailure};
+use hsdp_comm::{Stage, StepFailure};
 use hsdp_sharding::UnitId;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::agreement::Agreement;
 use crate::comparison;
 use crate::error::Error;
 use crate::full::Full;
@@ -97,6 +102,10 @@ pub(crate) struct State {
     last_weight: u64,
     /// Attempts at steps so far: a step that was aborted is tried again under its old number.
     attempts: u64,
+    /// What ranks said at the end of the last step.
+    agreement: Agreement,
+    /// What they said of their data when it began.
+    supply: Supply,
     step: Option<StepState>,
 }
 
@@ -109,6 +118,8 @@ impl Engine {
             committed: 0,
             last_weight: 0,
             attempts: 0,
+            agreement: Agreement::default(),
+            supply: Supply::default(),
             step: None,
         };
         Self {
@@ -134,7 +145,7 @@ impl Engine {
         self.check_over(&state, "begin_step")?;
         let said = Intent::Step(options.input);
         let epoch = self.fabric.world.epoch();
-        let (Agreed { largest_hint, supply, .. }, course) = self.meet(&state, said, options)?;
+        let (Agreed { largest_hint, supply, .. }, course) = self.meet(&mut state, said, options)?;
         match course {
             Course::Goes => self.fabric.world.set_absent(&supply.exhausted),
             Course::Ends => {
@@ -148,10 +159,10 @@ impl Engine {
         }
         state.attempts += 1;
         let attempt = state.attempts;
-        let buffers = self.fabric.recycled.take();
         let opened = Opened { step, attempt, epoch };
-        let mut begun = StepState::new(&self.fabric, opened, options, buffers);
-        begun.absent = supply.exhausted;
+        let mut begun = StepState::new(&self.fabric, opened, options);
+        begun.absent = supply.exhausted.clone();
+        state.supply = supply;
         begun.exponent = exponent_known_early(self.fabric.options.objective, largest_hint);
         state.step = Some(begun);
         self.under_way.store(attempt, Ordering::Release);
@@ -160,9 +171,9 @@ impl Engine {
 
     /// Says to all ranks that this one makes no more steps, and hears whether another one does.
     pub(crate) fn end_run(&self) -> Result<(), Error> {
-        let state = self.state();
+        let mut state = self.state();
         self.check_over(&state, "end_run")?;
-        self.meet(&state, Intent::End, StepOptions::default())?;
+        self.meet(&mut state, Intent::End, StepOptions::default())?;
         self.fabric.world.set_absent(&[]);
         Ok(())
     }
@@ -177,13 +188,14 @@ impl Engine {
     /// Exchanges headers where the next step would begin: what ranks agreed on, and what follows.
     fn meet(
         &self,
-        state: &State,
+        state: &mut State,
         intent: Intent,
         options: StepOptions,
     ) -> Result<(Agreed, Course), Error> {
         let step = state.next_step;
         self.fabric.world.set_step(step);
-        let agreed = self.exchange(StepHeader {
+        let before = mem::take(&mut state.supply);
+        let header = StepHeader {
             step,
             committed: state.committed,
             microbatches: options.microbatches,
@@ -192,7 +204,8 @@ impl Engine {
             loss_scale: state.loss_scale.value().to_bits(),
             weight_hint: options.weight_hint.unwrap_or(state.last_weight),
             intent,
-        })?;
+        };
+        let agreed = self.exchange(&header, before)?;
         let Agreed { supply, ending, .. } = &agreed;
         match supply.course(self.fabric.options.uneven) {
             Some(Course::Ends) => Ok((agreed, Course::Ends)),
@@ -211,10 +224,12 @@ impl Engine {
         }
     }
 
-    fn exchange(&self, header: StepHeader) -> Result<Agreed, Error> {
+    fn exchange(&self, header: &StepHeader, before: Supply) -> Result<Agreed, Error> {
         let tag = self.fabric.tag(None, Stage::Header, header.step, 0);
-        let said = self.fabric.control.all_gather(tag, header.encode()).and_then(Pending::wait);
-        StepHeader::agree(&said.inspect_err(|_| self.leave_aborted_epoch())?)
+        let agree = |said: &[u64]| StepHeader::agree(said, before);
+        let agreed = self.fabric.control.exchange(tag, header.encode(), agree);
+        agreed
+            .inspect_err(|_| self.leave_aborted_epoch())?
             .map_err(|error| comparison::in_detail(&self.fabric, error))
     }
 
@@ -245,6 +260,15 @@ impl Engine {
             None => {
                 Err(self.fabric.misuse("microbatch", opened.step, "the step is over".to_owned()))
             }
+        }
+    }
+
+    /// The error that says that a step has no other microbatch.
+    pub(crate) fn end_of_data(&self, opened: Opened) -> Error {
+        let state = self.state();
+        match state.step.as_ref().filter(|step| step.opened == opened) {
+            Some(step) => step.end_of_data(),
+            None => self.fabric.misuse("microbatch", opened.step, "the step is over".to_owned()),
         }
     }
 

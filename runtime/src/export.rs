@@ -51,10 +51,10 @@ fn gather_into(
 ) -> Result<(), Error> {
     let layout = fabric.plan.layout(unit);
     let zeros = layout.params().iter().map(|slot| HostBuffer::zeros(DType::F32, slot.len));
-    let targets = zeros.collect::<Result<_, _>>()?;
+    let targets = zeros.collect::<Result<Vec<_>, _>>()?;
     let tag = fabric.tag(Some(unit), Stage::Export, 0, 0);
     let full = fabric.export.gather_unit(tag, Arc::clone(layout), shard, targets)?.wait()?;
-    for (parameter, buffer) in fabric.plan.spec()[unit].params.iter().zip(full) {
+    for (parameter, buffer) in fabric.plan.spec()[unit].params.iter().zip(full.into_buffers()) {
         if let Values::F32(values) = buffer.values() {
             all.insert(parameter.name.clone(), values.to_vec());
         }

@@ -7,7 +7,7 @@ use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{DType, UnitId, UnitLayout};
 
 use crate::engine::device::DeviceFull;
-use crate::engine::full_pool::Pooled;
+use crate::engine::full_pool::{Pooled, SharedPooled};
 
 /// A unit's parameters in full, in the compute dtype, one buffer a parameter.
 ///
@@ -28,7 +28,7 @@ pub struct Full {
 enum Buffers {
     Own(Pooled),
     /// Other ranks read it, too.
-    Shared(Arc<Pooled>),
+    Shared(SharedPooled),
     Device(DeviceFull),
 }
 
@@ -37,7 +37,7 @@ impl Full {
         Self { unit, layout, buffers: Buffers::Own(buffers) }
     }
 
-    pub(crate) fn shared((unit, layout): (UnitId, Arc<UnitLayout>), buffers: Arc<Pooled>) -> Self {
+    pub(crate) fn shared((unit, layout): (UnitId, Arc<UnitLayout>), buffers: SharedPooled) -> Self {
         Self { unit, layout, buffers: Buffers::Shared(buffers) }
     }
 
@@ -141,7 +141,7 @@ impl Full {
     pub fn into_buffers(self) -> Vec<HostBuffer> {
         match self.buffers {
             Buffers::Own(pooled) => pooled.into_buffers(),
-            Buffers::Shared(pooled) => pooled.buffers.clone(),
+            Buffers::Shared(pooled) => pooled.buffers.to_vec(),
             Buffers::Device(full) => full.on_host().to_vec(),
         }
     }

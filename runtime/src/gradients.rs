@@ -35,12 +35,10 @@ pub enum Verdict {
 pub struct Gradients {
     pub(crate) model: ModelId,
     pub(crate) step: u64,
-    /// By unit, still to be divided; empty where a unit has no trainable parameter.
+    /// By unit, still to be divided; empty where a unit has no trainable parameter. And which parameters got a gradient.
     pub(crate) grad_shards: GradShards,
     /// By what they are divided. Known only when all ranks have agreed, and so after their norm was taken.
     pub(crate) divisor: f64,
-    /// By unit and parameter: whether it got a gradient anywhere in the step.
-    pub(crate) present: Vec<Vec<bool>>,
     pub(crate) norm: f64,
     pub(crate) loss: f64,
     pub(crate) weight: u64,
@@ -150,7 +148,7 @@ impl Gradients {
     /// If the model has no such parameter.
     #[must_use]
     pub fn has_gradient(&self, parameter: ParamId) -> bool {
-        self.present[parameter.unit.index()][parameter.index]
+        self.grad_shards.present()[parameter.unit.index()][parameter.index]
     }
 
     /// The whole gradients of all trainable parameters, by name, before clipping. For tests and small models.

@@ -55,8 +55,8 @@ const MICROBATCHES: usize = 3;
 const HINT: usize = WORDS - 1;
 
 impl StepHeader {
-    pub(crate) fn encode(&self) -> Vec<u64> {
-        vec![
+    pub(crate) fn encode(&self) -> [u64; WORDS] {
+        [
             MAGIC
                 | match self.intent {
                     Intent::Step(Input::Ready) => 0,
@@ -73,17 +73,17 @@ impl StepHeader {
         ]
     }
 
-    /// What all ranks agreed on.
+    /// What all ranks agreed on, in the memory of a supply of before.
     ///
     /// # Errors
     /// `Disagreement` names the first field in which ranks differ, and the first rank that differs in it from most others;
     /// where there are no most, from rank 0.
-    pub(crate) fn agree(gathered: &[u64]) -> Result<Agreed, Error> {
+    pub(crate) fn agree(gathered: &[u64], supply: Supply) -> Result<Agreed, Error> {
         let headers = || gathered.chunks_exact(WORDS);
-        compare(&headers().collect::<Vec<_>>())?;
+        compare(gathered)?;
         Ok(Agreed {
             largest_hint: headers().map(|header| header[HINT]).max().unwrap_or(0),
-            supply: Supply::of(headers().map(input)),
+            supply: supply.renewed(headers().map(input)),
             ending: (0..)
                 .zip(headers())
                 .filter(|(_, header)| ends(header))
@@ -101,7 +101,7 @@ fn ends(header: &[u64]) -> bool {
     header[0] & FLAGS == ENDS
 }
 
-fn compare(headers: &[&[u64]]) -> Result<(), Error> {
+fn compare(gathered: &[u64]) -> Result<(), Error> {
     const FIELDS: [&str; WORDS - 1] = [
         "the protocol of the step header",
         "the number of the step",
@@ -111,17 +111,23 @@ fn compare(headers: &[&[u64]]) -> Result<(), Error> {
         comparison::PLAN,
         "the loss scale",
     ];
-    let one_ends = headers.iter().any(|header| ends(header));
+    let headers = || gathered.chunks_exact(WORDS);
+    let one_ends = headers().any(ends);
     for (field, what) in FIELDS.into_iter().enumerate() {
-        let value = |header: &&[u64]| match field {
+        let value = |header: &[u64]| match field {
             0 => header[0] & !FLAGS,
             // Who makes no step has no number of microbatches either.
             MICROBATCHES if one_ends => UNKNOWN,
             field => header[field],
         };
-        let values: Vec<u64> = headers.iter().map(value).collect();
+        let first = headers().map(value).next();
+        if headers().map(value).all(|value| Some(value) == first) {
+            continue;
+        }
+        let values: Vec<u64> = headers().map(value).collect();
         if let Some([rank, other]) = comparison::odd_one(&values) {
-            let [got, want] = [rank, other].map(|rank| describe(field, headers[rank][field]));
+            let said = |rank: usize| gathered[rank * WORDS + field];
+            let [got, want] = [rank, other].map(|rank| describe(field, said(rank)));
             let [rank, other] = [rank, other].map(Rank::new);
             return Err(Error::Disagreement { what, rank, got, other, want });
         }
@@ -156,7 +162,8 @@ mod tests {
     }
 
     fn agree(headers: &[StepHeader]) -> Result<Agreed, Error> {
-        StepHeader::agree(&headers.iter().flat_map(StepHeader::encode).collect::<Vec<_>>())
+        let said: Vec<u64> = headers.iter().flat_map(StepHeader::encode).collect();
+        StepHeader::agree(&said, Supply::default())
     }
 
     #[test]

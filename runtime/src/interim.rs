@@ -26,10 +26,9 @@ pub(crate) struct Overflow {
 }
 
 impl Interim {
-    pub(crate) fn encode(self) -> Vec<u64> {
-        let mut words = vec![self.all_reduces as u64];
-        words.extend(Sighting::encode(self.sighting));
-        words
+    pub(crate) fn encode(self) -> [u64; WORDS] {
+        let [when, parameter, from] = Sighting::encode(self.sighting);
+        [self.all_reduces as u64, when, parameter, from]
     }
 
     fn decode(words: &[u64]) -> Self {
@@ -39,9 +38,9 @@ impl Interim {
 
     /// What follows from what all ranks said; `None` if everything is finite so far.
     pub(crate) fn overflow(gathered: &[u64]) -> Option<Overflow> {
-        let said: Vec<Self> = gathered.chunks_exact(WORDS).map(Self::decode).collect();
-        let found = non_finite::first(said.iter().map(|interim| interim.sighting))?;
-        let all_reduces = said.iter().map(|interim| interim.all_reduces).max().unwrap_or(0);
+        let said = || gathered.chunks_exact(WORDS).map(Self::decode);
+        let found = non_finite::first(said().map(|interim| interim.sighting))?;
+        let all_reduces = said().map(|interim| interim.all_reduces).max().unwrap_or(0);
         Some(Overflow { all_reduces, found })
     }
 }

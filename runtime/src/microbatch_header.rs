@@ -9,15 +9,15 @@ use crate::uneven::{Input, Supply};
 const WORDS: usize = 2;
 const MAGIC: u64 = u64::from_be_bytes(*b"hsdp-mb1");
 
-pub(crate) fn encode(input: Input) -> Vec<u64> {
-    vec![MAGIC, u64::from(input == Input::Exhausted)]
+pub(crate) fn encode(input: Input) -> [u64; WORDS] {
+    [MAGIC, u64::from(input == Input::Exhausted)]
 }
 
-/// What all ranks said.
+/// What all ranks said, in the memory of a supply of before.
 ///
 /// # Errors
 /// `Disagreement` names the first rank that speaks another protocol than this one does.
-pub(crate) fn decode(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
+pub(crate) fn decode(gathered: &[u64], own: Rank, before: Supply) -> Result<Supply, Error> {
     let mut headers = gathered.chunks_exact(WORDS);
     if let Some(rank) = headers.position(|header| header[0] != MAGIC) {
         let [got, want] = [gathered[rank * WORDS], MAGIC].map(|magic| format!("{magic:#018x}"));
@@ -25,7 +25,7 @@ pub(crate) fn decode(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
         return Err(Error::Disagreement { what, rank, got, other: own, want });
     }
     let input = |header: &[u64]| if header[1] == 0 { Input::Ready } else { Input::Exhausted };
-    Ok(Supply::of(gathered.chunks_exact(WORDS).map(input)))
+    Ok(before.renewed(gathered.chunks_exact(WORDS).map(input)))
 }
 
 #[cfg(test)]
@@ -35,10 +35,13 @@ mod tests {
     #[test]
     fn what_is_said_comes_back_and_another_protocol_is_named() {
         let mut said = [Input::Ready, Input::Exhausted].map(encode).concat();
-        let supply = decode(&said, Rank::new(0)).expect("one protocol");
-        assert_eq!((supply.ready, supply.exhausted), (vec![Rank::new(0)], vec![Rank::new(1)]));
+        let supply = decode(&said, Rank::new(0), Supply::default()).expect("one protocol");
+        assert_eq!(
+            (&*supply.ready, &*supply.exhausted),
+            (&[Rank::new(0)][..], &[Rank::new(1)][..])
+        );
         said[WORDS] += 1;
-        let message = decode(&said, Rank::new(0)).unwrap_err().to_string();
+        let message = decode(&said, Rank::new(0), supply).unwrap_err().to_string();
         let expected = "the protocol of the microbatch header differs between ranks: rank 1 has 0x";
         assert!(message.starts_with(expected), "{message}");
     }

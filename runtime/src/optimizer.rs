@@ -94,7 +94,11 @@ impl ShardedModel {
                     unreachable!("a model on the host has its shards and sums there");
                 };
                 let (master, mut gather_input) = shard.exclusive();
-                for piece in pieces_with_gradient(fabric, unit, &gradients.present[unit.index()]) {
+                for piece in pieces_with_gradient(
+                    fabric,
+                    unit,
+                    &gradients.grad_shards.present()[unit.index()],
+                ) {
                     let range = piece.shard_range();
                     let fused = FusedUpdate {
                         parameters: &mut master[range.clone()],

@@ -1,7 +1,7 @@
 //! Which parameters of the model got a gradient: a set of their numbers.
 
 /// A set of parameter numbers, in 64-bit words that travel as they are.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Presence {
     parameters: usize,
     words: Vec<u64>,
@@ -15,18 +15,21 @@ impl Presence {
         Self { parameters, words: vec![0; parameters.div_ceil(WORD_BITS)] }
     }
 
-    pub(crate) fn from_words(parameters: usize, words: Vec<u64>) -> Self {
-        debug_assert_eq!(words.len(), parameters.div_ceil(WORD_BITS));
-        Self { parameters, words }
+    /// The set that these words are, in the memory of this one.
+    pub(crate) fn renew(&mut self, parameters: usize, words: impl IntoIterator<Item = u64>) {
+        self.parameters = parameters;
+        self.words.clear();
+        self.words.extend(words);
+        debug_assert_eq!(self.words.len(), parameters.div_ceil(WORD_BITS));
+    }
+
+    /// Leaves nothing in it.
+    pub(crate) fn clear(&mut self) {
+        self.words.fill(0);
     }
 
     pub(crate) fn words(&self) -> &[u64] {
         &self.words
-    }
-
-    /// How many parameters the model has.
-    pub(crate) fn len(&self) -> usize {
-        self.parameters
     }
 
     pub(crate) fn insert(&mut self, parameter: usize) {

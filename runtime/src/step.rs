@@ -62,12 +62,9 @@ impl<'model> Step<'model> {
     /// [`Error::EndOfData`] if it ends here, since other ranks have no more data, and [`Error::UnevenInputs`] if that
     /// is refused, as the model's [`Uneven`](crate::Uneven) says; [`Error::Comm`] if the exchange fails.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {
-        let step = self.opened.step;
         match self.engine.begin_microbatch(self.opened)? {
             Ok(token) => Ok(self.pass(token)),
-            Err(NoMore { microbatch, supply }) => {
-                Err(Error::EndOfData { step, microbatch: Some(microbatch), supply })
-            }
+            Err(NoMore) => Err(self.engine.end_of_data(self.opened)),
         }
     }
 

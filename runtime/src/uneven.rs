@@ -62,9 +62,11 @@ pub(crate) enum Course {
 }
 
 impl Supply {
-    /// What all ranks said, in rank order.
-    pub(crate) fn of(said: impl Iterator<Item = Input>) -> Self {
-        let mut supply = Self::default();
+    /// What all ranks said, in rank order; in the memory of a supply of before.
+    pub(crate) fn renewed(self, said: impl Iterator<Item = Input>) -> Self {
+        let mut supply = self;
+        supply.ready.clear();
+        supply.exhausted.clear();
         for (rank, input) in said.enumerate() {
             match input {
                 Input::Ready => supply.ready.push(Rank::new(rank)),
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     fn supply(inputs: [Input; 3]) -> Supply {
-        Supply::of(inputs.into_iter())
+        Supply::default().renewed(inputs.into_iter())
     }
 
     #[test]
@@ -118,7 +120,9 @@ mod tests {
 
     #[test]
     fn ranks_are_named() {
-        let supply = supply([Input::Ready, Input::Exhausted, Input::Ready]);
+        let before = supply([Input::Exhausted, Input::Ready, Input::Exhausted]);
+        let said = [Input::Ready, Input::Exhausted, Input::Ready];
+        let supply = before.renewed(said.into_iter());
         assert_eq!(supply.ready, [0, 2].map(Rank::new));
         assert_eq!(supply.exhausted, [1].map(Rank::new));
     }

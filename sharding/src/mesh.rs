@@ -153,12 +153,20 @@ impl Mesh {
     /// If the mesh does not [contain](Self::contains) `rank`.
     #[must_use]
     pub fn group(&self, axis: Axis, rank: Rank) -> Vec<Rank> {
-        let Coordinate { replicate_index, shard_index } = self.coordinate(rank);
-        let member = |index| match axis {
+        self.members(axis, rank).collect()
+    }
+
+    /// The members of that group, one after the other.
+    ///
+    /// # Panics
+    /// If the mesh does not [contain](Self::contains) `rank`.
+    pub fn members(&self, axis: Axis, rank: Rank) -> impl ExactSizeIterator<Item = Rank> + use<> {
+        let (mesh, Coordinate { replicate_index, shard_index }) = (*self, self.coordinate(rank));
+        let member = move |index| match axis {
             Axis::Replicate => Coordinate { replicate_index: index, shard_index },
             Axis::Shard => Coordinate { replicate_index, shard_index: index },
         };
-        (0..self.axis_size(axis)).map(|index| self.rank_at(member(index))).collect()
+        (0..self.axis_size(axis)).map(move |index| mesh.rank_at(member(index)))
     }
 
     /// All ranks, in order.

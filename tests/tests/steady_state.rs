@@ -1,12 +1,12 @@
-//! After its first steps, training allocates no buffer: what it asks the allocator for does not grow with the parameters.
+//! After its first steps, training asks the allocator for nothing.
 //!
 //! Counters are of the whole process, so this file has one test.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use hsdp::memory::{self, Allocations, CountingAllocator};
+use hsdp::memory::{self, CountingAllocator};
 use hsdp::{
-    Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, GradientValues, LossSum,
+    Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, GradientValues, Group, LossSum,
     ModelOptions, ModelSpec, Optimizer, Param, Precision, ShardedModel, StepOptions, Unit, UnitId,
 };
 use hsdp_comm::{Channel, Tag};
@@ -15,90 +15,122 @@ use hsdp_tests::support::worlds::{mesh, on_ranks};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-const RANKS: usize = 4;
 const UNITS: usize = 6;
 const MICROBATCHES: usize = 3;
 
-/// Parameters of a unit: large enough for workers, and for any buffer of them to stand out.
-const NUMEL: usize = 400_000;
+/// Parameters of a unit: large enough for workers, and, on few ranks, small enough for none.
+const LARGE: usize = 60_000;
+const SMALL: usize = 500;
 
-/// Steps before anything is counted, and those that are counted.
-const WARM_UP: usize = 3;
+/// Steps that are counted together; more of those that are quick, so that what is allocated now and then is seen, too.
 const COUNTED: usize = 4;
+const COUNTED_SMALL: usize = 60;
 
-/// What a rank may ask for in each unit of each microbatch, for two gathers and a reduction, or in mode `Every` three
-/// operations: their descriptors, the boxes in which members meet, lists of blocks. In bytes, and in pieces.
-const BOOKKEEPING: u64 = 4 << 10;
-const PIECES: u64 = 36;
+/// How often they are counted at the most. How much is in use at once depends on which thread runs when: a step in which it is more
+/// than ever before still allocates for that. What every step allocates, it allocates each time.
+const ATTEMPTS: usize = 50;
 
-#[test]
-fn a_step_allocates_no_buffer() {
-    let mut table = String::new();
-    for accumulation in Accumulation::ALL {
-        for (parameters, full_copies) in [
-            (DType::F32, FullCopies::PerRank),
-            (DType::F32, FullCopies::PerProcess),
-            (DType::BF16, FullCopies::PerRank),
-        ] {
-            let precision = Precision { parameters, wire: parameters, ..Precision::default() };
-            let on = ModelOptions::on(mesh(2, 2));
-            let options = ModelOptions { accumulation, precision, full_copies, ..on };
-            let Allocations { count, bytes } = steady(&options);
-            let places = (COUNTED * MICROBATCHES * UNITS * RANKS) as u64;
-            let line = format!(
-                "{accumulation}, {parameters}, {full_copies}: {} bytes in {} allocations",
-                bytes.get() / places,
-                count / places
-            );
-            table += &format!("{line}\n");
-            assert!(bytes.get() < BOOKKEEPING * places, "for a unit, microbatch and rank: {line}");
-            assert!(count < PIECES * places, "for a unit, microbatch and rank: {line}");
-        }
-    }
-    println!("{table}");
-    // Not even the smallest buffer, of one unit once a step, would be lost in the bookkeeping.
-    let least = (NUMEL / 2 / 2 * size_of::<u16>()) as u64;
-    let allowed = BOOKKEEPING * (MICROBATCHES * UNITS) as u64;
-    assert!(least > allowed, "{least} bytes would not stand out from {allowed}");
+/// What is trained, and how.
+struct Case {
+    options: ModelOptions,
+    numel: usize,
+    steps: StepOptions,
 }
 
-/// What all ranks allocate in the counted steps.
-fn steady(options: &ModelOptions) -> Allocations {
-    let counts = on_ranks(RANKS, |world| {
-        let mut training = Training::new(world, options)?;
-        for _ in 0..WARM_UP {
-            training.step()?;
+#[test]
+fn a_step_allocates_nothing() {
+    let given = StepOptions::microbatches(MICROBATCHES);
+    for (mesh, numel) in [
+        (mesh(2, 2), LARGE),
+        (mesh(2, 2), SMALL),
+        (mesh(1, 1), SMALL),
+        (mesh(4, 1), LARGE),
+        (mesh(2, 8), LARGE),
+    ] {
+        for accumulation in Accumulation::ALL {
+            for (parameters, full_copies, steps) in [
+                (DType::F32, FullCopies::PerRank, given),
+                (DType::F32, FullCopies::PerRank, StepOptions::as_many_as_come()),
+                (DType::F32, FullCopies::PerProcess, given),
+                (DType::BF16, FullCopies::PerRank, given),
+            ] {
+                let precision = Precision { parameters, wire: parameters, ..Precision::default() };
+                let on = ModelOptions::on(mesh);
+                let options = ModelOptions { accumulation, precision, full_copies, ..on };
+                let case = Case { options, numel, steps };
+                let (counts, made) = (case.counts(), case.own_lists());
+                assert!(
+                    counts.contains(&made),
+                    "{mesh}, {numel} elements, {accumulation}, {parameters}, {full_copies}, {:?} microbatches: \
+                     {counts:?} allocations in {} steps, of which {made} are lists of this test",
+                    steps.microbatches,
+                    case.counted(),
+                );
+            }
         }
-        let before = training.meet()?;
-        for _ in 0..COUNTED {
-            training.step()?;
-        }
-        Ok(training.meet()?.since(before))
-    });
-    // Ranks look when all have come; the greatest has seen everything.
-    counts.into_iter().max_by_key(|seen| seen.bytes).expect("there are ranks")
+    }
+}
+
+impl Case {
+    fn counted(&self) -> usize {
+        if self.numel == SMALL { COUNTED_SMALL } else { COUNTED }
+    }
+
+    /// The lists of gradients that this test hands over, one for each unit, microbatch and rank, are its own.
+    fn own_lists(&self) -> u64 {
+        (self.counted() * MICROBATCHES * UNITS * self.options.mesh.world_size()) as u64
+    }
+
+    /// How much all ranks allocate in so many steps, counted again and again until it is no more than what this test makes.
+    fn counts(&self) -> Vec<u64> {
+        let counts = Mutex::new(Vec::with_capacity(ATTEMPTS));
+        on_ranks(self.options.mesh.world_size(), |world| {
+            let mut training = Training::new(world, self)?;
+            let mut before = training.meet(memory::allocations)?;
+            loop {
+                for _ in 0..self.counted() {
+                    training.step(self.steps)?;
+                }
+                before = training.meet(|| {
+                    let now = memory::allocations();
+                    if training.all.index() == 0 {
+                        counts.lock().expect("nobody panics").push(now.since(before).count);
+                    }
+                    now
+                })?;
+                let counts = counts.lock().expect("nobody panics");
+                if counts.len() == ATTEMPTS || counts.last() == Some(&self.own_lists()) {
+                    return Ok(());
+                }
+            }
+        });
+        counts.into_inner().expect("nobody panics")
+    }
 }
 
 struct Training {
     model: ShardedModel,
     adamw: AdamW,
     gradient: Arc<dyn GradientValues>,
+    all: Group,
 }
 
 impl Training {
-    fn new(world: hsdp::World, options: &ModelOptions) -> Result<Self, Error> {
+    fn new(world: hsdp::World, case: &Case) -> Result<Self, Error> {
+        let numel = case.numel;
+        let all = world.world_group(Channel::User);
         let unit = |index| {
-            Unit::new(format!("unit.{index}")).param(Param::new(format!("w.{index}"), [NUMEL]))
+            Unit::new(format!("unit.{index}")).param(Param::new(format!("w.{index}"), [numel]))
         };
         let spec = (0..UNITS).map(unit).fold(ModelSpec::new(), ModelSpec::unit);
         let model =
-            ShardedModel::new(world, spec, options.clone(), |param| vec![0.5; param.numel()])?;
+            ShardedModel::new(world, spec, case.options.clone(), |param| vec![0.5; param.numel()])?;
         let adamw = AdamW::new(&model, AdamWOptions::default());
-        Ok(Self { model, adamw, gradient: Arc::new(vec![0.25_f32; NUMEL]) })
+        Ok(Self { model, adamw, gradient: Arc::new(vec![0.25_f32; numel]), all })
     }
 
-    fn step(&mut self) -> Result<(), Error> {
-        let mut step = self.model.begin_step(StepOptions::microbatches(MICROBATCHES))?;
+    fn step(&mut self, options: StepOptions) -> Result<(), Error> {
+        let mut step = self.model.begin_step(options)?;
         for _ in 0..MICROBATCHES {
             let mut pass = step.microbatch()?;
             for unit in (0..UNITS).map(UnitId::new) {
@@ -115,12 +147,11 @@ impl Training {
         self.adamw.step(&mut self.model, gradients).map(drop)
     }
 
-    /// What the process has allocated when all ranks are here.
-    fn meet(&self) -> Result<Allocations, Error> {
-        let group = self.model.world().world_group(Channel::User);
-        group.barrier(Tag::default())?.wait()?;
-        let seen = memory::allocations();
-        group.barrier(Tag::default())?.wait()?;
-        Ok(seen)
+    /// What is said when all ranks are here, and before one goes on.
+    fn meet<T>(&self, say: impl FnOnce() -> T) -> Result<T, Error> {
+        self.all.barrier(Tag::default())?.wait()?;
+        let said = say();
+        self.all.barrier(Tag::default())?.wait()?;
+        Ok(said)
     }
 }

@@ -4,7 +4,8 @@ use hsdp_kernels::Element;
 
 use super::bytes;
 use crate::call::Call;
-use crate::work::{Barrier, Handover};
+use crate::local::Ticket;
+use crate::work::{Barrier, Deposits, Handover, anew};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that pass vectors on
@@ -35,7 +36,7 @@ impl Group {
             let (destinations, values): (Vec<_>, Vec<_>) = all.into_iter().unzip();
             Ok(Handover::new(values, sources_of(&destinations)?, len))
         };
-        self.issue(call, (destination, values), work, |(destination, values)| {
+        self.issue(call, (destination, values), anew(work), |(destination, values)| {
             if destination == Some(index) { (0, values) } else { (0, bytemuck::zeroed_vec(len)) }
         })
     }
@@ -55,9 +56,9 @@ impl Group {
     ) -> Result<Pending<()>, Error> {
         let peer = self.member(Op::Send, "the destination", to)?;
         let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
-        let ticket = self.transfer(call, [self.rank(), peer], values, given)?;
+        let ticket = self.transfer(call, [self.rank(), peer], values, anew(given))?;
         Ok(ticket
-            .map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, |_| Ok(()))))
+            .map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, sent::<T>)))
     }
 
     /// Takes the elements that member `from` gives with [`send`](Self::send).
@@ -74,7 +75,7 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let peer = self.member(Op::Recv, "the source", from)?;
         let call = Call::new(Op::Recv, tag).elements::<T>(count).peer(peer);
-        let ticket = self.transfer(call, [peer, self.rank()], Vec::<T>::new(), given)?;
+        let ticket = self.transfer(call, [peer, self.rank()], Vec::<T>::new(), anew(given))?;
         Ok(ticket.map_or_else(
             || {
                 let received = if peer == self.rank() { 0 } else { bytes::<T>(count) };
@@ -90,9 +91,14 @@ impl Group {
     /// # Errors
     /// As the collectives that move elements.
     pub fn barrier(&self, tag: Tag) -> Result<Pending<()>, Error> {
-        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
+        let meet = |(), all: Deposits<'_, ()>| Ok(Barrier(all.len()));
         self.issue(Call::new(Op::Barrier, tag), (), meet, |()| (0, ()))
     }
+}
+
+/// The giver gets an empty vector.
+fn sent<T: Element>(ticket: Ticket) -> Result<(), Error> {
+    ticket.wait::<Vec<T>>().map(drop)
 }
 
 /// Slot 0 gives, slot 1 takes.

@@ -8,7 +8,7 @@ use hsdp_sharding::{DType, balanced};
 
 use super::carrier::{all_reduce, goes_by_nccl};
 use super::outcome::{Issued, Part, all_or_none};
-use crate::work::{Meter, Work};
+use crate::work::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// Elements that a kernel takes at once: where ranges of its operands begin.
@@ -107,6 +107,7 @@ impl AllReduce {
 
 impl Work for AllReduce {
     type Output = Issued<DeviceBuffer>;
+    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.parts.len()
@@ -125,8 +126,8 @@ impl Work for AllReduce {
         }
     }
 
-    fn finish(mut self) -> Vec<Issued<DeviceBuffer>> {
+    fn finish(mut self, outputs: &mut Outputs<Issued<DeviceBuffer>>) {
         let issued = self.issue();
-        all_or_none(self.values, issued)
+        outputs.extend(all_or_none(self.values, issued));
     }
 }

@@ -7,7 +7,7 @@ use hsdp_sharding::UnitLayout;
 
 use super::carrier::{Elements, all_gather, goes_by_nccl};
 use super::outcome::{Issued, Part, all_or_none};
-use crate::work::{Meter, Work};
+use crate::work::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// What a member brings.
@@ -102,6 +102,7 @@ fn place(
 
 impl Work for Gather {
     type Output = Issued<DeviceBuffer>;
+    type Lists = ();
 
     fn blocks(&self) -> usize {
         1
@@ -120,8 +121,8 @@ impl Work for Gather {
         }
     }
 
-    fn finish(mut self) -> Vec<Issued<DeviceBuffer>> {
+    fn finish(mut self, outputs: &mut Outputs<Issued<DeviceBuffer>>) {
         let issued = self.issue();
-        all_or_none(self.fulls, issued)
+        outputs.extend(all_or_none(self.fulls, issued));
     }
 }

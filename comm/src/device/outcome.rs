@@ -49,7 +49,9 @@ impl Part {
 }
 
 /// What members get: all of them their outputs, or all the first error. A part that failed is one that others were to read.
-pub(super) fn all_or_none<T>(outputs: Vec<T>, issued: Result<(), Error>) -> Vec<Issued<T>> {
-    let one = |output| Issued(issued.clone().map(|()| output));
-    outputs.into_iter().map(one).collect()
+pub(super) fn all_or_none<T>(
+    outputs: impl IntoIterator<Item = T>,
+    issued: Result<(), Error>,
+) -> impl Iterator<Item = Issued<T>> {
+    outputs.into_iter().map(move |output| Issued(issued.clone().map(|()| output)))
 }

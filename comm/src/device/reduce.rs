@@ -10,7 +10,7 @@ use super::carrier::{goes_by_nccl, reduce_scatter};
 use super::outcome::{Issued, Part, all_or_none};
 use super::units::{DeviceAccumulator, DeviceReduced};
 use crate::sync::Mutex;
-use crate::work::{Meter, Work};
+use crate::work::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// What a member brings.
@@ -128,6 +128,7 @@ impl Reduce {
 
 impl Work for Reduce {
     type Output = Issued<DeviceReduced>;
+    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.members.len()
@@ -150,7 +151,7 @@ impl Work for Reduce {
         meter.received_of_each(block, 0..self.members.len(), (self.shard_len(), size));
     }
 
-    fn finish(mut self) -> Vec<Issued<DeviceReduced>> {
+    fn finish(mut self, outputs: &mut Outputs<Issued<DeviceReduced>>) {
         let (mut wires, mut reduced) = (Vec::new(), Vec::new());
         let (mut folds, mut parts, mut issued) = (Vec::new(), Vec::new(), Ok(()));
         for member in std::mem::take(&mut self.members) {
@@ -168,6 +169,6 @@ impl Work for Reduce {
             let (wires, folds, parts) = (&wires, &folds, &parts);
             self.sum(&mut Sums { wires, reduced: &mut reduced, folds, parts })
         });
-        all_or_none(reduced, issued)
+        outputs.extend(all_or_none(reduced, issued));
     }
 }

@@ -11,6 +11,7 @@ use super::gather::{Gather, GatherDeposit};
 use super::outcome::{Issued, Part};
 use super::reduce::{Reduce, ReduceDeposit};
 use crate::call::Call;
+use crate::work::anew;
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
 /// Where a member's part of a reduction goes.
@@ -70,7 +71,7 @@ impl Group {
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
         let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
         let deposit = GatherDeposit { layout, shard, full, part };
-        self.issue(call, deposit, Gather::new, |mine| (received, Issued(Ok(mine.full))))
+        self.issue(call, deposit, anew(Gather::new), |mine| (received, Issued(Ok(mine.full))))
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -104,7 +105,7 @@ impl Group {
             .scaling(scaling);
         let received = (self.size() - 1) * part_len * wire.size_bytes();
         let deposit = ReduceDeposit { layout, gradients, accumulator, part };
-        let work = move |all| Reduce::new(all, scaling, round);
+        let work = anew(move |all| Reduce::new(all, scaling, round));
         self.issue(call, deposit, work, |mine| (received, imagined(mine)))
     }
 
@@ -131,7 +132,7 @@ impl Group {
         let contributions = (size - 1) * owned * wire.size_bytes();
         let received = contributions + (len - owned) * size_of::<f32>();
         let deposit = AllReduceDeposit { values, part };
-        let work = move |all| AllReduce::new(all, scaling);
+        let work = anew(move |all| AllReduce::new(all, scaling));
         self.issue(call, deposit, work, |mine| (received, Issued(Ok(mine.values))))
     }
 

@@ -1,16 +1,18 @@
 //! What the ranks of a local world share, and the steps that they take on it.
 
-use std::mem;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::operation::{Arrival, Arrived, Operation};
+use super::operation::{Arrived, Occasion, Operation};
+use super::phase::wanted;
 use super::queue::Queue;
+use super::queued::Queued;
 use super::record::{Record, Roster};
 use super::running::{Running, WorkPanic, discard};
+use super::slots::{AnySlots, Arrival, Slots};
 use super::status::Status;
 use super::table::{Key, Table};
 use super::wait::Ticket;
@@ -18,7 +20,7 @@ use crate::flight::{EntryNumber, FlightState, Origin, Recorder};
 use crate::options::{Workers, WorldOptions};
 use crate::slow::Links;
 use crate::sync::thread;
-use crate::work::{PerMember, Work};
+use crate::work::{Deposits, Work};
 use crate::{Descriptor, Error};
 
 /// Work that moves no more than this is done by the member that arrives last, before its call returns: waking
@@ -106,17 +108,13 @@ impl Core {
 
     /// A member comes to an operation with its deposit; the last one makes the work of all deposits, in slot order,
     /// and starts it. Never waits for another rank.
-    pub(crate) fn submit<D, W>(
+    pub(crate) fn submit<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
         member: Member,
         descriptor: Arc<Descriptor>,
         deposit: D,
-        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
-    ) -> Result<Ticket, Error>
-    where
-        D: Send + 'static,
-        W: Work + 'static,
-    {
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+    ) -> Result<Ticket, Error> {
         let (rank, entry) = (member.rank, member.entry);
         let submitted = self.meet(member, descriptor, deposit, assemble);
         if submitted.is_err() {
@@ -126,66 +124,55 @@ impl Core {
         submitted
     }
 
-    fn meet<D, W>(
+    fn meet<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
         member: Member,
         descriptor: Arc<Descriptor>,
         deposit: D,
-        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
-    ) -> Result<Ticket, Error>
-    where
-        D: Send + 'static,
-        W: Work + 'static,
-    {
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+    ) -> Result<Ticket, Error> {
         let Member { access, rank, ranks, slot, entry } = member;
         let key = Key::from(&*descriptor);
+        let occasion = Occasion { key, ranks, roster: Arc::clone(&access.roster) };
         let admit = || self.status.check(descriptor.epoch);
-        let make = || Operation::new(key, ranks, Arc::clone(&access.roster));
-        let operation = self.table.enter(key, admit, make)?;
-        let (deposit, wanted) = (Box::new(deposit), Arc::clone(&descriptor));
-        let arrival = Arrival { descriptor: wanted, deposit, entry };
-        match operation.arrive(slot, arrival) {
+        let operation = self.table.enter::<D, W>(occasion, admit)?;
+        let arrival = Arrival { descriptor: Arc::clone(&descriptor), entry };
+        match operation.arrive(slot, arrival, deposit) {
             Arrived::Waiting => self.end_if_missing_left(&operation, &descriptor)?,
-            Arrived::Last(arrivals) => {
+            Arrived::Last(slots) => {
                 self.table.remove(key);
-                let running = self.assemble(&operation, &descriptor, arrivals, assemble)?;
+                let running = self.assemble(&operation, &descriptor, slots, assemble)?;
                 running.into_iter().for_each(|running| self.launch(running, rank));
             }
-            Arrived::Disagrees => return Err(self.end_disagreement(&operation, &descriptor)),
+            Arrived::Disagrees(about) => {
+                return Err(self.end_disagreement(&operation, about, &descriptor));
+            }
             Arrived::Refused(error) => return Err(error),
         }
         Ok(Ticket { core: access, operation, descriptor, rank, slot, entry })
     }
 
     /// Makes the work of an operation whose members are all there; `None` if that panicked, which ends the world.
-    fn assemble<D, W>(
+    fn assemble<D: Send + 'static, W: Work>(
         &self,
         operation: &Arc<Operation>,
         descriptor: &Arc<Descriptor>,
-        mut arrivals: PerMember<Arrival>,
-        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
-    ) -> Result<Option<Running>, Error>
-    where
-        D: Send + 'static,
-        W: Work + 'static,
-    {
+        mut slots: Box<Slots<D, W>>,
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+    ) -> Result<Option<Running>, Error> {
         // Deposits that are of no use are dropped in here, too: they are the users'.
-        let assembled = catch_unwind(AssertUnwindSafe(|| {
-            assemble(deposits(&mut arrivals).ok_or("ranks call different functions")?)
-        }));
-        match assembled {
-            Ok(Ok(work)) => {
+        match catch_unwind(AssertUnwindSafe(|| slots.assemble(assemble))) {
+            Ok(Ok(())) => {
                 let due = self.links.carry(descriptor, operation.ranks().len());
                 let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
-                Ok(Some(Running::new(operation, descriptor, work).due(due)))
+                Ok(Some(Running::new(operation, descriptor, slots).due(due)))
             }
             Ok(Err(problem)) => {
                 let problem = format!("{problem} in {}", descriptor.place());
-                let wanted = arrivals.into_iter().map(|arrival| Some(arrival.descriptor));
-                Err(self.end_mismatch(operation, problem, wanted.collect()))
+                Err(self.end_mismatch(operation, problem, wanted(slots.arrivals())))
             }
             Err(panic) => {
-                discard(arrivals);
+                discard(slots);
                 self.end_panicked(operation, WorkPanic::of_nobody(descriptor, &*panic));
                 Ok(None)
             }
@@ -203,12 +190,11 @@ impl Core {
             return self.run_here(running, rank);
         }
         let useful = running.blocks().min(wanted);
-        let running = Arc::new(running);
-        self.queue.push(Arc::clone(&running));
+        let queued = self.queue.push(running);
         // Members that sleep for this very operation come first: they are of no other use.
-        let helpers = running.operation().call_for_help(useful);
+        let helpers = queued.operation().call_for_help(useful);
         self.queue.wake(useful - helpers);
-        self.let_go(running);
+        self.let_go(queued);
     }
 
     /// The exception to waits that end: code of users that is called here may keep `rank` for ever. Its record says
@@ -224,41 +210,31 @@ impl Core {
         }
     }
 
-    /// Runs blocks of `running` until none is left to claim, or `own` is settled.
-    pub(super) fn help(&self, running: Arc<Running>, own: Option<&Operation>) {
-        let span = running.span();
+    /// Runs blocks of `queued` until none is left to claim, or `own` is settled.
+    pub(super) fn help(&self, queued: Arc<Queued>, own: Option<&Operation>) {
+        let span = queued.span();
         let _entered = span.enter();
         while !own.is_some_and(Operation::is_settled) {
-            let Some(block) = running.claim() else {
-                self.queue.remove(&running);
+            let Some(block) = queued.claim() else {
+                self.queue.remove(&queued);
                 break;
             };
-            if let Err(panic) = running.run(block, self) {
-                running.abandon();
-                self.end_panicked(running.operation(), panic);
+            if let Err(panic) = queued.run(block, self) {
+                queued.abandon();
+                self.end_panicked(queued.operation(), panic);
             }
         }
-        self.let_go(running);
+        self.let_go(queued);
     }
 
-    /// Lets go of an operation; whoever does so last completes it.
-    fn let_go(&self, running: Arc<Running>) {
+    /// Lets go of work; whoever does so last completes it.
+    fn let_go(&self, queued: Arc<Queued>) {
+        let Some(running) = self.queue.let_go(queued) else { return };
         let operation = Arc::clone(running.operation());
-        let completed = Arc::into_inner(running).map_or(Ok(()), Running::complete);
-        if let Err(panic) = completed {
+        if let Err(panic) = running.complete() {
             self.end_panicked(&operation, panic);
         }
     }
-}
-
-/// Takes what the members brought; `None` where one brought something else than a `D`.
-fn deposits<D: 'static>(arrivals: &mut [Arrival]) -> Option<Vec<D>> {
-    let (members, mut deposits) = (arrivals.len(), Vec::with_capacity(arrivals.len()));
-    for arrival in arrivals {
-        let deposit = mem::replace(&mut arrival.deposit, Box::new(()));
-        deposits.extend(deposit.downcast::<D>().ok().map(|deposit| *deposit));
-    }
-    (deposits.len() == members).then_some(deposits)
 }
 
 impl Access {

@@ -7,6 +7,7 @@ use hsdp_sharding::Rank;
 
 use super::core::Core;
 use super::operation::{Attendance, Operation};
+use super::phase::Disagreement;
 use super::running::WorkPanic;
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
@@ -105,10 +106,19 @@ impl Core {
     }
 
     /// Ends the world because two members of `operation` want different things; what the operation ended with.
-    pub(super) fn end_disagreement(&self, operation: &Operation, descriptor: &Descriptor) -> Error {
+    pub(super) fn end_disagreement(
+        &self,
+        operation: &Operation,
+        about: Disagreement,
+        descriptor: &Descriptor,
+    ) -> Error {
         // Nothing is wanted any more where another end came first.
         if let Some(wanted) = operation.wanted() {
-            let problem = format!("ranks disagree about {}", descriptor.place());
+            let what = match about {
+                Disagreement::Said => "ranks disagree about",
+                Disagreement::Meant => "ranks call different functions in",
+            };
+            let problem = format!("{what} {}", descriptor.place());
             self.end_mismatch(operation, problem, wanted);
         }
         operation.failure().expect("members that disagree never begin the work")

@@ -1,6 +1,5 @@
 //! One operation: where its members meet, and where their outputs lie. PROTOCOL.md, "States of an operation".
 
-use std::any::Any;
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, OnceLock};
@@ -8,24 +7,29 @@ use std::time::Instant;
 
 use hsdp_sharding::Rank;
 
+use super::phase::{Disagreement, Phase, wanted};
 use super::record::Roster;
 use super::running::discard;
+use super::slots::{AnySlots, Arrival, Slots};
 use super::table::Key;
 use crate::flight::{EntryNumber, FlightState};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
-use crate::work::PerMember;
+use crate::work::{PerMember, Work};
 use crate::{Descriptor, Error};
 
-/// What a member deposits, and what it takes out, with its type erased.
-pub(crate) type Erased = Box<dyn Any + Send>;
+/// Which operation it is, and who takes part.
+#[derive(Debug)]
+pub(crate) struct Occasion {
+    pub(crate) key: Key,
+    /// The members, by slot.
+    pub(crate) ranks: Arc<[Rank]>,
+    pub(crate) roster: Arc<Roster>,
+}
 
 /// One operation of one group.
 pub(crate) struct Operation {
-    key: Key,
-    /// The members, by slot.
-    ranks: Arc<[Rank]>,
-    roster: Arc<Roster>,
+    occasion: Occasion,
     /// What its members have noted of it, by slot.
     entries: PerMember<AtomicU64>,
     /// Whether the phase is `Done` or `Failed`, so that nobody needs the lock to see that it is not.
@@ -44,40 +48,15 @@ struct Meeting {
     parked: usize,
 }
 
-/// Where the operation is. It only goes forward.
-enum Phase {
-    /// Members arrive, each in its slot.
-    Gathering { arrivals: PerMember<Option<Arrival>>, missing: usize },
-    /// Two of them want different things. Whoever comes now is told so too, until the end of the world gets here:
-    /// nobody is ever the last.
-    Disagreeing { arrivals: PerMember<Option<Arrival>> },
-    /// All are there; the last one has taken the arrivals, and blocks are being run.
-    Running,
-    /// The blocks are done, and the outputs kept back: its channel is slow.
-    Held { outputs: PerMember<Option<Erased>> },
-    /// The outputs, by slot, until their members take them.
-    Done { outputs: PerMember<Option<Erased>> },
-    /// It ended early, for all members alike.
-    Failed(Error),
-}
-
-/// What one member brought.
-pub(crate) struct Arrival {
-    pub(crate) descriptor: Arc<Descriptor>,
-    pub(crate) deposit: Erased,
-    /// What its rank has noted of it.
-    pub(crate) entry: EntryNumber,
-}
-
 /// What became of an arrival.
 #[must_use]
-pub(crate) enum Arrived {
+pub(crate) enum Arrived<D, W: Work> {
     /// Others are missing.
     Waiting,
     /// This was the last: the work is this member's to start.
-    Last(PerMember<Arrival>),
+    Last(Box<Slots<D, W>>),
     /// It, or a member before it, wants something else than the first: see [`Operation::wanted`].
-    Disagrees,
+    Disagrees(Disagreement),
     /// The operation had ended early.
     Refused(Error),
 }
@@ -96,16 +75,14 @@ impl Attendance {
 }
 
 impl Operation {
-    pub(crate) fn new(key: Key, ranks: Arc<[Rank]>, roster: Arc<Roster>) -> Self {
-        let missing = ranks.len();
-        let arrivals = ranks.iter().map(|_| None).collect();
-        let entries = ranks.iter().map(|_| AtomicU64::new(EntryNumber::NONE.get())).collect();
-        let readers = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
-        let phase = Phase::Gathering { arrivals, missing };
+    /// One at which nobody has arrived, for members that bring a `D` for a `W`.
+    pub(crate) fn new<D: Send + 'static, W: Work>(occasion: Occasion) -> Self {
+        let members = occasion.ranks.len();
+        let entries = (0..members).map(|_| AtomicU64::new(EntryNumber::NONE.get())).collect();
+        let readers = (0..members).map(|_| AtomicUsize::new(0)).collect();
+        let phase = Phase::Gathering { slots: Slots::<D, W>::new(members), missing: members };
         Self {
-            key,
-            ranks,
-            roster,
+            occasion,
             entries,
             settled: AtomicBool::new(false),
             meeting: Mutex::new(Meeting { phase, parked: 0 }),
@@ -115,8 +92,30 @@ impl Operation {
         }
     }
 
+    /// The same in the memory of one of the same members that is over: all of them have their outputs.
+    pub(crate) fn renew<D: Send + 'static, W: Work>(&mut self, occasion: Occasion) {
+        let missing = occasion.ranks.len();
+        let meeting = self.meeting.get_mut();
+        let slots = match mem::replace(&mut meeting.phase, Phase::Running) {
+            Phase::Done { slots, .. } => Slots::<D, W>::cleared(slots),
+            _ => None,
+        };
+        let slots = slots.unwrap_or_else(|| Slots::<D, W>::new(missing));
+        meeting.phase = Phase::Gathering { slots, missing };
+        for entry in &mut self.entries {
+            *entry = AtomicU64::new(EntryNumber::NONE.get());
+        }
+        self.settled = AtomicBool::new(false);
+        self.due = OnceLock::new();
+        self.occasion = occasion;
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        self.occasion.key
+    }
+
     pub(crate) fn ranks(&self) -> &Arc<[Rank]> {
-        &self.ranks
+        &self.occasion.ranks
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -129,59 +128,86 @@ impl Operation {
             return false;
         }
         let mut meeting = self.meeting.lock();
-        if let Phase::Held { outputs } = &mut meeting.phase {
-            let outputs = mem::take(outputs);
-            self.settle(meeting, Phase::Done { outputs });
+        match mem::replace(&mut meeting.phase, Phase::Running) {
+            Phase::Held { slots } => self.settle(meeting, self.done(slots)),
+            other => meeting.phase = other,
         }
         true
     }
 
     /// A member comes to its slot. Each does so once: its sequence number is its own.
-    pub(crate) fn arrive(&self, slot: usize, arrival: Arrival) -> Arrived {
+    pub(crate) fn arrive<D: Send + 'static, W: Work>(
+        &self,
+        slot: usize,
+        arrival: Arrival,
+        deposit: D,
+    ) -> Arrived<D, W> {
+        let mut deposit = Some(deposit);
+        let arrived = self.come(slot, arrival, &mut deposit);
+        // What is not let in is dropped without the lock.
+        deposit.into_iter().for_each(discard);
+        arrived
+    }
+
+    fn come<D: Send + 'static, W: Work>(
+        &self,
+        slot: usize,
+        arrival: Arrival,
+        deposit: &mut Option<D>,
+    ) -> Arrived<D, W> {
         let mut meeting = self.meeting.lock();
-        let (arrivals, missing) = match &mut meeting.phase {
-            Phase::Gathering { arrivals, missing } => (arrivals, missing),
-            Phase::Disagreeing { arrivals } => {
-                self.entries[slot].store(arrival.entry.get(), Ordering::Relaxed);
-                arrivals[slot] = Some(arrival);
-                return Arrived::Disagrees;
-            }
-            Phase::Failed(error) => return Arrived::Refused(error.clone()),
-            Phase::Running | Phase::Held { .. } | Phase::Done { .. } => {
-                unreachable!("a member arrives once, before the work")
-            }
-        };
-        let first = arrivals.iter().flatten().next();
-        let agrees = first.is_none_or(|first| first.descriptor.agrees_with(&arrival.descriptor));
+        if let Phase::Failed(error) = &meeting.phase {
+            return Arrived::Refused(error.clone());
+        }
         self.entries[slot].store(arrival.entry.get(), Ordering::Relaxed);
-        arrivals[slot] = Some(arrival);
+        let (slots, missing) = match &mut meeting.phase {
+            Phase::Gathering { slots, missing } => (slots, missing),
+            Phase::Disagreeing { slots, about } => {
+                slots.arrivals()[slot] = Some(arrival);
+                return Arrived::Disagrees(*about);
+            }
+            _ => unreachable!("a member arrives once, before the work"),
+        };
+        let first = slots.arrivals().iter().flatten().next();
+        let agrees = first.is_none_or(|first| first.descriptor.agrees_with(&arrival.descriptor));
+        let about = match (agrees, Slots::<D, W>::typed_mut(&mut **slots)) {
+            (true, Some(slots)) => {
+                slots.put(slot, deposit.take());
+                None
+            }
+            (true, None) => Some(Disagreement::Meant),
+            (false, _) => Some(Disagreement::Said),
+        };
+        slots.arrivals()[slot] = Some(arrival);
         *missing -= 1;
-        if agrees && *missing > 0 {
+        if about.is_none() && *missing > 0 {
             return Arrived::Waiting;
         }
-        let arrivals = mem::take(arrivals);
-        if !agrees {
-            meeting.phase = Phase::Disagreeing { arrivals };
-            return Arrived::Disagrees;
+        let Phase::Gathering { slots, .. } = mem::replace(&mut meeting.phase, Phase::Running)
+        else {
+            unreachable!("it was gathering, and nobody else has the lock")
+        };
+        match about {
+            None => Arrived::Last(Slots::typed(slots).expect("the last has just found them so")),
+            Some(about) => {
+                meeting.phase = Phase::Disagreeing { slots, about };
+                Arrived::Disagrees(about)
+            }
         }
-        meeting.phase = Phase::Running;
-        Arrived::Last(arrivals.into_iter().flatten().collect())
     }
 
     /// What each member wants that has come, by slot; `None` once the work has begun or the operation is settled.
     pub(crate) fn wanted(&self) -> Option<Vec<Option<Arc<Descriptor>>>> {
-        let wanted =
-            |arrival: &Option<Arrival>| arrival.as_ref().map(|it| Arc::clone(&it.descriptor));
-        let meeting = self.meeting.lock();
-        Some(meeting.phase.arrivals()?.iter().map(wanted).collect())
+        let mut meeting = self.meeting.lock();
+        Some(wanted(meeting.phase.arrivals()?))
     }
 
     /// Who is there and who is not; `None` once the work has begun or the operation failed.
     pub(crate) fn attendance(&self) -> Option<Attendance> {
-        let meeting = self.meeting.lock();
-        let arrivals = meeting.phase.arrivals()?;
+        let mut meeting = self.meeting.lock();
+        let arrivals = &*meeting.phase.arrivals()?;
         let ranks_where = |there: bool| {
-            let slots = self.ranks.iter().zip(arrivals);
+            let slots = self.ranks().iter().zip(arrivals);
             slots.filter(|(_, slot)| slot.is_some() == there).map(|(rank, _)| *rank).collect()
         };
         Some(Attendance { arrived: ranks_where(true), missing: ranks_where(false) })
@@ -189,10 +215,10 @@ impl Operation {
 
     /// What `rank` brought and who is missing; `None` if `rank` is not there, or nobody is missing, or members disagree.
     pub(crate) fn gathering(&self, rank: Rank) -> Option<(Arc<Descriptor>, Vec<Rank>)> {
-        let meeting = self.meeting.lock();
-        let Phase::Gathering { arrivals, .. } = &meeting.phase else { return None };
+        let mut meeting = self.meeting.lock();
+        let Phase::Gathering { slots, .. } = &mut meeting.phase else { return None };
         let (mut brought, mut missing) = (None, Vec::new());
-        for (member, arrival) in self.ranks.iter().zip(arrivals) {
+        for (member, arrival) in self.ranks().iter().zip(slots.arrivals()) {
             match arrival {
                 None => missing.push(*member),
                 Some(arrival) if *member == rank => brought = Some(Arc::clone(&arrival.descriptor)),
@@ -215,7 +241,7 @@ impl Operation {
     /// The first member, in slot order, whose code is lending what it brought.
     pub(crate) fn lender(&self) -> Option<Rank> {
         let lends = |readers: &AtomicUsize| readers.load(Ordering::Relaxed) > 0;
-        self.readers.iter().position(lends).map(|slot| self.ranks[slot])
+        self.readers.iter().position(lends).map(|slot| self.ranks()[slot])
     }
 
     /// What the operation failed with, if it has failed.
@@ -226,34 +252,32 @@ impl Operation {
         }
     }
 
-    /// The work is done; its members get the outputs at `due`, or now.
-    pub(crate) fn succeed(&self, outputs: PerMember<Erased>, due: Option<Instant>) {
-        let outputs = outputs.into_iter().map(Some).collect();
+    /// The work is done; its members get the outputs in `slots` at `due`, or now.
+    pub(crate) fn succeed(&self, slots: Box<dyn AnySlots>, due: Option<Instant>) {
         let meeting = self.meeting.lock();
         if !matches!(meeting.phase, Phase::Running) {
             return;
         }
         match due.filter(|due| sync::now() < *due) {
-            Some(due) => self.hold(meeting, outputs, due),
-            None => self.settle(meeting, Phase::Done { outputs }),
+            Some(due) => self.hold(meeting, slots, due),
+            None => self.settle(meeting, self.done(slots)),
         }
     }
 
+    fn done(&self, slots: Box<dyn AnySlots>) -> Phase {
+        Phase::Done { slots, untaken: self.ranks().len() }
+    }
+
     /// Keeps the outputs back. Nobody is put to sleep for it: members that wait sleep until then, and no longer.
-    fn hold(
-        &self,
-        mut meeting: MutexGuard<'_, Meeting>,
-        outputs: PerMember<Option<Erased>>,
-        due: Instant,
-    ) {
-        meeting.phase = Phase::Held { outputs };
+    fn hold(&self, mut meeting: MutexGuard<'_, Meeting>, slots: Box<dyn AnySlots>, due: Instant) {
+        meeting.phase = Phase::Held { slots };
         self.due.get_or_init(|| due);
         self.changed.notify_all();
     }
 
     /// Ends the operation if members are missing: work that has begun is left to complete.
     pub(crate) fn fail_gathering(&self, error: &Error) {
-        let meeting = self.meeting.lock();
+        let mut meeting = self.meeting.lock();
         if meeting.phase.arrivals().is_some() {
             self.settle(meeting, Phase::Failed(error.clone()));
         }
@@ -281,21 +305,26 @@ impl Operation {
     fn settle_entries(&self, last: &Phase) {
         let done = matches!(last, Phase::Done { .. });
         let state = if done { FlightState::Complete } else { FlightState::Failed };
-        let recorder = |rank: &Rank| &self.roster.0[rank.index()].flight;
-        let Some(first) = self.ranks.first().map(recorder) else { return };
+        let recorder = |rank: &Rank| &self.occasion.roster.0[rank.index()].flight;
+        let Some(first) = self.ranks().first().map(recorder) else { return };
         // Who lets it through may come late: that is no part of it.
         let due = self.due.get().filter(|_| done);
         let ended = due.map_or_else(|| first.now(), |due| first.at(*due));
-        for (rank, entry) in self.ranks.iter().zip(&self.entries) {
+        for (rank, entry) in self.ranks().iter().zip(&self.entries) {
             let entry = EntryNumber::new(entry.load(Ordering::Relaxed));
             recorder(rank).settle_at(entry, state, ended);
         }
     }
 
-    /// Takes a member's output out of a settled operation.
-    pub(crate) fn take(&self, slot: usize) -> Result<Erased, Error> {
+    /// Takes a member's output out of a settled operation; how many members have not taken theirs.
+    pub(crate) fn take<O: 'static>(&self, slot: usize) -> Result<(O, usize), Error> {
         match &mut self.meeting.lock().phase {
-            Phase::Done { outputs } => Ok(outputs[slot].take().expect("a member waits once")),
+            Phase::Done { slots, untaken } => {
+                let output = slots.output(slot).downcast_mut::<Option<O>>();
+                let output = output.expect("the work makes outputs of this type");
+                *untaken -= 1;
+                Ok((output.take().expect("a member waits once"), *untaken))
+            }
             Phase::Failed(error) => Err(error.clone()),
             _ => unreachable!("the operation is settled"),
         }
@@ -326,21 +355,11 @@ impl Operation {
     }
 }
 
-impl Phase {
-    /// Who has come, by slot, while members are missing.
-    fn arrivals(&self) -> Option<&[Option<Arrival>]> {
-        match self {
-            Self::Gathering { arrivals, .. } | Self::Disagreeing { arrivals } => Some(arrivals),
-            _ => None,
-        }
-    }
-}
-
 impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation")
-            .field("key", &self.key)
-            .field("ranks", &self.ranks)
+            .field("key", &self.key())
+            .field("ranks", &self.ranks())
             .field("settled", &self.is_settled())
             .finish_non_exhaustive()
     }

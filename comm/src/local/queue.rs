@@ -1,4 +1,8 @@
 //! The work that is waiting for a thread, and the threads that wait for work. PROTOCOL.md, "Who does the work".
+//!
+//! Work in the queue is shared: the queue holds an `Arc`, and so does each thread that is claiming blocks. They are cloned and
+//! dropped under the queue's lock alone. So whoever lets go last sees that, has the work to itself, and knows that every block
+//! is done (CO-1).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,6 +14,7 @@ use std::time::Duration;
 use super::clock::from_now;
 use super::core::Core;
 use super::operation::Operation;
+use super::queued::Queued;
 use super::running::Running;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::{self, Builder, JoinHandle};
@@ -35,7 +40,9 @@ struct Crew {
 
 #[derive(Default)]
 struct Entries {
-    running: VecDeque<Arc<Running>>,
+    running: VecDeque<Arc<Queued>>,
+    /// What nobody works on any more, for work to come.
+    spare: Vec<Arc<Queued>>,
     closed: bool,
     /// Workers that have ended.
     ended: usize,
@@ -63,10 +70,26 @@ impl Queue {
         size
     }
 
-    pub(super) fn push(&self, running: Arc<Running>) {
+    /// Has work wait for threads; the caller is the first that holds it.
+    pub(super) fn push(&self, running: Running) -> Arc<Queued> {
         let mut entries = self.entries.lock();
-        entries.running.push_back(running);
+        let queued = Queued::renew(entries.spare.pop(), running);
+        entries.running.push_back(Arc::clone(&queued));
         self.length.store(entries.running.len(), Ordering::Release);
+        queued
+    }
+
+    /// Lets go of work; whoever does so last gets it.
+    pub(super) fn let_go(&self, mut queued: Arc<Queued>) -> Option<Running> {
+        let mut entries = self.entries.lock();
+        let Some(last) = Arc::get_mut(&mut queued) else {
+            // Under the lock: of two that let go, one comes second, and finds itself alone.
+            drop(queued);
+            return None;
+        };
+        let running = last.take();
+        entries.spare.push(queued);
+        Some(running)
     }
 
     /// Wakes up to `workers` workers that sleep.
@@ -81,7 +104,7 @@ impl Queue {
 
     /// Work for a member that waits for `own`: that, if it is here, or else the oldest that calls no code of users,
     /// which may hang and is none of this member's business. Workers do that: there are some, or nothing is queued.
-    pub(super) fn pick(&self, own: &Arc<Operation>) -> Option<Arc<Running>> {
+    pub(super) fn pick(&self, own: &Arc<Operation>) -> Option<Arc<Queued>> {
         if self.length.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -91,7 +114,7 @@ impl Queue {
     }
 
     /// Work for a worker: the oldest. Sleeps while there is none; `None` when the world is gone.
-    fn next(&self) -> Option<Arc<Running>> {
+    fn next(&self) -> Option<Arc<Queued>> {
         let mut entries = self.entries.lock();
         loop {
             if let Some(oldest) = entries.running.front() {
@@ -106,9 +129,9 @@ impl Queue {
 
     /// Takes an operation out of the queue: all its blocks are claimed. The caller holds a clone of its own, so the
     /// one that is dropped here is never the last.
-    pub(super) fn remove(&self, running: &Arc<Running>) {
+    pub(super) fn remove(&self, queued: &Arc<Queued>) {
         let mut entries = self.entries.lock();
-        entries.running.retain(|entry| !Arc::ptr_eq(entry, running));
+        entries.running.retain(|entry| !Arc::ptr_eq(entry, queued));
         self.length.store(entries.running.len(), Ordering::Release);
     }
 
@@ -164,8 +187,8 @@ fn start_worker(core: &Arc<Core>, index: usize) -> io::Result<JoinHandle<()>> {
     let core = Arc::clone(core);
     let work = move || {
         let LastWord(core) = &LastWord(core);
-        while let Some(running) = core.queue().next() {
-            core.help(running, None);
+        while let Some(queued) = core.queue().next() {
+            core.help(queued, None);
         }
     };
     Builder::new().name(format!("hsdp-worker-{index}")).spawn(work)

@@ -1,7 +1,4 @@
-//! An operation whose members are all there: its blocks, and the threads that claim them.
-//!
-//! The life of the work is the life of an `Arc`: the queue holds a clone, and so does each thread that is
-//! claiming blocks. Whoever lets go last has the work to itself, and so knows that every block is done (CO-1).
+//! An operation whose members are all there, and its blocks.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -15,11 +12,11 @@ use hsdp_sharding::Rank;
 use tracing::Span;
 
 use super::core::Core;
-use super::operation::{Erased, Operation};
+use super::operation::Operation;
+use super::slots::AnySlots;
 use crate::Descriptor;
-use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread_local;
-use crate::work::{Meter, PerMember, Work};
+use crate::work::Meter;
 
 thread_local! {
     static IN_BLOCK: Cell<bool> = const { Cell::new(false) };
@@ -83,23 +80,21 @@ impl WorkPanic {
 pub(super) struct Running {
     operation: Arc<Operation>,
     descriptor: Arc<Descriptor>,
-    /// There until the work is complete.
-    work: Option<Box<dyn AnyWork>>,
+    /// With the work, until it is complete.
+    slots: Option<Box<dyn AnySlots>>,
     blocks: usize,
-    next: AtomicUsize,
     /// When the outputs are published at the earliest, where the channel is slow.
     due: Option<Instant>,
 }
 
 impl Running {
-    pub(super) fn new<W: Work + 'static>(
+    pub(super) fn new(
         operation: Arc<Operation>,
         descriptor: Arc<Descriptor>,
-        work: W,
+        slots: Box<dyn AnySlots>,
     ) -> Self {
-        let blocks = work.blocks();
-        let (work, next) = (Some(Box::new(work) as Box<dyn AnyWork>), AtomicUsize::new(0));
-        Self { operation, descriptor, work, blocks, next, due: None }
+        let blocks = slots.blocks();
+        Self { operation, descriptor, slots: Some(slots), blocks, due: None }
     }
 
     /// Publishes the outputs at `due`, if they are there before.
@@ -108,8 +103,8 @@ impl Running {
         self
     }
 
-    fn work(&self) -> &dyn AnyWork {
-        self.work.as_deref().expect("the work is there until it is complete")
+    fn slots(&self) -> &dyn AnySlots {
+        self.slots.as_deref().expect("the work is there until it is complete")
     }
 
     pub(super) fn operation(&self) -> &Arc<Operation> {
@@ -122,26 +117,12 @@ impl Running {
 
     /// How much work there is, in bytes that are moved: what decides who does it.
     pub(super) fn bytes(&self) -> usize {
-        self.work().bytes()
+        self.slots().bytes()
     }
 
     /// Whether a block may call code of a user, which may hang: what decides who may help.
     pub(super) fn calls_users(&self) -> bool {
-        self.work().calls_users()
-    }
-
-    /// The next block that nobody has claimed.
-    ///
-    /// `Relaxed`: a claim orders nothing. The work was published with the lock of the queue, and is taken back by
-    /// the last `Arc`.
-    pub(super) fn claim(&self) -> Option<usize> {
-        let block = self.next.fetch_add(1, Ordering::Relaxed);
-        (block < self.blocks).then_some(block)
-    }
-
-    /// Leaves nothing to be claimed.
-    pub(super) fn abandon(&self) {
-        self.next.store(self.blocks, Ordering::Relaxed);
+        self.slots().calls_users()
     }
 
     /// Runs a block that was claimed.
@@ -149,7 +130,7 @@ impl Running {
         let (ranks, readers) = (self.operation.ranks(), self.operation.readers());
         let meter = Meter::new(core.records(), ranks, &self.descriptor, readers);
         let in_block = InBlock::enter();
-        let ran = catch_unwind(AssertUnwindSafe(|| self.work().run(block, &meter)));
+        let ran = catch_unwind(AssertUnwindSafe(|| self.slots().run(block, &meter)));
         drop(in_block);
         ran.map_err(|panic| WorkPanic {
             descriptor: Arc::clone(&self.descriptor),
@@ -161,11 +142,15 @@ impl Running {
     /// Every block is done: drops what the members lent, and publishes their outputs. Nothing is left to
     /// publish if the operation has failed meanwhile.
     pub(super) fn complete(mut self) -> Result<(), WorkPanic> {
-        let work = self.work.take_if(|_| !self.operation.is_settled());
-        let Some(work) = work else { return Ok(()) };
-        let outputs = catch_unwind(AssertUnwindSafe(|| work.finish()));
-        let outputs = outputs.map_err(|panic| WorkPanic::of_nobody(&self.descriptor, &*panic))?;
-        self.operation.succeed(outputs, self.due);
+        if self.operation.is_settled() {
+            return Ok(());
+        }
+        let Some(slots) = &mut self.slots else { return Ok(()) };
+        let finished = catch_unwind(AssertUnwindSafe(|| slots.finish()));
+        finished.map_err(|panic| WorkPanic::of_nobody(&self.descriptor, &*panic))?;
+        if let Some(slots) = self.slots.take() {
+            self.operation.succeed(slots, self.due);
+        }
         Ok(())
     }
 
@@ -179,38 +164,12 @@ impl Running {
 /// Work that failed: what was lent is dropped by whoever lets go last, which may be a worker.
 impl Drop for Running {
     fn drop(&mut self) {
-        discard(self.work.take());
+        discard(self.slots.take());
     }
 }
 
 impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Running").field("operation", &self.operation).finish_non_exhaustive()
-    }
-}
-
-/// [`Work`] with the type of its outputs erased.
-trait AnyWork: Send + Sync {
-    fn bytes(&self) -> usize;
-    fn calls_users(&self) -> bool;
-    fn run(&self, block: usize, meter: &Meter<'_>);
-    fn finish(self: Box<Self>) -> PerMember<Erased>;
-}
-
-impl<W: Work> AnyWork for W {
-    fn bytes(&self) -> usize {
-        Work::bytes(self)
-    }
-
-    fn calls_users(&self) -> bool {
-        Work::calls_users(self)
-    }
-
-    fn run(&self, block: usize, meter: &Meter<'_>) {
-        Work::run(self, block, meter);
-    }
-
-    fn finish(self: Box<Self>) -> PerMember<Erased> {
-        Work::finish(*self).into_iter().map(|output| Box::new(output) as Erased).collect()
     }
 }

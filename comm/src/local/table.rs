@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use crossbeam::utils::CachePadded;
 
-use super::operation::Operation;
+use super::operation::{Occasion, Operation};
+use crate::spare::Aside;
 use crate::sync::Mutex;
+use crate::work::Work;
 use crate::{Descriptor, Error, GroupId};
 
 /// What tells one operation from all others.
@@ -47,51 +49,70 @@ impl Hasher for Stirred {
 
 type Operations = HashMap<Key, Arc<Operation>, BuildHasherDefault<Stirred>>;
 
+/// Operations whose members all have their outputs, by group: for those to come.
+type Over = HashMap<GroupId, Aside<Operation>, BuildHasherDefault<Stirred>>;
+
+/// Of how many groups of a part operations are kept that are over.
+const GROUPS: usize = 1 << 6;
+
+/// The operations of some groups.
+#[derive(Debug, Default)]
+struct Shard {
+    there: Operations,
+    over: Over,
+}
+
 /// A model has fewer, since each is one more point at which threads may take turns.
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 16 };
 
-/// The operations that somebody has arrived at and not everybody.
+/// The operations that somebody has arrived at and not everybody; and, as memory for others, those that are over.
 ///
 /// Cut by group, so that groups rarely share a lock. No other lock is taken while one of these is held,
 /// except that of the status.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     /// Apart in memory: who takes one does not slow the others.
-    shards: [CachePadded<Mutex<Operations>>; SHARDS],
+    shards: [CachePadded<Mutex<Shard>>; SHARDS],
 }
 
 impl Table {
-    /// The operation of `key`, made if this is its first member, provided that `admit` lets it.
+    /// The operation of an occasion, made if this is its first member, provided that `admit` lets it.
     ///
     /// `admit` is asked under the lock: an early end that was announced before is seen, and one that is
     /// announced afterwards finds the operation here.
-    pub(crate) fn enter(
+    pub(crate) fn enter<D: Send + 'static, W: Work>(
         &self,
-        key: Key,
+        occasion: Occasion,
         admit: impl FnOnce() -> Result<(), Error>,
-        make: impl FnOnce() -> Operation,
     ) -> Result<Arc<Operation>, Error> {
+        let key = occasion.key;
         let mut shard = self.shard(key).lock();
-        if let Some(operation) = shard.get(&key) {
+        if let Some(operation) = shard.there.get(&key) {
             return Ok(Arc::clone(operation));
         }
         admit()?;
-        let operation = Arc::new(make());
-        shard.insert(key, Arc::clone(&operation));
+        let operation = shard.make::<D, W>(occasion);
+        shard.there.insert(key, Arc::clone(&operation));
         Ok(operation)
     }
 
     /// Everybody has arrived.
     pub(crate) fn remove(&self, key: Key) {
-        let removed = self.shard(key).lock().remove(&key);
+        let removed = self.shard(key).lock().there.remove(&key);
         drop(removed);
+    }
+
+    /// All members have their outputs: another operation of the group may take its memory.
+    pub(crate) fn put_aside(&self, operation: Arc<Operation>) {
+        let key = operation.key();
+        self.shard(key).lock().put_aside(operation);
     }
 
     /// Takes out the operations of `epoch`, or of all.
     pub(crate) fn drain(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
         let matches = |key: &Key| epoch.is_none_or(|epoch| key.epoch == epoch);
-        let drained = |shard: &CachePadded<Mutex<Operations>>| {
-            let taken = shard.lock().extract_if(|key, _| matches(key)).collect::<Vec<_>>();
+        let drained = |shard: &CachePadded<Mutex<Shard>>| {
+            let taken = shard.lock().there.extract_if(|key, _| matches(key)).collect::<Vec<_>>();
             in_order(taken)
         };
         self.shards.iter().flat_map(drained).collect()
@@ -99,18 +120,41 @@ impl Table {
 
     /// All operations that are there now.
     pub(crate) fn snapshot(&self) -> Vec<Arc<Operation>> {
-        let listed = |shard: &CachePadded<Mutex<Operations>>| {
-            let there = shard.lock();
-            let listed = there.iter().map(|(key, operation)| (*key, Arc::clone(operation)));
+        let listed = |shard: &CachePadded<Mutex<Shard>>| {
+            let shard = shard.lock();
+            let listed = shard.there.iter().map(|(key, operation)| (*key, Arc::clone(operation)));
             in_order(listed.collect())
         };
         self.shards.iter().flat_map(listed).collect()
     }
 
-    fn shard(&self, key: Key) -> &Mutex<Operations> {
+    fn shard(&self, key: Key) -> &Mutex<Shard> {
         #[expect(clippy::cast_possible_truncation, reason = "the remainder is small")]
         let index = (key.group.get() % SHARDS as u64) as usize;
         &self.shards[index]
+    }
+}
+
+impl Shard {
+    fn make<D: Send + 'static, W: Work>(&mut self, occasion: Occasion) -> Arc<Operation> {
+        let over = self.over.get_mut(&occasion.key.group);
+        match over.and_then(Aside::take_newest) {
+            Some(mut over) => {
+                over.renew::<D, W>(occasion);
+                over.share()
+            }
+            None => Arc::new(Operation::new::<D, W>(occasion)),
+        }
+    }
+
+    fn put_aside(&mut self, operation: Arc<Operation>) {
+        let group = operation.key().group;
+        let groups = self.over.len();
+        match self.over.get_mut(&group) {
+            Some(over) => over.put(operation),
+            None if groups < GROUPS => self.over.entry(group).or_default().put(operation),
+            None => {}
+        }
     }
 }
 

@@ -7,12 +7,15 @@ use hsdp_sharding::{DType, Rank};
 
 use super::clock::{Alarm, Clock, from_now};
 use super::core::Core;
-use super::operation::{Arrival, Arrived, Erased, Operation};
+use super::operation::{Arrived, Occasion, Operation};
+use super::phase::Disagreement;
 use super::record::Roster;
+use super::slots::{AnySlots, Arrival};
 use super::status::Status;
 use super::table::{Key, Table};
 use crate::flight::EntryNumber;
 use crate::sync::atomic::Ordering;
+use crate::work::{Deposits, Meter, Outputs, Work};
 use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag, WorldOptions};
 
 fn ranks() -> Arc<[Rank]> {
@@ -44,53 +47,155 @@ fn key(epoch: u64) -> Key {
     Key::from(&*descriptor(epoch, 1))
 }
 
-fn arrival(count: usize) -> Arrival {
-    let deposit = Box::new(count);
-    Arrival { descriptor: descriptor(0, count), deposit, entry: EntryNumber::NONE }
+fn occasion(epoch: u64) -> Occasion {
+    Occasion { key: key(epoch), ranks: ranks(), roster: roster() }
+}
+
+fn operation() -> Operation {
+    Operation::new::<usize, Listing>(occasion(0))
+}
+
+/// A member comes, says that it brings so many elements, and brings ten times its slot.
+fn arrive(operation: &Operation, slot: usize, count: usize) -> Arrived<usize, Listing> {
+    let arrival = Arrival { descriptor: descriptor(0, count), entry: EntryNumber::NONE };
+    operation.arrive(slot, arrival, slot * 10)
+}
+
+/// Everybody gets what all bring, in the order in which it is deposited, and its slot.
+struct Listing {
+    brought: Vec<usize>,
+}
+
+impl Listing {
+    fn of((): (), all: Deposits<'_, usize>) -> Result<Self, String> {
+        Ok(Self { brought: all.collect() })
+    }
+}
+
+impl Work for Listing {
+    type Output = (Vec<usize>, usize);
+    type Lists = ();
+
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn run(&self, _block: usize, _meter: &Meter<'_>) {}
+
+    fn finish(self, outputs: &mut Outputs<(Vec<usize>, usize)>) {
+        outputs.extend((0..self.brought.len()).map(|slot| (self.brought.clone(), slot)));
+    }
+}
+
+/// What a member takes out, and how many are left then.
+fn taken(operation: &Operation, slot: usize) -> Result<((Vec<usize>, usize), usize), Error> {
+    operation.take(slot)
+}
+
+/// The last member has come with the others' deposits: does the work.
+fn complete(operation: &Operation, arrived: Arrived<usize, Listing>) {
+    let Arrived::Last(mut slots) = arrived else { panic!("all are there") };
+    slots.assemble(Listing::of).expect("it is work");
+    slots.finish();
+    operation.succeed(slots, None);
 }
 
 fn aborted(step: u64) -> Error {
     Error::StepAborted { rank: Rank::new(0), step, reason: "a test".into() }
 }
 
+const ALL: [usize; 3] = [0, 10, 20];
+
 #[test]
 fn the_last_member_gets_all_deposits_in_slot_order() {
-    let operation = Operation::new(key(0), ranks(), roster());
-    assert!(matches!(operation.arrive(2, arrival(5)), Arrived::Waiting));
+    let operation = operation();
+    assert!(matches!(arrive(&operation, 2, 5), Arrived::Waiting));
     let there = operation.attendance().expect("members are missing");
     assert_eq!(there.arrived, [Rank::new(2)]);
     assert_eq!(there.missing, [0, 1].map(Rank::new));
-    assert!(matches!(operation.arrive(0, arrival(5)), Arrived::Waiting));
-    let Arrived::Last(arrivals) = operation.arrive(1, arrival(5)) else { panic!("all are there") };
-    assert_eq!(arrivals.len(), 3);
+    assert!(matches!(arrive(&operation, 0, 5), Arrived::Waiting));
+    let last = arrive(&operation, 1, 5);
     assert!(operation.attendance().is_none());
     assert!(!operation.is_settled());
+    complete(&operation, last);
+    for slot in 0..3 {
+        assert_eq!(taken(&operation, slot), Ok(((ALL.to_vec(), slot), 2 - slot)));
+    }
+}
+
+/// Others' work on the same members.
+struct Other(Listing);
+
+impl Work for Other {
+    type Output = ();
+    type Lists = ();
+
+    fn blocks(&self) -> usize {
+        self.0.blocks()
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    fn run(&self, block: usize, meter: &Meter<'_>) {
+        self.0.run(block, meter);
+    }
+
+    fn finish(self, outputs: &mut Outputs<()>) {
+        outputs.extend(self.0.brought.into_iter().map(drop));
+    }
+}
+
+#[test]
+fn an_operation_that_is_over_serves_another_of_the_same_or_of_other_work() {
+    let mut operation = operation();
+    for round in 1..4 {
+        operation.renew::<usize, Listing>(occasion(round));
+        let arrived = [0, 1, 2].map(|slot| arrive(&operation, slot, 5));
+        let [Arrived::Waiting, Arrived::Waiting, last] = arrived else { panic!("all come") };
+        complete(&operation, last);
+        let slots = [2, 0, 1].map(|slot| taken(&operation, slot).map(|(output, _)| output));
+        assert_eq!(slots, [2, 0, 1].map(|slot| Ok((ALL.to_vec(), slot))));
+        assert_eq!(operation.key(), key(round));
+    }
+    operation.renew::<usize, Other>(occasion(4));
+    assert!(
+        !operation.is_settled() && operation.attendance().is_some_and(|it| it.arrived.is_empty())
+    );
+    let arrival = Arrival { descriptor: descriptor(0, 5), entry: EntryNumber::NONE };
+    assert!(matches!(operation.arrive::<usize, Other>(0, arrival, 5), Arrived::Waiting));
+    for slot in [1, 2] {
+        let arrived = arrive(&operation, slot, 5);
+        assert!(matches!(arrived, Arrived::Disagrees(Disagreement::Meant)), "and all are told so");
+    }
+    operation.fail(&aborted(1));
 }
 
 #[test]
 fn an_operation_that_is_worked_on_does_not_fail_with_its_epoch() {
-    let operation = Operation::new(key(0), ranks(), roster());
-    for slot in 0..3 {
-        drop(operation.arrive(slot, arrival(5)));
-    }
+    let operation = operation();
+    assert!([0, 1].iter().all(|slot| matches!(arrive(&operation, *slot, 5), Arrived::Waiting)));
+    let last = arrive(&operation, 2, 5);
     operation.fail_gathering(&aborted(1));
     assert!(!operation.is_settled());
-    operation.succeed(vec![Box::new(1) as Erased, Box::new(2), Box::new(3)].into(), None);
+    complete(&operation, last);
     // What comes too late changes nothing.
     operation.fail(&aborted(1));
-    let output = operation.take(1).expect("it is done");
-    assert_eq!(output.downcast_ref(), Some(&2));
+    assert_eq!(taken(&operation, 1), Ok(((ALL.to_vec(), 1), 2)));
 }
 
 #[test]
 fn whoever_comes_to_a_failed_operation_is_refused() {
-    let operation = Operation::new(key(0), ranks(), roster());
-    assert!(matches!(operation.arrive(0, arrival(5)), Arrived::Waiting));
+    let operation = operation();
+    assert!(matches!(arrive(&operation, 0, 5), Arrived::Waiting));
     operation.fail_gathering(&aborted(1));
-    assert!(
-        matches!(operation.arrive(1, arrival(5)), Arrived::Refused(error) if error == aborted(1))
-    );
-    assert_eq!(operation.take(0).map(drop), Err(aborted(1)));
+    assert!(matches!(arrive(&operation, 1, 5), Arrived::Refused(error) if error == aborted(1)));
+    assert_eq!(operation.take::<()>(0), Err(aborted(1)));
     // Nobody sleeps on what is settled.
     operation.park_until(Instant::now() + Duration::from_secs(60));
 }
@@ -103,9 +208,9 @@ fn counts(operation: &Operation) -> Vec<Option<usize>> {
 
 #[test]
 fn members_that_disagree_are_told_at_once() {
-    let operation = Operation::new(key(0), ranks(), roster());
-    assert!(matches!(operation.arrive(0, arrival(5)), Arrived::Waiting));
-    assert!(matches!(operation.arrive(2, arrival(6)), Arrived::Disagrees));
+    let operation = operation();
+    assert!(matches!(arrive(&operation, 0, 5), Arrived::Waiting));
+    assert!(matches!(arrive(&operation, 2, 6), Arrived::Disagrees(Disagreement::Said)));
     assert_eq!(counts(&operation), [Some(5), None, Some(6)]);
 }
 
@@ -113,10 +218,16 @@ fn members_that_disagree_are_told_at_once() {
 fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last() {
     // The second is preempted before it ends the world.
     for brought in [[5, 6, 5], [5, 6, 6], [5, 6, 7]] {
-        let operation = Operation::new(key(0), ranks(), roster());
-        assert!(matches!(operation.arrive(0, arrival(brought[0])), Arrived::Waiting));
-        assert!(matches!(operation.arrive(1, arrival(brought[1])), Arrived::Disagrees));
-        assert!(matches!(operation.arrive(2, arrival(brought[2])), Arrived::Disagrees));
+        let operation = operation();
+        assert!(matches!(arrive(&operation, 0, brought[0]), Arrived::Waiting));
+        assert!(matches!(
+            arrive(&operation, 1, brought[1]),
+            Arrived::Disagrees(Disagreement::Said)
+        ));
+        assert!(matches!(
+            arrive(&operation, 2, brought[2]),
+            Arrived::Disagrees(Disagreement::Said)
+        ));
         assert_eq!(counts(&operation), brought.map(Some), "the table lists everybody");
         assert!(!operation.is_settled());
         operation.fail_gathering(&aborted(1));
@@ -128,15 +239,12 @@ fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last()
 #[test]
 fn the_table_admits_only_who_makes_an_operation() {
     let table = Table::default();
-    let make = || Operation::new(key(0), ranks(), roster());
-    let made = table.enter(key(0), || Ok(()), make).expect("admitted");
+    let enter = |epoch, admitted| table.enter::<usize, Listing>(occasion(epoch), || admitted);
+    let made = enter(0, Ok(())).expect("admitted");
     // Whoever finds it is not asked: an early end takes it out, or fails it.
-    let found = table.enter(key(0), || Err(aborted(1)), make).expect("found");
+    let found = enter(0, Err(aborted(1))).expect("found");
     assert!(Arc::ptr_eq(&made, &found));
-    assert_eq!(
-        table.enter(key(1), || Err(aborted(1)), make).map(drop).expect_err("refused"),
-        aborted(1)
-    );
+    assert_eq!(enter(1, Err(aborted(1))).map(drop).expect_err("refused"), aborted(1));
     assert_eq!(table.drain(Some(1)).len(), 0);
     assert_eq!(table.snapshot().len(), 1);
     assert_eq!(table.drain(Some(0)).len(), 1);
@@ -144,13 +252,32 @@ fn the_table_admits_only_who_makes_an_operation() {
 }
 
 #[test]
+fn the_table_makes_operations_of_those_that_are_over_and_that_nobody_holds() {
+    let table = Table::default();
+    let enter =
+        |epoch| table.enter::<usize, Listing>(occasion(epoch), || Ok(())).expect("admitted");
+    let [held, free] = [0, 1].map(enter);
+    for operation in [&held, &free] {
+        for slot in 0..3 {
+            if let last @ Arrived::Last(_) = arrive(operation, slot, 5) {
+                complete(operation, last);
+            }
+        }
+        assert!((0..3).all(|slot| taken(operation, slot).is_ok()));
+        table.remove(operation.key());
+    }
+    let address = Arc::as_ptr(&free);
+    table.put_aside(free);
+    table.put_aside(Arc::clone(&held));
+    assert_eq!(Arc::as_ptr(&enter(2)), address, "the other is held");
+    assert!(![Arc::as_ptr(&held), address].contains(&Arc::as_ptr(&enter(3))), "both are in use");
+}
+
+#[test]
 fn the_table_gives_operations_in_the_order_of_their_keys() {
     // The first of them may be named in an error, so it is not left to the order of a map.
     let table = Table::default();
-    let make = |epoch| {
-        let make = || Operation::new(key(epoch), ranks(), roster());
-        table.enter(key(epoch), || Ok(()), make).expect("admitted")
-    };
+    let make = |epoch| table.enter::<usize, Listing>(occasion(epoch), || Ok(())).expect("admitted");
     let mut made: Vec<_> = (0..10).rev().map(make).collect();
     made.reverse();
     let are_made = |listed: Vec<Arc<Operation>>| {
@@ -248,9 +375,9 @@ fn core() -> Arc<Core> {
 }
 
 fn gathering(arrived: &[usize]) -> Arc<Operation> {
-    let operation = Operation::new(key(0), ranks(), roster());
+    let operation = operation();
     for slot in arrived {
-        assert!(matches!(operation.arrive(*slot, arrival(5)), Arrived::Waiting));
+        assert!(matches!(arrive(&operation, *slot, 5), Arrived::Waiting));
     }
     Arc::new(operation)
 }
@@ -289,7 +416,7 @@ fn work_that_hangs_is_the_doing_of_whose_gradient_is_read() {
     let core = core();
     let awaited = gathering(&[0, 2]);
     let hanging = gathering(&[0, 1]);
-    assert!(matches!(hanging.arrive(2, arrival(5)), Arrived::Last(_)));
+    assert!(matches!(arrive(&hanging, 2, 5), Arrived::Last(_)));
     assert_eq!(culprit(&core, &hanging), None, "nothing is being read");
     hanging.readers()[2].fetch_add(1, Ordering::Relaxed);
     assert_eq!(culprit(&core, &hanging), Some(2));

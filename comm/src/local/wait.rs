@@ -9,7 +9,7 @@ use hsdp_sharding::Rank;
 
 use super::clock::{Alarm, Clock, from_now};
 use super::core::{Access, Core};
-use super::operation::{Erased, Operation};
+use super::operation::Operation;
 use super::running::in_block;
 use crate::flight::EntryNumber;
 use crate::sync::{hint, thread};
@@ -35,7 +35,7 @@ impl Ticket {
     }
 
     /// Waits until the operation is settled, by completion, deadline or abort.
-    pub(crate) fn wait(self) -> Result<Erased, Error> {
+    pub(crate) fn wait<O: 'static>(self) -> Result<O, Error> {
         if in_block() {
             return Err(Error::Reentrant { op: self.descriptor.op, rank: self.rank });
         }
@@ -46,7 +46,11 @@ impl Ticket {
             let span = tracing::trace_span!("wait", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch);
             span.in_scope(|| self.await_settled());
         }
-        self.operation.take(self.slot)
+        let (output, untaken) = self.operation.take(self.slot)?;
+        if untaken == 0 {
+            self.core.table().put_aside(self.operation);
+        }
+        Ok(output)
     }
 
     fn await_settled(&self) {

@@ -43,6 +43,10 @@ impl<T> Mutex<T> {
         MutexGuard { held: Some(held(self.0.lock())), of: self }
     }
 
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        held(self.0.get_mut())
+    }
+
     pub(crate) fn into_inner(self) -> T {
         held(self.0.into_inner())
     }

@@ -5,31 +5,42 @@ use std::ops::Range;
 use hsdp_kernels::{DisjointVec, Fold, Values, sum_contributions};
 use hsdp_sharding::balanced;
 
-use super::{BLOCK_ELEMENTS, Meter, PerMember, Work, one_length, owned_blocks, take};
+use super::{
+    BLOCK_ELEMENTS, Deposits, Meter, Outputs, PerMember, Work, blocks_of, one_length, take,
+};
 use crate::Scaling;
 
 /// A scaled sum that replaces every member's elements.
 pub(crate) struct AllReduceScaled {
     values: Vec<DisjointVec<f32>>,
     scaling: Scaling,
-    /// Who adds up, and which elements: slices of the balanced split. They cover all elements once.
-    blocks: Vec<(usize, Range<usize>)>,
+    blocks: Blocks,
 }
+
+/// Who adds up, and which elements: slices of the balanced split. They cover all elements once.
+type Blocks = Vec<(usize, Range<usize>)>;
 
 impl AllReduceScaled {
     /// # Errors
     /// If the vectors differ in length.
-    pub(crate) fn new(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<Self, String> {
-        let (len, members) = (one_length(values.iter().map(Vec::len))?, values.len());
-        let owned = (0..members).map(|slot| (slot, balanced(len, members, slot)));
-        let blocks = owned_blocks(owned, BLOCK_ELEMENTS);
-        let values = values.into_iter().map(DisjointVec::from).collect();
+    pub(crate) fn new(
+        (mut values, mut blocks): (Vec<DisjointVec<f32>>, Blocks),
+        members: Deposits<'_, Vec<f32>>,
+        scaling: Scaling,
+    ) -> Result<Self, String> {
+        values.extend(members.map(DisjointVec::from));
+        let len = one_length(values.iter().map(DisjointVec::len))?;
+        for slot in 0..values.len() {
+            let owned = blocks_of(balanced(len, values.len(), slot), BLOCK_ELEMENTS);
+            blocks.extend(owned.map(|block| (slot, block)));
+        }
         Ok(Self { values, scaling, blocks })
     }
 }
 
 impl Work for AllReduceScaled {
     type Output = Vec<f32>;
+    type Lists = (Vec<DisjointVec<f32>>, Blocks);
 
     fn blocks(&self) -> usize {
         self.blocks.len()
@@ -59,7 +70,10 @@ impl Work for AllReduceScaled {
         }
     }
 
-    fn finish(self) -> Vec<Vec<f32>> {
-        self.values.into_iter().map(DisjointVec::into_vec).collect()
+    fn finish(self, outputs: &mut Outputs<Vec<f32>>) -> Self::Lists {
+        let Self { mut values, mut blocks, .. } = self;
+        outputs.extend(values.drain(..).map(DisjointVec::into_vec));
+        blocks.clear();
+        (values, blocks)
     }
 }

@@ -2,7 +2,7 @@
 
 use hsdp_kernels::Element;
 
-use super::{Meter, Work};
+use super::{Meter, Outputs, Work};
 
 /// Vectors that change hands.
 pub(crate) struct Handover<T> {
@@ -22,6 +22,7 @@ impl<T: Element> Handover<T> {
 
 impl<T: Element> Work for Handover<T> {
     type Output = Vec<T>;
+    type Lists = ();
 
     fn blocks(&self) -> usize {
         1
@@ -39,12 +40,12 @@ impl<T: Element> Work for Handover<T> {
         }
     }
 
-    fn finish(mut self) -> Vec<Vec<T>> {
-        let mut take = |source: &Option<usize>| match *source {
+    fn finish(mut self, outputs: &mut Outputs<Vec<T>>) {
+        let take = |source: &Option<usize>| match *source {
             Some(source) => std::mem::take(&mut self.values[source]),
             None => bytemuck::zeroed_vec(self.zeros),
         };
-        self.sources.iter().map(&mut take).collect()
+        outputs.extend(self.sources.iter().map(take));
     }
 }
 
@@ -53,6 +54,7 @@ pub(crate) struct Barrier(pub(crate) usize);
 
 impl Work for Barrier {
     type Output = ();
+    type Lists = ();
 
     fn blocks(&self) -> usize {
         0
@@ -64,7 +66,7 @@ impl Work for Barrier {
 
     fn run(&self, _block: usize, _meter: &Meter<'_>) {}
 
-    fn finish(self) -> Vec<()> {
-        vec![(); self.0]
+    fn finish(self, outputs: &mut Outputs<()>) {
+        outputs.extend((0..self.0).map(|_| ()));
     }
 }

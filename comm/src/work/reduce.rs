@@ -6,7 +6,9 @@ use hsdp_kernels::{DisjointVec, Element, average_elements, reduce_elements};
 use hsdp_sharding::balanced;
 
 use super::exchange::{Exchange, Source};
-use super::{BLOCK_BYTES, Meter, PerMember, Work, blocks_of, one_length, owned_blocks, take};
+use super::{
+    BLOCK_BYTES, Meter, Outputs, PerMember, Work, blocks_of, one_length, owned_blocks, take,
+};
 use crate::Reduction;
 
 /// Elements that are combined at a time: the result stays in the first-level cache until it is where it belongs.
@@ -73,6 +75,7 @@ impl<T: Element> ReduceInPlace<T> {
 
 impl<T: Element> Work for ReduceInPlace<T> {
     type Output = Vec<T>;
+    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.blocks.len()
@@ -104,8 +107,8 @@ impl<T: Element> Work for ReduceInPlace<T> {
         self.count(*owner, range.len(), meter);
     }
 
-    fn finish(self) -> Vec<Vec<T>> {
-        self.values.into_iter().map(DisjointVec::into_vec).collect()
+    fn finish(self, outputs: &mut Outputs<Vec<T>>) {
+        outputs.extend(self.values.into_iter().map(DisjointVec::into_vec));
     }
 }
 
@@ -156,6 +159,7 @@ impl<T: Element> Reduce<T> {
 
 impl<T: Element> Work for Reduce<T> {
     type Output = Exchange<T>;
+    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.reduce.blocks()
@@ -169,12 +173,13 @@ impl<T: Element> Work for Reduce<T> {
         self.reduce.run(block, meter);
     }
 
-    fn finish(self) -> Vec<Exchange<T>> {
+    fn finish(self, outputs: &mut Outputs<Exchange<T>>) {
         let output = |(values, gets)| match gets {
             Gets::Result => Exchange { source: Source::nothing(), target: Some(values) },
             Gets::Back => Exchange { source: Source::Lent(values), target: None },
             Gets::Nothing => Exchange { source: Source::nothing(), target: None },
         };
-        self.reduce.finish().into_iter().zip(self.gets).map(output).collect()
+        let values = self.reduce.values.into_iter().map(DisjointVec::into_vec);
+        outputs.extend(values.zip(self.gets).map(output));
     }
 }

@@ -6,7 +6,7 @@ use hsdp_kernels::{DisjointVec, Element};
 
 use super::exchange::{Exchange, Source};
 use super::reduce::combine;
-use super::{BLOCK_BYTES, Meter, PerMember, Work, one_length, owned_blocks, take};
+use super::{BLOCK_BYTES, Meter, Outputs, PerMember, Work, one_length, owned_blocks, take};
 use crate::Reduction;
 
 /// A reduction of which each member gets its part.
@@ -38,6 +38,7 @@ impl<T: Element> ReduceScatter<T> {
 
 impl<T: Element> Work for ReduceScatter<T> {
     type Output = Exchange<T>;
+    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.blocks.len()
@@ -60,9 +61,9 @@ impl<T: Element> Work for ReduceScatter<T> {
         }
     }
 
-    fn finish(self) -> Vec<Exchange<T>> {
+    fn finish(self, outputs: &mut Outputs<Exchange<T>>) {
         let targets = self.targets.into_iter().map(DisjointVec::into_vec);
         let members = self.sources.into_iter().zip(targets);
-        members.map(|(source, target)| Exchange::done(source, Some(target))).collect()
+        outputs.extend(members.map(|(source, target)| Exchange::done(source, Some(target))));
     }
 }

@@ -3,29 +3,36 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hsdp_kernels::{
-    DisjointBuffer, HostBuffer, SharedBuffer, Values, ValuesMut, copy_values_past_caches,
-};
+use hsdp_kernels::{DisjointBuffer, SharedBuffer, Values, ValuesMut, copy_values_past_caches};
 use hsdp_sharding::UnitLayout;
+use smallvec::SmallVec;
 
-use super::{BLOCK_ELEMENTS, Meter, Work, pieces_in, take_values};
+use super::{BLOCK_ELEMENTS, Deposits, Meter, Outputs, Work, pieces_in, take_values};
+use crate::Targets;
 
 /// What a member brings: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
 pub(crate) struct UnitGatherDeposit {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,
-    pub(crate) targets: Vec<HostBuffer>,
+    pub(crate) targets: Targets,
 }
 
 /// Every member's shard, copied into every member's parameters.
 pub(crate) struct UnitGather {
-    shards: Vec<SharedBuffer>,
-    targets: Vec<Vec<DisjointBuffer>>,
+    lists: GatherLists,
     layout: Arc<UnitLayout>,
     /// How many shards, next to each other, share a block.
     neighbours: usize,
     /// How elements are written.
     copy: fn(ValuesMut<'_>, Values<'_>),
+}
+
+/// What members bring.
+#[derive(Default)]
+pub(crate) struct GatherLists {
+    shards: Vec<SharedBuffer>,
+    /// Apart.
+    targets: Vec<Targets>,
 }
 
 /// What all members get together, in bytes, above which it is written past the caches: little of it would still be there
@@ -41,31 +48,67 @@ const LEAST_BLOCKS: usize = 16;
 impl UnitGather {
     /// # Errors
     /// If the members do not have the same layout.
-    pub(crate) fn new(members: Vec<UnitGatherDeposit>) -> Result<Self, String> {
-        let layout = Arc::clone(&members[0].layout);
-        if members.iter().any(|member| member.layout != layout) {
-            return Err("ranks have different layouts of one unit".to_owned());
+    pub(crate) fn new(
+        lists: GatherLists,
+        members: Deposits<'_, UnitGatherDeposit>,
+    ) -> Result<Self, String> {
+        let mut work = Self::begin(lists, Arc::clone(&members.first().layout));
+        for UnitGatherDeposit { layout, shard, targets } in members {
+            work.check(&layout)?;
+            work.lists.shards.push(shard);
+            work.add_target(targets);
         }
-        let neighbours = neighbours(layout.shard_size(), layout.shard_len());
-        let disjoint = |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::from).collect();
-        let members = members.into_iter().map(|member| (member.shard, disjoint(member.targets)));
-        let (shards, targets): (_, Vec<_>) = members.unzip();
-        let mut work = Self { shards, targets, layout, neighbours, copy: through_caches };
         work.copy = work.copy();
         Ok(work)
     }
 
-    /// Only into the first member's buffers, and from as many members as there are shards: those behind them hold the same.
+    /// The work of no member.
+    pub(super) fn begin(lists: GatherLists, layout: Arc<UnitLayout>) -> Self {
+        let neighbours = neighbours(layout.shard_size(), layout.shard_len());
+        Self { lists, layout, neighbours, copy: through_caches }
+    }
+
+    /// Only into one member's buffers, and from as many members as there are shards: those behind them hold the same.
     ///
     /// # Errors
     /// If the members do not have the same layout.
-    pub(crate) fn into_first(members: Vec<UnitGatherDeposit>) -> Result<Self, String> {
-        let shards = members[0].layout.shard_size();
-        let mut work = Self::new(members)?;
-        work.shards.truncate(shards);
-        work.targets.truncate(1);
-        work.copy = work.copy();
-        Ok(work)
+    pub(super) fn into_one(
+        mut self,
+        targets: Targets,
+        members: impl Iterator<Item = (Arc<UnitLayout>, SharedBuffer)>,
+    ) -> Result<Self, String> {
+        for (layout, shard) in members {
+            self.check(&layout)?;
+            if self.lists.shards.len() < layout.shard_size() {
+                self.lists.shards.push(shard);
+            }
+        }
+        self.add_target(targets);
+        self.copy = self.copy();
+        Ok(self)
+    }
+
+    fn check(&self, layout: &Arc<UnitLayout>) -> Result<(), String> {
+        if *layout == self.layout {
+            return Ok(());
+        }
+        Err("ranks have different layouts of one unit".to_owned())
+    }
+
+    fn add_target(&mut self, mut targets: Targets) {
+        targets.take_apart();
+        self.lists.targets.push(targets);
+    }
+
+    /// Takes the buffers, filled, and lets go of all else.
+    pub(super) fn filled(self, mut take: impl FnMut(Targets)) -> GatherLists {
+        let GatherLists { mut shards, mut targets } = self.lists;
+        shards.clear();
+        for mut targets in targets.drain(..) {
+            targets.put_together();
+            take(targets);
+        }
+        GatherLists { shards, targets }
     }
 
     /// How elements are best written.
@@ -83,13 +126,13 @@ impl UnitGather {
     fn block(&self, block: usize) -> (Range<usize>, Range<usize>) {
         let (first, start) =
             (block / self.cuts() * self.neighbours, block % self.cuts() * BLOCK_ELEMENTS);
-        let end = self.shards.len().min(first + self.neighbours);
+        let end = self.lists.shards.len().min(first + self.neighbours);
         (first..end, start..self.layout.shard_len().min(start + BLOCK_ELEMENTS))
     }
 
     /// What a range of a shard holds: of which parameter, the elements, and which these are in the parameter.
     fn parts(&self, from: usize, range: &Range<usize>) -> impl Iterator<Item = Part<'_>> {
-        let shard = self.shards[from].values();
+        let shard = self.lists.shards[from].values();
         let parts = pieces_in(self.layout.pieces(from), range.clone());
         parts.map(move |(param, place, range)| (param, shard.slice(place), range))
     }
@@ -104,16 +147,20 @@ impl UnitGather {
 type Part<'a> = (usize, Values<'a>, Range<usize>);
 
 impl Work for UnitGather {
-    type Output = Vec<HostBuffer>;
+    type Output = Targets;
+    type Lists = GatherLists;
 
     fn blocks(&self) -> usize {
-        self.shards.len().div_ceil(self.neighbours) * self.cuts()
+        self.lists.shards.len().div_ceil(self.neighbours) * self.cuts()
     }
 
     fn bytes(&self) -> usize {
-        let filled: usize =
-            self.targets[0].iter().map(|target| element_bytes(target) * target.len()).sum();
-        filled * self.targets.len()
+        let filled: usize = self.lists.targets[0]
+            .apart()
+            .iter()
+            .map(|target| element_bytes(target) * target.len())
+            .sum();
+        filled * self.lists.targets.len()
     }
 
     /// Reads the block once from memory, and writes it for every member while it is in the cache.
@@ -123,26 +170,25 @@ impl Work for UnitGather {
         let (from, range) = self.block(block);
         if from.len() == 1 {
             for part in self.parts(from.start, &range) {
-                self.targets.iter().for_each(|targets| self.write(targets, &part));
+                self.lists.targets.iter().for_each(|targets| self.write(targets.apart(), &part));
             }
         } else {
             // What several have lies side by side in a target: one target after the other.
-            let parts: Vec<_> = from.clone().flat_map(|from| self.parts(from, &range)).collect();
-            for targets in &self.targets {
-                parts.iter().for_each(|part| self.write(targets, part));
+            let parts: SmallVec<[Part<'_>; 32]> =
+                from.clone().flat_map(|from| self.parts(from, &range)).collect();
+            for targets in &self.lists.targets {
+                parts.iter().for_each(|part| self.write(targets.apart(), part));
             }
         }
-        for (to, targets) in self.targets.iter().enumerate() {
-            if let Some(target) = targets.first() {
+        for (to, targets) in self.lists.targets.iter().enumerate() {
+            if let Some(target) = targets.apart().first() {
                 meter.received_of_each(to, from.clone(), (range.len(), element_bytes(target)));
             }
         }
     }
 
-    fn finish(self) -> Vec<Vec<HostBuffer>> {
-        let whole =
-            |targets: Vec<_>| targets.into_iter().map(DisjointBuffer::into_buffer).collect();
-        self.targets.into_iter().map(whole).collect()
+    fn finish(self, outputs: &mut Outputs<Targets>) -> GatherLists {
+        self.filled(|targets| outputs.extend([targets]))
     }
 }
 

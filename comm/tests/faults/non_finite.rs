@@ -49,7 +49,7 @@ fn reduced_with(value: f32, gradients: Gradients) -> (Vec<f32>, Vec<NonFiniteAt>
     });
     let (mut odd, mut said) = (Vec::new(), Vec::new());
     for reduced in outcomes {
-        let Reduced { partial, non_finite } = reduced.expect("no panic").expect("reduced");
+        let Reduced { partial, non_finite, .. } = reduced.expect("no panic").expect("reduced");
         odd.extend(partial.into_iter().filter(|sum| ![0.0, 3.0].contains(sum)));
         said.extend(non_finite);
     }

@@ -14,6 +14,7 @@ use hsdp_comm::{
 use hsdp_sharding::Rank;
 use shuttle::thread;
 
+mod again;
 mod circles;
 mod ends;
 mod flight;

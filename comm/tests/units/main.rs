@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, World, world};
+use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, Targets, World, world};
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Values, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
@@ -82,7 +82,7 @@ fn gather_unit_copies_every_shard_into_every_members_parameters() {
             let group = world.world_group(Channel::Gather);
             let shard = shared(dtype, &shard_of(&layout, group.index(), &parameters));
             let zeros = |slot: &ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("real");
-            let targets = layout.params().iter().map(zeros).collect();
+            let targets: Targets = layout.params().iter().map(zeros).collect();
             let pending = group.gather_unit(tag(), Arc::clone(&layout), shard.clone(), targets);
             let gathered = pending.and_then(|pending| pending.wait()).expect("gathered");
             assert_eq!(holders(&shard), 1, "nobody reads the shard any more");
@@ -110,7 +110,7 @@ fn gather_unit_shared_fills_one_holder_for_all_members_of_all_replicas() {
             let shard = Arc::new(shard_of(&layout, group.index() % shards, &parameters));
             let zeros = |slot: &ParamSlot| HostBuffer::zeros(DType::F32, slot.len).expect("real");
             let holder = (group.index() == 0)
-                .then(|| Holder(layout.params().iter().map(zeros).collect::<Vec<_>>()));
+                .then(|| Arc::new(Holder(layout.params().iter().map(zeros).collect())));
             let pending = group.gather_unit_shared(tag(), Arc::clone(&layout), shard, holder);
             let holder = pending.and_then(|pending| pending.wait()).expect("gathered");
             (holder.expect("nothing was skipped"), world.ledger().channel(Channel::Gather).bytes)
@@ -135,18 +135,27 @@ fn gather_unit_shared_refuses_a_holder_too_many_or_too_few() {
         let group = world.world_group(Channel::Gather);
         let layout = layout(2);
         let shard = Arc::new(vec![0.0; layout.shard_len()]);
-        let wrong = (group.index() == 1).then(|| Holder(Vec::new()));
-        let refused = group.gather_unit_shared(tag(), layout, shard, wrong);
-        let error = refused.expect_err("the first brings the holder").to_string();
+        let refused = |holder| {
+            let shard = Arc::clone(&shard);
+            let refused = group.gather_unit_shared(tag(), Arc::clone(&layout), shard, holder);
+            refused.expect_err("the first brings the holder, alone").to_string()
+        };
+        let holder = Arc::new(Holder(Targets::default()));
+        let wrong = (group.index() == 1).then(|| Arc::clone(&holder));
+        let error = refused(wrong);
         assert!(error.contains("the list of holders"), "{error}");
+        if group.index() == 0 {
+            let error = refused(Some(Arc::clone(&holder)));
+            assert!(error.contains("the list of the holder's handles"), "{error}");
+        }
     });
 }
 
 /// Holds the buffers that all members read.
-struct Holder(Vec<HostBuffer>);
+struct Holder(Targets);
 
-impl AsMut<Vec<HostBuffer>> for Holder {
-    fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
+impl AsMut<Targets> for Holder {
+    fn as_mut(&mut self) -> &mut Targets {
         &mut self.0
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hsdp_comm::{Channel, Group, Stage, Tag, World};
 use hsdp_sharding::{Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
 
+use crate::engine::control::Control;
 use crate::engine::device::DeviceSeat;
 use crate::engine::events::Events;
 use crate::engine::full_pool::FullPool;
@@ -24,7 +25,7 @@ pub(crate) struct Fabric {
     pub(crate) gather: Group,
     pub(crate) reduce: Group,
     pub(crate) all_reduce: Group,
-    pub(crate) control: Group,
+    pub(crate) control: Control,
     /// Gathers for export, outside any step.
     pub(crate) export: Group,
     pub(crate) events: Events,
@@ -60,10 +61,10 @@ impl Fabric {
             device,
             reduce,
             all_reduce,
-            control: world.world_group(Channel::Control),
+            control: Control::new(world.world_group(Channel::Control)),
             export: world.group(&shard_group, Channel::Control)?,
             events: Events::default(),
-            recycled: Arc::new(Recycled::new(&plan)),
+            recycled: Arc::default(),
             full_pool: Arc::new(FullPool::new(options.precision.parameters, plan.memory().full)),
             first_parameter: first_parameters(&plan),
             turns: turns(&plan),

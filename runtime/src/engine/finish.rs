@@ -1,5 +1,6 @@
 //! How a step ends: reductions complete, all ranks agree, and by what is to be divided is known.
 
+use std::mem;
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
@@ -8,7 +9,7 @@ use hsdp_sharding::{ParamId, Role, UnitId};
 use crate::agreement::{Agreement, Statement};
 use crate::divide::final_divisor;
 use crate::engine::fabric::Fabric;
-use crate::engine::recycled::GradShards;
+use crate::engine::recycled::{GradShards, Workings};
 use crate::engine::step_state::StepState;
 use crate::engine::sums::{Seen, Sums};
 use crate::engine::{Engine, NO_ATTEMPT, Opened, State};
@@ -18,7 +19,6 @@ use crate::model::ModelId;
 use crate::non_finite::{NonFiniteGradient, Origin, Sighting, When};
 use crate::objective::Objective;
 use crate::options::{NonFinite, Unused};
-use crate::presence::Presence;
 
 impl Engine {
     /// Finishes the reductions, agrees with all ranks, and hands the gradients out.
@@ -27,15 +27,16 @@ impl Engine {
     /// agreement itself are the same on all ranks: the step is over then, and nothing is to announce.
     pub(crate) fn finish_step(&self, opened: Opened) -> Result<Gradients, Error> {
         let mut state = self.state();
-        let State { step, shards, .. } = &mut *state;
+        let State { step, shards, agreement, .. } = &mut *state;
         let Some(step) = step.as_mut().filter(|step| step.opened == opened) else {
             return Err(self.fabric.misuse("finish", opened.step, "the step is over".to_owned()));
         };
-        let (grad_shards, agreement) = step.note(|step| {
+        let grad_shards = step.note(|step| {
             step.check_closed(&self.fabric)?;
             step.run_out(&self.fabric, shards)?;
-            reduce_and_agree(&self.fabric, step)
+            reduce_and_agree(&self.fabric, step, agreement)
         })?;
+        let agreement = mem::take(agreement);
         let step = state.step.take().expect("it was there a moment ago");
         self.under_way.store(NO_ATTEMPT, Ordering::Release);
         state.next_step += 1;
@@ -43,7 +44,8 @@ impl Engine {
         let ended =
             Ended { id: &self.id, fabric: &self.fabric, step: &step, agreement: &agreement };
         let gradients = ended.gradients(&mut state, grad_shards);
-        step.reductions.recycle(&self.fabric.recycled);
+        self.fabric.recycled.keep(step.workings);
+        state.agreement = agreement;
         gradients
     }
 }
@@ -51,27 +53,32 @@ impl Engine {
 fn reduce_and_agree(
     fabric: &Fabric,
     step: &mut StepState,
-) -> Result<(GradShards, Agreement), Error> {
+    agreement: &mut Agreement,
+) -> Result<GradShards, Error> {
     step.check_complete(fabric)?;
-    let place = step.place();
-    let grad_shards = step.reductions.finish_step(fabric, place)?;
-    let grad_shards = GradShards::new(grad_shards, &fabric.recycled);
-    let seen = Sums::survey(fabric, &grad_shards, step.number())?;
+    let (place, number) = (step.place(), step.number());
+    let mut finished = mem::take(&mut step.outcome);
+    let Workings { reductions, presence, seen, .. } = &mut step.workings;
+    reductions.finish_step(fabric, place, &mut finished.sums)?;
+    let grad_shards = GradShards::new(finished, &fabric.recycled);
+    Sums::survey(fabric, (&grad_shards, number), seen)?;
     let statement = Statement {
         microbatches: step.finished as u64,
         weight: step.weight,
         loss: step.loss,
         squared_norm: seen.iter().map(|seen| seen.squared_norm).sum(),
         sighting: None,
-        presence: step.presence.clone(),
+        presence: mem::take(presence),
     };
-    let found = step.reductions.sighting(fabric, (step.number(), &grad_shards))?;
-    let sighting = found.or_else(|| first_after_all_reduce(fabric, &statement, &seen));
+    let found = reductions.sighting(fabric, (number, &grad_shards))?;
+    let sighting = found.or_else(|| first_after_all_reduce(fabric, &statement, seen));
     let statement = Statement { sighting, ..statement };
-    let tag = fabric.tag(None, Stage::Agreement, step.number(), place.microbatch);
-    let said = fabric.control.all_gather(tag, statement.encode())?.wait()?;
+    let tag = fabric.tag(None, Stage::Agreement, number, place.microbatch);
     let ranks = fabric.plan.mesh().world_size();
-    Ok((grad_shards, Agreement::decode(&said, ranks, fabric.parameters())))
+    let renew = |said: &[u64]| agreement.renew(said, ranks, fabric.parameters());
+    fabric.control.exchange(tag, statement.words(), renew)?;
+    *presence = statement.presence;
+    Ok(grad_shards)
 }
 
 /// The first element that is not finite though this rank's partials were, in the plan's order.
@@ -98,8 +105,12 @@ struct Ended<'a> {
 }
 
 impl Ended<'_> {
-    fn gradients(&self, state: &mut State, grad_shards: GradShards) -> Result<Gradients, Error> {
-        let present = self.agreement.present_anywhere();
+    fn gradients(
+        &self,
+        state: &mut State,
+        mut grad_shards: GradShards,
+    ) -> Result<Gradients, Error> {
+        self.fill(grad_shards.present_mut());
         self.check_unused()?;
         let weight = self.weight()?;
         let divisor = final_divisor(
@@ -119,7 +130,6 @@ impl Ended<'_> {
             model: self.id.clone(),
             divisor: if verdict == Verdict::Apply { divisor } else { 1.0 },
             grad_shards,
-            present: self.by_unit(&present),
             norm: squared.sqrt() / divisor,
             loss: self.loss(weight),
             weight,
@@ -128,15 +138,15 @@ impl Ended<'_> {
         })
     }
 
-    fn by_unit(&self, present: &Presence) -> Vec<Vec<bool>> {
-        let units = self.fabric.plan.spec().units().iter().enumerate();
-        let unit_presence = |(unit, spec): (usize, &hsdp_sharding::Unit)| {
-            let has = |index| {
-                present.contains(self.fabric.number_of(ParamId { unit: UnitId::new(unit), index }))
-            };
-            (0..spec.params.len()).map(has).collect()
-        };
-        units.map(unit_presence).collect()
+    /// Notes, by unit and parameter, which got a gradient anywhere.
+    fn fill(&self, present: &mut [Vec<bool>]) {
+        let anywhere = self.agreement.present_anywhere();
+        for (unit, present) in present.iter_mut().enumerate() {
+            for (index, present) in present.iter_mut().enumerate() {
+                let id = ParamId { unit: UnitId::new(unit), index };
+                *present = anywhere.contains(self.fabric.number_of(id));
+            }
+        }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a loss is reported")]

@@ -2,12 +2,14 @@
 //!
 //! A fresh buffer is zeroed by the system, page by page, before the gather writes it: a pass more than there need be. So a
 //! buffer that is not wanted any more waits here for a parameter of its length. What is lent and what waits take no more
-//! together than the plan says of `full`; a step that is aborted leaves nothing here.
+//! together than the plan says of `full`; a step that is aborted leaves no buffer here.
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::ops::Deref;
 use std::sync::Arc;
 
+use hsdp_comm::Targets;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{Error, HostBuffer};
 use hsdp_sharding::{ByteCount, DType, ElemCount};
@@ -30,6 +32,10 @@ struct Held {
     waiting: ByteCount,
     /// What waits, by length. A list that is empty will be used again: a model has few lengths.
     spare: BTreeMap<usize, Vec<HostBuffer>>,
+    /// Lists without buffers.
+    lists: Vec<Targets>,
+    /// Handles without a loan, of which nobody else has a copy.
+    handles: Vec<Arc<Pooled>>,
     /// How often everything was let go.
     generation: u64,
 }
@@ -38,11 +44,20 @@ struct Held {
 #[derive(Debug)]
 pub(crate) struct Pooled {
     /// Empty where a buffer is elsewhere: it is lost to the pool if it is not back in time.
-    pub(crate) buffers: Vec<HostBuffer>,
+    pub(crate) buffers: Targets,
+    loan: Option<Loan>,
+}
+
+#[derive(Debug)]
+struct Loan {
     pool: Arc<FullPool>,
     bytes: ByteCount,
     generation: u64,
 }
+
+/// Buffers that several ranks read. When the last of them is dropped, they go back.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedPooled(Option<Arc<Pooled>>);
 
 impl FullPool {
     pub(crate) fn new(dtype: DType, limit: ByteCount) -> Self {
@@ -58,20 +73,51 @@ impl FullPool {
         lens: impl Iterator<Item = usize> + Clone,
     ) -> Result<Pooled, Error> {
         let bytes = self.bytes(lens.clone().sum());
-        let (found, generation) = {
+        let mut pooled = {
             let mut held = self.held.lock();
             held.lent += bytes;
-            let found: Vec<_> = lens.clone().map(|len| held.take(len)).collect();
+            let mut buffers = held.lists.pop().unwrap_or_default();
+            let found = lens.clone().map(|len| held.take(len).unwrap_or_else(missing));
+            buffers.buffers_mut().extend(found);
             held.shrink_to(self.limit);
-            (found, held.generation)
+            let loan = Loan { pool: Arc::clone(self), bytes, generation: held.generation };
+            Pooled { buffers, loan: Some(loan) }
         };
-        let mut pooled = Pooled { buffers: Vec::new(), pool: Arc::clone(self), bytes, generation };
-        let buffers = found.into_iter().zip(lens).map(|(found, len)| match found {
-            Some(buffer) => Ok(buffer),
-            None => self.fresh(len),
-        });
-        pooled.buffers = buffers.collect::<Result<_, _>>()?;
+        for (buffer, len) in pooled.buffers.iter_mut().zip(lens) {
+            if buffer.len() != len {
+                *buffer = self.fresh(len)?;
+            }
+        }
         Ok(pooled)
+    }
+
+    /// The same, for several ranks to read: this is the only handle, until there are more.
+    ///
+    /// # Errors
+    /// As those of [`lend`](Self::lend).
+    pub(crate) fn lend_shared(
+        self: &Arc<Self>,
+        lens: impl Iterator<Item = usize> + Clone,
+    ) -> Result<Arc<Pooled>, Error> {
+        let lent = self.lend(lens)?;
+        let handle = self.held.lock().handles.pop();
+        let Some(mut handle) = handle else { return Ok(Arc::new(lent)) };
+        *Arc::get_mut(&mut handle).expect("nobody has a copy") = lent;
+        Ok(handle)
+    }
+
+    /// Takes a copy of a handle back; what was lent with it, if it was the last.
+    fn take_back(&self, mut shared: Arc<Pooled>) -> Option<Pooled> {
+        let mut held = self.held.lock();
+        match Arc::get_mut(&mut shared) {
+            Some(last) => {
+                let lent = last.split_off();
+                held.handles.push(shared);
+                Some(lent)
+            }
+            // Another copy may be dropped elsewhere at this moment: then this is the last after all.
+            None => Arc::into_inner(shared),
+        }
     }
 
     /// A buffer that nobody has used; if need be, in the room of those that wait.
@@ -93,6 +139,11 @@ impl FullPool {
     fn bytes(&self, len: usize) -> ByteCount {
         ElemCount::of(len).bytes(self.dtype)
     }
+}
+
+/// What stands for a buffer that is not there.
+fn missing() -> HostBuffer {
+    HostBuffer::F32(Vec::new())
 }
 
 impl Held {
@@ -119,28 +170,58 @@ impl Held {
 
 impl Pooled {
     pub(crate) fn dtype(&self) -> DType {
-        self.pool.dtype
+        self.loan.as_ref().expect("it is lent").pool.dtype
     }
 
     /// Ends the loan: the buffers are the caller's from now on.
     pub(crate) fn into_buffers(mut self) -> Vec<HostBuffer> {
-        mem::take(&mut self.buffers)
+        mem::take(&mut self.buffers).into_buffers()
+    }
+
+    /// All of it, which leaves nothing.
+    fn split_off(&mut self) -> Self {
+        Self { buffers: mem::take(&mut self.buffers), loan: self.loan.take() }
     }
 }
 
-impl AsMut<Vec<HostBuffer>> for Pooled {
-    fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
+impl AsMut<Targets> for Pooled {
+    fn as_mut(&mut self) -> &mut Targets {
         &mut self.buffers
     }
 }
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        let mut held = self.pool.held.lock();
-        held.lent = held.lent - self.bytes;
-        if held.generation == self.generation {
-            let there = self.buffers.drain(..).filter(|buffer| !buffer.is_empty());
+        let Some(Loan { pool, bytes, generation }) = self.loan.take() else { return };
+        let mut buffers = mem::take(&mut self.buffers);
+        let mut held = pool.held.lock();
+        held.lent = held.lent - bytes;
+        if held.generation == generation {
+            let there = buffers.buffers_mut().drain(..).filter(|buffer| !buffer.is_empty());
             there.for_each(|buffer| held.put(buffer));
+            held.lists.push(buffers);
         }
+    }
+}
+
+impl From<Arc<Pooled>> for SharedPooled {
+    fn from(shared: Arc<Pooled>) -> Self {
+        Self(Some(shared))
+    }
+}
+
+impl Deref for SharedPooled {
+    type Target = Pooled;
+
+    fn deref(&self) -> &Pooled {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for SharedPooled {
+    fn drop(&mut self) {
+        let Some(shared) = self.0.take() else { return };
+        let pool = shared.loan.as_ref().map(|loan| Arc::clone(&loan.pool));
+        drop(pool.and_then(|pool| pool.take_back(shared)));
     }
 }

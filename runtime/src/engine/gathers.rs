@@ -3,8 +3,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::{Pending, Stage};
-use hsdp_kernels::HostBuffer;
+use hsdp_comm::{Pending, Stage, Targets};
 use hsdp_sharding::{AfterForward, FullCopies, Phase, UnitId};
 
 use crate::engine::device::DeviceArriving;
@@ -30,7 +29,7 @@ enum Slot {
 #[derive(Debug)]
 enum Arriving {
     /// Into buffers of this rank, to which they go back.
-    Own(Pending<Vec<HostBuffer>>, Pooled),
+    Own(Pending<Targets>, Pooled),
     /// Into those that all ranks read.
     Shared(Pending<Option<Arc<Pooled>>>),
     /// Into this rank's, on a device.
@@ -46,14 +45,16 @@ impl Arriving {
                 pooled.buffers = pending.wait()?;
                 Some(Full::own(unit, pooled))
             }
-            Self::Shared(pending) => pending.wait()?.map(|shared| Full::shared(unit, shared)),
+            Self::Shared(pending) => {
+                pending.wait()?.map(|shared| Full::shared(unit, shared.into()))
+            }
             Self::Device(arriving) => Some(Full::on_a_device(unit, arriving.wait(fabric)?)),
         })
     }
 }
 
 /// The gathers of one microbatch.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct GatherQueue {
     step: u64,
     microbatch: usize,
@@ -63,9 +64,11 @@ pub(crate) struct GatherQueue {
 }
 
 impl GatherQueue {
-    pub(crate) fn new(fabric: &Fabric, step: u64, microbatch: usize) -> Self {
-        let slots = fabric.plan.gathers().iter().map(|_| Slot::Waiting).collect();
-        Self { step, microbatch, slots, issued: 0 }
+    /// Begins a microbatch, when the one before is over.
+    pub(crate) fn begin(&mut self, fabric: &Fabric, step: u64, microbatch: usize) {
+        (self.step, self.microbatch, self.issued) = (step, microbatch, 0);
+        self.slots.clear();
+        self.slots.extend(fabric.plan.gathers().iter().map(|_| Slot::Waiting));
     }
 
     /// Waits for the next gather of `unit`, after issuing all before it and those that are prefetched.
@@ -170,7 +173,6 @@ impl GatherQueue {
 
     fn issue(&self, fabric: &Fabric, shards: &[Shard], index: usize) -> Result<Arriving, Error> {
         let gather = fabric.plan.gathers()[index];
-        let lend = || self.lend(fabric, gather.unit);
         let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
         let event =
             Event::Gather { unit: gather.unit, microbatch: self.microbatch, phase: gather.phase };
@@ -183,27 +185,29 @@ impl GatherQueue {
                 return Ok(Arriving::Device(arriving));
             }
         };
+        let no_memory = |error| fabric.no_memory(error, "gather", (self.step, gather.unit));
         match fabric.options.full_copies {
             FullCopies::PerRank => {
-                let mut pooled = lend()?;
+                let lent = fabric.full_pool.lend(lens(fabric, gather.unit));
+                let mut pooled = lent.map_err(no_memory)?;
                 fabric.events.push(event);
                 let targets = mem::take(&mut pooled.buffers);
                 let pending = fabric.gather.gather_unit(tag, layout, shard, targets)?;
                 Ok(Arriving::Own(pending, pooled))
             }
             FullCopies::PerProcess => {
-                let holder = (fabric.gather.index() == 0).then(lend).transpose()?;
+                let lend = || fabric.full_pool.lend_shared(lens(fabric, gather.unit));
+                let holder =
+                    (fabric.gather.index() == 0).then(lend).transpose().map_err(no_memory)?;
                 fabric.events.push(event);
                 let pending = fabric.gather.gather_unit_shared(tag, layout, shard, holder)?;
                 Ok(Arriving::Shared(pending))
             }
         }
     }
+}
 
-    /// Buffers for all parameters of a unit.
-    fn lend(&self, fabric: &Fabric, unit: UnitId) -> Result<Pooled, Error> {
-        let lens = fabric.plan.layout(unit).params().iter().map(|slot| slot.len);
-        let failed = |error| fabric.no_memory(error, "gather", (self.step, unit));
-        fabric.full_pool.lend(lens).map_err(failed)
-    }
+/// How many elements the parameters of a unit have.
+fn lens(fabric: &Fabric, unit: UnitId) -> impl Iterator<Item = usize> + Clone {
+    fabric.plan.layout(unit).params().iter().map(|slot| slot.len)
 }

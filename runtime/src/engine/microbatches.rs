@@ -1,22 +1,19 @@
 //! How many microbatches a step has: as many as was said, or as long as ranks have data. PROTOCOL.md, "A step".
 
+use std::mem;
+
 use hsdp_comm::Stage;
 
 use crate::engine::fabric::Fabric;
-use crate::engine::gathers::GatherQueue;
 use crate::engine::shard::Shard;
-use crate::engine::step_state::{OpenMicrobatch, StepState, Token};
+use crate::engine::step_state::{More, OpenMicrobatch, StepState, Token};
 use crate::error::Error;
 use crate::microbatch_header;
-use crate::uneven::{Course, Input, Supply, Uneven};
+use crate::uneven::{Course, Input, Uneven};
 
 /// The step has no other microbatch, since ranks have no more data.
-#[derive(Clone, Debug)]
-pub(crate) struct NoMore {
-    /// The number of the one that does not take place.
-    pub(crate) microbatch: usize,
-    pub(crate) supply: Supply,
-}
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NoMore;
 
 impl StepState {
     pub(crate) fn begin_microbatch(
@@ -36,17 +33,18 @@ impl StepState {
         if self.microbatches.is_none() {
             self.ask_for_microbatch(fabric, Input::Ready)?;
         }
-        if let Some(supply) = &self.ended {
-            return Ok(Err(NoMore { microbatch: self.finished, supply: supply.clone() }));
+        if self.more == More::Over {
+            return Ok(Err(NoMore));
         }
         self.open(fabric);
         Ok(Ok(Token { opened: self.opened, microbatch: self.finished }))
     }
 
     fn open(&mut self, fabric: &Fabric) {
-        let gathers = GatherQueue::new(fabric, self.number(), self.finished);
-        self.reductions.begin_microbatch();
-        self.open = Some(OpenMicrobatch { gathers, loss: None });
+        let number = self.number();
+        self.workings.gathers.begin(fabric, number, self.finished);
+        self.workings.reductions.begin_microbatch();
+        self.open = Some(OpenMicrobatch { loss: None });
     }
 
     /// Goes through the microbatches that other ranks still bring, with weight 0.
@@ -64,31 +62,39 @@ impl StepState {
             Some(count) => Ok(fabric.options.uneven == Uneven::ZeroWeight && self.finished < count),
             None => {
                 self.ask_for_microbatch(fabric, Input::Exhausted)?;
-                Ok(self.ended.is_none())
+                Ok(self.more == More::MayFollow)
             }
         }
     }
 
     /// Exchanges headers about the next microbatch, unless the step was found to have no other.
     fn ask_for_microbatch(&mut self, fabric: &Fabric, input: Input) -> Result<(), Error> {
-        if self.ended.is_some() {
+        if self.more == More::Over {
             return Ok(());
         }
         let tag = fabric.tag(None, Stage::Header, self.number(), self.finished);
-        let said = fabric.control.all_gather(tag, microbatch_header::encode(input))?.wait()?;
-        let supply = microbatch_header::decode(&said, fabric.rank())?;
+        let before = mem::take(&mut self.workings.supply);
+        let decode = |said: &[u64]| microbatch_header::decode(said, fabric.rank(), before);
+        let supply = fabric.control.exchange(tag, microbatch_header::encode(input), decode)??;
         match supply.course(fabric.options.uneven) {
             Some(Course::Goes) => fabric.world.set_absent(&supply.exhausted),
             Some(Course::Ends) => {
                 fabric.world.set_absent(&self.absent);
-                self.ended = Some(supply);
+                self.more = More::Over;
             }
             None => {
                 let (step, microbatch) = (self.number(), Some(self.finished));
                 return Err(Error::UnevenInputs { step, microbatch, supply });
             }
         }
+        self.workings.supply = supply;
         Ok(())
+    }
+
+    /// The error that says that there is no other microbatch.
+    pub(crate) fn end_of_data(&self) -> Error {
+        let (step, supply) = (self.number(), self.workings.supply.clone());
+        Error::EndOfData { step, microbatch: Some(self.finished), supply }
     }
 
     /// Refuses to finish a step in the middle of a microbatch.
@@ -103,11 +109,8 @@ impl StepState {
     /// Refuses to finish a step that is not complete.
     pub(crate) fn check_complete(&self, fabric: &Fabric) -> Result<(), Error> {
         let refuse = |what: String| Err(fabric.misuse("finish", self.number(), what));
-        match (self.microbatches, &self.ended) {
-            (None, Some(supply)) if self.finished == 0 => {
-                let (step, microbatch, supply) = (self.number(), Some(0), supply.clone());
-                Err(Error::EndOfData { step, microbatch, supply })
-            }
+        match (self.microbatches, self.more) {
+            (None, More::Over) if self.finished == 0 => Err(self.end_of_data()),
             (Some(count), _) if count != self.finished => refuse(format!(
                 "{} microbatches done, the step was begun with {count}",
                 self.finished

@@ -6,7 +6,7 @@ use hsdp_comm::NonFiniteAt;
 use hsdp_kernels::Fold;
 
 use crate::engine::reductions::UnitGradients;
-use crate::engine::sums::{AllReducing, Scattering, Sums};
+use crate::engine::sums::{AllReducing, Scattered, Scattering, Sums};
 use crate::error::Error;
 
 /// The partial of one unit, from its first microbatch to the finished gradient.
@@ -22,23 +22,35 @@ pub(crate) enum Partial {
     AllReducing(AllReducing),
 }
 
+/// Nothing, and no buffer.
+impl Default for Partial {
+    fn default() -> Self {
+        Self::Empty(Sums::default())
+    }
+}
+
 impl Partial {
     /// What is there, which leaves it empty.
     pub(crate) fn take(&mut self) -> Self {
-        mem::replace(self, Self::Empty(Sums::default()))
+        mem::take(self)
     }
 
     /// What is there, once nothing is under way.
     pub(crate) fn settle(self) -> Result<Settled, Error> {
-        let held = |partial| Settled { partial, fold: Fold::Add, non_finite: None };
+        let held = |partial| Settled {
+            partial,
+            fold: Fold::Add,
+            non_finite: None,
+            list: UnitGradients::new(),
+        };
         Ok(match self {
             Self::Empty(partial) => Settled { fold: Fold::Replace, ..held(partial) },
             Self::Held(partial) => held(partial),
             Self::AllReducing(pending) => held(pending.wait()?),
             Self::Scattering { pending, microbatch } => {
-                let (partial, non_finite) = pending.wait()?;
+                let Scattered { sums, non_finite, list } = pending.wait()?;
                 let non_finite = non_finite.map(|it| (microbatch, it));
-                Settled { non_finite, ..held(partial) }
+                Settled { non_finite, list, ..held(sums) }
             }
         })
     }
@@ -60,6 +72,8 @@ pub(crate) struct Settled {
     pub(crate) fold: Fold,
     /// The microbatch whose reduce-scatter found it not to be finite, and why.
     pub(crate) non_finite: Option<(usize, NonFiniteAt)>,
+    /// The list of gradients that the last of them had, empty.
+    pub(crate) list: UnitGradients,
 }
 
 /// What has become of a unit's gradients in this microbatch.

@@ -1,4 +1,4 @@
-//! Buffers of reductions on their way from one step to the next: fresh ones would cost a pass of zeros.
+//! What a step works in, on its way to the next: fresh buffers would cost a pass of zeros, and fresh lists the allocator.
 
 use std::mem;
 use std::ops::Deref;
@@ -8,68 +8,86 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::Plan;
 use parking_lot::Mutex;
 
-use crate::engine::sums::Sums;
-use crate::engine::unsharded::UnshardedGradients;
+use crate::engine::fabric::Fabric;
+use crate::engine::gathers::GatherQueue;
+use crate::engine::reductions::Reductions;
+use crate::engine::sums::{Seen, Sums};
+use crate::presence::Presence;
+use crate::uneven::Supply;
 
-/// What the reductions of a step work in.
+/// What a step works in and nobody else sees.
 #[derive(Debug)]
-pub(crate) struct Buffers {
-    /// By unit; empty where there is none yet.
-    pub(crate) partials: Vec<Sums>,
-    /// Mode `Every` with replicas, by unit: what a microbatch's reduce-scatters give.
-    pub(crate) transients: Vec<Sums>,
-    /// Mode `Local`.
-    pub(crate) unsharded: UnshardedGradients,
+pub(crate) struct Workings {
+    pub(crate) reductions: Reductions,
+    pub(crate) gathers: GatherQueue,
+    pub(crate) presence: Presence,
+    /// By unit: what is known of the sums.
+    pub(crate) seen: Vec<Seen>,
+    /// What ranks said of their data, the last time that they were asked in the step.
+    pub(crate) supply: Supply,
 }
 
-impl Buffers {
+/// What becomes of a step's gradients, by unit.
+#[derive(Debug, Default)]
+pub(crate) struct Finished {
+    /// This rank's shards; empty for units without any.
+    pub(crate) sums: Vec<Sums>,
+    /// By parameter: whether it got a gradient anywhere.
+    pub(crate) present: Vec<Vec<bool>>,
+}
+
+impl Finished {
     fn none(plan: &Plan) -> Self {
-        let units = plan.spec().units().len();
+        let units = plan.spec().units();
         Self {
-            partials: (0..units).map(|_| Sums::default()).collect(),
-            transients: (0..units).map(|_| Sums::default()).collect(),
-            unsharded: UnshardedGradients::new(plan),
+            sums: units.iter().map(|_| Sums::default()).collect(),
+            present: units.iter().map(|unit| vec![false; unit.params.len()]).collect(),
         }
     }
 }
 
-/// Where the buffers of one model lie between its steps.
-#[derive(Debug)]
-pub(crate) struct Recycled {
-    plan: Arc<Plan>,
-    held: Mutex<Held>,
-}
+/// Where the memory of one model's steps lies between them.
+#[derive(Debug, Default)]
+pub(crate) struct Recycled(Mutex<Held>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Held {
-    buffers: Buffers,
+    workings: Option<Workings>,
+    finished: Option<Finished>,
     /// How often everything was let go.
     generation: u64,
 }
 
 impl Recycled {
-    pub(crate) fn new(plan: &Arc<Plan>) -> Self {
-        let held = Held { buffers: Buffers::none(plan), generation: 0 };
-        Self { plan: Arc::clone(plan), held: Mutex::new(held) }
+    /// What lies here, or new, for a step. Its sums are with the reductions.
+    pub(crate) fn take(&self, fabric: &Fabric) -> (Workings, Finished) {
+        let mut held = self.0.lock();
+        let (workings, finished) = (held.workings.take(), held.finished.take());
+        drop(held);
+        let mut finished = finished.unwrap_or_else(|| Finished::none(&fabric.plan));
+        let mut workings = workings.unwrap_or_else(|| Workings {
+            reductions: Reductions::new(&fabric.plan),
+            gathers: GatherQueue::default(),
+            presence: Presence::none(fabric.parameters()),
+            seen: Vec::new(),
+            supply: Supply::default(),
+        });
+        workings.presence.clear();
+        workings.reductions.begin(fabric, &mut finished.sums);
+        (workings, finished)
     }
 
-    /// What lies here, for a step.
-    pub(crate) fn take(&self) -> Buffers {
-        mem::replace(&mut self.held.lock().buffers, Buffers::none(&self.plan))
+    pub(crate) fn keep(&self, workings: Workings) {
+        self.0.lock().workings = Some(workings);
     }
 
     /// Lets go of what lies here, and of gradients that are still held, as soon as they are dropped.
     pub(crate) fn clear(&self) {
-        self.held.lock().generation += 1;
-        drop(self.take());
-    }
-
-    pub(crate) fn keep_transients(&self, transients: Vec<Sums>) {
-        self.held.lock().buffers.transients = transients;
-    }
-
-    pub(crate) fn keep_unsharded(&self, unsharded: UnshardedGradients) {
-        self.held.lock().buffers.unsharded = unsharded;
+        let mut held = self.0.lock();
+        held.generation += 1;
+        let former = (held.workings.take(), held.finished.take());
+        drop(held);
+        drop(former);
     }
 }
 
@@ -89,18 +107,27 @@ pub(crate) fn sized(
     hsdp_kernels::zeros(len)
 }
 
-/// This rank's shards of a gradient, by unit; empty for units without any. They are recycled when they are dropped.
+/// What became of a step's gradients. Its memory serves another step when it is dropped.
 #[derive(Debug)]
 pub(crate) struct GradShards {
-    shards: Vec<Sums>,
+    finished: Finished,
     recycled: Arc<Recycled>,
     generation: u64,
 }
 
 impl GradShards {
-    pub(crate) fn new(shards: Vec<Sums>, recycled: &Arc<Recycled>) -> Self {
-        let generation = recycled.held.lock().generation;
-        Self { shards, recycled: Arc::clone(recycled), generation }
+    pub(crate) fn new(finished: Finished, recycled: &Arc<Recycled>) -> Self {
+        let generation = recycled.0.lock().generation;
+        Self { finished, recycled: Arc::clone(recycled), generation }
+    }
+
+    /// By parameter of a unit: whether it got a gradient anywhere in the step.
+    pub(crate) fn present(&self) -> &[Vec<bool>] {
+        &self.finished.present
+    }
+
+    pub(crate) fn present_mut(&mut self) -> &mut [Vec<bool>] {
+        &mut self.finished.present
     }
 }
 
@@ -108,17 +135,16 @@ impl Deref for GradShards {
     type Target = [Sums];
 
     fn deref(&self) -> &[Sums] {
-        &self.shards
+        &self.finished.sums
     }
 }
 
 impl Drop for GradShards {
     fn drop(&mut self) {
-        let mut held = self.recycled.held.lock();
+        let mut held = self.recycled.0.lock();
         // Where another step's lie already, these are too many.
-        let is_free = held.buffers.partials.iter().all(Sums::is_empty);
-        if is_free && held.generation == self.generation {
-            held.buffers.partials = mem::take(&mut self.shards);
+        if held.finished.is_none() && held.generation == self.generation {
+            held.finished = Some(mem::take(&mut self.finished));
         }
     }
 }

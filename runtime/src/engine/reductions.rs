@@ -3,26 +3,27 @@
 //! Gradients may be offered in any order. They are issued in the plan's, which is the same on all
 //! ranks; what a rank does not offer is issued with zeros when its microbatch ends.
 
+mod transients;
+
 use std::mem;
 use std::sync::Arc;
 
 use hsdp_comm::{Contribution, NonFiniteAt, Stage};
 use hsdp_kernels::{Fold, GradientValues};
-use hsdp_sharding::{Accumulation, ParamId, Rank, UnitId};
+use hsdp_sharding::{Accumulation, ParamId, Plan, Rank, UnitId};
 
 use crate::engine::device::DeviceSums;
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::engine::partial::{Offer, Partial, Settled};
 use crate::engine::place::{Place, Turn};
-use crate::engine::recycled::{Buffers, Recycled};
+use crate::engine::replicas::{self, expects_overflow, reduce_every_microbatch};
 use crate::engine::scaling;
 use crate::engine::sums::{AllReducing, Scattering, Sums};
 use crate::engine::unsharded::Unsharded;
 use crate::error::Error;
 use crate::interim::Interim;
 use crate::non_finite::{Sighting, When};
-use crate::precision::LossScaling;
 
 /// A unit's gradients, by index of the parameter in its unit; `None` where it has none this time.
 pub type UnitGradients = Vec<Option<Arc<dyn GradientValues>>>;
@@ -51,26 +52,42 @@ pub(crate) struct Reductions {
     unsharded: Unsharded,
     /// Mode `Every` with replicas: this microbatch's reduce-scatters, in the plan's order.
     scattering: Vec<(UnitId, Scattering)>,
+    /// The same mode, and order: the all-reduces that follow, while the microbatch ends.
+    reducing: Vec<(UnitId, AllReducing)>,
     /// The same mode, by unit: the buffers of the microbatch before.
     transients: Vec<Sums>,
+    /// By unit: lists of gradients that are empty, for what this rank has to make itself.
+    lists: Vec<UnitGradients>,
     /// The first element of this rank's partials that was found not to be finite.
     sighting: Option<Sighting>,
 }
 
 impl Reductions {
-    /// Begins a step, in the buffers of the step before.
-    pub(crate) fn new(fabric: &Fabric, buffers: Buffers) -> Self {
-        let Buffers { partials, transients, unsharded } = buffers;
+    /// Those of no step.
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let units = plan.spec().units().len();
         Self {
-            offers: partials.iter().map(|_| Offer::Nothing).collect(),
-            unsharded: Unsharded::new(fabric, unsharded),
-            partials: partials.into_iter().map(Partial::Empty).collect(),
+            partials: (0..units).map(|_| Partial::default()).collect(),
+            offers: (0..units).map(|_| Offer::default()).collect(),
             scattered: 0,
             all_reduced: 0,
+            unsharded: Unsharded::new(plan),
             scattering: Vec::new(),
-            transients,
+            reducing: Vec::new(),
+            transients: (0..units).map(|_| Sums::default()).collect(),
+            lists: vec![Vec::new(); units],
             sighting: None,
         }
+    }
+
+    /// Begins a step, into the sums of a step before, which are taken.
+    pub(crate) fn begin(&mut self, fabric: &Fabric, sums: &mut [Sums]) {
+        for (partial, sums) in self.partials.iter_mut().zip(sums) {
+            *partial = Partial::Empty(mem::take(sums));
+        }
+        self.begin_microbatch();
+        (self.all_reduced, self.sighting) = (0, None);
+        self.unsharded.begin(fabric);
     }
 
     pub(crate) fn begin_microbatch(&mut self) {
@@ -112,7 +129,7 @@ impl Reductions {
         }
         Ok(match place.turn {
             Turn::MayFollow => Offer::Taken,
-            Turn::Last => Offer::Waiting(self.unsharded.take(&fabric.plan, unit)),
+            Turn::Last => Offer::Waiting(self.take_unsharded(fabric, unit)),
         })
     }
 
@@ -128,12 +145,19 @@ impl Reductions {
         self.settle_transients(fabric, place)
     }
 
-    /// Ends the step: the gradients of all units, reduced over both axes; empty for units without any.
+    /// What waits unsharded of a unit.
+    fn take_unsharded(&mut self, fabric: &Fabric, unit: UnitId) -> UnitGradients {
+        let list = mem::take(&mut self.lists[unit.index()]);
+        self.unsharded.take(&fabric.plan, unit, list)
+    }
+
+    /// Ends the step: the gradients of all units, reduced over both axes, into `sums`; empty for units without any.
     pub(crate) fn finish_step(
         &mut self,
         fabric: &Fabric,
         place: Place,
-    ) -> Result<Vec<Sums>, Error> {
+        sums: &mut [Sums],
+    ) -> Result<(), Error> {
         if fabric.plan.options().accumulation == Accumulation::Local
             && place.turn == Turn::MayFollow
         {
@@ -146,19 +170,10 @@ impl Reductions {
         let limit =
             if expects_overflow(fabric) { self.ask_for_overflow(fabric, place)? } else { None };
         self.all_reduce(fabric, last, Patience::Wait { limit: limit.unwrap_or(usize::MAX) })?;
-        let units = 0..self.partials.len();
-        let settled = units.map(|unit| Ok(self.settle(fabric, UnitId::new(unit))?.partial));
-        settled.collect()
-    }
-
-    /// What the next step can work in, besides the partials.
-    pub(crate) fn recycle(self, recycled: &Recycled) {
-        recycled.keep_transients(self.transients);
-        match self.unsharded {
-            Unsharded::Host(unsharded) => recycled.keep_unsharded(unsharded),
-            // Its buffers are in the device's pool already.
-            Unsharded::Device(_) => {}
+        for (unit, sums) in sums.iter_mut().enumerate() {
+            *sums = self.settle(fabric, UnitId::new(unit))?.partial;
         }
+        Ok(())
     }
 
     /// What this rank found in its partials, of which these have become, if anything in them is not finite. What a device has
@@ -168,7 +183,7 @@ impl Reductions {
         fabric: &Fabric,
         (step, grad_shards): (u64, &[Sums]),
     ) -> Result<Option<Sighting>, Error> {
-        let every = reduces_replicas_every_microbatch(fabric);
+        let every = reduce_every_microbatch(fabric);
         let noting = if every { self.transients.as_slice() } else { grad_shards };
         let noting = noting.iter().enumerate().map(|(unit, sums)| (UnitId::new(unit), sums));
         self.with_noted(fabric, step, noting)
@@ -203,17 +218,26 @@ impl Reductions {
         let sighting = self.with_noted(fabric, place.step, held)?;
         let said = Interim { all_reduces: self.all_reduced, sighting }.encode();
         let tag = fabric.tag(None, Stage::Agreement, place.step, place.microbatch);
-        let gathered = fabric.control.all_gather(tag, said)?.wait()?;
-        Ok(Interim::overflow(&gathered).map(|overflow| overflow.all_reduces))
+        let overflow = fabric.control.exchange(tag, said, Interim::overflow)?;
+        Ok(overflow.map(|overflow| overflow.all_reduces))
     }
 
     /// Waits for what is under way on a unit's partial, and takes it.
     fn settle(&mut self, fabric: &Fabric, unit: UnitId) -> Result<Settled, Error> {
-        let settled = self.partials[unit.index()].take().settle()?;
+        let mut settled = self.partials[unit.index()].take().settle()?;
+        self.keep_list(unit, mem::take(&mut settled.list));
         if let Some((microbatch, non_finite)) = settled.non_finite {
             self.note(fabric, unit, (microbatch, non_finite));
         }
         Ok(settled)
+    }
+
+    /// Keeps an empty list of gradients for what this rank has to make itself.
+    fn keep_list(&mut self, unit: UnitId, list: UnitGradients) {
+        let kept = &mut self.lists[unit.index()];
+        if kept.capacity() < list.capacity() {
+            *kept = list;
+        }
     }
 
     /// Keeps a sighting if it is the first.
@@ -226,10 +250,10 @@ impl Reductions {
 
     /// Offers, for every unit that nobody has brought, what there is of it.
     fn offer_rest(&mut self, fabric: &Fabric) {
-        for unit in &fabric.plan.reductions()[self.scattered..] {
-            let offer = &mut self.offers[unit.index()];
-            if matches!(offer, Offer::Nothing) {
-                *offer = Offer::Waiting(self.unsharded.take(&fabric.plan, *unit));
+        for unit in fabric.plan.reductions()[self.scattered..].iter().copied() {
+            if matches!(self.offers[unit.index()], Offer::Nothing) {
+                let rest = self.take_unsharded(fabric, unit);
+                self.offers[unit.index()] = Offer::Waiting(rest);
             }
         }
     }
@@ -253,7 +277,7 @@ impl Reductions {
         place: Place,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
-        let every = reduces_replicas_every_microbatch(fabric);
+        let every = reduce_every_microbatch(fabric);
         let (partial, fold) = if every {
             (mem::take(&mut self.transients[unit.index()]), Fold::Replace)
         } else {
@@ -287,7 +311,7 @@ impl Reductions {
         place: Place,
         patience: Patience,
     ) -> Result<(), Error> {
-        if !has_replicas(fabric) || fabric.plan.options().accumulation == Accumulation::Every {
+        if !replicas::exist(fabric) || fabric.plan.options().accumulation == Accumulation::Every {
             return Ok(());
         }
         while let Some(unit) = fabric.plan.reductions().get(self.all_reduced).copied() {
@@ -306,30 +330,6 @@ impl Reductions {
         }
         Ok(())
     }
-
-    /// Mode `Every` with replicas: all-reduces what the microbatch has scattered, and adds it to the partials.
-    ///
-    /// Only here, where a microbatch ends and all of its gathers are done: a reduction that was waited for any earlier
-    /// could wait for a rank that waits for one of this rank's gathers.
-    fn settle_transients(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
-        let mut reducing = Vec::with_capacity(self.scattering.len());
-        for (unit, pending) in mem::take(&mut self.scattering) {
-            let (partial, non_finite) = pending.wait()?;
-            if let Some(non_finite) = non_finite {
-                self.note(fabric, unit, (place.microbatch, non_finite));
-            }
-            reducing.push((unit, issue_all_reduce(fabric, place, (unit, partial))?));
-        }
-        for (unit, pending) in reducing {
-            let reduced = pending.wait()?;
-            let Settled { partial, fold, .. } = self.settle(fabric, unit)?;
-            let mut accumulator = partial.sized(fabric, reduced.len(), (place.step, unit))?;
-            accumulator.fold_in(fabric, (&reduced, fold), place.step)?;
-            self.partials[unit.index()] = Partial::Held(accumulator);
-            self.transients[unit.index()] = reduced;
-        }
-        Ok(())
-    }
 }
 
 fn issue_all_reduce(
@@ -341,18 +341,4 @@ fn issue_all_reduce(
     let tag = fabric.tag(Some(unit), Stage::AllReduce, place.step, place.microbatch);
     let scaling = scaling::of_all_reduce(fabric, place)?;
     partial.all_reduce(fabric, tag, scaling)
-}
-
-fn has_replicas(fabric: &Fabric) -> bool {
-    fabric.plan.mesh().replicate_size() > 1
-}
-
-/// Whether ranks ask each other for overflows before they all-reduce.
-fn expects_overflow(fabric: &Fabric) -> bool {
-    let dynamic = matches!(fabric.options.loss_scaling, LossScaling::Dynamic(_));
-    dynamic && has_replicas(fabric) && fabric.plan.options().accumulation != Accumulation::Every
-}
-
-fn reduces_replicas_every_microbatch(fabric: &Fabric) -> bool {
-    has_replicas(fabric) && fabric.plan.options().accumulation == Accumulation::Every
 }

@@ -5,18 +5,16 @@ use hsdp_sharding::{ParamId, Rank, UnitId};
 
 use crate::engine::check;
 use crate::engine::fabric::Fabric;
-use crate::engine::gathers::GatherQueue;
 use crate::engine::place::{Place, Turn};
-use crate::engine::recycled::Buffers;
-use crate::engine::reductions::{Reductions, UnitGradients};
+use crate::engine::recycled::{Finished, Workings};
+use crate::engine::reductions::UnitGradients;
 use crate::engine::shard::Shard;
 use crate::engine::{Opened, exponent_of};
 use crate::error::Error;
 use crate::full::Full;
 use crate::objective::{LossSum, Objective};
 use crate::options::StepOptions;
-use crate::presence::Presence;
-use crate::uneven::{Input, Supply};
+use crate::uneven::Input;
 
 /// Which microbatch of which attempt at which step a caller means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,10 +23,17 @@ pub(crate) struct Token {
     pub(crate) microbatch: usize,
 }
 
+/// Whether a step has microbatches to come, where no number was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum More {
+    MayFollow,
+    /// No: ranks were out of data, as the last supply says.
+    Over,
+}
+
 /// A microbatch that has begun and not finished.
 #[derive(Debug)]
 pub(super) struct OpenMicrobatch {
-    pub(super) gathers: GatherQueue,
     pub(super) loss: Option<LossSum>,
 }
 
@@ -41,8 +46,8 @@ pub(crate) struct StepState {
     input: Input,
     /// Ranks that began the step without data.
     pub(super) absent: Vec<Rank>,
-    /// Where no number of microbatches was given: who was out when the step was found to have no other one.
-    pub(super) ended: Option<Supply>,
+    /// Whether it has microbatches to come.
+    pub(super) more: More,
     /// Microbatches finished so far.
     pub(crate) finished: usize,
     /// The agreed power of two that is taken out of every seed, once it is known.
@@ -51,33 +56,31 @@ pub(crate) struct StepState {
     pub(crate) largest_weight: u64,
     /// Sum over the microbatches: of loss sums, or of means where the objective is a mean over ranks.
     pub(crate) loss: f64,
-    pub(crate) presence: Presence,
-    pub(crate) reductions: Reductions,
+    /// What it works in. Its gathers are those of the open microbatch.
+    pub(crate) workings: Workings,
+    /// What its gradients become, when it is finished.
+    pub(super) outcome: Finished,
     pub(super) open: Option<OpenMicrobatch>,
     /// The first error of this rank in this step, for telling the others why it ended.
     failure: Option<String>,
 }
 
 impl StepState {
-    pub(crate) fn new(
-        fabric: &Fabric,
-        opened: Opened,
-        options: StepOptions,
-        buffers: Buffers,
-    ) -> Self {
+    pub(crate) fn new(fabric: &Fabric, opened: Opened, options: StepOptions) -> Self {
+        let (workings, outcome) = fabric.recycled.take(fabric);
         Self {
             opened,
             microbatches: options.microbatches,
             input: options.input,
             absent: Vec::new(),
-            ended: None,
+            more: More::MayFollow,
             finished: 0,
             exponent: None,
             weight: 0,
             largest_weight: 0,
             loss: 0.0,
-            presence: Presence::none(fabric.parameters()),
-            reductions: Reductions::new(fabric, buffers),
+            workings,
+            outcome,
             open: None,
             failure: None,
         }
@@ -133,13 +136,14 @@ impl StepState {
         unit: UnitId,
     ) -> Result<Full, Error> {
         let (number, needs_loss) = (self.number(), self.needs_loss(fabric));
-        let open = self.open_microbatch();
-        if needs_loss && open.loss.is_none() && open.gathers.next_is_backward(fabric, unit) {
+        let has_loss = self.open_microbatch().loss.is_some();
+        let gathers = &mut self.workings.gathers;
+        if needs_loss && !has_loss && gathers.next_is_backward(fabric, unit) {
             let what = "the backward pass begins with `loss`: other ranks agree there on a weight"
                 .to_owned();
             return Err(fabric.misuse("unshard", number, what));
         }
-        open.gathers.take(fabric, shards, unit)
+        gathers.take(fabric, shards, unit)
     }
 
     pub(crate) fn take_loss(
@@ -158,7 +162,7 @@ impl StepState {
                 "this microbatch has its loss already".to_owned(),
             ));
         }
-        open.gathers.end_forward(fabric, shards)?;
+        self.workings.gathers.end_forward(fabric, shards)?;
         self.add_weight(fabric, loss.weight())?;
         self.largest_weight = self.largest_weight.max(loss.weight());
         self.loss += match fabric.options.objective {
@@ -194,8 +198,8 @@ impl StepState {
     /// Asks all ranks for the weight of this microbatch: in the first step, where nobody gave a hint.
     fn agree_on_exponent(&self, fabric: &Fabric, loss: LossSum) -> Result<i32, Error> {
         let tag = fabric.tag(None, Stage::Header, self.number(), self.finished);
-        let weights = fabric.control.all_gather(tag, vec![loss.weight()])?.wait()?;
-        Ok(exponent_of(weights.into_iter().max().unwrap_or(0)))
+        let heaviest = |weights: &[u64]| weights.iter().copied().max().unwrap_or(0);
+        Ok(exponent_of(fabric.control.exchange(tag, [loss.weight()], heaviest)?))
     }
 
     pub(crate) fn reduce(
@@ -209,21 +213,21 @@ impl StepState {
         let gradients = self.of_items(fabric, gradients);
         for (index, gradient) in gradients.iter().enumerate() {
             if gradient.is_some() {
-                self.presence.insert(fabric.number_of(ParamId { unit, index }));
+                self.workings.presence.insert(fabric.number_of(ParamId { unit, index }));
             }
         }
         let place = self.place();
         let span =
             tracing::trace_span!("reduce", unit = unit.index(), microbatch = place.microbatch);
-        span.in_scope(|| self.reductions.offer(fabric, place, (unit, gradients)))
+        span.in_scope(|| self.workings.reductions.offer(fabric, place, (unit, gradients)))
     }
 
     /// Where weights enter, a microbatch without items has no gradients, whatever came of its backward: the mean of
     /// nothing may be NaN, and 0 times that is NaN too.
-    fn of_items(&mut self, fabric: &Fabric, gradients: UnitGradients) -> UnitGradients {
+    fn of_items(&mut self, fabric: &Fabric, mut gradients: UnitGradients) -> UnitGradients {
         let is_empty = self.open_microbatch().loss.is_some_and(|loss| loss.weight() == 0);
         if is_empty && fabric.options.objective.is_weighted() {
-            return vec![None; gradients.len()];
+            gradients.fill(None);
         }
         gradients
     }
@@ -256,8 +260,8 @@ impl StepState {
             // A rank without items: other ranks agree in their `loss` with this one.
             self.take_loss(fabric, shards, LossSum::new(0.0, 0))?;
         }
-        self.open_microbatch().gathers.finish(fabric, shards)?;
-        self.reductions.finish_microbatch(fabric, place)?;
+        self.workings.gathers.finish(fabric, shards)?;
+        self.workings.reductions.finish_microbatch(fabric, place)?;
         self.open = None;
         self.finished += 1;
         Ok(())

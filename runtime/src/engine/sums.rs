@@ -10,6 +10,7 @@ use hsdp_sharding::{UnitId, UnitLayout};
 use crate::engine::device::{DeviceAllReducing, DeviceScattering, DeviceSums};
 use crate::engine::fabric::Fabric;
 use crate::engine::recycled::sized;
+use crate::engine::reductions::UnitGradients;
 use crate::error::Error;
 
 /// Sums in f32.
@@ -40,10 +41,6 @@ impl Sums {
             Self::Host(values) => values.len(),
             Self::Device(sums) => sums.len(),
         }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// These, if they have that length, or new ones, where the model lies.
@@ -147,12 +144,17 @@ impl Sums {
         }
     }
 
-    /// What is known of each of these, by unit.
+    /// What is known of each of these, by unit, into `seen`.
     ///
     /// # Errors
     /// If they lie on a device that fails.
-    pub(crate) fn survey(fabric: &Fabric, all: &[Self], step: u64) -> Result<Vec<Seen>, Error> {
-        let mut seen: Vec<Seen> = all.iter().map(Self::seen_on_host).collect();
+    pub(crate) fn survey(
+        fabric: &Fabric,
+        (all, step): (&[Self], u64),
+        seen: &mut Vec<Seen>,
+    ) -> Result<(), Error> {
+        seen.clear();
+        seen.extend(all.iter().map(Self::seen_on_host));
         let there =
             all.iter().enumerate().filter_map(|(unit, sums)| Some((unit, sums.on_device()?)));
         let (units, there): (Vec<usize>, Vec<&DeviceSums>) = there.unzip();
@@ -160,7 +162,7 @@ impl Sums {
             let found = DeviceSums::survey(fabric, &there, step)?;
             units.into_iter().zip(found).for_each(|(unit, found)| seen[unit] = found);
         }
-        Ok(seen)
+        Ok(())
     }
 
     fn seen_on_host(&self) -> Seen {
@@ -191,16 +193,28 @@ impl Scattering {
         }
     }
 
-    /// The sums, and the first of them that is not finite: on a device that is noted there, and read when the step ends.
-    pub(crate) fn wait(self) -> Result<(Sums, Option<NonFiniteAt>), Error> {
+    pub(crate) fn wait(self) -> Result<Scattered, Error> {
         Ok(match self {
             Self::Host(pending) => {
-                let Reduced { partial, non_finite } = pending.wait()?;
-                (Sums::Host(partial), non_finite)
+                let Reduced { partial, non_finite, list } = pending.wait()?;
+                Scattered { sums: Sums::Host(partial), non_finite, list }
             }
-            Self::Device(pending) => (Sums::Device(pending.wait()?), None),
+            Self::Device(pending) => {
+                let sums = Sums::Device(pending.wait()?);
+                Scattered { sums, non_finite: None, list: UnitGradients::new() }
+            }
         })
     }
+}
+
+/// What a reduce-scatter has led to.
+#[derive(Debug)]
+pub(crate) struct Scattered {
+    pub(crate) sums: Sums,
+    /// The first of the sums that is not finite: on a device that is noted there, and read when the step ends.
+    pub(crate) non_finite: Option<NonFiniteAt>,
+    /// The list of gradients, empty.
+    pub(crate) list: UnitGradients,
 }
 
 /// An all-reduce on its way.

@@ -1,6 +1,5 @@
 //! Gradients that wait unsharded for the last microbatch (mode `Local`), summed in f32.
 
-use std::mem;
 use std::sync::Arc;
 
 use hsdp_comm::NonFiniteAt;
@@ -24,12 +23,19 @@ pub(crate) enum Unsharded {
 }
 
 impl Unsharded {
-    /// For a step, in the buffers of the step before.
-    pub(crate) fn new(fabric: &Fabric, before: UnshardedGradients) -> Self {
-        let seat = fabric.device.as_ref();
-        match seat.map(|seat| DeviceUnsharded::new(&fabric.plan, seat)) {
-            Some(unsharded) => Self::Device(unsharded),
-            None => Self::Host(before.emptied()),
+    /// Those of no step.
+    pub(crate) fn new(plan: &Plan) -> Self {
+        Self::Host(UnshardedGradients::new(plan))
+    }
+
+    /// Begins a step, in the buffers of the step before.
+    pub(crate) fn begin(&mut self, fabric: &Fabric) {
+        let on_device = fabric.device.as_ref().map(|seat| DeviceUnsharded::new(&fabric.plan, seat));
+        match (on_device, &mut *self) {
+            // What was there is in the device's pool already.
+            (Some(sums), _) => *self = Self::Device(sums),
+            (None, Self::Host(sums)) => sums.empty(),
+            (None, Self::Device(_)) => unreachable!("a model stays where it lies"),
         }
     }
 
@@ -55,10 +61,10 @@ impl Unsharded {
         }
     }
 
-    /// Gives the sums of one unit away; parameters that never had a gradient have none.
-    pub(crate) fn take(&mut self, plan: &Plan, unit: UnitId) -> UnitGradients {
+    /// Gives the sums of one unit away, in `list`; parameters that never had a gradient have none.
+    pub(crate) fn take(&mut self, plan: &Plan, unit: UnitId, list: UnitGradients) -> UnitGradients {
         match self {
-            Self::Host(sums) => sums.take(unit),
+            Self::Host(sums) => sums.take(unit, list),
             Self::Device(sums) => sums.take(plan, unit),
         }
     }
@@ -81,30 +87,39 @@ pub(crate) struct UnshardedGradients {
 
 /// What a parameter has got in a step.
 #[derive(Debug)]
-enum Sum {
-    /// No gradient. A buffer of the step before may lie here for reuse.
-    Nothing(Vec<f32>),
-    /// The sum of some.
-    Some(Vec<f32>),
-    /// A sum that was given away, to be read.
-    Given(Arc<Vec<f32>>),
+struct Sum {
+    /// To be read by others once it is given. Where it is not wanted yet, it may be that of the step before.
+    buffer: Arc<Vec<f32>>,
+    state: SumState,
+}
+
+/// Where a sum is. It only goes forward in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SumState {
+    /// No gradient has come.
+    #[default]
+    Nothing,
+    /// It is the sum of some.
+    Some,
+    /// It was given away.
+    Given,
 }
 
 impl UnshardedGradients {
     pub(crate) fn new(plan: &Plan) -> Self {
-        let of_unit = |unit: &Unit| unit.params.iter().map(|_| Sum::Nothing(Vec::new())).collect();
+        let none = || Sum { buffer: Arc::default(), state: SumState::Nothing };
+        let of_unit = |unit: &Unit| unit.params.iter().map(|_| none()).collect();
         Self { sums: plan.spec().units().iter().map(of_unit).collect() }
     }
 
-    /// The same for another step: nothing has come, and the buffers that nobody reads any more are there.
-    pub(crate) fn emptied(mut self) -> Self {
+    /// Makes it that of another step: nothing has come, and the buffers that nobody reads any more are there.
+    pub(crate) fn empty(&mut self) {
         for sum in self.sums.iter_mut().flatten() {
-            *sum = Sum::Nothing(match mem::replace(sum, Sum::Nothing(Vec::new())) {
-                Sum::Nothing(buffer) | Sum::Some(buffer) => buffer,
-                Sum::Given(buffer) => Arc::try_unwrap(buffer).unwrap_or_default(),
-            });
+            sum.state = SumState::Nothing;
+            if Arc::get_mut(&mut sum.buffer).is_none() {
+                sum.buffer = Arc::default();
+            }
         }
-        self
     }
 
     /// Adds the gradients that `rank` has of one unit in a microbatch. The first sum that is not finite then, if one is
@@ -131,24 +146,19 @@ impl UnshardedGradients {
         Ok(found)
     }
 
-    /// Gives the sums of one unit away; parameters that never had a gradient have none.
-    pub(crate) fn take(&mut self, unit: UnitId) -> UnitGradients {
-        self.sums[unit.index()].iter_mut().map(Sum::give).collect()
+    /// Gives the sums of one unit away, in `list`; parameters that never had a gradient have none.
+    pub(crate) fn take(&mut self, unit: UnitId, list: UnitGradients) -> UnitGradients {
+        let mut given = list;
+        given.extend(self.sums[unit.index()].iter_mut().map(Sum::give));
+        given
     }
 }
 
 impl Sum {
     /// Adds a gradient; the first element that is not finite then.
     fn add(&mut self, gradient: &dyn GradientValues) -> Result<Option<usize>, hsdp_kernels::Error> {
-        let (mut sum, fold) = match mem::replace(self, Self::Nothing(Vec::new())) {
-            Self::Some(sum) => (sum, Fold::Add),
-            Self::Nothing(buffer) => {
-                (sized(buffer, gradient.len(), Category::GradFull)?, Fold::Replace)
-            }
-            Self::Given(_) => {
-                (sized(Vec::new(), gradient.len(), Category::GradFull)?, Fold::Replace)
-            }
-        };
+        let fold = if self.state == SumState::Some { Fold::Add } else { Fold::Replace };
+        let sum = self.exclusive(gradient.len())?;
         let (mut start, mut non_finite) = (0, None);
         gradient.read(0..gradient.len(), &mut |values| {
             let end = start + values.len();
@@ -158,22 +168,24 @@ impl Sum {
             start = end;
         });
         assert_eq!(start, gradient.len(), "elements that a gradient lent, of those that it has");
-        *self = Self::Some(sum);
+        self.state = SumState::Some;
         Ok(non_finite)
     }
 
-    fn give(&mut self) -> Option<Arc<dyn GradientValues>> {
-        match mem::replace(self, Self::Nothing(Vec::new())) {
-            Self::Some(sum) => {
-                let sum = Arc::new(sum);
-                *self = Self::Given(Arc::clone(&sum));
-                Some(sum)
-            }
-            other => {
-                *self = other;
-                None
-            }
+    /// The buffer, which nobody else reads; a new one where that one is read, or has another length.
+    fn exclusive(&mut self, len: usize) -> Result<&mut Vec<f32>, hsdp_kernels::Error> {
+        if Arc::get_mut(&mut self.buffer).is_none_or(|buffer| buffer.len() != len) {
+            self.buffer = Arc::new(sized(Vec::new(), len, Category::GradFull)?);
         }
+        Ok(Arc::get_mut(&mut self.buffer).expect("nobody else has it"))
+    }
+
+    fn give(&mut self) -> Option<Arc<dyn GradientValues>> {
+        if self.state != SumState::Some {
+            return None;
+        }
+        self.state = SumState::Given;
+        Some(Arc::clone(&self.buffer) as Arc<dyn GradientValues>)
     }
 }
 

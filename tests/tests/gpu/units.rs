@@ -54,7 +54,7 @@ fn every_member_gets_every_shard_where_it_belongs() {
             let shard = of(dtype, group.index() as u64, layout.shard_len());
             let bytes = || world.ledger().channel(Channel::Gather).bytes;
             let zeros = |slot: &ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("memory");
-            let targets = layout.params().iter().map(zeros).collect();
+            let targets: Vec<_> = layout.params().iter().map(zeros).collect();
             let shared = SharedBuffer::from(shard.clone());
             let pending = group.gather_unit(tag(0), Arc::clone(&layout), shared, targets);
             let expected = pending.and_then(|pending| pending.wait()).expect("gathered");
@@ -68,7 +68,7 @@ fn every_member_gets_every_shard_where_it_belongs() {
             (expected, download(&stream, &full))
         });
         for (expected, full) in &gathered {
-            for (slot, expected) in layout.params().iter().zip(expected) {
+            for (slot, expected) in layout.params().iter().zip(expected.iter()) {
                 let found = full.values().slice(slot.range());
                 assert_same(found, expected.values(), &format!("{} of {size} ranks", slot.name));
             }

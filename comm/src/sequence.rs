@@ -1,0 +1,101 @@
+//! What a rank keeps of one group: how far it has counted, and memory for operations in which it is alone.
+
+use std::fmt;
+
+use crate::local::{AnySlots, Slots};
+use crate::sync::Mutex;
+use crate::work::Work;
+
+/// The numbers of the operations that this rank issues on one group.
+#[derive(Default)]
+pub(crate) struct Sequence {
+    numbers: Mutex<Numbers>,
+    /// What an operation of a group of one has left for the next.
+    alone: Mutex<Option<Box<dyn AnySlots>>>,
+}
+
+#[derive(Debug, Default)]
+struct Numbers {
+    epoch: u64,
+    next: u64,
+    /// Numbers below `next` that a fault took out of their order, the next to be given last.
+    swapped: Vec<u64>,
+}
+
+impl Sequence {
+    /// The next number in `epoch`; each epoch counts from 0.
+    ///
+    /// A thread that read the epoch before another thread of its rank went on gets a number that means nothing: its
+    /// epoch is over, and its call will be refused.
+    pub(crate) fn take(&self, epoch: u64) -> u64 {
+        let mut numbers = self.numbers.lock();
+        numbers.go_on_to(epoch);
+        if numbers.epoch > epoch {
+            return u64::MAX;
+        }
+        if let Some(number) = numbers.swapped.pop() {
+            return number;
+        }
+        numbers.next += 1;
+        numbers.next - 1
+    }
+
+    /// Has the next two calls in `epoch` take each other's numbers.
+    pub(crate) fn swap_next(&self, epoch: u64) {
+        let mut numbers = self.numbers.lock();
+        numbers.go_on_to(epoch);
+        if numbers.epoch == epoch && numbers.swapped.is_empty() {
+            numbers.swapped = vec![numbers.next, numbers.next + 1];
+            numbers.next += 2;
+        }
+    }
+
+    /// The slots of an operation of a group of one.
+    pub(crate) fn take_slots<D: Send + 'static, W: Work>(&self) -> Box<Slots<D, W>> {
+        let left = self.alone.lock().take();
+        left.and_then(Slots::cleared).unwrap_or_else(|| Slots::new(1))
+    }
+
+    /// Leaves slots for the next.
+    pub(crate) fn keep_slots(&self, slots: Box<dyn AnySlots>) {
+        let former = self.alone.lock().replace(slots);
+        drop(former);
+    }
+}
+
+impl fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sequence").field("numbers", &self.numbers).finish_non_exhaustive()
+    }
+}
+
+impl Numbers {
+    fn go_on_to(&mut self, epoch: u64) {
+        if self.epoch < epoch {
+            *self = Self { epoch, ..Self::default() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_begin_anew_in_each_epoch_and_never_go_back() {
+        let sequence = Sequence::default();
+        assert_eq!([sequence.take(0), sequence.take(0), sequence.take(2)], [0, 1, 0]);
+        assert_eq!([sequence.take(0), sequence.take(2)], [u64::MAX, 1]);
+    }
+
+    #[test]
+    fn numbers_that_are_swapped_are_given_once_each_and_forgotten_with_their_epoch() {
+        let sequence = Sequence::default();
+        sequence.swap_next(0);
+        sequence.swap_next(0);
+        let numbers = [(); 4].map(|()| sequence.take(0));
+        assert_eq!(numbers, [1, 0, 2, 3]);
+        sequence.swap_next(1);
+        assert_eq!([sequence.take(1), sequence.take(2), sequence.take(2)], [1, 0, 1]);
+    }
+}

@@ -1,0 +1,40 @@
+//! Mode `Every` with replicas: what a microbatch scatters is all-reduced when it ends.
+
+use std::mem;
+
+use crate::engine::fabric::Fabric;
+use crate::engine::partial::{Partial, Settled};
+use crate::engine::place::Place;
+use crate::engine::reductions::{Reductions, issue_all_reduce};
+use crate::engine::sums::Scattered;
+use crate::error::Error;
+
+impl Reductions {
+    /// All-reduces what the microbatch has scattered, and adds it to the partials.
+    ///
+    /// Only here, where a microbatch ends and all of its gathers are done: a reduction that was waited for any earlier
+    /// could wait for a rank that waits for one of this rank's gathers.
+    pub(super) fn settle_transients(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
+        // Lists of this microbatch, which serve the next: after an error there is none.
+        let (mut scattering, mut reducing) =
+            (mem::take(&mut self.scattering), mem::take(&mut self.reducing));
+        for (unit, pending) in scattering.drain(..) {
+            let Scattered { sums: partial, non_finite, list } = pending.wait()?;
+            self.keep_list(unit, list);
+            if let Some(non_finite) = non_finite {
+                self.note(fabric, unit, (place.microbatch, non_finite));
+            }
+            reducing.push((unit, issue_all_reduce(fabric, place, (unit, partial))?));
+        }
+        for (unit, pending) in reducing.drain(..) {
+            let reduced = pending.wait()?;
+            let Settled { partial, fold, .. } = self.settle(fabric, unit)?;
+            let mut accumulator = partial.sized(fabric, reduced.len(), (place.step, unit))?;
+            accumulator.fold_in(fabric, (&reduced, fold), place.step)?;
+            self.partials[unit.index()] = Partial::Held(accumulator);
+            self.transients[unit.index()] = reduced;
+        }
+        (self.scattering, self.reducing) = (scattering, reducing);
+        Ok(())
+    }
+}
