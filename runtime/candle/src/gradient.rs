@@ -1,9 +1,19 @@
 //! A gradient that lies in a candle tensor, lent to the reduction without a copy.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
 use hsdp_kernels::{GradientValues, Values};
+
+/// A gradient, lent where it lies; one that is not contiguous is copied.
+pub(crate) fn lent(gradient: &Tensor) -> Result<Arc<dyn GradientValues>> {
+    #[cfg(feature = "candle-cuda")]
+    if gradient.device().is_cuda() {
+        return crate::cuda::lent(gradient.detach().contiguous()?);
+    }
+    Ok(Arc::new(TensorGradient::new(gradient)?))
+}
 
 /// A contiguous tensor on the host, of dtype f32, f16 or bf16.
 #[derive(Debug)]

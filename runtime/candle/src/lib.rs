@@ -5,7 +5,8 @@
 //!
 //! candle has no hooks and is not patched: three custom ops do it all, and three more the
 //! collectives. It does not wrap modules: a model is written against two small traits, [`Units`] and
-//! [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It serves the CPU.
+//! [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It serves the CPU, and with the
+//! feature `candle-cuda` GPUs.
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
@@ -52,14 +53,17 @@
 //! ```
 //!
 //! In reading order: `model` (what a model asks for), `plain`, `pass` (who gives it), `ops` (where
-//! candle calls us), `usage`, `unit` (what is where, and what is still to come), `storage`,
-//! `gradient` (moving and lending without a copy), `error`; [`distributed`]; [`gpt`].
+//! candle calls us), `usage`, `unit` (what is where, and what is still to come), `gathered`, `storage`,
+//! `gradient`, `cuda` (moving and lending without a copy, or with one), `error`; [`distributed`]; [`gpt`].
 
-#![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 
+#[cfg(feature = "candle-cuda")]
+mod cuda;
 pub mod distributed;
 mod dtype;
 mod error;
+mod gathered;
 pub mod gpt;
 mod gradient;
 mod model;

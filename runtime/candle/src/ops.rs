@@ -17,21 +17,25 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "candle-cuda")]
+use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
-use hsdp_kernels::HostBuffer;
 use parking_lot::Mutex;
 
+#[cfg(feature = "candle-cuda")]
+use crate::cuda;
+use crate::gathered::Gathered;
 use crate::storage::storage_of;
 use crate::unit::UnitState;
 use crate::usage::Usage;
 
-/// Makes a gathered buffer a tensor, by moving it, and takes the tensor's gradient.
+/// Makes a gathered parameter a tensor, by moving it, or on a GPU by a copy, and takes the tensor's gradient.
 pub(crate) struct Unshard {
     pub(crate) unit: Arc<UnitState>,
     /// Of the parameter in the unit.
     pub(crate) index: usize,
     pub(crate) usage: Arc<Usage>,
-    pub(crate) buffer: Mutex<Option<HostBuffer>>,
+    pub(crate) parameter: Mutex<Option<Gathered>>,
 }
 
 impl CustomOp2 for Unshard {
@@ -46,8 +50,26 @@ impl CustomOp2 for Unshard {
         _: &CpuStorage,
         _: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let Some(buffer) = self.buffer.lock().take() else { bail!("unshard runs once") };
-        Ok((storage_of(buffer), self.unit.shape(self.index)))
+        match self.parameter.lock().take() {
+            Some(Gathered::Host(buffer)) => Ok((storage_of(buffer), self.unit.shape(self.index))),
+            _ => bail!("unshard runs once, on the device of its pass"),
+        }
+    }
+
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        match self.parameter.lock().take() {
+            Some(Gathered::Device(parameter)) => {
+                Ok((parameter.storage()?, self.unit.shape(self.index)))
+            }
+            _ => bail!("unshard runs once, on the device of its pass"),
+        }
     }
 
     fn bwd(
@@ -74,6 +96,11 @@ impl CustomOp1 for BeforeBackward {
         copy(storage, layout)
     }
 
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        cuda::copy(storage, layout)
+    }
+
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         self.0.gather()?;
         Ok(Some(gradient.clone()))
@@ -90,6 +117,11 @@ impl CustomOp1 for AfterBackward {
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         copy(storage, layout)
+    }
+
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        cuda::copy(storage, layout)
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {

@@ -13,7 +13,6 @@ use crate::dtype::cast_output;
 use crate::error::Error;
 use crate::model::{Forward, Parameters, Units};
 use crate::ops::{AfterBackward, BeforeBackward, Unshard};
-use crate::storage::tensor_of;
 use crate::unit::UnitState;
 use crate::usage::{Usage, Watch};
 
@@ -45,20 +44,33 @@ impl<'step> Pass<'step> {
     /// [`Error::Candle`] if candle cannot make a variable; [`Error::Runtime`] if ranks share full copies: candle's tensors own
     /// their elements.
     pub fn new(inner: hsdp::Pass<'step>) -> Result<Self, Error> {
+        Self::on(inner, &Device::Cpu)
+    }
+
+    /// As [`new`](Self::new), with tensors on `device`: the CPU, or with the feature `candle-cuda` the GPU on which the model lies. There each
+    /// parameter is copied once, on the device, into memory of candle's; gradients are lent where they lie. Made by
+    /// `candle_core::Device::new_cuda_with_stream`, on the thread of the rank: other devices of candle share a stream that is each
+    /// thread's own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn on(inner: hsdp::Pass<'step>, device: &Device) -> Result<Self, Error> {
         let handle = inner.handle();
         if handle.plan().options().full_copies == FullCopies::PerProcess {
             let what = "tensors of candle own their elements, so ranks cannot share full copies";
             return Err(hsdp::Error::Options { what: what.to_owned() }.into());
         }
         let spec = handle.plan().spec();
-        let units =
-            spec.unit_ids().map(|id| Arc::new(UnitState::new(id, handle.clone()))).collect();
+        let units = spec
+            .unit_ids()
+            .map(|id| Arc::new(UnitState::new(id, handle.clone(), device.clone())))
+            .collect();
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
         Ok(Self {
             inner,
             units: LiveUnits(units),
             tensors: RefCell::default(),
-            anchor: Var::zeros((), DType::F32, &Device::Cpu)?,
+            anchor: Var::zeros((), DType::F32, device)?,
             watch: if frozen { Watch::Input } else { Watch::Off },
         })
     }
@@ -211,12 +223,12 @@ impl Reader<'_> {
     }
 
     fn make(&self, unit: &Arc<UnitState>, index: usize) -> Result<Tensor, Error> {
-        let buffer = unit.take(index);
+        let parameter = unit.take(index);
         if unit.role(index) == Role::Frozen {
-            return Ok(tensor_of(buffer, unit.shape(index))?);
+            return Ok(parameter.into_tensor(unit.shape(index))?);
         }
         let (unit, usage) = (Arc::clone(unit), Arc::clone(self.usage));
-        let op = Unshard { unit, index, usage, buffer: Mutex::new(Some(buffer)) };
+        let op = Unshard { unit, index, usage, parameter: Mutex::new(Some(parameter)) };
         Ok(self.pass.anchor.apply_op2(self.input, op)?)
     }
 }

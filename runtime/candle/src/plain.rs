@@ -29,13 +29,26 @@ impl Plain {
         values: &BTreeMap<String, Vec<f32>>,
         precision: Precision,
     ) -> Result<Self> {
+        Self::on(spec, values, precision, &Device::Cpu)
+    }
+
+    /// The same on a device.
+    ///
+    /// # Errors
+    /// As there, and those of the device.
+    pub fn on(
+        spec: ModelSpec,
+        values: &BTreeMap<String, Vec<f32>>,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Self> {
         let dtype = candle_dtype(precision.parameters)?;
         let var = |param: &hsdp_sharding::Param| {
             let Some(values) = values.get(&param.name) else {
                 bail!("parameter {} has no values", param.name)
             };
             let shape = Shape::from(param.shape.clone());
-            let tensor = Tensor::from_slice(values, shape, &Device::Cpu)?.to_dtype(dtype)?;
+            let tensor = Tensor::from_slice(values, shape, device)?.to_dtype(dtype)?;
             Ok((param.name.clone(), Var::from_tensor(&tensor)?))
         };
         let parameters = spec.params().map(|(_, param)| var(param)).collect::<Result<_>>()?;

@@ -14,14 +14,14 @@
 use std::mem;
 use std::sync::Arc;
 
-use candle_core::{Shape, Tensor};
-use hsdp::{Full, GradientValues, HostBuffer, PassHandle, UnitId};
+use candle_core::{Device, Shape, Tensor};
+use hsdp::{Full, GradientValues, PassHandle, UnitId};
 use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
 use crate::error::Error;
-use crate::gradient::TensorGradient;
-use crate::storage::{fill, vacate};
+use crate::gathered::{Gathered, vacate};
+use crate::gradient;
 
 /// A unit in one microbatch. Custom ops hold it, so it holds no tensor that an op made: that would
 /// be a cycle.
@@ -29,6 +29,8 @@ use crate::storage::{fill, vacate};
 pub(crate) struct UnitState {
     id: UnitId,
     handle: PassHandle,
+    /// Where candle computes.
+    device: Device,
     ledger: Mutex<Ledger>,
 }
 
@@ -57,7 +59,7 @@ enum Contents {
 }
 
 impl UnitState {
-    pub(crate) fn new(id: UnitId, handle: PassHandle) -> Self {
+    pub(crate) fn new(id: UnitId, handle: PassHandle, device: Device) -> Self {
         let parameters = handle.plan().spec()[id].params.len();
         let ledger = Ledger {
             contents: Contents::Unused,
@@ -66,7 +68,7 @@ impl UnitState {
             awaited: 0,
             holds: 0,
         };
-        Self { id, handle, ledger: Mutex::new(ledger) }
+        Self { id, handle, device, ledger: Mutex::new(ledger) }
     }
 
     /// Whether the parameter is trained.
@@ -106,20 +108,23 @@ impl UnitState {
         let mut full = self.handle.unshard(self.id)?;
         for (index, storage) in ledger.storages.iter().enumerate() {
             if let Some(storage) = storage {
-                full.take(index).map_or(Ok(()), |buffer| fill(storage, buffer))?;
+                let parameter = Gathered::take(&mut full, index, &self.device);
+                parameter.map_or(Ok(()), |parameter| parameter.fill(storage))?;
             }
         }
         ledger.contents = Contents::Full(full);
         Ok(())
     }
 
-    /// Takes out the buffer of a parameter that was not read before.
+    /// Takes out a parameter that was not read before.
     ///
     /// # Panics
     /// If the unit is not full or the parameter was read: the pass sees to both.
-    pub(crate) fn take(&self, index: usize) -> HostBuffer {
+    pub(crate) fn take(&self, index: usize) -> Gathered {
         match &mut self.ledger.lock().contents {
-            Contents::Full(full) => full.take(index).expect("the pass keeps what was read"),
+            Contents::Full(full) => {
+                Gathered::take(full, index, &self.device).expect("the pass keeps what was read")
+            }
             other => unreachable!("the pass has gathered the unit, and it is {other:?}"),
         }
     }
@@ -142,7 +147,7 @@ impl UnitState {
     /// Takes the complete gradient of a parameter; the last one sends the unit on its way.
     pub(crate) fn accept(&self, index: usize, gradient: &Tensor) -> Result<(), Error> {
         let mut ledger = self.ledger.lock();
-        ledger.gradients[index] = Some(Arc::new(TensorGradient::new(gradient)?));
+        ledger.gradients[index] = Some(gradient::lent(gradient)?);
         ledger.awaited -= 1;
         self.settle(&mut ledger)
     }

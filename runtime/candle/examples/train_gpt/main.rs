@@ -6,11 +6,12 @@
 //! ```
 //!
 //! In reading order: `train` (a rank's whole work, and what an embedder copies), `options`, `recipe`,
-//! `text`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
+//! `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
 //! measurement), `output`, `plot`, `trace`, `threads`. They know one another as `super`,
 //! since `tests/verify.rs` has this file as a module of its own, to run `tests`.
 
 mod costs;
+mod device;
 mod failure;
 mod options;
 mod output;

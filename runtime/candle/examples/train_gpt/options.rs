@@ -24,7 +24,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "RxS", default_value = size::MESH)]
     pub(crate) mesh: Mesh,
 
-    /// Where the model lies and is reduced and updated: cpu, cuda or cuda:1 (built with --features cuda); candle computes on the CPU
+    /// Where the model lies and is reduced and updated: cpu, cuda or cuda:1 (built with --features cuda, or candle-cuda: then candle computes there, too)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: Placement,
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::ExitCode;
 
+use candle_core::Device;
 use clap::Parser as _;
 use hsdp::{ByteCount, NonFiniteGradient, Origin, Rank, Verdict};
 use hsdp_candle::gpt::{Gpt, GptConfig};
@@ -41,7 +42,7 @@ fn with_job(arguments: &[&str], test: impl FnOnce(&Job<'_>)) {
 
 /// What a faultless sharded run comes to in its first step.
 fn faultless(job: &Job<'_>) -> Summed {
-    Unsharded::new(job).gradients(job, 0).expect("a step of the model")
+    Unsharded::new(job).gradients((job, &Device::Cpu), 0).expect("a step of the model")
 }
 
 /// What the twin says of a first step whose loss and gradients went through `tamper`.
@@ -55,7 +56,7 @@ fn check(
     tamper(&mut loss, &mut gradients);
     let sharded = Sharded { loss, norm: summed.norm(), verdict, gradients: &gradients };
     let mut twin = Twin::new(job);
-    twin.check(job, &sharded)?;
+    twin.check((job, &Device::Cpu), &sharded)?;
     twin.follow(Unsharded::new(job).parameters().clone()).map(|()| twin)
 }
 
@@ -120,7 +121,7 @@ fn wrong_parameters_after_an_update_are_found() {
         let summed = faultless(job);
         let (norm, gradients) = (summed.norm(), &summed.gradients());
         let sharded = Sharded { loss: summed.loss(), norm, verdict: &Verdict::Apply, gradients };
-        twin.check(job, &sharded).expect("the same numbers");
+        twin.check((job, &Device::Cpu), &sharded).expect("the same numbers");
         // As if no rank had updated anything.
         disagrees(twin.follow(Unsharded::new(job).parameters().clone()), "parameter h.0");
     });

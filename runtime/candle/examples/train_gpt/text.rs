@@ -73,8 +73,8 @@ impl Corpus {
         self.tokens.len()
     }
 
-    /// The microbatch of a place: windows of the text, drawn by the seed and the place alone.
-    pub(crate) fn batch(&self, place: Place) -> CandleResult<Batch> {
+    /// The microbatch of a place, on a device: windows of the text, drawn by the seed and the place alone.
+    pub(crate) fn batch(&self, place: Place, device: &Device) -> CandleResult<Batch> {
         let Place { step, microbatch, rank } = place;
         let key: Vec<u8> =
             [step, microbatch, rank.index()].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -84,7 +84,7 @@ impl Corpus {
         let windows = |shift: usize| {
             let window = |start: &usize| &self.tokens[start + shift..][..self.context];
             let tokens: Vec<u32> = starts.iter().flat_map(window).copied().collect();
-            Tensor::from_vec(tokens, (self.batch, self.context), &Device::Cpu)
+            Tensor::from_vec(tokens, (self.batch, self.context), device)
         };
         Ok(Batch { inputs: windows(0)?, targets: windows(1)? })
     }

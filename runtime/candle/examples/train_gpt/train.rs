@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use candle_core::Device;
 use hsdp::{AdamW, Gradients, Optimizer as _, ShardedModel, StepOptions, Update, World};
 use hsdp_candle::Pass;
 use hsdp_candle::gpt::{self, Gpt};
@@ -11,6 +12,7 @@ use parking_lot::Mutex;
 use tracing::info_span;
 
 use super::costs::Costs;
+use super::device;
 use super::failure::Failure;
 use super::options::Options;
 use super::progress::{Progress, StepRecord};
@@ -109,6 +111,8 @@ struct Rank<'a> {
     job: &'a Job<'a>,
     model: ShardedModel,
     optimizer: AdamW,
+    /// Where candle computes.
+    device: Device,
 }
 
 impl<'a> Rank<'a> {
@@ -119,7 +123,7 @@ impl<'a> Rank<'a> {
             gpt::init(param, seed)
         })?;
         let optimizer = AdamW::new(&model, recipe::adamw(job.options));
-        Ok(Self { job, model, optimizer })
+        Ok(Self { job, model, optimizer, device: device::of(job.options)? })
     }
 
     fn train(mut self, mut desk: Option<Desk>) -> Result<Outcome, Failure> {
@@ -145,7 +149,7 @@ impl<'a> Rank<'a> {
         if options.verify {
             let full = gradients.full(&self.model)?;
             let sharded = Sharded::of(&gradients, &full);
-            twin.as_mut().map_or(Ok(()), |twin| twin.check(self.job, &sharded))?;
+            twin.as_mut().map_or(Ok(()), |twin| twin.check((self.job, &self.device), &sharded))?;
         }
         let update = watch.time(|| {
             let _span = info_span!("optimizer").entered();
@@ -172,8 +176,8 @@ impl<'a> Rank<'a> {
         };
         let mut open = self.model.begin_step(begin)?;
         for microbatch in 0..options.microbatches {
-            let batch = corpus.batch(Place { step, microbatch, rank })?;
-            let pass = Pass::new(open.microbatch()?)?;
+            let batch = corpus.batch(Place { step, microbatch, rank }, &self.device)?;
+            let pass = Pass::on(open.microbatch()?, &self.device)?;
             let loss = {
                 let _span = info_span!("forward", microbatch).entered();
                 gpt.loss(&pass, &batch.inputs, &batch.targets)?

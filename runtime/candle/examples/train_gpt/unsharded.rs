@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use candle_core::Device;
 use hsdp::{Accumulation, AdamWOptions, Axis, Mesh, Precision, Rank};
 use hsdp_candle::Plain;
 use hsdp_candle::gpt::{self, GptConfig};
@@ -71,14 +72,19 @@ impl Unsharded {
     }
 
     /// The gradients of all ranks and microbatches of a step, added up in the mesh's order.
-    pub(crate) fn gradients(&self, job: &Job<'_>, step: usize) -> Result<Summed, Failure> {
-        let plain = Plain::new(self.config.spec(), &self.parameters, self.precision)?;
+    pub(crate) fn gradients(
+        &self,
+        (job, device): (&Job<'_>, &Device),
+        step: usize,
+    ) -> Result<Summed, Failure> {
+        let plain = Plain::on(self.config.spec(), &self.parameters, self.precision, device)?;
         let mesh = job.options.mesh;
         let mut losses = vec![0.0; mesh.world_size()];
         let mut magnitudes = self.parameters.clone();
         magnitudes.values_mut().flatten().for_each(|value| *value = 0.0);
         let mut one = |microbatch, rank: Rank| {
-            let (loss, gradient) = one_microbatch(job, &plain, Place { step, microbatch, rank })?;
+            let (loss, gradient) =
+                one_microbatch((job, device), &plain, Place { step, microbatch, rank })?;
             losses[rank.index()] += loss;
             for (name, magnitude) in &mut magnitudes {
                 add(magnitude, gradient[name].iter().map(|value| value.abs()));
@@ -132,8 +138,12 @@ impl Summed {
 }
 
 /// The loss of one rank's microbatch, times its weight, and the gradients of that.
-fn one_microbatch(job: &Job<'_>, plain: &Plain, place: Place) -> Result<(f64, Tensors), Failure> {
-    let batch = job.corpus.batch(place)?;
+fn one_microbatch(
+    (job, device): (&Job<'_>, &Device),
+    plain: &Plain,
+    place: Place,
+) -> Result<(f64, Tensors), Failure> {
+    let batch = job.corpus.batch(place, device)?;
     let weight = job.options.tokens() as f64;
     let loss = job.gpt.loss(plain, &batch.inputs, &batch.targets)?;
     let gradients = (&loss * weight)?.backward()?;

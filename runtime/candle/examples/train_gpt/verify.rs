@@ -18,6 +18,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use candle_core::Device;
 use hsdp::{DType, Gradients, Verdict};
 
 use super::failure::Failure;
@@ -99,9 +100,13 @@ impl Twin {
         Self { model: Unsharded::new(job), bound, worst: 0.0, step: 0, compared: 0 }
     }
 
-    /// Compares a step's loss and gradients with the twin's own, and updates the twin.
-    pub(crate) fn check(&mut self, job: &Job<'_>, sharded: &Sharded<'_>) -> Result<(), Failure> {
-        let own = self.model.gradients(job, self.step)?;
+    /// Compares a step's loss and gradients with the twin's own, computed on `device`, and updates the twin.
+    pub(crate) fn check(
+        &mut self,
+        (job, device): (&Job<'_>, &Device),
+        sharded: &Sharded<'_>,
+    ) -> Result<(), Failure> {
+        let own = self.model.gradients((job, device), self.step)?;
         self.compare_numbers("loss", sharded.loss, own.loss(), 0.0)?;
         if *sharded.verdict != Verdict::Apply {
             return Ok(());

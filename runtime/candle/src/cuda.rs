@@ -1,0 +1,167 @@
+//! Tensors of candle on a GPU: parameters are copied to them on the device, gradients are lent where they lie.
+//!
+//! What candle does with a tensor it puts on the stream of its device, and notes nowhere else. So what is copied from a gathered unit is
+//! put on that stream, behind the gather; and a gradient is lent as memory of others, of which candle's stream has its use back when it is
+//! packed (`DeviceBuffer::foreign`).
+
+use std::mem;
+use std::sync::Arc;
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaSlice, DevicePtr, DevicePtrMut, DeviceRepr, result,
+};
+use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
+use candle_core::{
+    CudaDevice, CudaStorage, DType, InplaceOp1, Layout, Result, Shape, Storage, Tensor, bail,
+};
+use half::{bf16, f16};
+use hsdp::GradientValues;
+use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, DevicePart, DeviceSlice, Stream};
+use parking_lot::Mutex;
+
+/// A gathered parameter, and the device of candle to whose tensors it goes.
+#[derive(Debug)]
+pub(crate) struct Parameter {
+    pub(crate) part: DevicePart,
+    pub(crate) device: CudaDevice,
+}
+
+impl Parameter {
+    /// A storage with its elements.
+    pub(crate) fn storage(&self) -> Result<CudaStorage> {
+        let slice = self.part.on_device().expect("it lies on a device");
+        match slice.dtype() {
+            hsdp::DType::F32 => copied::<f32>(&slice, &self.device),
+            hsdp::DType::F16 => copied::<f16>(&slice, &self.device),
+            hsdp::DType::BF16 => copied::<bf16>(&slice, &self.device),
+            other => bail!("a parameter of dtype {other}"),
+        }
+    }
+}
+
+/// A storage of candle's own with these elements, copied on its stream.
+fn copied<T: CudaDType + DeviceRepr>(
+    from: &DeviceSlice<'_>,
+    device: &CudaDevice,
+) -> Result<CudaStorage> {
+    let stream = device.cuda_stream();
+    // SAFETY: CU-7, all elements are written below, before anything else is put on the stream.
+    let mut copy: CudaSlice<T> = unsafe { device.alloc(from.len()) }?;
+    let ours = library(device)?;
+    let (address, bytes) = (from.buffer().address(from.range().start), size_of::<T>() * from.len());
+    {
+        let (to, _written) = copy.device_ptr_mut(&stream);
+        let issued: std::result::Result<(), CudaError> =
+            ours.enqueue((&[from.buffer()], &mut []), |raw| {
+                // SAFETY: CU-7, both have so many bytes, and the copy is on the stream on which `copy` was made.
+                unsafe { result::memcpy_dtod_async(to, address, bytes, raw) }
+                    .map_err(|error| of_candle(&error))
+            });
+        issued.map_err(candle_core::Error::wrap)?;
+    }
+    Ok(CudaStorage::wrap_cuda_slice(copy, device.clone()))
+}
+
+fn of_candle(error: &result::DriverError) -> CudaError {
+    CudaError::Mismatch { operation: "copy to a tensor of candle", problem: format!("{error:?}") }
+}
+
+/// The stream of a device of candle's, as one of others.
+fn library(device: &CudaDevice) -> Result<Arc<Stream>> {
+    let stream = device.cuda_stream();
+    let ordinal = stream.context().ordinal();
+    let ours = Device::new(ordinal).map_err(candle_core::Error::wrap)?;
+    // SAFETY: CU-7, candle retains the primary context, and its stream lives as long as the tensors that are made or read here.
+    Ok(Arc::new(unsafe { Stream::foreign(&ours, stream.cu_stream()) }))
+}
+
+/// A tensor of a parameter; no op has made it.
+pub(crate) fn tensor_of(parameter: &Parameter, shape: Shape) -> Result<Tensor> {
+    let storage = Storage::Cuda(parameter.storage()?);
+    Ok(Tensor::from_storage(storage, shape, candle_core::op::BackpropOp::none(), false))
+}
+
+/// Puts a parameter into the storage of `tensor`, where all views of it see it.
+pub(crate) fn fill(tensor: &Tensor, parameter: &Parameter) -> Result<()> {
+    exchange(tensor, parameter.storage()?)
+}
+
+/// Frees the storage of `tensor`, for all views of it: what is left is of a dtype that every op of candle refuses.
+pub(crate) fn vacate(tensor: &Tensor) -> Result<()> {
+    let candle_core::Device::Cuda(device) = tensor.device() else { bail!("a tensor on a GPU") };
+    let slice = CudaStorageSlice::F4(device.alloc_zeros::<u8>(1)?);
+    exchange(tensor, CudaStorage { slice, device: device.clone() })
+}
+
+fn exchange(tensor: &Tensor, storage: CudaStorage) -> Result<()> {
+    tensor.inplace_op1(&Exchange(Mutex::new(storage)))
+}
+
+/// Exchanges a storage as a whole. candle lends it under its lock, so nobody may be reading the tensor.
+struct Exchange(Mutex<CudaStorage>);
+
+impl InplaceOp1 for Exchange {
+    fn name(&self) -> &'static str {
+        "exchange storage"
+    }
+
+    fn cpu_fwd(&self, _: &mut candle_core::CpuStorage, _: &Layout) -> Result<()> {
+        bail!("a storage on a GPU for a tensor on the CPU")
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+        mem::swap(storage, &mut self.0.lock());
+        Ok(())
+    }
+}
+
+/// A copy of a tensor's elements: what an identity gives.
+pub(crate) fn copy(storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+    let Some((start, end)) = layout.contiguous_offsets() else {
+        bail!("the input and the output of a unit must be contiguous, this one has {layout:?}")
+    };
+    if (start, end) != (0, length(storage)?) {
+        bail!(
+            "the input and the output of a unit on a GPU are whole tensors, this is {start}..{end}"
+        )
+    }
+    Ok((storage.try_clone(layout)?, layout.shape().clone()))
+}
+
+fn length(storage: &CudaStorage) -> Result<usize> {
+    Ok(match storage.dtype() {
+        DType::F32 => storage.as_cuda_slice::<f32>()?.len(),
+        DType::F64 => storage.as_cuda_slice::<f64>()?.len(),
+        DType::F16 => storage.as_cuda_slice::<f16>()?.len(),
+        DType::BF16 => storage.as_cuda_slice::<bf16>()?.len(),
+        _ => bail!("the input and the output of a unit are floats: f64, f32, bf16 or f16"),
+    })
+}
+
+/// Lends a contiguous gradient where it lies; it is kept until the device has packed it.
+pub(crate) fn lent(tensor: Tensor) -> Result<Arc<dyn GradientValues>> {
+    let (dtype, address, device) = {
+        let (storage, layout) = tensor.storage_and_layout();
+        let Storage::Cuda(storage) = &*storage else { bail!("a gradient on a GPU") };
+        let start = layout.start_offset();
+        let (dtype, address) = match storage.dtype() {
+            DType::F32 => (hsdp::DType::F32, address_of::<f32>(storage, start)?),
+            DType::F16 => (hsdp::DType::F16, address_of::<f16>(storage, start)?),
+            DType::BF16 => (hsdp::DType::BF16, address_of::<bf16>(storage, start)?),
+            other => bail!("gradient of dtype {other:?} on a GPU"),
+        };
+        (dtype, address, storage.device.clone())
+    };
+    let (stream, len) = (library(&device)?, tensor.elem_count());
+    // SAFETY: CU-7, the tensor has so many elements from there on, keeps them, and is not written: it is a gradient.
+    let buffer = unsafe { DeviceBuffer::foreign(&stream, (dtype, len), address, Box::new(tensor)) };
+    Ok(Arc::new(buffer.map_err(candle_core::Error::wrap)?))
+}
+
+/// Where an element lies.
+fn address_of<T: CudaDType>(storage: &CudaStorage, element: usize) -> Result<u64> {
+    let stream = storage.device.cuda_stream();
+    let (start, _read) = storage.as_cuda_slice::<T>()?.device_ptr(&stream);
+    Ok(start + (element * size_of::<T>()) as u64)
+}

@@ -1,0 +1,57 @@
+//! A gathered parameter on its way into a tensor: from the host, or from where it lies on a device.
+
+use candle_core::{Device, Result, Shape, Tensor};
+use hsdp::{Full, HostBuffer};
+
+#[cfg(feature = "candle-cuda")]
+use crate::cuda;
+use crate::storage;
+
+/// A gathered parameter, as candle's device takes it.
+#[derive(Debug)]
+pub(crate) enum Gathered {
+    /// It becomes a tensor's storage without a copy.
+    Host(HostBuffer),
+    /// It is copied once, on the device: a storage of candle's owns its memory.
+    #[cfg(feature = "candle-cuda")]
+    Device(cuda::Parameter),
+}
+
+impl Gathered {
+    /// The parameter, for tensors of `device`; `None` if it is taken out already.
+    pub(crate) fn take(full: &mut Full, index: usize, device: &Device) -> Option<Self> {
+        #[cfg(feature = "candle-cuda")]
+        if let (Device::Cuda(device), Some(part)) = (device, full.on_device(index)) {
+            return Some(Self::Device(cuda::Parameter { part, device: device.clone() }));
+        }
+        let _ = device;
+        full.take(index).map(Self::Host)
+    }
+
+    /// A tensor of it; no op has made it.
+    pub(crate) fn into_tensor(self, shape: Shape) -> Result<Tensor> {
+        match self {
+            Self::Host(buffer) => storage::tensor_of(buffer, shape),
+            #[cfg(feature = "candle-cuda")]
+            Self::Device(parameter) => cuda::tensor_of(&parameter, shape),
+        }
+    }
+
+    /// Puts it into the storage of `tensor`, where all views of it see it.
+    pub(crate) fn fill(self, tensor: &Tensor) -> Result<()> {
+        match self {
+            Self::Host(buffer) => storage::fill(tensor, buffer),
+            #[cfg(feature = "candle-cuda")]
+            Self::Device(parameter) => cuda::fill(tensor, &parameter),
+        }
+    }
+}
+
+/// Frees the storage of `tensor`, for all views of it, and gives what was in it on the host, unless it was vacant.
+pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
+    #[cfg(feature = "candle-cuda")]
+    if tensor.device().is_cuda() {
+        return cuda::vacate(tensor).map(|()| None);
+    }
+    storage::vacate(tensor)
+}
