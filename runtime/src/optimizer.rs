@@ -87,36 +87,40 @@ impl ShardedModel {
         }
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
-                let sums = &gradients.grad_shards[unit.index()];
-                let (Shard::Host(shard), Sums::Host(sums)) =
-                    (&mut state.shards[unit.index()], sums)
-                else {
-                    unreachable!("a model on the host has its shards and sums there");
-                };
-                let (master, mut gather_input) = shard.exclusive();
-                for piece in pieces_with_gradient(
-                    fabric,
-                    unit,
-                    &gradients.grad_shards.present()[unit.index()],
-                ) {
-                    let range = piece.shard_range();
-                    let fused = FusedUpdate {
-                        parameters: &mut master[range.clone()],
-                        rounded: gather_input
-                            .as_mut()
-                            .map(|all| all.reborrow().slice(range.clone())),
-                        gradient: &sums[range],
-                        divisor: gradients.divisor,
-                    };
-                    update_in_blocks(fused, |block, parameters, gradient| {
-                        let piece = part_of(piece, block);
-                        update(Run { unit, piece, parameters, gradient, clip: gradients.clip });
-                    });
-                }
+                let shard = (unit, &mut state.shards[unit.index()]);
+                update_unit(fabric, shard, &gradients, &mut update);
             }
         }
         state.committed += 1;
         Ok(update_of(gradients.verdict))
+    }
+}
+
+/// Updates a unit on the host, run by run.
+fn update_unit(
+    fabric: &Fabric,
+    (unit, shard): (UnitId, &mut Shard),
+    gradients: &Gradients,
+    update: &mut impl FnMut(Run<'_>),
+) {
+    let (Shard::Host(shard), Sums::Host(sums)) = (shard, &gradients.grad_shards[unit.index()])
+    else {
+        unreachable!("a model on the host has its shards and sums there");
+    };
+    let (master, mut gather_input) = shard.exclusive();
+    let present = &gradients.grad_shards.present()[unit.index()];
+    for piece in pieces_with_gradient(fabric, unit, present) {
+        let range = piece.shard_range();
+        let fused = FusedUpdate {
+            parameters: &mut master[range.clone()],
+            rounded: gather_input.as_mut().map(|all| all.reborrow().slice(range.clone())),
+            gradient: &sums[range],
+            divisor: gradients.divisor,
+        };
+        update_in_blocks(fused, |block, parameters, gradient| {
+            let piece = part_of(piece, block);
+            update(Run { unit, piece, parameters, gradient, clip: gradients.clip });
+        });
     }
 }
 

@@ -183,14 +183,21 @@ impl Operation {
         if about.is_none() && *missing > 0 {
             return Arrived::Waiting;
         }
-        let Phase::Gathering { slots, .. } = mem::replace(&mut meeting.phase, Phase::Running)
-        else {
+        Self::gathered(&mut meeting.phase, about)
+    }
+
+    /// Ends the gathering: all have come, or two of them disagree.
+    fn gathered<D: Send + 'static, W: Work>(
+        phase: &mut Phase,
+        about: Option<Disagreement>,
+    ) -> Arrived<D, W> {
+        let Phase::Gathering { slots, .. } = mem::replace(phase, Phase::Running) else {
             unreachable!("it was gathering, and nobody else has the lock")
         };
         match about {
             None => Arrived::Last(Slots::typed(slots).expect("the last has just found them so")),
             Some(about) => {
-                meeting.phase = Phase::Disagreeing { slots, about };
+                *phase = Phase::Disagreeing { slots, about };
                 Arrived::Disagrees(about)
             }
         }
