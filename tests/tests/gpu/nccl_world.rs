@@ -3,6 +3,7 @@
 use std::env;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{
@@ -152,13 +153,19 @@ fn nccl_rounds_every_sum_to_the_wire_and_ranks_that_read_each_other_do_not() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_step_that_is_given_up_leaves_communicators_as_they_were() {
+    let (began, ready) = (Instant::now(), AtomicUsize::new(0));
     let results = world(4, |world| {
         connected(&world).expect("connected");
         let before = three_collectives(&world).expect("no rank fails");
+        ready.fetch_add(1, Ordering::AcqRel);
         // Rank 3 does not come to the reduction of this step: nothing of it reaches NCCL.
         let [_, reduce, _] = groups(&world).expect("groups");
         let rank = world.rank().index();
         if rank == 3 {
+            // Giving up the step before the others have what they had before would end that, too.
+            while ready.load(Ordering::Acquire) < 4 && began.elapsed() < Duration::from_secs(60) {
+                std::thread::yield_now();
+            }
             let reason = "a test".to_owned();
             world.abort_step(StepFailure { step: 2, reason });
         } else {
