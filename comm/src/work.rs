@@ -42,6 +42,13 @@ use crate::{Channel, Descriptor, Op};
 /// Elements of f32 in a block: 32 KiB, so that a sum stays in the first-level cache, or close to it.
 const BLOCK_ELEMENTS: usize = 8 << 10;
 
+/// Elements of a block where there is much work: what a block costs beside its elements, to claim and to count it, is seen
+/// no more.
+const MOST_ELEMENTS: usize = 4 * BLOCK_ELEMENTS;
+
+/// As many blocks, and more, keep all threads busy to the end.
+const ENOUGH_BLOCKS: usize = 64;
+
 /// Bytes of a block of a general collective.
 const BLOCK_BYTES: usize = 64 << 10;
 
@@ -255,6 +262,12 @@ fn owned_blocks(
 ) -> Vec<(usize, Range<usize>)> {
     let cut = |(owner, range)| blocks_of(range, len).map(move |block| (owner, block));
     owned.into_iter().flat_map(cut).collect()
+}
+
+/// Elements of a block where there are `all` to be cut.
+fn block_elements(all: usize) -> usize {
+    let fitting = all / ENOUGH_BLOCKS / BLOCK_ELEMENTS * BLOCK_ELEMENTS;
+    fitting.clamp(BLOCK_ELEMENTS, MOST_ELEMENTS)
 }
 
 /// The one length of all `lengths`, on which unsafe code rests (CO-2).

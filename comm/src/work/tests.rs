@@ -301,6 +301,35 @@ fn of_two(len: usize) -> (Arc<UnitLayout>, Vec<UnitGatherDeposit>, Vec<UnitReduc
     (layout, deposits.0, deposits.1)
 }
 
+/// Blocks are larger, and enough.
+#[test]
+fn every_block_of_a_large_unit_takes_elements_of_its_own() {
+    let (layout, gather, reduce) = of_two(2 * ENOUGH_BLOCKS * BLOCK_ELEMENTS + 12_345);
+    let enough = ENOUGH_BLOCKS..layout.shard_len().div_ceil(BLOCK_ELEMENTS) * 2;
+    let work = assembled(gather, UnitGather::new).expect("one layout");
+    assert!(enough.contains(&work.blocks()), "{} blocks", work.blocks());
+    assert_all_ones(&partition(work, 2));
+
+    let scaling = Scaling::on(Wire::F32);
+    let work = assembled(reduce, |lists, all| UnitReduce::new(lists, all, scaling));
+    let work = work.expect("one layout");
+    assert!(enough.contains(&work.blocks()), "{} blocks", work.blocks());
+    let partials = partition(work, 2);
+    let sums: usize = partials.iter().flat_map(|it| &it.partial).filter(|it| **it == 2.0).count();
+    assert_eq!(sums, layout.params()[0].len);
+}
+
+#[test]
+fn blocks_grow_with_the_work_and_no_further() {
+    for (all, len) in [(0, 1), (63, 1), (64, 1), (128, 2), (255, 3), (256, 4), (1 << 20, 4)] {
+        assert_eq!(
+            block_elements(all * BLOCK_ELEMENTS),
+            len * BLOCK_ELEMENTS,
+            "{all} least blocks"
+        );
+    }
+}
+
 #[test]
 fn work_in_the_lists_of_work_before_is_its_own_and_holds_nothing_of_that() {
     let scaling = Scaling::on(Wire::F32);

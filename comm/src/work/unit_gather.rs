@@ -7,7 +7,9 @@ use hsdp_kernels::{DisjointBuffer, SharedBuffer, Values, ValuesMut, copy_values_
 use hsdp_sharding::UnitLayout;
 use smallvec::SmallVec;
 
-use super::{BLOCK_ELEMENTS, Deposits, Meter, Outputs, Work, pieces_in, take_values};
+use super::{
+    BLOCK_ELEMENTS, Deposits, Meter, Outputs, Work, block_elements, pieces_in, take_values,
+};
 use crate::Targets;
 
 /// What a member brings: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
@@ -23,6 +25,8 @@ pub(crate) struct UnitGather {
     layout: Arc<UnitLayout>,
     /// How many shards, next to each other, share a block.
     neighbours: usize,
+    /// Elements of a block.
+    block_len: usize,
     /// How elements are written.
     copy: fn(ValuesMut<'_>, Values<'_>),
 }
@@ -65,7 +69,8 @@ impl UnitGather {
     /// The work of no member.
     pub(super) fn begin(lists: GatherLists, layout: Arc<UnitLayout>) -> Self {
         let neighbours = neighbours(layout.shard_size(), layout.shard_len());
-        Self { lists, layout, neighbours, copy: through_caches }
+        let block_len = block_elements(layout.shard_size() * layout.shard_len());
+        Self { lists, layout, neighbours, block_len, copy: through_caches }
     }
 
     /// Only into one member's buffers, and from as many members as there are shards: those behind them hold the same.
@@ -119,15 +124,15 @@ impl UnitGather {
 
     /// Into how many blocks each shard is cut.
     fn cuts(&self) -> usize {
-        self.layout.shard_len().div_ceil(BLOCK_ELEMENTS)
+        self.layout.shard_len().div_ceil(self.block_len)
     }
 
     /// Whose shards, and which elements of each. The blocks cover all shards once.
     fn block(&self, block: usize) -> (Range<usize>, Range<usize>) {
         let (first, start) =
-            (block / self.cuts() * self.neighbours, block % self.cuts() * BLOCK_ELEMENTS);
+            (block / self.cuts() * self.neighbours, block % self.cuts() * self.block_len);
         let end = self.lists.shards.len().min(first + self.neighbours);
-        (first..end, start..self.layout.shard_len().min(start + BLOCK_ELEMENTS))
+        (first..end, start..self.layout.shard_len().min(start + self.block_len))
     }
 
     /// What a range of a shard holds: of which parameter, the elements, and which these are in the parameter.

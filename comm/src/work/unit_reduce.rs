@@ -10,7 +10,7 @@ use hsdp_kernels::{
 };
 use hsdp_sharding::{Piece, Role, UnitLayout};
 
-use super::{BLOCK_ELEMENTS, Deposits, Meter, Outputs, Work, pieces_in, take};
+use super::{Deposits, MOST_ELEMENTS, Meter, Outputs, Work, block_elements, pieces_in, take};
 use crate::sync::Mutex;
 use crate::{NonFiniteAt, Reduced, Scaling};
 
@@ -19,7 +19,7 @@ use crate::{NonFiniteAt, Reduced, Scaling};
 const STEP: usize = 1 << 10;
 
 /// What a parameter without a gradient contributes.
-static ZEROS: [f32; BLOCK_ELEMENTS] = [0.0; BLOCK_ELEMENTS];
+static ZEROS: [f32; MOST_ELEMENTS] = [0.0; MOST_ELEMENTS];
 
 /// What few members lend at a time, by slot.
 type Lent<'a> = [Values<'a>; FUSED];
@@ -38,6 +38,8 @@ pub(crate) struct UnitReduce {
     members: Vec<Member>,
     scaling: Scaling,
     layout: Arc<UnitLayout>,
+    /// Elements of a block.
+    block_len: usize,
 }
 
 /// What a member brought, and what is found in its partial.
@@ -79,18 +81,23 @@ impl UnitReduce {
             }
             members.push(deposit.into());
         }
-        Ok(Self { members, scaling, layout })
+        let block_len = block_elements(members.len() * layout.trainable().shard_len);
+        Ok(Self { members, scaling, layout, block_len })
     }
 
     /// Into how many blocks each partial is cut.
     fn cuts(&self) -> usize {
-        self.layout.trainable().shard_len.div_ceil(BLOCK_ELEMENTS)
+        self.shard_len().div_ceil(self.block_len)
     }
 
     /// Whose partial, and which elements of it. The blocks cover all partials once.
     fn block(&self, block: usize) -> (usize, Range<usize>) {
-        let (owner, start) = (block / self.cuts(), block % self.cuts() * BLOCK_ELEMENTS);
-        (owner, start..self.layout.trainable().shard_len.min(start + BLOCK_ELEMENTS))
+        let (owner, start) = (block / self.cuts(), block % self.cuts() * self.block_len);
+        (owner, start..self.shard_len().min(start + self.block_len))
+    }
+
+    fn shard_len(&self) -> usize {
+        self.layout.trainable().shard_len
     }
 
     /// The pieces of a shard that gradients have, which come before the frozen ones.
