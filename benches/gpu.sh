@@ -2,8 +2,9 @@
 # What runs on a machine with a GPU, made on one without.
 #
 #   benches/gpu.sh build            on the build host: makes target/gpu, with programs and a small NCCL, under 64 MiB
-#   benches/gpu.sh run [FOLDER] ... on the GPU host: the suite, the conformance cases of tests/cases, the benches of the kernels,
-#                                   and PyTorch's where python3 has it; without cargo and network; leaves a report in FOLDER
+#   benches/gpu.sh run [FOLDER] ... on the GPU host: the suite, the conformance cases of tests/cases, a GPT of which all lies on the
+#                                   GPU, verified, the benches of the kernels, and PyTorch's where python3 has it; without cargo and
+#                                   network; leaves a report in FOLDER
 #
 # What follows FOLDER goes to the suite. NCCL is the small one, unless $HSDP_NCCL_LIBRARY names another. $HSDP_GPU_SIZES are the
 # sizes of the benches, as 1MiB,16MiB; $HSDP_GPU_BENCH is what else the bench is told. All of them run, and the exit status is that of the first that failed.
@@ -43,10 +44,13 @@ build() {
     strip -o "$made/gpu" "$(cd "$root" && suite)"
     strip -o "$made/conformance" "$(cd "$root" && conformance)"
     strip -o "$made/gpu_kernels" "$(cd "$root" && bench)"
+    "$root/benches/gpu/candle.sh" "$made/train_gpt"
+    # Most of it is kernels, which are for one architecture and pack well.
+    xz -9f "$made/train_gpt"
     cp "$root/benches/peers/gpu_kernels.py" "$made"
     python3 "$root/benches/gpu/nccl_one_gpu.py" "$made"
     local bytes
-    bytes=$(du -sb --exclude='libnccl.so.2' --exclude='report*' "$made" | cut -f1)
+    bytes=$(du -sb --exclude='libnccl.so.2' --exclude='train_gpt' --exclude='report*' "$made" | cut -f1)
     echo "$made: $((bytes >> 20)) MiB"
     if ((bytes > 64 << 20)); then
         echo "that is more than 64 MiB" >&2
@@ -68,9 +72,9 @@ run() {
     shift || true
     mkdir -p "$report"
     machine >"$report/machine.txt" 2>&1
-    if [[ ! -e "$made/libnccl.so.2" && -e "$made/libnccl.so.2.xz" ]]; then
-        xz -dk "$made/libnccl.so.2.xz"
-    fi
+    for packed in "$made"/*.xz; do
+        [[ -e "${packed%.xz}" ]] || xz -dk "$packed"
+    done
     export HSDP_NCCL_LIBRARY="${HSDP_NCCL_LIBRARY:-$made/libnccl.so.2}"
     # Each rank has four streams, which must not queue behind those of others.
     export CUDA_DEVICE_MAX_CONNECTIONS=32
@@ -79,6 +83,9 @@ run() {
     part suite "$made/gpu" --ignored "$@"
     part conformance "$made/conformance" --device cuda "$root"/tests/cases/*/
     part conformance-nccl "$made/conformance" --device cuda --comm nccl "$root"/tests/cases/*/
+    for mesh in 1x1 1x2 2x2; do
+        part "train_gpt-$mesh" with_cublas "$made/train_gpt" --device cuda --verify --steps 20 --mesh "$mesh"
+    done
     local sizes=(--sizes "${HSDP_GPU_SIZES:-1MiB,16MiB,256MiB}")
     # shellcheck disable=SC2086 # several words, or none
     part bench "$made/gpu_kernels" "${sizes[@]}" --csv "$report/bench.csv" ${HSDP_GPU_BENCH:-}
@@ -89,6 +96,16 @@ run() {
     fi
     echo "the report is in $report"
     exit "$first_failure"
+}
+
+# Runs a command that is linked with cuBLAS, of the toolkit or of PyTorch, where the loader has none by itself.
+with_cublas() {
+    local folders
+    folders=$(python3 -c 'import glob, site, sys
+for at in [*site.getsitepackages(), site.getusersitepackages()]:
+    for folder in glob.glob(at + "/nvidia/*/lib"):
+        print(folder, end=":")' || true)
+    LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64:$folders" "$@"
 }
 
 # The exit status of the first part that failed.
@@ -111,7 +128,7 @@ run)
     run "$@"
     ;;
 *)
-    sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
