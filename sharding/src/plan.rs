@@ -134,6 +134,15 @@ impl Plan {
     pub fn memory(&self) -> MemoryPlan {
         memory::of(self)
     }
+
+    /// The same of a model that lies on a device, where units are padded. What collectives put on the wire is not among it.
+    ///
+    /// # Panics
+    /// If a count exceeds `u64::MAX`.
+    #[must_use]
+    pub fn memory_on_device(&self) -> MemoryPlan {
+        memory::flat(self)
+    }
 }
 
 fn check_dtype(option: &'static str, dtype: DType) -> Result<(), Error> {

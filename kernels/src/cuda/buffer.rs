@@ -16,6 +16,7 @@ use super::memory::{Block, Uses, exhausted};
 use super::staging::Staging;
 use super::stream::Stream;
 use crate::buffer::HostBuffer;
+use crate::memory::{DeviceCharge, charge_on_device};
 use crate::values::Values;
 use crate::wire::Wire;
 
@@ -23,6 +24,8 @@ use crate::wire::Wire;
 pub struct DeviceBuffer {
     device: Device,
     dtype: DType,
+    /// Where its elements count.
+    charge: DeviceCharge,
     len: usize,
     /// There until it is dropped.
     memory: Option<Memory>,
@@ -36,7 +39,7 @@ enum Memory {
 }
 
 impl DeviceBuffer {
-    /// `len` elements of `dtype`, for `what`, from the device's pool.
+    /// `len` elements of `dtype`, for `what`, from the device's pool. They count in the [scope](crate::memory::scope) of this thread.
     ///
     /// # Errors
     /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::OutOfMemory`]; [`CudaError::Driver`].
@@ -46,7 +49,13 @@ impl DeviceBuffer {
             len.checked_mul(dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| exhausted(device, (usize::MAX, what)))?;
         let block = device.0.pool.take(device, bytes, what)?;
-        Ok(Self { device: device.clone(), dtype, len, memory: Some(Memory::Own(block)) })
+        Ok(Self {
+            device: device.clone(),
+            dtype,
+            charge: charge_on_device(bytes),
+            len,
+            memory: Some(Memory::Own(block)),
+        })
     }
 
     /// Its device.
@@ -98,6 +107,7 @@ impl DeviceBuffer {
         Ok(Self {
             device: device.clone(),
             dtype,
+            charge: DeviceCharge::nowhere(),
             len,
             memory: Some(Memory::Lent(Box::new(foreign))),
         })
@@ -243,7 +253,10 @@ fn check_dtype(dtype: DType) -> Result<(), CudaError> {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         match self.memory.take() {
-            Some(Memory::Own(block)) => self.device.0.pool.give_back(block),
+            Some(Memory::Own(block)) => {
+                self.charge.refund(self.bytes());
+                self.device.0.pool.give_back(block);
+            }
             Some(Memory::Lent(foreign)) => foreign.give_back(),
             None => {}
         }

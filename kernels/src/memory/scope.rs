@@ -6,6 +6,8 @@ use std::marker::PhantomData;
 
 use hsdp_sharding::Rank;
 
+#[cfg(feature = "cuda")]
+use super::tally::DeviceCharge;
 use super::tally::{Category, MAX_RANKS, Tag};
 
 // Constant initial values and nothing to drop: the allocator reads these, so they must never allocate, and must work
@@ -50,6 +52,12 @@ pub fn is_installed() -> bool {
     drop(black_box(Box::new(0_u8)));
     drop(probe);
     PROBED.get()
+}
+
+/// Counts `bytes` on a device for this thread's rank and category.
+#[cfg(feature = "cuda")]
+pub(crate) fn charge_on_device(bytes: usize) -> DeviceCharge {
+    DeviceCharge::new(TAG.get(), bytes)
 }
 
 /// Where this thread's next allocation belongs.

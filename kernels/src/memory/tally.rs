@@ -67,12 +67,23 @@ impl fmt::Display for Category {
     }
 }
 
-/// What `rank` holds in `category`. Always zero for [`Category::Other`], and for a rank from [`MAX_RANKS`] on.
+/// What `rank` holds in `category`, in the memory of the process. Always zero for [`Category::Other`], and for a rank from
+/// [`MAX_RANKS`] on.
 ///
 /// Exact for what happened before this call, in the sense of the memory model; while other threads allocate, the two
 /// numbers may be from different moments.
 pub fn usage(rank: Rank, category: Category) -> Usage {
-    let tally = TALLIES.get(rank.index()).and_then(|row| row.0.get(category.index()));
+    usage_in(&TALLIES, rank, category)
+}
+
+/// The same of buffers on devices: their elements, without what their blocks have beyond these.
+#[cfg(feature = "cuda")]
+pub fn usage_on_device(rank: Rank, category: Category) -> Usage {
+    usage_in(&ON_DEVICE, rank, category)
+}
+
+fn usage_in(table: &[Row; MAX_RANKS], rank: Rank, category: Category) -> Usage {
+    let tally = table.get(rank.index()).and_then(|row| row.0.get(category.index()));
     Usage {
         live: ByteCount(tally.map_or(0, |tally| tally.live.load(Relaxed))),
         peak: ByteCount(tally.map_or(0, |tally| tally.peak.load(Relaxed))),
@@ -112,7 +123,13 @@ pub(super) fn count_allocation(size: usize) {
 
 /// Lowers every peak to what is held now. Call it while no other thread allocates, or peaks of that moment may be lost.
 pub fn reset_peaks() {
-    for tally in TALLIES.iter().flat_map(|row| &row.0) {
+    lower_peaks(&TALLIES);
+    #[cfg(feature = "cuda")]
+    lower_peaks(&ON_DEVICE);
+}
+
+fn lower_peaks(table: &[Row; MAX_RANKS]) {
+    for tally in table.iter().flat_map(|row| &row.0) {
         tally.peak.store(tally.live.load(Relaxed), Relaxed);
     }
 }
@@ -159,22 +176,52 @@ impl Tag {
 
     /// Counts a new block of `size` bytes.
     pub(super) fn charge(self, size: usize) {
-        let Some(tally) = self.tally() else { return };
-        // Each addition sees the sum that it makes, so the greatest of them is the peak, whatever the order of threads.
-        let live = tally.live.fetch_add(size as u64, Relaxed) + size as u64;
-        tally.peak.fetch_max(live, Relaxed);
+        if let Some(tally) = self.tally() {
+            tally.charge(size);
+        }
     }
 
     /// Counts that `size` bytes are gone.
     pub(super) fn refund(self, size: usize) {
         if let Some(tally) = self.tally() {
-            tally.live.fetch_sub(size as u64, Relaxed);
+            tally.refund(size);
         }
     }
 
     fn tally(self) -> Option<&'static Tally> {
+        self.tally_in(&TALLIES)
+    }
+
+    fn tally_in(self, table: &'static [Row; MAX_RANKS]) -> Option<&'static Tally> {
         let index = (self.0 as usize).checked_sub(1)?;
-        TALLIES.get(index / COUNTED).map(|row| &row.0[index % COUNTED])
+        table.get(index / COUNTED).map(|row| &row.0[index % COUNTED])
+    }
+}
+
+/// Where bytes on a device were counted.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+pub(crate) struct DeviceCharge(Tag);
+
+#[cfg(feature = "cuda")]
+impl DeviceCharge {
+    pub(super) fn new(tag: Tag, bytes: usize) -> Self {
+        if let Some(tally) = tag.tally_in(&ON_DEVICE) {
+            tally.charge(bytes);
+        }
+        Self(tag)
+    }
+
+    /// Of memory that is another library's.
+    pub(crate) const fn nowhere() -> Self {
+        Self(Tag::NONE)
+    }
+
+    /// Counts that they are gone.
+    pub(crate) fn refund(&self, bytes: usize) {
+        if let Some(tally) = self.0.tally_in(&ON_DEVICE) {
+            tally.refund(bytes);
+        }
     }
 }
 
@@ -193,6 +240,16 @@ impl Tally {
         let budget = AtomicU64::new(u64::MAX);
         Self { live: AtomicU64::new(0), peak: AtomicU64::new(0), budget }
     }
+
+    fn charge(&self, size: usize) {
+        // Each addition sees the sum that it makes, so the greatest of them is the peak, whatever the order of threads.
+        let live = self.live.fetch_add(size as u64, Relaxed) + size as u64;
+        self.peak.fetch_max(live, Relaxed);
+    }
+
+    fn refund(&self, size: usize) {
+        self.live.fetch_sub(size as u64, Relaxed);
+    }
 }
 
 /// A rank's counters, on cache lines of their own: ranks do not slow one another down.
@@ -201,4 +258,8 @@ impl Tally {
 struct Row([Tally; COUNTED]);
 
 static TALLIES: [Row; MAX_RANKS] =
+    [const { Row([const { Tally::untouched() }; COUNTED]) }; MAX_RANKS];
+
+#[cfg(feature = "cuda")]
+static ON_DEVICE: [Row; MAX_RANKS] =
     [const { Row([const { Tally::untouched() }; COUNTED]) }; MAX_RANKS];

@@ -28,6 +28,8 @@ pub(crate) use self::absent::{
     DeviceSums, DeviceUnsharded,
 };
 #[cfg(feature = "cuda")]
+pub(crate) use self::sums::read_f32;
+#[cfg(feature = "cuda")]
 pub(crate) use self::{
     full::{DeviceArriving, DeviceFull},
     seat::DeviceSeat,

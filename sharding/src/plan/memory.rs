@@ -1,7 +1,7 @@
 //! Peak memory of a step, by category.
 
 use super::{Accumulation, FullCopies, Gather, Plan};
-use crate::{AfterForward, ByteCount, DType, ElemCount, UnitLayout};
+use crate::{AfterForward, ByteCount, DType, ElemCount, Unit, UnitId, UnitLayout};
 
 /// The largest memory that one rank holds in each category during a step. The same on every rank.
 ///
@@ -25,6 +25,9 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, UnitLayout};
 /// With [`FullCopies::PerProcess`] rank 0 holds `full` for all ranks, and the others hold none. The sum then goes on to
 /// `end(end(i))`, where end(j) = j + prefetch + 1, or the end of the microbatch if that is nearer; and behind the end of this
 /// microbatch comes the next. A rank alone is as with a copy of its own.
+///
+/// On a device a unit lies flat, with its padding: `full` is of `full_len` in place of `numel`, and `grad_full` of the trainable region
+/// with its padding, of all units and once more of the largest, which is packed before it is added ([`Plan::memory_on_device`]).
 ///
 /// Why: asking for the i-th of [`Plan::gathers`] issues it and the next `prefetch`, and a gather is
 /// live from its issue. Memory grows with issues only, so the peak falls right after one. A
@@ -66,6 +69,21 @@ impl MemoryPlan {
 }
 
 pub(super) fn of(plan: &Plan) -> MemoryPlan {
+    let numel = |unit: UnitId| plan.spec()[unit].numel();
+    let grad_full = plan.spec().units().iter().map(|unit| unit.trainable_numel()).sum();
+    with(plan, &numel, grad_full)
+}
+
+/// The same where a unit lies flat, as a device has it: with its padding.
+pub(super) fn flat(plan: &Plan) -> MemoryPlan {
+    let full = |unit| ElemCount::of(plan.layout(unit).full_len());
+    let trainable = |layout: &UnitLayout| ElemCount::of(layout.trainable().len);
+    let added = plan.layouts().iter().map(|layout| trainable(layout)).max();
+    with(plan, &full, sum(plan, trainable) + added.unwrap_or(ElemCount::ZERO))
+}
+
+/// The formulas, with the elements of a gathered unit, and those of all gradients that accumulate unsharded.
+fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ElemCount, unsharded: ElemCount) -> MemoryPlan {
     let f32_bytes = |elements: ElemCount| elements.bytes(DType::F32);
     let trainable = sum(plan, trainable_shard);
     let transient = match plan.options().accumulation {
@@ -73,7 +91,7 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
         Accumulation::ReduceScatter | Accumulation::Every | Accumulation::Local => ElemCount::ZERO,
     };
     let grad_full = match plan.options().accumulation {
-        Accumulation::Local => plan.spec().units().iter().map(|unit| unit.trainable_numel()).sum(),
+        Accumulation::Local => unsharded,
         Accumulation::ReduceScatter | Accumulation::Every => ElemCount::ZERO,
     };
     let shard = sum(plan, |layout| ElemCount::of(layout.shard_len()));
@@ -84,7 +102,7 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
     MemoryPlan {
         shard: f32_bytes(shard),
         gather_input,
-        full: peak_full(plan).bytes(plan.options().param_dtype),
+        full: peak_full(plan, full).bytes(plan.options().param_dtype),
         grad_full: f32_bytes(grad_full),
         partial: f32_bytes(trainable + transient),
         optimizer: f32_bytes(trainable) * plan.options().optimizer_slots as u64,
@@ -99,10 +117,10 @@ fn trainable_shard(layout: &UnitLayout) -> ElemCount {
     ElemCount::of(layout.trainable().shard_len)
 }
 
-/// The formula of `full`, in elements.
-fn peak_full(plan: &Plan) -> ElemCount {
-    let kept = kept_before(plan);
-    let before = Prefix::of(plan);
+/// The formula of `full`, in elements, of which a unit has so many.
+fn peak_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> ElemCount {
+    let kept = kept_before(plan, elements);
+    let before = Prefix::of(plan, elements);
     let live = |(asked, gather): (usize, &Gather)| {
         let end = match plan.options().full_copies {
             FullCopies::PerRank => before.end_of_issues(asked, plan.options().prefetch),
@@ -123,11 +141,11 @@ struct Prefix {
 }
 
 impl Prefix {
-    fn of(plan: &Plan) -> Self {
+    fn of(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Self {
         let twice = plan.gathers().iter().chain(plan.gathers());
         let mut sums = vec![ElemCount::ZERO];
         for gather in twice {
-            sums.push(sums[sums.len() - 1] + plan.spec()[gather.unit].numel());
+            sums.push(sums[sums.len() - 1] + elements(gather.unit));
         }
         Self { sums }
     }
@@ -154,13 +172,13 @@ impl Prefix {
 }
 
 /// For each unit, the elements of the kept units before it.
-fn kept_before(plan: &Plan) -> Vec<ElemCount> {
-    let before = |sum: &mut ElemCount, unit: &crate::Unit| {
+fn kept_before(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Vec<ElemCount> {
+    let before = |sum: &mut ElemCount, (index, unit): (usize, &Unit)| {
         let here = *sum;
         if unit.after_forward == AfterForward::Keep {
-            *sum += unit.numel();
+            *sum += elements(UnitId::new(index));
         }
         Some(here)
     };
-    plan.spec().units().iter().scan(ElemCount::ZERO, before).collect()
+    plan.spec().units().iter().enumerate().scan(ElemCount::ZERO, before).collect()
 }

@@ -1,9 +1,9 @@
 //! What a run cost a rank: as the plan says, and as measured by other means.
 
-use hsdp::{ByteCount, ShardedModel};
+use hsdp::{ByteCount, Rank, ShardedModel};
 use hsdp_comm::{Channel, LedgerSnapshot, Op};
-use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::Flow;
+use hsdp_kernels::memory::{self, Category, Usage};
+use hsdp_sharding::{Flow, MemoryPlan};
 
 use super::failure::Failure;
 use super::options::Options;
@@ -25,19 +25,22 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// The costs of this rank since `before`: bytes as they were added up where they were copied
+    /// The costs of this rank since `before`, in so many steps: bytes as they were added up where they were copied
     /// and reduced, memory as the allocator counted it.
-    pub(crate) fn of(model: &ShardedModel, before: &LedgerSnapshot, options: &Options) -> Self {
+    pub(crate) fn of(
+        model: &ShardedModel,
+        (before, steps): (&LedgerSnapshot, u64),
+        options: &Options,
+    ) -> Self {
         let ledger = model.world().ledger().since(before);
-        let steps = options.steps as u64;
         let planned = model.plan().traffic(model.rank(), options.microbatches as u64);
         let whole_run = |flow: Flow| Flow { calls: flow.calls * steps, bytes: flow.bytes * steps };
         let flow = |channel, op, planned| {
             (op, Compared { planned: whole_run(planned), measured: ledger.op(channel, op) })
         };
-        let plan = model.plan().memory();
+        let (plan, usage) = held(model);
         let peak = |category, planned| {
-            (category, Compared { planned, measured: memory::usage(model.rank(), category).peak })
+            (category, Compared { planned, measured: usage(model.rank(), category).peak })
         };
         Self {
             traffic: vec![
@@ -60,6 +63,15 @@ impl Costs {
     fn traffic_as_planned(&self) -> bool {
         self.traffic.iter().all(|(_, flow)| flow.planned == flow.measured)
     }
+}
+
+/// What the plan says of this rank's memory, and how that is measured: of the device, if the model lies on one.
+fn held(model: &ShardedModel) -> (MemoryPlan, fn(Rank, Category) -> Usage) {
+    #[cfg(feature = "cuda")]
+    if model.is_on_device() {
+        return (model.plan().memory_on_device(), memory::usage_on_device);
+    }
+    (model.plan().memory(), memory::usage)
 }
 
 /// Whether calls and bytes are exactly as planned on all ranks, in words.

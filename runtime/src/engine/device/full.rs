@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hsdp_comm::{Pending, Tag};
 use hsdp_kernels::cuda::{DeviceBuffer, DevicePart, Stream};
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{DType, UnitLayout};
 
@@ -26,7 +27,7 @@ impl DeviceArriving {
         shard: &DeviceShard,
     ) -> Result<Self, Error> {
         let input = shard.gather_input();
-        let full = fabric.seat().buffer(input.dtype(), layout.full_len(), "a gathered unit");
+        let full = fabric.seat().buffer(Category::Full, input.dtype(), layout.full_len());
         let full = full.map_err(|error| fabric.device_error("gather", tag.step, error))?;
         let gather = &fabric.gather;
         let pending = gather.gather_unit_on_device(tag, Arc::clone(&layout), input, full)?;

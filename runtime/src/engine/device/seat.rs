@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hsdp_comm::{Group, World};
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream};
+use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::DType;
 
 use crate::engine::fabric::Fabric;
@@ -63,12 +64,23 @@ impl DeviceSeat {
         Ok(())
     }
 
+    /// A buffer that counts as of this category.
     pub(super) fn buffer(
         &self,
+        category: Category,
         dtype: DType,
         len: usize,
-        what: &str,
     ) -> Result<DeviceBuffer, CudaError> {
+        let what = match category {
+            Category::Shard => "parameters",
+            Category::GatherInput => "parameters to gather",
+            Category::Full => "a gathered unit",
+            Category::GradFull => "unsharded gradients",
+            Category::Partial => "partials",
+            Category::Optimizer => "optimizer state",
+            Category::Other => "a step",
+        };
+        let _scope = memory::scope(category);
         DeviceBuffer::new(self.stream.device(), dtype, len, what)
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Values};
 use hsdp_sharding::DType;
 
@@ -27,7 +28,7 @@ impl DeviceShard {
         (master, compute): (&[f32], DType),
     ) -> Result<Self, Error> {
         let place = || {
-            let mut there = seat.buffer(DType::F32, master.len(), "parameters")?;
+            let mut there = seat.buffer(Category::Shard, DType::F32, master.len())?;
             there.write(&seat.stream, Values::F32(master))?;
             let gather_input = match compute {
                 DType::F32 => None,
@@ -53,8 +54,9 @@ impl DeviceShard {
         &mut self,
         seat: &DeviceSeat,
     ) -> Result<(&mut DeviceBuffer, Option<&mut DeviceBuffer>), CudaError> {
-        let master = make_mut(seat, &mut self.master)?;
-        let gather_input = self.gather_input.as_mut().map(|all| make_mut(seat, all)).transpose()?;
+        let master = make_mut((seat, Category::Shard), &mut self.master)?;
+        let rounded = |all| make_mut((seat, Category::GatherInput), all);
+        let gather_input = self.gather_input.as_mut().map(rounded).transpose()?;
         Ok((master, gather_input))
     }
 }
@@ -64,19 +66,19 @@ fn rounded(
     master: &DeviceBuffer,
     dtype: DType,
 ) -> Result<DeviceBuffer, CudaError> {
-    let mut rounded = seat.buffer(dtype, master.len(), "parameters to gather")?;
+    let mut rounded = seat.buffer(Category::GatherInput, dtype, master.len())?;
     seat.stream.narrow(&mut rounded, master, Divisor::ONE)?;
     Ok(rounded)
 }
 
 /// A buffer to be written: a copy, if somebody else holds it.
 fn make_mut<'a>(
-    seat: &DeviceSeat,
+    (seat, category): (&DeviceSeat, Category),
     buffer: &'a mut Arc<DeviceBuffer>,
 ) -> Result<&'a mut DeviceBuffer, CudaError> {
     if Arc::get_mut(buffer).is_none() {
         let (dtype, len) = (buffer.dtype(), buffer.len());
-        let mut copy = seat.buffer(dtype, len, "parameters")?;
+        let mut copy = seat.buffer(category, dtype, len)?;
         copy.copy(&seat.stream, 0..len, (buffer, 0..len))?;
         *buffer = Arc::new(copy);
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hsdp_comm::{Contribution, DeviceAccumulator, DeviceReduced, Pending, Scaling, Tag};
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, FirstFound, Noted, WhatWasNoted};
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold};
 use hsdp_sharding::{DType, ParamId, UnitId, UnitLayout};
 
@@ -23,7 +24,7 @@ impl DeviceSums {
     pub(crate) fn new(fabric: &Fabric, len: usize, step: u64) -> Result<Self, Error> {
         let seat = fabric.seat();
         let make = || {
-            let values = seat.buffer(DType::F32, len, "partials")?;
+            let values = seat.buffer(Category::Partial, DType::F32, len)?;
             Ok(Self { values, noted: Noted::new(&seat.stream)? })
         };
         make().map_err(|error| fabric.device_error("reduction", step, error))
@@ -174,7 +175,7 @@ fn sighting_of_shard(
     Some(Sighting { when: When::Microbatch(round), parameter, from: None })
 }
 
-pub(super) fn read_f32(fabric: &Fabric, values: &DeviceBuffer) -> Result<Vec<f32>, CudaError> {
+pub(crate) fn read_f32(fabric: &Fabric, values: &DeviceBuffer) -> Result<Vec<f32>, CudaError> {
     let seat = fabric.seat();
     Ok(values.read_back(&seat.stream, seat.patience)?.values().to_f32())
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DevicePart, Noted, Notes};
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{Divisor, Fold, GradientValues};
 use hsdp_sharding::{DType, Plan, UnitId};
 
@@ -54,7 +55,7 @@ impl DeviceUnsharded {
         (unit, gradients): (UnitId, &UnitGradients),
     ) -> Result<(), CudaError> {
         let (seat, layout) = (fabric.seat(), fabric.plan.layout(unit));
-        let mut flat = seat.buffer(DType::F32, layout.trainable().len, "unsharded gradients")?;
+        let mut flat = seat.buffer(Category::GradFull, DType::F32, layout.trainable().len)?;
         let there: Vec<(usize, Option<&dyn GradientValues>)> = layout
             .params()
             .iter()

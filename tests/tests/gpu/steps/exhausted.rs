@@ -3,8 +3,6 @@
 //! Who takes all memory takes it from all tests. So these run in a process of their own, which takes no more of the device than a little.
 
 use std::collections::BTreeMap;
-use std::env;
-use std::process::Command;
 use std::sync::Barrier;
 
 use hsdp::{
@@ -19,10 +17,8 @@ use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, on_ranks};
 
 use super::super::device;
+use super::apart::is_apart;
 use super::{DEVICE, placed};
-
-/// Told to the process in which the memory is taken.
-const CHILD: &str = "HSDP_GPU_TEST_CHILD";
 
 /// What that process may take.
 const MEMORY: usize = 64 << 20;
@@ -39,18 +35,6 @@ fn all_memory() -> Vec<DeviceBuffer> {
         held.extend(std::iter::from_fn(|| take().ok()));
     }
     held
-}
-
-/// Runs a test, by its name in this file, again in a process of its own; what that said.
-fn apart(name: &str) -> String {
-    let name = format!("steps::exhausted::{name}");
-    let mut child = Command::new(env::current_exe().expect("this program"));
-    child.args(["--exact", &name, "--ignored", "--nocapture"]);
-    child.env(CHILD, "1");
-    let ended = child.output().expect("it starts");
-    let said = [ended.stdout, ended.stderr].map(|all| String::from_utf8_lossy(&all).into_owned());
-    assert!(ended.status.success(), "{}", said.concat());
-    said.concat()
 }
 
 /// Before what rank 1 finds no memory.
@@ -150,9 +134,8 @@ fn told(before: Before, accumulation: Accumulation) -> String {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_rank_whose_device_has_no_memory_ends_the_step_for_all() {
-    if env::var_os(CHILD).is_none() {
-        let said = apart("a_rank_whose_device_has_no_memory_ends_the_step_for_all");
-        return assert!(said.contains("1 passed"), "{said}");
+    if !is_apart("steps::exhausted::a_rank_whose_device_has_no_memory_ends_the_step_for_all") {
+        return;
     }
     device().limit_memory(MEMORY);
     let (scattered, local) = (Accumulation::ReduceScatter, Accumulation::Local);

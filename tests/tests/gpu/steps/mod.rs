@@ -1,12 +1,16 @@
 //! Whole steps of models whose parts lie on a device, beside the same on the host, through what users see of them.
 //!
 //! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters, norms, bytes), `non_finite`, `drops`
-//! (steps that are given up), `full` (a gathered unit), `updates`, `refused`, `exhausted` (no memory left), `steady`.
+//! (steps that are given up), `full` (a gathered unit), `updates`, `refused`, `exhausted` (no memory left),
+//! `memory` (what is held, as planned), `steady`, `checkpoints`; `apart` gives a test a process of its own.
 
+mod apart;
 mod bits;
+mod checkpoints;
 mod drops;
 mod exhausted;
 mod full;
+mod memory;
 mod non_finite;
 mod refused;
 mod steady;

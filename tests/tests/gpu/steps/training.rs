@@ -147,6 +147,15 @@ impl Training {
         Ok(Trained { parameters, gradient, norms, losses, moved })
     }
 
+    /// Trains some steps, and looks at nothing.
+    pub(super) fn run(&mut self, steps: usize) -> Result<(), Error> {
+        for _ in 0..steps {
+            let gradients = self.gradients()?;
+            self.trainer.step(&mut self.model, gradients)?;
+        }
+        Ok(())
+    }
+
     fn gradients(&mut self) -> Result<Gradients, Error> {
         let (rank, step) = (self.model.rank().index(), self.step);
         self.step += 1;

@@ -1,0 +1,86 @@
+//! A model that lies on a device goes on from a checkpoint of one on the host, and the other way round.
+
+use std::path::Path;
+
+use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints};
+use hsdp::{
+    AdamW, AdamWOptions, Error, Momentum, Optimizer, Placement, Sgd, SgdOptions, ShardedModel,
+    StepOptions,
+};
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{common, on_ranks};
+
+use super::{DEVICE, placed};
+
+/// Two steps.
+fn train(model: &mut ShardedModel, optimizer: &mut impl Optimizer) -> Result<(), Error> {
+    for _ in 0..2 {
+        let (rank, number) = (model.rank().index(), model.committed_steps());
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
+        let gradients = step.finish()?;
+        optimizer.step(model, gradients)?;
+    }
+    Ok(())
+}
+
+/// What a run begins with.
+#[derive(Clone, Copy, Debug)]
+enum Begin {
+    /// Two steps, and a checkpoint of them.
+    Anew,
+    /// The checkpoint.
+    Resumed,
+}
+
+/// Parameters after that and two steps more.
+fn run<O: Optimizer + Checkpointed>(
+    (placement, begin): (Placement, Begin),
+    folder: &Path,
+    optimizer: impl Fn(&ShardedModel) -> O + Sync,
+) -> Vec<u32> {
+    let parameters = on_ranks(4, |world| {
+        let options = placed(placement, [2, 2]);
+        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut optimizer = optimizer(&model);
+        let mut checkpoints = Checkpoints::open(&model, folder, CheckpointOptions::default())?;
+        match begin {
+            Begin::Anew => {
+                train(&mut model, &mut optimizer)?;
+                checkpoints.save(&model, &optimizer, &serde_json::Value::Null)?;
+            }
+            Begin::Resumed => {
+                checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
+            }
+        }
+        train(&mut model, &mut optimizer)?;
+        model.full_parameters()
+    });
+    common(parameters).into_values().flatten().map(f32::to_bits).collect()
+}
+
+/// A checkpoint in one place, from which a run goes on in another.
+fn compare<O: Optimizer + Checkpointed>(
+    [from, to]: [Placement; 2],
+    optimizer: impl Fn(&ShardedModel) -> O + Sync + Copy,
+) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let expected = run((from, Begin::Anew), folder.path(), optimizer);
+    let found = run((to, Begin::Resumed), folder.path(), optimizer);
+    assert!(found == expected, "{} from {from:?} to {to:?}", O::KIND);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn what_was_saved_here_goes_on_there() {
+    let adamw = |model: &ShardedModel| AdamW::new(model, AdamWOptions::default());
+    let sgd = |model: &ShardedModel| {
+        let momentum = Momentum::Nesterov(0.9);
+        Sgd::new(model, SgdOptions { momentum, ..SgdOptions::default() })
+    };
+    for places in [[DEVICE, DEVICE], [DEVICE, Placement::Host], [Placement::Host, DEVICE]] {
+        compare(places, adamw);
+        compare(places, sgd);
+    }
+}
