@@ -108,15 +108,10 @@ fn first_difference(
     lines: &[String],
 ) -> Result<Option<[String; 2]>, Error> {
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
-    let mine = lines.join("\n").into_bytes();
-    let most = |lengths: &[u64]| lengths.iter().copied().max().unwrap_or(0);
-    let longest = fabric.control.exchange(tag, [mine.len() as u64], most)?;
-    let mut padded: Vec<u64> = mine.chunks(size_of::<u64>()).map(word).collect();
-    padded.resize(usize::try_from(longest).unwrap_or(usize::MAX).div_ceil(size_of::<u64>()), 0);
+    let mine = lines.join("\n");
     let mut texts = Vec::with_capacity(ranks.len());
     for rank in ranks {
-        let text = fabric.control.group().broadcast(tag, rank.index(), padded.clone())?.wait()?;
-        texts.push(text_of(&text));
+        texts.push(fabric.control.text_of(tag, rank, &mine)?);
     }
     let [got, want] = [&texts[0], &texts[1]].map(|text| text.split('\n'));
     Ok(differing_line(got, want))
@@ -138,19 +133,6 @@ fn differing_line<'a>(
     }
 }
 
-/// Up to eight bytes, the rest of them zeros.
-fn word(bytes: &[u8]) -> u64 {
-    let mut word = [0; size_of::<u64>()];
-    word[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(word)
-}
-
-fn text_of(words: &[u64]) -> String {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,14 +144,6 @@ mod tests {
         assert_eq!(odd_one(&[5, 5, 4]), Some([2, 0]));
         assert_eq!(odd_one(&[4, 5]), Some([1, 0]));
         assert_eq!(odd_one(&[4, 5, 6]), Some([1, 0]));
-    }
-
-    #[test]
-    fn text_survives_the_way_through_words() {
-        for text in ["", "mesh 2x2", "eight by", "prefetch 1\nobjective Sum"] {
-            let words: Vec<u64> = text.as_bytes().chunks(8).map(word).chain([0]).collect();
-            assert_eq!(text_of(&words), text);
-        }
     }
 
     #[test]

@@ -7,6 +7,11 @@ pub(crate) fn of_lines(lines: &[String]) -> u64 {
     xxh3_64(lines.join("\n").as_bytes())
 }
 
+/// Of text.
+pub(crate) fn of_text(text: &str) -> u64 {
+    xxh3_64(text.as_bytes())
+}
+
 /// Of the bits of parameters, unit after unit; or the first error of those that cannot be had.
 pub(crate) fn of_parameters<P: AsRef<Vec<f32>>, E>(
     shards: impl Iterator<Item = Result<P, E>>,

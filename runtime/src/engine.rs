@@ -20,6 +20,7 @@ mod check;
 mod control;
 pub(crate) mod device;
 pub(crate) mod events;
+mod exponent;
 pub(crate) mod fabric;
 mod finish;
 pub(crate) mod full_pool;
@@ -49,10 +50,11 @@ use crate::error::Error;
 use crate::full::Full;
 use crate::header::{Agreed, Intent, StepHeader};
 use crate::model::ModelId;
-use crate::objective::{LossSum, Objective, Seed};
+use crate::objective::{LossSum, Seed};
 use crate::options::StepOptions;
 use crate::precision::LossScale;
-use crate::uneven::{Course, EndOfRun, Supply};
+use crate::uneven::{Course, EndOfRun, Shutdown, Supply};
+use exponent::exponent_known_early;
 use fabric::Fabric;
 pub(crate) use microbatches::NoMore;
 use reductions::UnitGradients;
@@ -99,14 +101,22 @@ pub(crate) struct State {
     /// Steps that an optimizer has gone through, updated or skipped.
     pub(crate) committed: u64,
     /// The largest weight that a microbatch of the last step had on this rank.
-    last_weight: u64,
+    pub(crate) last_weight: u64,
     /// Attempts at steps so far: a step that was aborted is tried again under its old number.
     attempts: u64,
     /// What ranks said at the end of the last step.
     agreement: Agreement,
     /// What they said of their data when it began.
     supply: Supply,
+    /// Whether one of them asked then that it be the last.
+    pub(crate) shutdown: Shutdown,
     step: Option<StepState>,
+}
+
+impl State {
+    pub(crate) fn is_in_step(&self) -> bool {
+        self.step.is_some()
+    }
 }
 
 impl Engine {
@@ -120,6 +130,7 @@ impl Engine {
             attempts: 0,
             agreement: Agreement::default(),
             supply: Supply::default(),
+            shutdown: Shutdown::default(),
             step: None,
         };
         Self {
@@ -145,7 +156,8 @@ impl Engine {
         self.check_over(&state, "begin_step")?;
         let said = Intent::Step(options.input);
         let epoch = self.fabric.world.epoch();
-        let (Agreed { largest_hint, supply, .. }, course) = self.meet(&mut state, said, options)?;
+        let (Agreed { largest_hint, supply, shutdown, .. }, course) =
+            self.meet(&mut state, said, options)?;
         match course {
             Course::Goes => self.fabric.world.set_absent(&supply.exhausted),
             Course::Ends => {
@@ -162,7 +174,7 @@ impl Engine {
         let opened = Opened { step, attempt, epoch };
         let mut begun = StepState::new(&self.fabric, opened, options);
         begun.absent = supply.exhausted.clone();
-        state.supply = supply;
+        (state.supply, state.shutdown) = (supply, shutdown);
         begun.exponent = exponent_known_early(self.fabric.options.objective, largest_hint);
         state.step = Some(begun);
         self.under_way.store(attempt, Ordering::Release);
@@ -204,6 +216,7 @@ impl Engine {
             loss_scale: state.loss_scale.value().to_bits(),
             weight_hint: options.weight_hint.unwrap_or(state.last_weight),
             intent,
+            shutdown: options.shutdown,
         };
         let agreed = self.exchange(&header, before)?;
         let Agreed { supply, ending, .. } = &agreed;
@@ -359,18 +372,4 @@ impl Engine {
             seen.to_owned()
         })
     }
-}
-
-/// The power of two that is taken out of every seed, where it is known before the first loss.
-fn exponent_known_early(objective: Objective, largest_hint: u64) -> Option<i32> {
-    match (objective, largest_hint) {
-        (Objective::RankMean, _) => Some(0),
-        (_, 0) => None,
-        (_, hint) => Some(exponent_of(hint)),
-    }
-}
-
-/// The power of two next below a weight.
-fn exponent_of(weight: u64) -> i32 {
-    weight.checked_ilog2().map_or(0, |exponent| exponent.try_into().unwrap_or(0))
 }

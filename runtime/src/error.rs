@@ -127,6 +127,18 @@ pub enum Error {
         /// What the model is doing now.
         current: String,
     },
+    /// A checkpoint could not be saved or loaded. All ranks are told the same; the model and what was saved before are as they were.
+    #[error("{operation} at step {step}, on rank {rank}: {problem}")]
+    Checkpoint {
+        /// What was called.
+        operation: &'static str,
+        /// Steps that an optimizer had gone through.
+        step: u64,
+        /// The first rank that failed.
+        rank: Rank,
+        /// Why.
+        problem: String,
+    },
     /// Ranks entered a step, or made a model, with different ideas of it.
     #[error("{what} differs between ranks: rank {rank} has {got}, rank {other} has {want}")]
     Disagreement {

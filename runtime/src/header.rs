@@ -7,7 +7,7 @@ use hsdp_sharding::Rank;
 
 use crate::comparison;
 use crate::error::Error;
-use crate::uneven::{Input, Supply};
+use crate::uneven::{Input, Shutdown, Supply};
 
 /// What a rank says of itself when it begins a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub(crate) struct StepHeader {
     pub(crate) weight_hint: u64,
     /// What the rank is about to do. May differ.
     pub(crate) intent: Intent,
+    /// Whether it asks that this be the last step. May differ.
+    pub(crate) shutdown: Shutdown,
 }
 
 /// What a rank is about to do where the next step begins.
@@ -42,6 +44,8 @@ pub(crate) struct Agreed {
     pub(crate) supply: Supply,
     /// Ranks that end their run.
     pub(crate) ending: Vec<Rank>,
+    /// Whether any rank asks that this be the last step.
+    pub(crate) shutdown: Shutdown,
 }
 
 const WORDS: usize = 8;
@@ -50,6 +54,7 @@ const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst2\0");
 const FLAGS: u64 = 0xff;
 const EXHAUSTED: u64 = 1;
 const ENDS: u64 = 2;
+const SHUTDOWN: u64 = 4;
 const UNKNOWN: u64 = u64::MAX;
 const MICROBATCHES: usize = 3;
 const HINT: usize = WORDS - 1;
@@ -62,6 +67,10 @@ impl StepHeader {
                     Intent::Step(Input::Ready) => 0,
                     Intent::Step(Input::Exhausted) => EXHAUSTED,
                     Intent::End => ENDS,
+                }
+                | match self.shutdown {
+                    Shutdown::NotAsked => 0,
+                    Shutdown::Asked => SHUTDOWN,
                 },
             self.step,
             self.committed,
@@ -89,16 +98,21 @@ impl StepHeader {
                 .filter(|(_, header)| ends(header))
                 .map(|(rank, _)| Rank::new(rank))
                 .collect(),
+            shutdown: headers().map(shutdown).max().unwrap_or_default(),
         })
     }
 }
 
 fn input(header: &[u64]) -> Input {
-    if header[0] & FLAGS == 0 { Input::Ready } else { Input::Exhausted }
+    if header[0] & (EXHAUSTED | ENDS) == 0 { Input::Ready } else { Input::Exhausted }
 }
 
 fn ends(header: &[u64]) -> bool {
-    header[0] & FLAGS == ENDS
+    header[0] & ENDS != 0
+}
+
+fn shutdown(header: &[u64]) -> Shutdown {
+    if header[0] & SHUTDOWN == 0 { Shutdown::NotAsked } else { Shutdown::Asked }
 }
 
 fn compare(gathered: &[u64]) -> Result<(), Error> {
@@ -158,6 +172,7 @@ mod tests {
             loss_scale: 1.0_f64.to_bits(),
             weight_hint: 0,
             intent: Intent::Step(Input::Ready),
+            shutdown: Shutdown::NotAsked,
         }
     }
 
@@ -183,6 +198,14 @@ mod tests {
         let supply = agree(&[header(), out, header()]).expect("they agree").supply;
         assert_eq!(supply.exhausted, [Rank::new(1)]);
         assert_eq!(supply.ready, [0, 2].map(Rank::new));
+    }
+
+    #[test]
+    fn one_rank_that_asks_for_the_end_is_heard_by_all_and_has_data() {
+        let asks = StepHeader { shutdown: Shutdown::Asked, ..header() };
+        let Agreed { supply, shutdown, ending, .. } = agree(&[header(), asks]).expect("they agree");
+        assert_eq!((shutdown, ending.len(), supply.ready.len()), (Shutdown::Asked, 0, 2));
+        assert_eq!(agree(&[header()]).expect("it agrees").shutdown, Shutdown::NotAsked);
     }
 
     #[test]

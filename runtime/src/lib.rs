@@ -3,7 +3,7 @@
 //! Parameters, gradients and optimizer state are split over a 2-D mesh, *replicate x shard*. Each
 //! microbatch reduce-scatters its gradients over the shard axis; the partial results accumulate in f32; one
 //! all-reduce over the replicate axis ends the step. It knows no autograd: gradients come from whatever
-//! made them (`hsdp-candle` is the adapter for candle), and it writes no files.
+//! made them (`hsdp-candle` is the adapter for candle), and it writes no files but [checkpoints](checkpoint).
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
@@ -16,6 +16,7 @@
 //! | averages | divide factors | [`Objective`], [`divide`] |
 //! | dtypes | `MixedPrecisionPolicy` | [`Precision`], [`LossScaling`] |
 //! | optimizers | `torch.optim` on DTensors | [`AdamW`], [`Sgd`] |
+//! | checkpoints | `torch.distributed.checkpoint` | [`checkpoint`] |
 //!
 //! One step of a linear model, on two ranks that are threads:
 //!
@@ -76,6 +77,7 @@
 //! `precision`, `placement`, `options`; `engine` (what happens in a step); `header`, `agreement` (what ranks tell each other).
 
 mod agreement;
+pub mod checkpoint;
 pub mod collective;
 mod comparison;
 mod description;
@@ -118,7 +120,7 @@ pub use options::{ModelOptions, NonFinite, StepOptions, Unused};
 pub use placement::Placement;
 pub use precision::{DynamicScale, LossScaling, Precision};
 pub use step::{NextStep, Pass, PassHandle, Step};
-pub use uneven::{EndOfRun, Input, Supply, Uneven};
+pub use uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
 
 // What users need of the rooms below, so that one dependency is enough.
 /// The error of a collective, inside [`Error::Comm`].

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::objective::Objective;
 use crate::placement::Placement;
 use crate::precision::{LossScaling, Precision};
-use crate::uneven::{Input, Uneven};
+use crate::uneven::{Input, Shutdown, Uneven};
 
 /// How a model is sharded and its gradients reduced. The same on all ranks; they compare.
 #[derive(Clone, Debug)]
@@ -129,6 +129,8 @@ pub struct StepOptions {
     pub weight_hint: Option<u64>,
     /// Whether this rank has data for the step; see [`Uneven`] for what follows where ranks differ.
     pub input: Input,
+    /// Whether this rank asks that the step be the last: all ranks hear of it, by [`Step::shutdown`](crate::Step::shutdown).
+    pub shutdown: Shutdown,
 }
 
 impl StepOptions {

@@ -1,5 +1,6 @@
 //! Dtypes of a model, and the loss scale that an f16 wire or f16 parameters need.
 
+use hsdp_checkpoint::LossScaleHead;
 use hsdp_sharding::DType;
 
 use crate::error::Error;
@@ -130,6 +131,25 @@ impl LossScale {
         self.scale
     }
 
+    /// What goes from step to step, if anything does.
+    pub(crate) fn saved(&self) -> Option<LossScaleHead> {
+        let Self { scaling, scale: value, steps_since_change } = *self;
+        matches!(scaling, LossScaling::Dynamic(_))
+            .then_some(LossScaleHead { value, steps_since_change })
+    }
+
+    /// As it was in another run, if it moved there, and does here.
+    pub(crate) fn resumed(self, saved: Option<LossScaleHead>) -> Self {
+        match (self.scaling, saved) {
+            (LossScaling::Dynamic(dynamic), Some(LossScaleHead { value, steps_since_change }))
+                if is_power_of_two(value) =>
+            {
+                Self { scale: value.max(dynamic.least), steps_since_change, ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// An overflow is expected now and then where the scale looks for its place. One that comes at its least is no fault of
     /// the scale's: no smaller one could mend it.
     pub(crate) fn expects_overflow(&self) -> bool {
@@ -182,6 +202,17 @@ mod tests {
         assert_eq!(scale.value(), 1.0);
         scale.after_finite_step();
         assert!(scale.expects_overflow());
+    }
+
+    #[test]
+    fn a_scale_is_taken_up_where_it_moved_and_moves() {
+        let mut moved = dynamic(8.0, 3);
+        moved.after_overflow();
+        moved.after_finite_step();
+        assert_eq!(dynamic(64.0, 3).resumed(moved.saved()).saved(), moved.saved());
+        let fixed = LossScale::new(LossScaling::Fixed(128.0));
+        assert_eq!(fixed.resumed(moved.saved()), fixed);
+        assert_eq!(dynamic(64.0, 3).resumed(fixed.saved()), dynamic(64.0, 3));
     }
 
     #[test]

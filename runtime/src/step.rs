@@ -13,7 +13,7 @@ use crate::gradients::Gradients;
 use crate::model::ShardedModel;
 use crate::objective::{LossSum, Seed};
 use crate::precision::Precision;
-use crate::uneven::EndOfRun;
+use crate::uneven::{EndOfRun, Shutdown};
 
 /// A step that is under way. It owns everything that is pending.
 ///
@@ -50,6 +50,13 @@ pub struct Step<'model> {
 impl<'model> Step<'model> {
     pub(crate) fn new(engine: Arc<Engine>, opened: Opened) -> Self {
         Self { engine, opened, model: PhantomData }
+    }
+
+    /// Whether a rank [asked](crate::StepOptions::shutdown) that this step be the last: the same on all ranks, which go through it and then
+    /// save, if they do, and end their run.
+    #[must_use]
+    pub fn shutdown(&self) -> Shutdown {
+        self.engine.state().shutdown
     }
 
     /// Begins the next microbatch, for which this rank has data.

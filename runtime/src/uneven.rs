@@ -33,6 +33,16 @@ impl Uneven {
     }
 }
 
+/// Whether a rank asks that the run end: it was told to (SIGTERM), and has data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Shutdown {
+    /// It does not.
+    #[default]
+    NotAsked,
+    /// The step that begins is to be the last one.
+    Asked,
+}
+
 /// Whether a rank has data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Input {

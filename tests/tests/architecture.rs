@@ -7,7 +7,7 @@ use hsdp_tests::support::sources::{self, Source};
 
 /// The crates, from the bottom up: each may know those before it, and none beside or behind it.
 const LAYERS: [&[&str]; 7] = [
-    &["hsdp-sharding", "nccl-sys"],
+    &["hsdp-sharding", "hsdp-checkpoint", "nccl-sys"],
     &["hsdp-kernels"],
     &["hsdp-comm"],
     &["hsdp"],

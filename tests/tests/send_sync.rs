@@ -217,6 +217,7 @@ table!(RUNTIME {
     hsdp::ShardedModel: Send Sync Unpin,
     hsdp::Step<'static>: Send Sync Unpin,
     hsdp::StepOptions: Send Sync Unpin,
+    hsdp::Shutdown: Send Sync Unpin,
     hsdp::Supply: Send Sync Unpin,
     hsdp::Uneven: Send Sync Unpin,
     hsdp::UnitGradients: Send Sync Unpin,

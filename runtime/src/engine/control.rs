@@ -3,6 +3,7 @@
 use std::mem;
 
 use hsdp_comm::{Error, Group, Lent, Tag};
+use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
 /// The control channel of one rank.
@@ -17,11 +18,6 @@ impl Control {
     /// On a group of all ranks.
     pub(crate) fn new(group: Group) -> Self {
         Self { group, said: Mutex::default(), heard: Mutex::default() }
-    }
-
-    /// All ranks, for what is no exchange.
-    pub(crate) fn group(&self) -> &Group {
-        &self.group
     }
 
     /// Says `words`, as many as every rank says, and has `hear` what all have said, in rank order. Collective over the world.
@@ -44,5 +40,44 @@ impl Control {
         *self.said.lock() = lent.source;
         *self.heard.lock() = lent.target;
         Ok(heard)
+    }
+
+    /// The text that `rank` says; others' is not heard. Collective over the world.
+    ///
+    /// # Errors
+    /// Those of an all-gather and a broadcast.
+    pub(crate) fn text_of(&self, tag: Tag, rank: Rank, mine: &str) -> Result<String, Error> {
+        let mine = mine.as_bytes();
+        let most = |lengths: &[u64]| lengths.iter().copied().max().unwrap_or(0);
+        let longest = self.exchange(tag, [mine.len() as u64], most)?;
+        let mut padded: Vec<u64> = mine.chunks(size_of::<u64>()).map(word).collect();
+        padded.resize(usize::try_from(longest).unwrap_or(usize::MAX).div_ceil(size_of::<u64>()), 0);
+        Ok(text_of(&self.group.broadcast(tag, rank.index(), padded)?.wait()?))
+    }
+}
+
+/// Up to eight bytes, the rest of them zeros.
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; size_of::<u64>()];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
+fn text_of(words: &[u64]) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_survives_the_way_through_words() {
+        for text in ["", "mesh 2x2", "eight by", "prefetch 1\nobjective Sum"] {
+            let words: Vec<u64> = text.as_bytes().chunks(8).map(word).chain([0]).collect();
+            assert_eq!(text_of(&words), text);
+        }
     }
 }

@@ -79,6 +79,11 @@ impl Fabric {
         self.world.rank()
     }
 
+    /// Whether gradients of a step are somewhere: each of them holds on to where its memory goes back to.
+    pub(crate) fn has_gradients_out(&self) -> bool {
+        Arc::strong_count(&self.recycled) > 1
+    }
+
     /// A unit with its layout.
     pub(crate) fn unit(&self, unit: UnitId) -> (UnitId, Arc<UnitLayout>) {
         (unit, Arc::clone(self.plan.layout(unit)))

@@ -3,13 +3,14 @@
 use hsdp_comm::Stage;
 use hsdp_sharding::{ParamId, Rank, UnitId};
 
+use crate::engine::Opened;
 use crate::engine::check;
+use crate::engine::exponent::exponent_of;
 use crate::engine::fabric::Fabric;
 use crate::engine::place::{Place, Turn};
 use crate::engine::recycled::{Finished, Workings};
 use crate::engine::reductions::UnitGradients;
 use crate::engine::shard::Shard;
-use crate::engine::{Opened, exponent_of};
 use crate::error::Error;
 use crate::full::Full;
 use crate::objective::{LossSum, Objective};

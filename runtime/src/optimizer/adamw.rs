@@ -1,7 +1,12 @@
 //! AdamW, as PyTorch computes it.
 
-use hsdp_kernels::AdamWStep;
+use std::borrow::Cow;
 
+use hsdp_kernels::AdamWStep;
+use hsdp_sharding::UnitId;
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Checkpointed, OptimizerState};
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::{ModelId, ShardedModel};
@@ -123,5 +128,69 @@ impl Optimizer for AdamW {
 
     fn set_learning_rate(&mut self, rate: f64) {
         self.options.learning_rate = rate;
+    }
+}
+
+impl Checkpointed for AdamW {
+    const KIND: &'static str = "adamw";
+
+    fn model(&self) -> &ModelId {
+        &self.model
+    }
+
+    fn state_kinds(&self) -> &'static [&'static str] {
+        &["exp_avg", "exp_avg_sq"]
+    }
+
+    fn options(&self) -> Value {
+        let AdamWOptions { learning_rate, betas, eps, weight_decay } = self.options;
+        json!({ "learning_rate": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay })
+    }
+
+    fn updates(&self, unit: UnitId) -> Vec<u64> {
+        self.updates[unit.index()].clone()
+    }
+
+    fn state<'a>(
+        &'a self,
+        model: &ShardedModel,
+        (kind, unit): (&str, UnitId),
+    ) -> Result<Cow<'a, [f32]>, Error> {
+        let second = usize::from(kind == "exp_avg_sq");
+        #[cfg(feature = "cuda")]
+        if model.is_on_device() {
+            return self.on_device[second].to_host(model, unit).map(Cow::Owned);
+        }
+        let _ = model;
+        Ok(Cow::Borrowed(&[&self.first_moments, &self.second_moments][second][unit.index()]))
+    }
+
+    fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error> {
+        let OptimizerState { elements, updates } = state;
+        let [first_moments, second_moments]: [Vec<Vec<f32>>; 2] =
+            elements.try_into().unwrap_or_default();
+        let restored = Self {
+            model: model.id().clone(),
+            options: self.options,
+            first_moments,
+            second_moments,
+            #[cfg(feature = "cuda")]
+            on_device: Default::default(),
+            updates,
+        };
+        #[cfg(feature = "cuda")]
+        if model.is_on_device() {
+            let moments = [&restored.first_moments, &restored.second_moments];
+            let [first, second] = moments.map(|it| DeviceState::from_host(model, it));
+            let nothing = || vec![Vec::new(); restored.updates.len()];
+            let (first_moments, second_moments) = (nothing(), nothing());
+            return Ok(Self {
+                first_moments,
+                second_moments,
+                on_device: [first?, second?],
+                ..restored
+            });
+        }
+        Ok(restored)
     }
 }

@@ -1,9 +1,11 @@
 //! Updates of shards that lie on a device: a launch or two a unit, and no wait.
 
+use hsdp_kernels::Values;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
+use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{DType, Piece, UnitId};
 
-use crate::engine::device::DeviceSeat;
+use crate::engine::device::{DeviceSeat, read_f32};
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::engine::sums::Sums;
@@ -117,10 +119,34 @@ impl DeviceState {
         }
         let state = &mut self.0[unit.index()];
         if state.is_none() {
+            let _optimizer = memory::scope(Category::Optimizer);
             let mut zeros = DeviceBuffer::new(stream.device(), DType::F32, len, "optimizer state")?;
             zeros.fill(stream, 0)?;
             *state = Some(zeros);
         }
         Ok(state.as_mut().expect("it was just made"))
+    }
+
+    /// The state of a unit, on the host; zeros where it is not there yet. Waits for it.
+    pub(super) fn to_host(&self, model: &ShardedModel, unit: UnitId) -> Result<Vec<f32>, Error> {
+        let fabric = &model.engine.fabric;
+        match self.0.get(unit.index()).and_then(Option::as_ref) {
+            None => Ok(vec![0.0; fabric.plan.layout(unit).trainable().shard_len]),
+            Some(state) => read_f32(fabric, state)
+                .map_err(|error| fabric.device_error("saving", model.committed_steps(), error)),
+        }
+    }
+
+    /// The state of all units, by unit.
+    pub(super) fn from_host(model: &ShardedModel, state: &[Vec<f32>]) -> Result<Self, Error> {
+        let (fabric, mut made) = (&model.engine.fabric, Self::default());
+        made.make(model, model.committed_steps())?;
+        let Some(seat) = &fabric.device else { return Ok(made) };
+        for (unit, values) in made.0.iter_mut().zip(state) {
+            let Some(unit) = unit else { continue };
+            unit.write(seat.stream(), Values::F32(values))
+                .map_err(|error| fabric.device_error("loading", model.committed_steps(), error))?;
+        }
+        Ok(made)
     }
 }

@@ -1,7 +1,12 @@
 //! SGD, with momentum if wanted, as PyTorch computes it.
 
-use hsdp_kernels::{MomentumKind, SgdStep};
+use std::borrow::Cow;
 
+use hsdp_kernels::{MomentumKind, SgdStep};
+use hsdp_sharding::UnitId;
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Checkpointed, OptimizerState};
 use crate::error::Error;
 use crate::gradients::Gradients;
 use crate::model::{ModelId, ShardedModel};
@@ -114,5 +119,64 @@ impl Optimizer for Sgd {
 
     fn set_learning_rate(&mut self, rate: f64) {
         self.options.learning_rate = rate;
+    }
+}
+
+impl Checkpointed for Sgd {
+    const KIND: &'static str = "sgd";
+
+    fn model(&self) -> &ModelId {
+        &self.model
+    }
+
+    fn state_kinds(&self) -> &'static [&'static str] {
+        if self.options.momentum == Momentum::Off { &[] } else { &["momentum_buffer"] }
+    }
+
+    fn options(&self) -> Value {
+        let SgdOptions { learning_rate, momentum, weight_decay } = self.options;
+        let (momentum, nesterov) = match momentum {
+            Momentum::Off => (0.0, false),
+            Momentum::Classic(momentum) => (momentum, false),
+            Momentum::Nesterov(momentum) => (momentum, true),
+        };
+        json!({
+            "learning_rate": learning_rate, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
+        })
+    }
+
+    fn updates(&self, _: UnitId) -> Vec<u64> {
+        Vec::new()
+    }
+
+    fn state<'a>(
+        &'a self,
+        model: &ShardedModel,
+        (_, unit): (&str, UnitId),
+    ) -> Result<Cow<'a, [f32]>, Error> {
+        #[cfg(feature = "cuda")]
+        if model.is_on_device() {
+            return self.on_device.to_host(model, unit).map(Cow::Owned);
+        }
+        let _ = model;
+        Ok(Cow::Borrowed(self.velocities.as_ref().map_or(&[], |all| &all[unit.index()])))
+    }
+
+    fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error> {
+        let velocities = state.elements.into_iter().next();
+        #[cfg(feature = "cuda")]
+        if model.is_on_device() {
+            let on_device =
+                velocities.map(|all| DeviceState::from_host(model, &all)).transpose()?;
+            let on_device = on_device.unwrap_or_default();
+            return Ok(Self { on_device, ..Self::new(model, self.options) });
+        }
+        Ok(Self {
+            model: model.id().clone(),
+            options: self.options,
+            velocities,
+            #[cfg(feature = "cuda")]
+            on_device: DeviceState::default(),
+        })
     }
 }

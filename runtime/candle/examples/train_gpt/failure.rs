@@ -15,6 +15,8 @@ pub(crate) enum Failure {
     Training(String),
     /// A collective failed, most often because another rank gave up. Exit code 1.
     Peer(String),
+    /// A signal has ended the run, after so many steps. Exit code 128 and the signal's number.
+    Stopped { signal: u8, steps: usize },
     /// The sharded run differs from its unsharded twin, or from its plan. Exit code 1.
     Disagreement(String),
 }
@@ -24,7 +26,7 @@ impl Failure {
         Self::Input(what.to_string())
     }
 
-    pub(crate) fn training(what: impl fmt::Display) -> Self {
+    pub(crate) fn training<E: fmt::Display>(what: E) -> Self {
         Self::Training(what.to_string())
     }
 
@@ -44,6 +46,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Input(_) => ExitCode::from(2),
+            Self::Stopped { signal, .. } => ExitCode::from(128 + signal),
             Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => ExitCode::FAILURE,
         }
     }
@@ -54,6 +57,9 @@ impl fmt::Display for Failure {
         match self {
             Self::Input(what) => write!(f, "{what}"),
             Self::Training(what) | Self::Peer(what) => write!(f, "training failed: {what}"),
+            Self::Stopped { signal, steps } => {
+                write!(f, "stopped by signal {signal} after step {steps}")
+            }
             Self::Disagreement(what) => write!(f, "verification failed: {what}"),
         }
     }

@@ -7,7 +7,7 @@
 //!
 //! In reading order: `train` (a rank's whole work, and what an embedder copies), `options`, `recipe`,
 //! `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
-//! measurement), `output`, `plot`, `trace`, `threads`. They know one another as `super`,
+//! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace`, `threads`. They know one another as `super`,
 //! since `tests/verify.rs` has this file as a module of its own, to run `tests`.
 
 mod costs;
@@ -19,6 +19,8 @@ mod plot;
 mod progress;
 mod recipe;
 mod report;
+mod saving;
+mod signals;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -39,6 +41,7 @@ use self::failure::Failure;
 use self::options::Options;
 use self::output::Output;
 use self::progress::Progress;
+use self::signals::Signals;
 use self::text::Corpus;
 use self::train::{Job, train};
 
@@ -68,11 +71,19 @@ fn run() -> Result<(), Failure> {
     threads::divide_cores(options.mesh.world_size()).map_err(Failure::training)?;
     let output = options.out.as_deref().map(Output::create).transpose()?;
 
-    let job = Job { options: &options, corpus: &corpus, gpt };
+    let signals = Signals::listen().map_err(Failure::training)?;
+    let job = Job { options: &options, corpus: &corpus, gpt, signals };
     let run = train(&job, Progress::new(options.steps, output.as_ref())?)?;
+    if run.records.is_empty() {
+        return Err(Failure::Input(format!("--resume: all {} steps are made", options.steps)));
+    }
     report::print(&job, &run)?;
     if let Some(output) = output {
         output.finish(&job, &run)?;
     }
-    costs::check_traffic(&run.costs).map(drop)
+    costs::check_traffic(&run.costs)?;
+    match job.signals.caught() {
+        Some(signal) if run.was_stopped => Err(Failure::Stopped { signal, steps: run.steps }),
+        _ => Ok(()),
+    }
 }

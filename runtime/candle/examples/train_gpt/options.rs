@@ -92,6 +92,14 @@ pub(crate) struct Options {
     #[arg(long = "fault", value_name = "FAULT")]
     pub(crate) faults: Vec<Fault>,
 
+    /// Save a checkpoint in DIR/checkpoints after every so many steps; SIGTERM saves one, too
+    #[arg(long, value_name = "STEPS", value_parser = counted, requires = "out")]
+    pub(crate) save_every: Option<usize>,
+
+    /// Go on from the newest checkpoint in DIR/checkpoints, if there is one, on whatever mesh
+    #[arg(long, requires = "out", conflicts_with = "verify")]
+    pub(crate) resume: bool,
+
     /// Keep loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev) there; of a run that fails, flight/
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
@@ -104,10 +112,12 @@ impl Options {
             if !error.use_stderr() {
                 error.exit();
             }
-            // The first line says it all; what follows is advice and usage.
+            // What comes before the first empty line says it all; what follows is advice and usage.
             let text = error.to_string();
-            let line = text.lines().next().unwrap_or_default();
-            Failure::input(line.strip_prefix("error: ").unwrap_or(line))
+            let said: Vec<&str> =
+                text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+            let line = said.join(" ");
+            Failure::input(line.strip_prefix("error: ").unwrap_or(&line))
         })?;
         options.check_mesh()?;
         Ok(options)

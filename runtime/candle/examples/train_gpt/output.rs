@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::failure::Failure;
 use super::progress::StepRecord;
 use super::trace::{Switch, Trace};
 use super::train::{Job, Run};
-use super::{plot, report};
+use super::{plot, report, saving};
 
 /// A folder for the files of one run.
 pub(crate) struct Output {
@@ -34,9 +34,8 @@ impl Output {
     }
 
     /// The file of losses and gradient norms.
-    pub(crate) fn metrics(&self) -> Result<Metrics, Failure> {
-        let file = File::create(self.folder.join("metrics.jsonl")).map_err(Failure::training)?;
-        Ok(Metrics(BufWriter::new(file)))
+    pub(crate) fn metrics(&self) -> PathBuf {
+        self.folder.join("metrics.jsonl")
     }
 
     /// Writes what is known at the end.
@@ -59,12 +58,24 @@ impl fmt::Debug for Output {
 pub(crate) struct Metrics(BufWriter<File>);
 
 impl Metrics {
-    pub(crate) fn add(&mut self, record: &StepRecord) -> Result<(), Failure> {
-        serde_json::to_writer(&mut self.0, record).map_err(Failure::training)?;
-        writeln!(self.0).map_err(Failure::training)
+    /// Begins the file with what it has of the steps before the first that is made now.
+    pub(crate) fn from_step(path: &Path, first: usize) -> Result<Self, Failure> {
+        let kept = saving::lines_before(path, first);
+        // A run that is killed here has either all lines or those that are kept.
+        let new = path.with_extension("jsonl.new");
+        let rewrite = || {
+            let mut file = File::create(&new)?;
+            kept.iter().try_for_each(|line| writeln!(file, "{line}"))?;
+            fs::rename(&new, path)?;
+            Ok(Self(BufWriter::new(file)))
+        };
+        rewrite().map_err(Failure::training::<io::Error>)
     }
 
-    pub(crate) fn finish(mut self) -> Result<(), Failure> {
+    pub(crate) fn add(&mut self, record: &StepRecord) -> Result<(), Failure> {
+        serde_json::to_writer(&mut self.0, record).map_err(Failure::training)?;
+        writeln!(self.0).map_err(Failure::training)?;
+        // A run that is killed has the lines of the steps that it made.
         self.0.flush().map_err(Failure::training)
     }
 }

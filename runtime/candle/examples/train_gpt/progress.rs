@@ -1,5 +1,7 @@
 //! What is shown and kept while training runs.
 
+use std::path::PathBuf;
+
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -25,7 +27,7 @@ pub(crate) struct StepRecord {
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
-    metrics: Option<Metrics>,
+    metrics: Option<(PathBuf, Option<Metrics>)>,
     trace: Option<Switch>,
     records: Vec<StepRecord>,
 }
@@ -36,8 +38,17 @@ impl Progress {
         let template = "{bar:32} {pos}/{len} {elapsed}  {msg}";
         let style = ProgressStyle::with_template(template).map_err(Failure::training)?;
         let bar = ProgressBar::new(steps as u64).with_style(style);
-        let metrics = output.map(Output::metrics).transpose()?;
+        let metrics = output.map(|output| (output.metrics(), None));
         Ok(Self { bar, metrics, trace: output.map(Output::trace_switch), records: Vec::new() })
+    }
+
+    /// Steps are made from this one on.
+    pub(crate) fn resume(&mut self, first: usize) -> Result<(), Failure> {
+        self.bar.set_position(first as u64);
+        if let Some((path, metrics)) = &mut self.metrics {
+            *metrics = Some(Metrics::from_step(path, first)?);
+        }
+        Ok(())
     }
 
     /// A step is done.
@@ -47,7 +58,7 @@ impl Progress {
         self.bar
             .set_message(format!("loss {loss:.3}  gradient {grad_norm:.2}  {rate:.0} tokens/s"));
         self.bar.inc(1);
-        if let Some(metrics) = &mut self.metrics {
+        if let Some((_, Some(metrics))) = &mut self.metrics {
             metrics.add(&record)?;
         }
         self.records.push(record);
@@ -60,7 +71,6 @@ impl Progress {
     /// Training is done: all records.
     pub(crate) fn finish(self) -> Result<Vec<StepRecord>, Failure> {
         self.bar.finish();
-        self.metrics.map_or(Ok(()), Metrics::finish)?;
         Ok(self.records)
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp::{ByteCount, Placement, Precision};
+use hsdp::{ByteCount, Precision};
 use hsdp_candle::Plain;
 use hsdp_candle::gpt::{self, Draw};
 use serde_json::{Value, json};
@@ -19,11 +19,11 @@ const SAMPLE_TEMPERATURE: f32 = 0.8;
 pub(crate) fn print(job: &Job<'_>, run: &Run) -> Result<(), Failure> {
     let costs = &run.costs[0];
     let mut text =
-        format!("{}\n\n{}\n", overview(job, run), traffic_table(costs, job.options.steps));
+        format!("{}\n\n{}\n", overview(job, run), traffic_table(costs, run.records.len()));
     text += &format!(
         "{}\n\n{}\n\nsample:\n{}\n",
         exactness(run),
-        memory(job, costs),
+        memory_table(costs),
         sample(job, run)?
     );
     match io::stdout().lock().write_all(text.as_bytes()) {
@@ -83,14 +83,6 @@ fn traffic_table(costs: &Costs, steps: usize) -> Table {
 
 fn exactness(run: &Run) -> String {
     costs::check_traffic(&run.costs).unwrap_or_else(|failure| failure.to_string())
-}
-
-/// What was counted on the host; what lies on a device is not counted by category.
-fn memory(job: &Job<'_>, costs: &Costs) -> String {
-    match job.options.device {
-        Placement::Host => memory_table(costs).to_string(),
-        device => format!("memory on {device} is not counted by category"),
-    }
 }
 
 fn memory_table(costs: &Costs) -> Table {

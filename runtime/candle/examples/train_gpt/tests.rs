@@ -15,6 +15,7 @@ use super::costs::{Compared, Costs, check_traffic};
 use super::failure::Failure;
 use super::options::Options;
 use super::recipe;
+use super::signals::Signals;
 use super::text::Corpus;
 use super::train::Job;
 use super::unsharded::{Summed, Tensors, Unsharded};
@@ -37,7 +38,7 @@ fn with_job(arguments: &[&str], test: impl FnOnce(&Job<'_>)) {
     let (layers, width, heads, context) = (1, 8, 2, 8);
     let config = GptConfig { vocab: corpus.vocabulary(), context, width, heads, layers };
     let gpt = Gpt::new(config).expect("sizes that fit");
-    test(&Job { options: &options, corpus: &corpus, gpt });
+    test(&Job { options: &options, corpus: &corpus, gpt, signals: Signals::default() });
 }
 
 /// What a faultless sharded run comes to in its first step.

@@ -41,6 +41,13 @@ pub(crate) struct Batch {
 }
 
 impl Corpus {
+    /// A number that differs where the text does.
+    pub(crate) fn digest(&self) -> u64 {
+        let text: String =
+            self.tokens.iter().map(|token| self.vocabulary[*token as usize]).collect();
+        xxh3_64_with_seed(text.as_bytes(), 0)
+    }
+
     /// Reads the text that the options name.
     pub(crate) fn read(options: &Options) -> Result<Self, Failure> {
         let text = match &options.data {

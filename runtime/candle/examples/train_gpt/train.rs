@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use hsdp::{AdamW, Gradients, Optimizer as _, ShardedModel, StepOptions, Update, World};
+use hsdp::{AdamW, Gradients, Optimizer as _, ShardedModel, Shutdown, StepOptions, Update, World};
 use hsdp_candle::Pass;
 use hsdp_candle::gpt::{self, Gpt};
 use hsdp_kernels::memory;
@@ -17,6 +17,8 @@ use super::failure::Failure;
 use super::options::Options;
 use super::progress::{Progress, StepRecord};
 use super::recipe;
+use super::saving::{Ends, Saving};
+use super::signals::Signals;
 use super::text::{Corpus, Place};
 use super::update::MAX_NORM;
 use super::verify::{Sharded, Twin, Verified};
@@ -27,6 +29,7 @@ pub(crate) struct Job<'a> {
     pub(crate) options: &'a Options,
     pub(crate) corpus: &'a Corpus,
     pub(crate) gpt: Gpt,
+    pub(crate) signals: Signals,
 }
 
 /// What came of it.
@@ -38,6 +41,10 @@ pub(crate) struct Run {
     /// The trained parameters, by name.
     pub(crate) parameters: BTreeMap<String, Vec<f32>>,
     pub(crate) verified: Option<Verified>,
+    /// Steps made, those before it was resumed included.
+    pub(crate) steps: usize,
+    /// Whether a signal has ended it.
+    pub(crate) was_stopped: bool,
 }
 
 /// Trains on as many threads as the mesh has ranks.
@@ -72,16 +79,18 @@ fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Run, Failure> {
     if let Some(first) = failures.into_iter().next() {
         return Err(first);
     }
-    let mut costs = Vec::new();
-    let mut first = None;
+    let (mut costs, mut first) = (Vec::new(), None);
+    let (mut steps, mut was_stopped) = (0, false);
     for outcome in done.into_iter().flatten() {
+        (steps, was_stopped) = (outcome.steps, outcome.was_stopped);
         costs.push(outcome.costs);
         first = first.or(outcome.desk.map(|desk| (desk, outcome.parameters)));
     }
     let (desk, parameters) =
         first.ok_or_else(|| Failure::training("rank 0 has kept no records"))?;
     let verified = desk.twin.map(Twin::verified).transpose()?;
-    Ok(Run { records: desk.progress.finish()?, costs, parameters, verified })
+    let records = desk.progress.finish()?;
+    Ok(Run { records, costs, parameters, verified, steps, was_stopped })
 }
 
 /// What only rank 0 has.
@@ -103,6 +112,8 @@ struct Outcome {
     costs: Costs,
     parameters: BTreeMap<String, Vec<f32>>,
     desk: Option<Desk>,
+    steps: usize,
+    was_stopped: bool,
 }
 
 /// A rank at work.
@@ -111,6 +122,7 @@ struct Rank<'a> {
     job: &'a Job<'a>,
     model: ShardedModel,
     optimizer: AdamW,
+    saving: Option<Saving>,
     /// Where candle computes.
     device: Device,
 }
@@ -123,27 +135,62 @@ impl<'a> Rank<'a> {
             gpt::init(param, seed)
         })?;
         let optimizer = AdamW::new(&model, recipe::adamw(job.options));
-        Ok(Self { job, model, optimizer, device: device::of(job.options)? })
+        let saving = Saving::open(&model, (job.options, job.corpus))?;
+        Ok(Self { job, model, optimizer, saving, device: device::of(job.options)? })
+    }
+
+    /// Steps that have been made, in this run or before it was resumed.
+    fn steps(&self) -> Result<usize, Failure> {
+        usize::try_from(self.model.committed_steps()).map_err(Failure::training)
     }
 
     fn train(mut self, mut desk: Option<Desk>) -> Result<Outcome, Failure> {
-        let before = self.model.world().ledger();
-        for step in 0..self.job.options.steps {
-            let _span = info_span!("step", step).entered();
-            let record = self.step(step, desk.as_mut())?;
-            if let Some(Desk { progress, .. }) = &mut desk {
-                progress.add(record)?;
-            }
+        if let Some(saving) = self.saving.as_ref().filter(|_| self.job.options.resume) {
+            saving.resume(&mut self.model, &mut self.optimizer)?;
         }
-        let costs = Costs::of(&self.model, &before, self.job.options);
+        let first = self.steps()?;
+        if let Some(Desk { progress, .. }) = &mut desk {
+            progress.resume(first)?;
+        }
+        let before = self.model.world().ledger();
+        let was_stopped = self.train_from(first, &mut desk)?;
+        let steps = self.steps()?;
+        let made = (steps - first) as u64;
+        let costs = Costs::of(&self.model, (&before, made), self.job.options);
         self.model.end_run()?;
-        Ok(Outcome { costs, parameters: self.model.full_parameters()?, desk })
+        let parameters = self.model.full_parameters()?;
+        Ok(Outcome { costs, parameters, desk, steps, was_stopped })
     }
 
-    fn step(&mut self, step: usize, desk: Option<&mut Desk>) -> Result<StepRecord, Failure> {
+    /// Whether a signal has ended it.
+    fn train_from(&mut self, first: usize, desk: &mut Option<Desk>) -> Result<bool, Failure> {
+        let steps = self.job.options.steps;
+        for step in first..steps {
+            let _span = info_span!("step", step).entered();
+            let (record, shutdown) = self.step(step, desk.as_mut())?;
+            if let Some(Desk { progress, .. }) = desk {
+                progress.add(record)?;
+            }
+            let is_stopped = shutdown == Shutdown::Asked;
+            let ends = if is_stopped || step + 1 == steps { Ends::Yes } else { Ends::No };
+            if let Some(saving) = &mut self.saving {
+                saving.after_step((&self.model, &self.optimizer), ends)?;
+            }
+            if is_stopped {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn step(
+        &mut self,
+        step: usize,
+        desk: Option<&mut Desk>,
+    ) -> Result<(StepRecord, Shutdown), Failure> {
         let options = self.job.options;
         let mut watch = Stopwatch::default();
-        let gradients = watch.time(|| self.gradients(step))?;
+        let (gradients, shutdown) = watch.time(|| self.gradients(step))?;
         let (loss, grad_norm) = (gradients.loss(), gradients.norm());
         let mut twin = desk.and_then(|desk| desk.twin.as_mut());
         if options.verify {
@@ -162,19 +209,22 @@ impl<'a> Rank<'a> {
         }
         let tokens = options.tokens() * (options.microbatches * options.mesh.world_size()) as u64;
         let applied = update == Update::Applied;
-        Ok(StepRecord { step, loss, grad_norm, tokens, seconds: watch.seconds(), applied })
+        let seconds = watch.seconds();
+        Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, shutdown))
     }
 
-    /// One step's gradients: the microbatches, forward and backward, and the reductions.
-    fn gradients(&mut self, step: usize) -> Result<Gradients, Failure> {
-        let Job { options, corpus, gpt } = self.job;
+    /// One step's gradients: the microbatches, forward and backward, and the reductions; and whether it is the last.
+    fn gradients(&mut self, step: usize) -> Result<(Gradients, Shutdown), Failure> {
+        let Job { options, corpus, gpt, signals } = self.job;
         let rank = self.model.rank();
         let weight = options.tokens();
         let begin = StepOptions {
             weight_hint: Some(weight),
+            shutdown: signals.caught().map_or(Shutdown::NotAsked, |_| Shutdown::Asked),
             ..StepOptions::microbatches(options.microbatches)
         };
         let mut open = self.model.begin_step(begin)?;
+        let shutdown = open.shutdown();
         for microbatch in 0..options.microbatches {
             let batch = corpus.batch(Place { step, microbatch, rank }, &self.device)?;
             let pass = Pass::on(open.microbatch()?, &self.device)?;
@@ -185,7 +235,7 @@ impl<'a> Rank<'a> {
             pass.backward(&loss, weight)?;
         }
         let _span = info_span!("finish").entered();
-        Ok(open.finish()?)
+        Ok((open.finish()?, shutdown))
     }
 }
 

@@ -1,0 +1,101 @@
+//! Checkpoints of the run: when they are saved, and from where it goes on.
+
+use std::path::Path;
+
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+use hsdp::{AdamW, ShardedModel};
+use serde_json::{Value, json};
+
+use super::failure::Failure;
+use super::options::Options;
+use super::text::Corpus;
+
+/// Where checkpoints are, in the folder of `--out`.
+const FOLDER: &str = "checkpoints";
+
+/// The run's checkpoints.
+#[derive(Debug)]
+pub(crate) struct Saving {
+    checkpoints: Checkpoints,
+    every: usize,
+    recipe: Value,
+}
+
+impl Saving {
+    /// Opens the run's folder, if it is to have checkpoints. Collective.
+    pub(crate) fn open(
+        model: &ShardedModel,
+        (options, corpus): (&Options, &Corpus),
+    ) -> Result<Option<Self>, Failure> {
+        let Some(out) = &options.out else { return Ok(None) };
+        if options.save_every.is_none() && !options.resume {
+            return Ok(None);
+        }
+        let with = CheckpointOptions::default();
+        let checkpoints = Checkpoints::open(model, &out.join(FOLDER), with)?;
+        let every = options.save_every.unwrap_or(usize::MAX);
+        Ok(Some(Self { checkpoints, every, recipe: recipe(options, corpus) }))
+    }
+
+    /// Goes on from the newest checkpoint, if there is one. Collective.
+    ///
+    /// # Errors
+    /// `Failure::Input` if that is of a run with another seed or text, whose steps these would not be.
+    pub(crate) fn resume(
+        &self,
+        model: &mut ShardedModel,
+        optimizer: &mut AdamW,
+    ) -> Result<(), Failure> {
+        let Some(resumed) = self.checkpoints.load_latest(model, optimizer)? else { return Ok(()) };
+        for broken in &resumed.broken {
+            tracing::warn!(%broken, "a checkpoint is broken");
+        }
+        for (what, value) in self.recipe.as_object().into_iter().flatten() {
+            let saved = &resumed.user[what];
+            if saved != value {
+                return Err(Failure::Input(format!(
+                    "--resume: the checkpoint of step {} was made with {what} {saved}, this run has {value}",
+                    resumed.step
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Saves after a step, if it is time; or since the run ends. Collective.
+    pub(crate) fn after_step(
+        &mut self,
+        (model, optimizer): (&ShardedModel, &AdamW),
+        ends: Ends,
+    ) -> Result<(), Failure> {
+        let step = usize::try_from(model.committed_steps()).map_err(Failure::training)?;
+        if ends == Ends::Yes || step.is_multiple_of(self.every) {
+            self.checkpoints.save(model, optimizer, &self.recipe)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the run ends with a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// It goes on.
+    No,
+    /// It was told to end, or all steps are made.
+    Yes,
+}
+
+/// What decides what a step sees, beside its number and the mesh.
+fn recipe(options: &Options, corpus: &Corpus) -> Value {
+    json!({ "seed": options.seed, "text": format!("{:016x}", corpus.digest()) })
+}
+
+/// Keeps the lines of steps before one that is taken up again: those that are whole.
+pub(crate) fn lines_before(metrics: &Path, step: usize) -> Vec<String> {
+    let text = std::fs::read_to_string(metrics).unwrap_or_default();
+    let is_before = |line: &&str| {
+        let line: Option<Value> = serde_json::from_str(line).ok();
+        line.and_then(|line| line["step"].as_u64()).is_some_and(|it| it < step as u64)
+    };
+    text.lines().filter(is_before).map(str::to_owned).collect()
+}

@@ -1,0 +1,32 @@
+//! Signals that ask the run to end: the step that is under way is made to its end on all ranks.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// Signals that have come.
+#[derive(Debug, Default)]
+pub(crate) struct Signals(Vec<(u8, Arc<AtomicBool>)>);
+
+impl Signals {
+    /// Nothing but a note is made of the first one from now on; a second one of a kind ends the process, as it always did.
+    pub(crate) fn listen() -> io::Result<Self> {
+        let mut signals = Self::default();
+        for signal in [SIGINT, SIGTERM] {
+            let caught = Arc::<AtomicBool>::default();
+            flag::register_conditional_default(signal, Arc::clone(&caught))?;
+            flag::register(signal, Arc::clone(&caught))?;
+            signals.0.push((u8::try_from(signal).map_err(io::Error::other)?, caught));
+        }
+        Ok(signals)
+    }
+
+    /// The number of one that has come.
+    pub(crate) fn caught(&self) -> Option<u8> {
+        let caught = self.0.iter().find(|(_, caught)| caught.load(Ordering::Relaxed));
+        caught.map(|(signal, _)| *signal)
+    }
+}

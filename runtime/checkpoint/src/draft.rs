@@ -1,0 +1,219 @@
+//! A generation in the making.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use safetensors::Dtype;
+
+use crate::error::Error;
+use crate::files::{Files, read_whole};
+use crate::lease::Lease;
+use crate::manifest::{Chunk, FileEntry, Head, MOST_BYTES, Manifest, TensorEntry};
+use crate::name::{LATEST, MANIFEST, RESERVED, deleted, generation};
+use crate::part::{Part, PartOfTensor, Slice, Writer};
+
+/// Where writers write their parts of a generation.
+#[derive(Clone, Debug)]
+pub struct Place {
+    files: Arc<dyn Files>,
+    path: PathBuf,
+    step: u64,
+    nonce: u64,
+}
+
+/// A generation in the making: of whoever holds the lease.
+#[derive(Debug)]
+#[must_use = "a draft is committed or discarded"]
+pub struct Draft<'a> {
+    lease: &'a Lease,
+    place: Place,
+}
+
+/// A generation that is there.
+#[derive(Debug)]
+pub struct Committed {
+    /// Its directory.
+    pub path: PathBuf,
+    /// What could not be done afterwards, which no generation is worse for: the link to the latest, or removing old ones.
+    pub left_undone: Vec<Error>,
+}
+
+type Tensors = BTreeMap<String, TensorEntry>;
+
+impl Place {
+    pub(crate) fn new(files: Arc<dyn Files>, path: PathBuf, (step, nonce): (u64, u64)) -> Self {
+        Self { files, path, step, nonce }
+    }
+
+    /// The number that is in its name and in no other's, by which ranks tell each other of it.
+    #[must_use]
+    pub fn nonce(&self) -> u64 {
+        self.nonce
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes what one writer has, and a note of it; all is on the disk when this returns (W3, W4).
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there are two slices of one tensor, one has no elements, or the name `__metadata__`; [`Error::Io`].
+    pub fn write(&self, writer: Writer, slices: &[Slice<'_>]) -> Result<(), Error> {
+        if let Some(empty) = slices.iter().find(|slice| slice.values.is_empty()) {
+            return Err(Error::tensor(empty.tensor, "a slice of no elements"));
+        }
+        if slices.iter().any(|slice| slice.tensor == RESERVED) {
+            return Err(Error::tensor(RESERVED, "safetensors keeps this name for itself"));
+        }
+        Part::write((&*self.files, &self.path), writer, slices).map(drop)
+    }
+
+    /// What all writers have noted (W6).
+    fn parts(&self, writers: usize) -> Result<Vec<Part>, Error> {
+        let part = |index| {
+            let writer = Writer { index, of: writers };
+            let path = self.path.join(writer.note());
+            let bytes = read_whole(&*self.files, &path, MOST_BYTES);
+            Part::decode(&path, writer, &bytes.map_err(Error::io("read", &path))?)
+        };
+        (0..writers).map(part).collect()
+    }
+}
+
+impl<'a> Draft<'a> {
+    pub(crate) fn new(lease: &'a Lease, place: Place) -> Self {
+        Self { lease, place }
+    }
+
+    /// Where writers write.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Makes it a generation: when all writers have written. If that fails, nothing is left of it.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] if parts do not cover every tensor once; [`Error::Truncated`] if a file is not as its writer has noted;
+    /// [`Error::Io`].
+    pub fn commit(self, head: Head, writers: usize) -> Result<Committed, Error> {
+        match self.publish(head, writers) {
+            Ok(path) => {
+                let left_undone = [self.link_latest(), self.delete_old()];
+                let left_undone = left_undone.into_iter().filter_map(Result::err).collect();
+                Ok(Committed { path, left_undone })
+            }
+            Err(error) => {
+                self.discard();
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes it, as far as that is possible: the next lease removes the rest.
+    pub fn discard(self) {
+        if let Err(error) = self.files().remove(&self.place.path) {
+            let path = self.place.path.display();
+            tracing::warn!(%path, %error, "a checkpoint that failed could not be removed yet");
+        }
+    }
+
+    fn files(&self) -> &dyn Files {
+        &*self.place.files
+    }
+
+    /// W6 to W8.
+    fn publish(&self, head: Head, writers: usize) -> Result<PathBuf, Error> {
+        let (files, place) = (self.files(), &self.place.path);
+        let parts = self.place.parts(writers)?;
+        self.check_sizes(&parts)?;
+        let path = place.join(MANIFEST);
+        let manifest = Manifest::new(&path, head, merged(parts)?)?.encode(&path)?;
+        self.write_synced(&path, &manifest)?;
+        for index in 0..writers {
+            let note = place.join(Writer { index, of: writers }.note());
+            files.remove(&note).map_err(Error::io("remove", &note))?;
+        }
+        files.sync_dir(place).map_err(Error::io("sync", place))?;
+        let (root, published) =
+            (self.lease.store().root(), self.lease.store().generation_path(self.place.step));
+        files.rename(place, &published).map_err(Error::io("rename", place))?;
+        if let Err(error) = files.sync_dir(root) {
+            // Nobody is told that it is there: so it must not be, or a save of the same step would be refused.
+            self.withdraw(&published);
+            return Err(Error::io("sync", root)(error));
+        }
+        Ok(published)
+    }
+
+    /// Takes a generation back, as far as that is possible.
+    fn withdraw(&self, published: &Path) {
+        if let Err(error) = self.files().rename(published, &self.place.path) {
+            let path = published.display();
+            tracing::warn!(%path, %error, "a checkpoint that failed is there nevertheless");
+        }
+    }
+
+    fn check_sizes(&self, parts: &[Part]) -> Result<(), Error> {
+        for Part { file, .. } in parts {
+            let path = self.place.path.join(&file.name);
+            let source = self.files().open(&path).map_err(Error::io("open", &path))?;
+            let (got, want) = (source.size().map_err(Error::io("look at", &path))?, file.bytes);
+            if got != want {
+                return Err(Error::Truncated { path, got, want });
+            }
+        }
+        Ok(())
+    }
+
+    fn write_synced(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
+        let mut sink = self.files().create(path).map_err(Error::io("create", path))?;
+        sink.write(bytes).map_err(Error::io("write", path))?;
+        sink.sync().map_err(Error::io("sync", path))
+    }
+
+    /// W9.
+    fn link_latest(&self) -> Result<(), Error> {
+        let (files, root) = (self.files(), self.lease.store().root());
+        let (latest, new) =
+            (root.join(LATEST), root.join(deleted(self.place.step, self.place.nonce)));
+        let target = generation(self.place.step);
+        files.link(Path::new(&target), &new).map_err(Error::io("make", &new))?;
+        files.rename(&new, &latest).map_err(Error::io("replace", &latest))
+    }
+
+    /// W10.
+    fn delete_old(&self) -> Result<(), Error> {
+        let store = self.lease.store();
+        let steps = store.steps()?;
+        let old = steps.len().saturating_sub(store.kept());
+        steps.into_iter().take(old).try_for_each(|step| store.delete(step))
+    }
+}
+
+/// The files and tensors of all parts.
+fn merged(parts: Vec<Part>) -> Result<(Vec<FileEntry>, Tensors), Error> {
+    let (mut files, mut tensors) = (Vec::new(), Tensors::new());
+    for (number, Part { file, tensors: parts }) in (0..).zip(parts) {
+        files.push(file);
+        parts.into_iter().try_for_each(|part| add(&mut tensors, part, number))?;
+    }
+    for tensor in tensors.values_mut() {
+        tensor.chunks.sort_by_key(|chunk| chunk.offset);
+    }
+    Ok((files, tensors))
+}
+
+fn add(tensors: &mut Tensors, part: PartOfTensor, file: u64) -> Result<(), Error> {
+    let PartOfTensor { tensor, shape, chunks } = part;
+    let new = || TensorEntry { shape: shape.clone(), dtype: Dtype::F32, chunks: Vec::new() };
+    let entry = tensors.entry(tensor.clone()).or_insert_with(new);
+    if entry.shape != shape {
+        let problem = format!("one writer has shape {:?}, another {shape:?}", entry.shape);
+        return Err(Error::tensor(&tensor, problem));
+    }
+    entry.chunks.extend(chunks.into_iter().map(|chunk| Chunk { file, ..chunk }));
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! Reading a generation.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use safetensors::Dtype;
+
+use crate::error::Error;
+use crate::files::{Files, Source, read_whole};
+use crate::hash::Hash;
+use crate::manifest::{Chunk, FileEntry, MOST_BYTES, Manifest, TensorEntry};
+use crate::name::MANIFEST;
+
+/// Bytes that are read at a time where a whole file is hashed.
+const BLOCK: usize = 1 << 20;
+
+/// A generation whose manifest is intact, and whose files are there with their sizes.
+pub struct Generation {
+    files: Arc<dyn Files>,
+    path: PathBuf,
+    manifest: Manifest,
+}
+
+impl Generation {
+    /// Opens the generation in a directory (R2).
+    ///
+    /// # Errors
+    /// [`Error::Io`] if manifest or files cannot be opened, or are links; what [`Manifest::decode`] refuses;
+    /// [`Error::Truncated`] if a file has not its size.
+    pub fn open(files: Arc<dyn Files>, path: &Path) -> Result<Self, Error> {
+        let at = path.join(MANIFEST);
+        let bytes = read_whole(&*files, &at, MOST_BYTES).map_err(Error::io("read", &at))?;
+        let manifest = Manifest::decode(&at, &bytes)?;
+        let generation = Self { files, path: path.to_owned(), manifest };
+        (0..generation.manifest.files.len())
+            .try_for_each(|file| generation.source(file).map(drop))?;
+        Ok(generation)
+    }
+
+    /// Opens a file, as long as it is needed: many ranks of a process may read a generation of many files.
+    fn source(&self, file: usize) -> Result<Box<dyn Source>, Error> {
+        let FileEntry { name, bytes: want, .. } = &self.manifest.files[file];
+        let path = self.path.join(name);
+        let source = self.files.open(&path).map_err(Error::io("open", &path))?;
+        let (got, want) = (source.size().map_err(Error::io("look at", &path))?, *want);
+        if got == want { Ok(source) } else { Err(Error::Truncated { path, got, want }) }
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Reads f32 elements of a tensor, from `offset` on in row-major order, as many as `values` has room for: the chunks that overlap
+    /// them, whose hashes are compared (R3).
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there is no such tensor, it has not so many elements, or they are not f32; [`Error::Corrupt`]; [`Error::Io`].
+    /// What `values` holds then is of no use.
+    pub fn read(&self, tensor: &str, offset: u64, values: &mut [f32]) -> Result<(), Error> {
+        let entry = self.tensor(tensor)?;
+        if entry.dtype != Dtype::F32 {
+            return Err(Error::tensor(
+                tensor,
+                format!("its elements are {}, not F32", entry.dtype),
+            ));
+        }
+        let wanted = offset..offset.saturating_add(values.len() as u64);
+        if entry.numel().is_none_or(|numel| wanted.end > numel) {
+            let problem = format!("elements {wanted:?} of shape {:?}", entry.shape);
+            return Err(Error::tensor(tensor, problem));
+        }
+        let mut scratch = Vec::new();
+        for chunk in overlapping(entry, &wanted) {
+            let of_chunk = chunk.offset..chunk.offset + chunk.len;
+            let common = of_chunk.start.max(wanted.start)..of_chunk.end.min(wanted.end);
+            let target = &mut values[within(&common, wanted.start)];
+            let target: &mut [u8] = bytemuck::cast_slice_mut(target);
+            if common == of_chunk {
+                self.read_chunk(tensor, chunk, target)?;
+            } else {
+                scratch.resize(within(&(chunk.begin..chunk.end), chunk.begin).len(), 0);
+                self.read_chunk(tensor, chunk, &mut scratch)?;
+                let within = within(&common, chunk.offset);
+                target.copy_from_slice(&scratch[4 * within.start..4 * within.end]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `act` with the bytes of each chunk of a tensor, in their order, whatever their dtype. Their hashes have been compared.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there is no such tensor; [`Error::Corrupt`]; [`Error::Io`]; what `act` returns.
+    pub fn for_each_chunk<E: From<Error>>(
+        &self,
+        tensor: &str,
+        mut act: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut bytes = Vec::new();
+        for chunk in &self.tensor(tensor)?.chunks {
+            bytes.resize(within(&(chunk.begin..chunk.end), chunk.begin).len(), 0);
+            self.read_chunk(tensor, chunk, &mut bytes)?;
+            act(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Reads everything and compares all hashes; all that is wrong.
+    #[must_use]
+    pub fn verify(&self) -> Vec<Error> {
+        let of_tensor = |name| self.for_each_chunk(name, |_| Ok::<_, Error>(())).err();
+        let mut wrong: Vec<Error> =
+            self.manifest.tensors.keys().filter_map(|name| of_tensor(name)).collect();
+        if wrong.is_empty() {
+            // Bytes between chunks, and headers.
+            wrong.extend(
+                (0..self.manifest.files.len()).filter_map(|file| self.verify_file(file).err()),
+            );
+        }
+        wrong
+    }
+
+    fn verify_file(&self, index: usize) -> Result<(), Error> {
+        let (file, source) = (&self.manifest.files[index], self.source(index)?);
+        let path = self.path.join(&file.name);
+        let (mut hasher, mut block) = (blake3::Hasher::new(), vec![0; BLOCK]);
+        let mut at = 0;
+        while at < file.bytes {
+            let len = usize::try_from(file.bytes - at).unwrap_or(BLOCK).min(BLOCK);
+            source.read_at(at, &mut block[..len]).map_err(Error::io("read", &path))?;
+            hasher.update(&block[..len]);
+            at += len as u64;
+        }
+        match Hash::finish(&hasher) {
+            found if found == file.hash => Ok(()),
+            found => {
+                let problem = format!("its hash is {found}, the manifest says {}", file.hash);
+                Err(Error::manifest(&path, problem))
+            }
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Result<&TensorEntry, Error> {
+        let entry = self.manifest.tensors.get(name);
+        entry.ok_or_else(|| Error::tensor(name, "the checkpoint has none of that name"))
+    }
+
+    /// Reads all of a chunk into as many bytes.
+    fn read_chunk(&self, tensor: &str, chunk: &Chunk, bytes: &mut [u8]) -> Result<(), Error> {
+        let index = usize::try_from(chunk.file).expect("a manifest's chunks are in its files");
+        let path = || self.path.join(&self.manifest.files[index].name);
+        let read = self.source(index)?.read_at(chunk.begin, bytes);
+        read.map_err(|source| Error::io("read", &path())(source))?;
+        if Hash::of(bytes) == chunk.hash {
+            return Ok(());
+        }
+        let (offset, end) = (chunk.offset, chunk.offset + chunk.len);
+        Err(Error::Corrupt { path: path(), tensor: tensor.into(), offset, end })
+    }
+}
+
+/// The chunks that have some of these elements.
+fn overlapping<'a>(
+    entry: &'a TensorEntry,
+    wanted: &Range<u64>,
+) -> impl Iterator<Item = &'a Chunk> + use<'a> {
+    let Range { start, end } = *wanted;
+    let first = entry.chunks.partition_point(move |chunk| chunk.offset + chunk.len <= start);
+    entry.chunks[first..].iter().take_while(move |chunk| chunk.offset < end)
+}
+
+/// A range, counted from another start.
+fn within(range: &Range<u64>, start: u64) -> Range<usize> {
+    let index = |at: u64| usize::try_from(at - start).expect("it is in memory");
+    index(range.start)..index(range.end)
+}
+
+impl std::fmt::Debug for Generation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generation")
+            .field("path", &self.path)
+            .field("files", &self.files)
+            .finish_non_exhaustive()
+    }
+}

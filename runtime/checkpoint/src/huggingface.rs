@@ -1,0 +1,302 @@
+//! Folders of models as Hugging Face has them: whole tensors in `model-00001-of-00003.safetensors`, and an index of which is where.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::files::{Files, read_whole};
+use crate::generation::Generation;
+use crate::header;
+use crate::manifest::{MOST_BYTES, TensorEntry};
+use crate::name::{STATE, is_plain};
+
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+/// Elements that are converted at a time.
+const BLOCK: usize = 1 << 16;
+
+/// The index, as it is in its file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Index {
+    #[serde(default)]
+    metadata: BTreeMap<String, serde_json::Value>,
+    weight_map: BTreeMap<String, String>,
+}
+
+/// What was exported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// How many files of tensors.
+    pub files: usize,
+    /// How many tensors.
+    pub tensors: usize,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+}
+
+/// Writes the parameters of a generation as a new folder, with at most so many bytes of tensors in a file, or one tensor. Never holds more than a
+/// chunk. The folder is there when all of it is.
+///
+/// # Errors
+/// [`Error::Io`], also if the folder is there already; [`Error::Corrupt`].
+pub fn export(
+    (generation, files): (&Generation, &dyn Files),
+    folder: &Path,
+    most: u64,
+) -> Result<Exported, Error> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let writing = folder.with_file_name(format!(".{name}.writing"));
+    if folder.exists() {
+        let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+        return Err(Error::io("make", folder)(exists));
+    }
+    files.create_dir(&writing).map_err(Error::io("make", &writing))?;
+    let written = write(generation, (files, &writing), most);
+    let published = written.and_then(|exported| {
+        files.rename(&writing, folder).map_err(Error::io("rename", &writing))?;
+        Ok(exported)
+    });
+    published.inspect_err(|_| drop(files.remove(&writing)))
+}
+
+fn write(
+    generation: &Generation,
+    (files, folder): (&dyn Files, &Path),
+    most: u64,
+) -> Result<Exported, Error> {
+    let parts = split(generation, most)?;
+    let count = parts.len();
+    let mut index = Index { metadata: BTreeMap::new(), weight_map: BTreeMap::new() };
+    let mut bytes = 0;
+    for (part, tensors) in parts.iter().enumerate() {
+        let name = match count {
+            1 => SINGLE.to_owned(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", part + 1),
+        };
+        bytes += write_file(generation, (files, &folder.join(&name)), tensors)?;
+        let named = tensors.iter().map(|(tensor, _)| ((*tensor).to_owned(), name.clone()));
+        index.weight_map.extend(named);
+    }
+    let tensors = index.weight_map.len();
+    index.metadata.insert("total_size".to_owned(), bytes.into());
+    let path = folder.join(INDEX);
+    let text = serde_json::to_vec_pretty(&index).map_err(|error| Error::manifest(&path, error))?;
+    write_synced((files, &path), |write| write(&text))?;
+    files.sync_dir(folder).map_err(Error::io("sync", folder))?;
+    Ok(Exported { files: count, tensors, bytes })
+}
+
+type Tensors<'a> = Vec<(&'a str, &'a TensorEntry)>;
+
+/// Which tensors go into which file, in the order of their names; one at least.
+fn split(generation: &Generation, most: u64) -> Result<Vec<Tensors<'_>>, Error> {
+    let mut parts: Vec<Tensors<'_>> = vec![Vec::new()];
+    let mut held = 0;
+    for (name, tensor) in &generation.manifest().tensors {
+        if name.starts_with(STATE) {
+            continue;
+        }
+        let bytes = bytes_of(name, tensor)?;
+        if held > 0 && held + bytes > most {
+            parts.push(Vec::new());
+            held = 0;
+        }
+        held += bytes;
+        parts.last_mut().expect("there is one").push((name, tensor));
+    }
+    Ok(parts)
+}
+
+fn bytes_of(name: &str, tensor: &TensorEntry) -> Result<u64, Error> {
+    let bytes =
+        tensor.numel().zip(tensor.element_bytes()).and_then(|(n, size)| n.checked_mul(size));
+    bytes.ok_or_else(|| Error::tensor(name, "its size is no number"))
+}
+
+/// Writes a file; how many bytes of tensors it has.
+fn write_file(
+    generation: &Generation,
+    (files, path): (&dyn Files, &Path),
+    tensors: &Tensors<'_>,
+) -> Result<u64, Error> {
+    let mut at = 0;
+    let mut infos = Vec::new();
+    for (name, tensor) in tensors {
+        let size =
+            |size: &u64| usize::try_from(*size).map_err(|_| Error::tensor(name, "too large"));
+        let shape = tensor.shape.iter().map(size).collect::<Result<_, _>>()?;
+        let end = at + size(&bytes_of(name, tensor)?)?;
+        let info = TensorInfo { dtype: tensor.dtype, shape, data_offsets: (at, end) };
+        infos.push(((*name).to_owned(), info));
+        at = end;
+    }
+    let beginning = header::encode(infos)?;
+    write_synced((files, path), |write| {
+        write(&beginning)?;
+        tensors.iter().try_for_each(|(name, _)| generation.for_each_chunk(name, &mut *write))
+    })?;
+    Ok(at as u64)
+}
+
+/// Writes a file with what `act` hands out, and syncs it.
+fn write_synced(
+    (files, path): (&dyn Files, &Path),
+    act: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut sink = files.create(path).map_err(Error::io("create", path))?;
+    act(&mut |bytes| sink.write(bytes).map_err(Error::io("write", path)))?;
+    sink.sync().map_err(Error::io("sync", path))
+}
+
+/// A folder of a model, whose headers have been read.
+#[derive(Debug)]
+pub struct Folder {
+    files: Arc<dyn Files>,
+    /// By name.
+    tensors: BTreeMap<String, Place>,
+}
+
+/// Where a tensor is.
+#[derive(Clone, Debug)]
+struct Place {
+    path: PathBuf,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    begin: u64,
+}
+
+impl Folder {
+    /// Reads the index and the headers of a folder: `model.safetensors.index.json` with its files, or `model.safetensors` alone.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Manifest`] if index or headers make no sense, or the index has a tensor in a file where it is not;
+    /// [`Error::Truncated`].
+    pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, Error> {
+        let names = files.list(folder).map_err(Error::io("list", folder))?;
+        let index = folder.join(INDEX);
+        let mut tensors = BTreeMap::new();
+        if !names.contains(&index) {
+            add_file(&*files, &folder.join(SINGLE), &mut tensors)?;
+            return Ok(Self { files, tensors });
+        }
+        let text = read_whole(&*files, &index, MOST_BYTES).map_err(Error::io("read", &index))?;
+        let Index { weight_map, .. } =
+            serde_json::from_slice(&text).map_err(|error| Error::manifest(&index, error))?;
+        let mut in_files: Vec<&str> = weight_map.values().map(|name| &**name).collect();
+        in_files.sort_unstable();
+        in_files.dedup();
+        for name in in_files {
+            if !is_plain(name) {
+                return Err(Error::manifest(&index, format!("`{name}` is no name of a file")));
+            }
+            add_file(&*files, &folder.join(name), &mut tensors)?;
+        }
+        for (tensor, file) in &weight_map {
+            if tensors.get(tensor).is_none_or(|place| place.path != folder.join(file)) {
+                return Err(Error::manifest(&index, format!("`{tensor}` is not in {file}")));
+            }
+        }
+        Ok(Self { files, tensors })
+    }
+
+    /// The names of all tensors, with their shapes.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[u64])> {
+        self.tensors.iter().map(|(name, place)| (&**name, &*place.shape))
+    }
+
+    /// Reads elements of a tensor as f32, from `offset` on in row-major order, as many as `values` has room for: those bytes of the file, and
+    /// no others. F32, F16 and BF16 are read exactly; F64 is rounded.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there is no such tensor, it has not so many elements, or they are no floats; [`Error::Io`].
+    pub fn read(&self, tensor: &str, offset: u64, values: &mut [f32]) -> Result<(), Error> {
+        let place = self.tensors.get(tensor);
+        let place =
+            place.ok_or_else(|| Error::tensor(tensor, "the folder has none of that name"))?;
+        let Place { path, dtype, shape, begin } = place;
+        let convert = converter(*dtype)
+            .ok_or_else(|| Error::tensor(tensor, format!("its elements are {dtype}")))?;
+        let numel: u64 = shape.iter().product();
+        if offset.checked_add(values.len() as u64).is_none_or(|end| end > numel) {
+            let problem = format!("{} elements from {offset} of shape {shape:?}", values.len());
+            return Err(Error::tensor(tensor, problem));
+        }
+        let source = self.files.open(path).map_err(Error::io("open", path))?;
+        let size = dtype.bitsize() / 8;
+        let mut at = begin + offset * size as u64;
+        let mut bytes = vec![0; BLOCK.min(values.len()) * size];
+        for values in values.chunks_mut(BLOCK) {
+            let bytes = &mut bytes[..values.len() * size];
+            source.read_at(at, bytes).map_err(Error::io("read", path))?;
+            convert(bytes, values);
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads a whole tensor as f32, row-major: what a model of this shape begins with.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), and [`Error::Tensor`] if it has another shape.
+    pub fn read_whole(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        let place = self.tensors.get(tensor);
+        let place =
+            place.ok_or_else(|| Error::tensor(tensor, "the folder has none of that name"))?;
+        if !shape.iter().map(|size| *size as u64).eq(place.shape.iter().copied()) {
+            let problem = format!("it has shape {:?}, not {shape:?}", place.shape);
+            return Err(Error::tensor(tensor, problem));
+        }
+        let mut values = vec![0.0; shape.iter().product()];
+        self.read(tensor, 0, &mut values)?;
+        Ok(values)
+    }
+}
+
+/// Adds the tensors of a file.
+fn add_file(
+    files: &dyn Files,
+    path: &Path,
+    tensors: &mut BTreeMap<String, Place>,
+) -> Result<(), Error> {
+    let source = files.open(path).map_err(Error::io("open", path))?;
+    let (data, metadata) = header::decode(path, &*source)?;
+    for (name, info) in metadata.tensors() {
+        let begin = data + info.data_offsets.0 as u64;
+        let shape = info.shape.iter().map(|size| *size as u64).collect();
+        let place = Place { path: path.to_owned(), dtype: info.dtype, shape, begin };
+        if let Some(other) = tensors.insert(name.clone(), place) {
+            let problem = format!("`{name}` is in {}, too", other.path.display());
+            return Err(Error::manifest(path, problem));
+        }
+    }
+    Ok(())
+}
+
+/// Makes f32 of little-endian elements.
+type Converter = fn(&[u8], &mut [f32]);
+
+/// How little-endian elements of a dtype become f32.
+fn converter(dtype: Dtype) -> Option<Converter> {
+    fn by<const SIZE: usize>(bytes: &[u8], values: &mut [f32], convert: fn([u8; SIZE]) -> f32) {
+        let elements = bytes.as_chunks::<SIZE>().0;
+        values.iter_mut().zip(elements).for_each(|(value, element)| *value = convert(*element));
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "the rounding that is promised")]
+    fn rounded(bytes: [u8; 8]) -> f32 {
+        f64::from_le_bytes(bytes) as f32
+    }
+    Some(match dtype {
+        Dtype::F32 => |bytes, values| by(bytes, values, f32::from_le_bytes),
+        Dtype::F16 => |bytes, values| by(bytes, values, |it| f16::from_le_bytes(it).to_f32()),
+        Dtype::BF16 => |bytes, values| by(bytes, values, |it| bf16::from_le_bytes(it).to_f32()),
+        Dtype::F64 => |bytes, values| by(bytes, values, rounded),
+        _ => return None,
+    })
+}

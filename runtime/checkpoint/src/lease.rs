@@ -1,0 +1,139 @@
+//! The right to write to a store.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use crate::draft::Draft;
+use crate::error::Error;
+use crate::name::{LEASE, is_left_behind};
+use crate::store::Store;
+
+/// The words of a holder at the most, as a second one reads them.
+const MOST_WORDS: u64 = 256;
+
+/// The right to write to a store, of one job at a time. It ends when this is dropped, or the process ends.
+#[derive(Debug)]
+pub struct Lease {
+    store: Store,
+    /// Locked as long as it is open.
+    _locked: File,
+}
+
+impl Lease {
+    /// Takes the right to write, and removes what crashes have left behind.
+    ///
+    /// # Errors
+    /// [`Error::Leased`] if another job has it; [`Error::Io`].
+    pub(crate) fn take(store: &Store, holder: &str) -> Result<Self, Error> {
+        let path = store.root().join(LEASE);
+        make_directory(store.root()).map_err(Error::io("make", store.root()))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        options.custom_flags(libc::O_NOFOLLOW);
+        let mut file = options.open(&path).map_err(Error::io("open", &path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let holder = words(&mut file);
+                return Err(Error::Leased { store: store.root().to_owned(), holder });
+            }
+            Err(TryLockError::Error(source)) => {
+                return Err(Error::io("lock", &path)(source));
+            }
+        }
+        name_holder(&mut file, holder).map_err(Error::io("write", &path))?;
+        let lease = Self { store: store.clone(), _locked: file };
+        lease.clean()?;
+        Ok(lease)
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Begins a generation: makes the directory that is to become it. Generations of this step and of later ones that are broken are removed:
+    /// whoever comes here has gone on from an older one in their place.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if there is one of this step or of a later one that is intact, and what keeps one of these from being read if that is no
+    /// loss of its bytes; [`Error::Io`].
+    pub fn begin(&mut self, step: u64) -> Result<Draft<'_>, Error> {
+        self.clean()?;
+        for later in self.store.steps()?.into_iter().filter(|it| *it >= step) {
+            self.remove_broken(later)?;
+        }
+        let place = self.store.place(step, random());
+        let files = self.store.files();
+        files.create_dir(place.path()).map_err(Error::io("make", place.path()))?;
+        Ok(Draft::new(self, place))
+    }
+
+    /// Reads a generation from its beginning to its end, and removes it if it is broken.
+    fn remove_broken(&self, step: u64) -> Result<(), Error> {
+        let path = self.store.generation_path(step);
+        let broken = match self.store.open(step) {
+            Ok(generation) => generation.verify().into_iter().next(),
+            Err(error) => Some(error),
+        };
+        let Some(error) = broken else { return Err(Error::Exists { path }) };
+        if !error.is_loss() {
+            return Err(error);
+        }
+        tracing::warn!(step, %error, "this checkpoint is broken: a new one takes its place");
+        self.store.delete(step)
+    }
+
+    /// Removes generations in the making, and half removed ones: whoever had begun with them has failed, or would have the lease.
+    fn clean(&self) -> Result<(), Error> {
+        let (root, files) = (self.store.root(), self.store.files());
+        let entries = files.list(root).map_err(Error::io("list", root))?;
+        for path in entries.iter().filter(|path| is_left_behind(path)) {
+            tracing::info!(path = %path.display(), "a crash or a failure left this behind: it is removed");
+            files.remove(path).map_err(Error::io("remove", path))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a directory and those above it, each of which outlasts a loss of power.
+fn make_directory(path: &Path) -> io::Result<()> {
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    let above = above.unwrap_or(Path::new("."));
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {
+            return Ok(());
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make_directory(above)?;
+            fs::create_dir(path)?;
+        }
+        made => made?,
+    }
+    File::open(above)?.sync_all()
+}
+
+/// What the holder said of itself.
+fn words(file: &mut File) -> String {
+    let mut said = String::new();
+    let read = file.take(MOST_WORDS).read_to_string(&mut said);
+    match said.trim() {
+        said if read.is_ok() && !said.is_empty() => said.to_owned(),
+        _ => "another job".to_owned(),
+    }
+}
+
+fn name_holder(file: &mut File, holder: &str) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(holder.as_bytes())
+}
+
+/// A number that no other writer of this directory has had.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}

@@ -1,0 +1,91 @@
+//! Names of directories, files and tensors.
+
+use std::path::Path;
+
+/// How the names of tensors begin that are state of an optimizer.
+pub const STATE: &str = "optimizer:";
+
+/// What safetensors has in the place of a tensor.
+pub const RESERVED: &str = "__metadata__";
+pub(crate) const MANIFEST: &str = "manifest.json";
+pub(crate) const LEASE: &str = "lease";
+pub(crate) const LATEST: &str = "latest";
+const GENERATION: &str = "step-";
+const WRITING: &str = ".writing-";
+const DELETED: &str = ".deleted-";
+
+/// The tensor of one kind of an optimizer's state for a parameter: `optimizer:exp_avg:w1`.
+#[must_use]
+pub fn state_tensor(kind: &str, parameter: &str) -> String {
+    format!("{STATE}{kind}:{parameter}")
+}
+
+/// The directory of a generation.
+pub(crate) fn generation(step: u64) -> String {
+    format!("{GENERATION}{step:08}")
+}
+
+/// The step of a generation's directory; `None` of anything else.
+pub(crate) fn step_of(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?;
+    let step = name.strip_prefix(GENERATION)?.parse().ok()?;
+    (generation(step) == name).then_some(step)
+}
+
+/// The directory of a generation in the making.
+pub(crate) fn writing(step: u64, nonce: u64) -> String {
+    format!("{WRITING}{}-{nonce:016x}", generation(step))
+}
+
+/// The directory of a generation that is being removed.
+pub(crate) fn deleted(step: u64, nonce: u64) -> String {
+    format!("{DELETED}{}-{nonce:016x}", generation(step))
+}
+
+/// Whether a crash has left this behind.
+pub(crate) fn is_left_behind(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.starts_with(WRITING) || name.starts_with(DELETED)
+}
+
+/// Whether a name from a manifest is that of a file beside it, and of nothing else.
+pub(crate) fn is_plain(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !name.is_empty() && name.len() <= 255 && !name.starts_with('.') && name.bytes().all(is_allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_read_as_it_was_written_and_not_otherwise() {
+        for step in [0, 120, 99_999_999, 100_000_000, u64::MAX] {
+            assert_eq!(step_of(Path::new(&generation(step))), Some(step));
+        }
+        for other in
+            ["step-120", "step-+0000120", "step-", "step-00000120.old", ".writing-step-00000120-0"]
+        {
+            assert_eq!(step_of(Path::new(other)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn names_that_leave_the_directory_are_not_plain() {
+        for name in ["r00000-of-00004.safetensors", "a", "A_b-c.1"] {
+            assert!(is_plain(name), "{name}");
+        }
+        let long = "a".repeat(256);
+        for name in ["", ".", "..", ".hidden", "../a", "a/b", "/a", "a\\b", "a\0", "ä", &long] {
+            assert!(!is_plain(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_the_making_or_half_removed_is_left_behind() {
+        assert!(is_left_behind(Path::new(&format!("store/{}", writing(3, 7)))));
+        assert!(is_left_behind(Path::new(&format!("store/{}", deleted(3, 7)))));
+        assert!(!is_left_behind(Path::new("store/step-00000003")));
+        assert!(!is_left_behind(Path::new("store/lease")));
+    }
+}

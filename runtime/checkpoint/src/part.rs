@@ -1,0 +1,188 @@
+//! What one writer writes: a file of safetensors, and a note of it.
+
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::files::{Files, Sink};
+use crate::hash::Hash;
+use crate::header;
+use crate::manifest::{CHUNK_BYTES, Chunk, FileEntry, seal, unseal};
+
+/// Elements of a chunk at the most.
+const CHUNK_ELEMENTS: usize = CHUNK_BYTES / size_of::<f32>();
+
+/// Who writes a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writer {
+    /// Which writer.
+    pub index: usize,
+    /// Of how many.
+    pub of: usize,
+}
+
+impl Writer {
+    pub(crate) fn file(self) -> String {
+        format!("{}.safetensors", self.stem())
+    }
+
+    pub(crate) fn note(self) -> String {
+        format!("{}.part.json", self.stem())
+    }
+
+    fn stem(self) -> String {
+        format!("r{:05}-of-{:05}", self.index, self.of)
+    }
+}
+
+/// What a writer has of a tensor: consecutive elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice<'a> {
+    /// The tensor's name.
+    pub tensor: &'a str,
+    /// Its global shape.
+    pub shape: &'a [u64],
+    /// The first element, in row-major order.
+    pub offset: u64,
+    /// The elements, at least one.
+    pub values: &'a [f32],
+}
+
+/// What one writer has written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Part {
+    /// Its file.
+    pub(crate) file: FileEntry,
+    /// What is in it, tensor by tensor.
+    pub(crate) tensors: Vec<PartOfTensor>,
+}
+
+/// What a writer has written of a tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PartOfTensor {
+    /// Its name.
+    pub(crate) tensor: String,
+    /// Its global shape.
+    pub(crate) shape: Vec<u64>,
+    /// In this file: which number that has is not known yet, and 0 here.
+    pub(crate) chunks: Vec<Chunk>,
+}
+
+impl Part {
+    /// Writes a file and its note, and syncs both.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there are two slices of one tensor; [`Error::Io`].
+    pub(crate) fn write(
+        (files, directory): (&dyn Files, &Path),
+        writer: Writer,
+        slices: &[Slice<'_>],
+    ) -> Result<Self, Error> {
+        let name = writer.file();
+        let path = directory.join(&name);
+        let beginning = beginning(slices)?;
+        let mut hashed = Hashed::create(files, &path)?;
+        hashed.write(&beginning)?;
+        let tensors =
+            slices.iter().map(|slice| hashed.write_slice(slice)).collect::<Result<_, _>>();
+        let (bytes, hash) = (hashed.bytes, Hash::finish(&hashed.hasher));
+        let part = Self { file: FileEntry { name, bytes, hash }, tensors: tensors? };
+        hashed.sync()?;
+        part.write_note(files, &directory.join(writer.note()))?;
+        Ok(part)
+    }
+
+    fn write_note(&self, files: &dyn Files, path: &Path) -> Result<(), Error> {
+        let note = seal(self).map_err(|error| Error::manifest(path, error))?;
+        let mut hashed = Hashed::create(files, path)?;
+        hashed.write(&note)?;
+        hashed.sync()
+    }
+
+    /// Reads a note.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] if it is no note, or another writer's.
+    pub(crate) fn decode(path: &Path, writer: Writer, bytes: &[u8]) -> Result<Self, Error> {
+        let part: Self = serde_json::from_str(unseal(path, bytes)?)
+            .map_err(|error| Error::manifest(path, error))?;
+        if part.file.name == writer.file() {
+            return Ok(part);
+        }
+        Err(Error::manifest(path, format!("it is the note of {}", part.file.name)))
+    }
+}
+
+/// The beginning of the file.
+fn beginning(slices: &[Slice<'_>]) -> Result<Vec<u8>, Error> {
+    let mut at = 0;
+    let tensors = slices.iter().map(|slice| {
+        let end = at + size_of_val(slice.values);
+        let info =
+            TensorInfo { dtype: Dtype::F32, shape: shape_of(slice), data_offsets: (at, end) };
+        at = end;
+        (slice.tensor.to_owned(), info)
+    });
+    header::encode(tensors.collect())
+}
+
+/// The tensor's own shape, if the slice is all of it.
+fn shape_of(slice: &Slice<'_>) -> Vec<usize> {
+    let shape: Option<Vec<usize>> =
+        slice.shape.iter().map(|size| usize::try_from(*size).ok()).collect();
+    match shape {
+        Some(shape) if numel(&shape) == Some(slice.values.len()) => shape,
+        _ => vec![slice.values.len()],
+    }
+}
+
+fn numel(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1_usize, |product, size| product.checked_mul(*size))
+}
+
+/// A file that is being written, and what is known of it so far.
+struct Hashed<'a> {
+    sink: Box<dyn Sink>,
+    path: &'a Path,
+    hasher: blake3::Hasher,
+    bytes: u64,
+}
+
+impl<'a> Hashed<'a> {
+    fn create(files: &dyn Files, path: &'a Path) -> Result<Self, Error> {
+        let sink = files.create(path).map_err(Error::io("create", path))?;
+        Ok(Self { sink, path, hasher: blake3::Hasher::new(), bytes: 0 })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.sink.write(bytes).map_err(Error::io("write", self.path))?;
+        self.hasher.update(bytes);
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Writes elements as little-endian bytes, chunk by chunk.
+    fn write_slice(&mut self, slice: &Slice<'_>) -> Result<PartOfTensor, Error> {
+        const { assert!(cfg!(target_endian = "little"), "elements are written as they lie") };
+        let mut offset = slice.offset;
+        let mut chunks = Vec::new();
+        for values in slice.values.chunks(CHUNK_ELEMENTS) {
+            let (bytes, begin): (&[u8], _) = (bytemuck::cast_slice(values), self.bytes);
+            self.write(bytes)?;
+            let (len, hash) = (values.len() as u64, Hash::of(bytes));
+            chunks.push(Chunk { offset, len, file: 0, begin, end: self.bytes, hash });
+            offset += len;
+        }
+        let (tensor, shape) = (slice.tensor.to_owned(), slice.shape.to_vec());
+        Ok(PartOfTensor { tensor, shape, chunks })
+    }
+
+    fn sync(&mut self) -> Result<(), Error> {
+        self.sink.sync().map_err(Error::io("sync", self.path))
+    }
+}

@@ -1,0 +1,150 @@
+//! A directory of generations.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::draft::Place;
+use crate::error::Error;
+use crate::files::Files;
+use crate::generation::Generation;
+use crate::lease::{Lease, random};
+use crate::name::{deleted, generation, step_of, writing};
+
+/// Generations that are kept at the least: whoever reads the one before the last is not disturbed.
+const KEPT_AT_LEAST: usize = 2;
+
+/// A directory of generations. Reading needs nothing else, and writing a [`Lease`].
+#[derive(Clone, Debug)]
+pub struct Store {
+    root: PathBuf,
+    files: Arc<dyn Files>,
+    kept: usize,
+}
+
+/// The newest generation that is intact, and newer ones that are not.
+#[derive(Debug)]
+pub struct Fallback {
+    /// The newest that is intact.
+    pub generation: Option<Generation>,
+    /// Newer ones by their steps, newest first, and what is wrong with them.
+    pub broken: Vec<(u64, Error)>,
+}
+
+impl Store {
+    /// The store in a directory, which need not be there yet. Looks at nothing.
+    #[must_use]
+    pub fn new(root: &Path, files: Arc<dyn Files>) -> Self {
+        Self { root: root.to_owned(), files, kept: KEPT_AT_LEAST }
+    }
+
+    /// Keeps so many generations, and two at the least.
+    #[must_use]
+    pub fn keeping(self, generations: usize) -> Self {
+        Self { kept: generations.max(KEPT_AT_LEAST), ..self }
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Takes the right to write to it, and removes what crashes have left behind. `holder` is what another job is told.
+    ///
+    /// # Errors
+    /// [`Error::Leased`] if another job has it; [`Error::Io`].
+    pub fn lease(&self, holder: &str) -> Result<Lease, Error> {
+        Lease::take(self, holder)
+    }
+
+    /// The steps of its generations, ascending: intact or not.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the directory is there and cannot be read.
+    pub fn steps(&self) -> Result<Vec<u64>, Error> {
+        let entries = match self.files.list(&self.root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            listed => listed.map_err(Error::io("list", &self.root))?,
+        };
+        let mut steps: Vec<u64> = entries.iter().filter_map(|path| step_of(path)).collect();
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// Opens the generation of a step.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchStep`]; what [`Generation::open`] refuses.
+    pub fn open(&self, step: u64) -> Result<Generation, Error> {
+        let has = self.steps()?;
+        if !has.contains(&step) {
+            return Err(Error::NoSuchStep { store: self.root.clone(), step, has });
+        }
+        let opened = Generation::open(Arc::clone(&self.files), &self.generation_path(step))?;
+        let found = opened.manifest().step;
+        if found == step {
+            return Ok(opened);
+        }
+        let problem = format!("it is of step {found}, in the directory of step {step}");
+        Err(Error::manifest(opened.path(), problem))
+    }
+
+    /// The newest generation that is intact by its manifest and the sizes of its files; of those before a step, if one is given.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the directory is there and cannot be read.
+    pub fn newest(&self, before: Option<u64>) -> Result<Fallback, Error> {
+        let mut broken = Vec::new();
+        let is_meant = |step: &u64| before.is_none_or(|before| *step < before);
+        for step in self.steps()?.into_iter().rev().filter(is_meant) {
+            match self.open(step) {
+                Ok(generation) => return Ok(Fallback { generation: Some(generation), broken }),
+                Err(error) => broken.push((step, error)),
+            }
+        }
+        Ok(Fallback { generation: None, broken })
+    }
+
+    /// The newest generation that is intact. Broken ones that are newer are told as warnings.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; that of the newest one, if there are some and none is intact.
+    pub fn latest(&self) -> Result<Option<Generation>, Error> {
+        let Fallback { generation, mut broken } = self.newest(None)?;
+        if generation.is_none() && !broken.is_empty() {
+            return Err(broken.swap_remove(0).1);
+        }
+        for (step, error) in broken {
+            tracing::warn!(step, %error, "this checkpoint is broken: an older one is used");
+        }
+        Ok(generation)
+    }
+
+    /// Where the generation of a step is in the making, under the number that its [`Place`] has.
+    #[must_use]
+    pub fn place(&self, step: u64, nonce: u64) -> Place {
+        let path = self.root.join(writing(step, nonce));
+        Place::new(Arc::clone(&self.files), path, (step, nonce))
+    }
+
+    /// Removes a generation: by a name that no reader looks at, so that none finds a part of it.
+    pub(crate) fn delete(&self, step: u64) -> Result<(), Error> {
+        let path = self.generation_path(step);
+        let hidden = self.root.join(deleted(step, random()));
+        self.files.rename(&path, &hidden).map_err(Error::io("rename", &path))?;
+        self.files.remove(&hidden).map_err(Error::io("remove", &hidden))
+    }
+
+    pub(crate) fn files(&self) -> &dyn Files {
+        &*self.files
+    }
+
+    pub(crate) fn generation_path(&self, step: u64) -> PathBuf {
+        self.root.join(generation(step))
+    }
+
+    pub(crate) fn kept(&self) -> usize {
+        self.kept
+    }
+}

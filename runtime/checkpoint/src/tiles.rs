@@ -1,0 +1,136 @@
+//! Whether chunks cover a tensor once, inside their files.
+
+use crate::manifest::{CHUNK_BYTES, Chunk, FileEntry, TensorEntry};
+
+/// Checks a tensor's chunks: in order, without a gap or an overlap, each as long in its file as its elements are.
+///
+/// # Errors
+/// What is wrong, in words.
+pub(crate) fn check(tensor: &TensorEntry, files: &[FileEntry]) -> Result<(), String> {
+    let numel = tensor.numel().ok_or_else(|| format!("shape {:?} is too large", tensor.shape))?;
+    let bytes = tensor
+        .element_bytes()
+        .ok_or_else(|| format!("elements of {} are no whole bytes", tensor.dtype))?;
+    let mut covered = 0;
+    for chunk in &tensor.chunks {
+        if chunk.offset != covered {
+            let wrong = if chunk.offset > covered { "missing" } else { "there twice" };
+            let [from, to] = [covered.min(chunk.offset), covered.max(chunk.offset)];
+            return Err(format!("elements {from} to {to} are {wrong}"));
+        }
+        check_place(chunk, files, bytes)?;
+        covered = chunk.offset + chunk.len;
+    }
+    match covered {
+        _ if covered == numel => Ok(()),
+        _ if covered < numel => Err(format!("elements {covered} to {numel} are missing")),
+        _ => Err(format!("{covered} elements are there, {numel} fit its shape")),
+    }
+}
+
+fn check_place(chunk: &Chunk, files: &[FileEntry], element_bytes: u64) -> Result<(), String> {
+    let file = usize::try_from(chunk.file).ok().and_then(|index| files.get(index));
+    let file =
+        file.ok_or_else(|| format!("a chunk is in file {} of {}", chunk.file, files.len()))?;
+    let (begin, end) = (chunk.begin, chunk.end);
+    if end < begin || end > file.bytes {
+        return Err(format!(
+            "a chunk is in bytes {begin} to {end} of {}, of {}",
+            file.bytes, file.name
+        ));
+    }
+    if end - begin > CHUNK_BYTES as u64 {
+        return Err(format!("a chunk has {} bytes, {CHUNK_BYTES} are the most", end - begin));
+    }
+    let fits = chunk.len.checked_mul(element_bytes) == Some(end - begin);
+    let adds_up = chunk.offset.checked_add(chunk.len).is_some();
+    if fits && adds_up && chunk.len > 0 {
+        return Ok(());
+    }
+    Err(format!(
+        "a chunk of {} elements from {} has {} bytes",
+        chunk.len,
+        chunk.offset,
+        end - begin
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::Dtype;
+
+    use super::*;
+    use crate::hash::Hash;
+
+    fn file() -> FileEntry {
+        FileEntry { name: "r".to_owned(), bytes: 48, hash: Hash::of(b"") }
+    }
+
+    fn chunk(offset: u64, len: u64) -> Chunk {
+        Chunk {
+            offset,
+            len,
+            file: 0,
+            begin: 4 * offset,
+            end: 4 * (offset + len),
+            hash: Hash::of(b""),
+        }
+    }
+
+    fn wrong(shape: &[u64], chunks: Vec<Chunk>) -> String {
+        let tensor = TensorEntry { shape: shape.to_vec(), dtype: Dtype::F32, chunks };
+        check(&tensor, &[file()]).map_or_else(|wrong| wrong, |()| "nothing".to_owned())
+    }
+
+    #[test]
+    fn a_tensor_is_covered_once() {
+        assert_eq!(wrong(&[3, 4], vec![chunk(0, 5), chunk(5, 7)]), "nothing");
+        assert_eq!(wrong(&[], vec![chunk(0, 1)]), "nothing");
+        assert_eq!(wrong(&[0, 7], vec![]), "nothing");
+        assert_eq!(wrong(&[12], vec![chunk(0, 5), chunk(6, 6)]), "elements 5 to 6 are missing");
+        assert_eq!(wrong(&[12], vec![chunk(0, 5), chunk(4, 8)]), "elements 4 to 5 are there twice");
+        assert_eq!(wrong(&[12], vec![chunk(0, 5)]), "elements 5 to 12 are missing");
+        assert_eq!(wrong(&[11], vec![chunk(0, 12)]), "12 elements are there, 11 fit its shape");
+        assert_eq!(wrong(&[12], vec![]), "elements 0 to 12 are missing");
+    }
+
+    #[test]
+    fn a_chunk_is_in_its_file() {
+        let with = |chunk| wrong(&[5], vec![chunk]);
+        assert_eq!(with(Chunk { file: 1, ..chunk(0, 5) }), "a chunk is in file 1 of 1");
+        assert_eq!(
+            with(Chunk { end: 52, ..chunk(0, 5) }),
+            "a chunk is in bytes 0 to 52 of 48, of r"
+        );
+        assert_eq!(
+            with(Chunk { begin: 30, ..chunk(0, 5) }),
+            "a chunk is in bytes 30 to 20 of 48, of r"
+        );
+        assert_eq!(
+            with(Chunk { end: 16, ..chunk(0, 5) }),
+            "a chunk of 5 elements from 0 has 16 bytes"
+        );
+        assert_eq!(
+            with(Chunk { len: 1 << 62, ..chunk(0, 5) }),
+            format!("a chunk of {} elements from 0 has 20 bytes", 1_u64 << 62)
+        );
+        assert_eq!(wrong(&[0], vec![chunk(0, 0)]), "a chunk of 0 elements from 0 has 0 bytes");
+    }
+
+    #[test]
+    fn a_chunk_is_no_larger_than_a_reader_has_room_for() {
+        let file = FileEntry { bytes: 1 << 40, ..file() };
+        let chunk = Chunk { begin: 0, end: 1 << 40, ..chunk(0, 1 << 38) };
+        let tensor = TensorEntry { shape: vec![1 << 38], dtype: Dtype::F32, chunks: vec![chunk] };
+        let told = "a chunk has 1099511627776 bytes, 8388608 are the most";
+        assert_eq!(check(&tensor, &[file]), Err(told.to_owned()));
+    }
+
+    #[test]
+    fn what_no_number_holds_is_refused() {
+        assert_eq!(
+            wrong(&[1 << 40, 1 << 40], vec![]),
+            "shape [1099511627776, 1099511627776] is too large"
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! What is exported is read again, by this crate and by the `safetensors` crate; what is hostile is refused.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use hsdp_checkpoint::{
+    Disk, Error, Exported, Folder, Generation, Head, Slice, Store, Writer, export, state_tensor,
+};
+use safetensors::tensor::{SafeTensors, TensorView};
+use safetensors::{Dtype, serialize_to_file};
+
+/// A generation of four tensors with a state, cut between two writers.
+fn generation(root: &Path) -> (Generation, BTreeMap<String, Vec<f32>>) {
+    let store = Store::new(root, Arc::new(Disk));
+    let mut lease = store.lease("test").expect("free");
+    let draft = lease.begin(1).expect("new");
+    let tensors: BTreeMap<String, Vec<f32>> = [("a", 6), ("b.weight", 40), ("c", 1), ("d", 25)]
+        .into_iter()
+        .map(|(name, len)| (name.to_owned(), (0..len).map(|it| it as f32 + 0.5).collect()))
+        .collect();
+    for index in 0..2 {
+        let mut slices = Vec::new();
+        let state = state_tensor("exp_avg", "a");
+        let shapes: Vec<[u64; 1]> = tensors.values().map(|values| [values.len() as u64]).collect();
+        for ((name, values), shape) in tensors.iter().zip(&shapes) {
+            let cut = values.len() / 3;
+            let (offset, values) =
+                if index == 0 { (0, &values[..cut]) } else { (cut, &values[cut..]) };
+            if !values.is_empty() {
+                slices.push(Slice { tensor: name, shape, offset: offset as u64, values });
+            }
+        }
+        if index == 0 {
+            slices.push(Slice { tensor: &state, shape: &[6], offset: 0, values: &[0.0; 6] });
+        }
+        draft.place().write(Writer { index, of: 2 }, &slices).expect("written");
+    }
+    draft.commit(Head::of_step(1), 2).expect("whole");
+    (store.open(1).expect("intact"), tensors)
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("there");
+    let names = entries.map(|it| it.expect("there").file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn parameters_are_exported_and_read_again_whatever_the_files() {
+    let root = tempfile::tempdir().expect("a folder");
+    let (generation, expected) = generation(&root.path().join("store"));
+    for (most, count) in [(1, 4), (200, 2), (1 << 30, 1)] {
+        let folder = root.path().join(format!("by-{most}"));
+        let exported = export((&generation, &Disk), &folder, most).expect("exported");
+        assert_eq!(exported, Exported { files: count, tensors: 4, bytes: 4 * 72 });
+        assert_eq!(files(&folder).len(), count + 1, "{:?}", files(&folder));
+        let read = Folder::open(Arc::new(Disk), &folder).expect("a folder");
+        for (name, values) in &expected {
+            assert_eq!(&read.read_whole(name, &[values.len()]).expect("readable"), values);
+            for start in 0..values.len() {
+                let mut part = vec![0.0; values.len() - start];
+                read.read(name, start as u64, &mut part).expect("readable");
+                assert_eq!(part, values[start..]);
+            }
+        }
+        assert_eq!(read.tensors().count(), 4, "no state");
+        let names = files(&folder);
+        for name in names.iter().filter(|name| name.ends_with(".safetensors")) {
+            let bytes = fs::read(folder.join(name)).expect("there");
+            SafeTensors::deserialize(&bytes).expect("any reader opens it");
+        }
+        let again = export((&generation, &Disk), &folder, most).expect_err("it is there");
+        assert!(again.to_string().starts_with("cannot make "), "{again}");
+    }
+}
+
+#[test]
+fn every_float_of_others_is_read_as_f32() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let values = [1.5_f32, -0.25, 3.0, 65504.0];
+    let bytes = [
+        (Dtype::F32, values.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<u8>>()),
+        (Dtype::F16, values.iter().flat_map(|it| f16::from_f32(*it).to_le_bytes()).collect()),
+        (Dtype::BF16, values.iter().flat_map(|it| bf16::from_f32(*it).to_le_bytes()).collect()),
+        (Dtype::F64, values.iter().flat_map(|it| f64::from(*it).to_le_bytes()).collect()),
+        (Dtype::I32, [1_i32, 2, 3, 4].iter().flat_map(|it| it.to_le_bytes()).collect()),
+    ];
+    let views = bytes.iter().map(|(dtype, bytes)| {
+        (dtype.to_string(), TensorView::new(*dtype, vec![2, 2], bytes).expect("four elements"))
+    });
+    serialize_to_file(views, None, &folder.path().join("model.safetensors")).expect("written");
+    let read = Folder::open(Arc::new(Disk), folder.path()).expect("a folder");
+    for dtype in ["F32", "F16", "F64"] {
+        assert_eq!(read.read_whole(dtype, &[2, 2]).expect("floats"), values, "{dtype}");
+    }
+    assert_eq!(read.read_whole("BF16", &[2, 2]).expect("floats"), [1.5, -0.25, 3.0, 65536.0]);
+    let told = |refused: Result<Vec<f32>, Error>| refused.expect_err("refused").to_string();
+    assert_eq!(told(read.read_whole("I32", &[2, 2])), "tensor `I32`: its elements are I32");
+    let other = "tensor `F32`: it has shape [2, 2], not [4]";
+    assert_eq!(told(read.read_whole("F32", &[4])), other);
+    let none = "tensor `x`: the folder has none of that name";
+    assert_eq!(told(read.read_whole("x", &[4])), none);
+}
+
+#[test]
+fn hostile_folders_are_refused_without_a_panic() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [model, index] =
+        ["model.safetensors", "model.safetensors.index.json"].map(|name| folder.path().join(name));
+    let refused = || Folder::open(Arc::new(Disk), folder.path()).expect_err("refused").to_string();
+    assert!(refused().starts_with("cannot open"), "{}", refused());
+    let header = |length: u64, json: &str| [&length.to_le_bytes(), json.as_bytes()].concat();
+    let huge = r#"{"w":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,18446744073709551615]}}"#;
+    let short = r#"{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
+    for bytes in [
+        Vec::new(),
+        vec![1, 2, 3],
+        header(u64::MAX, ""),
+        header(1 << 62, "{}"),
+        header(100, "{}"),
+        header(2, "[]"),
+        header(huge.len() as u64, huge),
+        header(short.len() as u64, short),
+    ] {
+        fs::write(&model, &bytes).expect("written");
+        let told = refused();
+        assert!(told.contains("model.safetensors"), "{told}");
+    }
+    for text in [
+        "",
+        "{}",
+        r#"{"weight_map":{"w":"../model.safetensors"}}"#,
+        r#"{"weight_map":{"w":"/etc/passwd"}}"#,
+        r#"{"weight_map":{"w":"nowhere.safetensors"}}"#,
+        r#"{"weight_map":{"w":7}}"#,
+    ] {
+        fs::write(&index, text).expect("written");
+        let told = refused();
+        assert!(told.contains("index.json") || told.contains("nowhere"), "{told}");
+    }
+}

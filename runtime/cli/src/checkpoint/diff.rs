@@ -1,0 +1,102 @@
+//! `hsdp checkpoint diff`.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::path::PathBuf;
+
+use clap::Args;
+use hsdp_checkpoint::Generation;
+
+use super::open;
+use crate::outcome::{Outcome, print};
+
+/// Elements that are compared at a time.
+const BLOCK: usize = 1 << 20;
+
+/// What to compare.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// The directory of the one
+    #[arg(value_name = "DIR")]
+    first: PathBuf,
+
+    /// The directory of the other
+    #[arg(value_name = "OTHER")]
+    second: PathBuf,
+
+    /// The step of the one; without it, the newest that is intact
+    #[arg(long, value_name = "STEP")]
+    step: Option<u64>,
+
+    /// The step of the other; without it, the newest that is intact
+    #[arg(long, value_name = "STEP")]
+    other_step: Option<u64>,
+}
+
+/// A line for each thing that differs.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let first = open(&options.first, options.step)?;
+    let second = open(&options.second, options.other_step)?;
+    let mut lines = of_heads(&first, &second);
+    let [one, other] = [&first, &second].map(|it| &it.manifest().tensors);
+    let names: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+    for name in names {
+        lines.extend(match (one.get(name), other.get(name)) {
+            (Some(_), None) => Some(format!("{name}: only in the first")),
+            (None, _) => Some(format!("{name}: only in the second")),
+            (Some(a), Some(b)) if (&a.shape, a.dtype) != (&b.shape, b.dtype) => Some(format!(
+                "{name}: {} {:?} in the first, {} {:?} in the second",
+                a.dtype, a.shape, b.dtype, b.shape
+            )),
+            (Some(a), Some(_)) => of_tensors(name, a.numel().unwrap_or(0), [&first, &second])?,
+        });
+    }
+    if lines.is_empty() {
+        print("they are the same, bit by bit")?;
+        return Ok(Outcome::Well);
+    }
+    print(&lines.join("\n"))?;
+    Ok(Outcome::Wrong)
+}
+
+/// What is beside tensors.
+fn of_heads(first: &Generation, second: &Generation) -> Vec<String> {
+    let [a, b] = [first.manifest(), second.manifest()];
+    let mut lines = Vec::new();
+    let mut compare = |what: &str, differs: bool, values: [String; 2]| {
+        if differs {
+            let [a, b] = values;
+            lines.push(format!("{what}: {a} in the first, {b} in the second"));
+        }
+    };
+    compare("step", a.step != b.step, [a.step, b.step].map(|step| step.to_string()));
+    compare("user", a.user != b.user, [&a.user, &b.user].map(ToString::to_string));
+    let training = [a.training, b.training].map(|training| format!("{training:?}"));
+    compare("training", a.training != b.training, training);
+    let optimizer = [&a.optimizer, &b.optimizer].map(|it| format!("{it:?}"));
+    compare("optimizer", a.optimizer != b.optimizer, optimizer);
+    lines
+}
+
+/// How many elements of a tensor differ, and by how much at the most.
+fn of_tensors(
+    name: &str,
+    numel: u64,
+    generations: [&Generation; 2],
+) -> Result<Option<String>, Box<dyn Error>> {
+    let (mut differ, mut most) = (0_u64, 0.0_f32);
+    for start in (0..numel).step_by(BLOCK) {
+        let len = usize::try_from((numel - start).min(BLOCK as u64))?;
+        let read = |generation: &Generation| {
+            let mut values = vec![0.0_f32; len];
+            generation.read(name, start, &mut values).map(|()| values)
+        };
+        let [a, b] = generations.map(read);
+        for (a, b) in a?.into_iter().zip(b?).filter(|(a, b)| a.to_bits() != b.to_bits()) {
+            differ += 1;
+            most = most.max((a - b).abs());
+        }
+    }
+    let line = format!("{name}: {differ} of {numel} elements differ, by {most:e} at the most");
+    Ok((differ > 0).then_some(line))
+}

@@ -1,0 +1,35 @@
+//! `hsdp checkpoint export`.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use clap::Args;
+use hsdp_checkpoint::{Disk, Exported, export};
+
+use super::Which;
+use crate::outcome::{Outcome, print};
+
+/// What to export, and to where.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    which: Which,
+
+    /// The folder to make
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+
+    /// Megabytes of tensors in a file at the most
+    #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
+    file_size: u64,
+}
+
+/// Writes it.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let generation = options.which.open()?;
+    let most = options.file_size.saturating_mul(1_000_000);
+    let Exported { files, tensors, bytes } = export((&generation, &Disk), &options.out, most)?;
+    let (step, out) = (generation.manifest().step, options.out.display());
+    print(&format!("step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"))?;
+    Ok(Outcome::Well)
+}

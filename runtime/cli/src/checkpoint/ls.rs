@@ -1,0 +1,104 @@
+//! `hsdp checkpoint ls`.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use hsdp_checkpoint::{Generation, Manifest, STATE};
+use serde_json::{Value, json};
+
+use super::{Format, store};
+use crate::outcome::{Outcome, print};
+
+/// What to list.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// The directory of the checkpoints
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// How to say it
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    format: Format,
+}
+
+/// Lists all; something is wrong if one is broken, by its manifest and the sizes of its files.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let store = store(&options.directory);
+    let steps = store.steps()?;
+    if steps.is_empty() {
+        return Err(format!("there is no checkpoint in {}", options.directory.display()).into());
+    }
+    let rows = steps.into_iter().map(|step| (step, store.open(step).map_err(|it| it.to_string())));
+    let rows: Vec<(u64, Result<Generation, String>)> = rows.collect();
+    match options.format {
+        Format::Text => print(&format!("{}\n{}", table(&rows), broken(&rows)))?,
+        Format::Json => print(&Value::Array(rows.iter().map(in_json).collect()).to_string())?,
+    }
+    let is_well = rows.iter().all(|(_, opened)| opened.is_ok());
+    Ok(if is_well { Outcome::Well } else { Outcome::Wrong })
+}
+
+fn table(rows: &[(u64, Result<Generation, String>)]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    table.set_header(["step", "mesh", "files", "parameters", "bytes", "optimizer"]);
+    for (step, opened) in rows {
+        table.add_row(match opened {
+            Ok(generation) => {
+                let manifest = generation.manifest();
+                let mesh = manifest.mesh;
+                vec![
+                    step.to_string(),
+                    format!("{}x{}", mesh.replicate, mesh.shard),
+                    manifest.files.len().to_string(),
+                    parameters(manifest).to_string(),
+                    bytes(manifest).to_string(),
+                    optimizer(manifest).unwrap_or("none").to_owned(),
+                ]
+            }
+            Err(_) => vec![step.to_string(), "broken".to_owned()],
+        });
+    }
+    for column in table.column_iter_mut().filter(|column| [0, 2, 3, 4].contains(&column.index)) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// A line for each that is broken.
+fn broken(rows: &[(u64, Result<Generation, String>)]) -> String {
+    let line = |(step, opened): &(u64, Result<Generation, String>)| {
+        opened.as_ref().err().map(|broken| format!("step {step}: {broken}"))
+    };
+    rows.iter().filter_map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn in_json((step, opened): &(u64, Result<Generation, String>)) -> Value {
+    match opened {
+        Ok(generation) => {
+            let manifest = generation.manifest();
+            let mesh = [manifest.mesh.replicate, manifest.mesh.shard];
+            json!({
+                "step": step, "mesh": mesh, "files": manifest.files.len(), "parameters": parameters(manifest),
+                "bytes": bytes(manifest), "optimizer": optimizer(manifest), "user": manifest.user,
+            })
+        }
+        Err(broken) => json!({ "step": step, "broken": broken }),
+    }
+}
+
+/// Elements of all parameters.
+fn parameters(manifest: &Manifest) -> u64 {
+    let tensors = manifest.tensors.iter().filter(|(name, _)| !name.starts_with(STATE));
+    tensors.filter_map(|(_, tensor)| tensor.numel()).sum()
+}
+
+fn bytes(manifest: &Manifest) -> u64 {
+    manifest.files.iter().map(|file| file.bytes).sum()
+}
+
+fn optimizer(manifest: &Manifest) -> Option<&str> {
+    manifest.optimizer.as_ref().map(|optimizer| &*optimizer.kind)
+}

@@ -1,0 +1,76 @@
+//! `hsdp checkpoint reshard`.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use clap::Args;
+use hsdp_checkpoint::{Generation, Head, Manifest, Slice, Writer};
+
+use super::{Which, store};
+use crate::outcome::{Outcome, print};
+
+/// What to write anew, and to where.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    which: Which,
+
+    /// The directory of checkpoints to write it to
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+
+    /// In how many files
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    files: u16,
+}
+
+/// Writes it, a file after the other: it holds as much as one of them has.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let generation = options.which.open()?;
+    let manifest = generation.manifest();
+    let count = usize::from(options.files);
+    let mut lease = store(&options.out).lease("hsdp checkpoint reshard")?;
+    let draft = lease.begin(manifest.step)?;
+    for index in 0..count {
+        if let Err(error) = write(&generation, draft.place(), Writer { index, of: count }) {
+            draft.discard();
+            return Err(error);
+        }
+    }
+    let committed = draft.commit(head(manifest), count)?;
+    print(&format!("step {}: {count} files, in {}", manifest.step, committed.path.display()))?;
+    Ok(Outcome::Well)
+}
+
+/// The writer's part of each tensor.
+fn write(
+    generation: &Generation,
+    place: &hsdp_checkpoint::Place,
+    writer: Writer,
+) -> Result<(), Box<dyn Error>> {
+    let mut parts = Vec::new();
+    for (name, tensor) in &generation.manifest().tensors {
+        let numel = tensor.numel().ok_or("a tensor without a size")?;
+        let [index, of] = [writer.index, writer.of].map(|it| it as u64);
+        // The first files have one more, where it does not come out even.
+        let cut = |index: u64| numel / of * index + index.min(numel % of);
+        let (begin, end) = (cut(index), cut(index + 1));
+        if begin < end {
+            let mut values = vec![0.0; usize::try_from(end - begin)?];
+            generation.read(name, begin, &mut values)?;
+            parts.push((name, &tensor.shape, begin, values));
+        }
+    }
+    let slices = parts.iter().map(|(tensor, shape, offset, values)| Slice {
+        tensor,
+        shape,
+        offset: *offset,
+        values,
+    });
+    Ok(place.write(writer, &slices.collect::<Vec<_>>())?)
+}
+
+fn head(manifest: &Manifest) -> Head {
+    let Manifest { step, mesh, training, optimizer, user, .. } = manifest.clone();
+    Head { step, mesh, training, optimizer, user }
+}

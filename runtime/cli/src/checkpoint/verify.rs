@@ -1,0 +1,46 @@
+//! `hsdp checkpoint verify`.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::store;
+use crate::outcome::{Outcome, print};
+
+/// What to verify.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// The directory of the checkpoints
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// The step; without it, all
+    #[arg(long, value_name = "STEP")]
+    step: Option<u64>,
+}
+
+/// A line for each checkpoint that is intact, and for each thing that is wrong.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let store = store(&options.directory);
+    let steps = options.step.map_or_else(|| store.steps(), |step| Ok(vec![step]))?;
+    if steps.is_empty() {
+        return Err(format!("there is no checkpoint in {}", options.directory.display()).into());
+    }
+    let mut outcome = Outcome::Well;
+    for step in steps {
+        let wrong = match store.open(step) {
+            Ok(generation) => generation.verify(),
+            Err(error @ hsdp_checkpoint::Error::NoSuchStep { .. }) => return Err(error.into()),
+            Err(error) => vec![error],
+        };
+        if wrong.is_empty() {
+            print(&format!("step {step}: intact"))?;
+        }
+        for error in wrong {
+            outcome = Outcome::Wrong;
+            print(&format!("step {step}: {error}"))?;
+        }
+    }
+    Ok(outcome)
+}

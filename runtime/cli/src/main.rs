@@ -1,0 +1,58 @@
+//! The program `hsdp`.
+//!
+//! ```text
+//! hsdp checkpoint ls run/checkpoints
+//! hsdp checkpoint verify run/checkpoints
+//! hsdp checkpoint export run/checkpoints model
+//! hsdp checkpoint reshard run/checkpoints elsewhere --files 1
+//! hsdp checkpoint diff run/checkpoints other/checkpoints
+//! ```
+//!
+//! What it cannot do is one line on stderr. Exit codes: 0; 1 where checkpoints are broken or differ; 2 where it was asked for what makes no
+//! sense, or cannot do it.
+
+mod checkpoint;
+mod outcome;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use outcome::Outcome;
+
+/// Looks at checkpoints of hsdp, and copies them into other forms
+#[derive(Debug, Parser)]
+#[command(name = "hsdp", version)]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Lists, verifies, exports, reshards and compares checkpoints
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
+}
+
+fn main() -> ExitCode {
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        // Help, and the version.
+        Err(error) if !error.use_stderr() => error.exit(),
+        Err(error) => return outcome::refuse(&in_one_line(&error.to_string())),
+    };
+    let Command::Checkpoint(command) = options.command;
+    match command.run() {
+        Ok(Outcome::Well) => ExitCode::SUCCESS,
+        Ok(Outcome::Wrong) => ExitCode::FAILURE,
+        Err(error) => outcome::refuse(&error.to_string()),
+    }
+}
+
+/// What comes before the first empty line says it all; what follows is advice and usage.
+fn in_one_line(text: &str) -> String {
+    let said = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let line = said.collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}

@@ -1,0 +1,175 @@
+//! The program: what it says of checkpoints, and its exit codes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use hsdp_checkpoint::{Disk, Folder, Head, Slice, Store, Writer, state_tensor};
+use tempfile::TempDir;
+
+/// Exit code, stdout and stderr.
+type Said = (Option<i32>, String, String);
+
+fn hsdp(arguments: &[&str]) -> Said {
+    let program = Command::new(env!("CARGO_BIN_EXE_hsdp")).args(arguments).output();
+    let output = program.expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// A folder with checkpoints of some steps, each of two files.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new(steps: &[u64]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new(&folder.path().join("run"), Arc::new(Disk)).keeping(9);
+        let mut lease = store.lease("test").expect("free");
+        for step in steps {
+            let values: Vec<f32> = (0..12).map(|it| (it + step) as f32).collect();
+            let state = state_tensor("exp_avg", "w");
+            let draft = lease.begin(*step).expect("new");
+            for (index, half) in values.chunks(6).enumerate() {
+                let slice = |tensor| Slice {
+                    tensor,
+                    shape: &[3, 4],
+                    offset: 6 * index as u64,
+                    values: half,
+                };
+                let writer = Writer { index, of: 2 };
+                draft.place().write(writer, &[slice("w"), slice(&state)]).expect("written");
+            }
+            draft.commit(Head::of_step(*step), 2).expect("whole");
+        }
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs `hsdp checkpoint`; what begins with a slash is in this place.
+    fn checkpoint(&self, arguments: &[&str]) -> Said {
+        let there = |argument: &&str| match argument.strip_prefix('/') {
+            Some(name) => self.path(name).display().to_string(),
+            None => (*argument).to_owned(),
+        };
+        let arguments: Vec<String> = arguments.iter().map(there).collect();
+        let arguments: Vec<&str> = arguments.iter().map(|argument| &**argument).collect();
+        hsdp(&[&["checkpoint"][..], &arguments].concat())
+    }
+
+    fn damage(&self, step: u64) {
+        let path = self.path(&format!("run/step-{step:08}/r00001-of-00002.safetensors"));
+        let mut bytes = fs::read(&path).expect("there");
+        *bytes.last_mut().expect("not empty") ^= 1;
+        fs::write(&path, bytes).expect("written");
+    }
+}
+
+fn read(root: &Path, step: u64) -> Vec<f32> {
+    let generation = Store::new(root, Arc::new(Disk)).open(step).expect("intact");
+    let mut values = vec![0.0; 12];
+    generation.read("w", 0, &mut values).expect("readable");
+    values
+}
+
+#[test]
+fn ls_lists_and_tells_what_is_broken() {
+    let place = Place::new(&[10, 20]);
+    let (code, text, _) = place.checkpoint(&["ls", "/run"]);
+    assert_eq!(code, Some(0));
+    assert!(text.contains("10") && text.contains("20") && text.contains("1x1"), "{text}");
+    fs::write(place.path("run/step-00000020/manifest.json"), "{}").expect("written");
+    let (code, text, _) = place.checkpoint(&["ls", "/run", "--format", "json"]);
+    assert_eq!(code, Some(1));
+    let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((&list[0]["step"], &list[0]["files"]), (&10.into(), &2.into()));
+    assert_eq!(list[0]["parameters"], 12);
+    assert!(list[1]["broken"].as_str().is_some_and(|it| it.contains("manifest.json")), "{text}");
+}
+
+#[test]
+fn verify_reads_all_and_names_what_is_wrong() {
+    let place = Place::new(&[10, 20]);
+    assert_eq!(place.checkpoint(&["verify", "/run"]).1, "step 10: intact\nstep 20: intact\n");
+    place.damage(20);
+    let (code, text, _) = place.checkpoint(&["verify", "/run"]);
+    assert_eq!(code, Some(1));
+    let wrong = "elements 6 to 12 of tensor `optimizer:exp_avg:w` are not those that were written: their hash differs\n";
+    assert!(text.starts_with("step 10: intact\nstep 20: ") && text.ends_with(wrong), "{text}");
+    assert_eq!(place.checkpoint(&["verify", "/run", "--step", "10"]).0, Some(0));
+}
+
+#[test]
+fn export_writes_a_folder_that_is_read_again() {
+    let place = Place::new(&[10, 20]);
+    let (code, text, _) = place.checkpoint(&["export", "/run", "/model"]);
+    let model = place.path("model");
+    let expected = format!("step 20: 1 tensors of 48 bytes in 1 files, in {}\n", model.display());
+    assert_eq!((code, text), (Some(0), expected));
+    let folder = Folder::open(Arc::new(Disk), &model).expect("a folder");
+    assert_eq!(folder.read_whole("w", &[3, 4]).expect("floats"), read(&place.path("run"), 20));
+}
+
+#[test]
+fn reshard_changes_files_and_no_bit() {
+    let place = Place::new(&[10]);
+    for files in ["1", "5", "30"] {
+        let out = format!("/by-{files}");
+        assert_eq!(place.checkpoint(&["reshard", "/run", &out, "--files", files]).0, Some(0));
+        let there = fs::read_dir(place.path(&format!("by-{files}/step-00000010"))).expect("there");
+        assert_eq!(
+            there.count().to_string(),
+            (files.parse::<usize>().expect("a number") + 1).to_string()
+        );
+        let same = (Some(0), "they are the same, bit by bit\n".to_owned(), String::new());
+        assert_eq!(place.checkpoint(&["diff", "/run", &out]), same);
+    }
+}
+
+#[test]
+fn diff_tells_what_differs() {
+    let place = Place::new(&[10, 20]);
+    let (code, text, _) = place.checkpoint(&["diff", "/run", "/run", "--step", "10"]);
+    assert_eq!(code, Some(1));
+    let expected = "step: 10 in the first, 20 in the second\n\
+                    optimizer:exp_avg:w: 12 of 12 elements differ, by 1e1 at the most\n\
+                    w: 12 of 12 elements differ, by 1e1 at the most\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn what_makes_no_sense_is_one_line_and_exit_code_2() {
+    let place = Place::new(&[10]);
+    let nowhere = place.path("nowhere").display().to_string();
+    let (run, model) =
+        (place.path("run").display().to_string(), place.path("run").display().to_string());
+    for (arguments, expected) in [
+        (&["ls", "/nowhere"][..], format!("hsdp: there is no checkpoint in {nowhere}\n")),
+        (&["verify", "/nowhere"], format!("hsdp: there is no checkpoint in {nowhere}\n")),
+        (&["export", "/nowhere", "/out"], format!("hsdp: there is no checkpoint in {nowhere}\n")),
+        (
+            &["verify", "/run", "--step", "7"],
+            format!("hsdp: {run} has no generation of step 7; it has [10]\n"),
+        ),
+        (
+            &["export", "/run", "/run"],
+            format!("hsdp: cannot make {model}: entity already exists\n"),
+        ),
+        (
+            &["reshard", "/run", "/out", "--files", "0"],
+            "hsdp: invalid value '0' for '--files <COUNT>': 0 is not in 1..=65535\n".to_owned(),
+        ),
+        (&["ls"], "hsdp: the following required arguments were not provided: <DIR>\n".to_owned()),
+        (&["frobnicate"], "hsdp: unrecognized subcommand 'frobnicate'\n".to_owned()),
+    ] {
+        let (code, said, told) = place.checkpoint(arguments);
+        assert_eq!((code, &*said), (Some(2), ""), "{arguments:?}");
+        assert_eq!(told, expected, "{arguments:?}");
+    }
+    assert_eq!(hsdp(&["--version"]).0, Some(0));
+}

@@ -1,0 +1,150 @@
+//! Checkpoints of a model and its optimizer: written by all ranks, read on any mesh. The files and what they promise are those of
+//! [`hsdp_checkpoint`]; here is who writes and reads what of them.
+//!
+//! ```
+//! use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+//! use hsdp::*;
+//!
+//! let folder = tempfile::tempdir().expect("a folder");
+//! let spec = || ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [5, 3])));
+//! let run = |ranks, initial: f32| {
+//!     let ends = hsdp::world(ranks, |world| -> Result<_, hsdp::Error> {
+//!         let options = ModelOptions::on(Mesh::new(1, ranks)?);
+//!         let mut model = ShardedModel::new(world, spec(), options, |_| vec![initial; 15])?;
+//!         let mut adamw = AdamW::new(&model, AdamWOptions::default());
+//!         let mut checkpoints =
+//!             Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
+//!         let resumed = checkpoints.load_latest(&mut model, &mut adamw)?;
+//!         if resumed.is_none() {
+//!             checkpoints.save(&model, &adamw, &serde_json::json!({ "cursor": 7 }))?;
+//!         }
+//!         let cursor = resumed.map(|resumed| resumed.user["cursor"].clone());
+//!         Ok((cursor, model.full_parameters()?["w"][0]))
+//!     });
+//!     ends.into_iter().next().expect("a rank")
+//! };
+//! // Saved by two ranks, and read by three.
+//! assert_eq!(run(2, 4.5)?, (None, 4.5));
+//! assert_eq!(run(3, 0.0)?, (Some(7.into()), 4.5));
+//! # Ok::<(), hsdp::Error>(())
+//! ```
+//!
+//! In reading order: `checkpointed` (what an optimizer says and takes), `portions` (what of which tensor a rank has), `together` (what ranks do
+//! at the same time, and hear of each other), `save`, `load`.
+
+mod checkpointed;
+mod load;
+mod portions;
+mod save;
+mod together;
+
+use std::path::Path;
+use std::sync::Arc;
+
+pub use checkpointed::{Checkpointed, OptimizerState};
+use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
+pub use load::Resumed;
+pub use save::Saved;
+use together::Together;
+
+use crate::error::Error;
+use crate::model::ShardedModel;
+
+/// Checkpoints of one model, in one directory.
+///
+/// As long as it lives, no other job writes there.
+#[derive(Debug)]
+pub struct Checkpoints {
+    store: Store,
+    /// Of rank 0.
+    lease: Option<Lease>,
+}
+
+/// How checkpoints are written.
+#[derive(Clone, Debug)]
+pub struct CheckpointOptions {
+    /// Generations to keep; two at the least.
+    pub keep: usize,
+    /// What another job is told that wants to write there.
+    pub holder: String,
+    /// Where files are.
+    pub files: Arc<dyn Files>,
+}
+
+impl Default for CheckpointOptions {
+    fn default() -> Self {
+        let holder = format!("process {}", std::process::id());
+        Self { keep: 2, holder, files: Arc::new(Disk) }
+    }
+}
+
+impl Checkpoints {
+    /// Takes the right to write to a directory, which is made if it is not there; and removes what crashes have left behind.
+    ///
+    /// Collective over the model's world.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] on all ranks, if another job writes there, or rank 0 cannot; [`Error::Options`] if a parameter has a name that
+    /// checkpoints have another use for; [`Error::Comm`].
+    pub fn open(
+        model: &ShardedModel,
+        directory: &Path,
+        options: CheckpointOptions,
+    ) -> Result<Self, Error> {
+        let CheckpointOptions { keep, holder, files } = options;
+        let store = Store::new(directory, files).keeping(keep);
+        let fabric = &model.engine.fabric;
+        check_names(model)?;
+        let together = Together::new(fabric, ("opening checkpoints", model.committed_steps()));
+        let is_first = fabric.rank().index() == 0;
+        let lease = together.run(|| Ok(is_first.then(|| store.lease(&holder)).transpose()?))?;
+        Ok(Self { store, lease })
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+}
+
+/// # Errors
+/// [`Error::Options`] if a parameter has a name that is something else in a checkpoint.
+fn check_names(model: &ShardedModel) -> Result<(), Error> {
+    let mut params = model.plan().spec().params().map(|(_, param)| &param.name);
+    match params.find(|name| *name == RESERVED || name.starts_with(STATE)) {
+        None => Ok(()),
+        Some(name) => {
+            let what = format!(
+                "a parameter `{name}`: checkpoints have another use for names that begin with `{STATE}`, and for `{RESERVED}`"
+            );
+            Err(Error::Options { what })
+        }
+    }
+}
+
+/// # Errors
+/// [`Error::Misuse`] within a step, or as long as its gradients are there: they are of parameters as they are now.
+fn check_between_steps(model: &ShardedModel, operation: &'static str) -> Result<(), Error> {
+    let fabric = &model.engine.fabric;
+    let state = model.engine.state();
+    if !state.is_in_step() && !fabric.has_gradients_out() {
+        return Ok(());
+    }
+    let what = "a step is under way, or its gradients are there: first the optimizer's step, or their drop";
+    Err(fabric.misuse(operation, state.next_step, what.to_owned()))
+}
+
+/// # Errors
+/// [`Error::Misuse`] if the optimizer was made for another model.
+fn check_owner<O: Checkpointed>(
+    model: &ShardedModel,
+    optimizer: &O,
+    operation: &'static str,
+) -> Result<(), Error> {
+    if optimizer.model() == model.id() {
+        return Ok(());
+    }
+    let what = "the optimizer was made for another model".to_owned();
+    Err(model.engine.fabric.misuse(operation, model.committed_steps(), what))
+}

@@ -1,0 +1,268 @@
+//! Loading: each rank reads what it is to have, and all take it or nobody does.
+
+use std::collections::BTreeSet;
+
+use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, Training, state_tensor};
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{Role, UnitLayout};
+use serde_json::Value;
+
+use super::portions::{self, Portion};
+use super::together::{Failed, Kind, Problem, Together};
+use super::{Checkpointed, Checkpoints, OptimizerState};
+use crate::engine::fabric::Fabric;
+use crate::engine::shard::Shard;
+use crate::error::Error;
+use crate::model::ShardedModel;
+
+/// A checkpoint from which a model goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resumed {
+    /// Steps that an optimizer had gone through.
+    pub step: u64,
+    /// What the program saved with it.
+    pub user: Value,
+    /// Newer checkpoints that were broken: each with what is wrong with it.
+    pub broken: Vec<String>,
+}
+
+/// No step, where ranks tell each other of one.
+const NONE: u64 = u64::MAX;
+
+impl Checkpoints {
+    /// Makes model and optimizer those of the newest checkpoint that is intact, whatever mesh it was saved on; `None` if there is no checkpoint at
+    /// all. Newer ones that are broken are told in the result, and as warnings.
+    ///
+    /// Collective over the model's world, between steps.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, or the newest is of another model or optimizer: all
+    /// that differs is listed. Model and optimizer are then as they were. [`Error::Misuse`] as of [`save`](Self::save); [`Error::Comm`].
+    pub fn load_latest<O: Checkpointed>(
+        &self,
+        model: &mut ShardedModel,
+        optimizer: &mut O,
+    ) -> Result<Option<Resumed>, Error> {
+        super::check_between_steps(model, "loading")?;
+        super::check_owner(model, optimizer, "loading")?;
+        let mut broken: Vec<Failed> = Vec::new();
+        let mut before = NONE;
+        while let Some(step) = self.newest_before(model, before)? {
+            match self.load_step(model, optimizer, step)? {
+                Ok(resumed) => return Ok(Some(Resumed { broken: told(broken), ..resumed })),
+                Err(failed) if failed.problem.kind == Kind::Damage => broken.push(failed),
+                Err(failed) => return Err(loading(model, step).error(failed)),
+            }
+            before = step;
+        }
+        match broken.first() {
+            None => Ok(None),
+            Some(newest) => {
+                let rank = newest.rank;
+                let what = format!("all checkpoints are broken: {}", told(broken).join("; "));
+                let problem = Problem { kind: Kind::Damage, what };
+                Err(loading(model, before).error(Failed { rank, problem }))
+            }
+        }
+    }
+
+    /// Makes model and optimizer those of one checkpoint.
+    ///
+    /// Collective over the model's world, between steps.
+    ///
+    /// # Errors
+    /// As [`load_latest`](Self::load_latest), of this one alone.
+    pub fn load<O: Checkpointed>(
+        &self,
+        model: &mut ShardedModel,
+        optimizer: &mut O,
+        step: u64,
+    ) -> Result<Resumed, Error> {
+        super::check_between_steps(model, "loading")?;
+        super::check_owner(model, optimizer, "loading")?;
+        let loaded = self.load_step(model, optimizer, step)?;
+        loaded.map_err(|failed| loading(model, step).error(failed))
+    }
+
+    /// The newest generation before a step, by its name, as rank 0 sees it.
+    fn newest_before(&self, model: &ShardedModel, before: u64) -> Result<Option<u64>, Error> {
+        let together = loading(model, model.committed_steps());
+        let is_first = model.rank().index() == 0;
+        let newest = together.run(|| {
+            let steps = if is_first { self.store.steps()? } else { Vec::new() };
+            Ok(steps.into_iter().rev().find(|step| *step < before))
+        })?;
+        let said = together.tell([newest.unwrap_or(NONE)])?;
+        Ok(Some(said[0][0]).filter(|step| *step != NONE))
+    }
+
+    /// Reads on all ranks; if all succeed, takes what was read.
+    fn load_step<O: Checkpointed>(
+        &self,
+        model: &mut ShardedModel,
+        optimizer: &mut O,
+        step: u64,
+    ) -> Result<Result<Resumed, Failed>, Error> {
+        let read = loading(model, step).attempt(|| {
+            let generation = self.store.open(step)?;
+            read(&model.engine.fabric, (&generation, optimizer))
+        });
+        let read = match read? {
+            Ok(read) => read,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let Read { masters, state, training, user } = read;
+        let placed = loading(model, step).attempt(|| {
+            let fabric = &model.engine.fabric;
+            let shards = masters.into_iter().map(|master| Shard::new(fabric, master));
+            let shards: Vec<Shard> = shards.collect::<Result<_, Error>>()?;
+            Ok((shards, optimizer.restored(model, state)?))
+        });
+        let (shards, restored) = match placed? {
+            Ok(placed) => placed,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        *optimizer = restored;
+        take(model, shards, (step, training));
+        Ok(Ok(Resumed { step, user, broken: Vec::new() }))
+    }
+}
+
+fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
+    Together::new(&model.engine.fabric, ("loading", step))
+}
+
+/// In words, and as warnings.
+fn told(broken: Vec<Failed>) -> Vec<String> {
+    let told = |failed: Failed| {
+        let what = format!("on rank {}: {}", failed.rank, failed.problem.what);
+        tracing::warn!(%what, "a checkpoint is broken");
+        what
+    };
+    broken.into_iter().map(told).collect()
+}
+
+fn take(model: &ShardedModel, shards: Vec<Shard>, (step, training): (u64, Training)) {
+    let mut state = model.engine.state();
+    let Training { loss_scale, weight_hint } = training;
+    state.loss_scale = state.loss_scale.resumed(loss_scale);
+    (state.shards, state.last_weight) = (shards, weight_hint);
+    (state.next_step, state.committed) = (step, step);
+}
+
+/// What was read.
+struct Read {
+    /// By unit.
+    masters: Vec<Vec<f32>>,
+    state: OptimizerState,
+    training: Training,
+    user: Value,
+}
+
+fn read<O: Checkpointed>(
+    fabric: &Fabric,
+    (generation, optimizer): (&Generation, &O),
+) -> Result<Read, Problem> {
+    let manifest = generation.manifest();
+    let wrong = differences(fabric, (manifest, optimizer));
+    if !wrong.is_empty() {
+        let what =
+            format!("{} is of another model: {}", generation.path().display(), wrong.join("; "));
+        return Err(Problem { kind: Kind::Lasting, what });
+    }
+    let portions = portions::of_rank(fabric);
+    let masters = {
+        let _shard = memory::scope(Category::Shard);
+        let len = |layout: &UnitLayout| layout.shard_len();
+        read_tensors((generation, &portions), zeros(fabric, len), |it| Some(it.name.clone()))?
+    };
+    let of_kind = |kind: &&str| {
+        let _optimizer = memory::scope(Category::Optimizer);
+        let is_trained = |it: &Portion| it.role == Role::Trainable;
+        let name = |it: &Portion| is_trained(it).then(|| state_tensor(kind, &it.name));
+        let len = |layout: &UnitLayout| layout.trainable().shard_len;
+        read_tensors((generation, &portions), zeros(fabric, len), name)
+    };
+    let elements = optimizer.state_kinds().iter().map(of_kind).collect::<Result<_, _>>()?;
+    let state = OptimizerState { elements, updates: updates(fabric, manifest) };
+    Ok(Read { masters, state, training: manifest.training, user: manifest.user.clone() })
+}
+
+/// As many of each unit.
+fn zeros(fabric: &Fabric, len: impl Fn(&UnitLayout) -> usize) -> Vec<Vec<f32>> {
+    fabric.plan.layouts().iter().map(|layout| vec![0.0; len(layout)]).collect()
+}
+
+/// Reads the portions that have a name into those of their units.
+fn read_tensors(
+    (generation, portions): (&Generation, &[Portion]),
+    mut units: Vec<Vec<f32>>,
+    name: impl Fn(&Portion) -> Option<String>,
+) -> Result<Vec<Vec<f32>>, Problem> {
+    for portion in portions {
+        if let Some(name) = name(portion) {
+            let elements = &mut units[portion.unit.index()][portion.range.clone()];
+            generation.read(&name, portion.offset, elements)?;
+        }
+    }
+    Ok(units)
+}
+
+fn updates(fabric: &Fabric, manifest: &Manifest) -> Vec<Vec<u64>> {
+    let counted = manifest.optimizer.as_ref().map(|optimizer| &optimizer.updates);
+    let of = |name: &str| counted.and_then(|counted| counted.get(name)).copied().unwrap_or(0);
+    let units = fabric.plan.spec().units().iter();
+    units.map(|unit| unit.params.iter().map(|param| of(&param.name)).collect()).collect()
+}
+
+/// All in which a checkpoint is not of this model and optimizer.
+fn differences<O: Checkpointed>(
+    fabric: &Fabric,
+    (manifest, optimizer): (&Manifest, &O),
+) -> Vec<String> {
+    let mut wrong = Vec::new();
+    match &manifest.optimizer {
+        Some(OptimizerHead { kind, .. }) if kind == O::KIND => {}
+        Some(OptimizerHead { kind, .. }) => {
+            wrong.push(format!("its optimizer is {kind}, not {}", O::KIND));
+            return wrong;
+        }
+        None => wrong.push("it has no optimizer".to_owned()),
+    }
+    wrong.extend(missing_counts(fabric, (manifest, optimizer)));
+    let mut expected = BTreeSet::new();
+    for param in fabric.plan.spec().units().iter().flat_map(|unit| &unit.params) {
+        let kinds = if param.role == Role::Trainable { optimizer.state_kinds() } else { &[] };
+        let states = kinds.iter().map(|kind| state_tensor(kind, &param.name));
+        for name in [param.name.clone()].into_iter().chain(states) {
+            let shape: Vec<u64> = param.shape.iter().map(|size| *size as u64).collect();
+            match manifest.tensors.get(&name) {
+                None => wrong.push(format!("`{name}` is missing")),
+                Some(tensor) if tensor.shape != shape => {
+                    wrong.push(format!("`{name}` has shape {:?}, not {shape:?}", tensor.shape));
+                }
+                Some(_) => {}
+            }
+            expected.insert(name);
+        }
+    }
+    let left_over = manifest.tensors.keys().filter(|name| !expected.contains(*name));
+    wrong.extend(left_over.map(|name| {
+        let what = if name.starts_with(STATE) { "state" } else { "a parameter" };
+        format!("`{name}` is {what} that this model has not")
+    }));
+    wrong
+}
+
+/// Parameters whose updates an optimizer counts, and the checkpoint does not.
+fn missing_counts<O: Checkpointed>(
+    fabric: &Fabric,
+    (manifest, optimizer): (&Manifest, &O),
+) -> Vec<String> {
+    let Some(OptimizerHead { updates, .. }) = &manifest.optimizer else { return Vec::new() };
+    let spec = fabric.plan.spec();
+    let counted = spec.unit_ids().filter(|unit| !optimizer.updates(*unit).is_empty());
+    let names = counted.flat_map(|unit| spec[unit].params.iter().map(|param| &param.name));
+    let missing = names.filter(|name| !updates.contains_key(*name));
+    missing.map(|name| format!("the number of updates of `{name}` is missing")).collect()
+}

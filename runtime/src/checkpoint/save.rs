@@ -1,0 +1,198 @@
+//! Saving: each rank writes what it has, and rank 0 makes a generation of it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hsdp_checkpoint::{
+    Committed, Draft, Head, Lease, MeshShape, OptimizerHead, Slice, Store, Training, Writer,
+    state_tensor,
+};
+use hsdp_sharding::{Rank, Role, UnitId};
+use serde_json::Value;
+
+use super::portions::{self, Portion};
+use super::together::{Failed, Kind, Problem, Together};
+use super::{Checkpointed, Checkpoints};
+use crate::comparison;
+use crate::digest;
+use crate::error::Error;
+use crate::model::ShardedModel;
+
+/// A checkpoint that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Saved {
+    /// Steps that an optimizer had gone through.
+    pub step: u64,
+    /// Its directory, on rank 0.
+    pub path: Option<PathBuf>,
+}
+
+impl Checkpoints {
+    /// Saves the model, its optimizer, and what the program needs to go on: a data cursor, seeds of random numbers. All of it is on the
+    /// disk when this returns; if it fails, what was saved before is as it was, and training may go on.
+    ///
+    /// Collective over the model's world, between steps. `user` is the same on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] on all ranks, which names the first that failed, or whose `user` differs; [`Error::Misuse`] within a step,
+    /// while its gradients are there, or if the optimizer is another model's; [`Error::Comm`], also if ranks are at different steps.
+    pub fn save<O: Checkpointed>(
+        &mut self,
+        model: &ShardedModel,
+        optimizer: &O,
+        user: &Value,
+    ) -> Result<Saved, Error> {
+        super::check_between_steps(model, "saving")?;
+        super::check_owner(model, optimizer, "saving")?;
+        let step = model.committed_steps();
+        let saving = Saving { store: &self.store, model, optimizer, user, step };
+        let draft = saving.begin(self.lease.as_mut())?;
+        match saving.write(draft.as_ref()) {
+            Ok(head) => Ok(Saved { step, path: saving.commit(draft, head)? }),
+            Err(error) => {
+                draft.into_iter().for_each(Draft::discard);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A save that is under way.
+struct Saving<'a, O> {
+    store: &'a Store,
+    model: &'a ShardedModel,
+    optimizer: &'a O,
+    user: &'a Value,
+    step: u64,
+}
+
+impl<O: Checkpointed> Saving<'_, O> {
+    fn together(&self) -> Together<'_> {
+        Together::new(&self.model.engine.fabric, ("saving", self.step))
+    }
+
+    /// Rank 0 makes the directory.
+    fn begin<'l>(&self, lease: Option<&'l mut Lease>) -> Result<Option<Draft<'l>>, Error> {
+        self.together().run(|| Ok(lease.map(|lease| lease.begin(self.step)).transpose()?))
+    }
+
+    /// All ranks write what they have; the manifest's head.
+    fn write(&self, draft: Option<&Draft<'_>>) -> Result<Head, Error> {
+        let fabric = &self.model.engine.fabric;
+        let (hint, user) = (self.model.engine.state().last_weight, self.user.to_string());
+        let nonce = draft.map_or(0, |draft| draft.place().nonce());
+        let said = self.together().tell([digest::of_text(&user), hint, nonce])?;
+        self.check_user(&said)?;
+        let place = self.store.place(self.step, said[0][2]);
+        let writer = Writer { index: fabric.rank().index(), of: fabric.world.size() };
+        self.together().run(|| {
+            let contents = Contents::of(self.model, self.optimizer)?;
+            place.write(writer, &contents.slices())?;
+            Ok(())
+        })?;
+        Ok(self.head(said.iter().map(|[_, hint, _]| *hint).max().unwrap_or(0)))
+    }
+
+    /// # Errors
+    /// [`Error::Checkpoint`] if not all ranks save the same of the program.
+    fn check_user(&self, said: &[[u64; 3]]) -> Result<(), Error> {
+        let digests: Vec<u64> = said.iter().map(|[digest, ..]| *digest).collect();
+        let Some([rank, other]) = comparison::odd_one(&digests) else { return Ok(()) };
+        let what = format!("what the program saves is not what it saves on rank {other}");
+        let problem = Problem { kind: Kind::Lasting, what };
+        Err(self.together().error(Failed { rank: Rank::new(rank), problem }))
+    }
+
+    /// Rank 0 makes a generation of what all have written; where it is.
+    fn commit(&self, draft: Option<Draft<'_>>, head: Head) -> Result<Option<PathBuf>, Error> {
+        let writers = self.model.world().size();
+        let commit = || Ok(draft.map(|draft| draft.commit(head, writers)).transpose()?);
+        Ok(self.together().run(commit)?.map(told))
+    }
+
+    fn head(&self, weight_hint: u64) -> Head {
+        let (state, mesh) = (self.model.engine.state(), self.model.plan().mesh());
+        let [replicate, shard] = [mesh.replicate_size(), mesh.shard_size()].map(|it| it as u64);
+        Head {
+            step: self.step,
+            mesh: MeshShape { replicate, shard },
+            training: Training { loss_scale: state.loss_scale.saved(), weight_hint },
+            optimizer: Some(OptimizerHead {
+                kind: O::KIND.to_owned(),
+                options: self.optimizer.options(),
+                updates: self.updates(),
+            }),
+            user: self.user.clone(),
+        }
+    }
+
+    fn updates(&self) -> BTreeMap<String, u64> {
+        let spec = self.model.plan().spec();
+        let of_unit = |unit: UnitId| {
+            let names = spec[unit].params.iter().map(|param| param.name.clone());
+            names.zip(self.optimizer.updates(unit)).collect::<Vec<_>>()
+        };
+        spec.unit_ids().flat_map(of_unit).collect()
+    }
+}
+
+/// Where it is; what could not be done afterwards is no failure.
+fn told(committed: Committed) -> PathBuf {
+    for error in committed.left_undone {
+        tracing::warn!(%error, "the checkpoint is saved; this is tried again with the next");
+    }
+    committed.path
+}
+
+/// What this rank writes.
+struct Contents<'a> {
+    portions: Vec<Portion>,
+    /// By unit.
+    masters: Vec<Arc<Vec<f32>>>,
+    /// By kind, and by unit.
+    states: Vec<(&'static str, Vec<Cow<'a, [f32]>>)>,
+    /// Names of state, by kind and portion.
+    names: Vec<Vec<String>>,
+}
+
+impl<'a> Contents<'a> {
+    fn of<O: Checkpointed>(model: &ShardedModel, optimizer: &'a O) -> Result<Self, Error> {
+        let units = || model.plan().spec().unit_ids();
+        let portions = portions::to_write(&model.engine.fabric);
+        let of_kind = |kind: &'static str| {
+            let state = |unit| optimizer.state(model, (kind, unit));
+            Ok((kind, units().map(state).collect::<Result<_, _>>()?))
+        };
+        let kinds = optimizer.state_kinds();
+        let names = |kind: &&str| {
+            portions.iter().map(|portion| state_tensor(kind, &portion.name)).collect()
+        };
+        Ok(Self {
+            masters: units().map(|unit| model.shard(unit)).collect::<Result<_, _>>()?,
+            states: kinds.iter().copied().map(of_kind).collect::<Result<_, Error>>()?,
+            names: kinds.iter().map(names).collect(),
+            portions,
+        })
+    }
+
+    fn slices(&self) -> Vec<Slice<'_>> {
+        let mut slices = Vec::new();
+        for portion in &self.portions {
+            slices.push(slice_of(portion, &portion.name, &self.masters[portion.unit.index()]));
+        }
+        for ((_, state), names) in self.states.iter().zip(&self.names) {
+            let trained = self.portions.iter().zip(names);
+            for (portion, name) in trained.filter(|(it, _)| it.role == Role::Trainable) {
+                slices.push(slice_of(portion, name, &state[portion.unit.index()]));
+            }
+        }
+        slices
+    }
+}
+
+fn slice_of<'a>(portion: &'a Portion, tensor: &'a str, values: &'a [f32]) -> Slice<'a> {
+    let Portion { shape, offset, range, .. } = portion;
+    Slice { tensor, shape, offset: *offset, values: &values[range.clone()] }
+}

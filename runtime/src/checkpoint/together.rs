@@ -1,0 +1,187 @@
+//! What ranks do at the same time outside their steps, and hear of each other.
+
+use std::any::Any;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use hsdp_comm::{Stage, Tag};
+use hsdp_kernels::memory;
+use hsdp_sharding::Rank;
+
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
+
+/// A rank that has ended says so at once; one that has not says that it is alive so often before the others would give it up.
+const SIGNS_OF_LIFE: u32 = 4;
+
+/// Why a rank's part failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) kind: Kind,
+    pub(super) what: String,
+}
+
+/// What would mend it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Another generation may be intact.
+    Damage,
+    /// None of them would do.
+    Lasting,
+}
+
+impl From<hsdp_checkpoint::Error> for Problem {
+    fn from(error: hsdp_checkpoint::Error) -> Self {
+        let kind = if error.is_damage() { Kind::Damage } else { Kind::Lasting };
+        Self { kind, what: error.to_string() }
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self { kind: Kind::Lasting, what: error.to_string() }
+    }
+}
+
+/// What a panic said, as far as it has words.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without words")
+}
+
+/// The ranks that say that they are.
+fn at_work(said: &[u64]) -> Vec<usize> {
+    said.iter().enumerate().filter(|(_, is_alive)| **is_alive != 0).map(|(rank, _)| rank).collect()
+}
+
+/// An operation of all ranks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Together<'a> {
+    fabric: &'a Fabric,
+    operation: &'static str,
+    step: u64,
+}
+
+/// The first rank whose part failed, and why: the same on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failed {
+    pub(super) rank: Rank,
+    pub(super) problem: Problem,
+}
+
+impl<'a> Together<'a> {
+    pub(super) fn new(fabric: &'a Fabric, (operation, step): (&'static str, u64)) -> Self {
+        Self { fabric, operation, step }
+    }
+
+    fn tag(&self) -> Tag {
+        self.fabric.tag(None, Stage::Export, self.step, 0)
+    }
+
+    /// Runs a part on each rank; if one fails, all are told. Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], the same on all ranks; [`Error::Comm`].
+    pub(super) fn run<T: Send>(
+        &self,
+        part: impl FnOnce() -> Result<T, Problem> + Send,
+    ) -> Result<T, Error> {
+        self.attempt(part)?.map_err(|failed| self.error(failed))
+    }
+
+    /// As [`run`](Self::run), with the failure in hand.
+    ///
+    /// A part may take as long as it likes: it runs on a thread of its own, while this one says that it is alive.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub(super) fn attempt<T: Send>(
+        &self,
+        part: impl FnOnce() -> Result<T, Problem> + Send,
+    ) -> Result<Result<T, Failed>, Error> {
+        let rank = self.fabric.rank();
+        thread::scope(|scope| {
+            let (ends, ended) = mpsc::channel::<()>();
+            let run = move || {
+                memory::set_rank(rank);
+                let result = part();
+                drop(ends);
+                result
+            };
+            let name = format!("hsdp-checkpoint-{rank}");
+            let part = thread::Builder::new().name(name).spawn_scoped(scope, run);
+            // Without a thread it has ended at once, and the others are told like of any other end.
+            self.wait(&ended)?;
+            let failed = |what: String| Err(Problem { kind: Kind::Lasting, what });
+            self.agree(match part.map(ScopedJoinHandle::join) {
+                Ok(Ok(result)) => result,
+                Ok(Err(panic)) => failed(format!("it panicked: {}", message(&*panic))),
+                Err(error) => failed(format!("no thread to be had: {error}")),
+            })
+        })
+    }
+
+    /// Waits until all ranks' parts have ended.
+    fn wait(&self, ended: &Receiver<()>) -> Result<(), Error> {
+        let deadline = self.fabric.world.deadline();
+        let sign_of_life = (deadline / SIGNS_OF_LIFE).min(Duration::from_secs(1));
+        let (begun, mut warnings) = (Instant::now(), 0);
+        loop {
+            // Nobody sends: its end is that it is gone.
+            let is_alive = ended.recv_timeout(sign_of_life) == Err(mpsc::RecvTimeoutError::Timeout);
+            let at_work =
+                self.fabric.control.exchange(self.tag(), [u64::from(is_alive)], at_work)?;
+            if at_work.is_empty() {
+                return Ok(());
+            }
+            // Files take as long as they take: it is told, and no error.
+            if is_alive && begun.elapsed() > deadline * (warnings + 1) {
+                warnings += 1;
+                let Self { operation, step, .. } = self;
+                tracing::warn!(
+                    operation,
+                    step,
+                    ?at_work,
+                    "ranks are at it for longer than a deadline"
+                );
+            }
+        }
+    }
+
+    /// Hears how the others' parts have ended.
+    fn agree<T>(&self, mine: Result<T, Problem>) -> Result<Result<T, Failed>, Error> {
+        let code = match &mine {
+            Ok(_) => 0,
+            Err(Problem { kind: Kind::Damage, .. }) => 1,
+            Err(Problem { kind: Kind::Lasting, .. }) => 2,
+        };
+        let first = |said: &[u64]| said.iter().copied().enumerate().find(|(_, code)| *code != 0);
+        let Some((rank, code)) = self.fabric.control.exchange(self.tag(), [code], first)? else {
+            return Ok(mine.map_err(|_| unreachable!("this rank has said that it succeeded")));
+        };
+        let rank = Rank::new(rank);
+        let what = mine.err().map_or_else(String::new, |problem| problem.what);
+        let what = self.fabric.control.text_of(self.tag(), rank, &what)?;
+        let kind = if code == 1 { Kind::Damage } else { Kind::Lasting };
+        Ok(Err(Failed { rank, problem: Problem { kind, what } }))
+    }
+
+    /// Tells all ranks a word of each, in rank order.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub(super) fn tell<const WORDS: usize>(
+        &self,
+        mine: [u64; WORDS],
+    ) -> Result<Vec<[u64; WORDS]>, Error> {
+        let words = |said: &[u64]| said.as_chunks::<WORDS>().0.to_vec();
+        Ok(self.fabric.control.exchange(self.tag(), mine, words)?)
+    }
+
+    /// The error that all ranks get.
+    pub(super) fn error(&self, Failed { rank, problem }: Failed) -> Error {
+        let Self { operation, step, .. } = *self;
+        Error::Checkpoint { operation, step, rank, problem: problem.what }
+    }
+}

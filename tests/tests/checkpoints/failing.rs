@@ -1,0 +1,90 @@
+//! A save that fails on any rank, at any operation on its files, fails on all; what was there stays, and training goes on.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hsdp::ModelOptions;
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+use hsdp_checkpoint::{Disk, Files, Hash, Store};
+use hsdp_tests::support::worlds::{common, mesh, on_ranks};
+
+use super::faulty::{Fault, Faulty};
+use super::training::Training;
+
+const RANKS: usize = 4;
+
+fn options() -> ModelOptions {
+    ModelOptions::on(mesh(2, 2))
+}
+
+/// What a rank has in the end: bits after more training, and whether its fault has come.
+type End = (Hash, bool);
+
+/// Saves twice, and has the `at`-th operation of a rank's fail in the second save.
+fn fail_at(culprit: usize, at: u64) -> Vec<End> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (root, graves) = (folder.path().join("store"), folder.path().join("graves"));
+    std::fs::create_dir(&graves).expect("a folder");
+    let ended = on_ranks(RANKS, |world| {
+        let rank = world.rank().index();
+        let mut training = Training::new(world, &options())?;
+        training.train(1)?;
+        training.save(&mut training.checkpoints(&root)?)?;
+        training.train(1)?;
+        let faulty =
+            Faulty::new(&graves, (Fault::Fails, if rank == culprit { at } else { u64::MAX }));
+        let files: Arc<dyn Files> = Arc::new(faulty.clone());
+        let with = CheckpointOptions { files, ..CheckpointOptions::default() };
+        let opened = Checkpoints::open(&training.model, &root, with);
+        let saved = opened.and_then(|mut checkpoints| training.save(&mut checkpoints));
+        let saved = saved.map(|saved| saved.step);
+        let told = saved.map_err(|error| {
+            assert!(!error.is_fatal(), "{error}");
+            error.to_string()
+        });
+        training.train(1)?;
+        training.save(&mut training.checkpoints(&root)?)?;
+        Ok((told, (training.bits()?, faulty.has_come())))
+    });
+    let (told, ends): (Vec<_>, Vec<End>) = ended.into_iter().unzip();
+    let told = common(told);
+    let expected = if told.is_ok() { [2, 3] } else { [1, 3] };
+    if let Err(told) = &told {
+        let named = format!(" at step 2, on rank {culprit}: cannot ");
+        assert!(told.contains(&named) && told.ends_with("the disk is full"), "{told}");
+    }
+    assert_eq!(steps(&root), expected, "rank {culprit}, operation {at}: {told:?}");
+    ends
+}
+
+/// The generations that are there, all intact.
+fn steps(root: &Path) -> Vec<u64> {
+    let store = Store::new(root, Arc::new(Disk));
+    let steps = store.steps().expect("listed");
+    for step in &steps {
+        assert!(store.open(*step).expect("intact").verify().is_empty());
+    }
+    steps
+}
+
+#[test]
+fn row_37_a_full_disk_on_any_rank_at_any_operation_fails_the_save_and_nothing_else() {
+    let expected = common(vec![bits(fail_at(0, u64::MAX)), bits(fail_at(1, u64::MAX))]);
+    for culprit in 0..RANKS {
+        let mut operations = 0;
+        loop {
+            let ends = fail_at(culprit, operations);
+            let has_come = ends[culprit].1;
+            assert_eq!(bits(ends), expected, "rank {culprit}, operation {operations}");
+            if !has_come {
+                break;
+            }
+            operations += 1;
+        }
+        assert!(operations > 15, "rank {culprit}: {operations} operations");
+    }
+}
+
+fn bits(ends: Vec<End>) -> Vec<Hash> {
+    ends.into_iter().map(|(bits, _)| bits).collect()
+}

@@ -1,0 +1,13 @@
+//! Checkpoints of models: what goes on from one is what would have gone on without, and what fails leaves everything as it was.
+//!
+//! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`; `faulty` (a file system with a fault),
+//! `crashes` (of the files alone), `failing` (of whole saves, on each rank).
+
+mod broken;
+mod crashes;
+mod failing;
+mod faulty;
+mod meshes;
+mod refused;
+mod resuming;
+mod training;

@@ -1,0 +1,173 @@
+//! What is refused: on all ranks alike, with all that is wrong, and nothing changed.
+
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+use hsdp::{
+    AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, Param, Sgd, SgdOptions, ShardedModel,
+    StepOptions, Unit,
+};
+use hsdp_tests::support::springs;
+use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use serde_json::json;
+
+use super::training::Training;
+
+fn options() -> ModelOptions {
+    ModelOptions::on(mesh(1, 2))
+}
+
+#[test]
+fn row_42_all_that_differs_between_models_is_listed_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let spec = |params: [Param; 3]| {
+        let [first, second, third] = params;
+        ModelSpec::new().unit(Unit::new("unit").param(first).param(second).param(third))
+    };
+    let saved = || spec([Param::new("a", [4]), Param::new("b", [2, 3]), Param::new("c", [7])]);
+    let other = || spec([Param::new("a", [4]), Param::new("b", [3, 2]), Param::new("d", [7])]);
+    on_ranks(2, |world| {
+        let model = ShardedModel::new(world, saved(), options(), springs::initial)?;
+        let adamw = AdamW::new(&model, AdamWOptions::default());
+        let options = CheckpointOptions::default();
+        Checkpoints::open(&model, folder.path(), options)?.save(&model, &adamw, &json!(null))
+    });
+    let error = common_error(outcomes(2, |world| {
+        let mut model = ShardedModel::new(world, other(), options(), springs::initial)?;
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        let before = model.full_parameters()?;
+        let options = CheckpointOptions::default();
+        let checkpoints = Checkpoints::open(&model, folder.path(), options)?;
+        let loaded = checkpoints.load_latest(&mut model, &mut adamw);
+        assert_eq!(model.full_parameters()?, before);
+        loaded
+    }));
+    let path = folder.path().display();
+    let wrong = "the number of updates of `d` is missing; `b` has shape [2, 3], not [3, 2]; `optimizer:exp_avg:b` has shape [2, 3], not [3, 2]; \
+                 `optimizer:exp_avg_sq:b` has shape [2, 3], not [3, 2]; `d` is missing; \
+                 `optimizer:exp_avg:d` is missing; `optimizer:exp_avg_sq:d` is missing; \
+                 `c` is a parameter that this model has not; `optimizer:exp_avg:c` is state that this model has not; \
+                 `optimizer:exp_avg_sq:c` is state that this model has not";
+    assert_eq!(
+        error.to_string(),
+        format!("loading at step 0, on rank 0: {path}/step-00000000 is of another model: {wrong}")
+    );
+}
+
+#[test]
+fn a_checkpoint_of_another_optimizer_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(2, |world| {
+        let training = Training::new(world, &options())?;
+        training.save(&mut training.checkpoints(folder.path())?)
+    });
+    let error = common_error(outcomes(2, |world| {
+        let sgd = |model: &ShardedModel| Sgd::new(model, SgdOptions::default());
+        Training::by(world, &options(), sgd)?.load_latest(folder.path())
+    }));
+    let told = error.to_string();
+    assert!(told.ends_with("is of another model: its optimizer is adamw, not sgd"), "{told}");
+}
+
+#[test]
+fn row_40_a_second_job_is_refused_on_all_its_ranks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(2, |world| {
+        let training = Training::new(world, &options())?;
+        let holder = "job 17".to_owned();
+        let first = CheckpointOptions { holder, ..CheckpointOptions::default() };
+        let mut held = Checkpoints::open(&training.model, folder.path(), first)?;
+        training.save(&mut held)?;
+        let refused = training.checkpoints(folder.path()).expect_err("the first has it");
+        let told = refused.to_string();
+        assert!(told.contains("is being written to by job 17"), "{told}");
+        drop(held);
+        training.checkpoints(folder.path()).map(drop)
+    });
+}
+
+#[test]
+fn ranks_that_would_save_different_things_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let refusals = on_ranks(2, |world| {
+        let rank = world.rank().index();
+        let mut training = Training::new(world, &options())?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
+        let (model, optimizer) = (&training.model, &training.optimizer);
+        let refused = checkpoints.save(model, optimizer, &json!({ "cursor": rank }));
+        assert_eq!(checkpoints.store().steps().expect("listed"), [0_u64; 0]);
+        training.train(1)?;
+        training.save(&mut checkpoints)?;
+        Ok(refused.expect_err("they differ").to_string())
+    });
+    let told = common(refusals);
+    let expected =
+        "saving at step 0, on rank 1: what the program saves is not what it saves on rank 0";
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn within_a_step_nothing_is_saved_or_loaded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(2, |world| {
+        let mut training = Training::new(world, &options())?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
+        training.save(&mut checkpoints)?;
+        let mut step = training.model.begin_step(StepOptions::default())?;
+        springs::microbatch(&mut step, springs::Batch::of(0, 0, 0))?;
+        let pending = step.finish()?;
+        let saved = training.save(&mut checkpoints).map(drop);
+        let loaded = checkpoints.load_latest(&mut training.model, &mut training.optimizer);
+        for refused in [saved, loaded.map(drop)] {
+            let told = refused.expect_err("its gradients are there").to_string();
+            let expected = "a step is under way, or its gradients are there: first the optimizer's step, or their drop";
+            assert!(told.ends_with(expected), "{told}");
+        }
+        drop(pending);
+        checkpoints.load_latest(&mut training.model, &mut training.optimizer)?;
+        training.train(1)?;
+        training.save(&mut checkpoints)?;
+        Ok::<_, Error>(())
+    });
+}
+
+#[test]
+fn a_step_whose_gradients_are_dropped_is_no_obstacle() {
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(2, |world| {
+        let mut training = Training::new(world, &options())?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
+        let mut step = training.model.begin_step(StepOptions::default())?;
+        springs::microbatch(&mut step, springs::Batch::of(0, 0, 0))?;
+        drop(step.finish()?);
+        assert_eq!(training.save(&mut checkpoints)?.step, 0);
+        training.train(1)?;
+        assert_eq!(training.save(&mut checkpoints)?.step, 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn an_optimizer_of_another_model_is_not_saved() {
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(2, |world| {
+        let [student, teacher] = [&world, &world].map(|it| Training::new(it.clone(), &options()));
+        let (student, teacher) = (student?, teacher?);
+        let mut checkpoints = student.checkpoints(folder.path())?;
+        let refused = checkpoints.save(&student.model, &teacher.optimizer, &json!(null));
+        let told = refused.expect_err("the student's model").to_string();
+        assert!(told.ends_with("the optimizer was made for another model"), "{told}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_parameter_that_has_the_name_of_a_state_is_refused_before_anything_is_trained() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["optimizer:exp_avg:w", "__metadata__"] {
+        let spec = || ModelSpec::new().unit(Unit::new("unit").param(Param::new(name, [4])));
+        let error = common_error(outcomes(2, |world| {
+            let model = ShardedModel::new(world, spec(), options(), springs::initial)?;
+            Checkpoints::open(&model, folder.path(), CheckpointOptions::default()).map(drop)
+        }));
+        assert!(error.to_string().starts_with(&format!("a parameter `{name}`: ")), "{error}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Training that is ended and taken up again on the same mesh goes on bit for bit.
+
+use hsdp::{
+    Accumulation, DType, DynamicScale, LossScaling, ModelOptions, Momentum, Objective, Precision,
+    Sgd, SgdOptions,
+};
+use hsdp_tests::support::worlds::{mesh, on_ranks};
+
+use super::training::{Training, cursor};
+
+/// Losses and bits after `before` and `after` steps: in one go, and with a checkpoint in between, of another world.
+fn compare(options: &ModelOptions, by: impl Fn(&hsdp::ShardedModel) -> Sgd + Copy + Sync) {
+    let (before, after) = (3, 3);
+    let folder = tempfile::tempdir().expect("a folder");
+    let ranks = options.mesh.world_size();
+    let first = on_ranks(ranks, |world| {
+        let mut training = Training::by(world, options, by)?;
+        training.train(before)?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
+        let saved = training.save(&mut checkpoints)?;
+        assert_eq!(saved.step, before);
+        Ok((training.train(after)?, training.bits()?))
+    });
+    let resumed = on_ranks(ranks, |world| {
+        let mut training = Training::by(world, options, by)?;
+        let resumed = training.load_latest(folder.path())?.expect("there is one");
+        assert_eq!((resumed.step, resumed.user), (before, cursor(before)));
+        assert_eq!(training.model.committed_steps(), before);
+        Ok((training.train(after)?, training.bits()?))
+    });
+    assert_eq!(first, resumed, "{options:?}");
+}
+
+fn momentum(model: &hsdp::ShardedModel) -> Sgd {
+    let momentum = Momentum::Nesterov(0.9);
+    Sgd::new(model, SgdOptions { learning_rate: 0.05, momentum, weight_decay: 0.01 })
+}
+
+fn plain(model: &hsdp::ShardedModel) -> Sgd {
+    Sgd::new(model, SgdOptions { learning_rate: 0.05, ..SgdOptions::default() })
+}
+
+#[test]
+fn every_mode_and_objective_goes_on_bit_for_bit() {
+    for (replicate, shard) in [(1, 1), (1, 3), (3, 1), (2, 2)] {
+        for accumulation in Accumulation::ALL {
+            let on = ModelOptions::on(mesh(replicate, shard));
+            compare(&ModelOptions { accumulation, ..on.clone() }, momentum);
+            let objective = Objective::RankMean;
+            compare(&ModelOptions { accumulation, objective, ..on }, plain);
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_moves_goes_on_where_it_was() {
+    let precision = Precision { parameters: DType::F16, wire: DType::F16, output: None };
+    // It doubles every second step, so that the third is between two.
+    let dynamic = DynamicScale { initial: 256.0, growth_interval: 2, least: 1.0 };
+    let loss_scaling = LossScaling::Dynamic(dynamic);
+    let options = ModelOptions { precision, loss_scaling, ..ModelOptions::on(mesh(2, 2)) };
+    compare(&options, momentum);
+    // It begins too high, and halves at first.
+    let dynamic = DynamicScale { initial: f64::powi(2.0, 20), growth_interval: 5, least: 1.0 };
+    let loss_scaling = LossScaling::Dynamic(dynamic);
+    compare(&ModelOptions { loss_scaling, ..options }, momentum);
+}
+
+#[test]
+fn adamw_goes_on_bit_for_bit() {
+    let options = ModelOptions::on(mesh(2, 2));
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = on_ranks(4, |world| {
+        let mut training = Training::new(world, &options)?;
+        training.train(2)?;
+        training.save(&mut training.checkpoints(folder.path())?)?;
+        Ok((training.train(4)?, training.bits()?))
+    });
+    let resumed = on_ranks(4, |world| {
+        let mut training = Training::new(world, &options)?;
+        // What it was before does not matter.
+        training.train(5)?;
+        training.load_latest(folder.path())?.expect("there is one");
+        Ok((training.train(4)?, training.bits()?))
+    });
+    assert_eq!(first, resumed);
+}
+
+#[test]
+fn where_there_is_no_checkpoint_nothing_changes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = ModelOptions::on(mesh(1, 2));
+    on_ranks(2, |world| {
+        let mut training = Training::new(world, &options)?;
+        let before = training.bits()?;
+        assert_eq!(training.load_latest(&folder.path().join("new"))?, None);
+        assert_eq!(training.bits()?, before);
+        Ok(())
+    });
+}
