@@ -30,12 +30,14 @@
 //! ```
 //!
 //! In reading order: `checkpointed` (what an optimizer says and takes), `portions` (what of which tensor a rank has), `together` (what ranks do
-//! at the same time, and hear of each other), `save`, `load`.
+//! at the same time, and hear of each other), `save`, `load`; `snapshot`, `background` (saves while training goes on).
 
+mod background;
 mod checkpointed;
 mod load;
 mod portions;
 mod save;
+mod snapshot;
 mod together;
 
 use std::path::Path;
@@ -44,8 +46,12 @@ use std::sync::Arc;
 pub use checkpointed::{Checkpointed, OptimizerState};
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
 pub use load::Resumed;
+use parking_lot::Mutex;
 pub use save::Saved;
 use together::Together;
+
+use self::background::InFlight;
+use self::snapshot::Snapshot;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -56,8 +62,14 @@ use crate::model::ShardedModel;
 #[derive(Debug)]
 pub struct Checkpoints {
     store: Store,
-    /// Of rank 0.
-    lease: Option<Lease>,
+    /// Of rank 0: whoever makes a generation has it locked.
+    lease: Option<Arc<Mutex<Lease>>>,
+    /// A save in the background.
+    in_flight: Option<InFlight>,
+    /// What became of one, until it is asked for.
+    ended: Option<Result<Saved, Error>>,
+    /// What the next one copies to.
+    snapshot: Snapshot,
 }
 
 /// How checkpoints are written.
@@ -98,7 +110,8 @@ impl Checkpoints {
         let together = Together::new(fabric, ("opening checkpoints", model.committed_steps()));
         let is_first = fabric.rank().index() == 0;
         let lease = together.run(|| Ok(is_first.then(|| store.lease(&holder)).transpose()?))?;
-        Ok(Self { store, lease })
+        let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
+        Ok(Self { store, lease, in_flight: None, ended: None, snapshot: Snapshot::default() })
     }
 
     /// Where they are.

@@ -3,6 +3,7 @@
 mod fingerprint;
 mod memory;
 mod options;
+mod saved;
 mod schedule;
 mod traffic;
 
@@ -13,7 +14,7 @@ pub use self::options::{Accumulation, FullCopies, PlanOptions};
 pub use self::schedule::{Gather, Phase};
 pub use self::traffic::{Flow, Traffic};
 use crate::layout::MAX_ELEMENTS;
-use crate::{DType, Error, Mesh, ModelSpec, Rank, UnitId, UnitLayout};
+use crate::{ByteCount, DType, Error, Mesh, ModelSpec, Piece, Rank, UnitId, UnitLayout};
 
 /// The layouts, the collective schedule and the exact costs of a step.
 ///
@@ -142,6 +143,35 @@ impl Plan {
     #[must_use]
     pub fn memory_on_device(&self) -> MemoryPlan {
         memory::flat(self)
+    }
+
+    /// What a rank has of all parameters, in the order of units and of their shards, without padding.
+    ///
+    /// # Panics
+    /// If the rank is not on the mesh.
+    #[must_use]
+    pub fn pieces_of(&self, rank: Rank) -> Vec<(UnitId, Piece)> {
+        saved::pieces_in(self, rank, |len| 0..len)
+    }
+
+    /// What of it the rank writes to a checkpoint: replicas have the same shards, and each writes its part of one, so that together all
+    /// ranks write every element once.
+    ///
+    /// # Panics
+    /// If the rank is not on the mesh.
+    #[must_use]
+    pub fn pieces_saved_by(&self, rank: Rank) -> Vec<(UnitId, Piece)> {
+        saved::saved_by(self, rank)
+    }
+
+    /// What a rank holds for a checkpoint that is written while training goes on, a copy of what it writes: 4 · (Σ len + `optimizer_slots`
+    /// · Σ len of what is trained) of its [pieces](Self::pieces_saved_by).
+    ///
+    /// # Panics
+    /// If the rank is not on the mesh, or a count exceeds `u64::MAX`.
+    #[must_use]
+    pub fn snapshot(&self, rank: Rank) -> ByteCount {
+        saved::snapshot(self, rank)
     }
 }
 

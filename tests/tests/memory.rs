@@ -5,7 +5,8 @@
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hsdp::memory::{self, Category, CountingAllocator};
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+use hsdp::memory::{self, Category, CountingAllocator, Usage};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec,
     Optimizer, Precision, Rank, ShardedModel, StepOptions, Unit, World,
@@ -238,6 +239,33 @@ fn nothing_is_left_of_steps_that_were_aborted() {
     assert_nothing_is_left("aborted steps");
 }
 
+/// What is copied for a save in the background is what the plan says, and the next one lies where the first did.
+#[test]
+fn a_save_in_the_background_holds_one_copy_of_what_a_rank_writes() {
+    let _turn = alone();
+    for (replicate, shard) in [(1, 1), (2, 3), (1, 5)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = ModelOptions::on(mesh(replicate, shard));
+        on_ranks(options.mesh.world_size(), |world| {
+            let mut model = model(world, &with_kept_units(), &options)?;
+            let mut adamw = AdamW::new(&model, AdamWOptions::default());
+            let (rank, with) = (model.rank(), CheckpointOptions::default());
+            let mut checkpoints = Checkpoints::open(&model, folder.path(), with)?;
+            let planned = model.plan().snapshot(rank);
+            for _ in 0..2 {
+                train_with(&mut model, &mut adamw, 1)?;
+                checkpoints.save_in_background(&model, &adamw, &serde_json::Value::Null)?;
+                checkpoints.finish(&model)?;
+                let Usage { live, peak } = memory::usage(rank, Category::Snapshot);
+                assert_eq!((live, peak), (planned, planned), "rank {rank}");
+            }
+            Ok(())
+        });
+        assert_nothing_is_left("dropped checkpoints");
+        memory::reset_peaks();
+    }
+}
+
 #[test]
 fn twenty_steps_hold_no_more_than_three() {
     let _turn = alone();
@@ -356,7 +384,7 @@ fn of(plan: &MemoryPlan, category: Category) -> ByteCount {
         Category::GradFull => plan.grad_full,
         Category::Partial => plan.partial,
         Category::Optimizer => plan.optimizer,
-        Category::Other => ByteCount::ZERO,
+        Category::Snapshot | Category::Other => ByteCount::ZERO,
     }
 }
 

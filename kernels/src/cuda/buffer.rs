@@ -205,22 +205,58 @@ impl DeviceBuffer {
     /// # Errors
     /// [`CudaError::Late`] after `patience`; [`CudaError::Driver`].
     pub fn read_back(&self, stream: &Stream, patience: Duration) -> Result<HostBuffer, CudaError> {
-        let mut staging = Staging::take(&self.device, self.bytes())?;
-        let (address, bytes) = (self.address(0), &mut staging.bytes()[..self.bytes()]);
-        let issued = stream.issue("copy to the host", (&[self], &mut []), |raw| {
-            // SAFETY: CU-5, the buffer has so many bytes; they are looked at after the copy, or never again.
-            unsafe { result::memcpy_dtoh_async(bytes, address, raw) }
-        });
-        if let Err(error) = issued.and_then(|moment| moment.wait("copy to the host", patience)) {
-            staging.leak();
-            return Err(error);
-        }
+        let mut staging = self.staged((stream, patience), 0..self.len)?;
         let bytes = &staging.bytes()[..self.bytes()];
         Ok(match self.dtype {
             DType::F16 => HostBuffer::F16(bytemuck::pod_collect_to_vec::<u8, f16>(bytes)),
             DType::BF16 => HostBuffer::BF16(bytemuck::pod_collect_to_vec::<u8, bf16>(bytes)),
             _ => HostBuffer::F32(bytemuck::pod_collect_to_vec::<u8, f32>(bytes)),
         })
+    }
+
+    /// Copies f32 elements, from the `from`-th on, to the host, as many as there is room for, and waits for them.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if it has not so many, or of another dtype; [`CudaError::Late`] after `patience`; [`CudaError::Driver`].
+    pub fn read_back_into(
+        &self,
+        (stream, patience): (&Stream, Duration),
+        from: usize,
+        into: &mut [f32],
+    ) -> Result<(), CudaError> {
+        let operation = "copy to the host";
+        self.check(operation, DType::F32, self.len)?;
+        let range = from..from.saturating_add(into.len());
+        if range.end > self.len {
+            let problem = format!("{range:?} of {} elements", self.len);
+            return Err(CudaError::Mismatch { operation, problem });
+        }
+        let bytes = size_of_val(into);
+        let mut staging = self.staged((stream, patience), range)?;
+        bytemuck::cast_slice_mut(into).copy_from_slice(&staging.bytes()[..bytes]);
+        Ok(())
+    }
+
+    /// Some elements in page-locked memory, from its beginning on.
+    fn staged(
+        &self,
+        (stream, patience): (&Stream, Duration),
+        range: Range<usize>,
+    ) -> Result<Staging, CudaError> {
+        let len = range.len() * self.dtype.size_bytes();
+        let mut staging = Staging::take(&self.device, len)?;
+        let (address, bytes) = (self.address(range.start), &mut staging.bytes()[..len]);
+        let issued = stream.issue("copy to the host", (&[self], &mut []), |raw| {
+            // SAFETY: CU-5, the buffer has so many bytes; they are looked at after the copy, or never again.
+            unsafe { result::memcpy_dtoh_async(bytes, address, raw) }
+        });
+        match issued.and_then(|moment| moment.wait("copy to the host", patience)) {
+            Ok(()) => Ok(staging),
+            Err(error) => {
+                staging.leak();
+                Err(error)
+            }
+        }
     }
 
     /// # Errors

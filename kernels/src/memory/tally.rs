@@ -24,6 +24,8 @@ pub enum Category {
     Partial,
     /// The state of an optimizer.
     Optimizer,
+    /// Copies of shards and state that a checkpoint is written from.
+    Snapshot,
     /// Anything else. It is not counted.
     Other,
 }
@@ -39,13 +41,14 @@ pub struct Usage {
 
 impl Category {
     /// Every category that is counted.
-    pub const COUNTED: [Self; 6] = [
+    pub const COUNTED: [Self; 7] = [
         Self::Shard,
         Self::GatherInput,
         Self::Full,
         Self::GradFull,
         Self::Partial,
         Self::Optimizer,
+        Self::Snapshot,
     ];
 
     pub(super) const fn index(self) -> usize {
@@ -62,6 +65,7 @@ impl fmt::Display for Category {
             Self::GradFull => "grad_full",
             Self::Partial => "partial",
             Self::Optimizer => "optimizer",
+            Self::Snapshot => "snapshot",
             Self::Other => "other",
         })
     }
@@ -159,7 +163,7 @@ impl Tag {
     pub(super) const PROBE: Self = Self(u32::MAX);
 
     /// The counters of a rank, which is below [`MAX_RANKS`], and a category.
-    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 7, which fits")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 8, which fits")]
     pub(super) const fn new(rank: usize, category: Category) -> Self {
         match category {
             Category::Other => Self::NONE,

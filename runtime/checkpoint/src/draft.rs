@@ -1,6 +1,7 @@
 //! A generation in the making.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -54,6 +55,33 @@ impl Place {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub(crate) fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Makes its directory, if no other writer has done so yet.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn make(&self) -> Result<(), Error> {
+        match self.files.create_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => made.map_err(Error::io("make", &self.path)),
+        }
+    }
+
+    /// Removes what writers have written here, as far as that is possible: the next lease removes the rest. For a generation of which
+    /// there is no draft, since making one has failed.
+    pub fn discard(self) {
+        match self.files.remove(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let path = self.path.display();
+                tracing::warn!(%path, %error, "a checkpoint that failed could not be removed yet");
+            }
+            _ => {}
+        }
     }
 
     /// Writes what one writer has, and a note of it; all is on the disk when this returns (W3, W4).
@@ -114,10 +142,7 @@ impl<'a> Draft<'a> {
 
     /// Removes it, as far as that is possible: the next lease removes the rest.
     pub fn discard(self) {
-        if let Err(error) = self.files().remove(&self.place.path) {
-            let path = self.place.path.display();
-            tracing::warn!(%path, %error, "a checkpoint that failed could not be removed yet");
-        }
+        self.place.discard();
     }
 
     fn files(&self) -> &dyn Files {

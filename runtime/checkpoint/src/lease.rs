@@ -4,9 +4,9 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::draft::Draft;
+use crate::draft::{Draft, Place};
 use crate::error::Error;
 use crate::name::{LEASE, is_left_behind};
 use crate::store::Store;
@@ -46,7 +46,7 @@ impl Lease {
         }
         name_holder(&mut file, holder).map_err(Error::io("write", &path))?;
         let lease = Self { store: store.clone(), _locked: file };
-        lease.clean()?;
+        lease.clean(None)?;
         Ok(lease)
     }
 
@@ -63,13 +63,20 @@ impl Lease {
     /// [`Error::Exists`] if there is one of this step or of a later one that is intact, and what keeps one of these from being read if that is no
     /// loss of its bytes; [`Error::Io`].
     pub fn begin(&mut self, step: u64) -> Result<Draft<'_>, Error> {
-        self.clean()?;
+        self.begin_at(self.store.place(step, nonce()))
+    }
+
+    /// As [`begin`](Self::begin), at a place of this store that writers may know of before, and may have [made](Place::make).
+    ///
+    /// # Errors
+    /// As of [`begin`](Self::begin).
+    pub fn begin_at(&mut self, place: Place) -> Result<Draft<'_>, Error> {
+        self.clean(Some(place.path()))?;
+        let step = place.step();
         for later in self.store.steps()?.into_iter().filter(|it| *it >= step) {
             self.remove_broken(later)?;
         }
-        let place = self.store.place(step, random());
-        let files = self.store.files();
-        files.create_dir(place.path()).map_err(Error::io("make", place.path()))?;
+        place.make()?;
         Ok(Draft::new(self, place))
     }
 
@@ -88,11 +95,12 @@ impl Lease {
         self.store.delete(step)
     }
 
-    /// Removes generations in the making, and half removed ones: whoever had begun with them has failed, or would have the lease.
-    fn clean(&self) -> Result<(), Error> {
+    /// Removes generations in the making but for one, and half removed ones: whoever had begun with them has failed, or would have the lease.
+    fn clean(&self, but: Option<&Path>) -> Result<(), Error> {
         let (root, files) = (self.store.root(), self.store.files());
         let entries = files.list(root).map_err(Error::io("list", root))?;
-        for path in entries.iter().filter(|path| is_left_behind(path)) {
+        let is_left = |path: &&PathBuf| is_left_behind(path) && Some(path.as_path()) != but;
+        for path in entries.iter().filter(is_left) {
             tracing::info!(path = %path.display(), "a crash or a failure left this behind: it is removed");
             files.remove(path).map_err(Error::io("remove", path))?;
         }
@@ -133,7 +141,8 @@ fn name_holder(file: &mut File, holder: &str) -> io::Result<()> {
     file.write_all(holder.as_bytes())
 }
 
-/// A number that no other writer of this directory has had.
-pub(crate) fn random() -> u64 {
+/// A number that no other draft of a store has had: for the name of a new one.
+#[must_use]
+pub fn nonce() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

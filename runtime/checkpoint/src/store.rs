@@ -8,7 +8,7 @@ use crate::draft::Place;
 use crate::error::Error;
 use crate::files::Files;
 use crate::generation::Generation;
-use crate::lease::{Lease, random};
+use crate::lease::{Lease, nonce};
 use crate::name::{deleted, generation, step_of, writing};
 
 /// Generations that are kept at the least: whoever reads the one before the last is not disturbed.
@@ -131,7 +131,7 @@ impl Store {
     /// Removes a generation: by a name that no reader looks at, so that none finds a part of it.
     pub(crate) fn delete(&self, step: u64) -> Result<(), Error> {
         let path = self.generation_path(step);
-        let hidden = self.root.join(deleted(step, random()));
+        let hidden = self.root.join(deleted(step, nonce()));
         self.files.rename(&path, &hidden).map_err(Error::io("rename", &path))?;
         self.files.remove(&hidden).map_err(Error::io("remove", &hidden))
     }

@@ -36,6 +36,21 @@ pub trait Checkpointed: Sized + Send + Sync {
         of: (&str, UnitId),
     ) -> Result<Cow<'a, [f32]>, Error>;
 
+    /// Copies elements of one kind of its state for a unit, from the `from`-th on, as many as there is room for: what training waits for
+    /// where a checkpoint is saved in the background.
+    ///
+    /// # Errors
+    /// As of [`state`](Self::state).
+    fn copy_state(
+        &self,
+        model: &ShardedModel,
+        of: (&str, UnitId),
+        (from, into): (usize, &mut [f32]),
+    ) -> Result<(), Error> {
+        into.copy_from_slice(&self.state(model, of)?[from..from + into.len()]);
+        Ok(())
+    }
+
     /// One with the same options and this state. This one is left as it is.
     ///
     /// # Errors

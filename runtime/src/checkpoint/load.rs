@@ -43,8 +43,7 @@ impl Checkpoints {
         model: &mut ShardedModel,
         optimizer: &mut O,
     ) -> Result<Option<Resumed>, Error> {
-        super::check_between_steps(model, "loading")?;
-        super::check_owner(model, optimizer, "loading")?;
+        self.check_loads(model, optimizer)?;
         let mut broken: Vec<Failed> = Vec::new();
         let mut before = NONE;
         while let Some(step) = self.newest_before(model, before)? {
@@ -78,10 +77,25 @@ impl Checkpoints {
         optimizer: &mut O,
         step: u64,
     ) -> Result<Resumed, Error> {
-        super::check_between_steps(model, "loading")?;
-        super::check_owner(model, optimizer, "loading")?;
+        self.check_loads(model, optimizer)?;
         let loaded = self.load_step(model, optimizer, step)?;
         loaded.map_err(|failed| loading(model, step).error(failed))
+    }
+
+    /// # Errors
+    /// [`Error::Misuse`], also while a save is under way: what is the latest would depend on who is faster.
+    fn check_loads<O: Checkpointed>(
+        &self,
+        model: &ShardedModel,
+        optimizer: &O,
+    ) -> Result<(), Error> {
+        super::check_between_steps(model, "loading")?;
+        super::check_owner(model, optimizer, "loading")?;
+        if self.in_flight.is_none() {
+            return Ok(());
+        }
+        let what = "a save is under way in the background: first `finish`".to_owned();
+        Err(model.engine.fabric.misuse("loading", model.committed_steps(), what))
     }
 
     /// The newest generation before a step, by its name, as rank 0 sees it.

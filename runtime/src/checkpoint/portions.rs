@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use hsdp_sharding::{Coordinate, Role, UnitId, balanced};
+use hsdp_sharding::{Piece, Role, UnitId};
 
 use crate::engine::fabric::Fabric;
 
@@ -21,39 +21,25 @@ pub(super) struct Portion {
 
 /// All that this rank has.
 pub(super) fn of_rank(fabric: &Fabric) -> Vec<Portion> {
-    of_shards(fabric, |len| 0..len)
+    of_pieces(fabric, fabric.plan.pieces_of(fabric.rank()))
 }
 
-/// What this rank writes: replicas have the same, and each writes its part of a shard.
+/// What this rank writes.
 pub(super) fn to_write(fabric: &Fabric) -> Vec<Portion> {
-    let mesh = fabric.plan.mesh();
-    let Coordinate { replicate_index, .. } = mesh.coordinate(fabric.rank());
-    of_shards(fabric, |len| balanced(len, mesh.replicate_size(), replicate_index))
+    of_pieces(fabric, fabric.plan.pieces_saved_by(fabric.rank()))
 }
 
-fn of_shards(fabric: &Fabric, part: impl Fn(usize) -> Range<usize>) -> Vec<Portion> {
-    let plan = &fabric.plan;
-    let shard_index = plan.mesh().coordinate(fabric.rank()).shard_index;
-    let mut portions = Vec::new();
-    for unit in plan.spec().unit_ids() {
-        let layout = plan.layout(unit);
-        let part = part(layout.shard_len());
-        for piece in layout.pieces(shard_index) {
-            let all = piece.shard_range();
-            let range = all.start.max(part.start)..all.end.min(part.end);
-            if range.is_empty() {
-                continue;
-            }
-            let param = &plan.spec()[unit].params[piece.param];
-            portions.push(Portion {
-                unit,
-                name: param.name.clone(),
-                shape: param.shape.iter().map(|size| *size as u64).collect(),
-                role: param.role,
-                offset: (piece.param_start + range.start - all.start) as u64,
-                range,
-            });
+fn of_pieces(fabric: &Fabric, pieces: Vec<(UnitId, Piece)>) -> Vec<Portion> {
+    let portion = |(unit, piece): (UnitId, Piece)| {
+        let param = &fabric.plan.spec()[unit].params[piece.param];
+        Portion {
+            unit,
+            name: param.name.clone(),
+            shape: param.shape.iter().map(|size| *size as u64).collect(),
+            role: param.role,
+            offset: piece.param_start as u64,
+            range: piece.shard_range(),
         }
-    }
-    portions
+    };
+    pieces.into_iter().map(portion).collect()
 }

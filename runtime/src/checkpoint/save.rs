@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hsdp_checkpoint::{
-    Committed, Draft, Head, Lease, MeshShape, OptimizerHead, Slice, Store, Training, Writer,
+    Committed, Draft, Head, Lease, MeshShape, OptimizerHead, Place, Slice, Store, Training, Writer,
     state_tensor,
 };
 use hsdp_sharding::{Rank, Role, UnitId};
@@ -31,7 +31,8 @@ pub struct Saved {
 
 impl Checkpoints {
     /// Saves the model, its optimizer, and what the program needs to go on: a data cursor, seeds of random numbers. All of it is on the
-    /// disk when this returns; if it fails, what was saved before is as it was, and training may go on.
+    /// disk when this returns; if it fails, what was saved before is as it was, and training may go on. A save in the background that is under
+    /// way is waited for: what became of it is what [`poll`](Self::poll) says next.
     ///
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
@@ -46,11 +47,12 @@ impl Checkpoints {
     ) -> Result<Saved, Error> {
         super::check_between_steps(model, "saving")?;
         super::check_owner(model, optimizer, "saving")?;
-        let step = model.committed_steps();
-        let saving = Saving { store: &self.store, model, optimizer, user, step };
-        let draft = saving.begin(self.lease.as_mut())?;
+        self.settle(model)?;
+        let saving = Saving::of(&self.store, (model, optimizer), user);
+        let mut lease = self.lease.as_ref().map(|lease| lease.lock());
+        let draft = saving.begin(lease.as_deref_mut())?;
         match saving.write(draft.as_ref()) {
-            Ok(head) => Ok(Saved { step, path: saving.commit(draft, head)? }),
+            Ok(head) => Ok(Saved { step: saving.step, path: saving.commit(draft, head)? }),
             Err(error) => {
                 draft.into_iter().for_each(Draft::discard);
                 Err(error)
@@ -60,7 +62,7 @@ impl Checkpoints {
 }
 
 /// A save that is under way.
-struct Saving<'a, O> {
+pub(super) struct Saving<'a, O> {
     store: &'a Store,
     model: &'a ShardedModel,
     optimizer: &'a O,
@@ -68,7 +70,15 @@ struct Saving<'a, O> {
     step: u64,
 }
 
-impl<O: Checkpointed> Saving<'_, O> {
+impl<'a, O: Checkpointed> Saving<'a, O> {
+    pub(super) fn of(
+        store: &'a Store,
+        (model, optimizer): (&'a ShardedModel, &'a O),
+        user: &'a Value,
+    ) -> Self {
+        Self { store, model, optimizer, user, step: model.committed_steps() }
+    }
+
     fn together(&self) -> Together<'_> {
         Together::new(&self.model.engine.fabric, ("saving", self.step))
     }
@@ -80,19 +90,29 @@ impl<O: Checkpointed> Saving<'_, O> {
 
     /// All ranks write what they have; the manifest's head.
     fn write(&self, draft: Option<&Draft<'_>>) -> Result<Head, Error> {
-        let fabric = &self.model.engine.fabric;
+        let (place, head) = self.agree(draft.map_or(0, |draft| draft.place().nonce()))?;
+        self.together().run(|| {
+            let contents = Contents::of(self.model, self.optimizer)?;
+            place.write(self.writer(), &contents.slices())?;
+            Ok(())
+        })?;
+        Ok(head)
+    }
+
+    /// Where rank 0 wants it written, and the manifest's head. Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if not all ranks save the same of the program; [`Error::Comm`].
+    pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
         let (hint, user) = (self.model.engine.state().last_weight, self.user.to_string());
-        let nonce = draft.map_or(0, |draft| draft.place().nonce());
         let said = self.together().tell([digest::of_text(&user), hint, nonce])?;
         self.check_user(&said)?;
         let place = self.store.place(self.step, said[0][2]);
-        let writer = Writer { index: fabric.rank().index(), of: fabric.world.size() };
-        self.together().run(|| {
-            let contents = Contents::of(self.model, self.optimizer)?;
-            place.write(writer, &contents.slices())?;
-            Ok(())
-        })?;
-        Ok(self.head(said.iter().map(|[_, hint, _]| *hint).max().unwrap_or(0)))
+        Ok((place, self.head(said.iter().map(|[_, hint, _]| *hint).max().unwrap_or(0))))
+    }
+
+    pub(super) fn writer(&self) -> Writer {
+        Writer { index: self.model.rank().index(), of: self.model.world().size() }
     }
 
     /// # Errors
@@ -139,7 +159,7 @@ impl<O: Checkpointed> Saving<'_, O> {
 }
 
 /// Where it is; what could not be done afterwards is no failure.
-fn told(committed: Committed) -> PathBuf {
+pub(super) fn told(committed: Committed) -> PathBuf {
     for error in committed.left_undone {
         tracing::warn!(%error, "the checkpoint is saved; this is tried again with the next");
     }

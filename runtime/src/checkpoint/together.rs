@@ -1,7 +1,8 @@
 //! What ranks do at the same time outside their steps, and hear of each other.
 
 use std::any::Any;
-use std::sync::mpsc::{self, Receiver};
+use std::io;
+use std::sync::mpsc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,16 @@ impl From<hsdp_checkpoint::Error> for Problem {
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         Self { kind: Kind::Lasting, what: error.to_string() }
+    }
+}
+
+impl Problem {
+    pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
+        Self { kind: Kind::Lasting, what: format!("it panicked: {}", message(panic)) }
+    }
+
+    pub(super) fn no_thread(error: &io::Error) -> Self {
+        Self { kind: Kind::Lasting, what: format!("no thread to be had: {error}") }
     }
 }
 
@@ -111,27 +122,27 @@ impl<'a> Together<'a> {
             };
             let name = format!("hsdp-checkpoint-{rank}");
             let part = thread::Builder::new().name(name).spawn_scoped(scope, run);
-            // Without a thread it has ended at once, and the others are told like of any other end.
-            self.wait(&ended)?;
-            let failed = |what: String| Err(Problem { kind: Kind::Lasting, what });
+            // Nobody sends: its end is that it is gone. Without a thread it has ended at once, and the others are told like of any other end.
+            self.wait(|within| ended.recv_timeout(within) != Err(mpsc::RecvTimeoutError::Timeout))?;
             self.agree(match part.map(ScopedJoinHandle::join) {
                 Ok(Ok(result)) => result,
-                Ok(Err(panic)) => failed(format!("it panicked: {}", message(&*panic))),
-                Err(error) => failed(format!("no thread to be had: {error}")),
+                Ok(Err(panic)) => Err(Problem::panicked(&*panic)),
+                Err(error) => Err(Problem::no_thread(&error)),
             })
         })
     }
 
-    /// Waits until all ranks' parts have ended.
-    fn wait(&self, ended: &Receiver<()>) -> Result<(), Error> {
+    /// Waits until all ranks' parts have ended: `has_ended` says whether this rank's has within some time. Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub(super) fn wait(&self, mut has_ended: impl FnMut(Duration) -> bool) -> Result<(), Error> {
         let deadline = self.fabric.world.deadline();
         let sign_of_life = (deadline / SIGNS_OF_LIFE).min(Duration::from_secs(1));
         let (begun, mut warnings) = (Instant::now(), 0);
         loop {
-            // Nobody sends: its end is that it is gone.
-            let is_alive = ended.recv_timeout(sign_of_life) == Err(mpsc::RecvTimeoutError::Timeout);
-            let at_work =
-                self.fabric.control.exchange(self.tag(), [u64::from(is_alive)], at_work)?;
+            let is_alive = !has_ended(sign_of_life);
+            let at_work = self.at_work(is_alive)?;
             if at_work.is_empty() {
                 return Ok(());
             }
@@ -149,8 +160,19 @@ impl<'a> Together<'a> {
         }
     }
 
-    /// Hears how the others' parts have ended.
-    fn agree<T>(&self, mine: Result<T, Problem>) -> Result<Result<T, Failed>, Error> {
+    /// The ranks whose part has not ended yet. Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub(super) fn at_work(&self, is_alive: bool) -> Result<Vec<usize>, Error> {
+        Ok(self.fabric.control.exchange(self.tag(), [u64::from(is_alive)], at_work)?)
+    }
+
+    /// Hears how the others' parts have ended. Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub(super) fn agree<T>(&self, mine: Result<T, Problem>) -> Result<Result<T, Failed>, Error> {
         let code = match &mine {
             Ok(_) => 0,
             Err(Problem { kind: Kind::Damage, .. }) => 1,

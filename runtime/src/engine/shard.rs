@@ -40,6 +40,23 @@ impl Shard {
             Self::Device(shard) => shard.to_host(fabric).map(Arc::new),
         }
     }
+
+    /// Copies f32 parameters, from the `from`-th on.
+    ///
+    /// # Errors
+    /// Those of a device.
+    pub(crate) fn copy_to(
+        &self,
+        fabric: &Fabric,
+        from: usize,
+        into: &mut [f32],
+    ) -> Result<(), Error> {
+        match self {
+            Self::Host(shard) => into.copy_from_slice(&shard.master[from..from + into.len()]),
+            Self::Device(shard) => shard.copy_to(fabric, from, into)?,
+        }
+        Ok(())
+    }
 }
 
 /// This rank's shard of one unit, on the host.

@@ -165,6 +165,21 @@ impl Checkpointed for AdamW {
         Ok(Cow::Borrowed(&[&self.first_moments, &self.second_moments][second][unit.index()]))
     }
 
+    #[cfg(feature = "cuda")]
+    fn copy_state(
+        &self,
+        model: &ShardedModel,
+        (kind, unit): (&str, UnitId),
+        (from, into): (usize, &mut [f32]),
+    ) -> Result<(), Error> {
+        if model.is_on_device() {
+            let second = usize::from(kind == "exp_avg_sq");
+            return self.on_device[second].copy_to(model, (unit, from), into);
+        }
+        into.copy_from_slice(&self.state(model, (kind, unit))?[from..from + into.len()]);
+        Ok(())
+    }
+
     fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error> {
         let OptimizerState { elements, updates } = state;
         let [first_moments, second_moments]: [Vec<Vec<f32>>; 2] =

@@ -137,6 +137,23 @@ impl DeviceState {
         }
     }
 
+    /// Copies the state of a unit, from the `from`-th element on, to the host. Waits for it.
+    pub(super) fn copy_to(
+        &self,
+        model: &ShardedModel,
+        (unit, from): (UnitId, usize),
+        into: &mut [f32],
+    ) -> Result<(), Error> {
+        let fabric = &model.engine.fabric;
+        let state = self.0.get(unit.index()).and_then(Option::as_ref);
+        let (Some(state), Some(seat)) = (state, &fabric.device) else {
+            into.fill(0.0);
+            return Ok(());
+        };
+        let read = state.read_back_into((seat.stream(), seat.patience()), from, into);
+        read.map_err(|error| fabric.device_error("saving", model.committed_steps(), error))
+    }
+
     /// The state of all units, by unit.
     pub(super) fn from_host(model: &ShardedModel, state: &[Vec<f32>]) -> Result<Self, Error> {
         let (fabric, mut made) = (&model.engine.fabric, Self::default());

@@ -162,6 +162,20 @@ impl Checkpointed for Sgd {
         Ok(Cow::Borrowed(self.velocities.as_ref().map_or(&[], |all| &all[unit.index()])))
     }
 
+    #[cfg(feature = "cuda")]
+    fn copy_state(
+        &self,
+        model: &ShardedModel,
+        (kind, unit): (&str, UnitId),
+        (from, into): (usize, &mut [f32]),
+    ) -> Result<(), Error> {
+        if model.is_on_device() {
+            return self.on_device.copy_to(model, (unit, from), into);
+        }
+        into.copy_from_slice(&self.state(model, (kind, unit))?[from..from + into.len()]);
+        Ok(())
+    }
+
     fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error> {
         let velocities = state.elements.into_iter().next();
         #[cfg(feature = "cuda")]

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hsdp::ModelOptions;
-use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+use hsdp::{Error, ModelOptions};
+
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Saved};
 use hsdp_checkpoint::{Disk, Files, Hash, Store};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 
@@ -20,8 +21,29 @@ fn options() -> ModelOptions {
 /// What a rank has in the end: bits after more training, and whether its fault has come.
 type End = (Hash, bool);
 
+/// Saves, and makes a step.
+type Save = fn(&mut Training, &mut Checkpoints) -> Result<Saved, Error>;
+
+fn and_wait(training: &mut Training, checkpoints: &mut Checkpoints) -> Result<Saved, Error> {
+    let saved = training.save(checkpoints);
+    training.train(1)?;
+    saved
+}
+
+/// The step is made while it is saved.
+fn in_background(training: &mut Training, checkpoints: &mut Checkpoints) -> Result<Saved, Error> {
+    training.save_in_background(checkpoints)?;
+    training.train(1)?;
+    let told = checkpoints.poll(&training.model).transpose();
+    let waited_for = checkpoints.finish(&training.model).transpose();
+    match (told, waited_for) {
+        (Some(told), None) | (None, Some(told)) => told,
+        (told, waited_for) => panic!("told {told:?}, and then {waited_for:?}"),
+    }
+}
+
 /// Saves twice, and has the `at`-th operation of a rank's fail in the second save.
-fn fail_at(culprit: usize, at: u64) -> Vec<End> {
+fn fail_at(save: Save, (culprit, at): (usize, u64)) -> Vec<End> {
     let folder = tempfile::tempdir().expect("a folder");
     let (root, graves) = (folder.path().join("store"), folder.path().join("graves"));
     std::fs::create_dir(&graves).expect("a folder");
@@ -36,13 +58,15 @@ fn fail_at(culprit: usize, at: u64) -> Vec<End> {
         let files: Arc<dyn Files> = Arc::new(faulty.clone());
         let with = CheckpointOptions { files, ..CheckpointOptions::default() };
         let opened = Checkpoints::open(&training.model, &root, with);
-        let saved = opened.and_then(|mut checkpoints| training.save(&mut checkpoints));
+        let saved = match opened {
+            Ok(mut checkpoints) => save(&mut training, &mut checkpoints),
+            Err(error) => training.train(1).and(Err(error)),
+        };
         let saved = saved.map(|saved| saved.step);
         let told = saved.map_err(|error| {
             assert!(!error.is_fatal(), "{error}");
             error.to_string()
         });
-        training.train(1)?;
         training.save(&mut training.checkpoints(&root)?)?;
         Ok((told, (training.bits()?, faulty.has_come())))
     });
@@ -69,11 +93,21 @@ fn steps(root: &Path) -> Vec<u64> {
 
 #[test]
 fn row_37_a_full_disk_on_any_rank_at_any_operation_fails_the_save_and_nothing_else() {
-    let expected = common(vec![bits(fail_at(0, u64::MAX)), bits(fail_at(1, u64::MAX))]);
+    fail_everywhere(and_wait);
+}
+
+#[test]
+fn row_37_a_full_disk_fails_a_save_in_the_background_and_nothing_else() {
+    fail_everywhere(in_background);
+}
+
+fn fail_everywhere(save: Save) {
+    let without = |culprit| bits(fail_at(save, (culprit, u64::MAX)));
+    let expected = common(vec![without(0), without(1)]);
     for culprit in 0..RANKS {
         let mut operations = 0;
         loop {
-            let ends = fail_at(culprit, operations);
+            let ends = fail_at(save, (culprit, operations));
             let has_come = ends[culprit].1;
             assert_eq!(bits(ends), expected, "rank {culprit}, operation {operations}");
             if !has_come {

@@ -1,12 +1,14 @@
 //! Checkpoints of models: what goes on from one is what would have gone on without, and what fails leaves everything as it was.
 //!
 //! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`; `faulty` (a file system with a fault),
-//! `crashes` (of the files alone), `failing` (of whole saves, on each rank).
+//! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `gated` (a disk that keeps waiting), `background`.
 
+mod background;
 mod broken;
 mod crashes;
 mod failing;
 mod faulty;
+mod gated;
 mod meshes;
 mod refused;
 mod resuming;

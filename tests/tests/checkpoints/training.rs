@@ -75,6 +75,11 @@ impl<O: Optimizer + Checkpointed> Training<O> {
         checkpoints.save(&self.model, &self.optimizer, &cursor(self.model.committed_steps()))
     }
 
+    pub(crate) fn save_in_background(&self, checkpoints: &mut Checkpoints) -> Result<(), Error> {
+        let user = cursor(self.model.committed_steps());
+        checkpoints.save_in_background(&self.model, &self.optimizer, &user)
+    }
+
     pub(crate) fn load_latest(&mut self, directory: &Path) -> Result<Option<Resumed>, Error> {
         let checkpoints = self.checkpoints(directory)?;
         checkpoints.load_latest(&mut self.model, &mut self.optimizer)

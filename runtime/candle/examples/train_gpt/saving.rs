@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
-use hsdp::{AdamW, ShardedModel};
+use hsdp::{AdamW, Error, ShardedModel};
 use serde_json::{Value, json};
 
 use super::failure::Failure;
@@ -62,15 +62,23 @@ impl Saving {
         Ok(())
     }
 
-    /// Saves after a step, if it is time; or since the run ends. Collective.
+    /// Saves after a step, if it is time, while training goes on; or waits for it, since the run ends. Collective.
+    ///
+    /// A save that fails while the run goes on is a warning: the next may succeed.
     pub(crate) fn after_step(
         &mut self,
         (model, optimizer): (&ShardedModel, &AdamW),
         ends: Ends,
     ) -> Result<(), Failure> {
         let step = usize::try_from(model.committed_steps()).map_err(Failure::training)?;
-        if ends == Ends::Yes || step.is_multiple_of(self.every) {
+        match self.checkpoints.poll(model) {
+            Ok(_) | Err(Error::Checkpoint { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if ends == Ends::Yes {
             self.checkpoints.save(model, optimizer, &self.recipe)?;
+        } else if step.is_multiple_of(self.every) {
+            self.checkpoints.save_in_background(model, optimizer, &self.recipe)?;
         }
         Ok(())
     }

@@ -26,6 +26,10 @@ impl DeviceSeat {
         &self.stream
     }
 
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
     /// The device of a placement, with its kernels compiled; `None` on the host.
     ///
     /// # Errors
@@ -78,7 +82,7 @@ impl DeviceSeat {
             Category::GradFull => "unsharded gradients",
             Category::Partial => "partials",
             Category::Optimizer => "optimizer state",
-            Category::Other => "a step",
+            Category::Snapshot | Category::Other => "a step",
         };
         let _scope = memory::scope(category);
         DeviceBuffer::new(self.stream.device(), dtype, len, what)

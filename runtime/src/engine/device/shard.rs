@@ -48,6 +48,18 @@ impl DeviceShard {
         read_f32(fabric, &self.master).map_err(|error| fabric.device_error("read", 0, error))
     }
 
+    /// Copies f32 parameters, from the `from`-th on, to the host. Waits for them.
+    pub(crate) fn copy_to(
+        &self,
+        fabric: &Fabric,
+        from: usize,
+        into: &mut [f32],
+    ) -> Result<(), Error> {
+        let seat = fabric.seat();
+        let read = self.master.read_back_into((&seat.stream, seat.patience), from, into);
+        read.map_err(|error| fabric.device_error("read", 0, error))
+    }
+
     /// The f32 parameters and what is to hold the same in the compute dtype, for this rank alone. Where somebody else holds them,
     /// they keep the old values, and this rank goes on with a copy.
     pub(crate) fn exclusive(
