@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hsdp::{
-    Error, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Param, ShardedModel, Step,
-    StepOptions, Unit, UnitId, World,
+    Error, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param,
+    ShardedModel, Step, StepOptions, Unit, UnitId, World,
 };
 
 use crate::stopwatch::{Part, Stopwatch};
@@ -84,6 +84,19 @@ impl Steps {
     /// # Errors
     /// What the runtime says, or that the norm is another.
     pub fn step(&mut self, watch: &mut Stopwatch) -> Result<(), Error> {
+        self.gradients(watch).map(drop)
+    }
+
+    /// The same, and an update.
+    ///
+    /// # Errors
+    /// As of [`step`](Self::step).
+    pub fn train(&mut self, optimizer: &mut impl Optimizer) -> Result<(), Error> {
+        let gradients = self.gradients(&mut Stopwatch::still())?;
+        optimizer.step(&mut self.model, gradients).map(drop)
+    }
+
+    fn gradients(&mut self, watch: &mut Stopwatch) -> Result<hsdp::Gradients, Error> {
         let microbatches = self.size.microbatches as usize;
         let options =
             StepOptions { weight_hint: Some(1), ..StepOptions::microbatches(microbatches) };
@@ -92,13 +105,14 @@ impl Steps {
         for _ in 0..microbatches {
             microbatch(&mut step, (&self.units, &self.gradients), watch)?;
         }
-        let norm = step.finish()?.norm();
+        let gradients = step.finish()?;
+        let norm = gradients.norm();
         watch.lap(Part::Finish);
         let expected = self.expected_norm();
         if (norm - expected).abs() > 1e-6 * expected {
             return Err(Error::Options { what: format!("a norm of {norm}, not {expected}") });
         }
-        Ok(())
+        Ok(gradients)
     }
 
     /// A mean over items, or over ranks and summed over microbatches.

@@ -31,7 +31,7 @@ impl Checkpoints {
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks, if `user` differs; [`Error::Misuse`] and [`Error::Comm`] as of [`save`](Self::save).
+    /// [`Error::Checkpoint`] on all ranks, if `user` differs, or one cannot make its copy; [`Error::Misuse`] and [`Error::Comm`] as of [`save`](Self::save).
     pub fn save_in_background<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -43,10 +43,13 @@ impl Checkpoints {
         self.settle(model)?;
         let saving = Saving::of(&self.store, (model, optimizer), user);
         let (place, head) = saving.agree(nonce())?;
+        // Who begins to write while others still copy would keep them, and so itself, waiting where there are fewer cores than threads.
         let copied = self.snapshot.copy(model, optimizer);
+        let together = saving.together();
+        together.agree(copied)?.map_err(|failed| together.error(failed))?;
         let snapshot = mem::take(&mut self.snapshot);
         let part = Part { rank: model.rank(), writer: saving.writer(), place, snapshot };
-        let begun = copied.and_then(|()| part.begin(self.lease.clone()));
+        let begun = part.begin(self.lease.clone());
         self.in_flight = Some(InFlight::new((model.committed_steps(), head), begun));
         Ok(())
     }
@@ -232,6 +235,7 @@ impl Part {
         let name = format!("hsdp-checkpoint-{}", self.rank);
         let run = move || {
             memory::set_rank(self.rank);
+            give_way();
             match lease {
                 Some(lease) => self.lead(&lease, (&says, &told)),
                 None => say(&says, self.make_and_write()),
@@ -278,6 +282,14 @@ impl Part {
                 say(says, Ok(None));
             }
         }
+    }
+}
+
+/// Lets threads that train go first, where there are fewer cores than threads: one in ten parts of a core is left to this one.
+fn give_way() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::nice(10) {
+        tracing::debug!(%error, "a checkpoint is written with the priority of training");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use hsdp_kernels::copy_past_caches;
 use hsdp_sharding::UnitId;
 use serde_json::Value;
 
@@ -47,7 +48,7 @@ pub trait Checkpointed: Sized + Send + Sync {
         of: (&str, UnitId),
         (from, into): (usize, &mut [f32]),
     ) -> Result<(), Error> {
-        into.copy_from_slice(&self.state(model, of)?[from..from + into.len()]);
+        copy_past_caches(into, &self.state(model, of)?[from..from + into.len()]);
         Ok(())
     }
 

@@ -79,7 +79,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         Self { store, model, optimizer, user, step: model.committed_steps() }
     }
 
-    fn together(&self) -> Together<'_> {
+    pub(super) fn together(&self) -> Together<'_> {
         Together::new(&self.model.engine.fabric, ("saving", self.step))
     }
 

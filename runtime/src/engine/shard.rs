@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hsdp_kernels::memory::{self, Category};
-use hsdp_kernels::{HostBuffer, SharedBuffer, ValuesMut, cast};
+use hsdp_kernels::{HostBuffer, SharedBuffer, ValuesMut, cast, copy_past_caches};
 use hsdp_sharding::DType;
 
 use crate::engine::device::DeviceShard;
@@ -52,7 +52,7 @@ impl Shard {
         into: &mut [f32],
     ) -> Result<(), Error> {
         match self {
-            Self::Host(shard) => into.copy_from_slice(&shard.master[from..from + into.len()]),
+            Self::Host(shard) => copy_past_caches(into, &shard.master[from..from + into.len()]),
             Self::Device(shard) => shard.copy_to(fabric, from, into)?,
         }
         Ok(())

@@ -176,7 +176,10 @@ impl Checkpointed for AdamW {
             let second = usize::from(kind == "exp_avg_sq");
             return self.on_device[second].copy_to(model, (unit, from), into);
         }
-        into.copy_from_slice(&self.state(model, (kind, unit))?[from..from + into.len()]);
+        hsdp_kernels::copy_past_caches(
+            into,
+            &self.state(model, (kind, unit))?[from..from + into.len()],
+        );
         Ok(())
     }
 

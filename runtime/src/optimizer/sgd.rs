@@ -172,7 +172,10 @@ impl Checkpointed for Sgd {
         if model.is_on_device() {
             return self.on_device.copy_to(model, (unit, from), into);
         }
-        into.copy_from_slice(&self.state(model, (kind, unit))?[from..from + into.len()]);
+        hsdp_kernels::copy_past_caches(
+            into,
+            &self.state(model, (kind, unit))?[from..from + into.len()],
+        );
         Ok(())
     }
 

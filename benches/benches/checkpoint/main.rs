@@ -1,0 +1,74 @@
+//! For how long a save in the background keeps training waiting, beside copying as many bytes and nothing else.
+//!
+//! ```text
+//! cargo bench -p hsdp-benches --bench checkpoint
+//! ```
+//!
+//! Each round trains a step, begins a save, waits until it is on the disk, and copies as many bytes on the same threads. The first
+//! round is told apart: it copies to memory that the system has yet to find.
+//!
+//! In reading order: `options`, `measure`.
+
+mod measure;
+mod options;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hsdp_benches::program;
+use hsdp_benches::times::{least, median};
+use hsdp_checkpoint::{Disk, Store};
+
+use crate::measure::{Measured, Round, measure};
+use crate::options::Options;
+
+fn main() -> ExitCode {
+    program::run(|options: Options| run(&options.scaled()))
+}
+
+fn run(options: &Options) -> Result<(), String> {
+    let folder = match &options.out {
+        Some(out) => tempfile::tempdir_in(out),
+        None => tempfile::tempdir(),
+    };
+    let folder = folder.map_err(|error| format!("cannot make a folder: {error}"))?;
+    let measured = measure(options, folder.path()).map_err(|error| error.to_string())?;
+    let newest = Store::new(folder.path(), Arc::new(Disk)).latest();
+    let newest = newest.map_err(|error| error.to_string())?.ok_or("no checkpoint is there")?;
+    if let Some(damage) = newest.verify().first() {
+        return Err(damage.to_string());
+    }
+    print(options, &measured);
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "what a bench is for")]
+fn print(options: &Options, measured: &Measured) {
+    let Options { mesh, units, numel, repeat, .. } = options;
+    println!("{units} units of {numel} parameters on {mesh}, AdamW: {} a save", measured.bytes);
+    let (first, later) = measured.rounds.split_at(1);
+    println!("first save: {}", line(first));
+    println!("{repeat} more:     {}", line(later));
+}
+
+/// The least and the median of what some rounds took, and the ratios of these.
+fn line(rounds: &[Round]) -> String {
+    let of = |time: fn(&Round) -> Duration| {
+        let times: Vec<Duration> = rounds.iter().map(time).collect();
+        [least(&times), median(&times)]
+    };
+    let (stall, copy) = (of(|round| round.stall), of(|round| round.copy));
+    let ratio = |at: usize| stall[at].as_secs_f64() / copy[at].as_secs_f64();
+    format!(
+        "stall {:.1?} ({:.1?}), copy {:.1?} ({:.1?}), ratio {:.2} ({:.2}); poll {:.0?}, on the disk after {:.2?}",
+        stall[0],
+        stall[1],
+        copy[0],
+        copy[1],
+        ratio(0),
+        ratio(1),
+        of(|round| round.poll)[1],
+        of(|round| round.saved)[1],
+    )
+}
