@@ -132,6 +132,6 @@ pub use hsdp_comm::{
 };
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{
-    Accumulation, Axis, ByteCount, DType, ElemCount, FullCopies, Mesh, ModelSpec, Param, ParamId,
-    Phase, Piece, Plan, Rank, Unit, UnitId,
+    Accumulation, Axis, ByteCount, DType, ElemCount, FullCopies, Mesh, ModelSpec, Offload, Param,
+    ParamId, Phase, Piece, Plan, Rank, Unit, UnitId,
 };

@@ -8,7 +8,7 @@ mod sgd;
 use std::ops::Range;
 
 use hsdp_kernels::memory::{self, Category};
-use hsdp_kernels::{FusedUpdate, update_in_blocks};
+use hsdp_kernels::{FusedUpdate, ValuesMut, update_in_blocks};
 use hsdp_sharding::{Piece, Role, UnitId};
 
 pub use adamw::{AdamW, AdamWOptions};
@@ -72,7 +72,8 @@ impl ShardedModel {
     /// not depend on where it is cut.
     ///
     /// # Errors
-    /// As [`Gradients::check_model`], before anything is changed; [`Error::Misuse`] of a model that lies on a device.
+    /// As [`Gradients::check_model`], before anything is changed; [`Error::Misuse`] of a model that is updated on a device; `Error::Device`
+    /// of one that is offloaded from there: some units are updated then, and others are not.
     pub fn update(
         &mut self,
         gradients: Gradients,
@@ -81,14 +82,14 @@ impl ShardedModel {
         gradients.check_model(self)?;
         let fabric = &self.engine.fabric;
         let mut state = self.engine.state();
-        if fabric.device.is_some() {
+        if fabric.updates_on_device() {
             let what = "this model lies on a device: its shards are updated there".to_owned();
             return Err(fabric.misuse("optimizer step", gradients.step, what));
         }
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
                 let shard = (unit, &mut state.shards[unit.index()]);
-                update_unit(fabric, shard, &gradients, &mut update);
+                update_unit(fabric, shard, &gradients, &mut update)?;
             }
         }
         state.committed += 1;
@@ -96,18 +97,45 @@ impl ShardedModel {
     }
 }
 
-/// Updates a unit on the host, run by run.
+/// Updates a unit on the host, wherever it lies.
 fn update_unit(
     fabric: &Fabric,
     (unit, shard): (UnitId, &mut Shard),
     gradients: &Gradients,
     update: &mut impl FnMut(Run<'_>),
+) -> Result<(), Error> {
+    match (shard, &gradients.grad_shards[unit.index()]) {
+        (Shard::Host(shard), Sums::Host(sums)) => {
+            let (master, gather_input) = shard.exclusive();
+            let on_host = OnHost { master, gather_input, sums };
+            update_runs((fabric, unit), on_host, gradients, update);
+            Ok(())
+        }
+        (Shard::Device(shard), Sums::Device(sums)) => {
+            let sums = (sums, gradients.step);
+            shard.update_on_host(fabric, sums, |master, sums| {
+                let on_host = OnHost { master, gather_input: None, sums };
+                update_runs((fabric, unit), on_host, gradients, update);
+            })
+        }
+        _ => unreachable!("a model has its shards and sums in the same place"),
+    }
+}
+
+/// What an update on the host works on: f32 parameters, what is to hold the same in the compute dtype, and sums of gradients.
+struct OnHost<'a> {
+    master: &'a mut [f32],
+    gather_input: Option<ValuesMut<'a>>,
+    sums: &'a [f32],
+}
+
+/// Updates a unit run by run.
+fn update_runs(
+    (fabric, unit): (&Fabric, UnitId),
+    OnHost { master, mut gather_input, sums }: OnHost<'_>,
+    gradients: &Gradients,
+    update: &mut impl FnMut(Run<'_>),
 ) {
-    let (Shard::Host(shard), Sums::Host(sums)) = (shard, &gradients.grad_shards[unit.index()])
-    else {
-        unreachable!("a model on the host has its shards and sums there");
-    };
-    let (master, mut gather_input) = shard.exclusive();
     let present = &gradients.grad_shards.present()[unit.index()];
     for piece in pieces_with_gradient(fabric, unit, present) {
         let range = piece.shard_range();
@@ -165,10 +193,10 @@ fn part_of(piece: Piece, range: Range<usize>) -> Piece {
     }
 }
 
-/// Zeroed optimizer state for the trainable region of every unit; none on the host of a model that lies on a device.
+/// Zeroed optimizer state for the trainable region of every unit; none on the host of a model that is updated on a device.
 fn state_like_shards(model: &ShardedModel) -> Vec<Vec<f32>> {
     let zeros = |unit| {
-        let on_host = model.engine.fabric.device.is_none();
+        let on_host = !model.engine.fabric.updates_on_device();
         let trainable = model.plan().layout(UnitId::new(unit)).trainable().shard_len;
         let elements = if on_host { trainable } else { 0 };
         let _optimizer = memory::scope(Category::Optimizer);

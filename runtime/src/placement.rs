@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use hsdp_sharding::Offload;
+
 /// Where a rank's part of a model lies and is computed on: parameters, partials, the optimizer's state. Ranks have the same kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -15,6 +17,8 @@ pub enum Placement {
     Cuda {
         /// Which of the driver's devices.
         ordinal: usize,
+        /// What of it is kept in host memory.
+        offload: Offload,
     },
 }
 
@@ -25,6 +29,7 @@ pub enum Placement {
 ///
 /// assert_eq!("cpu".parse(), Ok(Placement::Host));
 /// assert!("gpu".parse::<Placement>().is_err());
+/// assert!(Placement::Host.offloading(hsdp::Offload::All).is_err());
 /// ```
 impl FromStr for Placement {
     type Err = String;
@@ -44,10 +49,35 @@ impl FromStr for Placement {
 }
 
 impl Placement {
+    /// The same place, with this in host memory instead.
+    ///
+    /// # Errors
+    /// In words, if all of it is there already.
+    pub fn offloading(self, offload: Offload) -> Result<Self, String> {
+        match self {
+            _ if offload == Offload::None => Ok(self),
+            Self::Host => {
+                Err(format!("nothing to offload ({offload}): the model lies on the host"))
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda { ordinal, .. } => Ok(Self::Cuda { ordinal, offload }),
+        }
+    }
+
+    /// What of it is kept in host memory although it lies elsewhere.
+    #[must_use]
+    pub fn offload(self) -> Offload {
+        match self {
+            Self::Host => Offload::None,
+            #[cfg(feature = "cuda")]
+            Self::Cuda { offload, .. } => offload,
+        }
+    }
+
     #[cfg(feature = "cuda")]
     #[expect(clippy::unnecessary_wraps, reason = "as where there are no devices")]
     const fn cuda(ordinal: usize) -> Result<Self, String> {
-        Ok(Self::Cuda { ordinal })
+        Ok(Self::Cuda { ordinal, offload: Offload::None })
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -56,13 +86,17 @@ impl Placement {
     }
 }
 
-/// Its kind: which device a rank has is its own affair.
+/// Its kind, and what is offloaded: which device a rank has is its own affair.
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Host => "cpu",
             #[cfg(feature = "cuda")]
-            Self::Cuda { .. } => "cuda",
+            Self::Cuda { offload: Offload::None, .. } => "cuda",
+            #[cfg(feature = "cuda")]
+            Self::Cuda { offload: Offload::Optimizer, .. } => "cuda, offloading optimizer",
+            #[cfg(feature = "cuda")]
+            Self::Cuda { offload: Offload::All, .. } => "cuda, offloading all",
         })
     }
 }

@@ -77,7 +77,7 @@ pub use self::error::Error;
 pub use self::layout::{ALIGNMENT, ParamSlot, Piece, Pieces, Region, UnitLayout};
 pub use self::mesh::{Axis, Coordinate, Mesh};
 pub use self::plan::{
-    Accumulation, Flow, FullCopies, Gather, MemoryPlan, Phase, Plan, PlanOptions, Traffic,
+    Accumulation, Flow, FullCopies, Gather, MemoryPlan, Offload, Phase, Plan, PlanOptions, Traffic,
 };
 pub use self::rank::Rank;
 pub use self::spec::{

@@ -2,6 +2,7 @@
 
 mod fingerprint;
 mod memory;
+mod offload;
 mod options;
 mod saved;
 mod schedule;
@@ -10,6 +11,7 @@ mod traffic;
 use std::sync::Arc;
 
 pub use self::memory::MemoryPlan;
+pub use self::offload::Offload;
 pub use self::options::{Accumulation, FullCopies, PlanOptions};
 pub use self::schedule::{Gather, Phase};
 pub use self::traffic::{Flow, Traffic};
@@ -136,13 +138,23 @@ impl Plan {
         memory::of(self)
     }
 
-    /// The same of a model that lies on a device, where units are padded. What collectives put on the wire is not among it.
+    /// The same of a model that lies on a device, where units are padded: what of it is there. What collectives put on the wire is not
+    /// among it.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
     #[must_use]
-    pub fn memory_on_device(&self) -> MemoryPlan {
-        memory::flat(self)
+    pub fn memory_on_device(&self, offload: Offload) -> MemoryPlan {
+        memory::on_device(self, offload)
+    }
+
+    /// What of a model that lies on a device is in the memory of the host: what is offloaded, and what one unit's update goes through.
+    ///
+    /// # Panics
+    /// If a count exceeds `u64::MAX`.
+    #[must_use]
+    pub fn memory_offloaded(&self, offload: Offload) -> MemoryPlan {
+        memory::offloaded(self, offload)
     }
 
     /// What a rank has of all parameters, in the order of units and of their shards, without padding.

@@ -16,7 +16,7 @@ use super::memory::{Block, Uses, exhausted};
 use super::staging::Staging;
 use super::stream::Stream;
 use crate::buffer::HostBuffer;
-use crate::memory::{DeviceCharge, charge_on_device};
+use crate::memory::{self, Category, DeviceCharge, charge_on_device};
 use crate::values::Values;
 use crate::wire::Wire;
 
@@ -48,7 +48,11 @@ impl DeviceBuffer {
         let bytes =
             len.checked_mul(dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| exhausted(device, (usize::MAX, what)))?;
-        let block = device.0.pool.take(device, bytes, what)?;
+        let block = {
+            // What the pool notes of it on the host is no part of what the scope is for.
+            let _other = memory::scope(Category::Other);
+            device.0.pool.take(device, bytes, what)?
+        };
         Ok(Self {
             device: device.clone(),
             dtype,

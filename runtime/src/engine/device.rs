@@ -14,6 +14,8 @@ mod absent;
 #[cfg(feature = "cuda")]
 mod full;
 #[cfg(feature = "cuda")]
+mod offload;
+#[cfg(feature = "cuda")]
 mod seat;
 #[cfg(feature = "cuda")]
 mod shard;

@@ -79,6 +79,11 @@ impl Fabric {
         self.world.rank()
     }
 
+    /// Whether shards are updated on a device.
+    pub(crate) fn updates_on_device(&self) -> bool {
+        self.device.as_ref().is_some_and(DeviceSeat::updates_there)
+    }
+
     /// Whether gradients of a step are somewhere: each of them holds on to where its memory goes back to.
     pub(crate) fn has_gradients_out(&self) -> bool {
         Arc::strong_count(&self.recycled) > 1

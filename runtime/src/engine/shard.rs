@@ -25,7 +25,7 @@ impl Shard {
     pub(crate) fn new(fabric: &Fabric, master: Vec<f32>) -> Result<Self, Error> {
         let compute = fabric.options.precision.parameters;
         Ok(match &fabric.device {
-            Some(seat) => Self::Device(DeviceShard::new(fabric, seat, (&master, compute))?),
+            Some(seat) => Self::Device(DeviceShard::new(fabric, seat, (master, compute))?),
             None => Self::Host(HostShard::new(master, compute)?),
         })
     }
@@ -37,7 +37,7 @@ impl Shard {
     pub(crate) fn master(&self, fabric: &Fabric) -> Result<Arc<Vec<f32>>, Error> {
         match self {
             Self::Host(shard) => Ok(Arc::clone(&shard.master)),
-            Self::Device(shard) => shard.to_host(fabric).map(Arc::new),
+            Self::Device(shard) => shard.to_host(fabric),
         }
     }
 

@@ -112,7 +112,7 @@ impl Optimizer for AdamW {
             self.count_updates(&gradients);
         }
         #[cfg(feature = "cuda")]
-        if model.is_on_device() {
+        if model.updates_on_device() {
             return self.step_on_device(model, gradients);
         }
         let Self { options, first_moments, second_moments, updates, .. } = self;
@@ -158,7 +158,7 @@ impl Checkpointed for AdamW {
     ) -> Result<Cow<'a, [f32]>, Error> {
         let second = usize::from(kind == "exp_avg_sq");
         #[cfg(feature = "cuda")]
-        if model.is_on_device() {
+        if model.updates_on_device() {
             return self.on_device[second].to_host(model, unit).map(Cow::Owned);
         }
         let _ = model;
@@ -172,7 +172,7 @@ impl Checkpointed for AdamW {
         (kind, unit): (&str, UnitId),
         (from, into): (usize, &mut [f32]),
     ) -> Result<(), Error> {
-        if model.is_on_device() {
+        if model.updates_on_device() {
             let second = usize::from(kind == "exp_avg_sq");
             return self.on_device[second].copy_to(model, (unit, from), into);
         }
@@ -197,7 +197,7 @@ impl Checkpointed for AdamW {
             updates,
         };
         #[cfg(feature = "cuda")]
-        if model.is_on_device() {
+        if model.updates_on_device() {
             let moments = [&restored.first_moments, &restored.second_moments];
             let [first, second] = moments.map(|it| DeviceState::from_host(model, it));
             let nothing = || vec![Vec::new(); restored.updates.len()];

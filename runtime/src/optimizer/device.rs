@@ -36,11 +36,17 @@ impl ShardedModel {
         self.engine.fabric.device.is_some()
     }
 
-    /// As [`update`](Self::update), of a model on a device: calls `update` once for each unit with a gradient, in the plan's order.
+    /// Whether this rank's part of the model is updated on a device: it lies there, and none of it is offloaded.
+    #[must_use]
+    pub fn updates_on_device(&self) -> bool {
+        self.engine.fabric.updates_on_device()
+    }
+
+    /// As [`update`](Self::update), of a model that is updated on a device: calls `update` once for each unit with a gradient, in the plan's order.
     /// Not collective, and waits for nothing.
     ///
     /// # Errors
-    /// As [`Gradients::check_model`], before anything is changed; [`Error::Misuse`] of a model on the host; [`Error::Device`] with
+    /// As [`Gradients::check_model`], before anything is changed; [`Error::Misuse`] of a model that is updated on the host; [`Error::Device`] with
     /// what `update` returned: some units are updated then, and others are not.
     pub fn update_on_device(
         &mut self,
@@ -49,8 +55,8 @@ impl ShardedModel {
     ) -> Result<Update, Error> {
         gradients.check_model(self)?;
         let (fabric, step) = (&self.engine.fabric, gradients.step);
-        let Some(seat) = &fabric.device else {
-            let what = "this model lies on the host: its shards are updated there".to_owned();
+        let Some(seat) = fabric.device.as_ref().filter(|seat| seat.updates_there()) else {
+            let what = "this model is updated on the host".to_owned();
             return Err(fabric.misuse("optimizer step", step, what));
         };
         let mut state = self.engine.state();
@@ -99,7 +105,9 @@ impl DeviceState {
     /// for it leaves the model as it was.
     pub(super) fn make(&mut self, model: &ShardedModel, step: u64) -> Result<(), Error> {
         let fabric = &model.engine.fabric;
-        let Some(seat) = &fabric.device else { return Ok(()) };
+        let Some(seat) = fabric.device.as_ref().filter(|seat| seat.updates_there()) else {
+            return Ok(());
+        };
         for unit in fabric.plan.reductions().iter().copied() {
             let of_unit = (unit, fabric.plan.layout(unit).trainable().shard_len);
             let made = self.of(seat.stream(), of_unit).map(drop);

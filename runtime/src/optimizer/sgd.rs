@@ -106,7 +106,7 @@ impl Optimizer for Sgd {
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         check_owner(&self.model, model, &gradients)?;
         #[cfg(feature = "cuda")]
-        if model.is_on_device() {
+        if model.updates_on_device() {
             return self.step_on_device(model, gradients);
         }
         let Self { options, velocities, .. } = self;
@@ -155,7 +155,7 @@ impl Checkpointed for Sgd {
         (_, unit): (&str, UnitId),
     ) -> Result<Cow<'a, [f32]>, Error> {
         #[cfg(feature = "cuda")]
-        if model.is_on_device() {
+        if model.updates_on_device() {
             return self.on_device.to_host(model, unit).map(Cow::Owned);
         }
         let _ = model;
@@ -169,7 +169,7 @@ impl Checkpointed for Sgd {
         (kind, unit): (&str, UnitId),
         (from, into): (usize, &mut [f32]),
     ) -> Result<(), Error> {
-        if model.is_on_device() {
+        if model.updates_on_device() {
             return self.on_device.copy_to(model, (unit, from), into);
         }
         hsdp_kernels::copy_past_caches(
@@ -182,7 +182,7 @@ impl Checkpointed for Sgd {
     fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error> {
         let velocities = state.elements.into_iter().next();
         #[cfg(feature = "cuda")]
-        if model.is_on_device() {
+        if model.updates_on_device() {
             let on_device =
                 velocities.map(|all| DeviceState::from_host(model, &all)).transpose()?;
             let on_device = on_device.unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Peak memory of a step, by category.
 
-use super::{Accumulation, FullCopies, Gather, Plan};
+use super::{Accumulation, FullCopies, Gather, Offload, Plan};
 use crate::{AfterForward, ByteCount, DType, ElemCount, Unit, UnitId, UnitLayout};
 
 /// The largest memory that one rank holds in each category during a step. The same on every rank.
@@ -28,6 +28,13 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Unit, UnitId, UnitLayout}
 ///
 /// On a device a unit lies flat, with its padding: `full` is of `full_len` in place of `numel`, and `grad_full` of the trainable region
 /// with its padding, of all units and once more of the largest, which is packed before it is added ([`Plan::memory_on_device`]).
+///
+/// What is offloaded ([`Offload`]) moves from the device to the host, where one unit at a time is updated ([`Plan::memory_offloaded`]):
+///
+/// | offload | less on the device | more | on the host |
+/// |---|---|---|---|
+/// | `Optimizer` | all of `optimizer` | | `optimizer`; `shard` 4 · max shard_len, `partial` 4 · max n |
+/// | `All` | that, and all of `shard` | `gather_input` 4 · Σ shard_len with f32 parameters, which gathers read | `optimizer`, `shard`; `partial` 4 · max n, and `gather_input` size(param_dtype) · max shard_len, with f32 parameters 0 |
 ///
 /// Why: asking for the i-th of [`Plan::gathers`] issues it and the next `prefetch`, and a gather is
 /// live from its issue. Memory grows with issues only, so the peak falls right after one. A
@@ -74,8 +81,54 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
     with(plan, &numel, grad_full)
 }
 
+/// What is on a device.
+pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
+    let all = flat(plan);
+    let without_optimizer = MemoryPlan { optimizer: ByteCount::ZERO, ..all };
+    match offload {
+        Offload::None => all,
+        Offload::Optimizer => without_optimizer,
+        Offload::All => {
+            let compute = plan.options().param_dtype;
+            let gather_input = sum(plan, shard_len).bytes(compute);
+            MemoryPlan { shard: ByteCount::ZERO, gather_input, ..without_optimizer }
+        }
+    }
+}
+
+/// What of a model on a device is on the host.
+pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
+    let most = |elements: fn(&UnitLayout) -> ElemCount| {
+        let updated = plan.reductions().iter().map(|unit| elements(plan.layout(*unit)));
+        updated.max().unwrap_or(ElemCount::ZERO)
+    };
+    let all = of(plan);
+    let through = MemoryPlan {
+        optimizer: all.optimizer,
+        partial: most(trainable_shard).bytes(DType::F32),
+        ..MemoryPlan::default()
+    };
+    match offload {
+        Offload::None => MemoryPlan::default(),
+        Offload::Optimizer => MemoryPlan { shard: most(shard_len).bytes(DType::F32), ..through },
+        Offload::All => {
+            let gather_input = match plan.options().param_dtype {
+                DType::F32 => ByteCount::ZERO,
+                compute => plan
+                    .layouts()
+                    .iter()
+                    .map(|it| shard_len(it))
+                    .max()
+                    .unwrap_or_default()
+                    .bytes(compute),
+            };
+            MemoryPlan { shard: all.shard, gather_input, ..through }
+        }
+    }
+}
+
 /// The same where a unit lies flat, as a device has it: with its padding.
-pub(super) fn flat(plan: &Plan) -> MemoryPlan {
+fn flat(plan: &Plan) -> MemoryPlan {
     let full = |unit| ElemCount::of(plan.layout(unit).full_len());
     let trainable = |layout: &UnitLayout| ElemCount::of(layout.trainable().len);
     let added = plan.layouts().iter().map(|layout| trainable(layout)).max();
@@ -94,7 +147,7 @@ fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ElemCount, unsharded: ElemCount) -
         Accumulation::Local => unsharded,
         Accumulation::ReduceScatter | Accumulation::Every => ElemCount::ZERO,
     };
-    let shard = sum(plan, |layout| ElemCount::of(layout.shard_len()));
+    let shard = sum(plan, shard_len);
     let gather_input = match plan.options().param_dtype {
         DType::F32 => ByteCount::ZERO,
         compute => shard.bytes(compute),
@@ -111,6 +164,10 @@ fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ElemCount, unsharded: ElemCount) -
 
 fn sum(plan: &Plan, elements: impl Fn(&UnitLayout) -> ElemCount) -> ElemCount {
     plan.layouts().iter().map(|layout| elements(layout)).sum()
+}
+
+fn shard_len(layout: &UnitLayout) -> ElemCount {
+    ElemCount::of(layout.shard_len())
 }
 
 fn trainable_shard(layout: &UnitLayout) -> ElemCount {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use hsdp_sharding::{
-    Accumulation, AfterForward, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Param,
-    Plan, PlanOptions, Role, Unit,
+    Accumulation, AfterForward, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Offload,
+    Param, Piece, Plan, PlanOptions, Role, Unit, UnitId,
 };
 use proptest::prelude::*;
 
@@ -166,6 +166,82 @@ proptest! {
         };
         let plan = Plan::new(spec, mesh, options).unwrap();
         prop_assert_eq!(plan.memory(), counted(&plan));
+    }
+}
+
+/// By hand, of sizes that need no padding.
+#[test]
+fn what_is_offloaded_moves_from_the_device_to_the_host() {
+    let small = Unit::new("small").param(Param::new("a", [64]));
+    let large =
+        Unit::new("large").param(Param::new("b", [128])).param(Param::new("c", [64]).frozen());
+    let spec = ModelSpec::new().unit(small).unit(large);
+    let on = |param_dtype| {
+        let options = PlanOptions { param_dtype, ..PlanOptions::default() };
+        Plan::new(spec.clone(), Mesh::new(1, 2).unwrap(), options).unwrap()
+    };
+    let bytes = |plan: MemoryPlan| {
+        let MemoryPlan { shard, gather_input, optimizer, partial, .. } = plan;
+        [shard, gather_input, optimizer, partial].map(ByteCount::get)
+    };
+    let plan = on(DType::F32);
+    // 32 elements, and 64 with 32 frozen ones behind them, a rank.
+    let [shard, trained, largest] = [32 + 96, 32 + 64, 96].map(|elements: u64| 4 * elements);
+    assert_eq!(bytes(plan.memory_on_device(Offload::None)), [shard, 0, 2 * trained, trained]);
+    assert_eq!(bytes(plan.memory_on_device(Offload::Optimizer)), [shard, 0, 0, trained]);
+    assert_eq!(bytes(plan.memory_on_device(Offload::All)), [0, shard, 0, trained]);
+    assert_eq!(bytes(plan.memory_offloaded(Offload::None)), [0; 4]);
+    assert_eq!(bytes(plan.memory_offloaded(Offload::Optimizer)), [largest, 0, 2 * trained, 4 * 64]);
+    assert_eq!(bytes(plan.memory_offloaded(Offload::All)), [shard, 0, 2 * trained, 4 * 64]);
+    let half = on(DType::BF16);
+    assert_eq!(bytes(half.memory_on_device(Offload::Optimizer)), [shard, shard / 2, 0, trained]);
+    assert_eq!(bytes(half.memory_on_device(Offload::All)), [0, shard / 2, 0, trained]);
+    assert_eq!(
+        bytes(half.memory_offloaded(Offload::All)),
+        [shard, largest / 2, 2 * trained, 4 * 64]
+    );
+}
+
+proptest! {
+    #![proptest_config(cases(256))]
+
+    /// All ranks together save every element once, of what they have; and copy that, and the state of what is trained.
+    #[test]
+    fn every_element_is_saved_by_one_rank(
+        spec in model(),
+        mesh in mesh(),
+        optimizer_slots in 0usize..=2,
+    ) {
+        let options = PlanOptions { optimizer_slots, ..Default::default() };
+        let plan = Plan::new(spec, mesh, options).unwrap();
+        let mut saved: HashMap<(usize, usize), Vec<u8>> = HashMap::new();
+        let (mut copied, mut words) = (ByteCount::ZERO, 0);
+        for (unit, spec) in plan.spec().units().iter().enumerate() {
+            for (index, param) in spec.params.iter().enumerate() {
+                let numel: usize = param.shape.iter().product();
+                saved.insert((unit, index), vec![0; numel]);
+                let slots = if param.role == Role::Trainable { optimizer_slots } else { 0 };
+                words += numel * (1 + slots);
+            }
+        }
+        for rank in plan.mesh().ranks() {
+            let own = plan.pieces_of(rank);
+            for (unit, piece) in plan.pieces_saved_by(rank) {
+                let is_within = |(of, all): &(UnitId, Piece)| {
+                    let (all_of, saved_of) = (all.param_range(), piece.param_range());
+                    let same = (*of, all.param) == (unit, piece.param);
+                    let shift = piece.shard_start as i64 - piece.param_start as i64;
+                    same && all_of.start <= saved_of.start && saved_of.end <= all_of.end
+                        && shift == all.shard_start as i64 - all.param_start as i64
+                };
+                prop_assert!(own.iter().any(is_within));
+                let elements = saved.get_mut(&(unit.index(), piece.param)).unwrap();
+                elements[piece.param_range()].iter_mut().for_each(|times| *times += 1);
+            }
+            copied += plan.snapshot(rank);
+        }
+        prop_assert!(saved.values().flatten().all(|times| *times == 1));
+        prop_assert_eq!(copied, ByteCount::of(4 * words));
     }
 }
 

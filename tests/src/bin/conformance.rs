@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
+#[cfg(feature = "cuda")]
+use hsdp::Offload;
 use hsdp::Placement;
 use hsdp_tests::conformance::{Carrier, Case, Site, Verdict};
 
@@ -91,7 +93,7 @@ fn placement(device: Device) -> Result<Placement, String> {
     match device {
         Device::Cpu => Ok(Placement::Host),
         Device::Cuda => match hsdp_kernels::cuda::Device::new(0) {
-            Ok(device) => Ok(Placement::Cuda { ordinal: device.ordinal() }),
+            Ok(device) => Ok(Placement::Cuda { ordinal: device.ordinal(), offload: Offload::None }),
             Err(error) => Err(format!("--device cuda: {error}")),
         },
     }
@@ -108,7 +110,7 @@ fn placement(device: Device) -> Result<Placement, String> {
 #[cfg(feature = "nccl")]
 fn nccl(placement: Placement) -> Result<Carrier, String> {
     match placement {
-        Placement::Cuda { ordinal } => Ok(Carrier::Nccl { ordinal }),
+        Placement::Cuda { ordinal, .. } => Ok(Carrier::Nccl { ordinal }),
         _ => Err("--comm nccl: it carries what lies on a device: add --device cuda".to_owned()),
     }
 }

@@ -27,7 +27,11 @@ mod update;
 use std::time::Duration;
 
 use hsdp_kernels::cuda::{Device, DeviceBuffer, Stream};
+use hsdp_kernels::memory::CountingAllocator;
 use hsdp_kernels::{HostBuffer, Values};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// More than any of these takes.
 const PATIENCE: Duration = Duration::from_secs(60);

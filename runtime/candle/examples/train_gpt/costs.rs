@@ -1,5 +1,7 @@
 //! What a run cost a rank: as the plan says, and as measured by other means.
 
+#[cfg(feature = "cuda")]
+use hsdp::Offload;
 use hsdp::{ByteCount, Rank, ShardedModel};
 use hsdp_comm::{Channel, LedgerSnapshot, Op};
 use hsdp_kernels::memory::{self, Category, Usage};
@@ -20,8 +22,8 @@ pub(crate) struct Compared<T> {
 pub(crate) struct Costs {
     /// Of the whole run, by collective: calls, and bytes that came from other ranks.
     pub(crate) traffic: Vec<(Op, Compared<Flow>)>,
-    /// The peak of each category.
-    pub(crate) memory: Vec<(Category, Compared<ByteCount>)>,
+    /// The peak of each category, by its name; of the device, if the model lies on one, and of what is offloaded from there.
+    pub(crate) memory: Vec<(String, Compared<ByteCount>)>,
 }
 
 impl Costs {
@@ -38,24 +40,13 @@ impl Costs {
         let flow = |channel, op, planned| {
             (op, Compared { planned: whole_run(planned), measured: ledger.op(channel, op) })
         };
-        let (plan, usage) = held(model);
-        let peak = |category, planned| {
-            (category, Compared { planned, measured: usage(model.rank(), category).peak })
-        };
         Self {
             traffic: vec![
                 flow(Channel::Gather, Op::AllGather, planned.all_gather),
                 flow(Channel::Reduce, Op::ReduceScatter, planned.reduce_scatter),
                 flow(Channel::AllReduce, Op::AllReduce, planned.all_reduce),
             ],
-            memory: vec![
-                peak(Category::Shard, plan.shard),
-                peak(Category::GatherInput, plan.gather_input),
-                peak(Category::Full, plan.full),
-                peak(Category::GradFull, plan.grad_full),
-                peak(Category::Partial, plan.partial),
-                peak(Category::Optimizer, plan.optimizer),
-            ],
+            memory: held(model),
         }
     }
 
@@ -65,13 +56,38 @@ impl Costs {
     }
 }
 
-/// What the plan says of this rank's memory, and how that is measured: of the device, if the model lies on one.
-fn held(model: &ShardedModel) -> (MemoryPlan, fn(Rank, Category) -> Usage) {
+/// What the plan says of this rank's memory, and what was measured.
+fn held(model: &ShardedModel) -> Vec<(String, Compared<ByteCount>)> {
     #[cfg(feature = "cuda")]
     if model.is_on_device() {
-        return (model.plan().memory_on_device(), memory::usage_on_device);
+        let (plan, offload) = (model.plan(), model.options().placement.offload());
+        let mut held =
+            peaks(model.rank(), &plan.memory_on_device(offload), memory::usage_on_device);
+        if offload != Offload::None {
+            let on_host = peaks(model.rank(), &plan.memory_offloaded(offload), memory::usage);
+            held.extend(on_host.into_iter().map(|(name, peak)| (format!("{name} (host)"), peak)));
+        }
+        return held;
     }
-    (model.plan().memory(), memory::usage)
+    peaks(model.rank(), &model.plan().memory(), memory::usage)
+}
+
+fn peaks(
+    rank: Rank,
+    plan: &MemoryPlan,
+    usage: fn(Rank, Category) -> Usage,
+) -> Vec<(String, Compared<ByteCount>)> {
+    let peak = |category: Category, planned| {
+        (category.to_string(), Compared { planned, measured: usage(rank, category).peak })
+    };
+    vec![
+        peak(Category::Shard, plan.shard),
+        peak(Category::GatherInput, plan.gather_input),
+        peak(Category::Full, plan.full),
+        peak(Category::GradFull, plan.grad_full),
+        peak(Category::Partial, plan.partial),
+        peak(Category::Optimizer, plan.optimizer),
+    ]
 }
 
 /// Whether calls and bytes are exactly as planned on all ranks, in words.

@@ -8,7 +8,7 @@ use super::options::Options;
 /// CPU otherwise. Made on the thread of the rank, which gets a stream of its own.
 pub(crate) fn of(options: &Options) -> Result<Device> {
     #[cfg(feature = "candle-cuda")]
-    if let hsdp::Placement::Cuda { ordinal } = options.device {
+    if let hsdp::Placement::Cuda { ordinal, .. } = options.device {
         return Device::new_cuda_with_stream(ordinal);
     }
     let _ = options;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use hsdp::{Accumulation, DType, Mesh, Placement};
+use hsdp::{Accumulation, DType, Mesh, Offload, Placement};
 use hsdp_comm::Fault;
 
 use super::failure::Failure;
@@ -27,6 +27,10 @@ pub(crate) struct Options {
     /// Where the model lies and is reduced and updated: cpu, cuda or cuda:1 (built with --features cuda, or candle-cuda: then candle computes there, too)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: Placement,
+
+    /// What of a model on a device is kept in host memory, and updated there: none, optimizer or all
+    #[arg(long, value_name = "WHAT", default_value = "none")]
+    pub(crate) offload: Offload,
 
     /// Microbatches of a step, on each rank
     #[arg(long, value_name = "COUNT", default_value_t = size::MICROBATCHES, value_parser = counted)]
@@ -120,7 +124,9 @@ impl Options {
             Failure::input(line.strip_prefix("error: ").unwrap_or(&line))
         })?;
         options.check_mesh()?;
-        Ok(options)
+        let device = options.device.offloading(options.offload);
+        let device = device.map_err(|problem| Failure::input(format!("--offload: {problem}")))?;
+        Ok(Self { device, ..options })
     }
 
     fn check_mesh(&self) -> Result<(), Failure> {

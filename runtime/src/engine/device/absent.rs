@@ -39,6 +39,10 @@ impl DeviceSeat {
         Ok(None)
     }
 
+    pub(crate) fn updates_there(&self) -> bool {
+        match *self {}
+    }
+
     pub(crate) fn connect(&self, _: &World, _: &[&Group]) -> Result<(), Error> {
         match *self {}
     }
@@ -118,11 +122,20 @@ impl DeviceAllReducing {
 }
 
 impl DeviceShard {
-    pub(crate) fn new(_: &Fabric, seat: &DeviceSeat, _: (&[f32], DType)) -> Result<Self, Error> {
+    pub(crate) fn new(_: &Fabric, seat: &DeviceSeat, _: (Vec<f32>, DType)) -> Result<Self, Error> {
         match *seat {}
     }
 
-    pub(crate) fn to_host(&self, _: &Fabric) -> Result<Vec<f32>, Error> {
+    pub(crate) fn to_host(&self, _: &Fabric) -> Result<Arc<Vec<f32>>, Error> {
+        match *self {}
+    }
+
+    pub(crate) fn update_on_host(
+        &mut self,
+        _: &Fabric,
+        _: (&DeviceSums, u64),
+        _: impl FnOnce(&mut [f32], &[f32]),
+    ) -> Result<(), Error> {
         match *self {}
     }
 

@@ -6,8 +6,10 @@ use std::time::Duration;
 use hsdp_comm::{Group, World};
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream};
 use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::DType;
+use hsdp_sharding::{DType, Offload};
+use parking_lot::Mutex;
 
+use crate::engine::device::offload::Scratch;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 use crate::placement::Placement;
@@ -19,11 +21,20 @@ pub(crate) struct DeviceSeat {
     pub(super) stream: Arc<Stream>,
     /// How long the host waits for it.
     pub(super) patience: Duration,
+    /// What of the model is on the host.
+    pub(super) offload: Offload,
+    /// What it is updated through there.
+    pub(super) scratch: Mutex<Scratch>,
 }
 
 impl DeviceSeat {
     pub(crate) fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// Whether units are updated there, and not on the host.
+    pub(crate) fn updates_there(&self) -> bool {
+        self.offload == Offload::None
     }
 
     pub(crate) fn patience(&self) -> Duration {
@@ -35,14 +46,15 @@ impl DeviceSeat {
     /// # Errors
     /// [`Error::Placement`] if it cannot be used.
     pub(crate) fn of(placement: Placement, patience: Duration) -> Result<Option<Self>, Error> {
-        let Placement::Cuda { ordinal } = placement else { return Ok(None) };
+        let Placement::Cuda { ordinal, offload } = placement else { return Ok(None) };
         let open = || {
             let device = Device::new(ordinal)?;
             device.prepare()?;
             device.stream()
         };
         let stream = open().map_err(|error| Error::Placement { error })?;
-        Ok(Some(Self { stream: Arc::new(stream), patience }))
+        let (stream, scratch) = (Arc::new(stream), Mutex::default());
+        Ok(Some(Self { stream, patience, offload, scratch }))
     }
 
     /// Has the groups go by NCCL, if the world does.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_kernels::memory::Category;
-use hsdp_kernels::{Divisor, Values};
-use hsdp_sharding::DType;
+use hsdp_kernels::{Divisor, Values, copy_past_caches};
+use hsdp_sharding::{DType, Offload};
 
 use crate::engine::device::DeviceSeat;
 use crate::engine::device::sums::read_f32;
@@ -14,38 +14,57 @@ use crate::error::Error;
 
 /// This rank's shard of one unit. Both copies hold the same parameters.
 #[derive(Clone, Debug)]
-pub(crate) struct DeviceShard {
-    master: Arc<DeviceBuffer>,
-    /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
-    gather_input: Option<Arc<DeviceBuffer>>,
+pub(crate) enum DeviceShard {
+    /// All of it.
+    There {
+        master: Arc<DeviceBuffer>,
+        /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
+        gather_input: Option<Arc<DeviceBuffer>>,
+    },
+    /// The master stays on the host.
+    Offloaded { master: Arc<Vec<f32>>, gather_input: Arc<DeviceBuffer> },
 }
 
 impl DeviceShard {
-    /// Copies the master to the device, and rounds it there where the compute dtype is another.
+    /// Copies to the device what is to be there of a master.
     pub(crate) fn new(
         fabric: &Fabric,
         seat: &DeviceSeat,
-        (master, compute): (&[f32], DType),
+        (master, compute): (Vec<f32>, DType),
     ) -> Result<Self, Error> {
-        let place = || {
-            let mut there = seat.buffer(Category::Shard, DType::F32, master.len())?;
-            there.write(&seat.stream, Values::F32(master))?;
-            let gather_input = match compute {
-                DType::F32 => None,
-                compute => Some(Arc::new(rounded(seat, &there, compute)?)),
-            };
-            Ok(Self { master: Arc::new(there), gather_input })
+        let placed = match seat.offload {
+            Offload::None | Offload::Optimizer => Self::there(seat, (&master, compute)),
+            Offload::All => Self::offloaded(fabric, seat, (master, compute)),
         };
-        place().map_err(|error| fabric.device_error("init", 0, error))
+        placed.map_err(|error| fabric.device_error("init", 0, error))
+    }
+
+    /// All of it, rounded there where the compute dtype is another.
+    fn there(seat: &DeviceSeat, (master, compute): (&[f32], DType)) -> Result<Self, CudaError> {
+        let mut there = seat.buffer(Category::Shard, DType::F32, master.len())?;
+        there.write(&seat.stream, Values::F32(master))?;
+        let gather_input = match compute {
+            DType::F32 => None,
+            compute => Some(Arc::new(rounded(seat, &there, compute)?)),
+        };
+        Ok(Self::There { master: Arc::new(there), gather_input })
     }
 
     pub(crate) fn gather_input(&self) -> Arc<DeviceBuffer> {
-        Arc::clone(self.gather_input.as_ref().unwrap_or(&self.master))
+        Arc::clone(match self {
+            Self::There { master, gather_input } => gather_input.as_ref().unwrap_or(master),
+            Self::Offloaded { gather_input, .. } => gather_input,
+        })
     }
 
-    /// A copy of the f32 parameters on the host. Waits for it.
-    pub(crate) fn to_host(&self, fabric: &Fabric) -> Result<Vec<f32>, Error> {
-        read_f32(fabric, &self.master).map_err(|error| fabric.device_error("read", 0, error))
+    /// The f32 parameters on the host: a copy, for which this waits, or those that lie there.
+    pub(crate) fn to_host(&self, fabric: &Fabric) -> Result<Arc<Vec<f32>>, Error> {
+        match self {
+            Self::There { master, .. } => read_f32(fabric, master)
+                .map(Arc::new)
+                .map_err(|error| fabric.device_error("read", 0, error)),
+            Self::Offloaded { master, .. } => Ok(Arc::clone(master)),
+        }
     }
 
     /// Copies f32 parameters, from the `from`-th on, to the host. Waits for them.
@@ -56,19 +75,32 @@ impl DeviceShard {
         into: &mut [f32],
     ) -> Result<(), Error> {
         let seat = fabric.seat();
-        let read = self.master.read_back_into((&seat.stream, seat.patience), from, into);
-        read.map_err(|error| fabric.device_error("read", 0, error))
+        match self {
+            Self::There { master, .. } => master
+                .read_back_into((&seat.stream, seat.patience), from, into)
+                .map_err(|error| fabric.device_error("read", 0, error)),
+            Self::Offloaded { master, .. } => {
+                copy_past_caches(into, &master[from..from + into.len()]);
+                Ok(())
+            }
+        }
     }
 
     /// The f32 parameters and what is to hold the same in the compute dtype, for this rank alone. Where somebody else holds them,
     /// they keep the old values, and this rank goes on with a copy.
+    ///
+    /// # Panics
+    /// If the parameters are offloaded: these are updated where they lie.
     pub(crate) fn exclusive(
         &mut self,
         seat: &DeviceSeat,
     ) -> Result<(&mut DeviceBuffer, Option<&mut DeviceBuffer>), CudaError> {
-        let master = make_mut((seat, Category::Shard), &mut self.master)?;
+        let Self::There { master, gather_input } = self else {
+            unreachable!("an offloaded unit is updated on the host");
+        };
+        let master = make_mut((seat, Category::Shard), master)?;
         let rounded = |all| make_mut((seat, Category::GatherInput), all);
-        let gather_input = self.gather_input.as_mut().map(rounded).transpose()?;
+        let gather_input = gather_input.as_mut().map(rounded).transpose()?;
         Ok((master, gather_input))
     }
 }
@@ -84,7 +116,7 @@ fn rounded(
 }
 
 /// A buffer to be written: a copy, if somebody else holds it.
-fn make_mut<'a>(
+pub(super) fn make_mut<'a>(
     (seat, category): (&DeviceSeat, Category),
     buffer: &'a mut Arc<DeviceBuffer>,
 ) -> Result<&'a mut DeviceBuffer, CudaError> {

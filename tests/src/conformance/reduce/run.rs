@@ -147,7 +147,7 @@ impl ReduceCase {
 /// The gradients of a model on a device: every second one lies there, too.
 fn placed(gradients: UnitGradients, placement: Placement) -> UnitGradients {
     #[cfg(feature = "cuda")]
-    if let Placement::Cuda { ordinal } = placement {
+    if let Placement::Cuda { ordinal, .. } = placement {
         let there = |(index, gradient): (usize, Option<Arc<dyn GradientValues>>)| match gradient {
             Some(gradient) if index % 2 == 0 => Some(uploaded(&*gradient, ordinal)),
             gradient => gradient,

@@ -14,7 +14,7 @@ use super::{DEVICE, placed};
 
 const STEPS: usize = 3;
 
-const TRAINERS: [Trainer; 4] = [
+pub(super) const TRAINERS: [Trainer; 4] = [
     Trainer::Sgd(Momentum::Off),
     Trainer::AdamW,
     Trainer::Sgd(Momentum::Classic(0.9)),
@@ -27,7 +27,7 @@ fn trained(options: &ModelOptions, how: (Trainer, StepOptions)) -> Vec<Trained> 
 }
 
 /// Trains here and there, and compares all that is known.
-fn compare(options: &ModelOptions, how: (Trainer, StepOptions)) {
+pub(super) fn compare(options: &ModelOptions, how: (Trainer, StepOptions)) {
     let on_host = trained(&ModelOptions { placement: Placement::Host, ..options.clone() }, how);
     let on_device = trained(options, how);
     for (rank, (found, expected)) in on_device.iter().zip(&on_host).enumerate() {

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints};
 use hsdp::{
-    AdamW, AdamWOptions, Error, Momentum, Optimizer, Placement, Sgd, SgdOptions, ShardedModel,
-    StepOptions,
+    AdamW, AdamWOptions, Error, Momentum, Offload, Optimizer, Placement, Sgd, SgdOptions,
+    ShardedModel, StepOptions,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, on_ranks};
 
-use super::{DEVICE, placed};
+use super::{DEVICE, offloading, placed};
 
 /// Two steps.
 fn train(model: &mut ShardedModel, optimizer: &mut impl Optimizer) -> Result<(), Error> {
@@ -79,7 +79,15 @@ fn what_was_saved_here_goes_on_there() {
         let momentum = Momentum::Nesterov(0.9);
         Sgd::new(model, SgdOptions { momentum, ..SgdOptions::default() })
     };
-    for places in [[DEVICE, DEVICE], [DEVICE, Placement::Host], [Placement::Host, DEVICE]] {
+    let [optimizer, all] = [Offload::Optimizer, Offload::All].map(offloading);
+    for places in [
+        [DEVICE, DEVICE],
+        [DEVICE, Placement::Host],
+        [Placement::Host, DEVICE],
+        [all, DEVICE],
+        [DEVICE, optimizer],
+        [optimizer, all],
+    ] {
         compare(places, adamw);
         compare(places, sgd);
     }

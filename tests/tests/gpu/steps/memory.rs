@@ -1,7 +1,7 @@
 //! What a model holds on a device, by category, beside the plan's formulas.
 
 use hsdp::memory::{self, Category};
-use hsdp::{Accumulation, ByteCount, DType, ModelOptions, Precision, StepOptions};
+use hsdp::{Accumulation, ByteCount, DType, ModelOptions, Offload, Precision, StepOptions};
 use hsdp_sharding::MemoryPlan;
 use hsdp_tests::support::worlds::on_ranks;
 
@@ -18,7 +18,7 @@ fn peaks(options: &ModelOptions) -> Vec<([ByteCount; 7], [ByteCount; 7])> {
         training.run(2)?;
         let rank = training.model.rank();
         let measured = Category::COUNTED.map(|it| memory::usage_on_device(rank, it).peak);
-        let planned = in_order(&training.model.plan().memory_on_device());
+        let planned = in_order(&training.model.plan().memory_on_device(Offload::None));
         Ok((measured, planned))
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters, norms, bytes), `non_finite`, `drops`
 //! (steps that are given up), `full` (a gathered unit), `updates`, `refused`, `exhausted` (no memory left),
-//! `memory` (what is held, as planned), `steady`, `checkpoints`; `apart` gives a test a process of its own.
+//! `memory` (what is held, as planned), `offload`, `steady`, `checkpoints`; `apart` gives a test a process of its own.
 
 mod apart;
 mod bits;
@@ -12,16 +12,22 @@ mod exhausted;
 mod full;
 mod memory;
 mod non_finite;
+mod offload;
 mod refused;
 mod steady;
 mod training;
 mod updates;
 
-use hsdp::{ModelOptions, Placement};
+use hsdp::{ModelOptions, Offload, Placement};
 use hsdp_tests::support::worlds::mesh;
 
 /// All ranks share this device.
-const DEVICE: Placement = Placement::Cuda { ordinal: 0 };
+const DEVICE: Placement = Placement::Cuda { ordinal: 0, offload: Offload::None };
+
+/// The same, with this in host memory.
+const fn offloading(offload: Offload) -> Placement {
+    Placement::Cuda { ordinal: 0, offload }
+}
 
 /// Beside each other: what is expected, and what is tested.
 const PLACES: [Placement; 2] = [Placement::Host, DEVICE];

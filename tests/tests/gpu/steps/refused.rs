@@ -1,14 +1,14 @@
 //! Where a model cannot be placed.
 
-use hsdp::{Error, ModelOptions, Placement, ShardedModel, World};
+use hsdp::{Error, ModelOptions, Offload, Placement, ShardedModel, World};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, outcomes};
 
-use super::{DEVICE, placed};
+use super::{DEVICE, offloading, placed};
 
 /// There is no machine with so many devices.
-const NOWHERE: Placement = Placement::Cuda { ordinal: 9999 };
+const NOWHERE: Placement = Placement::Cuda { ordinal: 9999, offload: Offload::None };
 
 fn model(world: World, options: &ModelOptions) -> Result<(), Error> {
     ShardedModel::new(world, three_units(), options.clone(), springs::initial).map(drop)
@@ -48,5 +48,19 @@ fn ranks_whose_parts_lie_in_different_kinds_of_places_disagree() {
     assert_eq!(
         error.to_string(),
         "an option of the model differs between ranks: rank 1 has placement cuda, rank 0 has placement cpu"
+    );
+}
+
+/// Replicas would be updated by other arithmetic.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn ranks_that_offload_differently_disagree() {
+    let error = common_error(outcomes(2, |world| {
+        let placement = if world.rank().index() == 1 { offloading(Offload::All) } else { DEVICE };
+        model(world, &placed(placement, [1, 2]))
+    }));
+    assert_eq!(
+        error.to_string(),
+        "an option of the model differs between ranks: rank 1 has placement cuda, offloading all, rank 0 has placement cuda"
     );
 }

@@ -61,7 +61,7 @@ fn a_model_on_the_host_is_not_updated_on_a_device() {
         let told = refused(&options, slope, |model, gradients| {
             model.update_on_device(gradients, |_| panic!("nothing lies on a device"))
         });
-        let what = "this model lies on the host: its shards are updated there";
+        let what = "this model is updated on the host";
         assert_eq!(told, format!("optimizer step on rank 0, step 0: {what}"));
     }
 }

@@ -1,0 +1,113 @@
+//! Models of which a part is in host memory: they train to the same bits as those on the host, and hold what the plan says, there
+//! and here.
+
+use hsdp::memory::{self, Category};
+use hsdp::{
+    Accumulation, ByteCount, DType, Error, ModelOptions, Offload, Precision, ShardedModel,
+    StepOptions, World,
+};
+use hsdp_sharding::MemoryPlan;
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs;
+use hsdp_tests::support::worlds::on_ranks;
+
+use super::apart::is_apart;
+use super::bits::{TRAINERS, compare};
+use super::training::{Trainer, Training};
+use super::{offloading, placed};
+
+const WHAT: [Offload; 2] = [Offload::Optimizer, Offload::All];
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn what_is_offloaded_trains_to_the_bits_of_the_host() {
+    let dtypes = [DType::F32, DType::BF16, DType::F16];
+    let mut turn = 0;
+    for offload in WHAT {
+        for mesh in [[1, 1], [1, 3], [2, 2]] {
+            let (parameters, wire) = (dtypes[turn % 3], dtypes[(turn + 1) % 3]);
+            let options = ModelOptions {
+                accumulation: Accumulation::ALL[turn % 3],
+                precision: Precision { parameters, wire, output: None },
+                ..placed(offloading(offload), mesh)
+            };
+            compare(&options, (TRAINERS[turn % 4], StepOptions::microbatches(3)));
+            turn += 1;
+        }
+    }
+}
+
+/// By category: on the device, and on the host.
+type Held = [[ByteCount; 6]; 2];
+
+fn in_order(plan: MemoryPlan) -> [ByteCount; 6] {
+    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer } = plan;
+    [shard, gather_input, full, grad_full, partial, optimizer]
+}
+
+const CATEGORIES: [Category; 6] = [
+    Category::Shard,
+    Category::GatherInput,
+    Category::Full,
+    Category::GradFull,
+    Category::Partial,
+    Category::Optimizer,
+];
+
+/// The peaks of two steps by rank, and what was planned.
+fn peaks(options: &ModelOptions, offload: Offload) -> Vec<[Held; 2]> {
+    memory::reset_peaks();
+    let how = (Trainer::AdamW, StepOptions::default());
+    on_ranks(options.mesh.world_size(), |world| {
+        let mut training = Training::new(world, options, how)?;
+        training.run(2)?;
+        let (rank, plan) = (training.model.rank(), training.model.plan());
+        let on_device = CATEGORIES.map(|it| memory::usage_on_device(rank, it).peak);
+        let on_host = CATEGORIES.map(|it| memory::usage(rank, it).peak);
+        let planned = [plan.memory_on_device(offload), plan.memory_offloaded(offload)];
+        Ok([[on_device, on_host], planned.map(in_order)])
+    })
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn what_is_offloaded_is_on_the_host_and_not_on_the_device() {
+    if !is_apart("steps::offload::what_is_offloaded_is_on_the_host_and_not_on_the_device") {
+        return;
+    }
+    for offload in WHAT {
+        for parameters in [DType::F32, DType::BF16] {
+            for mesh in [[1, 1], [1, 3], [2, 2]] {
+                let precision = Precision { parameters, ..Precision::default() };
+                let options = ModelOptions { precision, ..placed(offloading(offload), mesh) };
+                for (rank, [measured, planned]) in peaks(&options, offload).into_iter().enumerate()
+                {
+                    assert_eq!(measured, planned, "{CATEGORIES:?} of rank {rank}, {options:?}");
+                    assert_eq!(measured[0][5], ByteCount::ZERO, "no state is on the device");
+                }
+            }
+        }
+    }
+}
+
+/// Who reads a shard on the host while it is updated there reads what it was.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_shard_that_a_user_holds_keeps_its_values() {
+    let run = |world: World| -> Result<(), Error> {
+        let options = placed(offloading(Offload::All), [1, 1]);
+        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let unit = model.plan().reductions()[0];
+        let held = model.shard(unit)?;
+        let before = held.to_vec();
+        let mut sgd = Trainer::Sgd(hsdp::Momentum::Off).of(&model);
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        springs::microbatch(&mut step, springs::Batch::of(0, 0, 0))?;
+        let gradients = step.finish()?;
+        sgd.step(&mut model, gradients)?;
+        assert_eq!(*held, before);
+        assert_ne!(*model.shard(unit)?, before);
+        Ok(())
+    };
+    run(World::single()).expect("a rank alone");
+}
