@@ -30,10 +30,12 @@
 //! ```
 //!
 //! In reading order: `checkpointed` (what an optimizer says and takes), `portions` (what of which tensor a rank has), `together` (what ranks do
-//! at the same time, and hear of each other), `save`, `load`; `snapshot`, `background` (saves while training goes on).
+//! at the same time, and hear of each other), `save`, `load`; `snapshot`, `background` (saves while training goes on); `import`
+//! (folders that others wrote).
 
 mod background;
 mod checkpointed;
+mod import;
 mod load;
 mod portions;
 mod save;
@@ -45,6 +47,7 @@ use std::sync::Arc;
 
 pub use checkpointed::{Checkpointed, OptimizerState};
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
+pub use import::Imported;
 pub use load::Resumed;
 use parking_lot::Mutex;
 pub use save::Saved;

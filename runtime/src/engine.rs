@@ -17,7 +17,7 @@
 //! | what of it lies on a device | `device` |
 
 mod check;
-mod control;
+pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod events;
 mod exponent;
@@ -53,6 +53,7 @@ use crate::model::ModelId;
 use crate::objective::{LossSum, Seed};
 use crate::options::StepOptions;
 use crate::precision::LossScale;
+use crate::samples;
 use crate::uneven::{Course, EndOfRun, Shutdown, Supply};
 use exponent::exponent_known_early;
 use fabric::Fabric;
@@ -217,6 +218,7 @@ impl Engine {
             weight_hint: options.weight_hint.unwrap_or(state.last_weight),
             intent,
             shutdown: options.shutdown,
+            samples: options.samples,
         };
         let agreed = self.exchange(&header, before)?;
         let Agreed { supply, ending, .. } = &agreed;
@@ -241,9 +243,11 @@ impl Engine {
         let tag = self.fabric.tag(None, Stage::Header, header.step, 0);
         let agree = |said: &[u64]| StepHeader::agree(said, before);
         let agreed = self.fabric.control.exchange(tag, header.encode(), agree);
-        agreed
+        let agreed = agreed
             .inspect_err(|_| self.leave_aborted_epoch())?
-            .map_err(|error| comparison::in_detail(&self.fabric, error))
+            .map_err(|error| comparison::in_detail(&self.fabric, error))?;
+        let compared = samples::compare(&self.fabric.control, header, &agreed);
+        compared.inspect_err(|_| self.leave_aborted_epoch()).map(|()| agreed)
     }
 
     /// Where a step was given up before this rank had begun it, there is nothing to discard, and no drop to go on from.

@@ -164,6 +164,18 @@ pub enum Error {
         /// Who has data and who has not.
         supply: Supply,
     },
+    /// Two ranks named the same samples for a step, so some data would count twice and some not at all. Nothing was updated; a next step may begin.
+    #[error(
+        "step {step}: rank {rank} has the same samples as rank {other}: give every rank its own part of the data"
+    )]
+    SameSamples {
+        /// The step.
+        step: u64,
+        /// The rank.
+        rank: Rank,
+        /// The first that has the same.
+        other: Rank,
+    },
     /// Some ranks end their run where others have data for another step. Nothing was updated.
     #[error("step {step}: ranks {} end their run after {committed} steps, ranks {} have data for another: give every \
              rank as many batches, or choose Uneven::Stop or Uneven::ZeroWeight", List(.ending), List(.ready))]

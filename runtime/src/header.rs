@@ -7,6 +7,7 @@ use hsdp_sharding::Rank;
 
 use crate::comparison;
 use crate::error::Error;
+use crate::samples::Samples;
 use crate::uneven::{Input, Shutdown, Supply};
 
 /// What a rank says of itself when it begins a step.
@@ -25,6 +26,8 @@ pub(crate) struct StepHeader {
     pub(crate) intent: Intent,
     /// Whether it asks that this be the last step. May differ.
     pub(crate) shutdown: Shutdown,
+    /// Which samples it has, if it names them: what follows the header carries them. May differ.
+    pub(crate) samples: Option<Samples>,
 }
 
 /// What a rank is about to do where the next step begins.
@@ -46,6 +49,8 @@ pub(crate) struct Agreed {
     pub(crate) ending: Vec<Rank>,
     /// Whether any rank asks that this be the last step.
     pub(crate) shutdown: Shutdown,
+    /// Whether ranks compare which samples they have: one has named its own.
+    pub(crate) compares_samples: bool,
 }
 
 const WORDS: usize = 8;
@@ -55,6 +60,7 @@ const FLAGS: u64 = 0xff;
 const EXHAUSTED: u64 = 1;
 const ENDS: u64 = 2;
 const SHUTDOWN: u64 = 4;
+const NAMES_SAMPLES: u64 = 8;
 const UNKNOWN: u64 = u64::MAX;
 const MICROBATCHES: usize = 3;
 const HINT: usize = WORDS - 1;
@@ -71,7 +77,8 @@ impl StepHeader {
                 | match self.shutdown {
                     Shutdown::NotAsked => 0,
                     Shutdown::Asked => SHUTDOWN,
-                },
+                }
+                | self.samples.map_or(0, |_| NAMES_SAMPLES),
             self.step,
             self.committed,
             self.microbatches.map_or(UNKNOWN, |count| count as u64),
@@ -99,6 +106,7 @@ impl StepHeader {
                 .map(|(rank, _)| Rank::new(rank))
                 .collect(),
             shutdown: headers().map(shutdown).max().unwrap_or_default(),
+            compares_samples: headers().any(|header| header[0] & NAMES_SAMPLES != 0),
         })
     }
 }
@@ -173,6 +181,7 @@ mod tests {
             weight_hint: 0,
             intent: Intent::Step(Input::Ready),
             shutdown: Shutdown::NotAsked,
+            samples: None,
         }
     }
 
@@ -206,6 +215,13 @@ mod tests {
         let Agreed { supply, shutdown, ending, .. } = agree(&[header(), asks]).expect("they agree");
         assert_eq!((shutdown, ending.len(), supply.ready.len()), (Shutdown::Asked, 0, 2));
         assert_eq!(agree(&[header()]).expect("it agrees").shutdown, Shutdown::NotAsked);
+    }
+
+    #[test]
+    fn one_rank_that_names_its_samples_has_all_compare() {
+        let names = StepHeader { samples: Some(Samples::of([1])), ..header() };
+        assert!(agree(&[header(), names]).expect("they agree").compares_samples);
+        assert!(!agree(&[header()]).expect("it agrees").compares_samples);
     }
 
     #[test]

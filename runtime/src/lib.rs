@@ -101,6 +101,7 @@ mod options;
 mod placement;
 mod precision;
 mod presence;
+mod samples;
 mod step;
 mod uneven;
 
@@ -119,6 +120,7 @@ pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Run, Sgd, SgdOptio
 pub use options::{ModelOptions, NonFinite, StepOptions, Unused};
 pub use placement::Placement;
 pub use precision::{DynamicScale, LossScaling, Precision};
+pub use samples::Samples;
 pub use step::{NextStep, Pass, PassHandle, Step};
 pub use uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
 

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::objective::Objective;
 use crate::placement::Placement;
 use crate::precision::{LossScaling, Precision};
+use crate::samples::Samples;
 use crate::uneven::{Input, Shutdown, Uneven};
 
 /// How a model is sharded and its gradients reduced. The same on all ranks; they compare.
@@ -131,6 +132,9 @@ pub struct StepOptions {
     pub input: Input,
     /// Whether this rank asks that the step be the last: all ranks hear of it, by [`Step::shutdown`](crate::Step::shutdown).
     pub shutdown: Shutdown,
+    /// Which samples this rank has in the step, if it says so: two ranks with the same are an error on all. Costs an exchange of 8 bytes
+    /// a rank in steps in which some rank names its own.
+    pub samples: Option<Samples>,
 }
 
 impl StepOptions {

@@ -9,12 +9,14 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::memory::{self, Category, CountingAllocator, Usage};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec,
-    Optimizer, Precision, Rank, ShardedModel, StepOptions, Unit, World,
+    Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, World,
 };
+use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::{ByteCount, MemoryPlan};
 use hsdp_tests::support::models::{layer, partly_frozen, three_units, unit};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 use hsdp_tests::support::{slopes, springs};
+use safetensors::tensor::TensorView;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -237,6 +239,38 @@ fn nothing_is_left_of_steps_that_were_aborted() {
         Ok(())
     });
     assert_nothing_is_left("aborted steps");
+}
+
+/// A parameter of 4 MB that four ranks import: each asks for its quarter, and for blocks of the file.
+#[test]
+fn no_rank_has_more_than_its_part_of_what_it_imports() {
+    let _turn = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let numel = 1_000_000;
+    let weights: Vec<u8> = (0..numel).flat_map(|at: u32| (at as f32).to_le_bytes()).collect();
+    let view = TensorView::new(safetensors::Dtype::F32, vec![numel as usize], &weights);
+    let file = folder.path().join("model.safetensors");
+    safetensors::serialize_to_file([("w", view.expect("a tensor"))], None, &file).expect("written");
+    let spec = ModelSpec::new().unit(Unit::new("u").param(Param::new("w", [numel as usize])));
+    let options = ModelOptions::on(mesh(1, 4));
+    let allocated = on_ranks(4, |world| {
+        let (first, all) = (world.rank().index() == 0, world.world_group(Channel::User));
+        let zeros = |param: &Param| vec![0.0; param.numel()];
+        let mut model = ShardedModel::new(world, spec.clone(), options.clone(), zeros)?;
+        let wait = || -> Result<(), Error> { Ok(all.barrier(Tag::default())?.wait()?) };
+        wait()?;
+        let before = memory::allocations();
+        wait()?;
+        model.import(folder.path(), str::to_owned)?;
+        wait()?;
+        let allocated = memory::allocations().since(before).bytes;
+        wait()?;
+        assert!(model.full_parameters()?["w"].iter().enumerate().all(|(at, it)| *it == at as f32));
+        Ok(if first { allocated } else { ByteCount::ZERO })
+    });
+    // All four together: their quarters, and a block of 256 KiB each with what else there is.
+    let (whole, blocks) = (4 * u64::from(numel), 4 * 300_000);
+    assert!((whole..whole + blocks).contains(&allocated[0].0), "{allocated:?}");
 }
 
 /// What is copied for a save in the background is what the plan says, and the next one lies where the first did.

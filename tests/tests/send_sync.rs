@@ -76,6 +76,7 @@ table!(SHARDING {
     hsdp_sharding::Error: Send Sync Unpin,
     hsdp_sharding::Flow: Send Sync Unpin,
     hsdp_sharding::FullCopies: Send Sync Unpin,
+    hsdp_sharding::Offload: Send Sync Unpin,
     hsdp_sharding::Gather: Send Sync Unpin,
     hsdp_sharding::Granularity: Send Sync Unpin,
     hsdp_sharding::MemoryPlan: Send Sync Unpin,
@@ -217,6 +218,7 @@ table!(RUNTIME {
     hsdp::ShardedModel: Send Sync Unpin,
     hsdp::Step<'static>: Send Sync Unpin,
     hsdp::StepOptions: Send Sync Unpin,
+    hsdp::Samples: Send Sync Unpin,
     hsdp::Shutdown: Send Sync Unpin,
     hsdp::Supply: Send Sync Unpin,
     hsdp::Uneven: Send Sync Unpin,
@@ -227,6 +229,41 @@ table!(RUNTIME {
     hsdp::divide::DividePlan: Send Sync Unpin,
     hsdp::divide::Divides: Send Sync Unpin,
     hsdp::divide::Parties: Send Sync Unpin,
+});
+
+table!(CHECKPOINTS {
+    hsdp::checkpoint::CheckpointOptions: Send Sync Unpin,
+    hsdp::checkpoint::Checkpoints: Send Sync Unpin,
+    hsdp::checkpoint::Imported: Send Sync Unpin,
+    hsdp::checkpoint::OptimizerState: Send Sync Unpin,
+    hsdp::checkpoint::Resumed: Send Sync Unpin,
+    hsdp::checkpoint::Saved: Send Sync Unpin,
+});
+
+table!(CHECKPOINT {
+    hsdp_checkpoint::Chunk: Send Sync Unpin,
+    hsdp_checkpoint::Committed: Send Sync Unpin,
+    hsdp_checkpoint::Disk: Send Sync Unpin,
+    hsdp_checkpoint::Draft<'static>: Send Sync Unpin,
+    hsdp_checkpoint::Error: Send Sync Unpin,
+    hsdp_checkpoint::Exported: Send Sync Unpin,
+    hsdp_checkpoint::Fallback: Send Sync Unpin,
+    hsdp_checkpoint::FileEntry: Send Sync Unpin,
+    hsdp_checkpoint::Folder: Send Sync Unpin,
+    hsdp_checkpoint::Generation: Send Sync Unpin,
+    hsdp_checkpoint::Hash: Send Sync Unpin,
+    hsdp_checkpoint::Head: Send Sync Unpin,
+    hsdp_checkpoint::Lease: Send Sync Unpin,
+    hsdp_checkpoint::LossScaleHead: Send Sync Unpin,
+    hsdp_checkpoint::Manifest: Send Sync Unpin,
+    hsdp_checkpoint::MeshShape: Send Sync Unpin,
+    hsdp_checkpoint::OptimizerHead: Send Sync Unpin,
+    hsdp_checkpoint::Place: Send Sync Unpin,
+    hsdp_checkpoint::Slice<'static>: Send Sync Unpin,
+    hsdp_checkpoint::Store: Send Sync Unpin,
+    hsdp_checkpoint::TensorEntry: Send Sync Unpin,
+    hsdp_checkpoint::Training: Send Sync Unpin,
+    hsdp_checkpoint::Writer: Send Sync Unpin,
 });
 
 table!(COLLECTIVE {
@@ -311,14 +348,16 @@ table!(GPT {
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
-const TRAITS: [&str; 21] = [
+const TRAITS: [&str; 25] = [
     "Adds",
     "Along",
     "Carrier",
+    "Checkpointed",
     "Copied",
     "CountedOnce",
     "Differentiable",
     "Element",
+    "Files",
     "Forward",
     "Free",
     "Joins",
@@ -330,7 +369,9 @@ const TRAITS: [&str; 21] = [
     "Parameters",
     "Real",
     "Reduces",
+    "Sink",
     "Sliced",
+    "Source",
     "State",
     "Units",
 ];
@@ -342,6 +383,8 @@ fn every_public_type_has_a_row() {
     every_export_has_a_row("kernels/src/memory.rs", MEMORY);
     every_export_has_a_row("comm/src/lib.rs", COMM);
     every_export_has_a_row("runtime/src/lib.rs", RUNTIME);
+    every_export_has_a_row("runtime/src/checkpoint.rs", CHECKPOINTS);
+    every_export_has_a_row("runtime/checkpoint/src/lib.rs", CHECKPOINT);
     every_export_has_a_row("runtime/src/collective.rs", COLLECTIVE);
     every_export_has_a_row("runtime/src/dist.rs", &[DIST, &OF_AN_AUTOGRAD].concat());
     every_export_has_a_row("runtime/candle/src/lib.rs", CANDLE);

@@ -37,7 +37,7 @@ impl Checkpoints {
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks, which names the first that failed, or whose `user` differs; [`Error::Misuse`] within a step,
+    /// [`Error::Checkpoint`] on all ranks, which names the first that failed, or whose `user` or options of the optimizer differ; [`Error::Misuse`] within a step,
     /// while its gradients are there, or if the optimizer is another model's; [`Error::Comm`], also if ranks are at different steps.
     pub fn save<O: Checkpointed>(
         &mut self,
@@ -102,13 +102,16 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     /// Where rank 0 wants it written, and the manifest's head. Collective over the world.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if not all ranks save the same of the program; [`Error::Comm`].
+    /// [`Error::Checkpoint`] if not all ranks save the same of the program, or have the same optimizer; [`Error::Comm`].
     pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
-        let (hint, user) = (self.model.engine.state().last_weight, self.user.to_string());
-        let said = self.together().tell([digest::of_text(&user), hint, nonce])?;
-        self.check_user(&said)?;
-        let place = self.store.place(self.step, said[0][2]);
-        Ok((place, self.head(said.iter().map(|[_, hint, _]| *hint).max().unwrap_or(0))))
+        let [user, optimizer] = [self.user.to_string(), self.optimizer.options().to_string()];
+        let digests = [user, optimizer].map(|text| digest::of_text(&text));
+        let hint = self.model.engine.state().last_weight;
+        let said = self.together().tell([digests[0], digests[1], hint, nonce])?;
+        self.check_same("what the program saves is", said.iter().map(|it| it[0]))?;
+        self.check_same("the options of its optimizer are", said.iter().map(|it| it[1]))?;
+        let place = self.store.place(self.step, said[0][3]);
+        Ok((place, self.head(said.iter().map(|it| it[2]).max().unwrap_or(0))))
     }
 
     pub(super) fn writer(&self) -> Writer {
@@ -116,11 +119,11 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     }
 
     /// # Errors
-    /// [`Error::Checkpoint`] if not all ranks save the same of the program.
-    fn check_user(&self, said: &[[u64; 3]]) -> Result<(), Error> {
-        let digests: Vec<u64> = said.iter().map(|[digest, ..]| *digest).collect();
+    /// [`Error::Checkpoint`] if not all ranks have the same.
+    fn check_same(&self, what: &str, digests: impl Iterator<Item = u64>) -> Result<(), Error> {
+        let digests: Vec<u64> = digests.collect();
         let Some([rank, other]) = comparison::odd_one(&digests) else { return Ok(()) };
-        let what = format!("what the program saves is not what it saves on rank {other}");
+        let what = format!("{what} not the same as on rank {other}");
         let problem = Problem { kind: Kind::Lasting, what };
         Err(self.together().error(Failed { rank: Rank::new(rank), problem }))
     }

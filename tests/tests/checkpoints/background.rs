@@ -210,5 +210,5 @@ fn what_ranks_save_of_the_program_is_the_same_on_all() {
         training.save(&mut checkpoints)?;
         Ok(told)
     });
-    assert!(common(told).contains("what the program saves is not what it saves on rank"));
+    assert!(common(told).contains("what the program saves is not the same as on rank"));
 }

@@ -1,7 +1,7 @@
 //! Checkpoints of models: what goes on from one is what would have gone on without, and what fails leaves everything as it was.
 //!
 //! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`; `faulty` (a file system with a fault),
-//! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `gated` (a disk that keeps waiting), `background`.
+//! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `gated` (a disk that keeps waiting), `background`; `importing`.
 
 mod background;
 mod broken;
@@ -9,6 +9,7 @@ mod crashes;
 mod failing;
 mod faulty;
 mod gated;
+mod importing;
 mod meshes;
 mod refused;
 mod resuming;

@@ -2,8 +2,8 @@
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
-    AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, Param, Sgd, SgdOptions, ShardedModel,
-    StepOptions, Unit,
+    AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, Optimizer as _, Param, Sgd, SgdOptions,
+    ShardedModel, StepOptions, Unit,
 };
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
@@ -100,8 +100,26 @@ fn ranks_that_would_save_different_things_are_named() {
     });
     let told = common(refusals);
     let expected =
-        "saving at step 0, on rank 1: what the program saves is not what it saves on rank 0";
+        "saving at step 0, on rank 1: what the program saves is not the same as on rank 0";
     assert_eq!(told, expected);
+}
+
+#[test]
+fn ranks_whose_optimizers_differ_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let refusals = on_ranks(2, |world| {
+        let rank = world.rank().index();
+        let mut training = Training::new(world, &options())?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
+        training.optimizer.set_learning_rate(if rank == 1 { 0.5 } else { 0.25 });
+        let refused = training.save(&mut checkpoints);
+        training.optimizer.set_learning_rate(0.25);
+        training.save(&mut checkpoints)?;
+        Ok(refused.expect_err("they differ").to_string())
+    });
+    let expected =
+        "saving at step 0, on rank 1: the options of its optimizer are not the same as on rank 0";
+    assert_eq!(common(refusals), expected);
 }
 
 #[test]

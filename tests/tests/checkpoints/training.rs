@@ -37,6 +37,17 @@ impl Training {
         let adamw = AdamWOptions { learning_rate: 0.05, ..AdamWOptions::default() };
         Self::by(world, options, |model| AdamW::new(model, adamw))
     }
+
+    /// The same, of other parameters.
+    pub(crate) fn beginning(
+        world: World,
+        options: &ModelOptions,
+        init: impl FnMut(&Param) -> Vec<f32>,
+    ) -> Result<Self, Error> {
+        let model = ShardedModel::new(world, spec(), options.clone(), init)?;
+        let adamw = AdamWOptions { learning_rate: 0.05, ..AdamWOptions::default() };
+        Ok(Self { optimizer: AdamW::new(&model, adamw), model })
+    }
 }
 
 impl<O: Optimizer + Checkpointed> Training<O> {

@@ -23,6 +23,7 @@ mod page;
 mod processes;
 mod rows;
 mod runner;
+mod samples;
 mod training;
 
 use hsdp::memory::CountingAllocator;

@@ -3,7 +3,7 @@
 use crate::runner::{Happened, Row};
 use crate::{
     absent_ranks, bits, calls, coming_together, gradients, late, leaving, memory, mismatches,
-    options, processes,
+    options, processes, samples,
 };
 
 /// A line of the table: its number, what goes wrong, what is claimed then, and what shows it.
@@ -16,7 +16,7 @@ pub(crate) const NEED_SIGNALS: [u32; 2] = [51, 52];
 
 /// In the order of their numbers.
 #[rustfmt::skip]
-pub(crate) static ROWS: [Row; 31] = [
+pub(crate) static ROWS: [Row; 32] = [
     row(1, "a rank vanishes in the middle of a reduce-scatter",
         "a_rank_that_vanishes_is_named_to_all_survivors_and_nobody_updates", leaving::vanishes),
     row(2, "a rank returns in the middle of the run",
@@ -75,6 +75,8 @@ pub(crate) static ROWS: [Row; 31] = [
         processes::stopped_and_continued),
     row(52, "the process forks after the world was made",
         "a_fork_is_refused_and_the_world_does_not_notice", processes::forked),
+    row(56, "two ranks have the same data",
+        "ranks_with_the_same_samples_are_named_and_nobody_updates", samples::the_same),
     row(57, "a bit flips",
         "a_flipped_bit_is_found_by_the_next_comparison_of_replicas", bits::flipped),
     row(59, "a group is dropped with operations in flight",

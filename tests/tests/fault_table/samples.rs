@@ -1,0 +1,52 @@
+//! Row 56: the loader of a rank gives it what another rank has.
+
+use std::time::Instant;
+
+use hsdp::{
+    AdamW, AdamWOptions, Error, ModelOptions, Optimizer, Samples, ShardedModel, StepOptions,
+};
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{common, mesh, on_ranks};
+
+use crate::runner::Happened;
+use crate::training::{CULPRIT, RANKS};
+
+/// Steps, of which this one goes wrong.
+const STEPS: u64 = 3;
+const FAULTY: u64 = 1;
+
+pub(crate) fn the_same() -> Happened {
+    let started = Instant::now();
+    let ended = on_ranks(RANKS, |world| {
+        let rank = world.rank().index();
+        let options = ModelOptions::on(mesh(2, 2));
+        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        let mut told = None;
+        for attempt in 0..STEPS + 1 {
+            // As if the rank had not been told apart from the one before.
+            let of_rank = if attempt == FAULTY && rank == CULPRIT { CULPRIT - 1 } else { rank };
+            let step = model.committed_steps();
+            let first = (RANKS as u64 * step + of_rank as u64) * 10;
+            let samples = Some(Samples::of(first..first + 10));
+            let begin = StepOptions { samples, ..StepOptions::microbatches(1) };
+            let mut step = match model.begin_step(begin) {
+                Err(error @ Error::SameSamples { .. }) => {
+                    assert!(!error.is_fatal());
+                    told = Some(error.to_string());
+                    continue;
+                }
+                step => step?,
+            };
+            springs::microbatch(&mut step, Batch::of(rank, attempt, 0))?;
+            let gradients = step.finish()?;
+            adamw.step(&mut model, gradients)?;
+        }
+        Ok((told, model.committed_steps()))
+    });
+    let took = started.elapsed();
+    let (told, steps) = common(ended);
+    assert_eq!(steps, STEPS, "all others are made");
+    Happened::in_time(&told.expect("it is found"), took)
+}
