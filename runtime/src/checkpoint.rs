@@ -42,12 +42,15 @@ mod save;
 mod snapshot;
 mod together;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
+#[cfg(feature = "cuda")]
+pub(crate) use checkpointed::copy_part;
 pub use checkpointed::{Checkpointed, OptimizerState};
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
-pub use import::Imported;
+pub use import::{Import, Imported};
 pub use load::Resumed;
 use parking_lot::Mutex;
 pub use save::Saved;
@@ -61,7 +64,7 @@ use crate::model::ShardedModel;
 
 /// Checkpoints of one model, in one directory.
 ///
-/// As long as it lives, no other job writes there.
+/// As long as it lives, no other job writes there; nor until a save in the background has ended that was given up.
 #[derive(Debug)]
 pub struct Checkpoints {
     store: Store,
@@ -69,8 +72,8 @@ pub struct Checkpoints {
     lease: Option<Arc<Mutex<Lease>>>,
     /// A save in the background.
     in_flight: Option<InFlight>,
-    /// What became of one, until it is asked for.
-    ended: Option<Result<Saved, Error>>,
+    /// What became of earlier ones, oldest first, until it is asked for.
+    ended: VecDeque<Result<Saved, Error>>,
     /// What the next one copies to.
     snapshot: Snapshot,
 }
@@ -114,7 +117,13 @@ impl Checkpoints {
         let is_first = fabric.rank().index() == 0;
         let lease = together.run(|| Ok(is_first.then(|| store.lease(&holder)).transpose()?))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
-        Ok(Self { store, lease, in_flight: None, ended: None, snapshot: Snapshot::default() })
+        Ok(Self {
+            store,
+            lease,
+            in_flight: None,
+            ended: VecDeque::new(),
+            snapshot: Snapshot::default(),
+        })
     }
 
     /// Where they are.

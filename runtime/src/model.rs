@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hsdp_comm::World;
-use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 
 use crate::comparison;
@@ -63,6 +62,17 @@ impl ShardedModel {
         options: ModelOptions,
         init: impl FnMut(&Param) -> Vec<f32>,
     ) -> Result<Self, Error> {
+        let fabric = Self::fabric(world, spec, options)?;
+        let shards = cut(&fabric, init)?;
+        Self::of(fabric, shards)
+    }
+
+    /// What a model is made of, beside its parameters.
+    pub(crate) fn fabric(
+        world: World,
+        spec: ModelSpec,
+        options: ModelOptions,
+    ) -> Result<Fabric, Error> {
         let options = options.checked()?;
         if options.mesh.world_size() != world.size() {
             return Err(Error::Options {
@@ -83,8 +93,11 @@ impl ShardedModel {
             return Err(Error::Options { what: what.to_owned() });
         }
         let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
-        let fabric = Fabric::new(world, plan, options)?;
-        let shards = cut(&fabric, init)?;
+        Fabric::new(world, plan, options)
+    }
+
+    /// Of the shards of this rank: compares with all other ranks.
+    pub(crate) fn of(fabric: Fabric, shards: Vec<Shard>) -> Result<Self, Error> {
         comparison::of_models(&fabric, &shards)?;
         Ok(Self { engine: Arc::new(Engine::new(fabric, shards)) })
     }
@@ -181,8 +194,8 @@ impl ShardedModel {
         self.engine.state().loss_scale.value()
     }
 
-    /// This rank's shard of a unit's master parameters, in the layout's order. Of a model on a device it is a copy, which is waited
-    /// for.
+    /// This rank's shard of a unit's master parameters, in the layout's order: a handle of them, or a copy of those that lie on a
+    /// device, which is waited for. As long as the handle is held, it keeps the values that it has.
     ///
     /// # Errors
     /// [`Error::Device`](Error) if they lie on a device that fails.
@@ -223,7 +236,7 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
     for (unit, spec) in fabric.plan.spec().units().iter().enumerate() {
         let layout = fabric.plan.layout(UnitId::new(unit));
         let mut shard = {
-            let _shard = memory::scope(Category::Shard);
+            let _shard = fabric.scope_of_masters();
             vec![0.0; layout.shard_len()]
         };
         let pieces: Vec<Piece> = layout.pieces(shard_index).collect();

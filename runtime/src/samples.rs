@@ -1,14 +1,16 @@
 //! Which data a rank has in a step, by a digest: so that two ranks with the same are found. PROTOCOL.md, "A step".
 
-use std::num::NonZeroU64;
-
 use hsdp_comm::{Stage, Tag};
 use hsdp_sharding::Rank;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::engine::control::Control;
 use crate::error::Error;
-use crate::header::{Agreed, StepHeader};
+use crate::header::{Agreed, Intent, StepHeader};
+use crate::uneven::Input;
+
+/// What a rank says that has named none.
+const NONE: u64 = 0;
 
 /// A digest of which samples a rank has in a step.
 ///
@@ -19,14 +21,18 @@ use crate::header::{Agreed, StepHeader};
 /// assert_ne!(Samples::of([3, 1, 2]), Samples::of([1, 2, 3]));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Samples(NonZeroU64);
+pub struct Samples(u64);
 
 impl Samples {
-    /// Of their numbers in the data, in the order in which the step has them.
+    /// Of their numbers in the data, in the order in which the step has them. Of no sample at all it is like that of no other rank.
     pub fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
+        let mut numbers = numbers.into_iter().peekable();
+        if numbers.peek().is_none() {
+            return Self(NONE);
+        }
         let mut hasher = Xxh3::new();
-        numbers.into_iter().for_each(|number| hasher.update(&number.to_le_bytes()));
-        Self(NonZeroU64::new(hasher.digest()).unwrap_or(NonZeroU64::MIN))
+        numbers.for_each(|number| hasher.update(&number.to_le_bytes()));
+        Self(hasher.digest().max(NONE + 1))
     }
 }
 
@@ -43,7 +49,8 @@ pub(crate) fn compare(
         return Ok(());
     }
     let step = header.step;
-    let said = header.samples.map_or(0, |Samples(digest)| digest.get());
+    let mine = header.samples.filter(|_| header.intent == Intent::Step(Input::Ready));
+    let said = mine.map_or(NONE, |Samples(digest)| digest);
     match control.exchange(Tag::new(Stage::Header).step(step), [said], twins)? {
         None => Ok(()),
         Some([first, second]) => {
@@ -55,7 +62,7 @@ pub(crate) fn compare(
 
 /// The first two that have named the same.
 fn twins(said: &[u64]) -> Option<[usize; 2]> {
-    let named = || said.iter().enumerate().filter(|(_, digest)| **digest != 0);
+    let named = || said.iter().enumerate().filter(|(_, digest)| **digest != NONE);
     named().find_map(|(second, digest)| {
         let first = named().take_while(|(rank, _)| *rank < second).find(|(_, it)| *it == digest);
         first.map(|(first, _)| [first, second])

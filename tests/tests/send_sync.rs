@@ -234,6 +234,7 @@ table!(RUNTIME {
 table!(CHECKPOINTS {
     hsdp::checkpoint::CheckpointOptions: Send Sync Unpin,
     hsdp::checkpoint::Checkpoints: Send Sync Unpin,
+    hsdp::checkpoint::Import<'static>: Send Sync Unpin,
     hsdp::checkpoint::Imported: Send Sync Unpin,
     hsdp::checkpoint::OptimizerState: Send Sync Unpin,
     hsdp::checkpoint::Resumed: Send Sync Unpin,
@@ -254,6 +255,7 @@ table!(CHECKPOINT {
     hsdp_checkpoint::Hash: Send Sync Unpin,
     hsdp_checkpoint::Head: Send Sync Unpin,
     hsdp_checkpoint::Lease: Send Sync Unpin,
+    hsdp_checkpoint::LinkedDisk: Send Sync Unpin,
     hsdp_checkpoint::LossScaleHead: Send Sync Unpin,
     hsdp_checkpoint::Manifest: Send Sync Unpin,
     hsdp_checkpoint::MeshShape: Send Sync Unpin,

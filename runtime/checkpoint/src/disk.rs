@@ -58,6 +58,44 @@ impl Files for Disk {
     }
 }
 
+/// The file system of the machine, where links are followed: for what a user has named, as a folder of models in which files are links.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinkedDisk;
+
+impl Files for LinkedDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        Disk.create_dir(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn Sink>> {
+        Disk.create(path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        Disk.sync_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Disk.rename(from, to)
+    }
+
+    fn link(&self, target: &Path, link: &Path) -> io::Result<()> {
+        Disk.link(target, link)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Disk.remove(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        Disk.list(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
+        Disk.open(&path.canonicalize()?)
+    }
+}
+
 impl Sink for File {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.write_all(bytes)

@@ -95,14 +95,23 @@ impl Lease {
         self.store.delete(step)
     }
 
-    /// Removes generations in the making but for one, and half removed ones: whoever had begun with them has failed, or would have the lease.
+    /// Removes generations in the making but for one, and half removed ones, as far as that is possible: whoever had begun with them has
+    /// failed, or would have the lease.
     fn clean(&self, but: Option<&Path>) -> Result<(), Error> {
         let (root, files) = (self.store.root(), self.store.files());
         let entries = files.list(root).map_err(Error::io("list", root))?;
         let is_left = |path: &&PathBuf| is_left_behind(path) && Some(path.as_path()) != but;
         for path in entries.iter().filter(is_left) {
-            tracing::info!(path = %path.display(), "a crash or a failure left this behind: it is removed");
-            files.remove(path).map_err(Error::io("remove", path))?;
+            let shown = path.display();
+            match files.remove(path) {
+                Ok(()) => {
+                    tracing::info!(path = %shown, "a crash or a failure left this behind: it is removed")
+                }
+                // Nobody ever reads it: it takes room, and is in nobody's way.
+                Err(error) => {
+                    tracing::warn!(path = %shown, %error, "this was left behind, and cannot be removed yet")
+                }
+            }
         }
         Ok(())
     }

@@ -56,7 +56,7 @@ mod part;
 mod store;
 mod tiles;
 
-pub use self::disk::Disk;
+pub use self::disk::{Disk, LinkedDisk};
 pub use self::draft::{Committed, Draft, Place};
 pub use self::error::Error;
 pub use self::files::{Files, Sink, Source};

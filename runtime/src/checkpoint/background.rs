@@ -23,9 +23,9 @@ use crate::model::ShardedModel;
 impl Checkpoints {
     /// Begins a save as [`save`](Self::save) makes it, and comes back as soon as there is a copy of what is saved, in host memory: the
     /// next step need not wait for the disk. Call [`poll`](Self::poll) after each step, and [`finish`](Self::finish) in the end: dropped
-    /// before that, it is given up.
+    /// before that, it is given up, and the directory is another's when what was written is removed.
     ///
-    /// There is one at a time: one that is under way is waited for, and what became of it is what `poll` says next. The copy takes
+    /// There is one at a time: one that is under way is waited for, and `poll` says what became of it, too. The copy takes
     /// [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) bytes, which the next one uses again.
     ///
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
@@ -54,7 +54,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// What became of a save in the background, once: `None` while it is under way, or there is none.
+    /// What became of a save in the background, once, and of the oldest first: `None` while it is under way, or there is none.
     ///
     /// Collective over the model's world: all ranks hear of the same save in the same call. Called between steps; it waits
     /// for no file. Rank 0 makes the generation only when a call has told it that all ranks have written.
@@ -63,13 +63,13 @@ impl Checkpoints {
     /// [`Error::Checkpoint`] on all ranks if the save failed: what was saved before is as it was, and training may go on.
     /// [`Error::Comm`].
     pub fn poll(&mut self, model: &ShardedModel) -> Result<Option<Saved>, Error> {
-        if self.ended.is_none() {
+        if self.ended.is_empty() {
             self.look(model)?;
         }
-        self.ended.take().transpose()
+        self.ended.pop_front().transpose()
     }
 
-    /// Waits for a save in the background; what became of it. `None` if there is none, or [`poll`](Self::poll) has said so before.
+    /// Waits for a save in the background; what became of it, or of an earlier one of which nobody has heard: `None` when all is told.
     ///
     /// Collective over the model's world, between steps.
     ///
@@ -77,7 +77,7 @@ impl Checkpoints {
     /// As of [`poll`](Self::poll).
     pub fn finish(&mut self, model: &ShardedModel) -> Result<Option<Saved>, Error> {
         self.settle(model)?;
-        self.ended.take().transpose()
+        self.ended.pop_front().transpose()
     }
 
     /// Goes on if all ranks have ended what they were at.
@@ -106,25 +106,26 @@ impl Checkpoints {
         let agreed = together.agree(in_flight.end.clone().unwrap_or(Ok(None)))?;
         match (mem::replace(&mut in_flight.stage, Stage::Ending), agreed) {
             (Stage::Writing(head), Ok(_)) => in_flight.tell(Verdict::Commit(head)),
-            (stage, Err(failed)) => {
-                let error = together.error(failed);
-                tracing::warn!(%error, "a checkpoint failed: training goes on without it");
-                self.ended = Some(Err(error));
-                match stage {
-                    Stage::Writing(_) => {
-                        in_flight.stage = Stage::Discarding;
-                        in_flight.tell(Verdict::Discard);
-                    }
-                    Stage::Ending | Stage::Discarding => self.land(),
-                }
+            (Stage::Writing(_), Err(failed)) => {
+                in_flight.stage = Stage::Discarding;
+                in_flight.tell(Verdict::Discard);
+                self.ended.push_back(Err(failure(together.error(failed))));
             }
-            (Stage::Ending, Ok(path)) => {
-                self.ended = Some(Ok(Saved { step: in_flight.step, path }));
+            (Stage::Ending, agreed) => {
+                let step = in_flight.step;
+                let ended = agreed.map(|path| Saved { step, path });
+                self.ended.push_back(ended.map_err(|failed| failure(together.error(failed))));
                 self.land();
             }
-            (Stage::Discarding, Ok(_)) => self.land(),
+            (Stage::Discarding, _) => self.land(),
         }
         Ok(())
+    }
+
+    /// Whether a save may become a generation yet.
+    pub(super) fn is_saving(&self) -> bool {
+        let stage = self.in_flight.as_ref().map(|in_flight| &in_flight.stage);
+        matches!(stage, Some(Stage::Writing(_) | Stage::Ending))
     }
 
     /// It is over: its memory is the next one's.
@@ -134,6 +135,12 @@ impl Checkpoints {
             self.snapshot = snapshot;
         }
     }
+}
+
+/// As it is told to those who look at warnings, too.
+fn failure(error: Error) -> Error {
+    tracing::warn!(%error, "a checkpoint failed: training goes on without it");
+    error
 }
 
 /// How a rank has ended what it was at; rank 0 in the end with the generation.

@@ -48,7 +48,7 @@ pub trait Checkpointed: Sized + Send + Sync {
         of: (&str, UnitId),
         (from, into): (usize, &mut [f32]),
     ) -> Result<(), Error> {
-        copy_past_caches(into, &self.state(model, of)?[from..from + into.len()]);
+        copy_part(&self.state(model, of)?, (from, into));
         Ok(())
     }
 
@@ -57,6 +57,11 @@ pub trait Checkpointed: Sized + Send + Sync {
     /// # Errors
     /// [`Error::Device`](Error) if there is no room on a device.
     fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error>;
+}
+
+/// Copies elements, from the `from`-th on, as many as there is room for.
+pub(crate) fn copy_part(all: &[f32], (from, into): (usize, &mut [f32])) {
+    copy_past_caches(into, &all[from..from + into.len()]);
 }
 
 /// An optimizer's state on this rank.

@@ -37,7 +37,8 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, or the newest is of another model or optimizer: all
-    /// that differs is listed. Model and optimizer are then as they were. [`Error::Misuse`] as of [`save`](Self::save); [`Error::Comm`].
+    /// that differs is listed. Model and optimizer are then as they were. [`Error::Misuse`] as of [`save`](Self::save), and while
+    /// one is under way in the background; [`Error::Comm`].
     pub fn load_latest<O: Checkpointed>(
         &self,
         model: &mut ShardedModel,
@@ -91,7 +92,7 @@ impl Checkpoints {
     ) -> Result<(), Error> {
         super::check_between_steps(model, "loading")?;
         super::check_owner(model, optimizer, "loading")?;
-        if self.in_flight.is_none() {
+        if !self.is_saving() {
             return Ok(());
         }
         let what = "a save is under way in the background: first `finish`".to_owned();
@@ -186,7 +187,7 @@ fn read<O: Checkpointed>(
     }
     let portions = portions::of_rank(fabric);
     let masters = {
-        let _shard = memory::scope(Category::Shard);
+        let _shard = fabric.scope_of_masters();
         let len = |layout: &UnitLayout| layout.shard_len();
         read_tensors((generation, &portions), zeros(fabric, len), |it| Some(it.name.clone()))?
     };

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use hsdp_checkpoint::{Slice, state_tensor};
 use hsdp_sharding::{Piece, Role, UnitId};
 
 use crate::engine::fabric::Fabric;
@@ -24,9 +25,37 @@ pub(super) fn of_rank(fabric: &Fabric) -> Vec<Portion> {
     of_pieces(fabric, fabric.plan.pieces_of(fabric.rank()))
 }
 
-/// What this rank writes.
-pub(super) fn to_write(fabric: &Fabric) -> Vec<Portion> {
-    of_pieces(fabric, fabric.plan.pieces_saved_by(fabric.rank()))
+/// Some consecutive elements of a tensor that this rank writes: of a parameter, or of one kind of an optimizer's state for it.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    pub(super) portion: Portion,
+    /// Which of the kinds of state; `None` of a parameter.
+    pub(super) kind: Option<usize>,
+    /// The tensor's name.
+    pub(super) name: String,
+}
+
+impl Written {
+    pub(super) fn slice<'a>(&'a self, values: &'a [f32]) -> Slice<'a> {
+        let Portion { shape, offset, .. } = &self.portion;
+        Slice { tensor: &self.name, shape, offset: *offset, values }
+    }
+}
+
+/// What this rank writes of a model and of an optimizer with these kinds of state, in the order of its file.
+pub(super) fn to_write(fabric: &Fabric, kinds: &[&str]) -> Vec<Written> {
+    let portions = of_pieces(fabric, fabric.plan.pieces_saved_by(fabric.rank()));
+    let of_kind = |kind: Option<usize>| {
+        let has = move |it: &&Portion| kind.is_none() || it.role == Role::Trainable;
+        let written = move |portion: &Portion| {
+            let parameter = &portion.name;
+            let name =
+                kind.map_or_else(|| parameter.clone(), |kind| state_tensor(kinds[kind], parameter));
+            Written { portion: portion.clone(), kind, name }
+        };
+        portions.iter().filter(has).map(written)
+    };
+    [None].into_iter().chain((0..kinds.len()).map(Some)).flat_map(of_kind).collect()
 }
 
 fn of_pieces(fabric: &Fabric, pieces: Vec<(UnitId, Piece)>) -> Vec<Portion> {

@@ -7,12 +7,11 @@ use std::sync::Arc;
 
 use hsdp_checkpoint::{
     Committed, Draft, Head, Lease, MeshShape, OptimizerHead, Place, Slice, Store, Training, Writer,
-    state_tensor,
 };
-use hsdp_sharding::{Rank, Role, UnitId};
+use hsdp_sharding::{Rank, UnitId};
 use serde_json::Value;
 
-use super::portions::{self, Portion};
+use super::portions::{self, Written};
 use super::together::{Failed, Kind, Problem, Together};
 use super::{Checkpointed, Checkpoints};
 use crate::comparison;
@@ -169,53 +168,37 @@ pub(super) fn told(committed: Committed) -> PathBuf {
     committed.path
 }
 
-/// What this rank writes.
+/// What this rank writes, where it lies.
 struct Contents<'a> {
-    portions: Vec<Portion>,
+    written: Vec<Written>,
     /// By unit.
     masters: Vec<Arc<Vec<f32>>>,
     /// By kind, and by unit.
-    states: Vec<(&'static str, Vec<Cow<'a, [f32]>>)>,
-    /// Names of state, by kind and portion.
-    names: Vec<Vec<String>>,
+    states: Vec<Vec<Cow<'a, [f32]>>>,
 }
 
 impl<'a> Contents<'a> {
     fn of<O: Checkpointed>(model: &ShardedModel, optimizer: &'a O) -> Result<Self, Error> {
-        let units = || model.plan().spec().unit_ids();
-        let portions = portions::to_write(&model.engine.fabric);
-        let of_kind = |kind: &'static str| {
-            let state = |unit| optimizer.state(model, (kind, unit));
-            Ok((kind, units().map(state).collect::<Result<_, _>>()?))
-        };
-        let kinds = optimizer.state_kinds();
-        let names = |kind: &&str| {
-            portions.iter().map(|portion| state_tensor(kind, &portion.name)).collect()
+        let (units, kinds) = (|| model.plan().spec().unit_ids(), optimizer.state_kinds());
+        let of_kind = |kind: &&'static str| {
+            units().map(|unit| optimizer.state(model, (kind, unit))).collect::<Result<_, _>>()
         };
         Ok(Self {
+            written: portions::to_write(&model.engine.fabric, kinds),
             masters: units().map(|unit| model.shard(unit)).collect::<Result<_, _>>()?,
-            states: kinds.iter().copied().map(of_kind).collect::<Result<_, Error>>()?,
-            names: kinds.iter().map(names).collect(),
-            portions,
+            states: kinds.iter().map(of_kind).collect::<Result<_, Error>>()?,
         })
     }
 
     fn slices(&self) -> Vec<Slice<'_>> {
-        let mut slices = Vec::new();
-        for portion in &self.portions {
-            slices.push(slice_of(portion, &portion.name, &self.masters[portion.unit.index()]));
-        }
-        for ((_, state), names) in self.states.iter().zip(&self.names) {
-            let trained = self.portions.iter().zip(names);
-            for (portion, name) in trained.filter(|(it, _)| it.role == Role::Trainable) {
-                slices.push(slice_of(portion, name, &state[portion.unit.index()]));
-            }
-        }
-        slices
+        let slices = self.written.iter().map(|written| {
+            let unit = written.portion.unit.index();
+            let of_unit: &[f32] = match written.kind {
+                None => &self.masters[unit],
+                Some(kind) => &self.states[kind][unit],
+            };
+            written.slice(&of_unit[written.portion.range.clone()])
+        });
+        slices.collect()
     }
-}
-
-fn slice_of<'a>(portion: &'a Portion, tensor: &'a str, values: &'a [f32]) -> Slice<'a> {
-    let Portion { shape, offset, range, .. } = portion;
-    Slice { tensor, shape, offset: *offset, values: &values[range.clone()] }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hsdp_comm::{Channel, Group, Stage, Tag, World};
+use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::{Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
 
 use crate::engine::control::Control;
@@ -50,7 +51,7 @@ impl Fabric {
             FullCopies::PerRank => world.group(&shard_group, Channel::Gather)?,
             FullCopies::PerProcess => world.world_group(Channel::Gather),
         };
-        let device = DeviceSeat::of(options.placement, world.deadline())?;
+        let device = DeviceSeat::of(options.placement, world.deadline(), &plan)?;
         let reduce = world.group(&shard_group, Channel::Reduce)?;
         let all_reduce = world.group(&replicate_group, Channel::AllReduce)?;
         if let Some(seat) = &device {
@@ -82,6 +83,12 @@ impl Fabric {
     /// Whether shards are updated on a device.
     pub(crate) fn updates_on_device(&self) -> bool {
         self.device.as_ref().is_some_and(DeviceSeat::updates_there)
+    }
+
+    /// Of f32 shards that are made on the host: they stay there, or are on their way to a device.
+    pub(crate) fn scope_of_masters(&self) -> Scope {
+        let stay = self.device.as_ref().is_none_or(DeviceSeat::leaves_masters_here);
+        memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 
     /// Whether gradients of a step are somewhere: each of them holds on to where its memory goes back to.

@@ -6,6 +6,8 @@ use hsdp_kernels::AdamWStep;
 use hsdp_sharding::UnitId;
 use serde_json::{Value, json};
 
+#[cfg(feature = "cuda")]
+use crate::checkpoint::copy_part;
 use crate::checkpoint::{Checkpointed, OptimizerState};
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
@@ -176,10 +178,7 @@ impl Checkpointed for AdamW {
             let second = usize::from(kind == "exp_avg_sq");
             return self.on_device[second].copy_to(model, (unit, from), into);
         }
-        hsdp_kernels::copy_past_caches(
-            into,
-            &self.state(model, (kind, unit))?[from..from + into.len()],
-        );
+        copy_part(&self.state(model, (kind, unit))?, (from, into));
         Ok(())
     }
 

@@ -6,6 +6,8 @@ use hsdp_kernels::{MomentumKind, SgdStep};
 use hsdp_sharding::UnitId;
 use serde_json::{Value, json};
 
+#[cfg(feature = "cuda")]
+use crate::checkpoint::copy_part;
 use crate::checkpoint::{Checkpointed, OptimizerState};
 use crate::error::Error;
 use crate::gradients::Gradients;
@@ -172,10 +174,7 @@ impl Checkpointed for Sgd {
         if model.updates_on_device() {
             return self.on_device.copy_to(model, (unit, from), into);
         }
-        hsdp_kernels::copy_past_caches(
-            into,
-            &self.state(model, (kind, unit))?[from..from + into.len()],
-        );
+        copy_part(&self.state(model, (kind, unit))?, (from, into));
         Ok(())
     }
 

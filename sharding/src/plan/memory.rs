@@ -98,33 +98,35 @@ pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
 
 /// What of a model on a device is on the host.
 pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
-    let most = |elements: fn(&UnitLayout) -> ElemCount| {
-        let updated = plan.reductions().iter().map(|unit| elements(plan.layout(*unit)));
-        updated.max().unwrap_or(ElemCount::ZERO)
-    };
+    let updated = || plan.reductions().iter().map(|unit| &**plan.layout(*unit));
     let all = of(plan);
     let through = MemoryPlan {
         optimizer: all.optimizer,
-        partial: most(trainable_shard).bytes(DType::F32),
+        partial: most(updated(), trainable_shard).bytes(DType::F32),
         ..MemoryPlan::default()
     };
     match offload {
         Offload::None => MemoryPlan::default(),
-        Offload::Optimizer => MemoryPlan { shard: most(shard_len).bytes(DType::F32), ..through },
+        Offload::Optimizer => {
+            MemoryPlan { shard: most(updated(), shard_len).bytes(DType::F32), ..through }
+        }
         Offload::All => {
+            let every = plan.layouts().iter().map(|layout| &**layout);
             let gather_input = match plan.options().param_dtype {
                 DType::F32 => ByteCount::ZERO,
-                compute => plan
-                    .layouts()
-                    .iter()
-                    .map(|it| shard_len(it))
-                    .max()
-                    .unwrap_or_default()
-                    .bytes(compute),
+                compute => most(every, shard_len).bytes(compute),
             };
             MemoryPlan { shard: all.shard, gather_input, ..through }
         }
     }
+}
+
+/// Of the unit that has most of them.
+fn most<'a>(
+    units: impl Iterator<Item = &'a UnitLayout>,
+    elements: fn(&UnitLayout) -> ElemCount,
+) -> ElemCount {
+    units.map(elements).max().unwrap_or(ElemCount::ZERO)
 }
 
 /// The same where a unit lies flat, as a device has it: with its padding.

@@ -1,5 +1,6 @@
 //! A save that fails on any rank, at any operation on its files, fails on all; what was there stays, and training goes on.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use hsdp_checkpoint::{Disk, Files, Hash, Store};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 
 use super::faulty::{Fault, Faulty};
+use super::hooked::Hooked;
 use super::training::Training;
 
 const RANKS: usize = 4;
@@ -121,4 +123,38 @@ fn fail_everywhere(save: Save) {
 
 fn bits(ends: Vec<End>) -> Vec<Hash> {
     ends.into_iter().map(|(bits, _)| bits).collect()
+}
+
+/// What cannot be removed is told, takes room, and is in nobody's way; it goes when it can be.
+#[test]
+fn what_cannot_be_removed_keeps_nobody_from_saving() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let hidden = || {
+        let entries = std::fs::read_dir(folder.path()).expect("a folder");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        names.filter(|name| name.to_string_lossy().starts_with('.')).count()
+    };
+    on_ranks(RANKS, |world| {
+        let mut training = Training::new(world, &options())?;
+        let files = Hooked::by(|operation, path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            match operation {
+                "remove" if name.starts_with('.') => Err(io::Error::other("it is held open")),
+                _ => Ok(()),
+            }
+        });
+        let with = CheckpointOptions { files: Arc::new(files), ..CheckpointOptions::default() };
+        for _ in 0..4 {
+            training.train(1)?;
+            let opened = Checkpoints::open(&training.model, folder.path(), with.clone());
+            training.save(&mut opened?)?;
+        }
+        Ok(())
+    });
+    assert_eq!((steps(folder.path()), hidden()), (vec![3, 4], 2));
+    on_ranks(1, |world| {
+        let training = Training::new(world, &ModelOptions::on(mesh(1, 1)))?;
+        training.checkpoints(folder.path()).map(drop)
+    });
+    assert_eq!(hidden(), 0);
 }

@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hsdp::{DType, ModelOptions, ModelSpec, Precision, ShardedModel};
+use hsdp::checkpoint::{Import, Imported};
+use hsdp::{DType, Error, ModelOptions, ModelSpec, Param, Precision, ShardedModel, World};
 use hsdp_checkpoint::{Disk, Store, export};
 use hsdp_tests::support::models::layer;
-use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
-use safetensors::SafeTensors;
 
-use super::training::Training;
+use super::training::{Training, spec};
 
 /// Trains a little, saves, and exports what was saved; all parameters.
 fn exported(folder: &Path, most: u64) -> Vec<(String, Vec<f32>)> {
@@ -26,78 +25,68 @@ fn exported(folder: &Path, most: u64) -> Vec<(String, Vec<f32>)> {
     common(parameters).into_iter().collect()
 }
 
+fn import(world: World, options: &ModelOptions, from: &Import<'_>) -> Result<Training, Error> {
+    let model = ShardedModel::import(world, spec(), options.clone(), from)?;
+    assert_eq!(model.left_over, [] as [&str; 0]);
+    Ok(Training::of(model.model))
+}
+
 #[test]
 fn every_mesh_reads_its_part_of_every_tensor() {
     for most in [u64::MAX, 1000] {
         let folder = tempfile::tempdir().expect("a folder");
         let expected = exported(folder.path(), most);
+        let from = Import::of(&folder.path().join("model"));
         for (replicate, shard) in [(1, 1), (1, 3), (3, 1), (2, 2)] {
             for parameters in [DType::F32, DType::BF16] {
                 let precision = Precision { parameters, ..Precision::default() };
                 let options =
                     ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
-                let imported = on_ranks(replicate * shard, |world| {
-                    let mut training = Training::new(world, &options)?;
-                    let imported =
-                        training.model.import(&folder.path().join("model"), str::to_owned)?;
-                    assert_eq!(imported.left_over, [] as [&str; 0]);
-                    let full = training.model.full_parameters()?;
-                    // What gathers read is of these parameters, too.
-                    Ok((full.into_iter().collect::<Vec<_>>(), training.train(1)?))
+                let found = on_ranks(replicate * shard, |world| {
+                    let full = import(world, &options, &from)?.model.full_parameters()?;
+                    Ok(full.into_iter().collect::<Vec<_>>())
                 });
-                let (found, losses): (Vec<_>, Vec<_>) = imported.into_iter().unzip();
                 assert!(common(found) == expected, "{replicate}x{shard}, {parameters}");
-                assert_eq!(losses.len(), replicate * shard);
             }
         }
     }
 }
 
-/// A step after an import has the bits of one after a checkpoint that has the same parameters, and no state.
+/// The losses are those of a model that was made of the same parameters.
 #[test]
 fn training_goes_on_from_what_was_imported() {
     let folder = tempfile::tempdir().expect("a folder");
     let expected = exported(folder.path(), u64::MAX);
-    let by_import = on_ranks(2, |world| {
-        let mut training = Training::new(world, &ModelOptions::on(mesh(2, 1)))?;
-        training.model.import(&folder.path().join("model"), str::to_owned)?;
-        training.train(2)
-    });
+    let from = Import::of(&folder.path().join("model"));
+    let half = Precision { parameters: DType::BF16, ..Precision::default() };
+    let options = ModelOptions { precision: half, ..ModelOptions::on(mesh(2, 1)) };
+    let by_import = on_ranks(2, |world| import(world, &options, &from)?.train(2));
     let by_init = on_ranks(2, |world| {
-        let value = |name: &str| {
-            let (_, values) = expected.iter().find(|(it, _)| it == name).expect("a parameter");
-            values.clone()
+        let value = |param: &Param| {
+            let found = expected.iter().find(|(name, _)| *name == param.name);
+            found.expect("a parameter").1.clone()
         };
-        let options = ModelOptions::on(mesh(2, 1));
-        Training::beginning(world, &options, |param| value(&param.name))?.train(2)
+        Training::of(ShardedModel::new(world, spec(), options.clone(), value)?).train(2)
     });
     assert_eq!(by_import, by_init);
 }
 
 #[test]
-fn all_that_is_missing_reshaped_or_left_over_is_listed_at_once_and_nothing_changes() {
+fn all_that_is_missing_reshaped_or_left_over_is_listed_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     exported(folder.path(), 1000);
-    let model = folder.path().join("model");
+    let from = Import::of(&folder.path().join("model")).naming(|name| match name {
+        "first.weight" => "rows.weight".to_owned(),
+        "mixed.scale" => "scale".to_owned(),
+        other => other.to_owned(),
+    });
     let told = common_error(outcomes(2, |world| {
-        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
-        let before = training.bits()?;
-        let names = |name: &str| match name {
-            "first.weight" => "rows.weight".to_owned(),
-            "mixed.scale" => "scale".to_owned(),
-            other => other.to_owned(),
-        };
-        let imported = training.model.import(&model, names);
-        assert_eq!(training.bits()?, before);
-        training.train(1)?;
-        let late = training.model.import(&model, str::to_owned).expect_err("it is trained");
-        assert!(late.to_string().contains("import before the first step"), "{late}");
-        imported
+        ShardedModel::import(world, spec(), ModelOptions::on(mesh(1, 2)), &from).map(drop)
     }));
     let told = told.to_string();
     for what in [
-        "importing at step 0, on rank 0: the folder is of another model: ",
-        "`rows.weight` has shape [40, 5], not [13, 7]",
+        "importing at step 0, on rank 0: ",
+        "is of another model: `rows.weight` has shape [40, 5], not [13, 7]",
         "`scale` is missing",
         "`first.weight` is left over",
         "`mixed.scale` is left over",
@@ -106,39 +95,60 @@ fn all_that_is_missing_reshaped_or_left_over_is_listed_at_once_and_nothing_chang
     }
 }
 
+/// Two parameters may be one tensor; what none is, is told; and files may be links, as they are where others keep models.
 #[test]
-fn what_is_left_over_is_told() {
+fn tensors_may_be_shared_or_left_over_and_files_linked() {
     let folder = tempfile::tempdir().expect("a folder");
-    exported(folder.path(), u64::MAX);
+    let expected = exported(folder.path(), u64::MAX);
+    let linked = folder.path().join("linked");
+    std::fs::create_dir(&linked).expect("a folder");
     let file = folder.path().join("model").join("model.safetensors");
-    let bytes = std::fs::read(&file).expect("a file");
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).expect("a header");
-    let mut names: Vec<String> = metadata.tensors().into_keys().collect();
-    names.sort();
-    let left_over = on_ranks(1, |world| {
-        let spec = ModelSpec::new().unit(layer("first", [13, 7]));
-        let options = ModelOptions::on(mesh(1, 1));
-        let mut model = ShardedModel::new(world, spec, options, springs::initial)?;
-        Ok(model.import(&folder.path().join("model"), str::to_owned)?.left_over)
+    std::os::unix::fs::symlink(file, linked.join("model.safetensors")).expect("a link");
+    let twins = ModelSpec::new().unit(layer("first", [13, 7])).unit(layer("second", [13, 7]));
+    let from = Import::of(&linked).naming(|name| name.replace("second.", "first."));
+    let imported = on_ranks(2, |world| {
+        let options = ModelOptions::on(mesh(1, 2));
+        let Imported { model, left_over } =
+            ShardedModel::import(world, twins.clone(), options, &from)?;
+        Ok((model.full_parameters()?, left_over))
     });
-    names.retain(|name| !name.starts_with("first."));
-    assert_eq!(left_over, [names]);
+    let (parameters, left_over) = common(imported);
+    assert_eq!(parameters["first.weight"], parameters["second.weight"]);
+    assert_eq!(
+        parameters["second.bias"],
+        expected.iter().find(|it| it.0 == "first.bias").expect("there").1
+    );
+    let others = expected.iter().map(|(name, _)| name.clone());
+    assert_eq!(left_over, others.filter(|name| !name.starts_with("first.")).collect::<Vec<_>>());
+}
+
+#[test]
+fn replicas_that_read_different_folders_are_named() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    exported(folders[0].path(), u64::MAX);
+    exported(folders[1].path(), u64::MAX);
+    let file = folders[1].path().join("model").join("model.safetensors");
+    let mut bytes = std::fs::read(&file).expect("a file");
+    *bytes.last_mut().expect("it has some") ^= 1;
+    std::fs::write(&file, bytes).expect("written");
+    let told = common_error(outcomes(2, |world| {
+        let from = Import::of(&folders[world.rank().index()].path().join("model"));
+        ShardedModel::import(world, spec(), ModelOptions::on(mesh(2, 1)), &from).map(drop)
+    }));
+    assert!(matches!(told, Error::Disagreement { .. }), "{told}");
 }
 
 /// A file that breaks off is named on all ranks.
 #[test]
-fn a_broken_folder_changes_nothing() {
+fn a_broken_folder_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     exported(folder.path(), u64::MAX);
     let file = folder.path().join("model").join("model.safetensors");
     let bytes = std::fs::read(&file).expect("a file");
     std::fs::write(&file, &bytes[..bytes.len() - 1]).expect("written");
+    let from = Import::of(&folder.path().join("model"));
     let told = common_error(outcomes(2, |world| {
-        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
-        let before = training.bits()?;
-        let imported = training.model.import(&folder.path().join("model"), str::to_owned);
-        assert_eq!(training.bits()?, before);
-        imported
+        ShardedModel::import(world, spec(), ModelOptions::on(mesh(1, 2)), &from).map(drop)
     }));
     assert!(told.to_string().contains("model.safetensors has"), "{told}");
 }

@@ -1,14 +1,15 @@
 //! Checkpoints of models: what goes on from one is what would have gone on without, and what fails leaves everything as it was.
 //!
 //! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`; `faulty` (a file system with a fault),
-//! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `gated` (a disk that keeps waiting), `background`; `importing`.
+//! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `hooked` (one that keeps waiting, or does what a test
+//! likes), `background`; `importing`.
 
 mod background;
 mod broken;
 mod crashes;
 mod failing;
 mod faulty;
-mod gated;
+mod hooked;
 mod importing;
 mod meshes;
 mod refused;

@@ -34,19 +34,13 @@ pub(crate) struct Training<O = AdamW> {
 
 impl Training {
     pub(crate) fn new(world: World, options: &ModelOptions) -> Result<Self, Error> {
-        let adamw = AdamWOptions { learning_rate: 0.05, ..AdamWOptions::default() };
-        Self::by(world, options, |model| AdamW::new(model, adamw))
+        Ok(Self::of(ShardedModel::new(world, spec(), options.clone(), springs::initial)?))
     }
 
-    /// The same, of other parameters.
-    pub(crate) fn beginning(
-        world: World,
-        options: &ModelOptions,
-        init: impl FnMut(&Param) -> Vec<f32>,
-    ) -> Result<Self, Error> {
-        let model = ShardedModel::new(world, spec(), options.clone(), init)?;
+    /// The same, of a model that is there.
+    pub(crate) fn of(model: ShardedModel) -> Self {
         let adamw = AdamWOptions { learning_rate: 0.05, ..AdamWOptions::default() };
-        Ok(Self { optimizer: AdamW::new(&model, adamw), model })
+        Self { optimizer: AdamW::new(&model, adamw), model }
     }
 }
 

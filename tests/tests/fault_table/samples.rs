@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, ModelOptions, Optimizer, Samples, ShardedModel, StepOptions,
+    AdamW, AdamWOptions, Error, ModelOptions, Optimizer, Samples, ShardedModel, StepOptions, Uneven,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
@@ -46,7 +46,25 @@ pub(crate) fn the_same() -> Happened {
         Ok((told, model.committed_steps()))
     });
     let took = started.elapsed();
+    those_that_have_none_are_not_the_same();
     let (told, steps) = common(ended);
     assert_eq!(steps, STEPS, "all others are made");
     Happened::in_time(&told.expect("it is found"), took)
+}
+
+/// Ranks without data say nothing of it, whatever they name; nor do two that have data and name no sample.
+fn those_that_have_none_are_not_the_same() {
+    let options = ModelOptions { uneven: Uneven::ZeroWeight, ..ModelOptions::on(mesh(2, 2)) };
+    on_ranks(RANKS, |world| {
+        let rank = world.rank().index();
+        let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+        let none = StepOptions { samples: Some(Samples::of([])), ..StepOptions::microbatches(1) };
+        let seven = StepOptions { samples: Some(Samples::of([7])), ..none };
+        let begin = match rank {
+            0 => seven,
+            1 => seven.without_data(),
+            _ => none,
+        };
+        model.begin_step(begin).map(drop)
+    });
 }

@@ -34,12 +34,16 @@ pub(crate) enum DeviceShard {}
 
 impl DeviceSeat {
     #[expect(clippy::unnecessary_wraps, reason = "as where there are devices")]
-    pub(crate) fn of(placement: Placement, _: Duration) -> Result<Option<Self>, Error> {
+    pub(crate) fn of(placement: Placement, _: Duration, _: &Plan) -> Result<Option<Self>, Error> {
         let Placement::Host = placement;
         Ok(None)
     }
 
     pub(crate) fn updates_there(&self) -> bool {
+        match *self {}
+    }
+
+    pub(crate) fn leaves_masters_here(&self) -> bool {
         match *self {}
     }
 

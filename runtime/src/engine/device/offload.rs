@@ -7,19 +7,46 @@ use std::sync::Arc;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{Divisor, HostBuffer, Values, cast};
-use hsdp_sharding::{DType, UnitLayout};
+use hsdp_sharding::{ByteCount, DType, MemoryPlan, Offload, Plan};
 
 use crate::engine::device::shard::{DeviceShard, make_mut};
 use crate::engine::device::{DeviceSeat, DeviceSums};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 
-/// Host memory through which units go, each as large as the largest unit needs: made when it is first used.
-#[derive(Debug, Default)]
+/// Host memory through which units go, each as large as the largest unit needs: as [`Plan::memory_offloaded`] says.
+#[derive(Debug)]
 pub(super) struct Scratch {
     gradient: Vec<f32>,
     master: Vec<f32>,
-    rounded: Option<HostBuffer>,
+    /// What goes to the device of masters that stay here; nothing in f32.
+    rounded: HostBuffer,
+}
+
+impl Scratch {
+    /// # Errors
+    /// If there is no memory for it.
+    pub(super) fn new(plan: &Plan, offload: Offload) -> Result<Self, hsdp_kernels::Error> {
+        let MemoryPlan { partial, shard, gather_input, .. } = plan.memory_offloaded(offload);
+        let compute = plan.options().param_dtype;
+        // With `All` that is where the shards lie, and nothing goes through.
+        let master = if offload == Offload::Optimizer { shard } else { ByteCount::ZERO };
+        let room = |category, dtype, bytes: ByteCount| {
+            let _scope = memory::scope(category);
+            let bytes = usize::try_from(bytes.get()).unwrap_or(usize::MAX);
+            HostBuffer::zeros(dtype, bytes / dtype.size_bytes())
+        };
+        Ok(Self {
+            gradient: in_f32(room(Category::Partial, DType::F32, partial)?),
+            master: in_f32(room(Category::Shard, DType::F32, master)?),
+            rounded: room(Category::GatherInput, compute, gather_input)?,
+        })
+    }
+}
+
+fn in_f32(buffer: HostBuffer) -> Vec<f32> {
+    let HostBuffer::F32(elements) = buffer else { unreachable!("it was made of f32") };
+    elements
 }
 
 impl DeviceShard {
@@ -27,7 +54,7 @@ impl DeviceShard {
     /// the sums, and nothing else.
     ///
     /// # Errors
-    /// Those of the device: the unit is then as it was, or was changed as a whole on the host alone.
+    /// Those of the device: what gathers read may then be older than the parameters.
     pub(crate) fn update_on_host(
         &mut self,
         fabric: &Fabric,
@@ -47,13 +74,11 @@ impl DeviceShard {
         let (seat, mut scratch) = (fabric.seat(), fabric.seat().scratch.lock());
         let by = (&*seat.stream, seat.patience);
         let Scratch { gradient, master: through, rounded } = &mut *scratch;
-        let trained = |layout: &UnitLayout| layout.trainable().shard_len;
-        let gradient = &mut room(fabric, (Category::Partial, trained), gradient)[..sums.len()];
+        let gradient = &mut gradient[..sums.len()];
         sums.values().read_back_into(by, 0, gradient)?;
         match self {
             Self::There { .. } => {
                 let (master, gather_input) = self.exclusive(seat)?;
-                let through = room(fabric, (Category::Shard, UnitLayout::shard_len), through);
                 let through = &mut through[..master.len()];
                 master.read_back_into(by, 0, through)?;
                 update(through, gradient);
@@ -68,56 +93,31 @@ impl DeviceShard {
                 };
                 update(master, gradient);
                 let gather_input = make_mut((seat, Category::GatherInput), gather_input)?;
-                upload(fabric, (master, rounded), gather_input)
+                upload(seat, (master, rounded), gather_input)
             }
         }
     }
 
     /// A shard whose master stays on the host.
     pub(super) fn offloaded(
-        fabric: &Fabric,
         seat: &DeviceSeat,
         (master, compute): (Vec<f32>, DType),
     ) -> Result<Self, CudaError> {
         let mut gather_input = seat.buffer(Category::GatherInput, compute, master.len())?;
-        let rounded = &mut seat.scratch.lock().rounded;
-        upload(fabric, (&master, rounded), &mut gather_input)?;
+        upload(seat, (&master, &mut seat.scratch.lock().rounded), &mut gather_input)?;
         Ok(Self::Offloaded { master: Arc::new(master), gather_input: Arc::new(gather_input) })
     }
 }
 
-/// As many elements as the largest unit has.
-fn room<'a>(
-    fabric: &Fabric,
-    (category, len): (Category, impl Fn(&UnitLayout) -> usize),
-    scratch: &'a mut Vec<f32>,
-) -> &'a mut [f32] {
-    if scratch.is_empty() {
-        let _scope = memory::scope(category);
-        *scratch = vec![0.0; most(fabric, len)];
-    }
-    scratch
-}
-
-fn most(fabric: &Fabric, len: impl Fn(&UnitLayout) -> usize) -> usize {
-    fabric.plan.layouts().iter().map(|layout| len(layout)).max().unwrap_or(0)
-}
-
 /// Brings parameters to the device, in its buffer's dtype: rounded on the host, so that fewer bytes go there.
 fn upload(
-    fabric: &Fabric,
-    (master, rounded): (&[f32], &mut Option<HostBuffer>),
+    seat: &DeviceSeat,
+    (master, rounded): (&[f32], &mut HostBuffer),
     gather_input: &mut DeviceBuffer,
 ) -> Result<(), CudaError> {
-    let (seat, dtype) = (fabric.seat(), gather_input.dtype());
-    if dtype == DType::F32 {
+    if gather_input.dtype() == DType::F32 {
         return gather_input.write(&seat.stream, Values::F32(master));
     }
-    let rounded = rounded.get_or_insert_with(|| {
-        let _scope = memory::scope(Category::GatherInput);
-        let len = most(fabric, UnitLayout::shard_len);
-        HostBuffer::zeros(dtype, len).unwrap_or_else(|error| panic!("{error}"))
-    });
     let all = 0..master.len();
     cast(rounded.values_mut().slice(all.clone()), master);
     gather_input.write(&seat.stream, rounded.values().slice(all))

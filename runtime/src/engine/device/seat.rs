@@ -6,7 +6,7 @@ use std::time::Duration;
 use hsdp_comm::{Group, World};
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream};
 use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::{DType, Offload};
+use hsdp_sharding::{DType, Offload, Plan};
 use parking_lot::Mutex;
 
 use crate::engine::device::offload::Scratch;
@@ -37,6 +37,11 @@ impl DeviceSeat {
         self.offload == Offload::None
     }
 
+    /// Whether f32 shards stay on the host.
+    pub(crate) fn leaves_masters_here(&self) -> bool {
+        self.offload == Offload::All
+    }
+
     pub(crate) fn patience(&self) -> Duration {
         self.patience
     }
@@ -44,8 +49,12 @@ impl DeviceSeat {
     /// The device of a placement, with its kernels compiled; `None` on the host.
     ///
     /// # Errors
-    /// [`Error::Placement`] if it cannot be used.
-    pub(crate) fn of(placement: Placement, patience: Duration) -> Result<Option<Self>, Error> {
+    /// [`Error::Placement`] if it cannot be used; [`Error::Kernel`] if there is no host memory for what is offloaded.
+    pub(crate) fn of(
+        placement: Placement,
+        patience: Duration,
+        plan: &Plan,
+    ) -> Result<Option<Self>, Error> {
         let Placement::Cuda { ordinal, offload } = placement else { return Ok(None) };
         let open = || {
             let device = Device::new(ordinal)?;
@@ -53,7 +62,7 @@ impl DeviceSeat {
             device.stream()
         };
         let stream = open().map_err(|error| Error::Placement { error })?;
-        let (stream, scratch) = (Arc::new(stream), Mutex::default());
+        let (stream, scratch) = (Arc::new(stream), Mutex::new(Scratch::new(plan, offload)?));
         Ok(Some(Self { stream, patience, offload, scratch }))
     }
 

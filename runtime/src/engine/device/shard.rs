@@ -34,7 +34,7 @@ impl DeviceShard {
     ) -> Result<Self, Error> {
         let placed = match seat.offload {
             Offload::None | Offload::Optimizer => Self::there(seat, (&master, compute)),
-            Offload::All => Self::offloaded(fabric, seat, (master, compute)),
+            Offload::All => Self::offloaded(seat, (master, compute)),
         };
         placed.map_err(|error| fabric.device_error("init", 0, error))
     }

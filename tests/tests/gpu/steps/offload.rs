@@ -3,8 +3,8 @@
 
 use hsdp::memory::{self, Category};
 use hsdp::{
-    Accumulation, ByteCount, DType, Error, ModelOptions, Offload, Precision, ShardedModel,
-    StepOptions, World,
+    Accumulation, ByteCount, DType, Error, ModelOptions, Offload, Param, Precision, ShardedModel,
+    StepOptions, Unit, World,
 };
 use hsdp_sharding::MemoryPlan;
 use hsdp_tests::support::models::three_units;
@@ -13,7 +13,7 @@ use hsdp_tests::support::worlds::on_ranks;
 
 use super::apart::is_apart;
 use super::bits::{TRAINERS, compare};
-use super::training::{Trainer, Training};
+use super::training::{self, Trainer, Training};
 use super::{offloading, placed};
 
 const WHAT: [Offload; 2] = [Offload::Optimizer, Offload::All];
@@ -54,12 +54,14 @@ const CATEGORIES: [Category; 6] = [
     Category::Optimizer,
 ];
 
-/// The peaks of two steps by rank, and what was planned.
+/// The peaks of two steps by rank, and what was planned. What is frozen is larger than all else.
 fn peaks(options: &ModelOptions, offload: Offload) -> Vec<[Held; 2]> {
     memory::reset_peaks();
     let how = (Trainer::AdamW, StepOptions::default());
+    let table = Unit::new("table").param(Param::new("table.weight", [300, 100]).frozen());
     on_ranks(options.mesh.world_size(), |world| {
-        let mut training = Training::new(world, options, how)?;
+        let spec = training::spec().unit(table.clone());
+        let mut training = Training::with(world, spec, options, how)?;
         training.run(2)?;
         let (rank, plan) = (training.model.rank(), training.model.plan());
         let on_device = CATEGORIES.map(|it| memory::usage_on_device(rank, it).peak);

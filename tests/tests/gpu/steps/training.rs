@@ -122,10 +122,20 @@ impl Training {
     pub(super) fn new(
         world: World,
         options: &ModelOptions,
+        how: (Trainer, StepOptions),
+    ) -> Result<Self, Error> {
+        Self::with(world, spec(), options, how)
+    }
+
+    /// The same, of another model.
+    pub(super) fn with(
+        world: World,
+        spec: ModelSpec,
+        options: &ModelOptions,
         (trainer, begin): (Trainer, StepOptions),
     ) -> Result<Self, Error> {
         let stream = (options.placement != Placement::Host).then(stream);
-        let model = ShardedModel::new(world, spec(), options.clone(), springs::initial)?;
+        let model = ShardedModel::new(world, spec, options.clone(), springs::initial)?;
         let trainer = trainer.of(&model);
         Ok(Self { model, trainer, begin, stream, step: 0 })
     }
