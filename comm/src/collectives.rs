@@ -9,6 +9,7 @@ mod moving;
 mod passing;
 mod reducing;
 
+pub(crate) use self::dealing::Splits;
 pub use self::lending::Lent;
 
 /// The bytes of `count` elements.

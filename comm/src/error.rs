@@ -250,6 +250,14 @@ pub enum Error {
         /// Who did not.
         missing: Vec<u32>,
     },
+    /// A call needs members that share memory, and these do not. Nothing was issued.
+    #[error("{op} on rank {rank}: its members share no memory")]
+    Apart {
+        /// What was called.
+        op: Op,
+        /// By which rank.
+        rank: Rank,
+    },
     /// A collective was issued in a copy of the process (a fork), which has none of the world's other threads.
     #[error(
         "{op} on rank {rank}: the world was made in process {made_in}, this is its copy {called_in}"
@@ -329,6 +337,18 @@ pub enum AbortReason {
         arrived: Vec<Rank>,
         /// Members that had not; none if the work itself took too long.
         missing: Vec<Rank>,
+    },
+    /// It cannot be reached any more, or cannot reach others.
+    #[error("its letters do not go or come: {problem}")]
+    Unreachable {
+        /// What the transport says.
+        problem: Arc<str>,
+    },
+    /// It sent what is no letter of this library, or none that fits.
+    #[error("it sent what cannot be: {problem}")]
+    Garbled {
+        /// What is wrong with it.
+        problem: Arc<str>,
     },
     /// The rank asked for the end.
     #[error("{reason}")]

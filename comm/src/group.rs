@@ -11,6 +11,7 @@ use hsdp_sharding::{ByteCount, Rank};
 use crate::call::Call;
 use crate::fault::{Injected, Manner};
 use crate::flight::{EntryNumber, FlightState};
+use crate::remote::{Journey, Office, Travels};
 use crate::local::{Access, AnySlots, InBlock, Member, Record, Slots, Ticket};
 use crate::seat::{Flavour, Seat};
 use crate::site::Site;
@@ -138,6 +139,47 @@ impl Group {
         imagine: impl FnOnce(D) -> (usize, W::Output),
     ) -> Result<Pending<O>, Error>
     where
+        D: Travels<Output = W::Output>,
+        W: Work,
+        O: TryFrom<W::Output>,
+        Error: From<O::Error>,
+    {
+        self.issue_by(call, deposit, (assemble, imagine), Journey::begin)
+    }
+
+    /// Issues an operation whose members must share memory: what they bring does not travel.
+    pub(crate) fn issue_here<D, W, O>(
+        &self,
+        call: Call,
+        deposit: D,
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        imagine: impl FnOnce(D) -> (usize, W::Output),
+    ) -> Result<Pending<O>, Error>
+    where
+        D: Send + 'static,
+        W: Work,
+        O: TryFrom<W::Output>,
+        Error: From<O::Error>,
+    {
+        let apart = Error::Apart { op: call.op, rank: self.rank() };
+        if self.size() > 1 && self.seat.office().is_some() {
+            return Err(apart);
+        }
+        self.issue_by(call, deposit, (assemble, imagine), |_, _, _, _| Err(apart))
+    }
+
+    /// Issues an operation; where members share no memory, `depart` does.
+    fn issue_by<D, W, O>(
+        &self,
+        call: Call,
+        deposit: D,
+        (assemble, imagine): (
+            impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+            impl FnOnce(D) -> (usize, W::Output),
+        ),
+        depart: impl FnOnce(&Arc<Office>, Member, Arc<Descriptor>, D) -> Result<Ticket, Error>,
+    ) -> Result<Pending<O>, Error>
+    where
         D: Send + 'static,
         W: Work,
         O: TryFrom<W::Output>,
@@ -156,7 +198,10 @@ impl Group {
         let pending = match &self.seat.flavour {
             Flavour::Local { core, .. } => {
                 let member = self.member_at(core, &site, entry);
-                let ticket = core.submit(member, descriptor, deposit, assemble)?;
+                let ticket = match core.office() {
+                    None => core.submit(member, descriptor, deposit, assemble)?,
+                    Some(office) => depart(office, member, descriptor, deposit)?,
+                };
                 Pending::issued::<W::Output>(ticket)
             }
             Flavour::Counting => {
@@ -172,7 +217,7 @@ impl Group {
 
     /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes. `None` where there is no
     /// other member to meet.
-    pub(crate) fn transfer<D: Send + 'static, W: Work>(
+    pub(crate) fn transfer<D: Travels<Output = W::Output>, W: Work>(
         &self,
         call: Call,
         ranks: [Rank; 2],
@@ -192,7 +237,11 @@ impl Group {
         let ticket = match &self.seat.flavour {
             Flavour::Local { core, .. } => {
                 let member = self.member_at(core, &site, entry);
-                Some(core.submit(member, descriptor, deposit, assemble)?)
+                let office = core.office().filter(|_| ranks[0] != ranks[1]);
+                Some(match office {
+                    None => core.submit(member, descriptor, deposit, assemble)?,
+                    Some(office) => Journey::begin(office, member, descriptor, deposit)?,
+                })
             }
             Flavour::Counting => {
                 self.seat.record.flight.settle(entry, FlightState::Complete);
@@ -246,8 +295,13 @@ impl Group {
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
         let Flavour::Local { core, .. } = &self.seat.flavour else { return Ok(()) };
         let (descriptor, entry) = self.seat.enter(site, Call::new(Op::Barrier, tag))?;
-        let meet = |(), all: Deposits<'_, ()>| Ok(Barrier(all.len()));
-        core.submit(self.member_at(core, site, entry), descriptor, (), meet)?;
+        let (member, meet) = (self.member_at(core, site, entry), |(), all: Deposits<'_, ()>| {
+            Ok(Barrier(all.len()))
+        });
+        match core.office() {
+            None => core.submit(member, descriptor, (), meet)?,
+            Some(office) => Journey::begin(office, member, descriptor, ())?,
+        };
         self.seat.record.ledger.call(site.channel, Op::Barrier);
         Ok(())
     }

@@ -25,8 +25,10 @@ mod tests;
 
 pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
 pub(crate) use self::core::{Access, Core, Lifeline, Member};
+pub(crate) use self::operation::Operation;
 pub(crate) use self::record::Record;
 pub(crate) use self::running::{InBlock, in_block, panic_message};
-pub(crate) use self::slots::{AnySlots, Slots};
+pub(crate) use self::slots::{Again, AnySlots, Arrival, Slots};
 pub(crate) use self::status::Status;
+pub(crate) use self::table::Key;
 pub(crate) use self::wait::Ticket;

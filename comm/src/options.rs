@@ -1,5 +1,6 @@
 //! How a world of threads runs.
 
+use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -32,6 +33,9 @@ pub struct WorldOptions {
     pub circle_grace: Duration,
     /// Threads that do the work of operations beside the ranks.
     pub workers: Workers,
+    /// What lies between the ranks of a process. Default [`Between::Memory`], or [`Between::Letters`] where the environment has
+    /// `HSDP_APART=1`.
+    pub between: Between,
     /// How many operations each rank keeps in mind, for [`World::flight_record`](crate::World::flight_record): some 200
     /// bytes each, allocated with the world. Default 1024, at most 65,536; with 0 nothing is recorded.
     pub flight_entries: usize,
@@ -51,11 +55,30 @@ impl Default for WorldOptions {
             late: Duration::from_secs(5),
             circle_grace: Duration::from_millis(200),
             workers: Workers::Auto,
+            between: Between::default(),
             flight_entries: 1024,
             flight_dir: None,
             faults: Vec::new(),
             slow: Vec::new(),
         }
+    }
+}
+
+/// What lies between the ranks of a process. Results do not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Between {
+    /// They read each other's memory.
+    Memory,
+    /// They share none, and hear of each other by letters alone, as ranks in processes of their own do: slower, and for programs
+    /// and tests that are to be tried so.
+    Letters,
+}
+
+/// What the environment says: with `HSDP_APART=1` letters, else memory.
+impl Default for Between {
+    fn default() -> Self {
+        let apart = env::var_os("HSDP_APART").is_some_and(|value| value == "1");
+        if apart { Self::Letters } else { Self::Memory }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::fault::Injector;
 use crate::flight::{EntryNumber, Origin, Recorder};
 use crate::local::{Access, Lifeline, Record, Status, in_block};
 use crate::process::Process;
+use crate::remote::Office;
 use crate::sequence::Sequence;
 use crate::site::Site;
 use crate::spare::Spare;
@@ -48,7 +49,7 @@ pub(crate) struct Seat {
 /// Who serves the operations of a world.
 #[derive(Debug)]
 pub(crate) enum Flavour {
-    /// Ranks are threads of this process.
+    /// Operations meet in this process. Its ranks are threads, or the other ranks are stood in for by what they send.
     Local {
         core: Arc<Access>,
         /// Held, not used: the workers end with the last one.
@@ -150,6 +151,14 @@ impl Seat {
         ranks.sort_unstable();
         ranks.dedup();
         *self.absent.lock() = ranks.into();
+    }
+
+    /// Where the other ranks are heard of, if they share no memory with this one.
+    pub(crate) fn office(&self) -> Option<&Arc<Office>> {
+        match &self.flavour {
+            Flavour::Local { core, .. } => core.office(),
+            Flavour::Counting => None,
+        }
     }
 
     /// Whether all other ranks have left.

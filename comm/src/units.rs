@@ -10,7 +10,7 @@ use hsdp_sharding::{DType, Rank, Role, UnitLayout, balanced};
 
 use crate::call::Call;
 use crate::work::{
-    AllReduceScaled, Deposits, SharedGather, SharedGatherDeposit, UnitGather, UnitGatherDeposit,
+    AllReduceScaled, Deposits, Scaled, SharedGather, SharedGatherDeposit, UnitGather, UnitGatherDeposit,
     UnitReduce, UnitReduceDeposit,
 };
 use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag, Targets};
@@ -109,7 +109,7 @@ impl Group {
     /// # Errors
     /// [`Error::BadLayout`] if the layout has not one shard for each member of a replica; [`Error::BadCount`] if the shard or a
     /// buffer does not fit it, or there is not one holder, of the first member, which has no other handle of it; [`Error::BadDType`] if the buffers differ in
-    /// dtype, or from the shard.
+    /// dtype, or from the shard; [`Error::Apart`] where the members share no memory.
     pub fn gather_unit_shared<T>(
         &self,
         tag: Tag,
@@ -140,7 +140,7 @@ impl Group {
         let foreign = if is_first { layout.shard_size() - 1 } else { 0 };
         let received = foreign * layout.shard_len() * dtype.size_bytes();
         let deposit = SharedGatherDeposit { layout, shard, holder };
-        self.issue(call, deposit, SharedGather::new, |_| (received, None))
+        self.issue_here(call, deposit, SharedGather::new, |_| (received, None))
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -173,7 +173,7 @@ impl Group {
             .reduction(Reduction::Sum)
             .scaling(scaling);
         let received = (self.size() - 1) * part * wire.size_bytes();
-        let deposit = UnitReduceDeposit { layout, gradients, partial, fold };
+        let deposit = UnitReduceDeposit { layout, gradients, partial, fold, packed: Vec::new() };
         let work = move |lists, all: Deposits<'_, _>| UnitReduce::new(lists, all, scaling);
         self.issue(call, deposit, work, |mine| (received, imagined_partial(mine)))
     }
@@ -200,7 +200,7 @@ impl Group {
         let contributions = (size - 1) * owned * wire.size_bytes();
         let received = contributions + (len - owned) * size_of::<f32>();
         let work = move |lists, all: Deposits<'_, _>| AllReduceScaled::new(lists, all, scaling);
-        self.issue(call, values, work, |values| (received, values))
+        self.issue(call, Scaled(values), work, |Scaled(values)| (received, values))
     }
 
     /// How contributions are scaled in this group: among several members as the caller says, alone by one division.

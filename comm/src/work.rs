@@ -26,16 +26,16 @@ use hsdp_kernels::{DisjointBuffer, DisjointVec, ValuesMut};
 use hsdp_sharding::{ByteCount, Piece, Rank};
 use smallvec::SmallVec;
 
-pub(crate) use self::all_reduce_scaled::AllReduceScaled;
+pub(crate) use self::all_reduce_scaled::{AllReduceScaled, Scaled};
 pub(crate) use self::copy::Copies;
 pub(crate) use self::exchange::{Exchange, Source};
-pub(crate) use self::handover::{Barrier, Handover};
+pub(crate) use self::handover::{Barrier, Handing, Handover};
 pub(crate) use self::reduce::{Receivers, Reduce, ReduceInPlace, combine};
 pub(crate) use self::reduce_scatter::ReduceScatter;
 pub(crate) use self::shared_gather::{SharedGather, SharedGatherDeposit};
 pub(crate) use self::unit_gather::{UnitGather, UnitGatherDeposit};
-pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceDeposit};
-use crate::local::Record;
+pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceDeposit, visit_once};
+use crate::local::{Again, Record};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Channel, Descriptor, Op};
 
@@ -78,6 +78,11 @@ pub(crate) trait Work: Send + Sync + 'static {
 
     /// Runs a block. Called once for each; several blocks at a time, on different threads.
     fn run(&self, block: usize, meter: &Meter<'_>);
+
+    /// Who has the operation gather again, before anybody gets an output: asked when every block has been run.
+    fn again(&self) -> Option<Arc<dyn Again>> {
+        None
+    }
 
     /// Called when every block has been run: gives the members' outputs, by slot, and lets go of all that they lent. What is left are
     /// lists, empty, for work of its kind to come.
@@ -131,6 +136,12 @@ pub(crate) struct Outputs<O>(SmallVec<[Option<O>; 1]>);
 impl<O> Outputs<O> {
     pub(crate) fn slot(&mut self, slot: usize) -> &mut Option<O> {
         &mut self.0[slot]
+    }
+
+    /// One member's: the others get theirs elsewhere.
+    pub(crate) fn only(&mut self, slot: usize, output: O) {
+        self.0.resize_with(slot + 1, || None);
+        self.0[slot] = Some(output);
     }
 
     pub(crate) fn clear(&mut self) {

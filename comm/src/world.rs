@@ -7,9 +7,10 @@ use hsdp_sharding::Rank;
 
 use crate::ledger::LedgerSnapshot;
 use crate::local::{Core, Lifeline};
-use crate::options::WorldOptions;
+use crate::options::{Between, WorldOptions};
+use crate::remote::{self, Office, Transport};
 use crate::seat::{Flavour, Seat};
-use crate::{Channel, Error, Fault, FlightRecord, Group, StepFailure};
+use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, StepFailure};
 
 /// One rank's handle of its world: all clones stand for the same rank.
 ///
@@ -28,10 +29,39 @@ impl World {
     /// [`launch`](crate::launch), which also tells the others when a rank panics.
     #[must_use]
     pub fn local(size: usize, options: WorldOptions) -> Vec<Self> {
+        if options.between == Between::Letters {
+            return Self::apart(size, &options);
+        }
         let core = Core::new(size, options);
         let lifeline = Lifeline::new(core);
         let seat = |rank| Seat::local(Arc::clone(&lifeline), Rank::new(rank));
         (0..size).map(|rank| Self { seat: Arc::new(seat(rank)) }).collect()
+    }
+
+    /// The same, where they share no memory. Threads that cannot be started end the world before it begins.
+    fn apart(size: usize, options: &WorldOptions) -> Vec<Self> {
+        let wires = remote::wires(size);
+        let world = |(rank, wire)| Self::by(size, Rank::new(rank), options.clone(), wire);
+        wires.into_iter().enumerate().map(world).collect()
+    }
+
+    /// One rank, whose peers are at the other end of a transport.
+    pub(crate) fn by(
+        size: usize,
+        rank: Rank,
+        options: WorldOptions,
+        transport: Box<dyn Transport>,
+    ) -> Self {
+        let core = Core::new(size, options);
+        match Office::start(&core, rank, transport) {
+            Ok(office) => core.open_office(office),
+            Err(error) => {
+                let problem = format!("the thread for letters could not be started: {error}");
+                let reason = AbortReason::Unreachable { problem: problem.into() };
+                core.end(core.ended_by(rank, reason));
+            }
+        }
+        Self { seat: Arc::new(Seat::local(Lifeline::new(core), rank)) }
     }
 
     /// A world of one rank. Its collectives are copies at most, and count nothing.
@@ -81,7 +111,7 @@ impl World {
     /// Whether all ranks are threads of this process, and read each other's memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
-        matches!(self.seat.flavour, Flavour::Local { .. })
+        matches!(self.seat.flavour, Flavour::Local { .. }) && self.seat.office().is_none()
     }
 
     /// The group of `ranks`, in this order, on `channel`. A local act: nobody waits for anybody.

@@ -101,10 +101,10 @@ impl Group {
 }
 
 /// What a member brings to an all_to_all.
-pub(super) struct Splits<T> {
-    pub(super) exchange: Exchange<T>,
-    pub(super) send: Vec<usize>,
-    pub(super) receive: Vec<usize>,
+pub(crate) struct Splits<T> {
+    pub(crate) exchange: Exchange<T>,
+    pub(crate) send: Vec<usize>,
+    pub(crate) receive: Vec<usize>,
 }
 
 /// Whether what each sends is what the other expects.

@@ -5,7 +5,7 @@ use hsdp_kernels::Element;
 use super::bytes;
 use crate::call::Call;
 use crate::local::Ticket;
-use crate::work::{Barrier, Deposits, Handover, anew};
+use crate::work::{Barrier, Deposits, Handing, Handover, anew};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that pass vectors on
@@ -32,12 +32,14 @@ impl Group {
         }
         let (len, index) = (values.len(), self.index());
         let call = Call::new(Op::Permute, tag).elements::<T>(len);
-        let work = move |all: Vec<(Option<usize>, Vec<T>)>| {
-            let (destinations, values): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+        let work = move |all: Vec<Handing<T>>| {
+            let parts = all.into_iter().map(|it| (it.destination, it.values));
+            let (destinations, values): (Vec<_>, Vec<_>) = parts.unzip();
             Ok(Handover::new(values, sources_of(&destinations)?, len))
         };
-        self.issue(call, (destination, values), anew(work), |(destination, values)| {
-            if destination == Some(index) { (0, values) } else { (0, bytemuck::zeroed_vec(len)) }
+        self.issue(call, Handing { destination, values }, anew(work), |mine| {
+            let own = mine.destination == Some(index);
+            (0, if own { mine.values } else { bytemuck::zeroed_vec(len) })
         })
     }
 

@@ -71,7 +71,7 @@ impl Group {
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
         let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
         let deposit = GatherDeposit { layout, shard, full, part };
-        self.issue(call, deposit, anew(Gather::new), |mine| (received, Issued(Ok(mine.full))))
+        self.issue_here(call, deposit, anew(Gather::new), |mine| (received, Issued(Ok(mine.full))))
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -106,7 +106,7 @@ impl Group {
         let received = (self.size() - 1) * part_len * wire.size_bytes();
         let deposit = ReduceDeposit { layout, gradients, accumulator, part };
         let work = anew(move |all| Reduce::new(all, scaling, round));
-        self.issue(call, deposit, work, |mine| (received, imagined(mine)))
+        self.issue_here(call, deposit, work, |mine| (received, imagined(mine)))
     }
 
     /// Sums f32 elements over the members: everybody gets the sum in member order of
@@ -133,7 +133,7 @@ impl Group {
         let received = contributions + (len - owned) * size_of::<f32>();
         let deposit = AllReduceDeposit { values, part };
         let work = anew(move |all| AllReduce::new(all, scaling));
-        self.issue(call, deposit, work, |mine| (received, Issued(Ok(mine.values))))
+        self.issue_here(call, deposit, work, |mine| (received, Issued(Ok(mine.values))))
     }
 
     /// Who this member is, and its stream.

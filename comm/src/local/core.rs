@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use hsdp_sharding::Rank;
 
@@ -18,6 +18,7 @@ use super::table::{Key, Table};
 use super::wait::Ticket;
 use crate::flight::{EntryNumber, FlightState, Origin, Recorder};
 use crate::options::{Workers, WorldOptions};
+use crate::remote::Office;
 use crate::slow::Links;
 use crate::sync::thread;
 use crate::work::{Deposits, Work};
@@ -37,6 +38,8 @@ pub(crate) struct Core {
     queue: Queue,
     links: Links,
     cores: usize,
+    /// Where the other ranks share no memory with this one.
+    office: OnceLock<Arc<Office>>,
 }
 
 /// A rank's own handle of what all share: its operations count themselves here, and not where all ranks would count.
@@ -74,7 +77,18 @@ impl Core {
             table: Table::default(),
             queue: Queue::default(),
             cores: thread::available_parallelism().map_or(1, usize::from),
+            office: OnceLock::new(),
         })
+    }
+
+    /// From now on the other ranks are heard of by letters.
+    pub(crate) fn open_office(&self, office: Arc<Office>) {
+        self.office.set(office).expect("a world has one office");
+    }
+
+    /// Where the other ranks are heard of, if they share no memory with this one.
+    pub(crate) fn office(&self) -> Option<&Arc<Office>> {
+        self.office.get()
     }
 
     pub(crate) fn options(&self) -> &WorldOptions {
@@ -102,7 +116,7 @@ impl Core {
         self.records.len() <= self.cores
     }
 
-    pub(super) fn record(&self, rank: Rank) -> &Record {
+    pub(crate) fn record(&self, rank: Rank) -> &Record {
         &self.records[rank.index()]
     }
 
@@ -134,22 +148,51 @@ impl Core {
         let Member { access, rank, ranks, slot, entry } = member;
         let key = Key::from(&*descriptor);
         let occasion = Occasion { key, ranks, roster: Arc::clone(&access.roster) };
-        let admit = || self.status.check(descriptor.epoch);
-        let operation = self.table.enter::<D, W>(occasion, admit)?;
+        let operation = self.table.enter::<D, W>(occasion, || self.admit(descriptor.epoch))?;
         let arrival = Arrival { descriptor: Arc::clone(&descriptor), entry };
-        match operation.arrive(slot, arrival, deposit) {
-            Arrived::Waiting => self.end_if_missing_left(&operation, &descriptor)?,
-            Arrived::Last(slots) => {
-                self.table.remove(key);
-                let running = self.assemble(&operation, &descriptor, slots, assemble)?;
-                running.into_iter().for_each(|running| self.launch(running, rank));
-            }
-            Arrived::Disagrees(about) => {
-                return Err(self.end_disagreement(&operation, about, &descriptor));
-            }
-            Arrived::Refused(error) => return Err(error),
-        }
+        self.come((&operation, slot), arrival, deposit, assemble)?;
         Ok(Ticket { core: access, operation, descriptor, rank, slot, entry })
+    }
+
+    /// Whether an operation may be made in `epoch`. Where the other ranks share no memory with this one, it was asked before,
+    /// and they were told.
+    fn admit(&self, epoch: u64) -> Result<(), Error> {
+        match self.office() {
+            None => self.status.check(epoch),
+            Some(_) => self.status.check_world(),
+        }
+    }
+
+    /// A member comes to its slot: one of this process, or what a rank has sent that shares no memory with it.
+    pub(crate) fn come<D: Send + 'static, W: Work>(
+        self: &Arc<Self>,
+        (operation, slot): (&Arc<Operation>, usize),
+        arrival: Arrival,
+        deposit: D,
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+    ) -> Result<(), Error> {
+        let descriptor = Arc::clone(&arrival.descriptor);
+        match operation.arrive(slot, arrival, deposit) {
+            // Who is on its way by letter is missed by the courier, who knows what has come.
+            Arrived::Waiting if self.office().is_some() => Ok(()),
+            Arrived::Waiting => self.end_if_missing_left(operation, &descriptor),
+            Arrived::Last(slots) => {
+                self.table.remove(operation.key());
+                let running = self.assemble(operation, &descriptor, slots, assemble)?;
+                let rank = operation.ranks()[slot];
+                running.into_iter().for_each(|running| self.launch(running, rank));
+                Ok(())
+            }
+            Arrived::Disagrees(about) => Err(self.end_disagreement(operation, about, &descriptor)),
+            Arrived::Refused(error) => Err(error),
+        }
+    }
+
+    /// An operation gathers again; it fails if the world is over.
+    pub(crate) fn readmit(&self, operation: &Arc<Operation>) {
+        if let Err(end) = self.table.readmit(operation, || self.status.check_world()) {
+            operation.fail(&end);
+        }
     }
 
     /// Makes the work of an operation whose members are all there; `None` if that panicked, which ends the world.
@@ -181,11 +224,15 @@ impl Core {
 
     /// Has the work done: here, by `rank`, if it is small or there is nobody else; or else by whoever is free.
     fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
+        let is_alone = self.office().is_some();
         let wanted = match self.options.workers {
+            // The other ranks have workers of their own.
+            Workers::Auto if is_alone => 1,
             Workers::Auto => self.cores.min(self.records.len()),
             Workers::Count(count) => count,
         };
-        let small = running.blocks() <= 1 || running.bytes() <= INLINE_BYTES;
+        // Who is last may be the courier, for whom others wait: it does no more than it must.
+        let small = (running.blocks() <= 1 && !is_alone) || running.bytes() <= INLINE_BYTES;
         if small || self.queue.workers(self, wanted) == 0 {
             return self.run_here(running, rank);
         }
@@ -264,6 +311,9 @@ impl Lifeline {
 
 impl Drop for Lifeline {
     fn drop(&mut self) {
+        if let Some(office) = self.0.office() {
+            office.close(self.0.options.deadline);
+        }
         self.0.queue.close(self.0.options.deadline);
     }
 }

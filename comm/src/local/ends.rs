@@ -38,12 +38,21 @@ impl Core {
         for operation in self.table().drain(None) {
             operation.fail_gathering(&end);
         }
+        if let Some(office) = self.office() {
+            office.tell_end(&end);
+        }
         end
     }
 
     /// Ends an epoch: operations for which members are missing fail, those that are being worked on complete.
+    ///
+    /// Where members share no memory, those fail for which a member is missing that brings nothing more, and all of them say
+    /// so: `REMOTE.md`, "Steps that are given up".
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
         let end = self.status().end_epoch(epoch, error);
+        if let Some(office) = self.office() {
+            return office.tell_stop(epoch, &end);
+        }
         for operation in self.table().drain(Some(epoch)) {
             operation.fail_gathering(&end);
         }
@@ -55,12 +64,23 @@ impl Core {
         self.status().forget_before(oldest.unwrap_or(0));
     }
 
+    /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
+    pub(crate) fn fail_in_epoch(&self, operation: &Operation, epoch: u64) {
+        if let Err(end) = self.status().check(epoch) {
+            self.table().remove(operation.key());
+            operation.fail_gathering(&end);
+        }
+    }
+
     /// A rank goes. If others wait for it, now or later, the world ends.
     pub(crate) fn leave(&self, rank: Rank) {
         if !self.record(rank).leave() {
             return;
         }
         self.status().ring();
+        if let Some(office) = self.office() {
+            return office.leave();
+        }
         for operation in self.table().snapshot() {
             // Where nobody has arrived yet, whoever does will look.
             let waits = operation.attendance().is_some_and(|there| there.others_await(rank));

@@ -271,6 +271,17 @@ impl Operation {
         }
     }
 
+    /// The members bring something to another round; `slots` have what those brought that have come to it.
+    pub(crate) fn gather_again(&self, slots: Box<dyn AnySlots>) {
+        let (mut meeting, mut slots) = (self.meeting.lock(), slots);
+        if !matches!(meeting.phase, Phase::Running) {
+            drop(meeting);
+            return discard(slots);
+        }
+        let missing = slots.arrivals().iter().filter(|arrival| arrival.is_none()).count();
+        meeting.phase = Phase::Gathering { slots, missing };
+    }
+
     fn done(&self, slots: Box<dyn AnySlots>) -> Phase {
         Phase::Done { slots, untaken: self.ranks().len() }
     }

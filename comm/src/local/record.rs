@@ -35,6 +35,8 @@ struct Standing {
     step: AtomicU64,
     epoch: AtomicU64,
     left: AtomicBool,
+    /// How many epochs it has said to bring nothing more to: of a rank that shares no memory with this one.
+    stopped: AtomicU64,
     /// The thread that has issued all operations of the rank so far; [`NOBODY`] or [`SEVERAL`].
     issuer: AtomicU64,
 }
@@ -89,6 +91,24 @@ impl Record {
             Ordering::AcqRel,
             Ordering::Acquire,
         );
+    }
+
+    /// Notes what a rank that shares no memory with this one says that it has issued; whether it has gone on to another epoch.
+    pub(crate) fn hear(&self, descriptor: &Arc<Descriptor>) -> bool {
+        self.set_step(descriptor.tag.step);
+        let previous = self.last.lock().replace(Arc::clone(descriptor));
+        drop(previous);
+        self.standing.epoch.fetch_max(descriptor.epoch, Ordering::AcqRel) < descriptor.epoch
+    }
+
+    /// It has said that it brings nothing more to `epoch`.
+    pub(crate) fn stop(&self, epoch: u64) {
+        self.standing.stopped.fetch_max(epoch.saturating_add(1), Ordering::AcqRel);
+    }
+
+    /// Whether it has said so.
+    pub(crate) fn has_stopped(&self, epoch: u64) -> bool {
+        epoch < self.standing.stopped.load(Ordering::Acquire)
     }
 
     /// The operation that the rank issued last.

@@ -147,9 +147,11 @@ impl Running {
         }
         let Some(slots) = &mut self.slots else { return Ok(()) };
         let finished = catch_unwind(AssertUnwindSafe(|| slots.finish()));
-        finished.map_err(|panic| WorkPanic::of_nobody(&self.descriptor, &*panic))?;
-        if let Some(slots) = self.slots.take() {
-            self.operation.succeed(slots, self.due);
+        let again = finished.map_err(|panic| WorkPanic::of_nobody(&self.descriptor, &*panic))?;
+        match (self.slots.take(), again) {
+            (Some(slots), Some(again)) => again.again(&self.operation, slots),
+            (Some(slots), None) => self.operation.succeed(slots, self.due),
+            (None, _) => {}
         }
         Ok(())
     }

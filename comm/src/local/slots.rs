@@ -5,6 +5,7 @@ use std::any::Any;
 use std::mem;
 use std::sync::Arc;
 
+use super::operation::Operation;
 use crate::Descriptor;
 use crate::flight::EntryNumber;
 use crate::sync::Mutex;
@@ -69,6 +70,11 @@ impl<D, W: Work> Slots<D, W> {
         self.goods.get_mut().outputs.slot(slot).take()
     }
 
+    /// What the work before has left.
+    pub(crate) fn take_lists(&mut self) -> W::Lists {
+        mem::take(&mut self.goods.get_mut().lists)
+    }
+
     fn work(&self) -> &W {
         self.work.as_ref().expect("it was assembled")
     }
@@ -97,6 +103,11 @@ impl<D: Send + 'static, W: Work> Slots<D, W> {
     }
 }
 
+/// Has an operation gather again whose blocks were run, with what they have left: its members bring something to another round.
+pub(crate) trait Again: Send + Sync {
+    fn again(self: Arc<Self>, operation: &Arc<Operation>, slots: Box<dyn AnySlots>);
+}
+
 /// [`Slots`] with the type of the work erased.
 pub(crate) trait AnySlots: Any + Send + Sync {
     /// What members said, by slot; nothing once the work is there.
@@ -106,8 +117,8 @@ pub(crate) trait AnySlots: Any + Send + Sync {
     fn bytes(&self) -> usize;
     fn calls_users(&self) -> bool;
     fn run(&self, block: usize, meter: &Meter<'_>);
-    /// Every block was run: nothing is left but the outputs.
-    fn finish(&mut self);
+    /// Every block was run: nothing is left but the outputs, or what goes on to be gathered again.
+    fn finish(&mut self) -> Option<Arc<dyn Again>>;
     /// An `Option` of the output of a member.
     fn output(&mut self, slot: usize) -> &mut dyn Any;
 }
@@ -133,10 +144,12 @@ impl<D: Send + 'static, W: Work> AnySlots for Slots<D, W> {
         self.work().run(block, meter);
     }
 
-    fn finish(&mut self) {
+    fn finish(&mut self) -> Option<Arc<dyn Again>> {
         let work = self.work.take().expect("it was assembled");
+        let again = work.again();
         let Goods { outputs, lists, .. } = self.goods.get_mut();
         *lists = work.finish(outputs);
+        again
     }
 
     fn output(&mut self, slot: usize) -> &mut dyn Any {

@@ -42,6 +42,14 @@ impl Status {
         self.ends.lock().of(epoch).map_or(Ok(()), |end| Err(end.clone()))
     }
 
+    /// Whether an operation may go on that was issued before its epoch ended.
+    pub(crate) fn check_world(&self) -> Result<(), Error> {
+        if !self.raised.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.world_end().map_or(Ok(()), Err)
+    }
+
     /// What ended the world, if it has ended.
     pub(crate) fn world_end(&self) -> Option<Error> {
         self.ends.lock().world.clone()

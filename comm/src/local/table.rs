@@ -96,6 +96,19 @@ impl Table {
         Ok(operation)
     }
 
+    /// An operation gathers again, provided that `admit` lets it, which is asked as in [`enter`](Self::enter).
+    pub(crate) fn readmit(
+        &self,
+        operation: &Arc<Operation>,
+        admit: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let key = operation.key();
+        let mut shard = self.shard(key).lock();
+        admit()?;
+        shard.there.insert(key, Arc::clone(operation));
+        Ok(())
+    }
+
     /// Everybody has arrived.
     pub(crate) fn remove(&self, key: Key) {
         let removed = self.shard(key).lock().there.remove(&key);

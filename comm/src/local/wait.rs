@@ -30,6 +30,10 @@ impl Ticket {
         self.operation.is_settled()
     }
 
+    pub(crate) fn operation(&self) -> &Arc<Operation> {
+        &self.operation
+    }
+
     pub(crate) fn descriptor(&self) -> &Arc<Descriptor> {
         &self.descriptor
     }
@@ -76,6 +80,8 @@ impl Ticket {
     fn help_or_rest(&self, clock: &mut Clock, wakefulness: &mut Wakefulness, rest: Duration) {
         if let Some(running) = self.core.queue().pick(&self.operation) {
             self.core.help(running, Some(&self.operation));
+            clock.has_worked();
+        } else if self.core.office().is_some_and(|office| office.hear()) {
             clock.has_worked();
         } else if !wakefulness.stay_awake() {
             self.operation.park_until(from_now(rest));

@@ -10,6 +10,9 @@ use super::{
 };
 use crate::Scaling;
 
+/// What a member brings.
+pub(crate) struct Scaled(pub(crate) Vec<f32>);
+
 /// A scaled sum that replaces every member's elements.
 pub(crate) struct AllReduceScaled {
     values: Vec<DisjointVec<f32>>,
@@ -25,10 +28,10 @@ impl AllReduceScaled {
     /// If the vectors differ in length.
     pub(crate) fn new(
         (mut values, mut blocks): (Vec<DisjointVec<f32>>, Blocks),
-        members: Deposits<'_, Vec<f32>>,
+        members: Deposits<'_, Scaled>,
         scaling: Scaling,
     ) -> Result<Self, String> {
-        values.extend(members.map(DisjointVec::from));
+        values.extend(members.map(|Scaled(values)| DisjointVec::from(values)));
         let len = one_length(values.iter().map(DisjointVec::len))?;
         for slot in 0..values.len() {
             let owned = blocks_of(balanced(len, values.len(), slot), BLOCK_ELEMENTS);

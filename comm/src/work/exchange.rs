@@ -40,7 +40,7 @@ pub(crate) struct Exchange<T> {
 
 impl<T: Element> Exchange<T> {
     /// What a member has when the work is done: what it gave is dropped now, and not when the member asks.
-    pub(super) fn done(source: Source<T>, target: Option<Vec<T>>) -> Self {
+    pub(crate) fn done(source: Source<T>, target: Option<Vec<T>>) -> Self {
         let source = match source {
             Source::Given(_) => Source::nothing(),
             Source::Lent(elements) => Source::Lent(elements),

@@ -4,6 +4,13 @@ use hsdp_kernels::Element;
 
 use super::{Meter, Outputs, Work};
 
+/// What a member brings to a permutation.
+pub(crate) struct Handing<T> {
+    /// The slot of the member that gets it, if any does.
+    pub(crate) destination: Option<usize>,
+    pub(crate) values: Vec<T>,
+}
+
 /// Vectors that change hands.
 pub(crate) struct Handover<T> {
     values: Vec<Vec<T>>,

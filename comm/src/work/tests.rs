@@ -127,6 +127,7 @@ fn to_everybody(members: Vec<Exchange<u32>>) -> Result<Copies<u32>, String> {
 }
 
 fn scaled(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<AllReduceScaled, String> {
+    let values = values.into_iter().map(Scaled).collect();
     assembled(values, |lists, all| AllReduceScaled::new(lists, all, scaling))
 }
 
@@ -256,6 +257,7 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
         gradients: layout.params().iter().map(gradient).collect(),
         partial: vec![0.0; layout.trainable().shard_len],
         fold: Fold::Add,
+        packed: Vec::new(),
     };
     let scaling = Scaling::on(Wire::F32);
     let deposits = (0..3).map(reduce).collect();
@@ -296,6 +298,7 @@ fn of_two(len: usize) -> (Arc<UnitLayout>, Vec<UnitGatherDeposit>, Vec<UnitReduc
         gradients: vec![Some(Arc::new(vec![1.0_f32; len]))],
         partial: vec![0.0; layout.trainable().shard_len],
         fold: Fold::Add,
+        packed: Vec::new(),
     };
     let deposits = ((0..2).map(gather).collect(), (0..2).map(reduce).collect());
     (layout, deposits.0, deposits.1)
@@ -352,7 +355,8 @@ fn work_in_the_lists_of_work_before_is_its_own_and_holds_nothing_of_that() {
         assert_eq!(Arc::strong_count(&layout), 1, "nobody holds the layout any more");
 
         let outputs;
-        let work = assembled_in(added, vec![vec![1.0; len]; 3], add).expect("one length");
+        let ones = std::iter::repeat_n(vec![1.0; len], 3);
+        let work = assembled_in(added, ones.map(Scaled).collect(), add).expect("one length");
         (outputs, added) = partition_and_lists(work, 3);
         assert_eq!(outputs, vec![vec![3.0; len]; 3]);
 

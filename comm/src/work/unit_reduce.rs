@@ -30,6 +30,8 @@ pub(crate) struct UnitReduceDeposit {
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(crate) partial: Vec<f32>,
     pub(crate) fold: Fold,
+    /// What this member contributes to its own shard, in the dtype of the wire: where members share no memory. Else nothing.
+    pub(crate) packed: Vec<u64>,
 }
 
 /// Every member's gradients, summed into the partial of whoever owns them.
@@ -113,7 +115,7 @@ impl UnitReduce {
             let place = place.start - start..place.end - start;
             self.pad(owner, &mut partial[filled..place.start]);
             filled = place.end;
-            let gradient = Gradient { param, range: part, place: start + place.start };
+            let gradient = Gradient { param, range: part, start: start + place.start };
             self.reduce_piece(owner, &gradient, &mut partial[place], meter);
         }
         self.pad(owner, &mut partial[filled..]);
@@ -173,7 +175,7 @@ impl UnitReduce {
         match &gradients[gradient.param] {
             None => lend_rest(Values::F32(&ZEROS[..gradient.range.len()])),
             Some(values) => {
-                meter.lent_by(slot, || visit_once(&**values, gradient, &mut lend_rest));
+                meter.lent_by(slot, || visit_once(&**values, gradient.place(), &mut lend_rest));
             }
         }
     }
@@ -181,20 +183,20 @@ impl UnitReduce {
     /// Adds up the members' contributions to elements of a parameter, from `start`.
     fn sum(&self, sum: &mut [f32], param: usize, start: usize, meter: &Meter<'_>) {
         let Scaling { wire, pre, .. } = self.scaling;
-        let part = Gradient { param, range: start..start + sum.len(), place: 0 };
+        let part = Gradient { param, range: start..start + sum.len(), start: 0 };
         for (slot, Member { gradients, .. }) in self.members.iter().enumerate() {
             let fold = if slot == 0 { Fold::Replace } else { Fold::Add };
             let mut add = |values: Values<'_>| contribute(sum, values, pre, wire, fold);
             match &gradients[param] {
                 None => add(Values::F32(&ZEROS[..part.range.len()])),
-                Some(values) => meter.lent_by(slot, || visit_once(&**values, &part, &mut add)),
+                Some(values) => meter.lent_by(slot, || visit_once(&**values, part.place(), &mut add)),
             }
         }
     }
 
     /// Notes why an element of a piece is not finite, unless one before it is known.
     fn note(&self, owner: usize, gradient: &Gradient, offset: usize, meter: &Meter<'_>) {
-        let (param, place) = (gradient.param, gradient.place + offset);
+        let (param, place) = (gradient.param, gradient.start + offset);
         let at = gradient.range.start + offset;
         let is_culprit = |slot: &usize| self.is_not_finite(*slot, param, at, meter);
         let from = (0..self.members.len()).find(is_culprit).map(|slot| meter.rank(slot));
@@ -258,14 +260,23 @@ struct Gradient {
     param: usize,
     range: Range<usize>,
     /// Where they begin in the partial.
-    place: usize,
+    start: usize,
 }
 
+impl Gradient {
+    /// Of which parameter, and which elements of it.
+    fn place(&self) -> (usize, &Range<usize>) {
+        (self.param, &self.range)
+    }
+}
+
+/// Has a gradient lent.
+///
 /// # Panics
 /// If the gradient is not lent exactly once, with as many elements as were asked for: while its owner is the one to name.
-fn visit_once(
+pub(crate) fn visit_once(
     values: &dyn GradientValues,
-    Gradient { param, range, .. }: &Gradient,
+    (param, range): (usize, &Range<usize>),
     visit: &mut dyn FnMut(Values<'_>),
 ) {
     let mut visits = 0;

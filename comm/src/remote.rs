@@ -1,0 +1,32 @@
+//! Ranks that share no memory: each has a world of its own, in which the others are stood in for by what they send. `REMOTE.md`,
+//! beside the sources of this crate, says what is sent, when, and why results are those of threads.
+//!
+//! In reading order: `buffer`, `letter`, `statement` (what is sent), `transport`, `wires` (what carries it), `travels`, `exchange`,
+//! `passing`, `units` (what travels of which operation), `unpack`, `journey` (one operation), `desk`, `courier`, `office` (all of
+//! them together).
+
+mod buffer;
+mod courier;
+mod desk;
+mod exchange;
+mod journey;
+mod letter;
+mod office;
+mod passing;
+mod statement;
+mod transport;
+mod travels;
+mod units;
+mod unpack;
+mod wires;
+
+pub(crate) use self::journey::Journey;
+pub(crate) use self::office::Office;
+pub(crate) use self::transport::Transport;
+pub(crate) use self::travels::Travels;
+
+/// Transports between the threads of one process, by rank.
+pub(crate) fn wires(size: usize) -> Vec<Box<dyn Transport>> {
+    let boxed = |wires| Box::new(wires) as Box<dyn Transport>;
+    wires::Wires::between(size).into_iter().map(boxed).collect()
+}

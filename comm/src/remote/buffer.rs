@@ -1,0 +1,130 @@
+//! Memory for messages: aligned for every element, and used again.
+
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::sync::Mutex;
+
+/// What lengths of messages are multiples of: a line of a cache, and more than any element's alignment.
+pub(crate) const BLOCK_BYTES: usize = 64;
+
+/// How many bytes of free buffers are kept: as much as a step has under way at once.
+const KEPT_BYTES: usize = 1 << 30;
+
+/// Bytes that lie so that they can be read as elements.
+#[derive(Clone, Copy, Zeroable, Pod)]
+#[repr(C, align(64))]
+struct Block([u8; BLOCK_BYTES]);
+
+/// Bytes of a message. Their memory goes back to where it came from.
+pub(crate) struct Buffer {
+    blocks: Vec<Block>,
+    shelf: Arc<Shelf>,
+}
+
+/// Buffers that are free.
+#[derive(Default)]
+pub(crate) struct Shelf(Mutex<Free>);
+
+#[derive(Default)]
+struct Free {
+    buffers: Vec<Vec<Block>>,
+    bytes: usize,
+}
+
+impl Shelf {
+    /// A buffer of so many bytes, rounded up to blocks; what is in it is not said. `None` if there is no memory.
+    pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
+        let count = bytes.div_ceil(BLOCK_BYTES);
+        let blocks = match self.0.lock().take(count) {
+            Some(mut blocks) => {
+                // Longer than it is to be, or it was made anew: elements that are there are left as they are.
+                blocks.resize(count, Block::zeroed());
+                blocks
+            }
+            None => bytemuck::allocation::try_zeroed_vec(count).ok()?,
+        };
+        Some(Buffer { blocks, shelf: Arc::clone(self) })
+    }
+}
+
+impl Free {
+    /// The smallest that has room, unless that would waste most of it.
+    fn take(&mut self, count: usize) -> Option<Vec<Block>> {
+        let fits = |blocks: &Vec<Block>| (count..=4 * count.max(16)).contains(&blocks.capacity());
+        let fitting = self.buffers.iter().enumerate().filter(|(_, blocks)| fits(blocks));
+        let (place, _) = fitting.min_by_key(|(_, blocks)| blocks.capacity())?;
+        let blocks = self.buffers.swap_remove(place);
+        self.bytes -= blocks.capacity() * BLOCK_BYTES;
+        Some(blocks)
+    }
+
+    fn put(&mut self, blocks: Vec<Block>) {
+        let bytes = blocks.capacity() * BLOCK_BYTES;
+        if self.bytes + bytes <= KEPT_BYTES {
+            self.bytes += bytes;
+            self.buffers.push(blocks);
+        }
+    }
+}
+
+impl Buffer {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.blocks)
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.blocks)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.shelf.0.lock().put(mem::take(&mut self.blocks));
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.bytes().len())
+    }
+}
+
+impl fmt::Debug for Shelf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shelf").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_a_buffer_serves_the_next_that_fits() {
+        let shelf = Arc::<Shelf>::default();
+        let mut first = shelf.take(100).expect("there is memory");
+        assert_eq!(first.bytes().len(), 128);
+        first.bytes_mut().fill(7);
+        let address = first.bytes().as_ptr();
+        assert!(address.addr().is_multiple_of(BLOCK_BYTES));
+        let other = shelf.take(100).expect("there is memory");
+        assert_ne!(other.bytes().as_ptr(), address);
+        drop(first);
+        let again = shelf.take(60).expect("there is memory");
+        assert_eq!((again.bytes().as_ptr(), again.bytes().len()), (address, 64));
+    }
+
+    #[test]
+    fn a_small_message_takes_no_large_buffer() {
+        let shelf = Arc::<Shelf>::default();
+        let large = shelf.take(1 << 20).expect("there is memory");
+        let address = large.bytes().as_ptr();
+        drop(large);
+        assert_ne!(shelf.take(64).expect("there is memory").bytes().as_ptr(), address);
+        assert_eq!(shelf.take(1 << 19).expect("there is memory").bytes().as_ptr(), address);
+    }
+}

@@ -1,0 +1,167 @@
+//! Where parcels wait for this rank to issue their operation, or are laid into it. `REMOTE.md`, "The desk".
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Debug;
+use std::mem;
+use std::sync::Arc;
+
+use hsdp_sharding::Rank;
+
+use super::letter::Letter;
+use crate::{Descriptor, Op};
+use crate::local::{Key, Operation};
+
+/// Lays what came into the slots of an operation that this rank has issued.
+pub(crate) trait Receiver: Debug + Send + Sync {
+    fn descriptor(&self) -> &Arc<Descriptor>;
+    fn round(&self) -> u8;
+    /// The members, by slot.
+    fn ranks(&self) -> &[Rank];
+    /// The member in `slot` has come.
+    fn lay(
+        self: Arc<Self>,
+        operation: &Arc<Operation>,
+        slot: usize,
+        came: (Arc<Descriptor>, Letter),
+    );
+}
+
+/// Which round of which operation.
+type Round = (Key, u8);
+
+/// What came, by its operation.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    /// Of operations that this rank has not issued, in the order in which it came.
+    early: HashMap<Round, Vec<Parcel>>,
+    open: BTreeMap<Round, Open>,
+    /// Operations to which all have come, and which this rank is about to bring to another round.
+    owed: Vec<Arc<Operation>>,
+}
+
+/// What a rank sent.
+#[derive(Debug)]
+pub(super) struct Parcel {
+    pub(super) from: Rank,
+    pub(super) descriptor: Arc<Descriptor>,
+    pub(super) letter: Letter,
+}
+
+/// An operation that this rank has issued, and of which others are missing.
+#[derive(Debug)]
+pub(super) struct Open {
+    receiver: Arc<dyn Receiver>,
+    operation: Arc<Operation>,
+    /// By slot: whether its parcel has come.
+    come: Vec<bool>,
+}
+
+impl Desk {
+    /// This rank has issued an operation; what came of it before, which is to be laid there.
+    pub(super) fn open(
+        &mut self,
+        receiver: Arc<dyn Receiver>,
+        operation: Arc<Operation>,
+    ) -> Vec<Parcel> {
+        let round = (Key::from(&**receiver.descriptor()), receiver.round());
+        self.owed.retain(|owed| !Arc::ptr_eq(owed, &operation));
+        let come = vec![false; receiver.ranks().len()];
+        self.open.insert(round, Open { receiver, operation, come });
+        self.early.remove(&round).unwrap_or_default()
+    }
+
+    /// A parcel has come. It is laid into its operation, or waits for it.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub(super) fn put(&mut self, parcel: Parcel) -> Result<(), String> {
+        let round = (Key::from(&*parcel.descriptor), parcel.letter.round());
+        let Some(open) = self.open.get_mut(&round) else {
+            let early = self.early.entry(round).or_default();
+            if early.iter().any(|other| other.from == parcel.from) {
+                return Err(twice(&parcel));
+            }
+            early.push(parcel);
+            return Ok(());
+        };
+        open.lay(parcel)?;
+        if open.is_complete() {
+            let complete = self.open.remove(&round);
+            self.owed.extend(complete.filter(Open::goes_on).map(|open| open.operation));
+        }
+        Ok(())
+    }
+
+    /// The operations of which others are missing.
+    pub(super) fn gathering(&self) -> impl Iterator<Item = &Open> {
+        self.open.values()
+    }
+
+    /// Whether this rank owes others a round of an operation to which it has come.
+    pub(super) fn owes(&mut self) -> bool {
+        self.owed.retain(|owed| !owed.is_settled());
+        let goes_on = |open: &Open| open.goes_on() && !open.operation.is_settled();
+        !self.owed.is_empty() || self.open.values().any(goes_on)
+    }
+
+    /// Whether nobody is waited for.
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty() && self.owed.is_empty()
+    }
+
+    /// Forgets operations that have failed, and what came for epochs that have been over for long.
+    pub(super) fn forget_before(&mut self, epoch: u64) {
+        self.open.retain(|_, open| !open.operation.is_settled());
+        self.early.retain(|(key, _), _| key.epoch >= epoch);
+    }
+
+    /// Forgets everything: the world is over.
+    pub(super) fn clear(&mut self) {
+        drop(mem::take(self));
+    }
+}
+
+impl Open {
+    pub(super) fn operation(&self) -> &Arc<Operation> {
+        &self.operation
+    }
+
+    pub(super) fn descriptor(&self) -> &Arc<Descriptor> {
+        self.receiver.descriptor()
+    }
+
+    /// The members of which nothing has come, this rank among them: of a later round nobody is missing, since all have promised
+    /// to come by coming to the first.
+    pub(super) fn missing(&self) -> impl Iterator<Item = Rank> {
+        let slots = self.receiver.ranks().iter().zip(&self.come);
+        let is_first = self.receiver.round() == 0;
+        slots.filter(move |(_, come)| is_first && !**come).map(|(rank, _)| *rank)
+    }
+
+    fn goes_on(&self) -> bool {
+        self.receiver.round() == 0 && self.descriptor().op == Op::AllReduce
+    }
+
+    fn lay(&mut self, parcel: Parcel) -> Result<(), String> {
+        let slot = self.receiver.ranks().iter().position(|rank| *rank == parcel.from);
+        let Some(slot) = slot else {
+            let Parcel { from, descriptor, .. } = parcel;
+            return Err(format!("rank {from} is no member of {descriptor} ({})", descriptor.place()));
+        };
+        if mem::replace(&mut self.come[slot], true) {
+            return Err(twice(&parcel));
+        }
+        let came = (parcel.descriptor, parcel.letter);
+        Arc::clone(&self.receiver).lay(&self.operation, slot, came);
+        Ok(())
+    }
+
+    /// All but this rank have come.
+    fn is_complete(&self) -> bool {
+        self.come.iter().filter(|come| !**come).count() <= 1
+    }
+}
+
+fn twice(Parcel { from, descriptor, .. }: &Parcel) -> String {
+    format!("rank {from} comes twice to {descriptor} ({})", descriptor.place())
+}

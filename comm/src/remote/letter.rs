@@ -1,0 +1,223 @@
+//! What travels between ranks that share no memory: a head, a statement, and elements. `REMOTE.md`, "Letters".
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::buffer::{BLOCK_BYTES, Buffer, Shelf};
+
+/// What every letter begins with: who finds something else there was sent no letter of this version.
+const MAGIC: [u8; 8] = *b"hsdpltr1";
+
+/// Longer statements are refused: none of ours comes near.
+pub(crate) const MOST_STATEMENT: usize = 1 << 20;
+
+/// What a letter is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Who its sender is: the first that it sends.
+    Hello,
+    /// What its sender brings to an operation.
+    Parcel,
+    /// Its sender brings nothing more to an epoch.
+    Stop,
+    /// The world is over.
+    End,
+    /// Its sender has left.
+    Left,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Hello, Self::Parcel, Self::Stop, Self::End, Self::Left];
+}
+
+/// The first block of a letter, in the byte order of the machine: hello compares those.
+#[derive(Clone, Copy, Zeroable, Pod)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 8],
+    /// Of the head without this, and of the statement.
+    check: u64,
+    body: u64,
+    statement: u32,
+    kind: u8,
+    round: u8,
+    unused: [u16; 17],
+}
+
+/// A letter, as it is sent.
+#[derive(Debug)]
+pub(crate) struct Letter {
+    buffer: Buffer,
+    kind: Kind,
+    round: u8,
+    statement: usize,
+    body: usize,
+}
+
+impl Letter {
+    /// Writes a letter with room for so many bytes of elements. `None` if there is no memory for it.
+    pub(crate) fn write(
+        shelf: &Arc<Shelf>,
+        (kind, round): (Kind, u8),
+        statement: &[u8],
+        body: usize,
+    ) -> Option<Self> {
+        let len = BLOCK_BYTES + statement.len().next_multiple_of(BLOCK_BYTES) + body;
+        let mut letter =
+            Self { buffer: shelf.take(len)?, kind, round, statement: statement.len(), body };
+        let statement_len = u32::try_from(statement.len()).ok()?;
+        let mut head = Head {
+            magic: MAGIC,
+            check: 0,
+            body: body as u64,
+            statement: statement_len,
+            kind: kind as u8,
+            round,
+            unused: [0; 17],
+        };
+        head.check = check(&head, statement);
+        let bytes = letter.buffer.bytes_mut();
+        bytes[..BLOCK_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
+        bytes[BLOCK_BYTES..][..statement.len()].copy_from_slice(statement);
+        Some(letter)
+    }
+
+    /// Reads what was received.
+    ///
+    /// # Errors
+    /// What is wrong with it: nothing that it says was believed.
+    pub(crate) fn read(buffer: Buffer) -> Result<Self, String> {
+        let bytes = buffer.bytes();
+        let head = bytes.get(..BLOCK_BYTES).ok_or("it is empty")?;
+        let head: Head = bytemuck::pod_read_unaligned(head);
+        if head.magic != MAGIC {
+            return Err(format!("it begins with {:02x?}, not {MAGIC:02x?}", head.magic));
+        }
+        let kind = Kind::ALL.get(usize::from(head.kind));
+        let kind = *kind.ok_or_else(|| format!("it is of kind {}", head.kind))?;
+        let statement = head.statement as usize;
+        if statement > MOST_STATEMENT {
+            return Err(format!("its statement has {statement} bytes, at most {MOST_STATEMENT}"));
+        }
+        let told = BLOCK_BYTES as u64 + statement.next_multiple_of(BLOCK_BYTES) as u64;
+        let told = told.checked_add(head.body).and_then(|len| len.checked_next_multiple_of(64));
+        if told != Some(bytes.len() as u64) {
+            let body = head.body;
+            return Err(format!(
+                "it has {} bytes, and says that {statement} are its statement and {body} its elements",
+                bytes.len()
+            ));
+        }
+        let stated = &bytes[BLOCK_BYTES..][..statement];
+        if head.check != check(&Head { check: 0, ..head }, stated) {
+            return Err("its check sum is wrong".to_owned());
+        }
+        let (round, body) = (head.round, usize::try_from(head.body).map_err(|it| it.to_string())?);
+        Ok(Self { buffer, kind, round, statement, body })
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Of a parcel: which of the rounds of its operation it is for.
+    pub(crate) fn round(&self) -> u8 {
+        self.round
+    }
+
+    pub(crate) fn statement(&self) -> &[u8] {
+        &self.buffer.bytes()[BLOCK_BYTES..][..self.statement]
+    }
+
+    /// The elements, as bytes that are aligned for all.
+    pub(crate) fn body(&self) -> &[u8] {
+        &self.buffer.bytes()[self.start()..][..self.body]
+    }
+
+    pub(crate) fn body_mut(&mut self) -> &mut [u8] {
+        let range = self.start()..self.start() + self.body;
+        &mut self.buffer.bytes_mut()[range]
+    }
+
+    /// All of it, a multiple of [`BLOCK_BYTES`].
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.buffer.bytes()
+    }
+
+    fn start(&self) -> usize {
+        BLOCK_BYTES + self.statement.next_multiple_of(BLOCK_BYTES)
+    }
+}
+
+fn check(head: &Head, statement: &[u8]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(bytemuck::bytes_of(head));
+    hash.update(statement);
+    hash.digest()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn buffer(bytes: &[u8]) -> Buffer {
+        let shelf = Arc::<Shelf>::default();
+        let mut buffer = shelf.take(bytes.len()).expect("there is memory");
+        buffer.bytes_mut().copy_from_slice(bytes);
+        buffer
+    }
+
+    fn letter() -> Letter {
+        let shelf = Arc::default();
+        let statement = b"what this is about";
+        let mut letter = Letter::write(&shelf, (Kind::Parcel, 1), statement, 12).expect("memory");
+        letter.body_mut().copy_from_slice(bytemuck::cast_slice(&[1.0_f32, 2.0, 3.0]));
+        letter
+    }
+
+    #[test]
+    fn a_letter_reads_as_it_was_written() {
+        let written = letter();
+        let read = Letter::read(buffer(written.bytes())).expect("it is one");
+        assert_eq!((read.kind(), read.round()), (Kind::Parcel, 1));
+        assert_eq!(read.statement(), b"what this is about");
+        assert_eq!(bytemuck::cast_slice::<_, f32>(read.body()), [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn what_is_no_letter_is_refused() {
+        let written = letter();
+        let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = written.bytes().to_vec();
+            change(&mut bytes);
+            Letter::read(buffer(&bytes)).map(|_| ()).expect_err("it is none")
+        };
+        assert_eq!(refused(&|bytes| bytes.clear()), "it is empty");
+        assert!(refused(&|bytes| bytes[0] = b'H').starts_with("it begins with [48, 73,"));
+        assert_eq!(refused(&|bytes| bytes[28] = 9), "it is of kind 9");
+        let lengths = "it has 192 bytes, and says that 18 are its statement and 13 its elements";
+        assert_eq!(refused(&|bytes| bytes[16] = 13), "its check sum is wrong");
+        assert_eq!(refused(&|bytes| bytes.truncate(128)), lengths.replace("192", "128").replace("13", "12"));
+        assert!(refused(&|bytes| bytes[23] = 0x80).contains("9223372036854775820 its elements"));
+        assert!(refused(&|bytes| bytes[16..24].fill(0xff)).contains("18446744073709551615"));
+        assert!(refused(&|bytes| bytes[24..28].fill(0xff)).starts_with("its statement has 42949"));
+        assert_eq!(refused(&|bytes| bytes[70] ^= 1), "its check sum is wrong");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_read_or_refused(mut bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+            bytes.resize(bytes.len() / 64 * 64, 0);
+            let _ = Letter::read(buffer(&bytes));
+            // And with a head that looks like one.
+            if bytes.len() >= 64 {
+                bytes[..8].copy_from_slice(&MAGIC);
+                let _ = Letter::read(buffer(&bytes));
+            }
+        }
+    }
+}

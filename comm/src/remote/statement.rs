@@ -1,0 +1,349 @@
+//! What letters say besides elements, as bytes: descriptors, and how steps and worlds ended.
+//!
+//! Enums go by their places in their lists of all, numbers by their values: so nothing of the crate's own types is promised
+//! to a format, and whatever comes is checked on its way back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hsdp_kernels::{Divisor, Wire};
+use hsdp_sharding::{DType, Rank, UnitId};
+use serde::{Deserialize, Serialize};
+
+use crate::mismatch::{Mismatch, MismatchRow, Wanted};
+use crate::{
+    AbortReason, Channel, Counts, Descriptor, Error, GroupId, Op, Reduction, Scaling, Stage, Tag,
+};
+
+/// A descriptor.
+#[derive(Debug, Serialize, Deserialize)]
+struct Stated {
+    group: u64,
+    channel: u8,
+    epoch: u64,
+    sequence: u64,
+    op: u8,
+    reduction: Option<u8>,
+    dtype: Option<u8>,
+    counts: StatedCounts,
+    root: Option<u32>,
+    peer: Option<u32>,
+    scaling: Option<(u8, f32, f32)>,
+    unit: Option<u32>,
+    stage: u8,
+    step: u64,
+    microbatch: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum StatedCounts {
+    Each(u64),
+    Splits { send: Vec<u64>, receive: Vec<u64> },
+}
+
+/// The end of a step, and of which epoch: or the end of the world.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct StatedEnd {
+    epoch: u64,
+    error: StatedError,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum StatedError {
+    Mismatch { problem: String, rows: Vec<(u32, StatedWanted)> },
+    Step { rank: u32, step: u64, reason: String },
+    World { rank: u32, step: u64, operation: Option<Stated>, reason: StatedReason },
+    Work { operation: Stated, reason: StatedReason },
+    /// One that no variant is for: its text is passed on.
+    Other { rank: u32, text: String },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum StatedWanted {
+    Arrived(Stated),
+    Missing(Option<Stated>),
+    Waiting { operation: Stated, missing: Vec<u32> },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum StatedReason {
+    Panicked(String),
+    Left(Stated),
+    Deadline { awaited: Stated, deadline: Duration, arrived: Vec<u32>, missing: Vec<u32> },
+    Requested(String),
+    Unreachable(String),
+    Garbled(String),
+}
+
+/// A descriptor as bytes.
+pub(crate) fn descriptor_bytes(descriptor: &Descriptor) -> Vec<u8> {
+    bytes(&Stated::from(descriptor))
+}
+
+/// The descriptor that these bytes say.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn descriptor_of(bytes: &[u8]) -> Result<Descriptor, String> {
+    read::<Stated>(bytes)?.try_into()
+}
+
+/// How the world, or a step in `epoch`, ended, as bytes. `own` is who says so.
+pub(crate) fn end_bytes(epoch: u64, error: &Error, own: Rank) -> Vec<u8> {
+    bytes(&StatedEnd { epoch, error: StatedError::of(error, own) })
+}
+
+/// The end that these bytes say, and its epoch.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn end_of(bytes: &[u8]) -> Result<(u64, Error), String> {
+    let StatedEnd { epoch, error } = read(bytes)?;
+    Ok((epoch, error.try_into()?))
+}
+
+/// Any statement as bytes.
+pub(super) fn bytes(statement: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(statement).expect("numbers, texts and lists are written into memory")
+}
+
+/// Any statement of bytes, which must be all of it.
+pub(super) fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
+    let (statement, rest) = postcard::take_from_bytes(bytes)
+        .map_err(|error| format!("its statement cannot be read: {error}"))?;
+    match rest {
+        [] => Ok(statement),
+        rest => Err(format!("{} bytes follow its statement", rest.len())),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lists are short")]
+fn place<T: PartialEq>(all: &[T], it: T) -> u8 {
+    all.iter().position(|other| *other == it).expect("all are in the list") as u8
+}
+
+fn at<T: Copy>(all: &[T], place: u8, what: &str) -> Result<T, String> {
+    all.get(usize::from(place)).copied().ok_or_else(|| format!("there is no {what} {place}"))
+}
+
+fn rank(number: u32) -> Rank {
+    Rank::new(number as usize)
+}
+
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.get()).collect()
+}
+
+fn ranks(numbers: Vec<u32>) -> Vec<Rank> {
+    numbers.into_iter().map(rank).collect()
+}
+
+fn size(number: u64) -> Result<usize, String> {
+    usize::try_from(number).map_err(|_| format!("{number} elements are too many"))
+}
+
+fn sizes(numbers: Vec<u64>) -> Result<Vec<usize>, String> {
+    numbers.into_iter().map(size).collect()
+}
+
+impl From<&Descriptor> for Stated {
+    fn from(it: &Descriptor) -> Self {
+        let wide = |counts: &[usize]| counts.iter().map(|count| *count as u64).collect();
+        let counts = match &it.counts {
+            Counts::Each(count) => StatedCounts::Each(*count as u64),
+            Counts::Splits { send, receive } => {
+                StatedCounts::Splits { send: wide(send), receive: wide(receive) }
+            }
+        };
+        let Tag { unit, stage, step, microbatch } = it.tag;
+        let scaling = it.scaling.map(|Scaling { wire, pre, post }| {
+            (place(&DType::ALL, wire.dtype()), pre.value(), post.value())
+        });
+        Self {
+            group: it.group.get(),
+            channel: place(&Channel::ALL, it.channel),
+            epoch: it.epoch,
+            sequence: it.sequence,
+            op: place(&Op::ALL, it.op),
+            reduction: it.reduction.map(|it| place(&Reduction::ALL, it)),
+            dtype: it.dtype.map(|it| place(&DType::ALL, it)),
+            counts,
+            root: it.root.map(Rank::get),
+            peer: it.peer.map(Rank::get),
+            scaling,
+            unit: unit.map(UnitId::get),
+            stage: place(&Stage::ALL, stage),
+            step,
+            microbatch: microbatch as u64,
+        }
+    }
+}
+
+impl TryFrom<Stated> for Descriptor {
+    type Error = String;
+
+    fn try_from(it: Stated) -> Result<Self, String> {
+        let counts = match it.counts {
+            StatedCounts::Each(count) => Counts::Each(size(count)?),
+            StatedCounts::Splits { send, receive } => {
+                Counts::Splits { send: sizes(send)?, receive: sizes(receive)? }
+            }
+        };
+        let dtype = |place| at(&DType::ALL, place, "dtype");
+        let reduction = it.reduction.map(|it| at(&Reduction::ALL, it, "reduction")).transpose()?;
+        let tag = Tag {
+            unit: it.unit.map(|unit| UnitId::new(unit as usize)),
+            stage: at(&Stage::ALL, it.stage, "stage")?,
+            step: it.step,
+            microbatch: size(it.microbatch)?,
+        };
+        let scaling = |(wire, pre, post)| {
+            let divisor = |value| Divisor::new(value).map_err(|error| error.to_string());
+            let wire = Wire::try_from(dtype(wire)?).map_err(|error| error.to_string())?;
+            Ok::<_, String>(Scaling { wire, pre: divisor(pre)?, post: divisor(post)? })
+        };
+        Ok(Self {
+            group: GroupId::from_hash(it.group),
+            channel: at(&Channel::ALL, it.channel, "channel")?,
+            epoch: it.epoch,
+            sequence: it.sequence,
+            op: at(&Op::ALL, it.op, "operation")?,
+            reduction,
+            dtype: it.dtype.map(dtype).transpose()?,
+            counts,
+            root: it.root.map(rank),
+            peer: it.peer.map(rank),
+            scaling: it.scaling.map(scaling).transpose()?,
+            tag,
+        })
+    }
+}
+
+impl StatedError {
+    fn of(error: &Error, own: Rank) -> Self {
+        match error {
+            Error::CollectiveMismatch { table } => Self::Mismatch {
+                problem: table.problem.clone(),
+                rows: table.rows.iter().map(|row| (row.rank.get(), (&row.wanted).into())).collect(),
+            },
+            Error::StepAborted { rank, step, reason } => {
+                Self::Step { rank: rank.get(), step: *step, reason: reason.to_string() }
+            }
+            Error::WorldAborted { rank, step, operation, reason } => Self::World {
+                rank: rank.get(),
+                step: *step,
+                operation: operation.as_deref().map(Stated::from),
+                reason: reason.into(),
+            },
+            Error::WorkFailed { operation, reason } => {
+                Self::Work { operation: (&**operation).into(), reason: reason.into() }
+            }
+            other => Self::Other { rank: own.get(), text: other.to_string() },
+        }
+    }
+}
+
+impl TryFrom<StatedError> for Error {
+    type Error = String;
+
+    fn try_from(stated: StatedError) -> Result<Self, String> {
+        Ok(match stated {
+            StatedError::Mismatch { problem, rows } => {
+                let row = |(number, wanted): (u32, StatedWanted)| {
+                    Ok::<_, String>(MismatchRow { rank: rank(number), wanted: wanted.try_into()? })
+                };
+                let rows = rows.into_iter().map(row).collect::<Result<_, _>>()?;
+                Self::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
+            }
+            StatedError::Step { rank: number, step, reason } => {
+                Self::StepAborted { rank: rank(number), step, reason: reason.into() }
+            }
+            StatedError::World { rank: number, step, operation, reason } => Self::WorldAborted {
+                rank: rank(number),
+                step,
+                operation: operation.map(shared).transpose()?,
+                reason: reason.try_into()?,
+            },
+            StatedError::Work { operation, reason } => {
+                Self::WorkFailed { operation: shared(operation)?, reason: reason.try_into()? }
+            }
+            StatedError::Other { rank: number, text } => Self::WorldAborted {
+                rank: rank(number),
+                step: 0,
+                operation: None,
+                reason: AbortReason::Requested { reason: text.into() },
+            },
+        })
+    }
+}
+
+fn shared(stated: Stated) -> Result<Arc<Descriptor>, String> {
+    stated.try_into().map(Arc::new)
+}
+
+impl From<&Wanted> for StatedWanted {
+    fn from(wanted: &Wanted) -> Self {
+        match wanted {
+            Wanted::Arrived(descriptor) => Self::Arrived((&**descriptor).into()),
+            Wanted::Missing(last) => Self::Missing(last.as_deref().map(Stated::from)),
+            Wanted::Waiting { operation, missing } => {
+                Self::Waiting { operation: (&**operation).into(), missing: numbers(missing) }
+            }
+        }
+    }
+}
+
+impl TryFrom<StatedWanted> for Wanted {
+    type Error = String;
+
+    fn try_from(stated: StatedWanted) -> Result<Self, String> {
+        Ok(match stated {
+            StatedWanted::Arrived(descriptor) => Self::Arrived(shared(descriptor)?),
+            StatedWanted::Missing(last) => Self::Missing(last.map(shared).transpose()?),
+            StatedWanted::Waiting { operation, missing } => {
+                Self::Waiting { operation: shared(operation)?, missing: ranks(missing) }
+            }
+        })
+    }
+}
+
+impl From<&AbortReason> for StatedReason {
+    fn from(reason: &AbortReason) -> Self {
+        match reason {
+            AbortReason::Panicked { message } => Self::Panicked(message.to_string()),
+            AbortReason::Left { awaited } => Self::Left((&**awaited).into()),
+            AbortReason::Deadline { awaited, deadline, arrived, missing } => Self::Deadline {
+                awaited: (&**awaited).into(),
+                deadline: *deadline,
+                arrived: numbers(arrived),
+                missing: numbers(missing),
+            },
+            AbortReason::Requested { reason } => Self::Requested(reason.to_string()),
+            AbortReason::Unreachable { problem } => Self::Unreachable(problem.to_string()),
+            AbortReason::Garbled { problem } => Self::Garbled(problem.to_string()),
+        }
+    }
+}
+
+impl TryFrom<StatedReason> for AbortReason {
+    type Error = String;
+
+    fn try_from(stated: StatedReason) -> Result<Self, String> {
+        Ok(match stated {
+            StatedReason::Panicked(message) => Self::Panicked { message: message.into() },
+            StatedReason::Left(awaited) => Self::Left { awaited: shared(awaited)? },
+            StatedReason::Deadline { awaited, deadline, arrived, missing } => Self::Deadline {
+                awaited: shared(awaited)?,
+                deadline,
+                arrived: ranks(arrived),
+                missing: ranks(missing),
+            },
+            StatedReason::Requested(reason) => Self::Requested { reason: reason.into() },
+            StatedReason::Unreachable(problem) => Self::Unreachable { problem: problem.into() },
+            StatedReason::Garbled(problem) => Self::Garbled { problem: problem.into() },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! Statements come back as they were.

@@ -1,0 +1,97 @@
+//! The work of an operation whose other members share no memory with this one: to make of what came what this member gets.
+
+use std::sync::Arc;
+
+use super::journey::Journey;
+use super::letter::Letter;
+use super::travels::{Parcels, Travels, Turn};
+use crate::local::Again;
+use crate::sync::Mutex;
+use crate::work::{Deposits, Meter, Outputs, Work};
+
+/// What lies in a slot.
+pub(crate) enum Deposit<S> {
+    /// What this member brings.
+    Own(S),
+    /// What another sent.
+    Other(Letter),
+}
+
+/// One block, which unpacks.
+pub(crate) struct Unpack<S: Travels> {
+    journey: Arc<Journey<S>>,
+    parcels: Parcels,
+    stage: Mutex<Stage<S>>,
+}
+
+enum Stage<S: Travels> {
+    Packed(S),
+    Unpacked(Turn<S>),
+    /// For a moment, or for ever if unpacking panicked.
+    Nothing,
+}
+
+impl<S: Travels> Unpack<S> {
+    /// # Errors
+    /// If what came does not fit.
+    pub(super) fn new(
+        journey: Arc<Journey<S>>,
+        deposits: Deposits<'_, Deposit<S>>,
+    ) -> Result<Self, String> {
+        let (mut own, mut parcels) = (None, Vec::with_capacity(deposits.len()));
+        for deposit in deposits {
+            parcels.push(match deposit {
+                Deposit::Own(mine) => {
+                    own = Some(mine);
+                    None
+                }
+                Deposit::Other(letter) => Some(letter),
+            });
+        }
+        let (own, parcels) = (own.ok_or("this member brings nothing")?, Parcels(parcels));
+        own.check(journey.at(), &parcels)?;
+        Ok(Self { journey, parcels, stage: Mutex::new(Stage::Packed(own)) })
+    }
+}
+
+impl<S: Travels> Work for Unpack<S> {
+    type Output = S::Output;
+    /// What goes on to another round.
+    type Lists = Option<S>;
+
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    fn bytes(&self) -> usize {
+        (0..self.parcels.0.len()).map(|from| self.parcels.bytes(from).len()).sum()
+    }
+
+    fn run(&self, _block: usize, meter: &Meter<'_>) {
+        let at = self.journey.at();
+        let Stage::Packed(own) = std::mem::replace(&mut *self.stage.lock(), Stage::Nothing) else {
+            unreachable!("a block is run once")
+        };
+        let turn = own.unpack(at, &self.parcels);
+        *self.stage.lock() = Stage::Unpacked(turn);
+        for from in 0..at.members() {
+            meter.received(at.slot, from, self.parcels.bytes(from).len(), 1);
+        }
+    }
+
+    fn again(&self) -> Option<Arc<dyn Again>> {
+        let goes_on = matches!(*self.stage.lock(), Stage::Unpacked(Turn::Again(_)));
+        goes_on.then(|| Arc::clone(&self.journey) as _)
+    }
+
+    fn finish(self, outputs: &mut Outputs<S::Output>) -> Option<S> {
+        match self.stage.into_inner() {
+            Stage::Unpacked(Turn::Done(output)) => {
+                outputs.only(self.journey.at().slot, output);
+                None
+            }
+            Stage::Unpacked(Turn::Again(own)) => Some(own),
+            Stage::Packed(_) | Stage::Nothing => unreachable!("every block was run"),
+        }
+    }
+}
