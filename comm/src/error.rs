@@ -250,6 +250,16 @@ pub enum Error {
         /// Who did not.
         missing: Vec<u32>,
     },
+    /// Ranks that are to make a world differ in what they must have in common. All of them get this.
+    #[error("ranks {} and {} differ in their {what}: {}, {}", .ranks[0], .ranks[1], .said[0], .said[1])]
+    ConfigMismatch {
+        /// In what.
+        what: &'static str,
+        /// The lowest two that differ.
+        ranks: [Rank; 2],
+        /// How each has it, and who it is.
+        said: Box<[String; 2]>,
+    },
     /// A call needs members that share memory, and these do not. Nothing was issued.
     #[error("{op} on rank {rank}: its members share no memory")]
     Apart {

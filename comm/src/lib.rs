@@ -74,6 +74,8 @@ mod launch;
 mod ledger;
 mod local;
 mod mismatch;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod op;

@@ -1,7 +1,7 @@
 //! Ranks that share no memory: each has a world of its own, in which the others are stood in for by what they send. `REMOTE.md`,
 //! beside the sources of this crate, says what is sent, when, and why results are those of threads.
 //!
-//! In reading order: `buffer`, `letter`, `statement` (what is sent), `transport`, `wires` (what carries it), `travels`, `exchange`,
+//! In reading order: `buffer`, `letter`, `statement` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `travels`, `exchange`,
 //! `passing`, `units` (what travels of which operation), `unpack`, `journey` (one operation), `desk`, `courier`, `office` (all of
 //! them together).
 
@@ -9,6 +9,7 @@ mod buffer;
 mod courier;
 mod desk;
 mod exchange;
+mod hello;
 mod journey;
 mod letter;
 mod office;
@@ -20,9 +21,16 @@ mod units;
 mod unpack;
 mod wires;
 
+#[cfg(feature = "mpi")]
+pub(crate) use self::buffer::{BLOCK_BYTES, Buffer, Shelf};
+
 pub(crate) use self::journey::Journey;
+#[cfg(feature = "mpi")]
+pub(crate) use self::letter::Letter;
 pub(crate) use self::office::Office;
 pub(crate) use self::transport::Transport;
+#[cfg(feature = "mpi")]
+pub(crate) use self::transport::TransportError;
 pub(crate) use self::travels::Travels;
 
 /// Transports between the threads of one process, by rank.

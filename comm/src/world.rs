@@ -64,6 +64,17 @@ impl World {
         Self { seat: Arc::new(Seat::local(Lifeline::new(core), rank)) }
     }
 
+    /// Compares with the other ranks what all must have in common, where they share no memory; **collective**.
+    #[cfg(any(feature = "mpi", test))]
+    pub(crate) fn greet(&self) -> Result<(), Error> {
+        match &self.seat.flavour {
+            Flavour::Local { core, .. } => {
+                core.office().map_or(Ok(()), |office| office.greet(core.options()))
+            }
+            Flavour::Counting => Ok(()),
+        }
+    }
+
     /// A world of one rank. Its collectives are copies at most, and count nothing.
     #[must_use]
     pub fn single() -> Self {

@@ -8,7 +8,7 @@ use hsdp_sharding::Rank;
 use super::desk::{Desk, Open, Parcel};
 use super::letter::{Kind, Letter};
 use super::office::{Errand, Office};
-use super::statement::{descriptor_of, end_of};
+use super::statement::{self, descriptor_of, end_of};
 use super::transport::{Transport, TransportError};
 use crate::local::Core;
 use crate::AbortReason;
@@ -45,7 +45,8 @@ impl Courier {
     /// Lets go of the world.
     pub(super) fn close(&mut self) {
         self.desk.clear();
-        self.core = None;
+        let core = self.core.take();
+        self.transport.close(core.and_then(|core| core.status().world_end()).as_ref());
     }
 
     pub(super) fn turn(&mut self, office: &Office) -> Turned {
@@ -62,7 +63,7 @@ impl Courier {
         for _ in 0..LETTERS {
             let Some((from, buffer)) = self.transport.receive()? else { break };
             is_busy = true;
-            let read = Letter::read(buffer).and_then(|letter| self.deliver(core, from, letter));
+            let read = Letter::read(buffer).and_then(|letter| self.deliver((core, office), from, letter));
             if let Err(problem) = read {
                 let reason = AbortReason::Garbled { problem: problem.into() };
                 core.end(core.ended_by(from, reason));
@@ -111,7 +112,12 @@ impl Courier {
         Ok(any)
     }
 
-    fn deliver(&mut self, core: &Core, from: Rank, letter: Letter) -> Result<(), String> {
+    fn deliver(
+        &mut self,
+        (core, office): (&Core, &Office),
+        from: Rank,
+        letter: Letter,
+    ) -> Result<(), String> {
         match letter.kind() {
             Kind::Parcel => {
                 let descriptor = Arc::new(descriptor_of(letter.statement())?);
@@ -140,7 +146,7 @@ impl Courier {
                 self.look_at_all(core);
                 Ok(())
             }
-            Kind::Hello => Err("it greets once more".to_owned()),
+            Kind::Hello => office.greeted(from, statement::read(letter.statement())?),
         }
     }
 

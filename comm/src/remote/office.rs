@@ -14,12 +14,13 @@ use super::buffer::Shelf;
 use super::courier::{Courier, Turned};
 use super::desk::Receiver;
 use super::letter::{Kind, Letter};
-use super::statement::end_bytes;
+use super::hello::{self, Hello};
+use super::statement::{self, end_bytes};
 use super::transport::Transport;
-use crate::Error;
-use crate::local::{Core, Operation, from_now};
+use crate::local::{Alarm, Clock, Core, Operation, from_now};
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{Condvar, Mutex};
+use crate::{Error, WorldOptions};
 
 /// What the courier is to do.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub(crate) struct Office {
     /// Held by whoever sends and receives.
     courier: Mutex<Courier>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// What the ranks have said first.
+    hellos: Mutex<Vec<Option<Hello>>>,
 }
 
 #[derive(Debug, Default)]
@@ -85,6 +88,7 @@ impl Office {
             bell: Condvar::new(),
             courier: Mutex::new(Courier::new(core, rank, transport)),
             thread: Mutex::new(None),
+            hellos: Mutex::new(vec![None; core.records().len()]),
         });
         let own = Arc::clone(&office);
         let run = move || own.run();
@@ -113,6 +117,45 @@ impl Office {
         drop(outgoing);
         self.bell.notify_one();
         Ok(())
+    }
+
+    /// Tells the others who this rank is, and waits until all have: within the deadline of the world.
+    ///
+    /// # Errors
+    /// [`Error::ConfigMismatch`] on all ranks; [`Error::Incomplete`] if some do not come.
+    pub(crate) fn greet(&self, options: &WorldOptions) -> Result<(), Error> {
+        let own = Hello::of(self.size, options);
+        self.outgoing.lock().errands.extend(self.to_all(Kind::Hello, &statement::bytes(&own)));
+        self.hellos.lock()[self.rank.index()] = Some(own);
+        let mut clock = Clock::until(options.deadline);
+        loop {
+            let hellos: Option<Vec<_>> = self.hellos.lock().iter().cloned().collect();
+            if let Some(hellos) = hellos {
+                return hello::compare(&hellos);
+            }
+            match clock.alarm() {
+                Alarm::Deadline => return Err(self.incomplete(options.deadline)),
+                _ if self.hear() => {}
+                _ => self.sleep(FIRST_NAP),
+            }
+        }
+    }
+
+    fn incomplete(&self, deadline: Duration) -> Error {
+        let hellos = self.hellos.lock();
+        let ranks = |there| {
+            let numbered = (0..).zip(hellos.iter());
+            numbered.filter(|(_, it)| it.is_some() == there).map(|(rank, _)| rank).collect()
+        };
+        Error::Incomplete { deadline, arrived: ranks(true), missing: ranks(false) }
+    }
+
+    /// A rank has said who it is.
+    pub(super) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
+        match self.hellos.lock()[from.index()].replace(hello) {
+            None => Ok(()),
+            Some(_) => Err("it says a second time who it is".to_owned()),
+        }
     }
 
     /// Tells the others that this rank brings nothing more to `epoch`: once.

@@ -7,6 +7,7 @@ use hsdp_sharding::Rank;
 
 use super::buffer::Buffer;
 use super::letter::Letter;
+use crate::Error;
 
 /// Carries letters to and from the other ranks. Those of one rank to another come whole, once each, and in the order in which they
 /// were sent. No call waits for another rank.
@@ -19,6 +20,9 @@ pub(crate) trait Transport: Debug + Send {
 
     /// How many letters are still being sent.
     fn sending(&mut self) -> Result<usize, TransportError>;
+
+    /// Nothing more is to be sent or received. `ended` says how the world ended, if it ended early.
+    fn close(&mut self, ended: Option<&Error>);
 }
 
 /// A transport failed.

@@ -8,6 +8,7 @@ use hsdp_sharding::Rank;
 use super::buffer::{Buffer, Shelf};
 use super::letter::Letter;
 use super::transport::{Transport, TransportError};
+use crate::Error;
 
 /// One rank's ends of the wires to all ranks.
 #[derive(Debug)]
@@ -56,4 +57,6 @@ impl Transport for Wires {
     fn sending(&mut self) -> Result<usize, TransportError> {
         Ok(0)
     }
+
+    fn close(&mut self, _ended: Option<&Error>) {}
 }

@@ -82,10 +82,13 @@ impl Case {
         if ranks > MOST_RANKS {
             return Verdict::Skipped(format!("{ranks} ranks: {MOST_RANKS} threads are the most"));
         }
+        if let Some(most) = site.carrier.most_ranks().filter(|most| ranks > *most) {
+            return Verdict::Skipped(format!("{ranks} ranks: there are {most} processes"));
+        }
         match self {
             Self::Reduce(case) => case.run_on(site),
             Self::Train(case) => case.run_on(site),
-            Self::Vjp(case) if site == Site::default() => case.run(),
+            Self::Vjp(case) if site.placement == hsdp::Placement::Host => case.run_by(site.carrier),
             Self::Vjp(_) => Verdict::Skipped("a collective of values on the host".to_owned()),
         }
     }

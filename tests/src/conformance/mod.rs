@@ -27,6 +27,8 @@ mod vjp;
 pub use self::case::{Case, MOST_RANKS};
 pub use self::compare::{Verdict, Worst};
 pub use self::error::CaseError;
+#[cfg(feature = "mpi")]
+pub use self::ranks::{join, leave};
 pub use self::ranks::{Carrier, Site};
 pub use self::reduce::{CaseParam, ReduceCase};
 pub use self::train::TrainCase;

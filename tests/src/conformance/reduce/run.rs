@@ -8,6 +8,7 @@ use hsdp::{
     DType, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Param, Placement,
     Precision, Rank, ShardedModel, StepOptions, Unit, UnitGradients, UnitId, World,
 };
+use serde::{Deserialize, Serialize};
 
 use super::{CaseParam, ReduceCase};
 use crate::conformance::compare::{Tally, first_difference};
@@ -174,6 +175,7 @@ fn uploaded(gradient: &dyn GradientValues, ordinal: usize) -> Arc<dyn GradientVa
 }
 
 /// What one rank has after the step.
+#[derive(Serialize, Deserialize)]
 struct Reduced {
     full: BTreeMap<String, Vec<f32>>,
     shards: Vec<Vec<f32>>,

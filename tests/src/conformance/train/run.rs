@@ -9,6 +9,7 @@ use hsdp::{
 };
 use hsdp_candle::Pass;
 use hsdp_candle::gpt::Gpt;
+use serde::{Deserialize, Serialize};
 
 use super::TrainCase;
 use crate::conformance::compare::{Tally, first_difference};
@@ -19,6 +20,7 @@ use crate::conformance::{Verdict, ledger};
 const F16_LOSS_SCALE: f64 = 1024.0;
 
 /// What one rank has after the last step.
+#[derive(Serialize, Deserialize)]
 struct Trained {
     loss: Vec<f64>,
     grad_norm: Vec<f64>,

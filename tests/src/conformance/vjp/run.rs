@@ -2,6 +2,7 @@
 
 use hsdp::{Mesh, World};
 use hsdp_comm::{Channel, Tag};
+use serde::{Deserialize, Serialize};
 
 use super::VjpCase;
 use super::contributions::Contributions;
@@ -13,6 +14,7 @@ use crate::conformance::ranks::{Carrier, on_ranks};
 const BOUND: f64 = 1e-12;
 
 /// What one rank has after the backward.
+#[derive(Serialize, Deserialize)]
 struct Differentiated {
     output: Option<Vec<f64>>,
     gradient: Vec<f64>,
@@ -22,12 +24,18 @@ impl VjpCase {
     /// Runs it, with a thread for each rank.
     #[must_use]
     pub fn run(&self) -> Verdict {
-        self.try_run().unwrap_or_else(Verdict::Failed)
+        self.run_by(Carrier::Local)
     }
 
-    fn try_run(&self) -> Result<Verdict, String> {
+    /// Runs it on ranks whose collectives are carried so.
+    #[must_use]
+    pub fn run_by(&self, carrier: Carrier) -> Verdict {
+        self.try_run(carrier).unwrap_or_else(Verdict::Failed)
+    }
+
+    fn try_run(&self, carrier: Carrier) -> Result<Verdict, String> {
         let mesh = Mesh::new(1, self.world_size()).map_err(|error| error.to_string())?;
-        let results = on_ranks((mesh, Carrier::Local), |world| self.run_rank(&world))?;
+        let results = on_ranks((mesh, carrier), |world| self.run_rank(&world))?;
         let contributions = Contributions::of(self);
         let mut tally = Tally::default();
         for (rank, result) in results.iter().enumerate() {

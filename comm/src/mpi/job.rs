@@ -1,0 +1,80 @@
+//! The processes of a job of MPI, and the worlds that they make.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use hsdp_sharding::Rank;
+
+use super::error::MpiError;
+use super::library::Library;
+use super::transport::MpiTransport;
+use crate::{Error, World, WorldOptions};
+
+/// Tags of worlds are below this: every library has as many.
+const TAGS: c_int = 32_767;
+
+/// This process's place in a job of MPI: what `mpirun` or `srun` has started. Worlds are made of it, one after the other or
+/// several at once. When it and all its worlds are gone, MPI is finalized, and cannot be begun again.
+#[derive(Clone)]
+pub struct Job {
+    library: Arc<Library>,
+    /// How many worlds were made.
+    worlds: Arc<AtomicI32>,
+}
+
+impl Job {
+    /// Begins MPI in this process, unless the program has; a program that was started without `mpirun` is a job of one process.
+    ///
+    /// **Collective**: all processes of the job do so, within the deadline.
+    ///
+    /// # Errors
+    /// [`MpiError::Late`] if not all come; [`MpiError::Threads`] if the library, or the program that began it, has it serve one
+    /// thread alone; [`MpiError::Finalized`]; [`MpiError::Call`] with what MPI says.
+    pub fn join(deadline: Duration) -> Result<Self, MpiError> {
+        let library = Library::begin(deadline)?;
+        Ok(Self { library, worlds: Arc::default() })
+    }
+
+    /// Which process this is.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        Rank::new(self.library.rank())
+    }
+
+    /// How many processes there are.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.library.size()
+    }
+
+    /// A world of the first `size` processes, each a rank; `None` on those that are not among them.
+    ///
+    /// **Collective**: all processes of the job, also those that are not among them, make the same worlds in the same order. The
+    /// first `size` wait for each other, and compare versions, programs and options.
+    ///
+    /// # Errors
+    /// [`Error::ConfigMismatch`] on all ranks, [`Error::Incomplete`] if some do not come within the deadline of the options,
+    /// [`Error::BadRank`] if the job has fewer processes.
+    pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
+        let tag = self.worlds.fetch_add(1, Ordering::Relaxed) % TAGS;
+        if size > self.size() {
+            return Err(Error::BadRank { rank: Rank::new(size - 1), size: self.size() });
+        }
+        if self.library.rank() >= size {
+            return Ok(None);
+        }
+        let transport = Box::new(MpiTransport::new(Arc::clone(&self.library), tag));
+        let world = World::by(size, self.rank(), options, transport);
+        world.greet()?;
+        Ok(Some(world))
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("rank", &self.rank()).field("size", &self.size()).finish()
+    }
+}

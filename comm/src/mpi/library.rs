@@ -1,0 +1,327 @@
+//! MPI itself: one function for each call that is made, its code checked. `MPI.md`, "Calls".
+//!
+//! Whoever has a [`Library`] knows that MPI was begun and is not finalized, and every call is made under its lock (MP-1).
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mpi_sys as ffi;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::error::MpiError;
+use crate::local::{Alarm, Clock};
+use crate::remote::BLOCK_BYTES;
+
+/// How long the end of the job waits for the others.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// MPI, of this process. When nobody has it any more, it is finalized.
+pub(super) struct Library {
+    /// Held by whoever calls MPI.
+    calls: Mutex<()>,
+    /// Ours alone: what the program sends itself meets nothing of it.
+    communicator: ffi::MPI_Comm,
+    block: ffi::MPI_Datatype,
+    rank: usize,
+    size: usize,
+    /// Whether this library began MPI, and so ends it.
+    is_ours: bool,
+    /// Whether a world has failed: then the processes do not end together.
+    failed: AtomicBool,
+}
+
+// SAFETY: MP-1, handles of MPI are used under the lock alone, by one thread at a time, as MPI was begun for.
+unsafe impl Send for Library {}
+// SAFETY: MP-1, as above.
+unsafe impl Sync for Library {}
+
+/// The right to call MPI.
+pub(super) struct Calls<'a> {
+    library: &'a Library,
+    _lock: MutexGuard<'a, ()>,
+}
+
+/// A message that was found, and is to be received.
+pub(super) struct Found {
+    pub(super) from: usize,
+    /// Its length.
+    pub(super) bytes: usize,
+    message: ffi::MPI_Message,
+}
+
+/// What is under way.
+pub(super) struct Request(ffi::MPI_Request);
+
+// SAFETY: MP-1, it is tested under the lock alone.
+unsafe impl Send for Request {}
+
+impl Library {
+    /// Begins MPI, or finds it begun, and makes a communicator: all processes of the job do so together.
+    pub(super) fn begin(deadline: Duration) -> Result<Arc<Self>, MpiError> {
+        let is_ours = !is_initialized()?;
+        if is_finalized()? {
+            return Err(MpiError::Finalized);
+        }
+        let provided = if is_ours { init()? } else { threads()? };
+        let needed = constant(&raw const ffi::RSMPI_THREAD_SERIALIZED);
+        if provided < needed {
+            return Err(MpiError::Threads { provided, needed });
+        }
+        let world = constant(&raw const ffi::RSMPI_COMM_WORLD);
+        return_errors(world)?;
+        let communicator = duplicate(world, deadline)?;
+        return_errors(communicator)?;
+        Ok(Arc::new(Self {
+            calls: Mutex::default(),
+            communicator,
+            block: block_type()?,
+            rank: number("MPI_Comm_rank", communicator, ffi::MPI_Comm_rank)?,
+            size: number("MPI_Comm_size", communicator, ffi::MPI_Comm_size)?,
+            is_ours,
+            failed: AtomicBool::new(false),
+        }))
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Has the process not wait for the others when it ends.
+    pub(super) fn fail(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn calls(&self) -> Calls<'_> {
+        Calls { library: self, _lock: self.calls.lock() }
+    }
+
+    /// Ends MPI, when all processes have come to their ends.
+    fn finalize(&self) -> Result<(), MpiError> {
+        if !self.is_ours || self.failed.load(Ordering::Relaxed) || is_finalized()? {
+            return Ok(());
+        }
+        let mut request = null_request();
+        // SAFETY: MP-2, the communicator is ours, and the request is completed below.
+        let code = unsafe { ffi::MPI_Ibarrier(self.communicator, &raw mut request) };
+        check("MPI_Ibarrier", code)?;
+        complete("MPI_Ibarrier", Request(request), FAREWELL)?;
+        // SAFETY: MP-2, nothing is under way, and nobody calls afterwards.
+        check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        if let Err(error) = self.finalize() {
+            tracing::warn!(%error, "MPI was not finalized");
+        }
+    }
+}
+
+impl Calls<'_> {
+    /// Begins to send bytes, a multiple of [`BLOCK_BYTES`], which stay where they are until the request is complete.
+    pub(super) fn send(&self, bytes: &[u8], to: usize, tag: c_int) -> Result<Request, MpiError> {
+        let (data, count) = (bytes.as_ptr().cast::<c_void>(), blocks(bytes.len()));
+        let (block, communicator) = (self.library.block, self.library.communicator);
+        let mut request = null_request();
+        // SAFETY: MP-3, so many blocks lie there, and stay until the request is complete.
+        let code = unsafe {
+            ffi::MPI_Isend(data, count, block, int(to), tag, communicator, &raw mut request)
+        };
+        check("MPI_Isend", code)?;
+        Ok(Request(request))
+    }
+
+    /// Looks for a message that has come.
+    pub(super) fn find(&self, tag: c_int) -> Result<Option<Found>, MpiError> {
+        let mut message = constant(&raw const ffi::RSMPI_MESSAGE_NULL);
+        let (mut flag, mut status) = (0, status());
+        let any = constant(&raw const ffi::RSMPI_ANY_SOURCE);
+        let communicator = self.library.communicator;
+        // SAFETY: MP-2, all that is written to lies here.
+        let code = unsafe {
+            ffi::MPI_Improbe(any, tag, communicator, &raw mut flag, &raw mut message, &raw mut status)
+        };
+        check("MPI_Improbe", code)?;
+        if flag == 0 {
+            return Ok(None);
+        }
+        let mut count = 0;
+        // SAFETY: MP-2, as above.
+        let code =
+            unsafe { ffi::MPI_Get_count(&raw const status, self.library.block, &raw mut count) };
+        check("MPI_Get_count", code)?;
+        // A count that is no number of blocks is negative: then nothing is received, and the letter is found to be empty.
+        let bytes = usize::try_from(count).unwrap_or(0) * BLOCK_BYTES;
+        let from = usize::try_from(status.MPI_SOURCE).unwrap_or(usize::MAX);
+        Ok(Some(Found { from, bytes, message }))
+    }
+
+    /// Begins to receive a message into bytes of its length, which stay where they are until the request is complete.
+    pub(super) fn receive(&self, found: Found, bytes: &mut [u8]) -> Result<Request, MpiError> {
+        let (data, count) = (bytes.as_mut_ptr().cast::<c_void>(), blocks(bytes.len()));
+        let (mut message, mut request) = (found.message, null_request());
+        // SAFETY: MP-3, as for sending; nobody else reads or writes them until then.
+        let code = unsafe {
+            ffi::MPI_Imrecv(data, count, self.library.block, &raw mut message, &raw mut request)
+        };
+        check("MPI_Imrecv", code)?;
+        Ok(Request(request))
+    }
+
+    /// Whether a request is complete.
+    pub(super) fn test(&self, request: &mut Request) -> Result<bool, MpiError> {
+        request.test("MPI_Test")
+    }
+}
+
+impl Request {
+    fn test(&mut self, call: &'static str) -> Result<bool, MpiError> {
+        let (mut flag, ignore) = (0, constant(&raw const ffi::RSMPI_STATUS_IGNORE));
+        // SAFETY: MP-2, the request is ours, and nothing is written but it and the flag.
+        let code = unsafe { ffi::MPI_Test(&raw mut self.0, &raw mut flag, ignore) };
+        check(call, code)?;
+        Ok(flag != 0)
+    }
+}
+
+/// Waits until a request is complete. Nobody else calls MPI meanwhile.
+fn complete(call: &'static str, mut request: Request, deadline: Duration) -> Result<(), MpiError> {
+    let mut clock = Clock::until(deadline);
+    while !request.test(call)? {
+        match clock.alarm() {
+            Alarm::Deadline => return Err(MpiError::Late { call, deadline }),
+            _ => std::thread::yield_now(),
+        }
+    }
+    Ok(())
+}
+
+fn is_initialized() -> Result<bool, MpiError> {
+    let mut flag = 0;
+    // SAFETY: MP-2, this may be called at any time.
+    check("MPI_Initialized", unsafe { ffi::MPI_Initialized(&raw mut flag) })?;
+    Ok(flag != 0)
+}
+
+fn is_finalized() -> Result<bool, MpiError> {
+    let mut flag = 0;
+    // SAFETY: MP-2, this may be called at any time.
+    check("MPI_Finalized", unsafe { ffi::MPI_Finalized(&raw mut flag) })?;
+    Ok(flag != 0)
+}
+
+/// Begins MPI; how far it serves threads.
+fn init() -> Result<c_int, MpiError> {
+    let (needed, mut provided) = (constant(&raw const ffi::RSMPI_THREAD_SERIALIZED), 0);
+    let none = ptr::null_mut();
+    // SAFETY: MP-2, it was not begun before. No arguments are passed, which MPI 2 and later allow.
+    let code = unsafe { ffi::MPI_Init_thread(ptr::null_mut(), none, needed, &raw mut provided) };
+    check("MPI_Init_thread", code)?;
+    Ok(provided)
+}
+
+/// How far MPI serves threads, which somebody else has begun.
+fn threads() -> Result<c_int, MpiError> {
+    let mut provided = 0;
+    // SAFETY: MP-2, it was begun.
+    check("MPI_Query_thread", unsafe { ffi::MPI_Query_thread(&raw mut provided) })?;
+    Ok(provided)
+}
+
+fn return_errors(communicator: ffi::MPI_Comm) -> Result<(), MpiError> {
+    let handler = constant(&raw const ffi::RSMPI_ERRORS_RETURN);
+    // SAFETY: MP-2, both are there.
+    check("MPI_Comm_set_errhandler", unsafe { ffi::MPI_Comm_set_errhandler(communicator, handler) })
+}
+
+fn duplicate(communicator: ffi::MPI_Comm, deadline: Duration) -> Result<ffi::MPI_Comm, MpiError> {
+    let mut duplicate = constant(&raw const ffi::RSMPI_COMM_NULL);
+    let mut request = null_request();
+    // SAFETY: MP-2, what is written to outlives the request, which is completed below.
+    let code = unsafe { ffi::MPI_Comm_idup(communicator, &raw mut duplicate, &raw mut request) };
+    check("MPI_Comm_idup", code)?;
+    complete("MPI_Comm_idup", Request(request), deadline)?;
+    Ok(duplicate)
+}
+
+/// The dtype of one block: counts of it reach further than those of bytes.
+fn block_type() -> Result<ffi::MPI_Datatype, MpiError> {
+    let byte = constant(&raw const ffi::RSMPI_UINT8_T);
+    let mut block = byte;
+    // SAFETY: MP-2, MPI was begun, and the type is written here.
+    let code = unsafe { ffi::MPI_Type_contiguous(int(BLOCK_BYTES), byte, &raw mut block) };
+    check("MPI_Type_contiguous", code)?;
+    // SAFETY: MP-2, it was just made.
+    check("MPI_Type_commit", unsafe { ffi::MPI_Type_commit(&raw mut block) })?;
+    Ok(block)
+}
+
+/// What a function of MPI says of a communicator.
+fn number(
+    call: &'static str,
+    communicator: ffi::MPI_Comm,
+    ask: unsafe extern "C" fn(ffi::MPI_Comm, *mut c_int) -> c_int,
+) -> Result<usize, MpiError> {
+    let mut number = 0;
+    // SAFETY: MP-2, MPI was begun, and the number is written here.
+    check(call, unsafe { ask(communicator, &raw mut number) })?;
+    Ok(usize::try_from(number).unwrap_or(0))
+}
+
+fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
+    // Every version of MPI says so of a call that went well.
+    if code == 0 {
+        return Ok(());
+    }
+    Err(MpiError::Call { call, code, message: text(code) })
+}
+
+/// What MPI says of a code.
+fn text(code: c_int) -> String {
+    let (mut text, mut len) = ([0_u8; MOST_TEXT], 0);
+    // SAFETY: MP-2, there is room for more than the longest text of any library.
+    let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut len) };
+    let len = usize::try_from(len).unwrap_or(0).min(MOST_TEXT);
+    if told == 0 { String::from_utf8_lossy(&text[..len]).into_owned() } else { String::new() }
+}
+
+/// Libraries give texts of 256 to 1024 bytes.
+const MOST_TEXT: usize = 1 << 12;
+
+/// A constant of the library, which is there before MPI begins.
+fn constant<T: Copy>(constant: *const T) -> T {
+    // SAFETY: MP-2, it is a constant, written before the program began.
+    unsafe { *constant }
+}
+
+fn null_request() -> ffi::MPI_Request {
+    constant(&raw const ffi::RSMPI_REQUEST_NULL)
+}
+
+fn status() -> ffi::MPI_Status {
+    // SAFETY: MP-2, it is plain data, for which zeros are values.
+    unsafe { std::mem::zeroed() }
+}
+
+fn blocks(bytes: usize) -> c_int {
+    int(bytes / BLOCK_BYTES)
+}
+
+fn int(number: usize) -> c_int {
+    c_int::try_from(number).expect("letters are shorter than 128 GiB, and jobs smaller than 2^31")
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Library(process {} of {})", self.rank, self.size)
+    }
+}

@@ -1,0 +1,133 @@
+//! Letters by MPI: each is one message, and its length is known before it is received.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use hsdp_sharding::Rank;
+
+use super::error::MpiError;
+use super::library::{Found, Library, Request};
+use crate::Error;
+use crate::remote::{Buffer, Letter, Shelf, Transport, TransportError};
+
+/// How many letters are received at a time.
+const RECEIVED_AT_ONCE: usize = 256;
+
+/// The letters of one world.
+pub(super) struct MpiTransport {
+    library: Arc<Library>,
+    /// The number of the world: letters of others are not its business.
+    tag: c_int,
+    shelf: Arc<Shelf>,
+    sending: Vec<(Request, ManuallyDrop<Arc<Letter>>)>,
+    /// In the order in which they were found.
+    receiving: Vec<Receiving>,
+}
+
+/// A letter that is being received.
+struct Receiving {
+    from: Rank,
+    request: Request,
+    /// Not dropped before it is complete: MPI writes it.
+    buffer: ManuallyDrop<Buffer>,
+    is_complete: bool,
+}
+
+impl MpiTransport {
+    pub(super) fn new(library: Arc<Library>, tag: c_int) -> Self {
+        let shelf = Arc::default();
+        Self { library, tag, shelf, sending: Vec::new(), receiving: Vec::new() }
+    }
+
+    /// Begins to receive what has come.
+    fn find(&mut self) -> Result<(), TransportError> {
+        let calls = self.library.calls();
+        while self.receiving.len() < RECEIVED_AT_ONCE {
+            let Some(found) = calls.find(self.tag).map_err(|it| failed(None, &it))? else { break };
+            let (from, bytes) = (Rank::new(found.from), found.bytes);
+            let buffer = self.shelf.take(bytes).ok_or_else(|| no_memory(&found))?;
+            let mut buffer = ManuallyDrop::new(buffer);
+            let request = calls.receive(found, buffer.bytes_mut());
+            let request = request.map_err(|it| failed(Some(from), &it))?;
+            self.receiving.push(Receiving { from, request, buffer, is_complete: false });
+        }
+        for letter in self.receiving.iter_mut().filter(|letter| !letter.is_complete) {
+            let tested = calls.test(&mut letter.request);
+            letter.is_complete = tested.map_err(|it| failed(Some(letter.from), &it))?;
+        }
+        Ok(())
+    }
+
+    /// The first that is complete, and whose sender has none before it that is not.
+    fn next(&self) -> Option<usize> {
+        let is_next = |place: &usize| {
+            let letter = &self.receiving[*place];
+            let mut before = self.receiving[..*place].iter();
+            letter.is_complete && !before.any(|other| other.from == letter.from)
+        };
+        (0..self.receiving.len()).find(is_next)
+    }
+}
+
+impl Transport for MpiTransport {
+    fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError> {
+        let letter = ManuallyDrop::new(Arc::clone(letter));
+        let sent = self.library.calls().send(letter.bytes(), to.index(), self.tag);
+        self.sending.push((sent.map_err(|it| failed(Some(to), &it))?, letter));
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {
+        if self.next().is_none() {
+            self.find()?;
+        }
+        let Some(place) = self.next() else { return Ok(None) };
+        let Receiving { from, buffer, .. } = self.receiving.remove(place);
+        Ok(Some((from, ManuallyDrop::into_inner(buffer))))
+    }
+
+    fn sending(&mut self) -> Result<usize, TransportError> {
+        if self.sending.is_empty() {
+            return Ok(0);
+        }
+        let calls = self.library.calls();
+        let mut place = 0;
+        while let Some((request, _)) = self.sending.get_mut(place) {
+            if calls.test(request).map_err(|it| failed(None, &it))? {
+                let (_, letter) = self.sending.swap_remove(place);
+                drop(ManuallyDrop::into_inner(letter));
+            } else {
+                place += 1;
+            }
+        }
+        Ok(self.sending.len())
+    }
+
+    fn close(&mut self, ended: Option<&Error>) {
+        if ended.is_some() {
+            self.library.fail();
+        }
+    }
+}
+
+fn failed(peer: Option<Rank>, error: &MpiError) -> TransportError {
+    TransportError { peer, problem: error.to_string() }
+}
+
+fn no_memory(found: &Found) -> TransportError {
+    let problem = format!("no memory for a letter of {} bytes", found.bytes);
+    TransportError { peer: Some(Rank::new(found.from)), problem }
+}
+
+impl fmt::Debug for MpiTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MpiTransport")
+            .field("library", &self.library)
+            .field("tag", &self.tag)
+            .field("sending", &self.sending.len())
+            .field("receiving", &self.receiving.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,124 @@
+//! What ranks that share no memory tell each other first, and compare. `REMOTE.md`, "Beginning".
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::process;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use hsdp_sharding::Rank;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{Error, WorldOptions};
+
+/// Who a rank is, and what it must have in common with all others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    host: String,
+    process: u32,
+    version: String,
+    /// A hash of the program; 0 where it cannot be read.
+    program: u64,
+    size: u32,
+    deadline: Duration,
+    /// 0x0102, as the machine writes it: elements travel as they lie.
+    order: [u8; 2],
+}
+
+impl Hello {
+    pub(crate) fn of(size: usize, options: &WorldOptions) -> Self {
+        Self {
+            host: host(),
+            process: process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            program: program(),
+            size: u32::try_from(size).unwrap_or(u32::MAX),
+            deadline: options.deadline,
+            order: 0x0102_u16.to_ne_bytes(),
+        }
+    }
+
+    /// What of `self` and `other` differs that must not, and how each has it.
+    fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
+        let differs = |what, one: &dyn fmt::Debug, other: &dyn fmt::Debug| {
+            let [one, other] = [format!("{one:?}"), format!("{other:?}")];
+            (one != other).then_some((what, [one, other]))
+        };
+        differs("version", &self.version, &other.version)
+            .or_else(|| differs("order of bytes", &self.order, &other.order))
+            .or_else(|| differs("size of the world", &self.size, &other.size))
+            .or_else(|| differs("deadline", &self.deadline, &other.deadline))
+            .or_else(|| {
+                let [one, other] = [self.program, other.program].map(|it| format!("{it:016x}"));
+                differs("program (its hash)", &one, &other)
+            })
+    }
+}
+
+/// Whether all say the same: the same answer on all ranks.
+///
+/// # Errors
+/// [`Error::ConfigMismatch`], of the first rank that differs from rank 0.
+pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
+    let Some((first, others)) = hellos.split_first() else { return Ok(()) };
+    for (other, hello) in (1..).zip(others) {
+        if let Some((what, [expected, found])) = first.difference(hello) {
+            return Err(Error::ConfigMismatch {
+                what,
+                ranks: [Rank::new(0), Rank::new(other)],
+                said: [format!("{expected} ({first})"), format!("{found} ({hello})")].into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for Hello {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} on {}", self.process, self.host)
+    }
+}
+
+fn host() -> String {
+    let named = fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let named = named.or_else(|| env::var("HOSTNAME").ok());
+    named.map_or_else(|| "an unknown host".to_owned(), |name| name.trim().to_owned())
+}
+
+/// Once for each process: it may be large.
+fn program() -> u64 {
+    static PROGRAM: OnceLock<u64> = OnceLock::new();
+    *PROGRAM.get_or_init(|| {
+        let bytes = env::current_exe().and_then(fs::read);
+        bytes.map_or(0, |bytes| xxh3_64(&bytes))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_that_differs_from_rank_0_is_named_with_both_sides() {
+        let hello = Hello::of(3, &WorldOptions::default());
+        compare(&[hello.clone(), hello.clone()]).expect("they are the same");
+        let other = |change: &dyn Fn(&mut Hello)| {
+            let mut other = Hello { host: "b".to_owned(), process: 7, ..hello.clone() };
+            change(&mut other);
+            let first = Hello { host: "a".to_owned(), process: 6, ..hello.clone() };
+            compare(&[first.clone(), first, other]).map_err(|error| error.to_string())
+        };
+        other(&|_| ()).expect("hosts and processes may differ");
+        let refused = |change| other(change).expect_err("they differ");
+        assert_eq!(
+            refused(&|it| it.size = 4),
+            "ranks 0 and 2 differ in their size of the world: 3 (process 6 on a), 4 (process 7 on b)"
+        );
+        assert!(refused(&|it| it.version = "0".to_owned()).contains("in their version: \""));
+        assert!(refused(&|it| it.program = !it.program).contains("in their program (its hash): \""));
+        assert!(refused(&|it| it.order = [9, 9]).contains("in their order of bytes: ["));
+        assert!(refused(&|it| it.deadline = Duration::ZERO).contains("120s (process 6 on a), 0ns"));
+    }
+}
