@@ -104,6 +104,18 @@ pub fn world<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
     outputs
 }
 
+/// Runs one rank on this thread, as [`launch`] does on one of its own: the others are elsewhere.
+#[cfg(feature = "mpi")]
+pub(crate) fn run_one<T>(
+    world: World,
+    options: &WorldOptions,
+    rank: impl FnOnce(World) -> T,
+) -> Result<T, RankFailure> {
+    let own = world.rank();
+    let dump = Dump::of(world.seat(), options.flight_dir.as_deref().map(Arc::from));
+    run(world, &dump, rank).map_err(|message| RankFailure { rank: own, message })
+}
+
 type Started<'scope, T> = io::Result<ScopedJoinHandle<'scope, Result<T, Arc<str>>>>;
 
 fn start<'scope, T: Send + 'scope>(
@@ -117,7 +129,7 @@ fn start<'scope, T: Send + 'scope>(
 }
 
 /// One rank, from its first line to the moment from which others must not wait for it.
-fn run<T>(world: World, dump: &Dump, rank: &impl Fn(World) -> T) -> Result<T, Arc<str>> {
+fn run<T>(world: World, dump: &Dump, rank: impl FnOnce(World) -> T) -> Result<T, Arc<str>> {
     let seat = Arc::clone(world.seat());
     seat.watch_this_thread();
     let returned = catch_unwind(AssertUnwindSafe(|| {
@@ -164,7 +176,7 @@ mod tests {
         let last = last.expect("there are ranks");
         let world = last.clone();
         let dump = Dump::of(last.seat(), None);
-        let failure = run(last, &dump, &|_| unreachable!("it never begins")).map(|()| "returned");
+        let failure = run(last, &dump, |_| unreachable!("it never begins")).map(|()| "returned");
         let expected = "rank 1024: memory is counted for 1024 ranks";
         assert_eq!(failure, Err(expected.into()));
         let end = world.end().expect("the others are told").to_string();

@@ -132,6 +132,8 @@ pub use hsdp_comm::{
     Pending, RankFailure, Reduction, Rendezvous, SlowChannel, Stage, StepFailure, Tag, Workers,
     World, WorldOptions, explain, launch, world,
 };
+#[cfg(feature = "mpi")]
+pub use hsdp_comm::mpi;
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{
     Accumulation, Axis, ByteCount, DType, ElemCount, FullCopies, Mesh, ModelSpec, Offload, Param,

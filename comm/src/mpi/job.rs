@@ -11,7 +11,8 @@ use hsdp_sharding::Rank;
 use super::error::MpiError;
 use super::library::Library;
 use super::transport::MpiTransport;
-use crate::{Error, World, WorldOptions};
+use crate::launch::run_one;
+use crate::{Error, RankFailure, World, WorldOptions};
 
 /// Tags of worlds are below this: every library has as many.
 const TAGS: c_int = 32_767;
@@ -70,6 +71,26 @@ impl Job {
         let world = World::by(size, self.rank(), options, transport);
         world.greet()?;
         Ok(Some(world))
+    }
+}
+
+impl Job {
+    /// Runs a rank of a [world](Self::world) of the first `size` processes on this thread, as [`launch`](crate::launch) runs each of
+    /// its own: a panic ends the world for the others, and if the world ended early, the rank leaves its flight record. What the
+    /// rank returned; `None` on processes that are not among the first.
+    ///
+    /// **Collective**, as `world`.
+    ///
+    /// # Errors
+    /// As `world`.
+    pub fn launch<T>(
+        &self,
+        size: usize,
+        options: WorldOptions,
+        rank: impl FnOnce(World) -> T,
+    ) -> Result<Option<Result<T, RankFailure>>, Error> {
+        let world = self.world(size, options.clone())?;
+        Ok(world.map(|world| run_one(world, &options, rank)))
     }
 }
 

@@ -11,6 +11,9 @@ use hsdp_comm::{FlightRecord, explain};
 pub(crate) enum Failure {
     /// What it was asked to do makes no sense. Exit code 2.
     Input(String),
+    /// The same, and rank 0 says so. Exit code 2.
+    #[cfg(feature = "mpi")]
+    Elsewhere,
     /// Training failed. Exit code 1.
     Training(String),
     /// A collective failed, most often because another rank gave up. Exit code 1.
@@ -43,9 +46,20 @@ impl Failure {
         }
     }
 
+    /// Whether it is this process's to say.
+    pub(crate) fn is_told(&self) -> bool {
+        #[cfg(feature = "mpi")]
+        let is_told = !matches!(self, Self::Elsewhere);
+        #[cfg(not(feature = "mpi"))]
+        let is_told = true;
+        is_told
+    }
+
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Input(_) => ExitCode::from(2),
+            #[cfg(feature = "mpi")]
+            Self::Elsewhere => ExitCode::from(2),
             Self::Stopped { signal, .. } => ExitCode::from(128 + signal),
             Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => ExitCode::FAILURE,
         }
@@ -56,6 +70,8 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(what) => write!(f, "{what}"),
+            #[cfg(feature = "mpi")]
+            Self::Elsewhere => f.write_str("rank 0 says why"),
             Self::Training(what) | Self::Peer(what) => write!(f, "training failed: {what}"),
             Self::Stopped { signal, steps } => {
                 write!(f, "stopped by signal {signal} after step {steps}")

@@ -1,4 +1,4 @@
-//! Trains a character-level GPT on a mesh of replicas x shards whose ranks are threads.
+//! Trains a character-level GPT on a mesh of replicas x shards whose ranks are threads, or processes under MPI.
 //!
 //! ```text
 //! cargo run --release --example train_gpt
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! In reading order: `train` (a rank's whole work, and what an embedder copies), `options`, `recipe`,
-//! `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
+//! `ranks`, `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
 //! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace`, `threads`. They know one another as `super`,
 //! since `tests/verify.rs` has this file as a module of its own, to run `tests`.
 
@@ -17,6 +17,7 @@ mod options;
 mod output;
 mod plot;
 mod progress;
+mod ranks;
 mod recipe;
 mod report;
 mod saving;
@@ -41,6 +42,7 @@ use self::failure::Failure;
 use self::options::Options;
 use self::output::Output;
 use self::progress::Progress;
+use self::ranks::Ranks;
 use self::signals::Signals;
 use self::text::Corpus;
 use self::train::{Job, train};
@@ -52,9 +54,11 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
-            {
-                eprintln!("train_gpt: {failure}");
+            if failure.is_told() {
+                #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
+                {
+                    eprintln!("train_gpt: {failure}");
+                }
             }
             failure.exit_code()
         }
@@ -69,11 +73,14 @@ fn run() -> Result<(), Failure> {
     let gpt = Gpt::new(config).map_err(Failure::input)?;
     // From here on there are threads, and files.
     threads::divide_cores(options.mesh.world_size()).map_err(Failure::training)?;
-    let output = options.out.as_deref().map(Output::create).transpose()?;
+    let ranks = Ranks::of(&options)?;
+    let out = options.out.as_deref().filter(|_| ranks.has_first());
+    let output = out.map(Output::create).transpose()?;
 
     let signals = Signals::listen().map_err(Failure::training)?;
     let job = Job { options: &options, corpus: &corpus, gpt, signals };
-    let run = train(&job, Progress::new(options.steps, output.as_ref())?)?;
+    let run = train(&job, &ranks, Progress::new(options.steps, output.as_ref())?)?;
+    let Some(run) = run else { return Ok(()) };
     if run.records.is_empty() {
         return Err(Failure::Input(format!("--resume: all {} steps are made", options.steps)));
     }

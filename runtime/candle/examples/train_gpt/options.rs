@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use hsdp::{Accumulation, DType, Mesh, Offload, Placement};
 use hsdp_comm::Fault;
 
@@ -23,6 +23,10 @@ pub(crate) struct Options {
     /// Replicas x shards, such as 2x2; their product is the number of ranks
     #[arg(long, value_name = "RxS", default_value = size::MESH)]
     pub(crate) mesh: Mesh,
+
+    /// What the ranks are: threads of this process, or the processes that mpirun has started (built with --features mpi)
+    #[arg(long, value_name = "COMM", value_enum, default_value_t = Comm::Threads)]
+    pub(crate) comm: Comm,
 
     /// Where the model lies and is reduced and updated: cpu, cuda or cuda:1 (built with --features cuda, or candle-cuda: then candle computes there, too)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
@@ -109,6 +113,15 @@ pub(crate) struct Options {
     pub(crate) out: Option<PathBuf>,
 }
 
+/// What the ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Comm {
+    /// Threads of this process.
+    Threads,
+    /// Processes under MPI.
+    Mpi,
+}
+
 impl Options {
     /// Reads the command line. `--help` and `--version` end the program here.
     pub(crate) fn read() -> Result<Self, Failure> {
@@ -131,7 +144,7 @@ impl Options {
 
     fn check_mesh(&self) -> Result<(), Failure> {
         let ranks = self.mesh.world_size();
-        if ranks > MAX_RANKS {
+        if self.comm == Comm::Threads && ranks > MAX_RANKS {
             let (mesh, most) = (self.mesh, MAX_RANKS);
             return Err(Failure::Input(format!(
                 "mesh {mesh} has {ranks} ranks: at most {most} run as threads of one process"

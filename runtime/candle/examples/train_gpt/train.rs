@@ -16,6 +16,7 @@ use super::device;
 use super::failure::Failure;
 use super::options::Options;
 use super::progress::{Progress, StepRecord};
+use super::ranks::Ranks;
 use super::recipe;
 use super::saving::{Ends, Saving};
 use super::signals::Signals;
@@ -47,20 +48,23 @@ pub(crate) struct Run {
     pub(crate) was_stopped: bool,
 }
 
-/// Trains on as many threads as the mesh has ranks.
-pub(crate) fn train(job: &Job<'_>, progress: Progress) -> Result<Run, Failure> {
-    let ranks = job.options.mesh.world_size();
+/// Trains the ranks of this process; what came of it, where rank 0 is among them.
+pub(crate) fn train(
+    job: &Job<'_>,
+    ranks: &Ranks,
+    progress: Progress,
+) -> Result<Option<Run>, Failure> {
     // Rank 0 shows what happens and compares; the others find nothing here.
     let desk = Mutex::new(Some(Desk::new(job, progress)));
     memory::reset_peaks();
-    let outcomes = hsdp::launch(ranks, recipe::world(job.options), |world| {
+    let outcomes = ranks.launch(job.options, |world| {
         let desk = if world.rank().index() == 0 { desk.lock().take() } else { None };
         let flight = world.clone();
         let outcome = Rank::new(world, job).and_then(|rank| rank.train(desk));
         // The operations before it failed, which say more than the error alone.
         let record = outcome.is_err().then(|| flight.flight_record());
         (outcome, record)
-    });
+    })?;
     let mut records = Vec::new();
     let outcomes = outcomes.into_iter().map(|outcome| {
         let (outcome, record) = outcome.map_err(Failure::training)?;
@@ -71,8 +75,8 @@ pub(crate) fn train(job: &Job<'_>, progress: Progress) -> Result<Run, Failure> {
     gathered.map_err(|failure| failure.explained(&records))
 }
 
-/// Puts together what the ranks bring; of their failures, the one that the others only echo.
-fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Run, Failure> {
+/// Puts together what the ranks of this process bring, if rank 0 is among them; of their failures, the one that the others only echo.
+fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Option<Run>, Failure> {
     let (done, failed): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
     let mut failures = failed.into_iter().filter_map(Result::err).collect::<Vec<_>>();
     failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
@@ -86,11 +90,10 @@ fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Run, Failure> {
         costs.push(outcome.costs);
         first = first.or(outcome.desk.map(|desk| (desk, outcome.parameters)));
     }
-    let (desk, parameters) =
-        first.ok_or_else(|| Failure::training("rank 0 has kept no records"))?;
+    let Some((desk, parameters)) = first else { return Ok(None) };
     let verified = desk.twin.map(Twin::verified).transpose()?;
     let records = desk.progress.finish()?;
-    Ok(Run { records, costs, parameters, verified, steps, was_stopped })
+    Ok(Some(Run { records, costs, parameters, verified, steps, was_stopped }))
 }
 
 /// What only rank 0 has.
