@@ -9,8 +9,9 @@ mod moving;
 mod passing;
 mod reducing;
 
-pub(crate) use self::dealing::Splits;
+pub(crate) use self::dealing::{Splits, check_pairs};
 pub use self::lending::Lent;
+pub(crate) use self::passing::sources_of;
 
 /// The bytes of `count` elements.
 const fn bytes<T>(count: usize) -> usize {

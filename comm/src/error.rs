@@ -348,6 +348,9 @@ pub enum AbortReason {
         /// Members that had not; none if the work itself took too long.
         missing: Vec<Rank>,
     },
+    /// Its process ended, and said nothing.
+    #[error("its process is gone")]
+    Gone,
     /// It cannot be reached any more, or cannot reach others.
     #[error("its letters do not go or come: {problem}")]
     Unreachable {

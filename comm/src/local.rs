@@ -23,6 +23,7 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::circle::waiting_for_each_other;
 pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
 pub(crate) use self::core::{Access, Core, Lifeline, Member};
 pub(crate) use self::operation::Operation;

@@ -2,18 +2,21 @@
 //! beside the sources of this crate, says what is sent, when, and why results are those of threads.
 //!
 //! In reading order: `buffer`, `letter`, `statement` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `travels`, `exchange`,
-//! `passing`, `units` (what travels of which operation), `unpack`, `journey` (one operation), `desk`, `courier`, `office` (all of
-//! them together).
+//! `passing`, `units` (what travels of which operation), `unpack`, `journey` (one operation), `desk`, `ending`, `alive`, `probes`, `courier`,
+//! `office` (all of them together).
 
+mod alive;
 mod buffer;
 mod courier;
 mod desk;
+mod ending;
 mod exchange;
 mod hello;
 mod journey;
 mod letter;
 mod office;
 mod passing;
+mod probes;
 mod statement;
 mod transport;
 mod travels;

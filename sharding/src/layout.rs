@@ -90,7 +90,7 @@ impl ParamSlot {
 /// assert_eq!(held, [(0, 64..100)]); // rank 1 holds the last 36 elements of the weight
 /// # Ok::<(), hsdp_sharding::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UnitLayout {
     shard_size: usize,
     trainable: Region,

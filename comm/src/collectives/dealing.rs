@@ -49,7 +49,7 @@ impl Group {
         let work = |all: Vec<Splits<T>>| {
             let (send, receive): (Vec<_>, Vec<_>) =
                 all.iter().map(|it| (it.send.clone(), it.receive.clone())).unzip();
-            check_pairs(&send, &receive)?;
+            check_pairs(&send.iter().collect::<Vec<_>>(), &receive.iter().collect::<Vec<_>>())?;
             Ok(Copies::split(all.into_iter().map(|it| it.exchange).collect(), &send))
         };
         self.issue(call, splits, anew(work), |mine| {
@@ -108,10 +108,10 @@ pub(crate) struct Splits<T> {
 }
 
 /// Whether what each sends is what the other expects.
-fn check_pairs(send: &[Vec<usize>], receive: &[Vec<usize>]) -> Result<(), String> {
+pub(crate) fn check_pairs(send: &[&Vec<usize>], receive: &[&Vec<usize>]) -> Result<(), String> {
     for (from, send) in send.iter().enumerate() {
         for (to, receive) in receive.iter().enumerate() {
-            if send[to] != receive[from] {
+            if send.get(to) != receive.get(from) {
                 return Err(format!(
                     "member {from} sends {} elements to member {to}, which expects {},",
                     send[to], receive[from]

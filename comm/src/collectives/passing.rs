@@ -109,7 +109,7 @@ fn given<T: Element>(values: Vec<Vec<T>>) -> Result<Handover<T>, String> {
 }
 
 /// Whose vector each member gets.
-fn sources_of(destinations: &[Option<usize>]) -> Result<Vec<Option<usize>>, String> {
+pub(crate) fn sources_of(destinations: &[Option<usize>]) -> Result<Vec<Option<usize>>, String> {
     let mut sources = vec![None; destinations.len()];
     for (from, destination) in destinations.iter().enumerate() {
         let Some(to) = *destination else { continue };

@@ -35,6 +35,9 @@ type Circle = BTreeMap<Rank, Stuck>;
 impl Core {
     /// Ends the world if `waiter`, who waits for `operation`, waits for ranks that all wait for each other.
     pub(super) fn end_if_circle(&self, waiter: Rank, operation: &Arc<Operation>) {
+        if let Some(office) = self.office() {
+            return office.probe(self, operation);
+        }
         let Some(once) = self.circle(waiter, operation) else { return };
         let Some(again) = self.circle(waiter, operation) else { return };
         let is_same = |((rank, stuck), (other, still)): ((&Rank, &Stuck), (&Rank, &Stuck))| {
@@ -78,7 +81,11 @@ fn circle_error(circle: Circle) -> Error {
         rank,
         wanted: Wanted::Waiting { operation: brought, missing },
     };
+    waiting_for_each_other(circle.into_iter().map(row).collect())
+}
+
+/// The error that says that these ranks wait for each other.
+pub(crate) fn waiting_for_each_other(rows: Vec<MismatchRow>) -> Error {
     let problem = "ranks wait for each other in different operations".to_owned();
-    let rows = circle.into_iter().map(row).collect();
     Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
 }

@@ -33,15 +33,36 @@ impl Core {
     }
 
     /// Ends the world. The error that everybody gets: the first one that ended it.
+    ///
+    /// Where the other ranks share no memory with this one, they come to one end together, which is waited for: half a second at the
+    /// most.
     pub(crate) fn end(&self, error: Error) -> Error {
+        match self.office() {
+            None => self.end_here(error, &[]),
+            Some(office) => {
+                office.propose_end(self, &error);
+                self.status().world_end().unwrap_or(error)
+            }
+        }
+    }
+
+    /// Ends the world for the ranks of this process, and with it operations that miss members, and those of `doomed`.
+    pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<Operation>]) -> Error {
         let end = self.status().end_world(error);
         for operation in self.table().drain(None) {
             operation.fail_gathering(&end);
         }
-        if let Some(office) = self.office() {
-            office.tell_end(&end);
-        }
+        doomed.iter().for_each(|operation| operation.fail(&end));
         end
+    }
+
+    /// An operation fails with the end of the world, now or when it is known.
+    pub(crate) fn fail_at_end(&self, operation: &Arc<Operation>) {
+        match (self.status().world_end(), self.office()) {
+            (Some(end), _) => operation.fail(&end),
+            (None, Some(office)) => office.doom(Arc::clone(operation)),
+            (None, None) => unreachable!("the world has just ended"),
+        }
     }
 
     /// Ends an epoch: operations for which members are missing fail, those that are being worked on complete.
@@ -118,36 +139,37 @@ impl Core {
     }
 
     /// Ends the world, and `operation` with it, because its work panicked.
-    pub(super) fn end_panicked(&self, operation: &Operation, panic: WorkPanic) {
+    pub(super) fn end_panicked(&self, operation: &Arc<Operation>, panic: WorkPanic) {
         let WorkPanic { descriptor, rank, message } = panic;
         let reason = AbortReason::Panicked { message };
-        let end = self.end(self.ended_in_work(rank, &descriptor, reason));
-        operation.fail(&end);
+        self.end(self.ended_in_work(rank, &descriptor, reason));
+        self.fail_at_end(operation);
     }
 
     /// Ends the world because two members of `operation` want different things; what the operation ended with.
     pub(super) fn end_disagreement(
         &self,
-        operation: &Operation,
+        operation: &Arc<Operation>,
         about: Disagreement,
         descriptor: &Descriptor,
     ) -> Error {
         // Nothing is wanted any more where another end came first.
-        if let Some(wanted) = operation.wanted() {
-            let what = match about {
-                Disagreement::Said => "ranks disagree about",
-                Disagreement::Meant => "ranks call different functions in",
-            };
-            let problem = format!("{what} {}", descriptor.place());
-            self.end_mismatch(operation, problem, wanted);
-        }
-        operation.failure().expect("members that disagree never begin the work")
+        let Some(wanted) = operation.wanted() else {
+            return operation.failure().expect("members that disagree never begin the work");
+        };
+        let what = match about {
+            Disagreement::Said => "ranks disagree about",
+            Disagreement::Meant => "ranks call different functions in",
+        };
+        let problem = format!("{what} {}", descriptor.place());
+        let end = self.end_mismatch(operation, problem, wanted);
+        operation.failure().unwrap_or(end)
     }
 
     /// Ends the world, and `operation` with it, because its members want different things.
     pub(super) fn end_mismatch(
         &self,
-        operation: &Operation,
+        operation: &Arc<Operation>,
         problem: String,
         wanted: Vec<Option<Arc<Descriptor>>>,
     ) -> Error {
@@ -161,7 +183,7 @@ impl Core {
         let rows = operation.ranks().iter().zip(wanted).map(row).collect();
         let end =
             self.end(Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) });
-        operation.fail(&end);
+        self.fail_at_end(operation);
         end
     }
 
@@ -185,9 +207,9 @@ impl Core {
             arrived,
             missing,
         };
-        let end = self.end(self.ended_in_work(culprit, descriptor, reason));
+        self.end(self.ended_in_work(culprit, descriptor, reason));
         if working {
-            operation.fail(&end);
+            self.fail_at_end(operation);
         }
     }
 

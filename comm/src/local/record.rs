@@ -94,8 +94,8 @@ impl Record {
     }
 
     /// Notes what a rank that shares no memory with this one says that it has issued; whether it has gone on to another epoch.
-    pub(crate) fn hear(&self, descriptor: &Arc<Descriptor>) -> bool {
-        self.set_step(descriptor.tag.step);
+    pub(crate) fn hear(&self, descriptor: &Arc<Descriptor>, step: u64) -> bool {
+        self.set_step(step);
         let previous = self.last.lock().replace(Arc::clone(descriptor));
         drop(previous);
         self.standing.epoch.fetch_max(descriptor.epoch, Ordering::AcqRel) < descriptor.epoch
@@ -163,7 +163,7 @@ impl Record {
 
     /// The operation without which the only thread does not go on that has issued for this rank; `None` if it does, or
     /// there are several.
-    pub(super) fn issuer_blocked_on(&self) -> Option<Arc<Operation>> {
+    pub(crate) fn issuer_blocked_on(&self) -> Option<Arc<Operation>> {
         let issuer = self.standing.issuer.load(Ordering::Acquire);
         let blocked_on = self.blocked_on.lock();
         let (_, operation) = blocked_on.iter().find(|(thread, _)| *thread == issuer)?;

@@ -84,6 +84,8 @@ impl Ticket {
         } else if self.core.office().is_some_and(|office| office.hear()) {
             clock.has_worked();
         } else if !wakefulness.stay_awake() {
+            let is_left_alone = self.core.office().is_some_and(|office| office.is_left_alone());
+            let rest = if is_left_alone { rest.min(LISTENING) } else { rest };
             self.operation.park_until(from_now(rest));
         }
     }
@@ -122,6 +124,9 @@ impl fmt::Debug for Ticket {
             .finish_non_exhaustive()
     }
 }
+
+/// How long is slept where nobody else hears what other ranks send.
+const LISTENING: Duration = Duration::from_millis(1);
 
 /// Moments for which a waiting thread stays awake: some microseconds, or longer if others take the core that it offers.
 const MOMENTS: u32 = 64;

@@ -1,17 +1,22 @@
 //! What is done with letters that go and come, one after the other. `REMOTE.md`, "The courier".
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::desk::{Desk, Open, Parcel};
+use super::alive::Watch;
+use super::desk::{Desk, Open};
+use super::ending::{self, Proposal};
 use super::letter::{Kind, Letter};
 use super::office::{Errand, Office};
-use super::statement::{self, descriptor_of, end_of};
+use super::probes::Probes;
+use super::statement::{self, end_of, parcel_of, probe_of};
 use super::transport::{Transport, TransportError};
+use super::travels::Parcel;
 use crate::local::Core;
-use crate::AbortReason;
+use crate::{AbortReason, Error};
 
 /// How many letters one turn takes in: what is to be sent waits meanwhile.
 const LETTERS: usize = 64;
@@ -24,6 +29,17 @@ pub(super) struct Courier {
     rank: Rank,
     transport: Box<dyn Transport>,
     desk: Desk,
+    watch: Watch,
+    probes: Probes,
+}
+
+thread_local! {
+    static IN_TURN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is sending and receiving: then it waits for nothing that is to come.
+pub(super) fn is_in_turn() -> bool {
+    IN_TURN.with(Cell::get)
 }
 
 /// What a turn came to.
@@ -31,31 +47,55 @@ pub(super) struct Courier {
 pub(super) enum Turned {
     /// There was something to be done.
     Something,
-    /// There was not; but others are waited for, or letters are being sent.
-    Nothing,
-    /// Nor is anything under way.
+    /// There was not; but letters are being sent, or this rank owes others some.
+    Sends,
+    /// Nor is anything owed; but others are waited for.
+    Awaits,
+    /// Nothing is under way.
     Idle,
 }
 
 impl Courier {
     pub(super) fn new(core: &Arc<Core>, rank: Rank, transport: Box<dyn Transport>) -> Self {
-        Self { core: Some(Arc::clone(core)), rank, transport, desk: Desk::default() }
+        Self { core: Some(Arc::clone(core)), rank, transport, desk: Desk::default(), watch: Watch::default(), probes: Probes::default() }
+    }
+
+    /// Looks from now on whether the processes of others run.
+    pub(super) fn watch(&mut self, watch: Watch) {
+        self.watch = watch;
     }
 
     /// Lets go of the world.
     pub(super) fn close(&mut self) {
-        self.desk.clear();
-        let core = self.core.take();
+        // Who has kept a pending operation may wait for it yet.
+        let core = if self.desk.awaits() { self.core.clone() } else { self.core.take() };
         self.transport.close(core.and_then(|core| core.status().world_end()).as_ref());
     }
 
     pub(super) fn turn(&mut self, office: &Office) -> Turned {
         let Some(core) = self.core.clone() else { return Turned::Idle };
-        self.try_turn(&core, office).unwrap_or_else(|TransportError { peer, problem }| {
+        IN_TURN.set(true);
+        let turned = self.try_turn(&core, office);
+        let turned = turned.unwrap_or_else(|TransportError { peer, problem }| {
             let reason = AbortReason::Unreachable { problem: problem.into() };
             core.end(core.ended_by(peer.unwrap_or(self.rank), reason));
-            Turned::Idle
-        })
+            Turned::Awaits
+        });
+        office.try_end(&core);
+        IN_TURN.set(false);
+        turned
+    }
+
+    /// Ends the world if the process of a rank is gone that has not said that it leaves.
+    fn look_for_processes(&mut self, core: &Core) {
+        for rank in self.watch.gone() {
+            self.watch.forget(rank);
+            if !core.record(rank).has_left() {
+                // Nobody waits for what it says of the end.
+                core.record(rank).leave();
+                core.end(core.ended_by(rank, AbortReason::Gone));
+            }
+        }
     }
 
     fn try_turn(&mut self, core: &Arc<Core>, office: &Office) -> Result<Turned, TransportError> {
@@ -69,17 +109,20 @@ impl Courier {
                 core.end(core.ended_by(from, reason));
             }
         }
+        self.look_for_processes(core);
         let sending = self.transport.sending()?;
         if core.status().world_end().is_some() {
             self.desk.clear();
         }
-        if !self.desk.owes() {
+        let owes = self.desk.owes();
+        if !owes {
             office.farewell();
         }
-        Ok(match (is_busy, sending > 0 || !self.desk.is_empty()) {
-            (true, _) => Turned::Something,
-            (false, true) => Turned::Nothing,
-            (false, false) => Turned::Idle,
+        Ok(match is_busy {
+            true => Turned::Something,
+            false if owes || sending > 0 => Turned::Sends,
+            false if self.desk.awaits() => Turned::Awaits,
+            false => Turned::Idle,
         })
     }
 
@@ -96,9 +139,8 @@ impl Courier {
                     to.into_iter().try_for_each(|to| self.transport.send(to, &letter))?;
                 }
                 Errand::Open { receiver, operation } => {
-                    for parcel in self.desk.open(receiver, Arc::clone(&operation)) {
-                        let from = parcel.from;
-                        if let Err(problem) = self.desk.put(parcel) {
+                    for (from, parcel) in self.desk.open(receiver, Arc::clone(&operation)) {
+                        if let Err(problem) = self.desk.put(from, parcel) {
                             let reason = AbortReason::Garbled { problem: problem.into() };
                             core.end(core.ended_by(from, reason));
                         }
@@ -120,13 +162,17 @@ impl Courier {
     ) -> Result<(), String> {
         match letter.kind() {
             Kind::Parcel => {
-                let descriptor = Arc::new(descriptor_of(letter.statement())?);
-                let record = core.record(from);
-                if record.hear(&descriptor) {
+                let brought = parcel_of(letter.statement())?;
+                if core.record(from).hear(&brought.descriptor, brought.step) {
                     core.forget_old_epochs();
                     self.desk.forget_before(core.record(self.rank).epoch().saturating_sub(1));
                 }
-                self.desk.put(Parcel { from, descriptor, letter })
+                self.desk.put(from, Parcel { brought, letter })
+            }
+            Kind::Probe => {
+                let path = probe_of(letter.statement())?;
+                self.probes.follow((core, office), self.rank, path);
+                Ok(())
             }
             Kind::Stop => {
                 let (epoch, end) = end_of(letter.statement())?;
@@ -136,8 +182,15 @@ impl Courier {
                 Ok(())
             }
             Kind::End => {
-                let (_, end) = end_of(letter.statement())?;
-                core.end(end);
+                let (origin, error) = end_of(letter.statement())?;
+                let origin = usize::try_from(origin).ok().filter(|it| *it < core.records().len());
+                let origin = Rank::new(origin.ok_or("there is no such rank")?);
+                let answer = self.answer(core, &error);
+                let proposal = Proposal { origin, error };
+                match answer {
+                    Some(own) => office.hear_blame(from, proposal, own),
+                    None => office.hear_end(from, proposal),
+                }
                 Ok(())
             }
             Kind::Left => {
@@ -148,6 +201,23 @@ impl Courier {
             }
             Kind::Hello => office.greeted(from, statement::read(letter.statement())?),
         }
+    }
+
+    /// What this rank says where it is named as late, and waits for others itself: whom it waits for.
+    fn answer(&self, core: &Core, error: &Error) -> Option<Proposal> {
+        if ending::late(error) != Some(self.rank) {
+            return None;
+        }
+        let Error::WorldAborted { reason: AbortReason::Deadline { deadline, .. }, .. } = error else {
+            return None;
+        };
+        let operation = core.record(self.rank).issuer_blocked_on()?;
+        let (awaited, missing) = operation.gathering(self.rank)?;
+        let culprit = *missing.first()?;
+        let is_there = |rank: &&Rank| !missing.contains(rank);
+        let arrived = operation.ranks().iter().filter(is_there).copied().collect();
+        let reason = AbortReason::Deadline { awaited, deadline: *deadline, arrived, missing };
+        Some(Proposal { origin: self.rank, error: core.ended_by(culprit, reason) })
     }
 
     fn look_at_all(&self, core: &Core) {

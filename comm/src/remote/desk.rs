@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::letter::Letter;
+use super::travels::Parcel;
 use crate::{Descriptor, Op};
 use crate::local::{Key, Operation};
 
@@ -22,7 +22,7 @@ pub(crate) trait Receiver: Debug + Send + Sync {
         self: Arc<Self>,
         operation: &Arc<Operation>,
         slot: usize,
-        came: (Arc<Descriptor>, Letter),
+        parcel: Parcel,
     );
 }
 
@@ -33,18 +33,10 @@ type Round = (Key, u8);
 #[derive(Debug, Default)]
 pub(super) struct Desk {
     /// Of operations that this rank has not issued, in the order in which it came.
-    early: HashMap<Round, Vec<Parcel>>,
+    early: HashMap<Round, Vec<(Rank, Parcel)>>,
     open: BTreeMap<Round, Open>,
     /// Operations to which all have come, and which this rank is about to bring to another round.
     owed: Vec<Arc<Operation>>,
-}
-
-/// What a rank sent.
-#[derive(Debug)]
-pub(super) struct Parcel {
-    pub(super) from: Rank,
-    pub(super) descriptor: Arc<Descriptor>,
-    pub(super) letter: Letter,
 }
 
 /// An operation that this rank has issued, and of which others are missing.
@@ -62,7 +54,7 @@ impl Desk {
         &mut self,
         receiver: Arc<dyn Receiver>,
         operation: Arc<Operation>,
-    ) -> Vec<Parcel> {
+    ) -> Vec<(Rank, Parcel)> {
         let round = (Key::from(&**receiver.descriptor()), receiver.round());
         self.owed.retain(|owed| !Arc::ptr_eq(owed, &operation));
         let come = vec![false; receiver.ranks().len()];
@@ -74,17 +66,17 @@ impl Desk {
     ///
     /// # Errors
     /// Why it cannot be.
-    pub(super) fn put(&mut self, parcel: Parcel) -> Result<(), String> {
-        let round = (Key::from(&*parcel.descriptor), parcel.letter.round());
+    pub(super) fn put(&mut self, from: Rank, parcel: Parcel) -> Result<(), String> {
+        let round = (Key::from(&*parcel.brought.descriptor), parcel.letter.round());
         let Some(open) = self.open.get_mut(&round) else {
             let early = self.early.entry(round).or_default();
-            if early.iter().any(|other| other.from == parcel.from) {
+            if early.iter().any(|(other, _)| *other == from) {
                 return Err(twice(&parcel));
             }
-            early.push(parcel);
+            early.push((from, parcel));
             return Ok(());
         };
-        open.lay(parcel)?;
+        open.lay(from, parcel)?;
         if open.is_complete() {
             let complete = self.open.remove(&round);
             self.owed.extend(complete.filter(Open::goes_on).map(|open| open.operation));
@@ -104,9 +96,10 @@ impl Desk {
         !self.owed.is_empty() || self.open.values().any(goes_on)
     }
 
-    /// Whether nobody is waited for.
-    pub(super) fn is_empty(&self) -> bool {
-        self.open.is_empty() && self.owed.is_empty()
+    /// Whether others are waited for.
+    pub(super) fn awaits(&mut self) -> bool {
+        self.open.retain(|_, open| !open.operation.is_settled());
+        !self.open.is_empty()
     }
 
     /// Forgets operations that have failed, and what came for epochs that have been over for long.
@@ -142,17 +135,15 @@ impl Open {
         self.receiver.round() == 0 && self.descriptor().op == Op::AllReduce
     }
 
-    fn lay(&mut self, parcel: Parcel) -> Result<(), String> {
-        let slot = self.receiver.ranks().iter().position(|rank| *rank == parcel.from);
-        let Some(slot) = slot else {
-            let Parcel { from, descriptor, .. } = parcel;
-            return Err(format!("rank {from} is no member of {descriptor} ({})", descriptor.place()));
+    fn lay(&mut self, from: Rank, parcel: Parcel) -> Result<(), String> {
+        let Some(slot) = self.receiver.ranks().iter().position(|rank| *rank == from) else {
+            let descriptor = &parcel.brought.descriptor;
+            return Err(format!("it is no member of {descriptor} ({})", descriptor.place()));
         };
         if mem::replace(&mut self.come[slot], true) {
             return Err(twice(&parcel));
         }
-        let came = (parcel.descriptor, parcel.letter);
-        Arc::clone(&self.receiver).lay(&self.operation, slot, came);
+        Arc::clone(&self.receiver).lay(&self.operation, slot, parcel);
         Ok(())
     }
 
@@ -162,6 +153,7 @@ impl Open {
     }
 }
 
-fn twice(Parcel { from, descriptor, .. }: &Parcel) -> String {
-    format!("rank {from} comes twice to {descriptor} ({})", descriptor.place())
+fn twice(parcel: &Parcel) -> String {
+    let descriptor = &parcel.brought.descriptor;
+    format!("it comes twice to {descriptor} ({})", descriptor.place())
 }

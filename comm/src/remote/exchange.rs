@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use hsdp_kernels::Element;
 
+use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
-use crate::collectives::Splits;
+use crate::collectives::{Splits, check_pairs};
 use crate::work::{Exchange, combine};
-use crate::{Op, Reduction};
+use crate::{Counts, Op, Reduction};
 
 impl<T: Element> Exchange<T> {
     /// The elements of the source that travel to the member in slot `to`.
@@ -36,6 +37,10 @@ impl<T: Element> Exchange<T> {
 
 impl<T: Element> Travels for Exchange<T> {
     type Output = Self;
+
+    fn form(&self) -> Form {
+        Form { function: 1, ..Form::default() }
+    }
 
     fn bytes_for(&self, at: &At, to: usize) -> usize {
         self.part_for(at, to).len() * size_of::<T>()
@@ -124,6 +129,10 @@ impl<T: Element> Splits<T> {
 impl<T: Element> Travels for Splits<T> {
     type Output = Exchange<T>;
 
+    fn form(&self) -> Form {
+        Form { function: 2, ..Form::default() }
+    }
+
     fn bytes_for(&self, _at: &At, to: usize) -> usize {
         self.send[to] * size_of::<T>()
     }
@@ -138,18 +147,17 @@ impl<T: Element> Travels for Splits<T> {
     }
 
     fn check(&self, at: &At, parcels: &Parcels) -> Result<(), String> {
-        let (to, size) = (at.slot, size_of::<T>());
-        let others = (0..at.members()).filter(|from| *from != to);
-        for from in others {
-            let (sent, expected) = (parcels.bytes(from).len(), self.receive[from]);
-            if sent != expected * size {
-                let sent = sent / size;
-                return Err(format!(
-                    "member {from} sends {sent} elements to member {to}, which expects {expected},"
-                ));
-            }
-        }
-        Ok(())
+        // Also those that are no business of this member: all are told alike.
+        let own = (&self.send, &self.receive);
+        let of = |slot| match parcels.brought(slot).map(|it| &it.descriptor.counts) {
+            Some(Counts::Splits { send, receive }) => Ok((send, receive)),
+            None => Ok(own),
+            Some(Counts::Each(_)) => Err(format!("member {slot} splits nothing")),
+        };
+        let splits = (0..at.members()).map(of).collect::<Result<Vec<_>, _>>()?;
+        let (send, receive): (Vec<_>, Vec<_>) = splits.into_iter().unzip();
+        check_pairs(&send, &receive)?;
+        parcels.check(at, |from| self.receive[from] * size_of::<T>())
     }
 
     fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {

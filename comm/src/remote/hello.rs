@@ -11,13 +11,18 @@ use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::alive;
 use crate::{Error, WorldOptions};
 
 /// Who a rank is, and what it must have in common with all others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     host: String,
+    /// Which of the times that its machine was started it is: other machines have others.
+    boot: String,
     process: u32,
+    /// When it was started; 0 where that is not known.
+    started: u64,
     version: String,
     /// A hash of the program; 0 where it cannot be read.
     program: u64,
@@ -30,14 +35,32 @@ pub(crate) struct Hello {
 impl Hello {
     pub(crate) fn of(size: usize, options: &WorldOptions) -> Self {
         Self {
-            host: host(),
+            host: line("/proc/sys/kernel/hostname").unwrap_or_else(|| "an unknown host".to_owned()),
+            boot: line(BOOT).unwrap_or_default(),
             process: process::id(),
+            started: alive::started(process::id()).unwrap_or(0),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             program: program(),
             size: u32::try_from(size).unwrap_or(u32::MAX),
             deadline: options.deadline,
             order: 0x0102_u16.to_ne_bytes(),
         }
+    }
+
+    /// Whether it was said on this machine.
+    pub(super) fn is_of_this_machine(&self) -> bool {
+        !self.boot.is_empty() && line(BOOT).is_some_and(|boot| boot == self.boot)
+    }
+
+    /// Its number, and when it was started.
+    pub(super) fn process(&self) -> (u32, u64) {
+        (self.process, self.started)
+    }
+
+    /// The same, of another process.
+    #[cfg(test)]
+    pub(super) fn by(self, process: u32, started: u64) -> Self {
+        Self { process, started, ..self }
     }
 
     /// What of `self` and `other` differs that must not, and how each has it.
@@ -81,10 +104,12 @@ impl fmt::Display for Hello {
     }
 }
 
-fn host() -> String {
-    let named = fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    let named = named.or_else(|| env::var("HOSTNAME").ok());
-    named.map_or_else(|| "an unknown host".to_owned(), |name| name.trim().to_owned())
+/// Different each time that a machine is started.
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+
+/// What a file of the system says in its one line.
+fn line(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
 /// Once for each process: it may be large.

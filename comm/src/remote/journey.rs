@@ -10,8 +10,8 @@ use hsdp_sharding::Rank;
 use super::desk::Receiver;
 use super::letter::{Kind, Letter};
 use super::office::{Errand, Office};
-use super::statement::descriptor_bytes;
-use super::travels::{At, Travels};
+use super::statement::{Brought, parcel_bytes};
+use super::travels::{At, Parcel, Travels};
 use super::unpack::{Deposit, Unpack};
 use crate::flight::EntryNumber;
 use crate::local::{
@@ -56,8 +56,7 @@ impl<S: Travels> Journey<S> {
     fn depart(self: Arc<Self>, member: Member, mut own: S) -> Result<Ticket, Error> {
         let (access, descriptor) = (Arc::clone(&self.access), Arc::clone(&self.at.descriptor));
         let letters = self.pack_guarded(&mut own)?;
-        let epoch = descriptor.epoch;
-        self.office.commit(epoch, letters)?;
+        self.office.commit(&descriptor, letters)?;
         let assemble = self.assembling();
         let ticket = access.submit(member, descriptor, Deposit::Own(own), assemble)?;
         self.open(ticket.operation());
@@ -96,7 +95,12 @@ impl<S: Travels> Journey<S> {
     }
 
     fn pack(&self, own: &S) -> Result<Vec<Errand>, Error> {
-        let statement = descriptor_bytes(&self.at.descriptor);
+        let brought = Brought {
+            descriptor: Arc::clone(&self.at.descriptor),
+            step: self.access.record(self.own_rank()).step(),
+            form: own.form(),
+        };
+        let statement = parcel_bytes(&brought);
         let others = (0..self.at.members()).filter(|slot| *slot != self.at.slot);
         if own.is_for_all(&self.at) {
             let to: Vec<_> = others.clone().map(|slot| self.at.ranks[slot]).collect();
@@ -159,11 +163,12 @@ impl<S: Travels> Receiver for Journey<S> {
         self: Arc<Self>,
         operation: &Arc<Operation>,
         slot: usize,
-        (descriptor, letter): (Arc<Descriptor>, Letter),
+        parcel: Parcel,
     ) {
+        let descriptor = Arc::clone(&parcel.brought.descriptor);
         let arrival = Arrival { descriptor, entry: EntryNumber::NONE };
         let assemble = self.assembling();
-        let deposit = Deposit::Other(letter);
+        let deposit = Deposit::Other(parcel);
         // An error has ended the world already: this rank hears of it where it waits.
         let _ = self.access.come((operation, slot), arrival, deposit, assemble);
     }
@@ -176,7 +181,8 @@ impl<S: Travels> Again for Journey<S> {
         let next = self.next_round();
         let letters = match next.pack_guarded(&mut own) {
             Ok(letters) => letters,
-            Err(error) => return operation.fail(&error),
+            // That has ended the world.
+            Err(_) => return self.access.fail_at_end(operation),
         };
         let (slot, entry) = (next.at.slot, next.entry);
         let arrival = Arrival { descriptor: Arc::clone(&next.at.descriptor), entry };

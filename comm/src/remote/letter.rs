@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     Parcel,
     /// Its sender brings nothing more to an epoch.
     Stop,
+    /// Ranks that wait for each other, as far as it has come.
+    Probe,
     /// The world is over.
     End,
     /// Its sender has left.
@@ -29,7 +31,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Hello, Self::Parcel, Self::Stop, Self::End, Self::Left];
+    const ALL: [Self; 6] =
+        [Self::Hello, Self::Parcel, Self::Stop, Self::Probe, Self::End, Self::Left];
 }
 
 /// The first block of a letter, in the byte order of the machine: hello compares those.

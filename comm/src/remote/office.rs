@@ -11,16 +11,20 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::buffer::Shelf;
-use super::courier::{Courier, Turned};
+use super::alive::Watch;
+use super::courier::{self, Courier, Turned};
 use super::desk::Receiver;
+use super::ending::{Ending, Proposal};
 use super::letter::{Kind, Letter};
 use super::hello::{self, Hello};
-use super::statement::{self, end_bytes};
+use super::probes::{self, Issued};
+use super::statement::{self, end_bytes, probe_bytes};
 use super::transport::Transport;
-use crate::local::{Alarm, Clock, Core, Operation, from_now};
+use crate::local::{Alarm, Clock, Core, Operation, from_now, waiting_for_each_other};
 use crate::sync::thread::{Builder, JoinHandle};
-use crate::sync::{Condvar, Mutex};
-use crate::{Error, WorldOptions};
+use crate::sync::{self, Condvar, Mutex};
+use crate::mismatch::{MismatchRow, Wanted};
+use crate::{Descriptor, Error, WorldOptions};
 
 /// What the courier is to do.
 #[derive(Debug)]
@@ -44,6 +48,7 @@ pub(crate) struct Office {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// What the ranks have said first.
     hellos: Mutex<Vec<Option<Hello>>>,
+    ending: Mutex<Ending>,
 }
 
 #[derive(Debug, Default)]
@@ -51,9 +56,8 @@ struct Outgoing {
     errands: VecDeque<Errand>,
     /// The last epoch in which this rank brings nothing more, and how that ended.
     stopped: Option<(u64, Error)>,
-    /// Whether the others were told of the end of the world.
-    told: bool,
     leaving: Leaving,
+    issued: Issued,
 }
 
 /// How far this rank has left.
@@ -73,6 +77,9 @@ const NAPS: [Duration; 2] = [Duration::from_micros(400), Duration::from_millis(5
 /// The first of the naps, which grow.
 const FIRST_NAP: Duration = Duration::from_micros(20);
 
+/// The end of the world is known before that, or the courier is gone.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 impl Office {
     /// The office of a world, whose courier's thread has been started.
     pub(crate) fn start(
@@ -89,6 +96,7 @@ impl Office {
             courier: Mutex::new(Courier::new(core, rank, transport)),
             thread: Mutex::new(None),
             hellos: Mutex::new(vec![None; core.records().len()]),
+            ending: Mutex::new(Ending::of(core.records().len())),
         });
         let own = Arc::clone(&office);
         let run = move || own.run();
@@ -108,15 +116,47 @@ impl Office {
 
     /// Sends what this rank brings to an operation, unless it has said that it brings nothing more to `epoch`: one of the two comes
     /// first, and the others see the same.
-    pub(crate) fn commit(&self, epoch: u64, letters: Vec<Errand>) -> Result<(), Error> {
-        let mut outgoing = self.outgoing.lock();
+    pub(crate) fn commit(
+        &self,
+        descriptor: &Descriptor,
+        letters: Vec<Errand>,
+    ) -> Result<(), Error> {
+        let (mut outgoing, epoch) = (self.outgoing.lock(), descriptor.epoch);
         if let Some((_, end)) = outgoing.stopped.as_ref().filter(|(last, _)| epoch <= *last) {
             return Err(end.clone());
         }
+        outgoing.issued.note(descriptor);
         outgoing.errands.extend(letters);
         drop(outgoing);
         self.bell.notify_one();
         Ok(())
+    }
+
+    /// Whether this rank has come to an operation.
+    pub(super) fn has_issued(&self, descriptor: &Descriptor) -> bool {
+        self.outgoing.lock().issued.has(descriptor)
+    }
+
+    /// This rank has waited for `operation` for some time: asks those that are missing whether they wait for it in turn.
+    pub(crate) fn probe(&self, core: &Core, operation: &Arc<Operation>) {
+        let Some(own) = probes::stuck(core, self.rank, operation) else { return };
+        match &own.wanted {
+            // The other half of a transfer to itself.
+            Wanted::Waiting { missing, .. } if missing.contains(&self.rank) => {
+                core.end(waiting_for_each_other(vec![own]));
+            }
+            _ => self.send_probe(&[own]),
+        }
+    }
+
+    /// Sends a path to those whom its last rank waits for.
+    pub(super) fn send_probe(&self, path: &[MismatchRow]) {
+        let Some(Wanted::Waiting { missing, .. }) = path.last().map(|row| &row.wanted) else { return };
+        let to = missing.clone();
+        let letter = Letter::write(&self.shelf, (Kind::Probe, 0), &probe_bytes(path), 0);
+        if let Some(letter) = letter {
+            self.post(Errand::Send { to, letter: Arc::new(letter) });
+        }
     }
 
     /// Tells the others who this rank is, and waits until all have: within the deadline of the world.
@@ -131,6 +171,7 @@ impl Office {
         loop {
             let hellos: Option<Vec<_>> = self.hellos.lock().iter().cloned().collect();
             if let Some(hellos) = hellos {
+                self.courier.lock().watch(Watch::of(&hellos, self.rank));
                 return hello::compare(&hellos);
             }
             match clock.alarm() {
@@ -171,16 +212,59 @@ impl Office {
         self.bell.notify_one();
     }
 
-    /// Tells the others how the world ended: once.
-    pub(crate) fn tell_end(&self, end: &Error) {
-        let mut outgoing = self.outgoing.lock();
-        if mem::replace(&mut outgoing.told, true) {
+    /// This rank sees an end of the world: what all get is known when the others have answered. Waits for that, but in the turn of
+    /// the courier, who is the one to hear them.
+    pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
+        self.hear_end(self.rank, Proposal { origin: self.rank, error: error.clone() });
+        let until = from_now(PATIENCE);
+        while !courier::is_in_turn() && core.status().world_end().is_none() {
+            if sync::now() > until {
+                // The courier is gone: what the others say is not heard any more.
+                core.end_here(error.clone(), &[]);
+            } else if !self.hear() {
+                self.sleep(FIRST_NAP);
+            }
+        }
+    }
+
+    /// A rank says how the world ends; what is news is passed on.
+    pub(super) fn hear_end(&self, from: Rank, proposal: Proposal) {
+        let news = self.ending.lock().say(from, self.rank, proposal, None);
+        self.pass_on(news);
+    }
+
+    /// The same, where this rank is said to keep others waiting, and waits itself.
+    pub(super) fn hear_blame(&self, from: Rank, proposal: Proposal, own: Proposal) {
+        let news = self.ending.lock().say(from, self.rank, proposal, Some(own));
+        self.pass_on(news);
+    }
+
+    fn pass_on(&self, news: Option<Proposal>) {
+        if let Some(Proposal { origin, error }) = news {
+            let statement = end_bytes(u64::from(origin.get()), &error, self.rank);
+            let errand = self.to_all(Kind::End, &statement);
+            self.outgoing.lock().errands.extend(errand);
+            self.bell.notify_one();
+        }
+    }
+
+    /// An operation fails with the end of the world, which is not known yet.
+    pub(crate) fn doom(&self, operation: Arc<Operation>) {
+        self.ending.lock().doom(operation);
+    }
+
+    /// Ends the world, if it is known how.
+    pub(super) fn try_end(&self, core: &Core) {
+        let mut ending = self.ending.lock();
+        if !ending.has_begun() || core.status().world_end().is_some() {
             return;
         }
-        let statement = end_bytes(0, end, self.rank);
-        outgoing.errands.extend(self.to_all(Kind::End, &statement));
-        drop(outgoing);
-        self.bell.notify_one();
+        let is_there = |rank| !core.record(rank).has_left();
+        let verdict = ending.verdict(is_there);
+        drop(ending);
+        if let Some((end, doomed)) = verdict {
+            core.end_here(end, &doomed);
+        }
     }
 
     /// A letter to everybody else; none where there is no memory even for that.
@@ -229,13 +313,18 @@ impl Office {
                     nap = FIRST_NAP;
                     continue;
                 }
-                Turned::Nothing => NAPS[0],
-                Turned::Idle if self.is_closed() => return,
+                Turned::Awaits | Turned::Idle if self.is_closed() => return,
+                Turned::Sends | Turned::Awaits => NAPS[0],
                 Turned::Idle => NAPS[1],
             };
             self.sleep(nap);
             nap = (2 * nap).min(longest);
         }
+    }
+
+    /// Whether nobody sends and receives but those who wait.
+    pub(crate) fn is_left_alone(&self) -> bool {
+        self.thread.lock().is_none()
     }
 
     /// Until there is something to be done, or so long.
@@ -256,7 +345,7 @@ impl Office {
         self.leave();
         let Some(thread) = self.thread.lock().take() else { return };
         let until = from_now(patience);
-        while !thread.is_finished() && crate::sync::now() < until {
+        while !thread.is_finished() && sync::now() < until {
             let mut outgoing = self.outgoing.lock();
             self.bell.wait_until(&mut outgoing, from_now(NAPS[1]));
         }

@@ -4,13 +4,19 @@ use hsdp_kernels::Element;
 use hsdp_sharding::balanced;
 
 use super::exchange::reduce_in_place;
+use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
 use crate::Op;
+use crate::collectives::sources_of;
 use crate::work::Handing;
 
 /// Of a barrier: that a member is there.
 impl Travels for () {
     type Output = ();
+
+    fn form(&self) -> Form {
+        Form { function: 3, ..Form::default() }
+    }
 
     fn bytes_for(&self, _at: &At, _to: usize) -> usize {
         0
@@ -35,13 +41,18 @@ impl Travels for () {
 impl<T: Element> Travels for Handing<T> {
     type Output = Vec<T>;
 
-    fn bytes_for(&self, _at: &At, to: usize) -> usize {
-        // One element more than there are says that they are for this member, also where there are none.
-        if self.destination == Some(to) { (self.values.len() + 1) * size_of::<T>() } else { 0 }
+    fn form(&self) -> Form {
+        // Whom it is for: 0 is nobody.
+        let note = self.destination.map_or(0, |to| to as u64 + 1);
+        Form { function: 4, layout: 0, note }
     }
 
-    fn pack(&self, _at: &At, _to: usize, body: &mut [u8]) {
-        if let Some(body) = body.get_mut(size_of::<T>()..) {
+    fn bytes_for(&self, _at: &At, to: usize) -> usize {
+        if self.destination == Some(to) { size_of_val(&*self.values) } else { 0 }
+    }
+
+    fn pack(&self, _at: &At, to: usize, body: &mut [u8]) {
+        if self.destination == Some(to) {
             body.copy_from_slice(bytemuck::cast_slice(&self.values));
         }
     }
@@ -51,37 +62,31 @@ impl<T: Element> Travels for Handing<T> {
     }
 
     fn check(&self, at: &At, parcels: &Parcels) -> Result<(), String> {
-        let expected = (self.values.len() + 1) * size_of::<T>();
-        let len = |from: usize| parcels.bytes(from).len();
-        parcels.check(at, |from| if len(from) == 0 { 0 } else { expected })?;
-        let mut givers = self.givers(at, parcels);
-        match (givers.next(), givers.next()) {
-            (Some(one), Some(other)) => Err(format!(
-                "members {one} and {other} both hand their elements to member {}",
-                at.slot
-            )),
-            _ => Ok(()),
-        }
+        let destinations: Vec<_> = (0..at.members()).map(|slot| self.destination_of(slot, at, parcels)).collect();
+        sources_of(&destinations)?;
+        let len = size_of_val(&*self.values);
+        parcels.check(at, |from| if destinations[from] == Some(at.slot) { len } else { 0 })
     }
 
     fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
-        let giver = self.givers(at, parcels).next();
+        let is_giver = |slot: &usize| self.destination_of(*slot, at, parcels) == Some(at.slot);
+        let giver = (0..at.members()).find(is_giver);
         Turn::Done(match giver {
             Some(giver) if giver == at.slot => self.values,
-            Some(giver) => parcels.elements(giver)[1..].to_vec(),
+            Some(giver) => parcels.elements(giver).to_vec(),
             None => bytemuck::zeroed_vec(self.values.len()),
         })
     }
 }
 
 impl<T: Element> Handing<T> {
-    /// Who hands something to this member.
-    fn givers(&self, at: &At, parcels: &Parcels) -> impl Iterator<Item = usize> {
-        let hands = |slot: &usize| match *slot == at.slot {
-            true => self.destination == Some(at.slot),
-            false => !parcels.bytes(*slot).is_empty(),
-        };
-        (0..at.members()).filter(hands)
+    /// To whom the member in `slot` hands its elements.
+    fn destination_of(&self, slot: usize, at: &At, parcels: &Parcels) -> Option<usize> {
+        if slot == at.slot {
+            return self.destination;
+        }
+        let note = parcels.brought(slot)?.form.note;
+        usize::try_from(note.checked_sub(1)?).ok().filter(|to| *to < at.members())
     }
 }
 
@@ -89,6 +94,10 @@ impl<T: Element> Handing<T> {
 /// of this member to all.
 impl<T: Element> Travels for Vec<T> {
     type Output = Self;
+
+    fn form(&self) -> Form {
+        Form { function: 5, ..Form::default() }
+    }
 
     fn bytes_for(&self, at: &At, to: usize) -> usize {
         let count = match (at.descriptor.op, at.round) {

@@ -71,21 +71,61 @@ enum StatedReason {
     Left(Stated),
     Deadline { awaited: Stated, deadline: Duration, arrived: Vec<u32>, missing: Vec<u32> },
     Requested(String),
+    Gone,
     Unreachable(String),
     Garbled(String),
 }
 
-/// A descriptor as bytes.
-pub(crate) fn descriptor_bytes(descriptor: &Descriptor) -> Vec<u8> {
-    bytes(&Stated::from(descriptor))
+/// What a parcel says.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Brought {
+    pub(crate) descriptor: Arc<Descriptor>,
+    /// The step that its sender is in.
+    pub(crate) step: u64,
+    pub(crate) form: Form,
 }
 
-/// The descriptor that these bytes say.
+/// What tells operations from each other that are described alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Form {
+    /// The function that was called.
+    pub(crate) function: u8,
+    /// A hash of the layout that it was called with; 0 without one.
+    pub(crate) layout: u64,
+    /// What its sender alone has to say.
+    pub(crate) note: u64,
+}
+
+/// What a parcel says, as bytes.
+pub(crate) fn parcel_bytes(brought: &Brought) -> Vec<u8> {
+    bytes(&(Stated::from(&*brought.descriptor), brought.step, brought.form))
+}
+
+/// What these bytes of a parcel say.
 ///
 /// # Errors
 /// What is wrong with them.
-pub(crate) fn descriptor_of(bytes: &[u8]) -> Result<Descriptor, String> {
-    read::<Stated>(bytes)?.try_into()
+pub(crate) fn parcel_of(bytes: &[u8]) -> Result<Brought, String> {
+    let (stated, step, form) = read::<(Stated, u64, Form)>(bytes)?;
+    Ok(Brought { descriptor: shared(stated)?, step, form })
+}
+
+/// Who waits, in what, for whom: one after the other, as bytes.
+pub(crate) fn probe_bytes(path: &[MismatchRow]) -> Vec<u8> {
+    let row = |row: &MismatchRow| (row.rank.get(), StatedWanted::from(&row.wanted));
+    bytes(&path.iter().map(row).collect::<Vec<_>>())
+}
+
+/// The path that these bytes say.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn probe_of(bytes: &[u8]) -> Result<Vec<MismatchRow>, String> {
+    read::<Vec<(u32, StatedWanted)>>(bytes)?.into_iter().map(row).collect()
+}
+
+fn row((number, wanted): (u32, StatedWanted)) -> Result<MismatchRow, String> {
+    Ok(MismatchRow { rank: rank(number), wanted: wanted.try_into()? })
 }
 
 /// How the world, or a step in `epoch`, ended, as bytes. `own` is who says so.
@@ -249,9 +289,6 @@ impl TryFrom<StatedError> for Error {
     fn try_from(stated: StatedError) -> Result<Self, String> {
         Ok(match stated {
             StatedError::Mismatch { problem, rows } => {
-                let row = |(number, wanted): (u32, StatedWanted)| {
-                    Ok::<_, String>(MismatchRow { rank: rank(number), wanted: wanted.try_into()? })
-                };
                 let rows = rows.into_iter().map(row).collect::<Result<_, _>>()?;
                 Self::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
             }
@@ -319,6 +356,7 @@ impl From<&AbortReason> for StatedReason {
                 missing: numbers(missing),
             },
             AbortReason::Requested { reason } => Self::Requested(reason.to_string()),
+            AbortReason::Gone => Self::Gone,
             AbortReason::Unreachable { problem } => Self::Unreachable(problem.to_string()),
             AbortReason::Garbled { problem } => Self::Garbled(problem.to_string()),
         }
@@ -339,6 +377,7 @@ impl TryFrom<StatedReason> for AbortReason {
                 missing: ranks(missing),
             },
             StatedReason::Requested(reason) => Self::Requested { reason: reason.into() },
+            StatedReason::Gone => Self::Gone,
             StatedReason::Unreachable(problem) => Self::Unreachable { problem: problem.into() },
             StatedReason::Garbled(problem) => Self::Garbled { problem: problem.into() },
         })

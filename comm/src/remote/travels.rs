@@ -6,6 +6,7 @@ use bytemuck::Pod;
 use hsdp_sharding::Rank;
 
 use super::letter::Letter;
+use super::statement::{Brought, Form};
 use crate::Descriptor;
 
 /// Where a member stands in an operation.
@@ -35,6 +36,9 @@ impl At {
 pub(crate) trait Travels: Sized + Send + 'static {
     /// What it gets.
     type Output: Send + 'static;
+
+    /// What the others are to know of it beside its descriptor.
+    fn form(&self) -> Form;
 
     /// How many bytes of it travel to the member in slot `to`.
     fn bytes_for(&self, at: &At, to: usize) -> usize;
@@ -68,12 +72,24 @@ pub(crate) enum Turn<S: Travels> {
 
 /// What the other members sent, by slot.
 #[derive(Debug)]
-pub(crate) struct Parcels(pub(super) Vec<Option<Letter>>);
+pub(crate) struct Parcels(pub(super) Vec<Option<Parcel>>);
+
+/// What one of them sent.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    pub(crate) brought: Brought,
+    pub(crate) letter: Letter,
+}
 
 impl Parcels {
     /// What the member in slot `from` sent; nothing of this member.
     pub(crate) fn bytes(&self, from: usize) -> &[u8] {
-        self.0[from].as_ref().map_or(&[], Letter::body)
+        self.0[from].as_ref().map_or(&[], |parcel| parcel.letter.body())
+    }
+
+    /// What the member in slot `from` said; nothing of this member.
+    pub(crate) fn brought(&self, from: usize) -> Option<&Brought> {
+        self.0[from].as_ref().map(|parcel| &parcel.brought)
     }
 
     /// The same, as elements: of a parcel that was checked.

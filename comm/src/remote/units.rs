@@ -1,5 +1,6 @@
 //! What travels of the calls on whole units: shards, packed gradients, slices of partials.
 
+use std::hash::Hash as _;
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -8,8 +9,10 @@ use hsdp_kernels::{
     pack, settle, sum_contributions,
 };
 use hsdp_sharding::{DType, Role, UnitLayout, balanced};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::passing::fill_slices;
+use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
 use crate::work::{Scaled, UnitGatherDeposit, UnitReduceDeposit, visit_once};
 use crate::{NonFiniteAt, Reduced, Scaling, Targets};
@@ -39,9 +42,19 @@ fn bytes_of(values: Values<'_>) -> &[u8] {
     }
 }
 
+fn digest(layout: &UnitLayout) -> u64 {
+    let mut hash = Xxh3::new();
+    layout.hash(&mut hash);
+    hash.digest()
+}
+
 /// Of a gather: the shard, with its padding.
 impl Travels for UnitGatherDeposit {
     type Output = Targets;
+
+    fn form(&self) -> Form {
+        Form { function: 6, layout: digest(&self.layout), note: 0 }
+    }
 
     fn bytes_for(&self, _at: &At, _to: usize) -> usize {
         self.shard.len() * self.shard.dtype().size_bytes()
@@ -113,6 +126,10 @@ impl UnitReduceDeposit {
 /// that are absent.
 impl Travels for UnitReduceDeposit {
     type Output = Reduced;
+
+    fn form(&self) -> Form {
+        Form { function: 7, layout: digest(&self.layout), note: 0 }
+    }
 
     fn bytes_for(&self, at: &At, _to: usize) -> usize {
         self.shard_bytes(at)
@@ -242,6 +259,10 @@ fn zero(values: ValuesMut<'_>) {
 /// all, in f32.
 impl Travels for Scaled {
     type Output = Vec<f32>;
+
+    fn form(&self) -> Form {
+        Form { function: 8, ..Form::default() }
+    }
 
     fn bytes_for(&self, at: &At, to: usize) -> usize {
         let slot = if at.round == 0 { to } else { at.slot };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::journey::Journey;
-use super::letter::Letter;
-use super::travels::{Parcels, Travels, Turn};
+use super::statement::Form;
+use super::travels::{Parcel, Parcels, Travels, Turn};
 use crate::local::Again;
 use crate::sync::Mutex;
 use crate::work::{Deposits, Meter, Outputs, Work};
@@ -14,7 +14,7 @@ pub(crate) enum Deposit<S> {
     /// What this member brings.
     Own(S),
     /// What another sent.
-    Other(Letter),
+    Other(Parcel),
 }
 
 /// One block, which unpacks.
@@ -45,10 +45,19 @@ impl<S: Travels> Unpack<S> {
                     own = Some(mine);
                     None
                 }
-                Deposit::Other(letter) => Some(letter),
+                Deposit::Other(parcel) => Some(parcel),
             });
         }
         let (own, parcels) = (own.ok_or("this member brings nothing")?, Parcels(parcels));
+        let Form { function, layout, .. } = own.form();
+        let others = (0..parcels.0.len()).filter_map(|from| parcels.brought(from));
+        let mut forms = others.map(|brought| brought.form);
+        if forms.clone().any(|form| form.function != function) {
+            return Err("ranks call different functions".to_owned());
+        }
+        if forms.any(|form| form.layout != layout) {
+            return Err("ranks have different layouts of one unit".to_owned());
+        }
         own.check(journey.at(), &parcels)?;
         Ok(Self { journey, parcels, stage: Mutex::new(Stage::Packed(own)) })
     }
