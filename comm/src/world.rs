@@ -69,7 +69,7 @@ impl World {
     pub(crate) fn greet(&self) -> Result<(), Error> {
         match &self.seat.flavour {
             Flavour::Local { core, .. } => {
-                core.office().map_or(Ok(()), |office| office.greet(core.options()))
+                core.office().map_or(Ok(()), |office| office.greet(core.options().deadline))
             }
             Flavour::Counting => Ok(()),
         }
@@ -232,5 +232,45 @@ impl World {
 
     pub(crate) fn seat(&self) -> &Arc<Seat> {
         &self.seat
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Worlds apart whose options may differ.
+    fn greet(options: [WorldOptions; 2]) -> Vec<Result<(), Error>> {
+        let wires = remote::wires(2);
+        let worlds = (0..).map(Rank::new).zip(wires).zip(options);
+        let worlds: Vec<_> =
+            worlds.map(|((rank, wire), options)| World::by(2, rank, options, wire)).collect();
+        let greet = |world: &World| world.greet();
+        std::thread::scope(|scope| {
+            let greeting: Vec<_> = worlds.iter().map(|world| scope.spawn(|| greet(world))).collect();
+            greeting.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        })
+    }
+
+    #[test]
+    fn ranks_that_have_all_in_common_make_a_world_and_others_are_told_why_not() {
+        let options = WorldOptions::default();
+        assert_eq!(greet([options.clone(), options.clone()]), [Ok(()), Ok(())]);
+        let other = WorldOptions { deadline: Duration::from_secs(7), ..options.clone() };
+        let [one, two] = <[_; 2]>::try_from(greet([options, other])).expect("two ranks");
+        let refused = one.expect_err("they differ");
+        assert!(refused.to_string().starts_with("ranks 0 and 1 differ in their deadline: 120s (proc"));
+        assert_eq!(two, Err(refused));
+    }
+
+    #[test]
+    fn who_does_not_come_is_missed_by_name() {
+        let deadline = Duration::from_millis(50);
+        let options = WorldOptions { deadline, ..WorldOptions::default() };
+        let mut wires = remote::wires(2).into_iter();
+        let wire = wires.next().expect("two ranks");
+        let alone = World::by(2, Rank::new(0), options, wire);
+        let missed = Error::Incomplete { deadline, arrived: vec![0], missing: vec![1] };
+        assert_eq!(alone.greet(), Err(missed));
     }
 }

@@ -8,7 +8,7 @@ use hsdp_benches::steps::GRADIENT;
 use hsdp_kernels::{Divisor, Fold, Scaling, Values, Wire, copy_past_caches, sum_contributions};
 use hsdp_sharding::{Coordinate, balanced};
 
-use crate::options::Options;
+use crate::options::{Comm, Options};
 
 /// Elements that are summed at a time, as in the runtime.
 const BLOCK: usize = 8 << 10;
@@ -64,7 +64,9 @@ impl Bare {
 
     /// Whether the loop does what these options ask of the runtime.
     pub(crate) fn serves(options: &Options) -> bool {
-        options.param_dtype == DType::F32 && options.mode == Accumulation::ReduceScatter
+        options.comm == Comm::Local
+            && options.param_dtype == DType::F32
+            && options.mode == Accumulation::ReduceScatter
     }
 
     /// One rank's part of a step.

@@ -11,11 +11,12 @@
 //! In turn with the runtime, on the same threads, a bare loop makes the same passes over as many bytes with nothing else:
 //! no plan, no descriptors, no waiting but at the end. docs/performance.md has the formula of the bytes.
 //!
-//! In reading order: `options`, `bare` (the loop), `bytes`, `report`; the step by hsdp is `steps` of this crate.
+//! In reading order: `options`, `ranks`, `bare` (the loop), `bytes`, `report`; the step by hsdp is `steps` of this crate.
 
 mod bare;
 mod bytes;
 mod options;
+mod ranks;
 mod report;
 
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ use hsdp::World;
 use hsdp_benches::program;
 use hsdp_benches::steps::Steps;
 use hsdp_benches::stopwatch::Stopwatch;
-use hsdp_comm::{Channel, Tag, WorldOptions, launch};
+use hsdp_comm::{Channel, Tag};
 
 use crate::bare::Bare;
 use crate::options::Options;
@@ -33,16 +34,18 @@ use crate::report::Times;
 
 fn main() -> ExitCode {
     program::run(|options: Options| {
-        let times = measure(&options)?;
-        report::print(&options, &times);
+        if let Some(times) = measure(&options)? {
+            report::print(&options, &times);
+        }
         Ok::<_, String>(())
     })
 }
 
-/// Runs both in turn on one thread a rank; the times of rank 0, from one meeting of all ranks to the next.
-fn measure(options: &Options) -> Result<Times, String> {
+/// Runs both in turn on one thread a rank; the times of rank 0, from one meeting of all ranks to the next, if it is a rank of
+/// this process.
+fn measure(options: &Options) -> Result<Option<Times>, String> {
     let bare = Bare::serves(options).then(|| Bare::new(options));
-    let ran = launch(options.ranks(), WorldOptions::default(), |world| {
+    let ran = ranks::launch(options, |world| {
         let mut steps = Steps::new(world.clone(), options.size(), options.of_model())?;
         let mut times = Times::default();
         for round in 0..=options.repeat {
@@ -56,11 +59,13 @@ fn measure(options: &Options) -> Result<Times, String> {
                 times.push(by_runtime, by_loop);
             }
         }
-        Ok::<_, hsdp::Error>(times)
-    });
-    let times = ran.into_iter().next().ok_or("no ranks")?;
+        Ok::<_, hsdp::Error>((world.rank(), times))
+    })?;
+    let of_first = ran.into_iter().next().ok_or("no ranks")?;
     bare.as_ref().map_or(Ok(()), Bare::check)?;
-    times.map_err(|failure| failure.to_string())?.map_err(|error| error.to_string())
+    let of_first = of_first.map_err(|failure| failure.to_string())?;
+    let (rank, times) = of_first.map_err(|error| error.to_string())?;
+    Ok((rank.index() == 0).then_some(times))
 }
 
 fn timed(

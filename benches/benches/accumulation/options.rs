@@ -1,6 +1,8 @@
 //! What is measured.
 
-use clap::Parser;
+use std::fmt;
+
+use clap::{Parser, ValueEnum};
 use hsdp::{Accumulation, DType, FullCopies, Mesh, ModelOptions, Objective, Precision};
 use hsdp_benches::steps::{Gradients, Size};
 use hsdp_kernels::Wire;
@@ -9,7 +11,10 @@ use hsdp_kernels::Wire;
 #[derive(Debug, Parser)]
 #[command(name = "accumulation")]
 pub(crate) struct Options {
-    /// The mesh, replicate x shard. Ranks are threads.
+    /// What the ranks are: threads of this process, or the processes that mpirun has started (built with --features mpi).
+    #[arg(long, value_enum, default_value_t = Comm::Local)]
+    pub(crate) comm: Comm,
+    /// The mesh, replicate x shard.
     #[arg(long, default_value = "2x2")]
     pub(crate) mesh: Mesh,
     /// Units, all alike.
@@ -42,6 +47,24 @@ pub(crate) struct Options {
     /// What `cargo bench` says to every bench.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+/// What the ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Comm {
+    /// Threads of this process.
+    Local,
+    /// Processes under MPI.
+    Mpi,
+}
+
+impl fmt::Display for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Local => "local",
+            Self::Mpi => "mpi",
+        })
+    }
 }
 
 /// A dtype of parameters and gradients.

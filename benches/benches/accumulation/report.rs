@@ -25,9 +25,9 @@ impl Times {
 #[expect(clippy::print_stdout, reason = "a command-line program")]
 pub(crate) fn print(options: &Options, times: &Times) {
     let Options { mesh, units, numel, microbatches, param_dtype, reduce_dtype, .. } = options;
-    let Options { mode, full_copies, .. } = options;
+    let Options { mode, full_copies, comm, .. } = options;
     println!(
-        "local, mesh {mesh}, {units} units of {numel} parameters in {param_dtype}, {microbatches} microbatches, \
+        "{comm}, mesh {mesh}, {units} units of {numel} parameters in {param_dtype}, {microbatches} microbatches, \
          {reduce_dtype} wire, {mode}, full copies {full_copies}"
     );
     let bytes = bytes::of_a_step(options);

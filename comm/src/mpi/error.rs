@@ -29,6 +29,12 @@ pub enum MpiError {
     /// MPI cannot be begun a second time.
     #[error("MPI was finalized in this process: keep the job for as long as worlds are made")]
     Finalized,
+    /// A thread cannot be started.
+    #[error("a thread for MPI could not be started: {problem}")]
+    Thread {
+        /// What the system says.
+        problem: String,
+    },
     /// Not all processes of the job have come.
     #[error("{call}: not all processes of the job came within {deadline:?}")]
     Late {

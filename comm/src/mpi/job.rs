@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread::Builder;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
@@ -12,6 +13,7 @@ use super::error::MpiError;
 use super::library::Library;
 use super::transport::MpiTransport;
 use crate::launch::run_one;
+use crate::local::from_now;
 use crate::{Error, RankFailure, World, WorldOptions};
 
 /// Tags of worlds are below this: every library has as many.
@@ -35,7 +37,13 @@ impl Job {
     /// [`MpiError::Late`] if not all come; [`MpiError::Threads`] if the library, or the program that began it, has it serve one
     /// thread alone; [`MpiError::Finalized`]; [`MpiError::Call`] with what MPI says.
     pub fn join(deadline: Duration) -> Result<Self, MpiError> {
-        let library = Library::begin(deadline)?;
+        // MPI_Init_thread waits for all processes, and has no deadline: where some never come, its thread is left behind.
+        let (begun, begin) = crossbeam::channel::bounded(1);
+        let init = move || drop(begun.send(Library::begin(deadline)));
+        let thread = Builder::new().name("hsdp-mpi-init".to_owned()).spawn(init);
+        thread.map_err(|error| MpiError::Thread { problem: error.to_string() })?;
+        let late = MpiError::Late { call: "MPI_Init_thread", deadline };
+        let library = begin.recv_deadline(from_now(deadline)).map_err(|_| late)??;
         Ok(Self { library, worlds: Arc::default() })
     }
 

@@ -31,8 +31,10 @@ impl Watch {
     /// Those of the ranks that this machine runs, and can see.
     pub(super) fn of(hellos: &[Hello], own: Rank) -> Self {
         let ranks = (0..).map(Rank::new).zip(hellos);
-        let others = ranks.filter(|(rank, hello)| {
-            *rank != own && hello.is_of_this_machine() && is_running(process(hello))
+        let own = hellos.get(own.index()).map(process);
+        let others = ranks.filter(|(_, hello)| {
+            let process = process(hello);
+            Some(process) != own && hello.is_of_this_machine() && is_running(process)
         });
         Self { watched: others.map(|(rank, it)| (rank, process(it))).collect(), ..Self::default() }
     }

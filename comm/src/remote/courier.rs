@@ -60,11 +60,6 @@ impl Courier {
         Self { core: Some(Arc::clone(core)), rank, transport, desk: Desk::default(), watch: Watch::default(), probes: Probes::default() }
     }
 
-    /// Looks from now on whether the processes of others run.
-    pub(super) fn watch(&mut self, watch: Watch) {
-        self.watch = watch;
-    }
-
     /// Lets go of the world.
     pub(super) fn close(&mut self) {
         // Who has kept a pending operation may wait for it yet.
@@ -199,7 +194,11 @@ impl Courier {
                 self.look_at_all(core);
                 Ok(())
             }
-            Kind::Hello => office.greeted(from, statement::read(letter.statement())?),
+            Kind::Hello => {
+                let all = office.greeted(from, statement::read(letter.statement())?)?;
+                self.watch = all.map_or_else(Watch::default, |all| Watch::of(&all, self.rank));
+                Ok(())
+            }
         }
     }
 

@@ -7,12 +7,15 @@ use std::process;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+#[cfg(any(feature = "mpi", test))]
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::alive;
-use crate::{Error, WorldOptions};
+#[cfg(any(feature = "mpi", test))]
+use crate::Error;
+use crate::WorldOptions;
 
 /// Who a rank is, and what it must have in common with all others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +67,7 @@ impl Hello {
     }
 
     /// What of `self` and `other` differs that must not, and how each has it.
+    #[cfg(any(feature = "mpi", test))]
     fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
         let differs = |what, one: &dyn fmt::Debug, other: &dyn fmt::Debug| {
             let [one, other] = [format!("{one:?}"), format!("{other:?}")];
@@ -84,6 +88,7 @@ impl Hello {
 ///
 /// # Errors
 /// [`Error::ConfigMismatch`], of the first rank that differs from rank 0.
+#[cfg(any(feature = "mpi", test))]
 pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
     let Some((first, others)) = hellos.split_first() else { return Ok(()) };
     for (other, hello) in (1..).zip(others) {

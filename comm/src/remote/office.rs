@@ -11,16 +11,19 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::buffer::Shelf;
-use super::alive::Watch;
 use super::courier::{self, Courier, Turned};
 use super::desk::Receiver;
 use super::ending::{Ending, Proposal};
 use super::letter::{Kind, Letter};
-use super::hello::{self, Hello};
+#[cfg(any(feature = "mpi", test))]
+use super::hello;
+use super::hello::Hello;
 use super::probes::{self, Issued};
 use super::statement::{self, end_bytes, probe_bytes};
 use super::transport::Transport;
-use crate::local::{Alarm, Clock, Core, Operation, from_now, waiting_for_each_other};
+#[cfg(any(feature = "mpi", test))]
+use crate::local::{Alarm, Clock};
+use crate::local::{Core, Operation, from_now, waiting_for_each_other};
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex};
 use crate::mismatch::{MismatchRow, Wanted};
@@ -98,6 +101,7 @@ impl Office {
             hellos: Mutex::new(vec![None; core.records().len()]),
             ending: Mutex::new(Ending::of(core.records().len())),
         });
+        office.introduce(core.options());
         let own = Arc::clone(&office);
         let run = move || own.run();
         let thread = Builder::new().name("hsdp-courier".to_owned()).spawn(run)?;
@@ -159,29 +163,43 @@ impl Office {
         }
     }
 
-    /// Tells the others who this rank is, and waits until all have: within the deadline of the world.
-    ///
-    /// # Errors
-    /// [`Error::ConfigMismatch`] on all ranks; [`Error::Incomplete`] if some do not come.
-    pub(crate) fn greet(&self, options: &WorldOptions) -> Result<(), Error> {
+    /// Tells the others who this rank is: the first that they hear of it.
+    fn introduce(&self, options: &WorldOptions) {
         let own = Hello::of(self.size, options);
         self.outgoing.lock().errands.extend(self.to_all(Kind::Hello, &statement::bytes(&own)));
         self.hellos.lock()[self.rank.index()] = Some(own);
-        let mut clock = Clock::until(options.deadline);
+    }
+
+    /// A rank has said who it is; what all have said, once they have.
+    pub(super) fn greeted(&self, from: Rank, hello: Hello) -> Result<Option<Vec<Hello>>, String> {
+        let mut hellos = self.hellos.lock();
+        if hellos[from.index()].replace(hello).is_some() {
+            return Err("it says a second time who it is".to_owned());
+        }
+        Ok(hellos.iter().cloned().collect())
+    }
+
+    /// Waits until all have said who they are, within the deadline of the world, and compares.
+    ///
+    /// # Errors
+    /// [`Error::ConfigMismatch`] on all ranks; [`Error::Incomplete`] if some do not come.
+    #[cfg(any(feature = "mpi", test))]
+    pub(crate) fn greet(&self, deadline: Duration) -> Result<(), Error> {
+        let mut clock = Clock::until(deadline);
         loop {
             let hellos: Option<Vec<_>> = self.hellos.lock().iter().cloned().collect();
             if let Some(hellos) = hellos {
-                self.courier.lock().watch(Watch::of(&hellos, self.rank));
                 return hello::compare(&hellos);
             }
             match clock.alarm() {
-                Alarm::Deadline => return Err(self.incomplete(options.deadline)),
+                Alarm::Deadline => return Err(self.incomplete(deadline)),
                 _ if self.hear() => {}
                 _ => self.sleep(FIRST_NAP),
             }
         }
     }
 
+    #[cfg(any(feature = "mpi", test))]
     fn incomplete(&self, deadline: Duration) -> Error {
         let hellos = self.hellos.lock();
         let ranks = |there| {
@@ -189,14 +207,6 @@ impl Office {
             numbered.filter(|(_, it)| it.is_some() == there).map(|(rank, _)| rank).collect()
         };
         Error::Incomplete { deadline, arrived: ranks(true), missing: ranks(false) }
-    }
-
-    /// A rank has said who it is.
-    pub(super) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
-        match self.hellos.lock()[from.index()].replace(hello) {
-            None => Ok(()),
-            Some(_) => Err("it says a second time who it is".to_owned()),
-        }
     }
 
     /// Tells the others that this rank brings nothing more to `epoch`: once.

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use hsdp_kernels::{
-    Divisor, FUSED, Fold, GradientValues, Values, ValuesMut, Wire, contribute, first_non_finite,
-    pack, settle, sum_contributions,
+    Divisor, FUSED, Fold, GradientValues, Values, ValuesMut, Wire, contribute,
+    copy_values_past_caches, first_non_finite, pack, settle, sum_contributions,
 };
 use hsdp_sharding::{DType, Role, UnitLayout, balanced};
 use xxhash_rust::xxh3::Xxh3;
@@ -74,6 +74,8 @@ impl Travels for UnitGatherDeposit {
 
     fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
         let Self { layout, shard, mut targets } = self;
+        let bytes = layout.full_len() * shard.dtype().size_bytes();
+        let copy = if bytes > PAST_CACHES { copy_values_past_caches } else { through_caches };
         for from in 0..at.members() {
             let is_own = from == at.slot;
             let source =
@@ -81,11 +83,18 @@ impl Travels for UnitGatherDeposit {
             for piece in layout.pieces(from) {
                 let range = piece.param_start..piece.param_start + piece.len;
                 let target = targets[piece.param].values_mut().slice(range);
-                target.copy_from(source.slice(piece.shard_range()));
+                copy(target, source.slice(piece.shard_range()));
             }
         }
         Turn::Done(targets)
     }
+}
+
+/// A unit of more bytes is written past the caches: little of it would still be there when the next one comes.
+const PAST_CACHES: usize = 2 << 20;
+
+fn through_caches(target: ValuesMut<'_>, source: Values<'_>) {
+    target.copy_from(source);
 }
 
 /// The pieces of a trainable shard: of which parameter, where in it, and where in the shard.

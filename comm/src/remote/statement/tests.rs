@@ -1,1 +1,136 @@
-//! Statements come back as they were.
+//! Statements come back as they were, and whatever else comes is refused.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn descriptor() -> Descriptor {
+    Descriptor {
+        group: GroupId::of(&[Rank::new(0), Rank::new(3)], Channel::Reduce),
+        channel: Channel::Reduce,
+        epoch: 2,
+        sequence: 1 << 40,
+        op: Op::ReduceScatter,
+        reduction: Some(Reduction::Sum),
+        dtype: Some(DType::BF16),
+        counts: Counts::Each(1003),
+        root: None,
+        peer: None,
+        scaling: Some(Scaling {
+            wire: Wire::BF16,
+            pre: Divisor::new(3.0).expect("a divisor"),
+            post: Divisor::ONE,
+        }),
+        tag: Tag::new(Stage::Reduce).unit(UnitId::new(7)).step(9).microbatch(2),
+    }
+}
+
+fn others() -> Vec<Descriptor> {
+    let counts = Counts::Splits { send: vec![1, 0, 2], receive: vec![0, 0, 5] };
+    let transfer = Descriptor { op: Op::Send, peer: Some(Rank::new(4)), ..descriptor() };
+    let rooted = Descriptor { op: Op::Broadcast, root: Some(Rank::new(1)), ..descriptor() };
+    let bare = Descriptor { dtype: None, reduction: None, scaling: None, ..descriptor() };
+    vec![descriptor(), Descriptor { counts, ..descriptor() }, transfer, rooted, bare]
+}
+
+#[test]
+fn parcels_say_what_they_said() {
+    for descriptor in others() {
+        let form = Form { function: 6, layout: u64::MAX, note: 1 };
+        let brought = Brought { descriptor: Arc::new(descriptor), step: 4, form };
+        let bytes = parcel_bytes(&brought);
+        assert_eq!(parcel_of(&bytes), Ok(brought));
+        assert_eq!(parcel_of(&[&*bytes, &[0]].concat()).expect_err("one too many"), "1 bytes follow its statement");
+        assert!(parcel_of(&bytes[..bytes.len() - 1]).is_err());
+    }
+}
+
+fn ends() -> Vec<Error> {
+    let [zero, two] = [0, 2].map(Rank::new);
+    let operation = Arc::new(descriptor());
+    let wanted = [
+        Wanted::Arrived(Arc::clone(&operation)),
+        Wanted::Missing(None),
+        Wanted::Missing(Some(Arc::clone(&operation))),
+        Wanted::Waiting { operation: Arc::clone(&operation), missing: vec![two] },
+    ];
+    let rows = wanted.into_iter().map(|wanted| MismatchRow { rank: two, wanted }).collect();
+    let table = Arc::new(Mismatch { problem: "ranks disagree".to_owned(), rows });
+    let awaited = Arc::clone(&operation);
+    let (arrived, missing) = (vec![zero], vec![two]);
+    let reasons = [
+        AbortReason::Panicked { message: "it fell".into() },
+        AbortReason::Left { awaited: Arc::clone(&awaited) },
+        AbortReason::Deadline { awaited, deadline: Duration::from_millis(7), arrived, missing },
+        AbortReason::Requested { reason: "asked".into() },
+        AbortReason::Gone,
+        AbortReason::Unreachable { problem: "no wire".into() },
+        AbortReason::Garbled { problem: "no letter".into() },
+    ];
+    let worlds = reasons.iter().map(|reason| Error::WorldAborted {
+        rank: two,
+        step: 8,
+        operation: Some(Arc::clone(&operation)),
+        reason: reason.clone(),
+    });
+    let works = reasons
+        .iter()
+        .map(|reason| Error::WorkFailed { operation: Arc::clone(&operation), reason: reason.clone() });
+    let step = Error::StepAborted { rank: zero, step: 3, reason: "it overflowed".into() };
+    let others = [Error::CollectiveMismatch { table }, step];
+    worlds.chain(works).chain(others).collect()
+}
+
+#[test]
+fn ends_are_the_same_on_the_other_side() {
+    for end in ends() {
+        let bytes = end_bytes(5, &end, Rank::new(1));
+        assert_eq!(end_of(&bytes), Ok((5, end)));
+    }
+}
+
+#[test]
+fn an_end_of_another_kind_passes_its_text_on() {
+    let end = Error::BadRank { rank: Rank::new(4), size: 4 };
+    let (_, passed) = end_of(&end_bytes(0, &end, Rank::new(1))).expect("it is an end");
+    assert!(passed.to_string().contains(&end.to_string()), "{passed}");
+    assert!(passed.is_fatal());
+}
+
+#[test]
+fn probes_say_who_waits_for_whom() {
+    let (operation, missing) = (Arc::new(descriptor()), vec![Rank::new(1)]);
+    let row = MismatchRow { rank: Rank::new(0), wanted: Wanted::Waiting { operation, missing } };
+    let path = vec![row.clone(), row];
+    assert_eq!(probe_of(&probe_bytes(&path)), Ok(path));
+}
+
+#[test]
+fn what_is_in_no_list_is_refused() {
+    let mut stated = Stated::from(&descriptor());
+    stated.op = 200;
+    let refused = Descriptor::try_from(stated).map(drop);
+    assert_eq!(refused, Err("there is no operation 200".to_owned()));
+    let mut stated = Stated::from(&descriptor());
+    stated.scaling = Some((1, 0.0, 1.0));
+    assert!(Descriptor::try_from(stated).is_err(), "nothing is divided by 0");
+}
+
+proptest! {
+    #[test]
+    fn whatever_comes_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = parcel_of(&bytes);
+        let _ = end_of(&bytes);
+        let _ = probe_of(&bytes);
+    }
+
+    #[test]
+    fn changed_statements_are_read_or_refused(at in 0..1000_usize, byte: u8) {
+        for end in ends() {
+            let mut bytes = end_bytes(1, &end, Rank::new(0));
+            let len = bytes.len();
+            bytes[at % len] = byte;
+            let _ = end_of(&bytes);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What the ranks are: threads of this process, or processes under MPI.
+
+use hsdp::World;
+use hsdp_comm::{RankFailure, WorldOptions, launch as launch_threads};
+
+use crate::options::{Comm, Options};
+
+/// Runs the ranks of this process; what each of them returned.
+pub(crate) fn launch<T: Send>(
+    options: &Options,
+    rank: impl Fn(World) -> T + Sync,
+) -> Result<Vec<Result<T, RankFailure>>, String> {
+    match options.comm {
+        Comm::Local => Ok(launch_threads(options.ranks(), WorldOptions::default(), rank)),
+        Comm::Mpi => of_job(options, rank),
+    }
+}
+
+#[cfg(feature = "mpi")]
+fn of_job<T>(
+    options: &Options,
+    rank: impl Fn(World) -> T,
+) -> Result<Vec<Result<T, RankFailure>>, String> {
+    let world = WorldOptions::default();
+    let job = hsdp_comm::mpi::Job::join(world.deadline).map_err(|error| error.to_string())?;
+    let (mesh, processes) = (options.mesh, job.size());
+    if mesh.world_size() != processes {
+        return Err(format!("mesh {mesh} has {} ranks, and there are {processes} processes", mesh.world_size()));
+    }
+    let ended = job.launch(processes, world, rank).map_err(|error| error.to_string())?;
+    Ok(ended.into_iter().collect())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn of_job<T>(
+    _: &Options,
+    _: impl Fn(World) -> T,
+) -> Result<Vec<Result<T, RankFailure>>, String> {
+    Err("--comm mpi: build with --features mpi".to_owned())
+}

@@ -1,0 +1,170 @@
+//! What goes wrong between processes, by the rows of the fault table: all processes end in time, not well, and say whose doing it is.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use hsdp::{FlightRecord, explain};
+use nix::sys::signal::{Signal, kill};
+use tempfile::TempDir;
+
+use crate::Named;
+use crate::job::{Ended, Job, has, mpirun, run, train_gpt};
+
+pub(crate) const TRIALS: &[Named] = &[
+    ("faults::row_1_a_process_is_killed", killed),
+    ("faults::row_2_a_process_leaves", || named("leave", "it left, but others wait for it")),
+    ("faults::row_3_a_rank_panics", || named("panic", "it panicked")),
+    ("faults::row_4_a_process_is_stopped", stopped),
+    ("faults::row_5_a_slow_rank_is_waited_for", slow),
+    ("faults::row_6_a_process_never_comes", never_comes),
+    ("faults::row_13_ranks_disagree", || named("count+1", "ranks disagree about")),
+    ("faults::row_43_the_end_is_asked_for", asked_for),
+    ("faults::row_54_another_program", another_program),
+    ("faults::row_55_another_seed", another_seed),
+];
+
+/// All processes have ended so long after what happened, at the latest.
+const PROMPTLY: Duration = Duration::from_secs(2);
+
+fn four(arguments: &[&str], out: &Path) -> Command {
+    let mut command = mpirun();
+    command.args(["-n", "4"]).arg(train_gpt()).args(["--comm", "mpi", "--mesh", "2x2", "--layers", "2"]);
+    command.args(arguments).arg("--out").arg(out);
+    command
+}
+
+fn folder() -> Result<TempDir, String> {
+    TempDir::new().map_err(|error| error.to_string())
+}
+
+/// How many steps are in the file that rank 0 writes.
+fn steps(out: &Path) -> usize {
+    fs::read_to_string(out.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+/// What the records that were left say, and how many there are.
+fn explained(out: &Path) -> Result<(usize, String), String> {
+    let files = fs::read_dir(out.join("flight")).map_err(|error| format!("flight: {error}"))?;
+    let records = files.flatten().map(|file| FlightRecord::read_from(&file.path()));
+    let records = records.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+    Ok((records.len(), explain(&records).to_string()))
+}
+
+fn badly(ended: &Ended) -> Result<(), String> {
+    match ended.code {
+        Some(0) => Err(format!("exit code 0: {}", ended.err)),
+        _ => Ok(()),
+    }
+}
+
+fn killed() -> Result<(), String> {
+    let out = folder()?;
+    let job = Job::start(four(&["--steps", "100000"], out.path()))?;
+    let processes = job.processes(4)?;
+    job.until(|| (steps(out.path()) >= 3).then_some(()))?;
+    let at = Instant::now();
+    kill(processes[2], Signal::SIGKILL).map_err(|error| error.to_string())?;
+    let ended = job.end()?;
+    badly(&ended)?;
+    let took = ended.at - at;
+    if took > PROMPTLY {
+        return Err(format!("all have ended after {took:?}"));
+    }
+    let (records, text) = explained(out.path())?;
+    has(&text, &["rank 2", "its process is gone"])?;
+    if records == 3 { Ok(()) } else { Err(format!("{records} records: {text}")) }
+}
+
+fn named(fault: &str, reason: &str) -> Result<(), String> {
+    let out = folder()?;
+    let fault = format!("rank 1, step 2, unit 1, reduce: {fault}");
+    let started = Instant::now();
+    let ended = run(four(&["--steps", "100000", "--fault", &fault], out.path()))?;
+    badly(&ended)?;
+    let (_, text) = explained(out.path())?;
+    has(&text, &["rank 1", reason])?;
+    let took = ended.at - started;
+    if took < Duration::from_secs(60) { Ok(()) } else { Err(format!("it took {took:?}")) }
+}
+
+fn stopped() -> Result<(), String> {
+    let out = folder()?;
+    let job = Job::start(four(&["--steps", "100000", "--deadline", "2"], out.path()))?;
+    let processes = job.processes(4)?;
+    job.until(|| (steps(out.path()) >= 3).then_some(()))?;
+    kill(processes[3], Signal::SIGSTOP).map_err(|error| error.to_string())?;
+    // Its peers end by their deadline; then mpirun ends it.
+    let ended = job.end()?;
+    badly(&ended)?;
+    let (_, text) = explained(out.path())?;
+    has(&text, &["rank 3", "deadline of 2s missed"])
+}
+
+fn slow() -> Result<(), String> {
+    let out = folder()?;
+    let fault = "rank 1, step 1, unit 1, reduce: delay 1s";
+    let ended = run(four(&["--steps", "3", "--fault", fault], out.path()))?;
+    match (ended.code, steps(out.path())) {
+        (Some(0), 3) => Ok(()),
+        other => Err(format!("{other:?}: {}", ended.err)),
+    }
+}
+
+fn never_comes() -> Result<(), String> {
+    let mut command = mpirun();
+    let train = |command: &mut Command| {
+        command.arg(train_gpt()).args(["--comm", "mpi", "--mesh", "1x3", "--deadline", "2"]);
+    };
+    command.args(["-n", "2"]);
+    train(&mut command);
+    command.args([":", "-n", "1", "sleep", "60"]);
+    let started = Instant::now();
+    let ended = run(command)?;
+    badly(&ended)?;
+    has(&ended.err, &["not all processes of the job came within 2s"])?;
+    let took = ended.at - started;
+    if took < Duration::from_secs(20) { Ok(()) } else { Err(format!("it took {took:?}")) }
+}
+
+fn asked_for() -> Result<(), String> {
+    let out = folder()?;
+    let job = Job::start(four(&["--steps", "100000", "--save-every", "100000"], out.path()))?;
+    let processes = job.processes(4)?;
+    job.until(|| (steps(out.path()) >= 3).then_some(()))?;
+    // One rank is told; all make the same step their last, and save.
+    kill(processes[1], Signal::SIGTERM).map_err(|error| error.to_string())?;
+    let ended = job.end()?;
+    badly(&ended)?;
+    has(&ended.err, &["stopped by signal 15 after step"])?;
+    let saved = fs::read_dir(out.path().join("checkpoints")).map_err(|error| error.to_string())?;
+    let saved = saved.flatten().any(|it| it.file_name().to_string_lossy().starts_with("step-"));
+    if saved { Ok(()) } else { Err("no checkpoint was saved".to_owned()) }
+}
+
+fn two_kinds(first: &Path, second: (&Path, &[&str])) -> Command {
+    let mut command = mpirun();
+    command.args(["-n", "1"]).arg(first).args(["--comm", "mpi", "--mesh", "1x2", "--steps", "2"]);
+    command.args([":", "-n", "1"]).arg(second.0);
+    command.args(["--comm", "mpi", "--mesh", "1x2", "--steps", "2"]).args(second.1);
+    command
+}
+
+fn another_program() -> Result<(), String> {
+    let out = folder()?;
+    let other = out.path().join("train_gpt");
+    let mut bytes = fs::read(train_gpt()).map_err(|error| error.to_string())?;
+    bytes.extend([0; 16]);
+    fs::copy(train_gpt(), &other).map_err(|error| error.to_string())?;
+    fs::write(&other, bytes).map_err(|error| error.to_string())?;
+    let ended = run(two_kinds(&train_gpt(), (&other, &[])))?;
+    badly(&ended)?;
+    has(&ended.err, &["ranks 0 and 1 differ in their program (its hash)"])
+}
+
+fn another_seed() -> Result<(), String> {
+    let ended = run(two_kinds(&train_gpt(), (&train_gpt(), &["--seed", "2"])))?;
+    badly(&ended)?;
+    has(&ended.err, &["rank 0", "rank 1"])
+}
