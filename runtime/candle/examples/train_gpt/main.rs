@@ -45,7 +45,7 @@ use self::progress::Progress;
 use self::ranks::Ranks;
 use self::signals::Signals;
 use self::text::Corpus;
-use self::train::{Job, train};
+use self::train::{Job, Run, train};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -79,18 +79,24 @@ fn run() -> Result<(), Failure> {
 
     let signals = Signals::listen().map_err(Failure::training)?;
     let job = Job { options: &options, corpus: &corpus, gpt, signals };
-    let run = train(&job, &ranks, Progress::new(options.steps, output.as_ref())?)?;
-    let Some(run) = run else { return Ok(()) };
+    let ended = train(&job, &ranks, Progress::new(options.steps, output.as_ref())?)?;
+    ended.run.as_ref().map_or(Ok(()), |run| report(&job, run, output))?;
+    match ended.was_stopped {
+        true => Err(Failure::Stopped { signal: job.signals.caught(), steps: ended.steps }),
+        false => Ok(()),
+    }
+}
+
+/// What rank 0 shows and keeps.
+fn report(job: &Job<'_>, run: &Run, output: Option<Output>) -> Result<(), Failure> {
+    let options = job.options;
     if run.records.is_empty() {
         return Err(Failure::Input(format!("--resume: all {} steps are made", options.steps)));
     }
-    report::print(&job, &run)?;
+    report::print(job, run)?;
     if let Some(output) = output {
-        output.finish(&job, &run)?;
+        output.finish(job, run)?;
     }
     costs::check_traffic(&run.costs)?;
-    match job.signals.caught() {
-        Some(signal) if run.was_stopped => Err(Failure::Stopped { signal, steps: run.steps }),
-        _ => Ok(()),
-    }
+    Ok(())
 }

@@ -153,6 +153,11 @@ impl Options {
         Ok(())
     }
 
+    /// What all ranks must have been told alike.
+    pub(crate) fn shared(&self) -> String {
+        format!("{self:?}")
+    }
+
     /// Tokens of a microbatch on a rank.
     pub(crate) fn tokens(&self) -> u64 {
         (self.batch * self.context) as u64

@@ -33,6 +33,17 @@ pub(crate) struct Job<'a> {
     pub(crate) signals: Signals,
 }
 
+/// How training ended in this process.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// Where rank 0 is in this process.
+    pub(crate) run: Option<Run>,
+    /// Steps made, those before it was resumed included.
+    pub(crate) steps: usize,
+    /// Whether a signal has ended it, which may have come to another process.
+    pub(crate) was_stopped: bool,
+}
+
 /// What came of it.
 #[derive(Debug)]
 pub(crate) struct Run {
@@ -42,18 +53,14 @@ pub(crate) struct Run {
     /// The trained parameters, by name.
     pub(crate) parameters: BTreeMap<String, Vec<f32>>,
     pub(crate) verified: Option<Verified>,
-    /// Steps made, those before it was resumed included.
-    pub(crate) steps: usize,
-    /// Whether a signal has ended it.
-    pub(crate) was_stopped: bool,
 }
 
-/// Trains the ranks of this process; what came of it, where rank 0 is among them.
+/// Trains the ranks of this process.
 pub(crate) fn train(
     job: &Job<'_>,
     ranks: &Ranks,
     progress: Progress,
-) -> Result<Option<Run>, Failure> {
+) -> Result<Ended, Failure> {
     // Rank 0 shows what happens and compares; the others find nothing here.
     let desk = Mutex::new(Some(Desk::new(job, progress)));
     memory::reset_peaks();
@@ -76,7 +83,7 @@ pub(crate) fn train(
 }
 
 /// Puts together what the ranks of this process bring, if rank 0 is among them; of their failures, the one that the others only echo.
-fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Option<Run>, Failure> {
+fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Ended, Failure> {
     let (done, failed): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
     let mut failures = failed.into_iter().filter_map(Result::err).collect::<Vec<_>>();
     failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
@@ -90,10 +97,12 @@ fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Option<Run>, Failur
         costs.push(outcome.costs);
         first = first.or(outcome.desk.map(|desk| (desk, outcome.parameters)));
     }
-    let Some((desk, parameters)) = first else { return Ok(None) };
+    let Some((desk, parameters)) = first else {
+        return Ok(Ended { run: None, steps, was_stopped });
+    };
     let verified = desk.twin.map(Twin::verified).transpose()?;
     let records = desk.progress.finish()?;
-    Ok(Some(Run { records, costs, parameters, verified, steps, was_stopped }))
+    Ok(Ended { run: Some(Run { records, costs, parameters, verified }), steps, was_stopped })
 }
 
 /// What only rank 0 has.
@@ -132,6 +141,8 @@ struct Rank<'a> {
 
 impl<'a> Rank<'a> {
     fn new(world: World, job: &'a Job<'a>) -> Result<Self, Failure> {
+        // Processes are told one by one.
+        world.compare("options", &job.options.shared()).map_err(hsdp::Error::from)?;
         let spec = job.gpt.config().spec();
         let seed = job.options.seed;
         let model = ShardedModel::new(world, spec, recipe::model(job.options), |param| {

@@ -1,0 +1,92 @@
+//! What programs compare between ranks before they begin.
+
+use hsdp_sharding::Rank;
+
+use crate::{Channel, Error, Group, Stage, Tag, World};
+
+/// The longest text that is compared as it is; of longer ones the first part, and a hash of all.
+const MOST_BYTES: usize = 4 << 10;
+
+impl World {
+    /// Compares what ranks were told, such as a seed or the options of a program: what all must say alike. `what` names it.
+    ///
+    /// **Collective**, on the control channel, before steps or between them.
+    ///
+    /// # Errors
+    /// [`Error::ConfigMismatch`] on all ranks, with what rank 0 and the first that differs from it say; as any collective.
+    ///
+    /// ```
+    /// use hsdp_comm::world;
+    ///
+    /// let seeds = world(3, |world| {
+    ///     let seed = if world.rank().index() == 2 { 7 } else { 1 };
+    ///     world.compare("seed", &format!("{seed}")).map_err(|error| error.to_string())
+    /// });
+    /// assert!(seeds.iter().all(|it| *it == Err("ranks 0 and 2 differ in their seed: 1, 7".to_owned())));
+    /// ```
+    pub fn compare(&self, what: &'static str, said: &str) -> Result<(), Error> {
+        let group = self.world_group(Channel::Control);
+        let said = shortened(said);
+        let lengths = gathered(&group, vec![said.len() as u64])?;
+        let longest = lengths.iter().max().map_or(0, |longest| longest.div_ceil(8));
+        let longest = usize::try_from(longest).expect("texts are short");
+        let all = gathered(&group, words(&said, longest))?;
+        let texts: Vec<_> = (0..lengths.len()).map(|rank| text(&all[rank * longest..], lengths[rank])).collect();
+        match texts.iter().position(|text| *text != texts[0]) {
+            None => Ok(()),
+            Some(other) => Err(Error::ConfigMismatch {
+                what,
+                ranks: [Rank::new(0), Rank::new(other)],
+                said: [texts[0].clone(), texts[other].clone()].into(),
+            }),
+        }
+    }
+}
+
+fn gathered(group: &Group, values: Vec<u64>) -> Result<Vec<u64>, Error> {
+    group.all_gather(Tag::new(Stage::Setup), values)?.wait()
+}
+
+fn shortened(said: &str) -> String {
+    if said.len() <= MOST_BYTES {
+        return said.to_owned();
+    }
+    let end = (0..=MOST_BYTES).rev().find(|end| said.is_char_boundary(*end)).unwrap_or(0);
+    let hash = xxhash_rust::xxh3::xxh3_64(said.as_bytes());
+    format!("{}... ({} bytes, hash {hash:016x})", &said[..end], said.len())
+}
+
+/// A text as numbers, filled up with zeros.
+fn words(said: &str, count: usize) -> Vec<u64> {
+    let mut words = vec![0_u64; count];
+    bytemuck::cast_slice_mut(&mut words)[..said.len()].copy_from_slice(said.as_bytes());
+    words
+}
+
+fn text(words: &[u64], len: u64) -> String {
+    let bytes: &[u8] = bytemuck::cast_slice(words);
+    let len = usize::try_from(len).unwrap_or(0).min(bytes.len());
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world;
+
+    #[test]
+    fn long_texts_that_differ_at_their_ends_are_told_apart() {
+        let said = |rank: usize| format!("{}{rank}", "é".repeat(MOST_BYTES));
+        let ends = world(2, |world| world.compare("options", &said(world.rank().index())));
+        assert!(ends.iter().all(|end| *end == ends[0]));
+        let error = ends[0].as_ref().expect_err("they differ").to_string();
+        assert!(error.contains("(8193 bytes, hash "), "{error}");
+        assert_eq!(world(2, |world| world.compare("options", &said(3))), [Ok(()), Ok(())]);
+    }
+
+    #[test]
+    fn one_rank_and_texts_of_no_length_agree() {
+        assert_eq!(world(1, |world| world.compare("nothing", "")), [Ok(())]);
+        assert_eq!(world(3, |world| world.compare("nothing", "")), [Ok(()), Ok(()), Ok(())]);
+    }
+}
