@@ -31,7 +31,8 @@ impl World {
         let longest = lengths.iter().max().map_or(0, |longest| longest.div_ceil(8));
         let longest = usize::try_from(longest).expect("texts are short");
         let all = gathered(&group, words(&said, longest))?;
-        let texts: Vec<_> = (0..lengths.len()).map(|rank| text(&all[rank * longest..], lengths[rank])).collect();
+        let texts: Vec<_> =
+            (0..lengths.len()).map(|rank| text(&all[rank * longest..], lengths[rank])).collect();
         match texts.iter().position(|text| *text != texts[0]) {
             None => Ok(()),
             Some(other) => Err(Error::ConfigMismatch {

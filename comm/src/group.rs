@@ -11,8 +11,8 @@ use hsdp_sharding::{ByteCount, Rank};
 use crate::call::Call;
 use crate::fault::{Injected, Manner};
 use crate::flight::{EntryNumber, FlightState};
-use crate::remote::{Journey, Office, Travels};
 use crate::local::{Access, AnySlots, InBlock, Member, Record, Slots, Ticket};
+use crate::remote::{Journey, Office, Travels};
 use crate::seat::{Flavour, Seat};
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
@@ -295,9 +295,8 @@ impl Group {
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
         let Flavour::Local { core, .. } = &self.seat.flavour else { return Ok(()) };
         let (descriptor, entry) = self.seat.enter(site, Call::new(Op::Barrier, tag))?;
-        let (member, meet) = (self.member_at(core, site, entry), |(), all: Deposits<'_, ()>| {
-            Ok(Barrier(all.len()))
-        });
+        let (member, meet) =
+            (self.member_at(core, site, entry), |(), all: Deposits<'_, ()>| Ok(Barrier(all.len())));
         match core.office() {
             None => core.submit(member, descriptor, (), meet)?,
             Some(office) => Journey::begin(office, member, descriptor, ())?,

@@ -10,8 +10,8 @@ use hsdp_sharding::{DType, Rank, Role, UnitLayout, balanced};
 
 use crate::call::Call;
 use crate::work::{
-    AllReduceScaled, Deposits, Scaled, SharedGather, SharedGatherDeposit, UnitGather, UnitGatherDeposit,
-    UnitReduce, UnitReduceDeposit,
+    AllReduceScaled, Deposits, Scaled, SharedGather, SharedGatherDeposit, UnitGather,
+    UnitGatherDeposit, UnitReduce, UnitReduceDeposit,
 };
 use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag, Targets};
 

@@ -247,7 +247,8 @@ mod tests {
             worlds.map(|((rank, wire), options)| World::by(2, rank, options, wire)).collect();
         let greet = |world: &World| world.greet();
         std::thread::scope(|scope| {
-            let greeting: Vec<_> = worlds.iter().map(|world| scope.spawn(|| greet(world))).collect();
+            let greeting: Vec<_> =
+                worlds.iter().map(|world| scope.spawn(|| greet(world))).collect();
             greeting.into_iter().map(|thread| thread.join().expect("no panic")).collect()
         })
     }
@@ -259,7 +260,9 @@ mod tests {
         let other = WorldOptions { deadline: Duration::from_secs(7), ..options.clone() };
         let [one, two] = <[_; 2]>::try_from(greet([options, other])).expect("two ranks");
         let refused = one.expect_err("they differ");
-        assert!(refused.to_string().starts_with("ranks 0 and 1 differ in their deadline: 120s (proc"));
+        assert!(
+            refused.to_string().starts_with("ranks 0 and 1 differ in their deadline: 120s (proc")
+        );
         assert_eq!(two, Err(refused));
     }
 

@@ -127,13 +127,13 @@ pub use uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
 // What users need of the rooms below, so that one dependency is enough.
 /// The error of a collective, inside [`Error::Comm`].
 pub use hsdp_comm::Error as CommError;
+#[cfg(feature = "mpi")]
+pub use hsdp_comm::mpi;
 pub use hsdp_comm::{
     AbortReason, Channel, Explanation, Fault, FaultKind, FaultPlace, FlightRecord, Group, Lent, Op,
     Pending, RankFailure, Reduction, Rendezvous, SlowChannel, Stage, StepFailure, Tag, Workers,
     World, WorldOptions, explain, launch, world,
 };
-#[cfg(feature = "mpi")]
-pub use hsdp_comm::mpi;
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{
     Accumulation, Axis, ByteCount, DType, ElemCount, FullCopies, Mesh, ModelSpec, Offload, Param,

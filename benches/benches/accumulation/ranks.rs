@@ -25,16 +25,16 @@ fn of_job<T>(
     let job = hsdp_comm::mpi::Job::join(world.deadline).map_err(|error| error.to_string())?;
     let (mesh, processes) = (options.mesh, job.size());
     if mesh.world_size() != processes {
-        return Err(format!("mesh {mesh} has {} ranks, and there are {processes} processes", mesh.world_size()));
+        return Err(format!(
+            "mesh {mesh} has {} ranks, and there are {processes} processes",
+            mesh.world_size()
+        ));
     }
     let ended = job.launch(processes, world, rank).map_err(|error| error.to_string())?;
     Ok(ended.into_iter().collect())
 }
 
 #[cfg(not(feature = "mpi"))]
-fn of_job<T>(
-    _: &Options,
-    _: impl Fn(World) -> T,
-) -> Result<Vec<Result<T, RankFailure>>, String> {
+fn of_job<T>(_: &Options, _: impl Fn(World) -> T) -> Result<Vec<Result<T, RankFailure>>, String> {
     Err("--comm mpi: build with --features mpi".to_owned())
 }

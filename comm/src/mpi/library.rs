@@ -148,7 +148,14 @@ impl Calls<'_> {
         let communicator = self.library.communicator;
         // SAFETY: MP-2, all that is written to lies here.
         let code = unsafe {
-            ffi::MPI_Improbe(any, tag, communicator, &raw mut flag, &raw mut message, &raw mut status)
+            ffi::MPI_Improbe(
+                any,
+                tag,
+                communicator,
+                &raw mut flag,
+                &raw mut message,
+                &raw mut status,
+            )
         };
         check("MPI_Improbe", code)?;
         if flag == 0 {

@@ -57,7 +57,14 @@ pub(super) enum Turned {
 
 impl Courier {
     pub(super) fn new(core: &Arc<Core>, rank: Rank, transport: Box<dyn Transport>) -> Self {
-        Self { core: Some(Arc::clone(core)), rank, transport, desk: Desk::default(), watch: Watch::default(), probes: Probes::default() }
+        Self {
+            core: Some(Arc::clone(core)),
+            rank,
+            transport,
+            desk: Desk::default(),
+            watch: Watch::default(),
+            probes: Probes::default(),
+        }
     }
 
     /// Lets go of the world.
@@ -98,7 +105,8 @@ impl Courier {
         for _ in 0..LETTERS {
             let Some((from, buffer)) = self.transport.receive()? else { break };
             is_busy = true;
-            let read = Letter::read(buffer).and_then(|letter| self.deliver((core, office), from, letter));
+            let read =
+                Letter::read(buffer).and_then(|letter| self.deliver((core, office), from, letter));
             if let Err(problem) = read {
                 let reason = AbortReason::Garbled { problem: problem.into() };
                 core.end(core.ended_by(from, reason));
@@ -207,7 +215,8 @@ impl Courier {
         if ending::late(error) != Some(self.rank) {
             return None;
         }
-        let Error::WorldAborted { reason: AbortReason::Deadline { deadline, .. }, .. } = error else {
+        let Error::WorldAborted { reason: AbortReason::Deadline { deadline, .. }, .. } = error
+        else {
             return None;
         };
         let operation = core.record(self.rank).issuer_blocked_on()?;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::travels::Parcel;
-use crate::{Descriptor, Op};
 use crate::local::{Key, Operation};
+use crate::{Descriptor, Op};
 
 /// Lays what came into the slots of an operation that this rank has issued.
 pub(crate) trait Receiver: Debug + Send + Sync {
@@ -18,12 +18,7 @@ pub(crate) trait Receiver: Debug + Send + Sync {
     /// The members, by slot.
     fn ranks(&self) -> &[Rank];
     /// The member in `slot` has come.
-    fn lay(
-        self: Arc<Self>,
-        operation: &Arc<Operation>,
-        slot: usize,
-        parcel: Parcel,
-    );
+    fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, parcel: Parcel);
 }
 
 /// Which round of which operation.

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 
-use crate::{AbortReason, Error};
 use crate::local::Operation;
 use crate::sync;
+use crate::{AbortReason, Error};
 
 /// How long is waited for what the others say of the end: who is frozen says nothing.
 const GRACE: Duration = Duration::from_millis(500);

@@ -67,7 +67,9 @@ impl<T: Element> Travels for Exchange<T> {
         match (at.descriptor.op, at.descriptor.reduction) {
             (Op::AllGather | Op::Gather, _) => {
                 let parts = target.chunks_exact_mut(own.len().max(1));
-                parts.zip(parcels.with_own(at, own)).for_each(|(part, it)| part.copy_from_slice(it));
+                parts
+                    .zip(parcels.with_own(at, own))
+                    .for_each(|(part, it)| part.copy_from_slice(it));
             }
             (Op::ReduceScatter, Some(reduction)) => {
                 combine(reduction, &mut target, &parcels.with_own(at, own));

@@ -147,7 +147,9 @@ mod tests {
             "ranks 0 and 2 differ in their size of the world: 3 (process 6 on a), 4 (process 7 on b)"
         );
         assert!(refused(&|it| it.version = "0".to_owned()).contains("in their version: \""));
-        assert!(refused(&|it| it.program = !it.program).contains("in their program (its hash): \""));
+        assert!(
+            refused(&|it| it.program = !it.program).contains("in their program (its hash): \"")
+        );
         assert!(refused(&|it| it.order = [9, 9]).contains("in their order of bytes: ["));
         assert!(refused(&|it| it.deadline = Duration::ZERO).contains("120s (process 6 on a), 0ns"));
     }

@@ -71,7 +71,8 @@ impl<S: Travels> Journey<S> {
 
     fn assembling(
         self: &Arc<Self>,
-    ) -> impl FnOnce(Option<S>, Deposits<'_, Deposit<S>>) -> Result<Unpack<S>, String> + use<S> {
+    ) -> impl FnOnce(Option<S>, Deposits<'_, Deposit<S>>) -> Result<Unpack<S>, String> + use<S>
+    {
         let journey = Arc::clone(self);
         move |_, deposits| Unpack::new(journey, deposits)
     }
@@ -159,12 +160,7 @@ impl<S: Travels> Receiver for Journey<S> {
         &self.at.ranks
     }
 
-    fn lay(
-        self: Arc<Self>,
-        operation: &Arc<Operation>,
-        slot: usize,
-        parcel: Parcel,
-    ) {
+    fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, parcel: Parcel) {
         let descriptor = Arc::clone(&parcel.brought.descriptor);
         let arrival = Arrival { descriptor, entry: EntryNumber::NONE };
         let assemble = self.assembling();

@@ -204,7 +204,10 @@ mod tests {
         assert_eq!(refused(&|bytes| bytes[28] = 9), "it is of kind 9");
         let lengths = "it has 192 bytes, and says that 18 are its statement and 13 its elements";
         assert_eq!(refused(&|bytes| bytes[16] = 13), "its check sum is wrong");
-        assert_eq!(refused(&|bytes| bytes.truncate(128)), lengths.replace("192", "128").replace("13", "12"));
+        assert_eq!(
+            refused(&|bytes| bytes.truncate(128)),
+            lengths.replace("192", "128").replace("13", "12")
+        );
         assert!(refused(&|bytes| bytes[23] = 0x80).contains("9223372036854775820 its elements"));
         assert!(refused(&|bytes| bytes[16..24].fill(0xff)).contains("18446744073709551615"));
         assert!(refused(&|bytes| bytes[24..28].fill(0xff)).starts_with("its statement has 42949"));

@@ -14,19 +14,19 @@ use super::buffer::Shelf;
 use super::courier::{self, Courier, Turned};
 use super::desk::Receiver;
 use super::ending::{Ending, Proposal};
-use super::letter::{Kind, Letter};
 #[cfg(any(feature = "mpi", test))]
 use super::hello;
 use super::hello::Hello;
+use super::letter::{Kind, Letter};
 use super::probes::{self, Issued};
 use super::statement::{self, end_bytes, probe_bytes};
 use super::transport::Transport;
 #[cfg(any(feature = "mpi", test))]
 use crate::local::{Alarm, Clock};
 use crate::local::{Core, Operation, from_now, waiting_for_each_other};
+use crate::mismatch::{MismatchRow, Wanted};
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex};
-use crate::mismatch::{MismatchRow, Wanted};
 use crate::{Descriptor, Error, WorldOptions};
 
 /// What the courier is to do.
@@ -155,7 +155,9 @@ impl Office {
 
     /// Sends a path to those whom its last rank waits for.
     pub(super) fn send_probe(&self, path: &[MismatchRow]) {
-        let Some(Wanted::Waiting { missing, .. }) = path.last().map(|row| &row.wanted) else { return };
+        let Some(Wanted::Waiting { missing, .. }) = path.last().map(|row| &row.wanted) else {
+            return;
+        };
         let to = missing.clone();
         let letter = Letter::write(&self.shelf, (Kind::Probe, 0), &probe_bytes(path), 0);
         if let Some(letter) = letter {
@@ -362,7 +364,11 @@ impl Office {
         if thread.is_finished() {
             let _ = thread.join();
         } else {
-            tracing::warn!(rank = self.rank.get(), ?patience, "letters to other ranks were not sent in time");
+            tracing::warn!(
+                rank = self.rank.get(),
+                ?patience,
+                "letters to other ranks were not sent in time"
+            );
             self.outgoing.lock().leaving = Leaving::Closed;
         }
         self.courier.lock().close();

@@ -62,7 +62,8 @@ impl<T: Element> Travels for Handing<T> {
     }
 
     fn check(&self, at: &At, parcels: &Parcels) -> Result<(), String> {
-        let destinations: Vec<_> = (0..at.members()).map(|slot| self.destination_of(slot, at, parcels)).collect();
+        let destinations: Vec<_> =
+            (0..at.members()).map(|slot| self.destination_of(slot, at, parcels)).collect();
         sources_of(&destinations)?;
         let len = size_of_val(&*self.values);
         parcels.check(at, |from| if destinations[from] == Some(at.slot) { len } else { 0 })

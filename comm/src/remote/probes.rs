@@ -46,7 +46,9 @@ impl Probes {
             }
             return;
         }
-        if path.iter().any(|row| row.rank == own) || !self.is_new((sender, sent_for, operation.key())) {
+        if path.iter().any(|row| row.rank == own)
+            || !self.is_new((sender, sent_for, operation.key()))
+        {
             return;
         }
         if let Some(row) = stuck(core, own, &operation) {
@@ -113,6 +115,7 @@ impl Issued {
             descriptor.sequence < numbers.next && !numbers.skipped.contains(&descriptor.sequence)
         };
         // What is of an epoch before is over.
-        descriptor.epoch < numbers.epoch || (descriptor.epoch == numbers.epoch && is_of_this_epoch())
+        descriptor.epoch < numbers.epoch
+            || (descriptor.epoch == numbers.epoch && is_of_this_epoch())
     }
 }

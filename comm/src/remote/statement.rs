@@ -50,12 +50,30 @@ pub(super) struct StatedEnd {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum StatedError {
-    Mismatch { problem: String, rows: Vec<(u32, StatedWanted)> },
-    Step { rank: u32, step: u64, reason: String },
-    World { rank: u32, step: u64, operation: Option<Stated>, reason: StatedReason },
-    Work { operation: Stated, reason: StatedReason },
+    Mismatch {
+        problem: String,
+        rows: Vec<(u32, StatedWanted)>,
+    },
+    Step {
+        rank: u32,
+        step: u64,
+        reason: String,
+    },
+    World {
+        rank: u32,
+        step: u64,
+        operation: Option<Stated>,
+        reason: StatedReason,
+    },
+    Work {
+        operation: Stated,
+        reason: StatedReason,
+    },
     /// One that no variant is for: its text is passed on.
-    Other { rank: u32, text: String },
+    Other {
+        rank: u32,
+        text: String,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]

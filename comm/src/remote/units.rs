@@ -102,7 +102,8 @@ fn pieces(
     layout: &UnitLayout,
     slot: usize,
 ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
-    let trainable = |piece: &hsdp_sharding::Piece| layout.params()[piece.param].role == Role::Trainable;
+    let trainable =
+        |piece: &hsdp_sharding::Piece| layout.params()[piece.param].role == Role::Trainable;
     let all = layout.pieces(slot).take_while(trainable);
     all.map(|it| (it.param, it.param_start..it.param_start + it.len, it.shard_range()))
 }
@@ -190,12 +191,7 @@ impl Travels for UnitReduceDeposit {
 }
 
 /// Adds up the members' parts, in their order; the first element of the result that is not finite.
-fn sum(
-    partial: &mut [f32],
-    parts: &[Values<'_>],
-    scaling: Scaling,
-    fold: Fold,
-) -> Option<usize> {
+fn sum(partial: &mut [f32], parts: &[Values<'_>], scaling: Scaling, fold: Fold) -> Option<usize> {
     if parts.len() <= FUSED {
         return sum_contributions(partial, parts, scaling, fold);
     }

@@ -189,7 +189,9 @@ impl UnitReduce {
             let mut add = |values: Values<'_>| contribute(sum, values, pre, wire, fold);
             match &gradients[param] {
                 None => add(Values::F32(&ZEROS[..part.range.len()])),
-                Some(values) => meter.lent_by(slot, || visit_once(&**values, part.place(), &mut add)),
+                Some(values) => {
+                    meter.lent_by(slot, || visit_once(&**values, part.place(), &mut add))
+                }
             }
         }
     }

@@ -27,9 +27,9 @@ mod vjp;
 pub use self::case::{Case, MOST_RANKS};
 pub use self::compare::{Verdict, Worst};
 pub use self::error::CaseError;
+pub use self::ranks::{Carrier, Site};
 #[cfg(feature = "mpi")]
 pub use self::ranks::{join, leave};
-pub use self::ranks::{Carrier, Site};
 pub use self::reduce::{CaseParam, ReduceCase};
 pub use self::train::TrainCase;
 pub use self::vjp::VjpCase;

@@ -144,7 +144,8 @@ fn on_processes<T: Serialize + DeserializeOwned>(
         Err(own) => own,
         Ok(_) => error,
     })?;
-    let of = |(rank, made): (usize, Result<T, String>)| made.map_err(|it| format!("rank {rank}: {it}"));
+    let of =
+        |(rank, made): (usize, Result<T, String>)| made.map_err(|it| format!("rank {rank}: {it}"));
     made.into_iter().enumerate().map(of).collect()
 }
 
@@ -160,7 +161,8 @@ fn exchanged<T: Serialize + DeserializeOwned>(world: &World, made: &T) -> Result
     let lengths = lengths.map_err(text)?;
     let longest = lengths.iter().max().map_or(0, |longest| *longest as usize).next_multiple_of(4);
     bytes.resize(longest, 0);
-    let words = bytes.chunks_exact(4).map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+    let words =
+        bytes.chunks_exact(4).map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
     let all = group.all_gather(Tag::default(), words.collect()).and_then(hsdp_comm::Pending::wait);
     let all: Vec<u8> = all.map_err(text)?.into_iter().flat_map(u32::to_ne_bytes).collect();
     let parts = all.chunks_exact(longest.max(1)).zip(lengths);

@@ -17,7 +17,8 @@ pub(crate) const TRIALS: &[Named] = &[
 fn cases() -> Result<Vec<PathBuf>, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cases");
     let entries = fs::read_dir(folder).map_err(|error| error.to_string())?;
-    let mut cases: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|it| it.is_dir()).collect();
+    let mut cases: Vec<_> =
+        entries.flatten().map(|entry| entry.path()).filter(|it| it.is_dir()).collect();
     cases.sort();
     Ok(cases)
 }
@@ -25,14 +26,23 @@ fn cases() -> Result<Vec<PathBuf>, String> {
 fn on_processes(processes: usize, skipped: usize) -> Result<(), String> {
     let (mut command, cases) = (mpirun(), cases()?);
     let passed = cases.len() - skipped;
-    command.args(["-n", &processes.to_string(), env!("CARGO_BIN_EXE_conformance"), "--comm", "mpi"]);
+    command.args([
+        "-n",
+        &processes.to_string(),
+        env!("CARGO_BIN_EXE_conformance"),
+        "--comm",
+        "mpi",
+    ]);
     let ended = run({
         command.args(cases);
         command
     })?;
     has(&ended.out, &[&format!("{passed} passed, 0 failed, {skipped} skipped")])?;
     if skipped > 0 {
-        has(&ended.out, &["skip  block-2x4-f16", &format!("8 ranks: there are {processes} processes")])?;
+        has(
+            &ended.out,
+            &["skip  block-2x4-f16", &format!("8 ranks: there are {processes} processes")],
+        )?;
     }
     match ended.code {
         Some(0) => Ok(()),

@@ -30,7 +30,10 @@ const PROMPTLY: Duration = Duration::from_secs(2);
 
 fn four(arguments: &[&str], out: &Path) -> Command {
     let mut command = mpirun();
-    command.args(["-n", "4"]).arg(train_gpt()).args(["--comm", "mpi", "--mesh", "2x2", "--layers", "2"]);
+    command
+        .args(["-n", "4"])
+        .arg(train_gpt())
+        .args(["--comm", "mpi", "--mesh", "2x2", "--layers", "2"]);
     command.args(arguments).arg("--out").arg(out);
     command
 }
@@ -66,9 +69,9 @@ fn killed() -> Result<(), String> {
     job.until(|| (steps(out.path()) >= 3).then_some(()))?;
     let at = Instant::now();
     kill(processes[2], Signal::SIGKILL).map_err(|error| error.to_string())?;
-    let ended = job.end()?;
-    badly(&ended)?;
-    let took = ended.at - at;
+    job.until(|| job.has_ended().then_some(()))?;
+    let took = at.elapsed();
+    badly(&job.end()?)?;
     if took > PROMPTLY {
         return Err(format!("all have ended after {took:?}"));
     }

@@ -62,6 +62,11 @@ impl Job {
         })
     }
 
+    /// Whether none of its processes runs any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        children(self.mpirun.id()).is_empty()
+    }
+
     /// Looks again and again for what is there at last.
     pub(crate) fn until<T>(&self, look: impl Fn() -> Option<T>) -> Result<T, String> {
         while self.started.elapsed() < LIMIT {
@@ -88,7 +93,9 @@ impl Job {
         let status = loop {
             match self.mpirun.try_wait().map_err(|error| error.to_string())? {
                 Some(status) => break status,
-                None if self.started.elapsed() > LIMIT => return Err(format!("it runs for {LIMIT:?}")),
+                None if self.started.elapsed() > LIMIT => {
+                    return Err(format!("it runs for {LIMIT:?}"));
+                }
                 None => thread::yield_now(),
             }
         };

@@ -40,7 +40,10 @@ fn parcels_say_what_they_said() {
         let brought = Brought { descriptor: Arc::new(descriptor), step: 4, form };
         let bytes = parcel_bytes(&brought);
         assert_eq!(parcel_of(&bytes), Ok(brought));
-        assert_eq!(parcel_of(&[&*bytes, &[0]].concat()).expect_err("one too many"), "1 bytes follow its statement");
+        assert_eq!(
+            parcel_of(&[&*bytes, &[0]].concat()).expect_err("one too many"),
+            "1 bytes follow its statement"
+        );
         assert!(parcel_of(&bytes[..bytes.len() - 1]).is_err());
     }
 }
@@ -73,9 +76,10 @@ fn ends() -> Vec<Error> {
         operation: Some(Arc::clone(&operation)),
         reason: reason.clone(),
     });
-    let works = reasons
-        .iter()
-        .map(|reason| Error::WorkFailed { operation: Arc::clone(&operation), reason: reason.clone() });
+    let works = reasons.iter().map(|reason| Error::WorkFailed {
+        operation: Arc::clone(&operation),
+        reason: reason.clone(),
+    });
     let step = Error::StepAborted { rank: zero, step: 3, reason: "it overflowed".into() };
     let others = [Error::CollectiveMismatch { table }, step];
     worlds.chain(works).chain(others).collect()

@@ -1,8 +1,8 @@
 //! What the ranks are: threads of this process, or processes under MPI.
 
-use hsdp::{RankFailure, World};
 #[cfg(feature = "mpi")]
 use hsdp::mpi;
+use hsdp::{RankFailure, World};
 
 use super::failure::Failure;
 use super::options::{Comm, Options};

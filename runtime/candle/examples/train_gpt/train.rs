@@ -56,11 +56,7 @@ pub(crate) struct Run {
 }
 
 /// Trains the ranks of this process.
-pub(crate) fn train(
-    job: &Job<'_>,
-    ranks: &Ranks,
-    progress: Progress,
-) -> Result<Ended, Failure> {
+pub(crate) fn train(job: &Job<'_>, ranks: &Ranks, progress: Progress) -> Result<Ended, Failure> {
     // Rank 0 shows what happens and compares; the others find nothing here.
     let desk = Mutex::new(Some(Desk::new(job, progress)));
     memory::reset_peaks();
