@@ -12,8 +12,11 @@
 //! sense, or cannot do it.
 
 mod checkpoint;
+mod completions;
 mod outcome;
+mod plan;
 
+use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -33,6 +36,10 @@ enum Command {
     /// Lists, verifies, exports, reshards and compares checkpoints
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
+    /// Says what a step of a model would hold and move on each rank, before anything runs
+    Plan(plan::Options),
+    /// Prints what a shell needs to complete commands
+    Completions(completions::Options),
 }
 
 fn main() -> ExitCode {
@@ -42,11 +49,20 @@ fn main() -> ExitCode {
         Err(error) if !error.use_stderr() => error.exit(),
         Err(error) => return outcome::refuse(&in_one_line(&error.to_string())),
     };
-    let Command::Checkpoint(command) = options.command;
-    match command.run() {
+    match options.command.run() {
         Ok(Outcome::Well) => ExitCode::SUCCESS,
         Ok(Outcome::Wrong) => ExitCode::FAILURE,
         Err(error) => outcome::refuse(&error.to_string()),
+    }
+}
+
+impl Command {
+    fn run(self) -> Result<Outcome, Box<dyn Error>> {
+        match self {
+            Self::Checkpoint(command) => command.run(),
+            Self::Plan(options) => plan::run(&options),
+            Self::Completions(options) => completions::run(&options),
+        }
     }
 }
 
