@@ -12,9 +12,13 @@
 //! sense, or cannot do it.
 
 mod checkpoint;
+mod command;
 mod completions;
+mod doctor;
+mod mpirun;
 mod outcome;
 mod plan;
+mod trace;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -38,6 +42,10 @@ enum Command {
     Checkpoint(checkpoint::Command),
     /// Says what a step of a model would hold and move on each rank, before anything runs
     Plan(plan::Options),
+    /// Says what the flight records of a world that failed tell together
+    Trace(trace::Options),
+    /// Says which libraries and programs are found, and what to install for those that are missing
+    Doctor(doctor::Options),
     /// Prints what a shell needs to complete commands
     Completions(completions::Options),
 }
@@ -61,6 +69,8 @@ impl Command {
         match self {
             Self::Checkpoint(command) => command.run(),
             Self::Plan(options) => plan::run(&options),
+            Self::Trace(options) => trace::run(&options),
+            Self::Doctor(options) => doctor::run(&options),
             Self::Completions(options) => completions::run(&options),
         }
     }
