@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use clap::{Args, CommandFactory as _, ValueEnum};
+use clap::{Args, Command, CommandFactory as _, ValueEnum};
 use clap_complete::{Shell, generate};
 
 use crate::Options as Program;
@@ -35,7 +35,14 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         Known::Fish => Shell::Fish,
     };
     let mut script = Vec::new();
-    generate(shell, &mut Program::command(), "hsdp", &mut script);
+    generate(shell, &mut shown(), "hsdp", &mut script);
     print(&String::from_utf8(script)?)?;
     Ok(Outcome::Well)
+}
+
+/// The program without what it starts itself as: scripts would offer that, too.
+fn shown() -> Command {
+    let program = Program::command();
+    let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    Command::new("hsdp").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub(super) struct Ended {
 
 impl Ended {
     pub(super) fn code(&self) -> u8 {
-        self.first.map_or(0, |bad| bad.end.exit_code())
+        self.first.map_or(0, |bad| bad.exit_code())
     }
 
     /// Whether the launcher was told to end: then nothing is started again.
@@ -95,7 +96,7 @@ impl Attempt<'_> {
         }
         let mut running = Running {
             attempt: self,
-            supervisor: Supervisor::new(self.job.ranks(), self.grace),
+            supervisor: Supervisor::new(self.job.ranks(), self.grace, Instant::now()),
             orders: HashMap::new(),
             started: children.into_iter().map(Some).collect(),
         };
@@ -182,12 +183,15 @@ impl Running<'_> {
             return Vec::new();
         }
         match news.event {
-            // A second one with the same number is none of ours, and gets no orders.
+            // Of two with the same number both are lost: one of them would be without orders.
             Event::Joined { rank, orders } if self.supervisor.awaits(rank) => {
                 self.orders.insert(rank, orders);
                 self.supervisor.joined(rank)
             }
-            Event::Joined { .. } => Vec::new(),
+            Event::Joined { orders, .. } => {
+                let _ = orders.shutdown(Shutdown::Both);
+                Vec::new()
+            }
             Event::Ended { rank, end } => self.supervisor.ended(rank, end, now),
             Event::Started { place } => self.reap(place, now),
             Event::Signal(signal) => self.supervisor.signal(signal, now),

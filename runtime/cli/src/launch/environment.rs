@@ -14,7 +14,7 @@ pub(super) const RESTART: &str = "HSDP_RESTART";
 pub(super) const LAUNCHED: &str = "HSDP_LAUNCH_RANK";
 
 /// Where starters of MPI jobs say which rank a process is: Open MPI, MPICH and what is made of it, PMIx.
-const RANKS: [&str; 4] = [LAUNCHED, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
+pub(super) const RANKS: [&str; 4] = [LAUNCHED, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
 
 /// What torchrun sets.
 pub(super) const TORCHRUN: [&str; 3] = ["RANK", "WORLD_SIZE", "MASTER_ADDR"];

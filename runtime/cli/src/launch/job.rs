@@ -81,8 +81,11 @@ impl Job {
         arguments.extend(["launch-rank", "--"].map(OsString::from));
         arguments.extend(self.command.iter().cloned());
         let mut command = replace::command(&mpirun.path, &arguments)?;
-        // A variable of a job that this one is started in would be taken for this one's.
-        command.env_remove(environment::LAUNCHED).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // The rank of a job that this one is started in would be taken for this one's.
+        environment::RANKS.iter().for_each(|name| {
+            command.env_remove(name);
+        });
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command)
     }
 

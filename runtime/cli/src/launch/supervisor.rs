@@ -1,5 +1,6 @@
 //! What is done when a rank ends, a signal comes, or time is over. Pure: it is told what has happened and when, and says what to do.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -12,10 +13,18 @@ const KILL: i32 = Signal::SIGKILL as i32;
 /// How long what was killed may take to be gone.
 const BURIAL: Duration = Duration::from_secs(5);
 
+/// How long ranks may take to be there.
+const START: Duration = Duration::from_secs(120);
+
+/// The exit code where nobody has ended badly, but somebody is missing.
+const NOT_STARTED: u8 = 1;
+
 /// The ranks of an attempt.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     ranks: Vec<Rank>,
+    /// When all are to be there.
+    due: Instant,
     grace: Duration,
     stage: Stage,
     /// The signal that was passed on.
@@ -47,7 +56,8 @@ enum Stage {
 pub(super) struct Bad {
     /// The rank; none if it was mpirun.
     pub(super) rank: Option<u32>,
-    pub(super) end: End,
+    /// None if it was not there in time; of mpirun, if it ended well, but too early.
+    pub(super) end: Option<End>,
 }
 
 /// What to do.
@@ -62,9 +72,10 @@ pub(super) enum Action {
 }
 
 impl Supervisor {
-    pub(super) fn new(ranks: u32, grace: Duration) -> Self {
+    /// Ranks that were started now.
+    pub(super) fn new(ranks: u32, grace: Duration, now: Instant) -> Self {
         let ranks = vec![Rank::Awaited; ranks as usize];
-        Self { ranks, grace, stage: Stage::Running, signal: None, first: None }
+        Self { ranks, due: now + START, grace, stage: Stage::Running, signal: None, first: None }
     }
 
     /// A rank is here: it gets the signal that it has missed.
@@ -84,7 +95,11 @@ impl Supervisor {
     pub(super) fn ended(&mut self, rank: u32, end: End, now: Instant) -> Vec<Action> {
         let Some(state) = self.ranks.get_mut(rank as usize) else { return Vec::new() };
         *state = Rank::Ended;
-        if end.is_bad() { self.fail(Bad { rank: Some(rank), end }, now) } else { Vec::new() }
+        if end.is_bad() {
+            self.fail(Bad { rank: Some(rank), end: Some(end) }, now)
+        } else {
+            Vec::new()
+        }
     }
 
     /// What started the ranks has ended: who is not here will not come.
@@ -93,8 +108,11 @@ impl Supervisor {
         for rank in self.ranks.iter_mut().filter(|rank| **rank == Rank::Awaited) {
             *rank = Rank::Ended;
         }
-        let end = if is_early && !end.is_bad() { End::LOST } else { end };
-        if end.is_bad() { self.fail(Bad { rank: None, end }, now) } else { Vec::new() }
+        match end.is_bad() {
+            true => self.fail(Bad { rank: None, end: Some(end) }, now),
+            false if is_early => self.fail(Bad { rank: None, end: None }, now),
+            false => Vec::new(),
+        }
     }
 
     fn fail(&mut self, bad: Bad, now: Instant) -> Vec<Action> {
@@ -134,7 +152,8 @@ impl Supervisor {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.stage {
             Stage::Ending(until) | Stage::Killed(until) => Some(until),
-            Stage::Running | Stage::Abandoned => None,
+            Stage::Running => self.missing().map(|_| self.due),
+            Stage::Abandoned => None,
         }
     }
 
@@ -147,7 +166,11 @@ impl Supervisor {
                 let left = listed(self.running());
                 vec![Action::KillStarted, Action::Say(format!("gave up waiting for {left}"))]
             }
-            Stage::Running | Stage::Abandoned => Vec::new(),
+            Stage::Running => match self.missing() {
+                Some(rank) => self.fail(Bad { rank: Some(rank), end: None }, now),
+                None => Vec::new(),
+            },
+            Stage::Abandoned => Vec::new(),
         }
     }
 
@@ -180,6 +203,11 @@ impl Supervisor {
         self.signal
     }
 
+    /// The first that is not here yet.
+    fn missing(&self) -> Option<u32> {
+        (0..).zip(&self.ranks).find(|(_, state)| **state == Rank::Awaited).map(|(rank, _)| rank)
+    }
+
     fn running(&self) -> impl Iterator<Item = u32> {
         let running = |(rank, state): (u32, &Rank)| (*state == Rank::Running).then_some(rank);
         (0..).zip(&self.ranks).filter_map(running)
@@ -195,12 +223,22 @@ fn listed(ranks: impl Iterator<Item = u32>) -> String {
     }
 }
 
-impl std::fmt::Display for Bad {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.rank {
-            Some(rank) => write!(f, "rank {rank} {}", self.end),
-            None => write!(f, "mpirun {}", self.end),
+impl fmt::Display for Bad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.rank, self.end) {
+            (Some(rank), Some(end)) => write!(f, "rank {rank} {end}"),
+            (Some(rank), None) => {
+                write!(f, "rank {rank} was not there within {} s", START.as_secs())
+            }
+            (None, Some(end)) => write!(f, "mpirun {end}"),
+            (None, None) => f.write_str("mpirun ended before its ranks"),
         }
+    }
+}
+
+impl Bad {
+    pub(super) fn exit_code(&self) -> u8 {
+        self.end.map_or(NOT_STARTED, End::exit_code)
     }
 }
 

@@ -1,14 +1,17 @@
 //! Ranks that mpirun starts.
 
+use std::env;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::thread;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::job::{Job, meeting, ran, until_gone};
+use crate::job::{Job, command, meeting, ran, until_gone};
+use crate::program::Said;
 
 /// Whether there is an mpirun, and whose it is.
 pub(crate) fn is_open_mpi() -> bool {
@@ -120,4 +123,55 @@ fn a_launcher_that_is_killed_leaves_no_mpirun_and_no_rank() {
     job.ended();
     let pids: Vec<String> = lines.iter().map(|line| line[4..].trim().to_owned()).collect();
     until_gone(&pids);
+}
+
+/// What a script in the place of mpirun makes of a job of two: exit code, stdout and stderr.
+fn by(mpirun: &str, script: &str) -> Said {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("mpirun");
+    fs::write(&file, format!("#!/bin/sh\n{mpirun}\n")).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("set");
+    let path = format!("{}:{}", folder.path().display(), env::var("PATH").unwrap_or_default());
+    let mut command = command(&["launch", "-n", "2", "--grace", "1", "--", "sh", "-c", script]);
+    let output = command.env("PATH", path).output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// As MPICH does it: its name, its options and its variable.
+#[test]
+fn ranks_may_be_those_of_mpich() {
+    let mpich = r#"
+        if [ "$1" = --version ]; then echo "HYDRA build details:"; exit; fi
+        [ "$1 $2" = "-n 2" ] || exit 9; shift 2
+        PMI_RANK=1 "$@" & PMI_RANK=0 "$@"; wait"#;
+    let (code, said, told) = by(mpich, "echo $PMI_RANK");
+    let mut lines: Vec<&str> = said.lines().collect();
+    lines.sort_unstable();
+    assert_eq!((code, lines, &*told), (Some(0), vec!["[0] 0", "[1] 1"], ""));
+}
+
+#[test]
+fn an_mpirun_that_starts_nothing_is_told() {
+    let (code, said, told) = by("exit 0", "echo here");
+    let expected = "hsdp: attempt 0 failed: mpirun ended before its ranks\n";
+    assert_eq!((code, &*said, &*told), (Some(1), "", expected));
+    let (code, _, told) = by("echo no slots >&2; exit 4", "echo here");
+    assert_eq!(code, Some(4));
+    let mut lines: Vec<&str> = told.lines().collect();
+    lines.sort_unstable();
+    let expected = ["[mpirun] no slots", "hsdp: attempt 0 failed: mpirun ended with exit code 4"];
+    assert_eq!(lines, expected);
+}
+
+/// Such as where variables of another job hide those of this one.
+#[test]
+fn two_of_one_rank_are_an_end_and_no_wait() {
+    let twice = r#"
+        if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; exit; fi
+        while [ "${1#-}" != "$1" ] || [ "$1" = 2 ]; do shift; done
+        OMPI_COMM_WORLD_RANK=0 "$@" & OMPI_COMM_WORLD_RANK=0 "$@"; wait"#;
+    let (code, _, told) = by(twice, "while :; do sleep 0.02; done");
+    assert_eq!(code, Some(128 + 9), "{told}");
+    assert!(told.contains("rank 0 was killed by signal 9 (SIGKILL)"), "{told}");
 }

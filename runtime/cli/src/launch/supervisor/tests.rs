@@ -4,9 +4,10 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// Three ranks that run.
 fn three() -> (Supervisor, Instant) {
-    let mut supervisor = Supervisor::new(3, GRACE);
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(3, GRACE, now);
     (0..3).for_each(|rank| assert!(supervisor.joined(rank).is_empty()));
-    (supervisor, Instant::now())
+    (supervisor, now)
 }
 
 fn signals(actions: &[Action]) -> Vec<(u32, i32)> {
@@ -38,7 +39,7 @@ fn the_first_that_ends_badly_ends_the_others_and_is_remembered() {
     assert!(supervisor.ended(2, End::Signal(TERM), now).is_empty());
     assert_eq!(supervisor.deadline(), Some(now + GRACE));
     assert_eq!(signals(&supervisor.late(now + GRACE)), [(0, KILL)]);
-    assert_eq!(supervisor.first(), Some(Bad { rank: Some(1), end: End::Code(3) }));
+    assert_eq!(supervisor.first(), Some(Bad { rank: Some(1), end: Some(End::Code(3)) }));
     supervisor.ended(0, End::Signal(KILL), now + GRACE);
     assert!(supervisor.is_over());
 }
@@ -67,12 +68,12 @@ fn a_signal_without_a_bad_end_sets_no_deadline() {
 #[test]
 fn who_comes_late_gets_what_it_has_missed() {
     let now = Instant::now();
-    let mut supervisor = Supervisor::new(2, GRACE);
+    let mut supervisor = Supervisor::new(2, GRACE, now);
     supervisor.joined(0);
     supervisor.ended(0, End::Code(1), now);
     assert!(!supervisor.is_over() && supervisor.awaits(1));
     assert_eq!(supervisor.joined(1), [Action::Signal(1, TERM)]);
-    let mut supervisor = Supervisor::new(2, GRACE);
+    let mut supervisor = Supervisor::new(2, GRACE, now);
     supervisor.signal(2, now);
     assert_eq!(supervisor.joined(1), [Action::Signal(1, 2)]);
 }
@@ -80,10 +81,10 @@ fn who_comes_late_gets_what_it_has_missed() {
 #[test]
 fn without_mpirun_nobody_else_comes() {
     let now = Instant::now();
-    let mut supervisor = Supervisor::new(3, GRACE);
+    let mut supervisor = Supervisor::new(3, GRACE, now);
     supervisor.joined(2);
     assert_eq!(signals(&supervisor.alone(End::Code(0), now)), [(2, TERM)]);
-    assert_eq!(supervisor.first(), Some(Bad { rank: None, end: End::LOST }));
+    assert_eq!(supervisor.first(), Some(Bad { rank: None, end: None }));
     assert!(!supervisor.is_over());
     supervisor.ended(2, End::Code(0), now);
     assert!(supervisor.is_over());
@@ -97,5 +98,28 @@ fn what_is_not_gone_after_sigkill_is_given_up() {
     let actions = supervisor.late(now);
     let said = Action::Say("gave up waiting for ranks 1, 2".to_owned());
     assert_eq!(actions, [Action::KillStarted, said]);
+    assert!(supervisor.is_over());
+}
+
+#[test]
+fn who_is_not_there_in_time_has_failed() {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(3, GRACE, now);
+    supervisor.joined(0);
+    supervisor.joined(2);
+    let due = supervisor.deadline().expect("one is missing");
+    assert_eq!(due, now + START);
+    assert_eq!(signals(&supervisor.late(due)), [(0, TERM), (2, TERM)]);
+    let first = supervisor.first().expect("it failed");
+    assert_eq!(
+        (first.to_string().as_str(), first.exit_code()),
+        ("rank 1 was not there within 120 s", 1)
+    );
+    supervisor.ended(0, End::Signal(TERM), due);
+    supervisor.ended(2, End::Signal(TERM), due);
+    // It may still come: until then it is waited for, and then what started it is killed.
+    assert!(!supervisor.is_over());
+    supervisor.late(due + GRACE);
+    assert_eq!(supervisor.late(due + GRACE + BURIAL)[0], Action::KillStarted);
     assert!(supervisor.is_over());
 }
