@@ -175,42 +175,45 @@ fn a_picture_has_a_box_for_each_shard_and_hatches_padding() {
     assert_eq!((code, &*told), (Some(2), expected));
 }
 
+/// Files, and what is said of them behind their name.
+const WRONG: &[(&str, &str)] = &[
+    ("{", "EOF while parsing an object at line 1 column 1"),
+    ("{}", "missing field `units` at line 1 column 2"),
+    ("{\"units\": []}", "the model has 0 units"),
+    (r#"{"units": [{"name": "u", "params": []}]}"#, "unit `u` has 0 parameters"),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, -1]}]}]}"#,
+        "units[0].params[0].shape[1]: invalid value: integer `-1`, expected usize at line 1 column 65",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2], "frosen": true}]}]}"#,
+        "units[0].params[0].frosen: unknown field `frosen`, expected one of `name`, `shape`, `frozen`, `rows` at line 1 column 72",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 0]}]}]}"#,
+        "units[0].params[0].shape[1]: parameter `w` has a dim of size 0",
+    ),
+    (
+        r#"{"units": [{"name": "", "params": [{"name": "w", "shape": [2]}]}]}"#,
+        "units[0].name: it has 0 bytes, and may have 1 to 256",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}, {"name": "w", "shape": [2]}]}]}"#,
+        "two parameters are called `w`: number 0 and number 1 of the model",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}]}], "ties": [{"name": "h", "to": "x"}]}"#,
+        "tie `h` -> `x`: no parameter has the target's name",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [18446744073709551615, 9]}]}]}"#,
+        "unit `u` takes",
+    ),
+];
+
 #[test]
 fn what_is_wrong_with_a_file_is_one_line_with_its_place() {
-    for (model, expected) in [
-        ("{", "EOF while parsing an object at line 1 column 1"),
-        ("{}", "missing field `units` at line 1 column 2"),
-        ("{\"units\": []}", "the model has 0 units"),
-        (r#"{"units": [{"name": "u", "params": []}]}"#, "unit `u` has 0 parameters"),
-        (
-            r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, -1]}]}]}"#,
-            "units[0].params[0].shape[1]: invalid value: integer `-1`, expected usize at line 1 column 65",
-        ),
-        (
-            r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2], "frosen": true}]}]}"#,
-            "units[0].params[0].frosen: unknown field `frosen`, expected one of `name`, `shape`, `frozen`, `rows` at line 1 column 72",
-        ),
-        (
-            r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 0]}]}]}"#,
-            "units[0].params[0].shape[1]: parameter `w` has a dim of size 0",
-        ),
-        (
-            r#"{"units": [{"name": "", "params": [{"name": "w", "shape": [2]}]}]}"#,
-            "units[0].name: it has 0 bytes, and may have 1 to 256",
-        ),
-        (
-            r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}, {"name": "w", "shape": [2]}]}]}"#,
-            "two parameters are called `w`: number 0 and number 1 of the model",
-        ),
-        (
-            r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}]}], "ties": [{"name": "h", "to": "x"}]}"#,
-            "tie `h` -> `x`: no parameter has the target's name",
-        ),
-        (
-            r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [18446744073709551615, 9]}]}]}"#,
-            "unit `u` takes",
-        ),
-    ] {
+    for (model, expected) in WRONG {
         let (code, said, told) = refused(model, &["--mesh", "1x2"]);
         assert_eq!((code, &*said), (Some(2), ""), "{model}");
         let line = told.strip_prefix("hsdp: DIR/model.json: ").unwrap_or(&told);
