@@ -148,6 +148,24 @@ impl Plan {
         memory::on_device(self, offload)
     }
 
+    /// What of [`MemoryPlan::full`] is reached in one half of a microbatch: the larger of both is the peak.
+    ///
+    /// # Panics
+    /// If a count exceeds `u64::MAX`.
+    #[must_use]
+    pub fn full_in(&self, phase: Phase) -> ByteCount {
+        memory::full_in(self, phase)
+    }
+
+    /// The same of [`memory_on_device`](Self::memory_on_device).
+    ///
+    /// # Panics
+    /// If a count exceeds `u64::MAX`.
+    #[must_use]
+    pub fn full_in_on_device(&self, phase: Phase) -> ByteCount {
+        memory::full_in_on_device(self, phase)
+    }
+
     /// What of a model that lies on a device is in the memory of the host: what is offloaded, and what one unit's update goes through.
     ///
     /// # Panics

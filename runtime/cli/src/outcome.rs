@@ -10,6 +10,9 @@ pub(crate) enum Outcome {
     Well,
     /// Something is broken, or differs, and was told.
     Wrong,
+    /// What was run has ended with this exit code.
+    #[cfg(unix)]
+    Ended(u8),
 }
 
 /// Says why a command was not carried out.

@@ -1,22 +1,14 @@
 //! The program: what it says of checkpoints, and its exit codes.
 
+mod program;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use hsdp_checkpoint::{Disk, Folder, Head, Slice, Store, Writer, state_tensor};
+use program::{Said, hsdp};
 use tempfile::TempDir;
-
-/// Exit code, stdout and stderr.
-type Said = (Option<i32>, String, String);
-
-fn hsdp(arguments: &[&str]) -> Said {
-    let program = Command::new(env!("CARGO_BIN_EXE_hsdp")).args(arguments).output();
-    let output = program.expect("the program starts");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
 
 /// A folder with checkpoints of some steps, each of two files.
 struct Place {

@@ -1,7 +1,7 @@
 //! Peak memory of a step, by category.
 
 use super::{Accumulation, FullCopies, Gather, Offload, Plan};
-use crate::{AfterForward, ByteCount, DType, ElemCount, Unit, UnitId, UnitLayout};
+use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, Unit, UnitId, UnitLayout};
 
 /// The largest memory that one rank holds in each category during a step. The same on every rank.
 ///
@@ -176,8 +176,41 @@ fn trainable_shard(layout: &UnitLayout) -> ElemCount {
     ElemCount::of(layout.trainable().shard_len)
 }
 
+/// The part of `full` that one half of a microbatch needs.
+pub(super) fn full_in(plan: &Plan, phase: Phase) -> ByteCount {
+    let numel = |unit: UnitId| plan.spec()[unit].numel();
+    most_in(plan, &numel, phase).bytes(plan.options().param_dtype)
+}
+
+/// The same on a device.
+pub(super) fn full_in_on_device(plan: &Plan, phase: Phase) -> ByteCount {
+    let full = |unit| ElemCount::of(plan.layout(unit).full_len());
+    most_in(plan, &full, phase).bytes(plan.options().param_dtype)
+}
+
+/// A backward begins with what the forward has left: kept units, and what was gathered ahead. From there memory grows with issues only.
+fn most_in(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount, phase: Phase) -> ElemCount {
+    let live = live_full(plan, elements);
+    let (forward, backward) = live.split_at(plan.spec().units().len());
+    let most = |live: &[ElemCount]| live.iter().max().copied().unwrap_or(ElemCount::ZERO);
+    let last = plan.gathers()[forward.len() - 1].unit;
+    let freed = match plan.spec()[last].after_forward {
+        AfterForward::Reshard => elements(last),
+        AfterForward::Keep => ElemCount::ZERO,
+    };
+    match phase {
+        Phase::Forward => most(forward),
+        Phase::Backward => most(backward).max(forward[forward.len() - 1] - freed),
+    }
+}
+
 /// The formula of `full`, in elements, of which a unit has so many.
 fn peak_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> ElemCount {
+    live_full(plan, elements).into_iter().max().unwrap_or(ElemCount::ZERO)
+}
+
+/// `live` of each gather.
+fn live_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Vec<ElemCount> {
     let kept = kept_before(plan, elements);
     let before = Prefix::of(plan, elements);
     let live = |(asked, gather): (usize, &Gather)| {
@@ -190,7 +223,7 @@ fn peak_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> ElemCount {
         };
         before.sum(asked, end) + kept[gather.unit.index()]
     };
-    plan.gathers().iter().enumerate().map(live).max().unwrap_or(ElemCount::ZERO)
+    plan.gathers().iter().enumerate().map(live).collect()
 }
 
 /// The gathers of one microbatch after another.

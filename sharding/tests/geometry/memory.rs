@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use hsdp_sharding::{
     Accumulation, AfterForward, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Offload,
-    Param, Piece, Plan, PlanOptions, Role, Unit, UnitId,
+    Param, Phase, Piece, Plan, PlanOptions, Role, Unit, UnitId,
 };
 use proptest::prelude::*;
 
@@ -15,6 +15,8 @@ use crate::generators::{accumulation, cases, full_copies, mesh, model, wire};
 struct Ledger {
     live: HashMap<(usize, &'static str), usize>,
     peak: usize,
+    /// The largest sum in each half of the microbatch.
+    most: HashMap<&'static str, usize>,
 }
 
 impl Ledger {
@@ -61,9 +63,17 @@ impl Player {
             self.issued += 1;
         }
         self.asked += 1;
+        self.note(copy);
     }
 
-    fn play(mut self) -> usize {
+    /// Notes what is live in this half.
+    fn note(&mut self, half: &'static str) {
+        let held: usize = self.ledger.live.values().sum();
+        let most = self.ledger.most.entry(half).or_default();
+        *most = held.max(*most);
+    }
+
+    fn play(mut self) -> Ledger {
         for unit in 0..self.units.len() {
             self.ask(unit, "forward");
             if !self.kept(unit) {
@@ -71,6 +81,7 @@ impl Player {
             }
         }
         for unit in (0..self.units.len()).rev() {
+            self.note("backward");
             if self.kept(unit) {
                 self.ledger.free(unit, "forward");
             } else {
@@ -79,7 +90,7 @@ impl Player {
             }
         }
         assert!(self.ledger.live.is_empty());
-        self.ledger.peak
+        self.ledger
     }
 }
 
@@ -105,13 +116,17 @@ fn held_for(player: &Player, slow: usize) -> usize {
     before.chain(slow..issued_by(fast)).map(bytes).sum()
 }
 
-fn peak_full(plan: &Plan) -> usize {
+fn player(plan: &Plan) -> Player {
     let units = plan.spec().units().to_vec();
     let (size, prefetch) = (plan.options().param_dtype.size_bytes(), plan.options().prefetch);
-    let player = Player { units, size, prefetch, issued: 0, asked: 0, ledger: Ledger::default() };
+    Player { units, size, prefetch, issued: 0, asked: 0, ledger: Ledger::default() }
+}
+
+fn peak_full(plan: &Plan) -> usize {
+    let player = player(plan);
     match plan.options().full_copies {
-        FullCopies::PerRank => player.play(),
-        FullCopies::PerProcess if plan.mesh().world_size() == 1 => player.play(),
+        FullCopies::PerRank => player.play().peak,
+        FullCopies::PerProcess if plan.mesh().world_size() == 1 => player.play().peak,
         FullCopies::PerProcess => {
             let slow = 0..player.queue().len();
             slow.map(|slow| held_for(&player, slow)).max().unwrap_or(0)
@@ -166,6 +181,15 @@ proptest! {
         };
         let plan = Plan::new(spec, mesh, options).unwrap();
         prop_assert_eq!(plan.memory(), counted(&plan));
+        let phases = [Phase::Forward, Phase::Backward].map(|phase| plan.full_in(phase));
+        prop_assert_eq!(phases.into_iter().max(), Some(plan.memory().full));
+        if full_copies == FullCopies::PerRank {
+            let most = player(&plan).play().most;
+            prop_assert_eq!(phases, ["forward", "backward"].map(|half| ByteCount::of(most[half])));
+        }
+        let on_device = plan.memory_on_device(Offload::None).full;
+        let phases = [Phase::Forward, Phase::Backward].map(|phase| plan.full_in_on_device(phase));
+        prop_assert_eq!(phases.into_iter().max(), Some(on_device));
     }
 }
 

@@ -1,0 +1,48 @@
+//! `hsdp completions`: what a shell needs to complete commands and options.
+
+use std::error::Error;
+
+use clap::{Args, Command, CommandFactory as _, ValueEnum};
+use clap_complete::{Shell, generate};
+
+use crate::Options as Program;
+use crate::outcome::{Outcome, print};
+
+/// For which shell.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    shell: Known,
+}
+
+/// Shells that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Known {
+    /// `hsdp completions bash > /etc/bash_completion.d/hsdp`.
+    Bash,
+    /// `hsdp completions zsh > "${fpath[1]}/_hsdp"`.
+    Zsh,
+    /// `hsdp completions fish > ~/.config/fish/completions/hsdp.fish`.
+    Fish,
+}
+
+/// Prints the script.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    let shell = match options.shell {
+        Known::Bash => Shell::Bash,
+        Known::Zsh => Shell::Zsh,
+        Known::Fish => Shell::Fish,
+    };
+    let mut script = Vec::new();
+    generate(shell, &mut shown(), "hsdp", &mut script);
+    print(&String::from_utf8(script)?)?;
+    Ok(Outcome::Well)
+}
+
+/// The program without what it starts itself as: scripts would offer that, too.
+fn shown() -> Command {
+    let program = Program::command();
+    let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    Command::new("hsdp").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
+}

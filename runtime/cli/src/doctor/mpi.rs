@@ -1,0 +1,24 @@
+//! MPI, by its `mpirun`.
+
+use super::{Finding, State};
+use crate::mpirun::{ADVICE, Family, Mpirun};
+
+const KEY: &str = "mpi";
+const WHAT: &str = "MPI";
+
+/// The `mpirun` of PATH.
+pub(super) fn find() -> Finding {
+    let Some(Mpirun { path, family, version }) = Mpirun::find() else {
+        let said = "no mpirun in PATH".to_owned();
+        return Finding::missing(KEY, WHAT, said, &format!("{ADVICE}, for the feature mpi"));
+    };
+    let version = version.map(|version| match family {
+        Family::Other => version,
+        family => format!("{} {version}", family.name()),
+    });
+    let said = match family {
+        Family::Other => Some("neither Open MPI nor MPICH by its --version".to_owned()),
+        Family::OpenMpi | Family::Hydra => None,
+    };
+    Finding { state: State::Found, version, path: Some(path), said, ..Finding::note(KEY, WHAT) }
+}

@@ -1,0 +1,161 @@
+//! What an attendant and the launcher say to each other over their socket.
+//!
+//! From the attendant: a kind, the length of what follows as four bytes, and that. From the launcher: one byte, an order.
+
+use std::io::{self, Read, Write};
+
+use super::end::End;
+
+/// What an attendant says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// Whose attendant it is, in which attempt: said first.
+    Hello { attempt: u32, rank: u32 },
+    /// A line that the command wrote, without its end.
+    Line(Stream, Vec<u8>),
+    /// The command has ended: said last.
+    Ended(End),
+}
+
+/// Where a line was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// What the launcher asks of an attendant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Send the command this signal.
+    Signal(i32),
+    /// End, with the command's exit code.
+    Leave,
+}
+
+/// Lines are cut at this; a longer frame is no frame.
+pub(super) const MAX_LINE: usize = 64 << 10;
+
+const HELLO: u8 = b'H';
+const STDOUT: u8 = b'o';
+const STDERR: u8 = b'e';
+const CODE: u8 = b'C';
+const SIGNAL: u8 = b'S';
+
+/// No signal has this number.
+const LEAVE: u8 = 0;
+
+impl Frame {
+    pub(super) fn write_to(&self, mut to: impl Write) -> io::Result<()> {
+        let (kind, payload) = match self {
+            Self::Hello { attempt, rank } => {
+                (HELLO, [attempt.to_le_bytes(), rank.to_le_bytes()].concat())
+            }
+            Self::Line(Stream::Stdout, line) => (STDOUT, line.clone()),
+            Self::Line(Stream::Stderr, line) => (STDERR, line.clone()),
+            Self::Ended(End::Code(code)) => (CODE, code.to_le_bytes().to_vec()),
+            Self::Ended(End::Signal(signal)) => (SIGNAL, signal.to_le_bytes().to_vec()),
+        };
+        let len = u32::try_from(payload.len()).map_err(io::Error::other)?;
+        let mut bytes = vec![kind];
+        bytes.extend(len.to_le_bytes());
+        bytes.extend(payload);
+        to.write_all(&bytes)
+    }
+
+    /// The next frame.
+    ///
+    /// # Errors
+    /// What the system says, also where nothing more comes; `InvalidData` if it is no frame.
+    pub(super) fn read_from(mut from: impl Read) -> io::Result<Self> {
+        let mut head = [0; 5];
+        from.read_exact(&mut head)?;
+        let [kind, len @ ..] = head;
+        let len = u32::from_le_bytes(len) as usize;
+        if len > MAX_LINE {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut payload = vec![0; len];
+        from.read_exact(&mut payload)?;
+        Self::parse(kind, payload).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn parse(kind: u8, payload: Vec<u8>) -> Option<Self> {
+        let number = |bytes: &[u8]| bytes.try_into().ok().map(i32::from_le_bytes);
+        match kind {
+            HELLO if payload.len() == 8 => {
+                let (attempt, rank) = payload.split_at(4);
+                let unsigned = |bytes: &[u8]| bytes.try_into().ok().map(u32::from_le_bytes);
+                Some(Self::Hello { attempt: unsigned(attempt)?, rank: unsigned(rank)? })
+            }
+            STDOUT => Some(Self::Line(Stream::Stdout, payload)),
+            STDERR => Some(Self::Line(Stream::Stderr, payload)),
+            CODE => Some(Self::Ended(End::Code(number(&payload)?))),
+            SIGNAL => Some(Self::Ended(End::Signal(number(&payload)?))),
+            _ => None,
+        }
+    }
+}
+
+impl Order {
+    pub(super) fn write_to(self, mut to: impl Write) -> io::Result<()> {
+        let byte = match self {
+            Self::Signal(signal) => u8::try_from(signal).map_err(io::Error::other)?,
+            Self::Leave => LEAVE,
+        };
+        to.write_all(&[byte])
+    }
+
+    /// The next order.
+    ///
+    /// # Errors
+    /// What the system says, also where nothing more comes.
+    pub(super) fn read_from(mut from: impl Read) -> io::Result<Self> {
+        let mut byte = [0];
+        from.read_exact(&mut byte)?;
+        let [byte] = byte;
+        Ok(if byte == LEAVE { Self::Leave } else { Self::Signal(i32::from(byte)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_read_as_they_were_written() {
+        let frames = [
+            Frame::Hello { attempt: 3, rank: 70_000 },
+            Frame::Line(Stream::Stdout, b"half a loaf".to_vec()),
+            Frame::Line(Stream::Stderr, Vec::new()),
+            Frame::Ended(End::Code(-1)),
+            Frame::Ended(End::Signal(9)),
+        ];
+        let mut bytes = Vec::new();
+        frames.iter().for_each(|frame| frame.write_to(&mut bytes).expect("written"));
+        let mut rest = &*bytes;
+        for frame in frames {
+            assert_eq!(Frame::read_from(&mut rest).expect("a frame"), frame);
+        }
+        assert_eq!(
+            Frame::read_from(rest).expect_err("no more").kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused_before_it_is_read() {
+        for bytes in [&b"H\x08\0\0\0abc"[..], b"o\xff\xff\xff\xff", b"?\0\0\0\0", b"C\x01\0\0\0a"] {
+            assert!(Frame::read_from(bytes).is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn orders_are_read_as_they_were_written() {
+        let mut bytes = Vec::new();
+        let orders = [Order::Signal(15), Order::Leave];
+        orders.iter().for_each(|order| order.write_to(&mut bytes).expect("written"));
+        let mut rest = &*bytes;
+        assert_eq!(orders.map(|_| Order::read_from(&mut rest).expect("an order")), orders);
+    }
+}

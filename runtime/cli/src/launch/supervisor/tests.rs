@@ -1,0 +1,125 @@
+use super::*;
+
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Three ranks that run.
+fn three() -> (Supervisor, Instant) {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(3, GRACE, now);
+    (0..3).for_each(|rank| assert!(supervisor.joined(rank).is_empty()));
+    (supervisor, now)
+}
+
+fn signals(actions: &[Action]) -> Vec<(u32, i32)> {
+    let signal = |action: &Action| match action {
+        Action::Signal(rank, signal) => Some((*rank, *signal)),
+        Action::KillStarted | Action::Say(_) => None,
+    };
+    actions.iter().filter_map(signal).collect()
+}
+
+#[test]
+fn ranks_that_end_well_end_alone() {
+    let (mut supervisor, now) = three();
+    for rank in 0..3 {
+        assert!(!supervisor.is_over());
+        assert!(supervisor.ended(rank, End::Code(0), now).is_empty());
+    }
+    assert!(supervisor.is_over());
+    assert_eq!((supervisor.first(), supervisor.deadline()), (None, None));
+}
+
+#[test]
+fn the_first_that_ends_badly_ends_the_others_and_is_remembered() {
+    let (mut supervisor, now) = three();
+    let actions = supervisor.ended(1, End::Code(3), now);
+    assert_eq!(signals(&actions), [(0, TERM), (2, TERM)]);
+    let said = "rank 1 ended with exit code 3; the others get SIGTERM, and SIGKILL after 10 s";
+    assert_eq!(actions[0], Action::Say(said.to_owned()));
+    assert!(supervisor.ended(2, End::Signal(TERM), now).is_empty());
+    assert_eq!(supervisor.deadline(), Some(now + GRACE));
+    assert_eq!(signals(&supervisor.late(now + GRACE)), [(0, KILL)]);
+    assert_eq!(supervisor.first(), Some(Bad { rank: Some(1), end: Some(End::Code(3)) }));
+    supervisor.ended(0, End::Signal(KILL), now + GRACE);
+    assert!(supervisor.is_over());
+}
+
+#[test]
+fn a_signal_is_passed_on_once_and_the_second_kills() {
+    let (mut supervisor, now) = three();
+    let int = Signal::SIGINT as i32;
+    assert_eq!(signals(&supervisor.signal(int, now)), [(0, int), (1, int), (2, int)]);
+    // Nobody gets another while it does what it does about the first.
+    assert!(signals(&supervisor.ended(1, End::Signal(int), now)).is_empty());
+    assert_eq!(supervisor.deadline(), Some(now + GRACE));
+    assert_eq!(signals(&supervisor.signal(int, now)), [(0, KILL), (2, KILL)]);
+    assert!(supervisor.signal(int, now).is_empty());
+}
+
+#[test]
+fn a_signal_without_a_bad_end_sets_no_deadline() {
+    let (mut supervisor, now) = three();
+    supervisor.signal(TERM, now);
+    supervisor.ended(0, End::Code(0), now);
+    assert_eq!(supervisor.deadline(), None);
+    assert_eq!(supervisor.signalled(), Some(TERM));
+}
+
+#[test]
+fn who_comes_late_gets_what_it_has_missed() {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(2, GRACE, now);
+    supervisor.joined(0);
+    supervisor.ended(0, End::Code(1), now);
+    assert!(!supervisor.is_over() && supervisor.awaits(1));
+    assert_eq!(supervisor.joined(1), [Action::Signal(1, TERM)]);
+    let mut supervisor = Supervisor::new(2, GRACE, now);
+    supervisor.signal(2, now);
+    assert_eq!(supervisor.joined(1), [Action::Signal(1, 2)]);
+}
+
+#[test]
+fn without_mpirun_nobody_else_comes() {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(3, GRACE, now);
+    supervisor.joined(2);
+    assert_eq!(signals(&supervisor.alone(End::Code(0), now)), [(2, TERM)]);
+    assert_eq!(supervisor.first(), Some(Bad { rank: None, end: None }));
+    assert!(!supervisor.is_over());
+    supervisor.ended(2, End::Code(0), now);
+    assert!(supervisor.is_over());
+}
+
+#[test]
+fn what_is_not_gone_after_sigkill_is_given_up() {
+    let (mut supervisor, now) = three();
+    supervisor.ended(0, End::LOST, now);
+    supervisor.late(now);
+    let actions = supervisor.late(now);
+    let said = Action::Say("gave up waiting for ranks 1, 2".to_owned());
+    assert_eq!(actions, [Action::KillStarted, said]);
+    assert!(supervisor.is_over());
+}
+
+#[test]
+fn who_is_not_there_in_time_has_failed() {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(3, GRACE, now);
+    supervisor.joined(0);
+    supervisor.joined(2);
+    let due = supervisor.deadline().expect("one is missing");
+    assert_eq!(due, now + START);
+    assert_eq!(signals(&supervisor.late(due)), [(0, TERM), (2, TERM)]);
+    let first = supervisor.first().expect("it failed");
+    assert_eq!(
+        (first.to_string().as_str(), first.exit_code()),
+        ("rank 1 was not there within 120 s", 1)
+    );
+    supervisor.ended(0, End::Signal(TERM), due);
+    supervisor.ended(2, End::Signal(TERM), due);
+    // It may still come: until then it is waited for, and then what started it is killed.
+    assert!(!supervisor.is_over());
+    supervisor.late(due + GRACE);
+    assert_eq!(supervisor.late(due + GRACE + BURIAL)[0], Action::KillStarted);
+    assert!(supervisor.is_over());
+}

@@ -1,0 +1,79 @@
+//! The `mpirun` of PATH, and whose it is.
+
+use std::path::PathBuf;
+
+use crate::command::output;
+
+/// What to do where there is none.
+pub(crate) const ADVICE: &str =
+    "install Open MPI (openmpi-bin, libopenmpi-dev) or MPICH (mpich, libmpich-dev)";
+
+/// A program that starts the ranks of a job.
+#[derive(Clone, Debug)]
+pub(crate) struct Mpirun {
+    pub(crate) path: PathBuf,
+    pub(crate) family: Family,
+    /// As it says itself, if it does.
+    pub(crate) version: Option<String>,
+}
+
+/// Whose options it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    OpenMpi,
+    /// MPICH, and what is made of it.
+    Hydra,
+    /// One that is known by neither's words.
+    Other,
+}
+
+impl Mpirun {
+    /// The first in PATH.
+    pub(crate) fn find() -> Option<Self> {
+        let path = which::which("mpirun").ok()?;
+        let said = output(&path, &["--version"]).unwrap_or_default();
+        let (family, version) = read(&said);
+        Some(Self { path, family, version })
+    }
+}
+
+/// Of `mpirun (Open MPI) 4.1.4`, and of `HYDRA build details:` with a line `Version: 4.0.2`.
+fn read(said: &str) -> (Family, Option<String>) {
+    let first = said.lines().next().unwrap_or_default();
+    if first.contains("Open MPI") || first.contains("Open RTE") {
+        return (Family::OpenMpi, first.split_whitespace().next_back().map(str::to_owned));
+    }
+    if said.contains("HYDRA") || first.contains("Intel(R) MPI") {
+        let version = said.lines().find_map(|line| line.trim().strip_prefix("Version:"));
+        return (Family::Hydra, version.map(|version| version.trim().to_owned()));
+    }
+    (Family::Other, Some(first.to_owned()).filter(|first| !first.is_empty()))
+}
+
+impl Family {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::OpenMpi => "Open MPI",
+            Self::Hydra => "MPICH",
+            Self::Other => "an unknown MPI",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_they_are_said() {
+        let open = read("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/\n");
+        assert_eq!(open, (Family::OpenMpi, Some("4.1.4".to_owned())));
+        let five = read("mpirun (Open MPI) 5.0.6\n");
+        assert_eq!(five, (Family::OpenMpi, Some("5.0.6".to_owned())));
+        let mpich = read(
+            "HYDRA build details:\n    Version:                                 4.0.2\n    CC: gcc\n",
+        );
+        assert_eq!(mpich, (Family::Hydra, Some("4.0.2".to_owned())));
+        assert_eq!(read(""), (Family::Other, None));
+    }
+}

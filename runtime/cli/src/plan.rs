@@ -1,0 +1,200 @@
+//! `hsdp plan`: what a step of a model would hold and move, before anything runs.
+
+mod bundled;
+mod file;
+mod json;
+mod memory;
+mod picture;
+mod report;
+mod traffic;
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use hsdp_sharding::{Accumulation, DType, Mesh, ModelSpec, Offload, Plan, PlanOptions};
+
+use self::memory::Memory;
+use self::traffic::World;
+use crate::outcome::{Outcome, print};
+
+/// Larger meshes are refused: a line is computed for each replica.
+const MAX_RANKS: usize = 1 << 20;
+
+/// More microbatches are refused: their bytes would not fit a number.
+const MAX_MICROBATCHES: u64 = 1 << 20;
+
+/// What to plan.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// A file that describes a model (PLAN.md), or gpt2-small, llama3-8b or llama3-70b
+    #[arg(value_name = "MODEL")]
+    model: String,
+
+    /// Replicas x shards, such as 2x64
+    #[arg(long, value_name = "RxS")]
+    mesh: Mesh,
+
+    /// Dtype of gathered parameters, in which the model computes: f32, bf16 or f16
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
+    param_dtype: DType,
+
+    /// Dtype of gradients on the wire: f32, bf16 or f16
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
+    reduce_dtype: DType,
+
+    /// When microbatches are communicated: reduce-scatter, every or local
+    #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
+    accumulation: Accumulation,
+
+    /// Microbatches of a step, on each rank
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MAX_MICROBATCHES))]
+    microbatches: u64,
+
+    /// Units that are gathered ahead
+    #[arg(long, value_name = "UNITS", default_value_t = 1)]
+    prefetch: usize,
+
+    /// Whose state is kept
+    #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
+    optimizer: Optimizer,
+
+    /// Where the model lies
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
+
+    /// What of a model on a device is kept in host memory: none, optimizer or all
+    #[arg(long, value_name = "WHAT", default_value = "none")]
+    offload: Offload,
+
+    /// Say it as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Draw who owns what, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// What updates parameters, as far as memory goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Optimizer {
+    /// Two words of state for each trained element.
+    Adamw,
+    /// No state.
+    Sgd,
+    /// SGD with momentum: one word of state for each trained element.
+    SgdMomentum,
+}
+
+/// Where a rank's part of the model lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// In the memory of the host.
+    Cpu,
+    /// On a GPU.
+    Cuda,
+}
+
+impl Optimizer {
+    fn slots(self) -> usize {
+        match self {
+            Self::Adamw => 2,
+            Self::SgdMomentum => 1,
+            Self::Sgd => 0,
+        }
+    }
+}
+
+/// A model that was planned, and what that costs.
+#[derive(Debug)]
+struct Planned {
+    name: String,
+    plan: Plan,
+    memory: Memory,
+    world: World,
+}
+
+/// Plans it, draws it if asked to, and says what it costs.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    check(options)?;
+    let (name, spec) = model(&options.model)?;
+    let planned = planned(name, spec, options)?;
+    if let Some(file) = &options.svg {
+        let picture = picture::of(&planned.name, &planned.plan)?;
+        fs::write(file, picture).map_err(|error| cannot_write(file, &error))?;
+    }
+    if options.json {
+        print(&json::of(&planned).to_string())?;
+    } else {
+        print(&report::text(&planned))?;
+    }
+    Ok(Outcome::Well)
+}
+
+fn check(options: &Options) -> Result<(), String> {
+    if options.device == Device::Cpu && options.offload != Offload::None {
+        let what = options.offload;
+        return Err(format!(
+            "--offload {what} needs --device cuda: there is nothing to offload from the host"
+        ));
+    }
+    let (mesh, ranks) = (options.mesh, options.mesh.world_size());
+    if ranks > MAX_RANKS {
+        return Err(format!("mesh {mesh} has {ranks} ranks; at most {MAX_RANKS} are planned"));
+    }
+    Ok(())
+}
+
+fn planned(name: String, spec: ModelSpec, options: &Options) -> Result<Planned, String> {
+    let choices = PlanOptions {
+        param_dtype: options.param_dtype,
+        reduce_dtype: options.reduce_dtype,
+        accumulation: options.accumulation,
+        prefetch: options.prefetch,
+        optimizer_slots: options.optimizer.slots(),
+        ..PlanOptions::default()
+    };
+    let plan =
+        Plan::new(spec, options.mesh, choices).map_err(|wrong| format!("{name}: {wrong}"))?;
+    check_bytes(&plan, options.microbatches)?;
+    let memory = match options.device {
+        Device::Cpu => Memory::on_host(&plan),
+        Device::Cuda => Memory::on_device(&plan, options.offload),
+    };
+    let world = World::of(&plan, options.microbatches);
+    Ok(Planned { name, plan, memory, world })
+}
+
+/// Each microbatch brings a rank at most two gathers, a reduction and two halves of an all-reduce, of at most 4 bytes an element.
+fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
+    let elements: u64 = plan.layouts().iter().map(|layout| layout.full_len() as u64).sum();
+    let ranks = plan.mesh().world_size();
+    let bytes = u128::from(elements) * 4 * 5 * u128::from(microbatches) * ranks as u128;
+    if u64::try_from(bytes).is_ok() {
+        return Ok(());
+    }
+    Err(format!(
+        "{elements} elements, {microbatches} microbatches and {ranks} ranks: all bytes of a step would not fit 64 bits"
+    ))
+}
+
+/// The model of a bundled name, or of a file.
+fn model(name: &str) -> Result<(String, ModelSpec), String> {
+    if let Some(spec) = bundled::find(name) {
+        return Ok((name.to_owned(), spec));
+    }
+    let spec = file::read(Path::new(name))?;
+    Ok((name.to_owned(), spec))
+}
+
+fn cannot_write(file: &Path, error: &std::io::Error) -> String {
+    format!("cannot write {}: {error}", file.display())
+}
+
+fn real(text: &str) -> Result<DType, String> {
+    let dtype =
+        text.parse().ok().filter(|dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16));
+    dtype.ok_or_else(|| "expected f32, bf16 or f16".to_owned())
+}

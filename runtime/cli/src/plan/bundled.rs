@@ -1,0 +1,96 @@
+//! Models that are known by name, with the shapes and the parameter names that were published.
+
+use hsdp_sharding::{ModelSpec, Param, Unit};
+
+/// The names.
+pub(super) const NAMES: [&str; 3] = ["gpt2-small", "llama3-8b", "llama3-70b"];
+
+/// The model of this name.
+pub(super) fn find(name: &str) -> Option<ModelSpec> {
+    match name {
+        "gpt2-small" => Some(gpt2_small()),
+        "llama3-8b" => Some(llama3(&Llama3 { width: 4096, layers: 32, hidden: 14_336 })),
+        "llama3-70b" => Some(llama3(&Llama3 { width: 8192, layers: 80, hidden: 28_672 })),
+        _ => None,
+    }
+}
+
+/// The head is the embedding, and a parameter is in one unit: both are the root's, which is kept.
+fn gpt2_small() -> ModelSpec {
+    const WIDTH: usize = 768;
+    let root = Unit::new("root")
+        .param(Param::new("wte.weight", [50_257, WIDTH]))
+        .param(Param::new("wpe.weight", [1024, WIDTH]))
+        .param(Param::new("ln_f.weight", [WIDTH]))
+        .param(Param::new("ln_f.bias", [WIDTH]))
+        .keep();
+    let spec = (0..12).fold(ModelSpec::new().unit(root), |spec, layer| {
+        spec.unit(gpt2_block(&format!("h.{layer}"), WIDTH))
+    });
+    spec.tie("lm_head.weight", "wte.weight")
+}
+
+/// Matrices lie as that model has them: rows are inputs.
+fn gpt2_block(name: &str, width: usize) -> Unit {
+    let matrices = [
+        ("attn.c_attn", [width, 3 * width]),
+        ("attn.c_proj", [width, width]),
+        ("mlp.c_fc", [width, 4 * width]),
+        ("mlp.c_proj", [4 * width, width]),
+    ];
+    let norms = ["ln_1", "ln_2"].into_iter().fold(Unit::new(name), |unit, norm| {
+        unit.param(Param::new(format!("{name}.{norm}.weight"), [width]))
+            .param(Param::new(format!("{name}.{norm}.bias"), [width]))
+    });
+    matrices.into_iter().fold(norms, |unit, (matrix, shape)| {
+        unit.param(Param::new(format!("{name}.{matrix}.weight"), shape))
+            .param(Param::new(format!("{name}.{matrix}.bias"), [shape[1]]))
+    })
+}
+
+/// What differs between models of that family.
+struct Llama3 {
+    width: usize,
+    layers: usize,
+    hidden: usize,
+}
+
+const VOCABULARY: usize = 128_256;
+
+/// Eight heads of 128 for keys and values.
+const KEYS: usize = 8 * 128;
+
+/// The head is the last of the forward and the first of the backward: it is kept.
+fn llama3(model: &Llama3) -> ModelSpec {
+    let table = [VOCABULARY, model.width];
+    let embedding = Unit::new("embedding").param(Param::new("model.embed_tokens.weight", table));
+    let head = Unit::new("head")
+        .param(Param::new("model.norm.weight", [model.width]))
+        .param(Param::new("lm_head.weight", table))
+        .keep();
+    let layers = 0..model.layers;
+    let blocks = layers.fold(ModelSpec::new().unit(embedding), |spec, layer| {
+        spec.unit(llama3_block(&format!("model.layers.{layer}"), model))
+    });
+    blocks.unit(head)
+}
+
+fn llama3_block(name: &str, model: &Llama3) -> Unit {
+    let Llama3 { width, hidden, .. } = *model;
+    let matrices = [
+        ("self_attn.q_proj", [width, width]),
+        ("self_attn.k_proj", [KEYS, width]),
+        ("self_attn.v_proj", [KEYS, width]),
+        ("self_attn.o_proj", [width, width]),
+        ("mlp.gate_proj", [hidden, width]),
+        ("mlp.up_proj", [hidden, width]),
+        ("mlp.down_proj", [width, hidden]),
+    ];
+    let norms = ["input_layernorm", "post_attention_layernorm"];
+    let unit = norms.into_iter().fold(Unit::new(name), |unit, norm| {
+        unit.param(Param::new(format!("{name}.{norm}.weight"), [width]))
+    });
+    matrices.into_iter().fold(unit, |unit, (matrix, shape)| {
+        unit.param(Param::new(format!("{name}.{matrix}.weight"), shape))
+    })
+}

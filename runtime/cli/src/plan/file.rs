@@ -1,0 +1,151 @@
+//! Models in files: the format of `PLAN.md`.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use hsdp_sharding::{ModelSpec, Param, Unit};
+use serde::Deserialize;
+
+use super::bundled;
+
+/// Longer files are refused.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// Models of more units, parameters, dims or ties are refused, and longer names.
+const MAX_UNITS: usize = 10_000;
+const MAX_PARAMS: usize = 200_000;
+const MAX_DIMS: usize = 16;
+const MAX_TIES: usize = 1000;
+const MAX_NAME: usize = 256;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Model {
+    units: Vec<UnitEntry>,
+    #[serde(default)]
+    ties: Vec<TieEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UnitEntry {
+    name: String,
+    #[serde(default)]
+    keep: bool,
+    params: Vec<ParamEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParamEntry {
+    name: String,
+    shape: Vec<usize>,
+    #[serde(default)]
+    frozen: bool,
+    rows: Option<usize>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TieEntry {
+    name: String,
+    to: String,
+}
+
+/// Reads a model; what is wrong is one line, with the file and the place in it. Names that occur twice, and the like, are left to the plan.
+pub(super) fn read(path: &Path) -> Result<ModelSpec, String> {
+    let text = text(path)?;
+    let said = |problem: String| format!("{}: {problem}", path.display());
+    let mut json = serde_json::Deserializer::from_str(&text);
+    let model: Model = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let place = error.path().to_string();
+        let problem = error.into_inner();
+        // A place that is not known to have begun is a question mark.
+        let is_known = !matches!(&*place, "." | "?");
+        said(if is_known { format!("{place}: {problem}") } else { problem.to_string() })
+    })?;
+    json.end().map_err(|error| said(error.to_string()))?;
+    check(&model).map_err(said)?;
+    Ok(spec(model))
+}
+
+fn text(path: &Path) -> Result<String, String> {
+    let failed = |error: std::io::Error| {
+        let known = bundled::NAMES.join(", ");
+        format!("{}: {error}; a model is a file, or one of {known}", path.display())
+    };
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(format!("{}: more than {MAX_BYTES} bytes are no model", path.display()));
+    }
+    String::from_utf8(bytes).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// What the library does not limit, or would take long to refuse.
+fn check(model: &Model) -> Result<(), String> {
+    at_most("units", model.units.len(), MAX_UNITS)?;
+    at_most("ties", model.ties.len(), MAX_TIES)?;
+    at_most("parameters", model.units.iter().map(|unit| unit.params.len()).sum(), MAX_PARAMS)?;
+    for (index, unit) in model.units.iter().enumerate() {
+        check_name(&format!("units[{index}]"), &unit.name)?;
+        for (slot, param) in unit.params.iter().enumerate() {
+            let place = format!("units[{index}].params[{slot}]");
+            check_name(&place, &param.name)?;
+            check_shape(&place, param)?;
+        }
+    }
+    for (index, tie) in model.ties.iter().enumerate() {
+        check_name(&format!("ties[{index}]"), &tie.name)?;
+    }
+    Ok(())
+}
+
+fn at_most(what: &str, count: usize, most: usize) -> Result<(), String> {
+    if count <= most { Ok(()) } else { Err(format!("{count} {what}; at most {most} are planned")) }
+}
+
+fn check_name(place: &str, name: &str) -> Result<(), String> {
+    let bytes = name.len();
+    if name.is_empty() || bytes > MAX_NAME {
+        return Err(format!("{place}.name: it has {bytes} bytes, and may have 1 to {MAX_NAME}"));
+    }
+    match name.chars().find(|character| character.is_control()) {
+        Some(character) => Err(format!("{place}.name: {name:?} has the character {character:?}")),
+        None => Ok(()),
+    }
+}
+
+/// Sizes are multiplied with saturation; the layout refuses what saturates.
+fn check_shape(place: &str, param: &ParamEntry) -> Result<(), String> {
+    let dims = param.shape.len();
+    if dims > MAX_DIMS {
+        return Err(format!("{place}.shape: {dims} dims; at most {MAX_DIMS} are planned"));
+    }
+    match param.shape.iter().position(|size| *size == 0) {
+        Some(dim) => {
+            Err(format!("{place}.shape[{dim}]: parameter `{}` has a dim of size 0", param.name))
+        }
+        None => Ok(()),
+    }
+}
+
+fn spec(model: Model) -> ModelSpec {
+    let spec = model.units.into_iter().fold(ModelSpec::new(), |spec, entry| {
+        let params = entry.params.into_iter().map(param);
+        let unit = params.fold(Unit::new(entry.name), Unit::param);
+        spec.unit(if entry.keep { unit.keep() } else { unit })
+    });
+    model.ties.into_iter().fold(spec, |spec, tie| spec.tie(tie.name, tie.to))
+}
+
+fn param(entry: ParamEntry) -> Param {
+    let param = Param::new(entry.name, entry.shape);
+    let param = if entry.frozen { param.frozen() } else { param };
+    match entry.rows {
+        Some(rows) => param.rows(rows),
+        None => param,
+    }
+}

@@ -1,0 +1,68 @@
+//! A plan as JSON.
+
+use hsdp_sharding::{AfterForward, Flow, UnitId};
+use serde_json::{Map, Value, json};
+
+use super::Planned;
+use super::memory::Place;
+use super::traffic::flows;
+
+/// All of it, exactly: bytes and elements as numbers.
+pub(super) fn of(planned: &Planned) -> Value {
+    let Planned { name, plan, memory, world } = planned;
+    let options = plan.options();
+    let places = memory.places.iter().map(|place| (place.name.to_owned(), place_json(place)));
+    json!({
+        "model": name,
+        "mesh": [plan.mesh().replicate_size(), plan.mesh().shard_size()],
+        "param_dtype": options.param_dtype.name(),
+        "reduce_dtype": options.reduce_dtype.name(),
+        "accumulation": options.accumulation.name(),
+        "microbatches": world.microbatches,
+        "prefetch": options.prefetch,
+        "optimizer_slots": options.optimizer_slots,
+        "parameters": plan.spec().numel().get(),
+        "fingerprint": format!("{:016x}", plan.fingerprint()),
+        "units": plan.spec().unit_ids().map(|unit| unit_json(planned, unit)).collect::<Vec<_>>(),
+        "memory": { "worst_rank": 0, "places": places.collect::<Map<_, _>>() },
+        "traffic": {
+            "worst_rank": world.busiest.get(),
+            "ranks_as_busy": world.as_busy,
+            "rank": flows_json(flows(&world.most), world.most.total()),
+            "all_ranks": flows_json(flows(&world.total), world.total.total()),
+        },
+    })
+}
+
+fn unit_json(planned: &Planned, unit: UnitId) -> Value {
+    let (spec, layout) = (&planned.plan.spec()[unit], planned.plan.layout(unit));
+    json!({
+        "name": spec.name,
+        "parameters": spec.params.len(),
+        "elements": spec.numel().get(),
+        "trainable": spec.trainable_numel().get(),
+        "shard": layout.shard_len(),
+        "padding": layout.padding().get(),
+        "keep": spec.after_forward == AfterForward::Keep,
+    })
+}
+
+fn place_json(place: &Place) -> Value {
+    let mut peaks = Map::new();
+    for category in place.categories() {
+        let key = match category.name {
+            "full" => format!("full_{}", category.when),
+            name => name.to_owned(),
+        };
+        peaks.insert(key, category.bytes.get().into());
+    }
+    peaks.insert("full".to_owned(), place.peaks.full.get().into());
+    peaks.insert("total".to_owned(), place.peaks.total().get().into());
+    Value::Object(peaks)
+}
+
+fn flows_json(flows: [(&'static str, Flow); 3], total: Flow) -> Value {
+    let flow = |flow: Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
+    let each = flows.into_iter().chain([("total", total)]);
+    Value::Object(each.map(|(name, it)| (name.to_owned(), flow(it))).collect())
+}

@@ -1,0 +1,70 @@
+//! What a rank holds in a step, by place, category and phase.
+
+use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Phase, Plan};
+
+/// The peaks of a rank. All ranks hold the same.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    /// Where the model lies, then the host if something of it is offloaded there.
+    pub(super) places: Vec<Place>,
+}
+
+/// The peaks in one place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// `host` or `device`.
+    pub(super) name: &'static str,
+    /// By category.
+    pub(super) peaks: MemoryPlan,
+    /// Of `full`, in the forward and in the backward.
+    pub(super) full: [ByteCount; 2],
+}
+
+/// A category, with what it holds at the most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Category {
+    pub(super) name: &'static str,
+    pub(super) bytes: ByteCount,
+    /// When it is held.
+    pub(super) when: &'static str,
+}
+
+const PHASES: [Phase; 2] = [Phase::Forward, Phase::Backward];
+
+impl Memory {
+    pub(super) fn on_host(plan: &Plan) -> Self {
+        let full = PHASES.map(|phase| plan.full_in(phase));
+        Self { places: vec![Place { name: "host", peaks: plan.memory(), full }] }
+    }
+
+    pub(super) fn on_device(plan: &Plan, offload: Offload) -> Self {
+        let full = PHASES.map(|phase| plan.full_in_on_device(phase));
+        let peaks = plan.memory_on_device(offload);
+        let mut places = vec![Place { name: "device", peaks, full }];
+        if offload != Offload::None {
+            let peaks = plan.memory_offloaded(offload);
+            places.push(Place { name: "host", peaks, full: [ByteCount::ZERO; 2] });
+        }
+        Self { places }
+    }
+}
+
+impl Place {
+    /// The categories in the order in which they are made, `full` once for each phase.
+    pub(super) fn categories(&self) -> [Category; 7] {
+        const ALWAYS: &str = "always";
+        const FROM_BACKWARD: &str = "first backward to update";
+        let [forward, backward] = self.full;
+        let peaks = &self.peaks;
+        [
+            ("shard", peaks.shard, ALWAYS),
+            ("gather_input", peaks.gather_input, ALWAYS),
+            ("optimizer", peaks.optimizer, ALWAYS),
+            ("full", forward, "forward"),
+            ("full", backward, "backward"),
+            ("grad_full", peaks.grad_full, FROM_BACKWARD),
+            ("partial", peaks.partial, FROM_BACKWARD),
+        ]
+        .map(|(name, bytes, when)| Category { name, bytes, when })
+    }
+}

@@ -1,0 +1,162 @@
+//! A plan in tables.
+
+use comfy_table::{CellAlignment, Table, presets};
+use hsdp_sharding::{ByteCount, Flow, Param, Unit, UnitId, UnitLayout};
+
+use super::Planned;
+use super::memory::Place;
+use super::traffic::flows;
+
+/// Units, memory and traffic, a table each.
+pub(super) fn text(planned: &Planned) -> String {
+    let mut parts = vec![heading(planned), units(planned).to_string()];
+    for place in &planned.memory.places {
+        parts.push(memory(place).to_string());
+    }
+    parts.push("memory is the same on every rank, so the worst is rank 0".to_owned());
+    parts.push(traffic(planned).to_string());
+    parts.push(busiest(planned));
+    parts.join("\n")
+}
+
+fn heading(planned: &Planned) -> String {
+    let Planned { name, plan, world, .. } = planned;
+    let (mesh, options, spec) = (plan.mesh(), plan.options(), plan.spec());
+    let (parameters, units) = (spec.numel().get(), spec.units().len());
+    let microbatches = world.microbatches;
+    format!(
+        "{name}: {} parameters in {units} units on mesh {mesh}, {} ranks\n\
+         parameters {}, gradients {}, accumulation {}, microbatches {microbatches}, prefetch {}",
+        grouped(parameters),
+        mesh.world_size(),
+        options.param_dtype,
+        options.reduce_dtype,
+        options.accumulation,
+        options.prefetch,
+    )
+}
+
+fn units(planned: &Planned) -> Table {
+    let plan = &planned.plan;
+    let header =
+        ["unit", "parameters", "frozen", "elements", "a shard", "padding", "after forward"];
+    let rows = runs(planned).into_iter().map(|(first, last)| {
+        let (unit, layout) = (&plan.spec()[first], plan.layout(first));
+        let name = match first == last {
+            true => unit.name.clone(),
+            false => format!("each of {} .. {}", unit.name, plan.spec()[last].name),
+        };
+        let (numel, trained) = (unit.numel().get(), unit.trainable_numel().get());
+        [
+            name,
+            unit.params.len().to_string(),
+            grouped(numel - trained),
+            grouped(numel),
+            grouped(layout.shard_len() as u64),
+            grouped(layout.padding().get()),
+            unit.after_forward.to_string(),
+        ]
+    });
+    let mut table = table(header, rows);
+    let sum = |of: fn(&UnitLayout) -> u64| -> u64 {
+        plan.layouts().iter().map(|layout| of(layout)).sum()
+    };
+    let spec = plan.spec();
+    let trained: u64 = spec.units().iter().map(|unit| unit.trainable_numel().get()).sum();
+    table.add_row([
+        "all".to_owned(),
+        spec.params().count().to_string(),
+        grouped(spec.numel().get() - trained),
+        grouped(spec.numel().get()),
+        grouped(sum(|layout| layout.shard_len() as u64)),
+        grouped(sum(|layout| layout.padding().get())),
+        String::new(),
+    ]);
+    table
+}
+
+/// Units that follow each other and are alike are told in one line: its first and its last.
+fn runs(planned: &Planned) -> Vec<(UnitId, UnitId)> {
+    let plan = &planned.plan;
+    let alike = |one: UnitId, other: UnitId| {
+        let (a, b) = (&plan.spec()[one], &plan.spec()[other]);
+        let shapes = |unit: &Unit| {
+            let of = |param: &Param| (param.shape.clone(), param.role, param.granularity);
+            unit.params.iter().map(of).collect::<Vec<_>>()
+        };
+        a.after_forward == b.after_forward && shapes(a) == shapes(b)
+    };
+    let mut runs: Vec<(UnitId, UnitId)> = Vec::new();
+    for unit in plan.spec().unit_ids() {
+        match runs.last_mut() {
+            Some((first, last)) if alike(*first, unit) => *last = unit,
+            _ => runs.push((unit, unit)),
+        }
+    }
+    runs
+}
+
+fn memory(place: &Place) -> Table {
+    let used = place.categories().into_iter().filter(|it| it.bytes > ByteCount::ZERO);
+    let rows = used.map(|it| [it.name.to_owned(), it.bytes.to_string(), it.when.to_owned()]);
+    let header = [&*format!("peak memory of a rank, {}", place.name), "bytes", "held"];
+    let mut table = table(header, rows);
+    table.add_row([
+        "all, an upper bound".to_owned(),
+        place.peaks.total().to_string(),
+        String::new(),
+    ]);
+    table
+}
+
+fn traffic(planned: &Planned) -> Table {
+    let world = &planned.world;
+    let cells = |[one, all]: [Flow; 2]| {
+        [grouped(one.calls), one.bytes.to_string(), grouped(one.bytes.get()), all.bytes.to_string()]
+    };
+    let row = |name: &str, flows: [Flow; 2]| {
+        let [calls, bytes, exact, all] = cells(flows);
+        [name.to_owned(), calls, bytes, exact, all]
+    };
+    let both = flows(&world.most).into_iter().zip(flows(&world.total));
+    let rows = both.map(|((name, one), (_, all))| row(name, [one, all]));
+    let rank = format!("received in a step by rank {}", world.busiest);
+    let mut table = table([&*rank, "calls", "bytes", "exactly", "bytes of all ranks"], rows);
+    table.add_row(row("all", [world.most.total(), world.total.total()]));
+    table
+}
+
+fn busiest(planned: &Planned) -> String {
+    let (rank, as_busy) = (planned.world.busiest, planned.world.as_busy);
+    let ranks = planned.plan.mesh().world_size();
+    match as_busy == ranks {
+        true => "every rank receives as much".to_owned(),
+        false => format!("rank {rank} receives most, and so do {as_busy} of {ranks} ranks"),
+    }
+}
+
+/// A table with words on the left and numbers on the right.
+fn table<const COLUMNS: usize>(
+    header: [&str; COLUMNS],
+    rows: impl IntoIterator<Item = [String; COLUMNS]>,
+) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header).add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// `124,439,808`.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

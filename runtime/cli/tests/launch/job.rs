@@ -1,0 +1,112 @@
+//! A job that runs.
+
+use std::fmt::Display;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::program::Said;
+
+/// Longer than anything here takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What hides no rank, and asks for no MPI.
+pub(crate) const NCCL: [&str; 3] = ["launch", "--comm", "nccl"];
+
+/// The program, with the variables that Open MPI asks of root, and none of a job that this test may be in.
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hsdp"));
+    for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR"] {
+        command.env_remove(name);
+    }
+    command.args(arguments).stdin(Stdio::null());
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command
+}
+
+/// Runs ranks by a script of `sh` to their end.
+pub(crate) fn ran(options: &[&str], script: &str) -> Said {
+    let output = command(&[options, &["--", "sh", "-c", script]].concat()).output();
+    let output = output.expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Words of `sh`: a rank that is up says so with `up`, and one that is to fail waits for these with `others`. What a shell says of signals is not
+/// shown.
+pub(crate) fn meeting(folder: &Path, others: &[u32]) -> String {
+    let file = |rank: &dyn Display| format!("{}/{rank}", folder.display());
+    let there: Vec<String> = others.iter().map(|rank| format!("[ -e {} ]", file(rank))).collect();
+    let others = there.join(" && ");
+    format!(
+        "exec 2>/dev/null; rank=${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-$RANK}}}}
+         up() {{ : > {}; }}
+         others() {{ until {others}; do sleep 0.01; done; }}
+        ",
+        file(&"$rank")
+    )
+}
+
+/// A job that is under way.
+pub(crate) struct Job {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Job {
+    pub(crate) fn start(options: &[&str], script: &str) -> Self {
+        let mut child = command(&[options, &["--", "sh", "-c", script]].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, stdout }
+    }
+
+    /// The next lines of its stdout, in order of rank.
+    pub(crate) fn lines(&mut self, count: usize) -> Vec<String> {
+        let mut lines: Vec<String> = (0..count)
+            .map(|_| {
+                let mut line = String::new();
+                self.stdout.read_line(&mut line).expect("a line");
+                line
+            })
+            .collect();
+        lines.sort();
+        lines
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).expect("a number of a process");
+        kill(Pid::from_raw(pid), signal).expect("it is there");
+    }
+
+    /// What it says from here to its end.
+    pub(crate) fn ended(mut self) -> Said {
+        let mut said = String::new();
+        self.stdout.read_to_string(&mut said).expect("UTF-8");
+        let output = self.child.wait_with_output().expect("it ends");
+        (output.status.code(), said, String::from_utf8(output.stderr).expect("UTF-8"))
+    }
+}
+
+/// Waits until these processes are gone, or are dead and nobody has asked how they died.
+pub(crate) fn until_gone(pids: &[String]) {
+    let began = Instant::now();
+    while let Some(pid) = pids.iter().find(|pid| is_alive(pid)) {
+        assert!(began.elapsed() < PATIENCE, "process {pid} is left behind");
+        std::thread::yield_now();
+    }
+}
+
+fn is_alive(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    // The name may have anything in it; the state comes behind its last bracket.
+    stat.is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")))
+}

@@ -1,0 +1,177 @@
+//! Ranks that mpirun starts.
+
+use std::env;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+use std::thread;
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+use crate::job::{Job, command, meeting, ran, until_gone};
+use crate::program::Said;
+
+/// Whether there is an mpirun, and whose it is.
+pub(crate) fn is_open_mpi() -> bool {
+    let output = Command::new("mpirun").arg("--version").output();
+    output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("Open MPI"))
+}
+
+pub(crate) fn skipped(needs: &str) {
+    let test = thread::current().name().unwrap_or_default().to_owned();
+    writeln!(std::io::stderr(), "{test} skipped: needs {needs}").expect("written");
+}
+
+/// Says that a test is skipped, and why, where there is no mpirun.
+fn is_there() -> bool {
+    let is_there = Command::new("mpirun").arg("--version").output().is_ok();
+    if !is_there {
+        skipped("an mpirun in PATH");
+    }
+    is_there
+}
+
+/// Of Open MPI and of MPICH.
+const RANK: &str = "rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK};";
+
+#[test]
+fn mpirun_starts_more_ranks_than_there_are_cores() {
+    if !is_there() {
+        return;
+    }
+    let cores = thread::available_parallelism().expect("known").get();
+    let count = (cores + 1).to_string();
+    let script =
+        format!("{RANK} echo \"$rank $HSDP_RESTART $HSDP_LAUNCH_SOCKET.\"; echo to stderr >&2");
+    let (code, said, told) = ran(&["launch", "-n", &count], &script);
+    assert_eq!(code, Some(0), "{told}");
+    let mut lines: Vec<&str> = said.lines().collect();
+    lines.sort_unstable();
+    let mut expected: Vec<String> =
+        (0..=cores).map(|rank| format!("[{rank}] {rank} 0 .")).collect();
+    expected.sort_unstable();
+    assert_eq!(lines, expected);
+    assert_eq!(told.matches("] to stderr\n").count(), cores + 1);
+}
+
+#[test]
+fn a_rank_that_ends_badly_ends_the_others_after_the_same_grace() {
+    if !is_there() {
+        return;
+    }
+    let folder = TempDir::new().expect("a folder");
+    let logs = folder.path().display().to_string();
+    let script = meeting(folder.path(), &[0, 2])
+        + "if [ $rank = 1 ]; then others; exit 3; fi
+           trap 'echo told' TERM; up; i=0; while [ $i -lt 60 ]; do sleep 0.05; i=$((i + 1)); done; echo done";
+    let (code, said, told) = ran(&["launch", "-n", "3", "--logs", &logs], &script);
+    assert_eq!(code, Some(3), "{told}");
+    // Three seconds are more than mpirun itself would leave them.
+    for line in ["[0] told", "[2] told", "[0] done", "[2] done"] {
+        assert_eq!(said.lines().filter(|said| *said == line).count(), 1, "{said}");
+    }
+    let expected =
+        "hsdp: rank 1 ended with exit code 3; the others get SIGTERM, and SIGKILL after 10 s\n";
+    assert!(told.starts_with(expected), "{told}");
+    assert!(told.ends_with("hsdp: attempt 0 failed: rank 1 ended with exit code 3\n"), "{told}");
+    let log = fs::read_to_string(folder.path().join("attempt-0/rank-2.log")).expect("kept");
+    assert_eq!(log, "told\ndone\n");
+    assert!(folder.path().join("attempt-0/mpirun.log").exists());
+}
+
+#[test]
+fn a_rank_that_is_killed_gives_its_signal_and_the_job_is_started_again() {
+    if !is_there() {
+        return;
+    }
+    let script = format!(
+        "{RANK} if [ $HSDP_RESTART = 0 ] && [ $rank = 0 ]; then kill -9 $$; fi; echo attempt $HSDP_RESTART"
+    );
+    let (code, said, told) = ran(&["launch", "-n", "1", "--restarts", "1"], &script);
+    assert_eq!((code, &*said), (Some(0), "[0] attempt 1\n"), "{told}");
+    let expected = "hsdp: attempt 0 failed: rank 0 was killed by signal 9 (SIGKILL); starting again as attempt 1\n";
+    assert!(told.contains(expected), "{told}");
+}
+
+#[test]
+fn a_signal_is_passed_on_to_ranks_which_may_take_their_time() {
+    if !is_there() {
+        return;
+    }
+    let script = "exec 2>/dev/null; trap 'sleep 2; echo saved; exit 0' TERM; echo up; while :; do sleep 0.02; done";
+    let mut job = Job::start(&["launch", "-n", "2"], script);
+    assert_eq!(job.lines(2), ["[0] up\n", "[1] up\n"]);
+    job.signal(Signal::SIGTERM);
+    assert_eq!(job.lines(2), ["[0] saved\n", "[1] saved\n"]);
+    let (code, _, told) = job.ended();
+    let expected = "hsdp: SIGTERM is passed on to all ranks; a second signal kills them\n";
+    assert_eq!((code, &*told), (Some(0), expected));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_launcher_that_is_killed_leaves_no_mpirun_and_no_rank() {
+    if !is_there() {
+        return;
+    }
+    let script = "trap '' TERM; sleep 300 & echo $!; echo $$; while :; do sleep 0.05; done";
+    let mut job = Job::start(&["launch", "-n", "2"], script);
+    let lines = job.lines(4);
+    job.signal(Signal::SIGKILL);
+    job.ended();
+    let pids: Vec<String> = lines.iter().map(|line| line[4..].trim().to_owned()).collect();
+    until_gone(&pids);
+}
+
+/// What a script in the place of mpirun makes of a job of two: exit code, stdout and stderr.
+fn by(mpirun: &str, script: &str) -> Said {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("mpirun");
+    fs::write(&file, format!("#!/bin/sh\n{mpirun}\n")).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("set");
+    let path = format!("{}:{}", folder.path().display(), env::var("PATH").unwrap_or_default());
+    let mut command = command(&["launch", "-n", "2", "--grace", "1", "--", "sh", "-c", script]);
+    let output = command.env("PATH", path).output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// As MPICH does it: its name, its options and its variable.
+#[test]
+fn ranks_may_be_those_of_mpich() {
+    let mpich = r#"
+        if [ "$1" = --version ]; then echo "HYDRA build details:"; exit; fi
+        [ "$1 $2" = "-n 2" ] || exit 9; shift 2
+        PMI_RANK=1 "$@" & PMI_RANK=0 "$@"; wait"#;
+    let (code, said, told) = by(mpich, "echo $PMI_RANK");
+    let mut lines: Vec<&str> = said.lines().collect();
+    lines.sort_unstable();
+    assert_eq!((code, lines, &*told), (Some(0), vec!["[0] 0", "[1] 1"], ""));
+}
+
+#[test]
+fn an_mpirun_that_starts_nothing_is_told() {
+    let (code, said, told) = by("exit 0", "echo here");
+    let expected = "hsdp: attempt 0 failed: mpirun ended before its ranks\n";
+    assert_eq!((code, &*said, &*told), (Some(1), "", expected));
+    let (code, _, told) = by("echo no slots >&2; exit 4", "echo here");
+    assert_eq!(code, Some(4));
+    let mut lines: Vec<&str> = told.lines().collect();
+    lines.sort_unstable();
+    let expected = ["[mpirun] no slots", "hsdp: attempt 0 failed: mpirun ended with exit code 4"];
+    assert_eq!(lines, expected);
+}
+
+/// Such as where variables of another job hide those of this one.
+#[test]
+fn two_of_one_rank_are_an_end_and_no_wait() {
+    let twice = r#"
+        if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; exit; fi
+        while [ "${1#-}" != "$1" ] || [ "$1" = 2 ]; do shift; done
+        OMPI_COMM_WORLD_RANK=0 "$@" & OMPI_COMM_WORLD_RANK=0 "$@"; wait"#;
+    let (code, _, told) = by(twice, "while :; do sleep 0.02; done");
+    assert_eq!(code, Some(128 + 9), "{told}");
+    assert!(told.contains("rank 0 was killed by signal 9 (SIGKILL)"), "{told}");
+}

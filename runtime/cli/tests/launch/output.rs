@@ -1,0 +1,78 @@
+//! What ranks write.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::job::{NCCL, ran};
+
+/// Each rank writes lines in two parts, on both streams, as fast as it can.
+#[test]
+fn lines_are_whole_and_have_their_rank() {
+    let script = r#"
+        text=$(printf "%0900d" "$RANK"); i=0
+        while [ $i -lt 300 ]; do
+            printf "$i "; printf "$text\n"; printf "$i " >&2; printf "$text\n" >&2; i=$((i + 1))
+        done"#;
+    let (code, said, told) = ran(&[&NCCL[..], &["-n", "4"]].concat(), script);
+    assert_eq!(code, Some(0));
+    for output in [said, told] {
+        let mut next = [0; 4];
+        for line in output.lines() {
+            let parts: Vec<&str> = line.split(' ').collect();
+            let rank: usize = parts[0].trim_matches(['[', ']']).parse().expect("a rank");
+            let text = format!("{rank:0900}");
+            assert_eq!(parts, [&*format!("[{rank}]"), &next[rank].to_string(), &text]);
+            next[rank] += 1;
+        }
+        assert_eq!(next, [300; 4]);
+    }
+}
+
+#[test]
+fn the_last_line_needs_no_end_and_bytes_need_be_no_text() {
+    let output = crate::job::command(&[
+        "launch",
+        "--comm",
+        "nccl",
+        "-n",
+        "1",
+        "--",
+        "printf",
+        r"a\377\n\nb",
+    ]);
+    let mut output = output;
+    let output = output.output().expect("the program starts");
+    assert_eq!(output.stdout, b"[0] a\xff\n[0] \n[0] b\n");
+}
+
+#[test]
+fn logs_have_the_lines_of_each_rank_and_attempt() {
+    let folder = TempDir::new().expect("a folder");
+    let logs = folder.path().join("logs");
+    let options = ["-n", "2", "--restarts", "1", "--logs", &logs.display().to_string()];
+    let script = r#"echo "out $RANK"; echo "err $RANK" >&2; exit "$((1 - HSDP_RESTART))""#;
+    let (code, _, _) = ran(&[&NCCL[..], &options].concat(), script);
+    assert_eq!(code, Some(0));
+    for (attempt, rank) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let log = logs.join(format!("attempt-{attempt}/rank-{rank}.log"));
+        let log = fs::read_to_string(&log).expect("kept");
+        let mut lines: Vec<&str> = log.lines().collect();
+        lines.sort_unstable();
+        // The other's end may have come first.
+        let is_there = lines == [format!("err {rank}"), format!("out {rank}")];
+        assert!(is_there || (attempt == 0 && lines.len() < 2), "{attempt} {rank}: {log}");
+    }
+}
+
+#[test]
+fn logs_that_cannot_be_kept_are_refused_before_anything_starts() {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("file");
+    fs::write(&file, "").expect("written");
+    let logs = file.display().to_string();
+    let (code, said, told) = ran(&[&NCCL[..], &["-n", "1", "--logs", &logs]].concat(), "echo here");
+    assert_eq!((code, &*said), (Some(2), ""));
+    assert!(told.starts_with(&format!("hsdp: cannot make {logs}/attempt-0: ")), "{told}");
+    assert_eq!(told.lines().count(), 1);
+}

@@ -1,0 +1,71 @@
+//! What cannot be launched: one line, and nothing is started.
+
+use tempfile::TempDir;
+
+use crate::job::command;
+use crate::program::hsdp;
+
+#[test]
+fn what_makes_no_sense_is_one_line() {
+    for (arguments, expected) in [
+        (
+            &["launch", "-n", "2"][..],
+            "the following required arguments were not provided: <CMD>...",
+        ),
+        (
+            &["launch", "--", "true"],
+            "the following required arguments were not provided: --ranks <COUNT>",
+        ),
+        (
+            &["launch", "-n", "0", "--", "true"],
+            "invalid value '0' for '--ranks <COUNT>': 0 is not in 1..=1024",
+        ),
+        (
+            &["launch", "-n", "1", "--comm", "torchrun-like", "--", "true"],
+            "invalid value 'torchrun-like' for '--comm <COMM>' [possible values: mpi, nccl]",
+        ),
+        (
+            &["launch", "-n", "1", "--comm", "nccl", "--", "./there-is-no-such"],
+            "./there-is-no-such: no such program, here or in PATH",
+        ),
+    ] {
+        let expected = (Some(2), String::new(), format!("hsdp: {expected}\n"));
+        assert_eq!(hsdp(arguments), expected, "{arguments:?}");
+    }
+}
+
+/// Exit code and stderr.
+fn refused(variables: &[(&str, &str)], without: &[&str]) -> (Option<i32>, String) {
+    let mut command = command(&["launch", "-n", "2", "--", "/bin/true"]);
+    without.iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    let output = command.envs(variables.iter().copied()).output().expect("it starts");
+    (output.status.code(), String::from_utf8(output.stderr).expect("UTF-8"))
+}
+
+#[test]
+fn a_rank_of_torchrun_is_told_what_to_start_instead() {
+    let set = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
+    let expected = "hsdp: RANK, WORLD_SIZE, MASTER_ADDR are set, as by torchrun, which has started this process as one rank: \
+                    start `hsdp launch -n 2 --comm nccl -- CMD` without torchrun\n";
+    assert_eq!(refused(&set, &[]), (Some(2), expected.to_owned()));
+}
+
+#[test]
+fn without_mpirun_it_says_what_to_install() {
+    let empty = TempDir::new().expect("a folder");
+    let path = empty.path().display().to_string();
+    let expected = "hsdp: no mpirun in PATH: install Open MPI (openmpi-bin, libopenmpi-dev) or MPICH (mpich, libmpich-dev)\n";
+    assert_eq!(refused(&[("PATH", &path)], &[]), (Some(2), expected.to_owned()));
+}
+
+#[test]
+fn root_has_to_allow_itself() {
+    if !nix::unistd::Uid::effective().is_root() || !crate::mpi::is_open_mpi() {
+        return crate::mpi::skipped("Open MPI, and root");
+    }
+    let expected = "hsdp: Open MPI starts nothing for root unless OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 are set\n";
+    let refused = refused(&[], &["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"]);
+    assert_eq!(refused, (Some(2), expected.to_owned()));
+}

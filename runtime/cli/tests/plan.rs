@@ -1,0 +1,264 @@
+//! `hsdp plan`: its numbers are the library's, its models have the published sizes, and its refusals are one line.
+
+mod program;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use hsdp_sharding::{
+    Flow, Mesh, ModelSpec, Offload, Param, Phase, Plan, PlanOptions, Traffic, Unit,
+};
+use program::{Said, hsdp};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn planned(arguments: &[&str]) -> Value {
+    let (code, text, told) = hsdp(&[&["plan"], arguments, &["--json"]].concat());
+    assert_eq!((code, &*told), (Some(0), ""), "{arguments:?}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// Writes a model to a file, and plans it; the folder is `DIR` in what it says.
+fn refused(model: &str, arguments: &[&str]) -> Said {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("model.json");
+    fs::write(&file, model).expect("written");
+    let file = file.display().to_string();
+    let (code, said, told) = hsdp(&[&["plan", &file], arguments].concat());
+    (code, said, told.replace(&folder.path().display().to_string(), "DIR"))
+}
+
+#[test]
+fn bundled_models_have_the_published_sizes() {
+    for (name, parameters, units) in [
+        ("gpt2-small", 124_439_808_u64, 13),
+        ("llama3-8b", 8_030_261_248, 34),
+        ("llama3-70b", 70_553_706_496, 82),
+    ] {
+        let plan = planned(&[name, "--mesh", "1x8"]);
+        assert_eq!(plan["parameters"], parameters);
+        assert_eq!(plan["units"].as_array().map(Vec::len), Some(units), "{name}");
+    }
+}
+
+#[test]
+fn a_large_model_on_many_ranks_is_planned_in_well_under_a_second() {
+    let began = Instant::now();
+    planned(&["llama3-70b", "--mesh", "2x64"]);
+    let took = began.elapsed();
+    assert!(took < Duration::from_millis(700), "{took:?}");
+}
+
+const MODEL: &str = r#"{"units": [
+    {"name": "one", "params": [{"name": "w", "shape": [50, 7]}, {"name": "b", "shape": [7]}]},
+    {"name": "two", "keep": true, "params": [
+        {"name": "v", "shape": [33, 5], "rows": 4}, {"name": "f", "shape": [], "frozen": true}]}],
+    "ties": [{"name": "head", "to": "w"}]}"#;
+
+/// The same, said to the library.
+fn same() -> ModelSpec {
+    let one = Unit::new("one").param(Param::new("w", [50, 7])).param(Param::new("b", [7]));
+    let two = Unit::new("two")
+        .param(Param::new("v", [33, 5]).rows(4))
+        .param(Param::new("f", []).frozen())
+        .keep();
+    ModelSpec::new().unit(one).unit(two).tie("head", "w")
+}
+
+fn flow(flow: Flow) -> Value {
+    json!({ "calls": flow.calls, "bytes": flow.bytes.get() })
+}
+
+fn flows(traffic: &Traffic) -> Value {
+    json!({
+        "all_gather": flow(traffic.all_gather), "reduce_scatter": flow(traffic.reduce_scatter),
+        "all_reduce": flow(traffic.all_reduce), "total": flow(traffic.total()),
+    })
+}
+
+/// Every rank is asked, where the program asks one of each replica.
+#[test]
+fn a_file_gives_the_numbers_of_the_library() {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("model.json");
+    fs::write(&file, MODEL).expect("written");
+    let said = planned(&[&file.display().to_string(), "--mesh", "3x2", "--microbatches", "4"]);
+    let mesh = Mesh::new(3, 2).expect("a mesh");
+    let plan = Plan::new(same(), mesh, PlanOptions::default()).expect("a plan");
+    assert_eq!(said["fingerprint"], format!("{:016x}", plan.fingerprint()));
+    let of_ranks: Vec<Traffic> = mesh.ranks().map(|rank| plan.traffic(rank, 4)).collect();
+    let bytes = |traffic: &Traffic| traffic.total().bytes;
+    let most = of_ranks.iter().map(bytes).max().expect("ranks");
+    let busiest = of_ranks.iter().position(|it| bytes(it) == most).expect("one of them");
+    let as_busy = of_ranks.iter().filter(|it| bytes(it) == most).count();
+    assert!(as_busy < 6, "the case is one in which ranks differ");
+    assert_eq!(said["traffic"]["worst_rank"], busiest);
+    assert_eq!(said["traffic"]["ranks_as_busy"], as_busy);
+    assert_eq!(said["traffic"]["rank"], flows(&of_ranks[busiest]));
+    let sum = |of: fn(&Traffic) -> Flow| of_ranks.iter().map(of).sum::<Flow>();
+    let all = Traffic {
+        all_gather: sum(|it| it.all_gather),
+        reduce_scatter: sum(|it| it.reduce_scatter),
+        all_reduce: sum(|it| it.all_reduce),
+    };
+    assert_eq!(said["traffic"]["all_ranks"], flows(&all));
+    let host = &said["memory"]["places"]["host"];
+    assert_eq!(host["total"], plan.memory().total().get());
+    assert_eq!(host["full_backward"], plan.full_in(Phase::Backward).get());
+    assert_eq!(said["units"][1]["padding"], plan.layouts()[1].padding().get());
+}
+
+#[test]
+fn options_reach_the_plan() {
+    let mesh = ["gpt2-small", "--mesh", "2x2"];
+    let spec = || planned(&mesh)["parameters"].as_u64().expect("a number");
+    let words = [("adamw", 2), ("sgd-momentum", 1), ("sgd", 0)];
+    for (optimizer, words) in words {
+        let plan = planned(&[&mesh[..], &["--optimizer", optimizer]].concat());
+        assert_eq!(plan["memory"]["places"]["host"]["optimizer"], words * 4 * spec() / 2);
+    }
+    let half = planned(&[&mesh[..], &["--param-dtype", "bf16", "--reduce-dtype", "bf16"]].concat());
+    assert_eq!(half["memory"]["places"]["host"]["gather_input"], 2 * spec() / 2);
+    let calls = |mode: &str| {
+        let options = ["--accumulation", mode, "--microbatches", "5"];
+        planned(&[&mesh[..], &options].concat())["traffic"]["rank"]["all_reduce"]["calls"].clone()
+    };
+    assert_eq!(["reduce-scatter", "every", "local"].map(calls), [13, 65, 13].map(Value::from));
+}
+
+#[test]
+fn what_is_offloaded_is_told_of_both_places() {
+    let model = ["llama3-8b", "--mesh", "1x8", "--device", "cuda"];
+    let all = planned(&[&model[..], &["--offload", "all"]].concat());
+    let places = &all["memory"]["places"];
+    assert_eq!(
+        (&places["device"]["shard"], &places["device"]["optimizer"]),
+        (&0.into(), &0.into())
+    );
+    assert_eq!(places["host"]["shard"], 4 * 8_030_261_248_u64 / 8);
+    let (code, _, told) = hsdp(&["plan", "llama3-8b", "--mesh", "1x8", "--offload", "all"]);
+    let expected =
+        "hsdp: --offload all needs --device cuda: there is nothing to offload from the host\n";
+    assert_eq!((code, &*told), (Some(2), expected));
+    assert_eq!(Offload::EVERY.len(), 3, "a new choice would have to be looked at here");
+}
+
+#[test]
+fn text_names_the_worst_rank_and_the_totals() {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("model.json");
+    fs::write(&file, MODEL).expect("written");
+    let (code, text, _) = hsdp(&["plan", &file.display().to_string(), "--mesh", "3x2"]);
+    assert_eq!(code, Some(0));
+    for said in ["523 parameters in 2 units", "memory is the same on every rank", "receives most"] {
+        assert!(text.contains(said), "{said} in {text}");
+    }
+}
+
+/// Each unit's bar is as wide as all others, and what is padding is hatched.
+#[test]
+fn a_picture_has_a_box_for_each_shard_and_hatches_padding() {
+    let folder = TempDir::new().expect("a folder");
+    let [file, svg] = ["model.json", "owners.svg"].map(|name| folder.path().join(name));
+    fs::write(&file, MODEL.replace("\"w\"", "\"w<&>\"")).expect("written");
+    let [file, picture] = [&file, &svg].map(|path| path.display().to_string());
+    let (code, _, _) = hsdp(&["plan", &file, "--mesh", "3x2", "--svg", &picture]);
+    assert_eq!(code, Some(0));
+    let text = fs::read_to_string(&svg).expect("drawn");
+    assert!(text.contains("w&lt;&amp;&gt; 0..") && !text.contains("w<&>"), "{text}");
+    // Two trainable regions and a frozen one, on two shards.
+    assert_eq!(text.matches("<title>shard ").count(), 6);
+    assert!(text.matches("<title>padding: ").count() >= 3, "{text}");
+    assert_eq!(text.matches('<').count(), text.matches('>').count());
+    let (code, _, told) = hsdp(&["plan", "gpt2-small", "--mesh", "1x257", "--svg", &picture]);
+    let expected = "hsdp: --svg draws at most 256 shards and 1000 units; here are 257 and 13\n";
+    assert_eq!((code, &*told), (Some(2), expected));
+}
+
+/// Files, and what is said of them behind their name.
+const WRONG: &[(&str, &str)] = &[
+    ("{", "EOF while parsing an object at line 1 column 1"),
+    ("{}", "missing field `units` at line 1 column 2"),
+    ("{\"units\": []}", "the model has 0 units"),
+    (r#"{"units": [{"name": "u", "params": []}]}"#, "unit `u` has 0 parameters"),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, -1]}]}]}"#,
+        "units[0].params[0].shape[1]: invalid value: integer `-1`, expected usize at line 1 column 65",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2], "frosen": true}]}]}"#,
+        "units[0].params[0].frosen: unknown field `frosen`, expected one of `name`, `shape`, `frozen`, `rows` at line 1 column 72",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2, 0]}]}]}"#,
+        "units[0].params[0].shape[1]: parameter `w` has a dim of size 0",
+    ),
+    (
+        r#"{"units": [{"name": "", "params": [{"name": "w", "shape": [2]}]}]}"#,
+        "units[0].name: it has 0 bytes, and may have 1 to 256",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}, {"name": "w", "shape": [2]}]}]}"#,
+        "two parameters are called `w`: number 0 and number 1 of the model",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}]}], "ties": [{"name": "h", "to": "x"}]}"#,
+        "tie `h` -> `x`: no parameter has the target's name",
+    ),
+    (
+        r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [18446744073709551615, 9]}]}]}"#,
+        "unit `u` takes",
+    ),
+];
+
+#[test]
+fn what_is_wrong_with_a_file_is_one_line_with_its_place() {
+    for (model, expected) in WRONG {
+        let (code, said, told) = refused(model, &["--mesh", "1x2"]);
+        assert_eq!((code, &*said), (Some(2), ""), "{model}");
+        let line = told.strip_prefix("hsdp: DIR/model.json: ").unwrap_or(&told);
+        assert!(line.starts_with(expected) && told.matches('\n').count() == 1, "{model}: {told}");
+    }
+}
+
+#[test]
+fn a_file_that_is_too_long_is_not_read() {
+    let (code, _, told) = refused(&" ".repeat((16 << 20) + 1), &["--mesh", "1x1"]);
+    let expected = "hsdp: DIR/model.json: more than 16777216 bytes are no model\n";
+    assert_eq!((code, &*told), (Some(2), expected));
+}
+
+#[test]
+fn what_cannot_be_planned_is_one_line() {
+    let small = r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}]}]}"#;
+    for (arguments, expected) in [
+        (&["--mesh", "0x2"][..], "mesh 0x2: each axis needs at least 1 rank"),
+        (&["--mesh", "2048x1024"], "mesh 2048x1024 has 2097152 ranks; at most 1048576 are planned"),
+        (&["--mesh", "1x2", "--param-dtype", "i32"], "invalid value 'i32' for '--param-dtype"),
+        (&["--mesh", "1x2", "--microbatches", "0"], "invalid value '0' for '--microbatches"),
+        (&[], "the following required arguments were not provided: --mesh <RxS>"),
+    ] {
+        let (code, _, told) = refused(small, arguments);
+        assert_eq!(code, Some(2), "{arguments:?}");
+        assert!(told.contains(expected) && told.matches('\n').count() == 1, "{told}");
+    }
+    let (code, _, told) = hsdp(&["plan", "gpt3", "--mesh", "1x1"]);
+    assert_eq!(code, Some(2));
+    assert!(told.ends_with("; a model is a file, or one of gpt2-small, llama3-8b, llama3-70b\n"));
+    let (code, _, told) =
+        hsdp(&["plan", "llama3-70b", "--mesh", "1024x1024", "--microbatches", "1048576"]);
+    assert_eq!(code, Some(2));
+    assert!(told.ends_with("all bytes of a step would not fit 64 bits\n"), "{told}");
+}
+
+/// The example of the page is what it says.
+#[test]
+fn the_page_has_an_example_that_runs() {
+    let page = include_str!("../PLAN.md");
+    let example = page.split("```json").nth(1).and_then(|rest| rest.split("```").next());
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("model.json");
+    fs::write(&file, example.expect("an example")).expect("written");
+    let plan = planned(&[&file.display().to_string(), "--mesh", "2x3"]);
+    assert_eq!(plan["parameters"], 256 * 64 + 64 * 64 + 64 + 333 + 64);
+}

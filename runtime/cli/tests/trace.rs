@@ -1,0 +1,91 @@
+//! `hsdp trace`: what it says of records that a world has left.
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+
+use hsdp_comm::{Channel, FlightRecord, Tag, WorldOptions, explain, launch, world};
+use program::hsdp;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A world of three ranks in which the last leaves with an error, and the others wait for it in vain.
+fn failed(folder: &Path) {
+    let options = WorldOptions { flight_dir: Some(folder.to_owned()), ..WorldOptions::default() };
+    let ends = launch(3, options, |world| {
+        let group = world.world_group(Channel::User);
+        group.barrier(Tag::default()).and_then(|it| it.wait()).expect("all");
+        if world.rank().index() < 2 {
+            group.barrier(Tag::default()).and_then(|it| it.wait()).expect_err("rank 2 leaves");
+        } else {
+            panic!("batch 12 is bad");
+        }
+    });
+    assert!(ends[2].is_err());
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[test]
+fn records_are_explained_as_the_library_does() {
+    let folder = TempDir::new().expect("a folder");
+    failed(folder.path());
+    let files = [0, 1, 2].map(|rank| folder.path().join(format!("rank-{rank}.json")));
+    let records = files.each_ref().map(|file| FlightRecord::read_from(file).expect("a record"));
+    let explanation = explain(&records);
+    let expected = (Some(0), format!("{explanation}\n"), String::new());
+    assert_eq!(hsdp(&["trace", &text(folder.path())]), expected);
+    let [a, b, c] = files.each_ref().map(|file| text(file));
+    assert_eq!(hsdp(&["trace", &c, &a, &b]), expected);
+    assert!(expected.1.contains("batch 12 is bad"), "{}", expected.1);
+
+    let (code, said, _) = hsdp(&["trace", "--json", &text(folder.path())]);
+    let said: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!((code, &said["text"]), (Some(0), &explanation.to_string().into()));
+    assert_eq!((&said["size"], &said["finding"]["kind"]), (&3.into(), &"missing".into()));
+    assert_eq!(said["finding"]["absent"][0]["rank"], 2);
+    assert_eq!(said["finding"]["operation"]["op"], "barrier");
+}
+
+#[test]
+fn some_records_may_be_lost_and_a_world_may_have_been_well() {
+    let folder = TempDir::new().expect("a folder");
+    let records = world(2, |world| {
+        let group = world.world_group(Channel::User);
+        group.barrier(Tag::default()).and_then(|it| it.wait()).expect("both");
+        world.flight_record()
+    });
+    for record in &records {
+        record.write_to(folder.path()).expect("written");
+    }
+    let (_, said, _) = hsdp(&["trace", &text(folder.path())]);
+    assert!(said.starts_with("all ranks agree; 1 operation of 2 ranks compared"), "{said}");
+    fs::remove_file(folder.path().join("rank-0.json")).expect("there");
+    let (code, said, _) = hsdp(&["trace", &text(folder.path())]);
+    assert_eq!(code, Some(0));
+    assert!(said.contains("no record of rank 0"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_read_is_one_line() {
+    let folder = TempDir::new().expect("a folder");
+    let path = |name: &str| text(&folder.path().join(name));
+    fs::create_dir(folder.path().join("empty")).expect("made");
+    fs::write(folder.path().join("rank-0.json"), "{\"version\": 7}").expect("written");
+    fs::write(folder.path().join("broken.json"), "{").expect("written");
+    for (name, expected) in [
+        ("nowhere", "No such file or directory (os error 2)"),
+        ("empty", "there is no rank-N.json in this folder"),
+        ("rank-0.json", "a flight record of version 7; this library reads version 1"),
+        ("broken.json", "not a flight record: EOF while parsing an object at line 1 column 1"),
+    ] {
+        let expected = format!("hsdp: {}: {expected}\n", path(name));
+        assert_eq!(hsdp(&["trace", &path(name)]), (Some(2), String::new(), expected));
+    }
+    let (code, _, told) = hsdp(&["trace"]);
+    let expected = "hsdp: the following required arguments were not provided: <DUMP>...\n";
+    assert_eq!((code, &*told), (Some(2), expected));
+}
