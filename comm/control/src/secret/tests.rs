@@ -5,7 +5,8 @@ use super::*;
 
 #[test]
 fn digits_are_the_bytes() {
-    let secret = Secret::from_bytes(std::array::from_fn(|index| 7 * index as u8));
+    let secret =
+        Secret::from_bytes(std::array::from_fn(|index| 7 * u8::try_from(index).expect("small")));
     let again = parse(secret.to_hex().to_uppercase().as_bytes()).expect("its own digits");
     assert_eq!(again.bytes(), secret.bytes());
     assert!(secret.to_hex().starts_with("00070e15"));
