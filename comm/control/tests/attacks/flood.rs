@@ -75,7 +75,7 @@ fn ten_thousand_connections_of_junk_change_nothing() {
         assert!(runs > 0, "the flood was over before anything was exchanged");
     });
     let took = started.elapsed();
-    assert!(took < Duration::from_secs(20), "{took:?}");
+    assert!(took < Duration::from_secs(60), "{took:?}");
     assert!(values(&members, rounds) == expected, "other values afterwards");
     for member in &members {
         let status = member.status();

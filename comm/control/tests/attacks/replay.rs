@@ -50,6 +50,8 @@ fn carry(mut from: TcpStream, mut to: TcpStream, sees: impl Fn(&[u8])) {
 fn a_recorded_handshake_proves_nothing() {
     let mut deadlines = quick();
     deadlines.rendezvous = Duration::from_secs(4);
+    // So that it is the refusal that ends the connection, and not this.
+    deadlines.handshake = Duration::from_secs(30);
     let world = World::of(3, deadlines);
     let way = Way::to(world.server.address());
     let options = ClientOptions::new(way.address, Rank::new(1), job(), secret(), terms(3));
