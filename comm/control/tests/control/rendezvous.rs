@@ -1,6 +1,7 @@
 //! Who comes in, and what everybody is told who does not.
 
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hsdp_control::{
@@ -69,6 +70,23 @@ fn all_are_told_alike_who_is_missing() {
     let late = Client::join(world.options(2)).expect_err("too late");
     assert_eq!(late.to_string(), said[0]);
     world.server.finish(LONG).expect("nobody is in");
+}
+
+#[test]
+fn all_are_told_though_the_coordinator_ends_when_the_first_is() {
+    let mut deadlines = quick();
+    deadlines.rendezvous = Duration::from_millis(500);
+    let world = World::of(9, deadlines);
+    let server = Mutex::new(Some(world.server));
+    let address = server.lock().expect("no panic").as_ref().expect("started").address();
+    let said = each((0..8).map(Rank::new).collect(), |rank| {
+        let options = ClientOptions::new(address, rank, job(), secret(), terms(9));
+        let joined = Client::join(options.deadlines(quick()));
+        drop(server.lock().expect("no panic").take());
+        joined.expect_err("one is missing").to_string()
+    });
+    let expected = "after 500ms ranks [8] have not come; [0, 1, 2, 3, 4, 5, 6, 7] have";
+    assert!(said.iter().all(|said| said == expected), "{said:?}");
 }
 
 #[test]

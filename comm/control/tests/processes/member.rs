@@ -45,21 +45,18 @@ fn join_and_act() -> Result<(), ControlError> {
 /// Says what becomes of all, until it is killed.
 fn watch(joined: &Joined) {
     let started = Instant::now();
-    let mut last: Status = joined.membership.status();
-    while started.elapsed() < LONG && last.ended().is_none() {
-        let next = joined.membership.wait_for(LONG, |status| *status != last);
-        for (rank, (old, new)) in last.states().iter().zip(next.states()).enumerate() {
+    let mut last = vec![State::Alive; joined.membership.size()];
+    while started.elapsed() < LONG {
+        let is_news = |status: &Status| status.states() != last || status.ended().is_some();
+        let next = joined.membership.wait_for(LONG, is_news);
+        for (rank, (old, new)) in last.iter().zip(next.states()).enumerate() {
             if old != new {
-                say(&format!("rank {rank}: {}", shown(new)));
+                say(&format!("rank {rank}: {new:?}"));
             }
         }
         if let Some(error) = next.ended() {
-            say(&format!("ended: {error}"));
+            return say(&format!("ended: {error}"));
         }
-        last = next;
+        last = next.states().to_vec();
     }
-}
-
-fn shown(state: &State) -> String {
-    format!("{state:?}")
 }
