@@ -83,6 +83,7 @@ impl Client {
                 Err(error) => return drop(joined.send(Err(error))),
             };
             let deadlines = entered.deadlines(options.deadlines);
+            drop(options); // And the secret with it.
             let Entered { wires, members, .. } = entered;
             drop(joined.send(Ok((members, deadlines))));
             let line = Line { wires, shared: line_shared, voice: heard, rank, server, deadlines };

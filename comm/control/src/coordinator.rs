@@ -100,7 +100,7 @@ impl Coordinator {
             return;
         }
         if !matches!(self.phase, Phase::Begun) {
-            return self.gone(rank, "it spoke before all had come", now);
+            return self.gone(rank, "it spoke before all had come");
         }
         if self.places.hear(rank, now) {
             self.announce(rank, Standing::Alive, "");
@@ -114,7 +114,7 @@ impl Coordinator {
     }
 
     /// A member's connection is over, or has to be.
-    pub(crate) fn gone(&mut self, rank: Rank, why: &str, _now: Instant) {
+    pub(crate) fn gone(&mut self, rank: Rank, why: &str) {
         if !self.places.is_there(rank) {
             return;
         }
@@ -146,7 +146,7 @@ impl Coordinator {
             Phase::Failed(_) => {}
         }
         let late = self.rounds.expire(&self.terms, now);
-        self.letters.extend(late);
+        self.send_all(late);
     }
 
     /// What is to be sent, in this order.
@@ -206,8 +206,8 @@ impl Coordinator {
             return; // It is told already.
         }
         match self.rounds.give(rank, give, &self.terms, now) {
-            Ok(letters) => self.letters.extend(letters),
-            Err(again) => return self.gone(rank, &again.to_string(), now),
+            Ok(letters) => self.send_all(letters),
+            Err(again) => return self.gone(rank, &again.to_string()),
         }
         self.fail_rounds();
     }
@@ -221,7 +221,7 @@ impl Coordinator {
         }
         let absence = Absence { lost: numbers(&lost), finished: numbers(&finished) };
         let failed = self.rounds.fail_all(&Grounds::Absent(absence).into());
-        self.letters.extend(failed);
+        self.send_all(failed);
         self.rounds.forget(&there);
     }
 
@@ -244,7 +244,7 @@ impl Coordinator {
     fn look_for_silence(&mut self, now: Instant) {
         for rank in self.places.silent(self.deadlines.until_lost(), now) {
             let why = format!("silent for {:?}", self.deadlines.until_lost());
-            self.gone(rank, &why, now);
+            self.gone(rank, &why);
         }
         for rank in self.places.suspect(self.deadlines.until_suspect(), now) {
             self.announce(rank, Standing::Suspect, "");
@@ -260,6 +260,12 @@ impl Coordinator {
         for rank in self.places.there() {
             self.send(rank, says.clone());
         }
+    }
+
+    /// Of the letters of a round, those whose reader is still there.
+    fn send_all(&mut self, letters: Vec<Letter>) {
+        let there = letters.into_iter().filter(|letter| self.places.is_there(letter.to));
+        self.letters.extend(there);
     }
 
     fn send(&mut self, to: Rank, says: FromCoordinator) {

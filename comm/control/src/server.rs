@@ -1,26 +1,22 @@
 //! The coordinator: a thread of rank 0's process.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hsdp_sharding::Rank;
-use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{self, MissedTickBehavior};
 use tonic::codegen::tokio_stream;
 use tonic::{Request, Status, Streaming};
 
-use crate::coordinator::Coordinator;
 use crate::gate::{Gate, Passage, Ticket};
-use crate::limits::{most_strangers, most_waiting};
+use crate::limits::most_strangers;
+use crate::room::Room;
 use crate::session::Session;
-use crate::wire::{Attend, Control, Failure, Frame, FromCoordinator, FromMember, Hello, Replies};
+use crate::wire::{Attend, Control, Frame, Replies};
 use crate::{ControlError, Deadlines, Job, Secret, Terms};
 
 /// How long letters that were written have to get through when the coordinator ends.
@@ -66,10 +62,10 @@ fn listen(address: SocketAddr) -> Result<TcpListener, ControlError> {
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     bind: Bind,
-    job: Job,
-    secret: Secret,
-    terms: Terms,
-    deadlines: Deadlines,
+    pub(crate) job: Job,
+    pub(crate) secret: Secret,
+    pub(crate) terms: Terms,
+    pub(crate) deadlines: Deadlines,
 }
 
 impl ServerOptions {
@@ -157,134 +153,6 @@ impl Drop for Server {
     }
 }
 
-/// What all connections share.
-pub(crate) struct Room {
-    options: ServerOptions,
-    inside: Mutex<Inside>,
-    changed: Condvar,
-    warned: AtomicBool,
-}
-
-struct Inside {
-    coordinator: Coordinator,
-    desks: HashMap<Rank, mpsc::Sender<FromCoordinator>>,
-    attending: usize,
-}
-
-impl Room {
-    fn new(options: ServerOptions) -> Self {
-        let (terms, deadlines) = (options.terms.clone(), options.deadlines);
-        let coordinator = Coordinator::new(terms, deadlines, Instant::now());
-        let inside = Mutex::new(Inside { coordinator, desks: HashMap::new(), attending: 0 });
-        Self { options, inside, changed: Condvar::new(), warned: AtomicBool::new(false) }
-    }
-
-    pub(crate) fn job(&self) -> &Job {
-        &self.options.job
-    }
-
-    pub(crate) fn secret(&self) -> &Secret {
-        &self.options.secret
-    }
-
-    pub(crate) fn deadlines(&self) -> &Deadlines {
-        &self.options.deadlines
-    }
-
-    /// A member takes its place: where its letters will be, which ends with [`left`](Self::left).
-    pub(crate) fn arrive(
-        &self,
-        hello: &Hello,
-        ticket: &Arc<Ticket>,
-    ) -> Result<mpsc::Receiver<FromCoordinator>, Failure> {
-        let mut inside = self.inside.lock();
-        let arrived = inside.coordinator.arrive(hello, ticket.from(), Instant::now());
-        let letters = arrived.map(|rank| {
-            ticket.admit();
-            let (desk, letters) = mpsc::channel(most_waiting(self.options.terms.world()));
-            inside.desks.insert(rank, desk);
-            inside.attending += 1;
-            letters
-        });
-        self.deliver(&mut inside);
-        letters
-    }
-
-    /// A connection has taken its last letter.
-    pub(crate) fn left(&self) {
-        self.inside.lock().attending -= 1;
-    }
-
-    /// Whether a connection still has letters to take after which it ends.
-    fn has_last_letters(&self) -> bool {
-        let inside = self.inside.lock();
-        inside.attending > inside.coordinator.there().len()
-    }
-
-    pub(crate) fn hear(&self, rank: Rank, says: FromMember) {
-        let mut inside = self.inside.lock();
-        inside.coordinator.hear(rank, says, Instant::now());
-        self.deliver(&mut inside);
-    }
-
-    pub(crate) fn gone(&self, rank: Rank, why: &str) {
-        let mut inside = self.inside.lock();
-        inside.coordinator.gone(rank, why, Instant::now());
-        self.deliver(&mut inside);
-    }
-
-    /// A stranger is sent away: said once where everybody looks, and then only to who wants to know.
-    pub(crate) fn refused(&self, ticket: &Ticket, reason: &str) {
-        let from = ticket.from();
-        if self.warned.swap(true, Ordering::Relaxed) {
-            tracing::debug!(%from, reason, "a stranger was refused");
-        } else {
-            tracing::warn!(%from, reason, "a stranger was refused; further ones are not told");
-        }
-    }
-
-    fn tick(&self) {
-        let mut inside = self.inside.lock();
-        inside.coordinator.tick(Instant::now());
-        self.deliver(&mut inside);
-    }
-
-    /// Puts letters where their connections find them. Who has too many waiting is given up, which makes more letters.
-    fn deliver(&self, inside: &mut Inside) {
-        loop {
-            let letters = inside.coordinator.take_letters();
-            if letters.is_empty() {
-                break;
-            }
-            for letter in letters {
-                let last = letter.says.is_last();
-                let desk = inside.desks.get(&letter.to);
-                let sent = desk.is_none_or(|desk| desk.try_send(letter.says).is_ok());
-                if last || !sent {
-                    inside.desks.remove(&letter.to);
-                }
-                if !sent && !last {
-                    let why = "it does not take what it is told";
-                    inside.coordinator.gone(letter.to, why, Instant::now());
-                }
-            }
-        }
-        self.changed.notify_all();
-    }
-
-    /// Who is left after `within`.
-    fn wait_until_empty(&self, within: Duration) -> Vec<Rank> {
-        let until = Instant::now() + within;
-        let mut inside = self.inside.lock();
-        loop {
-            let there = inside.coordinator.there();
-            if there.is_empty() || self.changed.wait_until(&mut inside, until).timed_out() {
-                return there;
-            }
-        }
-    }
-}
-
 /// The service, with what its connections share.
 #[derive(Clone)]
 struct Reception(Arc<Room>);
@@ -308,7 +176,7 @@ fn serve(
     room: Arc<Room>,
     (listener, stopped): (TcpListener, oneshot::Receiver<()>),
 ) {
-    let (world, deadlines) = (room.options.terms.world(), room.options.deadlines);
+    let (world, deadlines) = (room.world(), *room.deadlines());
     let gate = Gate::new(most_strangers(world), deadlines.handshake);
     runtime.block_on(async {
         let listener = match tokio::net::TcpListener::from_std(listener) {

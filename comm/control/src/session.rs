@@ -12,7 +12,7 @@ use tonic::{Status, Streaming};
 use crate::gate::Ticket;
 use crate::limits::cut;
 use crate::proof::{Seals, Side, Transcript, nonce};
-use crate::server::Room;
+use crate::room::Room;
 use crate::wire::{
     Challenge, CoordinatorLetter, Frame, FromCoordinator, FromMember, Hello, Kind, MemberLetter,
     Refusal,

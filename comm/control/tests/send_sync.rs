@@ -1,8 +1,8 @@
 //! Which public types may go to, and be shared between, threads.
 
 use hsdp_control::{
-    Bootstrap, ClientOptions, ControlError, Deadlines, Job, Joined, Member, Membership, Secret,
-    Server, ServerOptions, State, Status, Terms,
+    Bind, Bootstrap, Client, ClientOptions, ControlError, Deadlines, Job, Joined, Member,
+    Membership, Secret, Server, ServerOptions, State, Status, Subject, Terms,
 };
 
 fn everywhere<T: Send + Sync + 'static>() {}
@@ -10,6 +10,9 @@ fn everywhere<T: Send + Sync + 'static>() {}
 #[test]
 fn the_table() {
     everywhere::<Server>();
+    everywhere::<Bind>();
+    everywhere::<Client>();
+    everywhere::<Subject>();
     everywhere::<ServerOptions>();
     everywhere::<ClientOptions>();
     everywhere::<Membership>();

@@ -6,6 +6,8 @@ use super::*;
 use crate::ControlError;
 use crate::wire::{RoundFailed, RoundKind, Value};
 
+mod scripts;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A coordinator whose clock is the test's.
@@ -152,7 +154,7 @@ fn a_second_claimant_is_refused_and_the_first_stays() {
     told.arrive(&hello(0, 2)).expect("the rendezvous goes on");
     assert!(told.letters().iter().any(|(_, says)| matches!(says, FromCoordinator::Welcome(_))));
     assert!(told.arrive(&second).is_err(), "nor when all are there");
-    told.coordinator.gone(Rank::new(1), "gone", told.now);
+    told.coordinator.gone(Rank::new(1), "gone");
     assert!(told.arrive(&hello(1, 2)).is_err(), "nor when the first is lost");
 }
 
@@ -160,7 +162,7 @@ fn a_second_claimant_is_refused_and_the_first_stays() {
 fn a_member_that_goes_before_all_have_come_can_come_again() {
     let mut told = Told::of(2);
     told.arrive(&hello(1, 2)).expect("a place");
-    told.coordinator.gone(Rank::new(1), "its connection ended", told.now);
+    told.coordinator.gone(Rank::new(1), "its connection ended");
     told.arrive(&hello(1, 2)).expect("the place is free");
 }
 
@@ -307,7 +309,7 @@ fn a_late_rank_gets_what_the_others_got() {
 fn a_round_fails_when_a_member_is_not_there_any_more() {
     let mut told = Told::begun(3);
     told.exchange(0, "a");
-    told.coordinator.gone(Rank::new(1), "gone", told.now);
+    told.coordinator.gone(Rank::new(1), "gone");
     let expected = "`k` needs all ranks: lost [1], finished []".to_owned();
     assert_eq!(told.failures(), [(0, expected.clone())]);
     told.exchange(2, "c");
@@ -355,7 +357,7 @@ fn a_goodbye_is_no_loss() {
     told.hear(1, FromMember::Goodbye(()));
     let letters = told.letters();
     assert_eq!(letters[0], (1, FromCoordinator::Farewell(())));
-    told.coordinator.gone(Rank::new(1), "its connection ended", told.now);
+    told.coordinator.gone(Rank::new(1), "its connection ended");
     assert!(!told.changes().iter().any(|(_, _, standing)| *standing == Standing::Lost));
     assert_eq!(told.coordinator.there(), [Rank::new(0)]);
 }
