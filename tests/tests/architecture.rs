@@ -8,7 +8,7 @@ use hsdp_tests::support::sources::{self, Source};
 /// The crates, from the bottom up: each may know those before it, and none beside or behind it.
 const LAYERS: [&[&str]; 7] = [
     &["hsdp-sharding", "hsdp-checkpoint", "nccl-sys"],
-    &["hsdp-kernels"],
+    &["hsdp-kernels", "hsdp-control"],
     &["hsdp-comm"],
     &["hsdp"],
     &["hsdp-candle"],
@@ -98,11 +98,12 @@ fn there_are_no_features_but_those_of_the_design() {
 }
 
 #[test]
-fn the_geometry_has_no_unsafe_code() {
-    let front_page =
-        sources::rust().into_iter().find(|source| source.path == "sharding/src/lib.rs");
-    let front_page = front_page.expect("sharding has a front page");
-    assert!(front_page.text.contains("#![forbid(unsafe_code)]"));
+fn the_geometry_and_the_control_plane_have_no_unsafe_code() {
+    for path in ["sharding/src/lib.rs", "comm/control/src/lib.rs"] {
+        let front_page = sources::rust().into_iter().find(|source| source.path == path);
+        let front_page = front_page.expect("a crate has a front page");
+        assert!(front_page.text.contains("#![forbid(unsafe_code)]"), "{path}");
+    }
 }
 
 #[test]

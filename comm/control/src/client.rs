@@ -1,0 +1,286 @@
+//! Joining: a process finds its coordinator, both prove that they know the secret, and all ranks come together.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::thread;
+use std::time::Duration;
+
+use hsdp_sharding::Rank;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{self, Instant};
+use tonic::transport::Endpoint;
+use tonic::{Status as GrpcStatus, Streaming};
+
+use crate::job::host;
+use crate::line::{Line, Wires, opened};
+use crate::membership::Voice;
+use crate::proof::{Side, Transcript, nonce};
+use crate::status::Shared;
+use crate::wire::{
+    self, Failure, Frame, FromCoordinator, Hello, Kind, PROTOCOL, Proof, Refusal, Welcome,
+};
+use crate::{ControlError, Deadlines, Job, Member, Membership, Secret, Terms};
+
+/// Between two attempts to find the coordinator.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Between two pings of HTTP/2, and for an answer to one.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// What a process joins a world with.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    server: SocketAddr,
+    rank: Rank,
+    job: Job,
+    secret: Secret,
+    terms: Terms,
+    deadlines: Deadlines,
+}
+
+impl ClientOptions {
+    /// As this rank of this job, whose coordinator is at `server`.
+    #[must_use]
+    pub fn new(server: SocketAddr, rank: Rank, job: Job, secret: Secret, terms: Terms) -> Self {
+        Self { server, rank, job, secret, terms, deadlines: Deadlines::default() }
+    }
+
+    /// The same, with other deadlines of its own: `rendezvous` and `handshake`. The others are the coordinator's.
+    #[must_use]
+    pub fn deadlines(self, deadlines: Deadlines) -> Self {
+        Self { deadlines, ..self }
+    }
+}
+
+/// How processes become members.
+#[derive(Debug)]
+pub enum Client {}
+
+impl Client {
+    /// Waits until all ranks have come. The coordinator need not be there yet. Collective.
+    ///
+    /// # Errors
+    /// The same on all ranks that come: [`ControlError::Incomplete`], [`ControlError::ConfigMismatch`]. Of this one:
+    /// [`ControlError::DuplicateRank`], [`ControlError::OtherJob`], [`ControlError::Secret`], [`ControlError::Refused`],
+    /// [`ControlError::Unreachable`], [`ControlError::CoordinatorLost`], [`ControlError::NoSuchRank`], [`ControlError::System`].
+    pub fn join(options: ClientOptions) -> Result<Membership, ControlError> {
+        let (rank, world) = (options.rank, options.terms.world());
+        if rank.get() >= world {
+            return Err(ControlError::NoSuchRank { rank, world });
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(ControlError::system("start a member"))?;
+        let (server, shared) = (options.server, Arc::new(Shared::new(rank, world)));
+        let (says, letters) = mpsc::unbounded_channel();
+        let (voice, heard) = watch::channel(Voice::Speaking);
+        let (joined, outcome) = std_mpsc::channel();
+        let most = options.most() + options.deadlines.handshake;
+        let line_shared = Arc::clone(&shared);
+        let work = move || {
+            let entered = match runtime.block_on(enter(&options)) {
+                Ok(entered) => entered,
+                // Nobody listens any more if it came too late.
+                Err(error) => return drop(joined.send(Err(error))),
+            };
+            let deadlines = entered.deadlines(options.deadlines);
+            drop(options); // And the secret with it.
+            let Entered { wires, members, .. } = entered;
+            drop(joined.send(Ok((members, deadlines))));
+            let line = Line { wires, shared: line_shared, voice: heard, rank, server, deadlines };
+            runtime.block_on(line.run(letters));
+        };
+        let named = thread::Builder::new().name(format!("hsdp-control-{rank}"));
+        let thread = named.spawn(work).map_err(ControlError::system("start a member's thread"))?;
+        let late = ControlError::system("join: its thread says nothing");
+        let (members, deadlines) = outcome.recv_timeout(most).map_err(late)??;
+        let (says, thread) = (Some(says), Some(thread));
+        Ok(Membership { rank, members, server, deadlines, shared, says, voice, thread })
+    }
+}
+
+impl ClientOptions {
+    /// How long joining may take.
+    fn most(&self) -> Duration {
+        self.deadlines.rendezvous + self.deadlines.handshake
+    }
+
+    fn hello(&self) -> Result<Hello, ControlError> {
+        Ok(Hello {
+            protocol: PROTOCOL,
+            job: self.job.name().to_owned(),
+            start: self.job.start(),
+            rank: self.rank.get(),
+            world: self.terms.world(),
+            build: self.terms.build_name().to_owned(),
+            config: self.terms.digest(),
+            host: host(),
+            pid: std::process::id(),
+            nonce: nonce()?,
+        })
+    }
+
+    fn lost(&self, problem: String) -> ControlError {
+        ControlError::CoordinatorLost { rank: self.rank, server: self.server, problem }
+    }
+}
+
+/// Why an attempt has not succeeded.
+enum Miss {
+    /// The next one may.
+    Again(String),
+    /// None will.
+    Never(ControlError),
+}
+
+/// A connection to the coordinator, behind the handshake.
+struct Entered {
+    wires: Wires,
+    members: Vec<Member>,
+    welcome: Option<Welcome>,
+}
+
+/// Attempts until one succeeds, or time is up.
+async fn enter(options: &ClientOptions) -> Result<Entered, ControlError> {
+    let until = Instant::now() + options.most();
+    let mut found = "nothing".to_owned();
+    loop {
+        match time::timeout_at(until, attempt(options)).await {
+            Ok(Ok(entered)) => return Ok(entered),
+            Ok(Err(Miss::Never(error))) => return Err(error),
+            Ok(Err(Miss::Again(what))) => found = what,
+            Err(_) => {}
+        }
+        if Instant::now() + PAUSE >= until {
+            let (server, rank, after) = (options.server, options.rank, options.most());
+            return Err(ControlError::Unreachable { server, rank, after, found });
+        }
+        time::sleep(PAUSE).await;
+    }
+}
+
+async fn attempt(options: &ClientOptions) -> Result<Entered, Miss> {
+    let most = options.deadlines.handshake;
+    let shaken = time::timeout(most, shake_hands(options)).await;
+    let silent = |_| Miss::Again(format!("something that says nothing for {most:?}"));
+    let wires = shaken.map_err(silent)??;
+    let mut entered = Entered { wires, members: Vec::new(), welcome: None };
+    while entered.welcome.is_none() {
+        entered.read(options).await.map_err(Miss::Never)?;
+    }
+    Ok(entered)
+}
+
+/// The handshake, up to the first letter under seal.
+async fn shake_hands(options: &ClientOptions) -> Result<Wires, Miss> {
+    let (out, mut frames) = connect(options.server).await.map_err(Miss::Again)?;
+    let hello = options.hello().map_err(Miss::Never)?;
+    say(&out, Kind::Hello(hello.clone())).await?;
+    let challenge = match next(&mut frames).await? {
+        Kind::Challenge(challenge) => challenge,
+        Kind::Refusal(refusal) => return Err(options.refused(refusal)),
+        _ => return Err(Miss::Again("something that answers otherwise".to_owned())),
+    };
+    let transcript = Transcript::new(&hello, &challenge.nonce);
+    if !transcript.is_proved(&options.secret, Side::Coordinator, &challenge.proof) {
+        let (server, job) = (options.server, options.job.clone());
+        return Err(Miss::Never(ControlError::Secret { server, job }));
+    }
+    let proof = transcript.proof(&options.secret, Side::Member);
+    say(&out, Kind::Proof(Proof { proof })).await?;
+    let said = transcript.seals(&options.secret, Side::Member);
+    let mut heard = transcript.seals(&options.secret, Side::Coordinator);
+    let first = match next(&mut frames).await? {
+        Kind::Refusal(refusal) => return Err(options.refused(refusal)),
+        kind => opened(&mut heard, kind).map_err(Miss::Again)?,
+    };
+    match first {
+        FromCoordinator::Failed(failure) => Err(Miss::Never(options.failed(&failure))),
+        _ => Ok(Wires { frames, out, said, heard }),
+    }
+}
+
+impl ClientOptions {
+    fn refused(&self, refusal: Refusal) -> Miss {
+        let server = self.server;
+        let found = refusal.job.and_then(|name| Job::new(&name, refusal.start).ok());
+        Miss::Never(match found {
+            Some(found) => ControlError::OtherJob { server, wanted: self.job.clone(), found },
+            None => ControlError::Refused { server, rank: self.rank, reason: refusal.reason },
+        })
+    }
+
+    fn failed(&self, failure: &Failure) -> ControlError {
+        failure.error("").unwrap_or_else(|error| self.lost(error.to_string()))
+    }
+}
+
+impl Entered {
+    /// One letter of those that come until all ranks are there.
+    async fn read(&mut self, options: &ClientOptions) -> Result<(), ControlError> {
+        let ended = || "its connection ended before all ranks had come".to_owned();
+        let frame = self.wires.frames.message().await.ok().flatten();
+        let kind = frame.ok_or_else(|| options.lost(ended()))?.checked();
+        let kind = kind.map_err(|error| options.lost(error.to_string()))?;
+        let letter = opened(&mut self.wires.heard, kind);
+        match letter.map_err(|problem| options.lost(problem))? {
+            FromCoordinator::Present(present) => {
+                let member = Member::try_from(&present);
+                self.members.push(member.map_err(|error| options.lost(error.to_string()))?);
+            }
+            FromCoordinator::Welcome(welcome) => {
+                let ranks = self.members.iter().map(Member::rank);
+                if !ranks.eq(options.terms.ranks()) {
+                    return Err(options.lost("its list of members is not whole".to_owned()));
+                }
+                self.welcome = Some(welcome);
+            }
+            FromCoordinator::Failed(failure) => return Err(options.failed(&failure)),
+            FromCoordinator::Ended(ended) => return Err(options.lost(ended.why)),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Its own deadlines, with what the coordinator has said holds for all.
+    fn deadlines(&self, own: Deadlines) -> Deadlines {
+        let Some(Welcome { beat, suspect, lost, round }) = self.welcome else { return own };
+        let millis = |number: u32| Duration::from_millis(number.into());
+        Deadlines { beat: millis(beat), suspect, lost, round: millis(round), ..own }
+    }
+}
+
+async fn connect(server: SocketAddr) -> Result<(mpsc::Sender<Frame>, Streaming<Frame>), String> {
+    let endpoint = Endpoint::from_shared(format!("http://{server}"));
+    let endpoint = endpoint.map_err(|error| chain(&error))?.tcp_nodelay(true);
+    let channel = endpoint
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true);
+    let channel = channel.connect().await.map_err(|error| chain(&error))?;
+    wire::call(channel).await.map_err(|status| said(&status))
+}
+
+async fn say(out: &mpsc::Sender<Frame>, kind: Kind) -> Result<(), Miss> {
+    let said = out.send(kind.into()).await;
+    said.map_err(|_| Miss::Again("a connection that ends in the handshake".to_owned()))
+}
+
+async fn next(frames: &mut Streaming<Frame>) -> Result<Kind, Miss> {
+    match frames.message().await {
+        Ok(Some(frame)) => frame.checked().map_err(|error| Miss::Again(error.to_string())),
+        Ok(None) => Err(Miss::Again("a connection that ends in the handshake".to_owned())),
+        Err(status) => Err(Miss::Again(said(&status))),
+    }
+}
+
+/// What gRPC says, with its causes.
+fn said(status: &GrpcStatus) -> String {
+    let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
+    format!("something that is no coordinator: {} {cause}", status.message()).trim().to_owned()
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
+}

@@ -1,0 +1,281 @@
+//! What the coordinator decides: who is in, who is silent, gone or done, and what members get. No I/O, no thread and no clock:
+//! whoever asks says what time it is.
+//!
+//! CONTROL.md, "Coming together", "What members may say" and "States of a place".
+
+mod places;
+mod rounds;
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use hsdp_sharding::Rank;
+
+use self::places::Places;
+use self::rounds::Rounds;
+use crate::deadlines::Wakefulness;
+use crate::limits::cut;
+use crate::wire::{
+    Abort, Aborted, Absence, Changed, Difference, Ended, Failure, FromCoordinator, FromMember,
+    Give, Grounds, Hello, Incompleteness, Occupied, PROTOCOL, Present, Standing, Welcome,
+};
+use crate::{Deadlines, Member, Terms};
+
+/// A letter, and to whom it goes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Letter {
+    pub(crate) to: Rank,
+    pub(crate) says: FromCoordinator,
+}
+
+/// How far the rendezvous is. It goes forward, once.
+#[derive(Debug)]
+enum Phase {
+    Gathering { since: Instant },
+    Begun,
+    Failed(Failure),
+}
+
+/// The coordinator, without its connections.
+#[derive(Debug)]
+pub(crate) struct Coordinator {
+    terms: Terms,
+    deadlines: Deadlines,
+    phase: Phase,
+    places: Places,
+    rounds: Rounds,
+    aborted: bool,
+    awake: Wakefulness,
+    letters: Vec<Letter>,
+}
+
+impl Coordinator {
+    /// One that nobody has come to, from now on.
+    pub(crate) fn new(terms: Terms, deadlines: Deadlines, now: Instant) -> Self {
+        Self {
+            phase: Phase::Gathering { since: now },
+            places: Places::new(terms.world()),
+            rounds: Rounds::new(deadlines.round),
+            aborted: false,
+            awake: Wakefulness::new(now, &deadlines),
+            letters: Vec::new(),
+            terms,
+            deadlines,
+        }
+    }
+
+    /// A member that has proved that it knows the secret takes its place.
+    pub(crate) fn arrive(
+        &mut self,
+        hello: &Hello,
+        from: SocketAddr,
+        now: Instant,
+    ) -> Result<Rank, Failure> {
+        let rank = Rank::new(hello.rank as usize);
+        let member = Member { rank, host: hello.host.as_str().into(), pid: hello.pid, from };
+        if let Phase::Failed(failure) = &self.phase {
+            return Err(failure.clone());
+        }
+        if let Some(failure) = self.difference(hello, &member) {
+            if matches!(self.phase, Phase::Gathering { .. }) {
+                self.fail(failure.clone());
+            }
+            return Err(failure);
+        }
+        if let Some(first) = self.places.holder(rank) {
+            let (first, second) = (Some(first.into()), Some((&member).into()));
+            return Err(Grounds::Occupied(Occupied { first, second }).into());
+        }
+        self.places.take(member, now);
+        self.send(rank, FromCoordinator::Beat(()));
+        if self.places.missing().is_empty() {
+            self.begin(now);
+        }
+        Ok(rank)
+    }
+
+    /// A member says something.
+    pub(crate) fn hear(&mut self, rank: Rank, says: FromMember, now: Instant) {
+        if !self.places.is_there(rank) {
+            return;
+        }
+        if !matches!(self.phase, Phase::Begun) {
+            return self.gone(rank, "it spoke before all had come");
+        }
+        if self.places.hear(rank, now) {
+            self.announce(rank, Standing::Alive, "");
+        }
+        match says {
+            FromMember::Beat(()) => self.send(rank, FromCoordinator::Beat(())),
+            FromMember::Give(give) => self.give(rank, give, now),
+            FromMember::Abort(Abort { reason }) => self.abort(rank, &reason),
+            FromMember::Goodbye(()) => self.goodbye(rank),
+        }
+    }
+
+    /// A member's connection is over, or has to be.
+    pub(crate) fn gone(&mut self, rank: Rank, why: &str) {
+        if !self.places.is_there(rank) {
+            return;
+        }
+        self.send(rank, FromCoordinator::Ended(Ended { why: cut(why) }));
+        match self.phase {
+            Phase::Gathering { .. } => self.places.free(rank),
+            Phase::Failed(_) => {}
+            Phase::Begun => {
+                self.places.lose(rank);
+                self.announce(rank, Standing::Lost, why);
+                self.fail_rounds();
+            }
+        }
+    }
+
+    /// Time has passed.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        if self.awake.was_asleep(now) {
+            self.places.hear_all(now);
+        }
+        match self.phase {
+            Phase::Gathering { since } => {
+                if now.saturating_duration_since(since) >= self.deadlines.rendezvous {
+                    let failure = self.incompleteness();
+                    self.fail(failure);
+                }
+            }
+            Phase::Begun => self.look_for_silence(now),
+            Phase::Failed(_) => {}
+        }
+        let late = self.rounds.expire(&self.terms, now);
+        self.send_all(late);
+    }
+
+    /// What is to be sent, in this order.
+    pub(crate) fn take_letters(&mut self) -> Vec<Letter> {
+        std::mem::take(&mut self.letters)
+    }
+
+    /// Members that have neither said goodbye nor been lost, nor been told that there is no world.
+    pub(crate) fn there(&self) -> Vec<Rank> {
+        match self.phase {
+            Phase::Failed(_) => Vec::new(),
+            _ => self.places.there(),
+        }
+    }
+
+    fn begin(&mut self, now: Instant) {
+        self.phase = Phase::Begun;
+        self.places.hear_all(now);
+        for member in self.places.members() {
+            self.tell_all(&FromCoordinator::Present((&member).into()));
+        }
+        let millis =
+            |duration: std::time::Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+        let Deadlines { beat, suspect, lost, round, .. } = self.deadlines;
+        let welcome = Welcome { beat: millis(beat), suspect, lost, round: millis(round) };
+        self.tell_all(&FromCoordinator::Welcome(welcome));
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        self.tell_all(&FromCoordinator::Failed(failure.clone()));
+        self.phase = Phase::Failed(failure);
+    }
+
+    fn incompleteness(&self) -> Failure {
+        let after = u64::try_from(self.deadlines.rendezvous.as_millis()).unwrap_or(u64::MAX);
+        let (missing, came) = (numbers(&self.places.missing()), numbers(&self.places.there()));
+        Grounds::Incomplete(Incompleteness { after, missing, came }).into()
+    }
+
+    /// The first of the terms in which a member differs.
+    fn difference(&self, hello: &Hello, member: &Member) -> Option<Failure> {
+        let digest = |config: u64| format!("{config:#018x}");
+        let pairs = [
+            (hello.protocol.to_string(), PROTOCOL.to_string()),
+            (hello.world.to_string(), self.terms.world().to_string()),
+            (hello.build.clone(), self.terms.build_name().to_owned()),
+            (digest(hello.config), digest(self.terms.digest())),
+        ];
+        let differing = (0..).zip(pairs).find(|(_, (found, expected))| found != expected);
+        let (what, (found, expected)) = differing?;
+        let member = Some(Present::from(member));
+        Some(Grounds::Different(Difference { what, member, found, expected }).into())
+    }
+
+    fn give(&mut self, rank: Rank, give: Give, now: Instant) {
+        if self.aborted {
+            return; // It is told already.
+        }
+        match self.rounds.give(rank, give, &self.terms, now) {
+            Ok(letters) => self.send_all(letters),
+            Err(again) => return self.gone(rank, &again.to_string()),
+        }
+        self.fail_rounds();
+    }
+
+    /// A round needs everybody: where somebody is not there any more, it fails.
+    fn fail_rounds(&mut self) {
+        let (lost, finished) = (self.places.lost(), self.places.finished());
+        let there = self.places.there();
+        if lost.is_empty() && finished.is_empty() {
+            return self.rounds.forget(&there);
+        }
+        let absence = Absence { lost: numbers(&lost), finished: numbers(&finished) };
+        let failed = self.rounds.fail_all(&Grounds::Absent(absence).into());
+        self.send_all(failed);
+        self.rounds.forget(&there);
+    }
+
+    fn abort(&mut self, rank: Rank, reason: &str) {
+        if std::mem::replace(&mut self.aborted, true) {
+            return;
+        }
+        let aborted = Aborted { rank: rank.get(), reason: cut(reason) };
+        self.rounds.clear();
+        self.tell_all(&FromCoordinator::Aborted(aborted));
+    }
+
+    fn goodbye(&mut self, rank: Rank) {
+        self.send(rank, FromCoordinator::Farewell(()));
+        self.places.finish(rank);
+        self.announce(rank, Standing::Finished, "");
+        self.fail_rounds();
+    }
+
+    fn look_for_silence(&mut self, now: Instant) {
+        for rank in self.places.silent(self.deadlines.until_lost(), now) {
+            let why = format!("silent for {:?}", self.deadlines.until_lost());
+            self.gone(rank, &why);
+        }
+        for rank in self.places.suspect(self.deadlines.until_suspect(), now) {
+            self.announce(rank, Standing::Suspect, "");
+        }
+    }
+
+    fn announce(&mut self, rank: Rank, standing: Standing, why: &str) {
+        let changed = Changed { rank: rank.get(), standing: standing.into(), why: cut(why) };
+        self.tell_all(&FromCoordinator::Changed(changed));
+    }
+
+    fn tell_all(&mut self, says: &FromCoordinator) {
+        for rank in self.places.there() {
+            self.send(rank, says.clone());
+        }
+    }
+
+    /// Of the letters of a round, those whose reader is still there.
+    fn send_all(&mut self, letters: Vec<Letter>) {
+        let there = letters.into_iter().filter(|letter| self.places.is_there(letter.to));
+        self.letters.extend(there);
+    }
+
+    fn send(&mut self, to: Rank, says: FromCoordinator) {
+        self.letters.push(Letter { to, says });
+    }
+}
+
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.get()).collect()
+}
+
+#[cfg(test)]
+mod tests;

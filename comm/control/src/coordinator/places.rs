@@ -1,0 +1,125 @@
+//! The places of a world, and who has them.
+
+use std::time::{Duration, Instant};
+
+use hsdp_sharding::Rank;
+
+use crate::Member;
+use crate::wire::Standing;
+
+/// A place that somebody has, or had.
+#[derive(Debug)]
+struct Place {
+    member: Member,
+    standing: Standing,
+    heard: Instant,
+}
+
+/// The places of a world, by rank.
+#[derive(Debug)]
+pub(super) struct Places(Vec<Option<Place>>);
+
+impl Places {
+    pub(super) fn new(world: u32) -> Self {
+        Self((0..world).map(|_| None).collect())
+    }
+
+    pub(super) fn take(&mut self, member: Member, now: Instant) {
+        let rank = member.rank;
+        let place = Place { member, standing: Standing::Alive, heard: now };
+        self.0[rank.index()] = Some(place);
+    }
+
+    pub(super) fn free(&mut self, rank: Rank) {
+        self.0[rank.index()] = None;
+    }
+
+    /// Who has a place, or had it.
+    pub(super) fn holder(&self, rank: Rank) -> Option<&Member> {
+        self.0.get(rank.index())?.as_ref().map(|place| &place.member)
+    }
+
+    pub(super) fn members(&self) -> Vec<Member> {
+        self.0.iter().flatten().map(|place| place.member.clone()).collect()
+    }
+
+    /// Places that nobody has, or had.
+    pub(super) fn missing(&self) -> Vec<Rank> {
+        let free = self.0.iter().enumerate().filter(|(_, place)| place.is_none());
+        free.map(|(index, _)| Rank::new(index)).collect()
+    }
+
+    /// Alive or suspect.
+    pub(super) fn there(&self) -> Vec<Rank> {
+        self.which(|place| place.is_there())
+    }
+
+    pub(super) fn is_there(&self, rank: Rank) -> bool {
+        self.0[rank.index()].as_ref().is_some_and(Place::is_there)
+    }
+
+    pub(super) fn lost(&self) -> Vec<Rank> {
+        self.which(|place| place.standing == Standing::Lost)
+    }
+
+    pub(super) fn finished(&self) -> Vec<Rank> {
+        self.which(|place| place.standing == Standing::Finished)
+    }
+
+    /// A member was heard: whether it had been suspected.
+    pub(super) fn hear(&mut self, rank: Rank, now: Instant) -> bool {
+        let Some(place) = &mut self.0[rank.index()] else { return false };
+        place.heard = now;
+        std::mem::replace(&mut place.standing, Standing::Alive) == Standing::Suspect
+    }
+
+    /// Silence counts from now on.
+    pub(super) fn hear_all(&mut self, now: Instant) {
+        for place in self.0.iter_mut().flatten() {
+            place.heard = now;
+        }
+    }
+
+    pub(super) fn lose(&mut self, rank: Rank) {
+        self.set(rank, Standing::Lost);
+    }
+
+    pub(super) fn finish(&mut self, rank: Rank) {
+        self.set(rank, Standing::Finished);
+    }
+
+    /// Who is there, and was not heard for so long.
+    pub(super) fn silent(&self, most: Duration, now: Instant) -> Vec<Rank> {
+        self.which(|place| place.is_there() && place.silence(now) > most)
+    }
+
+    /// Those who are silent for so long become suspects: who was none.
+    pub(super) fn suspect(&mut self, most: Duration, now: Instant) -> Vec<Rank> {
+        let new =
+            self.which(|place| place.standing == Standing::Alive && place.silence(now) > most);
+        for &rank in &new {
+            self.set(rank, Standing::Suspect);
+        }
+        new
+    }
+
+    fn set(&mut self, rank: Rank, standing: Standing) {
+        if let Some(place) = &mut self.0[rank.index()] {
+            place.standing = standing;
+        }
+    }
+
+    fn which(&self, is: impl Fn(&Place) -> bool) -> Vec<Rank> {
+        self.0.iter().flatten().filter(|place| is(place)).map(|place| place.member.rank).collect()
+    }
+}
+
+impl Place {
+    fn is_there(&self) -> bool {
+        matches!(self.standing, Standing::Alive | Standing::Suspect)
+    }
+
+    fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.heard)
+    }
+}

@@ -1,0 +1,149 @@
+//! What all connections share: the coordinator's decisions, and where they find the letters that are for them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hsdp_sharding::Rank;
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::mpsc;
+
+use crate::coordinator::Coordinator;
+use crate::gate::Ticket;
+use crate::limits::most_waiting;
+use crate::server::ServerOptions;
+use crate::wire::{Failure, FromCoordinator, FromMember, Hello};
+use crate::{Deadlines, Job, Secret};
+
+/// What all connections share.
+pub(crate) struct Room {
+    options: ServerOptions,
+    inside: Mutex<Inside>,
+    changed: Condvar,
+    warned: AtomicBool,
+}
+
+struct Inside {
+    coordinator: Coordinator,
+    desks: HashMap<Rank, mpsc::Sender<FromCoordinator>>,
+    attending: usize,
+}
+
+impl Room {
+    pub(crate) fn new(options: ServerOptions) -> Self {
+        let (terms, deadlines) = (options.terms.clone(), options.deadlines);
+        let coordinator = Coordinator::new(terms, deadlines, Instant::now());
+        let inside = Mutex::new(Inside { coordinator, desks: HashMap::new(), attending: 0 });
+        Self { options, inside, changed: Condvar::new(), warned: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn job(&self) -> &Job {
+        &self.options.job
+    }
+
+    pub(crate) fn secret(&self) -> &Secret {
+        &self.options.secret
+    }
+
+    pub(crate) fn world(&self) -> u32 {
+        self.options.terms.world()
+    }
+
+    pub(crate) fn deadlines(&self) -> &Deadlines {
+        &self.options.deadlines
+    }
+
+    /// A member takes its place: where its letters will be, which ends with [`left`](Self::left).
+    pub(crate) fn arrive(
+        &self,
+        hello: &Hello,
+        ticket: &Arc<Ticket>,
+    ) -> Result<mpsc::Receiver<FromCoordinator>, Failure> {
+        let mut inside = self.inside.lock();
+        let arrived = inside.coordinator.arrive(hello, ticket.from(), Instant::now());
+        let letters = arrived.map(|rank| {
+            ticket.admit();
+            let (desk, letters) = mpsc::channel(most_waiting(self.world()));
+            inside.desks.insert(rank, desk);
+            inside.attending += 1;
+            letters
+        });
+        self.deliver(&mut inside);
+        letters
+    }
+
+    /// A connection has taken its last letter.
+    pub(crate) fn left(&self) {
+        self.inside.lock().attending -= 1;
+    }
+
+    /// Whether a connection still has letters to take after which it ends.
+    pub(crate) fn has_last_letters(&self) -> bool {
+        let inside = self.inside.lock();
+        inside.attending > inside.coordinator.there().len()
+    }
+
+    pub(crate) fn hear(&self, rank: Rank, says: FromMember) {
+        let mut inside = self.inside.lock();
+        inside.coordinator.hear(rank, says, Instant::now());
+        self.deliver(&mut inside);
+    }
+
+    pub(crate) fn gone(&self, rank: Rank, why: &str) {
+        let mut inside = self.inside.lock();
+        inside.coordinator.gone(rank, why);
+        self.deliver(&mut inside);
+    }
+
+    /// A stranger is sent away: said once where everybody looks, and then only to who wants to know.
+    pub(crate) fn refused(&self, ticket: &Ticket, reason: &str) {
+        let from = ticket.from();
+        if self.warned.swap(true, Ordering::Relaxed) {
+            tracing::debug!(%from, reason, "a stranger was refused");
+        } else {
+            tracing::warn!(%from, reason, "a stranger was refused; further ones are not told");
+        }
+    }
+
+    pub(crate) fn tick(&self) {
+        let mut inside = self.inside.lock();
+        inside.coordinator.tick(Instant::now());
+        self.deliver(&mut inside);
+    }
+
+    /// Puts letters where their connections find them. Who has too many waiting is given up, which makes more letters.
+    fn deliver(&self, inside: &mut Inside) {
+        loop {
+            let letters = inside.coordinator.take_letters();
+            if letters.is_empty() {
+                break;
+            }
+            for letter in letters {
+                let last = letter.says.is_last();
+                let desk = inside.desks.get(&letter.to);
+                let sent = desk.is_none_or(|desk| desk.try_send(letter.says).is_ok());
+                if last || !sent {
+                    inside.desks.remove(&letter.to);
+                }
+                if !sent && !last {
+                    let why = "it does not take what it is told";
+                    inside.coordinator.gone(letter.to, why);
+                }
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Who is left after `within`.
+    pub(crate) fn wait_until_empty(&self, within: Duration) -> Vec<Rank> {
+        let until = Instant::now() + within;
+        let mut inside = self.inside.lock();
+        loop {
+            let there = inside.coordinator.there();
+            if there.is_empty() || self.changed.wait_until(&mut inside, until).timed_out() {
+                return there;
+            }
+        }
+    }
+}

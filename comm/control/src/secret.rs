@@ -1,0 +1,157 @@
+//! What the processes of a job know, and nobody else.
+
+use std::env;
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use zeroize::Zeroizing;
+
+use crate::ControlError;
+
+/// The variable that has the secret, in hexadecimal.
+const VARIABLE: &str = "HSDP_JOB_SECRET";
+
+/// The variable that says in which file it is.
+const FILE_VARIABLE: &str = "HSDP_JOB_SECRET_FILE";
+
+const BYTES: usize = 32;
+
+/// The secret of a job: 32 bytes. Whoever knows it can be any rank.
+///
+/// It is never shown by `Debug`, and its memory is overwritten when it is dropped. It belongs into the environment or a file of
+/// mode 0600, never onto a command line, which all users of a machine can read.
+#[derive(Clone)]
+pub struct Secret(Zeroizing<[u8; BYTES]>);
+
+impl Secret {
+    /// A new secret, from the system's random numbers.
+    ///
+    /// # Errors
+    /// [`ControlError::System`] if it has none.
+    pub fn draw() -> Result<Self, ControlError> {
+        let mut bytes = Zeroizing::new([0; BYTES]);
+        getrandom::fill(bytes.as_mut()).map_err(ControlError::system("draw a secret"))?;
+        Ok(Self(bytes))
+    }
+
+    /// The secret with these bytes.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; BYTES]) -> Self {
+        Self(Zeroizing::new(bytes))
+    }
+
+    /// The secret in `HSDP_JOB_SECRET`, or in the file that `HSDP_JOB_SECRET_FILE` names.
+    ///
+    /// # Errors
+    /// [`ControlError::Environment`] if both are set, neither is, or it is not 64 hexadecimal digits; those of [`from_file`](Self::from_file).
+    pub fn from_env() -> Result<Self, ControlError> {
+        match (env::var_os(VARIABLE), env::var_os(FILE_VARIABLE)) {
+            (Some(digits), None) => {
+                let digits = Zeroizing::new(digits.into_string().unwrap_or_default());
+                parse(digits.as_bytes()).map_err(|problem| refused(VARIABLE, problem))
+            }
+            (None, Some(path)) => Self::from_file(Path::new(&path)),
+            (Some(_), Some(_)) => {
+                Err(refused(VARIABLE, format!("{FILE_VARIABLE} is set, too: which one is meant?")))
+            }
+            (None, None) => {
+                let how = format!(
+                    "not set, nor is {FILE_VARIABLE}: a job of several processes needs a secret of 64 hexadecimal digits"
+                );
+                Err(refused(VARIABLE, how))
+            }
+        }
+    }
+
+    /// The secret in a file of 64 hexadecimal digits, which belongs to this user and has mode 0600.
+    ///
+    /// # Errors
+    /// [`ControlError::SecretFile`] if it cannot be read, is a link, has another mode or another owner, or has something else in it.
+    pub fn from_file(path: &Path) -> Result<Self, ControlError> {
+        let wrong = |problem| ControlError::SecretFile { path: path.to_owned(), problem };
+        let digits = read_private(path).map_err(wrong)?;
+        parse(digits.trim_ascii_end()).map_err(wrong)
+    }
+
+    /// As 64 hexadecimal digits, for who starts processes and puts it into their environment.
+    #[must_use]
+    pub fn to_hex(&self) -> Zeroizing<String> {
+        let mut digits = Zeroizing::new(String::with_capacity(2 * BYTES));
+        for byte in self.0.iter() {
+            for half in [byte >> 4, byte & 15] {
+                digits.push(char::from(b"0123456789abcdef"[usize::from(half)]));
+            }
+        }
+        digits
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+fn refused(variable: &'static str, problem: String) -> ControlError {
+    ControlError::Environment { variable, value: None, problem }
+}
+
+/// The bytes of a file that nobody else can read; it is looked at after it was opened, so that it stays the same one.
+fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    let file = File::from(opened.map_err(|error| error.to_string())?);
+    let about = file.metadata().map_err(|error| error.to_string())?;
+    let user = rustix::process::geteuid().as_raw();
+    if !about.is_file() {
+        return Err("not a file".to_owned());
+    }
+    if about.uid() != user {
+        return Err(format!("it belongs to user {}, this is user {user}", about.uid()));
+    }
+    if about.mode() & 0o7777 != 0o600 {
+        return Err(format!("its mode is {:04o}, it must be 0600", about.mode() & 0o7777));
+    }
+    let mut digits = Zeroizing::new(Vec::with_capacity(4 * BYTES));
+    let read = file.take(4 * BYTES as u64).read_to_end(&mut digits);
+    read.map_err(|error| error.to_string())?;
+    Ok(digits)
+}
+
+fn parse(digits: &[u8]) -> Result<Secret, String> {
+    if digits.len() != 2 * BYTES {
+        return Err(format!(
+            "{} characters, it must be {} hexadecimal digits",
+            digits.len(),
+            2 * BYTES
+        ));
+    }
+    let mut bytes = Zeroizing::new([0; BYTES]);
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        match (value(pair[0]), value(pair[1])) {
+            (Some(high), Some(low)) => *byte = high << 4 | low,
+            _ => return Err("a character in it is no hexadecimal digit".to_owned()),
+        }
+    }
+    Ok(Secret(bytes))
+}
+
+fn value(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        b'A'..=b'F' => Some(digit - b'A' + 10),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! One connection, from the coordinator's side.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hsdp_sharding::Rank;
+use prost::Message as _;
+use tokio::sync::mpsc;
+use tokio::time;
+use tonic::{Status, Streaming};
+
+use crate::gate::Ticket;
+use crate::limits::cut;
+use crate::proof::{Seals, Side, Transcript, nonce};
+use crate::room::Room;
+use crate::wire::{
+    Challenge, CoordinatorLetter, Frame, FromCoordinator, FromMember, Hello, Kind, MemberLetter,
+    Refusal,
+};
+
+/// One connection.
+pub(crate) struct Session {
+    pub(crate) room: Arc<Room>,
+    pub(crate) ticket: Arc<Ticket>,
+    pub(crate) frames: Streaming<Frame>,
+    pub(crate) replies: mpsc::Sender<Result<Frame, Status>>,
+}
+
+/// A member that has proved who it is.
+struct Attendance {
+    hello: Hello,
+    heard: Seals,
+    said: Seals,
+}
+
+impl Session {
+    /// From the first frame to the last.
+    pub(crate) async fn run(mut self) {
+        let handshake = self.room.deadlines().handshake;
+        match time::timeout(handshake, self.receive()).await {
+            Ok(Ok(attendance)) => self.take_place(attendance).await,
+            Ok(Err(refusal)) => {
+                self.room.refused(&self.ticket, &refusal.reason);
+                self.reply(Kind::Refusal(refusal)).await;
+            }
+            Err(_) => self.room.refused(&self.ticket, "it said too little in time"),
+        }
+        self.ticket.dismiss();
+    }
+
+    /// The handshake.
+    async fn receive(&mut self) -> Result<Attendance, Refusal> {
+        let Kind::Hello(hello) = self.next().await? else { return Err(refusal("not a hello")) };
+        self.is_ours(&hello)?;
+        let nonce = nonce().map_err(|error| refusal(&error.to_string()))?;
+        let transcript = Transcript::new(&hello, &nonce);
+        let proof = transcript.proof(self.room.secret(), Side::Coordinator);
+        self.reply(Kind::Challenge(Challenge { nonce, proof })).await;
+        let Kind::Proof(answer) = self.next().await? else { return Err(refusal("not a proof")) };
+        if !transcript.is_proved(self.room.secret(), Side::Member, &answer.proof) {
+            return Err(refusal("its proof is wrong: it has another secret"));
+        }
+        let heard = transcript.seals(self.room.secret(), Side::Member);
+        let said = transcript.seals(self.room.secret(), Side::Coordinator);
+        Ok(Attendance { hello, heard, said })
+    }
+
+    fn is_ours(&self, hello: &Hello) -> Result<(), Refusal> {
+        let job = self.room.job();
+        if hello.job == job.name() && hello.start == job.start() {
+            return Ok(());
+        }
+        let (name, start) = (Some(job.name().to_owned()), job.start());
+        Err(Refusal { reason: "it belongs to another job".to_owned(), job: name, start })
+    }
+
+    async fn take_place(&mut self, mut attendance: Attendance) {
+        match self.room.arrive(&attendance.hello, &self.ticket) {
+            Ok(mut desk) => {
+                self.attend(&mut attendance, &mut desk).await;
+                self.room.left();
+            }
+            Err(failure) => {
+                self.say(&mut attendance.said, FromCoordinator::Failed(failure)).await;
+            }
+        }
+    }
+
+    /// Letters in both directions, until the last one.
+    async fn attend(
+        &mut self,
+        attendance: &mut Attendance,
+        desk: &mut mpsc::Receiver<FromCoordinator>,
+    ) {
+        let rank = Rank::new(attendance.hello.rank as usize);
+        // Once it is given up here its place may be another's: nothing is said in its name any more.
+        let mut given_up = false;
+        loop {
+            tokio::select! {
+                letter = desk.recv() => {
+                    let Some(says) = letter else { return };
+                    let last = says.is_last();
+                    let taken = self.say(&mut attendance.said, says).await;
+                    if !taken && !last && !given_up {
+                        self.room.gone(rank, "it does not take what it is told");
+                    }
+                    if !taken || last {
+                        return;
+                    }
+                }
+                frame = self.frames.message(), if !given_up => {
+                    match opened(&mut attendance.heard, frame) {
+                        Ok(says) => self.room.hear(rank, says),
+                        Err(why) => {
+                            given_up = true;
+                            self.room.gone(rank, &why);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a letter was taken in time.
+    async fn say(&mut self, seals: &mut Seals, says: FromCoordinator) -> bool {
+        let letter = CoordinatorLetter { says: Some(says) };
+        self.reply(Kind::Sealed(seals.seal(letter.encode_to_vec()))).await
+    }
+
+    async fn reply(&mut self, kind: Kind) -> bool {
+        let most: Duration = self.room.deadlines().until_lost();
+        matches!(time::timeout(most, self.replies.send(Ok(kind.into()))).await, Ok(Ok(())))
+    }
+
+    async fn next(&mut self) -> Result<Kind, Refusal> {
+        match self.frames.message().await {
+            Ok(Some(frame)) => frame.checked().map_err(|error| refusal(&error.to_string())),
+            Ok(None) => Err(refusal("it said too little")),
+            Err(status) => Err(refusal(status.message())),
+        }
+    }
+}
+
+fn refusal(reason: &str) -> Refusal {
+    Refusal { reason: cut(reason), job: None, start: 0 }
+}
+
+/// What a member says, or why it is not one any more.
+fn opened(seals: &mut Seals, frame: Result<Option<Frame>, Status>) -> Result<FromMember, String> {
+    let frame = match frame {
+        Ok(Some(frame)) => frame,
+        Ok(None) | Err(_) => return Err("its connection ended without a goodbye".to_owned()),
+    };
+    let Ok(Kind::Sealed(sealed)) = frame.checked() else {
+        return Err("it said something that no member says".to_owned());
+    };
+    let letter = seals.open(sealed).ok_or("a letter had a wrong seal")?;
+    MemberLetter::read(&letter).map_err(|error| error.to_string())
+}

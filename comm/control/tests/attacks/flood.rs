@@ -1,0 +1,107 @@
+//! Ten thousand connections with junk, while members exchange values.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_control::{Deadlines, Membership, State};
+
+use crate::world::{World, each};
+
+const CONNECTIONS: usize = 10_000;
+
+/// Bytes of this process's memory that are there.
+pub(crate) fn resident() -> usize {
+    let status = fs::read_to_string("/proc/self/statm").expect("a Linux");
+    let pages = status.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
+    4096 * pages.expect("a number of pages")
+}
+
+/// What members get in so many rounds.
+fn values(members: &[Membership], rounds: u32) -> Vec<Vec<Vec<Vec<u8>>>> {
+    each(members.iter().collect(), |one: &Membership| {
+        let round = |round: u32| {
+            let value: Vec<u8> = (0..1000 + round)
+                .map(|at| (at * (round + one.rank().get())).to_le_bytes()[0])
+                .collect();
+            one.exchange(&format!("round {round}"), &value).expect("values")
+        };
+        (0..rounds).map(round).collect()
+    })
+}
+
+fn junk(address: SocketAddr, number: usize, held: &mut VecDeque<TcpStream>) {
+    // Its queue of connections may be full: that is one connection less.
+    let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) else {
+        return;
+    };
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let said: Vec<u8> = match number % 5 {
+        0 => Vec::new(),
+        1 => b"GET /metrics HTTP/1.1\r\n\r\n".to_vec(),
+        2 => preface.to_vec(),
+        3 => [&preface[..], &[0xff; 64]].concat(),
+        _ => (0..512_usize).map(|at| (at * number).to_le_bytes()[0]).collect(),
+    };
+    // It may have been sent away by then.
+    let _ = stream.write_all(&said);
+    held.push_back(stream);
+    if held.len() > 50 {
+        held.pop_front();
+    }
+}
+
+#[test]
+fn ten_thousand_connections_of_junk_change_nothing() {
+    let world = World::of(4, Deadlines::default());
+    let members = world.join();
+    let rounds = 300;
+    let expected = values(&members, rounds);
+    let address = world.server.address();
+    let (before, started) = (resident(), Instant::now());
+    thread::scope(|scope| {
+        let flood = scope.spawn(move || {
+            let mut held = VecDeque::new();
+            (0..CONNECTIONS).for_each(|number| junk(address, number, &mut held));
+        });
+        let mut runs = 0;
+        while !flood.is_finished() {
+            assert!(values(&members, rounds) == expected, "other values");
+            runs += 1;
+        }
+        assert!(runs > 0, "the flood was over before anything was exchanged");
+    });
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(60), "{took:?}");
+    assert!(values(&members, rounds) == expected, "other values afterwards");
+    for member in &members {
+        let status = member.status();
+        assert!(status.states().iter().all(|state| *state == State::Alive), "{status:?}");
+        assert_eq!(status.ended(), None);
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 48 << 20, "{grown} bytes more");
+}
+
+#[test]
+fn members_come_together_in_a_flood() {
+    let world =
+        World::of(4, Deadlines { rendezvous: Duration::from_secs(15), ..Deadlines::default() });
+    let address = world.server.address();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut held = VecDeque::new();
+            let mut numbers = 0..;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                junk(address, numbers.next().unwrap_or_default(), &mut held);
+            }
+        });
+        let members = world.join();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        crate::are_well(&members);
+    });
+}

@@ -1,0 +1,105 @@
+//! A handshake that was recorded, said again.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_control::{Client, ClientOptions, Rank};
+
+use crate::ends_after;
+use crate::world::{World, job, quick, secret, terms};
+
+/// A way to the coordinator on which all that a member says is written down.
+struct Way {
+    address: SocketAddr,
+    said: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Way {
+    fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let record = Arc::clone(&said);
+        thread::spawn(move || {
+            let (near, _) = listener.accept().expect("a connection");
+            let far = TcpStream::connect(server).expect("a connection");
+            let back = (far.try_clone().expect("one"), near.try_clone().expect("one"));
+            thread::spawn(move || carry(back.0, back.1, |_| {}));
+            carry(near, far, |bytes| record.lock().expect("no panic").extend(bytes));
+        });
+        Self { address, said }
+    }
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, sees: impl Fn(&[u8])) {
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        sees(&bytes[..count]);
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    // Both ends may be gone already.
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+#[test]
+fn a_recorded_handshake_proves_nothing() {
+    let mut deadlines = quick();
+    deadlines.rendezvous = Duration::from_secs(4);
+    // So that it is the refusal that ends the connection, and not this.
+    deadlines.handshake = Duration::from_secs(30);
+    let world = World::of(3, deadlines);
+    let way = Way::to(world.server.address());
+    let options = ClientOptions::new(way.address, Rank::new(1), job(), secret(), terms(3));
+    let recorded = thread::spawn(move || Client::join(options.deadlines(deadlines)));
+    let other = world.options(0);
+    let other = thread::spawn(move || Client::join(other));
+    // Hello and proof are said as soon as the preface and both frames are: a few hundred bytes.
+    let said = settled(&way.said);
+    assert!(said.windows(4).any(|part| part == b"test"), "the job's name is in it");
+
+    let mut replay = TcpStream::connect(world.server.address()).expect("a connection");
+    replay.write_all(&said).expect("written");
+    let ended = ends_after(&mut replay, Duration::from_secs(4));
+    assert!(ended.is_some_and(|after| after < Duration::from_secs(2)), "{ended:?}");
+
+    let last = Client::join(world.options(2)).expect("all are there");
+    let recorded = recorded.join().expect("no panic").expect("it was not disturbed");
+    other.join().expect("no panic").expect("it was not disturbed");
+    assert_eq!(recorded.members(), last.members());
+}
+
+#[test]
+fn a_recorded_handshake_takes_no_free_place() {
+    let recorded = {
+        let world = World::of(1, quick());
+        let way = Way::to(world.server.address());
+        let options = ClientOptions::new(way.address, Rank::new(0), job(), secret(), terms(1));
+        Client::join(options.deadlines(quick())).expect("a member").leave().expect("heard");
+        settled(&way.said)
+    };
+    let world = World::of(1, quick());
+    let mut replay = TcpStream::connect(world.server.address()).expect("a connection");
+    replay.write_all(&recorded).expect("written");
+    let ended = ends_after(&mut replay, Duration::from_secs(4));
+    assert!(ended.is_some_and(|after| after < Duration::from_secs(2)), "{ended:?}");
+    Client::join(world.options(0)).expect("the place is free");
+}
+
+/// What was said, once nothing more is for 200 ms.
+fn settled(said: &Mutex<Vec<u8>>) -> Vec<u8> {
+    let look = || said.lock().expect("no panic").clone();
+    let (mut last, mut since) = (look(), Instant::now());
+    while last.len() < 200 || since.elapsed() < Duration::from_millis(200) {
+        thread::yield_now();
+        let now = look();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    last
+}

@@ -1,0 +1,172 @@
+//! Those who speak the protocol, and do not know the secret.
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use hsdp_control::wire::{self, Challenge, Frame, Hello, Kind, PROTOCOL, Proof, Refusal, Sealed};
+use hsdp_control::{Client, Rank};
+use prost::bytes::Bytes;
+use tokio::sync::mpsc;
+use tonic::Streaming;
+use tonic::transport::Endpoint;
+
+use crate::world::{World, join, quick};
+use crate::{are_well, ends_after};
+
+/// A stranger's connection.
+struct Stranger {
+    out: mpsc::Sender<Frame>,
+    frames: Streaming<Frame>,
+}
+
+impl Stranger {
+    async fn at(address: SocketAddr) -> Self {
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
+        let channel = endpoint.connect().await.expect("a connection");
+        let (out, frames) = wire::call(channel).await.expect("a stream");
+        Self { out, frames }
+    }
+
+    async fn say(&self, kind: Kind) {
+        self.out.send(kind.into()).await.expect("it is listened to");
+    }
+
+    async fn next(&mut self) -> Option<Kind> {
+        self.frames.message().await.ok().flatten().map(|frame| frame.checked().expect("known"))
+    }
+
+    async fn challenge(&mut self) -> Challenge {
+        match self.next().await {
+            Some(Kind::Challenge(challenge)) => challenge,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn refusal(&mut self) -> String {
+        match self.next().await {
+            Some(Kind::Refusal(Refusal { reason, .. })) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn hello(rank: u32) -> Hello {
+    Hello {
+        protocol: PROTOCOL,
+        job: "test".to_owned(),
+        start: 1,
+        rank,
+        world: 2,
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        nonce: Bytes::from_static(&[9; 32]),
+        ..Hello::default()
+    }
+}
+
+/// In a world of two of which one is still missing.
+fn with_one_missing(attack: impl AsyncFn(SocketAddr)) {
+    let world = World::of(2, quick());
+    let first = world.options(0);
+    let first = std::thread::spawn(move || Client::join(first));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(attack(world.server.address()));
+    let second = Client::join(world.options(1)).expect("its place is still free");
+    let first = first.join().expect("no panic").expect("it was not disturbed");
+    assert_eq!(first.members()[1].pid(), std::process::id());
+    are_well(&[first, second]);
+}
+
+#[test]
+fn a_proof_that_is_none_is_refused() {
+    with_one_missing(async |address| {
+        let mut stranger = Stranger::at(address).await;
+        stranger.say(Kind::Hello(hello(1))).await;
+        stranger.challenge().await;
+        stranger.say(Kind::Proof(Proof { proof: Bytes::from_static(&[0; 32]) })).await;
+        assert_eq!(stranger.refusal().await, "its proof is wrong: it has another secret");
+        assert!(stranger.next().await.is_none());
+    });
+}
+
+#[test]
+fn the_coordinators_own_proof_proves_nothing() {
+    with_one_missing(async |address| {
+        let mut stranger = Stranger::at(address).await;
+        stranger.say(Kind::Hello(hello(1))).await;
+        let proof = stranger.challenge().await.proof;
+        stranger.say(Kind::Proof(Proof { proof })).await;
+        assert_eq!(stranger.refusal().await, "its proof is wrong: it has another secret");
+    });
+}
+
+#[test]
+fn one_challenge_serves_one_handshake() {
+    with_one_missing(async |address| {
+        let mut one = Stranger::at(address).await;
+        let mut other = Stranger::at(address).await;
+        one.say(Kind::Hello(hello(1))).await;
+        other.say(Kind::Hello(hello(1))).await;
+        let (first, second) = (one.challenge().await, other.challenge().await);
+        assert_ne!(first.nonce, second.nonce);
+        assert_ne!(first.proof, second.proof);
+    });
+}
+
+#[test]
+fn who_says_something_else_is_refused() {
+    let sealed = Sealed { letter: Bytes::new(), seal: Bytes::from_static(&[0; 32]) };
+    let proof = Proof { proof: Bytes::from_static(&[0; 32]) };
+    let cases = [
+        (Kind::Sealed(sealed), "not a hello"),
+        (Kind::Proof(proof), "not a hello"),
+        (Kind::Proof(Proof::default()), "not understood: a proof that is none"),
+        (Kind::Hello(Hello::default()), "not understood: a nonce that is none"),
+        (
+            Kind::Hello(Hello { rank: 2, ..hello(0) }),
+            "not understood: a rank that is not in its world",
+        ),
+        (
+            Kind::Hello(Hello { host: "h".repeat(257), ..hello(0) }),
+            "not understood: a host's name that is too long",
+        ),
+        (Kind::Hello(Hello { job: "other".to_owned(), ..hello(0) }), "it belongs to another job"),
+    ];
+    with_one_missing(async |address| {
+        for (says, expected) in cases.clone() {
+            let mut stranger = Stranger::at(address).await;
+            stranger.say(says).await;
+            assert_eq!(stranger.refusal().await, expected);
+        }
+        let mut stranger = Stranger::at(address).await;
+        stranger.out.send(Frame::default()).await.expect("it is listened to");
+        assert_eq!(stranger.refusal().await, "not understood: an empty frame");
+    });
+}
+
+#[test]
+fn who_is_refused_as_another_rank_cannot_be_any() {
+    with_one_missing(async |address| {
+        // What is proved for one rank is not proved for another: the rank is in the transcript.
+        for rank in [Rank::new(0), Rank::new(1)] {
+            let mut stranger = Stranger::at(address).await;
+            stranger.say(Kind::Hello(hello(rank.get()))).await;
+            let Challenge { proof, .. } = stranger.challenge().await;
+            let proof: Vec<u8> = proof.iter().map(|byte| byte ^ 1).collect();
+            stranger.say(Kind::Proof(Proof { proof: proof.into() })).await;
+            assert_eq!(stranger.refusal().await, "its proof is wrong: it has another secret");
+        }
+    });
+}
+
+#[test]
+fn a_web_browser_is_sent_away() {
+    let world = World::of(2, quick());
+    let members: Vec<_> = join(vec![world.options(0), world.options(1)]);
+    let members: Vec<_> = members.into_iter().map(|joined| joined.expect("a member")).collect();
+    let mut browser = TcpStream::connect(world.server.address()).expect("a connection");
+    browser.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("written");
+    let ended = ends_after(&mut browser, Duration::from_secs(3));
+    assert!(ended.is_some_and(|after| after < Duration::from_secs(2)), "{ended:?}");
+    are_well(&members);
+}

@@ -1,0 +1,85 @@
+//! Worlds whose members are threads of the test, each with a connection of its own.
+
+use std::thread;
+use std::time::Duration;
+
+use hsdp_control::{
+    Client, ClientOptions, ControlError, Deadlines, Job, Membership, Rank, Secret, Server,
+    ServerOptions, Terms,
+};
+
+/// Longer than anything here takes.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// Deadlines that a test can wait for: 100 ms between beats, a suspect after 350 ms, lost after 1.05 s.
+pub(crate) fn quick() -> Deadlines {
+    Deadlines {
+        rendezvous: Duration::from_secs(2),
+        handshake: Duration::from_secs(1),
+        round: Duration::from_secs(1),
+        beat: Duration::from_millis(100),
+        ..Deadlines::default()
+    }
+}
+
+pub(crate) fn job() -> Job {
+    Job::new("test", 1).expect("a short name")
+}
+
+pub(crate) fn secret() -> Secret {
+    Secret::from_bytes([0x17; 32])
+}
+
+pub(crate) fn terms(world: u32) -> Terms {
+    Terms::new(world).expect("a world")
+}
+
+/// A coordinator, and what its members need.
+pub(crate) struct World {
+    pub(crate) server: Server,
+    pub(crate) size: u32,
+    pub(crate) deadlines: Deadlines,
+}
+
+impl World {
+    pub(crate) fn of(size: u32, deadlines: Deadlines) -> Self {
+        let options = ServerOptions::new(job(), secret(), terms(size)).deadlines(deadlines);
+        let server = Server::start(options).expect("a coordinator");
+        Self { server, size, deadlines }
+    }
+
+    pub(crate) fn options(&self, rank: u32) -> ClientOptions {
+        self.options_with(rank, job(), secret(), terms(self.size))
+    }
+
+    pub(crate) fn options_with(
+        &self,
+        rank: u32,
+        job: Job,
+        secret: Secret,
+        terms: Terms,
+    ) -> ClientOptions {
+        let rank = Rank::new(rank as usize);
+        let options = ClientOptions::new(self.server.address(), rank, job, secret, terms);
+        options.deadlines(self.deadlines)
+    }
+
+    /// All members.
+    pub(crate) fn join(&self) -> Vec<Membership> {
+        let options = (0..self.size).map(|rank| self.options(rank)).collect();
+        join(options).into_iter().map(|joined| joined.expect("a member")).collect()
+    }
+}
+
+/// What each gets who joins with these options, at the same time.
+pub(crate) fn join(options: Vec<ClientOptions>) -> Vec<Result<Membership, ControlError>> {
+    each(options, Client::join)
+}
+
+/// What becomes of each, at the same time.
+pub(crate) fn each<T: Send, R: Send>(of: Vec<T>, does: impl Fn(T) -> R + Sync) -> Vec<R> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = of.into_iter().map(|one| scope.spawn(|| does(one))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
