@@ -1,26 +1,15 @@
 //! An ordered set of ranks that issue operations together.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
 use hsdp_kernels::Element;
-use hsdp_sharding::{ByteCount, Rank};
+use hsdp_sharding::Rank;
 
-use crate::call::Call;
-use crate::fault::{Injected, Manner};
-use crate::flight::{EntryNumber, FlightState};
-use crate::local::{Access, AnySlots, InBlock, Member, Record, Slots, Ticket};
-use crate::remote::{Journey, Office, Travels};
-use crate::seat::{Flavour, Seat};
+use crate::seat::Seat;
 use crate::site::Site;
-use crate::sync::atomic::AtomicUsize;
-use crate::work::{Barrier, Deposits, Meter, Work};
-use crate::{Channel, Descriptor, Error, GroupId, Op, Pending, Tag};
-
-/// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.
-const QUICK_BYTES: usize = 32 << 10;
+use crate::{Channel, Error, GroupId, Op, Tag};
 
 /// An ordered set of ranks, on one channel, and this rank's place in it.
 ///
@@ -59,9 +48,12 @@ impl Group {
         Self { seat: Arc::clone(seat), site }
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn seat(&self) -> &Arc<Seat> {
         &self.seat
+    }
+
+    pub(crate) fn site(&self) -> &Site {
+        &self.site
     }
 
     /// Which rank this is.
@@ -124,244 +116,6 @@ impl Group {
             what: format!("its output, in {tag}"),
         };
         bytemuck::allocation::try_zeroed_vec(len).map_err(failed)
-    }
-
-    /// Issues an operation of all members.
-    ///
-    /// `assemble` makes the work of their deposits, in member order; it is the last one's that is called. `imagine`
-    /// says what a rank without peers would have received, in bytes, and what it gets. What this member makes of its
-    /// output, which may say that it failed, is a matter of its own.
-    pub(crate) fn issue<D, W, O>(
-        &self,
-        call: Call,
-        deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-        imagine: impl FnOnce(D) -> (usize, W::Output),
-    ) -> Result<Pending<O>, Error>
-    where
-        D: Travels<Output = W::Output>,
-        W: Work,
-        O: TryFrom<W::Output>,
-        Error: From<O::Error>,
-    {
-        self.issue_by(call, deposit, (assemble, imagine), Journey::begin)
-    }
-
-    /// Issues an operation whose members must share memory: what they bring does not travel.
-    pub(crate) fn issue_here<D, W, O>(
-        &self,
-        call: Call,
-        deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-        imagine: impl FnOnce(D) -> (usize, W::Output),
-    ) -> Result<Pending<O>, Error>
-    where
-        D: Send + 'static,
-        W: Work,
-        O: TryFrom<W::Output>,
-        Error: From<O::Error>,
-    {
-        let apart = Error::Apart { op: call.op, rank: self.rank() };
-        if self.size() > 1 && self.seat.office().is_some() {
-            return Err(apart);
-        }
-        self.issue_by(call, deposit, (assemble, imagine), |_, _, _, _| Err(apart))
-    }
-
-    /// Issues an operation; where members share no memory, `depart` does.
-    fn issue_by<D, W, O>(
-        &self,
-        call: Call,
-        deposit: D,
-        (assemble, imagine): (
-            impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-            impl FnOnce(D) -> (usize, W::Output),
-        ),
-        depart: impl FnOnce(&Arc<Office>, Member, Arc<Descriptor>, D) -> Result<Ticket, Error>,
-    ) -> Result<Pending<O>, Error>
-    where
-        D: Send + 'static,
-        W: Work,
-        O: TryFrom<W::Output>,
-        Error: From<O::Error>,
-    {
-        let (site, mut deposit) = (self.site_of(call.op)?, deposit);
-        let Some((descriptor, entry)) = self.enter(&site, call, &mut deposit)? else {
-            return Ok(Pending::ready(imagine(deposit).1.try_into()?));
-        };
-        let Record { ledger, flight, .. } = &*self.seat.record;
-        if site.ranks.len() == 1 {
-            let output = self.alone(&site, (&descriptor, entry), deposit, assemble)?;
-            return Ok(Pending::ready(output.try_into()?));
-        }
-        let op = descriptor.op;
-        let pending = match &self.seat.flavour {
-            Flavour::Local { core, .. } => {
-                let member = self.member_at(core, &site, entry);
-                let ticket = match core.office() {
-                    None => core.submit(member, descriptor, deposit, assemble)?,
-                    Some(office) => depart(office, member, descriptor, deposit)?,
-                };
-                Pending::issued::<W::Output>(ticket)
-            }
-            Flavour::Counting => {
-                let (bytes, output) = imagine(deposit);
-                ledger.received(site.channel, op, ByteCount::of(bytes));
-                flight.settle(entry, FlightState::Complete);
-                Pending::ready(output.try_into()?)
-            }
-        };
-        ledger.call(site.channel, op);
-        Ok(pending)
-    }
-
-    /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes. `None` where there is no
-    /// other member to meet.
-    pub(crate) fn transfer<D: Travels<Output = W::Output>, W: Work>(
-        &self,
-        call: Call,
-        ranks: [Rank; 2],
-        deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-    ) -> Result<Option<Ticket>, Error> {
-        let slot = usize::from(call.op == Op::Recv);
-        let (site, mut deposit) = (self.site.pair(&self.seat, ranks, slot), deposit);
-        let absent = self.absent_at(&site);
-        if !absent.is_empty() {
-            return Err(Error::Absent { op: call.op, rank: self.rank(), absent });
-        }
-        let Some((descriptor, entry)) = self.enter(&site, call, &mut deposit)? else {
-            return Ok(None);
-        };
-        let op = descriptor.op;
-        let ticket = match &self.seat.flavour {
-            Flavour::Local { core, .. } => {
-                let member = self.member_at(core, &site, entry);
-                let office = core.office().filter(|_| ranks[0] != ranks[1]);
-                Some(match office {
-                    None => core.submit(member, descriptor, deposit, assemble)?,
-                    Some(office) => Journey::begin(office, member, descriptor, deposit)?,
-                })
-            }
-            Flavour::Counting => {
-                self.seat.record.flight.settle(entry, FlightState::Complete);
-                None
-            }
-        };
-        if ranks[0] != ranks[1] {
-            self.seat.record.ledger.call(site.channel, op);
-        }
-        Ok(ticket)
-    }
-
-    /// Where an operation of all members takes place: a barrier of users among those that have data.
-    fn site_of(&self, op: Op) -> Result<Cow<'_, Site>, Error> {
-        let (absent, rank) = (self.absent_at(&self.site), self.rank());
-        if absent.is_empty() {
-            return Ok(Cow::Borrowed(&self.site));
-        }
-        if op == Op::Barrier && !absent.contains(&rank) {
-            return Ok(Cow::Owned(self.site.without(&self.seat, &absent)));
-        }
-        Err(Error::Absent { op, rank, absent })
-    }
-
-    /// Who is to meet there and has no data, or this rank if it has none; nobody, if it is not users who call.
-    fn absent_at(&self, site: &Site) -> Vec<Rank> {
-        if site.channel != Channel::User {
-            return Vec::new();
-        }
-        let concerns = |absent: &&Rank| **absent == self.rank() || site.ranks.contains(absent);
-        self.seat.absent().iter().filter(concerns).copied().collect()
-    }
-
-    /// Gives a call its number, when the rank has committed the faults that are due at it; `None` if it skips the call.
-    fn enter<D: 'static>(
-        &self,
-        site: &Site,
-        call: Call,
-        deposit: &mut D,
-    ) -> Result<Option<(Arc<Descriptor>, EntryNumber)>, Error> {
-        let Injected { call, manner } = self.seat.inject(site, call, deposit)?;
-        match manner {
-            Manner::Issued => {}
-            Manner::AfterBarrier => self.extra_barrier(site, call.tag)?,
-            Manner::Skipped => return Ok(None),
-        }
-        self.seat.enter(site, call).map(Some)
-    }
-
-    /// The barrier of a fault, which nobody waits for. Where there are no other ranks, there are no faults.
-    fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
-        let Flavour::Local { core, .. } = &self.seat.flavour else { return Ok(()) };
-        let (descriptor, entry) = self.seat.enter(site, Call::new(Op::Barrier, tag))?;
-        let (member, meet) =
-            (self.member_at(core, site, entry), |(), all: Deposits<'_, ()>| Ok(Barrier(all.len())));
-        match core.office() {
-            None => core.submit(member, descriptor, (), meet)?,
-            Some(office) => Journey::begin(office, member, descriptor, ())?,
-        };
-        self.seat.record.ledger.call(site.channel, Op::Barrier);
-        Ok(())
-    }
-
-    fn member_at(&self, core: &Arc<Access>, site: &Site, entry: EntryNumber) -> Member {
-        let access = Arc::clone(core);
-        Member { access, rank: self.rank(), ranks: Arc::clone(&site.ranks), slot: site.slot, entry }
-    }
-
-    /// What a rank that is not there would have sent: it counts, and nothing comes. Where there are other ranks, it is a
-    /// call that a fault skipped, and counts nothing.
-    pub(crate) fn imagine_received(&self, op: Op, bytes: usize) {
-        if matches!(self.seat.flavour, Flavour::Counting) {
-            self.seat.record.ledger.received(self.channel(), op, ByteCount::of(bytes));
-        }
-    }
-
-    /// An operation of a group of one: it is done before the call returns, and counts nothing.
-    fn alone<D: Send + 'static, W: Work>(
-        &self,
-        site: &Site,
-        (descriptor, entry): (&Descriptor, EntryNumber),
-        deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-    ) -> Result<W::Output, Error> {
-        let flight = &self.seat.record.flight;
-        let mut slots = site.sequence.take_slots::<D, W>();
-        slots.put(0, Some(deposit));
-        slots.assemble(assemble).map_err(|expected| {
-            flight.settle(entry, FlightState::Failed);
-            Error::BadCount {
-                op: descriptor.op,
-                rank: self.rank(),
-                what: "a group of one".to_owned(),
-                found: descriptor.counts.total(),
-                expected,
-            }
-        })?;
-        let is_quick = slots.bytes() <= QUICK_BYTES && !slots.calls_users();
-        let output = self.run_alone(descriptor, &mut *slots);
-        site.sequence.keep_slots(slots);
-        if is_quick {
-            flight.settle_at_once(entry, FlightState::Complete);
-        } else {
-            flight.settle(entry, FlightState::Complete);
-        }
-        Ok(output)
-    }
-
-    fn run_alone<D: Send + 'static, W: Work>(
-        &self,
-        descriptor: &Descriptor,
-        slots: &mut Slots<D, W>,
-    ) -> W::Output {
-        let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
-        let meter = Meter::new(&[], &ranks, descriptor, &readers);
-        let in_block = InBlock::enter();
-        (0..slots.blocks()).for_each(|block| slots.run(block, &meter));
-        drop(in_block);
-        slots.finish();
-        slots.take_output(0).expect("a group of one has one output")
     }
 }
 

@@ -2,9 +2,10 @@
 //! what in which order.
 //!
 //! In reading order: `record` (what a rank shows to others), `status` (how a world or a step ends early),
-//! `slots`, `phase`, `operation` and `table` (where members meet), `running`, `queued` and `queue` (who does the work), `core` (all of it
+//! `slots`, `phase`, `operation`, `attendance` and `table` (where members meet), `running`, `queued` and `queue` (who does the work), `core` (all of it
 //! together), `ends` (how it ends early), `circle` (when ranks wait for each other), `clock` and `wait` (how a member gets its output).
 
+mod attendance;
 mod circle;
 mod clock;
 mod core;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
+use super::attendance::Attendance;
 use super::core::Core;
-use super::operation::{Attendance, Operation};
+use super::operation::Operation;
 use super::phase::Disagreement;
 use super::running::WorkPanic;
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};

@@ -7,16 +7,16 @@ use std::time::Instant;
 
 use hsdp_sharding::Rank;
 
-use super::phase::{Disagreement, Phase, wanted};
+use super::phase::{Disagreement, Phase};
 use super::record::Roster;
 use super::running::discard;
 use super::slots::{AnySlots, Arrival, Slots};
 use super::table::Key;
+use crate::Error;
 use crate::flight::{EntryNumber, FlightState};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::work::{PerMember, Work};
-use crate::{Descriptor, Error};
 
 /// Which operation it is, and who takes part.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct Operation {
     entries: PerMember<AtomicU64>,
     /// Whether the phase is `Done` or `Failed`, so that nobody needs the lock to see that it is not.
     settled: AtomicBool,
-    meeting: Mutex<Meeting>,
+    pub(super) meeting: Mutex<Meeting>,
     changed: Condvar,
     /// When it is through, if it was held back: written when it is.
     due: OnceLock<Instant>,
@@ -42,8 +42,8 @@ pub(crate) struct Operation {
     readers: PerMember<AtomicUsize>,
 }
 
-struct Meeting {
-    phase: Phase,
+pub(super) struct Meeting {
+    pub(super) phase: Phase,
     /// Members that sleep on `changed`.
     parked: usize,
 }
@@ -59,19 +59,6 @@ pub(crate) enum Arrived<D, W: Work> {
     Disagrees(Disagreement),
     /// The operation had ended early.
     Refused(Error),
-}
-
-/// Who is there and who is not, while members are missing.
-pub(crate) struct Attendance {
-    pub(crate) arrived: Vec<Rank>,
-    pub(crate) missing: Vec<Rank>,
-}
-
-impl Attendance {
-    /// Whether another rank waits for `rank`: one that was to send to itself is awaited by nobody.
-    pub(crate) fn others_await(&self, rank: Rank) -> bool {
-        self.missing.contains(&rank) && self.arrived.iter().any(|other| *other != rank)
-    }
 }
 
 impl Operation {
@@ -201,43 +188,6 @@ impl Operation {
                 Arrived::Disagrees(about)
             }
         }
-    }
-
-    /// What each member wants that has come, by slot; `None` once the work has begun or the operation is settled.
-    pub(crate) fn wanted(&self) -> Option<Vec<Option<Arc<Descriptor>>>> {
-        let mut meeting = self.meeting.lock();
-        Some(wanted(meeting.phase.arrivals()?))
-    }
-
-    /// Who is there and who is not; `None` once the work has begun or the operation failed.
-    pub(crate) fn attendance(&self) -> Option<Attendance> {
-        let mut meeting = self.meeting.lock();
-        let arrivals = &*meeting.phase.arrivals()?;
-        let ranks_where = |there: bool| {
-            let slots = self.ranks().iter().zip(arrivals);
-            slots.filter(|(_, slot)| slot.is_some() == there).map(|(rank, _)| *rank).collect()
-        };
-        Some(Attendance { arrived: ranks_where(true), missing: ranks_where(false) })
-    }
-
-    /// What `rank` brought and who is missing; `None` if `rank` is not there, or nobody is missing, or members disagree.
-    pub(crate) fn gathering(&self, rank: Rank) -> Option<(Arc<Descriptor>, Vec<Rank>)> {
-        let mut meeting = self.meeting.lock();
-        let Phase::Gathering { slots, .. } = &mut meeting.phase else { return None };
-        let (mut brought, mut missing) = (None, Vec::new());
-        for (member, arrival) in self.ranks().iter().zip(slots.arrivals()) {
-            match arrival {
-                None => missing.push(*member),
-                Some(arrival) if *member == rank => brought = Some(Arc::clone(&arrival.descriptor)),
-                Some(_) => {}
-            }
-        }
-        Some((brought?, missing))
-    }
-
-    /// A descriptor that a member brought; `None` if nobody came, or the work has begun.
-    pub(crate) fn awaited(&self) -> Option<Arc<Descriptor>> {
-        self.wanted()?.into_iter().flatten().next()
     }
 
     /// The threads that are in the code that lends what a member brought, counted by its slot.
