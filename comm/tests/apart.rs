@@ -70,8 +70,8 @@ fn collectives_of_every_dtype() {
     of_dtype(f64::from);
     of_dtype(f16::from_f32);
     of_dtype(bf16::from_f32);
-    of_dtype(|value| (value * 1e6) as i32);
-    of_dtype(|value| (value * 1e6) as i64);
+    of_dtype(|value| value.to_bits().cast_signed());
+    of_dtype(|value| i64::from(value.to_bits()) << 7);
     of_dtype(f32::to_bits);
     of_dtype(|value| u64::from(value.to_bits()) << 7);
 }
