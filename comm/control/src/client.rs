@@ -62,12 +62,14 @@ impl Client {
     /// # Errors
     /// The same on all ranks that come: [`ControlError::Incomplete`], [`ControlError::ConfigMismatch`]. Of this one:
     /// [`ControlError::DuplicateRank`], [`ControlError::OtherJob`], [`ControlError::Secret`], [`ControlError::Refused`],
-    /// [`ControlError::Unreachable`], [`ControlError::CoordinatorLost`], [`ControlError::NoSuchRank`], [`ControlError::System`].
+    /// [`ControlError::Unreachable`], [`ControlError::CoordinatorLost`], [`ControlError::NoSuchRank`], [`ControlError::Deadline`],
+    /// [`ControlError::System`].
     pub fn join(options: ClientOptions) -> Result<Membership, ControlError> {
         let (rank, world) = (options.rank, options.terms.world());
         if rank.get() >= world {
             return Err(ControlError::NoSuchRank { rank, world });
         }
+        options.deadlines.check()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(ControlError::system("start a member"))?;
         let (server, shared) = (options.server, Arc::new(Shared::new(rank, world)));

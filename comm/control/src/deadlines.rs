@@ -1,6 +1,8 @@
 //! How long anything may take.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::ControlError;
 
 /// How long anything may take.
 ///
@@ -34,7 +36,40 @@ impl Default for Deadlines {
     }
 }
 
+/// Longer than any of them may be, so that none is beyond the clock.
+const MOST: Duration = Duration::from_secs(30 * 24 * 3600);
+
 impl Deadlines {
+    /// Refuses what nobody can keep to.
+    pub(crate) fn check(&self) -> Result<(), ControlError> {
+        let Self { rendezvous, handshake, round, beat, suspect, lost } = *self;
+        let wrong = |what, problem: String| Err(ControlError::Deadline { what, problem });
+        let named = [
+            ("rendezvous", rendezvous),
+            ("handshake", handshake),
+            ("round", round),
+            ("beat", beat),
+        ];
+        for (what, deadline) in named {
+            if !(Duration::from_millis(1)..=MOST).contains(&deadline) {
+                return wrong(what, format!("{deadline:?}: it must be 1 ms to {MOST:?}"));
+            }
+        }
+        if suspect == 0 || suspect >= lost {
+            return wrong(
+                "suspect",
+                format!(
+                    "{suspect} beats: it must be 1 to {} (lost: {lost})",
+                    lost.saturating_sub(1)
+                ),
+            );
+        }
+        if beat.saturating_mul(lost) > MOST {
+            return wrong("lost", format!("{lost} beats of {beat:?}: together at most {MOST:?}"));
+        }
+        Ok(())
+    }
+
     /// Silence that makes a suspect: half a beat is for the way.
     pub(crate) fn until_suspect(&self) -> Duration {
         self.beat * self.suspect + self.beat / 2
@@ -54,20 +89,52 @@ impl Deadlines {
 /// A clock's last look at itself: whether this process was stopped meanwhile.
 #[derive(Debug)]
 pub(crate) struct Wakefulness {
-    last: std::time::Instant,
+    last: Instant,
     most: Duration,
 }
 
 impl Wakefulness {
     /// From now on; two beats without a look are a jump.
-    pub(crate) fn new(now: std::time::Instant, deadlines: &Deadlines) -> Self {
+    pub(crate) fn new(now: Instant, deadlines: &Deadlines) -> Self {
         Self { last: now, most: (2 * deadlines.beat).max(Duration::from_millis(500)) }
     }
 
     /// Whether nobody has looked for so long that this process was not running.
-    pub(crate) fn was_asleep(&mut self, now: std::time::Instant) -> bool {
+    pub(crate) fn was_asleep(&mut self, now: Instant) -> bool {
         let slept = now.saturating_duration_since(self.last) >= self.most;
         self.last = now;
         slept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_can_keep_to_is_refused() {
+        let whole = Deadlines::default();
+        assert_eq!(whole.check(), Ok(()));
+        let cases = [
+            (
+                Deadlines { beat: Duration::ZERO, ..whole },
+                "the deadline `beat`: 0ns: it must be 1 ms to 2592000s",
+            ),
+            (
+                Deadlines { rendezvous: Duration::MAX, ..whole },
+                "the deadline `rendezvous`: 18446744073709551615.999999999s: it must be 1 ms to 2592000s",
+            ),
+            (
+                Deadlines { suspect: 10, ..whole },
+                "the deadline `suspect`: 10 beats: it must be 1 to 9 (lost: 10)",
+            ),
+            (
+                Deadlines { lost: u32::MAX, ..whole },
+                "the deadline `lost`: 4294967295 beats of 1s: together at most 2592000s",
+            ),
+        ];
+        for (deadlines, said) in cases {
+            assert_eq!(deadlines.check().expect_err("refused").to_string(), said);
+        }
     }
 }

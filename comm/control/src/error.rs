@@ -204,6 +204,14 @@ pub enum ControlError {
         /// Ranks in the world.
         world: u32,
     },
+    /// A deadline that cannot be kept.
+    #[error("the deadline `{what}`: {problem}")]
+    Deadline {
+        /// Which one.
+        what: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A text or a value is too long.
     #[error("{what} has {bytes} bytes, at most {most} are carried")]
     TooLong {

@@ -106,8 +106,10 @@ impl Server {
     /// Listens, and begins to wait for all ranks.
     ///
     /// # Errors
-    /// [`ControlError::Bind`] if the address is in use or not this machine's; [`ControlError::System`] if there is no thread for it.
+    /// [`ControlError::Bind`] if the address is in use or not this machine's; [`ControlError::System`] if there is no thread for it;
+    /// [`ControlError::Deadline`].
     pub fn start(options: ServerOptions) -> Result<Self, ControlError> {
+        options.deadlines.check()?;
         let listener = options.bind.listen()?;
         let address = listener.local_addr().map_err(ControlError::system("say its address"))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
