@@ -2,7 +2,7 @@
 //! beside the sources of this crate, says what is sent, when, and why results are those of threads.
 //!
 //! In reading order: `buffer`, `letter`, `statement` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `travels`, `exchange`,
-//! `passing`, `units` (what travels of which operation), `unpack`, `journey` (one operation), `desk`, `ending`, `alive`, `probes`, `courier`,
+//! `passing`, `units` (what travels of which operation), `unpack`, `journey` (one operation), `desk`, `ending`, `alive`, `probes`, `outgoing`, `courier`,
 //! `office` (all of them together).
 
 mod alive;
@@ -15,6 +15,7 @@ mod hello;
 mod journey;
 mod letter;
 mod office;
+mod outgoing;
 mod passing;
 mod probes;
 mod statement;

@@ -18,7 +18,8 @@ use super::ending::{Ending, Proposal};
 use super::hello;
 use super::hello::Hello;
 use super::letter::{Kind, Letter};
-use super::probes::{self, Issued};
+use super::outgoing::{Leaving, Outgoing};
+use super::probes;
 use super::statement::{self, end_bytes, probe_bytes};
 use super::transport::Transport;
 #[cfg(any(feature = "mpi", test))]
@@ -52,26 +53,6 @@ pub(crate) struct Office {
     /// What the ranks have said first.
     hellos: Mutex<Vec<Option<Hello>>>,
     ending: Mutex<Ending>,
-}
-
-#[derive(Debug, Default)]
-struct Outgoing {
-    errands: VecDeque<Errand>,
-    /// The last epoch in which this rank brings nothing more, and how that ended.
-    stopped: Option<(u64, Error)>,
-    leaving: Leaving,
-    issued: Issued,
-}
-
-/// How far this rank has left.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Leaving {
-    #[default]
-    There,
-    /// It has left, and owes the others what it has issued.
-    Going,
-    /// The thread is to end.
-    Closed,
 }
 
 /// The longest that the courier sleeps while something is under way; and while nothing is.

@@ -2,7 +2,11 @@
 
 use proptest::prelude::*;
 
+use std::time::Duration;
+
 use super::*;
+use crate::mismatch::{Mismatch, Wanted};
+use crate::{AbortReason, Error};
 
 fn descriptor() -> Descriptor {
     Descriptor {

@@ -1,0 +1,28 @@
+//! What a rank has for the others, and how far it has left.
+
+use std::collections::VecDeque;
+
+use super::office::Errand;
+use super::probes::Issued;
+use crate::Error;
+
+/// What a rank has for the others.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    pub(super) errands: VecDeque<Errand>,
+    /// The last epoch in which this rank brings nothing more, and how that ended.
+    pub(super) stopped: Option<(u64, Error)>,
+    pub(super) leaving: Leaving,
+    pub(super) issued: Issued,
+}
+
+/// How far this rank has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Leaving {
+    #[default]
+    There,
+    /// It has left, and owes the others what it has issued.
+    Going,
+    /// The thread is to end.
+    Closed,
+}

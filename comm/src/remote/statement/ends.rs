@@ -1,0 +1,207 @@
+//! How steps and worlds ended, as bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hsdp_sharding::Rank;
+use serde::{Deserialize, Serialize};
+
+use super::{Stated, bytes, rank, read, row, shared};
+use crate::mismatch::{Mismatch, Wanted};
+use crate::{AbortReason, Error};
+
+/// The end of a step, and of which epoch: or the end of the world.
+#[derive(Debug, Serialize, Deserialize)]
+struct StatedEnd {
+    epoch: u64,
+    error: StatedError,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum StatedError {
+    Mismatch {
+        problem: String,
+        rows: Vec<(u32, StatedWanted)>,
+    },
+    Step {
+        rank: u32,
+        step: u64,
+        reason: String,
+    },
+    World {
+        rank: u32,
+        step: u64,
+        operation: Option<Stated>,
+        reason: StatedReason,
+    },
+    Work {
+        operation: Stated,
+        reason: StatedReason,
+    },
+    /// One that no variant is for: its text is passed on.
+    Other {
+        rank: u32,
+        text: String,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum StatedWanted {
+    Arrived(Stated),
+    Missing(Option<Stated>),
+    Waiting { operation: Stated, missing: Vec<u32> },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum StatedReason {
+    Panicked(String),
+    Left(Stated),
+    Deadline { awaited: Stated, deadline: Duration, arrived: Vec<u32>, missing: Vec<u32> },
+    Requested(String),
+    Gone,
+    Unreachable(String),
+    Garbled(String),
+}
+
+/// How the world, or a step in `epoch`, ended, as bytes. `own` is who says so.
+pub(crate) fn end_bytes(epoch: u64, error: &Error, own: Rank) -> Vec<u8> {
+    bytes(&StatedEnd { epoch, error: StatedError::of(error, own) })
+}
+
+/// The end that these bytes say, and its epoch.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn end_of(bytes: &[u8]) -> Result<(u64, Error), String> {
+    let StatedEnd { epoch, error } = read(bytes)?;
+    Ok((epoch, error.try_into()?))
+}
+
+impl StatedError {
+    fn of(error: &Error, own: Rank) -> Self {
+        match error {
+            Error::CollectiveMismatch { table } => Self::Mismatch {
+                problem: table.problem.clone(),
+                rows: table.rows.iter().map(|row| (row.rank.get(), (&row.wanted).into())).collect(),
+            },
+            Error::StepAborted { rank, step, reason } => {
+                Self::Step { rank: rank.get(), step: *step, reason: reason.to_string() }
+            }
+            Error::WorldAborted { rank, step, operation, reason } => Self::World {
+                rank: rank.get(),
+                step: *step,
+                operation: operation.as_deref().map(Stated::from),
+                reason: reason.into(),
+            },
+            Error::WorkFailed { operation, reason } => {
+                Self::Work { operation: (&**operation).into(), reason: reason.into() }
+            }
+            other => Self::Other { rank: own.get(), text: other.to_string() },
+        }
+    }
+}
+
+impl TryFrom<StatedError> for Error {
+    type Error = String;
+
+    fn try_from(stated: StatedError) -> Result<Self, String> {
+        Ok(match stated {
+            StatedError::Mismatch { problem, rows } => {
+                let rows = rows.into_iter().map(row).collect::<Result<_, _>>()?;
+                Self::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
+            }
+            StatedError::Step { rank: number, step, reason } => {
+                Self::StepAborted { rank: rank(number), step, reason: reason.into() }
+            }
+            StatedError::World { rank: number, step, operation, reason } => Self::WorldAborted {
+                rank: rank(number),
+                step,
+                operation: operation.map(shared).transpose()?,
+                reason: reason.try_into()?,
+            },
+            StatedError::Work { operation, reason } => {
+                Self::WorkFailed { operation: shared(operation)?, reason: reason.try_into()? }
+            }
+            StatedError::Other { rank: number, text } => Self::WorldAborted {
+                rank: rank(number),
+                step: 0,
+                operation: None,
+                reason: AbortReason::Requested { reason: text.into() },
+            },
+        })
+    }
+}
+
+impl From<&Wanted> for StatedWanted {
+    fn from(wanted: &Wanted) -> Self {
+        match wanted {
+            Wanted::Arrived(descriptor) => Self::Arrived((&**descriptor).into()),
+            Wanted::Missing(last) => Self::Missing(last.as_deref().map(Stated::from)),
+            Wanted::Waiting { operation, missing } => {
+                Self::Waiting { operation: (&**operation).into(), missing: numbers(missing) }
+            }
+        }
+    }
+}
+
+impl TryFrom<StatedWanted> for Wanted {
+    type Error = String;
+
+    fn try_from(stated: StatedWanted) -> Result<Self, String> {
+        Ok(match stated {
+            StatedWanted::Arrived(descriptor) => Self::Arrived(shared(descriptor)?),
+            StatedWanted::Missing(last) => Self::Missing(last.map(shared).transpose()?),
+            StatedWanted::Waiting { operation, missing } => {
+                Self::Waiting { operation: shared(operation)?, missing: ranks(missing) }
+            }
+        })
+    }
+}
+
+impl From<&AbortReason> for StatedReason {
+    fn from(reason: &AbortReason) -> Self {
+        match reason {
+            AbortReason::Panicked { message } => Self::Panicked(message.to_string()),
+            AbortReason::Left { awaited } => Self::Left((&**awaited).into()),
+            AbortReason::Deadline { awaited, deadline, arrived, missing } => Self::Deadline {
+                awaited: (&**awaited).into(),
+                deadline: *deadline,
+                arrived: numbers(arrived),
+                missing: numbers(missing),
+            },
+            AbortReason::Requested { reason } => Self::Requested(reason.to_string()),
+            AbortReason::Gone => Self::Gone,
+            AbortReason::Unreachable { problem } => Self::Unreachable(problem.to_string()),
+            AbortReason::Garbled { problem } => Self::Garbled(problem.to_string()),
+        }
+    }
+}
+
+impl TryFrom<StatedReason> for AbortReason {
+    type Error = String;
+
+    fn try_from(stated: StatedReason) -> Result<Self, String> {
+        Ok(match stated {
+            StatedReason::Panicked(message) => Self::Panicked { message: message.into() },
+            StatedReason::Left(awaited) => Self::Left { awaited: shared(awaited)? },
+            StatedReason::Deadline { awaited, deadline, arrived, missing } => Self::Deadline {
+                awaited: shared(awaited)?,
+                deadline,
+                arrived: ranks(arrived),
+                missing: ranks(missing),
+            },
+            StatedReason::Requested(reason) => Self::Requested { reason: reason.into() },
+            StatedReason::Gone => Self::Gone,
+            StatedReason::Unreachable(problem) => Self::Unreachable { problem: problem.into() },
+            StatedReason::Garbled(problem) => Self::Garbled { problem: problem.into() },
+        })
+    }
+}
+
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.get()).collect()
+}
+
+fn ranks(numbers: Vec<u32>) -> Vec<Rank> {
+    numbers.into_iter().map(rank).collect()
+}
