@@ -1,52 +1,228 @@
-//! The world that the environment asks for.
+//! The world that the environment asks for: what a launcher has told this process.
 
 use std::env::{self, VarError};
 
+use hsdp_sharding::{Mesh, Rank};
+
 use crate::{Error, World};
 
-const RANK: &str = "RANK";
-const WORLD_SIZE: &str = "WORLD_SIZE";
+/// What a launcher has told this process of its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Launched {
+    /// Who has started it.
+    pub launcher: Launcher,
+    /// Which of the processes it is.
+    pub rank: Rank,
+    /// How many there are.
+    pub size: usize,
+    /// How many of them are on this machine, where the launcher says so.
+    pub size_here: Option<usize>,
+}
 
-impl World {
-    /// The world that `RANK` and `WORLD_SIZE` describe, as launchers set them.
-    ///
-    /// This build serves one process: without the variables, or with `WORLD_SIZE=1`, the world is
-    /// [`single`](Self::single). Everything else is refused by name.
+/// Who starts processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Launcher {
+    /// `mpirun` of Open MPI: `OMPI_COMM_WORLD_*`.
+    OpenMpi,
+    /// `mpirun` of MPICH, or a server of PMI: `PMI_*`.
+    Pmi,
+    /// `srun`, for a step of a job of Slurm: `SLURM_*`.
+    Slurm,
+    /// torchrun, or what sets the same: `RANK`, `WORLD_SIZE`.
+    Torchrun,
+}
+
+/// The names of what a launcher says.
+struct Names {
+    launcher: Launcher,
+    rank: &'static str,
+    size: &'static str,
+    size_here: &'static str,
+}
+
+/// Those that know most come first: `mpirun` in a job of Slurm inherits what Slurm has told its script.
+const LAUNCHERS: [Names; 4] = [
+    Names {
+        launcher: Launcher::OpenMpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        size_here: "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    Names {
+        launcher: Launcher::Pmi,
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        size_here: "MPI_LOCALNRANKS",
+    },
+    Names {
+        launcher: Launcher::Slurm,
+        rank: "SLURM_PROCID",
+        size: "SLURM_STEP_NUM_TASKS",
+        size_here: "SLURM_NTASKS_PER_NODE",
+    },
+    Names {
+        launcher: Launcher::Torchrun,
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        size_here: "LOCAL_WORLD_SIZE",
+    },
+];
+
+/// A variable of the environment, if it is set.
+type Variable<'a> = &'a dyn Fn(&'static str) -> Result<Option<String>, Error>;
+
+impl Launched {
+    /// What the environment says; `None` where nobody has started more than this process.
     ///
     /// # Errors
-    /// [`Error::Environment`] if a variable is not a number, `RANK` is not below `WORLD_SIZE`, one is set without
-    /// the other where that matters, or `WORLD_SIZE` is above 1.
-    pub fn from_env() -> Result<Self, Error> {
-        let read = |variable| match env::var(variable) {
-            Ok(value) => Ok(Some(value)),
-            Err(VarError::NotPresent) => Ok(None),
-            Err(VarError::NotUnicode(value)) => Err(refused(
-                variable,
-                value.to_string_lossy().into_owned(),
-                "not Unicode".to_owned(),
-            )),
-        };
-        check(read(RANK)?, read(WORLD_SIZE)?)?;
-        Ok(Self::single())
+    /// [`Error::Environment`] if a variable is no number, a rank is not below the size, one of the two is missing, or two launchers
+    /// contradict each other.
+    pub fn from_env() -> Result<Option<Self>, Error> {
+        Self::told(&variable)
+    }
+
+    fn told(variable: Variable<'_>) -> Result<Option<Self>, Error> {
+        let mut first: Option<(Self, &Names)> = None;
+        for names in &LAUNCHERS {
+            let Some(other) = names.told(variable)? else { continue };
+            match &first {
+                None => first = Some((other, names)),
+                // What Slurm says where `mpirun` has started a process is of the script that called it.
+                Some(_) if names.launcher == Launcher::Slurm => {}
+                Some((one, by)) if (one.rank, one.size) != (other.rank, other.size) => {
+                    let problem = format!(
+                        "rank {} of {}, and {} says rank {} of {}",
+                        one.rank, one.size, names.rank, other.rank, other.size
+                    );
+                    return Err(refused(by.rank, one.rank.to_string(), problem));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(first.map(|(told, _)| told))
+    }
+
+    /// The mesh that suits these machines: the shards of a replica on one of them. Where it is not known how many processes
+    /// a machine has, or not all have as many, all of them shard one replica.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] if there is no such mesh.
+    pub fn mesh(&self) -> Result<Mesh, Error> {
+        let here = self.size_here.filter(|here| *here > 0 && self.size.is_multiple_of(*here));
+        let shard = here.unwrap_or(self.size);
+        let size = || ("WORLD_SIZE", self.size.to_string());
+        Mesh::new(self.size / shard, shard).map_err(|error| {
+            let (variable, value) = size();
+            refused(variable, value, error.to_string())
+        })
     }
 }
 
-/// Whether a world of one process is what the variables ask for.
-fn check(rank: Option<String>, size: Option<String>) -> Result<(), Error> {
-    let rank_number = rank.as_deref().map(|value| number(RANK, value)).transpose()?;
-    let size_number = size.as_deref().map(|value| number(WORLD_SIZE, value)).transpose()?;
-    let size = size.unwrap_or_else(|| "1".to_owned());
-    match (rank_number.unwrap_or(0), size_number.unwrap_or(1)) {
-        (_, 0) => Err(refused(WORLD_SIZE, size, "a world has at least 1 rank".to_owned())),
-        (rank, size) if rank >= size => {
-            let problem = format!("ranks of a world of {size} are numbered from 0 to {}", size - 1);
-            Err(refused(RANK, rank.to_string(), problem))
+impl Names {
+    fn told(&self, variable: Variable<'_>) -> Result<Option<Launched>, Error> {
+        let read = |name| variable(name)?.map(|value| number(name, &value)).transpose();
+        let Self { launcher, rank: rank_name, size: size_name, size_here } = *self;
+        let (rank, size) = match (read(rank_name)?, read(size_name)?) {
+            (None, None) => return Ok(None),
+            (Some(0), None) | (None, Some(1)) => (0, 1),
+            // A step of one task, or the script of a job, whose tasks are yet to be started.
+            (Some(_), None) if launcher == Launcher::Slurm => return Ok(None),
+            (Some(rank), None) => {
+                return Err(refused(
+                    rank_name,
+                    rank.to_string(),
+                    format!("{size_name} is not set"),
+                ));
+            }
+            (None, Some(size)) => {
+                return Err(refused(
+                    size_name,
+                    size.to_string(),
+                    format!("{rank_name} is not set"),
+                ));
+            }
+            (Some(rank), Some(size)) => (rank, size),
+        };
+        if size == 0 {
+            return Err(refused(
+                size_name,
+                "0".to_owned(),
+                "a world has at least 1 rank".to_owned(),
+            ));
         }
-        (_, 1) => Ok(()),
-        _ => {
-            let problem =
-                "this build serves one process; its ranks are threads, as `launch` starts them";
-            Err(refused(WORLD_SIZE, size, problem.to_owned()))
+        if rank >= size {
+            let problem = format!("ranks of a world of {size} are numbered from 0 to {}", size - 1);
+            return Err(refused(rank_name, rank.to_string(), problem));
+        }
+        let size_here = read(size_here)?.map(|here| here as usize);
+        let (rank, size) = (Rank::new(rank as usize), size as usize);
+        Ok(Some(Launched { launcher, rank, size, size_here }))
+    }
+}
+
+impl World {
+    /// The world that the environment asks for, as launchers set it: see [`Launched::from_env`].
+    ///
+    /// Without a launcher, or for one process, it is [`single`](Self::single). Processes that `mpirun` or `srun` has started make a world of all of
+    /// them, where this was built with the feature `mpi`; to make several, or smaller ones, there is `mpi::Job`. Processes of torchrun
+    /// are refused, with what to start instead.
+    ///
+    /// # Errors
+    /// [`Error::Environment`], as `Launched::from_env`, and where this build cannot serve what is asked for; as `mpi::Job::world`.
+    pub fn from_env() -> Result<Self, Error> {
+        match Launched::from_env()? {
+            Some(launched) if launched.size > 1 => of_processes(&launched),
+            _ => Ok(Self::single()),
+        }
+    }
+}
+
+fn of_processes(launched: &Launched) -> Result<World, Error> {
+    let Launched { launcher, size, .. } = *launched;
+    let names = LAUNCHERS.iter().find(|names| names.launcher == launcher);
+    let variable = names.map_or("WORLD_SIZE", |names| names.size);
+    if launcher == Launcher::Torchrun {
+        let problem = format!(
+            "processes need MPI: build with the feature `mpi`, and start them by `mpirun -n {size}`; or start one, and have `launch` run {size} threads"
+        );
+        return Err(refused(variable, size.to_string(), problem));
+    }
+    by_mpi(launched, variable)
+}
+
+#[cfg(feature = "mpi")]
+fn by_mpi(launched: &Launched, variable: &'static str) -> Result<World, Error> {
+    use crate::WorldOptions;
+    use crate::mpi::Job;
+
+    let options = WorldOptions::default();
+    let size = launched.size;
+    let failed = |problem: String| refused(variable, size.to_string(), problem);
+    let job = Job::join(options.deadline).map_err(|error| failed(error.to_string()))?;
+    if (job.rank(), job.size()) != (launched.rank, size) {
+        let (rank, size) = (job.rank(), job.size());
+        let (told, of) = (launched.rank, launched.size);
+        return Err(failed(format!(
+            "rank {told} of {of}, and MPI says rank {rank} of {size}: is it the MPI of this launcher?"
+        )));
+    }
+    job.world(size, options)?.ok_or_else(|| failed("it is not among the ranks".to_owned()))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn by_mpi(launched: &Launched, variable: &'static str) -> Result<World, Error> {
+    let problem = "processes need MPI: build with the feature `mpi`".to_owned();
+    Err(refused(variable, launched.size.to_string(), problem))
+}
+
+fn variable(name: &'static str) -> Result<Option<String>, Error> {
+    match env::var(name) {
+        Ok(value) => Ok(Some(value)),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(value)) => {
+            Err(refused(name, value.to_string_lossy().into_owned(), "not Unicode".to_owned()))
         }
     }
 }

@@ -102,6 +102,7 @@ pub use self::collectives::Lent;
 pub use self::descriptor::{Counts, Descriptor, GroupId};
 #[cfg(feature = "cuda")]
 pub use self::device::{DeviceAccumulator, DeviceReduced};
+pub use self::environment::{Launched, Launcher};
 pub use self::error::{AbortReason, Error, StepFailure};
 pub use self::fault::{Fault, FaultKind, FaultPlace};
 pub use self::flight::{

@@ -130,9 +130,9 @@ pub use hsdp_comm::Error as CommError;
 #[cfg(feature = "mpi")]
 pub use hsdp_comm::mpi;
 pub use hsdp_comm::{
-    AbortReason, Channel, Explanation, Fault, FaultKind, FaultPlace, FlightRecord, Group, Lent, Op,
-    Pending, RankFailure, Reduction, Rendezvous, SlowChannel, Stage, StepFailure, Tag, Workers,
-    World, WorldOptions, explain, launch, world,
+    AbortReason, Between, Channel, Explanation, Fault, FaultKind, FaultPlace, FlightRecord, Group,
+    Launched, Launcher, Lent, Op, Pending, RankFailure, Reduction, Rendezvous, SlowChannel, Stage,
+    StepFailure, Tag, Workers, World, WorldOptions, explain, launch, world,
 };
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{

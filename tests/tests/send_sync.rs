@@ -136,6 +136,7 @@ table!(MEMORY {
 table!(COMM {
     hsdp_comm::AbortReason: Send Sync Unpin,
     hsdp_comm::Accumulator: Send Sync Unpin,
+    hsdp_comm::Between: Send Sync Unpin,
     hsdp_comm::Channel: Send Sync Unpin,
     hsdp_comm::Contribution: Send Sync Unpin,
     hsdp_comm::Counts: Send Sync Unpin,
@@ -155,6 +156,8 @@ table!(COMM {
     hsdp_comm::GroupId: Send Sync Unpin,
     hsdp_comm::LastIssued: Send Sync Unpin,
     hsdp_comm::Lateness: Send Sync Unpin,
+    hsdp_comm::Launched: Send Sync Unpin,
+    hsdp_comm::Launcher: Send Sync Unpin,
     hsdp_comm::LedgerSnapshot: Send Sync Unpin,
     hsdp_comm::Lent<f32>: Send Sync Unpin,
     hsdp_comm::MemberFinding: Send Sync Unpin,

@@ -1,32 +1,102 @@
 use super::*;
 
-fn answer(rank: Option<&str>, size: Option<&str>) -> Result<(), String> {
-    let owned = |value: Option<&str>| value.map(str::to_owned);
-    check(owned(rank), owned(size)).map_err(|error| error.to_string())
+/// What an environment of these variables says.
+fn told(variables: &[(&str, &str)]) -> Result<Option<Launched>, String> {
+    let variable = |name: &'static str| {
+        let set = variables.iter().find(|(variable, _)| *variable == name);
+        Ok(set.map(|(_, value)| (*value).to_owned()))
+    };
+    Launched::told(&variable).map_err(|error| error.to_string())
+}
+
+fn launched(launcher: Launcher, rank: usize, size: usize, size_here: Option<usize>) -> Launched {
+    Launched { launcher, rank: Rank::new(rank), size, size_here }
 }
 
 #[test]
-fn one_process_is_served() {
-    for (rank, size) in [(None, None), (Some("0"), None), (None, Some("1")), (Some("0"), Some("1"))]
-    {
-        assert_eq!(answer(rank, size), Ok(()));
-    }
+fn nobody_has_started_a_lone_process() {
+    assert_eq!(told(&[]), Ok(None));
+    assert!(World::from_env().is_ok_and(|world| world.size() == 1));
 }
 
 #[test]
-fn everything_else_is_refused_by_name() {
-    let cases = [
-        (Some("0"), Some("4"), "WORLD_SIZE=4: this build serves one process"),
-        (None, Some("4"), "WORLD_SIZE=4: this build serves one process"),
-        (Some("4"), Some("4"), "RANK=4: ranks of a world of 4 are numbered from 0 to 3"),
-        (Some("1"), None, "RANK=1: ranks of a world of 1 are numbered from 0 to 0"),
-        (None, Some("0"), "WORLD_SIZE=0: a world has at least 1 rank"),
-        (Some("first"), Some("1"), "RANK=first: not a number of ranks: invalid digit"),
-        (None, Some("-1"), "WORLD_SIZE=-1: not a number of ranks: invalid digit"),
-        (None, Some(""), "WORLD_SIZE=: not a number of ranks: cannot parse"),
+fn each_launcher_is_understood() {
+    let open_mpi = [
+        ("OMPI_COMM_WORLD_RANK", "3"),
+        ("OMPI_COMM_WORLD_SIZE", "8"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+        ("PMIX_RANK", "3"),
     ];
-    for (rank, size, expected) in cases {
-        let refused = answer(rank, size).expect_err("refused");
+    assert_eq!(told(&open_mpi), Ok(Some(launched(Launcher::OpenMpi, 3, 8, Some(4)))));
+    let mpich = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
+    assert_eq!(told(&mpich), Ok(Some(launched(Launcher::Pmi, 0, 2, Some(2)))));
+    let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6"), ("SLURM_NTASKS", "6")];
+    assert_eq!(told(&slurm), Ok(Some(launched(Launcher::Slurm, 5, 6, None))));
+    let torchrun = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1")];
+    assert_eq!(told(&torchrun), Ok(Some(launched(Launcher::Torchrun, 1, 2, Some(1)))));
+}
+
+#[test]
+fn the_script_of_a_job_is_not_its_tasks() {
+    let script = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "16")];
+    assert!(told(&script).is_ok_and(|told| told.is_none_or(|told| told.size == 1)));
+    let mpirun = [
+        ("SLURM_PROCID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+        ("OMPI_COMM_WORLD_RANK", "7"),
+        ("OMPI_COMM_WORLD_SIZE", "16"),
+    ];
+    assert_eq!(told(&mpirun), Ok(Some(launched(Launcher::OpenMpi, 7, 16, None))));
+}
+
+#[test]
+fn contradictions_are_refused_with_both_sides() {
+    let two = [
+        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("OMPI_COMM_WORLD_SIZE", "4"),
+        ("RANK", "2"),
+        ("WORLD_SIZE", "4"),
+    ];
+    let refused = "OMPI_COMM_WORLD_RANK=1: rank 1 of 4, and RANK says rank 2 of 4";
+    assert_eq!(told(&two), Err(refused.to_owned()));
+    let cases: [(&[(&str, &str)], &str); 7] = [
+        (
+            &[("RANK", "4"), ("WORLD_SIZE", "4")],
+            "RANK=4: ranks of a world of 4 are numbered from 0 to 3",
+        ),
+        (&[("RANK", "1")], "RANK=1: WORLD_SIZE is not set"),
+        (&[("WORLD_SIZE", "4")], "WORLD_SIZE=4: RANK is not set"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "0")], "WORLD_SIZE=0: a world has at least 1 rank"),
+        (
+            &[("RANK", "first"), ("WORLD_SIZE", "1")],
+            "RANK=first: not a number of ranks: invalid digit",
+        ),
+        (
+            &[("PMI_RANK", "0"), ("PMI_SIZE", "-1")],
+            "PMI_SIZE=-1: not a number of ranks: invalid digit",
+        ),
+        (&[("RANK", "0"), ("WORLD_SIZE", "")], "WORLD_SIZE=: not a number of ranks: cannot parse"),
+    ];
+    for (variables, expected) in cases {
+        let refused = told(variables).expect_err("refused");
         assert!(refused.starts_with(expected), "{refused}");
     }
+}
+
+#[test]
+fn the_shards_of_a_replica_are_on_one_machine() {
+    let mesh =
+        |size, here| launched(Launcher::OpenMpi, 0, size, here).mesh().map(|it| it.to_string());
+    assert_eq!(mesh(32, Some(8)), Ok("4x8".to_owned()));
+    assert_eq!(mesh(8, Some(8)), Ok("1x8".to_owned()));
+    assert_eq!(mesh(6, None), Ok("1x6".to_owned()));
+    assert_eq!(mesh(6, Some(4)), Ok("1x6".to_owned()), "the machines have not as many each");
+}
+
+#[test]
+fn processes_of_torchrun_are_told_what_to_start() {
+    let refused = of_processes(&launched(Launcher::Torchrun, 0, 4, None));
+    let refused = refused.map(drop).expect_err("they have no MPI").to_string();
+    assert!(refused.starts_with("WORLD_SIZE=4: processes need MPI"), "{refused}");
+    assert!(refused.contains("mpirun -n 4"), "{refused}");
 }
