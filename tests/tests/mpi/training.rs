@@ -11,7 +11,7 @@ use crate::Named;
 use crate::job::{has, mpirun, run, train_gpt};
 
 pub(crate) const TRIALS: &[Named] = &[
-    ("training::f32_on_the_wire", || equals(&["--reduce-dtype", "f32"])),
+    ("training::f32_on_the_wire", f32_on_the_wire),
     ("training::bf16_on_the_wire", || equals(&["--reduce-dtype", "bf16"])),
     ("training::f16_on_the_wire", || equals(&["--reduce-dtype", "f16"])),
     ("training::bf16_parameters", || equals(&["--param-dtype", "bf16"])),
@@ -40,6 +40,10 @@ fn bits(line: &str) -> Result<[u64; 2], String> {
     let step: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
     let bits = |field: &str| step[field].as_f64().map_or(0, f64::to_bits);
     Ok([bits("loss"), bits("grad_norm")])
+}
+
+fn f32_on_the_wire() -> Result<(), String> {
+    equals(&["--reduce-dtype", "f32"])
 }
 
 fn equals(arguments: &[&str]) -> Result<(), String> {
