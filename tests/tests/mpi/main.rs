@@ -7,6 +7,7 @@
 
 mod cases;
 mod faults;
+mod hosts;
 mod job;
 mod training;
 
@@ -17,15 +18,22 @@ use libtest_mimic::{Arguments, Failed, Trial};
 fn main() {
     let arguments = Arguments::from_args();
     let is_there = Command::new("mpirun").arg("--version").output().is_ok();
-    let trials = [cases::TRIALS, training::TRIALS, faults::TRIALS].concat();
-    let trial = |(name, run): (&'static str, fn() -> Result<(), String>)| {
+    let on_one_host = [cases::TRIALS, training::TRIALS, faults::TRIALS].concat();
+    let lacks = (!is_there).then_some("no mpirun");
+    let lacks_hosts = lacks.or_else(hosts::lacks);
+    let trials = on_one_host.into_iter().map(|trial| (trial, lacks));
+    let trials = trials.chain(hosts::TRIALS.iter().map(|trial| (*trial, lacks_hosts)));
+    let trial = |((name, run), lacks): (Named, Option<&str>)| {
         let trial = Trial::test(name, move || run().map_err(Failed::from));
-        // Without mpirun nothing of this can be shown.
-        if is_there { trial } else { trial.with_kind("no mpirun here").with_ignored_flag(true) }
+        // What cannot be shown here is named, with the reason.
+        match lacks {
+            None => trial,
+            Some(lacks) => trial.with_kind(lacks).with_ignored_flag(true),
+        }
     };
     // Each takes all cores, and some look at the clock.
     let arguments = Arguments { test_threads: Some(1), ..arguments };
-    libtest_mimic::run(&arguments, trials.into_iter().map(trial).collect()).exit();
+    libtest_mimic::run(&arguments, trials.map(trial).collect()).exit();
 }
 
 /// A test and its name.

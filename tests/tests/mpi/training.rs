@@ -31,8 +31,20 @@ fn ended_well(mut command: Command, out: &Path) -> Result<Vec<[u64; 2]>, String>
     if ended.code != Some(0) {
         return Err(format!("exit code {:?}: {}", ended.code, ended.err));
     }
+    losses(out)
+}
+
+/// The bits of the losses and gradient norms of a run.
+pub(crate) fn losses(out: &Path) -> Result<Vec<[u64; 2]>, String> {
     let lines = fs::read_to_string(out.join("metrics.jsonl")).map_err(|error| error.to_string())?;
     lines.lines().map(bits).collect()
+}
+
+/// The same of six steps on four threads.
+pub(crate) fn of_threads(out: &Path) -> Result<Vec<[u64; 2]>, String> {
+    let mut threads = Command::new(train_gpt());
+    threads.env("RAYON_NUM_THREADS", "1");
+    ended_well(threads, out)
 }
 
 /// The bits of a step's loss and gradient norm.

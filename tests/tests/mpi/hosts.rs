@@ -1,0 +1,204 @@
+//! Four machines, made of network namespaces with addresses of their own, and training across them over TCP. This needs root, iproute2,
+//! and, for a line that loses packets, a kernel with netem.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+
+use tempfile::TempDir;
+
+use crate::Named;
+use crate::job::{Job, has, mpirun, run, train_gpt};
+use crate::training::{losses, of_threads};
+
+pub(crate) const TRIALS: &[Named] = &[
+    ("hosts::four_hosts_have_the_losses_of_four_threads", across_hosts),
+    ("hosts::a_line_that_is_slow_and_loses_packets_changes_nothing", over_a_bad_line),
+    ("hosts::a_line_that_is_cut_is_named_by_the_deadline", cut),
+];
+
+/// Why none of these can be shown here, if so.
+pub(crate) fn lacks() -> Option<&'static str> {
+    let works =
+        |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
+    if !works(Command::new("ip").arg("-V")) {
+        return Some("no iproute2");
+    }
+    let name = format!("hsdp-try-{}", process::id());
+    let made = works(Command::new("ip").args(["netns", "add", &name]));
+    let _ = Command::new("ip").args(["netns", "del", &name]).output();
+    (!made).then_some("no right to make network namespaces")
+}
+
+/// Hosts on one switch, gone when dropped.
+struct Hosts {
+    /// Of this process, so that two runs do not meet.
+    mark: u32,
+    folder: TempDir,
+}
+
+const HOSTS: [u8; 4] = [1, 2, 3, 4];
+
+impl Hosts {
+    fn new() -> Result<Self, String> {
+        let folder = TempDir::new().map_err(|error| error.to_string())?;
+        let hosts = Self { mark: process::id() % 10_000, folder };
+        let switch = hosts.switch();
+        ip(&["link", "add", &switch, "type", "bridge"])?;
+        ip(&["link", "set", &switch, "up"])?;
+        for host in HOSTS {
+            let (name, line) = (hosts.name(host), hosts.line(host));
+            ip(&["netns", "add", &name])?;
+            ip(&["link", "add", &line, "type", "veth", "peer", "name", "eth0", "netns", &name])?;
+            ip(&["link", "set", &line, "master", &switch])?;
+            ip(&["link", "set", &line, "up"])?;
+            let address = format!("{}/24", address(host));
+            ip(&["-n", &name, "addr", "add", &address, "dev", "eth0"])?;
+            ip(&["-n", &name, "link", "set", "eth0", "up"])?;
+            ip(&["-n", &name, "link", "set", "lo", "up"])?;
+        }
+        // What mpirun calls to start something on a host: instead of ssh.
+        let agent = hosts.agent();
+        let name = hosts.name(0);
+        let name = name.trim_end_matches('0');
+        let script = format!(
+            "#!/bin/sh\nhost=${{1##*.}}\nshift\nexec ip netns exec {name}$host sh -c \"$*\"\n"
+        );
+        fs::write(&agent, script).map_err(|error| error.to_string())?;
+        let executable = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(&agent, executable).map_err(|error| error.to_string())?;
+        Ok(hosts)
+    }
+
+    fn switch(&self) -> String {
+        format!("hsdp{}", self.mark)
+    }
+
+    fn name(&self, host: u8) -> String {
+        format!("hsdp{}-{host}", self.mark)
+    }
+
+    fn line(&self, host: u8) -> String {
+        format!("hsdp{}v{host}", self.mark)
+    }
+
+    fn agent(&self) -> PathBuf {
+        self.folder.path().join("agent")
+    }
+
+    fn out(&self) -> PathBuf {
+        self.folder.path().join("out")
+    }
+
+    /// Training on all of them, started from the first.
+    fn train(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name(1), "mpirun"]);
+        for (name, value) in mpirun().get_envs() {
+            command.envs(value.map(|value| (name, value)));
+        }
+        let network = "10.77.0.0/24";
+        command.args(["--mca", "plm_rsh_agent"]).arg(self.agent());
+        command.args(["--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "btl", "tcp,self"]);
+        command.args([
+            "--mca",
+            "btl_tcp_if_include",
+            network,
+            "--mca",
+            "oob_tcp_if_include",
+            network,
+        ]);
+        command.args([
+            "--host",
+            &HOSTS.map(address).join(","),
+            "-n",
+            "4",
+            "-x",
+            "RAYON_NUM_THREADS",
+        ]);
+        command
+            .arg(train_gpt())
+            .args(["--comm", "mpi", "--mesh", "2x2", "--layers", "2"])
+            .args(arguments);
+        command.arg("--out").arg(self.out());
+        command
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in HOSTS {
+            let _ = ip(&["netns", "del", &self.name(host)]);
+            // With its namespace, if it was made that far.
+            let _ = ip(&["link", "del", &self.line(host)]);
+        }
+        let _ = ip(&["link", "del", &self.switch()]);
+    }
+}
+
+fn address(host: u8) -> String {
+    format!("10.77.0.{host}")
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments).output().map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr)))
+}
+
+fn equals_threads(hosts: &Hosts) -> Result<(), String> {
+    let ended = run(hosts.train(&["--steps", "6"]))?;
+    if ended.code != Some(0) {
+        return Err(format!("exit code {:?}: {}", ended.code, ended.err));
+    }
+    let (by_hosts, by_threads) =
+        (losses(&hosts.out())?, of_threads(&hosts.folder.path().join("threads"))?);
+    if by_hosts == by_threads { Ok(()) } else { Err(format!("{by_hosts:?}\n{by_threads:?}")) }
+}
+
+fn across_hosts() -> Result<(), String> {
+    equals_threads(&Hosts::new()?)
+}
+
+/// Where the kernel has no netem, this says so and shows nothing.
+fn over_a_bad_line() -> Result<(), String> {
+    let hosts = Hosts::new()?;
+    let name = hosts.name(2);
+    let netem =
+        ["-n", &name, "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "1ms", "loss", "1%"];
+    let tc = Command::new("tc").args(netem).output().map_err(|error| error.to_string())?;
+    if !tc.status.success() {
+        let why = String::from_utf8_lossy(&tc.stderr);
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("skipped: {why}"));
+        return Ok(());
+    }
+    equals_threads(&hosts)
+}
+
+fn cut() -> Result<(), String> {
+    let hosts = Hosts::new()?;
+    let job = Job::start(hosts.train(&["--steps", "100000", "--deadline", "3"]))?;
+    let out = hosts.out();
+    job.until(|| (steps(&out) >= 3).then_some(()))?;
+    ip(&["link", "set", &hosts.line(3), "down"])?;
+    // Each side ends by its deadline, with a record; mpirun hears of the far one when the line is there again.
+    job.until(|| (records(&out) == 4).then_some(()))?;
+    ip(&["link", "set", &hosts.line(3), "up"])?;
+    let ended = job.end()?;
+    if ended.code == Some(0) {
+        return Err("exit code 0".to_owned());
+    }
+    has(&ended.err, &["world aborted: rank 2", "deadline of 3s missed"])
+}
+
+fn steps(out: &Path) -> usize {
+    fs::read_to_string(out.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+fn records(out: &Path) -> usize {
+    let files = fs::read_dir(out.join("flight")).into_iter().flatten().flatten();
+    files.filter(|file| file.file_name().to_string_lossy().starts_with("rank-")).count()
+}
