@@ -14,7 +14,7 @@ use crate::{Channel, Error, GroupId, Op, Tag};
 /// An ordered set of ranks, on one channel, and this rank's place in it.
 ///
 /// Every member issues the same operations in the same order: the n-th call of one meets the n-th call
-/// of the others. A call returns at once, with a [`Pending`]; it never waits for another member. Handles of one
+/// of the others. A call returns at once, with a [`Pending`](crate::Pending); it never waits for another member. Handles of one
 /// group may be used from several threads of a rank, but then it is the caller who keeps the order.
 #[derive(Clone)]
 pub struct Group {

@@ -14,14 +14,14 @@ use crate::training::{losses, of_threads};
 
 pub(crate) const TRIALS: &[Named] = &[
     ("hosts::four_hosts_have_the_losses_of_four_threads", across_hosts),
-    ("hosts::a_line_that_is_slow_and_loses_packets_changes_nothing", over_a_bad_line),
     ("hosts::a_line_that_is_cut_is_named_by_the_deadline", cut),
 ];
 
+pub(crate) const ON_A_BAD_LINE: Named =
+    ("hosts::a_line_that_is_slow_and_loses_packets_changes_nothing", over_a_bad_line);
+
 /// Why none of these can be shown here, if so.
 pub(crate) fn lacks() -> Option<&'static str> {
-    let works =
-        |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
     if !works(Command::new("ip").arg("-V")) {
         return Some("no iproute2");
     }
@@ -29,6 +29,20 @@ pub(crate) fn lacks() -> Option<&'static str> {
     let made = works(Command::new("ip").args(["netns", "add", &name]));
     let _ = Command::new("ip").args(["netns", "del", &name]).output();
     (!made).then_some("no right to make network namespaces")
+}
+
+/// Why no line can be made bad here, if so.
+pub(crate) fn lacks_netem() -> Option<&'static str> {
+    let name = format!("hsdp-try-{}", process::id());
+    let ip = |arguments: &[&str]| works(Command::new("ip").args(arguments));
+    let netem = ["-n", &name, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"];
+    let made = ip(&["netns", "add", &name]) && works(Command::new("tc").args(netem));
+    let _ = ip(&["netns", "del", &name]);
+    (!made).then_some("no netem in this kernel")
+}
+
+fn works(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
 }
 
 /// Hosts on one switch, gone when dropped.
@@ -163,17 +177,13 @@ fn across_hosts() -> Result<(), String> {
     equals_threads(&Hosts::new()?)
 }
 
-/// Where the kernel has no netem, this says so and shows nothing.
 fn over_a_bad_line() -> Result<(), String> {
     let hosts = Hosts::new()?;
     let name = hosts.name(2);
     let netem =
         ["-n", &name, "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "1ms", "loss", "1%"];
-    let tc = Command::new("tc").args(netem).output().map_err(|error| error.to_string())?;
-    if !tc.status.success() {
-        let why = String::from_utf8_lossy(&tc.stderr);
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("skipped: {why}"));
-        return Ok(());
+    if !works(Command::new("tc").args(netem)) {
+        return Err("tc adds no netem".to_owned());
     }
     equals_threads(&hosts)
 }

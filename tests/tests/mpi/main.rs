@@ -23,6 +23,8 @@ fn main() {
     let lacks_hosts = lacks.or_else(hosts::lacks);
     let trials = on_one_host.into_iter().map(|trial| (trial, lacks));
     let trials = trials.chain(hosts::TRIALS.iter().map(|trial| (*trial, lacks_hosts)));
+    let lacks_netem = lacks_hosts.or_else(hosts::lacks_netem);
+    let trials = trials.chain([(hosts::ON_A_BAD_LINE, lacks_netem)]);
     let trial = |((name, run), lacks): (Named, Option<&str>)| {
         let trial = Trial::test(name, move || run().map_err(Failed::from));
         // What cannot be shown here is named, with the reason.
