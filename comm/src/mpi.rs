@@ -1,5 +1,5 @@
 //! The mpi flavour: ranks are processes, and MPI carries their letters. `REMOTE.md`, beside the sources of this crate, says what is
-//! sent; `MPI.md` how MPI is used for it.
+//! sent, and how MPI is used for it.
 //!
 //! In reading order: `error`, `library` (MPI itself, one call a function), `transport` (letters),
 //! `job` (the processes of a job, and their worlds).

@@ -53,13 +53,12 @@ impl World {
         transport: Box<dyn Transport>,
     ) -> Self {
         let core = Core::new(size, options);
-        match Office::start(&core, rank, transport) {
-            Ok(office) => core.open_office(office),
-            Err(error) => {
-                let problem = format!("the thread for letters could not be started: {error}");
-                let reason = AbortReason::Unreachable { problem: problem.into() };
-                core.end(core.ended_by(rank, reason));
-            }
+        let office = Office::new(&core, rank, transport);
+        core.open_office(Arc::clone(&office));
+        if let Err(error) = office.start() {
+            let problem = format!("the thread for letters could not be started: {error}");
+            let reason = AbortReason::Unreachable { problem: problem.into() };
+            core.end(core.ended_by(rank, reason));
         }
         Self { seat: Arc::new(Seat::local(Lifeline::new(core), rank)) }
     }
@@ -69,7 +68,7 @@ impl World {
     pub(crate) fn greet(&self) -> Result<(), Error> {
         match &self.seat.flavour {
             Flavour::Local { core, .. } => {
-                core.office().map_or(Ok(()), |office| office.greet(core.options().deadline))
+                core.office().map_or(Ok(()), |office| office.greet(core, core.options().deadline))
             }
             Flavour::Counting => Ok(()),
         }
@@ -216,7 +215,8 @@ impl World {
         self.seat.next_epoch()
     }
 
-    /// Ends the world on all ranks, for good. Never waits for another rank.
+    /// Ends the world on all ranks, for good. Never waits for another rank; where ranks share no memory, for half a second at the most,
+    /// until all know of one end.
     ///
     /// What is pending, and what is issued later, ends with [`Error::WorldAborted`]; operations whose members had all
     /// arrived complete.

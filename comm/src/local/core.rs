@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
@@ -27,6 +28,9 @@ use crate::{Descriptor, Error};
 /// Work that moves no more than this is done by the member that arrives last, before its call returns: waking
 /// others would take longer.
 const INLINE_BYTES: usize = 32 << 10;
+
+/// How long letters are waited for when a world has ended early.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What the ranks of a local world share.
 #[derive(Debug)]
@@ -312,7 +316,9 @@ impl Lifeline {
 impl Drop for Lifeline {
     fn drop(&mut self) {
         if let Some(office) = self.0.office() {
-            office.close(self.0.options.deadline);
+            // After an end some hear nothing any more.
+            let ended = self.0.status.world_end().is_some();
+            office.close(if ended { FAREWELL } else { self.0.options.deadline });
         }
         self.0.queue.close(self.0.options.deadline);
     }

@@ -101,9 +101,13 @@ impl Record {
         self.standing.epoch.fetch_max(descriptor.epoch, Ordering::AcqRel) < descriptor.epoch
     }
 
-    /// It has said that it brings nothing more to `epoch`.
-    pub(crate) fn stop(&self, epoch: u64) {
-        self.standing.stopped.fetch_max(epoch.saturating_add(1), Ordering::AcqRel);
+    /// It has said that it brings nothing more to `epoch`; whether that can be: it says so of one after the other.
+    pub(crate) fn stop(&self, epoch: u64) -> bool {
+        let stopped = self.standing.stopped.load(Ordering::Acquire);
+        if epoch == stopped {
+            self.standing.stopped.store(epoch + 1, Ordering::Release);
+        }
+        epoch <= stopped
     }
 
     /// Whether it has said so.

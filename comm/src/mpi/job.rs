@@ -3,7 +3,6 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -24,8 +23,6 @@ const TAGS: c_int = 32_767;
 #[derive(Clone)]
 pub struct Job {
     library: Arc<Library>,
-    /// How many worlds were made.
-    worlds: Arc<AtomicI32>,
 }
 
 impl Job {
@@ -39,12 +36,12 @@ impl Job {
     pub fn join(deadline: Duration) -> Result<Self, MpiError> {
         // MPI_Init_thread waits for all processes, and has no deadline: where some never come, its thread is left behind.
         let (begun, begin) = crossbeam::channel::bounded(1);
-        let init = move || drop(begun.send(Library::begin(deadline)));
+        let init = move || drop(begun.send(Library::join(deadline)));
         let thread = Builder::new().name("hsdp-mpi-init".to_owned()).spawn(init);
         thread.map_err(|error| MpiError::Thread { problem: error.to_string() })?;
         let late = MpiError::Late { call: "MPI_Init_thread", deadline };
         let library = begin.recv_deadline(from_now(deadline)).map_err(|_| late)??;
-        Ok(Self { library, worlds: Arc::default() })
+        Ok(Self { library })
     }
 
     /// Which process this is.
@@ -68,7 +65,7 @@ impl Job {
     /// [`Error::ConfigMismatch`] on all ranks, [`Error::Incomplete`] if some do not come within the deadline of the options,
     /// [`Error::BadRank`] if the job has fewer processes.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
-        let tag = self.worlds.fetch_add(1, Ordering::Relaxed) % TAGS;
+        let tag = self.library.next_world() % TAGS;
         if size > self.size() {
             return Err(Error::BadRank { rank: Rank::new(size - 1), size: self.size() });
         }

@@ -1,12 +1,12 @@
-//! MPI itself: one function for each call that is made, its code checked. `MPI.md`, "Calls".
+//! MPI itself: one function for each call that is made, its code checked. `REMOTE.md`, "MPI".
 //!
 //! Whoever has a [`Library`] knows that MPI was begun and is not finalized, and every call is made under its lock (MP-1).
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mpi_sys as ffi;
@@ -19,15 +19,21 @@ use crate::remote::BLOCK_BYTES;
 /// How long the end of the job waits for the others.
 const FAREWELL: Duration = Duration::from_secs(10);
 
+/// Held by whoever calls MPI.
+static CALLS: Mutex<()> = Mutex::new(());
+
+/// The one that is there, if one is: MPI is begun once, and ended once.
+static CURRENT: Mutex<Weak<Library>> = Mutex::new(Weak::new());
+
 /// MPI, of this process. When nobody has it any more, it is finalized.
 pub(super) struct Library {
-    /// Held by whoever calls MPI.
-    calls: Mutex<()>,
     /// Ours alone: what the program sends itself meets nothing of it.
     communicator: ffi::MPI_Comm,
     block: ffi::MPI_Datatype,
     rank: usize,
     size: usize,
+    /// How many worlds were made.
+    worlds: AtomicI32,
     /// Whether this library began MPI, and so ends it.
     is_ours: bool,
     /// Whether a world has failed: then the processes do not end together.
@@ -60,8 +66,20 @@ pub(super) struct Request(ffi::MPI_Request);
 unsafe impl Send for Request {}
 
 impl Library {
+    /// That of this process, or if there is none MPI is begun.
+    pub(super) fn join(deadline: Duration) -> Result<Arc<Self>, MpiError> {
+        let mut current = CURRENT.lock();
+        if let Some(library) = current.upgrade() {
+            return Ok(library);
+        }
+        let library = Self::begin(deadline)?;
+        *current = Arc::downgrade(&library);
+        Ok(library)
+    }
+
     /// Begins MPI, or finds it begun, and makes a communicator: all processes of the job do so together.
-    pub(super) fn begin(deadline: Duration) -> Result<Arc<Self>, MpiError> {
+    fn begin(deadline: Duration) -> Result<Arc<Self>, MpiError> {
+        let _lock = CALLS.lock();
         let is_ours = !is_initialized()?;
         if is_finalized()? {
             return Err(MpiError::Finalized);
@@ -76,11 +94,11 @@ impl Library {
         let communicator = duplicate(world, deadline)?;
         return_errors(communicator)?;
         Ok(Arc::new(Self {
-            calls: Mutex::default(),
             communicator,
             block: block_type()?,
             rank: number("MPI_Comm_rank", communicator, ffi::MPI_Comm_rank)?,
             size: number("MPI_Comm_size", communicator, ffi::MPI_Comm_size)?,
+            worlds: AtomicI32::new(0),
             is_ours,
             failed: AtomicBool::new(false),
         }))
@@ -94,13 +112,18 @@ impl Library {
         self.size
     }
 
+    /// The number of the next world.
+    pub(super) fn next_world(&self) -> c_int {
+        self.worlds.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Has the process not wait for the others when it ends.
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn calls(&self) -> Calls<'_> {
-        Calls { library: self, _lock: self.calls.lock() }
+        Calls { library: self, _lock: CALLS.lock() }
     }
 
     /// Ends MPI, when all processes have come to their ends.
@@ -108,8 +131,9 @@ impl Library {
         if !self.is_ours || self.failed.load(Ordering::Relaxed) || is_finalized()? {
             return Ok(());
         }
+        let _lock = CALLS.lock();
         let mut request = null_request();
-        // SAFETY: MP-2, the communicator is ours, and the request is completed below.
+        // SAFETY: MP-2, the communicator is ours; a barrier writes nothing.
         let code = unsafe { ffi::MPI_Ibarrier(self.communicator, &raw mut request) };
         check("MPI_Ibarrier", code)?;
         complete("MPI_Ibarrier", Request(request), FAREWELL)?;
@@ -166,7 +190,7 @@ impl Calls<'_> {
         let code =
             unsafe { ffi::MPI_Get_count(&raw const status, self.library.block, &raw mut count) };
         check("MPI_Get_count", code)?;
-        // A count that is no number of blocks is negative: then nothing is received, and the letter is found to be empty.
+        // A count that is no number of blocks is negative: then receiving fails, since the message is longer.
         let bytes = usize::try_from(count).unwrap_or(0) * BLOCK_BYTES;
         let from = usize::try_from(status.MPI_SOURCE).unwrap_or(usize::MAX);
         Ok(Some(Found { from, bytes, message }))
@@ -251,13 +275,14 @@ fn return_errors(communicator: ffi::MPI_Comm) -> Result<(), MpiError> {
 }
 
 fn duplicate(communicator: ffi::MPI_Comm, deadline: Duration) -> Result<ffi::MPI_Comm, MpiError> {
-    let mut duplicate = constant(&raw const ffi::RSMPI_COMM_NULL);
+    // Never freed: where others do not come in time, MPI may write it later.
+    let duplicate = Box::leak(Box::new(constant(&raw const ffi::RSMPI_COMM_NULL)));
     let mut request = null_request();
-    // SAFETY: MP-2, what is written to outlives the request, which is completed below.
-    let code = unsafe { ffi::MPI_Comm_idup(communicator, &raw mut duplicate, &raw mut request) };
+    // SAFETY: MP-2, what is written to is there for ever.
+    let code = unsafe { ffi::MPI_Comm_idup(communicator, &raw mut *duplicate, &raw mut request) };
     check("MPI_Comm_idup", code)?;
     complete("MPI_Comm_idup", Request(request), deadline)?;
-    Ok(duplicate)
+    Ok(*duplicate)
 }
 
 /// The dtype of one block: counts of it reach further than those of bytes.

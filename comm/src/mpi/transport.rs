@@ -21,7 +21,7 @@ pub(super) struct MpiTransport {
     /// The number of the world: letters of others are not its business.
     tag: c_int,
     shelf: Arc<Shelf>,
-    sending: Vec<(Request, ManuallyDrop<Arc<Letter>>)>,
+    sending: Vec<(Rank, Request, ManuallyDrop<Arc<Letter>>)>,
     /// In the order in which they were found.
     receiving: Vec<Receiving>,
 }
@@ -75,7 +75,7 @@ impl Transport for MpiTransport {
     fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError> {
         let letter = ManuallyDrop::new(Arc::clone(letter));
         let sent = self.library.calls().send(letter.bytes(), to.index(), self.tag);
-        self.sending.push((sent.map_err(|it| failed(Some(to), &it))?, letter));
+        self.sending.push((to, sent.map_err(|it| failed(Some(to), &it))?, letter));
         Ok(())
     }
 
@@ -88,25 +88,26 @@ impl Transport for MpiTransport {
         Ok(Some((from, ManuallyDrop::into_inner(buffer))))
     }
 
-    fn sending(&mut self) -> Result<usize, TransportError> {
+    fn under_way(&mut self) -> Result<usize, TransportError> {
         if self.sending.is_empty() {
-            return Ok(0);
+            return Ok(self.receiving.len());
         }
         let calls = self.library.calls();
         let mut place = 0;
-        while let Some((request, _)) = self.sending.get_mut(place) {
-            if calls.test(request).map_err(|it| failed(None, &it))? {
-                let (_, letter) = self.sending.swap_remove(place);
+        while let Some((to, request, _)) = self.sending.get_mut(place) {
+            if calls.test(request).map_err(|it| failed(Some(*to), &it))? {
+                let (.., letter) = self.sending.swap_remove(place);
                 drop(ManuallyDrop::into_inner(letter));
             } else {
                 place += 1;
             }
         }
-        Ok(self.sending.len())
+        Ok(self.sending.len() + self.receiving.len())
     }
 
     fn close(&mut self, ended: Option<&Error>) {
-        if ended.is_some() {
+        // MPI cannot be finalized while it writes or reads.
+        if ended.is_some() || !self.sending.is_empty() || !self.receiving.is_empty() {
             self.library.fail();
         }
     }

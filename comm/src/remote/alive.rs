@@ -28,15 +28,13 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Those of the ranks that this machine runs, and can see.
-    pub(super) fn of(hellos: &[Hello], own: Rank) -> Self {
-        let ranks = (0..).map(Rank::new).zip(hellos);
-        let own = hellos.get(own.index()).map(process);
-        let others = ranks.filter(|(_, hello)| {
-            let process = process(hello);
-            Some(process) != own && hello.is_of_this_machine() && is_running(process)
-        });
-        Self { watched: others.map(|(rank, it)| (rank, process(it))).collect(), ..Self::default() }
+    /// A rank has said who it is: it is looked for, if this machine runs it as another process, and sees it.
+    pub(super) fn see(&mut self, rank: Rank, hello: &Hello) {
+        let (id, started) = hello.process();
+        let process = Process { id, started };
+        if id != std::process::id() && hello.is_of_this_machine() && is_running(process) {
+            self.watched.push((rank, process));
+        }
     }
 
     /// The ranks whose processes are gone: were gone twice, so that all that they had sent has come meanwhile.
@@ -58,11 +56,6 @@ impl Watch {
     pub(super) fn forget(&mut self, rank: Rank) {
         self.watched.retain(|(other, _)| *other != rank);
     }
-}
-
-fn process(hello: &Hello) -> Process {
-    let (id, started) = hello.process();
-    Process { id, started }
 }
 
 /// When a process was started, as its machine counts; `None` if it is gone, or nothing is known of it.
@@ -95,7 +88,9 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("it starts");
         let own = Hello::of(2, &WorldOptions::default());
         let other = own.clone().by(child.id(), started(child.id()).expect("it runs"));
-        let mut watch = Watch::of(&[own.clone(), other], Rank::new(0));
+        let mut watch = Watch::default();
+        watch.see(Rank::new(0), &own);
+        watch.see(Rank::new(1), &other);
         assert_eq!(watch.gone(), []);
         drop(child.stdin.take());
         child.wait().expect("it ends");
@@ -113,8 +108,10 @@ mod tests {
     fn another_process_of_the_same_number_is_not_taken_for_it() {
         let own = Hello::of(2, &WorldOptions::default());
         let (id, started) = own.process();
-        let other = own.clone().by(id, started + 1);
-        let watch = Watch::of(&[own.clone(), other], Rank::new(0));
+        let parent = std::os::unix::process::parent_id();
+        assert_ne!(id, parent);
+        let mut watch = Watch::default();
+        watch.see(Rank::new(1), &own.by(parent, started + 1));
         assert!(watch.watched.is_empty());
     }
 }

@@ -16,7 +16,7 @@ use super::statement::{self, end_of, parcel_of, probe_of};
 use super::transport::{Transport, TransportError};
 use super::travels::Parcel;
 use crate::local::Core;
-use crate::{AbortReason, Error};
+use crate::{AbortReason, Error, Op};
 
 /// How many letters one turn takes in: what is to be sent waits meanwhile.
 const LETTERS: usize = 64;
@@ -70,7 +70,10 @@ impl Courier {
     /// Lets go of the world.
     pub(super) fn close(&mut self) {
         // Who has kept a pending operation may wait for it yet.
-        let core = if self.desk.awaits() { self.core.clone() } else { self.core.take() };
+        let core = if self.desk.is_awaited() { self.core.clone() } else { self.core.take() };
+        if self.core.is_none() {
+            self.desk.clear();
+        }
         self.transport.close(core.and_then(|core| core.status().world_end()).as_ref());
     }
 
@@ -101,10 +104,14 @@ impl Courier {
     }
 
     fn try_turn(&mut self, core: &Arc<Core>, office: &Office) -> Result<Turned, TransportError> {
-        let mut is_busy = self.run_errands(core, office.errands())?;
+        let (mut is_busy, failed) = self.run_errands(core, office.errands());
         for _ in 0..LETTERS {
             let Some((from, buffer)) = self.transport.receive()? else { break };
             is_busy = true;
+            if from.index() >= core.records().len() {
+                // Of a larger world, as that rank has it: those of both compare their sizes.
+                continue;
+            }
             let read =
                 Letter::read(buffer).and_then(|letter| self.deliver((core, office), from, letter));
             if let Err(problem) = read {
@@ -113,7 +120,7 @@ impl Courier {
             }
         }
         self.look_for_processes(core);
-        let sending = self.transport.sending()?;
+        let under_way = self.transport.under_way()?;
         if core.status().world_end().is_some() {
             self.desk.clear();
         }
@@ -121,25 +128,34 @@ impl Courier {
         if !owes {
             office.farewell();
         }
+        failed?;
         Ok(match is_busy {
             true => Turned::Something,
-            false if owes || sending > 0 => Turned::Sends,
+            false if owes || under_way > 0 || self.lingers(core, office) => Turned::Sends,
             false if self.desk.awaits() => Turned::Awaits,
             false => Turned::Idle,
         })
     }
 
-    /// Whether there were any.
+    /// Whether this rank has left, and others are on their way to what it has issued: their letters are received, or they could not
+    /// be sent.
+    fn lingers(&mut self, core: &Core, office: &Office) -> bool {
+        office.lingers() && self.desk.expects(|rank| !core.record(rank).has_left())
+    }
+
+    /// Whether there were any, and what failed first: the others are run all the same.
     fn run_errands(
         &mut self,
         core: &Core,
         errands: VecDeque<Errand>,
-    ) -> Result<bool, TransportError> {
-        let any = !errands.is_empty();
+    ) -> (bool, Result<(), TransportError>) {
+        let (any, mut failed) = (!errands.is_empty(), Ok(()));
         for errand in errands {
             match errand {
                 Errand::Send { to, letter } => {
-                    to.into_iter().try_for_each(|to| self.transport.send(to, &letter))?;
+                    for to in to {
+                        failed = failed.and(self.transport.send(to, &letter));
+                    }
                 }
                 Errand::Open { receiver, operation } => {
                     for (from, parcel) in self.desk.open(receiver, Arc::clone(&operation)) {
@@ -154,7 +170,7 @@ impl Courier {
                 }
             }
         }
-        Ok(any)
+        (any, failed)
     }
 
     fn deliver(
@@ -166,6 +182,11 @@ impl Courier {
         match letter.kind() {
             Kind::Parcel => {
                 let brought = parcel_of(letter.statement())?;
+                let rounds = if brought.descriptor.op == Op::AllReduce { 2 } else { 1 };
+                if letter.round() >= rounds {
+                    let descriptor = &brought.descriptor;
+                    return Err(format!("there is no round {} of {descriptor}", letter.round()));
+                }
                 if core.record(from).hear(&brought.descriptor, brought.step) {
                     core.forget_old_epochs();
                     self.desk.forget_before(core.record(self.rank).epoch().saturating_sub(1));
@@ -179,7 +200,9 @@ impl Courier {
             }
             Kind::Stop => {
                 let (epoch, end) = end_of(letter.statement())?;
-                core.record(from).stop(epoch);
+                if !core.record(from).stop(epoch) {
+                    return Err(format!("it stops in epoch {epoch}, and not in those before"));
+                }
                 core.end_epoch(epoch, end);
                 self.look_at_all(core);
                 Ok(())
@@ -203,9 +226,9 @@ impl Courier {
                 Ok(())
             }
             Kind::Hello => {
-                let all = office.greeted(from, statement::read(letter.statement())?)?;
-                self.watch = all.map_or_else(Watch::default, |all| Watch::of(&all, self.rank));
-                Ok(())
+                let hello = statement::read(letter.statement())?;
+                self.watch.see(from, &hello);
+                office.greeted(from, hello)
             }
         }
     }

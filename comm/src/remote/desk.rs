@@ -97,6 +97,16 @@ impl Desk {
         !self.open.is_empty()
     }
 
+    /// Whether somebody waits for one of them: who does has a handle of it, beside the desk and the table.
+    pub(super) fn is_awaited(&mut self) -> bool {
+        self.awaits() && self.open.values().any(|open| Arc::strong_count(&open.operation) > 2)
+    }
+
+    /// Whether one of them may still come whose members are not all there: those that have not left.
+    pub(super) fn expects(&mut self, is_there: impl Fn(Rank) -> bool) -> bool {
+        self.awaits() && self.open.values().any(|open| open.missing().any(&is_there))
+    }
+
     /// Forgets operations that have failed, and what came for epochs that have been over for long.
     pub(super) fn forget_before(&mut self, epoch: u64) {
         self.open.retain(|_, open| !open.operation.is_settled());

@@ -60,6 +60,11 @@ impl Ending {
         self.doomed.push(operation);
     }
 
+    /// What fails with an end that is not this one's.
+    pub(super) fn take_doomed(&mut self) -> Vec<Arc<Operation>> {
+        std::mem::take(&mut self.doomed)
+    }
+
     /// The end, once all have said one who are there, or it was waited for long enough: that of the lowest rank that saw one. And
     /// what fails with it.
     pub(super) fn verdict(
@@ -75,7 +80,7 @@ impl Ending {
         }
         let first = self.said.iter().flatten().min_by_key(|proposal| proposal.origin)?;
         let error = self.root_of(first).error.clone();
-        Some((error, std::mem::take(&mut self.doomed)))
+        Some((error, self.take_doomed()))
     }
 
     /// Who is said to be late, and has said whom it waits for itself, is not the one to name.

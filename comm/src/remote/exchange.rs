@@ -152,8 +152,15 @@ impl<T: Element> Travels for Splits<T> {
         // Also those that are no business of this member: all are told alike.
         let own = (&self.send, &self.receive);
         let of = |slot| match parcels.brought(slot).map(|it| &it.descriptor.counts) {
-            Some(Counts::Splits { send, receive }) => Ok((send, receive)),
+            Some(Counts::Splits { send, receive })
+                if [send, receive].iter().all(|it| it.len() == at.members()) =>
+            {
+                Ok((send, receive))
+            }
             None => Ok(own),
+            Some(Counts::Splits { .. }) => {
+                Err(format!("member {slot} does not split for {} members", at.members()))
+            }
             Some(Counts::Each(_)) => Err(format!("member {slot} splits nothing")),
         };
         let splits = (0..at.members()).map(of).collect::<Result<Vec<_>, _>>()?;

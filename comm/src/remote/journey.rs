@@ -13,7 +13,7 @@ use super::office::{Errand, Office};
 use super::statement::{Brought, parcel_bytes};
 use super::travels::{At, Parcel, Travels};
 use super::unpack::{Deposit, Unpack};
-use crate::flight::EntryNumber;
+use crate::flight::{EntryNumber, FlightState};
 use crate::local::{
     Access, Again, AnySlots, Arrival, InBlock, Member, Operation, Slots, Ticket, panic_message,
 };
@@ -55,8 +55,12 @@ impl<S: Travels> Journey<S> {
 
     fn depart(self: Arc<Self>, member: Member, mut own: S) -> Result<Ticket, Error> {
         let (access, descriptor) = (Arc::clone(&self.access), Arc::clone(&self.at.descriptor));
-        let letters = self.pack_guarded(&mut own)?;
-        self.office.commit(&descriptor, letters)?;
+        let sent = self.pack_guarded(&mut own);
+        let sent = sent.and_then(|letters| self.office.commit(&descriptor, letters));
+        if let Err(error) = sent {
+            access.record(self.own_rank()).flight.settle(self.entry, FlightState::Failed);
+            return Err(error);
+        }
         let assemble = self.assembling();
         let ticket = access.submit(member, descriptor, Deposit::Own(own), assemble)?;
         self.open(ticket.operation());

@@ -17,7 +17,7 @@ use super::ending::{Ending, Proposal};
 #[cfg(any(feature = "mpi", test))]
 use super::hello;
 use super::hello::Hello;
-use super::letter::{Kind, Letter};
+use super::letter::{Kind, Letter, MOST_STATEMENT};
 use super::outgoing::{Leaving, Outgoing};
 use super::probes;
 use super::statement::{self, end_bytes, probe_bytes};
@@ -61,16 +61,15 @@ const NAPS: [Duration; 2] = [Duration::from_micros(400), Duration::from_millis(5
 /// The first of the naps, which grow.
 const FIRST_NAP: Duration = Duration::from_micros(20);
 
+/// How long a rank that has left receives what others send for what it has issued.
+const LINGERING: Duration = Duration::from_secs(1);
+
 /// The end of the world is known before that, or the courier is gone.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Office {
-    /// The office of a world, whose courier's thread has been started.
-    pub(crate) fn start(
-        core: &Arc<Core>,
-        rank: Rank,
-        transport: Box<dyn Transport>,
-    ) -> io::Result<Arc<Self>> {
+    /// The office of a world, whose courier has no thread yet.
+    pub(crate) fn new(core: &Arc<Core>, rank: Rank, transport: Box<dyn Transport>) -> Arc<Self> {
         let office = Arc::new(Self {
             rank,
             size: core.records().len(),
@@ -83,11 +82,16 @@ impl Office {
             ending: Mutex::new(Ending::of(core.records().len())),
         });
         office.introduce(core.options());
-        let own = Arc::clone(&office);
+        office
+    }
+
+    /// Starts the courier's thread.
+    pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
+        let own = Arc::clone(self);
         let run = move || own.run();
         let thread = Builder::new().name("hsdp-courier".to_owned()).spawn(run)?;
-        *office.thread.lock() = Some(thread);
-        Ok(office)
+        *self.thread.lock() = Some(thread);
+        Ok(())
     }
 
     pub(crate) fn shelf(&self) -> &Arc<Shelf> {
@@ -140,8 +144,9 @@ impl Office {
             return;
         };
         let to = missing.clone();
-        let letter = Letter::write(&self.shelf, (Kind::Probe, 0), &probe_bytes(path), 0);
-        if let Some(letter) = letter {
+        let statement = probe_bytes(path);
+        let letter = Letter::write(&self.shelf, (Kind::Probe, 0), &statement, 0);
+        if let Some(letter) = letter.filter(|_| statement.len() <= MOST_STATEMENT) {
             self.post(Errand::Send { to, letter: Arc::new(letter) });
         }
     }
@@ -153,13 +158,12 @@ impl Office {
         self.hellos.lock()[self.rank.index()] = Some(own);
     }
 
-    /// A rank has said who it is; what all have said, once they have.
-    pub(super) fn greeted(&self, from: Rank, hello: Hello) -> Result<Option<Vec<Hello>>, String> {
-        let mut hellos = self.hellos.lock();
-        if hellos[from.index()].replace(hello).is_some() {
-            return Err("it says a second time who it is".to_owned());
+    /// A rank has said who it is.
+    pub(super) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
+        match self.hellos.lock()[from.index()].replace(hello) {
+            None => Ok(()),
+            Some(_) => Err("it says a second time who it is".to_owned()),
         }
-        Ok(hellos.iter().cloned().collect())
     }
 
     /// Waits until all have said who they are, within the deadline of the world, and compares.
@@ -167,13 +171,14 @@ impl Office {
     /// # Errors
     /// [`Error::ConfigMismatch`] on all ranks; [`Error::Incomplete`] if some do not come.
     #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn greet(&self, deadline: Duration) -> Result<(), Error> {
+    pub(crate) fn greet(&self, core: &Core, deadline: Duration) -> Result<(), Error> {
         let mut clock = Clock::until(deadline);
         loop {
             let hellos: Option<Vec<_>> = self.hellos.lock().iter().cloned().collect();
             if let Some(hellos) = hellos {
                 return hello::compare(&hellos);
             }
+            core.status().check_world()?;
             match clock.alarm() {
                 Alarm::Deadline => return Err(self.incomplete(deadline)),
                 _ if self.hear() => {}
@@ -211,12 +216,15 @@ impl Office {
         self.hear_end(self.rank, Proposal { origin: self.rank, error: error.clone() });
         let until = from_now(PATIENCE);
         while !courier::is_in_turn() && core.status().world_end().is_none() {
+            if self.hear() {
+                continue;
+            }
             if sync::now() > until {
                 // The courier is gone: what the others say is not heard any more.
-                core.end_here(error.clone(), &[]);
-            } else if !self.hear() {
-                self.sleep(FIRST_NAP);
+                let doomed = self.ending.lock().take_doomed();
+                core.end_here(error.clone(), &doomed);
             }
+            self.sleep(FIRST_NAP);
         }
     }
 
@@ -271,7 +279,7 @@ impl Office {
     pub(crate) fn leave(&self) {
         let mut outgoing = self.outgoing.lock();
         if outgoing.leaving == Leaving::There {
-            outgoing.leaving = Leaving::Going;
+            (outgoing.leaving, outgoing.left) = (Leaving::Going, Some(sync::now()));
         }
         drop(outgoing);
         self.bell.notify_one();
@@ -306,10 +314,13 @@ impl Office {
                     nap = FIRST_NAP;
                     continue;
                 }
+                _ if self.has_given_up() => return,
                 Turned::Awaits | Turned::Idle if self.is_closed() => return,
-                Turned::Sends | Turned::Awaits => NAPS[0],
+                Turned::Sends => FIRST_NAP,
+                Turned::Awaits => NAPS[0],
                 Turned::Idle => NAPS[1],
             };
+            nap = nap.min(longest);
             self.sleep(nap);
             nap = (2 * nap).min(longest);
         }
@@ -326,6 +337,15 @@ impl Office {
         if outgoing.errands.is_empty() {
             self.bell.wait_until(&mut outgoing, from_now(nap));
         }
+    }
+
+    /// Whether this rank has just left.
+    pub(super) fn lingers(&self) -> bool {
+        self.outgoing.lock().left.is_some_and(|left| left.elapsed() < LINGERING)
+    }
+
+    fn has_given_up(&self) -> bool {
+        self.outgoing.lock().leaving == Leaving::GaveUp
     }
 
     fn is_closed(&self) -> bool {
@@ -350,7 +370,7 @@ impl Office {
                 ?patience,
                 "letters to other ranks were not sent in time"
             );
-            self.outgoing.lock().leaving = Leaving::Closed;
+            self.outgoing.lock().leaving = Leaving::GaveUp;
         }
         self.courier.lock().close();
     }

@@ -1,6 +1,7 @@
 //! What a rank has for the others, and how far it has left.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::office::Errand;
 use super::probes::Issued;
@@ -13,6 +14,8 @@ pub(super) struct Outgoing {
     /// The last epoch in which this rank brings nothing more, and how that ended.
     pub(super) stopped: Option<(u64, Error)>,
     pub(super) leaving: Leaving,
+    /// When it left.
+    pub(super) left: Option<Instant>,
     pub(super) issued: Issued,
 }
 
@@ -23,6 +26,8 @@ pub(super) enum Leaving {
     There,
     /// It has left, and owes the others what it has issued.
     Going,
-    /// The thread is to end.
+    /// The others were told; the thread is to end.
     Closed,
+    /// It was waited for the end for long enough.
+    GaveUp,
 }

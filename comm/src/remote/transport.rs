@@ -18,8 +18,8 @@ pub(crate) trait Transport: Debug + Send {
     /// What has come, from whom; nothing that has not come whole.
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError>;
 
-    /// How many letters are still being sent.
-    fn sending(&mut self) -> Result<usize, TransportError>;
+    /// How many letters are still being sent or received.
+    fn under_way(&mut self) -> Result<usize, TransportError>;
 
     /// Nothing more is to be sent or received. `ended` says how the world ended, if it ended early.
     fn close(&mut self, ended: Option<&Error>);

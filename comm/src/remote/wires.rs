@@ -54,7 +54,7 @@ impl Transport for Wires {
         Ok(Some((from, buffer)))
     }
 
-    fn sending(&mut self) -> Result<usize, TransportError> {
+    fn under_way(&mut self) -> Result<usize, TransportError> {
         Ok(0)
     }
 

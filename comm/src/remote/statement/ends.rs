@@ -6,6 +6,7 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
+use super::super::letter::MOST_STATEMENT;
 use super::{Stated, bytes, rank, read, row, shared};
 use crate::mismatch::{Mismatch, Wanted};
 use crate::{AbortReason, Error};
@@ -65,8 +66,18 @@ enum StatedReason {
 
 /// How the world, or a step in `epoch`, ended, as bytes. `own` is who says so.
 pub(crate) fn end_bytes(epoch: u64, error: &Error, own: Rank) -> Vec<u8> {
-    bytes(&StatedEnd { epoch, error: StatedError::of(error, own) })
+    let stated = bytes(&StatedEnd { epoch, error: StatedError::of(error, own) });
+    if stated.len() <= MOST_STATEMENT {
+        return stated;
+    }
+    // A table of many ranks, or the message of a panic that shows all of a tensor.
+    let text: String = error.to_string().chars().take(MOST_CHARACTERS).collect();
+    let (rank, text) = (own.get(), format!("{text}..."));
+    bytes(&StatedEnd { epoch, error: StatedError::Other { rank, text } })
 }
+
+/// What is left of a text that is too long.
+const MOST_CHARACTERS: usize = 16 << 10;
 
 /// The end that these bytes say, and its epoch.
 ///

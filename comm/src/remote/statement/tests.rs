@@ -106,6 +106,16 @@ fn an_end_of_another_kind_passes_its_text_on() {
 }
 
 #[test]
+fn an_end_that_is_too_long_is_shortened() {
+    let reason = AbortReason::Panicked { message: "x".repeat(3 << 20).into() };
+    let end = Error::WorldAborted { rank: Rank::new(2), step: 1, operation: None, reason };
+    let bytes = end_bytes(0, &end, Rank::new(2));
+    assert!(bytes.len() < 1 << 20);
+    let (_, passed) = end_of(&bytes).expect("it is an end");
+    assert!(passed.to_string().contains("it panicked: xxx"), "its beginning is passed on");
+}
+
+#[test]
 fn probes_say_who_waits_for_whom() {
     let (operation, missing) = (Arc::new(descriptor()), vec![Rank::new(1)]);
     let row = MismatchRow { rank: Rank::new(0), wanted: Wanted::Waiting { operation, missing } };
