@@ -16,9 +16,6 @@ use super::error::MpiError;
 use crate::local::{Alarm, Clock};
 use crate::remote::BLOCK_BYTES;
 
-/// How long the end of the job waits for the others.
-const FAREWELL: Duration = Duration::from_secs(10);
-
 /// Held by whoever calls MPI.
 static CALLS: Mutex<()> = Mutex::new(());
 
@@ -34,6 +31,8 @@ pub(super) struct Library {
     size: usize,
     /// How many worlds were made.
     worlds: AtomicI32,
+    /// How long the others are waited for at the end.
+    deadline: Duration,
     /// Whether this library began MPI, and so ends it.
     is_ours: bool,
     /// Whether a world has failed: then the processes do not end together.
@@ -99,6 +98,7 @@ impl Library {
             rank: number("MPI_Comm_rank", communicator, ffi::MPI_Comm_rank)?,
             size: number("MPI_Comm_size", communicator, ffi::MPI_Comm_size)?,
             worlds: AtomicI32::new(0),
+            deadline,
             is_ours,
             failed: AtomicBool::new(false),
         }))
@@ -136,7 +136,7 @@ impl Library {
         // SAFETY: MP-2, the communicator is ours; a barrier writes nothing.
         let code = unsafe { ffi::MPI_Ibarrier(self.communicator, &raw mut request) };
         check("MPI_Ibarrier", code)?;
-        complete("MPI_Ibarrier", Request(request), FAREWELL)?;
+        complete("MPI_Ibarrier", Request(request), self.deadline)?;
         // SAFETY: MP-2, nothing is under way, and nobody calls afterwards.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }

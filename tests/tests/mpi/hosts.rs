@@ -194,14 +194,14 @@ fn cut() -> Result<(), String> {
     let out = hosts.out();
     job.until(|| (steps(&out) >= 3).then_some(()))?;
     ip(&["link", "set", &hosts.line(3), "down"])?;
-    // Each side ends by its deadline, with a record; mpirun hears of the far one when the line is there again.
-    job.until(|| (records(&out) == 4).then_some(()))?;
+    // Each side ends by its deadline, with a record, unless mpirun is faster; and that hears of the far one when the line is there again.
+    job.until(|| (records(&out) > 0).then_some(()))?;
     ip(&["link", "set", &hosts.line(3), "up"])?;
     let ended = job.end()?;
     if ended.code == Some(0) {
         return Err("exit code 0".to_owned());
     }
-    has(&ended.err, &["world aborted: rank 2", "deadline of 3s missed"])
+    has(&ended.err, &["world aborted: rank ", "deadline of 3s missed"])
 }
 
 fn steps(out: &Path) -> usize {
