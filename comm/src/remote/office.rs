@@ -88,7 +88,10 @@ impl Office {
     /// Starts the courier's thread.
     pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
         let own = Arc::clone(self);
-        let run = move || own.run();
+        let run = move || {
+            own.run();
+            own.outgoing.lock().has_ended = true;
+        };
         let thread = Builder::new().name("hsdp-courier".to_owned()).spawn(run)?;
         *self.thread.lock() = Some(thread);
         Ok(())
@@ -358,19 +361,21 @@ impl Office {
         self.leave();
         let Some(thread) = self.thread.lock().take() else { return };
         let until = from_now(patience);
-        while !thread.is_finished() && sync::now() < until {
-            let mut outgoing = self.outgoing.lock();
+        let mut outgoing = self.outgoing.lock();
+        while !outgoing.has_ended && sync::now() < until {
             self.bell.wait_until(&mut outgoing, from_now(NAPS[1]));
         }
-        if thread.is_finished() {
+        if outgoing.has_ended {
+            drop(outgoing);
             let _ = thread.join();
         } else {
+            outgoing.leaving = Leaving::GaveUp;
+            drop(outgoing);
             tracing::warn!(
                 rank = self.rank.get(),
                 ?patience,
                 "letters to other ranks were not sent in time"
             );
-            self.outgoing.lock().leaving = Leaving::GaveUp;
         }
         self.courier.lock().close();
     }

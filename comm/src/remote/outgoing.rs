@@ -14,6 +14,8 @@ pub(super) struct Outgoing {
     /// The last epoch in which this rank brings nothing more, and how that ended.
     pub(super) stopped: Option<(u64, Error)>,
     pub(super) leaving: Leaving,
+    /// Whether the courier's thread has ended.
+    pub(super) has_ended: bool,
     /// When it left.
     pub(super) left: Option<Instant>,
     pub(super) issued: Issued,

@@ -43,6 +43,10 @@ impl<T> Mutex<T> {
         MutexGuard { held: Some(held(self.0.lock())), of: self }
     }
 
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        Some(MutexGuard { held: Some(self.0.try_lock().ok()?), of: self })
+    }
+
     pub(crate) fn get_mut(&mut self) -> &mut T {
         held(self.0.get_mut())
     }
