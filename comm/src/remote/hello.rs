@@ -103,6 +103,16 @@ pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
     Ok(())
 }
 
+/// The error that says who has come, and who has not.
+#[cfg(any(feature = "mpi", test))]
+pub(super) fn incomplete(hellos: &[Option<Hello>], deadline: Duration) -> Error {
+    let ranks = |there| {
+        let numbered = (0..).zip(hellos);
+        numbered.filter(|(_, it)| it.is_some() == there).map(|(rank, _)| rank).collect()
+    };
+    Error::Incomplete { deadline, arrived: ranks(true), missing: ranks(false) }
+}
+
 impl fmt::Display for Hello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "process {} on {}", self.process, self.host)

@@ -183,21 +183,11 @@ impl Office {
             }
             core.status().check_world()?;
             match clock.alarm() {
-                Alarm::Deadline => return Err(self.incomplete(deadline)),
+                Alarm::Deadline => return Err(hello::incomplete(&self.hellos.lock(), deadline)),
                 _ if self.hear() => {}
                 _ => self.sleep(FIRST_NAP),
             }
         }
-    }
-
-    #[cfg(any(feature = "mpi", test))]
-    fn incomplete(&self, deadline: Duration) -> Error {
-        let hellos = self.hellos.lock();
-        let ranks = |there| {
-            let numbered = (0..).zip(hellos.iter());
-            numbered.filter(|(_, it)| it.is_some() == there).map(|(rank, _)| rank).collect()
-        };
-        Error::Incomplete { deadline, arrived: ranks(true), missing: ranks(false) }
     }
 
     /// Tells the others that this rank brings nothing more to `epoch`: once.
