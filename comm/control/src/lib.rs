@@ -37,7 +37,7 @@
 //!
 //! All are private but [`wire`], which tests and fuzzers read; their items are named here. In reading order: `error`, `limits`, `deadlines`, `job`, `secret`
 //! (words); `wire` (messages, and gRPC), `proof` (who says them); `coordinator` (what is decided, without any I/O), `gate` (connections),
-//! `room` (what they share), `session` (one of them), `server`; `client` (joining), `line` (the member's connection), `status`, `membership`; `bootstrap` (the environment).
+//! `room` (what they share), `visit` (one of them), `server`; `client` (joining), `line` (the member's connection), `status`, `membership`; `bootstrap` (the environment).
 //! `CONTROL.md` is the protocol.
 
 #![forbid(unsafe_code)]
@@ -56,8 +56,8 @@ mod proof;
 mod room;
 mod secret;
 mod server;
-mod session;
 mod status;
+mod visit;
 #[doc(hidden)]
 pub mod wire;
 

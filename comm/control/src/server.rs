@@ -15,7 +15,7 @@ use tonic::{Request, Status, Streaming};
 use crate::gate::{Gate, Passage, Ticket};
 use crate::limits::most_strangers;
 use crate::room::Room;
-use crate::session::Session;
+use crate::visit::Visit;
 use crate::wire::{Attend, Control, Frame, Replies};
 use crate::{ControlError, Deadlines, Job, Secret, Terms};
 
@@ -168,7 +168,7 @@ impl Attend for Reception {
         }
         let (replies, stream) = mpsc::channel(16);
         let (room, frames) = (Arc::clone(&self.0), request.into_inner());
-        tokio::spawn(Session { room, ticket, frames, replies }.run());
+        tokio::spawn(Visit { room, ticket, frames, replies }.run());
         Ok(Replies::new(stream))
     }
 }

@@ -19,7 +19,7 @@ use crate::wire::{
 };
 
 /// One connection.
-pub(crate) struct Session {
+pub(crate) struct Visit {
     pub(crate) room: Arc<Room>,
     pub(crate) ticket: Arc<Ticket>,
     pub(crate) frames: Streaming<Frame>,
@@ -33,7 +33,7 @@ struct Attendance {
     said: Seals,
 }
 
-impl Session {
+impl Visit {
     /// From the first frame to the last.
     pub(crate) async fn run(mut self) {
         let handshake = self.room.deadlines().handshake;
