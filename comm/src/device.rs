@@ -8,9 +8,10 @@
 //!
 //! In reading order: `streams` (where), `units` (what is called), `gather`, `reduce`, `all_reduce` (what is issued), `carrier` (by whom: this
 //! process, or NCCL), `outcome` (what members
-//! get).
+//! get), `apart` (where members are processes).
 
 mod all_reduce;
+mod apart;
 mod carrier;
 mod gather;
 mod outcome;

@@ -18,6 +18,8 @@ pub struct Launched {
     pub size: usize,
     /// How many of them are on this machine, where the launcher says so.
     pub size_here: Option<usize>,
+    /// Which of those it is, where the launcher says so.
+    pub rank_here: Option<usize>,
 }
 
 /// Who starts processes.
@@ -40,6 +42,7 @@ struct Names {
     rank: &'static str,
     size: &'static str,
     size_here: &'static str,
+    rank_here: &'static str,
 }
 
 /// Those that know most come first: `mpirun` in a job of Slurm inherits what Slurm has told its script.
@@ -49,24 +52,28 @@ const LAUNCHERS: [Names; 4] = [
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
         size_here: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        rank_here: "OMPI_COMM_WORLD_LOCAL_RANK",
     },
     Names {
         launcher: Launcher::Pmi,
         rank: "PMI_RANK",
         size: "PMI_SIZE",
         size_here: "MPI_LOCALNRANKS",
+        rank_here: "MPI_LOCALRANKID",
     },
     Names {
         launcher: Launcher::Slurm,
         rank: "SLURM_PROCID",
         size: "SLURM_STEP_NUM_TASKS",
         size_here: "SLURM_NTASKS_PER_NODE",
+        rank_here: "SLURM_LOCALID",
     },
     Names {
         launcher: Launcher::Torchrun,
         rank: "RANK",
         size: "WORLD_SIZE",
         size_here: "LOCAL_WORLD_SIZE",
+        rank_here: "LOCAL_RANK",
     },
 ];
 
@@ -123,7 +130,7 @@ impl Launched {
 impl Names {
     fn told(&self, variable: Variable<'_>) -> Result<Option<Launched>, Error> {
         let read = |name| variable(name)?.map(|value| number(name, &value)).transpose();
-        let Self { launcher, rank: rank_name, size: size_name, size_here } = *self;
+        let Self { launcher, rank: rank_name, size: size_name, .. } = *self;
         let (rank, size) = match (read(rank_name)?, read(size_name)?) {
             (None, None) => return Ok(None),
             (Some(0), None) | (None, Some(1)) => (0, 1),
@@ -156,9 +163,10 @@ impl Names {
             let problem = format!("ranks of a world of {size} are numbered from 0 to {}", size - 1);
             return Err(refused(rank_name, rank.to_string(), problem));
         }
-        let size_here = read(size_here)?.map(|here| here as usize);
+        let [size_here, rank_here] = [read(self.size_here)?, read(self.rank_here)?];
+        let [size_here, rank_here] = [size_here, rank_here].map(|it| it.map(|it| it as usize));
         let (rank, size) = (Rank::new(rank as usize), size as usize);
-        Ok(Some(Launched { launcher, rank, size, size_here }))
+        Ok(Some(Launched { launcher, rank, size, size_here, rank_here }))
     }
 }
 

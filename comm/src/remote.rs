@@ -2,7 +2,7 @@
 //! beside the sources of this crate, says what is sent, when, and why results are those of threads.
 //!
 //! In reading order: `buffer`, `letter`, `statement` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `travels`, `exchange`,
-//! `passing`, `units` (what travels of which operation), `unpack`, `journey` (one operation), `desk`, `ending`, `alive`, `probes`, `outgoing`, `courier`,
+//! `passing`, `units` (what travels of which operation), `unpack`, `journey` (one operation), `desk`, `line`, `ending`, `alive`, `probes`, `outgoing`, `courier`,
 //! `office` (all of them together).
 
 mod alive;
@@ -14,6 +14,7 @@ mod exchange;
 mod hello;
 mod journey;
 mod letter;
+mod line;
 mod office;
 mod outgoing;
 mod passing;
@@ -36,6 +37,12 @@ pub(crate) use self::transport::Transport;
 #[cfg(feature = "mpi")]
 pub(crate) use self::transport::TransportError;
 pub(crate) use self::travels::Travels;
+#[cfg(feature = "cuda")]
+pub(crate) use self::{
+    statement::Form,
+    travels::{At, Parcels, Turn},
+    units::digest,
+};
 
 /// Transports between the threads of one process, by rank.
 pub(crate) fn wires(size: usize) -> Vec<Box<dyn Transport>> {

@@ -124,6 +124,18 @@ impl World {
         matches!(self.seat.flavour, Flavour::Local { .. }) && self.seat.office().is_none()
     }
 
+    /// Why NCCL cannot carry what lies on devices, if it cannot.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn keeps_off_devices(&self) -> Option<&'static str> {
+        match &self.seat.flavour {
+            Flavour::Counting => Some("it is counted only, and has no other ranks"),
+            Flavour::Local { core, .. } => {
+                let is_by_letters = core.options().between == Between::Letters;
+                is_by_letters.then_some("its ranks are threads that share no memory")
+            }
+        }
+    }
+
     /// The group of `ranks`, in this order, on `channel`. A local act: nobody waits for anybody.
     ///
     /// Members must list the same ranks in the same order, or they mean different groups. Groups of

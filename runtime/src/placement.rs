@@ -74,6 +74,30 @@ impl Placement {
         }
     }
 
+    /// The same, for the process that is number `process_here` on its machine: from this one on, the devices of the machine are
+    /// dealt out in turn.
+    ///
+    /// # Errors
+    /// In words, if the driver does not say how many devices there are.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(clippy::unnecessary_wraps, reason = "as where there are devices")
+    )]
+    pub fn dealt_to(self, process_here: usize) -> Result<Self, String> {
+        match self {
+            Self::Host => {
+                let _ = process_here;
+                Ok(Self::Host)
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda { ordinal, offload } => {
+                let count = hsdp_kernels::cuda::Device::count();
+                let count = count.map_err(|error| error.to_string())?.max(1);
+                Ok(Self::Cuda { ordinal: (ordinal + process_here) % count, offload })
+            }
+        }
+    }
+
     #[cfg(feature = "cuda")]
     #[expect(clippy::unnecessary_wraps, reason = "as where there are no devices")]
     const fn cuda(ordinal: usize) -> Result<Self, String> {

@@ -1,8 +1,9 @@
-// NCCL for ranks that are threads of one process on the emulated device: as much of it as hsdp calls. It keeps NCCL's manners where they
-// matter to who calls it: communicators are made in the background and answer ncclInProgress; a collective occupies its stream until all
-// ranks have come to it, and for ever if they never do; ranks that disagree hang; an abort lets go of this rank's own operations and
-// of no other's; sums are made in the dtype of the elements, rounded at every addition.
+// NCCL for ranks on emulated devices: as much of it as hsdp calls. It keeps NCCL's manners where they matter to who calls it:
+// communicators are made in the background and answer ncclInProgress; a collective occupies its stream until all ranks have come to it,
+// and for ever if they never do; ranks that disagree hang; an abort lets go of this rank's own operations and of no other's; sums are
+// made in the dtype of the elements, rounded at every addition.
 //
+//   HSDP_EMULATED_NCCL_FOLDER    where ranks meet that are processes, in files; without it they are threads of one process
 //   HSDP_EMULATED_NCCL_FAILS_AFTER  of so many operations of a communicator, it reports an error of another rank
 //   HSDP_EMULATED_NCCL_SPLIT     if it is set, communicators cannot be split
 //   HSDP_EMULATED_NCCL_STUCK_FROM  from that operation of a communicator on, calls of groups stay in progress
@@ -14,13 +15,18 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <random>
+#include <sstream>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -32,61 +38,123 @@ enum Status : int { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE
 
 enum class Kind { AllGather, ReduceScatter, AllReduce, Broadcast };
 
-// What a rank asks for.
+// What a rank asks for. Bytes that ranks must agree on, and where its own elements lie.
 struct Wanted {
-    Kind kind;
+    struct Agreed {
+        Kind kind;
+        int dtype, reduction, root;
+        std::size_t count;
+    } agreed;
     const void* from;
     void* to;
-    std::size_t count;
-    int dtype;
-    int reduction;
-    int root;
-
-    auto must_agree() const { return std::make_tuple(kind, count, dtype, reduction, root); }
 };
 
-// The ranks at one collective of a communicator.
-struct Meeting {
-    std::vector<std::unique_ptr<Wanted>> wanted;
-    std::size_t come = 0, gone = 0;
-    bool is_done = false;
+// Where ranks tell each other something, by name: each name is told once.
+struct Board {
+    virtual ~Board() = default;
+    virtual void tell(const std::string& name, const std::string& said) = 0;
+    virtual std::optional<std::string> heard(const std::string& name) = 0;
+    virtual void forget(const std::string& name) = 0;
+    // Until somebody may have told something.
+    virtual void rest() = 0;
 };
 
-// What the ranks of a communicator share.
-struct Shared {
-    explicit Shared(int size) : size(size) {}
+// Of the threads of this process.
+class Memory : public Board {
+  public:
+    void tell(const std::string& name, const std::string& said) override {
+        std::lock_guard held(lock);
+        told[name] = said;
+        changed.notify_all();
+    }
 
-    int size;
+    std::optional<std::string> heard(const std::string& name) override {
+        std::lock_guard held(lock);
+        auto found = told.find(name);
+        return found == told.end() ? std::nullopt : std::optional(found->second);
+    }
+
+    void forget(const std::string& name) override {
+        std::lock_guard held(lock);
+        told.erase(name);
+    }
+
+    void rest() override {
+        std::unique_lock held(lock);
+        changed.wait_for(held, std::chrono::microseconds(500));
+    }
+
+  private:
     std::mutex lock;
     std::condition_variable changed;
-    // Ranks that have joined.
-    int joined = 0;
-    std::map<std::uint64_t, Meeting> meetings;
-    // By number of the split: what each rank has said, and the communicators of the colours.
-    struct Split {
-        std::map<int, std::pair<int, int>> said;
-        std::map<int, std::shared_ptr<Shared>> of_colour;
-    };
-    std::map<std::uint64_t, Split> splits;
+    std::map<std::string, std::string> told;
 };
 
+// Of processes: a file for each name, which is there when it is whole.
+class Folder : public Board {
+  public:
+    explicit Folder(const char* folder) : folder(folder) {}
+
+    void tell(const std::string& name, const std::string& said) override {
+        auto whole = folder / name, part = folder / (name + ".part");
+        std::ofstream(part, std::ios::binary) << said;
+        std::filesystem::rename(part, whole);
+    }
+
+    std::optional<std::string> heard(const std::string& name) override {
+        std::ifstream file(folder / name, std::ios::binary);
+        if (!file) return std::nullopt;
+        return std::string(std::istreambuf_iterator<char>(file), {});
+    }
+
+    void forget(const std::string& name) override {
+        std::error_code ignored;
+        std::filesystem::remove(folder / name, ignored);
+    }
+
+    void rest() override { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
+
+  private:
+    std::filesystem::path folder;
+};
+
+Board& board() {
+    static Board* board = [] () -> Board* {
+        const char* folder = std::getenv("HSDP_EMULATED_NCCL_FOLDER");
+        if (folder) return new Folder(folder);
+        return new Memory;
+    }();
+    return *board;
+}
+
 struct Comm {
-    std::shared_ptr<Shared> shared;
-    int rank = -1;
+    // Its ranks', and nobody else's.
+    std::string name;
+    int size = 0, rank = -1;
     std::atomic<int> state{IN_PROGRESS};
     std::atomic<bool> is_aborted{false};
     std::uint64_t issued = 0, split = 0;
     std::atomic<std::uint64_t> done{0};
+
+    std::string called(const std::string& what, std::uint64_t number, int rank) const {
+        return name + "." + what + "." + std::to_string(number) + "." + std::to_string(rank);
+    }
+
+    // What all ranks tell, this one `said`; nothing if it is aborted meanwhile.
+    std::vector<std::string> exchange(const std::string& what, std::uint64_t number, const std::string& said) {
+        board().tell(called(what, number, rank), said);
+        std::vector<std::string> all;
+        while (int(all.size()) < size) {
+            if (is_aborted) return {};
+            if (auto heard = board().heard(called(what, number, int(all.size())))) all.push_back(*heard);
+            else board().rest();
+        }
+        return all;
+    }
 };
 
 // A handle keeps it alive as long as the stream does.
 using Handle = std::shared_ptr<Comm>;
-
-std::mutex lock;
-std::map<std::string, std::shared_ptr<Shared>>& unique() {
-    static auto* all = new std::map<std::string, std::shared_ptr<Shared>>;
-    return *all;
-}
 
 std::size_t bytes_of(int dtype) {
     switch (dtype) {
@@ -136,60 +204,47 @@ void accumulate(void* sum, const void* value, std::size_t count, int dtype) {
 }
 
 // The sum of all ranks' `count` elements from `offset` on, in the order of ranks.
-std::vector<char> sum(const Meeting& meeting, std::size_t offset, std::size_t count, int dtype) {
+std::string sum(const std::vector<std::string>& brought, std::size_t offset, std::size_t count, int dtype) {
     std::size_t size = bytes_of(dtype);
-    std::vector<char> sum(count * size);
-    for (std::size_t rank = 0; rank < meeting.wanted.size(); ++rank) {
-        const char* from = (const char*)meeting.wanted[rank]->from + offset * size;
-        if (rank == 0) std::memcpy(sum.data(), from, sum.size());
-        else accumulate(sum.data(), from, count, dtype);
-    }
+    std::string sum = brought[0].substr(offset * size, count * size);
+    for (std::size_t rank = 1; rank < brought.size(); ++rank) accumulate(sum.data(), brought[rank].data() + offset * size, count, dtype);
     return sum;
 }
 
-// All are there: what each gets is made first and written then, since ranks may work in place.
-void work(const Meeting& meeting) {
-    const Wanted& first = *meeting.wanted[0];
-    std::size_t bytes = first.count * bytes_of(first.dtype), ranks = meeting.wanted.size();
-    std::vector<std::vector<char>> outputs;
-    std::vector<char> all;
-    switch (first.kind) {
-        case Kind::AllGather:
-            for (auto& wanted : meeting.wanted) all.insert(all.end(), (const char*)wanted->from, (const char*)wanted->from + bytes);
-            outputs.assign(ranks, all);
-            break;
-        case Kind::ReduceScatter:
-            for (std::size_t rank = 0; rank < ranks; ++rank) outputs.push_back(sum(meeting, rank * first.count, first.count, first.dtype));
-            break;
-        case Kind::AllReduce: outputs.assign(ranks, sum(meeting, 0, first.count, first.dtype)); break;
-        case Kind::Broadcast: {
-            const char* from = (const char*)meeting.wanted[first.root]->from;
-            outputs.assign(ranks, std::vector<char>(from, from + bytes));
+// What a rank gets of what all have brought.
+std::string output(const Comm& comm, const Wanted::Agreed& of, const std::vector<std::string>& brought) {
+    switch (of.kind) {
+        case Kind::AllGather: {
+            std::string all;
+            for (auto& part : brought) all += part;
+            return all;
         }
+        case Kind::ReduceScatter: return sum(brought, comm.rank * of.count, of.count, of.dtype);
+        case Kind::AllReduce: return sum(brought, 0, of.count, of.dtype);
+        case Kind::Broadcast: return brought[of.root];
     }
-    for (std::size_t rank = 0; rank < ranks; ++rank) std::memcpy(meeting.wanted[rank]->to, outputs[rank].data(), outputs[rank].size());
+    return {};
 }
 
 // Comes to a collective, and stays until it is done, or this rank's communicator is aborted.
 void meet(const Handle& comm, std::uint64_t number, Wanted wanted) {
-    Shared& shared = *comm->shared;
-    std::unique_lock held(shared.lock);
-    Meeting& meeting = shared.meetings[number];
-    meeting.wanted.resize(shared.size);
-    meeting.wanted[comm->rank] = std::make_unique<Wanted>(wanted);
-    if (++meeting.come == std::size_t(shared.size)) {
-        bool agree = true;
-        for (auto& other : meeting.wanted) agree &= other->must_agree() == wanted.must_agree();
-        if (agree) {
-            work(meeting);
-            meeting.is_done = true;
-            shared.changed.notify_all();
-        }
+    const Wanted::Agreed& of = wanted.agreed;
+    std::size_t parts = of.kind == Kind::ReduceScatter ? comm->size : 1;
+    std::string own((const char*)&of, sizeof of);
+    own.append((const char*)wanted.from, parts * of.count * bytes_of(of.dtype));
+    auto all = comm->exchange("meeting", number, own);
+    for (auto& brought : all) {
+        // Who disagrees hangs.
+        while (std::memcmp(brought.data(), &of, sizeof of) != 0 && !comm->is_aborted) board().rest();
+        brought.erase(0, sizeof of);
     }
-    shared.changed.wait(held, [&] { return meeting.is_done || comm->is_aborted; });
-    if (++meeting.gone == std::size_t(shared.size)) shared.meetings.erase(number);
+    if (!comm->is_aborted && !all.empty()) {
+        std::string result = output(*comm, of, all);
+        std::memcpy(wanted.to, result.data(), result.size());
+    }
+    // All have come to this one, and so have gone from the one before.
+    if (number > 0 && !all.empty()) board().forget(comm->called("meeting", number - 1, comm->rank));
     comm->done = number + 1;
-    shared.changed.notify_all();
 }
 
 // The calls of a thread between a start and an end.
@@ -204,7 +259,7 @@ int issue(void* handle, Wanted wanted, void* stream) {
     if (!handle) return INVALID_ARGUMENT;
     Handle comm = *(Handle*)handle;
     if (comm->state != SUCCESS || comm->is_aborted) return INVALID_USAGE;
-    if (bytes_of(wanted.dtype) == 0 || wanted.reduction != 0) return INVALID_ARGUMENT;
+    if (bytes_of(wanted.agreed.dtype) == 0 || wanted.agreed.reduction != 0) return INVALID_ARGUMENT;
     auto call = [=] {
         std::uint64_t number = comm->issued++;
         put_on_stream(stream, [=] { meet(comm, number, wanted); });
@@ -220,12 +275,7 @@ int issue(void* handle, Wanted wanted, void* stream) {
 // Joins the others in the background.
 void join(Handle comm) {
     std::thread([comm] {
-        Shared& shared = *comm->shared;
-        std::unique_lock held(shared.lock);
-        ++shared.joined;
-        shared.changed.notify_all();
-        shared.changed.wait(held, [&] { return shared.joined >= shared.size || comm->is_aborted; });
-        if (!comm->is_aborted) comm->state = SUCCESS;
+        if (!comm->exchange("join", 0, "").empty()) comm->state = SUCCESS;
     }).detach();
 }
 
@@ -246,20 +296,17 @@ int ncclGetVersion(int* version) {
 int ncclGetUniqueId(Id* id) {
     static std::atomic<std::uint64_t> next{1};
     std::memset(id->internal, 0, sizeof id->internal);
-    std::uint64_t number = next++;
-    std::memcpy(id->internal, &number, sizeof number);
+    std::ostringstream name;
+    name << "nccl-" << std::random_device{}() << "-" << next++;
+    std::strncpy(id->internal, name.str().c_str(), sizeof id->internal - 1);
     return SUCCESS;
 }
 
 int ncclCommInitRankConfig(void** made, int size, Id id, int rank, void*) {
     if (rank < 0 || rank >= size) return INVALID_ARGUMENT;
     Handle comm = std::make_shared<Comm>();
-    {
-        std::lock_guard held(lock);
-        auto& shared = unique()[std::string(id.internal, sizeof id.internal)];
-        if (!shared) shared = std::make_shared<Shared>(size);
-        comm->shared = shared;
-    }
+    comm->name = std::string(id.internal, strnlen(id.internal, sizeof id.internal));
+    comm->size = size;
     comm->rank = rank;
     *made = new Handle(comm);
     join(comm);
@@ -274,25 +321,19 @@ int ncclCommSplit(void* handle, int colour, int key, void** made, void*) {
     *made = nullptr;
     std::uint64_t number = parent->split++;
     std::thread([=] {
-        Shared& shared = *parent->shared;
-        std::unique_lock held(shared.lock);
-        auto& split = shared.splits[number];
-        split.said[parent->rank] = {colour, key};
-        shared.changed.notify_all();
-        shared.changed.wait(held, [&] { return split.said.size() == std::size_t(shared.size) || parent->is_aborted; });
-        if (parent->is_aborted) return;
+        auto all = parent->exchange("split", number, std::to_string(colour) + " " + std::to_string(key));
+        if (all.empty()) return;
         if (colour >= 0) {
             Handle child = std::make_shared<Comm>();
-            int size = 0, rank = 0;
-            for (auto& [other, said] : split.said) {
-                if (said.first != colour) continue;
-                ++size;
-                rank += std::make_pair(said.second, other) < std::make_pair(key, parent->rank);
+            child->name = parent->name + "-" + std::to_string(number) + "-" + std::to_string(colour);
+            child->rank = 0;
+            for (int other = 0; other < int(all.size()); ++other) {
+                int its_colour = 0, its_key = 0;
+                std::istringstream(all[other]) >> its_colour >> its_key;
+                if (its_colour != colour) continue;
+                ++child->size;
+                child->rank += std::make_pair(its_key, other) < std::make_pair(key, parent->rank);
             }
-            auto& of_colour = split.of_colour[colour];
-            if (!of_colour) of_colour = std::make_shared<Shared>(size);
-            child->shared = of_colour;
-            child->rank = rank;
             child->state = SUCCESS;
             __atomic_store_n(made, new Handle(child), __ATOMIC_RELEASE);
         }
@@ -314,9 +355,7 @@ int ncclCommFinalize(void* handle) {
     Handle comm = *(Handle*)handle;
     comm->state = IN_PROGRESS;
     std::thread([comm] {
-        Shared& shared = *comm->shared;
-        std::unique_lock held(shared.lock);
-        shared.changed.wait(held, [&] { return comm->done >= comm->issued || comm->is_aborted; });
+        while (comm->done < comm->issued && !comm->is_aborted) board().rest();
         comm->state = SUCCESS;
     }).detach();
     return IN_PROGRESS;
@@ -330,16 +369,12 @@ int ncclCommDestroy(void* handle) {
 int ncclCommAbort(void* handle) {
     Handle comm = *(Handle*)handle;
     comm->is_aborted = true;
-    if (comm->shared) {
-        std::lock_guard held(comm->shared->lock);
-        comm->shared->changed.notify_all();
-    }
     delete (Handle*)handle;
     return SUCCESS;
 }
 
 int ncclCommCount(void* handle, int* count) {
-    *count = (*(Handle*)handle)->shared->size;
+    *count = (*(Handle*)handle)->size;
     return SUCCESS;
 }
 
@@ -381,19 +416,19 @@ int ncclGroupEnd() {
 }
 
 int ncclAllGather(const void* from, void* to, std::size_t count, int dtype, void* comm, void* stream) {
-    return issue(comm, {Kind::AllGather, from, to, count, dtype, 0, 0}, stream);
+    return issue(comm, {{Kind::AllGather, dtype, 0, 0, count}, from, to}, stream);
 }
 
 int ncclReduceScatter(const void* from, void* to, std::size_t count, int dtype, int reduction, void* comm, void* stream) {
-    return issue(comm, {Kind::ReduceScatter, from, to, count, dtype, reduction, 0}, stream);
+    return issue(comm, {{Kind::ReduceScatter, dtype, reduction, 0, count}, from, to}, stream);
 }
 
 int ncclAllReduce(const void* from, void* to, std::size_t count, int dtype, int reduction, void* comm, void* stream) {
-    return issue(comm, {Kind::AllReduce, from, to, count, dtype, reduction, 0}, stream);
+    return issue(comm, {{Kind::AllReduce, dtype, reduction, 0, count}, from, to}, stream);
 }
 
 int ncclBroadcast(const void* from, void* to, std::size_t count, int dtype, int root, void* comm, void* stream) {
-    return issue(comm, {Kind::Broadcast, from, to, count, dtype, 0, root}, stream);
+    return issue(comm, {{Kind::Broadcast, dtype, 0, root, count}, from, to}, stream);
 }
 
 int ncclReduce(const void*, void*, std::size_t, int, int, int, void*, void*) { return INVALID_USAGE; }

@@ -112,9 +112,7 @@ fn settled(
         held.iter_mut().for_each(|comm| comm.give_up());
         let part = &parts[slot];
         let error = part.refused(op, *error);
-        if let Some(seat) = part.seat.upgrade() {
-            seat.abort(&error.to_string());
-        }
+        part.end_world(&error);
         error
     })
 }

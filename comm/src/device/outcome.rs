@@ -42,6 +42,17 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    /// Ends the world of its rank.
+    pub(super) fn end_world(&self, error: &Error) {
+        #[cfg(feature = "nccl")]
+        if let Some(seat) = self.seat.upgrade() {
+            seat.abort(&error.to_string());
+        }
+        // Without NCCL nothing is issued that others are in the midst of.
+        #[cfg(not(feature = "nccl"))]
+        let _ = error;
+    }
+
     /// The error that says that this member's part failed.
     pub(super) fn failed(&self, op: Op, error: CudaError) -> Error {
         Error::Device { op, rank: self.rank, step: self.step, error }

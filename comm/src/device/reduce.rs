@@ -19,6 +19,8 @@ pub(crate) struct ReduceDeposit {
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(super) accumulator: DeviceAccumulator,
     pub(super) part: Part,
+    /// What it has packed, or why it could not: when it was brought, where members share no memory.
+    pub(super) packed: Option<Result<DeviceBuffer, CudaError>>,
 }
 
 /// Every member's gradients, summed into the partial of whoever owns them.
@@ -28,16 +30,27 @@ pub(super) struct Reduce {
     /// Which microbatch it is.
     round: usize,
     /// By slot. A member is packed under its lock.
-    members: Vec<Mutex<Member>>,
+    members: Vec<Mutex<ReduceDeposit>>,
     by_nccl: bool,
 }
 
-struct Member {
-    gradients: Vec<Option<Arc<dyn GradientValues>>>,
-    accumulator: DeviceAccumulator,
-    part: Part,
-    /// What it has packed, or why it could not.
-    wire: Option<Result<DeviceBuffer, CudaError>>,
+impl ReduceDeposit {
+    /// Packs the gradients on the member's stream.
+    pub(super) fn pack(&mut self, scaling: Scaling, round: usize) {
+        self.packed = Some(self.flat(scaling, round));
+    }
+
+    fn flat(&mut self, scaling: Scaling, round: usize) -> Result<DeviceBuffer, CudaError> {
+        let (stream, wire) = (&self.part.stream, scaling.wire.dtype());
+        let len = self.layout.trainable().len;
+        let mut flat = DeviceBuffer::new(stream.device(), wire, len, "packed gradients")?;
+        let there = self.layout.params().iter().zip(&self.gradients);
+        let gradients: Vec<_> =
+            there.map(|(slot, gradient)| (slot.start, gradient.as_deref())).collect();
+        let notes = Notes { noted: &mut self.accumulator.noted, round };
+        stream.pack_gradients(&mut flat, &gradients, scaling.pre, Some(notes))?;
+        Ok(flat)
+    }
 }
 
 /// What the sums of all members read and write.
@@ -62,30 +75,13 @@ impl Reduce {
         }
         let parts: Vec<Part> = members.iter().map(|member| member.part.clone()).collect();
         let by_nccl = goes_by_nccl(&parts)?;
-        let member = |ReduceDeposit { gradients, accumulator, part, .. }| {
-            Mutex::new(Member { gradients, accumulator, part, wire: None })
-        };
-        let members = members.into_iter().map(member).collect();
+        let members = members.into_iter().map(Mutex::new).collect();
         Ok(Self { layout, scaling, round, members, by_nccl })
     }
 
     /// Elements of the partial of each member.
     fn shard_len(&self) -> usize {
         self.layout.trainable().shard_len
-    }
-
-    /// Packs a member's gradients on its stream.
-    fn pack(&self, member: &mut Member) -> Result<DeviceBuffer, CudaError> {
-        let Member { gradients, accumulator, part, .. } = member;
-        let (stream, wire) = (&part.stream, self.scaling.wire.dtype());
-        let len = self.layout.trainable().len;
-        let mut flat = DeviceBuffer::new(stream.device(), wire, len, "packed gradients")?;
-        let there = self.layout.params().iter().zip(&*gradients);
-        let gradients: Vec<_> =
-            there.map(|(slot, gradient)| (slot.start, gradient.as_deref())).collect();
-        let notes = Notes { noted: &mut accumulator.noted, round: self.round };
-        stream.pack_gradients(&mut flat, &gradients, self.scaling.pre, Some(notes))?;
-        Ok(flat)
     }
 
     /// NCCL sums what members have packed, in the dtype of the wire; what each owns of it goes into its partial.
@@ -146,7 +142,9 @@ impl Work for Reduce {
 
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let member = &mut *self.members[block].lock();
-        meter.lent_by(block, || member.wire = Some(self.pack(member)));
+        if member.packed.is_none() {
+            meter.lent_by(block, || member.pack(self.scaling, self.round));
+        }
         let size = self.scaling.wire.dtype().size_bytes();
         meter.received_of_each(block, 0..self.members.len(), (self.shard_len(), size));
     }
@@ -155,8 +153,8 @@ impl Work for Reduce {
         let (mut wires, mut reduced) = (Vec::new(), Vec::new());
         let (mut folds, mut parts, mut issued) = (Vec::new(), Vec::new(), Ok(()));
         for member in std::mem::take(&mut self.members) {
-            let Member { accumulator, part, wire, .. } = member.into_inner();
-            match wire.expect("all blocks were run") {
+            let ReduceDeposit { accumulator, part, packed, .. } = member.into_inner();
+            match packed.expect("all blocks were run") {
                 Ok(wire) => wires.push(wire),
                 Err(error) => issued = issued.and(Err(part.failed(Op::ReduceScatter, error))),
             }

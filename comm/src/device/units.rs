@@ -7,11 +7,13 @@ use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Noted};
 use hsdp_sharding::{DType, UnitLayout, balanced};
 
 use super::all_reduce::{AllReduce, AllReduceDeposit};
+use super::apart::OnDevice;
 use super::gather::{Gather, GatherDeposit};
 use super::outcome::{Issued, Part};
 use super::reduce::{Reduce, ReduceDeposit};
 use crate::call::Call;
-use crate::work::anew;
+use crate::remote::Travels;
+use crate::work::{Deposits, Work, anew};
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
 /// Where a member's part of a reduction goes.
@@ -42,7 +44,8 @@ pub struct DeviceReduced {
 /// once by what is issued on a stream, which waits for what is on its way. Nothing waits on the host.
 ///
 /// Every call refuses [`Error::Device`] of its own rank; what a device refuses of another rank's part comes out of
-/// [`Pending::wait`], on all members alike.
+/// [`Pending::wait`], on all members alike. Where ranks are processes, it ends the world, and a group that is not connected by NCCL
+/// is refused ([`Error::Apart`]).
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's buffer.
     ///
@@ -71,7 +74,8 @@ impl Group {
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
         let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
         let deposit = GatherDeposit { layout, shard, full, part };
-        self.issue_here(call, deposit, anew(Gather::new), |mine| (received, Issued(Ok(mine.full))))
+        let work = anew(Gather::new);
+        self.issue_on_device(call, deposit, work, |mine| (received, Issued(Ok(mine.full))))
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -104,9 +108,9 @@ impl Group {
             .reduction(Reduction::Sum)
             .scaling(scaling);
         let received = (self.size() - 1) * part_len * wire.size_bytes();
-        let deposit = ReduceDeposit { layout, gradients, accumulator, part };
+        let deposit = ReduceDeposit { layout, gradients, accumulator, part, packed: None };
         let work = anew(move |all| Reduce::new(all, scaling, round));
-        self.issue_here(call, deposit, work, |mine| (received, imagined(mine)))
+        self.issue_on_device(call, deposit, work, |mine| (received, imagined(mine)))
     }
 
     /// Sums f32 elements over the members: everybody gets the sum in member order of
@@ -133,7 +137,27 @@ impl Group {
         let received = contributions + (len - owned) * size_of::<f32>();
         let deposit = AllReduceDeposit { values, part };
         let work = anew(move |all| AllReduce::new(all, scaling));
-        self.issue_here(call, deposit, work, |mine| (received, Issued(Ok(mine.values))))
+        self.issue_on_device(call, deposit, work, |mine| (received, Issued(Ok(mine.values))))
+    }
+
+    /// Issues an operation on devices: where members share no memory, NCCL has to carry it.
+    fn issue_on_device<D, W, O>(
+        &self,
+        call: Call,
+        deposit: D,
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        imagine: impl FnOnce(D) -> (usize, W::Output),
+    ) -> Result<Pending<O>, Error>
+    where
+        D: OnDevice + Travels<Output = W::Output>,
+        W: Work,
+        O: TryFrom<W::Output>,
+        Error: From<O::Error>,
+    {
+        if deposit.part().goes_by_nccl() {
+            return self.issue(call, deposit, assemble, imagine);
+        }
+        self.issue_here(call, deposit, assemble, imagine)
     }
 
     /// Who this member is, and its stream.

@@ -9,8 +9,9 @@ fn told(variables: &[(&str, &str)]) -> Result<Option<Launched>, String> {
     Launched::told(&variable).map_err(|error| error.to_string())
 }
 
-fn launched(launcher: Launcher, rank: usize, size: usize, size_here: Option<usize>) -> Launched {
-    Launched { launcher, rank: Rank::new(rank), size, size_here }
+fn launched(launcher: Launcher, rank: usize, size: usize, here: [Option<usize>; 2]) -> Launched {
+    let [size_here, rank_here] = here;
+    Launched { launcher, rank: Rank::new(rank), size, size_here, rank_here }
 }
 
 #[test]
@@ -25,15 +26,22 @@ fn each_launcher_is_understood() {
         ("OMPI_COMM_WORLD_RANK", "3"),
         ("OMPI_COMM_WORLD_SIZE", "8"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
         ("PMIX_RANK", "3"),
     ];
-    assert_eq!(told(&open_mpi), Ok(Some(launched(Launcher::OpenMpi, 3, 8, Some(4)))));
+    assert_eq!(told(&open_mpi), Ok(Some(launched(Launcher::OpenMpi, 3, 8, [Some(4), Some(3)]))));
     let mpich = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
-    assert_eq!(told(&mpich), Ok(Some(launched(Launcher::Pmi, 0, 2, Some(2)))));
-    let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6"), ("SLURM_NTASKS", "6")];
-    assert_eq!(told(&slurm), Ok(Some(launched(Launcher::Slurm, 5, 6, None))));
-    let torchrun = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1")];
-    assert_eq!(told(&torchrun), Ok(Some(launched(Launcher::Torchrun, 1, 2, Some(1)))));
+    assert_eq!(told(&mpich), Ok(Some(launched(Launcher::Pmi, 0, 2, [Some(2), None]))));
+    let slurm = [
+        ("SLURM_PROCID", "5"),
+        ("SLURM_STEP_NUM_TASKS", "6"),
+        ("SLURM_NTASKS", "6"),
+        ("SLURM_LOCALID", "1"),
+    ];
+    assert_eq!(told(&slurm), Ok(Some(launched(Launcher::Slurm, 5, 6, [None, Some(1)]))));
+    let torchrun =
+        [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0")];
+    assert_eq!(told(&torchrun), Ok(Some(launched(Launcher::Torchrun, 1, 2, [Some(1), Some(0)]))));
 }
 
 #[test]
@@ -46,7 +54,7 @@ fn the_script_of_a_job_is_not_its_tasks() {
         ("OMPI_COMM_WORLD_RANK", "7"),
         ("OMPI_COMM_WORLD_SIZE", "16"),
     ];
-    assert_eq!(told(&mpirun), Ok(Some(launched(Launcher::OpenMpi, 7, 16, None))));
+    assert_eq!(told(&mpirun), Ok(Some(launched(Launcher::OpenMpi, 7, 16, [None, None]))));
 }
 
 #[test]
@@ -85,8 +93,10 @@ fn contradictions_are_refused_with_both_sides() {
 
 #[test]
 fn the_shards_of_a_replica_are_on_one_machine() {
-    let mesh =
-        |size, here| launched(Launcher::OpenMpi, 0, size, here).mesh().map(|it| it.to_string());
+    let mesh = |size, here| {
+        let launched = launched(Launcher::OpenMpi, 0, size, [here, None]);
+        launched.mesh().map(|it| it.to_string())
+    };
     assert_eq!(mesh(32, Some(8)), Ok("4x8".to_owned()));
     assert_eq!(mesh(8, Some(8)), Ok("1x8".to_owned()));
     assert_eq!(mesh(6, None), Ok("1x6".to_owned()));
@@ -95,7 +105,7 @@ fn the_shards_of_a_replica_are_on_one_machine() {
 
 #[test]
 fn processes_of_torchrun_are_told_what_to_start() {
-    let refused = of_processes(&launched(Launcher::Torchrun, 0, 4, None));
+    let refused = of_processes(&launched(Launcher::Torchrun, 0, 4, [None, None]));
     let refused = refused.map(drop).expect_err("they have no MPI").to_string();
     assert!(refused.starts_with("WORLD_SIZE=4: processes need MPI"), "{refused}");
     assert!(refused.contains("mpirun -n 4"), "{refused}");

@@ -229,11 +229,11 @@ impl Core {
     /// Has the work done: here, by `rank`, if it is small or there is nobody else; or else by whoever is free.
     fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
         let is_alone = self.office().is_some();
-        let wanted = match self.options.workers {
-            // The other ranks have workers of their own.
-            Workers::Auto if is_alone => 1,
-            Workers::Auto => self.cores.min(self.records.len()),
-            Workers::Count(count) => count,
+        let wanted = match (self.options.workers, self.office()) {
+            // The other ranks have workers of their own. One is left where another waits in NCCL.
+            (Workers::Auto, Some(office)) => 1 + usize::from(office.has_a_line()),
+            (Workers::Auto, None) => self.cores.min(self.records.len()),
+            (Workers::Count(count), _) => count,
         };
         // Who is last may be the courier, for whom others wait: it does no more than it must.
         let small = (running.blocks() <= 1 && !is_alone) || running.bytes() <= INLINE_BYTES;
@@ -284,6 +284,9 @@ impl Core {
         let operation = Arc::clone(running.operation());
         if let Err(panic) = running.complete() {
             self.end_panicked(&operation, panic);
+        }
+        if let Some(office) = self.office() {
+            office.ring();
         }
     }
 }

@@ -57,7 +57,22 @@ impl Ticket {
         Ok(output)
     }
 
+    /// Waits for what stands in line before it, if something does, and then for the operation itself.
     fn await_settled(&self) {
+        while let Some(ahead) = self.ahead() {
+            ahead.await_operation();
+        }
+        self.await_operation();
+    }
+
+    /// The operation that must be over before this one can be.
+    fn ahead(&self) -> Option<Self> {
+        let (operation, descriptor) = self.core.office()?.ahead_of(&self.operation)?;
+        let core = Arc::clone(&self.core);
+        Some(Self { core, operation, descriptor, ..*self })
+    }
+
+    fn await_operation(&self) {
         let mut wakefulness = Wakefulness::of(&self.core);
         let mut clock = Clock::start(self.core.options());
         let mut late = Vec::new();

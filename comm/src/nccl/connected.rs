@@ -89,14 +89,13 @@ impl World {
     /// From now on, collectives on buffers of `device` go by NCCL in the groups that are [connected](Self::connect_groups). NCCL sums
     /// in the dtype of the wire and in an order of its own; without it, ranks that share a device sum in f32 and in their order.
     ///
-    /// **Collective** over the world. Between the ranks of one process.
+    /// **Collective** over the world, whether its ranks are threads or processes.
     ///
     /// # Errors
     /// [`Error::Connect`] on all ranks, if one of them has no NCCL, or they do not come together; [`Error::NotConnected`] in a world that is
-    /// counted only.
+    /// counted only, or whose ranks are threads with letters between them: their memory on a device would be one.
     pub fn connect_nccl(&self, device: &Device) -> Result<(), Error> {
-        if !self.shares_memory() {
-            let problem = "its ranks are not threads of one process";
+        if let Some(problem) = self.keeps_off_devices() {
             return Err(Error::NotConnected { rank: self.rank(), problem });
         }
         let id = if self.rank().index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };

@@ -7,15 +7,16 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::alive::Watch;
-use super::desk::{Desk, Open};
+use super::desk::{Desk, Open, Receiver};
 use super::ending::{self, Proposal};
 use super::letter::{Kind, Letter};
+use super::line::InLine;
 use super::office::{Errand, Office};
 use super::probes::Probes;
 use super::statement::{self, end_of, parcel_of, probe_of};
 use super::transport::{Transport, TransportError};
 use super::travels::Parcel;
-use crate::local::Core;
+use crate::local::{Core, Operation};
 use crate::{AbortReason, Error, Op};
 
 /// How many letters one turn takes in: what is to be sent waits meanwhile.
@@ -105,6 +106,7 @@ impl Courier {
 
     fn try_turn(&mut self, core: &Arc<Core>, office: &Office) -> Result<Turned, TransportError> {
         let (mut is_busy, failed) = self.run_errands(core, office.errands());
+        is_busy |= self.open_in_line(core, office);
         for _ in 0..LETTERS {
             let Some((from, buffer)) = self.transport.receive()? else { break };
             is_busy = true;
@@ -123,8 +125,9 @@ impl Courier {
         let under_way = self.transport.under_way()?;
         if core.status().world_end().is_some() {
             self.desk.clear();
+            office.line().clear();
         }
-        let owes = self.desk.owes();
+        let owes = self.desk.owes() || !office.line().is_over();
         if !owes {
             office.farewell();
         }
@@ -157,20 +160,33 @@ impl Courier {
                         failed = failed.and(self.transport.send(to, &letter));
                     }
                 }
-                Errand::Open { receiver, operation } => {
-                    for (from, parcel) in self.desk.open(receiver, Arc::clone(&operation)) {
-                        if let Err(problem) = self.desk.put(from, parcel) {
-                            let reason = AbortReason::Garbled { problem: problem.into() };
-                            core.end(core.ended_by(from, reason));
-                        }
-                    }
-                    let opened = self.desk.gathering();
-                    let opened = opened.filter(|it| Arc::ptr_eq(it.operation(), &operation));
-                    opened.for_each(|it| self.look(core, it));
-                }
+                Errand::Open { receiver, operation } => self.open(core, receiver, &operation),
             }
         }
         (any, failed)
+    }
+
+    /// Lays into an operation what has come of it before.
+    fn open(&mut self, core: &Core, receiver: Arc<dyn Receiver>, operation: &Arc<Operation>) {
+        for (from, parcel) in self.desk.open(receiver, Arc::clone(operation)) {
+            if let Err(problem) = self.desk.put(from, parcel) {
+                let reason = AbortReason::Garbled { problem: problem.into() };
+                core.end(core.ended_by(from, reason));
+            }
+        }
+        let opened = self.desk.gathering();
+        let opened = opened.filter(|it| Arc::ptr_eq(it.operation(), operation));
+        opened.for_each(|it| self.look(core, it));
+    }
+
+    /// Opens the next operation in line, while there is one that is to be opened now; whether there was.
+    fn open_in_line(&mut self, core: &Core, office: &Office) -> bool {
+        let mut any = false;
+        loop {
+            let Some(InLine { receiver, operation }) = office.line().next() else { return any };
+            self.open(core, receiver, &operation);
+            any = true;
+        }
     }
 
     fn deliver(

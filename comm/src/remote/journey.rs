@@ -9,6 +9,7 @@ use hsdp_sharding::Rank;
 
 use super::desk::Receiver;
 use super::letter::{Kind, Letter};
+use super::line::InLine;
 use super::office::{Errand, Office};
 use super::statement::{Brought, parcel_bytes};
 use super::travels::{At, Parcel, Travels};
@@ -62,8 +63,14 @@ impl<S: Travels> Journey<S> {
             return Err(error);
         }
         let assemble = self.assembling();
+        let stands_in_line = own.beside(&self.at, self.at.slot).is_some();
         let ticket = access.submit(member, descriptor, Deposit::Own(own), assemble)?;
-        self.open(ticket.operation());
+        if stands_in_line {
+            let (office, operation) = (Arc::clone(&self.office), Arc::clone(ticket.operation()));
+            office.queue(InLine { receiver: self, operation });
+        } else {
+            self.open(ticket.operation());
+        }
         Ok(ticket)
     }
 
@@ -86,7 +93,7 @@ impl<S: Travels> Journey<S> {
         let in_block = InBlock::enter();
         let packed = catch_unwind(AssertUnwindSafe(|| {
             let letters = self.pack(own)?;
-            own.keep(&self.at);
+            own.keep(&self.at)?;
             Ok::<_, Error>(letters)
         }));
         drop(in_block);

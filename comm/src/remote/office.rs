@@ -18,6 +18,7 @@ use super::ending::{Ending, Proposal};
 use super::hello;
 use super::hello::Hello;
 use super::letter::{Kind, Letter, MOST_STATEMENT};
+use super::line::{InLine, Line};
 use super::outgoing::{Leaving, Outgoing};
 use super::probes;
 use super::statement::{self, end_bytes, probe_bytes};
@@ -27,7 +28,7 @@ use crate::local::{Alarm, Clock};
 use crate::local::{Core, Operation, from_now, waiting_for_each_other};
 use crate::mismatch::{MismatchRow, Wanted};
 use crate::sync::thread::{Builder, JoinHandle};
-use crate::sync::{self, Condvar, Mutex};
+use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Descriptor, Error, WorldOptions};
 
 /// What the courier is to do.
@@ -53,6 +54,8 @@ pub(crate) struct Office {
     /// What the ranks have said first.
     hellos: Mutex<Vec<Option<Hello>>>,
     ending: Mutex<Ending>,
+    /// What stands in line to be opened.
+    line: Mutex<Line>,
 }
 
 /// The longest that the courier sleeps while something is under way; and while nothing is.
@@ -80,6 +83,7 @@ impl Office {
             thread: Mutex::new(None),
             hellos: Mutex::new(vec![None; core.records().len()]),
             ending: Mutex::new(Ending::of(core.records().len())),
+            line: Mutex::default(),
         });
         office.introduce(core.options());
         office
@@ -103,6 +107,37 @@ impl Office {
 
     pub(crate) fn post(&self, errand: Errand) {
         self.outgoing.lock().errands.push_back(errand);
+        self.bell.notify_one();
+    }
+
+    /// Has an operation opened when all that stand in line before it are over.
+    pub(super) fn queue(&self, last: InLine) {
+        self.line.lock().push(last);
+        self.ring();
+    }
+
+    /// What stands in line.
+    pub(super) fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock()
+    }
+
+    /// Whether there is work that may wait for other ranks.
+    pub(crate) fn has_a_line(&self) -> bool {
+        self.line.lock().serves()
+    }
+
+    /// Which operation is to be over before `operation` is opened, if one is.
+    pub(crate) fn ahead_of(
+        &self,
+        operation: &Arc<Operation>,
+    ) -> Option<(Arc<Operation>, Arc<Descriptor>)> {
+        self.line.lock().ahead_of(operation)
+    }
+
+    /// Wakes the courier: an operation is over.
+    pub(crate) fn ring(&self) {
+        // Whoever looks before it sleeps has the lock: it sees what there is to do, or is asleep when this rings.
+        drop(self.outgoing.lock());
         self.bell.notify_one();
     }
 
@@ -327,7 +362,7 @@ impl Office {
     /// Until there is something to be done, or so long.
     fn sleep(&self, nap: Duration) {
         let mut outgoing = self.outgoing.lock();
-        if outgoing.errands.is_empty() {
+        if outgoing.errands.is_empty() && !self.line.lock().moves_on() {
             self.bell.wait_until(&mut outgoing, from_now(nap));
         }
     }

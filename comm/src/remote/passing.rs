@@ -18,20 +18,6 @@ impl Travels for () {
         Form { function: 3, ..Form::default() }
     }
 
-    fn bytes_for(&self, _at: &At, _to: usize) -> usize {
-        0
-    }
-
-    fn pack(&self, _at: &At, _to: usize, _body: &mut [u8]) {}
-
-    fn is_for_all(&self, _at: &At) -> bool {
-        true
-    }
-
-    fn check(&self, at: &At, parcels: &Parcels) -> Result<(), String> {
-        parcels.check(at, |_| 0)
-    }
-
     fn unpack(self, _at: &At, _parcels: &Parcels) -> Turn<Self> {
         Turn::Done(())
     }

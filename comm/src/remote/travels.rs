@@ -7,7 +7,7 @@ use hsdp_sharding::Rank;
 
 use super::letter::Letter;
 use super::statement::{Brought, Form};
-use crate::Descriptor;
+use crate::{Descriptor, Error};
 
 /// Where a member stands in an operation.
 #[derive(Clone, Debug)]
@@ -32,7 +32,8 @@ impl At {
     }
 }
 
-/// What a member brings to an operation whose other members share no memory with it.
+/// What a member brings to an operation whose other members share no memory with it: nothing but that it has come, unless it says
+/// otherwise.
 pub(crate) trait Travels: Sized + Send + 'static {
     /// What it gets.
     type Output: Send + 'static;
@@ -41,22 +42,39 @@ pub(crate) trait Travels: Sized + Send + 'static {
     fn form(&self) -> Form;
 
     /// How many bytes of it travel to the member in slot `to`.
-    fn bytes_for(&self, at: &At, to: usize) -> usize;
+    fn bytes_for(&self, _at: &At, _to: usize) -> usize {
+        0
+    }
 
     /// Writes what travels there. May call code of users.
-    fn pack(&self, at: &At, to: usize, body: &mut [u8]);
+    fn pack(&self, _at: &At, _to: usize, _body: &mut [u8]) {}
 
     /// Whether all members get the same, so that it is packed once.
-    fn is_for_all(&self, at: &At) -> bool;
+    fn is_for_all(&self, _at: &At) -> bool {
+        true
+    }
 
     /// What travels was packed: keeps what stays here, if that was lent for no longer. May call code of users.
-    fn keep(&mut self, _at: &At) {}
+    ///
+    /// # Errors
+    /// What failed. It ends the world: the others have this member's promise.
+    fn keep(&mut self, _at: &At) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// How many bytes this member gets of the one in slot `from` otherwise than by letter, where something else carries what
+    /// members bring. Such operations are opened in line.
+    fn beside(&self, _at: &At, _from: usize) -> Option<usize> {
+        None
+    }
 
     /// Whether what came fits.
     ///
     /// # Errors
     /// What does not: in words that go before "in operation ...".
-    fn check(&self, at: &At, parcels: &Parcels) -> Result<(), String>;
+    fn check(&self, at: &At, parcels: &Parcels) -> Result<(), String> {
+        parcels.check(at, |_| 0)
+    }
 
     /// What becomes of it with what came, which was checked.
     fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self>;

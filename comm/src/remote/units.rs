@@ -15,7 +15,7 @@ use super::passing::fill_slices;
 use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
 use crate::work::{Scaled, UnitGatherDeposit, UnitReduceDeposit, visit_once};
-use crate::{NonFiniteAt, Reduced, Scaling, Targets};
+use crate::{Error, NonFiniteAt, Reduced, Scaling, Targets};
 
 /// Bytes as values of a dtype.
 fn values(dtype: DType, bytes: &[u8]) -> Values<'_> {
@@ -42,7 +42,7 @@ fn bytes_of(values: Values<'_>) -> &[u8] {
     }
 }
 
-fn digest(layout: &UnitLayout) -> u64 {
+pub(crate) fn digest(layout: &UnitLayout) -> u64 {
     let mut hash = Xxh3::new();
     layout.hash(&mut hash);
     hash.digest()
@@ -62,10 +62,6 @@ impl Travels for UnitGatherDeposit {
 
     fn pack(&self, _at: &At, _to: usize, body: &mut [u8]) {
         body.copy_from_slice(bytes_of(self.shard.values()));
-    }
-
-    fn is_for_all(&self, _at: &At) -> bool {
-        true
     }
 
     fn check(&self, at: &At, parcels: &Parcels) -> Result<(), String> {
@@ -154,7 +150,7 @@ impl Travels for UnitReduceDeposit {
         false
     }
 
-    fn keep(&mut self, at: &At) {
+    fn keep(&mut self, at: &At) -> Result<(), Error> {
         let scaling = at.descriptor.scaling.expect("a reduction of gradients has one");
         let (bytes, dtype) = (self.shard_bytes(at), scaling.wire.dtype());
         let mut packed = vec![0_u64; bytes.div_ceil(8)];
@@ -162,6 +158,7 @@ impl Travels for UnitReduceDeposit {
         pack_shard(self, scaling, at.slot, values_mut(dtype, own));
         self.packed = packed;
         self.gradients.clear();
+        Ok(())
     }
 
     fn check(&self, at: &At, parcels: &Parcels) -> Result<(), String> {

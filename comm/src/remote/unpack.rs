@@ -7,7 +7,7 @@ use super::statement::Form;
 use super::travels::{Parcel, Parcels, Travels, Turn};
 use crate::local::Again;
 use crate::sync::Mutex;
-use crate::work::{Deposits, Meter, Outputs, Work};
+use crate::work::{Deposits, Meter, Outputs, PerMember, Work};
 
 /// What lies in a slot.
 pub(crate) enum Deposit<S> {
@@ -21,6 +21,8 @@ pub(crate) enum Deposit<S> {
 pub(crate) struct Unpack<S: Travels> {
     journey: Arc<Journey<S>>,
     parcels: Parcels,
+    /// How many bytes of each member something else carries, by slot, if something does.
+    beside: Option<PerMember<usize>>,
     stage: Mutex<Stage<S>>,
 }
 
@@ -59,7 +61,9 @@ impl<S: Travels> Unpack<S> {
             return Err("ranks have different layouts of one unit".to_owned());
         }
         own.check(journey.at(), &parcels)?;
-        Ok(Self { journey, parcels, stage: Mutex::new(Stage::Packed(own)) })
+        let of = |from| own.beside(journey.at(), from);
+        let beside = (0..journey.at().members()).map(of).collect();
+        Ok(Self { journey, parcels, beside, stage: Mutex::new(Stage::Packed(own)) })
     }
 }
 
@@ -72,8 +76,12 @@ impl<S: Travels> Work for Unpack<S> {
         1
     }
 
+    /// What something else carries may wait for other ranks: that is never the courier's work, for which others wait.
     fn bytes(&self) -> usize {
-        (0..self.parcels.0.len()).map(|from| self.parcels.bytes(from).len()).sum()
+        match self.beside {
+            Some(_) => usize::MAX,
+            None => (0..self.parcels.0.len()).map(|from| self.parcels.bytes(from).len()).sum(),
+        }
     }
 
     fn run(&self, _block: usize, meter: &Meter<'_>) {
@@ -84,7 +92,8 @@ impl<S: Travels> Work for Unpack<S> {
         let turn = own.unpack(at, &self.parcels);
         *self.stage.lock() = Stage::Unpacked(turn);
         for from in 0..at.members() {
-            meter.received(at.slot, from, self.parcels.bytes(from).len(), 1);
+            let beside = self.beside.as_ref().map_or(0, |beside| beside[from]);
+            meter.received(at.slot, from, self.parcels.bytes(from).len() + beside, 1);
         }
     }
 

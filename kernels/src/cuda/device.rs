@@ -73,6 +73,17 @@ impl Device {
         Ok(device)
     }
 
+    /// How many devices the driver has.
+    ///
+    /// # Errors
+    /// [`CudaError::MissingLibrary`] without a driver; [`CudaError::Driver`].
+    pub fn count() -> Result<usize, CudaError> {
+        check_driver()?;
+        let count = result::init().and_then(|()| result::device::get_count());
+        let count = count.map_err(|error| refused(0, "count devices", error))?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
     /// Which of the driver's devices it is.
     #[must_use]
     pub fn ordinal(&self) -> usize {

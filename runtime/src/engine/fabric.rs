@@ -80,6 +80,12 @@ impl Fabric {
         self.world.rank()
     }
 
+    /// Whether what a rank issues must follow from the plan alone, and from nothing that may be done earlier on one rank than on
+    /// another: where processes launch on devices (`comm/REMOTE.md`, "What lies on devices").
+    pub(crate) fn issues_in_one_order(&self) -> bool {
+        self.device.is_some() && !self.world.shares_memory()
+    }
+
     /// Whether shards are updated on a device.
     pub(crate) fn updates_on_device(&self) -> bool {
         self.device.as_ref().is_some_and(DeviceSeat::updates_there)

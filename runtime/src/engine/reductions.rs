@@ -264,10 +264,16 @@ impl Reductions {
             let Some(gradients) = self.offers[unit.index()].take() else { break };
             self.scattered += 1;
             self.scatter(fabric, place, (unit, gradients))?;
+            if place.turn == Turn::Last && fabric.issues_in_one_order() {
+                let limit = self.scattered - 1;
+                self.all_reduce(fabric, place, Patience::Wait { limit })?;
+            }
         }
         match place.turn {
-            Turn::Last => self.all_reduce(fabric, place, Patience::IfComplete),
-            Turn::MayFollow => Ok(()),
+            Turn::Last if !fabric.issues_in_one_order() => {
+                self.all_reduce(fabric, place, Patience::IfComplete)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -31,7 +31,7 @@ struct Arguments {
 enum Comm {
     /// Ranks are threads of this process: as many as a case needs.
     Local,
-    /// Ranks are processes under MPI.
+    /// Ranks are processes under MPI; NCCL goes between their buffers on GPUs.
     Mpi,
     /// Ranks are threads, and NCCL goes between their buffers on the GPU.
     Nccl,
@@ -82,13 +82,19 @@ fn main() -> ExitCode {
 
 /// Where cases are to run, if this build can do what is asked for.
 fn site(arguments: &Arguments) -> Result<Site, String> {
-    let placement = placement(arguments.device)?;
+    let placement = placement(arguments.device)?.dealt_to(process_here()?)?;
     let carrier = match arguments.comm {
         Comm::Local => Carrier::Local,
         Comm::Nccl => nccl(placement)?,
         Comm::Mpi => mpi(placement)?,
     };
     Ok(Site { placement, carrier })
+}
+
+/// Which of the processes of this machine this is.
+fn process_here() -> Result<usize, String> {
+    let launched = hsdp_comm::Launched::from_env().map_err(|error| error.to_string())?;
+    Ok(launched.and_then(|launched| launched.rank_here).unwrap_or(0))
 }
 
 #[cfg(feature = "cuda")]
@@ -112,11 +118,14 @@ fn placement(device: Device) -> Result<Placement, String> {
 
 #[cfg(feature = "mpi")]
 fn mpi(placement: Placement) -> Result<Carrier, String> {
-    if placement != Placement::Host {
-        return Err("--comm mpi: it carries what lies on the host: leave --device out".to_owned());
-    }
     let (process, _) = hsdp_tests::conformance::join().map_err(|it| format!("--comm mpi: {it}"))?;
-    Ok(Carrier::Mpi { process: process.index() })
+    let device = match placement {
+        Placement::Host => None,
+        #[cfg(feature = "cuda")]
+        Placement::Cuda { ordinal, .. } => Some(ordinal),
+        other => return Err(format!("--comm mpi: it carries nothing on {other}")),
+    };
+    Ok(Carrier::Mpi { process: process.index(), device })
 }
 
 #[cfg(not(feature = "mpi"))]
@@ -128,7 +137,7 @@ fn mpi(_: Placement) -> Result<Carrier, String> {
 fn tells(site: Site) -> bool {
     match site.carrier {
         #[cfg(feature = "mpi")]
-        Carrier::Mpi { process } => process == 0,
+        Carrier::Mpi { process, .. } => process == 0,
         _ => true,
     }
 }

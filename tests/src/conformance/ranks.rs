@@ -32,11 +32,13 @@ pub enum Carrier {
     /// This process itself.
     #[default]
     Local,
-    /// MPI, between processes.
+    /// MPI, between processes; what lies on devices NCCL.
     #[cfg(feature = "mpi")]
     Mpi {
         /// Which of them this is.
         process: usize,
+        /// Which of the driver's devices it has, if it has one.
+        device: Option<usize>,
     },
     /// NCCL, on a device.
     #[cfg(feature = "nccl")]
@@ -60,15 +62,24 @@ impl Carrier {
         match self {
             Self::Local => world.end().map_or(Ok(()), |ended| Err(ended.to_string())),
             #[cfg(feature = "mpi")]
-            Self::Mpi { .. } => Ok(()),
+            Self::Mpi { device: None, .. } => Ok(()),
+            #[cfg(feature = "mpi")]
+            Self::Mpi { device: Some(ordinal), .. } => connect(world, ordinal),
             #[cfg(feature = "nccl")]
-            Self::Nccl { ordinal } => {
-                let device = hsdp_kernels::cuda::Device::new(ordinal);
-                let device = device.map_err(|error| error.to_string())?;
-                world.connect_nccl(&device).map_err(|error| error.to_string())
-            }
+            Self::Nccl { ordinal } => connect(world, ordinal),
         }
     }
+}
+
+#[cfg(feature = "nccl")]
+fn connect(world: &World, ordinal: usize) -> Result<(), String> {
+    let device = hsdp_kernels::cuda::Device::new(ordinal).map_err(|error| error.to_string())?;
+    world.connect_nccl(&device).map_err(|error| error.to_string())
+}
+
+#[cfg(all(feature = "mpi", not(feature = "nccl")))]
+fn connect(_: &World, _: usize) -> Result<(), String> {
+    Err("this build has no NCCL: add --features nccl".to_owned())
 }
 
 /// Runs `act` on every rank of `mesh` and gives what each of them made, in rank order.
