@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../tests/fuzz/inputs.rs"]
+#[path = "../../../../runtime/checkpoint/tests/fuzz/inputs.rs"]
 #[allow(dead_code)]
 mod inputs;
 
