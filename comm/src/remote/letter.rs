@@ -16,7 +16,7 @@ pub(crate) const MOST_STATEMENT: usize = 1 << 20;
 
 /// What a letter is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Who its sender is: the first that it sends.
     Hello,
     /// What its sender brings to an operation.

@@ -96,7 +96,7 @@ fn row((number, wanted): (u32, StatedWanted)) -> Result<MismatchRow, String> {
 }
 
 /// Any statement as bytes.
-pub(super) fn bytes(statement: &impl Serialize) -> Vec<u8> {
+pub(crate) fn bytes(statement: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(statement).expect("numbers, texts and lists are written into memory")
 }
 
@@ -104,7 +104,7 @@ pub(super) fn bytes(statement: &impl Serialize) -> Vec<u8> {
 ///
 /// # Errors
 /// What is wrong with them.
-pub(super) fn read<'a, T: Deserialize<'a> + Serialize>(stated: &'a [u8]) -> Result<T, String> {
+pub(crate) fn read<'a, T: Deserialize<'a> + Serialize>(stated: &'a [u8]) -> Result<T, String> {
     let (statement, rest) = postcard::take_from_bytes(stated)
         .map_err(|error| format!("its statement cannot be read: {error}"))?;
     if !rest.is_empty() {
