@@ -3,7 +3,7 @@
 //!
 //! In reading order: `buffer`, `letter`, `statement` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `travels`, `exchange`,
 //! `passing`, `units` (what travels of which operation), `unpack`, `journey` (one operation), `desk`, `line`, `ending`, `alive`, `probes`, `outgoing`, `courier`,
-//! `office` (all of them together).
+//! `office` (all of them together). `fuzzing` is for tests.
 
 mod alive;
 mod buffer;
@@ -11,6 +11,7 @@ mod courier;
 mod desk;
 mod ending;
 mod exchange;
+pub(crate) mod fuzzing;
 mod hello;
 mod journey;
 mod letter;

@@ -1,5 +1,6 @@
 //! What travels between ranks that share no memory: a head, a statement, and elements. `REMOTE.md`, "Letters".
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
@@ -15,7 +16,7 @@ pub(crate) const MOST_STATEMENT: usize = 1 << 20;
 
 /// What a letter is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Who its sender is: the first that it sends.
     Hello,
     /// What its sender brings to an operation.
@@ -84,6 +85,10 @@ impl Letter {
         let bytes = letter.buffer.bytes_mut();
         bytes[..BLOCK_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
         bytes[BLOCK_BYTES..][..statement.len()].copy_from_slice(statement);
+        // The buffer served another letter before, of which nothing is to travel.
+        let [filling, rest] = letter.fillings();
+        letter.buffer.bytes_mut()[filling].fill(0);
+        letter.buffer.bytes_mut()[rest].fill(0);
         Some(letter)
     }
 
@@ -118,7 +123,35 @@ impl Letter {
             return Err("its check sum is wrong".to_owned());
         }
         let (round, body) = (head.round, usize::try_from(head.body).map_err(|it| it.to_string())?);
-        Ok(Self { buffer, kind, round, statement, body })
+        let letter = Self { buffer, kind, round, statement, body };
+        letter.is_filled_up_with_zeros(&head)?;
+        letter.has_what_its_kind_has()?;
+        Ok(letter)
+    }
+
+    fn is_filled_up_with_zeros(&self, head: &Head) -> Result<(), String> {
+        let is_zero = |range: Range<usize>| self.bytes()[range].iter().all(|byte| *byte == 0);
+        if head.unused == [0; 17] && self.fillings().into_iter().all(is_zero) {
+            Ok(())
+        } else {
+            Err("there is something where it has zeros".to_owned())
+        }
+    }
+
+    /// Only parcels have rounds and elements, and who has left says nothing.
+    fn has_what_its_kind_has(&self) -> Result<(), String> {
+        let Self { kind, round, statement, body, .. } = self;
+        let is_odd = match kind {
+            Kind::Parcel => false,
+            Kind::Left => (*round, *statement, *body) != (0, 0, 0),
+            _ => (*round, *body) != (0, 0),
+        };
+        if is_odd {
+            let what =
+                format!("round {round}, {statement} bytes of statement and {body} of elements");
+            return Err(format!("it is a letter of kind {kind:?}, with {what}"));
+        }
+        Ok(())
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -147,6 +180,12 @@ impl Letter {
     /// All of it, a multiple of [`BLOCK_BYTES`].
     pub(crate) fn bytes(&self) -> &[u8] {
         self.buffer.bytes()
+    }
+
+    /// What is between the statement and the elements, and behind those.
+    fn fillings(&self) -> [Range<usize>; 2] {
+        let start = self.start();
+        [BLOCK_BYTES + self.statement..start, start + self.body..self.bytes().len()]
     }
 
     fn start(&self) -> usize {
@@ -212,6 +251,41 @@ mod tests {
         assert!(refused(&|bytes| bytes[16..24].fill(0xff)).contains("18446744073709551615"));
         assert!(refused(&|bytes| bytes[24..28].fill(0xff)).starts_with("its statement has 42949"));
         assert_eq!(refused(&|bytes| bytes[70] ^= 1), "its check sum is wrong");
+        let zeros = "there is something where it has zeros";
+        assert_eq!(refused(&|bytes| bytes[64 + 18] = 1), zeros);
+        assert_eq!(refused(&|bytes| bytes[128 + 12] = 1), zeros);
+    }
+
+    #[test]
+    fn only_parcels_have_rounds_and_elements() {
+        let refused = |(kind, round), statement: &[u8], body| {
+            let written = Letter::write(&Arc::default(), (kind, round), statement, body);
+            let written = written.expect("there is memory");
+            Letter::read(buffer(written.bytes())).map(|_| ()).err()
+        };
+        assert_eq!(refused((Kind::Left, 0), b"", 0), None);
+        assert_eq!(refused((Kind::Stop, 0), b"why", 0), None);
+        let odd = |kind, with| Some(format!("it is a letter of kind {kind:?}, with {with}"));
+        let with = "round 0, 1 bytes of statement and 0 of elements";
+        assert_eq!(refused((Kind::Left, 0), b"x", 0), odd(Kind::Left, with));
+        let with = "round 1, 3 bytes of statement and 0 of elements";
+        assert_eq!(refused((Kind::Stop, 1), b"why", 0), odd(Kind::Stop, with));
+        let with = "round 0, 3 bytes of statement and 4 of elements";
+        assert_eq!(refused((Kind::Hello, 0), b"who", 4), odd(Kind::Hello, with));
+    }
+
+    #[test]
+    fn nothing_of_a_letter_is_in_another_that_has_its_buffer() {
+        let shelf = Arc::<Shelf>::default();
+        let mut first = shelf.take(192).expect("there is memory");
+        first.bytes_mut().fill(7);
+        let address = first.bytes().as_ptr();
+        drop(first);
+        let mut second = Letter::write(&shelf, (Kind::Parcel, 1), b"what this is about", 12)
+            .expect("there is memory");
+        assert_eq!(second.bytes().as_ptr(), address);
+        second.body_mut().copy_from_slice(letter().body());
+        assert_eq!(second.bytes(), letter().bytes());
     }
 
     proptest! {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use hsdp_kernels::{Divisor, Wire};
 use hsdp_sharding::{DType, Rank, UnitId};
+use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 
 use self::ends::StatedWanted;
@@ -95,17 +96,43 @@ fn row((number, wanted): (u32, StatedWanted)) -> Result<MismatchRow, String> {
 }
 
 /// Any statement as bytes.
-pub(super) fn bytes(statement: &impl Serialize) -> Vec<u8> {
+pub(crate) fn bytes(statement: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(statement).expect("numbers, texts and lists are written into memory")
 }
 
-/// Any statement of bytes, which must be all of it.
-pub(super) fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
-    let (statement, rest) = postcard::take_from_bytes(bytes)
+/// Any statement of bytes, which must be all of it, and as it is written here: a number has one form.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn read<'a, T: Deserialize<'a> + Serialize>(stated: &'a [u8]) -> Result<T, String> {
+    let (statement, rest) = postcard::take_from_bytes(stated)
         .map_err(|error| format!("its statement cannot be read: {error}"))?;
-    match rest {
-        [] => Ok(statement),
-        rest => Err(format!("{} bytes follow its statement", rest.len())),
+    if !rest.is_empty() {
+        return Err(format!("{} bytes follow its statement", rest.len()));
+    }
+    match postcard::serialize_with_flavor(&statement, Written(stated)) {
+        Ok(()) => Ok(statement),
+        Err(_) => Err("its statement is not as it would be written".to_owned()),
+    }
+}
+
+/// What is written must be this, and goes nowhere.
+struct Written<'a>(&'a [u8]);
+
+impl Flavor for Written<'_> {
+    type Output = ();
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0 = self.0.strip_prefix(bytes).ok_or(postcard::Error::SerializeBufferFull)?;
+        Ok(())
+    }
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.try_extend(&[byte])
+    }
+
+    fn finalize(self) -> postcard::Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(postcard::Error::SerializeBufferFull) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is done with an input that may be anything: `fuzz/targets` has these grow, and `tests/fuzz` runs what they have found.
+//! What is done with an input that may be anything: the fuzzers have these grow, and `main.rs` runs what they have found.
 //!
 //! Whatever the bytes are, an error is the worst that may happen; and what is taken is what another reader takes.
 
