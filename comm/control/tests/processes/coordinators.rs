@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use crate::coming::undisturbed;
 use crate::world::{Ended, Launch, Process, all_say, end};
 
-pub(crate) fn a_killed_coordinator_is_lost_to_all() {
+pub(crate) fn row_12_a_killed_coordinator_is_lost_to_all() {
     let launch = Launch::new(3, "watch");
     let mut world = launch.world();
     all_say(&mut world, "joined");

@@ -26,7 +26,7 @@ pub(crate) fn a_killed_member_is_lost() {
     assert!(took < Duration::from_secs(1), "{took:?} until it was known");
 }
 
-pub(crate) fn a_stopped_member_is_suspected_and_comes_back() {
+pub(crate) fn row_4_a_stopped_member_is_suspected_and_comes_back() {
     let mut world = Launch::new(3, "watch").world();
     all_say(&mut world, "joined");
     world[2].signal(Signal::STOP);

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let trials = trials![
         living::processes_come_together_and_part,
         living::a_killed_member_is_lost,
-        living::a_stopped_member_is_suspected_and_comes_back,
+        living::row_4_a_stopped_member_is_suspected_and_comes_back,
         living::a_secret_of_a_file_serves,
         living::what_is_wrong_is_one_line_and_exit_2,
         coming::row_7_a_second_claimant_is_refused_and_the_others_go_on,
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         ports::row_10_a_port_in_use_ends_all_ranks_by_their_deadline,
         ports::row_10_rank_0_says_at_once_that_it_has_no_port,
         ports::row_11_a_server_of_an_old_run_is_told_apart,
-        coordinators::a_killed_coordinator_is_lost_to_all,
+        coordinators::row_12_a_killed_coordinator_is_lost_to_all,
         coordinators::row_12_members_of_a_killed_coordinator_keep_what_they_have,
         coordinators::row_12_members_of_a_stopped_coordinator_are_cut_off,
         crowd::row_53_too_few_descriptors_for_the_world_are_said_at_once,

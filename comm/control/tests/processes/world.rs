@@ -165,7 +165,8 @@ impl Process {
 impl Ended {
     /// It has done what it was to do, and says nothing else.
     pub(crate) fn well(self) -> String {
-        assert_eq!((self.status.as_str(), self.complaint.as_str()), ("exit status: 0", ""));
+        let found = (self.status.as_str(), self.complaint.as_str());
+        assert_eq!(found, ("exit status: 0", ""), "{self:?}");
         self.said
     }
 
