@@ -105,7 +105,12 @@ impl Bootstrap {
             None
         };
         let options = ClientOptions::new(address, rank, job, secret, terms).deadlines(deadlines);
-        Ok(Joined { membership: Client::join(options)?, server, local_rank })
+        let joined = Client::join(options);
+        if let (Err(ControlError::ConfigMismatch { .. }), Some(server)) = (&joined, &server) {
+            // Who is still on the way would find nobody, and never learn why.
+            server.tell_difference(deadlines.handshake);
+        }
+        Ok(Joined { membership: joined?, server, local_rank })
     }
 }
 

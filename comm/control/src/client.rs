@@ -14,15 +14,13 @@ use tonic::{Status as GrpcStatus, Streaming};
 use crate::job::host;
 use crate::line::{Line, Wires, opened};
 use crate::membership::Voice;
+use crate::pauses::Pauses;
 use crate::proof::{Side, Transcript, nonce};
 use crate::status::Shared;
 use crate::wire::{
     self, Failure, Frame, FromCoordinator, Hello, Kind, PROTOCOL, Proof, Refusal, Welcome,
 };
 use crate::{ControlError, Deadlines, Job, Member, Membership, Secret, Terms};
-
-/// Between two attempts to find the coordinator.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Between two pings of HTTP/2, and for an answer to one.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -145,6 +143,7 @@ struct Entered {
 async fn enter(options: &ClientOptions) -> Result<Entered, ControlError> {
     let until = Instant::now() + options.most();
     let mut found = "nothing".to_owned();
+    let mut pauses = Pauses::new(options.rank, &options.job);
     loop {
         match time::timeout_at(until, attempt(options)).await {
             Ok(Ok(entered)) => return Ok(entered),
@@ -152,11 +151,11 @@ async fn enter(options: &ClientOptions) -> Result<Entered, ControlError> {
             Ok(Err(Miss::Again(what))) => found = what,
             Err(_) => {}
         }
-        if Instant::now() + PAUSE >= until {
+        time::sleep_until(until.min(Instant::now() + pauses.next())).await;
+        if Instant::now() >= until {
             let (server, rank, after) = (options.server, options.rank, options.most());
             return Err(ControlError::Unreachable { server, rank, after, found });
         }
-        time::sleep(PAUSE).await;
     }
 }
 

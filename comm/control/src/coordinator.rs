@@ -6,6 +6,7 @@
 mod places;
 mod rounds;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -33,7 +34,7 @@ pub(crate) struct Letter {
 enum Phase {
     Gathering { since: Instant },
     Begun,
-    Failed(Failure),
+    Failed { why: Failure, untold: BTreeSet<Rank> },
 }
 
 /// The coordinator, without its connections.
@@ -73,13 +74,16 @@ impl Coordinator {
     ) -> Result<Rank, Failure> {
         let rank = Rank::new(hello.rank as usize);
         let member = Member { rank, host: hello.host.as_str().into(), pid: hello.pid, from };
-        if let Phase::Failed(failure) = &self.phase {
-            return Err(failure.clone());
+        let gathering = matches!(self.phase, Phase::Gathering { .. });
+        if gathering && let Some(failure) = self.difference(hello, &member) {
+            // Nobody knows which of two sizes is right.
+            self.fail(failure, hello.world.max(self.terms.world()));
+        }
+        if let Phase::Failed { why, untold } = &mut self.phase {
+            untold.remove(&rank);
+            return Err(why.clone());
         }
         if let Some(failure) = self.difference(hello, &member) {
-            if matches!(self.phase, Phase::Gathering { .. }) {
-                self.fail(failure.clone());
-            }
             return Err(failure);
         }
         if let Some(first) = self.places.holder(rank) {
@@ -121,7 +125,7 @@ impl Coordinator {
         self.send(rank, FromCoordinator::Ended(Ended { why: cut(why) }));
         match self.phase {
             Phase::Gathering { .. } => self.places.free(rank),
-            Phase::Failed(_) => {}
+            Phase::Failed { .. } => {}
             Phase::Begun => {
                 self.places.lose(rank);
                 self.announce(rank, Standing::Lost, why);
@@ -139,11 +143,11 @@ impl Coordinator {
             Phase::Gathering { since } => {
                 if now.saturating_duration_since(since) >= self.deadlines.rendezvous {
                     let failure = self.incompleteness();
-                    self.fail(failure);
+                    self.fail(failure, self.terms.world());
                 }
             }
             Phase::Begun => self.look_for_silence(now),
-            Phase::Failed(_) => {}
+            Phase::Failed { .. } => {}
         }
         let late = self.rounds.expire(&self.terms, now);
         self.send_all(late);
@@ -157,9 +161,14 @@ impl Coordinator {
     /// Members that have neither said goodbye nor been lost, nor been told that there is no world.
     pub(crate) fn there(&self) -> Vec<Rank> {
         match self.phase {
-            Phase::Failed(_) => Vec::new(),
+            Phase::Failed { .. } => Vec::new(),
             _ => self.places.there(),
         }
+    }
+
+    /// Whether a rank has not come yet to be told why there is no world.
+    pub(crate) fn is_still_to_tell(&self) -> bool {
+        matches!(&self.phase, Phase::Failed { untold, .. } if !untold.is_empty())
     }
 
     fn begin(&mut self, now: Instant) {
@@ -175,9 +184,12 @@ impl Coordinator {
         self.tell_all(&FromCoordinator::Welcome(welcome));
     }
 
-    fn fail(&mut self, failure: Failure) {
+    /// There is no world, which all ranks of `world` are to be told, as they come.
+    fn fail(&mut self, failure: Failure, world: u32) {
         self.tell_all(&FromCoordinator::Failed(failure.clone()));
-        self.phase = Phase::Failed(failure);
+        let all = (0..world as usize).map(Rank::new);
+        let untold = all.filter(|rank| self.places.holder(*rank).is_none()).collect();
+        self.phase = Phase::Failed { why: failure, untold };
     }
 
     fn incompleteness(&self) -> Failure {

@@ -96,6 +96,18 @@ pub enum ControlError {
         /// What the system says.
         problem: String,
     },
+    /// This process may not have so many files open as it needs for a connection to each member.
+    #[error(
+        "a world of {world} ranks: its coordinator needs {needed} open files, this process may have {most} (ulimit -n)"
+    )]
+    Descriptors {
+        /// Ranks in the world.
+        world: u32,
+        /// How many it needs, at least.
+        needed: u64,
+        /// How many it may have.
+        most: u64,
+    },
     /// Not all ranks have come to an exchange or a broadcast.
     #[error("`{key}`: after {after:?} ranks {} have not come; {} have", Ranks(.missing), Ranks(.came))]
     Late {

@@ -118,6 +118,7 @@ impl Gate {
 
     /// The next connection that may stay.
     pub(crate) async fn next(self: &Arc<Self>, listener: &TcpListener) -> Passage {
+        let mut warned = false;
         loop {
             match listener.accept().await {
                 Ok((stream, from)) => {
@@ -127,7 +128,9 @@ impl Gate {
                 }
                 // Too many open files, say: others may close some.
                 Err(error) => {
-                    tracing::warn!(%error, "a connection cannot be accepted");
+                    if !std::mem::replace(&mut warned, true) {
+                        tracing::warn!(%error, "connections cannot be accepted: they wait");
+                    }
                     time::sleep(Duration::from_millis(20)).await;
                 }
             }

@@ -37,7 +37,7 @@
 //!
 //! All are private but [`wire`], which tests and fuzzers read; their items are named here. In reading order: `error`, `limits`, `deadlines`, `job`, `secret`
 //! (words); `wire` (messages, and gRPC), `proof` (who says them); `coordinator` (what is decided, without any I/O), `gate` (connections),
-//! `room` (what they share), `visit` (one of them), `server`; `client` (joining), `line` (the member's connection), `status`, `membership`; `bootstrap` (the environment).
+//! `room` (what they share), `visit` (one of them), `descriptors` (what they take), `server`; `client` (joining), `pauses`, `line` (the member's connection), `status`, `membership`; `bootstrap` (the environment).
 //! `CONTROL.md` is the protocol.
 
 #![forbid(unsafe_code)]
@@ -46,12 +46,14 @@ mod bootstrap;
 mod client;
 mod coordinator;
 mod deadlines;
+mod descriptors;
 mod error;
 mod gate;
 mod job;
 mod limits;
 mod line;
 mod membership;
+mod pauses;
 mod proof;
 mod room;
 mod secret;

@@ -127,8 +127,9 @@ impl Line {
         let frame = Kind::Sealed(self.wires.said.seal(letter)).into();
         let most = self.deadlines.until_lost();
         match time::timeout(most, self.wires.out.send(frame)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(self.lost("its connection ended")),
+            // A coordinator that hears nothing more may still have said something, the answer to a goodbye, say: that is read, and
+            // then the end.
+            Ok(Ok(()) | Err(_)) => Ok(()),
             Err(_) => Err(self.lost(&format!("it takes nothing for {most:?}"))),
         }
     }

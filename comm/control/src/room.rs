@@ -135,6 +135,15 @@ impl Room {
         self.changed.notify_all();
     }
 
+    /// Returns when nobody is still to be told why there is no world, or after `within`.
+    pub(crate) fn wait_until_told(&self, within: Duration) {
+        let until = Instant::now() + within;
+        let mut inside = self.inside.lock();
+        while inside.coordinator.is_still_to_tell()
+            && !self.changed.wait_until(&mut inside, until).timed_out()
+        {}
+    }
+
     /// Who is left after `within`.
     pub(crate) fn wait_until_empty(&self, within: Duration) -> Vec<Rank> {
         let until = Instant::now() + within;

@@ -12,6 +12,7 @@ use tokio::time::{self, MissedTickBehavior};
 use tonic::codegen::tokio_stream;
 use tonic::{Request, Status, Streaming};
 
+use crate::descriptors;
 use crate::gate::{Gate, Passage, Ticket};
 use crate::limits::most_strangers;
 use crate::room::Room;
@@ -106,10 +107,11 @@ impl Server {
     /// Listens, and begins to wait for all ranks.
     ///
     /// # Errors
-    /// [`ControlError::Bind`] if the address is in use or not this machine's; [`ControlError::System`] if there is no thread for it;
-    /// [`ControlError::Deadline`].
+    /// [`ControlError::Bind`] if the address is in use or not this machine's; [`ControlError::Descriptors`];
+    /// [`ControlError::System`] if there is no thread for it; [`ControlError::Deadline`].
     pub fn start(options: ServerOptions) -> Result<Self, ControlError> {
         options.deadlines.check()?;
+        descriptors::check(options.terms.world())?;
         let listener = options.bind.listen()?;
         let address = listener.local_addr().map_err(ControlError::system("say its address"))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -142,6 +144,13 @@ impl Server {
         } else {
             Err(ControlError::StillThere { after: within, there })
         }
+    }
+}
+
+impl Server {
+    /// Stays, if the ranks differ, until all of them have come and been told so, for `within` at most.
+    pub(crate) fn tell_difference(&self, within: Duration) {
+        self.room.wait_until_told(within);
     }
 }
 

@@ -42,6 +42,9 @@ fn main() {
     runner::keep_panics_quiet();
     let mut trials: Vec<Trial> = ROWS.iter().map(runner::trial).collect();
     trials.push(Trial::test("the_page_lists_the_rows_that_run", || Ok(page::lists_the_rows()?)));
+    trials.push(Trial::test("the_page_lists_the_rows_of_processes", || {
+        Ok(page::lists_the_rows_of_processes()?)
+    }));
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list && arguments.format.is_none() {
         runner::print_table();

@@ -1,6 +1,6 @@
 //! docs/reliability.md, as far as it is a table: it lists the rows that run, and says what they are told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hsdp_tests::support::sources;
 
@@ -8,6 +8,17 @@ use crate::rows::ROWS;
 use crate::runner::{Happened, Row};
 
 const PAGE: &str = "docs/reliability.md";
+
+/// Where it lists what processes are put through: rows of the table may be here again.
+const OF_PROCESSES: &str = "\n## Rows of processes\n";
+
+/// Where the tests of those rows are listed.
+const LISTS: [&str; 4] = [
+    "comm/control/tests/processes/main.rs",
+    "tests/tests/mpi/faults.rs",
+    "tests/tests/mpi/memory.rs",
+    "tests/tests/mpi/starting.rs",
+];
 
 /// The numbers that the longer list has.
 const NUMBERS: std::ops::RangeInclusive<u32> = 1..=60;
@@ -36,8 +47,10 @@ pub(crate) fn says_so(row: &Row, happened: Happened) -> Result<Happened, String>
 /// Names the first row that is not so.
 pub(crate) fn lists_the_rows() -> Result<(), String> {
     let listed = listed()?;
+    let of_processes = rows(&of_processes()?.1)?;
     for number in NUMBERS {
-        let cells = listed.get(&number).ok_or_else(|| format!("{PAGE} has no row {number}"))?;
+        let cells = listed.get(&number).or_else(|| of_processes.get(&number));
+        let cells = cells.ok_or_else(|| format!("{PAGE} has no row {number}"))?;
         match ROWS.iter().find(|row| row.number == number) {
             Some(row) => {
                 let expected = [row.fault.to_owned(), format!("`{}`", row.name())];
@@ -49,7 +62,7 @@ pub(crate) fn lists_the_rows() -> Result<(), String> {
                     ));
                 }
             }
-            None if cells.len() == 2 => {}
+            None if cells.len() == 2 || !listed.contains_key(&number) => {}
             None => return Err(format!("{PAGE} lists row {number} as one that runs")),
         }
     }
@@ -57,10 +70,56 @@ pub(crate) fn lists_the_rows() -> Result<(), String> {
     unknown.map_or(Ok(()), |number| Err(format!("{PAGE} has a row {number}")))
 }
 
-/// The tables' rows that begin with a number.
+/// Checks that the page lists exactly the tests that there are of processes, each in the row that it is named for.
+///
+/// # Errors
+/// Names those that are listed or exist alone.
+pub(crate) fn lists_the_rows_of_processes() -> Result<(), String> {
+    let mut listed = BTreeSet::new();
+    for (number, cells) in rows(&of_processes()?.1)? {
+        let names = cells.get(2).map(String::as_str).unwrap_or_default();
+        let names: Vec<&str> = names.split(", ").map(|name| name.trim_matches('`')).collect();
+        let is_of_row = |name: &&str| name.contains(&format!("::row_{number}_"));
+        if let Some(name) = names.iter().find(|name| !is_of_row(name)) {
+            return Err(format!("{PAGE}, row {number}: `{name}` is not named for it"));
+        }
+        listed.extend(names.into_iter().map(str::to_owned));
+    }
+    let mut there = BTreeSet::new();
+    for list in LISTS {
+        let text = read(list)?;
+        let in_name = |letter: char| letter.is_ascii_alphanumeric() || "_:".contains(letter);
+        let names = text.split(|letter| !in_name(letter));
+        there.extend(names.filter(|name| name.contains("::row_")).map(str::to_owned));
+    }
+    if listed == there {
+        return Ok(());
+    }
+    let alone: Vec<_> = listed.symmetric_difference(&there).collect();
+    Err(format!("listed in {PAGE}, or tests, but not both: {alone:?}"))
+}
+
+fn read(path: &str) -> Result<String, String> {
+    let text = std::fs::read_to_string(sources::root().join(path));
+    text.map_err(|error| format!("{path}: {error}"))
+}
+
+/// The page without what it says of processes, and that.
+fn of_processes() -> Result<(String, String), String> {
+    let text = read(PAGE)?;
+    let missing = || format!("{PAGE} has no{OF_PROCESSES}");
+    let (before, rest) = text.split_once(OF_PROCESSES).ok_or_else(missing)?;
+    let (own, after) = rest.split_once("\n## ").unwrap_or((rest, ""));
+    Ok((format!("{before}\n{after}"), own.to_owned()))
+}
+
+/// The rows of all tables but that of processes.
 fn listed() -> Result<Listed, String> {
-    let text = std::fs::read_to_string(sources::root().join(PAGE));
-    let text = text.map_err(|error| format!("{PAGE}: {error}"))?;
+    rows(&of_processes()?.0)
+}
+
+/// The rows of a text's tables that begin with a number.
+fn rows(text: &str) -> Result<Listed, String> {
     let mut listed = Listed::new();
     for line in text.lines() {
         let cells = line.strip_prefix('|').and_then(|line| line.trim_end().strip_suffix('|'));

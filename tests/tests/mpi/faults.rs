@@ -28,7 +28,7 @@ pub(crate) const TRIALS: &[Named] = &[
 /// All processes have ended so long after what happened, at the latest.
 const PROMPTLY: Duration = Duration::from_secs(2);
 
-fn four(arguments: &[&str], out: &Path) -> Command {
+pub(crate) fn four(arguments: &[&str], out: &Path) -> Command {
     let mut command = mpirun();
     command
         .args(["-n", "4"])
@@ -38,12 +38,12 @@ fn four(arguments: &[&str], out: &Path) -> Command {
     command
 }
 
-fn folder() -> Result<TempDir, String> {
+pub(crate) fn folder() -> Result<TempDir, String> {
     TempDir::new().map_err(|error| error.to_string())
 }
 
 /// How many steps are in the file that rank 0 writes.
-fn steps(out: &Path) -> usize {
+pub(crate) fn steps(out: &Path) -> usize {
     fs::read_to_string(out.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
 
@@ -69,13 +69,18 @@ fn killed() -> Result<(), String> {
     job.until(|| (steps(out.path()) >= 3).then_some(()))?;
     let at = Instant::now();
     kill(processes[2], Signal::SIGKILL).map_err(|error| error.to_string())?;
+    ends_as_if_killed(job, out.path(), at)
+}
+
+/// All processes end soon after `at`, not well, and know that rank 2 is gone.
+pub(crate) fn ends_as_if_killed(job: Job, out: &Path, at: Instant) -> Result<(), String> {
     job.until(|| job.has_ended().then_some(()))?;
     let took = at.elapsed();
     badly(&job.end()?)?;
     if took > PROMPTLY {
         return Err(format!("all have ended after {took:?}"));
     }
-    let (records, text) = explained(out.path())?;
+    let (records, text) = explained(out)?;
     has(&text, &["rank 2", "its process is gone"])?;
     // mpirun may be faster than one of the others.
     if (1..=3).contains(&records) { Ok(()) } else { Err(format!("{records} records: {text}")) }

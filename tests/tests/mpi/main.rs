@@ -9,6 +9,8 @@ mod cases;
 mod faults;
 mod hosts;
 mod job;
+mod memory;
+mod starting;
 mod training;
 
 use std::process::Command;
@@ -18,13 +20,16 @@ use libtest_mimic::{Arguments, Failed, Trial};
 fn main() {
     let arguments = Arguments::from_args();
     let is_there = Command::new("mpirun").arg("--version").output().is_ok();
-    let on_one_host = [cases::TRIALS, training::TRIALS, faults::TRIALS].concat();
+    let on_one_host =
+        [cases::TRIALS, training::TRIALS, starting::TRIALS, faults::TRIALS, memory::TRIALS]
+            .concat();
     let lacks = (!is_there).then_some("no mpirun");
     let lacks_hosts = lacks.or_else(hosts::lacks);
     let trials = on_one_host.into_iter().map(|trial| (trial, lacks));
     let trials = trials.chain(hosts::TRIALS.iter().map(|trial| (*trial, lacks_hosts)));
     let lacks_netem = lacks_hosts.or_else(hosts::lacks_netem);
     let trials = trials.chain([(hosts::ON_A_BAD_LINE, lacks_netem)]);
+    let trials = trials.chain([(memory::BY_THE_KERNEL, lacks.or_else(memory::lacks))]);
     let trial = |((name, run), lacks): (Named, Option<&str>)| {
         let trial = Trial::test(name, move || run().map_err(Failed::from));
         // What cannot be shown here is named, with the reason.

@@ -231,6 +231,21 @@ fn a_silent_member_is_suspected_and_comes_back_or_is_lost() {
 }
 
 #[test]
+fn who_comes_later_is_still_to_be_told_why_there_is_no_world() {
+    for (size, later) in [(3, vec![2]), (5, vec![2, 3, 4])] {
+        let mut told = Told::of(3);
+        told.arrive(&hello(0, 3)).expect("a place");
+        let differs = Hello { config: 8, ..hello(1, size) };
+        let failure = told.arrive(&differs).expect_err("it differs");
+        for rank in later {
+            assert!(told.coordinator.is_still_to_tell());
+            assert_eq!(told.arrive(&hello(rank, size)).expect_err("alike"), failure);
+        }
+        assert!(!told.coordinator.is_still_to_tell());
+    }
+}
+
+#[test]
 fn a_coordinator_that_was_stopped_accuses_nobody() {
     let mut told = Told::begun(2);
     told.pass(SECOND);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp_control::{ControlError, Rank, Server, ServerOptions, State};
+use hsdp_control::{ControlError, Deadlines, Rank, Server, ServerOptions, State};
 
 use crate::world::{LONG, World, each, job, quick, secret, terms};
 
@@ -53,6 +53,16 @@ fn an_abort_is_heard_though_its_process_is_gone_then() {
         let status = members[0].wait_for(LONG, |status| status.ended().is_some());
         let said = status.ended().map(ControlError::to_string);
         assert_eq!(said.as_deref(), Some("rank 1 ended the job: panicked"));
+    }
+}
+
+#[test]
+fn all_who_leave_at_once_are_answered_while_they_beat() {
+    let deadlines = Deadlines { beat: Duration::from_millis(1), lost: 20_000, ..quick() };
+    for _ in 0..4 {
+        let world = World::of(32, deadlines);
+        each(world.join(), |member| member.leave().expect("heard"));
+        world.server.finish(LONG).expect("all have left");
     }
 }
 

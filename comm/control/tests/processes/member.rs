@@ -1,16 +1,23 @@
 //! What a process of these worlds does.
 
+use std::env;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hsdp_control::{Bootstrap, ControlError, Deadlines, Joined, State, Status};
 
+use crate::{crowd, squatter};
+
 /// Nobody waits for a test that hangs for longer.
 const LONG: Duration = Duration::from_secs(30);
 
-pub(crate) fn run() -> ExitCode {
-    match join_and_act() {
+/// How many rounds there are, and before which of them rank 0 waits to be told to go on.
+const ROUNDS: u32 = 40;
+const HALF: u32 = ROUNDS / 2;
+
+pub(crate) fn run(part: &str) -> ExitCode {
+    match act(part) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Nobody may read it any more.
@@ -20,26 +27,57 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-fn say(words: &str) {
+pub(crate) fn say(words: &str) {
     // A test that has seen enough does not read on.
     let _ = writeln!(io::stdout().lock(), "{words}");
 }
 
-fn join_and_act() -> Result<(), ControlError> {
-    let beat = Duration::from_millis(200);
-    let deadlines = Deadlines { rendezvous: LONG, lost: 100, beat, ..Deadlines::default() };
-    let joined = Bootstrap::from_env()?.deadlines(deadlines).join()?;
-    say("joined");
-    if std::env::var("HSDP_TEST_PART").is_ok_and(|part| part == "watch") {
-        watch(&joined);
-        return Ok(());
+/// Waits for a line, or for the end of who would write it.
+pub(crate) fn wait_to_be_told() {
+    let _ = io::stdin().read_line(&mut String::new());
+}
+
+/// A number that a test has set, or this one.
+pub(crate) fn number(name: &str, otherwise: u32) -> u32 {
+    let value = env::var(name).ok();
+    value.map_or(otherwise, |value| value.parse().expect("a number"))
+}
+
+pub(crate) fn deadlines() -> Deadlines {
+    let millis = |name, otherwise| Duration::from_millis(number(name, otherwise).into());
+    Deadlines {
+        rendezvous: millis("HSDP_TEST_RENDEZVOUS", 30_000),
+        handshake: millis("HSDP_TEST_HANDSHAKE", 5_000),
+        lost: number("HSDP_TEST_LOST", 100),
+        beat: Duration::from_millis(200),
+        ..Deadlines::default()
     }
+}
+
+fn act(part: &str) -> Result<(), ControlError> {
+    match part {
+        "squat" => return squatter::run(),
+        "crowd" => return crowd::join(),
+        _ => {}
+    }
+    crowd::limit_descriptors();
+    let joined = Bootstrap::from_env()?.deadlines(deadlines()).join()?;
+    say("joined");
+    match part {
+        "watch" => watch(&joined),
+        "rounds" => rounds(&joined)?,
+        _ => exchange(&joined)?,
+    }
+    joined.finish(LONG)
+}
+
+fn exchange(joined: &Joined) -> Result<(), ControlError> {
     let pid = std::process::id().to_string();
     let pids = joined.membership.exchange("pids", pid.as_bytes())?;
     let pids: Vec<String> =
         pids.into_iter().map(|pid| String::from_utf8_lossy(&pid).into_owned()).collect();
     say(&format!("pids {}", pids.join(" ")));
-    joined.finish(LONG)
+    Ok(())
 }
 
 /// Says what becomes of all, until it is killed.
@@ -59,4 +97,26 @@ fn watch(joined: &Joined) {
         }
         last = next.states().to_vec();
     }
+}
+
+/// Steps, each of which makes a new state of what all ranks had. Who cannot go on still has its state.
+fn rounds(joined: &Joined) -> Result<(), ControlError> {
+    let rank = joined.membership.rank().get();
+    let mut state = u64::from(rank) + 1;
+    for round in 0..ROUNDS {
+        if round == HALF {
+            say("half");
+            if rank == 0 {
+                wait_to_be_told();
+            }
+        }
+        let values = joined.membership.exchange(&format!("round {round}"), &state.to_le_bytes());
+        let values = values.inspect_err(|_| say(&format!("kept {state:016x}")))?;
+        let bytes = values.into_iter().flatten();
+        state = bytes.fold(state, |state, byte| {
+            (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(5)
+        });
+        say(&format!("{state:016x}"));
+    }
+    Ok(())
 }

@@ -1,111 +1,200 @@
-//! A world of processes, of which the test is the launcher.
+//! Processes of a world, of which the test is the launcher.
 
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::net::{SocketAddr, TcpListener};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Processes by rank. Those that are left are killed with it.
-pub(crate) struct World {
-    processes: Vec<(Child, BufReader<ChildStdout>)>,
+/// What processes are started with.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    size: u32,
+    part: &'static str,
     address: SocketAddr,
+    changes: Vec<(&'static str, String)>,
 }
 
-impl World {
-    /// Starts all ranks, with changes of their environment; a variable without a value is not set.
-    pub(crate) fn start(size: u32, part: &str, changes: &[(&str, &str)]) -> Self {
-        // Free when it is asked for; another process could take it before rank 0 does.
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = free.local_addr().expect("an address");
-        drop(free);
-        let start = |rank: u32| {
-            let mut command = Command::new(std::env::current_exe().expect("a path"));
-            command
-                .env("HSDP_TEST_PART", part)
-                .env("RANK", rank.to_string())
-                .env("LOCAL_RANK", rank.to_string())
-                .env("WORLD_SIZE", size.to_string())
-                .env("MASTER_ADDR", address.ip().to_string())
-                .env("MASTER_PORT", address.port().to_string())
-                .env("HSDP_JOB_SECRET", "5a".repeat(32))
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            for (name, value) in changes {
-                if value.is_empty() {
-                    command.env_remove(name)
-                } else {
-                    command.env(name, value)
-                };
-            }
-            let mut child = command.spawn().expect("a process");
-            let said = BufReader::new(child.stdout.take().expect("piped"));
-            (child, said)
-        };
-        Self { processes: (0..size).map(start).collect(), address }
+impl Launch {
+    /// Of a world of so many ranks, at an address that nobody else has.
+    pub(crate) fn new(size: u32, part: &'static str) -> Self {
+        Self { size, part, address: free_address(), changes: Vec::new() }
+    }
+
+    /// The same processes, in another world.
+    pub(crate) fn elsewhere(&self) -> Self {
+        Self { address: free_address(), ..self.clone() }
+    }
+
+    /// The same, playing something else.
+    pub(crate) fn part(&self, part: &'static str) -> Self {
+        Self { part, ..self.clone() }
+    }
+
+    /// The same, with another environment; a variable without a value is not set.
+    pub(crate) fn set(&self, name: &'static str, value: impl ToString) -> Self {
+        let mut changed = self.clone();
+        changed.changes.push((name, value.to_string()));
+        changed
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    pub(crate) fn pids(&self) -> Vec<u32> {
-        self.processes.iter().map(|(child, _)| child.id()).collect()
+    /// Starts one process.
+    pub(crate) fn process(&self, rank: u32) -> Process {
+        let mut command = Command::new(std::env::current_exe().expect("a path"));
+        command
+            .env("HSDP_TEST_PART", self.part)
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", self.size.to_string())
+            .env("MASTER_ADDR", self.address.ip().to_string())
+            .env("MASTER_PORT", self.address.port().to_string())
+            .env("HSDP_JOB_SECRET", "5a".repeat(32));
+        for (name, value) in &self.changes {
+            if value.is_empty() {
+                command.env_remove(name)
+            } else {
+                command.env(name, value)
+            };
+        }
+        Process::start(command)
     }
 
-    pub(crate) fn wait_until_all_say(&mut self, line: &str) {
-        (0..self.processes.len()).for_each(|rank| self.wait_until_says(rank, line));
+    /// Starts all ranks.
+    pub(crate) fn world(&self) -> Vec<Process> {
+        (0..self.size).map(|rank| self.process(rank)).collect()
+    }
+
+    /// Waits until somebody listens where the coordinator does.
+    pub(crate) fn wait_until_listened_to(&self) {
+        let started = Instant::now();
+        while let Err(error) = TcpStream::connect(self.address) {
+            assert!(started.elapsed() < Duration::from_secs(20), "{}: {error}", self.address);
+        }
+    }
+}
+
+/// Free when it is asked for. Connections begin at 127.0.0.1, so none of them takes this port meanwhile.
+fn free_address() -> SocketAddr {
+    static COUNT: AtomicU16 = AtomicU16::new(1);
+    let [first, second] = COUNT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let own = std::process::id().to_le_bytes()[0];
+    let ip = Ipv4Addr::new(127, own.max(1), first, second);
+    let free = TcpListener::bind((ip, 0)).expect("a port");
+    free.local_addr().expect("an address")
+}
+
+/// A process. It is killed when it is dropped.
+pub(crate) struct Process {
+    child: Child,
+    said: BufReader<ChildStdout>,
+    started: Instant,
+}
+
+/// How a process has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) pid: u32,
+    pub(crate) status: String,
+    pub(crate) said: String,
+    pub(crate) complaint: String,
+    /// From its start until its end was noticed.
+    pub(crate) after: Duration,
+}
+
+impl Process {
+    fn start(mut command: Command) -> Self {
+        let started = Instant::now();
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().expect("a process");
+        let said = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, said, started }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     /// Reads until a line is this one; who ends before has not said it.
-    pub(crate) fn wait_until_says(&mut self, rank: usize, line: &str) {
+    pub(crate) fn wait_until_says(&mut self, line: &str) -> String {
         let mut said = String::new();
         loop {
             let start = said.len();
-            let count = self.processes[rank].1.read_line(&mut said).expect("read");
-            assert!(count > 0, "rank {rank} has ended without saying `{line}`, but: {said}");
+            let count = self.said.read_line(&mut said).expect("read");
+            assert!(count > 0, "it has ended without saying `{line}`, but: {said}");
             if said[start..].trim_end() == line {
-                return;
+                return said;
             }
         }
     }
 
-    pub(crate) fn kill(&mut self, rank: usize) {
-        self.processes[rank].0.kill().expect("killed");
+    /// Tells it to go on: a line, for which it waits.
+    pub(crate) fn tell(&mut self) {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        stdin.write_all(b"go on\n").expect("it listens");
     }
 
-    pub(crate) fn stop(&self, rank: usize) {
-        self.signal(rank, Signal::STOP);
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it is there");
     }
 
-    pub(crate) fn go_on(&self, rank: usize) {
-        self.signal(rank, Signal::CONT);
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
     }
 
-    fn signal(&self, rank: usize, signal: Signal) {
-        let pid = Pid::from_child(&self.processes[rank].0);
-        kill_process(pid, signal).expect("it is there");
-    }
-
-    /// How each has ended, and what it has said there and to whom it failed.
-    pub(crate) fn end(mut self) -> Vec<(String, String, String)> {
-        let end = |(child, said): &mut (Child, BufReader<ChildStdout>)| {
-            let (mut words, mut complaint) = (String::new(), String::new());
-            said.read_to_string(&mut words).expect("read");
-            let mut stderr = child.stderr.take().expect("piped");
-            stderr.read_to_string(&mut complaint).expect("read");
-            (child.wait().expect("ended").to_string(), words, complaint)
-        };
-        self.processes.iter_mut().map(end).collect()
+    /// Waits for its end; what was read before is not read again.
+    pub(crate) fn end(mut self) -> Ended {
+        let (mut said, mut complaint) = (String::new(), String::new());
+        self.said.read_to_string(&mut said).expect("read");
+        let mut stderr = self.child.stderr.take().expect("piped");
+        stderr.read_to_string(&mut complaint).expect("read");
+        let status = self.child.wait().expect("ended").to_string();
+        Ended { pid: self.id(), status, said, complaint, after: self.started.elapsed() }
     }
 }
 
-impl Drop for World {
-    fn drop(&mut self) {
-        for (child, _) in &mut self.processes {
-            // It may have ended.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+impl Ended {
+    /// It has done what it was to do, and says nothing else.
+    pub(crate) fn well(self) -> String {
+        let found = (self.status.as_str(), self.complaint.as_str());
+        assert_eq!(found, ("exit status: 0", ""), "{self:?}");
+        self.said
     }
+
+    /// What it says it could not do: one line, with exit code 2.
+    pub(crate) fn badly(&self) -> &str {
+        assert_eq!(self.status, "exit status: 2", "{self:?}");
+        let line = self.complaint.strip_suffix('\n').unwrap_or_default();
+        assert!(!line.is_empty() && !line.contains('\n'), "not one line: {self:?}");
+        line
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// All of them say this, at last.
+pub(crate) fn all_say(world: &mut [Process], line: &str) {
+    for process in world {
+        process.wait_until_says(line);
+    }
+}
+
+/// How each has ended.
+pub(crate) fn end(world: Vec<Process>) -> Vec<Ended> {
+    world.into_iter().map(Process::end).collect()
 }

@@ -14,7 +14,7 @@ const SIGTERM: u8 = 15;
 pub(crate) enum Failure {
     /// What it was asked to do makes no sense. Exit code 2.
     Input(String),
-    /// The same, and rank 0 says so. Exit code 2.
+    /// The same, and rank 0 says so, with its exit code: at any other than 0 here mpirun would end rank 0 before it has.
     #[cfg(feature = "mpi")]
     Elsewhere,
     /// Training failed. Exit code 1.
@@ -63,7 +63,7 @@ impl Failure {
         match self {
             Self::Input(_) => ExitCode::from(2),
             #[cfg(feature = "mpi")]
-            Self::Elsewhere => ExitCode::from(2),
+            Self::Elsewhere => ExitCode::SUCCESS,
             Self::Stopped { signal, .. } => ExitCode::from(128 + signal.unwrap_or(SIGTERM)),
             Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => ExitCode::FAILURE,
         }

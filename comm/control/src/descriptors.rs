@@ -1,0 +1,32 @@
+//! The open files that a coordinator needs: one for each member, which would be refused one after the other if there were too few.
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::ControlError;
+
+/// What a process has open besides: its three streams, its files, what its runtimes and its own member take.
+const BESIDES: u64 = 32;
+
+/// Refuses a world whose members this process cannot all hold a connection to.
+pub(crate) fn check(world: u32) -> Result<(), ControlError> {
+    // Without a limit, none.
+    getrlimit(Resource::Nofile).current.map_or(Ok(()), |most| enough(world, most))
+}
+
+fn enough(world: u32, most: u64) -> Result<(), ControlError> {
+    let needed = u64::from(world) + BESIDES;
+    if needed <= most { Ok(()) } else { Err(ControlError::Descriptors { world, needed, most }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_world_needs_a_file_for_each_rank() {
+        assert_eq!(enough(64, 96), Ok(()));
+        let said = enough(64, 95).expect_err("one is missing").to_string();
+        let expected = "a world of 64 ranks: its coordinator needs 96 open files, this process may have 95 (ulimit -n)";
+        assert_eq!(said, expected);
+    }
+}

@@ -1,0 +1,128 @@
+//! Row 53: no file descriptors, and no room in the queue of connections, when all come at once.
+
+use std::env;
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use hsdp_control::{Client, ClientOptions, ControlError, Job, Rank, Secret, Terms};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit, setrlimit};
+
+use crate::member::{deadlines, number, say};
+use crate::world::{Launch, Process, all_say, end};
+
+/// Longer than the handshakes of these worlds: who has not been heard for so long tries again.
+const LONGER_THAN_A_HANDSHAKE: Duration = Duration::from_millis(2500);
+
+/// Waits by the clock.
+#[expect(clippy::disallowed_methods, reason = "what has no room has none for a time")]
+fn pause(time: Duration) {
+    thread::sleep(time);
+}
+
+/// In a process that is to have few.
+pub(crate) fn limit_descriptors() {
+    let most = number("HSDP_TEST_DESCRIPTORS", 0);
+    if most > 0 {
+        setrlimit(Resource::Nofile, at_most(most.into())).expect("fewer may always be had");
+    }
+}
+
+fn at_most(descriptors: u64) -> Rlimit {
+    Rlimit { current: Some(descriptors), ..getrlimit(Resource::Nofile) }
+}
+
+pub(crate) fn row_53_too_few_descriptors_for_the_world_are_said_at_once() {
+    let launch = Launch::new(64, "rounds").set("HSDP_TEST_DESCRIPTORS", 50);
+    let ended = launch.process(0).end();
+    let said = ended.badly();
+    let expected = "a world of 64 ranks: its coordinator needs ";
+    let ending = " open files, this process may have 50 (ulimit -n)";
+    assert!(said.starts_with(expected) && said.ends_with(ending), "{said}");
+    assert!(ended.after < Duration::from_secs(10), "after {:?}", ended.after);
+}
+
+pub(crate) fn row_53_sixty_four_processes_come_though_there_were_no_descriptors() {
+    let launch = Launch::new(64, "exchange").set("HSDP_TEST_HANDSHAKE", 2000);
+    let mut world = vec![launch.process(0)];
+    let pid = world[0].pid();
+    while !has_thread(pid, "hsdp-control-0") {
+        assert!(!world[0].has_ended(), "it has ended");
+    }
+    // What is open stays open, and nothing can be opened.
+    let usual = prlimit(Some(pid), Resource::Nofile, at_most(3)).expect("it is ours");
+    let before = descriptors(pid);
+    world.extend((1..64).map(|rank| launch.process(rank)));
+    pause(LONGER_THAN_A_HANDSHAKE);
+    assert!(descriptors(pid) <= before, "connections were accepted");
+    prlimit(Some(pid), Resource::Nofile, usual).expect("it is ours");
+    all_say(&mut world, "joined");
+    let pids: Vec<String> = world.iter().map(|process| process.id().to_string()).collect();
+    for ended in end(world) {
+        assert_eq!(ended.well(), format!("pids {}\n", pids.join(" ")));
+    }
+}
+
+/// Whether a process has got so far as to start its member.
+fn has_thread(of: Pid, name: &str) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{}/task", of.as_raw_nonzero())).expect("a Linux");
+    let names = tasks.flatten().map(|task| fs::read_to_string(task.path().join("comm")));
+    names.flatten().any(|found| found.trim_end() == name)
+}
+
+fn descriptors(of: Pid) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", of.as_raw_nonzero())).expect("a Linux").count()
+}
+
+/// Ranks of one process, each a thread: more than the queue of a listener holds.
+pub(crate) fn join() -> Result<(), ControlError> {
+    let (first, world) = (number("RANK", 0), number("WORLD_SIZE", 0));
+    let terms = Terms::new(world)?;
+    let variable = |name| env::var(name).expect("it is set");
+    let server = format!("{}:{}", variable("MASTER_ADDR"), variable("MASTER_PORT"));
+    let server = server.parse().expect("an address");
+    let secret = Secret::from_env()?;
+    let one = |rank: u32| {
+        let (rank, job) = (Rank::new(rank as usize), Job::new("hsdp", 0)?);
+        let options = ClientOptions::new(server, rank, job, secret.clone(), terms.clone());
+        let member = Client::join(options.deadlines(deadlines()))?;
+        let pids = member.exchange("pids", b"one of a crowd")?;
+        assert_eq!(pids.len(), world as usize);
+        member.leave()
+    };
+    thread::scope(|scope| {
+        let ranks = first..first + number("HSDP_TEST_CROWD", 0);
+        let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || one(rank))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+    })?;
+    say("joined");
+    Ok(())
+}
+
+pub(crate) fn row_53_two_hundred_come_though_the_queue_of_connections_was_full() {
+    let launch = Launch::new(201, "exchange").set("HSDP_TEST_HANDSHAKE", 2000);
+    let first = launch.process(0);
+    launch.wait_until_listened_to();
+    first.signal(Signal::STOP);
+    let before = overflows();
+    let crowds = launch.part("crowd").set("HSDP_TEST_CROWD", 50);
+    let crowds: Vec<Process> = (0..4).map(|crowd| crowds.process(1 + 50 * crowd)).collect();
+    pause(LONGER_THAN_A_HANDSHAKE);
+    assert!(overflows() > before, "there was room for all of them");
+    first.signal(Signal::CONT);
+    for ended in end(crowds) {
+        assert_eq!(ended.well(), "joined\n");
+    }
+    let said = first.end().well();
+    assert!(said.starts_with("joined\npids "), "{said}");
+}
+
+/// How often a listener of this machine had no room for a connection.
+fn overflows() -> u64 {
+    let text = fs::read_to_string("/proc/net/netstat").expect("a Linux");
+    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let names = lines.next().expect("names").split(' ');
+    let values = lines.next().expect("values").split(' ');
+    let found = names.zip(values).find(|(name, _)| *name == "ListenOverflows");
+    found.and_then(|(_, value)| value.parse().ok()).expect("it is counted")
+}
