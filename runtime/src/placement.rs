@@ -79,10 +79,6 @@ impl Placement {
     ///
     /// # Errors
     /// In words, if the driver does not say how many devices there are.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(clippy::unnecessary_wraps, reason = "as where there are devices")
-    )]
     pub fn dealt_to(self, process_here: usize) -> Result<Self, String> {
         match self {
             Self::Host => {

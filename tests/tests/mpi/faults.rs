@@ -87,10 +87,19 @@ pub(crate) fn ends_as_if_killed(job: Job, out: &Path, at: Instant) -> Result<(),
 }
 
 fn named(fault: &str, reason: &str) -> Result<(), String> {
+    named_by(fault, reason, |command| command)
+}
+
+/// A fault of rank 1 ends the job, and is named.
+pub(crate) fn named_by(
+    fault: &str,
+    reason: &str,
+    adapted: impl FnOnce(Command) -> Command,
+) -> Result<(), String> {
     let out = folder()?;
     let fault = format!("rank 1, step 2, unit 1, reduce: {fault}");
     let started = Instant::now();
-    let ended = run(four(&["--steps", "100000", "--fault", &fault], out.path()))?;
+    let ended = run(adapted(four(&["--steps", "100000", "--fault", &fault], out.path())))?;
     badly(&ended)?;
     let (_, text) = explained(out.path())?;
     has(&text, &["rank 1", reason])?;

@@ -6,6 +6,8 @@
 //! ```
 
 mod cases;
+#[cfg(feature = "nccl")]
+mod devices;
 mod faults;
 mod hosts;
 mod job;
@@ -30,6 +32,10 @@ fn main() {
     let lacks_netem = lacks_hosts.or_else(hosts::lacks_netem);
     let trials = trials.chain([(hosts::ON_A_BAD_LINE, lacks_netem)]);
     let trials = trials.chain([(memory::BY_THE_KERNEL, lacks.or_else(memory::lacks))]);
+    #[cfg(feature = "nccl")]
+    let lacks_devices = lacks.or_else(devices::lacks);
+    #[cfg(feature = "nccl")]
+    let trials = trials.chain(devices::TRIALS.iter().map(|trial| (*trial, lacks_devices)));
     let trial = |((name, run), lacks): (Named, Option<&str>)| {
         let trial = Trial::test(name, move || run().map_err(Failed::from));
         // What cannot be shown here is named, with the reason.

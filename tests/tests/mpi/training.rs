@@ -23,7 +23,8 @@ pub(crate) const TRIALS: &[Named] = &[
 
 const STEPS: [&str; 6] = ["--mesh", "2x2", "--steps", "6", "--layers", "2"];
 
-fn ended_well(mut command: Command, out: &Path) -> Result<Vec<[u64; 2]>, String> {
+/// Runs six steps; the bits of their losses and norms.
+pub(crate) fn ended_well(mut command: Command, out: &Path) -> Result<Vec<[u64; 2]>, String> {
     let ended = run({
         command.args(STEPS).arg("--out").arg(out);
         command

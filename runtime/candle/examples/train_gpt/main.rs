@@ -39,7 +39,7 @@ use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_kernels::memory::CountingAllocator;
 
 use self::failure::Failure;
-use self::options::Options;
+use self::options::{Comm, Options};
 use self::output::Output;
 use self::progress::Progress;
 use self::ranks::Ranks;
@@ -74,6 +74,12 @@ fn run() -> Result<(), Failure> {
     // From here on there are threads, and files.
     threads::divide_cores(options.mesh.world_size()).map_err(Failure::training)?;
     let ranks = Ranks::of(&options)?;
+    let device = if options.comm == Comm::Threads {
+        options.device
+    } else {
+        device::of_process(options.device)?
+    };
+    let options = Options { device, ..options };
     let out = options.out.as_deref().filter(|_| ranks.has_first());
     let output = out.map(Output::create).transpose()?;
 

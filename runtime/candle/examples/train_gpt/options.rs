@@ -153,9 +153,9 @@ impl Options {
         Ok(())
     }
 
-    /// What all ranks must have been told alike.
+    /// What all ranks must have been told alike: which device a rank has is its own affair.
     pub(crate) fn shared(&self) -> String {
-        format!("{self:?}")
+        format!("{:?} on {}", Self { device: Placement::Host, ..self.clone() }, self.device)
     }
 
     /// Tokens of a microbatch on a rank.

@@ -140,6 +140,7 @@ impl<'a> Rank<'a> {
         // Processes are told one by one.
         world.compare("options", &job.options.shared()).map_err(hsdp::Error::from)?;
         let spec = job.gpt.config().spec();
+        device::connect(&world, job.options)?;
         let seed = job.options.seed;
         let model = ShardedModel::new(world, spec, recipe::model(job.options), |param| {
             gpt::init(param, seed)
