@@ -174,8 +174,9 @@ impl World {
     /// The world that the environment asks for, as launchers set it: see [`Launched::from_env`].
     ///
     /// Without a launcher, or for one process, it is [`single`](Self::single). Processes that `mpirun` or `srun` has started make a world of all of
-    /// them, where this was built with the feature `mpi`; to make several, or smaller ones, there is `mpi::Job`. Processes of torchrun
-    /// are refused, with what to start instead.
+    /// them, where this was built with the feature `mpi`; to make several, or smaller ones, there is `mpi::Job`. So do those that
+    /// `hsdp launch --comm nccl` or torchrun has started, where this was built with the feature `nccl` (`control::Job`); otherwise they are
+    /// refused, with what to start instead.
     ///
     /// # Errors
     /// [`Error::Environment`], as `Launched::from_env`, and where this build cannot serve what is asked for; as `mpi::Job::world`.
@@ -188,16 +189,34 @@ impl World {
 }
 
 fn of_processes(launched: &Launched) -> Result<World, Error> {
-    let Launched { launcher, size, .. } = *launched;
+    let launcher = launched.launcher;
     let names = LAUNCHERS.iter().find(|names| names.launcher == launcher);
     let variable = names.map_or("WORLD_SIZE", |names| names.size);
-    if launcher == Launcher::Torchrun {
-        let problem = format!(
-            "processes need MPI: build with the feature `mpi`, and start them by `mpirun -n {size}`; or start one, and have `launch` run {size} threads"
-        );
-        return Err(refused(variable, size.to_string(), problem));
+    match launcher {
+        Launcher::Torchrun => by_control(launched, variable),
+        _ => by_mpi(launched, variable),
     }
-    by_mpi(launched, variable)
+}
+
+#[cfg(feature = "nccl")]
+fn by_control(launched: &Launched, variable: &'static str) -> Result<World, Error> {
+    use crate::WorldOptions;
+    use crate::control::Job;
+
+    let options = WorldOptions::default();
+    let size = launched.size;
+    let failed = |problem: String| refused(variable, size.to_string(), problem);
+    let job = Job::from_env(options.deadline).map_err(|error| failed(error.to_string()))?;
+    job.world(size, options)?.ok_or_else(|| failed("it is not among the ranks".to_owned()))
+}
+
+#[cfg(not(feature = "nccl"))]
+fn by_control(launched: &Launched, variable: &'static str) -> Result<World, Error> {
+    let size = launched.size;
+    let problem = format!(
+        "processes on CPUs need MPI: build with the feature `mpi`, and start them by `mpirun -n {size}`; or start one, and have `launch` run {size} threads. Those on GPUs need the feature `nccl`"
+    );
+    Err(refused(variable, size.to_string(), problem))
 }
 
 #[cfg(feature = "mpi")]

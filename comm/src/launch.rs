@@ -105,7 +105,7 @@ pub fn world<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
 }
 
 /// Runs one rank on this thread, as [`launch`] does on one of its own: the others are elsewhere.
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) fn run_one<T>(
     world: World,
     options: &WorldOptions,

@@ -28,14 +28,16 @@ mod unpack;
 mod wires;
 
 #[cfg(feature = "mpi")]
-pub(crate) use self::buffer::{BLOCK_BYTES, Buffer, Shelf};
+pub(crate) use self::buffer::BLOCK_BYTES;
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+pub(crate) use self::buffer::{Buffer, Shelf};
 
 pub(crate) use self::journey::Journey;
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::letter::Letter;
 pub(crate) use self::office::Office;
 pub(crate) use self::transport::Transport;
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::transport::TransportError;
 pub(crate) use self::travels::Travels;
 #[cfg(feature = "cuda")]

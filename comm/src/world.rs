@@ -64,7 +64,7 @@ impl World {
     }
 
     /// Compares with the other ranks what all must have in common, where they share no memory; **collective**.
-    #[cfg(any(feature = "mpi", test))]
+    #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn greet(&self) -> Result<(), Error> {
         match &self.seat.flavour {
             Flavour::Local { core, .. } => {

@@ -134,6 +134,8 @@ pub use hsdp_comm::{
     Launched, Launcher, Lent, Op, Pending, RankFailure, Reduction, Rendezvous, SlowChannel, Stage,
     StepFailure, Tag, Workers, World, WorldOptions, explain, launch, world,
 };
+#[cfg(feature = "nccl")]
+pub use hsdp_comm::{control, nccl};
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{
     Accumulation, Axis, ByteCount, DType, ElemCount, FullCopies, Mesh, ModelSpec, Offload, Param,

@@ -18,7 +18,7 @@ use crate::deadlines::Wakefulness;
 use crate::limits::cut;
 use crate::wire::{
     Abort, Aborted, Absence, Changed, Difference, Ended, Failure, FromCoordinator, FromMember,
-    Give, Grounds, Hello, Incompleteness, Occupied, PROTOCOL, Present, Standing, Welcome,
+    Give, Grounds, Hello, Incompleteness, Occupied, PROTOCOL, Pass, Present, Standing, Welcome,
 };
 use crate::{Deadlines, Member, Terms};
 
@@ -114,6 +114,17 @@ impl Coordinator {
             FromMember::Give(give) => self.give(rank, give, now),
             FromMember::Abort(Abort { reason }) => self.abort(rank, &reason),
             FromMember::Goodbye(()) => self.goodbye(rank),
+            FromMember::Pass(pass) => self.pass_on(rank, pass),
+        }
+    }
+
+    fn pass_on(&mut self, from: Rank, Pass { rank, what }: Pass) {
+        if rank >= self.terms.world() {
+            return self.gone(from, "it passes something to nobody");
+        }
+        let to = Rank::new(rank as usize);
+        if self.places.is_there(to) {
+            self.send(to, FromCoordinator::Passed(Pass { rank: from.get(), what }));
         }
     }
 

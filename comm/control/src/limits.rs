@@ -25,6 +25,11 @@ pub(crate) fn most_waiting(world: u32) -> usize {
     4 * world as usize + 1024
 }
 
+/// What one member may have on its way to another: all together they fill the places of those that wait, and no more.
+pub(crate) fn most_passed(world: usize) -> usize {
+    1 + 1024 / world.max(1)
+}
+
 /// As much of the beginning of a text as a string may have.
 pub(crate) fn cut(text: &str) -> String {
     text[..text.floor_char_boundary(MOST_STRING)].to_owned()

@@ -41,6 +41,9 @@ struct Times {
     heard: Instant,
     next_beat: Instant,
     awake: Wakefulness,
+    /// What is said next, and since when it waits for the coordinator to take it. What that says is heard meanwhile: it may
+    /// itself wait for that.
+    next: Option<(FromMember, Instant)>,
 }
 
 impl Line {
@@ -57,7 +60,8 @@ impl Line {
     ) -> Result<(), ControlError> {
         let now = Instant::now();
         let awake = Wakefulness::new(now, &self.deadlines);
-        let mut times = Times { heard: now, next_beat: now, awake };
+        let mut times = Times { heard: now, next_beat: now, awake, next: None };
+        let out = self.wires.out.clone();
         let mut ticks = time::interval(self.deadlines.tick());
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -70,11 +74,18 @@ impl Line {
                         return Ok(());
                     }
                 }
-                letter = letters.recv() => match letter {
-                    Some(letter) => self.say(letter).await?,
+                letter = letters.recv(), if times.next.is_none() => match letter {
+                    Some(letter) => times.next = Some((letter, Instant::now())),
                     None => return Ok(()),
                 },
-                _ = ticks.tick() => self.tick(&mut times).await?,
+                place = out.reserve(), if times.next.is_some() => {
+                    // A coordinator that hears nothing more may still have said something, the answer to a goodbye, say: that
+                    // is read, and then the end.
+                    if let (Ok(place), Some((letter, _))) = (place, times.next.take()) {
+                        place.send(sealed(&mut self.wires.said, letter));
+                    }
+                }
+                _ = ticks.tick() => self.tick(&mut times)?,
             }
         }
     }
@@ -84,6 +95,7 @@ impl Line {
         let says = opened(&mut self.wires.heard, kind).map_err(|problem| self.lost(&problem))?;
         match says {
             FromCoordinator::Value(value) => self.shared.value(value),
+            FromCoordinator::Passed(pass) => self.shared.passed(pass),
             FromCoordinator::RoundFailed(failed) => self.shared.round_failed(&failed),
             FromCoordinator::Changed(changed) => self.shared.changed(&changed),
             FromCoordinator::Aborted(aborted) => {
@@ -105,39 +117,42 @@ impl Line {
         Ok(ControlFlow::Continue(()))
     }
 
-    async fn tick(&mut self, times: &mut Times) -> Result<(), ControlError> {
+    fn tick(&mut self, times: &mut Times) -> Result<(), ControlError> {
         let now = Instant::now();
         if times.awake.was_asleep(now) {
             times.heard = now;
         }
         let silent = now.saturating_duration_since(times.heard);
-        if silent > self.deadlines.until_lost() {
-            let silent = self.deadlines.until_lost();
-            return Err(ControlError::CutOff { rank: self.rank, server: self.server, silent });
+        let most = self.deadlines.until_lost();
+        if silent > most {
+            return Err(ControlError::CutOff {
+                rank: self.rank,
+                server: self.server,
+                silent: most,
+            });
+        }
+        let waits_since = times.next.as_ref().map_or(now, |(_, since)| *since);
+        if now.saturating_duration_since(waits_since) > most {
+            return Err(self.lost(&format!("it takes nothing for {most:?}")));
         }
         if now >= times.next_beat && *self.voice.borrow() == Voice::Speaking {
             times.next_beat = now + self.deadlines.beat;
-            self.say(FromMember::Beat(())).await?;
+            // Where there is no place, what is on its way says as much.
+            if let Ok(place) = self.wires.out.try_reserve() {
+                place.send(sealed(&mut self.wires.said, FromMember::Beat(())));
+            }
         }
         Ok(())
-    }
-
-    async fn say(&mut self, says: FromMember) -> Result<(), ControlError> {
-        let letter = MemberLetter { says: Some(says) }.encode_to_vec();
-        let frame = Kind::Sealed(self.wires.said.seal(letter)).into();
-        let most = self.deadlines.until_lost();
-        match time::timeout(most, self.wires.out.send(frame)).await {
-            // A coordinator that hears nothing more may still have said something, the answer to a goodbye, say: that is read, and
-            // then the end.
-            Ok(Ok(()) | Err(_)) => Ok(()),
-            Err(_) => Err(self.lost(&format!("it takes nothing for {most:?}"))),
-        }
     }
 
     fn lost(&self, problem: &str) -> ControlError {
         let (rank, server) = (self.rank, self.server);
         ControlError::CoordinatorLost { rank, server, problem: problem.to_owned() }
     }
+}
+
+fn sealed(seals: &mut Seals, says: FromMember) -> Frame {
+    Kind::Sealed(seals.seal(MemberLetter { says: Some(says) }.encode_to_vec())).into()
 }
 
 /// What the coordinator says, or why it is not the coordinator that says it.

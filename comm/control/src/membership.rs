@@ -11,9 +11,9 @@ use prost::bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 
 use crate::job::short;
-use crate::limits::{MOST_VALUE, cut};
+use crate::limits::{MOST_VALUE, cut, most_passed};
 use crate::status::Shared;
-use crate::wire::{Abort, FromMember, Give, RoundKind};
+use crate::wire::{Abort, FromMember, Give, Pass, RoundKind};
 use crate::{ControlError, Deadlines, Member, Status};
 
 /// How long an abort waits until it is heard.
@@ -86,6 +86,37 @@ impl Membership {
     pub fn broadcast(&self, key: &str, value: Option<&[u8]>) -> Result<Vec<u8>, ControlError> {
         let mut values = self.round(key, RoundKind::Broadcast, value)?;
         values.pop().ok_or_else(|| self.lost("it has sent no value"))
+    }
+
+    /// Passes something to another member, which [takes](Self::take_passed) what comes of each in the order in which it was passed. Does not
+    /// wait. What is for a member that is finished or lost comes to nobody.
+    ///
+    /// Whoever passes more than the other takes has it lost: no more than [`most_passed`](Self::most_passed) may be on their way
+    /// to it.
+    ///
+    /// # Errors
+    /// [`ControlError::TooLong`] if it has more than [`MOST_VALUE`](crate::MOST_VALUE) bytes. Without a coordinator:
+    /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`].
+    pub fn pass(&self, to: Rank, what: &[u8]) -> Result<(), ControlError> {
+        if what.len() > MOST_VALUE {
+            let bytes = what.len();
+            return Err(ControlError::TooLong { what: "what is passed", bytes, most: MOST_VALUE });
+        }
+        let what = Bytes::copy_from_slice(what);
+        self.say(FromMember::Pass(Pass { rank: to.get(), what }))
+    }
+
+    /// How many that one member has passed to another may wait until that takes them.
+    #[must_use]
+    pub fn most_passed(&self) -> usize {
+        most_passed(self.members.len())
+    }
+
+    /// What came first of what others have passed to this member, and who it was. Does not wait.
+    #[must_use]
+    pub fn take_passed(&self) -> Option<(Rank, Vec<u8>)> {
+        let Pass { rank, what } = self.shared.take_passed()?;
+        Some((Rank::new(rank as usize), what.into()))
     }
 
     /// What has become of all members. Does not wait.

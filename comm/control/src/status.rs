@@ -1,6 +1,6 @@
 //! What a member knows of the others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 use prost::bytes::Bytes;
 
 use crate::ControlError;
-use crate::wire::{Changed, RoundFailed, RoundKind, Standing, Value};
+use crate::wire::{Changed, Pass, RoundFailed, RoundKind, Standing, Value};
 
 /// What has become of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +89,7 @@ pub(crate) struct Shared {
 struct Inside {
     status: Status,
     rounds: BTreeMap<String, Round>,
+    passed: VecDeque<Pass>,
     farewell: bool,
 }
 
@@ -103,12 +104,23 @@ struct Round {
 impl Shared {
     pub(crate) fn new(rank: Rank, world: u32) -> Self {
         let status = Status { states: vec![State::Alive; world as usize], ended: None };
-        let inside = Inside { status, rounds: BTreeMap::new(), farewell: false };
+        let (rounds, passed) = (BTreeMap::new(), VecDeque::new());
+        let inside = Inside { status, rounds, passed, farewell: false };
         Self { inside: Mutex::new(inside), changed: Condvar::new(), rank }
     }
 
     pub(crate) fn status(&self) -> Status {
         self.inside.lock().status.clone()
+    }
+
+    /// Another member has passed something on.
+    pub(crate) fn passed(&self, pass: Pass) {
+        self.inside.lock().passed.push_back(pass);
+    }
+
+    /// What was passed on first, and is not taken.
+    pub(crate) fn take_passed(&self) -> Option<Pass> {
+        self.inside.lock().passed.pop_front()
     }
 
     /// The status once it is as `is` wants it, or when time is up.

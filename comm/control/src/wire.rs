@@ -18,7 +18,7 @@ pub use self::frame::{Frame, Kind, Sealed};
 pub use self::handshake::{Challenge, Hello, Proof, Refusal};
 pub use self::letter::{
     Abort, Aborted, Changed, CoordinatorLetter, Ended, FromCoordinator, FromMember, Give,
-    MemberLetter, Present, RoundFailed, RoundKind, Standing, Value, Welcome,
+    MemberLetter, Pass, Present, RoundFailed, RoundKind, Standing, Value, Welcome,
 };
 
 use crate::limits::{MOST_STRING, MOST_VALUE};

@@ -93,8 +93,10 @@ impl Courier {
     }
 
     /// Ends the world if the process of a rank is gone that has not said that it leaves.
-    fn look_for_processes(&mut self, core: &Core) {
-        for rank in self.watch.gone() {
+    fn look_for_processes(&mut self, core: &Core) -> Result<(), TransportError> {
+        let known = self.transport.gone()?;
+        let known = known.into_iter().filter(|rank| rank.index() < core.records().len());
+        for rank in self.watch.gone().into_iter().chain(known) {
             self.watch.forget(rank);
             if !core.record(rank).has_left() {
                 // Nobody waits for what it says of the end.
@@ -102,6 +104,7 @@ impl Courier {
                 core.end(core.ended_by(rank, AbortReason::Gone));
             }
         }
+        Ok(())
     }
 
     fn try_turn(&mut self, core: &Arc<Core>, office: &Office) -> Result<Turned, TransportError> {
@@ -121,7 +124,7 @@ impl Courier {
                 core.end(core.ended_by(from, reason));
             }
         }
-        self.look_for_processes(core);
+        self.look_for_processes(core)?;
         let under_way = self.transport.under_way()?;
         if core.status().world_end().is_some() {
             self.desk.clear();

@@ -7,13 +7,13 @@ use std::process;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-#[cfg(any(feature = "mpi", test))]
+#[cfg(any(feature = "mpi", feature = "nccl", test))]
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::alive;
-#[cfg(any(feature = "mpi", test))]
+#[cfg(any(feature = "mpi", feature = "nccl", test))]
 use crate::Error;
 use crate::WorldOptions;
 
@@ -67,7 +67,7 @@ impl Hello {
     }
 
     /// What of `self` and `other` differs that must not, and how each has it.
-    #[cfg(any(feature = "mpi", test))]
+    #[cfg(any(feature = "mpi", feature = "nccl", test))]
     fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
         let differs = |what, one: &dyn fmt::Debug, other: &dyn fmt::Debug| {
             let [one, other] = [format!("{one:?}"), format!("{other:?}")];
@@ -88,7 +88,7 @@ impl Hello {
 ///
 /// # Errors
 /// [`Error::ConfigMismatch`], of the first rank that differs from rank 0.
-#[cfg(any(feature = "mpi", test))]
+#[cfg(any(feature = "mpi", feature = "nccl", test))]
 pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
     let Some((first, others)) = hellos.split_first() else { return Ok(()) };
     for (other, hello) in (1..).zip(others) {
@@ -104,7 +104,7 @@ pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
 }
 
 /// The error that says who has come, and who has not.
-#[cfg(any(feature = "mpi", test))]
+#[cfg(any(feature = "mpi", feature = "nccl", test))]
 pub(super) fn incomplete(hellos: &[Option<Hello>], deadline: Duration) -> Error {
     let ranks = |there| {
         let numbered = (0..).zip(hellos);

@@ -14,7 +14,7 @@ use super::buffer::Shelf;
 use super::courier::{self, Courier, Turned};
 use super::desk::Receiver;
 use super::ending::{Ending, Proposal};
-#[cfg(any(feature = "mpi", test))]
+#[cfg(any(feature = "mpi", feature = "nccl", test))]
 use super::hello;
 use super::hello::Hello;
 use super::letter::{Kind, Letter, MOST_STATEMENT};
@@ -23,7 +23,7 @@ use super::outgoing::{Leaving, Outgoing};
 use super::probes;
 use super::statement::{self, end_bytes, probe_bytes};
 use super::transport::Transport;
-#[cfg(any(feature = "mpi", test))]
+#[cfg(any(feature = "mpi", feature = "nccl", test))]
 use crate::local::{Alarm, Clock};
 use crate::local::{Core, Operation, from_now, waiting_for_each_other};
 use crate::mismatch::{MismatchRow, Wanted};
@@ -208,7 +208,7 @@ impl Office {
     ///
     /// # Errors
     /// [`Error::ConfigMismatch`] on all ranks; [`Error::Incomplete`] if some do not come.
-    #[cfg(any(feature = "mpi", test))]
+    #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn greet(&self, core: &Core, deadline: Duration) -> Result<(), Error> {
         let mut clock = Clock::until(deadline);
         loop {

@@ -21,6 +21,11 @@ pub(crate) trait Transport: Debug + Send {
     /// How many letters are still being sent or received.
     fn under_way(&mut self) -> Result<usize, TransportError>;
 
+    /// The ranks whose processes are known to be gone.
+    fn gone(&mut self) -> Result<Vec<Rank>, TransportError> {
+        Ok(Vec::new())
+    }
+
     /// Nothing more is to be sent or received. `ended` says how the world ended, if it ended early.
     fn close(&mut self, ended: Option<&Error>);
 }

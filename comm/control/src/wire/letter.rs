@@ -10,7 +10,7 @@ use crate::limits::MOST_RANKS;
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MemberLetter {
     /// What it says.
-    #[prost(oneof = "FromMember", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "FromMember", tags = "1, 2, 3, 4, 5")]
     pub says: Option<FromMember>,
 }
 
@@ -29,6 +29,9 @@ pub enum FromMember {
     /// That it has done its part.
     #[prost(message, tag = "4")]
     Goodbye(()),
+    /// Something for another member.
+    #[prost(message, tag = "5")]
+    Pass(Pass),
 }
 
 /// A member's part in a round.
@@ -55,6 +58,17 @@ pub enum RoundKind {
     Broadcast = 1,
 }
 
+/// What one member passes to another.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Pass {
+    /// To whom it goes; when it is passed on, from whom it comes.
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    /// What it is.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub what: Bytes,
+}
+
 /// The end of the job, by a member.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Abort {
@@ -67,7 +81,7 @@ pub struct Abort {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CoordinatorLetter {
     /// What it says.
-    #[prost(oneof = "FromCoordinator", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "FromCoordinator", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub says: Option<FromCoordinator>,
 }
 
@@ -104,6 +118,9 @@ pub enum FromCoordinator {
     /// That the one who reads this is a member no more.
     #[prost(message, tag = "10")]
     Ended(Ended),
+    /// Something of another member.
+    #[prost(message, tag = "11")]
+    Passed(Pass),
 }
 
 /// A member of the world.
@@ -228,6 +245,7 @@ impl MemberLetter {
                 value(give.value.as_deref().unwrap_or_default())?;
             }
             FromMember::Abort(abort) => string(&abort.reason, "a reason that is too long")?,
+            FromMember::Pass(pass) => pass.check()?,
         }
         Ok(says)
     }
@@ -279,12 +297,20 @@ impl FromCoordinator {
                 string(&aborted.reason, "a reason that is too long")
             }
             Self::Ended(ended) => string(&ended.why, "a reason that is too long"),
+            Self::Passed(pass) => pass.check(),
         }
     }
 
     /// Whether nothing comes after it.
     pub(crate) fn is_last(&self) -> bool {
         matches!(self, Self::Failed(_) | Self::Farewell(()) | Self::Ended(_))
+    }
+}
+
+impl Pass {
+    fn check(&self) -> Result<(), Malformed> {
+        rank(self.rank)?;
+        value(&self.what)
     }
 }
 

@@ -14,8 +14,7 @@ const SIGTERM: u8 = 15;
 pub(crate) enum Failure {
     /// What it was asked to do makes no sense. Exit code 2.
     Input(String),
-    /// The same, and rank 0 says so, with its exit code: at any other than 0 here mpirun would end rank 0 before it has.
-    #[cfg(feature = "mpi")]
+    /// The same, and rank 0 says so, with its exit code: at any other than 0 here a launcher would end rank 0 before it has.
     Elsewhere,
     /// Training failed. Exit code 1.
     Training(String),
@@ -52,17 +51,12 @@ impl Failure {
 
     /// Whether it is this process's to say.
     pub(crate) fn is_told(&self) -> bool {
-        #[cfg(feature = "mpi")]
-        let is_told = !matches!(self, Self::Elsewhere);
-        #[cfg(not(feature = "mpi"))]
-        let is_told = true;
-        is_told
+        !matches!(self, Self::Elsewhere)
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Input(_) => ExitCode::from(2),
-            #[cfg(feature = "mpi")]
             Self::Elsewhere => ExitCode::SUCCESS,
             Self::Stopped { signal, .. } => ExitCode::from(128 + signal.unwrap_or(SIGTERM)),
             Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => ExitCode::FAILURE,
@@ -74,7 +68,6 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(what) => write!(f, "{what}"),
-            #[cfg(feature = "mpi")]
             Self::Elsewhere => f.write_str("rank 0 says why"),
             Self::Training(what) | Self::Peer(what) => write!(f, "training failed: {what}"),
             Self::Stopped { signal: Some(signal), steps } => {

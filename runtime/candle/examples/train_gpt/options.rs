@@ -24,7 +24,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "RxS", default_value = size::MESH)]
     pub(crate) mesh: Mesh,
 
-    /// What the ranks are: threads of this process, or the processes that mpirun has started (built with --features mpi)
+    /// What the ranks are: threads of this process, the processes that mpirun has started (built with --features mpi), or those on
+    /// GPUs that `hsdp launch --comm nccl` or torchrun has started (built with --features nccl)
     #[arg(long, value_name = "COMM", value_enum, default_value_t = Comm::Threads)]
     pub(crate) comm: Comm,
 
@@ -120,6 +121,8 @@ pub(crate) enum Comm {
     Threads,
     /// Processes under MPI.
     Mpi,
+    /// Processes on GPUs, that `hsdp launch` or torchrun has started.
+    Nccl,
 }
 
 impl Options {

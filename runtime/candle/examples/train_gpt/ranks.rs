@@ -1,8 +1,10 @@
-//! What the ranks are: threads of this process, or processes under MPI.
+//! What the ranks are: threads of this process, or processes under MPI or on GPUs.
 
+#[cfg(feature = "nccl")]
+use hsdp::control;
 #[cfg(feature = "mpi")]
 use hsdp::mpi;
-use hsdp::{RankFailure, World};
+use hsdp::{RankFailure, World, WorldOptions};
 
 use super::failure::Failure;
 use super::options::{Comm, Options};
@@ -13,22 +15,25 @@ use super::recipe;
 pub(crate) enum Ranks {
     /// Threads of this process, all of them.
     Threads,
-    /// Processes, of which this is one.
+    /// Processes under MPI, of which this is one.
     #[cfg(feature = "mpi")]
-    Processes(mpi::Job),
+    Mpi(mpi::Job),
+    /// Processes on GPUs that `hsdp launch` or torchrun has started, of which this is one.
+    #[cfg(feature = "nccl")]
+    Nccl(control::Job),
 }
 
 impl Ranks {
     /// As the command line says. Processes wait for each other here.
-    #[cfg(feature = "mpi")]
     pub(crate) fn of(options: &Options) -> Result<Self, Failure> {
-        if options.comm == Comm::Threads {
-            return Ok(Self::Threads);
-        }
-        let job = mpi::Job::join(recipe::world(options).deadline).map_err(Failure::training)?;
-        let (mesh, processes) = (options.mesh, job.size());
-        match (mesh.world_size() == processes, job.rank().index()) {
-            (true, _) => Ok(Self::Processes(job)),
+        let ranks = match options.comm {
+            Comm::Threads => return Ok(Self::Threads),
+            Comm::Mpi => by_mpi(recipe::world(options))?,
+            Comm::Nccl => by_nccl(recipe::world(options))?,
+        };
+        let (mesh, (rank, processes)) = (options.mesh, ranks.place());
+        match (mesh.world_size() == processes, rank) {
+            (true, _) => Ok(ranks),
             (false, 0) => Err(Failure::Input(format!(
                 "mesh {mesh} has {} ranks, and there are {processes} processes",
                 mesh.world_size()
@@ -37,21 +42,20 @@ impl Ranks {
         }
     }
 
-    #[cfg(not(feature = "mpi"))]
-    pub(crate) fn of(options: &Options) -> Result<Self, Failure> {
-        match options.comm {
-            Comm::Threads => Ok(Self::Threads),
-            Comm::Mpi => Err(Failure::input("--comm mpi: build with --features mpi")),
+    /// Which process this is, of how many.
+    fn place(&self) -> (usize, usize) {
+        match self {
+            Self::Threads => (0, 1),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(job) => (job.rank().index(), job.size()),
+            #[cfg(feature = "nccl")]
+            Self::Nccl(job) => (job.rank().index(), job.size()),
         }
     }
 
     /// Whether this process has rank 0, which shows and keeps what happens.
     pub(crate) fn has_first(&self) -> bool {
-        match self {
-            Self::Threads => true,
-            #[cfg(feature = "mpi")]
-            Self::Processes(job) => job.rank().index() == 0,
-        }
+        self.place().0 == 0
     }
 
     /// Runs the ranks of this process; what each of them returned.
@@ -64,10 +68,40 @@ impl Ranks {
         match self {
             Self::Threads => Ok(hsdp::launch(size, world, rank)),
             #[cfg(feature = "mpi")]
-            Self::Processes(job) => {
+            Self::Mpi(job) => {
+                let ended = job.launch(size, world, rank).map_err(Failure::training)?;
+                Ok(ended.into_iter().collect())
+            }
+            #[cfg(feature = "nccl")]
+            Self::Nccl(job) => {
                 let ended = job.launch(size, world, rank).map_err(Failure::training)?;
                 Ok(ended.into_iter().collect())
             }
         }
     }
+}
+
+#[cfg(feature = "mpi")]
+fn by_mpi(world: WorldOptions) -> Result<Ranks, Failure> {
+    mpi::Job::join(world.deadline).map(Ranks::Mpi).map_err(Failure::training)
+}
+
+#[cfg(not(feature = "mpi"))]
+fn by_mpi(_: WorldOptions) -> Result<Ranks, Failure> {
+    Err(Failure::input("--comm mpi: build with --features mpi"))
+}
+
+#[cfg(feature = "nccl")]
+fn by_nccl(world: WorldOptions) -> Result<Ranks, Failure> {
+    use hsdp::control::ControlError;
+    let joined = control::Job::from_env(world.deadline);
+    joined.map(Ranks::Nccl).map_err(|error| match error {
+        ControlError::Environment { .. } => Failure::input(format!("--comm nccl: {error}")),
+        error => Failure::training(error),
+    })
+}
+
+#[cfg(not(feature = "nccl"))]
+fn by_nccl(_: WorldOptions) -> Result<Ranks, Failure> {
+    Err(Failure::input("--comm nccl: build with --features nccl"))
 }

@@ -1,0 +1,97 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::fuzzing::Kind;
+use crate::remote::Shelf;
+
+fn letter(bytes: usize) -> Arc<Letter> {
+    let shelf = Arc::<Shelf>::default();
+    let mut letter = Letter::write(&shelf, (Kind::Parcel, 0), b"statement", bytes).expect("memory");
+    letter.body_mut().iter_mut().zip(0_u32..).for_each(|(byte, at)| *byte = at.to_le_bytes()[0]);
+    Arc::new(letter)
+}
+
+/// Everything that may go from one to the other.
+fn carry(from: &mut Passage, to: &mut Passage, came: &mut Vec<Vec<u8>>) -> usize {
+    let mut pieces = 0;
+    while let Some(piece) = from.next() {
+        let piece = Piece::read(&piece).expect("it was written");
+        came.extend(to.take(&piece).expect("in order"));
+        pieces += 1;
+    }
+    pieces
+}
+
+#[test]
+fn letters_come_whole_and_in_order_and_no_more_than_may_be_are_under_way() {
+    for kept in [0, 1, 2, 3, 4, 5, 17, 129] {
+        let (mut one, mut other) = (Passage::new(3, kept), Passage::new(3, kept));
+        let sent: Vec<_> =
+            [0, 1, 300_000, 64, MOST_PIECE, 2 * MOST_PIECE].into_iter().map(letter).collect();
+        sent.iter().for_each(|letter| one.send(Arc::clone(letter)));
+        let (mut came, mut back) = (Vec::new(), Vec::new());
+        for _ in 0..100 {
+            assert!(carry(&mut one, &mut other, &mut came) <= kept.max(3), "{kept}");
+            assert!(carry(&mut other, &mut one, &mut back) <= 2);
+        }
+        assert!(one.waiting() == 0 && !other.is_amid() && back.is_empty());
+        let sent: Vec<_> = sent.iter().map(|letter| letter.bytes().to_vec()).collect();
+        assert!(came == sent, "{kept}");
+    }
+}
+
+#[test]
+fn counts_go_around() {
+    let (mut one, mut other) = (Passage::new(0, 4), Passage::new(0, 4));
+    for it in [&mut one, &mut other] {
+        (it.sent, it.taken, it.came, it.told) = (u32::MAX, u32::MAX, u32::MAX, u32::MAX);
+    }
+    let mut came = Vec::new();
+    for _ in 0..10 {
+        one.send(letter(100));
+        carry(&mut one, &mut other, &mut came);
+        carry(&mut other, &mut one, &mut Vec::new());
+    }
+    assert_eq!((came.len(), one.sent), (10, 9));
+}
+
+#[test]
+fn what_does_not_follow_is_refused() {
+    let refused = |piece: Piece<'_>| {
+        let piece = piece.write();
+        let mut passage = Passage::new(1, 9);
+        let read = Piece::read(&piece);
+        read.and_then(|piece| passage.take(&piece)).expect_err("it does not follow")
+    };
+    let piece = Piece { world: 1, taken: 0, bytes: 10, offset: 0, part: &[1; 4] };
+    let told = refused(Piece { offset: 4, ..piece });
+    assert_eq!(told, "a piece from byte 4 on, when 0 have come");
+    let told = refused(Piece { taken: 1, ..piece });
+    assert_eq!(told, "1 pieces were taken, of 0 that were sent");
+    let told = refused(Piece { offset: 7, ..piece });
+    assert_eq!(told, "a piece of 4 bytes from 7 on of a letter of 10");
+    let told = refused(Piece { bytes: u64::MAX, offset: u64::MAX, ..piece });
+    assert!(told.starts_with("a piece of 4 bytes from 18446744073709551615 on"), "{told}");
+    assert_eq!(
+        refused(Piece { part: &[], ..piece }),
+        "a piece of 0 bytes from 0 on of a letter of 10"
+    );
+    assert_eq!(Piece::read(&[0; HEAD - 1]), Err("a piece without a head".to_owned()));
+}
+
+proptest! {
+    #[test]
+    fn pieces_that_may_be_anything_are_taken_or_refused(
+        pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..64), 0..8)
+    ) {
+        let (mut passage, mut bytes) = (Passage::new(0, 9), 0);
+        for piece in &pieces {
+            if let Ok(read) = Piece::read(piece) {
+                prop_assert_eq!(&read.write(), piece);
+                let _ = passage.take(&read);
+            }
+            bytes += piece.len();
+            prop_assert!(passage.letter.capacity() <= 2 * bytes + 8);
+        }
+    }
+}

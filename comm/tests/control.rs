@@ -1,0 +1,151 @@
+//! Ranks whose letters go by the control plane: their results are those of threads that share memory.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_comm::control::{Job, Joined};
+use hsdp_comm::{Channel, Error, Reduction, Tag, World, WorldOptions, launch};
+use hsdp_control::{
+    Client, ClientOptions, Job as Name, Rank, Secret, Server, ServerOptions, Terms,
+};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn options() -> WorldOptions {
+    WorldOptions { deadline: DEADLINE, ..WorldOptions::default() }
+}
+
+/// The processes of a job, as threads: each joins over loopback, as a process would.
+fn jobs(size: u32) -> Vec<Job> {
+    let (name, secret) = (Name::new("test", 1).expect("a name"), Secret::from_bytes([0x2a; 32]));
+    let terms = Terms::new(size).expect("a world");
+    let server = ServerOptions::new(name.clone(), secret.clone(), terms.clone());
+    let server = Server::start(server).expect("a coordinator");
+    let address = server.address();
+    let mut server = Some(server);
+    thread::scope(|scope| {
+        let join = |(rank, server): (u32, Option<Server>)| {
+            let rank = Rank::new(rank as usize);
+            let options =
+                ClientOptions::new(address, rank, name.clone(), secret.clone(), terms.clone());
+            scope.spawn(move || {
+                let membership = Client::join(options).expect("a member");
+                Job::of(Joined { membership, server, local_rank: rank.get() }, DEADLINE)
+            })
+        };
+        let servers = (0..size).map(|rank| (rank, server.take()));
+        let joining: Vec<_> = servers.map(join).collect();
+        joining.into_iter().map(|job| job.join().expect("it joins")).collect()
+    })
+}
+
+/// What each rank of a world of the first `size` processes makes; nothing on the others.
+fn on_each<T: Send>(
+    jobs: Vec<Job>,
+    size: usize,
+    act: impl Fn(World) -> T + Sync,
+) -> Vec<Option<T>> {
+    thread::scope(|scope| {
+        let run = |job: Job| {
+            let act = &act;
+            scope.spawn(move || {
+                let ran = job.launch(size, options(), act).expect("a world");
+                ran.map(|ran| ran.expect("no panic"))
+            })
+        };
+        let running: Vec<_> = jobs.into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    })
+}
+
+/// Some of everything, short and long: more than the control plane passes at a time.
+fn collectives(world: &World) -> Result<Vec<f32>, Error> {
+    let group = world.world_group(Channel::User);
+    let value = |at: usize| ((at * 31 + world.rank().index() * 7) % 1000) as f32 / 7.0;
+    let mut made = Vec::new();
+    for len in [0, 4, 1000, 1_000_000] {
+        let own: Vec<f32> = (0..len).map(value).collect();
+        let tag = Tag::default();
+        let sums = group.all_reduce(tag, Reduction::Sum, own.clone())?;
+        let gathered = group.all_gather(tag, own.clone())?;
+        let scattered = group.reduce_scatter(tag, Reduction::Max, own)?;
+        made.extend(sums.wait()?);
+        made.extend(gathered.wait()?);
+        made.extend(scattered.wait()?);
+        group.barrier(tag)?.wait()?;
+    }
+    Ok(made)
+}
+
+#[test]
+fn results_are_those_of_threads() {
+    let expected: Vec<_> = launch(4, options(), |world| collectives(&world).expect("sums"))
+        .into_iter()
+        .map(|rank| rank.expect("no panic"))
+        .collect();
+    let made = on_each(jobs(4), 4, |world| collectives(&world).expect("sums"));
+    let made: Vec<_> = made.into_iter().flatten().collect();
+    assert!(made == expected);
+}
+
+#[test]
+fn worlds_follow_each_other_and_may_be_smaller() {
+    let jobs = jobs(3);
+    for size in [3, 2, 3, 1] {
+        let made = on_each(jobs.clone(), size, |world| {
+            let group = world.world_group(Channel::User);
+            let own = vec![world.rank().get()];
+            group.all_gather(Tag::default(), own).and_then(hsdp_comm::Pending::wait).expect("ranks")
+        });
+        let all: Vec<u32> = (0..size as u32).collect();
+        let ranks: Vec<_> = (0..3).map(|rank| (rank < size).then(|| all.clone())).collect();
+        assert_eq!(made, ranks);
+    }
+    // They end together, as processes do.
+    thread::scope(|scope| jobs.into_iter().for_each(|job| drop(scope.spawn(|| drop(job)))));
+}
+
+#[test]
+fn a_panic_is_named_on_all_ranks() {
+    let jobs = jobs(3);
+    let began = Instant::now();
+    let ended: Vec<_> = thread::scope(|scope| {
+        let run = |job: Job| {
+            scope.spawn(move || {
+                let act = |world: World| {
+                    assert!(world.rank().index() != 1, "on purpose");
+                    collectives(&world).expect_err("rank 1 does not come").to_string()
+                };
+                catch_unwind(AssertUnwindSafe(|| job.launch(3, options(), act)))
+            })
+        };
+        let running: Vec<_> = jobs.into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    });
+    for rank in [0, 2] {
+        let ran = ended[rank].as_ref().expect("no panic").as_ref().expect("a world");
+        let said = ran.as_ref().expect("it is a rank").as_ref().expect("no panic");
+        assert!(said.starts_with("world aborted: rank 1, "), "{said}");
+        assert!(said.contains("on purpose"), "{said}");
+    }
+    assert!(began.elapsed() < DEADLINE, "after {:?}", began.elapsed());
+}
+
+#[test]
+fn other_options_are_refused_with_both_sides() {
+    let refused: Vec<_> = thread::scope(|scope| {
+        let run = |job: Job| {
+            let late = if job.rank().index() == 1 { 5 } else { 0 };
+            let options =
+                WorldOptions { deadline: DEADLINE + Duration::from_secs(late), ..options() };
+            scope.spawn(move || job.world(2, options).map(drop).map_err(|error| error.to_string()))
+        };
+        let running: Vec<_> = jobs(2).into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    });
+    for refused in refused {
+        let refused = refused.expect_err("they differ");
+        assert!(refused.contains("20s") && refused.contains("25s"), "{refused}");
+    }
+}
