@@ -122,3 +122,56 @@ fn kinds_are_not_mixed() {
         assert_eq!(said, "`mixed`: ranks [0] exchange, ranks [1] broadcast");
     }
 }
+
+#[test]
+fn what_is_passed_comes_in_order_and_to_nobody_else() {
+    let world = World::of(3, quick());
+    let members = world.join();
+    let most = members[0].most_passed();
+    for number in 0..most {
+        members[0].pass(Rank::new(2), &number.to_le_bytes()).expect("it is passed");
+    }
+    members[1].pass(Rank::new(2), &vec![7; MOST_VALUE]).expect("it is passed");
+    let too_long =
+        members[1].pass(Rank::new(2), &vec![7; MOST_VALUE + 1]).map_err(|it| it.to_string());
+    assert_eq!(too_long, Err("what is passed has 65537 bytes, at most 65536 are carried".to_owned()));
+    let (until, mut came) = (Instant::now() + Duration::from_secs(10), [Vec::new(), Vec::new()]);
+    while came[0].len() < most || came[1].is_empty() {
+        assert!(Instant::now() < until, "{} have come", came[0].len());
+        let Some((from, what)) = members[2].take_passed() else { continue };
+        came[from.index()].push(what);
+    }
+    let expected: Vec<_> = (0..most).map(|number| number.to_le_bytes().to_vec()).collect();
+    assert_eq!(came[0], expected);
+    assert_eq!(came[1], [vec![7; MOST_VALUE]]);
+    assert_eq!((members[0].take_passed(), members[1].take_passed()), (None, None));
+}
+
+#[test]
+fn members_that_pass_much_to_each_other_do_not_wait_for_each_other() {
+    let world = World::of(2, quick());
+    let members = world.join();
+    let most = members[0].most_passed();
+    all(&members, |one| {
+        let other = Rank::new(1 - one.rank().index());
+        let (mut sent, mut came, until) = (0, 0, Instant::now() + Duration::from_secs(20));
+        // As much as the network takes, and more, before anything is read.
+        while came < 4 * most {
+            assert!(Instant::now() < until, "{came} have come");
+            while sent < 4 * most && sent < came + most {
+                one.pass(other, &vec![1; MOST_VALUE]).expect("it is passed");
+                sent += 1;
+            }
+            came += usize::from(one.take_passed().is_some());
+        }
+    });
+}
+
+#[test]
+fn who_passes_something_to_nobody_is_lost() {
+    let world = World::of(2, quick());
+    let members = world.join();
+    members[0].pass(Rank::new(2), b"for nobody").expect("it is on its way");
+    let status = members[1].wait_for(Duration::from_secs(5), |status| !status.lost().is_empty());
+    assert_eq!(status.lost(), [Rank::new(0)]);
+}

@@ -43,6 +43,7 @@ pub(crate) fn member(input: &[u8]) {
             assert!(give.value.is_none_or(|value| value.len() <= MOST_VALUE));
         }
         FromMember::Abort(abort) => is_short(&[&abort.reason]),
+        FromMember::Pass(pass) => assert!(pass.what.len() <= MOST_VALUE),
         FromMember::Beat(()) | FromMember::Goodbye(()) => {}
     }
 }
@@ -58,6 +59,10 @@ pub(crate) fn coordinator(input: &[u8]) {
         FromCoordinator::Value(value) => {
             is_short(&[&value.key]);
             assert!(value.value.len() <= MOST_VALUE);
+            None
+        }
+        FromCoordinator::Passed(pass) => {
+            assert!(pass.what.len() <= MOST_VALUE);
             None
         }
         _ => None,
