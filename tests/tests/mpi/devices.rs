@@ -1,14 +1,14 @@
 //! Models that lie on devices, whose ranks are processes: NCCL carries them. On the emulated driver:
 //!
 //! ```text
-//! cargo build -p hsdp-candle --features mpi,nccl --example train_gpt
+//! cargo build -p hsdp-cli -p hsdp-candle --features hsdp-candle/mpi,hsdp-candle/nccl --bin hsdp --example train_gpt
 //! tests/emulator/run.sh cargo test -p hsdp-tests --features mpi,nccl --test mpi -- devices
 //! ```
 
 use std::env;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hsdp_kernels::cuda::Device;
 use nix::sys::signal::{Signal, kill};
@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use crate::Named;
 use crate::cases;
 use crate::faults::{ends_as_if_killed, folder, four, named_by, steps};
-use crate::job::{Job, mpirun, train_gpt};
+use crate::job::{Job, children, has, hsdp, mpirun, train_gpt};
 use crate::training::ended_well;
 
 pub(crate) const TRIALS: &[Named] = &[
@@ -25,6 +25,8 @@ pub(crate) const TRIALS: &[Named] = &[
     ("devices::so_it_is_with_bf16_parameters", || trains_like_threads(&["--param-dtype", "bf16"])),
     ("devices::a_process_is_killed", killed),
     ("devices::ranks_disagree_before_nccl_hears_of_it", disagree),
+    ("devices::without_mpi_training_is_that_of_threads", trains_without_mpi),
+    ("devices::without_mpi_a_process_is_killed", killed_without_mpi),
 ];
 
 /// Of a machine with fewer: NCCL takes no two processes on one.
@@ -55,12 +57,29 @@ fn all_cases_pass() -> Result<(), String> {
 }
 
 fn trains_like_threads(arguments: &[&str]) -> Result<(), String> {
+    let mut processes = mpirun();
+    processes.args(["-n", "4"]).arg(train_gpt()).args(["--comm", "mpi"]);
+    agrees_with_threads(processes, arguments)
+}
+
+fn trains_without_mpi() -> Result<(), String> {
+    agrees_with_threads(by_the_launcher(), &[])
+}
+
+/// Four processes that find each other by the control plane.
+fn by_the_launcher() -> Command {
+    let mut command = Command::new(hsdp());
+    command.args(["launch", "-n", "4", "--comm", "nccl", "--"]).arg(train_gpt());
+    command.args(["--comm", "nccl"]).env("RAYON_NUM_THREADS", "1");
+    command
+}
+
+fn agrees_with_threads(mut processes: Command, arguments: &[&str]) -> Result<(), String> {
     let (out, meeting) = (folder()?, folder()?);
     let mut threads = Command::new(train_gpt());
     threads.args(["--device", "cuda"]).args(arguments).env("RAYON_NUM_THREADS", "1");
     let by_threads = ended_well(threads, &out.path().join("threads"))?;
-    let mut processes = mpirun();
-    processes.args(["-n", "4"]).arg(train_gpt()).args(["--comm", "mpi"]).args(arguments);
+    processes.args(arguments);
     let processes = on_devices(processes, meeting.path());
     let by_processes = ended_well(processes, &out.path().join("processes"))?;
     // The emulated NCCL adds in the order of ranks, as threads do; the real one in its own.
@@ -80,6 +99,27 @@ fn killed() -> Result<(), String> {
     let at = Instant::now();
     kill(processes[2], Signal::SIGKILL).map_err(|error| error.to_string())?;
     ends_as_if_killed(job, out.path(), at)
+}
+
+/// The launcher ends the others.
+fn killed_without_mpi() -> Result<(), String> {
+    let (out, meeting) = (folder()?, folder()?);
+    let mut command = by_the_launcher();
+    command.args(["--mesh", "2x2", "--layers", "2", "--steps", "100000", "--out"]).arg(out.path());
+    let job = Job::start(on_devices(command, meeting.path()))?;
+    job.until(|| (steps(out.path()) >= 3).then_some(()))?;
+    let attendants = job.processes(4)?;
+    let process = job.until(|| children(attendants[2].as_raw()).first().copied())?;
+    let at = Instant::now();
+    kill(process, Signal::SIGKILL).map_err(|error| error.to_string())?;
+    let ended = job.end()?;
+    has(&ended.err, &["rank 2", "signal 9"])?;
+    let took = ended.at - at;
+    match ended.code {
+        Some(0) | None => Err(format!("exit code {:?}: {}", ended.code, ended.err)),
+        Some(_) if took > Duration::from_secs(15) => Err(format!("it took {took:?}")),
+        Some(_) => Ok(()),
+    }
 }
 
 fn disagree() -> Result<(), String> {

@@ -47,6 +47,12 @@ pub(crate) fn train_gpt() -> PathBuf {
     folder.join("examples/train_gpt")
 }
 
+/// The program, built with `cargo build -p hsdp-cli`.
+#[cfg(feature = "nccl")]
+pub(crate) fn hsdp() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_conformance")).with_file_name("hsdp")
+}
+
 impl Job {
     pub(crate) fn start(mut command: Command) -> Result<Self, String> {
         let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -57,14 +63,14 @@ impl Job {
     /// The processes that mpirun has started, in the order of their numbers, when there are `count`.
     pub(crate) fn processes(&self, count: usize) -> Result<Vec<Pid>, String> {
         self.until(|| {
-            let children = children(self.mpirun.id());
+            let children = children(self.mpirun.id().cast_signed());
             (children.len() == count).then_some(children)
         })
     }
 
     /// Whether none of its processes runs any more.
     pub(crate) fn has_ended(&self) -> bool {
-        children(self.mpirun.id()).is_empty()
+        children(self.mpirun.id().cast_signed()).is_empty()
     }
 
     /// Looks again and again for what is there at last.
@@ -107,7 +113,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        for child in children(self.mpirun.id()) {
+        for child in children(self.mpirun.id().cast_signed()) {
             let _ = kill(child, Signal::SIGKILL);
         }
         let _ = self.mpirun.kill();
@@ -128,7 +134,8 @@ pub(crate) fn has(text: &str, parts: &[&str]) -> Result<(), String> {
     }
 }
 
-fn children(of: u32) -> Vec<Pid> {
+/// The processes that a process has started.
+pub(crate) fn children(of: i32) -> Vec<Pid> {
     let listed = fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
     let numbers = listed.split_ascii_whitespace().filter_map(|number| number.parse().ok());
     numbers.map(Pid::from_raw).collect()

@@ -134,7 +134,10 @@ fn what_is_passed_comes_in_order_and_to_nobody_else() {
     members[1].pass(Rank::new(2), &vec![7; MOST_VALUE]).expect("it is passed");
     let too_long =
         members[1].pass(Rank::new(2), &vec![7; MOST_VALUE + 1]).map_err(|it| it.to_string());
-    assert_eq!(too_long, Err("what is passed has 65537 bytes, at most 65536 are carried".to_owned()));
+    assert_eq!(
+        too_long,
+        Err("what is passed has 65537 bytes, at most 65536 are carried".to_owned())
+    );
     let (until, mut came) = (Instant::now() + Duration::from_secs(10), [Vec::new(), Vec::new()]);
     while came[0].len() < most || came[1].is_empty() {
         assert!(Instant::now() < until, "{} have come", came[0].len());
