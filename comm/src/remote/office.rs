@@ -1,6 +1,8 @@
 //! Where a rank whose peers share no memory with it hands in what is to be sent, and the thread that sends and receives.
 //! `REMOTE.md`, "The courier".
 
+mod ends;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
@@ -11,9 +13,9 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::buffer::Shelf;
-use super::courier::{self, Courier, Turned};
+use super::courier::{Courier, Turned};
 use super::desk::Receiver;
-use super::ending::{Ending, Proposal};
+use super::ending::Ending;
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
 use super::hello;
 use super::hello::Hello;
@@ -66,9 +68,6 @@ const FIRST_NAP: Duration = Duration::from_micros(20);
 
 /// How long a rank that has left receives what others send for what it has issued.
 const LINGERING: Duration = Duration::from_secs(1);
-
-/// The end of the world is known before that, or the courier is gone.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Office {
     /// The office of a world, whose courier has no thread yet.
@@ -236,64 +235,6 @@ impl Office {
         outgoing.errands.extend(self.to_all(Kind::Stop, &statement));
         drop(outgoing);
         self.bell.notify_one();
-    }
-
-    /// This rank sees an end of the world: what all get is known when the others have answered. Waits for that, but in the turn of
-    /// the courier, who is the one to hear them.
-    pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
-        self.hear_end(self.rank, Proposal { origin: self.rank, error: error.clone() });
-        let until = from_now(PATIENCE);
-        while !courier::is_in_turn() && core.status().world_end().is_none() {
-            if self.hear() {
-                continue;
-            }
-            if sync::now() > until {
-                // The courier is gone: what the others say is not heard any more.
-                let doomed = self.ending.lock().take_doomed();
-                core.end_here(error.clone(), &doomed);
-            }
-            self.sleep(FIRST_NAP);
-        }
-    }
-
-    /// A rank says how the world ends; what is news is passed on.
-    pub(super) fn hear_end(&self, from: Rank, proposal: Proposal) {
-        let news = self.ending.lock().say(from, self.rank, proposal, None);
-        self.pass_on(news);
-    }
-
-    /// The same, where this rank is said to keep others waiting, and waits itself.
-    pub(super) fn hear_blame(&self, from: Rank, proposal: Proposal, own: Proposal) {
-        let news = self.ending.lock().say(from, self.rank, proposal, Some(own));
-        self.pass_on(news);
-    }
-
-    fn pass_on(&self, news: Option<Proposal>) {
-        if let Some(Proposal { origin, error }) = news {
-            let statement = end_bytes(u64::from(origin.get()), &error, self.rank);
-            let errand = self.to_all(Kind::End, &statement);
-            self.outgoing.lock().errands.extend(errand);
-            self.bell.notify_one();
-        }
-    }
-
-    /// An operation fails with the end of the world, which is not known yet.
-    pub(crate) fn doom(&self, operation: Arc<Operation>) {
-        self.ending.lock().doom(operation);
-    }
-
-    /// Ends the world, if it is known how.
-    pub(super) fn try_end(&self, core: &Core) {
-        let mut ending = self.ending.lock();
-        if !ending.has_begun() || core.status().world_end().is_some() {
-            return;
-        }
-        let is_there = |rank| !core.record(rank).has_left();
-        let verdict = ending.verdict(is_there);
-        drop(ending);
-        if let Some((end, doomed)) = verdict {
-            core.end_here(end, &doomed);
-        }
     }
 
     /// A letter to everybody else; none where there is no memory even for that.
