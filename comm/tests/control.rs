@@ -92,13 +92,13 @@ fn results_are_those_of_threads() {
 #[test]
 fn worlds_follow_each_other_and_may_be_smaller() {
     let jobs = jobs(3);
-    for size in [3, 2, 3, 1] {
-        let made = on_each(jobs.clone(), size, |world| {
+    for size in [3, 2, 3, 1_u32] {
+        let made = on_each(jobs.clone(), size as usize, |world| {
             let group = world.world_group(Channel::User);
             let own = vec![world.rank().get()];
             group.all_gather(Tag::default(), own).and_then(hsdp_comm::Pending::wait).expect("ranks")
         });
-        let all: Vec<u32> = (0..size as u32).collect();
+        let all: Vec<u32> = (0..size).collect();
         let ranks: Vec<_> = (0..3).map(|rank| (rank < size).then(|| all.clone())).collect();
         assert_eq!(made, ranks);
     }

@@ -1,7 +1,7 @@
 //! The control plane of processes that have no MPI: they find each other, pass small values around by name, and are told
 //! who is late, who has left and who is gone. One process runs the [`Server`], every process is a [`Membership`].
 //!
-//! It knows no collective, no tensor and no device. It carries no data of training: a value has at most 64 KiB. **It does not
+//! It knows no collective, no tensor and no device: a value, and what members pass to each other, has at most 64 KiB. **It does not
 //! encrypt.** Every message is authenticated with the job's [`Secret`], and readable by whoever can read the network.
 //!
 //! | concept | in PyTorch | here |
@@ -10,6 +10,7 @@
 //! | who is there | `rank`, `world_size` | [`Membership`], [`Member`] |
 //! | a value by name, from all to all | `store.set`, `store.get`, `store.wait` | [`Membership::exchange`] |
 //! | the same, from one to all | `store.set`, `store.get` | [`Membership::broadcast`] |
+//! | something from one to another | `store.set`, `store.get` | [`Membership::pass`] |
 //! | who is gone | (a timeout) | [`Membership::status`] |
 //! | what launchers set | `env://` | [`Bootstrap::from_env`] |
 //!
