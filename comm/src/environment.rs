@@ -94,18 +94,22 @@ impl Launched {
         let mut first: Option<(Self, &Names)> = None;
         for names in &LAUNCHERS {
             let Some(other) = names.told(variable)? else { continue };
-            match &first {
+            match &mut first {
                 None => first = Some((other, names)),
+                // A server of PMI that Slurm has says nothing of the machine.
+                Some((one, _)) if (one.rank, one.size) == (other.rank, other.size) => {
+                    one.size_here = one.size_here.or(other.size_here);
+                    one.rank_here = one.rank_here.or(other.rank_here);
+                }
                 // What Slurm says where `mpirun` has started a process is of the script that called it.
                 Some(_) if names.launcher == Launcher::Slurm => {}
-                Some((one, by)) if (one.rank, one.size) != (other.rank, other.size) => {
+                Some((one, by)) => {
                     let problem = format!(
                         "rank {} of {}, and {} says rank {} of {}",
                         one.rank, one.size, names.rank, other.rank, other.size
                     );
                     return Err(refused(by.rank, one.rank.to_string(), problem));
                 }
-                Some(_) => {}
             }
         }
         Ok(first.map(|(told, _)| told))

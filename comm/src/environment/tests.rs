@@ -30,8 +30,9 @@ fn each_launcher_is_understood() {
         ("PMIX_RANK", "3"),
     ];
     assert_eq!(told(&open_mpi), Ok(Some(launched(Launcher::OpenMpi, 3, 8, [Some(4), Some(3)]))));
-    let mpich = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
-    assert_eq!(told(&mpich), Ok(Some(launched(Launcher::Pmi, 0, 2, [Some(2), None]))));
+    let mpich =
+        [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "1")];
+    assert_eq!(told(&mpich), Ok(Some(launched(Launcher::Pmi, 1, 2, [Some(2), Some(1)]))));
     let slurm = [
         ("SLURM_PROCID", "5"),
         ("SLURM_STEP_NUM_TASKS", "6"),
@@ -39,6 +40,8 @@ fn each_launcher_is_understood() {
         ("SLURM_LOCALID", "1"),
     ];
     assert_eq!(told(&slurm), Ok(Some(launched(Launcher::Slurm, 5, 6, [None, Some(1)]))));
+    let pmi_of_slurm = [[("PMI_RANK", "5"), ("PMI_SIZE", "6")].as_slice(), &slurm].concat();
+    assert_eq!(told(&pmi_of_slurm), Ok(Some(launched(Launcher::Pmi, 5, 6, [None, Some(1)]))));
     let torchrun =
         [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0")];
     assert_eq!(told(&torchrun), Ok(Some(launched(Launcher::Torchrun, 1, 2, [Some(1), Some(0)]))));

@@ -43,4 +43,10 @@ pub enum MpiError {
         /// How long was waited.
         deadline: Duration,
     },
+    /// A process does not come to the end of the job: what it did ended early.
+    #[error("MPI_Finalize: process {process} of the job ended early")]
+    Early {
+        /// Which of them.
+        process: usize,
+    },
 }

@@ -15,8 +15,8 @@ use crate::launch::run_one;
 use crate::local::from_now;
 use crate::{Error, RankFailure, World, WorldOptions};
 
-/// Tags of worlds are below this: every library has as many.
-const TAGS: c_int = 32_767;
+/// Tags of worlds are below this: every library has as many, and this one.
+pub(super) const TAGS: c_int = 32_767;
 
 /// This process's place in a job of MPI: what `mpirun` or `srun` has started. Worlds are made of it, one after the other or
 /// several at once. When it and all its worlds are gone, MPI is finalized, and cannot be begun again.

@@ -2,6 +2,8 @@
 //!
 //! Whoever has a [`Library`] knows that MPI was begun and is not finalized, and every call is made under its lock (MP-1).
 
+mod ending;
+
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr;
@@ -12,6 +14,7 @@ use std::time::Duration;
 use mpi_sys as ffi;
 use parking_lot::{Mutex, MutexGuard};
 
+use self::ending::Messages;
 use super::error::MpiError;
 use crate::local::{Alarm, Clock};
 use crate::remote::BLOCK_BYTES;
@@ -31,6 +34,7 @@ pub(super) struct Library {
     size: usize,
     /// How many worlds were made.
     worlds: AtomicI32,
+    messages: Messages,
     /// How long the others are waited for at the end.
     deadline: Duration,
     /// Whether this library began MPI, and so ends it.
@@ -92,12 +96,14 @@ impl Library {
         return_errors(world)?;
         let communicator = duplicate(world, deadline)?;
         return_errors(communicator)?;
+        let size = number("MPI_Comm_size", communicator, ffi::MPI_Comm_size)?;
         Ok(Arc::new(Self {
             communicator,
             block: block_type()?,
             rank: number("MPI_Comm_rank", communicator, ffi::MPI_Comm_rank)?,
-            size: number("MPI_Comm_size", communicator, ffi::MPI_Comm_size)?,
+            size,
             worlds: AtomicI32::new(0),
+            messages: Messages::among(size),
             deadline,
             is_ours,
             failed: AtomicBool::new(false),
@@ -125,26 +131,11 @@ impl Library {
     pub(super) fn calls(&self) -> Calls<'_> {
         Calls { library: self, _lock: CALLS.lock() }
     }
-
-    /// Ends MPI, when all processes have come to their ends.
-    fn finalize(&self) -> Result<(), MpiError> {
-        if !self.is_ours || self.failed.load(Ordering::Relaxed) || is_finalized()? {
-            return Ok(());
-        }
-        let _lock = CALLS.lock();
-        let mut request = null_request();
-        // SAFETY: MP-2, the communicator is ours; a barrier writes nothing.
-        let code = unsafe { ffi::MPI_Ibarrier(self.communicator, &raw mut request) };
-        check("MPI_Ibarrier", code)?;
-        complete("MPI_Ibarrier", Request(request), self.deadline)?;
-        // SAFETY: MP-2, nothing is under way, and nobody calls afterwards.
-        check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
-    }
 }
 
 impl Drop for Library {
     fn drop(&mut self) {
-        if let Err(error) = self.finalize() {
+        if let Err(error) = self.end() {
             tracing::warn!(%error, "MPI was not finalized");
         }
     }
@@ -161,6 +152,7 @@ impl Calls<'_> {
             ffi::MPI_Isend(data, count, block, int(to), tag, communicator, &raw mut request)
         };
         check("MPI_Isend", code)?;
+        self.library.messages.was_sent(to);
         Ok(Request(request))
     }
 
@@ -185,6 +177,7 @@ impl Calls<'_> {
         if flag == 0 {
             return Ok(None);
         }
+        self.library.messages.was_found();
         let mut count = 0;
         // SAFETY: MP-2, as above.
         let code =

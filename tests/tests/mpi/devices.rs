@@ -15,8 +15,8 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::Named;
 use crate::cases;
-use crate::faults::{ends_as_if_killed, folder, four, named_by, steps};
-use crate::job::{Job, children, has, hsdp, mpirun, train_gpt};
+use crate::faults::{folder, four, kill_rank_2, named_by, steps};
+use crate::job::{Job, built, has, mpirun, train_gpt};
 use crate::training::ended_well;
 
 pub(crate) const TRIALS: &[Named] = &[
@@ -68,7 +68,7 @@ fn trains_without_mpi() -> Result<(), String> {
 
 /// Four processes that find each other by the control plane.
 fn by_the_launcher() -> Command {
-    let mut command = Command::new(hsdp());
+    let mut command = Command::new(built("hsdp"));
     command.args(["launch", "-n", "4", "--comm", "nccl", "--"]).arg(train_gpt());
     command.args(["--comm", "nccl"]).env("RAYON_NUM_THREADS", "1");
     command
@@ -93,12 +93,7 @@ fn agrees_with_threads(mut processes: Command, arguments: &[&str]) -> Result<(),
 fn killed() -> Result<(), String> {
     let (out, meeting) = (folder()?, folder()?);
     let command = four(&["--steps", "100000"], out.path());
-    let job = Job::start(on_devices(command, meeting.path()))?;
-    let processes = job.processes(4)?;
-    job.until(|| (steps(out.path()) >= 3).then_some(()))?;
-    let at = Instant::now();
-    kill(processes[2], Signal::SIGKILL).map_err(|error| error.to_string())?;
-    ends_as_if_killed(job, out.path(), at)
+    kill_rank_2(on_devices(command, meeting.path()), out.path())
 }
 
 /// The launcher ends the others.
@@ -108,10 +103,9 @@ fn killed_without_mpi() -> Result<(), String> {
     command.args(["--mesh", "2x2", "--layers", "2", "--steps", "100000", "--out"]).arg(out.path());
     let job = Job::start(on_devices(command, meeting.path()))?;
     job.until(|| (steps(out.path()) >= 3).then_some(()))?;
-    let attendants = job.processes(4)?;
-    let process = job.until(|| children(attendants[2].as_raw()).first().copied())?;
+    let processes = job.processes(4)?;
     let at = Instant::now();
-    kill(process, Signal::SIGKILL).map_err(|error| error.to_string())?;
+    kill(processes[2], Signal::SIGKILL).map_err(|error| error.to_string())?;
     let ended = job.end()?;
     has(&ended.err, &["rank 2", "signal 9"])?;
     let took = ended.at - at;

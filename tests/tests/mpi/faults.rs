@@ -10,10 +10,11 @@ use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 
 use crate::Named;
-use crate::job::{Ended, Job, has, mpirun, run, train_gpt};
+use crate::job::{Ended, Family, Job, family, has, hsdp_launch, mpirun, run, train_gpt};
 
 pub(crate) const TRIALS: &[Named] = &[
     ("faults::row_1_a_process_is_killed", killed),
+    ("faults::row_1_a_process_is_killed_under_hsdp_launch", killed_under_launch),
     ("faults::row_2_a_process_leaves", || named("leave", "it left, but others wait for it")),
     ("faults::row_3_a_rank_panics", || named("panic", "it panicked")),
     ("faults::row_4_a_process_is_stopped", stopped),
@@ -30,10 +31,12 @@ const PROMPTLY: Duration = Duration::from_secs(2);
 
 pub(crate) fn four(arguments: &[&str], out: &Path) -> Command {
     let mut command = mpirun();
-    command
-        .args(["-n", "4"])
-        .arg(train_gpt())
-        .args(["--comm", "mpi", "--mesh", "2x2", "--layers", "2"]);
+    command.args(["-n", "4"]);
+    train(command, arguments, out)
+}
+
+fn train(mut command: Command, arguments: &[&str], out: &Path) -> Command {
+    command.arg(train_gpt()).args(["--comm", "mpi", "--mesh", "2x2", "--layers", "2"]);
     command.args(arguments).arg("--out").arg(out);
     command
 }
@@ -64,25 +67,49 @@ fn badly(ended: &Ended) -> Result<(), String> {
 
 fn killed() -> Result<(), String> {
     let out = folder()?;
-    let job = Job::start(four(&["--steps", "100000"], out.path()))?;
+    kill_rank_2(four(&["--steps", "100000"], out.path()), out.path())
+}
+
+fn killed_under_launch() -> Result<(), String> {
+    let out = folder()?;
+    kill_rank_2(train(hsdp_launch("4"), &["--steps", "100000"], out.path()), out.path())
+}
+
+/// Rank 2 is killed in the midst of a run.
+pub(crate) fn kill_rank_2(command: Command, out: &Path) -> Result<(), String> {
+    let is_launched = command.get_program() != "mpirun";
+    let job = Job::start(command)?;
+    job.until(|| (steps(out) >= 3).then_some(()))?;
     let processes = job.processes(4)?;
-    job.until(|| (steps(out.path()) >= 3).then_some(()))?;
     let at = Instant::now();
     kill(processes[2], Signal::SIGKILL).map_err(|error| error.to_string())?;
-    ends_as_if_killed(job, out.path(), at)
+    ends_promptly(job, at)?;
+    if is_launched { rank_2_is_gone(out) } else { is_told(out) }
 }
 
 /// All processes end soon after `at`, not well, and know that rank 2 is gone.
 pub(crate) fn ends_as_if_killed(job: Job, out: &Path, at: Instant) -> Result<(), String> {
+    ends_promptly(job, at)?;
+    is_told(out)
+}
+
+fn ends_promptly(job: Job, at: Instant) -> Result<(), String> {
     job.until(|| job.has_ended().then_some(()))?;
     let took = at.elapsed();
     badly(&job.end()?)?;
-    if took > PROMPTLY {
-        return Err(format!("all have ended after {took:?}"));
-    }
+    if took > PROMPTLY { Err(format!("all have ended after {took:?}")) } else { Ok(()) }
+}
+
+/// The mpirun of MPICH kills the others at once: they say nothing.
+fn is_told(out: &Path) -> Result<(), String> {
+    if family() == Some(Family::Mpich) { Ok(()) } else { rank_2_is_gone(out) }
+}
+
+/// The records that were left know it.
+fn rank_2_is_gone(out: &Path) -> Result<(), String> {
     let (records, text) = explained(out)?;
     has(&text, &["rank 2", "its process is gone"])?;
-    // mpirun may be faster than one of the others.
+    // mpirun may be faster than one of the others; or that had heard rank 2's last word, and has ended its step well.
     if (1..=3).contains(&records) { Ok(()) } else { Err(format!("{records} records: {text}")) }
 }
 

@@ -9,7 +9,7 @@ use std::process::{self, Command};
 use tempfile::TempDir;
 
 use crate::Named;
-use crate::job::{Job, has, mpirun, run, train_gpt};
+use crate::job::{Family, Job, family, has, mpirun, run, train_gpt};
 use crate::training::{losses, of_threads};
 
 pub(crate) const TRIALS: &[Named] = &[
@@ -77,7 +77,7 @@ impl Hosts {
         let name = hosts.name(0);
         let name = name.trim_end_matches('0');
         let script = format!(
-            "#!/bin/sh\nhost=${{1##*.}}\nshift\nexec ip netns exec {name}$host sh -c \"$*\"\n"
+            "#!/bin/sh\n[ \"$1\" = -x ] && shift\nhost=${{1##*.}}\nshift\nexec ip netns exec {name}$host sh -c \"$*\"\n"
         );
         fs::write(&agent, script).map_err(|error| error.to_string())?;
         let executable = fs::Permissions::from_mode(0o755);
@@ -112,31 +112,33 @@ impl Hosts {
         for (name, value) in mpirun().get_envs() {
             command.envs(value.map(|value| (name, value)));
         }
-        let network = "10.77.0.0/24";
-        command.args(["--mca", "plm_rsh_agent"]).arg(self.agent());
-        command.args(["--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "btl", "tcp,self"]);
-        command.args([
-            "--mca",
-            "btl_tcp_if_include",
-            network,
-            "--mca",
-            "oob_tcp_if_include",
-            network,
-        ]);
-        command.args([
-            "--host",
-            &HOSTS.map(address).join(","),
-            "-n",
-            "4",
-            "-x",
-            "RAYON_NUM_THREADS",
-        ]);
+        match family() {
+            Some(Family::Mpich) => self.by_mpich(&mut command),
+            _ => self.by_open_mpi(&mut command),
+        }
+        command.args(["-n", "4"]);
         command
             .arg(train_gpt())
             .args(["--comm", "mpi", "--mesh", "2x2", "--layers", "2"])
             .args(arguments);
         command.arg("--out").arg(self.out());
         command
+    }
+
+    fn by_open_mpi(&self, command: &mut Command) {
+        let network = "10.77.0.0/24";
+        command.args(["--mca", "plm_rsh_agent"]).arg(self.agent());
+        command.args(["--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "btl", "tcp,self"]);
+        command.args(["--mca", "btl_tcp_if_include", network]);
+        command.args(["--mca", "oob_tcp_if_include", network]);
+        command.args(["--host", &HOSTS.map(address).join(","), "-x", "RAYON_NUM_THREADS"]);
+    }
+
+    fn by_mpich(&self, command: &mut Command) {
+        command.args(["-launcher", "ssh", "-launcher-exec"]).arg(self.agent());
+        command.args(["-localhost", &address(1), "-hosts", &HOSTS.map(address).join(",")]);
+        // Else the ranks would find that they share memory.
+        command.env("UCX_TLS", "tcp,self").env("UCX_NET_DEVICES", "eth0");
     }
 }
 

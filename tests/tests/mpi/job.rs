@@ -28,11 +28,28 @@ pub(crate) struct Ended {
     pub(crate) at: Instant,
 }
 
+/// Whose `mpirun` it is: that of PATH, and programs are built for its library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    OpenMpi,
+    Mpich,
+}
+
+/// None where there is no `mpirun`.
+pub(crate) fn family() -> Option<Family> {
+    let output = Command::new("mpirun").arg("--version").output().ok()?;
+    let is_mpich = String::from_utf8_lossy(&output.stdout).contains("HYDRA");
+    Some(if is_mpich { Family::Mpich } else { Family::OpenMpi })
+}
+
 /// `mpirun`, for as many processes as are asked for, on this machine.
 pub(crate) fn mpirun() -> Command {
     let mut command = Command::new("mpirun");
+    // MPICH's counts no cores, and binds nothing.
+    if family() == Some(Family::OpenMpi) {
+        command.args(["--oversubscribe", "--bind-to", "none"]);
+    }
     command
-        .args(["--oversubscribe", "--bind-to", "none"])
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .env("RAYON_NUM_THREADS", "1")
@@ -40,17 +57,25 @@ pub(crate) fn mpirun() -> Command {
     command
 }
 
-/// The example that trains, built with `cargo build -p hsdp-candle --features mpi --example train_gpt`.
-pub(crate) fn train_gpt() -> PathBuf {
-    let conformance = Path::new(env!("CARGO_BIN_EXE_conformance"));
-    let folder = conformance.parent().expect("programs are in a folder");
-    folder.join("examples/train_gpt")
+/// `hsdp launch`, built with `cargo build -p hsdp-cli`, for so many processes: it starts `mpirun`.
+pub(crate) fn hsdp_launch(processes: &str) -> Command {
+    let mut command = Command::new(built("hsdp"));
+    command.args(["launch", "-n", processes, "--"]).stdin(Stdio::null());
+    for (name, value) in mpirun().get_envs() {
+        command.envs(value.map(|value| (name, value)));
+    }
+    command
 }
 
-/// The program, built with `cargo build -p hsdp-cli`.
-#[cfg(feature = "nccl")]
-pub(crate) fn hsdp() -> PathBuf {
-    Path::new(env!("CARGO_BIN_EXE_conformance")).with_file_name("hsdp")
+/// The example that trains, built with `cargo build -p hsdp-candle --features mpi --example train_gpt`.
+pub(crate) fn train_gpt() -> PathBuf {
+    built("examples/train_gpt")
+}
+
+/// A program beside those of these tests.
+pub(crate) fn built(path: &str) -> PathBuf {
+    let conformance = Path::new(env!("CARGO_BIN_EXE_conformance"));
+    conformance.parent().expect("programs are in a folder").join(path)
 }
 
 impl Job {
@@ -63,14 +88,14 @@ impl Job {
     /// The processes that mpirun has started, in the order of their numbers, when there are `count`.
     pub(crate) fn processes(&self, count: usize) -> Result<Vec<Pid>, String> {
         self.until(|| {
-            let children = children(self.mpirun.id().cast_signed());
-            (children.len() == count).then_some(children)
+            let started = started(self.mpirun.id());
+            (started.len() == count).then_some(started)
         })
     }
 
     /// Whether none of its processes runs any more.
     pub(crate) fn has_ended(&self) -> bool {
-        children(self.mpirun.id().cast_signed()).is_empty()
+        started(self.mpirun.id()).is_empty()
     }
 
     /// Looks again and again for what is there at last.
@@ -113,8 +138,8 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        for child in children(self.mpirun.id().cast_signed()) {
-            let _ = kill(child, Signal::SIGKILL);
+        for process in started(self.mpirun.id()) {
+            let _ = kill(process, Signal::SIGKILL);
         }
         let _ = self.mpirun.kill();
         let _ = self.mpirun.wait();
@@ -134,8 +159,16 @@ pub(crate) fn has(text: &str, parts: &[&str]) -> Result<(), String> {
     }
 }
 
-/// The processes that a process has started.
-pub(crate) fn children(of: i32) -> Vec<Pid> {
+/// The processes of a job, in the order of their numbers: what starts them starts one more program between, or none.
+fn started(by: u32) -> Vec<Pid> {
+    let ends = |child: Pid| {
+        let below = started(child.as_raw().unsigned_abs());
+        if below.is_empty() { vec![child] } else { below }
+    };
+    children(by).into_iter().flat_map(ends).collect()
+}
+
+fn children(of: u32) -> Vec<Pid> {
     let listed = fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
     let numbers = listed.split_ascii_whitespace().filter_map(|number| number.parse().ok());
     numbers.map(Pid::from_raw).collect()

@@ -1,6 +1,7 @@
 //! Ranks as processes under MPI: the conformance cases, training beside threads, and what goes wrong between processes.
 //!
 //! ```text
+//! cargo build -p hsdp-cli
 //! cargo build -p hsdp-candle --features mpi --example train_gpt
 //! cargo test -p hsdp-tests --features mpi --test mpi
 //! ```
@@ -15,17 +16,14 @@ mod memory;
 mod starting;
 mod training;
 
-use std::process::Command;
-
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() {
     let arguments = Arguments::from_args();
-    let is_there = Command::new("mpirun").arg("--version").output().is_ok();
     let on_one_host =
         [cases::TRIALS, training::TRIALS, starting::TRIALS, faults::TRIALS, memory::TRIALS]
             .concat();
-    let lacks = (!is_there).then_some("no mpirun");
+    let lacks = job::family().is_none().then_some("no mpirun");
     let lacks_hosts = lacks.or_else(hosts::lacks);
     let trials = on_one_host.into_iter().map(|trial| (trial, lacks));
     let trials = trials.chain(hosts::TRIALS.iter().map(|trial| (*trial, lacks_hosts)));
