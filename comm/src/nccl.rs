@@ -12,6 +12,6 @@ mod watchdog;
 
 pub(crate) use self::collectives::{NotIssued, issue_together};
 pub use self::communicator::Communicator;
-pub(crate) use self::connected::{Connected, SharedCommunicator};
+pub(crate) use self::connected::{Held, SharedCommunicator};
 pub use self::error::NcclError;
 pub use self::unique_id::UniqueId;

@@ -43,7 +43,7 @@ pub(crate) struct Seat {
     pub(crate) streams: crate::device::Streams,
     /// Its communicators, where those go by NCCL.
     #[cfg(feature = "nccl")]
-    pub(crate) nccl: crate::nccl::Connected,
+    pub(crate) nccl: crate::nccl::Held,
 }
 
 /// Who serves the operations of a world.
@@ -105,7 +105,7 @@ impl Seat {
             #[cfg(feature = "cuda")]
             streams: crate::device::Streams::default(),
             #[cfg(feature = "nccl")]
-            nccl: crate::nccl::Connected::default(),
+            nccl: crate::nccl::Held::default(),
         }
     }
 
@@ -157,6 +157,15 @@ impl Seat {
     pub(crate) fn office(&self) -> Option<&Arc<Office>> {
         match &self.flavour {
             Flavour::Local { core, .. } => core.office(),
+            Flavour::Counting => None,
+        }
+    }
+
+    /// What the ranks share, where there are others.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn access(&self) -> Option<&Arc<Access>> {
+        match &self.flavour {
+            Flavour::Local { core, .. } => Some(core),
             Flavour::Counting => None,
         }
     }

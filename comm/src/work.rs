@@ -71,7 +71,7 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// greater part. It decides whether waking others pays, and counts nothing.
     fn bytes(&self) -> usize;
 
-    /// Whether a block calls code of a user, which may take as long as it likes.
+    /// Whether a block calls code of a user, or waits in a library, which may take as long as they like.
     fn calls_users(&self) -> bool {
         false
     }

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::control::{Job, Joined};
-use hsdp_comm::{Channel, Error, Reduction, Tag, World, WorldOptions, launch};
+use hsdp_comm::{Channel, Error, Group, Reduction, Tag, World, WorldOptions, launch};
 use hsdp_control::{
-    Client, ClientOptions, Job as Name, Rank, Secret, Server, ServerOptions, Terms,
+    Client, ClientOptions, Job as Name, Membership, Rank, Secret, Server, ServerOptions, Terms,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -18,26 +18,37 @@ fn options() -> WorldOptions {
 
 /// The processes of a job, as threads: each joins over loopback, as a process would.
 fn jobs(size: u32) -> Vec<Job> {
+    let (server, members) = members(size);
+    let mut server = Some(server);
+    let job = |membership| {
+        let joined = Joined { membership, server: server.take(), local_rank: 0 };
+        Job::of(joined, DEADLINE)
+    };
+    members.into_iter().map(job).collect()
+}
+
+/// A coordinator, and all its members.
+fn members(size: u32) -> (Server, Vec<Membership>) {
     let (name, secret) = (Name::new("test", 1).expect("a name"), Secret::from_bytes([0x2a; 32]));
     let terms = Terms::new(size).expect("a world");
     let server = ServerOptions::new(name.clone(), secret.clone(), terms.clone());
     let server = Server::start(server).expect("a coordinator");
     let address = server.address();
-    let mut server = Some(server);
-    thread::scope(|scope| {
-        let join = |(rank, server): (u32, Option<Server>)| {
+    let members = thread::scope(|scope| {
+        let join = |rank: u32| {
             let rank = Rank::new(rank as usize);
             let options =
                 ClientOptions::new(address, rank, name.clone(), secret.clone(), terms.clone());
-            scope.spawn(move || {
-                let membership = Client::join(options).expect("a member");
-                Job::of(Joined { membership, server, local_rank: rank.get() }, DEADLINE)
-            })
+            scope.spawn(move || Client::join(options).expect("a member"))
         };
-        let servers = (0..size).map(|rank| (rank, server.take()));
-        let joining: Vec<_> = servers.map(join).collect();
-        joining.into_iter().map(|job| job.join().expect("it joins")).collect()
-    })
+        let joining: Vec<_> = (0..size).map(join).collect();
+        joining.into_iter().map(|member| member.join().expect("it joins")).collect()
+    });
+    (server, members)
+}
+
+fn job_of(membership: Membership) -> Job {
+    Job::of(Joined { membership, server: None, local_rank: 0 }, DEADLINE)
 }
 
 /// What each rank of a world of the first `size` processes makes; nothing on the others.
@@ -148,4 +159,75 @@ fn other_options_are_refused_with_both_sides() {
         let refused = refused.expect_err("they differ");
         assert!(refused.contains("20s") && refused.contains("25s"), "{refused}");
     }
+}
+
+/// What each rank of a world says that waits for one that does not come.
+fn said_by_each(jobs: Vec<Job>, size: usize, meanwhile: impl FnOnce()) -> Vec<String> {
+    thread::scope(|scope| {
+        let run = |job: Job| {
+            scope.spawn(move || {
+                let world = job.world(size, options()).map_err(|error| error.to_string())?;
+                let world = world.ok_or("it is no rank")?;
+                let group = world.world_group(Channel::User);
+                let waited = group.barrier(Tag::default()).and_then(hsdp_comm::Pending::wait);
+                waited.map_err(|error| error.to_string())
+            })
+        };
+        let running: Vec<_> = jobs.into_iter().map(run).collect();
+        meanwhile();
+        let said = |rank: thread::ScopedJoinHandle<'_, Result<(), String>>| {
+            rank.join().expect("no panic").expect_err("not all come")
+        };
+        running.into_iter().map(said).collect()
+    })
+}
+
+#[test]
+fn a_process_that_is_gone_is_named_by_the_control_plane() {
+    let (server, mut members) = members(3);
+    let lost = members.pop().expect("the last one");
+    let jobs = members.into_iter().map(job_of).collect();
+    let began = Instant::now();
+    for said in said_by_each(jobs, 3, || drop(lost)) {
+        assert!(said.starts_with("world aborted: rank 2"), "{said}");
+        assert!(said.contains("its process is gone"), "{said}");
+    }
+    assert!(began.elapsed() < DEADLINE / 2, "after {:?}", began.elapsed());
+    drop(server);
+}
+
+#[test]
+fn without_a_coordinator_nobody_is_reached() {
+    let (server, members) = members(3);
+    let mut jobs: Vec<_> = members.into_iter().map(job_of).collect();
+    let absent = jobs.pop();
+    let began = Instant::now();
+    for said in said_by_each(jobs, 3, || drop(server)) {
+        assert!(said.contains("has lost the coordinator at 127.0.0.1"), "{said}");
+    }
+    assert!(began.elapsed() < DEADLINE / 2, "after {:?}", began.elapsed());
+    drop(absent);
+}
+
+/// More than may be under way, in two worlds at once.
+#[test]
+fn two_worlds_share_what_may_be_under_way() {
+    const LEN: usize = 4 << 20;
+    let made = thread::scope(|scope| {
+        let run = |job: Job| {
+            scope.spawn(move || {
+                let worlds = [0, 1].map(|_| job.world(2, options()).expect("a world"));
+                let worlds = worlds.map(|world| world.expect("a rank"));
+                let groups = worlds.each_ref().map(|world| world.world_group(Channel::User));
+                let own = vec![job.rank().get(); LEN];
+                let gather = |group: &Group| group.all_gather(Tag::default(), own.clone());
+                let pending = groups.each_ref().map(|group| gather(group).expect("it is issued"));
+                let made = pending.map(|pending| pending.wait().expect("both come"));
+                made.map(|made| (made.len(), made[0], made[2 * LEN - 1]))
+            })
+        };
+        let running: Vec<_> = jobs(2).into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("no panic")).collect::<Vec<_>>()
+    });
+    assert_eq!(made, [[(2 * LEN, 0, 1); 2]; 2]);
 }

@@ -22,12 +22,12 @@ pub(crate) fn most_strangers(world: u32) -> usize {
 
 /// Frames that wait until one member takes them.
 pub(crate) fn most_waiting(world: u32) -> usize {
-    4 * world as usize + 1024
+    7 * world as usize + 1024
 }
 
-/// What one member may have on its way to another: all together they fill the places of those that wait, and no more.
+/// What one member may have on its way to another: all together they fill no more than 3 x world + 1024 places of those that wait.
 pub(crate) fn most_passed(world: usize) -> usize {
-    1 + 1024 / world.max(1)
+    3 + 1024 / world.max(1)
 }
 
 /// As much of the beginning of a text as a string may have.

@@ -97,12 +97,12 @@ impl Membership {
     /// # Errors
     /// [`ControlError::TooLong`] if it has more than [`MOST_VALUE`](crate::MOST_VALUE) bytes. Without a coordinator:
     /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`].
-    pub fn pass(&self, to: Rank, what: &[u8]) -> Result<(), ControlError> {
+    pub fn pass(&self, to: Rank, what: Vec<u8>) -> Result<(), ControlError> {
         if what.len() > MOST_VALUE {
             let bytes = what.len();
             return Err(ControlError::TooLong { what: "what is passed", bytes, most: MOST_VALUE });
         }
-        let what = Bytes::copy_from_slice(what);
+        let what = Bytes::from(what);
         self.say(FromMember::Pass(Pass { rank: to.get(), what }))
     }
 

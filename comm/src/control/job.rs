@@ -10,6 +10,7 @@ use hsdp_sharding::Rank;
 use super::member::Member;
 use super::transport::ControlTransport;
 use crate::launch::run_one;
+use crate::remote::Transport as _;
 use crate::{Error, RankFailure, World, WorldOptions};
 
 /// This process's place in a job that `hsdp launch` or torchrun has started. Worlds are made of it, one after the other or several at
@@ -65,8 +66,9 @@ impl Job {
         if size > self.size() {
             return Err(Error::BadRank { rank: Rank::new(size - 1), size: self.size() });
         }
-        let transport = ControlTransport::new(Arc::clone(&self.member), size);
+        let mut transport = ControlTransport::new(Arc::clone(&self.member));
         if self.rank().index() >= size {
+            transport.close(None);
             return Ok(None);
         }
         let world = World::by(size, self.rank(), options, Box::new(transport));

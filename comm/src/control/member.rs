@@ -1,7 +1,9 @@
-//! This process, as a member of the control plane: what others pass to it, by world.
+//! This process, as a member of the control plane: its letters to and from the others, of all its worlds.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
+use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -9,7 +11,8 @@ use hsdp_control::{ControlError, Joined, Membership, Server, Status};
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
-use super::passage::Piece;
+use super::passage::{Passage, Piece};
+use crate::remote::{Letter, TransportError};
 
 /// This process. When nobody has it any more, it says goodbye.
 pub(super) struct Member {
@@ -20,17 +23,27 @@ pub(super) struct Member {
     /// How long the others are waited for at the end.
     deadline: Duration,
     worlds: AtomicU32,
-    arrived: Mutex<Arrived>,
+    mail: Mutex<Mail>,
 }
 
-/// What has come and was not taken, by world: of one that is not made here yet, too.
-type Arrived = HashMap<u32, VecDeque<(Rank, Vec<u8>)>>;
+/// What goes and comes.
+struct Mail {
+    /// By rank.
+    passages: Vec<Passage>,
+    /// Letters that have come, by world: of one that is not made here yet, too.
+    arrived: HashMap<u32, VecDeque<(Rank, Vec<u8>)>>,
+    /// The worlds that are over here: what comes of them is nobody's.
+    over: BTreeSet<u32>,
+}
 
 impl Member {
     pub(super) fn new(joined: Joined, deadline: Duration) -> Self {
         let Joined { membership, server, .. } = joined;
-        let (worlds, arrived) = (AtomicU32::new(0), Mutex::default());
-        Self { membership: Some(membership), server, deadline, worlds, arrived }
+        let passage = |_| Passage::new(membership.most_passed());
+        let passages = (0..membership.size()).map(passage).collect();
+        let mail = Mail { passages, arrived: HashMap::new(), over: BTreeSet::new() };
+        let (worlds, mail) = (AtomicU32::new(0), Mutex::new(mail));
+        Self { membership: Some(membership), server, deadline, worlds, mail }
     }
 
     fn membership(&self) -> &Membership {
@@ -45,45 +58,77 @@ impl Member {
         self.membership().size()
     }
 
-    pub(super) fn status(&self) -> Status {
-        self.membership().status()
-    }
-
     /// The number of the next world.
     pub(super) fn next_world(&self) -> u32 {
         self.worlds.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// How many frames of one member the coordinator keeps for another.
-    pub(super) fn most_passed(&self) -> usize {
-        self.membership().most_passed()
-    }
-
-    pub(super) fn pass(&self, to: Rank, piece: &[u8]) -> Result<(), ControlError> {
-        self.membership().pass(to, piece)
-    }
-
-    /// What came next of a world, and of whom; what comes of others is kept for them. A piece that is none is everybody's.
-    pub(super) fn take(&self, world: u32) -> Option<(Rank, Vec<u8>)> {
-        let mut arrived = self.arrived.lock();
-        while let Some((from, piece)) = self.membership().take_passed() {
-            let its_world = Piece::read(&piece).map_or(world, |piece| piece.world);
-            arrived.entry(its_world).or_default().push_back((from, piece));
+    /// What has become of the others. Those that take nothing any more are sent nothing.
+    pub(super) fn status(&self) -> Status {
+        let status = self.membership().status();
+        let mut mail = self.mail.lock();
+        for rank in status.finished().into_iter().chain(status.lost()) {
+            mail.passages[rank.index()].give_up();
         }
-        arrived.get_mut(&world)?.pop_front()
+        status
+    }
+
+    pub(super) fn send(
+        &self,
+        (world, to): (u32, Rank),
+        letter: &Arc<Letter>,
+    ) -> Result<(), TransportError> {
+        let mut mail = self.mail.lock();
+        mail.passages[to.index()].send(world, Arc::clone(letter));
+        self.pass(&mut mail, to)
+    }
+
+    /// Passes on what may be.
+    fn pass(&self, mail: &mut Mail, to: Rank) -> Result<(), TransportError> {
+        while let Some(piece) = mail.passages[to.index()].next() {
+            self.membership().pass(to, piece).map_err(|error| failed(&error))?;
+        }
+        Ok(())
+    }
+
+    /// The next letter of a world, and of whom; what comes of others is kept for them.
+    pub(super) fn take(&self, world: u32) -> Result<Option<(Rank, Vec<u8>)>, TransportError> {
+        let mut mail = self.mail.lock();
+        while let Some((from, piece)) = self.membership().take_passed() {
+            let garbled = |problem| TransportError { peer: Some(from), problem };
+            let piece = Piece::read(&piece).map_err(garbled)?;
+            let came = mail.passages[from.index()].take(&piece).map_err(garbled)?;
+            self.pass(&mut mail, from)?;
+            if let Some((its_world, letter)) = came.filter(|(world, _)| !mail.over.contains(world))
+            {
+                mail.arrived.entry(its_world).or_default().push_back((from, letter));
+            }
+        }
+        Ok(mail.arrived.get_mut(&world).and_then(VecDeque::pop_front))
+    }
+
+    /// How many letters of a world are under way.
+    pub(super) fn under_way(&self, world: u32) -> usize {
+        self.mail.lock().passages.iter().map(|passage| passage.under_way(world)).sum()
     }
 
     /// Nobody takes what comes of a world any more.
     pub(super) fn forget(&self, world: u32) {
-        self.arrived.lock().remove(&world);
+        let mut mail = self.mail.lock();
+        mail.over.insert(world);
+        mail.arrived.remove(&world);
     }
+}
+
+pub(super) fn failed(error: &ControlError) -> TransportError {
+    TransportError { peer: None, problem: error.to_string() }
 }
 
 /// Waits for the others to have heard it, and on rank 0 for their goodbyes, for the deadline at the most: who ends the coordinator before
 /// would end them.
 impl Drop for Member {
     fn drop(&mut self) {
-        let heard = self.membership.take().map_or(Ok(()), Membership::leave);
+        let heard = mem::take(&mut self.membership).map_or(Ok(()), Membership::leave);
         let finished = self.server.take().map_or(Ok(()), |server| server.finish(self.deadline));
         if let Err(error) = heard.and(finished) {
             tracing::warn!(%error, "the job did not end together");

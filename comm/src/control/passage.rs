@@ -1,4 +1,4 @@
-//! What goes between this rank and one other: letters in pieces, as large as the coordinator passes on, and never more of them under
+//! What goes between this process and one other: letters in pieces, as large as the coordinator passes on, and never more of them under
 //! way than it keeps.
 
 use std::collections::VecDeque;
@@ -15,8 +15,8 @@ pub(super) const MOST_PIECE: usize = hsdp_control::MOST_VALUE - HEAD;
 /// A part of a letter; or, of a letter of no bytes, only word of what has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece<'a> {
-    /// The number of its world.
-    pub(super) world: u32,
+    /// The number of its letter's world.
+    world: u32,
     /// How many pieces of the other its sender has taken.
     taken: u32,
     /// Of the whole letter.
@@ -44,64 +44,85 @@ impl<'a> Piece<'a> {
     }
 
     fn write(&self) -> Vec<u8> {
-        let heads = [self.world, self.taken].into_iter().flat_map(u32::to_le_bytes);
-        let lengths = [self.bytes, self.offset].into_iter().flat_map(u64::to_le_bytes);
-        heads.chain(lengths).chain(self.part.iter().copied()).collect()
+        let mut piece = Vec::with_capacity(HEAD + self.part.len());
+        piece.extend(self.world.to_le_bytes());
+        piece.extend(self.taken.to_le_bytes());
+        piece.extend(self.bytes.to_le_bytes());
+        piece.extend(self.offset.to_le_bytes());
+        piece.extend_from_slice(self.part);
+        piece
     }
 }
 
-/// Both directions. Counts of pieces go around at 2^32.
+/// A letter of a world that has come whole.
+pub(super) type Came = (u32, Vec<u8>);
+
+/// Both directions, for all worlds. Counts of pieces go around at 2^32.
 #[derive(Debug)]
 pub(super) struct Passage {
-    world: u32,
     /// Pieces that may be on their way.
     most: u32,
-    /// With how much of each has been sent.
-    sending: VecDeque<(Arc<Letter>, usize)>,
+    sending: VecDeque<Sending>,
     sent: u32,
     /// Of what was sent.
     taken: u32,
-    /// As much as has come of the next letter.
-    letter: Vec<u8>,
+    coming: Option<Coming>,
     came: u32,
     /// Of what came: as the other was told.
     told: u32,
 }
 
+/// A letter of a world, of which so much has been sent.
+#[derive(Debug)]
+struct Sending {
+    world: u32,
+    letter: Arc<Letter>,
+    sent: usize,
+}
+
+/// A letter of a world, of so many bytes, and what has come of it.
+#[derive(Debug)]
+struct Coming {
+    world: u32,
+    bytes: u64,
+    came: Vec<u8>,
+}
+
 impl Passage {
-    /// One of a world, to a rank of which the coordinator keeps so many frames of this one.
-    pub(super) fn new(world: u32, kept: usize) -> Self {
+    /// One to a member for which the coordinator keeps so many frames of this one.
+    pub(super) fn new(kept: usize) -> Self {
         // Two are left for word of what has come: it is sent when half of what may be under way is.
         let most = u32::try_from(kept.saturating_sub(2)).unwrap_or(u32::MAX).max(1);
-        let (sending, letter) = (VecDeque::new(), Vec::new());
-        Self { world, most, sending, sent: 0, taken: 0, letter, came: 0, told: 0 }
+        let (sending, coming) = (VecDeque::new(), None);
+        Self { most, sending, sent: 0, taken: 0, coming, came: 0, told: 0 }
     }
 
-    pub(super) fn send(&mut self, letter: Arc<Letter>) {
-        self.sending.push_back((letter, 0));
+    pub(super) fn send(&mut self, world: u32, letter: Arc<Letter>) {
+        self.sending.push_back(Sending { world, letter, sent: 0 });
     }
 
-    /// How many letters are not on their way, or not all of them.
-    pub(super) fn waiting(&self) -> usize {
-        self.sending.len()
+    /// How many letters of a world are not on their way, or not all of them; or have come in part.
+    pub(super) fn under_way(&self, world: u32) -> usize {
+        let sending = self.sending.iter().filter(|sending| sending.world == world).count();
+        sending + usize::from(self.coming.as_ref().is_some_and(|coming| coming.world == world))
     }
 
-    /// Whether a letter has come in part.
-    pub(super) fn is_amid(&self) -> bool {
-        !self.letter.is_empty()
+    /// The other takes nothing any more.
+    pub(super) fn give_up(&mut self) {
+        self.sending.clear();
     }
 
     /// The next piece to be passed, if one may be.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
         let is_open = self.sent.wrapping_sub(self.taken) < self.most;
-        let (world, taken) = (self.world, self.came);
-        if let Some((letter, offset)) = self.sending.front_mut().filter(|_| is_open) {
-            let bytes = letter.bytes();
-            let end = bytes.len().min(*offset + MOST_PIECE);
-            let part = &bytes[*offset..end];
-            let (len, from) = (bytes.len() as u64, *offset as u64);
-            let piece = Piece { world, taken, bytes: len, offset: from, part }.write();
-            *offset = end;
+        let taken = self.came;
+        if let Some(first) = self.sending.front_mut().filter(|_| is_open) {
+            let bytes = first.letter.bytes();
+            let end = bytes.len().min(first.sent + MOST_PIECE);
+            let part = &bytes[first.sent..end];
+            let (len, offset) = (bytes.len() as u64, first.sent as u64);
+            let piece = Piece { world: first.world, taken, bytes: len, offset, part }.write();
+            first.sent = end;
             if end == bytes.len() {
                 self.sending.pop_front();
             }
@@ -113,14 +134,14 @@ impl Passage {
             return None;
         }
         self.told = self.came;
-        Some(Piece { world, taken, bytes: 0, offset: 0, part: &[] }.write())
+        Some(Piece { world: 0, taken, bytes: 0, offset: 0, part: &[] }.write())
     }
 
     /// A piece has come; with the last one of a letter, that letter.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(super) fn take(&mut self, piece: &Piece<'_>) -> Result<Option<Vec<u8>>, String> {
+    pub(super) fn take(&mut self, piece: &Piece<'_>) -> Result<Option<Came>, String> {
         if piece.taken.wrapping_sub(self.taken) > self.sent.wrapping_sub(self.taken) {
             let (taken, sent) = (piece.taken, self.sent);
             return Err(format!("{taken} pieces were taken, of {sent} that were sent"));
@@ -130,14 +151,23 @@ impl Passage {
             return Ok(None);
         }
         self.came = self.came.wrapping_add(1);
-        if piece.offset != self.letter.len() as u64 {
-            let (offset, came) = (piece.offset, self.letter.len());
-            return Err(format!("a piece from byte {offset} on, when {came} have come"));
+        let Piece { world, bytes, offset, part, .. } = *piece;
+        let begun = || Coming { world, bytes, came: Vec::new() };
+        let coming = self.coming.get_or_insert_with(begun);
+        if (coming.world, coming.bytes, coming.came.len() as u64) != (world, bytes, offset) {
+            return Err(format!(
+                "a piece from byte {offset} on of a letter of {bytes}, of world {world}, when {} of {} have come, of world {}",
+                coming.came.len(),
+                coming.bytes,
+                coming.world
+            ));
         }
         // Memory for what has come, not for what is announced.
-        self.letter.extend_from_slice(piece.part);
-        let is_whole = self.letter.len() as u64 == piece.bytes;
-        Ok(is_whole.then(|| std::mem::take(&mut self.letter)))
+        coming.came.extend_from_slice(part);
+        if (coming.came.len() as u64) < bytes {
+            return Ok(None);
+        }
+        Ok(self.coming.take().map(|whole| (whole.world, whole.came)))
     }
 }
 

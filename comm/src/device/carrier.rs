@@ -65,7 +65,7 @@ pub(super) fn all_gather(
         calls.push(call.map_err(|error| part.refused(op, error))?);
     }
     let issued = issue_together(calls);
-    settled(parts, &mut held, issued, op)
+    settled(parts, held, issued, op)
 }
 
 /// Every member gets the sum of its part of what all have.
@@ -83,7 +83,7 @@ pub(super) fn reduce_scatter(
         calls.push(call.map_err(|error| part.refused(op, error))?);
     }
     let issued = issue_together(calls);
-    settled(parts, &mut held, issued, op)
+    settled(parts, held, issued, op)
 }
 
 /// Every member gets the sum of what all have, in place.
@@ -97,19 +97,21 @@ pub(super) fn all_reduce(parts: &[Part], values: &mut [DeviceBuffer]) -> Result<
         calls.push(call.map_err(|error| part.refused(op, error))?);
     }
     let issued = issue_together(calls);
-    settled(parts, &mut held, issued, op)
+    settled(parts, held, issued, op)
 }
 
 /// Where calls were not issued, nobody knows how far they have come: all their communicators are given up, and the world ends.
 #[cfg(feature = "nccl")]
 fn settled(
     parts: &[Part],
-    held: &mut [crate::sync::MutexGuard<'_, crate::nccl::Communicator>],
+    mut held: Vec<crate::sync::MutexGuard<'_, crate::nccl::Communicator>>,
     issued: Result<(), NotIssued>,
     op: Op,
 ) -> Result<(), Error> {
     issued.map_err(|NotIssued { slot, error }| {
         held.iter_mut().for_each(|comm| comm.give_up());
+        // The end is waited for, and nobody waits for a communicator meanwhile.
+        drop(held);
         let part = &parts[slot];
         let error = part.refused(op, *error);
         part.end_world(&error);

@@ -33,9 +33,9 @@ pub(crate) struct Part {
     pub(super) rank: Rank,
     pub(super) step: u64,
     pub(super) stream: Arc<Stream>,
-    /// Where it is at home, to end the world.
+    /// To end the world, also when its rank leaves; none where there are no other ranks.
     #[cfg(feature = "nccl")]
-    pub(super) seat: std::sync::Weak<crate::seat::Seat>,
+    pub(super) access: Option<Arc<crate::local::Access>>,
     /// Its communicator, where the group goes by NCCL.
     #[cfg(feature = "nccl")]
     pub(super) nccl: Option<crate::nccl::SharedCommunicator>,
@@ -45,8 +45,8 @@ impl Part {
     /// Ends the world of its rank.
     pub(super) fn end_world(&self, error: &Error) {
         #[cfg(feature = "nccl")]
-        if let Some(seat) = self.seat.upgrade() {
-            seat.abort(&error.to_string());
+        if let Some(access) = &self.access {
+            access.end_requested(self.rank, &error.to_string());
         }
         // Without NCCL nothing is issued that others are in the midst of.
         #[cfg(not(feature = "nccl"))]

@@ -171,7 +171,7 @@ impl Group {
             step: tag.step,
             stream,
             #[cfg(feature = "nccl")]
-            seat: Arc::downgrade(self.seat()),
+            access: self.seat().access().map(Arc::clone),
             #[cfg(feature = "nccl")]
             nccl,
         })

@@ -230,10 +230,11 @@ impl Core {
     fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
         let is_alone = self.office().is_some();
         let wanted = match (self.options.workers, self.office()) {
-            // The other ranks have workers of their own. One is left where another waits in NCCL.
-            (Workers::Auto, Some(office)) => 1 + usize::from(office.has_a_line()),
+            // The other ranks have workers of their own. Where one may wait in NCCL, another is left.
+            (Workers::Auto, Some(_)) => 1 + usize::from(cfg!(feature = "nccl")),
             (Workers::Auto, None) => self.cores.min(self.records.len()),
-            (Workers::Count(count), _) => count,
+            (Workers::Count(count), Some(_)) => count.max(usize::from(cfg!(feature = "nccl"))),
+            (Workers::Count(count), None) => count,
         };
         // Who is last may be the courier, for whom others wait: it does no more than it must.
         let small = (running.blocks() <= 1 && !is_alone) || running.bytes() <= INLINE_BYTES;

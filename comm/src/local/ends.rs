@@ -20,6 +20,15 @@ impl Core {
         Error::WorldAborted { rank, step: record.step(), operation: record.last(), reason }
     }
 
+    /// Ends the world since `rank` cannot go on, unless it is over.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn end_requested(&self, rank: Rank, reason: &str) {
+        if self.status().world_end().is_none() {
+            let reason = AbortReason::Requested { reason: reason.into() };
+            self.end(self.ended_by(rank, reason));
+        }
+    }
+
     /// The error that says that the world ended in the work of an operation: by `rank`'s doing, if that is known.
     fn ended_in_work(
         &self,

@@ -59,31 +59,42 @@ impl Ticket {
 
     /// Waits for what stands in line before it, if something does, and then for the operation itself.
     fn await_settled(&self) {
-        while let Some(ahead) = self.ahead() {
-            ahead.await_operation();
+        let ahead = || self.core.office()?.ahead_of(&self.operation);
+        while let Some((operation, descriptor)) = ahead() {
+            Waiting {
+                core: &self.core,
+                rank: self.rank,
+                operation: &operation,
+                descriptor: &descriptor,
+            }
+            .until_settled();
         }
-        self.await_operation();
+        let (operation, descriptor) = (&self.operation, &self.descriptor);
+        Waiting { core: &self.core, rank: self.rank, operation, descriptor }.until_settled();
     }
+}
 
-    /// The operation that must be over before this one can be.
-    fn ahead(&self) -> Option<Self> {
-        let (operation, descriptor) = self.core.office()?.ahead_of(&self.operation)?;
-        let core = Arc::clone(&self.core);
-        Some(Self { core, operation, descriptor, ..*self })
-    }
+/// A rank that waits for an operation.
+struct Waiting<'a> {
+    core: &'a Access,
+    rank: Rank,
+    operation: &'a Arc<Operation>,
+    descriptor: &'a Arc<Descriptor>,
+}
 
-    fn await_operation(&self) {
-        let mut wakefulness = Wakefulness::of(&self.core);
+impl Waiting<'_> {
+    fn until_settled(&self) {
+        let mut wakefulness = Wakefulness::of(self.core);
         let mut clock = Clock::start(self.core.options());
         let mut late = Vec::new();
-        let _blocked = self.core.record(self.rank).block_on(&self.operation);
-        while !self.is_settled() {
+        let _blocked = self.core.record(self.rank).block_on(self.operation);
+        while !self.operation.is_settled() {
             match clock.alarm() {
                 Alarm::None(left) => self.help_or_rest(&mut clock, &mut wakefulness, left),
                 Alarm::Late(lateness) => late = self.warn(lateness).unwrap_or(late),
-                Alarm::Circle => self.core.end_if_circle(self.rank, &self.operation),
+                Alarm::Circle => self.core.end_if_circle(self.rank, self.operation),
                 // If members came in at the last moment, their work is waited for once more.
-                Alarm::Deadline => self.core.end_late(&self.operation, &self.descriptor),
+                Alarm::Deadline => self.core.end_late(self.operation, self.descriptor),
             }
         }
         if !late.is_empty() && self.operation.failure().is_none() {
@@ -93,8 +104,8 @@ impl Ticket {
 
     /// Does some work, stays awake for a moment, or sleeps for at most `rest`.
     fn help_or_rest(&self, clock: &mut Clock, wakefulness: &mut Wakefulness, rest: Duration) {
-        if let Some(running) = self.core.queue().pick(&self.operation) {
-            self.core.help(running, Some(&self.operation));
+        if let Some(running) = self.core.queue().pick(self.operation) {
+            self.core.help(running, Some(self.operation));
             clock.has_worked();
         } else if self.core.office().is_some_and(|office| office.hear()) {
             clock.has_worked();
@@ -111,9 +122,9 @@ impl Ticket {
         let attendance = self.operation.attendance();
         let missing = attendance.map_or(Vec::new(), |attendance| attendance.missing);
         let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
-        let culprit = self.core.culprit(&self.operation).map(Rank::get);
+        let culprit = self.core.culprit(self.operation).map(Rank::get);
         let (rank, step, operation) =
-            (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
+            (self.rank.get(), self.core.record(self.rank).step(), self.descriptor);
         if missing.is_empty() {
             tracing::warn!(rank, step, %operation, culprit, ?lateness, "the work of an operation takes long");
             return None;
@@ -125,7 +136,7 @@ impl Ticket {
     /// Says that those who were late have come, and how late they were.
     fn welcome(&self, late: &[u32], lateness: Duration) {
         let (rank, step, operation) =
-            (self.rank.get(), self.core.record(self.rank).step(), &self.descriptor);
+            (self.rank.get(), self.core.record(self.rank).step(), self.descriptor);
         tracing::info!(rank, step, %operation, ?late, ?lateness, "ranks that were late have come");
     }
 }

@@ -208,7 +208,7 @@ pub(crate) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> 
             issued.push((comm, operation, call(stream.cast())));
         }
         let end = group.end();
-        // All have the time of one: the ranks have met already, so it is the host's own work.
+        // All have the time of one.
         let (mut outcome, began) = (Ok(()), Instant::now());
         for (slot, (comm, operation, status)) in issued.into_iter().enumerate() {
             let is_over = || began.elapsed() >= comm.patience || comm.is_over();

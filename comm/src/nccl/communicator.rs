@@ -197,6 +197,12 @@ impl Communicator {
         self
     }
 
+    /// The same, whose operations may take so long to be issued.
+    pub(super) fn waiting(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
     /// Whether it is of no use to wait for it any more.
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)

@@ -1,6 +1,7 @@
 //! A world whose collectives on devices go by NCCL: its communicators, from the first to the last. `NCCL.md`, "In a world".
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -26,6 +27,25 @@ pub(crate) struct Connected {
     over: Arc<AtomicBool>,
 }
 
+/// Those of a rank, closed when the rank goes: here, though somebody else may be looking after them just then.
+#[derive(Debug, Default)]
+pub(crate) struct Held(Arc<Connected>);
+
+impl Deref for Held {
+    type Target = Arc<Connected>;
+
+    fn deref(&self) -> &Arc<Connected> {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let communicators = self.held.lock().take();
+        drop(communicators);
+    }
+}
+
 #[derive(Debug)]
 struct Communicators {
     device: Device,
@@ -34,6 +54,16 @@ struct Communicators {
     /// In an order that all ranks share: they are closed in it.
     groups: BTreeMap<GroupId, SharedCommunicator>,
     patience: Duration,
+    peers: Peers,
+}
+
+/// Where the other ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Peers {
+    /// In this process, which stays until all of them have ended.
+    Here,
+    /// In processes of their own, which may need this one's part in what was issued.
+    Elsewhere,
 }
 
 impl Connected {
@@ -64,7 +94,8 @@ impl Connected {
     }
 }
 
-/// Closing waits for the other ranks, and a drop must not: a thread of its own does it.
+/// Closing waits for the other ranks, and a drop must not: a thread of its own does it. But where they are processes, this one stays
+/// until what it has issued is done, as it stays until its letters are sent.
 impl Drop for Communicators {
     fn drop(&mut self) {
         let (groups, all, patience) =
@@ -78,8 +109,12 @@ impl Drop for Communicators {
             }
         };
         let started = thread::Builder::new().name("hsdp-nccl-close".to_owned()).spawn(close);
-        if let Err(error) = started {
-            tracing::warn!(%error, "communicators could not be closed: there is no thread for it");
+        match started {
+            Ok(thread) if self.peers == Peers::Elsewhere => drop(thread.join()),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "communicators could not be closed: there is no thread for it");
+            }
         }
     }
 }
@@ -106,6 +141,7 @@ impl World {
             all: Some(all),
             groups: BTreeMap::new(),
             patience: self.deadline(),
+            peers: if self.shares_memory() { Peers::Here } else { Peers::Elsewhere },
         };
         let before = self.seat().nccl.held.lock().replace(communicators);
         let watched = if before.is_none() { watchdog::start(self.seat()) } else { Ok(()) };
@@ -147,7 +183,8 @@ impl World {
             Some(split) => split,
             None => self.join_by_id(&device, group)?,
         };
-        let made = Arc::new(Mutex::new(made.ending_with(&connected.over)));
+        let made = made.ending_with(&connected.over).waiting(self.patience_of_issuing());
+        let made = Arc::new(Mutex::new(made));
         if let Some(communicators) = connected.held.lock().as_mut() {
             communicators.groups.insert(group.id(), made);
         }
@@ -187,6 +224,12 @@ impl World {
     /// Half of the world's: who has failed waits for the others, who must have done so by then.
     fn patience<'a>(&self, ended: &'a dyn Fn() -> bool) -> Patience<'a> {
         Patience::until(self.deadline() / 2, ended)
+    }
+
+    /// How long it may take to issue something. Among threads that is the host's own work. Processes may have to connect, to one
+    /// that waits for a third, whose lateness is for the deadline of the world to find, and to end: this is longer.
+    fn patience_of_issuing(&self) -> Duration {
+        if self.shares_memory() { self.deadline() / 2 } else { self.deadline().saturating_mul(2) }
     }
 
     /// What each rank has as an id, by rank; an error on all ranks if one could not make its own.

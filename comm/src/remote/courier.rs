@@ -128,17 +128,17 @@ impl Courier {
         let under_way = self.transport.under_way()?;
         if core.status().world_end().is_some() {
             self.desk.clear();
-            office.line().clear();
+            office.clear_line();
         }
-        let owes = self.desk.owes() || !office.line().is_over();
-        if !owes {
+        let (owes, line_is_over) = (self.desk.owes(), office.line().is_over());
+        if !owes && line_is_over {
             office.farewell();
         }
         failed?;
         Ok(match is_busy {
             true => Turned::Something,
             false if owes || under_way > 0 || self.lingers(core, office) => Turned::Sends,
-            false if self.desk.awaits() => Turned::Awaits,
+            false if self.desk.awaits() || !line_is_over => Turned::Awaits,
             false => Turned::Idle,
         })
     }

@@ -2,7 +2,7 @@
 //! devices".
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::desk::Receiver;
 use crate::Descriptor;
@@ -23,10 +23,10 @@ pub(super) struct Line {
     waiting: VecDeque<InLine>,
 }
 
-/// It does not hold on to its receiver, which holds on to who keeps the line.
+/// It holds on to nothing: not to the receiver, which holds on to who keeps the line, nor to what the operation has made.
 #[derive(Debug)]
 struct Head {
-    operation: Arc<Operation>,
+    operation: Weak<Operation>,
     descriptor: Arc<Descriptor>,
 }
 
@@ -42,7 +42,7 @@ impl Line {
         }
         let next = self.waiting.pop_front()?;
         let descriptor = Arc::clone(next.receiver.descriptor());
-        self.head = Some(Head { operation: Arc::clone(&next.operation), descriptor });
+        self.head = Some(Head { operation: Arc::downgrade(&next.operation), descriptor });
         Some(next)
     }
 
@@ -56,31 +56,28 @@ impl Line {
         self.waiting.is_empty() && self.is_free()
     }
 
-    /// Whether any have stood in it.
-    pub(super) fn serves(&self) -> bool {
-        self.head.is_some()
-    }
-
     /// The first that is not over, if `operation` stands behind it.
     pub(super) fn ahead_of(
         &self,
         operation: &Arc<Operation>,
     ) -> Option<(Arc<Operation>, Arc<Descriptor>)> {
         let place = self.waiting.iter().position(|it| Arc::ptr_eq(&it.operation, operation))?;
-        if let Some(head) = self.head.as_ref().filter(|_| !self.is_free()) {
-            return Some((Arc::clone(&head.operation), Arc::clone(&head.descriptor)));
+        if let Some((head, open)) = self.open() {
+            return Some((open, Arc::clone(&head.descriptor)));
         }
         let first = self.waiting.front().filter(|_| place > 0)?;
         Some((Arc::clone(&first.operation), Arc::clone(first.receiver.descriptor())))
     }
 
-    /// Forgets everything: the world is over.
-    pub(super) fn clear(&mut self) {
-        *self = Self::default();
-    }
-
     /// Whether the next may be opened.
     fn is_free(&self) -> bool {
-        self.head.as_ref().is_none_or(|head| head.operation.is_settled())
+        self.open().is_none()
+    }
+
+    /// What was opened last, if it is not over.
+    fn open(&self) -> Option<(&Head, Arc<Operation>)> {
+        let head = self.head.as_ref()?;
+        let operation = head.operation.upgrade().filter(|operation| !operation.is_settled())?;
+        Some((head, operation))
     }
 }

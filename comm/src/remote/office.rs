@@ -120,9 +120,10 @@ impl Office {
         self.line.lock()
     }
 
-    /// Whether there is work that may wait for other ranks.
-    pub(crate) fn has_a_line(&self) -> bool {
-        self.line.lock().serves()
+    /// Forgets what stands in line: nobody opens it any more. What users lent is dropped without the lock.
+    pub(super) fn clear_line(&self) {
+        let forgotten = mem::take(&mut *self.line.lock());
+        drop(forgotten);
     }
 
     /// Which operation is to be over before `operation` is opened, if one is.
@@ -344,6 +345,9 @@ impl Office {
             );
         }
         self.courier.lock().close();
+        if self.has_given_up() {
+            self.clear_line();
+        }
     }
 }
 

@@ -84,6 +84,11 @@ impl<S: Travels> Work for Unpack<S> {
         }
     }
 
+    /// Not code of users, but of NCCL: whoever waits for something else is not drawn into it.
+    fn calls_users(&self) -> bool {
+        self.beside.is_some()
+    }
+
     fn run(&self, _block: usize, meter: &Meter<'_>) {
         let at = self.journey.at();
         let Stage::Packed(own) = std::mem::replace(&mut *self.stage.lock(), Stage::Nothing) else {

@@ -129,11 +129,11 @@ fn what_is_passed_comes_in_order_and_to_nobody_else() {
     let members = world.join();
     let most = members[0].most_passed();
     for number in 0..most {
-        members[0].pass(Rank::new(2), &number.to_le_bytes()).expect("it is passed");
+        members[0].pass(Rank::new(2), number.to_le_bytes().to_vec()).expect("it is passed");
     }
-    members[1].pass(Rank::new(2), &vec![7; MOST_VALUE]).expect("it is passed");
+    members[1].pass(Rank::new(2), vec![7; MOST_VALUE]).expect("it is passed");
     let too_long =
-        members[1].pass(Rank::new(2), &vec![7; MOST_VALUE + 1]).map_err(|it| it.to_string());
+        members[1].pass(Rank::new(2), vec![7; MOST_VALUE + 1]).map_err(|it| it.to_string());
     assert_eq!(
         too_long,
         Err("what is passed has 65537 bytes, at most 65536 are carried".to_owned())
@@ -162,7 +162,7 @@ fn members_that_pass_much_to_each_other_do_not_wait_for_each_other() {
         while came < 4 * most {
             assert!(Instant::now() < until, "{came} have come");
             while sent < 4 * most && sent < came + most {
-                one.pass(other, &vec![1; MOST_VALUE]).expect("it is passed");
+                one.pass(other, vec![1; MOST_VALUE]).expect("it is passed");
                 sent += 1;
             }
             came += usize::from(one.take_passed().is_some());
@@ -174,7 +174,7 @@ fn members_that_pass_much_to_each_other_do_not_wait_for_each_other() {
 fn who_passes_something_to_nobody_is_lost() {
     let world = World::of(2, quick());
     let members = world.join();
-    members[0].pass(Rank::new(2), b"for nobody").expect("it is on its way");
+    members[0].pass(Rank::new(2), b"for nobody".to_vec()).expect("it is on its way");
     let status = members[1].wait_for(Duration::from_secs(5), |status| !status.lost().is_empty());
     assert_eq!(status.lost(), [Rank::new(0)]);
 }

@@ -12,7 +12,7 @@ fn letter(bytes: usize) -> Arc<Letter> {
 }
 
 /// Everything that may go from one to the other.
-fn carry(from: &mut Passage, to: &mut Passage, came: &mut Vec<Vec<u8>>) -> usize {
+fn carry(from: &mut Passage, to: &mut Passage, came: &mut Vec<Came>) -> usize {
     let mut pieces = 0;
     while let Some(piece) = from.next() {
         let piece = Piece::read(&piece).expect("it was written");
@@ -24,31 +24,34 @@ fn carry(from: &mut Passage, to: &mut Passage, came: &mut Vec<Vec<u8>>) -> usize
 
 #[test]
 fn letters_come_whole_and_in_order_and_no_more_than_may_be_are_under_way() {
-    for kept in [0, 1, 2, 3, 4, 5, 17, 129] {
-        let (mut one, mut other) = (Passage::new(3, kept), Passage::new(3, kept));
+    for kept in [3, 4, 5, 17, 129] {
+        let (mut one, mut other) = (Passage::new(kept), Passage::new(kept));
         let sent: Vec<_> =
             [0, 1, 300_000, 64, MOST_PIECE, 2 * MOST_PIECE].into_iter().map(letter).collect();
-        sent.iter().for_each(|letter| one.send(Arc::clone(letter)));
+        let worlds = || [7, 7, 0, 7, 1, 1];
+        sent.iter().zip(worlds()).for_each(|(letter, world)| one.send(world, Arc::clone(letter)));
         let (mut came, mut back) = (Vec::new(), Vec::new());
         for _ in 0..100 {
-            assert!(carry(&mut one, &mut other, &mut came) <= kept.max(3), "{kept}");
+            assert!(carry(&mut one, &mut other, &mut came) <= kept - 2, "{kept}");
             assert!(carry(&mut other, &mut one, &mut back) <= 2);
         }
-        assert!(one.waiting() == 0 && !other.is_amid() && back.is_empty());
-        let sent: Vec<_> = sent.iter().map(|letter| letter.bytes().to_vec()).collect();
+        assert!([0, 1, 7].iter().all(|world| one.under_way(*world) + other.under_way(*world) == 0));
+        assert!(back.is_empty());
+        let sent = worlds().into_iter().zip(&sent);
+        let sent: Vec<_> = sent.map(|(world, letter)| (world, letter.bytes().to_vec())).collect();
         assert!(came == sent, "{kept}");
     }
 }
 
 #[test]
 fn counts_go_around() {
-    let (mut one, mut other) = (Passage::new(0, 4), Passage::new(0, 4));
+    let (mut one, mut other) = (Passage::new(4), Passage::new(4));
     for it in [&mut one, &mut other] {
         (it.sent, it.taken, it.came, it.told) = (u32::MAX, u32::MAX, u32::MAX, u32::MAX);
     }
     let mut came = Vec::new();
     for _ in 0..10 {
-        one.send(letter(100));
+        one.send(0, letter(100));
         carry(&mut one, &mut other, &mut came);
         carry(&mut other, &mut one, &mut Vec::new());
     }
@@ -59,13 +62,22 @@ fn counts_go_around() {
 fn what_does_not_follow_is_refused() {
     let refused = |piece: Piece<'_>| {
         let piece = piece.write();
-        let mut passage = Passage::new(1, 9);
+        let mut passage = Passage::new(9);
         let read = Piece::read(&piece);
         read.and_then(|piece| passage.take(&piece)).expect_err("it does not follow")
     };
     let piece = Piece { world: 1, taken: 0, bytes: 10, offset: 0, part: &[1; 4] };
     let told = refused(Piece { offset: 4, ..piece });
-    assert_eq!(told, "a piece from byte 4 on, when 0 have come");
+    assert_eq!(
+        told,
+        "a piece from byte 4 on of a letter of 10, of world 1, when 0 of 10 have come, of world 1"
+    );
+    let mut passage = Passage::new(9);
+    assert_eq!(passage.take(&piece), Ok(None));
+    for other in [Piece { offset: 4, bytes: 11, ..piece }, Piece { offset: 4, world: 2, ..piece }] {
+        let told = passage.take(&other).expect_err("it is of another letter");
+        assert!(told.ends_with("when 4 of 10 have come, of world 1"), "{told}");
+    }
     let told = refused(Piece { taken: 1, ..piece });
     assert_eq!(told, "1 pieces were taken, of 0 that were sent");
     let told = refused(Piece { offset: 7, ..piece });
@@ -84,14 +96,15 @@ proptest! {
     fn pieces_that_may_be_anything_are_taken_or_refused(
         pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..64), 0..8)
     ) {
-        let (mut passage, mut bytes) = (Passage::new(0, 9), 0);
+        let (mut passage, mut bytes) = (Passage::new(9), 0);
         for piece in &pieces {
             if let Ok(read) = Piece::read(piece) {
                 prop_assert_eq!(&read.write(), piece);
                 let _ = passage.take(&read);
             }
             bytes += piece.len();
-            prop_assert!(passage.letter.capacity() <= 2 * bytes + 8);
+            let held = passage.coming.as_ref().map_or(0, |coming| coming.came.capacity());
+            prop_assert!(held <= 2 * bytes + 8);
         }
     }
 }
