@@ -8,7 +8,7 @@ use hsdp_sharding::Rank;
 
 use super::connected::Connected;
 use super::error::NcclError;
-use crate::local::Access;
+use crate::local::{Access, Status};
 use crate::seat::Seat;
 
 /// How long the watchdog rests between two looks.
@@ -21,27 +21,42 @@ const REST: Duration = Duration::from_millis(50);
 /// # Errors
 /// [`NcclError::Unwatched`] if there is no thread for it.
 pub(super) fn start(seat: &Seat) -> Result<(), NcclError> {
-    let Some(access) = seat.access().map(Arc::clone) else { return Ok(()) };
-    let (watched, rank) = (Arc::downgrade(&seat.nccl), seat.rank);
+    let Some(access) = seat.access() else { return Ok(()) };
+    let watch = Watch {
+        rank: seat.rank,
+        connected: Arc::downgrade(&seat.nccl),
+        status: Arc::clone(&seat.status),
+        access: Arc::downgrade(access),
+    };
+    let name = format!("hsdp-nccl-watch-{}", watch.rank);
     let watch = move || {
-        while goes_on(&watched, &access, rank) {
+        while watch.goes_on() {
             thread::park_timeout(REST);
         }
     };
-    let name = format!("hsdp-nccl-watch-{rank}");
     let started = thread::Builder::new().name(name).spawn(watch);
     started.map(drop).map_err(|error| NcclError::Unwatched { reason: error.to_string() })
 }
 
-/// One look; whether there is to be another.
-fn goes_on(watched: &Weak<Connected>, access: &Access, rank: Rank) -> bool {
-    let Some(connected) = watched.upgrade() else { return false };
-    if let Err(error) = connected.check() {
-        access.end_requested(rank, &format!("NCCL reports an error: {error}"));
+/// What is looked at.
+struct Watch {
+    rank: Rank,
+    connected: Weak<Connected>,
+    status: Arc<Status>,
+    access: Weak<Access>,
+}
+
+impl Watch {
+    /// One look; whether there is to be another.
+    fn goes_on(&self) -> bool {
+        let Some(connected) = self.connected.upgrade() else { return false };
+        if let (Err(error), Some(access)) = (connected.check(), self.access.upgrade()) {
+            access.end_requested(self.rank, &format!("NCCL reports an error: {error}"));
+        }
+        if self.status.world_end().is_some() {
+            connected.give_up();
+            return false;
+        }
+        true
     }
-    if access.status().world_end().is_some() {
-        connected.give_up();
-        return false;
-    }
-    true
 }
