@@ -12,32 +12,11 @@ use hsdp_kernels::cuda::{Device, Stream};
 use nccl_sys::{NCCL_SPLIT_NOCOLOR, Nccl, ncclComm, ncclComm_t, ncclResult_t};
 
 use super::error::{NcclError, texts};
+use super::patience::Patience;
 use super::unique_id::UniqueId;
 
 /// How long a waiting thread sleeps between two looks.
 const LOOK: Duration = Duration::from_micros(50);
-
-/// For how long to wait at the most.
-pub(super) struct Patience<'a> {
-    pub(super) limit: Duration,
-    /// Whether waiting is of no use any more.
-    ended: &'a dyn Fn() -> bool,
-}
-
-impl<'a> Patience<'a> {
-    pub(super) fn of(limit: Duration) -> Self {
-        Self { limit, ended: &|| false }
-    }
-
-    /// So long, but no longer than until `ended`.
-    pub(super) fn until(limit: Duration, ended: &'a dyn Fn() -> bool) -> Self {
-        Self { limit, ended }
-    }
-
-    fn is_over(&self, began: Instant) -> bool {
-        began.elapsed() >= self.limit || (self.ended)()
-    }
-}
 
 /// A rank's handle of a communicator: used by one thread at a time.
 ///
