@@ -45,6 +45,29 @@ impl World {
         wires.into_iter().enumerate().map(world).collect()
     }
 
+    /// The world of the first `size` processes of a job, of which this is number `rank` of `processes`; `None` if it is not among
+    /// them.
+    ///
+    /// # Errors
+    /// [`Error::BadRank`] if there are fewer processes; those of greeting.
+    #[cfg(any(feature = "mpi", feature = "nccl"))]
+    pub(crate) fn of_first(
+        size: usize,
+        (rank, processes): (Rank, usize),
+        options: WorldOptions,
+        mut transport: Box<dyn Transport>,
+    ) -> Result<Option<Self>, Error> {
+        if size <= processes && rank.index() < size {
+            let world = Self::by(size, rank, options, transport);
+            return world.greet().map(|()| Some(world));
+        }
+        transport.close(None);
+        match size > processes {
+            true => Err(Error::BadRank { rank: Rank::new(size - 1), size: processes }),
+            false => Ok(None),
+        }
+    }
+
     /// One rank, whose peers are at the other end of a transport.
     pub(crate) fn by(
         size: usize,

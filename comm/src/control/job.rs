@@ -10,7 +10,6 @@ use hsdp_sharding::Rank;
 use super::member::Member;
 use super::transport::ControlTransport;
 use crate::launch::run_one;
-use crate::remote::Transport as _;
 use crate::{Error, RankFailure, World, WorldOptions};
 
 /// This process's place in a job that `hsdp launch` or torchrun has started. Worlds are made of it, one after the other or several at
@@ -63,17 +62,8 @@ impl Job {
     /// [`Error::ConfigMismatch`] on all ranks, [`Error::Incomplete`] if some do not come within the deadline of the options,
     /// [`Error::BadRank`] if the job has fewer processes.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
-        if size > self.size() {
-            return Err(Error::BadRank { rank: Rank::new(size - 1), size: self.size() });
-        }
-        let mut transport = ControlTransport::new(Arc::clone(&self.member));
-        if self.rank().index() >= size {
-            transport.close(None);
-            return Ok(None);
-        }
-        let world = World::by(size, self.rank(), options, Box::new(transport));
-        world.greet()?;
-        Ok(Some(world))
+        let transport = Box::new(ControlTransport::new(Arc::clone(&self.member)));
+        World::of_first(size, (self.rank(), self.size()), options, transport)
     }
 
     /// Runs a rank of a [world](Self::world) of the first `size` processes on this thread, as [`launch`](crate::launch) runs each of

@@ -66,16 +66,8 @@ impl Job {
     /// [`Error::BadRank`] if the job has fewer processes.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
         let tag = self.library.next_world() % TAGS;
-        if size > self.size() {
-            return Err(Error::BadRank { rank: Rank::new(size - 1), size: self.size() });
-        }
-        if self.library.rank() >= size {
-            return Ok(None);
-        }
         let transport = Box::new(MpiTransport::new(Arc::clone(&self.library), tag));
-        let world = World::by(size, self.rank(), options, transport);
-        world.greet()?;
-        Ok(Some(world))
+        World::of_first(size, (self.rank(), self.size()), options, transport)
     }
 }
 
