@@ -71,7 +71,7 @@ impl Group {
             impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
             impl FnOnce(D) -> (usize, W::Output),
         ),
-        depart: impl FnOnce(&Arc<Office>, Member, Arc<Descriptor>, D) -> Result<Ticket, Error>,
+        depart: impl FnOnce(&Arc<Office>, Member<'_>, Arc<Descriptor>, D) -> Result<Ticket, Error>,
     ) -> Result<Pending<O>, Error>
     where
         D: Send + 'static,
@@ -199,9 +199,13 @@ impl Group {
         Ok(())
     }
 
-    fn member_at(&self, core: &Arc<Access>, site: &Site, entry: EntryNumber) -> Member {
-        let access = Arc::clone(core);
-        Member { access, rank: self.rank(), ranks: Arc::clone(&site.ranks), slot: site.slot, entry }
+    fn member_at<'a>(
+        &self,
+        access: &'a Arc<Access>,
+        site: &'a Site,
+        entry: EntryNumber,
+    ) -> Member<'a> {
+        Member { access, rank: self.rank(), site, entry }
     }
 
     /// What a rank that is not there would have sent: it counts, and nothing comes. Where there are other ranks, it is a

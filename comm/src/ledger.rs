@@ -3,6 +3,9 @@
 //! Bytes are added up where elements are copied or reduced, from the lengths of the slices that are
 //! read, not from descriptors or plans: a plan that predicts them can be held against them.
 
+use std::array;
+
+use crossbeam::utils::CachePadded;
 use hsdp_sharding::{ByteCount, Flow};
 
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,37 +14,32 @@ use crate::{Channel, Op};
 const CHANNELS: usize = Channel::ALL.len();
 const OPS: usize = Op::ALL.len();
 
-/// The running counts of one rank. Blocks on any thread add to it; a wait that has returned orders them.
+/// The running counts of one rank, apart in memory: calls are the rank's own to count, and bytes are added by blocks on any thread;
+/// a wait that has returned orders them.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    cells: [[Cell; OPS]; CHANNELS],
+    calls: CachePadded<Cells>,
+    bytes: CachePadded<Cells>,
 }
 
-#[derive(Debug, Default)]
-struct Cell {
-    calls: AtomicU64,
-    bytes: AtomicU64,
-}
+type Cells = [[AtomicU64; OPS]; CHANNELS];
 
 impl Ledger {
     pub(crate) fn call(&self, channel: Channel, op: Op) {
-        self.cell(channel, op).calls.fetch_add(1, Relaxed);
+        self.calls[channel as usize][op as usize].fetch_add(1, Relaxed);
     }
 
     pub(crate) fn received(&self, channel: Channel, op: Op, bytes: ByteCount) {
-        self.cell(channel, op).bytes.fetch_add(bytes.get(), Relaxed);
+        self.bytes[channel as usize][op as usize].fetch_add(bytes.get(), Relaxed);
     }
 
     pub(crate) fn snapshot(&self) -> LedgerSnapshot {
-        let read = |cell: &Cell| Flow {
-            calls: cell.calls.load(Relaxed),
-            bytes: ByteCount(cell.bytes.load(Relaxed)),
+        let read = |channel: usize, op: usize| Flow {
+            calls: self.calls[channel][op].load(Relaxed),
+            bytes: ByteCount(self.bytes[channel][op].load(Relaxed)),
         };
-        LedgerSnapshot { cells: self.cells.each_ref().map(|ops| ops.each_ref().map(read)) }
-    }
-
-    fn cell(&self, channel: Channel, op: Op) -> &Cell {
-        &self.cells[channel as usize][op as usize]
+        let cells = array::from_fn(|channel| array::from_fn(|op| read(channel, op)));
+        LedgerSnapshot { cells }
     }
 }
 

@@ -1,8 +1,10 @@
-//! What a rank keeps of one group: how far it has counted, and memory for operations in which it is alone.
+//! What a rank keeps of one group: how far it has counted, where it meets the others, and memory for operations in which it is
+//! alone.
 
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 
-use crate::local::{AnySlots, Slots};
+use crate::local::{AnySlots, Post, Slots};
 use crate::sync::Mutex;
 use crate::work::Work;
 
@@ -10,6 +12,8 @@ use crate::work::Work;
 #[derive(Default)]
 pub(crate) struct Sequence {
     numbers: Mutex<Numbers>,
+    /// Where its operations meet, once the first is issued.
+    post: OnceLock<Arc<Post>>,
     /// What an operation of a group of one has left for the next.
     alone: Mutex<Option<Box<dyn AnySlots>>>,
 }
@@ -48,6 +52,15 @@ impl Sequence {
             numbers.swapped = vec![numbers.next, numbers.next + 1];
             numbers.next += 2;
         }
+    }
+
+    /// Where its operations meet; found by `find` if it is not known.
+    pub(crate) fn post(&self, find: impl FnOnce() -> Arc<Post>) -> &Arc<Post> {
+        // Whoever finds it finds the same.
+        self.post.get().unwrap_or_else(|| {
+            let found = find();
+            self.post.get_or_init(|| found)
+        })
     }
 
     /// The slots of an operation of a group of one.

@@ -1,7 +1,7 @@
 //! The ring of a rank: its last operations, written while it runs.
 //!
-//! An entry costs a reading of the clock and a copy under a lock that is hardly ever contended. Nothing is allocated
-//! after the world was made, except for a group that the rank issues on for the first time.
+//! An entry costs a reading of the clock and a copy under a lock that nobody else takes but who wants a record. Nothing is
+//! allocated after the world was made, except for a group that the rank issues on for the first time.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,6 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use hsdp_sharding::Rank;
 
+use super::ending::Ending;
 use super::record::{FlightEntry, FlightGroup, FlightState};
 use crate::sync::Mutex;
 use crate::{Channel, Descriptor, GroupId};
@@ -30,6 +31,12 @@ impl Origin {
         let unix_us = u64::try_from(unix.as_micros()).unwrap_or(u64::MAX);
         Self { moment: Instant::now(), unix_us }
     }
+
+    /// Nanoseconds from then until `moment`.
+    pub(crate) fn until(&self, moment: Instant) -> u64 {
+        let since = moment.saturating_duration_since(self.moment);
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
 }
 
 /// Where an entry lies, and that it is the one that is meant.
@@ -38,15 +45,7 @@ pub(crate) struct EntryNumber(u64);
 
 impl EntryNumber {
     /// Of nothing that was ever written.
-    pub(crate) const NONE: Self = Self(u64::MAX);
-
-    pub(crate) const fn get(self) -> u64 {
-        self.0
-    }
-
-    pub(crate) const fn new(number: u64) -> Self {
-        Self(number)
-    }
+    const NONE: Self = Self(u64::MAX);
 }
 
 /// What a rank writes its entries into.
@@ -61,6 +60,8 @@ pub(crate) struct Recorder {
 struct Ring {
     /// The entry of number `n` is at `n % capacity`.
     entries: Vec<FlightEntry>,
+    /// Beside each: how it ends, as long as the entry does not say so itself.
+    endings: Vec<Option<Arc<Ending>>>,
     issued: u64,
 }
 
@@ -74,19 +75,14 @@ pub(crate) struct Members {
 impl Recorder {
     pub(crate) fn new(entries: usize, origin: Origin) -> Self {
         let capacity = entries.min(MAX_ENTRIES);
-        let ring = Ring { entries: Vec::with_capacity(capacity), issued: 0 };
+        let (entries, endings) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        let ring = Ring { entries, endings, issued: 0 };
         Self { origin, capacity, ring: Mutex::new(ring), groups: Mutex::default() }
     }
 
     /// Nanoseconds since the world began.
     pub(crate) fn now(&self) -> u64 {
-        self.at(Instant::now())
-    }
-
-    /// The same, of a moment.
-    pub(crate) fn at(&self, moment: Instant) -> u64 {
-        let since = moment.saturating_duration_since(self.origin.moment);
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+        self.origin.until(Instant::now())
     }
 
     /// When the world began, in microseconds since 1970.
@@ -112,11 +108,23 @@ impl Recorder {
         ring.issued += 1;
         let entry = FlightEntry::issued(number, descriptor, now);
         let at = self.place(number);
-        match ring.entries.get_mut(at) {
-            Some(old) => *old = entry,
-            None => ring.entries.push(entry),
+        if at < ring.entries.len() {
+            (ring.entries[at], ring.endings[at]) = (entry, None);
+        } else {
+            ring.entries.push(entry);
+            ring.endings.push(None);
         }
         EntryNumber(number)
+    }
+
+    /// From now on the entry ends as the operation does, which others settle.
+    pub(crate) fn ends_with(&self, number: EntryNumber, ending: &Arc<Ending>) {
+        self.change(number, |_, own| *own = Some(Arc::clone(ending)));
+    }
+
+    /// Notes how the operation has ended, and lets go of it.
+    pub(crate) fn close(&self, number: EntryNumber) {
+        self.change(number, close);
     }
 
     /// Notes that the rank begins to wait.
@@ -125,41 +133,43 @@ impl Recorder {
             return;
         }
         let now = self.now();
-        self.change(number, |entry| entry.waited_ns = entry.waited_ns.or(Some(now)));
+        self.change(number, |entry, _| entry.waited_ns = entry.waited_ns.or(Some(now)));
     }
 
-    /// Notes how an operation ended, at `now`. The first end counts.
-    pub(crate) fn settle_at(&self, number: EntryNumber, state: FlightState, now: u64) {
-        self.change(number, |entry| {
+    /// Notes how an operation ended that nobody else settles, or to which the rank was not let in. The first end counts.
+    pub(crate) fn settle(&self, number: EntryNumber, state: FlightState) {
+        if self.capacity == 0 {
+            return;
+        }
+        let now = self.now();
+        self.change(number, |entry, ending| {
+            close(entry, ending);
             if entry.state == FlightState::Issued {
                 (entry.state, entry.settled_ns) = (state, Some(now));
             }
         });
     }
 
-    /// Notes how an operation ended that nobody else settles.
-    pub(crate) fn settle(&self, number: EntryNumber, state: FlightState) {
-        if self.capacity > 0 {
-            self.settle_at(number, state, self.now());
-        }
-    }
-
     /// Notes how an operation ended that took no time worth a reading of the clock: when it was issued.
     pub(crate) fn settle_at_once(&self, number: EntryNumber, state: FlightState) {
-        self.change(number, |entry| {
+        self.change(number, |entry, _| {
             (entry.state, entry.settled_ns) = (state, Some(entry.issued_ns))
         });
     }
 
-    fn change(&self, number: EntryNumber, change: impl FnOnce(&mut FlightEntry)) {
+    fn change(
+        &self,
+        number: EntryNumber,
+        change: impl FnOnce(&mut FlightEntry, &mut Option<Arc<Ending>>),
+    ) {
         if self.capacity == 0 {
             return;
         }
         let at = self.place(number.0);
-        let mut ring = self.ring.lock();
+        let Ring { entries, endings, .. } = &mut *self.ring.lock();
         // Another entry may lie there meanwhile.
-        if let Some(entry) = ring.entries.get_mut(at).filter(|entry| entry.number == number.0) {
-            change(entry);
+        if let Some(entry) = entries.get_mut(at).filter(|entry| entry.number == number.0) {
+            change(entry, &mut endings[at]);
         }
     }
 
@@ -173,7 +183,12 @@ impl Recorder {
     pub(super) fn entries(&self) -> (Vec<FlightEntry>, u64) {
         let mut copy = Vec::with_capacity(self.capacity);
         let ring = self.ring.lock();
-        copy.extend_from_slice(&ring.entries);
+        let ended = |(entry, ending): (&FlightEntry, &Option<Arc<Ending>>)| {
+            let mut entry = *entry;
+            note_end(&mut entry, ending.as_deref());
+            entry
+        };
+        copy.extend(ring.entries.iter().zip(&ring.endings).map(ended));
         let issued = ring.issued;
         drop(ring);
         let overwritten = issued - copy.len() as u64;
@@ -194,6 +209,16 @@ impl Recorder {
             Some(FlightGroup { id: *id, channel: *channel, ranks: ranks.to_vec() })
         };
         ids.iter().filter_map(known).collect()
+    }
+}
+
+fn close(entry: &mut FlightEntry, ending: &mut Option<Arc<Ending>>) {
+    note_end(entry, ending.take().as_deref());
+}
+
+fn note_end(entry: &mut FlightEntry, ending: Option<&Ending>) {
+    if let Some((state, settled)) = ending.and_then(Ending::read) {
+        (entry.state, entry.settled_ns) = (state, Some(settled));
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::operation::Operation;
-use super::phase::{Phase, wanted};
+use super::phase::Phase;
 use crate::Descriptor;
 
 /// Who is there and who is not, while members are missing.
@@ -25,7 +25,7 @@ impl Operation {
     /// What each member wants that has come, by slot; `None` once the work has begun or the operation is settled.
     pub(crate) fn wanted(&self) -> Option<Vec<Option<Arc<Descriptor>>>> {
         let mut meeting = self.meeting.lock();
-        Some(wanted(meeting.phase.arrivals()?))
+        Some(meeting.phase.arrivals()?.to_vec())
     }
 
     /// Who is there and who is not; `None` once the work has begun or the operation failed.
@@ -47,7 +47,7 @@ impl Operation {
         for (member, arrival) in self.ranks().iter().zip(slots.arrivals()) {
             match arrival {
                 None => missing.push(*member),
-                Some(arrival) if *member == rank => brought = Some(Arc::clone(&arrival.descriptor)),
+                Some(arrival) if *member == rank => brought = Some(Arc::clone(arrival)),
                 Some(_) => {}
             }
         }

@@ -7,19 +7,21 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use super::operation::{Arrived, Occasion, Operation};
-use super::phase::wanted;
+use super::identity::{Company, Number};
+use super::operation::{Arrived, Operation};
+use super::post::Post;
 use super::queue::Queue;
 use super::queued::Queued;
-use super::record::{Record, Roster};
+use super::record::Record;
 use super::running::{Running, WorkPanic, discard};
-use super::slots::{AnySlots, Arrival, Slots};
+use super::slots::{AnySlots, Slots};
 use super::status::Status;
-use super::table::{Key, Table};
+use super::table::Table;
 use super::wait::Ticket;
 use crate::flight::{EntryNumber, FlightState, Origin, Recorder};
 use crate::options::{Workers, WorldOptions};
 use crate::remote::Office;
+use crate::site::Site;
 use crate::slow::Links;
 use crate::sync::thread;
 use crate::work::{Deposits, Work};
@@ -36,6 +38,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Core {
     options: WorldOptions,
+    origin: Origin,
     records: Arc<[Arc<Record>]>,
     status: Arc<Status>,
     table: Table,
@@ -48,23 +51,17 @@ pub(crate) struct Core {
 
 /// A rank's own handle of what all share: its operations count themselves here, and not where all ranks would count.
 #[derive(Debug)]
-pub(crate) struct Access {
-    core: Arc<Core>,
-    roster: Arc<Roster>,
-}
+pub(crate) struct Access(Arc<Core>);
 
 /// Held by every rank: when the last one goes, the workers are joined.
 #[derive(Debug)]
 pub(crate) struct Lifeline(Arc<Core>);
 
 /// A member that comes to an operation.
-pub(crate) struct Member {
-    pub(crate) access: Arc<Access>,
+pub(crate) struct Member<'a> {
+    pub(crate) access: &'a Arc<Access>,
     pub(crate) rank: Rank,
-    /// The members, by slot.
-    pub(crate) ranks: Arc<[Rank]>,
-    /// The member's own.
-    pub(crate) slot: usize,
+    pub(crate) site: &'a Site,
     /// What its rank has noted of it.
     pub(crate) entry: EntryNumber,
 }
@@ -76,6 +73,7 @@ impl Core {
         Arc::new(Self {
             links: Links::new(&options.slow),
             options,
+            origin,
             records: (0..size).map(record).collect(),
             status: Arc::default(),
             table: Table::default(),
@@ -128,7 +126,7 @@ impl Core {
     /// and starts it. Never waits for another rank.
     pub(crate) fn submit<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
-        member: Member,
+        member: Member<'_>,
         descriptor: Arc<Descriptor>,
         deposit: D,
         assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
@@ -144,18 +142,28 @@ impl Core {
 
     fn meet<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
-        member: Member,
+        member: Member<'_>,
         descriptor: Arc<Descriptor>,
         deposit: D,
         assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
     ) -> Result<Ticket, Error> {
-        let Member { access, rank, ranks, slot, entry } = member;
-        let key = Key::from(&*descriptor);
-        let occasion = Occasion { key, ranks, roster: Arc::clone(&access.roster) };
-        let operation = self.table.enter::<D, W>(occasion, || self.admit(descriptor.epoch))?;
-        let arrival = Arrival { descriptor: Arc::clone(&descriptor), entry };
-        self.come((&operation, slot), arrival, deposit, assemble)?;
-        Ok(Ticket { core: access, operation, descriptor, rank, slot, entry })
+        let Member { rank, site, entry, .. } = member;
+        let post = self.post_at(site);
+        let number = Number::from(&*descriptor);
+        let operation = post.enter::<D, W>(number, || self.admit(descriptor.epoch))?;
+        // Before it comes: nobody sees the end sooner than it is in the records of all who have come.
+        self.record(rank).flight.ends_with(entry, operation.ending());
+        let place = (&**post, &operation, site.slot);
+        self.come(place, Arc::clone(&descriptor), deposit, assemble)?;
+        Ok(Ticket::new(member, operation, descriptor))
+    }
+
+    /// Where the operations of a site meet.
+    pub(crate) fn post_at<'a>(&self, site: &'a Site) -> &'a Arc<Post> {
+        site.sequence.post(|| {
+            let (group, ranks) = (site.id, Arc::clone(&site.ranks));
+            self.table.post(Company { group, ranks, origin: self.origin })
+        })
     }
 
     /// Whether an operation may be made in `epoch`. Where the other ranks share no memory with this one, it was asked before,
@@ -170,18 +178,17 @@ impl Core {
     /// A member comes to its slot: one of this process, or what a rank has sent that shares no memory with it.
     pub(crate) fn come<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
-        (operation, slot): (&Arc<Operation>, usize),
-        arrival: Arrival,
+        (post, operation, slot): (&Post, &Arc<Operation>, usize),
+        descriptor: Arc<Descriptor>,
         deposit: D,
         assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
     ) -> Result<(), Error> {
-        let descriptor = Arc::clone(&arrival.descriptor);
-        match operation.arrive(slot, arrival, deposit) {
+        match operation.arrive(slot, Arc::clone(&descriptor), deposit) {
             // Who is on its way by letter is missed by the courier, who knows what has come.
             Arrived::Waiting if self.office().is_some() => Ok(()),
             Arrived::Waiting => self.end_if_missing_left(operation, &descriptor),
             Arrived::Last(slots) => {
-                self.table.remove(operation.key());
+                post.remove(operation.number());
                 let running = self.assemble(operation, &descriptor, slots, assemble)?;
                 let rank = operation.ranks()[slot];
                 running.into_iter().for_each(|running| self.launch(running, rank));
@@ -193,8 +200,8 @@ impl Core {
     }
 
     /// An operation gathers again; it fails if the world is over.
-    pub(crate) fn readmit(&self, operation: &Arc<Operation>) {
-        if let Err(end) = self.table.readmit(operation, || self.status.check_world()) {
+    pub(crate) fn readmit(&self, post: &Post, operation: &Arc<Operation>) {
+        if let Err(end) = post.readmit(operation, || self.status.check_world()) {
             operation.fail(&end);
         }
     }
@@ -216,7 +223,7 @@ impl Core {
             }
             Ok(Err(problem)) => {
                 let problem = format!("{problem} in {}", descriptor.place());
-                Err(self.end_mismatch(operation, problem, wanted(slots.arrivals())))
+                Err(self.end_mismatch(operation, problem, slots.arrivals().to_vec()))
             }
             Err(panic) => {
                 discard(slots);
@@ -294,8 +301,7 @@ impl Core {
 
 impl Access {
     pub(crate) fn new(core: &Arc<Core>) -> Arc<Self> {
-        let roster = Arc::new(Roster(Arc::clone(&core.records)));
-        Arc::new(Self { core: Arc::clone(core), roster })
+        Arc::new(Self(Arc::clone(core)))
     }
 }
 
@@ -303,7 +309,7 @@ impl Deref for Access {
     type Target = Arc<Core>;
 
     fn deref(&self) -> &Arc<Core> {
-        &self.core
+        &self.0
     }
 }
 

@@ -98,7 +98,7 @@ impl Core {
     /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
     pub(crate) fn fail_in_epoch(&self, operation: &Operation, epoch: u64) {
         if let Err(end) = self.status().check(epoch) {
-            self.table().remove(operation.key());
+            self.table().remove(operation);
             operation.fail_gathering(&end);
         }
     }

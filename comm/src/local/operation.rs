@@ -7,33 +7,22 @@ use std::time::Instant;
 
 use hsdp_sharding::Rank;
 
+use super::identity::{Company, Key, Number};
 use super::phase::{Disagreement, Phase};
-use super::record::Roster;
 use super::running::discard;
-use super::slots::{AnySlots, Arrival, Slots};
-use super::table::Key;
-use crate::Error;
-use crate::flight::{EntryNumber, FlightState};
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use super::slots::{AnySlots, Slots};
+use crate::flight::{Ending, FlightState};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::work::{PerMember, Work};
-
-/// Which operation it is, and who takes part.
-#[derive(Debug)]
-pub(crate) struct Occasion {
-    pub(crate) key: Key,
-    /// The members, by slot.
-    pub(crate) ranks: Arc<[Rank]>,
-    pub(crate) roster: Arc<Roster>,
-}
+use crate::{Descriptor, Error};
 
 /// One operation of one group.
 pub(crate) struct Operation {
-    occasion: Occasion,
-    /// What its members have noted of it, by slot.
-    entries: PerMember<AtomicU64>,
-    /// Whether the phase is `Done` or `Failed`, so that nobody needs the lock to see that it is not.
-    settled: AtomicBool,
+    company: Arc<Company>,
+    number: Number,
+    /// Written when the phase is `Done` or `Failed`, so that nobody needs the lock to see that it is not.
+    ending: Arc<Ending>,
     pub(super) meeting: Mutex<Meeting>,
     changed: Condvar,
     /// When it is through, if it was held back: written when it is.
@@ -63,15 +52,14 @@ pub(crate) enum Arrived<D, W: Work> {
 
 impl Operation {
     /// One at which nobody has arrived, for members that bring a `D` for a `W`.
-    pub(crate) fn new<D: Send + 'static, W: Work>(occasion: Occasion) -> Self {
-        let members = occasion.ranks.len();
-        let entries = (0..members).map(|_| AtomicU64::new(EntryNumber::NONE.get())).collect();
+    pub(crate) fn new<D: Send + 'static, W: Work>(company: &Arc<Company>, number: Number) -> Self {
+        let members = company.ranks.len();
         let readers = (0..members).map(|_| AtomicUsize::new(0)).collect();
         let phase = Phase::Gathering { slots: Slots::<D, W>::new(members), missing: members };
         Self {
-            occasion,
-            entries,
-            settled: AtomicBool::new(false),
+            company: Arc::clone(company),
+            number,
+            ending: Arc::default(),
             meeting: Mutex::new(Meeting { phase, parked: 0 }),
             changed: Condvar::new(),
             due: OnceLock::new(),
@@ -79,9 +67,14 @@ impl Operation {
         }
     }
 
-    /// The same in the memory of one of the same members that is over: all of them have their outputs.
-    pub(crate) fn renew<D: Send + 'static, W: Work>(&mut self, occasion: Occasion) {
-        let missing = occasion.ranks.len();
+    /// Whether all members have their outputs.
+    pub(crate) fn is_over(&mut self) -> bool {
+        matches!(self.meeting.get_mut().phase, Phase::Done { untaken: 0, .. })
+    }
+
+    /// The same in the memory of one that is over, of the same group.
+    pub(crate) fn renew<D: Send + 'static, W: Work>(&mut self, number: Number) {
+        let missing = self.company.ranks.len();
         let meeting = self.meeting.get_mut();
         let slots = match mem::replace(&mut meeting.phase, Phase::Running) {
             Phase::Done { slots, .. } => Slots::<D, W>::cleared(slots),
@@ -89,24 +82,34 @@ impl Operation {
         };
         let slots = slots.unwrap_or_else(|| Slots::<D, W>::new(missing));
         meeting.phase = Phase::Gathering { slots, missing };
-        for entry in &mut self.entries {
-            *entry = AtomicU64::new(EntryNumber::NONE.get());
+        match Arc::get_mut(&mut self.ending) {
+            Some(ending) => *ending = Ending::default(),
+            // A member has not looked at how it ended.
+            None => self.ending = Arc::default(),
         }
-        self.settled = AtomicBool::new(false);
         self.due = OnceLock::new();
-        self.occasion = occasion;
+        self.number = number;
     }
 
     pub(crate) fn key(&self) -> Key {
-        self.occasion.key
+        Key { group: self.company.group, number: self.number }
+    }
+
+    pub(crate) fn number(&self) -> Number {
+        self.number
     }
 
     pub(crate) fn ranks(&self) -> &Arc<[Rank]> {
-        &self.occasion.ranks
+        &self.company.ranks
+    }
+
+    /// How it ends.
+    pub(crate) fn ending(&self) -> &Arc<Ending> {
+        &self.ending
     }
 
     pub(crate) fn is_settled(&self) -> bool {
-        self.settled.load(Ordering::Acquire) || self.is_let_through()
+        self.ending.is_written() || self.is_let_through()
     }
 
     /// Whether it was held back and its time has come: whoever sees that settles it.
@@ -126,11 +129,11 @@ impl Operation {
     pub(crate) fn arrive<D: Send + 'static, W: Work>(
         &self,
         slot: usize,
-        arrival: Arrival,
+        descriptor: Arc<Descriptor>,
         deposit: D,
     ) -> Arrived<D, W> {
         let mut deposit = Some(deposit);
-        let arrived = self.come(slot, arrival, &mut deposit);
+        let arrived = self.come(slot, descriptor, &mut deposit);
         // What is not let in is dropped without the lock.
         deposit.into_iter().for_each(discard);
         arrived
@@ -139,24 +142,23 @@ impl Operation {
     fn come<D: Send + 'static, W: Work>(
         &self,
         slot: usize,
-        arrival: Arrival,
+        descriptor: Arc<Descriptor>,
         deposit: &mut Option<D>,
     ) -> Arrived<D, W> {
         let mut meeting = self.meeting.lock();
         if let Phase::Failed(error) = &meeting.phase {
-            return Arrived::Refused(error.clone());
+            return Arrived::Refused(Error::clone(error));
         }
-        self.entries[slot].store(arrival.entry.get(), Ordering::Relaxed);
         let (slots, missing) = match &mut meeting.phase {
             Phase::Gathering { slots, missing } => (slots, missing),
             Phase::Disagreeing { slots, about } => {
-                slots.arrivals()[slot] = Some(arrival);
+                slots.arrivals()[slot] = Some(descriptor);
                 return Arrived::Disagrees(*about);
             }
             _ => unreachable!("a member arrives once, before the work"),
         };
         let first = slots.arrivals().iter().flatten().next();
-        let agrees = first.is_none_or(|first| first.descriptor.agrees_with(&arrival.descriptor));
+        let agrees = first.is_none_or(|first| first.agrees_with(&descriptor));
         let about = match (agrees, Slots::<D, W>::typed_mut(&mut **slots)) {
             (true, Some(slots)) => {
                 slots.put(slot, deposit.take());
@@ -165,7 +167,7 @@ impl Operation {
             (true, None) => Some(Disagreement::Meant),
             (false, _) => Some(Disagreement::Said),
         };
-        slots.arrivals()[slot] = Some(arrival);
+        slots.arrivals()[slot] = Some(descriptor);
         *missing -= 1;
         if about.is_none() && *missing > 0 {
             return Arrived::Waiting;
@@ -204,7 +206,7 @@ impl Operation {
     /// What the operation failed with, if it has failed.
     pub(crate) fn failure(&self) -> Option<Error> {
         match &self.meeting.lock().phase {
-            Phase::Failed(error) => Some(error.clone()),
+            Phase::Failed(error) => Some(Error::clone(error)),
             _ => None,
         }
     }
@@ -247,7 +249,7 @@ impl Operation {
     pub(crate) fn fail_gathering(&self, error: &Error) {
         let mut meeting = self.meeting.lock();
         if meeting.phase.arrivals().is_some() {
-            self.settle(meeting, Phase::Failed(error.clone()));
+            self.settle(meeting, Phase::Failed(Box::new(error.clone())));
         }
     }
 
@@ -255,45 +257,38 @@ impl Operation {
     pub(crate) fn fail(&self, error: &Error) {
         let meeting = self.meeting.lock();
         if !matches!(meeting.phase, Phase::Done { .. } | Phase::Failed(_)) {
-            self.settle(meeting, Phase::Failed(error.clone()));
+            self.settle(meeting, Phase::Failed(Box::new(error.clone())));
         }
     }
 
     /// Enters a last phase and wakes everybody. What users deposited is dropped without the lock.
     fn settle(&self, mut meeting: MutexGuard<'_, Meeting>, last: Phase) {
-        // Under the lock and before the flag: what a member has waited for is settled in its ring.
-        self.settle_entries(&last);
+        let is_done = matches!(last, Phase::Done { .. });
         let former = mem::replace(&mut meeting.phase, last);
-        self.settled.store(true, Ordering::Release);
+        self.write_end(is_done);
         self.changed.notify_all();
         drop(meeting);
         discard(former);
     }
 
-    fn settle_entries(&self, last: &Phase) {
-        let done = matches!(last, Phase::Done { .. });
-        let state = if done { FlightState::Complete } else { FlightState::Failed };
-        let recorder = |rank: &Rank| &self.occasion.roster.0[rank.index()].flight;
-        let Some(first) = self.ranks().first().map(recorder) else { return };
+    fn write_end(&self, is_done: bool) {
+        let state = if is_done { FlightState::Complete } else { FlightState::Failed };
         // Who lets it through may come late: that is no part of it.
-        let due = self.due.get().filter(|_| done);
-        let ended = due.map_or_else(|| first.now(), |due| first.at(*due));
-        for (rank, entry) in self.ranks().iter().zip(&self.entries) {
-            let entry = EntryNumber::new(entry.load(Ordering::Relaxed));
-            recorder(rank).settle_at(entry, state, ended);
-        }
+        let due = self.due.get().filter(|_| is_done);
+        let ended = due.copied().unwrap_or_else(Instant::now);
+        self.ending.write(state, self.company.origin.until(ended));
     }
 
-    /// Takes a member's output out of a settled operation; how many members have not taken theirs.
-    pub(crate) fn take<O: 'static>(&self, slot: usize) -> Result<(O, usize), Error> {
+    /// Takes a member's output out of a settled operation.
+    pub(crate) fn take<O: 'static>(&self, slot: usize) -> Result<O, Error> {
         match &mut self.meeting.lock().phase {
             Phase::Done { slots, untaken } => {
                 let output = slots.output(slot).downcast_mut::<Option<O>>();
                 let output = output.expect("the work makes outputs of this type");
                 *untaken -= 1;
-                Ok((output.take().expect("a member waits once"), *untaken))
+                Ok(output.take().expect("a member waits once"))
             }
-            Phase::Failed(error) => Err(error.clone()),
+            Phase::Failed(error) => Err(Error::clone(error)),
             _ => unreachable!("the operation is settled"),
         }
     }
@@ -313,7 +308,7 @@ impl Operation {
     /// Sleeps until something changes or the moment comes. Spurious wakes are possible.
     pub(crate) fn park_until(&self, moment: Instant) {
         let mut meeting = self.meeting.lock();
-        if self.settled.load(Ordering::Acquire) {
+        if self.ending.is_written() {
             return;
         }
         let moment = self.due.get().map_or(moment, |due| moment.min(*due));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::slots::{AnySlots, Arrival};
+use super::slots::AnySlots;
 use crate::{Descriptor, Error};
 
 /// Where an operation is. It only goes forward.
@@ -18,8 +18,8 @@ pub(super) enum Phase {
     Held { slots: Box<dyn AnySlots> },
     /// The outputs are in their slots, until their members take them.
     Done { slots: Box<dyn AnySlots>, untaken: usize },
-    /// It ended early, for all members alike.
-    Failed(Error),
+    /// It ended early, for all members alike. Elsewhere in memory: an operation is as small as it can be.
+    Failed(Box<Error>),
 }
 
 /// What members disagree about.
@@ -32,8 +32,8 @@ pub(crate) enum Disagreement {
 }
 
 impl Phase {
-    /// Who has come, by slot, while members are missing.
-    pub(super) fn arrivals(&mut self) -> Option<&mut [Option<Arrival>]> {
+    /// What those want who have come, by slot, while members are missing.
+    pub(super) fn arrivals(&mut self) -> Option<&mut [Option<Arc<Descriptor>>]> {
         match self {
             Self::Gathering { slots, .. } | Self::Disagreeing { slots, .. } => {
                 Some(slots.arrivals())
@@ -41,10 +41,4 @@ impl Phase {
             _ => None,
         }
     }
-}
-
-/// What members want that have come, by slot.
-pub(super) fn wanted(arrivals: &[Option<Arrival>]) -> Vec<Option<Arc<Descriptor>>> {
-    let wanted = |arrival: &Option<Arrival>| arrival.as_ref().map(|it| Arc::clone(&it.descriptor));
-    arrivals.iter().map(wanted).collect()
 }

@@ -12,10 +12,6 @@ use crate::ledger::Ledger;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, thread_local};
 
-/// The records of all ranks of a world, in a handle of one rank: the operations that it makes count themselves here.
-#[derive(Debug)]
-pub(crate) struct Roster(pub(crate) Arc<[Arc<Record>]>);
-
 /// The public state of one rank. Written by the rank, read by whoever has to name it in an error.
 #[derive(Debug, Default)]
 pub(crate) struct Record {

@@ -7,20 +7,13 @@ use std::sync::Arc;
 
 use super::operation::Operation;
 use crate::Descriptor;
-use crate::flight::EntryNumber;
 use crate::sync::Mutex;
 use crate::work::{Deposits, Meter, Outputs, Work};
 
-/// What a member said when it came.
-pub(crate) struct Arrival {
-    pub(crate) descriptor: Arc<Descriptor>,
-    /// What its rank has noted of it.
-    pub(crate) entry: EntryNumber,
-}
-
 /// The slots of one operation, and its work.
 pub(crate) struct Slots<D, W: Work> {
-    arrivals: Vec<Option<Arrival>>,
+    /// What members said when they came.
+    arrivals: Vec<Option<Arc<Descriptor>>>,
     /// There while blocks are run.
     work: Option<W>,
     /// Never locked: whoever reaches them has all slots to itself. What members bring and get need not be `Sync`.
@@ -111,7 +104,7 @@ pub(crate) trait Again: Send + Sync {
 /// [`Slots`] with the type of the work erased.
 pub(crate) trait AnySlots: Any + Send + Sync {
     /// What members said, by slot; nothing once the work is there.
-    fn arrivals(&mut self) -> &mut [Option<Arrival>];
+    fn arrivals(&mut self) -> &mut [Option<Arc<Descriptor>>];
     /// As those of [`Work`].
     fn blocks(&self) -> usize;
     fn bytes(&self) -> usize;
@@ -124,7 +117,7 @@ pub(crate) trait AnySlots: Any + Send + Sync {
 }
 
 impl<D: Send + 'static, W: Work> AnySlots for Slots<D, W> {
-    fn arrivals(&mut self) -> &mut [Option<Arrival>] {
+    fn arrivals(&mut self) -> &mut [Option<Arc<Descriptor>>] {
         &mut self.arrivals
     }
 

@@ -1,4 +1,5 @@
 mod circles;
+mod posts;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,23 +8,18 @@ use hsdp_sharding::{DType, Rank};
 
 use super::clock::{Alarm, Clock, from_now};
 use super::core::Core;
-use super::operation::{Arrived, Occasion, Operation};
+use super::identity::{Company, Number};
+use super::operation::{Arrived, Operation};
 use super::phase::Disagreement;
-use super::record::Roster;
-use super::slots::{AnySlots, Arrival};
+use super::slots::AnySlots;
 use super::status::Status;
-use super::table::{Key, Table};
-use crate::flight::EntryNumber;
+use crate::flight::Origin;
 use crate::sync::atomic::Ordering;
 use crate::work::{Deposits, Meter, Outputs, Work};
 use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag, WorldOptions};
 
 fn ranks() -> Arc<[Rank]> {
     [0, 1, 2].map(Rank::new).into()
-}
-
-fn roster() -> Arc<Roster> {
-    Arc::new(Roster(ranks().iter().map(|_| Arc::default()).collect()))
 }
 
 fn descriptor(epoch: u64, count: usize) -> Arc<Descriptor> {
@@ -43,22 +39,22 @@ fn descriptor(epoch: u64, count: usize) -> Arc<Descriptor> {
     })
 }
 
-fn key(epoch: u64) -> Key {
-    Key::from(&*descriptor(epoch, 1))
+fn company() -> Company {
+    let group = GroupId::of(&ranks(), Channel::User);
+    Company { group, ranks: ranks(), origin: Origin::now() }
 }
 
-fn occasion(epoch: u64) -> Occasion {
-    Occasion { key: key(epoch), ranks: ranks(), roster: roster() }
+fn number(epoch: u64) -> Number {
+    Number { epoch, sequence: 0 }
 }
 
 fn operation() -> Operation {
-    Operation::new::<usize, Listing>(occasion(0))
+    Operation::new::<usize, Listing>(&Arc::new(company()), number(0))
 }
 
 /// A member comes, says that it brings so many elements, and brings ten times its slot.
 fn arrive(operation: &Operation, slot: usize, count: usize) -> Arrived<usize, Listing> {
-    let arrival = Arrival { descriptor: descriptor(0, count), entry: EntryNumber::NONE };
-    operation.arrive(slot, arrival, slot * 10)
+    operation.arrive(slot, descriptor(0, count), slot * 10)
 }
 
 /// Everybody gets what all bring, in the order in which it is deposited, and its slot.
@@ -91,8 +87,8 @@ impl Work for Listing {
     }
 }
 
-/// What a member takes out, and how many are left then.
-fn taken(operation: &Operation, slot: usize) -> Result<((Vec<usize>, usize), usize), Error> {
+/// What a member takes out.
+fn taken(operation: &Operation, slot: usize) -> Result<(Vec<usize>, usize), Error> {
     operation.take(slot)
 }
 
@@ -123,7 +119,7 @@ fn the_last_member_gets_all_deposits_in_slot_order() {
     assert!(!operation.is_settled());
     complete(&operation, last);
     for slot in 0..3 {
-        assert_eq!(taken(&operation, slot), Ok(((ALL.to_vec(), slot), 2 - slot)));
+        assert_eq!(taken(&operation, slot), Ok((ALL.to_vec(), slot)));
     }
 }
 
@@ -155,20 +151,21 @@ impl Work for Other {
 fn an_operation_that_is_over_serves_another_of_the_same_or_of_other_work() {
     let mut operation = operation();
     for round in 1..4 {
-        operation.renew::<usize, Listing>(occasion(round));
+        operation.renew::<usize, Listing>(number(round));
         let arrived = [0, 1, 2].map(|slot| arrive(&operation, slot, 5));
         let [Arrived::Waiting, Arrived::Waiting, last] = arrived else { panic!("all come") };
         complete(&operation, last);
-        let slots = [2, 0, 1].map(|slot| taken(&operation, slot).map(|(output, _)| output));
+        assert!(!operation.is_over());
+        let slots = [2, 0, 1].map(|slot| taken(&operation, slot));
         assert_eq!(slots, [2, 0, 1].map(|slot| Ok((ALL.to_vec(), slot))));
-        assert_eq!(operation.key(), key(round));
+        assert!(operation.is_over());
+        assert_eq!(operation.number(), number(round));
     }
-    operation.renew::<usize, Other>(occasion(4));
+    operation.renew::<usize, Other>(number(4));
     assert!(
         !operation.is_settled() && operation.attendance().is_some_and(|it| it.arrived.is_empty())
     );
-    let arrival = Arrival { descriptor: descriptor(0, 5), entry: EntryNumber::NONE };
-    assert!(matches!(operation.arrive::<usize, Other>(0, arrival, 5), Arrived::Waiting));
+    assert!(matches!(operation.arrive::<usize, Other>(0, descriptor(0, 5), 5), Arrived::Waiting));
     for slot in [1, 2] {
         let arrived = arrive(&operation, slot, 5);
         assert!(matches!(arrived, Arrived::Disagrees(Disagreement::Meant)), "and all are told so");
@@ -186,7 +183,7 @@ fn an_operation_that_is_worked_on_does_not_fail_with_its_epoch() {
     complete(&operation, last);
     // What comes too late changes nothing.
     operation.fail(&aborted(1));
-    assert_eq!(taken(&operation, 1), Ok(((ALL.to_vec(), 1), 2)));
+    assert_eq!(taken(&operation, 1), Ok((ALL.to_vec(), 1)));
 }
 
 #[test]
@@ -234,57 +231,6 @@ fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last()
         assert_eq!(operation.failure(), Some(aborted(1)));
         assert_eq!(operation.wanted(), None);
     }
-}
-
-#[test]
-fn the_table_admits_only_who_makes_an_operation() {
-    let table = Table::default();
-    let enter = |epoch, admitted| table.enter::<usize, Listing>(occasion(epoch), || admitted);
-    let made = enter(0, Ok(())).expect("admitted");
-    // Whoever finds it is not asked: an early end takes it out, or fails it.
-    let found = enter(0, Err(aborted(1))).expect("found");
-    assert!(Arc::ptr_eq(&made, &found));
-    assert_eq!(enter(1, Err(aborted(1))).map(drop).expect_err("refused"), aborted(1));
-    assert_eq!(table.drain(Some(1)).len(), 0);
-    assert_eq!(table.snapshot().len(), 1);
-    assert_eq!(table.drain(Some(0)).len(), 1);
-    assert_eq!(table.drain(None).len(), 0);
-}
-
-#[test]
-fn the_table_makes_operations_of_those_that_are_over_and_that_nobody_holds() {
-    let table = Table::default();
-    let enter =
-        |epoch| table.enter::<usize, Listing>(occasion(epoch), || Ok(())).expect("admitted");
-    let [held, free] = [0, 1].map(enter);
-    for operation in [&held, &free] {
-        for slot in 0..3 {
-            if let last @ Arrived::Last(_) = arrive(operation, slot, 5) {
-                complete(operation, last);
-            }
-        }
-        assert!((0..3).all(|slot| taken(operation, slot).is_ok()));
-        table.remove(operation.key());
-    }
-    let address = Arc::as_ptr(&free);
-    table.put_aside(free);
-    table.put_aside(Arc::clone(&held));
-    assert_eq!(Arc::as_ptr(&enter(2)), address, "the other is held");
-    assert!(![Arc::as_ptr(&held), address].contains(&Arc::as_ptr(&enter(3))), "both are in use");
-}
-
-#[test]
-fn the_table_gives_operations_in_the_order_of_their_keys() {
-    // The first of them may be named in an error, so it is not left to the order of a map.
-    let table = Table::default();
-    let make = |epoch| table.enter::<usize, Listing>(occasion(epoch), || Ok(())).expect("admitted");
-    let mut made: Vec<_> = (0..10).rev().map(make).collect();
-    made.reverse();
-    let are_made = |listed: Vec<Arc<Operation>>| {
-        listed.len() == 10 && listed.iter().zip(&made).all(|(it, other)| Arc::ptr_eq(it, other))
-    };
-    assert!(are_made(table.snapshot()));
-    assert!(are_made(table.drain(None)));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::clock::{Alarm, Clock, from_now};
-use super::core::{Access, Core};
+use super::core::{Access, Core, Member};
 use super::operation::Operation;
 use super::running::in_block;
 use crate::flight::EntryNumber;
@@ -17,15 +17,34 @@ use crate::{Descriptor, Error};
 
 /// A member's claim on its output of one operation.
 pub(crate) struct Ticket {
-    pub(super) core: Arc<Access>,
-    pub(super) operation: Arc<Operation>,
-    pub(super) descriptor: Arc<Descriptor>,
-    pub(super) rank: Rank,
-    pub(super) slot: usize,
-    pub(super) entry: EntryNumber,
+    core: Arc<Access>,
+    operation: Arc<Operation>,
+    descriptor: Arc<Descriptor>,
+    rank: Rank,
+    slot: usize,
+    entry: EntryNumber,
+    claim: Claim,
+}
+
+/// Whether an operation will be over as far as this member goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Claim {
+    /// The member has not taken its output, or others never will: those that share no memory with it.
+    Open,
+    Met,
 }
 
 impl Ticket {
+    pub(super) fn new(
+        member: Member<'_>,
+        operation: Arc<Operation>,
+        descriptor: Arc<Descriptor>,
+    ) -> Self {
+        let Member { access, rank, site, entry } = member;
+        let (core, slot, claim) = (Arc::clone(access), site.slot, Claim::Open);
+        Self { core, operation, descriptor, rank, slot, entry, claim }
+    }
+
     pub(crate) fn is_settled(&self) -> bool {
         self.operation.is_settled()
     }
@@ -39,7 +58,7 @@ impl Ticket {
     }
 
     /// Waits until the operation is settled, by completion, deadline or abort.
-    pub(crate) fn wait<O: 'static>(self) -> Result<O, Error> {
+    pub(crate) fn wait<O: 'static>(mut self) -> Result<O, Error> {
         if in_block() {
             return Err(Error::Reentrant { op: self.descriptor.op, rank: self.rank });
         }
@@ -50,9 +69,10 @@ impl Ticket {
             let span = tracing::trace_span!("wait", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch);
             span.in_scope(|| self.await_settled());
         }
-        let (output, untaken) = self.operation.take(self.slot)?;
-        if untaken == 0 {
-            self.core.table().put_aside(self.operation);
+        self.core.record(self.rank).flight.close(self.entry);
+        let output = self.operation.take(self.slot)?;
+        if self.core.office().is_none() {
+            self.claim = Claim::Met;
         }
         Ok(output)
     }
@@ -71,6 +91,14 @@ impl Ticket {
         }
         let (operation, descriptor) = (&self.operation, &self.descriptor);
         Waiting { core: &self.core, rank: self.rank, operation, descriptor }.until_settled();
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.claim == Claim::Open {
+            self.core.table().forsake(&self.operation);
+        }
     }
 }
 

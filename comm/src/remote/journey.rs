@@ -16,7 +16,7 @@ use super::travels::{At, Parcel, Travels};
 use super::unpack::{Deposit, Unpack};
 use crate::flight::{EntryNumber, FlightState};
 use crate::local::{
-    Access, Again, AnySlots, Arrival, InBlock, Member, Operation, Slots, Ticket, panic_message,
+    Access, Again, AnySlots, InBlock, Member, Operation, Post, Slots, Ticket, panic_message,
 };
 use crate::work::Deposits;
 use crate::{AbortReason, Descriptor, Error};
@@ -25,6 +25,7 @@ use crate::{AbortReason, Descriptor, Error};
 pub(crate) struct Journey<S> {
     access: Arc<Access>,
     office: Arc<Office>,
+    post: Arc<Post>,
     at: At,
     entry: EntryNumber,
     brings: PhantomData<fn(S)>,
@@ -34,17 +35,18 @@ impl<S: Travels> Journey<S> {
     /// Issues an operation: what this member brings is on its way when this returns.
     pub(crate) fn begin(
         office: &Arc<Office>,
-        member: Member,
+        member: Member<'_>,
         descriptor: Arc<Descriptor>,
         own: S,
     ) -> Result<Ticket, Error> {
-        let Member { access, ranks, slot, entry, .. } = &member;
-        let at = At { descriptor, slot: *slot, ranks: Arc::clone(ranks), round: 0 };
+        let Member { access, site, entry, .. } = member;
+        let at = At { descriptor, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 };
         let journey = Arc::new(Self {
             access: Arc::clone(access),
             office: Arc::clone(office),
+            post: Arc::clone(access.post_at(site)),
             at,
-            entry: *entry,
+            entry,
             brings: PhantomData,
         });
         journey.depart(member, own)
@@ -54,7 +56,7 @@ impl<S: Travels> Journey<S> {
         &self.at
     }
 
-    fn depart(self: Arc<Self>, member: Member, mut own: S) -> Result<Ticket, Error> {
+    fn depart(self: Arc<Self>, member: Member<'_>, mut own: S) -> Result<Ticket, Error> {
         let (access, descriptor) = (Arc::clone(&self.access), Arc::clone(&self.at.descriptor));
         let sent = self.pack_guarded(&mut own);
         let sent = sent.and_then(|letters| self.office.commit(&descriptor, letters));
@@ -151,6 +153,7 @@ impl<S: Travels> Journey<S> {
         Arc::new(Self {
             access: Arc::clone(&self.access),
             office: Arc::clone(&self.office),
+            post: Arc::clone(&self.post),
             at,
             entry: self.entry,
             brings: PhantomData,
@@ -173,11 +176,10 @@ impl<S: Travels> Receiver for Journey<S> {
 
     fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, parcel: Parcel) {
         let descriptor = Arc::clone(&parcel.brought.descriptor);
-        let arrival = Arrival { descriptor, entry: EntryNumber::NONE };
         let assemble = self.assembling();
         let deposit = Deposit::Other(parcel);
         // An error has ended the world already: this rank hears of it where it waits.
-        let _ = self.access.come((operation, slot), arrival, deposit, assemble);
+        let _ = self.access.come((&self.post, operation, slot), descriptor, deposit, assemble);
     }
 }
 
@@ -191,12 +193,11 @@ impl<S: Travels> Again for Journey<S> {
             // That has ended the world.
             Err(_) => return self.access.fail_at_end(operation),
         };
-        let (slot, entry) = (next.at.slot, next.entry);
-        let arrival = Arrival { descriptor: Arc::clone(&next.at.descriptor), entry };
+        let slot = next.at.slot;
         slots.put(slot, Some(Deposit::Own(own)));
-        slots.arrivals()[slot] = Some(arrival);
+        slots.arrivals()[slot] = Some(Arc::clone(&next.at.descriptor));
         operation.gather_again(slots);
-        self.access.readmit(operation);
+        self.access.readmit(&self.post, operation);
         letters.into_iter().for_each(|letter| self.office.post(letter));
         next.open(operation);
     }

@@ -31,7 +31,7 @@ fn the_oldest_entry_gives_way_and_the_order_stays() {
     assert_eq!(numbers(&recorder), (vec![], 0));
     let mut expected = Vec::new();
     for number in 0..8 {
-        assert_eq!(recorder.issue(&descriptor(number)).get(), number);
+        assert_eq!(recorder.issue(&descriptor(number)).0, number);
         expected.push(number);
         let kept = expected[expected.len().saturating_sub(3)..].to_vec();
         let overwritten = expected.len() - kept.len();
@@ -56,9 +56,10 @@ fn an_entry_that_was_overwritten_is_not_written_to() {
 #[test]
 fn the_first_end_and_the_first_wait_count() {
     let recorder = Recorder::new(2, Origin::now());
-    let number = recorder.issue(&descriptor(0));
-    recorder.settle_at(number, FlightState::Failed, 7);
-    recorder.settle_at(number, FlightState::Complete, 8);
+    let (number, ending) = (recorder.issue(&descriptor(0)), Arc::default());
+    recorder.ends_with(number, &ending);
+    ending.write(FlightState::Failed, 7);
+    recorder.settle(number, FlightState::Complete);
     recorder.wait(number);
     let (first, _) = recorder.entries();
     recorder.wait(number);
@@ -66,6 +67,36 @@ fn the_first_end_and_the_first_wait_count() {
     assert_eq!(entries, first);
     assert_eq!((entries[0].state, entries[0].settled_ns), (FlightState::Failed, Some(7)));
     assert!(entries[0].waited_ns >= Some(entries[0].issued_ns));
+}
+
+#[test]
+fn an_entry_ends_as_its_operation_does_whether_the_rank_looks_or_not() {
+    let recorder = Recorder::new(2, Origin::now());
+    let ends = |recorder: &Recorder| {
+        let (entries, _) = recorder.entries();
+        entries.iter().map(|entry| (entry.state, entry.settled_ns)).collect::<Vec<_>>()
+    };
+    let (number, ending) = (recorder.issue(&descriptor(0)), Arc::default());
+    recorder.ends_with(number, &ending);
+    assert_eq!(ends(&recorder), [(FlightState::Issued, None)]);
+    ending.write(FlightState::Complete, 9);
+    assert_eq!(ends(&recorder), [(FlightState::Complete, Some(9))]);
+    recorder.close(number);
+    assert_eq!(ends(&recorder), [(FlightState::Complete, Some(9))]);
+    assert_eq!(Arc::strong_count(&ending), 1, "who has looked lets go");
+}
+
+#[test]
+fn an_entry_that_was_overwritten_lets_go_of_its_end() {
+    let recorder = Recorder::new(1, Origin::now());
+    let (first, ending) = (recorder.issue(&descriptor(0)), Arc::default());
+    recorder.ends_with(first, &ending);
+    recorder.issue(&descriptor(1));
+    assert_eq!(Arc::strong_count(&ending), 1);
+    recorder.ends_with(first, &ending);
+    ending.write(FlightState::Complete, 9);
+    let (entries, _) = recorder.entries();
+    assert_eq!(entries[0].state, FlightState::Issued, "another entry lies there");
 }
 
 #[test]

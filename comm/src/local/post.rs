@@ -1,0 +1,275 @@
+//! Where the members of one group meet: its operations, each in a place that its number gives.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Arc;
+
+use crossbeam::utils::CachePadded;
+
+use super::identity::{Company, Number};
+use super::operation::Operation;
+use crate::Error;
+use crate::sync::Mutex;
+use crate::work::Work;
+
+/// How many operations of a group have places, at the most.
+pub(super) const MOST_PLACES: usize = 1 << 10;
+
+/// How many have at first: members that wait for each other are rarely further apart.
+const FIRST_PLACES: usize = 2;
+
+/// The operations of a group at which somebody has arrived and not everybody; and, as memory for others, those that are over.
+///
+/// Both lie in the same places, so that members of an operation touch as little as possible that others have written.
+#[derive(Debug)]
+pub(crate) struct Post {
+    company: Arc<Company>,
+    places: CachePadded<Mutex<Places>>,
+}
+
+#[derive(Debug)]
+struct Places {
+    /// An operation's is at its sequence number modulo their number, a power of two: which grows when one is in use.
+    places: Vec<Place>,
+    most: usize,
+    /// Operations that gather and have no place.
+    elsewhere: BTreeMap<Number, Arc<Operation>>,
+}
+
+#[derive(Debug, Default)]
+enum Place {
+    #[default]
+    Free,
+    Gathering(Number, Arc<Operation>),
+    /// All have arrived. When all have their outputs, the next one takes its memory.
+    Gathered(Arc<Operation>),
+}
+
+impl Post {
+    /// With at most so many places.
+    pub(super) fn new(company: Company, most: usize) -> Self {
+        let places = (0..FIRST_PLACES.min(most)).map(|_| Place::Free).collect();
+        let places = Places { places, most, elsewhere: BTreeMap::new() };
+        Self { company: Arc::new(company), places: CachePadded::new(Mutex::new(places)) }
+    }
+
+    /// The operation of a number, made if this is its first member, provided that `admit` lets it.
+    ///
+    /// `admit` is asked under the lock: an early end that was announced before is seen, and one that is
+    /// announced afterwards finds the operation here.
+    pub(crate) fn enter<D: Send + 'static, W: Work>(
+        &self,
+        number: Number,
+        admit: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Arc<Operation>, Error> {
+        let mut places = self.places.lock();
+        if let Some(operation) = places.find(number) {
+            return Ok(Arc::clone(operation));
+        }
+        admit()?;
+        let (operation, former) = places.make::<D, W>(&self.company, number);
+        drop(places);
+        // It may hold what is the users': without the lock.
+        drop(former);
+        Ok(operation)
+    }
+
+    /// An operation gathers again, provided that `admit` lets it, which is asked as in [`enter`](Self::enter).
+    pub(super) fn readmit(
+        &self,
+        operation: &Arc<Operation>,
+        admit: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut places = self.places.lock();
+        admit()?;
+        places.readmit(operation);
+        Ok(())
+    }
+
+    /// Everybody has arrived, or nobody is to arrive any more.
+    pub(crate) fn remove(&self, number: Number) {
+        let removed = self.places.lock().remove(number);
+        drop(removed);
+    }
+
+    /// A member goes without its output: the operation will not be over.
+    pub(super) fn forsake(&self, operation: &Arc<Operation>) {
+        let forsaken = self.places.lock().forsake(operation);
+        drop(forsaken);
+    }
+
+    /// Takes out the operations of `epoch`, or of all.
+    pub(super) fn drain(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
+        let matches = |number: &Number| epoch.is_none_or(|epoch| number.epoch == epoch);
+        let mut places = self.places.lock();
+        let elsewhere = places.elsewhere.extract_if(.., |number, _| matches(number));
+        let mut drained: Vec<_> = elsewhere.map(|(_, operation)| operation).collect();
+        for place in &mut places.places {
+            if matches!(place, Place::Gathering(number, _) if matches(number)) {
+                drained.extend(mem::take(place).into_operation());
+            }
+        }
+        drained
+    }
+
+    /// All operations that are there now.
+    pub(super) fn snapshot(&self) -> Vec<Arc<Operation>> {
+        let places = self.places.lock();
+        let gathering = |place: &Place| match place {
+            Place::Gathering(_, operation) => Some(Arc::clone(operation)),
+            _ => None,
+        };
+        let elsewhere = places.elsewhere.values().cloned();
+        places.places.iter().filter_map(gathering).chain(elsewhere).collect()
+    }
+}
+
+impl Places {
+    /// The operation of a number, while it gathers.
+    fn find(&self, number: Number) -> Option<&Arc<Operation>> {
+        match self.places.get(self.index(number)) {
+            Some(Place::Gathering(it, operation)) if *it == number => Some(operation),
+            _ if self.elsewhere.is_empty() => None,
+            _ => self.elsewhere.get(&number),
+        }
+    }
+
+    /// An operation that gathers, and what has given way to it.
+    fn make<D: Send + 'static, W: Work>(
+        &mut self,
+        company: &Arc<Company>,
+        number: Number,
+    ) -> (Arc<Operation>, Place) {
+        while self.is_in_use(number) && self.grow() {}
+        let index = self.index(number);
+        let Some(place) = self.places.get_mut(index).filter(|place| !place.is_gathering()) else {
+            let operation = Arc::new(Operation::new::<D, W>(company, number));
+            self.elsewhere.insert(number, Arc::clone(&operation));
+            return (operation, Place::Free);
+        };
+        let mut former = mem::take(place);
+        let operation = match former.over() {
+            Some(over) => {
+                over.renew::<D, W>(number);
+                mem::take(&mut former).into_operation()
+            }
+            None => None,
+        };
+        let operation =
+            operation.unwrap_or_else(|| Arc::new(Operation::new::<D, W>(company, number)));
+        *place = Place::Gathering(number, Arc::clone(&operation));
+        (operation, former)
+    }
+
+    /// Whether another operation lies in the place of a number, and more places would help: they do not where the other has the
+    /// same sequence number, in another epoch.
+    fn is_in_use(&mut self, number: Number) -> bool {
+        let index = self.index(number);
+        match self.places.get_mut(index) {
+            Some(Place::Gathering(other, _)) => other.sequence != number.sequence,
+            Some(place @ Place::Gathered(_)) => place.over().is_none(),
+            _ => false,
+        }
+    }
+
+    /// Twice as many places; `false` if there are enough.
+    fn grow(&mut self) -> bool {
+        let len = self.places.len();
+        if len * 2 > self.most {
+            return false;
+        }
+        self.places.resize_with(len * 2, Place::default);
+        for from in 0..len {
+            let to = self.places[from].sequence().map_or(from, |it| index_in(2 * len, it));
+            self.places.swap(from, to);
+        }
+        true
+    }
+
+    fn remove(&mut self, number: Number) -> Option<Arc<Operation>> {
+        let index = self.index(number);
+        match self.places.get_mut(index) {
+            Some(place) if place.number() == Some(number) => {
+                let operation = mem::take(place).into_operation();
+                *place = operation.map_or(Place::Free, Place::Gathered);
+                None
+            }
+            _ => self.elsewhere.remove(&number),
+        }
+    }
+
+    fn readmit(&mut self, operation: &Arc<Operation>) {
+        let (number, index) = (operation.number(), self.index(operation.number()));
+        match self.places.get_mut(index).filter(|place| place.holds(operation)) {
+            Some(place) => *place = Place::Gathering(number, Arc::clone(operation)),
+            None => drop(self.elsewhere.insert(number, Arc::clone(operation))),
+        }
+    }
+
+    /// An operation that will not be over leaves its place.
+    fn forsake(&mut self, operation: &Arc<Operation>) -> Option<Arc<Operation>> {
+        let number = operation.number();
+        let index = self.index(number);
+        let place = self.places.get_mut(index).filter(|place| place.holds(operation))?;
+        let gathers = place.is_gathering();
+        let operation = mem::take(place).into_operation()?;
+        if !gathers {
+            return Some(operation);
+        }
+        // Those who are still to come look for it.
+        self.elsewhere.insert(number, operation)
+    }
+
+    fn index(&self, number: Number) -> usize {
+        index_in(self.places.len(), number.sequence)
+    }
+}
+
+/// Where a sequence number has its place among `places`, of which there may be none.
+fn index_in(places: usize, sequence: u64) -> usize {
+    #[expect(clippy::cast_possible_truncation, reason = "the remainder is small")]
+    let index = (sequence % places.max(1) as u64) as usize;
+    index
+}
+
+impl Place {
+    fn is_gathering(&self) -> bool {
+        matches!(self, Self::Gathering(..))
+    }
+
+    fn number(&self) -> Option<Number> {
+        match self {
+            Self::Gathering(number, _) => Some(*number),
+            _ => None,
+        }
+    }
+
+    fn sequence(&self) -> Option<u64> {
+        match self {
+            Self::Free => None,
+            Self::Gathering(number, _) => Some(number.sequence),
+            Self::Gathered(operation) => Some(operation.number().sequence),
+        }
+    }
+
+    fn holds(&self, operation: &Arc<Operation>) -> bool {
+        match self {
+            Self::Free => false,
+            Self::Gathering(_, it) | Self::Gathered(it) => Arc::ptr_eq(it, operation),
+        }
+    }
+
+    /// The operation, if nobody else has it any more and all its outputs were taken.
+    fn over(&mut self) -> Option<&mut Operation> {
+        let Self::Gathered(operation) = self else { return None };
+        let operation = Arc::get_mut(operation)?;
+        operation.is_over().then_some(operation)
+    }
+
+    fn into_operation(self) -> Option<Arc<Operation>> {
+        match self {
+            Self::Free => None,
+            Self::Gathering(_, operation) | Self::Gathered(operation) => Some(operation),
+        }
+    }
+}
