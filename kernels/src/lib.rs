@@ -12,7 +12,7 @@
 //! | a gradient lent by an autograd | `param.grad` | [`GradientValues`] |
 //! | copy-in of a reduction | `foreach_reduce_scatter_copy_in` | [`contribute`], [`pack`] |
 //! | accumulation | `partial_reduce_output` | [`settle`] with [`Fold::Add`] |
-//! | both, of few members | | [`sum_contributions`] |
+//! | both, of few members; the former, of a few at once | | [`sum_contributions`], [`contribute_all`] |
 //! | divide factors | `_get_gradient_divide_factors` | [`Divisor`], [`scaled_copy`], [`divide_in_place`] |
 //! | `reduce_dtype` | the same | [`Wire`] |
 //! | mixed-precision cast | `all_gather_input.to(param_dtype)` | [`cast`], [`unpack`] |
@@ -70,7 +70,7 @@ mod wire;
 
 pub use accumulate::{Fold, Scaling, contribute, settle};
 pub use buffer::{HostBuffer, SharedBuffer, zeros};
-pub use contributions::{FUSED, sum_contributions};
+pub use contributions::{FUSED, contribute_all, sum_contributions};
 pub use convert::{cast, pack, unpack};
 pub use disjoint::{DisjointBuffer, DisjointVec};
 pub use divisor::Divisor;

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_kernels::{
-    DisjointVec, FUSED, Fold, GradientValues, Values, contribute, first_non_finite, settle,
-    sum_contributions,
+    DisjointVec, FUSED, Fold, GradientValues, Values, contribute, contribute_all, first_non_finite,
+    settle, sum_contributions,
 };
 use hsdp_sharding::{Piece, Role, UnitLayout};
 
@@ -21,7 +21,7 @@ const STEP: usize = 1 << 10;
 /// What a parameter without a gradient contributes.
 static ZEROS: [f32; MOST_ELEMENTS] = [0.0; MOST_ELEMENTS];
 
-/// What few members lend at a time, by slot.
+/// What few members lend at a time, in their order.
 type Lent<'a> = [Values<'a>; FUSED];
 
 /// What a member brings: its gradients, to be read where they lie, and its partial, to be filled.
@@ -138,14 +138,16 @@ impl UnitReduce {
         let (scaling, fold) = (self.scaling, self.members[owner].fold);
         let mut first = None;
         if self.members.len() <= FUSED {
-            self.lend((0, [Values::F32(&[]); FUSED]), gradient, meter, &mut |contributions| {
+            self.lend_together(0..self.members.len(), gradient, meter, &mut |contributions| {
                 first = sum_contributions(partial, contributions, scaling, fold);
             });
         } else {
             let mut sums = [0.0; STEP];
             for (partial, start) in partial.chunks_mut(STEP).zip((0..).step_by(STEP)) {
                 let sums = &mut sums[..partial.len()];
-                self.sum(sums, gradient.param, gradient.range.start + start, meter);
+                let begin = gradient.range.start + start;
+                let range = begin..begin + sums.len();
+                self.sum(sums, &Gradient { param: gradient.param, range, start: 0 }, meter);
                 settle(partial, sums, scaling.post, fold);
                 first = first.or_else(|| Some(start + first_non_finite(partial)?));
             }
@@ -156,23 +158,34 @@ impl UnitReduce {
         }
     }
 
-    /// Calls `act` while all members from `slot` on, and those of `lent`, lend their part of a gradient at once.
-    fn lend(
+    /// Calls `act` while the members of some slots, at most [`FUSED`], lend their part of a gradient at once.
+    fn lend_together(
         &self,
-        (slot, lent): (usize, Lent<'_>),
+        slots: Range<usize>,
         gradient: &Gradient,
         meter: &Meter<'_>,
         act: &mut dyn FnMut(&[Values<'_>]),
     ) {
-        let Some(Member { gradients, .. }) = self.members.get(slot) else {
-            return act(&lent[..slot]);
+        self.lend((slots, [Values::F32(&[]); FUSED], 0), gradient, meter, act);
+    }
+
+    /// The same, with what was lent already, and so many.
+    fn lend(
+        &self,
+        (mut slots, lent, count): (Range<usize>, Lent<'_>, usize),
+        gradient: &Gradient,
+        meter: &Meter<'_>,
+        act: &mut dyn FnMut(&[Values<'_>]),
+    ) {
+        let Some(slot) = slots.next() else {
+            return act(&lent[..count]);
         };
         let mut lend_rest = |values: Values<'_>| {
             let mut lent = lent;
-            lent[slot] = values;
-            self.lend((slot + 1, lent), gradient, meter, act);
+            lent[count] = values;
+            self.lend((slots.clone(), lent, count + 1), gradient, meter, act);
         };
-        match &gradients[gradient.param] {
+        match &self.members[slot].gradients[gradient.param] {
             None => lend_rest(Values::F32(&ZEROS[..gradient.range.len()])),
             Some(values) => {
                 meter.lent_by(slot, || visit_once(&**values, gradient.place(), &mut lend_rest));
@@ -180,19 +193,15 @@ impl UnitReduce {
         }
     }
 
-    /// Adds up the members' contributions to elements of a parameter, from `start`.
-    fn sum(&self, sum: &mut [f32], param: usize, start: usize, meter: &Meter<'_>) {
+    /// Adds up the members' contributions to elements of a parameter, a few members at a time.
+    fn sum(&self, sum: &mut [f32], gradient: &Gradient, meter: &Meter<'_>) {
         let Scaling { wire, pre, .. } = self.scaling;
-        let part = Gradient { param, range: start..start + sum.len(), start: 0 };
-        for (slot, Member { gradients, .. }) in self.members.iter().enumerate() {
-            let fold = if slot == 0 { Fold::Replace } else { Fold::Add };
-            let mut add = |values: Values<'_>| contribute(sum, values, pre, wire, fold);
-            match &gradients[param] {
-                None => add(Values::F32(&ZEROS[..part.range.len()])),
-                Some(values) => {
-                    meter.lent_by(slot, || visit_once(&**values, part.place(), &mut add))
-                }
-            }
+        for first in (0..self.members.len()).step_by(FUSED) {
+            let fold = if first == 0 { Fold::Replace } else { Fold::Add };
+            let few = first..self.members.len().min(first + FUSED);
+            self.lend_together(few, gradient, meter, &mut |contributions| {
+                contribute_all(sum, contributions, (pre, wire), fold);
+            });
         }
     }
 

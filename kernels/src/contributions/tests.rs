@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{FUSED, sum_contributions};
+use super::{FUSED, contribute_all, sum_contributions};
 use crate::accumulate::{Fold, Scaling, contribute, settle};
 use crate::buffer::HostBuffer;
 use crate::convert::cast;
@@ -75,6 +75,24 @@ fn check(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
     assert_eq!(found, (bits(target), first), "{} members, {scaling}, {fold:?}", members.len());
 }
 
+/// A few at a time, and one by one.
+fn check_all(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
+    let contributions: Vec<Values<'_>> = members.iter().map(HostBuffer::values).collect();
+    let (pre, wire) = (scaling.pre, scaling.wire);
+    let before = numbers(members.first().map_or(5, HostBuffer::len), 31, Specials::Replaced);
+    let found = on_both(|| {
+        let mut sum = before.clone();
+        contribute_all(&mut sum, &contributions, (pre, wire), fold);
+        sum.into_iter().map(bits).collect::<Vec<_>>()
+    });
+    let mut sum = before;
+    for (member, values) in contributions.iter().enumerate() {
+        contribute(&mut sum, *values, pre, wire, if member == 0 { fold } else { Fold::Add });
+    }
+    let sum: Vec<u32> = sum.into_iter().map(bits).collect();
+    assert_eq!(found, sum, "{} members, {scaling}, {fold:?}", members.len());
+}
+
 /// Which NaN comes of two of them is nowhere promised.
 fn bits(value: f32) -> u32 {
     if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }
@@ -88,7 +106,7 @@ fn divisor(value: f32) -> Divisor {
 fn every_dtype_wire_divisor_and_number_of_members() {
     let divisors = [(1.0, 1.0), (2.0, 1.0), (1.0, 3.0), (4.0, 2.0), (3.0, 1.0), (0.25, 0.1)];
     for (dtype, wire) in REALS.into_iter().flat_map(|dtype| WIRES.map(|wire| (dtype, wire))) {
-        for members in 0..=FUSED + 2 {
+        for members in 0..=2 * FUSED + 1 {
             for specials in [Specials::Kept, Specials::Replaced] {
                 let of = |member| buffer(dtype, &numbers(2100, member, specials));
                 let members: Vec<_> = (0..members).map(of).collect();
@@ -97,6 +115,7 @@ fn every_dtype_wire_divisor_and_number_of_members() {
                 {
                     let scaling = Scaling { wire, pre: divisor(pre), post: divisor(post) };
                     check(&members, scaling, fold);
+                    check_all(&members, scaling, fold);
                 }
             }
         }
@@ -111,6 +130,7 @@ fn members_of_different_dtypes() {
             buffer(second, &numbers(300, 1, Specials::Kept)),
         ];
         check(&members, Scaling::on(Wire::BF16), Fold::Add);
+        check_all(&members, Scaling::on(Wire::BF16), Fold::Add);
     }
 }
 
@@ -147,11 +167,19 @@ fn a_contribution_of_another_length_is_refused() {
     );
 }
 
+#[test]
+#[should_panic(expected = "lengths of sum and contribution")]
+fn a_contribution_of_another_length_than_the_sum_is_refused() {
+    let contributions = [Values::F32(&[1.0; 3]), Values::F32(&[1.0; 2])];
+    contribute_all(&mut [0.0; 3], &contributions, (Divisor::ONE, Wire::F32), Fold::Add);
+}
+
 proptest! {
     #[test]
     fn any_length(len in 0_usize..200, members in 1_usize..=FUSED, wire in 0_usize..3, add in 0_usize..2) {
         let of = |member| HostBuffer::from(numbers(len, member, Specials::Kept));
         let members: Vec<_> = (0..members).map(of).collect();
         check(&members, Scaling::on(WIRES[wire]), FOLDS[add]);
+        check_all(&members, Scaling::on(WIRES[wire]), FOLDS[add]);
     }
 }
