@@ -5,9 +5,10 @@
 //! ```
 //!
 //! One thread issues for all ranks, so that nobody waits and nobody is woken: what differs between two lines of a group is
-//! the recorder. An entry is written when it is issued, and when it is settled: the clock is read once for each issue, and
-//! once for each operation that is settled. After each group comes the difference, measured by turns: nanoseconds an entry,
-//! for all that is written of it. Results are checked before they are timed.
+//! the recorder. An entry is written when it is issued, told how its operation will end, and closed by who waits for it: the
+//! clock is read once for each issue, and once for each operation that is settled, by whoever settles it. After each group
+//! comes the difference, measured by turns: nanoseconds an entry, for all that is written of it. Results are checked before
+//! they are timed.
 
 use std::time::{Duration, Instant};
 

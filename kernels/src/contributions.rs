@@ -63,7 +63,8 @@ pub fn sum_contributions(
 pub fn contribute_all(
     sum: &mut [f32],
     contributions: &[Values<'_>],
-    (pre, wire): (Divisor, Wire),
+    pre: Divisor,
+    wire: Wire,
     fold: Fold,
 ) {
     for values in contributions {
@@ -81,8 +82,11 @@ pub fn contribute_all(
 
 /// What becomes of the sum of a pass.
 trait Finish {
+    /// What the pass sees of its results.
+    type Seen;
+
     /// Makes the pass: the contributions, of one length, are the sources with `each` applied to them.
-    fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Outcome;
+    fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Self::Seen;
 }
 
 /// It is divided and taken into the target.
@@ -148,23 +152,23 @@ impl Source for BF16 {
 }
 
 /// `None` where there is no such pass.
-fn by_dtype(
-    finish: impl Finish,
+fn by_dtype<F: Finish>(
+    finish: F,
     contributions: &[Values<'_>],
     scaling: Scaling,
-) -> Option<Outcome> {
+) -> Option<F::Seen> {
     match contributions {
-        [Values::F32(_), ..] => by_members::<f32>(finish, contributions, scaling),
-        [Values::BF16(_), ..] => by_members::<BF16>(finish, contributions, scaling),
+        [Values::F32(_), ..] => by_members::<f32, F>(finish, contributions, scaling),
+        [Values::BF16(_), ..] => by_members::<BF16, F>(finish, contributions, scaling),
         _ => None,
     }
 }
 
-fn by_members<T: Source>(
-    finish: impl Finish,
+fn by_members<T: Source, F: Finish>(
+    finish: F,
     contributions: &[Values<'_>],
     scaling: Scaling,
-) -> Option<Outcome> {
+) -> Option<F::Seen> {
     let wire = lossless(*contributions.first()?, scaling.pre, scaling.wire);
     let scaling = Scaling { wire, ..scaling };
     let of = |index: usize| T::of(contributions[index]);
@@ -177,11 +181,11 @@ fn by_members<T: Source>(
     }
 }
 
-fn by_wire<T: Source, const N: usize>(
-    finish: impl Finish,
+fn by_wire<T: Source, F: Finish, const N: usize>(
+    finish: F,
     sources: [&[T]; N],
     scaling: Scaling,
-) -> Option<Outcome> {
+) -> Option<F::Seen> {
     let pre = match scaling.pre.scale() {
         Scale::None => Multiply(1.0),
         Scale::Multiply(scale) => scale,
@@ -195,6 +199,8 @@ fn by_wire<T: Source, const N: usize>(
 }
 
 impl Finish for Settled<'_> {
+    type Seen = Outcome;
+
     fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Outcome {
         let Self { target, post, fold } = self;
         match post {
@@ -206,10 +212,11 @@ impl Finish for Settled<'_> {
 }
 
 impl Finish for Carried<'_> {
-    fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Outcome {
+    /// Nothing: more is to come.
+    type Seen = ();
+
+    fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) {
         dispatch(Carry { sum: self.sum, sources, each, fold: self.fold });
-        // Nobody asks: more is to come.
-        Outcome::Suspect
     }
 }
 
@@ -311,7 +318,7 @@ fn in_blocks(
             for (lent, values) in lent.iter_mut().zip(few) {
                 *lent = values.slice(start..start + block.len());
             }
-            contribute_all(sums, &lent[..few.len()], (scaling.pre, scaling.wire), first_few);
+            contribute_all(sums, &lent[..few.len()], scaling.pre, scaling.wire, first_few);
             first_few = Fold::Add;
         }
         settle(block, sums, scaling.post, fold);

@@ -15,13 +15,17 @@ const FAILED: u64 = 2;
 const STATE_BITS: u32 = 2;
 
 impl Ending {
-    /// Writes it down, at `now`. What the settling thread did before is seen by whoever sees the end.
-    pub(crate) fn write(&self, state: FlightState, now: u64) {
-        let state = match state {
-            FlightState::Issued => NOT_YET,
-            FlightState::Complete => COMPLETE,
-            FlightState::Failed => FAILED,
-        };
+    /// It is complete, at `now`. What the settling thread did before is seen by whoever sees the end.
+    pub(crate) fn complete(&self, now: u64) {
+        self.write(COMPLETE, now);
+    }
+
+    /// It has failed, at `now`.
+    pub(crate) fn fail(&self, now: u64) {
+        self.write(FAILED, now);
+    }
+
+    fn write(&self, state: u64, now: u64) {
         self.0.store((now << STATE_BITS) | state, Ordering::Release);
     }
 
@@ -47,12 +51,12 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read() {
-        for (state, now) in [(FlightState::Complete, 0), (FlightState::Failed, u64::MAX >> 2)] {
-            let ending = Ending::default();
-            assert!(!ending.is_written() && ending.read().is_none());
-            ending.write(state, now);
-            assert!(ending.is_written());
-            assert_eq!(ending.read(), Some((state, now)));
-        }
+        let [complete, failed] = [Ending::default(), Ending::default()];
+        assert!(!complete.is_written() && complete.read().is_none());
+        complete.complete(0);
+        failed.fail(u64::MAX >> STATE_BITS);
+        assert!(complete.is_written() && failed.is_written());
+        assert_eq!(complete.read(), Some((FlightState::Complete, 0)));
+        assert_eq!(failed.read(), Some((FlightState::Failed, u64::MAX >> STATE_BITS)));
     }
 }

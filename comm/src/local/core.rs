@@ -154,7 +154,11 @@ impl Core {
         // Before it comes: nobody sees the end sooner than it is in the records of all who have come.
         self.record(rank).flight.ends_with(entry, operation.ending());
         let place = (&**post, &operation, site.slot);
-        self.come(place, Arc::clone(&descriptor), deposit, assemble)?;
+        if let Err(error) = self.come(place, Arc::clone(&descriptor), deposit, assemble) {
+            // Who is told so has no ticket, and takes nothing.
+            self.table.forsake(&operation);
+            return Err(error);
+        }
         Ok(Ticket::new(member, operation, descriptor))
     }
 

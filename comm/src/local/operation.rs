@@ -11,7 +11,7 @@ use super::identity::{Company, Key, Number};
 use super::phase::{Disagreement, Phase};
 use super::running::discard;
 use super::slots::{AnySlots, Slots};
-use crate::flight::{Ending, FlightState};
+use crate::flight::Ending;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::work::{PerMember, Work};
@@ -263,20 +263,19 @@ impl Operation {
 
     /// Enters a last phase and wakes everybody. What users deposited is dropped without the lock.
     fn settle(&self, mut meeting: MutexGuard<'_, Meeting>, last: Phase) {
-        let is_done = matches!(last, Phase::Done { .. });
         let former = mem::replace(&mut meeting.phase, last);
-        self.write_end(is_done);
+        self.write_end(&meeting.phase);
         self.changed.notify_all();
         drop(meeting);
         discard(former);
     }
 
-    fn write_end(&self, is_done: bool) {
-        let state = if is_done { FlightState::Complete } else { FlightState::Failed };
+    fn write_end(&self, last: &Phase) {
+        let is_done = matches!(last, Phase::Done { .. });
         // Who lets it through may come late: that is no part of it.
         let due = self.due.get().filter(|_| is_done);
-        let ended = due.copied().unwrap_or_else(Instant::now);
-        self.ending.write(state, self.company.origin.until(ended));
+        let ended = self.company.origin.until(due.copied().unwrap_or_else(Instant::now));
+        if is_done { self.ending.complete(ended) } else { self.ending.fail(ended) }
     }
 
     /// Takes a member's output out of a settled operation.

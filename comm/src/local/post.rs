@@ -8,6 +8,7 @@ use crossbeam::utils::CachePadded;
 
 use super::identity::{Company, Number};
 use super::operation::Operation;
+use super::running::discard;
 use crate::Error;
 use crate::sync::Mutex;
 use crate::work::Work;
@@ -17,6 +18,9 @@ pub(super) const MOST_PLACES: usize = 1 << 10;
 
 /// How many have at first: members that wait for each other are rarely further apart.
 const FIRST_PLACES: usize = 2;
+
+/// How many places are looked at for one that is free.
+const LOOKS: usize = 4;
 
 /// The operations of a group at which somebody has arrived and not everybody; and, as memory for others, those that are over.
 ///
@@ -29,7 +33,7 @@ pub(crate) struct Post {
 
 #[derive(Debug)]
 struct Places {
-    /// An operation's is at its sequence number modulo their number, a power of two: which grows when one is in use.
+    /// One that gathers is at its sequence number modulo their number, a power of two: which grows when too many are in use.
     places: Vec<Place>,
     most: usize,
     /// Operations that gather and have no place.
@@ -70,7 +74,7 @@ impl Post {
         let (operation, former) = places.make::<D, W>(&self.company, number);
         drop(places);
         // It may hold what is the users': without the lock.
-        drop(former);
+        discard(former);
         Ok(operation)
     }
 
@@ -140,36 +144,52 @@ impl Places {
         company: &Arc<Company>,
         number: Number,
     ) -> (Arc<Operation>, Place) {
-        while self.is_in_use(number) && self.grow() {}
-        let index = self.index(number);
-        let Some(place) = self.places.get_mut(index).filter(|place| !place.is_gathering()) else {
+        let Some(index) = self.make_room(number) else {
             let operation = Arc::new(Operation::new::<D, W>(company, number));
             self.elsewhere.insert(number, Arc::clone(&operation));
             return (operation, Place::Free);
         };
-        let mut former = mem::take(place);
-        let operation = match former.over() {
-            Some(over) => {
-                over.renew::<D, W>(number);
-                mem::take(&mut former).into_operation()
-            }
-            None => None,
-        };
+        let mut former = mem::take(&mut self.places[index]);
+        let renewed = former.over().map(|over| over.renew::<D, W>(number));
+        let operation = renewed.and_then(|()| mem::take(&mut former).into_operation());
         let operation =
             operation.unwrap_or_else(|| Arc::new(Operation::new::<D, W>(company, number)));
-        *place = Place::Gathering(number, Arc::clone(&operation));
+        self.places[index] = Place::Gathering(number, Arc::clone(&operation));
         (operation, former)
     }
 
-    /// Whether another operation lies in the place of a number, and more places would help: they do not where the other has the
-    /// same sequence number, in another epoch.
-    fn is_in_use(&mut self, number: Number) -> bool {
-        let index = self.index(number);
-        match self.places.get_mut(index) {
-            Some(Place::Gathering(other, _)) => other.sequence != number.sequence,
-            Some(place @ Place::Gathered(_)) => place.over().is_none(),
-            _ => false,
+    /// The place of a number, in which no operation gathers, and none is in use unless all around it are, and there are as many places
+    /// as there may be. `None` if another is to gather there, or there are no places.
+    fn make_room(&mut self, number: Number) -> Option<usize> {
+        loop {
+            let index = self.index(number);
+            match self.places.get_mut(index)? {
+                // More places do not part those that have one sequence number, in two epochs.
+                Place::Gathering(other, _) if other.sequence == number.sequence => return None,
+                Place::Gathering(..) => {
+                    if !self.grow() {
+                        return None;
+                    }
+                }
+                _ => {
+                    if self.lies_free_near(index) || !self.grow() {
+                        return Some(index);
+                    }
+                }
+            }
         }
+    }
+
+    /// Whether a place is free or its operation over: if need be, what is in use there changes places with one of those that follow,
+    /// which hold the oldest. One that is held for long so needs a place, and not as many as others pass by.
+    fn lies_free_near(&mut self, index: usize) -> bool {
+        let len = self.places.len();
+        let near = (0..LOOKS.min(len)).map(|ahead| (index + ahead) % len);
+        let free = near.into_iter().find(|near| self.places[*near].is_free());
+        if let Some(free) = free {
+            self.places.swap(index, free);
+        }
+        free.is_some()
     }
 
     /// Twice as many places; `false` if there are enough.
@@ -180,8 +200,10 @@ impl Places {
         }
         self.places.resize_with(len * 2, Place::default);
         for from in 0..len {
-            let to = self.places[from].sequence().map_or(from, |it| index_in(2 * len, it));
-            self.places.swap(from, to);
+            if let Place::Gathering(number, _) = &self.places[from] {
+                let to = self.index(*number);
+                self.places.swap(from, to);
+            }
         }
         true
     }
@@ -208,16 +230,12 @@ impl Places {
 
     /// An operation that will not be over leaves its place.
     fn forsake(&mut self, operation: &Arc<Operation>) -> Option<Arc<Operation>> {
-        let number = operation.number();
-        let index = self.index(number);
-        let place = self.places.get_mut(index).filter(|place| place.holds(operation))?;
-        let gathers = place.is_gathering();
-        let operation = mem::take(place).into_operation()?;
-        if !gathers {
-            return Some(operation);
+        let place = self.places.iter_mut().find(|place| place.holds(operation))?;
+        match mem::take(place) {
+            // Those who are still to come look for it.
+            Place::Gathering(number, operation) => self.elsewhere.insert(number, operation),
+            place => place.into_operation(),
         }
-        // Those who are still to come look for it.
-        self.elsewhere.insert(number, operation)
     }
 
     fn index(&self, number: Number) -> usize {
@@ -233,22 +251,19 @@ fn index_in(places: usize, sequence: u64) -> usize {
 }
 
 impl Place {
-    fn is_gathering(&self) -> bool {
-        matches!(self, Self::Gathering(..))
+    /// Whether an operation may be made here.
+    fn is_free(&mut self) -> bool {
+        match self {
+            Self::Free => true,
+            Self::Gathering(..) => false,
+            Self::Gathered(_) => self.over().is_some(),
+        }
     }
 
     fn number(&self) -> Option<Number> {
         match self {
             Self::Gathering(number, _) => Some(*number),
             _ => None,
-        }
-    }
-
-    fn sequence(&self) -> Option<u64> {
-        match self {
-            Self::Free => None,
-            Self::Gathering(number, _) => Some(number.sequence),
-            Self::Gathered(operation) => Some(operation.number().sequence),
         }
     }
 

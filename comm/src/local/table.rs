@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::identity::{Company, Key};
+use super::identity::Company;
 use super::operation::Operation;
 use super::post::{MOST_PLACES, Post};
 use crate::GroupId;
@@ -64,6 +64,6 @@ impl Table {
 
 /// Operations in the order of their keys: the first of them may be named in an error.
 fn in_order(mut operations: Vec<Arc<Operation>>) -> Vec<Arc<Operation>> {
-    operations.sort_unstable_by_key(|operation| -> Key { operation.key() });
+    operations.sort_unstable_by_key(|operation| operation.key());
     operations
 }

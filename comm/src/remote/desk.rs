@@ -97,7 +97,7 @@ impl Desk {
         !self.open.is_empty()
     }
 
-    /// Whether somebody waits for one of them: who does has a handle of it, beside the desk and the table.
+    /// Whether somebody waits for one of them: who does has a handle of it, beside the desk and the post.
     pub(super) fn is_awaited(&mut self) -> bool {
         self.awaits() && self.open.values().any(|open| Arc::strong_count(&open.operation) > 2)
     }

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use hsdp_kernels::{
-    Divisor, FUSED, Fold, GradientValues, Values, ValuesMut, Wire, contribute,
-    copy_values_past_caches, first_non_finite, pack, settle, sum_contributions,
+    Divisor, Fold, GradientValues, Values, ValuesMut, Wire, contribute, copy_values_past_caches,
+    pack, sum_contributions,
 };
 use hsdp_sharding::{DType, Role, UnitLayout, balanced};
 use xxhash_rust::xxh3::Xxh3;
@@ -176,7 +176,7 @@ impl Travels for UnitReduceDeposit {
         let mut first = None;
         for (_, _, place) in pieces(&self.layout, at.slot) {
             let parts: Vec<_> = shards.iter().map(|it| it.slice(place.clone())).collect();
-            let found = sum(&mut partial[place.clone()], &parts, summed, self.fold);
+            let found = sum_contributions(&mut partial[place.clone()], &parts, summed, self.fold);
             first = first.or_else(|| Some(place.start + found?));
         }
         if self.fold == Fold::Replace {
@@ -186,28 +186,6 @@ impl Travels for UnitReduceDeposit {
         Turn::Done(Reduced { partial, non_finite, list: self.gradients })
     }
 }
-
-/// Adds up the members' parts, in their order; the first element of the result that is not finite.
-fn sum(partial: &mut [f32], parts: &[Values<'_>], scaling: Scaling, fold: Fold) -> Option<usize> {
-    if parts.len() <= FUSED {
-        return sum_contributions(partial, parts, scaling, fold);
-    }
-    let mut sums = [0.0; STEP];
-    let mut first = None;
-    for (start, partial) in (0..).step_by(STEP).zip(partial.chunks_mut(STEP)) {
-        let (sums, range) = (&mut sums[..partial.len()], start..start + partial.len());
-        for (slot, part) in parts.iter().enumerate() {
-            let fold = if slot == 0 { Fold::Replace } else { Fold::Add };
-            contribute(sums, part.slice(range.clone()), scaling.pre, scaling.wire, fold);
-        }
-        settle(partial, sums, scaling.post, fold);
-        first = first.or_else(|| Some(start + first_non_finite(partial)?));
-    }
-    first
-}
-
-/// How many elements of many members are summed at a time.
-const STEP: usize = 1 << 10;
 
 /// Writes zeros between the places, which are in order.
 fn pad(partial: &mut [f32], places: impl Iterator<Item = Range<usize>>) {
@@ -301,7 +279,7 @@ impl Travels for Scaled {
         let of = |slot| if slot == at.slot { &*packed } else { parcels.bytes(slot) };
         let parts: Vec<_> = (0..at.members()).map(|slot| values(dtype, of(slot))).collect();
         let summed = Scaling { pre: Divisor::ONE, ..scaling };
-        sum(&mut self.0[own], &parts, summed, Fold::Replace);
+        sum_contributions(&mut self.0[own], &parts, summed, Fold::Replace);
         Turn::Again(self)
     }
 }

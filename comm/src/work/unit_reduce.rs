@@ -200,7 +200,7 @@ impl UnitReduce {
             let fold = if first == 0 { Fold::Replace } else { Fold::Add };
             let few = first..self.members.len().min(first + FUSED);
             self.lend_together(few, gradient, meter, &mut |contributions| {
-                contribute_all(sum, contributions, (pre, wire), fold);
+                contribute_all(sum, contributions, pre, wire, fold);
             });
         }
     }

@@ -33,6 +33,24 @@ fn a_gradient_that_panics_ends_the_world_and_hurts_no_worker() {
     }
 }
 
+#[test]
+fn of_many_members_whose_gradients_are_read_a_few_at_a_time_the_one_is_named_that_panics() {
+    for culprit in [3, 4, 5] {
+        let ends = launch(6, WorldOptions::default(), |world| {
+            let group = world.world_group(Channel::Reduce);
+            let is_bad = world.rank().index() == culprit;
+            let read = move || assert!(!is_bad, "it is gone");
+            let gradient = Arc::new(Reading(5000, read));
+            reduce(&group, &layout(6, 5000), gradient).and_then(Pending::wait)
+        });
+        for end in ends {
+            let Ok(Err(end)) = end else { panic!("{end:?}") };
+            let text = end.to_string();
+            assert!(text.starts_with(&format!("world aborted: rank {culprit}, ")), "{text}");
+        }
+    }
+}
+
 /// A gradient that panics when it is dropped, and when it is read if it `panics`.
 #[derive(Debug)]
 struct Fragile {

@@ -129,6 +129,43 @@ fn gather_unit_shared_fills_one_holder_for_all_members_of_all_replicas() {
     }
 }
 
+/// A holder that lets go of something else when it is dropped.
+struct Tied {
+    targets: Targets,
+    _tie: Arc<()>,
+}
+
+impl AsMut<Targets> for Tied {
+    fn as_mut(&mut self) -> &mut Targets {
+        &mut self.targets
+    }
+}
+
+#[test]
+fn what_a_member_does_not_ask_for_is_dropped_while_its_world_lives() {
+    let layout = layout(2);
+    let kept = world(2, |world| {
+        let group = world.world_group(Channel::Gather);
+        let zeros = |slot: &ParamSlot| HostBuffer::zeros(DType::F32, slot.len).expect("real");
+        let tie = Arc::new(());
+        let holder = (group.index() == 0).then(|| {
+            let targets = layout.params().iter().map(zeros).collect();
+            Arc::new(Tied { targets, _tie: Arc::clone(&tie) })
+        });
+        let shard = Arc::new(vec![0.0_f32; layout.shard_len()]);
+        let pending = group.gather_unit_shared(tag(), Arc::clone(&layout), shard, holder);
+        let pending = pending.expect("issued");
+        match world.rank().index() {
+            0 => drop(pending.wait().expect("gathered")),
+            _ => drop(pending),
+        }
+        let met = world.world_group(Channel::User).barrier(tag()).and_then(|it| it.wait());
+        met.expect("both are there");
+        Arc::strong_count(&tie) - 1
+    });
+    assert_eq!(kept, [0, 0]);
+}
+
 #[test]
 fn gather_unit_shared_refuses_a_holder_too_many_or_too_few() {
     world(2, |world| {

@@ -82,7 +82,7 @@ fn check_all(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
     let before = numbers(members.first().map_or(5, HostBuffer::len), 31, Specials::Replaced);
     let found = on_both(|| {
         let mut sum = before.clone();
-        contribute_all(&mut sum, &contributions, (pre, wire), fold);
+        contribute_all(&mut sum, &contributions, pre, wire, fold);
         sum.into_iter().map(bits).collect::<Vec<_>>()
     });
     let mut sum = before;
@@ -171,7 +171,7 @@ fn a_contribution_of_another_length_is_refused() {
 #[should_panic(expected = "lengths of sum and contribution")]
 fn a_contribution_of_another_length_than_the_sum_is_refused() {
     let contributions = [Values::F32(&[1.0; 3]), Values::F32(&[1.0; 2])];
-    contribute_all(&mut [0.0; 3], &contributions, (Divisor::ONE, Wire::F32), Fold::Add);
+    contribute_all(&mut [0.0; 3], &contributions, Divisor::ONE, Wire::F32, Fold::Add);
 }
 
 proptest! {

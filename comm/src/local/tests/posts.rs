@@ -1,5 +1,6 @@
 //! Where operations lie while they gather, and whose memory serves the next.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use hsdp_sharding::Rank;
@@ -116,9 +117,46 @@ fn operations_are_found_however_many_gather_at_once() {
 }
 
 #[test]
+fn one_that_is_held_for_long_needs_one_place_and_not_as_many_as_others_pass_by() {
+    let post = post(1024);
+    let held = enter(&post, number(0, 0));
+    run(&post, &held);
+    let mut addresses = BTreeSet::new();
+    for sequence in 1..200 {
+        let operation = enter(&post, number(0, sequence));
+        addresses.insert(Arc::as_ptr(&operation));
+        run(&post, &operation);
+    }
+    assert!(addresses.len() <= 3, "{} operations for two at once", addresses.len());
+    let former = Arc::downgrade(&held);
+    post.forsake(&held);
+    drop(held);
+    assert_eq!(Weak::strong_count(&former), 0, "it is found wherever it has gone");
+}
+
+#[test]
+fn an_operation_of_an_epoch_before_takes_one_place() {
+    let post = post(1024);
+    let held: Vec<_> = (0..20).map(|epoch| enter(&post, number(epoch, 0))).collect();
+    for operation in &held {
+        gather(&post, operation);
+    }
+    let later = enter(&post, number(20, 0));
+    run(&post, &later);
+    drop(later);
+    let mut addresses = BTreeSet::new();
+    for sequence in 1..200 {
+        let operation = enter(&post, number(20, sequence));
+        addresses.insert(Arc::as_ptr(&operation));
+        run(&post, &operation);
+    }
+    assert!(addresses.len() <= 64, "{} operations for one at once", addresses.len());
+}
+
+#[test]
 fn no_memory_is_taken_once_as_many_operations_have_places_as_are_under_way() {
     let post = post(64);
-    let mut addresses = std::collections::BTreeSet::new();
+    let mut addresses = BTreeSet::new();
     for round in 0..10 {
         let numbers = (0..13).map(|sequence| number(0, round * 13 + sequence));
         let made: Vec<_> = numbers.map(|number| enter(&post, number)).collect();
