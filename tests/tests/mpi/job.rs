@@ -60,7 +60,8 @@ pub(crate) fn mpirun() -> Command {
 /// `hsdp launch`, built with `cargo build -p hsdp-cli`, for so many processes: it starts `mpirun`.
 pub(crate) fn hsdp_launch(processes: &str) -> Command {
     let mut command = Command::new(built("hsdp"));
-    command.args(["launch", "-n", processes, "--"]).stdin(Stdio::null());
+    // Of a process that was killed while it wrote, MPI's shared memory may leave another waiting for ever.
+    command.args(["launch", "-n", processes, "--grace", "1", "--"]).stdin(Stdio::null());
     for (name, value) in mpirun().get_envs() {
         command.envs(value.map(|value| (name, value)));
     }

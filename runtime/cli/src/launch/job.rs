@@ -25,6 +25,10 @@ pub(super) struct Job {
     mpirun: Option<Mpirun>,
 }
 
+/// How many seconds Open MPI's mpirun sleeps, up to three times, between the signals to what is left of a job of which a process has
+/// ended badly. Nothing is: by then the launcher has let all of them go.
+const SLEEP: (&str, &str) = ("OMPI_MCA_odls_base_sigkill_timeout", "0");
+
 /// With these, Open MPI starts processes of root.
 const ALLOWED: [&str; 2] = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
 
@@ -85,6 +89,10 @@ impl Job {
         environment::RANKS.iter().for_each(|name| {
             command.env_remove(name);
         });
+        let (name, seconds) = SLEEP;
+        if mpirun.family == Family::OpenMpi && env::var_os(name).is_none() {
+            command.env(name, seconds);
+        }
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command)
     }
