@@ -3,7 +3,6 @@
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
@@ -30,9 +29,6 @@ use crate::{Descriptor, Error};
 /// Work that moves no more than this is done by the member that arrives last, before its call returns: waking
 /// others would take longer.
 const INLINE_BYTES: usize = 32 << 10;
-
-/// How long letters are waited for when a world has ended early.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What the ranks of a local world share.
 #[derive(Debug)]
@@ -330,9 +326,7 @@ impl Lifeline {
 impl Drop for Lifeline {
     fn drop(&mut self) {
         if let Some(office) = self.0.office() {
-            // After an end some hear nothing any more.
-            let ended = self.0.status.world_end().is_some();
-            office.close(if ended { FAREWELL } else { self.0.options.deadline });
+            office.close(&self.0.status, self.0.options.deadline);
         }
         self.0.queue.close(self.0.options.deadline);
     }

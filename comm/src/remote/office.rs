@@ -1,6 +1,7 @@
 //! Where a rank whose peers share no memory with it hands in what is to be sent, and the thread that sends and receives.
 //! `REMOTE.md`, "The courier".
 
+mod closing;
 mod ends;
 
 use std::collections::VecDeque;
@@ -321,33 +322,6 @@ impl Office {
     fn is_closed(&self) -> bool {
         let outgoing = self.outgoing.lock();
         outgoing.leaving == Leaving::Closed && outgoing.errands.is_empty()
-    }
-
-    /// Ends the thread, when it has sent what this rank owes; after `patience` without that.
-    pub(crate) fn close(&self, patience: Duration) {
-        self.leave();
-        let Some(thread) = self.thread.lock().take() else { return };
-        let until = from_now(patience);
-        let mut outgoing = self.outgoing.lock();
-        while !outgoing.has_ended && sync::now() < until {
-            self.bell.wait_until(&mut outgoing, from_now(NAPS[1]));
-        }
-        if outgoing.has_ended {
-            drop(outgoing);
-            let _ = thread.join();
-        } else {
-            outgoing.leaving = Leaving::GaveUp;
-            drop(outgoing);
-            tracing::warn!(
-                rank = self.rank.get(),
-                ?patience,
-                "letters to other ranks were not sent in time"
-            );
-        }
-        self.courier.lock().close();
-        if self.has_given_up() {
-            self.clear_line();
-        }
     }
 }
 

@@ -60,8 +60,7 @@ pub(crate) fn mpirun() -> Command {
 /// `hsdp launch`, built with `cargo build -p hsdp-cli`, for so many processes: it starts `mpirun`.
 pub(crate) fn hsdp_launch(processes: &str) -> Command {
     let mut command = Command::new(built("hsdp"));
-    // Beside one that is killed another has stayed, rarely, until it was killed itself: docs/reliability.md, row 1.
-    command.args(["launch", "-n", processes, "--grace", "1", "--"]).stdin(Stdio::null());
+    command.args(["launch", "-n", processes, "--"]).stdin(Stdio::null());
     for (name, value) in mpirun().get_envs() {
         command.envs(value.map(|value| (name, value)));
     }
