@@ -157,16 +157,7 @@ impl Operation {
             }
             _ => unreachable!("a member arrives once, before the work"),
         };
-        let first = slots.arrivals().iter().flatten().next();
-        let agrees = first.is_none_or(|first| first.agrees_with(&descriptor));
-        let about = match (agrees, Slots::<D, W>::typed_mut(&mut **slots)) {
-            (true, Some(slots)) => {
-                slots.put(slot, deposit.take());
-                None
-            }
-            (true, None) => Some(Disagreement::Meant),
-            (false, _) => Some(Disagreement::Said),
-        };
+        let about = lay_down::<D, W>(slots, (slot, &descriptor), deposit);
         slots.arrivals()[slot] = Some(descriptor);
         *missing -= 1;
         if about.is_none() && *missing > 0 {
@@ -314,6 +305,28 @@ impl Operation {
         meeting.parked += 1;
         self.changed.wait_until(&mut meeting, moment);
         meeting.parked -= 1;
+    }
+}
+
+/// Lays what a member brings into its slot, unless it disagrees with the first that has come.
+fn lay_down<D: Send + 'static, W: Work>(
+    slots: &mut Box<dyn AnySlots>,
+    (slot, descriptor): (usize, &Descriptor),
+    deposit: &mut Option<D>,
+) -> Option<Disagreement> {
+    let first = slots.arrivals().iter().flatten().next();
+    let agrees = first.is_none_or(|first| first.agrees_with(descriptor));
+    if first.is_none() {
+        // Who has made the operation may mean other work, and not have come yet: then it is the one that disagrees.
+        Slots::<D, W>::make_fit(slots);
+    }
+    match (agrees, Slots::<D, W>::typed_mut(&mut **slots)) {
+        (true, Some(slots)) => {
+            slots.put(slot, deposit.take());
+            None
+        }
+        (true, None) => Some(Disagreement::Meant),
+        (false, _) => Some(Disagreement::Said),
     }
 }
 

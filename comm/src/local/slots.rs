@@ -88,6 +88,14 @@ impl<D: Send + 'static, W: Work> Slots<D, W> {
         (slots as &mut dyn Any).downcast_mut()
     }
 
+    /// Makes slots at which nobody has come into some for this work.
+    pub(crate) fn make_fit(slots: &mut Box<dyn AnySlots>) {
+        if Self::typed_mut(&mut **slots).is_none() {
+            let members = slots.arrivals().len();
+            *slots = Self::new(members);
+        }
+    }
+
     /// Slots of an operation that is over, if they are of the same work, for another one.
     pub(crate) fn cleared(slots: Box<dyn AnySlots>) -> Option<Box<Self>> {
         let mut slots = Self::typed(slots)?;

@@ -174,6 +174,23 @@ fn an_operation_that_is_over_serves_another_of_the_same_or_of_other_work() {
 }
 
 #[test]
+fn who_comes_first_says_what_work_it_is_and_not_who_has_made_the_operation() {
+    let made = || Operation::new::<usize, Other>(&Arc::new(company()), number(0));
+    let come = |operation: &Operation, slot, count| {
+        operation.arrive::<usize, Other>(slot, descriptor(0, count), 5)
+    };
+    let differing = made();
+    assert!(matches!(arrive(&differing, 2, 5), Arrived::Waiting));
+    assert!(matches!(come(&differing, 1, 6), Arrived::Disagrees(Disagreement::Said)));
+    let alike = made();
+    assert!(matches!(arrive(&alike, 2, 5), Arrived::Waiting));
+    assert!(matches!(come(&alike, 1, 5), Arrived::Disagrees(Disagreement::Meant)));
+    for operation in [differing, alike] {
+        operation.fail(&aborted(1));
+    }
+}
+
+#[test]
 fn an_operation_that_is_worked_on_does_not_fail_with_its_epoch() {
     let operation = operation();
     assert!([0, 1].iter().all(|slot| matches!(arrive(&operation, *slot, 5), Arrived::Waiting)));
