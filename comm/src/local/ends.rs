@@ -82,7 +82,11 @@ impl Core {
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
         let end = self.status().end_epoch(epoch, error);
         if let Some(office) = self.office() {
-            return office.tell_stop(epoch, &end);
+            // The others are told of that as an end of the world, or else they would take it for one of the step alone.
+            if self.status().check_world().is_ok() {
+                office.tell_stop(epoch, &end);
+            }
+            return;
         }
         for operation in self.table().drain(Some(epoch)) {
             operation.fail_gathering(&end);

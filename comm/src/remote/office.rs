@@ -3,6 +3,8 @@
 
 mod closing;
 mod ends;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::fmt;

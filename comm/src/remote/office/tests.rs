@@ -1,0 +1,75 @@
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hsdp_sharding::Rank;
+
+use super::*;
+use crate::remote::buffer::Buffer;
+use crate::remote::transport::TransportError;
+
+/// Its other end takes nothing any more.
+#[derive(Debug)]
+struct Stuck;
+
+impl Transport for Stuck {
+    fn send(&mut self, _: Rank, _: &Arc<Letter>) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {
+        Ok(None)
+    }
+
+    fn under_way(&mut self) -> Result<usize, TransportError> {
+        Ok(1)
+    }
+
+    fn close(&mut self, _: Option<&Error>) {}
+}
+
+/// Of two ranks, the first.
+fn opened() -> (Arc<Core>, Arc<Office>) {
+    let core = Core::new(2, WorldOptions::default());
+    let office = Office::new(&core, Rank::new(0), Box::new(Stuck));
+    core.open_office(Arc::clone(&office));
+    (core, office)
+}
+
+fn gone() -> Error {
+    Error::StepAborted { rank: Rank::new(1), step: 0, reason: "stands for an end".into() }
+}
+
+/// What is to be sent.
+fn letters(office: &Office) -> Vec<Kind> {
+    let kind = |errand: Errand| match errand {
+        Errand::Send { letter, .. } => Some(letter.kind()),
+        Errand::Open { .. } => None,
+    };
+    office.errands().into_iter().filter_map(kind).collect()
+}
+
+#[test]
+fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
+    let (core, office) = opened();
+    office.start().expect("a thread");
+    let (started, deadline) = (Instant::now(), Duration::from_secs(60));
+    thread::scope(|scope| {
+        scope.spawn(|| office.close(core.status(), deadline));
+        while !office.lingers() {
+            thread::yield_now();
+        }
+        core.end_here(gone(), &[]);
+    });
+    assert!(office.has_given_up() && started.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn others_are_told_of_a_step_that_is_given_up_but_not_where_the_world_is_over() {
+    let (core, office) = opened();
+    core.end_epoch(0, gone());
+    assert_eq!(letters(&office), [Kind::Hello, Kind::Stop]);
+    core.end_here(gone(), &[]);
+    core.end_epoch(1, gone());
+    assert_eq!(letters(&office), []);
+}
