@@ -9,8 +9,11 @@ use crate::remote::buffer::Buffer;
 use crate::remote::transport::TransportError;
 
 /// Its other end takes nothing any more.
-#[derive(Debug)]
-struct Stuck;
+#[derive(Debug, Default)]
+struct Stuck {
+    /// There as long as this is.
+    _held: Arc<()>,
+}
 
 impl Transport for Stuck {
     fn send(&mut self, _: Rank, _: &Arc<Letter>) -> Result<(), TransportError> {
@@ -29,9 +32,9 @@ impl Transport for Stuck {
 }
 
 /// Of two ranks, the first.
-fn opened() -> (Arc<Core>, Arc<Office>) {
+fn opened(transport: Stuck) -> (Arc<Core>, Arc<Office>) {
     let core = Core::new(2, WorldOptions::default());
-    let office = Office::new(&core, Rank::new(0), Box::new(Stuck));
+    let office = Office::new(&core, Rank::new(0), Box::new(transport));
     core.open_office(Arc::clone(&office));
     (core, office)
 }
@@ -51,7 +54,7 @@ fn letters(office: &Office) -> Vec<Kind> {
 
 #[test]
 fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
-    let (core, office) = opened();
+    let (core, office) = opened(Stuck::default());
     office.start().expect("a thread");
     let (started, deadline) = (Instant::now(), Duration::from_secs(60));
     thread::scope(|scope| {
@@ -65,8 +68,19 @@ fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
 }
 
 #[test]
+fn who_gives_up_leaves_nothing_to_a_thread() {
+    let held = Arc::new(());
+    let (core, office) = opened(Stuck { _held: Arc::clone(&held) });
+    office.start().expect("a thread");
+    office.close(core.status(), Duration::ZERO);
+    assert!(office.has_given_up());
+    drop((core, office));
+    assert_eq!(Arc::strong_count(&held), 1, "the transport is gone");
+}
+
+#[test]
 fn others_are_told_of_a_step_that_is_given_up_but_not_where_the_world_is_over() {
-    let (core, office) = opened();
+    let (core, office) = opened(Stuck::default());
     core.end_epoch(0, gone());
     assert_eq!(letters(&office), [Kind::Hello, Kind::Stop]);
     core.end_here(gone(), &[]);
