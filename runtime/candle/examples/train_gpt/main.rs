@@ -51,7 +51,9 @@ use self::train::{Job, Run, train};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    match run() {
+    // They end last: a launcher kills the others when one process is gone, and each is to have told its failure by then.
+    let mut ranks = None;
+    match run(&mut ranks) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if failure.is_told() {
@@ -65,7 +67,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<(), Failure> {
+/// Trains; `place` keeps the ranks.
+fn run(place: &mut Option<Ranks>) -> Result<(), Failure> {
     let options = Options::read()?;
     let corpus = Corpus::read(&options)?;
     let Options { layers, width, heads, context, .. } = options;
@@ -73,7 +76,7 @@ fn run() -> Result<(), Failure> {
     let gpt = Gpt::new(config).map_err(Failure::input)?;
     // From here on there are threads, and files.
     threads::divide_cores(options.mesh.world_size()).map_err(Failure::training)?;
-    let ranks = Ranks::of(&options)?;
+    let ranks = &*place.insert(Ranks::of(&options)?);
     let device = if options.comm == Comm::Threads {
         options.device
     } else {
@@ -85,7 +88,7 @@ fn run() -> Result<(), Failure> {
 
     let signals = Signals::listen().map_err(Failure::training)?;
     let job = Job { options: &options, corpus: &corpus, gpt, signals };
-    let ended = train(&job, &ranks, Progress::new(options.steps, output.as_ref())?)?;
+    let ended = train(&job, ranks, Progress::new(options.steps, output.as_ref())?)?;
     ended.run.as_ref().map_or(Ok(()), |run| report(&job, run, output))?;
     match ended.was_stopped {
         true => Err(Failure::Stopped { signal: job.signals.caught(), steps: ended.steps }),
