@@ -51,24 +51,20 @@ use self::train::{Job, Run, train};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    // They end last: a launcher kills the others when one process is gone, and each is to have told its failure by then.
-    let mut ranks = None;
-    match run(&mut ranks) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            if failure.is_told() {
-                #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
-                {
-                    eprintln!("train_gpt: {failure}");
-                }
-            }
-            failure.exit_code()
-        }
-    }
+    run().unwrap_or_else(|failure| tell(&failure))
 }
 
-/// Trains; `place` keeps the ranks.
-fn run(place: &mut Option<Ranks>) -> Result<(), Failure> {
+fn tell(failure: &Failure) -> ExitCode {
+    if failure.is_told() {
+        #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
+        {
+            eprintln!("train_gpt: {failure}");
+        }
+    }
+    failure.exit_code()
+}
+
+fn run() -> Result<ExitCode, Failure> {
     let options = Options::read()?;
     let corpus = Corpus::read(&options)?;
     let Options { layers, width, heads, context, .. } = options;
@@ -76,7 +72,13 @@ fn run(place: &mut Option<Ranks>) -> Result<(), Failure> {
     let gpt = Gpt::new(config).map_err(Failure::input)?;
     // From here on there are threads, and files.
     threads::divide_cores(options.mesh.world_size()).map_err(Failure::training)?;
-    let ranks = &*place.insert(Ranks::of(&options)?);
+    let ranks = Ranks::of(&options)?;
+    let trained = run_on(&ranks, options, &corpus, gpt);
+    // Told before the ranks end: a launcher kills the others as soon as one process is gone.
+    Ok(trained.map_or_else(|failure| tell(&failure), |()| ExitCode::SUCCESS))
+}
+
+fn run_on(ranks: &Ranks, options: Options, corpus: &Corpus, gpt: Gpt) -> Result<(), Failure> {
     let device = if options.comm == Comm::Threads {
         options.device
     } else {
@@ -87,7 +89,7 @@ fn run(place: &mut Option<Ranks>) -> Result<(), Failure> {
     let output = out.map(Output::create).transpose()?;
 
     let signals = Signals::listen().map_err(Failure::training)?;
-    let job = Job { options: &options, corpus: &corpus, gpt, signals };
+    let job = Job { options: &options, corpus, gpt, signals };
     let ended = train(&job, ranks, Progress::new(options.steps, output.as_ref())?)?;
     ended.run.as_ref().map_or(Ok(()), |run| report(&job, run, output))?;
     match ended.was_stopped {
