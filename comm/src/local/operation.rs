@@ -51,7 +51,8 @@ pub(crate) enum Arrived<D, W: Work> {
 }
 
 impl Operation {
-    /// One at which nobody has arrived, for members that bring a `D` for a `W`.
+    /// One at which nobody has arrived, with slots for members that bring a `D` for a `W`; if the first brings something else, it gets
+    /// others.
     pub(crate) fn new<D: Send + 'static, W: Work>(company: &Arc<Company>, number: Number) -> Self {
         let members = company.ranks.len();
         let readers = (0..members).map(|_| AtomicUsize::new(0)).collect();
@@ -314,20 +315,17 @@ fn lay_down<D: Send + 'static, W: Work>(
     (slot, descriptor): (usize, &Descriptor),
     deposit: &mut Option<D>,
 ) -> Option<Disagreement> {
-    let first = slots.arrivals().iter().flatten().next();
-    let agrees = first.is_none_or(|first| first.agrees_with(descriptor));
-    if first.is_none() {
+    match slots.arrivals().iter().flatten().next() {
         // Who has made the operation may mean other work, and not have come yet: then it is the one that disagrees.
-        Slots::<D, W>::make_fit(slots);
+        None => Slots::<D, W>::make_fit(slots),
+        Some(first) if first.agrees_with(descriptor) => {}
+        Some(_) => return Some(Disagreement::Said),
     }
-    match (agrees, Slots::<D, W>::typed_mut(&mut **slots)) {
-        (true, Some(slots)) => {
-            slots.put(slot, deposit.take());
-            None
-        }
-        (true, None) => Some(Disagreement::Meant),
-        (false, _) => Some(Disagreement::Said),
-    }
+    let Some(slots) = Slots::<D, W>::typed_mut(&mut **slots) else {
+        return Some(Disagreement::Meant);
+    };
+    slots.put(slot, deposit.take());
+    None
 }
 
 impl fmt::Debug for Operation {
