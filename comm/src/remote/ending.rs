@@ -43,12 +43,10 @@ impl Ending {
         answer: Option<Proposal>,
     ) -> Option<Proposal> {
         self.since.get_or_insert_with(sync::now);
+        let is_news = self.said[own.index()].is_none();
         self.said[rank.index()].get_or_insert_with(|| proposal.clone());
-        if rank != own && self.said[own.index()].is_some() {
-            return None;
-        }
         let own = self.said[own.index()].get_or_insert(answer.unwrap_or(proposal));
-        Some(own.clone())
+        is_news.then(|| own.clone())
     }
 
     /// Whether somebody has said that the world ends.
