@@ -43,12 +43,20 @@ pub(super) fn is_in_turn() -> bool {
     IN_TURN.with(Cell::get)
 }
 
+/// Runs something in a turn.
+pub(super) fn in_turn<T>(run: impl FnOnce() -> T) -> T {
+    IN_TURN.set(true);
+    let ran = run();
+    IN_TURN.set(false);
+    ran
+}
+
 /// What a turn came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turned {
     /// There was something to be done.
     Something,
-    /// There was not; but letters are being sent, or this rank owes others some.
+    /// There was not; but letters are being sent, or this rank owes others some, or is told how the world ends.
     Sends,
     /// Nor is anything owed; but others are waited for.
     Awaits,
@@ -80,16 +88,16 @@ impl Courier {
 
     pub(super) fn turn(&mut self, office: &Office) -> Turned {
         let Some(core) = self.core.clone() else { return Turned::Idle };
-        IN_TURN.set(true);
-        let turned = self.try_turn(&core, office);
-        let turned = turned.unwrap_or_else(|TransportError { peer, problem }| {
-            let reason = AbortReason::Unreachable { problem: problem.into() };
-            core.end(core.ended_by(peer.unwrap_or(self.rank), reason));
-            Turned::Awaits
-        });
-        office.try_end(&core);
-        IN_TURN.set(false);
-        turned
+        in_turn(|| {
+            let turned = self.try_turn(&core, office);
+            let turned = turned.unwrap_or_else(|TransportError { peer, problem }| {
+                let reason = AbortReason::Unreachable { problem: problem.into() };
+                core.end(core.ended_by(peer.unwrap_or(self.rank), reason));
+                Turned::Awaits
+            });
+            office.try_end(&core);
+            turned
+        })
     }
 
     /// Ends the world if the process of a rank is gone that has not said that it leaves.
@@ -135,9 +143,10 @@ impl Courier {
             office.farewell();
         }
         failed?;
+        let stays = self.lingers(core, office) || office.is_deciding(core);
         Ok(match is_busy {
             true => Turned::Something,
-            false if owes || under_way > 0 || self.lingers(core, office) => Turned::Sends,
+            false if owes || under_way > 0 || stays => Turned::Sends,
             false if self.desk.awaits() || !line_is_over => Turned::Awaits,
             false => Turned::Idle,
         })

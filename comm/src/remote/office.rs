@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
+use self::closing::LastWord;
 use super::buffer::Shelf;
 use super::courier::{Courier, Turned};
 use super::desk::Receiver;
@@ -95,8 +96,8 @@ impl Office {
     pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
         let own = Arc::clone(self);
         let run = move || {
+            let LastWord(own) = &LastWord(own);
             own.run();
-            own.outgoing.lock().has_ended = true;
         };
         let thread = Builder::new().name("hsdp-courier".to_owned()).spawn(run)?;
         *self.thread.lock() = Some(thread);
@@ -318,7 +319,9 @@ impl Office {
     }
 
     fn has_given_up(&self) -> bool {
-        self.outgoing.lock().leaving == Leaving::GaveUp
+        let outgoing = self.outgoing.lock();
+        let is_late = outgoing.alone_until.is_some_and(|until| sync::now() >= until);
+        outgoing.leaving == Leaving::GaveUp || is_late
     }
 
     fn is_closed(&self) -> bool {

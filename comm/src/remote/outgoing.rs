@@ -16,6 +16,8 @@ pub(super) struct Outgoing {
     pub(super) leaving: Leaving,
     /// Whether the courier's thread has ended.
     pub(super) has_ended: bool,
+    /// Until when it goes on, if nobody waits for its end.
+    pub(super) alone_until: Option<Instant>,
     /// When it left.
     pub(super) left: Option<Instant>,
     pub(super) issued: Issued,

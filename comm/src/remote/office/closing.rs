@@ -1,9 +1,11 @@
-//! How a rank goes that shares no memory with the others. `REMOTE.md`, "Leaving".
+//! How a rank goes that shares no memory with the others. `REMOTE.md`, "The courier".
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Leaving, NAPS, Office};
 use crate::local::{Status, from_now};
+use crate::remote::courier;
 use crate::sync;
 
 /// How long letters are waited for when the world has ended early: some hear nothing any more.
@@ -11,37 +13,44 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Office {
     /// Ends the thread, when it has sent what this rank owes; after `deadline` without that, or soon after an early end, which may
-    /// come meanwhile.
+    /// come meanwhile. One that hangs in its turn is left behind.
     pub(crate) fn close(&self, status: &Status, deadline: Duration) {
         self.leave();
         let Some(thread) = self.thread.lock().take() else { return };
-        if !self.sends_all(status, deadline) {
-            self.give_up();
+        if courier::is_in_turn() {
+            // Something that is dropped in a turn had the last handle of the world: the turn cannot wait for its own end.
+            self.outgoing.lock().alone_until = Some(from_now(deadline));
+            return;
         }
-        self.courier.lock().close();
-        if self.has_given_up() {
-            self.clear_line();
-        }
+        self.wait_for_letters(status, deadline);
+        self.give_up();
         // What it holds goes with it: MPI ends where that goes last, and must not do so in a thread that a program leaves behind.
         if self.ends_before(from_now(FAREWELL)) {
             let _ = thread.join();
         }
     }
 
-    /// Whether the thread has sent all, and ended.
-    fn sends_all(&self, status: &Status, deadline: Duration) -> bool {
+    fn wait_for_letters(&self, status: &Status, deadline: Duration) {
         let until = from_now(deadline);
-        while status.world_end().is_none() && sync::now() < until {
+        while status.check_world().is_ok() && sync::now() < until {
             if self.ends_before(until.min(from_now(NAPS[1]))) {
-                return true;
+                return;
             }
         }
-        self.ends_before(until.min(from_now(FAREWELL)))
+        if status.check_world().is_err() {
+            self.ends_before(from_now(FAREWELL));
+        }
     }
 
+    /// Has the thread end, if it has not, whatever is still to be sent.
     fn give_up(&self) {
-        self.outgoing.lock().leaving = Leaving::GaveUp;
-        self.bell.notify_one();
+        let mut outgoing = self.outgoing.lock();
+        if outgoing.has_ended {
+            return;
+        }
+        outgoing.leaving = Leaving::GaveUp;
+        drop(outgoing);
+        self.bell.notify_all();
         let rank = self.rank.get();
         tracing::warn!(rank, "letters to other ranks were not sent in time");
     }
@@ -50,8 +59,23 @@ impl Office {
     fn ends_before(&self, until: Instant) -> bool {
         let mut outgoing = self.outgoing.lock();
         while !outgoing.has_ended && sync::now() < until {
-            self.bell.wait_until(&mut outgoing, until.min(from_now(NAPS[1])));
+            self.bell.wait_until(&mut outgoing, until);
         }
         outgoing.has_ended
+    }
+}
+
+/// The thread's last word, however it ends: the courier lets go of the world.
+pub(super) struct LastWord(pub(super) Arc<Office>);
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        let Self(office) = self;
+        office.courier.lock().close();
+        if office.has_given_up() {
+            office.clear_line();
+        }
+        office.outgoing.lock().has_ended = true;
+        office.bell.notify_all();
     }
 }

@@ -62,6 +62,11 @@ impl Office {
         self.ending.lock().doom(operation);
     }
 
+    /// Whether somebody has said that the world ends, and it has not ended: this rank stays for what the others say.
+    pub(in crate::remote) fn is_deciding(&self, core: &Core) -> bool {
+        self.ending.lock().has_begun() && core.status().check_world().is_ok()
+    }
+
     /// Ends the world, if it is known how.
     pub(in crate::remote) fn try_end(&self, core: &Core) {
         let mut ending = self.ending.lock();

@@ -6,16 +6,19 @@ use hsdp_sharding::Rank;
 
 use super::*;
 use crate::remote::buffer::Buffer;
+use crate::remote::courier;
+use crate::remote::ending::Proposal;
 use crate::remote::transport::TransportError;
 
-/// Its other end takes nothing any more.
+/// The others say nothing, and never take so many letters.
 #[derive(Debug, Default)]
-struct Stuck {
+struct Silent {
+    under_way: usize,
     /// There as long as this is.
     _held: Arc<()>,
 }
 
-impl Transport for Stuck {
+impl Transport for Silent {
     fn send(&mut self, _: Rank, _: &Arc<Letter>) -> Result<(), TransportError> {
         Ok(())
     }
@@ -25,15 +28,15 @@ impl Transport for Stuck {
     }
 
     fn under_way(&mut self) -> Result<usize, TransportError> {
-        Ok(1)
+        Ok(self.under_way)
     }
 
     fn close(&mut self, _: Option<&Error>) {}
 }
 
-/// Of two ranks, the first.
-fn opened(transport: Stuck) -> (Arc<Core>, Arc<Office>) {
-    let core = Core::new(2, WorldOptions::default());
+/// Of three ranks, the first.
+fn opened(transport: Silent) -> (Arc<Core>, Arc<Office>) {
+    let core = Core::new(3, WorldOptions::default());
     let office = Office::new(&core, Rank::new(0), Box::new(transport));
     core.open_office(Arc::clone(&office));
     (core, office)
@@ -54,12 +57,12 @@ fn letters(office: &Office) -> Vec<Kind> {
 
 #[test]
 fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
-    let (core, office) = opened(Stuck::default());
+    let (core, office) = opened(Silent { under_way: 1, ..Silent::default() });
     office.start().expect("a thread");
     let (started, deadline) = (Instant::now(), Duration::from_secs(60));
     thread::scope(|scope| {
         scope.spawn(|| office.close(core.status(), deadline));
-        while !office.lingers() {
+        while office.outgoing.lock().leaving == Leaving::There {
             thread::yield_now();
         }
         core.end_here(gone(), &[]);
@@ -68,9 +71,33 @@ fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
 }
 
 #[test]
+fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
+    let (core, office) = opened(Silent::default());
+    office.start().expect("a thread");
+    office.hear_end(Rank::new(1), Proposal { origin: Rank::new(1), error: gone() });
+    office.close(core.status(), Duration::from_secs(60));
+    assert_eq!(core.status().world_end(), Some(gone()), "though the third says nothing");
+}
+
+#[test]
+fn a_turn_does_not_wait_for_its_own_end() {
+    let held = Arc::new(());
+    let (core, office) = opened(Silent { under_way: 1, _held: Arc::clone(&held) });
+    office.start().expect("a thread");
+    courier::in_turn(|| office.close(core.status(), Duration::from_millis(20)));
+    assert!(!office.outgoing.lock().has_ended, "it goes on");
+    drop((core, office));
+    let until = from_now(Duration::from_secs(30));
+    while Arc::strong_count(&held) > 1 && Instant::now() < until {
+        thread::yield_now();
+    }
+    assert_eq!(Arc::strong_count(&held), 1, "and ends by itself");
+}
+
+#[test]
 fn who_gives_up_leaves_nothing_to_a_thread() {
     let held = Arc::new(());
-    let (core, office) = opened(Stuck { _held: Arc::clone(&held) });
+    let (core, office) = opened(Silent { under_way: 1, _held: Arc::clone(&held) });
     office.start().expect("a thread");
     office.close(core.status(), Duration::ZERO);
     assert!(office.has_given_up());
@@ -80,7 +107,7 @@ fn who_gives_up_leaves_nothing_to_a_thread() {
 
 #[test]
 fn others_are_told_of_a_step_that_is_given_up_but_not_where_the_world_is_over() {
-    let (core, office) = opened(Stuck::default());
+    let (core, office) = opened(Silent::default());
     core.end_epoch(0, gone());
     assert_eq!(letters(&office), [Kind::Hello, Kind::Stop]);
     core.end_here(gone(), &[]);
