@@ -142,7 +142,7 @@ impl AsMut<Targets> for Tied {
 }
 
 #[test]
-fn what_a_member_does_not_ask_for_is_dropped_while_its_world_lives() {
+fn gather_unit_shared_keeps_nothing_that_a_member_does_not_ask_for() {
     let layout = layout(2);
     let kept = world(2, |world| {
         let group = world.world_group(Channel::Gather);
