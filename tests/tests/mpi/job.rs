@@ -93,9 +93,10 @@ impl Job {
         })
     }
 
-    /// Whether none of its processes runs any more.
+    /// Whether none of its processes runs any more. One that has ended is there until mpirun has looked after it, which sleeps for
+    /// seconds where one has been killed.
     pub(crate) fn has_ended(&self) -> bool {
-        started(self.mpirun.id()).is_empty()
+        !started(self.mpirun.id()).into_iter().any(runs)
     }
 
     /// Looks again and again for what is there at last.
@@ -166,6 +167,13 @@ fn started(by: u32) -> Vec<Pid> {
         if below.is_empty() { vec![child] } else { below }
     };
     children(by).into_iter().flat_map(ends).collect()
+}
+
+/// Whether a process is there and has not ended.
+pub(crate) fn runs(process: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name of the program is in parentheses, and may have anything in it.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 fn children(of: u32) -> Vec<Pid> {
