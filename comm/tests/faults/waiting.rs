@@ -68,7 +68,13 @@ fn an_aborted_step_does_not_thaw_a_rank_but_the_end_of_the_world_does() {
     let fault = Fault::at(CULPRIT, 0, Stage::Gather, FaultKind::Freeze);
     let worlds = World::local(2, options([fault]));
     let [first, second]: [World; 2] = worlds.try_into().expect("two ranks");
+    let watched = second.clone();
     let frozen = std::thread::spawn(move || settled(gather(&second, 0)));
+    let started = Instant::now();
+    while !watched.armed_faults().is_empty() && started.elapsed() < PROMPTLY {
+        std::thread::yield_now();
+    }
+    drop(watched);
     first.abort_step(hsdp_comm::StepFailure { step: 0, reason: "no data".to_owned() });
     first.next_epoch();
     let group = first.world_group(Channel::User);
