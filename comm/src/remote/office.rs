@@ -319,9 +319,7 @@ impl Office {
     }
 
     fn has_given_up(&self) -> bool {
-        let outgoing = self.outgoing.lock();
-        let is_late = outgoing.alone_until.is_some_and(|until| sync::now() >= until);
-        outgoing.leaving == Leaving::GaveUp || is_late
+        self.outgoing.lock().gives_up.is_some_and(|moment| sync::now() >= moment)
     }
 
     fn is_closed(&self) -> bool {

@@ -16,8 +16,8 @@ pub(super) struct Outgoing {
     pub(super) leaving: Leaving,
     /// Whether the courier's thread has ended.
     pub(super) has_ended: bool,
-    /// Until when it goes on, if nobody waits for its end.
-    pub(super) alone_until: Option<Instant>,
+    /// When it ends, whatever is still to be sent.
+    pub(super) gives_up: Option<Instant>,
     /// When it left.
     pub(super) left: Option<Instant>,
     pub(super) issued: Issued,
@@ -32,6 +32,4 @@ pub(super) enum Leaving {
     Going,
     /// The others were told; the thread is to end.
     Closed,
-    /// It was waited for the end for long enough.
-    GaveUp,
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Leaving, NAPS, Office};
+use super::{NAPS, Office};
 use crate::local::{Status, from_now};
 use crate::remote::courier;
 use crate::sync;
@@ -19,7 +19,7 @@ impl Office {
         let Some(thread) = self.thread.lock().take() else { return };
         if courier::is_in_turn() {
             // Something that is dropped in a turn had the last handle of the world: the turn cannot wait for its own end.
-            self.outgoing.lock().alone_until = Some(from_now(deadline));
+            self.outgoing.lock().gives_up = Some(from_now(deadline));
             return;
         }
         self.wait_for_letters(status, deadline);
@@ -48,7 +48,7 @@ impl Office {
         if outgoing.has_ended {
             return;
         }
-        outgoing.leaving = Leaving::GaveUp;
+        outgoing.gives_up = Some(sync::now());
         drop(outgoing);
         self.bell.notify_all();
         let rank = self.rank.get();
