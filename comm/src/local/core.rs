@@ -249,7 +249,7 @@ impl Core {
             return self.run_here(running, rank);
         }
         let useful = running.blocks().min(wanted);
-        let queued = self.queue.push(running);
+        let queued = self.queue.push(running, useful);
         // Members that sleep for this very operation come first: they are of no other use.
         let helpers = queued.operation().call_for_help(useful);
         self.queue.wake(useful - helpers);
@@ -274,11 +274,13 @@ impl Core {
         let span = queued.span();
         let _entered = span.enter();
         while !own.is_some_and(Operation::is_settled) {
-            let Some(block) = queued.claim() else {
+            let Some(blocks) = queued.claim() else {
                 self.queue.remove(&queued);
                 break;
             };
-            if let Err(panic) = queued.run(block, self) {
+            // What was claimed is run, but if nobody will get anything of it.
+            let mut wanted = blocks.take_while(|_| !queued.operation().is_settled());
+            if let Err(panic) = wanted.try_for_each(|block| queued.run(block, self)) {
                 queued.abandon();
                 self.end_panicked(queued.operation(), panic);
             }

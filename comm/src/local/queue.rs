@@ -70,10 +70,10 @@ impl Queue {
         size
     }
 
-    /// Has work wait for threads; the caller is the first that holds it.
-    pub(super) fn push(&self, running: Running) -> Arc<Queued> {
+    /// Has work wait for so many threads; the caller is the first that holds it.
+    pub(super) fn push(&self, running: Running, threads: usize) -> Arc<Queued> {
         let mut entries = self.entries.lock();
-        let queued = Queued::renew(entries.spare.pop(), running);
+        let queued = Queued::renew(entries.spare.pop(), running, threads);
         entries.running.push_back(Arc::clone(&queued));
         self.length.store(entries.running.len(), Ordering::Release);
         queued
