@@ -81,6 +81,6 @@ pub use inspect::{first_non_finite, squared_norm};
 pub use optimizer::{AdamWStep, FusedUpdate, MomentumKind, SgdStep, adamw, sgd, update_in_blocks};
 pub use reduce::{ReduceOp, average_elements, reduce_elements};
 pub use scale::{divide_in_place, scaled_copy};
-pub use stream::{copy_past_caches, copy_values_past_caches};
+pub use stream::{copy_all_past_caches, copy_past_caches};
 pub use values::{Values, ValuesMut};
 pub use wire::Wire;

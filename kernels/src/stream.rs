@@ -17,22 +17,34 @@ use crate::values::{Values, ValuesMut};
 /// If `target` and `source` differ in length.
 pub fn copy_past_caches<T: Element>(target: &mut [T], source: &[T]) {
     assert_eq!(target.len(), source.len(), "copy past caches: lengths of target and source");
-    copy(cast_slice_mut(target), cast_slice(source));
-    fence();
+    let _fence = Fence;
+    copy_elements(target, source);
 }
 
-/// As [`copy_past_caches`], of elements whose dtype is a value.
+/// As [`copy_past_caches`], of elements whose dtype is a value: each source into its target.
+///
+/// Stores past the caches are waited for once, at the end: after each of many small pieces, that would take longer than the pieces.
 ///
 /// # Panics
 ///
-/// If `target` and `source` differ in dtype or length.
-pub fn copy_values_past_caches(target: ValuesMut<'_>, source: Values<'_>) {
-    match (target, source) {
-        (ValuesMut::F32(target), Values::F32(source)) => copy_past_caches(target, source),
-        (ValuesMut::F16(target), Values::F16(source)) => copy_past_caches(target, source),
-        (ValuesMut::BF16(target), Values::BF16(source)) => copy_past_caches(target, source),
-        (target, source) => panic!("copy of {} elements into {}", source.dtype(), target.dtype()),
+/// If a target and its source differ in dtype or length.
+pub fn copy_all_past_caches(copies: &mut [(ValuesMut<'_>, Values<'_>)]) {
+    let _fence = Fence;
+    for (target, source) in copies {
+        assert_eq!(target.len(), source.len(), "copy past caches: lengths of target and source");
+        match (target, source) {
+            (ValuesMut::F32(target), Values::F32(source)) => copy_elements(target, source),
+            (ValuesMut::F16(target), Values::F16(source)) => copy_elements(target, source),
+            (ValuesMut::BF16(target), Values::BF16(source)) => copy_elements(target, source),
+            (target, source) => {
+                panic!("copy of {} elements into {}", source.dtype(), target.dtype())
+            }
+        }
     }
+}
+
+fn copy_elements<T: Element>(target: &mut [T], source: &[T]) {
+    copy(cast_slice_mut(target), cast_slice(source));
 }
 
 fn copy(target: &mut [u8], source: &[u8]) {
@@ -44,12 +56,16 @@ fn copy(target: &mut [u8], source: &[u8]) {
     target.copy_from_slice(source);
 }
 
-/// Makes stores past the caches as visible as others are.
-fn fence() {
-    #[cfg(target_arch = "x86_64")]
-    if crate::simd::has_avx2() {
-        // SAFETY: K-2, the condition saw AVX2 on this machine.
-        unsafe { avx2::fence() };
+/// Makes stores past the caches as visible as others are when it goes, also where a panic comes between.
+struct Fence;
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        if crate::simd::has_avx2() {
+            // SAFETY: K-2, the condition saw AVX2 on this machine.
+            unsafe { avx2::fence() };
+        }
     }
 }
 
@@ -99,7 +115,7 @@ mod tests {
             let (mut target, mut expected) = (vec![bf16::ONE; len + 20], vec![bf16::ONE; len + 20]);
             let range = start..(start + len).min(len + 20);
             let source = Values::BF16(&source[..range.len()]);
-            copy_values_past_caches(ValuesMut::BF16(&mut target[range.clone()]), source);
+            copy_all_past_caches(&mut [(ValuesMut::BF16(&mut target[range.clone()]), source)]);
             ValuesMut::BF16(&mut expected[range]).copy_from(source);
             let bits =
                 |values: Vec<bf16>| values.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
@@ -123,17 +139,40 @@ mod tests {
         use half::f16;
         let source: Vec<f32> = numbers(1000).into_iter().map(f32::from).collect();
         let mut target = vec![0.0; 1000];
-        copy_values_past_caches(ValuesMut::F32(&mut target), Values::F32(&source));
+        copy_all_past_caches(&mut [(ValuesMut::F32(&mut target), Values::F32(&source))]);
         assert_eq!(target, source);
         let source: Vec<f16> = source.into_iter().map(f16::from_f32).collect();
         let mut target = vec![f16::ZERO; 1000];
-        copy_values_past_caches(ValuesMut::F16(&mut target), Values::F16(&source));
+        copy_all_past_caches(&mut [(ValuesMut::F16(&mut target), Values::F16(&source))]);
         assert_eq!(target, source);
+    }
+
+    #[test]
+    fn pieces_of_any_length_side_by_side() {
+        let source: Vec<f32> = numbers(3000).into_iter().map(f32::from).collect();
+        let mut target = vec![0.0; 3000];
+        let (mut rest, mut copies) = (&mut target[..], Vec::new());
+        let mut from = &source[..];
+        while !from.is_empty() {
+            let len = (copies.len() % 23).min(from.len());
+            let (piece, after) = rest.split_at_mut(len);
+            copies.push((ValuesMut::F32(piece), Values::F32(&from[..len])));
+            (rest, from) = (after, &from[len..]);
+        }
+        copy_all_past_caches(&mut copies);
+        assert_eq!(target, source);
+    }
+
+    #[test]
+    #[should_panic(expected = "lengths of target and source")]
+    fn pieces_of_other_lengths_than_their_sources_are_refused() {
+        let mut target = [0.0; 4];
+        copy_all_past_caches(&mut [(ValuesMut::F32(&mut target), Values::F32(&[1.0; 3]))]);
     }
 
     #[test]
     #[should_panic(expected = "copy of f32 elements into bf16")]
     fn nothing_is_converted() {
-        copy_values_past_caches(ValuesMut::BF16(&mut [bf16::ZERO]), Values::F32(&[1.0]));
+        copy_all_past_caches(&mut [(ValuesMut::BF16(&mut [bf16::ZERO]), Values::F32(&[1.0]))]);
     }
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use hsdp_kernels::{
-    Divisor, Fold, GradientValues, Values, ValuesMut, Wire, contribute, copy_values_past_caches,
-    pack, sum_contributions,
+    Divisor, Fold, GradientValues, Values, ValuesMut, Wire, contribute, copy_all_past_caches, pack,
+    sum_contributions,
 };
 use hsdp_sharding::{DType, Role, UnitLayout, balanced};
 use xxhash_rust::xxh3::Xxh3;
@@ -71,7 +71,7 @@ impl Travels for UnitGatherDeposit {
     fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
         let Self { layout, shard, mut targets } = self;
         let bytes = layout.full_len() * shard.dtype().size_bytes();
-        let copy = if bytes > PAST_CACHES { copy_values_past_caches } else { through_caches };
+        let copy = if bytes > PAST_CACHES { past_caches } else { through_caches };
         for from in 0..at.members() {
             let is_own = from == at.slot;
             let source =
@@ -88,6 +88,10 @@ impl Travels for UnitGatherDeposit {
 
 /// A unit of more bytes is written past the caches: little of it would still be there when the next one comes.
 const PAST_CACHES: usize = 2 << 20;
+
+fn past_caches(target: ValuesMut<'_>, source: Values<'_>) {
+    copy_all_past_caches(&mut [(target, source)]);
+}
 
 fn through_caches(target: ValuesMut<'_>, source: Values<'_>) {
     target.copy_from(source);

@@ -1,9 +1,10 @@
 //! The runtime's all-gather: shards of a unit become whole parameters, in one pass.
 
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 
-use hsdp_kernels::{DisjointBuffer, SharedBuffer, Values, ValuesMut, copy_values_past_caches};
+use hsdp_kernels::{DisjointBuffer, SharedBuffer, Values, ValuesMut, copy_all_past_caches};
 use hsdp_sharding::UnitLayout;
 use smallvec::SmallVec;
 
@@ -28,7 +29,7 @@ pub(crate) struct UnitGather {
     /// Elements of a block.
     block_len: usize,
     /// How elements are written.
-    copy: fn(ValuesMut<'_>, Values<'_>),
+    copy: CopyAll,
 }
 
 /// What members bring.
@@ -43,7 +44,7 @@ pub(crate) struct GatherLists {
 /// when the next unit comes.
 const PAST_CACHES: usize = 4 << 20;
 
-/// Shards of fewer elements are written through the caches all the same: past them, each piece is waited for at its end.
+/// Shards of fewer elements are written through the caches all the same: past them nothing was gained, with so many ends of pieces.
 const LONG: usize = 512;
 
 /// Shards share blocks only where so many blocks are left for threads to claim.
@@ -117,9 +118,9 @@ impl UnitGather {
     }
 
     /// How elements are best written.
-    fn copy(&self) -> fn(ValuesMut<'_>, Values<'_>) {
+    fn copy(&self) -> CopyAll {
         let is_large = self.bytes() > PAST_CACHES && self.layout.shard_len() >= LONG;
-        if is_large { copy_values_past_caches } else { through_caches }
+        if is_large { copy_all_past_caches } else { through_caches }
     }
 
     /// Into how many blocks each shard is cut.
@@ -142,14 +143,25 @@ impl UnitGather {
         parts.map(move |(param, place, range)| (param, shard.slice(place), range))
     }
 
-    fn write(&self, targets: &[DisjointBuffer], (param, source, range): &Part<'_>) {
-        // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
-        let target = unsafe { take_values(&targets[*param], range.clone()) };
-        (self.copy)(target, *source);
+    /// Writes parts of shards into a member's parameters.
+    fn write(&self, targets: &[DisjointBuffer], parts: &[Part<'_>]) {
+        let mut copies: SmallVec<[_; FEW]> = SmallVec::new();
+        copies.extend(parts.iter().map(|(param, source, range)| {
+            // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
+            let target = unsafe { take_values(&targets[*param], range.clone()) };
+            (target, *source)
+        }));
+        (self.copy)(&mut copies);
     }
 }
 
 type Part<'a> = (usize, Values<'a>, Range<usize>);
+
+/// Copies each source into its target.
+type CopyAll = fn(&mut [(ValuesMut<'_>, Values<'_>)]);
+
+/// So many parts of a block need no memory of their own.
+const FEW: usize = 32;
 
 impl Work for UnitGather {
     type Output = Targets;
@@ -175,15 +187,14 @@ impl Work for UnitGather {
         let (from, range) = self.block(block);
         if from.len() == 1 {
             for part in self.parts(from.start, &range) {
-                self.lists.targets.iter().for_each(|targets| self.write(targets.apart(), &part));
+                let parts = slice::from_ref(&part);
+                self.lists.targets.iter().for_each(|targets| self.write(targets.apart(), parts));
             }
         } else {
             // What several have lies side by side in a target: one target after the other.
-            let parts: SmallVec<[Part<'_>; 32]> =
+            let parts: SmallVec<[Part<'_>; FEW]> =
                 from.clone().flat_map(|from| self.parts(from, &range)).collect();
-            for targets in &self.lists.targets {
-                parts.iter().for_each(|part| self.write(targets.apart(), part));
-            }
+            self.lists.targets.iter().for_each(|targets| self.write(targets.apart(), &parts));
         }
         for (to, targets) in self.lists.targets.iter().enumerate() {
             if let Some(target) = targets.apart().first() {
@@ -204,8 +215,8 @@ fn neighbours(members: usize, shard_len: usize) -> usize {
     fitting.clamp(1, members.div_ceil(LEAST_BLOCKS))
 }
 
-fn through_caches(target: ValuesMut<'_>, source: Values<'_>) {
-    target.copy_from(source);
+fn through_caches(copies: &mut [(ValuesMut<'_>, Values<'_>)]) {
+    copies.iter_mut().for_each(|(target, source)| target.reborrow().copy_from(*source));
 }
 
 fn element_bytes(buffer: &DisjointBuffer) -> usize {
