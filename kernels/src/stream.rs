@@ -28,7 +28,7 @@ pub fn copy_past_caches<T: Element>(target: &mut [T], source: &[T]) {
 /// # Panics
 ///
 /// If a target and its source differ in dtype or length.
-pub fn copy_all_past_caches(copies: &mut [(ValuesMut<'_>, Values<'_>)]) {
+pub fn copy_all_past_caches<'a>(copies: impl IntoIterator<Item = (ValuesMut<'a>, Values<'a>)>) {
     let _fence = Fence;
     for (target, source) in copies {
         assert_eq!(target.len(), source.len(), "copy past caches: lengths of target and source");
@@ -115,7 +115,7 @@ mod tests {
             let (mut target, mut expected) = (vec![bf16::ONE; len + 20], vec![bf16::ONE; len + 20]);
             let range = start..(start + len).min(len + 20);
             let source = Values::BF16(&source[..range.len()]);
-            copy_all_past_caches(&mut [(ValuesMut::BF16(&mut target[range.clone()]), source)]);
+            copy_all_past_caches([(ValuesMut::BF16(&mut target[range.clone()]), source)]);
             ValuesMut::BF16(&mut expected[range]).copy_from(source);
             let bits =
                 |values: Vec<bf16>| values.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
@@ -139,11 +139,11 @@ mod tests {
         use half::f16;
         let source: Vec<f32> = numbers(1000).into_iter().map(f32::from).collect();
         let mut target = vec![0.0; 1000];
-        copy_all_past_caches(&mut [(ValuesMut::F32(&mut target), Values::F32(&source))]);
+        copy_all_past_caches([(ValuesMut::F32(&mut target), Values::F32(&source))]);
         assert_eq!(target, source);
         let source: Vec<f16> = source.into_iter().map(f16::from_f32).collect();
         let mut target = vec![f16::ZERO; 1000];
-        copy_all_past_caches(&mut [(ValuesMut::F16(&mut target), Values::F16(&source))]);
+        copy_all_past_caches([(ValuesMut::F16(&mut target), Values::F16(&source))]);
         assert_eq!(target, source);
     }
 
@@ -159,7 +159,7 @@ mod tests {
             copies.push((ValuesMut::F32(piece), Values::F32(&from[..len])));
             (rest, from) = (after, &from[len..]);
         }
-        copy_all_past_caches(&mut copies);
+        copy_all_past_caches(copies);
         assert_eq!(target, source);
     }
 
@@ -167,12 +167,12 @@ mod tests {
     #[should_panic(expected = "lengths of target and source")]
     fn pieces_of_other_lengths_than_their_sources_are_refused() {
         let mut target = [0.0; 4];
-        copy_all_past_caches(&mut [(ValuesMut::F32(&mut target), Values::F32(&[1.0; 3]))]);
+        copy_all_past_caches([(ValuesMut::F32(&mut target), Values::F32(&[1.0; 3]))]);
     }
 
     #[test]
     #[should_panic(expected = "copy of f32 elements into bf16")]
     fn nothing_is_converted() {
-        copy_all_past_caches(&mut [(ValuesMut::BF16(&mut [bf16::ZERO]), Values::F32(&[1.0]))]);
+        copy_all_past_caches([(ValuesMut::BF16(&mut [bf16::ZERO]), Values::F32(&[1.0]))]);
     }
 }

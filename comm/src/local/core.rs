@@ -249,7 +249,9 @@ impl Core {
             return self.run_here(running, rank);
         }
         let useful = running.blocks().min(wanted);
-        let queued = self.queue.push(running, useful);
+        // Members that wait help, too.
+        let threads = self.cores.min(wanted + self.records.len());
+        let queued = self.queue.push(running, threads);
         // Members that sleep for this very operation come first: they are of no other use.
         let helpers = queued.operation().call_for_help(useful);
         self.queue.wake(useful - helpers);
@@ -278,9 +280,9 @@ impl Core {
                 self.queue.remove(&queued);
                 break;
             };
-            // What was claimed is run, but if nobody will get anything of it.
-            let mut wanted = blocks.take_while(|_| !queued.operation().is_settled());
-            if let Err(panic) = wanted.try_for_each(|block| queued.run(block, self)) {
+            // What was claimed is run, unless the operation has failed: nobody would get anything of it.
+            let mut blocks = blocks.take_while(|_| !queued.operation().is_settled());
+            if let Err(panic) = blocks.try_for_each(|block| queued.run(block, self)) {
                 queued.abandon();
                 self.end_panicked(queued.operation(), panic);
             }

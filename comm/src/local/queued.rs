@@ -6,17 +6,12 @@ use std::sync::Arc;
 use super::running::Running;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many claims of like length each thread would come to, if all that is left were cut for them.
-const CLAIMS_OF_A_THREAD: usize = 4;
-
 /// Work in the queue. Its memory serves one after the other.
 #[derive(Debug)]
 pub(super) struct Queued {
     /// There until the last one lets go.
     running: Option<Running>,
-    next: AtomicUsize,
-    /// Of what is left, a claim takes one of so many parts.
-    parts: usize,
+    unclaimed: Unclaimed,
 }
 
 impl Queued {
@@ -25,8 +20,8 @@ impl Queued {
     /// # Panics
     /// If somebody still holds that.
     pub(super) fn renew(over: Option<Arc<Self>>, running: Running, threads: usize) -> Arc<Self> {
-        let (next, parts) = (AtomicUsize::new(0), CLAIMS_OF_A_THREAD * threads);
-        let new = Self { running: Some(running), next, parts };
+        let unclaimed = Unclaimed::new(running.blocks(), threads);
+        let new = Self { running: Some(running), unclaimed };
         let Some(mut queued) = over else { return Arc::new(new) };
         *Arc::get_mut(&mut queued).expect("nobody holds work that is over") = new;
         queued
@@ -38,23 +33,13 @@ impl Queued {
     }
 
     /// The next blocks that nobody has claimed: many neighbours first, and fewer towards the end.
-    ///
-    /// Memory is fetched ahead of a thread that goes on where it was; one that gets each second block is always at a new place.
-    /// And few blocks at the end keep all threads busy to it ("guided self-scheduling", Polychronopoulos and Kuck 1987).
-    ///
-    /// `Relaxed`: a claim orders nothing. The work was published with the lock of the queue, and is taken back under it.
     pub(super) fn claim(&self) -> Option<Range<usize>> {
-        let end = |first: usize| {
-            let left = self.blocks().checked_sub(first).filter(|left| *left > 0)?;
-            Some(first + left.div_ceil(self.parts))
-        };
-        let first = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end).ok()?;
-        Some(first..end(first)?)
+        self.unclaimed.claim()
     }
 
     /// Leaves nothing to be claimed.
     pub(super) fn abandon(&self) {
-        self.next.store(self.blocks(), Ordering::Relaxed);
+        self.unclaimed.abandon();
     }
 }
 
@@ -63,5 +48,78 @@ impl Deref for Queued {
 
     fn deref(&self) -> &Running {
         self.running.as_ref().expect("whoever holds it keeps it there")
+    }
+}
+
+/// A claim takes the blocks that are left, divided by so many times the threads.
+const CLAIMS_OF_A_THREAD: usize = 4;
+
+/// The blocks that nobody has claimed.
+///
+/// `Relaxed`: a claim orders nothing. The work was published with the lock of the queue, and is taken back under it.
+#[derive(Debug)]
+struct Unclaimed {
+    next: AtomicUsize,
+    blocks: usize,
+    parts: usize,
+}
+
+impl Unclaimed {
+    fn new(blocks: usize, threads: usize) -> Self {
+        Self { next: AtomicUsize::new(0), blocks, parts: CLAIMS_OF_A_THREAD * threads.max(1) }
+    }
+
+    /// Memory is fetched ahead of a thread that goes on where it was; one that gets each second block is always at a new place.
+    /// And few blocks at the end keep all threads busy to it ("guided self-scheduling", Polychronopoulos and Kuck 1987).
+    fn claim(&self) -> Option<Range<usize>> {
+        let end = |first: usize| first + (self.blocks - first).div_ceil(self.parts);
+        let after = |first: usize| (first < self.blocks).then(|| end(first));
+        let first = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after).ok()?;
+        Some(first..end(first))
+    }
+
+    fn abandon(&self) {
+        self.next.store(self.blocks, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::Unclaimed;
+
+    fn lengths(unclaimed: &Unclaimed) -> Vec<usize> {
+        let mut next = 0;
+        let mut lengths = Vec::new();
+        while let Some(claimed) = unclaimed.claim() {
+            assert_eq!(claimed.start, next, "after {lengths:?}");
+            next = claimed.end;
+            lengths.push(claimed.len());
+        }
+        lengths
+    }
+
+    #[test]
+    fn claims_cover_all_blocks_once() {
+        for (blocks, threads) in (0..130).flat_map(|blocks| (0..9).map(move |it| (blocks, it))) {
+            let lengths = lengths(&Unclaimed::new(blocks, threads));
+            assert_eq!(lengths.iter().sum::<usize>(), blocks, "{threads} threads");
+            assert!(lengths.iter().all(|length| *length > 0));
+            assert!(lengths.is_sorted_by(|one, next| one >= next), "{lengths:?}");
+        }
+    }
+
+    #[test]
+    fn claims_are_long_first_and_single_at_the_end() {
+        let lengths = lengths(&Unclaimed::new(64, 2));
+        assert_eq!(lengths[..6], [8, 7, 7, 6, 5, 4]);
+        assert_eq!(lengths.last(), Some(&1));
+    }
+
+    #[test]
+    fn nothing_is_claimed_of_what_was_abandoned() {
+        let unclaimed = Unclaimed::new(64, 2);
+        assert_eq!(unclaimed.claim(), Some(0..8));
+        unclaimed.abandon();
+        assert_eq!(unclaimed.claim(), None);
     }
 }

@@ -90,7 +90,7 @@ impl Travels for UnitGatherDeposit {
 const PAST_CACHES: usize = 2 << 20;
 
 fn past_caches(target: ValuesMut<'_>, source: Values<'_>) {
-    copy_all_past_caches(&mut [(target, source)]);
+    copy_all_past_caches([(target, source)]);
 }
 
 fn through_caches(target: ValuesMut<'_>, source: Values<'_>) {

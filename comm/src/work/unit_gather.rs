@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
 
-use hsdp_kernels::{DisjointBuffer, SharedBuffer, Values, ValuesMut, copy_all_past_caches};
+use hsdp_kernels::{DisjointBuffer, SharedBuffer, Values, copy_all_past_caches};
 use hsdp_sharding::UnitLayout;
 use smallvec::SmallVec;
 
@@ -28,8 +28,7 @@ pub(crate) struct UnitGather {
     neighbours: usize,
     /// Elements of a block.
     block_len: usize,
-    /// How elements are written.
-    copy: CopyAll,
+    stores: Stores,
 }
 
 /// What members bring.
@@ -44,7 +43,7 @@ pub(crate) struct GatherLists {
 /// when the next unit comes.
 const PAST_CACHES: usize = 4 << 20;
 
-/// Shards of fewer elements are written through the caches all the same: past them nothing was gained, with so many ends of pieces.
+/// Shards of fewer elements are written through the caches all the same: past them nothing is gained, since much of each lies in rows that are not whole.
 const LONG: usize = 512;
 
 /// Shards share blocks only where so many blocks are left for threads to claim.
@@ -63,7 +62,7 @@ impl UnitGather {
             work.lists.shards.push(shard);
             work.add_target(targets);
         }
-        work.copy = work.copy();
+        work.stores = work.stores();
         Ok(work)
     }
 
@@ -71,7 +70,7 @@ impl UnitGather {
     pub(super) fn begin(lists: GatherLists, layout: Arc<UnitLayout>) -> Self {
         let neighbours = neighbours(layout.shard_size(), layout.shard_len());
         let block_len = block_elements(layout.shard_size() * layout.shard_len());
-        Self { lists, layout, neighbours, block_len, copy: through_caches }
+        Self { lists, layout, neighbours, block_len, stores: Stores::ThroughCaches }
     }
 
     /// Only into one member's buffers, and from as many members as there are shards: those behind them hold the same.
@@ -90,7 +89,7 @@ impl UnitGather {
             }
         }
         self.add_target(targets);
-        self.copy = self.copy();
+        self.stores = self.stores();
         Ok(self)
     }
 
@@ -118,9 +117,9 @@ impl UnitGather {
     }
 
     /// How elements are best written.
-    fn copy(&self) -> CopyAll {
+    fn stores(&self) -> Stores {
         let is_large = self.bytes() > PAST_CACHES && self.layout.shard_len() >= LONG;
-        if is_large { copy_all_past_caches } else { through_caches }
+        if is_large { Stores::PastCaches } else { Stores::ThroughCaches }
     }
 
     /// Into how many blocks each shard is cut.
@@ -145,23 +144,26 @@ impl UnitGather {
 
     /// Writes parts of shards into a member's parameters.
     fn write(&self, targets: &[DisjointBuffer], parts: &[Part<'_>]) {
-        let mut copies: SmallVec<[_; FEW]> = SmallVec::new();
-        copies.extend(parts.iter().map(|(param, source, range)| {
+        let copies = parts.iter().map(|(param, source, range)| {
             // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
             let target = unsafe { take_values(&targets[*param], range.clone()) };
             (target, *source)
-        }));
-        (self.copy)(&mut copies);
+        });
+        match self.stores {
+            Stores::PastCaches => copy_all_past_caches(copies),
+            Stores::ThroughCaches => copies.for_each(|(target, source)| target.copy_from(source)),
+        }
     }
 }
 
 type Part<'a> = (usize, Values<'a>, Range<usize>);
 
-/// Copies each source into its target.
-type CopyAll = fn(&mut [(ValuesMut<'_>, Values<'_>)]);
-
-/// So many parts of a block need no memory of their own.
-const FEW: usize = 32;
+/// How elements are written.
+#[derive(Clone, Copy)]
+enum Stores {
+    PastCaches,
+    ThroughCaches,
+}
 
 impl Work for UnitGather {
     type Output = Targets;
@@ -192,7 +194,7 @@ impl Work for UnitGather {
             }
         } else {
             // What several have lies side by side in a target: one target after the other.
-            let parts: SmallVec<[Part<'_>; FEW]> =
+            let parts: SmallVec<[Part<'_>; 32]> =
                 from.clone().flat_map(|from| self.parts(from, &range)).collect();
             self.lists.targets.iter().for_each(|targets| self.write(targets.apart(), &parts));
         }
@@ -213,10 +215,6 @@ impl Work for UnitGather {
 fn neighbours(members: usize, shard_len: usize) -> usize {
     let fitting = BLOCK_ELEMENTS / shard_len.max(1);
     fitting.clamp(1, members.div_ceil(LEAST_BLOCKS))
-}
-
-fn through_caches(copies: &mut [(ValuesMut<'_>, Values<'_>)]) {
-    copies.iter_mut().for_each(|(target, source)| target.reborrow().copy_from(*source));
 }
 
 fn element_bytes(buffer: &DisjointBuffer) -> usize {
