@@ -1,8 +1,8 @@
 //! The work that is waiting for a thread, and the threads that wait for work. PROTOCOL.md, "Who does the work".
 //!
 //! Work in the queue is shared: the queue holds an `Arc`, and so does each thread that is claiming blocks. They are cloned and
-//! dropped under the queue's lock alone. So whoever lets go last sees that, has the work to itself, and knows that every block
-//! is done (CO-1).
+//! dropped under the queue's lock alone. So whoever lets go last sees that, has the work to itself, and knows that no block
+//! is being run (CO-1), and that every one is done, unless the operation has failed.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -139,7 +139,7 @@ impl Running {
         })
     }
 
-    /// Every block is done: drops what the members lent, and publishes their outputs. Nothing is left to
+    /// Every block is done, unless the operation has failed: drops what the members lent, and publishes their outputs. Nothing is left to
     /// publish if the operation has failed meanwhile.
     pub(super) fn complete(mut self) -> Result<(), WorkPanic> {
         if self.operation.is_settled() {
