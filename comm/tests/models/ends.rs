@@ -136,7 +136,7 @@ fn members_disagree_while_the_world_is_ended() {
 }
 
 /// The deadline is over when a wait begins.
-fn impatient(workers: usize) -> WorldOptions {
+pub(crate) fn impatient(workers: usize) -> WorldOptions {
     WorldOptions { deadline: Duration::ZERO, ..options(workers) }
 }
 

@@ -16,6 +16,7 @@ use shuttle::thread;
 
 mod again;
 mod circles;
+mod claims;
 mod ends;
 mod flight;
 mod meeting;

@@ -21,7 +21,10 @@ pub(crate) fn layout(len: usize) -> Arc<UnitLayout> {
 }
 
 /// A gradient of ones that does something when it is read.
-struct Reading<F>(F);
+struct Reading<F> {
+    len: usize,
+    act: F,
+}
 
 impl<F> std::fmt::Debug for Reading<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -31,21 +34,22 @@ impl<F> std::fmt::Debug for Reading<F> {
 
 impl<F: Fn() + Send + Sync> GradientValues for Reading<F> {
     fn len(&self) -> usize {
-        LENT
+        self.len
     }
 
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
-        (self.0)();
+        (self.act)();
         visit(Values::F32(&vec![1.0; range.len()]));
     }
 }
 
-fn reduce(
-    group: &Group,
-    reading: impl Fn() + Send + Sync + 'static,
-) -> (Result<Pending<Reduced>, Error>, Weak<dyn GradientValues>) {
-    let gradient: Arc<dyn GradientValues> = Arc::new(Reading(reading));
-    let (lent, layout) = (Arc::downgrade(&gradient), layout(LENT));
+/// What a member has issued, and the gradient that it has lent for it.
+pub(crate) type Issued = (Result<Pending<Reduced>, Error>, Weak<dyn GradientValues>);
+
+/// Reduces a gradient of `len` ones that does something when it is read.
+pub(crate) fn reduce(group: &Group, len: usize, act: impl Fn() + Send + Sync + 'static) -> Issued {
+    let gradient: Arc<dyn GradientValues> = Arc::new(Reading { len, act });
+    let (lent, layout) = (Arc::downgrade(&gradient), layout(len));
     let contribution =
         Contribution { gradients: vec![Some(gradient)], scaling: Scaling::on(Wire::F32) };
     let partial = vec![0.0; layout.trainable().shard_len];
@@ -64,7 +68,7 @@ fn panics(workers: usize) {
                 resume_unwind(Box::new("the tensor is gone"));
             }
         };
-        let (pending, lent) = reduce(&user(&world), read);
+        let (pending, lent) = reduce(&user(&world), LENT, read);
         let end = settled(pending).expect_err("rank 1 panics");
         (end.to_string(), lent)
     });
@@ -102,7 +106,7 @@ fn code_that_is_called_from_a_block_cannot_issue() {
                 let refused = inner.barrier(Tag::default()).expect_err("it is in a block");
                 assert!(matches!(refused, Error::Reentrant { .. }), "{refused}");
             };
-            settled(reduce(&group, read).0).expect("reduced").partial[0]
+            settled(reduce(&group, LENT, read).0).expect("reduced").partial[0]
         });
         assert_eq!(sums, [2.0, 2.0]);
     });
@@ -114,7 +118,7 @@ fn a_worker_that_drops_the_last_handle_of_its_world() {
         let worlds = World::local(2, options(2));
         let gradients = run_alone(worlds, |world| {
             let group = user(&world);
-            let (pending, lent) = reduce(&group.clone(), move || assert_eq!(group.size(), 2));
+            let (pending, lent) = reduce(&group.clone(), LENT, move || assert_eq!(group.size(), 2));
             drop((world, pending.expect("issued")));
             lent
         });
