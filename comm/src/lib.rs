@@ -58,8 +58,9 @@
 //! All but `nccl` (with the feature of that name) and `fuzzing` (which tests and fuzzers read) are private and their items are named here. In reading order: `op`, `tag`, `descriptor` (what is asked for),
 //! `error`, `mismatch` (what can go wrong), `fault` (what goes wrong on purpose), `slow` (what takes longer on purpose), `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment` (who there is), `group`, `issue`,
 //! `site` (where members meet), `call`, `collectives`, `units`, `device` (with the feature `cuda`: the same on buffers of a device), `pending` (what is issued), `work` (what is done, block by block), `local` (who
-//! does it when: `PROTOCOL.md` beside the sources), `ledger`, `flight` (what was done), `comparison` (of what programs were told), `remote` (ranks that share no memory: `REMOTE.md`), `mpi` (with the feature of that name: as processes), `control` (with the feature `nccl`: as processes without MPI), `sync`.
+//! does it when: `PROTOCOL.md` beside the sources), `bytes` (values as bytes), `ledger`, `flight` (what was done), `comparison` (of what programs were told), `remote` (ranks that share no memory: `REMOTE.md`), `mpi` (with the feature of that name: as processes), `control` (with the feature `nccl`: as processes without MPI), `sync`.
 
+mod bytes;
 mod call;
 mod collectives;
 mod comparison;

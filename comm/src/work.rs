@@ -3,7 +3,7 @@
 //! What a block writes depends on its number and on the deposits alone, never on who runs it or when: that is
 //! why results do not depend on timing. In reading order: `exchange` (what members bring), `copy` (operations that move
 //! elements), `handover` (those that pass whole vectors on), `reduce` and `reduce_scatter` (those that combine),
-//! `unit_gather`, `shared_gather`, `unit_reduce` and `all_reduce_scaled` (the runtime's own).
+//! `runs`, `unit_gather`, `shared_gather`, `unit_reduce` and `all_reduce_scaled` (the runtime's own).
 
 mod all_reduce_scaled;
 mod copy;
@@ -11,6 +11,7 @@ mod exchange;
 mod handover;
 mod reduce;
 mod reduce_scatter;
+mod runs;
 mod shared_gather;
 mod unit_gather;
 mod unit_reduce;

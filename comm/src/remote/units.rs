@@ -14,33 +14,9 @@ use xxhash_rust::xxh3::Xxh3;
 use super::passing::fill_slices;
 use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
+use crate::bytes::{bytes_of, values, values_mut};
 use crate::work::{Scaled, UnitGatherDeposit, UnitReduceDeposit, visit_once};
 use crate::{Error, NonFiniteAt, Reduced, Scaling, Targets};
-
-/// Bytes as values of a dtype.
-fn values(dtype: DType, bytes: &[u8]) -> Values<'_> {
-    match dtype {
-        DType::F16 => Values::F16(bytemuck::cast_slice::<_, f16>(bytes)),
-        DType::BF16 => Values::BF16(bytemuck::cast_slice::<_, bf16>(bytes)),
-        _ => Values::F32(bytemuck::cast_slice(bytes)),
-    }
-}
-
-fn values_mut(dtype: DType, bytes: &mut [u8]) -> ValuesMut<'_> {
-    match dtype {
-        DType::F16 => ValuesMut::F16(bytemuck::cast_slice_mut::<_, f16>(bytes)),
-        DType::BF16 => ValuesMut::BF16(bytemuck::cast_slice_mut::<_, bf16>(bytes)),
-        _ => ValuesMut::F32(bytemuck::cast_slice_mut(bytes)),
-    }
-}
-
-fn bytes_of(values: Values<'_>) -> &[u8] {
-    match values {
-        Values::F32(values) => bytemuck::cast_slice(values),
-        Values::F16(values) => bytemuck::cast_slice(values),
-        Values::BF16(values) => bytemuck::cast_slice(values),
-    }
-}
 
 pub(crate) fn digest(layout: &UnitLayout) -> u64 {
     let mut hash = Xxh3::new();

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use hsdp_kernels::{Fold, GradientValues, HostBuffer, Wire};
-use hsdp_sharding::{Param, ParamSlot, Role, Unit, UnitLayout};
+use hsdp_kernels::{Fold, GradientValues, HostBuffer, SharedBuffer, Wire, cast};
+use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
 use super::*;
 use crate::{Counts, GroupId, Reduction, Scaling, Tag};
@@ -267,21 +267,49 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
     assert_eq!(sum, 3.0 * (37.0 * 1900.0 + 1.0 + 2000.0), "padding stays zero");
 }
 
-/// Their shards share blocks.
+/// Numbers that differ from their neighbours', and that every dtype has.
+fn numbers(len: usize, dtype: DType) -> HostBuffer {
+    let mut numbers = HostBuffer::zeros(dtype, len).expect("real");
+    let distinct: Vec<f32> = (0..len).map(|index| ((index * 7 + len) % 251) as f32).collect();
+    cast(numbers.values_mut(), &distinct);
+    numbers
+}
+
+/// What a member has of whole parameters.
+fn shard(layout: &UnitLayout, full: &[HostBuffer], member: usize) -> SharedBuffer {
+    let mut shard = HostBuffer::zeros(full[0].dtype(), layout.shard_len()).expect("real");
+    for piece in layout.pieces(member) {
+        let source = full[piece.param].values().slice(piece.param_range());
+        shard.values_mut().slice(piece.shard_range()).copy_from(source);
+    }
+    shard.into()
+}
+
+/// Their shards share blocks, which are put together, and written past the caches where they are large.
 #[test]
 fn every_block_of_a_small_unit_of_many_members_takes_elements_of_its_own() {
     const MEMBERS: usize = 37;
-    let unit =
-        Unit::new("unit").param(Param::new("first", [60, 11])).param(Param::new("second", [400]));
-    let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
-    let gather = |_| UnitGatherDeposit {
-        layout: Arc::clone(&layout),
-        shard: Arc::new(vec![1.0; layout.shard_len()]).into(),
-        targets: layout.params().iter().map(|it| HostBuffer::from(vec![0.0_f32; it.len])).collect(),
-    };
-    let work = assembled((0..MEMBERS).map(gather).collect(), UnitGather::new).expect("one layout");
-    assert!(work.blocks() < MEMBERS, "{} blocks", work.blocks());
-    assert_all_ones(&partition(work, 2 * MEMBERS));
+    for (rows, dtype) in [(60, DType::F32), (2000, DType::F32), (4000, DType::BF16)] {
+        let unit = Unit::new("unit")
+            .param(Param::new("first", [rows, 11]))
+            .param(Param::new("scalar", [1]))
+            .param(Param::new("second", [400]));
+        let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
+        let all = || layout.params().iter();
+        let full: Vec<_> = all().map(|it| numbers(it.len, dtype)).collect();
+        let gather = |member| UnitGatherDeposit {
+            layout: Arc::clone(&layout),
+            shard: shard(&layout, &full, member),
+            targets: all().map(|it| HostBuffer::zeros(dtype, it.len).expect("real")).collect(),
+        };
+        let work = assembled((0..MEMBERS).map(gather).collect(), UnitGather::new);
+        let work = work.expect("one layout");
+        assert!(work.blocks() < MEMBERS, "{} blocks", work.blocks());
+        for targets in partition(work, 3 * MEMBERS) {
+            let same = |(it, full): (&HostBuffer, &HostBuffer)| it.values() == full.values();
+            assert!(targets.iter().zip(&full).all(same), "{rows} rows of {dtype}");
+        }
+    }
 }
 
 /// A layout of one parameter of so many elements, over two members, and what each of these brings.

@@ -1,17 +1,18 @@
 //! The runtime's all-gather: shards of a unit become whole parameters, in one pass.
 
+use std::iter;
 use std::ops::Range;
-use std::slice;
 use std::sync::Arc;
 
-use hsdp_kernels::{DisjointBuffer, SharedBuffer, Values, copy_all_past_caches};
+use hsdp_kernels::{DisjointBuffer, SharedBuffer, copy_all_past_caches};
 use hsdp_sharding::UnitLayout;
-use smallvec::SmallVec;
 
+use super::runs::{MOST_BYTES, Part, Run, put_together};
 use super::{
     BLOCK_ELEMENTS, Deposits, Meter, Outputs, Work, block_elements, pieces_in, take_values,
 };
 use crate::Targets;
+use crate::bytes::values_mut;
 
 /// What a member brings: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
 pub(crate) struct UnitGatherDeposit {
@@ -43,7 +44,7 @@ pub(crate) struct GatherLists {
 /// when the next unit comes.
 const PAST_CACHES: usize = 4 << 20;
 
-/// Shards of fewer elements are written through the caches all the same: past them nothing is gained, since much of each lies in rows that are not whole.
+/// What is shorter is written through the caches all the same: past them nothing is gained, since much of it lies in rows that are not whole.
 const LONG: usize = 512;
 
 /// Shards share blocks only where so many blocks are left for threads to claim.
@@ -118,8 +119,14 @@ impl UnitGather {
 
     /// How elements are best written.
     fn stores(&self) -> Stores {
-        let is_large = self.bytes() > PAST_CACHES && self.layout.shard_len() >= LONG;
+        let is_large = self.bytes() > PAST_CACHES && self.run_len() >= LONG;
         if is_large { Stores::PastCaches } else { Stores::ThroughCaches }
+    }
+
+    /// How many elements are written one after the other, at the most.
+    fn run_len(&self) -> usize {
+        let together = if self.lists.targets.len() > 1 { self.neighbours } else { 1 };
+        self.layout.shard_len() * together
     }
 
     /// Into how many blocks each shard is cut.
@@ -143,20 +150,32 @@ impl UnitGather {
     }
 
     /// Writes parts of shards into a member's parameters.
-    fn write(&self, targets: &[DisjointBuffer], parts: &[Part<'_>]) {
-        let copies = parts.iter().map(|(param, source, range)| {
+    fn write<'a>(&self, targets: &[DisjointBuffer], parts: impl Iterator<Item = Part<'a>>) {
+        let copies = parts.map(|(param, source, range)| {
             // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
-            let target = unsafe { take_values(&targets[*param], range.clone()) };
-            (target, *source)
+            let target = unsafe { take_values(&targets[param], range) };
+            (target, source)
         });
         match self.stores {
             Stores::PastCaches => copy_all_past_caches(copies),
             Stores::ThroughCaches => copies.for_each(|(target, source)| target.copy_from(source)),
         }
     }
-}
 
-type Part<'a> = (usize, Values<'a>, Range<usize>);
+    /// Writes what several members have, which lies side by side in a parameter: put together once, and then the whole for one target
+    /// after the other.
+    fn write_together<'a>(&self, parts: impl Iterator<Item = Part<'a>>) {
+        let mut room = [0_u64; BLOCK_ELEMENTS * MOST_BYTES / size_of::<u64>()];
+        let dtype = self.lists.shards[0].values().dtype();
+        let mut stage = values_mut(dtype, bytemuck::cast_slice_mut(&mut room));
+        let runs = put_together(stage.reborrow(), parts);
+        let stage = stage.as_values();
+        let part = |run: &Run| (run.param, stage.slice(run.place.clone()), run.range.clone());
+        for targets in &self.lists.targets {
+            self.write(targets.apart(), runs.iter().map(part));
+        }
+    }
+}
 
 /// How elements are written.
 #[derive(Clone, Copy)]
@@ -187,16 +206,13 @@ impl Work for UnitGather {
     /// Bytes count with the padding between the pieces: a wire would carry it.
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (from, range) = self.block(block);
-        if from.len() == 1 {
-            for part in self.parts(from.start, &range) {
-                let parts = slice::from_ref(&part);
-                self.lists.targets.iter().for_each(|targets| self.write(targets.apart(), parts));
-            }
-        } else {
-            // What several have lies side by side in a target: one target after the other.
-            let parts: SmallVec<[Part<'_>; 32]> =
-                from.clone().flat_map(|from| self.parts(from, &range)).collect();
-            self.lists.targets.iter().for_each(|targets| self.write(targets.apart(), &parts));
+        let parts = from.clone().flat_map(|from| self.parts(from, &range));
+        match &*self.lists.targets {
+            [target] => self.write(target.apart(), parts),
+            all if from.len() == 1 => parts.for_each(|part| {
+                all.iter().for_each(|it| self.write(it.apart(), iter::once(part.clone())));
+            }),
+            _ => self.write_together(parts),
         }
         for (to, targets) in self.lists.targets.iter().enumerate() {
             if let Some(target) = targets.apart().first() {
