@@ -8,9 +8,6 @@ use smallvec::SmallVec;
 /// Of which parameter, the elements, and which these are in the parameter.
 pub(super) type Part<'a> = (usize, Values<'a>, Range<usize>);
 
-/// Bytes of an element, at the most.
-pub(super) const MOST_BYTES: usize = 4;
-
 /// Elements that lie side by side on a stage, and in a parameter.
 pub(super) struct Run {
     pub(super) param: usize,

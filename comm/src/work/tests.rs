@@ -285,30 +285,42 @@ fn shard(layout: &UnitLayout, full: &[HostBuffer], member: usize) -> SharedBuffe
     shard.into()
 }
 
-/// Their shards share blocks, which are put together, and written past the caches where they are large.
+/// A unit of many members of which shards share blocks: they are put together, of what can be trained and of what is frozen.
+///
+/// Whether it is so large that it is written past the caches.
+fn gather_of_many(rows: usize, dtype: DType) -> bool {
+    const MEMBERS: usize = 37;
+    let unit = Unit::new("unit")
+        .param(Param::new("first", [rows, 11]))
+        .param(Param::new("scalar", [1]))
+        .param(Param::new("frozen", [rows / 2]).frozen())
+        .param(Param::new("second", [400]));
+    let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
+    let all = || layout.params().iter();
+    let full: Vec<_> = all().map(|it| numbers(it.len, dtype)).collect();
+    let gather = |member| UnitGatherDeposit {
+        layout: Arc::clone(&layout),
+        shard: shard(&layout, &full, member),
+        targets: all().map(|it| HostBuffer::zeros(dtype, it.len).expect("real")).collect(),
+    };
+    let work = assembled((0..MEMBERS).map(gather).collect(), UnitGather::new);
+    let work = work.expect("one layout");
+    assert!(work.blocks() < MEMBERS, "{} blocks", work.blocks());
+    let is_past_caches = work.is_past_caches();
+    for targets in partition(work, 4 * MEMBERS) {
+        let same = |(it, full): (&HostBuffer, &HostBuffer)| it.values() == full.values();
+        assert!(targets.iter().zip(&full).all(same), "{rows} rows of {dtype}");
+    }
+    is_past_caches
+}
+
 #[test]
 fn every_block_of_a_small_unit_of_many_members_takes_elements_of_its_own() {
-    const MEMBERS: usize = 37;
-    for (rows, dtype) in [(60, DType::F32), (2000, DType::F32), (4000, DType::BF16)] {
-        let unit = Unit::new("unit")
-            .param(Param::new("first", [rows, 11]))
-            .param(Param::new("scalar", [1]))
-            .param(Param::new("second", [400]));
-        let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
-        let all = || layout.params().iter();
-        let full: Vec<_> = all().map(|it| numbers(it.len, dtype)).collect();
-        let gather = |member| UnitGatherDeposit {
-            layout: Arc::clone(&layout),
-            shard: shard(&layout, &full, member),
-            targets: all().map(|it| HostBuffer::zeros(dtype, it.len).expect("real")).collect(),
-        };
-        let work = assembled((0..MEMBERS).map(gather).collect(), UnitGather::new);
-        let work = work.expect("one layout");
-        assert!(work.blocks() < MEMBERS, "{} blocks", work.blocks());
-        for targets in partition(work, 3 * MEMBERS) {
-            let same = |(it, full): (&HostBuffer, &HostBuffer)| it.values() == full.values();
-            assert!(targets.iter().zip(&full).all(same), "{rows} rows of {dtype}");
-        }
+    for (rows, dtype) in [(60, DType::F32), (100, DType::BF16)] {
+        assert!(!gather_of_many(rows, dtype));
+    }
+    for (rows, dtype) in [(3000, DType::F32), (6000, DType::BF16), (6000, DType::F16)] {
+        assert!(gather_of_many(rows, dtype));
     }
 }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use hsdp_kernels::{DisjointBuffer, SharedBuffer, copy_all_past_caches};
 use hsdp_sharding::UnitLayout;
+use smallvec::SmallVec;
 
-use super::runs::{MOST_BYTES, Part, Run, put_together};
+use super::runs::{Part, Run, put_together};
 use super::{
     BLOCK_ELEMENTS, Deposits, Meter, Outputs, Work, block_elements, pieces_in, take_values,
 };
@@ -46,6 +47,9 @@ const PAST_CACHES: usize = 4 << 20;
 
 /// What is shorter is written through the caches all the same: past them nothing is gained, since much of it lies in rows that are not whole.
 const LONG: usize = 512;
+
+/// What shards that share a block take, in words of 8 bytes, at the most: their elements have at most 4.
+const MOST_WORDS: usize = BLOCK_ELEMENTS / 2;
 
 /// Shards share blocks only where so many blocks are left for threads to claim.
 const LEAST_BLOCKS: usize = 16;
@@ -126,7 +130,18 @@ impl UnitGather {
     /// How many elements are written one after the other, at the most.
     fn run_len(&self) -> usize {
         let together = if self.lists.targets.len() > 1 { self.neighbours } else { 1 };
-        self.layout.shard_len() * together
+        self.regions().map(|region| region.len()).into_iter().max().unwrap_or(0) * together
+    }
+
+    /// Of a shard: what can be trained, and what is frozen. In a parameter, only elements of one of them lie side by side with the neighbours'.
+    fn regions(&self) -> [Range<usize>; 2] {
+        let trainable = self.layout.trainable().shard_len;
+        [0..trainable, trainable..self.layout.shard_len()]
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_past_caches(&self) -> bool {
+        matches!(self.stores, Stores::PastCaches)
     }
 
     /// Into how many blocks each shard is cut.
@@ -162,12 +177,17 @@ impl UnitGather {
         }
     }
 
-    /// Writes what several members have, which lies side by side in a parameter: put together once, and then the whole for one target
-    /// after the other.
-    fn write_together<'a>(&self, parts: impl Iterator<Item = Part<'a>>) {
-        let mut room = [0_u64; BLOCK_ELEMENTS * MOST_BYTES / size_of::<u64>()];
+    /// Writes the shards of neighbours: put together once, and then the whole for one target after the other.
+    fn write_together(&self, from: &Range<usize>) {
+        let regions = self.regions();
+        let parts = regions
+            .iter()
+            .flat_map(|region| from.clone().flat_map(move |from| self.parts(from, region)));
         let dtype = self.lists.shards[0].values().dtype();
-        let mut stage = values_mut(dtype, bytemuck::cast_slice_mut(&mut room));
+        let mut room = SmallVec::<[u64; MOST_WORDS]>::new();
+        let bytes = from.len() * self.layout.shard_len() * dtype.size_bytes();
+        room.resize(bytes.div_ceil(size_of::<u64>()), 0);
+        let mut stage = values_mut(dtype, &mut bytemuck::cast_slice_mut(&mut room)[..bytes]);
         let runs = put_together(stage.reborrow(), parts);
         let stage = stage.as_values();
         let part = |run: &Run| (run.param, stage.slice(run.place.clone()), run.range.clone());
@@ -209,10 +229,10 @@ impl Work for UnitGather {
         let parts = from.clone().flat_map(|from| self.parts(from, &range));
         match &*self.lists.targets {
             [target] => self.write(target.apart(), parts),
-            all if from.len() == 1 => parts.for_each(|part| {
+            all if self.neighbours == 1 => parts.for_each(|part| {
                 all.iter().for_each(|it| self.write(it.apart(), iter::once(part.clone())));
             }),
-            _ => self.write_together(parts),
+            _ => self.write_together(&from),
         }
         for (to, targets) in self.lists.targets.iter().enumerate() {
             if let Some(target) = targets.apart().first() {
