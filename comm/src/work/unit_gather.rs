@@ -45,7 +45,7 @@ pub(crate) struct GatherLists {
 /// when the next unit comes.
 const PAST_CACHES: usize = 4 << 20;
 
-/// What is shorter is written through the caches all the same: past them nothing is gained, since much of it lies in rows that are not whole.
+/// Shorter runs are written through the caches all the same: past them nothing is gained, since much of each lies in rows that are not whole.
 const LONG: usize = 512;
 
 /// What shards that share a block take, in words of 8 bytes, at the most: their elements have at most 4.
@@ -130,7 +130,7 @@ impl UnitGather {
     /// How many elements are written one after the other, at the most.
     fn run_len(&self) -> usize {
         let together = if self.lists.targets.len() > 1 { self.neighbours } else { 1 };
-        self.regions().map(|region| region.len()).into_iter().max().unwrap_or(0) * together
+        self.regions().iter().map(Range::len).max().unwrap_or(0) * together
     }
 
     /// Of a shard: what can be trained, and what is frozen. In a parameter, only elements of one of them lie side by side with the neighbours'.
@@ -178,7 +178,10 @@ impl UnitGather {
     }
 
     /// Writes the shards of neighbours: put together once, and then the whole for one target after the other.
+    ///
+    /// A block of several shards has the whole of each: they are cut only where each is larger than a block.
     fn write_together(&self, from: &Range<usize>) {
+        assert_eq!(self.cuts(), 1, "shards that share a block are whole");
         let regions = self.regions();
         let parts = regions
             .iter()
