@@ -129,8 +129,13 @@ impl UnitGather {
 
     /// How many elements are written one after the other, at the most.
     fn run_len(&self) -> usize {
-        let together = if self.lists.targets.len() > 1 { self.neighbours } else { 1 };
+        let together = if self.is_put_together() { self.neighbours } else { 1 };
         self.regions().iter().map(Range::len).max().unwrap_or(0) * together
+    }
+
+    /// Whether neighbours' shards are put together: for one target alone that would be a copy more.
+    fn is_put_together(&self) -> bool {
+        self.neighbours > 1 && self.lists.targets.len() > 1
     }
 
     /// Of a shard: what can be trained, and what is frozen. In a parameter, only elements of one of them lie side by side with the neighbours'.
@@ -231,11 +236,11 @@ impl Work for UnitGather {
         let (from, range) = self.block(block);
         let parts = from.clone().flat_map(|from| self.parts(from, &range));
         match &*self.lists.targets {
+            _ if self.is_put_together() => self.write_together(&from),
             [target] => self.write(target.apart(), parts),
-            all if self.neighbours == 1 => parts.for_each(|part| {
+            all => parts.for_each(|part| {
                 all.iter().for_each(|it| self.write(it.apart(), iter::once(part.clone())));
             }),
-            _ => self.write_together(&from),
         }
         for (to, targets) in self.lists.targets.iter().enumerate() {
             if let Some(target) = targets.apart().first() {
