@@ -1,8 +1,8 @@
 //! hsdp without an autograd: two layers, gradients written by hand, on a 2 x 2 mesh of threads.
-//! Read this first if you bring a framework of your own: `cargo run --release -p hsdp --example embed`
+//! Read this first to train with gradients of your own: `cargo run --release -p hsdp --example embed`
 #![expect(clippy::print_stdout, clippy::cast_possible_truncation, reason = "an f32 example")]
 
-use hsdp::*;
+use hsdp::prelude::*;
 use std::sync::Arc;
 
 const INPUTS: usize = 4;

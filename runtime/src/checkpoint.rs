@@ -1,9 +1,9 @@
-//! Checkpoints of a model and its optimizer: written by all ranks, read on any mesh. The files and what they promise are those of
-//! [`hsdp_checkpoint`]; here is who writes and reads what of them.
+//! Checkpoints of a model and its optimizer: written by all ranks, read on any mesh. [`hsdp_checkpoint`] defines the files and
+//! their guarantees; this module decides which rank writes and reads which part of them.
 //!
 //! ```
 //! use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
-//! use hsdp::*;
+//! use hsdp::prelude::*;
 //!
 //! let folder = tempfile::tempdir().expect("a folder");
 //! let spec = || ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [5, 3])));
@@ -29,9 +29,9 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! In reading order: `checkpointed` (what an optimizer says and takes), `portions` (what of which tensor a rank has), `together` (what ranks do
-//! at the same time, and hear of each other), `save`, `load`; `snapshot`, `background` (saves while training goes on); `import`
-//! (folders that others wrote).
+//! In reading order: `checkpointed` (an optimizer's state), `portions` (the parts of each tensor that a rank owns), `together`
+//! (operations of all ranks, and the exchange of their results), `save`, `load`; `snapshot`, `background` (saves while training
+//! goes on); `import` (folders that other programs wrote).
 
 mod background;
 mod checkpointed;
@@ -49,7 +49,9 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 pub(crate) use checkpointed::copy_part;
 pub use checkpointed::{Checkpointed, OptimizerState};
+pub use hsdp_checkpoint as format;
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
+pub use hsdp_checkpoint::{Exported, Folder, export};
 pub use import::{Import, Imported};
 pub use load::Resumed;
 use parking_lot::Mutex;
@@ -62,30 +64,31 @@ use self::snapshot::Snapshot;
 use crate::error::Error;
 use crate::model::ShardedModel;
 
-/// Checkpoints of one model, in one directory.
+/// The checkpoints of one model, in one directory.
 ///
-/// As long as it lives, no other job writes there; nor until a save in the background has ended that was given up.
+/// No other job can write to the directory while this value exists. If it is dropped during a save in the background, the directory
+/// stays locked until that save has ended.
 #[derive(Debug)]
 pub struct Checkpoints {
     store: Store,
-    /// Of rank 0: whoever makes a generation has it locked.
+    /// `Some` on rank 0 only. The thread that makes a generation holds the lock.
     lease: Option<Arc<Mutex<Lease>>>,
     /// A save in the background.
     in_flight: Option<InFlight>,
-    /// What became of earlier ones, oldest first, until it is asked for.
+    /// The results of earlier saves in the background, oldest first, until the caller takes them.
     ended: VecDeque<Result<Saved, Error>>,
-    /// What the next one copies to.
+    /// The memory to which the next save in the background copies.
     snapshot: Snapshot,
 }
 
 /// How checkpoints are written.
 #[derive(Clone, Debug)]
 pub struct CheckpointOptions {
-    /// Generations to keep; two at the least.
+    /// The number of generations to keep, at least two.
     pub keep: usize,
-    /// What another job is told that wants to write there.
+    /// The description of this job in the error of another job that wants to write to the same directory.
     pub holder: String,
-    /// Where files are.
+    /// The file system.
     pub files: Arc<dyn Files>,
 }
 
@@ -97,13 +100,13 @@ impl Default for CheckpointOptions {
 }
 
 impl Checkpoints {
-    /// Takes the right to write to a directory, which is made if it is not there; and removes what crashes have left behind.
+    /// Takes the lease on a directory, creates the directory if needed, and removes files that a crash has left behind.
     ///
     /// Collective over the model's world.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks, if another job writes there, or rank 0 cannot; [`Error::Options`] if a parameter has a name that
-    /// checkpoints have another use for; [`Error::Comm`].
+    /// [`Error::Checkpoint`] on all ranks if another job holds the lease, or rank 0 cannot write to the directory; [`Error::Options`] if a
+    /// parameter has a name that checkpoints reserve; [`Error::Comm`] if the communication fails.
     pub fn open(
         model: &ShardedModel,
         directory: &Path,
@@ -126,7 +129,7 @@ impl Checkpoints {
         })
     }
 
-    /// Where they are.
+    /// The directory and its generations.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
@@ -134,14 +137,14 @@ impl Checkpoints {
 }
 
 /// # Errors
-/// [`Error::Options`] if a parameter has a name that is something else in a checkpoint.
+/// [`Error::Options`] if a parameter has a name that checkpoints reserve.
 fn check_names(model: &ShardedModel) -> Result<(), Error> {
     let mut params = model.plan().spec().params().map(|(_, param)| &param.name);
     match params.find(|name| *name == RESERVED || name.starts_with(STATE)) {
         None => Ok(()),
         Some(name) => {
             let what = format!(
-                "a parameter `{name}`: checkpoints have another use for names that begin with `{STATE}`, and for `{RESERVED}`"
+                "parameter `{name}`: checkpoints reserve names that begin with `{STATE}`, and the name `{RESERVED}`"
             );
             Err(Error::Options { what })
         }
@@ -149,14 +152,14 @@ fn check_names(model: &ShardedModel) -> Result<(), Error> {
 }
 
 /// # Errors
-/// [`Error::Misuse`] within a step, or as long as its gradients are there: they are of parameters as they are now.
+/// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present values of the parameters.
 fn check_between_steps(model: &ShardedModel, operation: &'static str) -> Result<(), Error> {
     let fabric = &model.engine.fabric;
     let state = model.engine.state();
     if !state.is_in_step() && !fabric.has_gradients_out() {
         return Ok(());
     }
-    let what = "a step is under way, or its gradients are there: first the optimizer's step, or their drop";
+    let what = "a step is under way, or its gradients still exist: first apply the gradients with an optimizer, or drop them";
     Err(fabric.misuse(operation, state.next_step, what.to_owned()))
 }
 

@@ -22,7 +22,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use hsdp::*;
+//! use hsdp::prelude::*;
 //!
 //! let losses = hsdp::world(2, |world| -> Result<f64, hsdp::Error> {
 //!     let spec = ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [4])));
@@ -53,28 +53,13 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! What a user needs of the rooms below is named here, too, so that one dependency is enough: groups of one's own, faults on
-//! purpose, what a collective's error says, and what the ranks' flight records say about it.
+//! [`prelude`] has the names of a training loop, [`testing`] the faults and delays that a test injects. A program depends on this
+//! crate alone: the daily names of the crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`]
+//! and [`checkpoint::format`].
 //!
-//! ```
-//! use hsdp::*;
-//!
-//! let fault = Fault::at(Rank::new(1), 0, Stage::User, FaultKind::Leave);
-//! let options = WorldOptions { faults: vec![fault], ..WorldOptions::default() };
-//! let ends = launch(2, options, |world| {
-//!     let everybody: Group = world.world_group(Channel::User);
-//!     let ended = everybody.barrier(Tag::default()).and_then(Pending::wait);
-//!     (ended.expect_err("rank 1 leaves"), world.flight_record())
-//! });
-//! let ends = ends.into_iter().map(|end| end.expect("no panic"));
-//! let (errors, records): (Vec<CommError>, Vec<FlightRecord>) = ends.unzip();
-//! let CommError::WorldAborted { rank, reason, .. } = &errors[0] else { unreachable!() };
-//! assert!(rank.index() == 1 && matches!(reason, AbortReason::Left { .. }));
-//! assert!(explain(&records).to_string().contains("rank 1"));
-//! ```
-//!
-//! In reading order: `model`, `step`, `gradients`, `optimizer` (what users hold); `objective`, [`divide`],
-//! `precision`, `placement`, `options`; `engine` (what happens in a step); `header`, `agreement` (what ranks tell each other).
+//! The modules in reading order: `model`, `step`, `gradients`, `optimizer` (the types that a user holds); `objective`,
+//! [`divide`], `precision`, `placement`, `options`; `engine` (the schedule of a step); `header`, `agreement` (the messages that
+//! ranks exchange in a step).
 
 mod agreement;
 pub mod checkpoint;
@@ -100,9 +85,11 @@ mod optimizer;
 mod options;
 mod placement;
 mod precision;
+pub mod prelude;
 mod presence;
 mod samples;
 mod step;
+pub mod testing;
 mod uneven;
 
 pub use engine::events::Event;
@@ -124,20 +111,24 @@ pub use samples::Samples;
 pub use step::{NextStep, Pass, PassHandle, Step};
 pub use uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
 
-// What users need of the rooms below, so that one dependency is enough.
+// The names of the crates below that users write down; the whole crates follow.
 /// The error of a collective, inside [`Error::Comm`].
 pub use hsdp_comm::Error as CommError;
 #[cfg(feature = "mpi")]
 pub use hsdp_comm::mpi;
 pub use hsdp_comm::{
-    AbortReason, Between, Channel, Explanation, Fault, FaultKind, FaultPlace, FlightRecord, Group,
-    Launched, Launcher, Lent, Op, Pending, RankFailure, Reduction, Rendezvous, SlowChannel, Stage,
-    StepFailure, Tag, Workers, World, WorldOptions, explain, launch, world,
+    AbortReason, Channel, Explanation, FlightRecord, Group, Launched, Launcher, LedgerSnapshot,
+    Lent, Op, Pending, RankFailure, Reduction, Rendezvous, Stage, StepFailure, Tag, Workers, World,
+    WorldOptions, explain, launch, world,
 };
 #[cfg(feature = "nccl")]
 pub use hsdp_comm::{control, nccl};
 pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
 pub use hsdp_sharding::{
-    Accumulation, Axis, ByteCount, DType, ElemCount, FullCopies, Mesh, ModelSpec, Offload, Param,
-    ParamId, Phase, Piece, Plan, Rank, Unit, UnitId,
+    Accumulation, Axis, ByteCount, DType, ElemCount, Flow, FullCopies, MemoryPlan, Mesh, ModelSpec,
+    Offload, Param, ParamId, Phase, Piece, Plan, Rank, Traffic, Unit, UnitId,
 };
+
+pub use hsdp_comm as comm;
+pub use hsdp_kernels as kernels;
+pub use hsdp_sharding as sharding;

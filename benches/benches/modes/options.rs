@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use hsdp::{Channel, Mesh, SlowChannel};
+use hsdp::testing::SlowChannel;
+use hsdp::{Channel, Mesh};
 
 /// Measures a step in each of the three accumulation modes, over memory and over links that are slow on purpose.
 #[derive(Clone, Debug, Parser)]

@@ -1,24 +1,24 @@
-//! Collectives in candle's graph: values whose state on each axis of the mesh is a type, and gradients that come through
-//! what the ranks tell each other.
+//! Collectives in candle's graph. A value's type has its state on each axis of the mesh, and gradients flow through the
+//! collectives.
 //!
 //! This is for models that no wrapper shards: gathered negatives of a contrastive loss, statistics over all ranks' batches,
-//! parallel layers of one's own. The states and the rules are those of [`hsdp::dist`]; [`Candle`] has candle's autograd
-//! carry them.
+//! parallel layers of one's own. The states and the rules are those of [`hsdp::dist`]; [`Candle`] records them in candle's
+//! autograd.
 //!
 //! | concept | PyTorch | here |
 //! |---|---|---|
 //! | a differentiable collective | `torch.distributed.nn.functional`, `_functional_collectives` | the methods of [`Dist`] |
-//! | whose loss a gradient is of | the sum of all ranks', by convention | the sum for Partial losses, one for Invariant |
+//! | the loss that a gradient is of | the sum of all ranks' losses, by convention | the ranks' sum if Partial, the one loss if Invariant |
 //! | gradients of DDP | hooks that average after the backward | [`gradient_of`], and an [`all_reduce`](hsdp::dist::Dist::all_reduce) |
-//! | a loss that all ranks hold | counts once for each of them | does not compile: it is Partial or Invariant |
-//! | the order of backward communication | as the autograd happens to walk | that of the forward, reversed, on all ranks |
-//! | a collective that the loss does not reach | the others wait for it | takes part, with zeros |
-//! | average, product, min, max of `reduce_scatter` | silently another gradient, or an error in the backward | their gradients |
-//! | integers | fail in the backward, or silently | refused in the forward; allowed on a tape without gradients |
+//! | a loss that all ranks hold | counts once for each of them | does not compile: a loss is Partial or Invariant |
+//! | the order of backward communication | as the autograd happens to walk | the forward's order, reversed, on all ranks |
+//! | a collective that a rank's loss does not depend on | the other ranks wait for this rank | this rank takes part, with zeros |
+//! | average, product, min, max of `reduce_scatter` | a wrong gradient without an error, or an error in the backward | the right gradients |
+//! | integers | fail in the backward, or give no error | refused in the forward; allowed on a tape without gradients |
 //!
-//! Data parallel training by hand, on two ranks that are threads. A parameter is Replicate: all ranks hold it, and each
-//! uses it in its own way. The loss is Varying, which as a term of a sum is Partial; and so is the gradient, whose sum all
-//! ranks get:
+//! Data-parallel training by hand, on two ranks that are threads. A parameter is Replicate: all ranks hold it, and each
+//! uses it in its own way. Each rank's loss is Varying, and `to_partial` makes it a term of a sum, which is Partial. The
+//! gradient is Partial too, and an all-reduce gives its sum to all ranks:
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -27,7 +27,7 @@
 //! use hsdp_candle::distributed::*;
 //!
 //! let gradients = hsdp::world(2, |world| -> Result<Vec<f64>, hsdp_candle::Error> {
-//!     let tape = Tape::of_mesh(&world, Mesh::new(1, 2).map_err(hsdp::Error::from)?)?;
+//!     let tape = Tape::of_mesh(&world, Mesh::new(1, 2)?)?;
 //!     let weight = Var::new(&[[1.0], [2.0]], &Device::Cpu)?;
 //!     let weight: Dist<Replicate, Replicate> = tape.assume(weight.as_tensor().clone());
 //!     let rank = world.rank().index() as f64;
@@ -45,12 +45,12 @@
 //! # Ok::<(), hsdp_candle::Error>(())
 //! ```
 //!
-//! A collective is a custom op of two parents: its input, and the collective before it. So candle's walk meets them in
-//! reverse order, and every one of them, on every rank alike. Each counts for candle's recursion: a tape is for one
+//! A collective is a custom op with two parents: its input, and the collective before it. So candle's backward runs every
+//! collective, in the reverse order, on every rank. Each collective adds a level to candle's recursion: a tape is for one
 //! forward and backward, with thousands of collectives, not with millions.
 //!
-//! In reading order: `carrier` (where a [`Tape`] calls us), `recorded` and `tie` (the ops), `rows` (shapes), `elements`,
-//! `integers`; `functions`, `pairs`, `along_dim`, `gradient` (what users call).
+//! In reading order: `carrier` (the calls from a [`Tape`]), `recorded` and `tie` (the ops), `rows` (shapes), `elements`,
+//! `integers`; `functions`, `pairs`, `along_dim`, `gradient` (the public functions).
 
 mod along_dim;
 mod carrier;
@@ -77,13 +77,13 @@ use crate::error::Error;
 /// A candle tensor in state `R` over the replicate axis and `S` over the shard axis.
 pub type Dist<R, S> = hsdp::dist::Dist<Candle, R, S>;
 
-/// A candle tensor whose states are known at run time.
+/// A candle tensor whose states are known only at run time.
 pub type Tagged = hsdp::dist::Tagged<Candle>;
 
-/// Where candle tensors meet, and the order in which their backwards communicate.
+/// The groups along which candle tensors communicate, and the collectives that were applied to them, in order.
 pub type Tape = hsdp::dist::Tape<Candle>;
 
-/// Why a collective cannot be applied to this tensor. Nothing was issued.
+/// The error of a collective that cannot be applied to this tensor. Nothing was issued.
 fn refuse(call: &Call<'_, Tensor>, what: String) -> Error {
     let (operation, rank) = (call.collective.name(), call.group.rank());
     hsdp::Error::Collective { operation, rank, what }.into()

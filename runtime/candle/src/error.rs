@@ -1,4 +1,4 @@
-//! What can go wrong between hsdp and candle, and how it travels through candle's own errors.
+//! The adapter's error, and its conversion to candle's error and back.
 
 use std::io;
 
@@ -6,12 +6,12 @@ use candle_core::{DType, Error as CandleError};
 
 /// An error of the adapter, of the runtime below it, or of candle.
 ///
-/// Custom ops can only return candle's errors. One of ours goes into such an error whole, and comes
-/// out of it again: `?` converts in both directions, and what the runtime said stays typed.
+/// Custom ops can only return candle's errors. An error of this type is wrapped whole in a candle
+/// error and unwrapped again: `?` converts in both directions, and the runtime's error stays typed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The runtime failed: a collective, a step that ended early, a call out of turn.
+    /// The runtime failed: a collective failed, a step ended early, or a call came out of turn.
     #[error(transparent)]
     Runtime(#[from] hsdp::Error),
     /// candle failed.
@@ -20,23 +20,23 @@ pub enum Error {
     /// The model has no unit of this name.
     #[error("the model has no unit {name}, it has {known}")]
     UnknownUnit {
-        /// The name that was asked for.
+        /// The name in the call.
         name: String,
-        /// The names that there are.
+        /// The names of the model's units, separated by commas.
         known: String,
     },
     /// The model has no parameter of this name.
     #[error("unit {unit} reads parameter {name}, which the model does not have")]
     UnknownParameter {
-        /// The unit whose forward asked.
+        /// The unit whose forward read the parameter.
         unit: String,
-        /// The name that it asked for.
+        /// The name in the call.
         name: String,
     },
     /// A forward needs a unit again that was freed after an earlier use.
     #[error(
-        "unit {unit} was freed after its use in this forward, and is needed again, by another run \
-         or by another unit that reads its parameters: mark it `keep`"
+        "unit {unit} was freed after its use in this forward and is needed again: either it runs \
+         twice, or another unit reads its parameters; mark it `keep`"
     )]
     Freed {
         /// The unit.
@@ -44,20 +44,26 @@ pub enum Error {
     },
     /// An op read a parameter after it was freed.
     #[error(
-        "candle's {op} read a parameter whose unit is resharded: a parameter can be read inside \
-         `Pass::unit` only, and what is computed from it leaves the unit as its output"
+        "candle's {op} read a parameter whose unit is resharded: a parameter can be read only \
+         inside `Pass::unit`, and a value computed from it must leave the unit as its output"
     )]
     Resharded {
-        /// The op, as candle calls it.
+        /// candle's name of the op.
         op: &'static str,
     },
 }
 
-/// The dtype of a storage from which a parameter was taken out: one that no op of candle accepts.
+/// The dtype of a storage whose parameter was freed: a dtype that no candle op accepts.
 pub(crate) const VACANT: DType = DType::F4;
 
 impl From<hsdp_comm::Error> for Error {
     fn from(error: hsdp_comm::Error) -> Self {
+        Self::Runtime(error.into())
+    }
+}
+
+impl From<hsdp_sharding::Error> for Error {
+    fn from(error: hsdp_sharding::Error) -> Self {
         Self::Runtime(error.into())
     }
 }
@@ -85,8 +91,8 @@ impl From<Error> for CandleError {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
-            // The one variant of candle's error that carries another error, shows it as it is, and
-            // gives it back.
+            // The only variant of candle's error that carries another error, displays it unchanged,
+            // and returns it.
             ours => Self::Io(io::Error::other(ours)),
         }
     }
@@ -105,6 +111,15 @@ mod tests {
         let carried = CandleError::from(ours());
         assert_eq!(carried.to_string(), ours().to_string());
         assert!(matches!(Error::from(carried), Error::UnknownUnit { name, .. } if name == "h.9"));
+    }
+
+    #[test]
+    fn an_error_of_the_planner_needs_no_conversion() {
+        fn mesh() -> Result<hsdp::Mesh, Error> {
+            Ok(hsdp::Mesh::new(2, 0)?)
+        }
+        let error = mesh().expect_err("a mesh without ranks");
+        assert!(matches!(error, Error::Runtime(hsdp::Error::Plan(_))), "{error}");
     }
 
     #[test]
