@@ -1,4 +1,4 @@
-// The kernels, by name, for a host compiler: see emulated.hpp.
+// The kernels by name, for a host compiler. See emulated.hpp.
 #include "emulated.hpp"
 
 #include "number.cuh"
@@ -7,8 +7,8 @@
 #include "inspect.cu"
 #include "update.cu"
 
-// The kernel of this name, ready to run; empty where there is none. Without arguments it only says whether there is one. A kernel whose
-// name begins with `inspect` has threads that meet.
+// Returns a function that runs the kernel of this name, or an empty function if there is no such kernel. Without arguments the result
+// only shows whether the kernel exists. The threads of kernels whose name begins with `inspect` meet in `__syncthreads`.
 std::function<void()> emulate(const char* name, unsigned grid, unsigned block, void** arguments) {
 #define KERNEL(kernel)                                                                        \
     if (std::strcmp(name, #kernel) == 0) {                                                    \

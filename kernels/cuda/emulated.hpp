@@ -1,5 +1,5 @@
-// Enough of CUDA's C++ for a host compiler to make the kernels run on a CPU, thread after thread: what they compute is tested
-// where there is no GPU. How fast they are, and what threads do to each other at the same time, is not.
+// The part of CUDA's C++ that a host compiler needs to run the kernels on a CPU, one thread after the other. So their results are
+// tested without a GPU. Their speed, and races between threads that run at the same time, are not tested.
 #pragma once
 
 #include <ucontext.h>
@@ -43,7 +43,7 @@ static inline float float_of(unsigned bits) {
     return value;
 }
 
-// The compiler's own conversions, which are not ours.
+// Conversions by the compiler, which are independent of the kernels' own.
 static inline unsigned short nearest_f16(float value) {
     _Float16 nearest = (_Float16)value;
     unsigned short bits;
@@ -63,7 +63,7 @@ static inline void atomicMin(unsigned long long* least, unsigned long long value
 
 namespace emulated {
 
-// The threads of a block, each with a stack of its own: they go on together from one `__syncthreads` to the next.
+// The threads of a block, each with its own stack. All run up to one `__syncthreads` before any goes on to the next.
 class Block {
   public:
     static constexpr std::size_t STACK = 16 << 10;
@@ -93,7 +93,7 @@ class Block {
         }
     }
 
-    // The others have their turn, up to the same point.
+    // Lets the other threads run up to the same point.
     void meet() { swapcontext(&fibers[threadIdx.x]->context, &scheduler); }
 
     static Block*& current() {
@@ -107,7 +107,7 @@ class Block {
         bool is_done = false;
     };
 
-    // Stacks are used again by the blocks to come.
+    // Later blocks reuse the stacks.
     static char* stack(unsigned number) {
         static thread_local std::vector<std::unique_ptr<char[]>> stacks;
         while (stacks.size() <= number) stacks.emplace_back(new char[STACK]);
@@ -126,8 +126,8 @@ class Block {
     std::vector<std::unique_ptr<Fiber>> fibers;
 };
 
-// A kernel that runs when it is called, with arguments that were read when it was launched, as `cuLaunchKernel` does. Threads that
-// meet have stacks of their own, others need none.
+// Returns a function that runs the kernel. The arguments are read at the launch, as in `cuLaunchKernel`. Threads that meet in
+// `__syncthreads` have stacks of their own; other threads need none.
 template <typename... Arguments>
 std::function<void()> launch(void (*kernel)(Arguments...), bool meets, unsigned grid, unsigned block, void** arguments) {
     using Read = std::tuple<std::remove_const_t<Arguments>...>;

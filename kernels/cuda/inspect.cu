@@ -1,14 +1,14 @@
-// The squared norm, and the first element that is not finite, in one pass.
+// The squared norm of a buffer, and its first element that is not finite, in one pass.
 
-// Up to so many blocks of so many threads, on any device: which thread adds what, and in which order, is the same on all. Blocks that
-// would have nothing to look at are left out, which adds the same numbers.
+// The largest number of blocks, and the number of threads of a block, on any device. So the assignment of elements to threads, and the
+// order of additions, are the same on all devices. Blocks without elements are not launched, which does not change the sums.
 #define INSPECT_BLOCKS 512
 #define INSPECT_THREADS 256
 
-// What has been seen of some elements.
+// The result of an inspection of elements.
 struct Seen {
     double squares;
-    // The least index of an element that is not finite; the greatest u64 if all are.
+    // The least index of an element that is not finite; the greatest u64 if all elements are finite.
     u64 first;
 };
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ Seen both(Seen one, Seen other) {
     return together;
 }
 
-// Adds the second half of the threads' to the first, and so on, until one is left, which thread 0 gets.
+// Combines the results of the second half of the threads with those of the first half, and so on, until one result is left. Returns it.
 template <u32 COUNT>
 __device__ __forceinline__ Seen in_pairs(Seen mine, Seen* shared) {
     u32 own = threadIdx.x;
@@ -30,7 +30,7 @@ __device__ __forceinline__ Seen in_pairs(Seen mine, Seen* shared) {
     return shared[0];
 }
 
-// One `Seen` a block. A thread adds up the squares of its vectors of WIDTH elements, from left to right.
+// Writes one `Seen` per block. A thread adds up the squares of its vectors of WIDTH elements, from left to right.
 extern "C" __global__ void inspect(const float* values, u64 len, Seen* seen) {
     __shared__ Seen shared[INSPECT_THREADS];
     Seen mine = {0.0, ~0ull};
@@ -46,7 +46,7 @@ extern "C" __global__ void inspect(const float* values, u64 len, Seen* seen) {
     if (threadIdx.x == 0) seen[blockIdx.x] = all;
 }
 
-// What all of `count` blocks have seen: one block of as many threads as there are blocks at the most.
+// Combines the results of `count` blocks. It runs as one block with INSPECT_BLOCKS threads.
 extern "C" __global__ void inspect_blocks(const Seen* seen, u64 count, Seen* all) {
     __shared__ Seen shared[INSPECT_BLOCKS];
     Seen nothing = {0.0, ~0ull};

@@ -1,25 +1,26 @@
-// The dtypes, how numbers change from one to another, and how vectors of them are read and written.
+// The dtypes, the conversions between them, and reads and writes of vectors.
 //
-// Conversions give the bits that `round.rs` gives, NaN included: the instructions of the device do not keep a NaN's payload,
-// so NaN goes another way. All files of this folder are compiled as one, in the order of `source.rs`, without contraction
-// (a * b + c rounds twice) and with denormals: so each has a twin in Rust with the same bits.
+// Conversions give the same bits as `round.rs`, NaN included. The instructions of the device do not keep a NaN's payload, so NaN is
+// converted separately. All files of this folder are compiled as one, in the order of `source.rs`, without contraction (a * b + c
+// rounds twice) and with denormals. So each kernel has a twin in Rust with the same bits.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// What `dtype` in `table.rs` says.
+// The numbers of `number` in `table.rs`.
 enum : u32 { F32 = 0, F16 = 1, BF16 = 2 };
 
-// Elements that a thread reads or writes at once: 16 bytes of f32, 8 bytes of a 16-bit dtype, next to those of its neighbours.
+// The number of elements that a thread reads or writes at once: 16 bytes of f32, or 8 bytes of a 16-bit dtype, next to those of the
+// neighboring threads.
 #define WIDTH 4
 
-// Four and two words that go in one access.
+// Four and two words that one access reads or writes.
 struct alignas(16) Quad { u32 words[4]; };
 struct alignas(8) Pair { u32 words[2]; };
 
 #ifdef __CUDACC_RTC__
-// Written out, since the compiler would cut a store apart where it cannot see what the address comes from.
+// Written as assembly, since the compiler would split the store where it does not know the origin of the address.
 __device__ __forceinline__ void store(Quad* to, Quad value) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.words[0]), "r"(value.words[1]),
                  "r"(value.words[2]), "r"(value.words[3])
@@ -73,7 +74,7 @@ __device__ __forceinline__ float from_bf16(u16 bits) {
     return float_of((wide & 0x7fffffffu) > 0x7f800000u ? wide | 0x400000u : wide);
 }
 
-// A dtype as a type: what an element is stored as, and what it means.
+// The dtypes as types: how an element is stored, and how it converts to and from f32.
 struct Float32 {
     typedef float Stored;
     typedef Quad Vector;
@@ -95,8 +96,7 @@ struct BFloat16 {
     static __device__ __forceinline__ Stored narrow(float value) { return to_bf16(value); }
 };
 
-// How numbers are divided: what `Scale` in `divisor.rs` says. What is not divided keeps its bits, which a NaN that is multiplied
-// by 1 does not.
+// The ways to divide, as `Scale` in `divisor.rs`. With NONE a number keeps its bits. Multiplied by 1, a NaN would not keep them.
 enum : u32 { NONE = 0, MULTIPLY = 1, DIVIDE = 2 };
 
 struct Scale {
@@ -104,32 +104,33 @@ struct Scale {
     u32 how;
 };
 
-// A NaN keeps its payload, and is quiet: the device's own arithmetic would give another.
+// A NaN keeps its payload and becomes quiet. The device's own arithmetic would give another NaN.
 __device__ __forceinline__ float scaled(float number, Scale scale) {
     if (scale.how == NONE) return number;
     if (is_nan(number)) return float_of(bits_of(number) | 0x400000u);
     return scale.how == DIVIDE ? number / scale.value : number * scale.value;
 }
 
-// The number of this thread among all, and how many there are: who strides so covers everything once.
+// The number of this thread among all threads of the launch, and the number of threads. A loop that begins at the first and strides
+// by the second covers every element once.
 __device__ __forceinline__ u64 thread_number() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
 
 __device__ __forceinline__ u64 least(u64 one, u64 other) { return one < other ? one : other; }
 
-// Where the least of some numbers is noted, if it is less than what is there; nowhere if the address is 0. A minimum does not
-// depend on the order of threads, as a sum would. Numbers are indices, counted from `base`: what is noted earlier is less.
+// The address of a note, which keeps the least number that is noted there; with address 0 nothing is noted. A minimum does not depend
+// on the order of threads, as a sum would. Numbers are indices plus `base`, which grows from round to round, so earlier rounds are less.
 struct Note {
     u64* least;
     u64 base;
 };
 
-// What a thread has found, ~0 if nothing.
+// Notes the index that a thread has found; ~0 stands for none.
 __device__ __forceinline__ void note(Note where, u64 found) {
     if (where.least && found != ~0ull) atomicMin(where.least, where.base + found);
 }
 
-// A vector, and its elements.
+// A vector as a whole and as its elements.
 template <typename T>
 union Elements {
     typename T::Vector vector;
@@ -153,7 +154,7 @@ __device__ __forceinline__ void read(float (&values)[WIDTH], const typename T::S
     }
 }
 
-// Writes the same: up to `count` elements.
+// Writes `WIDTH` elements in one access where they are aligned, or up to `count` of them one by one.
 template <typename T>
 __device__ __forceinline__ void write(typename T::Stored* to, const float (&values)[WIDTH], u64 count) {
     Elements<T> elements;
@@ -167,7 +168,7 @@ __device__ __forceinline__ void write(typename T::Stored* to, const float (&valu
     }
 }
 
-// Reads elements whose dtype is a value.
+// Reads elements whose dtype is known at run time.
 __device__ __forceinline__ void read_any(float (&values)[WIDTH], u64 from, u32 dtype, u64 offset, u64 count) {
     if (dtype == F32) read<Float32>(values, (const float*)from + offset, count);
     else if (dtype == F16) read<Float16>(values, (const u16*)from + offset, count);
@@ -180,8 +181,8 @@ __device__ __forceinline__ void write_any(u64 to, u32 dtype, u64 offset, const f
     else write<BFloat16>((u16*)to + offset, values, count);
 }
 
-// The last of `count` entries that starts at `at` or before, or 0: for a thread that comes to `at` first. It goes on from there
-// with `next_entry`, since it comes to everything in order.
+// The index of the last of `count` entries that starts at `at` or before, or 0. A thread uses it for its first element, and then goes on
+// with `next_entry`, since it visits elements in ascending order.
 template <typename Entry>
 __device__ __forceinline__ u64 first_entry(const Entry* entries, u64 count, u64 at) {
     u64 low = 0, high = count;
@@ -199,7 +200,7 @@ __device__ __forceinline__ u64 next_entry(const Entry* entries, u64 count, u64 e
     return entry;
 }
 
-// How many of the elements from `at` on belong to the entry.
+// The number of elements from `at` on that belong to the entry.
 template <typename Entry>
 __device__ __forceinline__ u64 left_at(const Entry* entries, u64 count, u64 entry, u64 at) {
     if (entry >= count) return 0;

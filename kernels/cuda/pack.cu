@@ -1,9 +1,9 @@
-// Many parameters of different dtypes to and from one flat buffer, in one launch.
+// Copies of many parameters of different dtypes to and from one flat buffer, in one launch.
 
-// The most parameters of one launch: their table is an argument, and all arguments together may take 4 KiB.
+// The largest number of parameters of one launch. Their table is an argument, and all arguments together may take 4 KiB.
 #define MOST_PARAMS 120
 
-// A parameter and where it lies in the flat buffer, in elements. Starts are multiples of WIDTH.
+// A parameter and its place in the flat buffer, in elements. Starts are multiples of WIDTH.
 struct Param {
     u64 address;
     u64 start;
@@ -14,14 +14,14 @@ struct Param {
 
 static_assert(sizeof(Param) == 32, "as in table.rs");
 
-// In the order of their starts; what lies between them is padding.
+// Parameters in the order of their starts. Elements between them are padding.
 struct Params {
     Param params[MOST_PARAMS];
     u64 count;
 };
 
-// flat[begin..end] = round(scale(gradients)); zeros where no parameter lies. The rounding is the only one. Notes the least index of
-// `flat` at which it is not finite.
+// flat[begin..end] = round(scale(gradients)), and zeros where no parameter lies. Elements are rounded once, to the wire. Notes the least
+// index of `flat` whose element is not finite.
 template <typename Wire>
 __device__ __forceinline__ void pack(const Params& table, typename Wire::Stored* flat, u64 begin, u64 end, Scale scale,
                                      Note where) {

@@ -1,18 +1,18 @@
-// What members sent, summed in their order in f32, and taken into a target.
+// Sums of the contributions of members, in their order and in f32, which are taken into a target.
 
-// The most members of one launch, for the same reason as MOST_PARAMS.
+// The largest number of members of one launch. The reason is that of MOST_PARAMS.
 #define MOST_MEMBERS 480
 
-// By slot: where a member's elements begin, which have been divided and rounded to the wire.
+// By slot, the address of a member's elements, which have been divided and rounded to the wire.
 struct Members {
     u64 addresses[MOST_MEMBERS];
     u64 count;
 };
 
-// What `Fold` in `accumulate.rs` says.
+// The variants of `Fold` in `accumulate.rs`.
 enum : u32 { REPLACE = 0, ADD = 1 };
 
-// target = scale(sum) or target += scale(sum). Notes the least index at which the target is not finite.
+// target = scale(sum) or target += scale(sum). Notes the least index of the target whose element is not finite.
 template <typename Wire>
 __device__ __forceinline__ void sum(const Members& members, float* target, u64 len, Scale scale, u32 fold, Note where) {
     u64 least_found = ~0ull;

@@ -1,10 +1,10 @@
-// Updates of parameters: division, clipping, the update, and the cast for the next gather, in one pass.
+// Updates of parameters: division, clipping, update, and the cast for the next gather, in one pass.
 
-// The most pieces of one launch, for the same reason as MOST_PARAMS.
+// The largest number of pieces of one launch. The reason is that of MOST_PARAMS.
 #define MOST_PIECES 120
 
-// A run of elements of one parameter in this rank's shard, and what is its own of an AdamW step: it may have had fewer
-// updates than others.
+// Consecutive elements of one parameter in this rank's shard, with their own factors of an AdamW step: a parameter may
+// have had fewer updates than others.
 struct Piece {
     u64 start;
     u64 len;
@@ -14,13 +14,13 @@ struct Piece {
 
 static_assert(sizeof(Piece) == 24, "as in table.rs");
 
-// In the order of their starts; what lies between them stays as it is.
+// Pieces in the order of their starts. Elements between them are not changed.
 struct Pieces {
     Piece pieces[MOST_PIECES];
     u64 count;
 };
 
-// What `AdamWFactors` in `adamw.rs` has beside what a piece has.
+// The fields of `AdamWFactors` in `adamw.rs`, except those of a piece.
 struct AdamWFactors {
     float clip;
     float keep_parameter;
@@ -32,7 +32,7 @@ struct AdamWFactors {
     u32 unused;
 };
 
-// What `SgdFactors` in `sgd.rs` says, and how velocity enters.
+// The fields of `SgdFactors` in `sgd.rs`, and the kind of momentum.
 struct SgdFactors {
     float clip;
     float decay;
@@ -42,10 +42,10 @@ struct SgdFactors {
     u32 unused;
 };
 
-// Divided in f64, and rounded once.
+// The quotient, computed in f64 and rounded to f32 once.
 __device__ __forceinline__ float quotient(float gradient, double divisor) { return (float)((double)gradient / divisor); }
 
-// Calls `update` for vectors of elements that belong to a piece: where they are, how many, and the piece.
+// Calls `update` for each vector of elements of a piece, with its first index, the number of elements, and the piece.
 template <typename Update>
 __device__ __forceinline__ void each_vector(const Pieces& table, Update update) {
     const Piece& last = table.pieces[table.count - 1];
@@ -58,7 +58,7 @@ __device__ __forceinline__ void each_vector(const Pieces& table, Update update) 
     }
 }
 
-// Where nothing is wanted in another dtype.
+// The type for updates without a cast.
 struct Nothing {
     typedef float Stored;
 };
@@ -99,7 +99,7 @@ __device__ __forceinline__ void adamw(const Pieces& table, float* parameters, co
     });
 }
 
-// Without velocities where `velocities` is null.
+// There is no velocity if `velocities` is null.
 template <typename T>
 __device__ __forceinline__ void sgd(const Pieces& table, float* parameters, const float* gradients, float* velocities,
                                     typename T::Stored* rounded, double divisor, SgdFactors factors) {

@@ -1,4 +1,4 @@
-//! What a reduction does with a contribution, and what it does with the finished sum.
+//! The two arithmetic steps of a reduction: adding a contribution, and taking the finished sum into its target.
 
 use std::fmt;
 
@@ -9,29 +9,29 @@ use crate::map::{self, Map, Multiply, RoundBF16, Then};
 use crate::values::Values;
 use crate::wire::Wire;
 
-/// Whether a result replaces what was there or is added to it.
+/// Whether a result replaces the elements of its target or is added to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fold {
-    /// What was there is overwritten, never read.
+    /// The target is overwritten, and never read.
     Replace,
-    /// The result is added, in f32.
+    /// The result is added to the target, in f32.
     Add,
 }
 
-/// How a sum of gradients is scaled on its way: each contribution is divided by `pre` and rounded to `wire`,
-/// the f32 sum is divided by `post`.
+/// The scaling of a reduction of gradients: each contribution is divided by `pre` and rounded to `wire`, and the f32 sum
+/// is divided by `post`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scaling {
-    /// The dtype in which contributions travel.
+    /// The dtype to which contributions are rounded.
     pub wire: Wire,
-    /// Divides each contribution before it is rounded.
+    /// The divisor of each contribution, before it is rounded.
     pub pre: Divisor,
-    /// Divides the finished sum.
+    /// The divisor of the finished sum.
     pub post: Divisor,
 }
 
 impl Scaling {
-    /// Contributions travel in `wire`, and nothing is divided.
+    /// Scaling that rounds contributions to `wire` and divides nothing.
     pub const fn on(wire: Wire) -> Self {
         Self { wire, pre: Divisor::ONE, post: Divisor::ONE }
     }
@@ -45,15 +45,15 @@ impl fmt::Display for Scaling {
 
 /// Adds one member's gradient to a sum: `sum = round(values / pre)` or `sum += round(values / pre)`.
 ///
-/// `values` are divided by `pre` in f32, rounded to `wire` as it would round them, and folded into `sum` in f32. Members
-/// that contribute in their order give the same bits in every run: element `i` depends on the elements `i` alone, never
-/// on how a range was cut into calls.
+/// `values` are divided by `pre` in f32, rounded to the dtype of `wire`, and folded into `sum` in f32. If members
+/// contribute in a fixed order, every run gives the same bits: element `i` of the sum depends on the elements `i` alone,
+/// and not on how a range was cut into calls.
 ///
 /// # Panics
 ///
 /// If `sum` and `values` differ in length.
 pub fn contribute(sum: &mut [f32], values: Values<'_>, pre: Divisor, wire: Wire, fold: Fold) {
-    assert_eq!(sum.len(), values.len(), "contribute: lengths of sum and values");
+    assert_eq!(sum.len(), values.len(), "contribute: lengths of sum and values differ");
     let wire = lossless(values, pre, wire);
     match (values, wire) {
         (Values::F32(values), Wire::F32) => {
@@ -83,16 +83,16 @@ pub fn contribute(sum: &mut [f32], values: Values<'_>, pre: Divisor, wire: Wire,
 ///
 /// If `target` and `sum` differ in length.
 pub fn settle(target: &mut [f32], sum: &[f32], post: Divisor, fold: Fold) {
-    assert_eq!(target.len(), sum.len(), "settle: lengths of target and sum");
+    assert_eq!(target.len(), sum.len(), "settle: lengths of target and sum differ");
     divided(Target { elements: target, fold }, sum, post, Rounding::None);
 }
 
-/// The wire that rounds what `wire` would: values of the wire's own dtype, undivided, are rounded already.
+/// The wire that is left to round to: `Wire::F32` where undivided values have the dtype of `wire` already.
 pub(crate) fn lossless(values: Values<'_>, pre: Divisor, wire: Wire) -> Wire {
     if pre.is_one() && values.dtype() == wire.dtype() { Wire::F32 } else { wire }
 }
 
-/// Divides, in place.
+/// Divides in place, in f32.
 pub(crate) fn divide(values: &mut [f32], divisor: Divisor) {
     match divisor.scale() {
         Scale::None => (),
@@ -108,7 +108,7 @@ enum Rounding {
     BF16,
 }
 
-/// Where a result goes, and whether it replaces what was there.
+/// The elements that a result goes to, and whether it replaces them.
 struct Target<'a> {
     elements: &'a mut [f32],
     fold: Fold,

@@ -1,4 +1,4 @@
-//! Parameters or gradients in host memory, owned by one or shared.
+//! Parameters or gradients in host memory, with one owner or several.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::gradient::GradientValues;
 use crate::values::{Values, ValuesMut};
 
-/// Owned parameters or gradients in host memory; the dtype is a value.
+/// Owned parameters or gradients in host memory, of dtype f32, f16 or bf16, which is known at run time.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostBuffer {
     /// Elements of dtype f32.
@@ -23,11 +23,11 @@ pub enum HostBuffer {
 }
 
 impl HostBuffer {
-    /// `len` zeros of `dtype`. Memory comes zeroed from the allocator, so pages that nobody writes cost nothing.
+    /// Allocates `len` zeros of `dtype`. The allocator returns zeroed memory, so pages that are never written cost nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::NotReal`] if `dtype` is not f32, f16 or bf16; [`Error::OutOfMemory`] if there is no memory for them.
+    /// [`Error::NotReal`] if `dtype` is not f32, f16 or bf16; [`Error::OutOfMemory`] if the allocation fails.
     pub fn zeros(dtype: DType, len: usize) -> Result<Self, Error> {
         match dtype {
             DType::F32 => zeros(len).map(Self::F32),
@@ -37,7 +37,7 @@ impl HostBuffer {
         }
     }
 
-    /// The elements, to be read.
+    /// Borrows the elements for reading.
     pub fn values(&self) -> Values<'_> {
         match self {
             Self::F32(values) => Values::F32(values),
@@ -46,7 +46,7 @@ impl HostBuffer {
         }
     }
 
-    /// The elements, to be written.
+    /// Borrows the elements for writing.
     pub fn values_mut(&mut self) -> ValuesMut<'_> {
         match self {
             Self::F32(values) => ValuesMut::F32(values),
@@ -55,12 +55,12 @@ impl HostBuffer {
         }
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.values().len()
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -70,7 +70,7 @@ impl HostBuffer {
         self.values().dtype()
     }
 
-    /// How many bytes the elements take; spare capacity is not counted.
+    /// The size of the elements in bytes. Spare capacity is not counted.
     pub fn bytes(&self) -> ByteCount {
         ElemCount(self.len() as u64).bytes(self.dtype())
     }
@@ -104,9 +104,9 @@ impl From<Vec<bf16>> for HostBuffer {
     }
 }
 
-/// Parameters or gradients in host memory that several read at once; the dtype is a value.
+/// Parameters or gradients in host memory with several owners, of dtype f32, f16 or bf16, which is known at run time.
 ///
-/// A clone is another handle of the same elements.
+/// A clone is another handle to the same elements.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SharedBuffer {
     /// Elements of dtype f32.
@@ -118,7 +118,7 @@ pub enum SharedBuffer {
 }
 
 impl SharedBuffer {
-    /// The elements, to be read.
+    /// Borrows the elements for reading.
     pub fn values(&self) -> Values<'_> {
         match self {
             Self::F32(values) => Values::F32(values),
@@ -127,8 +127,8 @@ impl SharedBuffer {
         }
     }
 
-    /// The elements, to be written by this handle alone: where there are others, they keep what there was, and this one goes
-    /// on with a copy.
+    /// Borrows the elements for writing. If there are other handles, this one first gets a copy of its own, and the others
+    /// keep the old elements.
     pub fn make_mut(&mut self) -> ValuesMut<'_> {
         match self {
             Self::F32(values) => ValuesMut::F32(Arc::make_mut(values).as_mut_slice()),
@@ -137,12 +137,12 @@ impl SharedBuffer {
         }
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.values().len()
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -169,11 +169,11 @@ impl From<Arc<Vec<f32>>> for SharedBuffer {
     }
 }
 
-/// `len` zeros. Memory comes zeroed from the allocator, so pages that nobody writes cost nothing.
+/// Allocates `len` zeros. The allocator returns zeroed memory, so pages that are never written cost nothing.
 ///
 /// # Errors
 ///
-/// [`Error::OutOfMemory`] if there is no memory for them: nothing was allocated, and the process goes on.
+/// [`Error::OutOfMemory`] if the allocation fails. The process is not aborted.
 pub fn zeros<T: Zeroable>(len: usize) -> Result<Vec<T>, Error> {
     let bytes = len.saturating_mul(size_of::<T>());
     bytemuck::allocation::try_zeroed_vec(len).map_err(|()| Error::OutOfMemory { bytes })

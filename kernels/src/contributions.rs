@@ -1,10 +1,10 @@
-//! A reduction of a few members in one pass: every gradient is read once, and the partial read and written once.
+//! Reductions of several members in one pass: every gradient is read once, and the partial is read and written once.
 //!
-//! [`contribute`] and [`settle`] make a pass over the sum for each member, and [`first_non_finite`] another. Where the sum
-//! stays in the first-level cache that costs no memory traffic, but it costs instructions, which are what limits a wire of
-//! 16 bit. Here divisions, roundings, the sum and the check stay in registers. More members take turns, a few at a time: a
-//! pass over a short part of one gradient is over before the machine has seen what to fetch ahead, and a few such parts at once
-//! keep memory busy.
+//! [`contribute`] and [`settle`] make a pass over the sum for each member, and [`first_non_finite`] makes another. If the
+//! sum stays in the first-level cache, these passes cost no memory traffic. But they cost instructions, which limit the speed
+//! on a 16-bit wire. Here divisions, roundings, the sum and the check stay in registers. More members are read a few at a
+//! time: a pass over a short part of one gradient ends before the prefetcher of the machine has found a pattern, and several
+//! such parts at once keep memory busy.
 
 use bytemuck::cast_slice;
 
@@ -18,15 +18,19 @@ use crate::simd::{Kernel, dispatch};
 use crate::values::Values;
 use crate::wire::Wire;
 
-/// How many members one pass reads at once; with more, there are several passes over a block in the first-level cache.
+/// The number of members that one pass reads at once. With more members, there are several passes over a block in the
+/// first-level cache.
 pub const FUSED: usize = 4;
 
-/// Sums the members' contributions and takes the sum into the target: the same bits as [`contribute`] for each of them,
-/// in their order, then [`settle`] with `fold`, then [`first_non_finite`] of the target, which is returned. (Of two NaN
-/// that are added, either may remain.)
+/// Sums the members' contributions, takes the sum into the target, and returns the index of the first element of the
+/// target that is infinite or NaN.
 ///
-/// In one pass for up to [`FUSED`] members with gradients of f32 or bf16, a wire of f32 or bf16, and a `pre` that is a power
-/// of two; block after block in the first-level cache for others. Without members the sum is zeros.
+/// The bits are those of [`contribute`] for each member in order, then [`settle`] with `fold`, then [`first_non_finite`] of
+/// the target. (Where two NaN are added, the payload of either may remain.)
+///
+/// The call makes one pass for up to [`FUSED`] members with gradients of one dtype, f32 or bf16, a wire of f32 or bf16, and
+/// a `pre` that is a power of two. In other cases it works on blocks in the first-level cache. Without members the sum is
+/// zeros.
 ///
 /// # Panics
 ///
@@ -41,7 +45,7 @@ pub fn sum_contributions(
         assert_eq!(
             target.len(),
             values.len(),
-            "sum contributions: lengths of target and contribution"
+            "sum contributions: lengths of target and contribution differ"
         );
     }
     let finish = Settled { target: &mut *target, post: scaling.post.scale(), fold };
@@ -52,10 +56,10 @@ pub fn sum_contributions(
     }
 }
 
-/// Adds a few members' gradients to a sum: the same bits as [`contribute`] for each of them, in their order. (Of two NaN that
-/// are added, either may remain.) The first of them replaces what was there where `fold` says so.
+/// Adds several members' gradients to a sum. With [`Fold::Replace`] the first of them replaces the elements of `sum`.
 ///
-/// In one pass where [`sum_contributions`] makes one.
+/// The bits are those of [`contribute`] for each member in order. (Where two NaN are added, the payload of either may
+/// remain.) The call makes one pass under the conditions of [`sum_contributions`]. Without members `sum` is unchanged.
 ///
 /// # Panics
 ///
@@ -68,7 +72,11 @@ pub fn contribute_all(
     fold: Fold,
 ) {
     for values in contributions {
-        assert_eq!(sum.len(), values.len(), "contribute all: lengths of sum and contribution");
+        assert_eq!(
+            sum.len(),
+            values.len(),
+            "contribute all: lengths of sum and contribution differ"
+        );
     }
     let scaling = Scaling { pre, ..Scaling::on(wire) };
     if by_dtype(Carried { sum: &mut *sum, fold }, contributions, scaling).is_some() {
@@ -80,29 +88,29 @@ pub fn contribute_all(
     }
 }
 
-/// What becomes of the sum of a pass.
+/// The use of the sum of a pass.
 trait Finish {
-    /// What the pass sees of its results.
+    /// The summary of the results that a pass returns.
     type Seen;
 
-    /// Makes the pass: the contributions, of one length, are the sources with `each` applied to them.
+    /// Makes the pass. The contributions are the sources, all of one length, with `each` applied to their elements.
     fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Self::Seen;
 }
 
-/// It is divided and taken into the target.
+/// The sum is divided and taken into the target.
 struct Settled<'a> {
     target: &'a mut [f32],
     post: Scale,
     fold: Fold,
 }
 
-/// It goes on from the sum of those before, or begins.
+/// The sum continues the sum of earlier members, or begins anew.
 struct Carried<'a> {
     sum: &'a mut [f32],
     fold: Fold,
 }
 
-/// What a pass saw of its results.
+/// Whether all results of a pass are finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     AllFinite,
@@ -119,7 +127,7 @@ trait Source: Copy {
     /// The elements, if they are of this dtype.
     fn of(values: Values<'_>) -> Option<&[Self]>;
 
-    /// The number in f32. Always inlined into the loop.
+    /// The element in f32. Always inlined into the loop.
     fn widened(self) -> f32;
 }
 
@@ -151,7 +159,7 @@ impl Source for BF16 {
     }
 }
 
-/// `None` where there is no such pass.
+/// Makes the pass for the dtype of the contributions; `None` where there is no pass for them.
 fn by_dtype<F: Finish>(
     finish: F,
     contributions: &[Values<'_>],
@@ -212,7 +220,7 @@ impl Finish for Settled<'_> {
 }
 
 impl Finish for Carried<'_> {
-    /// Nothing: more is to come.
+    /// No summary, since more members follow.
     type Seen = ();
 
     fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) {
@@ -234,7 +242,7 @@ impl<T: Source, M: Map, P: Map, const N: usize> Kernel for Pass<'_, T, M, P, N> 
     #[inline(always)]
     fn run(self) -> Outcome {
         let Self { target, sources, each, post, fold } = self;
-        // Slices of one length, which the compiler then knows to be of one length.
+        // Cut to one length, so that the compiler knows that they have one length.
         let len = target.len();
         let sources = sources.map(|source| &source[..len]);
         let sum = |index: usize| {
@@ -244,7 +252,7 @@ impl<T: Source, M: Map, P: Map, const N: usize> Kernel for Pass<'_, T, M, P, N> 
             }
             post.apply(sum)
         };
-        // Without an early exit, so that the loops vectorise.
+        // Without an early exit, so that the loops vectorize.
         let mut suspect = 0;
         match fold {
             Fold::Replace => {

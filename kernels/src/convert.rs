@@ -7,16 +7,16 @@ use crate::divisor::Divisor;
 use crate::float16::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
 use crate::values::{Values, ValuesMut};
 
-/// How many f32 a kernel holds on its stack between two passes: 4 KiB, well within the first-level cache.
+/// The number of f32 that a kernel holds on its stack between two passes: 4 KiB, well within the first-level cache.
 pub(crate) const BLOCK: usize = 1024;
 
-/// Copies f32 into the dtype of `target`, each element rounded to nearest, ties to even.
+/// Copies f32 elements into a buffer of f32, f16 or bf16. Each element is rounded to nearest, ties to even.
 ///
 /// # Panics
 ///
 /// If `target` and `source` differ in length.
 pub fn cast(target: ValuesMut<'_>, source: &[f32]) {
-    assert_eq!(target.len(), source.len(), "cast: lengths of target and source");
+    assert_eq!(target.len(), source.len(), "cast: lengths of target and source differ");
     match target {
         ValuesMut::F32(target) => target.copy_from_slice(source),
         ValuesMut::F16(target) => narrow_f16(target, source),
@@ -30,7 +30,7 @@ pub fn cast(target: ValuesMut<'_>, source: &[f32]) {
 ///
 /// If `target` and `source` differ in length.
 pub fn pack(mut target: ValuesMut<'_>, source: Values<'_>, pre: Divisor) {
-    assert_eq!(target.len(), source.len(), "pack: lengths of target and source");
+    assert_eq!(target.len(), source.len(), "pack: lengths of target and source differ");
     if pre.is_one()
         && let Values::F32(source) = source
     {
@@ -41,13 +41,13 @@ pub fn pack(mut target: ValuesMut<'_>, source: Values<'_>, pre: Divisor) {
     });
 }
 
-/// Copies elements of any dtype into f32, which is exact.
+/// Copies elements of f32, f16 or bf16 into f32. The conversion is exact.
 ///
 /// # Panics
 ///
 /// If `target` and `source` differ in length.
 pub fn unpack(target: &mut [f32], source: Values<'_>) {
-    assert_eq!(target.len(), source.len(), "unpack: lengths of target and source");
+    assert_eq!(target.len(), source.len(), "unpack: lengths of target and source differ");
     match source {
         Values::F32(source) => target.copy_from_slice(source),
         Values::F16(source) => widen_f16(target, source),
@@ -55,7 +55,8 @@ pub fn unpack(target: &mut [f32], source: Values<'_>) {
     }
 }
 
-/// Lends `values / divisor` in f32, block after block, each with its range. The blocks are copies, to be worked on.
+/// Calls `visit` with `values / divisor` in f32, block after block, each with its range. The blocks are copies that
+/// `visit` may change.
 pub(crate) fn in_divided_blocks(
     values: Values<'_>,
     divisor: Divisor,

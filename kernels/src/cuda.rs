@@ -1,22 +1,27 @@
-//! The same arithmetic on a GPU: device memory, streams, and the kernels of `kernels/cuda`. `CUDA.md`, beside the sources of this
-//! crate, says how operations are ordered.
+//! The arithmetic of this crate on a GPU: device memory, streams, and the kernels of `kernels/cuda`. `CUDA.md` in the folder of this
+//! crate describes the order of operations.
 //!
 //! | concept | CPU | here |
 //! | --- | --- | --- |
-//! | a buffer whose dtype is a value | [`HostBuffer`](crate::HostBuffer) | [`DeviceBuffer`] |
-//! | where it is computed | the calling thread | [`Stream`] of a [`Device`] |
+//! | a buffer whose dtype is known at run time | [`HostBuffer`](crate::HostBuffer) | [`DeviceBuffer`] |
+//! | execution | the calling thread | [`Stream`] of a [`Device`] |
 //! | copy-in of a reduction | [`pack`](crate::pack) | [`Stream::pack`] |
-//! | sums of members | [`sum_contributions`](crate::sum_contributions) | [`Stream::sum`] |
+//! | sums of contributions | [`sum_contributions`](crate::sum_contributions) | [`Stream::sum`] |
 //! | casts | [`cast`](crate::cast) | [`Stream::narrow`] |
 //! | norm, check | [`squared_norm`](crate::squared_norm), [`first_non_finite`](crate::first_non_finite) | [`Stream::inspect`] |
 //! | updates | [`update_in_blocks`](crate::update_in_blocks) | [`Stream::adamw`], [`Stream::sgd`] |
 //!
-//! Libraries of the system (driver and NVRTC) are loaded when a [`Device`] is first asked for: a program that is built with
-//! this feature runs on a machine without them. Kernels are compiled then, for the architecture of the device.
+//! The driver is loaded at run time, by the first call of [`Device::new`] or [`Device::count`]. NVRTC is loaded when kernels are
+//! compiled, before the first launch or by [`Device::prepare`], for the architecture of the device. So a program that is built with
+//! this feature also runs on a machine without these libraries.
 //!
-//! In reading order: `error`, `libraries`, `source`, `compile` (what is compiled, and by what); `device`, `event`, `stream` (where it runs);
-//! `budget`, `memory`, `staging`, `buffer`, `foreign` (on what); `launch`, `table`, `noted` (how kernels get their arguments, and what they note); `pack`, `sum`, `inspect`, `update` (the kernels); `gradients` (what
-//! is packed, wherever it lies).
+//! Calls that issue an operation return before the device has executed it, unless their documentation says that they wait. An error
+//! of the device then comes from a later call. The first launch compiles all kernels: so every call that launches a kernel can also
+//! fail with [`CudaError::MissingLibrary`] or [`CudaError::Compile`], unless [`Device::prepare`] has succeeded before.
+//!
+//! Modules in reading order: `error`, `libraries`, `source`, `compile` (compilation); `device`, `event`, `stream` (execution); `budget`,
+//! `memory`, `staging`, `buffer`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels, and notes that they write); `pack`,
+//! `sum`, `inspect`, `update` (the kernels); `gradients` (gradients in host or device memory).
 
 mod budget;
 mod buffer;

@@ -1,4 +1,4 @@
-//! Buffers that several threads fill at once, each its own part.
+//! Buffers that several threads fill at once, each thread in its own part.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,16 +12,16 @@ use half::{bf16, f16};
 use crate::buffer::HostBuffer;
 use crate::values::ValuesMut;
 
-/// A vector that lends parts of itself to be written, through a shared reference.
+/// A vector whose parts can be written through a shared reference.
 ///
 /// The borrow checker cannot see that blocks of an output do not overlap when threads claim them from a counter. Here
-/// the caller promises it (invariant K-1); all else is checked.
+/// the caller promises it (invariant K-1). All other conditions are checked.
 ///
-/// Who reads the whole afterwards must have waited for the writers (joined them, or seen their counter with `Acquire`):
-/// [`into_vec`](Self::into_vec) takes the value itself, so every shared reference is gone by then.
+/// A thread that reads the whole vector afterwards must have waited for the writers (joined them, or seen their counter
+/// with `Acquire`). [`into_vec`](Self::into_vec) takes the value itself, so no shared reference exists by then.
 ///
-/// Since a shared reference writes, its elements are of one type, to the lifetime: what borrows for long is not lent
-/// as what borrows for a while, into which something shorter might be written.
+/// Because a shared reference can write, the type is invariant in `T`. A vector of elements with a long lifetime cannot
+/// be passed as one with a shorter lifetime, into which an element that lives too short might be written.
 ///
 /// ```compile_fail
 /// # use hsdp_kernels::DisjointVec;
@@ -30,7 +30,7 @@ use crate::values::ValuesMut;
 /// }
 /// ```
 pub struct DisjointVec<T> {
-    // The parts of a vector that is never used as one in between: a reference to the vector would cover all elements.
+    // The raw parts of a vector. No `Vec` is kept, because a reference to it would cover all elements.
     start: NonNull<T>,
     len: usize,
     capacity: usize,
@@ -41,21 +41,21 @@ pub struct DisjointVec<T> {
 // SAFETY: K-1, it owns its elements as the vector did.
 unsafe impl<T: Send> Send for DisjointVec<T> {}
 
-// SAFETY: K-1, what a shared reference gives out is exclusive, so elements are sent to other threads and never shared.
+// SAFETY: K-1, the slices that a shared reference gives out are exclusive, so elements are sent to other threads and never shared.
 unsafe impl<T: Send> Sync for DisjointVec<T> {}
 
 impl<T> DisjointVec<T> {
-    /// How many elements there are.
+    /// The number of elements.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The elements of `range`, to be written.
+    /// Borrows the elements of `range` for writing.
     ///
     /// # Panics
     ///
@@ -63,7 +63,7 @@ impl<T> DisjointVec<T> {
     ///
     /// # Safety
     ///
-    /// K-1: no two slices that are in use at the same time overlap.
+    /// K-1: slices that are in use at the same time must not overlap.
     #[expect(clippy::mut_from_ref, reason = "K-1: the caller keeps slices apart")]
     pub unsafe fn slice_mut(&self, range: Range<usize>) -> &mut [T] {
         let Range { start, end } = range;
@@ -74,11 +74,11 @@ impl<T> DisjointVec<T> {
         );
         // SAFETY: K-1, `start` is at most `len`, which is within the allocation.
         let first = unsafe { self.start.add(start) };
-        // SAFETY: K-1, the range is within the initialised elements, and the caller keeps slices apart.
+        // SAFETY: K-1, the range is within the initialized elements, and the caller keeps slices apart.
         unsafe { slice::from_raw_parts_mut(first.as_ptr(), end - start) }
     }
 
-    /// The vector, with what was written into it. Nothing is copied.
+    /// Returns the vector with the elements that were written. Nothing is copied.
     pub fn into_vec(self) -> Vec<T> {
         let this = ManuallyDrop::new(self);
         // SAFETY: K-1, these are the parts of the vector, and `this` is not dropped.
@@ -89,7 +89,7 @@ impl<T> DisjointVec<T> {
     ///
     /// # Safety
     ///
-    /// K-1: called once, and nothing of `self` is used afterwards.
+    /// K-1: it is called once, and `self` is not used afterwards.
     unsafe fn rebuild(&self) -> Vec<T> {
         // SAFETY: K-1, the parts come from one vector, unchanged, and the caller uses them once.
         unsafe { Vec::from_raw_parts(self.start.as_ptr(), self.len, self.capacity) }
@@ -98,7 +98,7 @@ impl<T> DisjointVec<T> {
 
 impl<T> From<Vec<T>> for DisjointVec<T> {
     fn from(values: Vec<T>) -> Self {
-        // Taken apart by hand: the elements live on, owned by the result.
+        // The vector is taken apart without being dropped: the result owns the elements.
         let mut values = ManuallyDrop::new(values);
         let (len, capacity) = (values.len(), values.capacity());
         // SAFETY: K-1, the pointer of a vector is never null.
@@ -116,12 +116,12 @@ impl<T> Drop for DisjointVec<T> {
 
 impl<T> fmt::Debug for DisjointVec<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The elements may be being written: they are not read.
+        // A thread may be writing the elements, so they are not read.
         formatter.debug_struct("DisjointVec").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
-/// A [`HostBuffer`] that lends parts of itself to be written, through a shared reference.
+/// A [`HostBuffer`] whose parts can be written through a shared reference. [`DisjointVec`] has the conditions.
 #[derive(Debug)]
 pub enum DisjointBuffer {
     /// Elements of dtype f32.
@@ -133,7 +133,7 @@ pub enum DisjointBuffer {
 }
 
 impl DisjointBuffer {
-    /// How many elements there are.
+    /// The number of elements.
     pub const fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
@@ -142,12 +142,12 @@ impl DisjointBuffer {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The elements of `range`, to be written.
+    /// Borrows the elements of `range` for writing.
     ///
     /// # Panics
     ///
@@ -155,7 +155,7 @@ impl DisjointBuffer {
     ///
     /// # Safety
     ///
-    /// K-1: no two slices that are in use at the same time overlap.
+    /// K-1: slices that are in use at the same time must not overlap.
     pub unsafe fn slice_mut(&self, range: Range<usize>) -> ValuesMut<'_> {
         match self {
             // SAFETY: K-1, the caller's promise is passed on.
@@ -167,7 +167,7 @@ impl DisjointBuffer {
         }
     }
 
-    /// The buffer, with what was written into it. Nothing is copied.
+    /// Returns the buffer with the elements that were written. Nothing is copied.
     pub fn into_buffer(self) -> HostBuffer {
         match self {
             Self::F32(values) => HostBuffer::F32(values.into_vec()),

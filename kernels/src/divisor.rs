@@ -1,4 +1,4 @@
-//! Division by a number that is the same for many elements.
+//! Division of many elements by one number.
 
 use crate::error::Error;
 use crate::map::{Multiply, Quotient};
@@ -6,24 +6,24 @@ use crate::round::nearest_f32;
 
 /// A finite divisor greater than zero.
 ///
-/// Dividing by it always gives the bits of IEEE division. Where the reciprocal is exact (powers of two), kernels
-/// multiply by it, which gives the same bits in less time.
+/// Division always gives the bits of IEEE division in f32. Where the reciprocal is exact (powers of two), kernels
+/// multiply by the reciprocal, which gives the same bits in less time.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Divisor(f32);
 
-/// How a kernel divides.
+/// The way in which a kernel divides.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Scale {
-    /// Not at all: the divisor is one.
+    /// It does nothing, since the divisor is 1.
     None,
-    /// By the exact reciprocal.
+    /// It multiplies by the exact reciprocal.
     Multiply(Multiply),
-    /// By division.
+    /// It divides.
     Divide(Quotient),
 }
 
 impl Divisor {
-    /// Divides nothing.
+    /// The divisor 1, which changes nothing.
     pub const ONE: Self = Self(1.0);
 
     /// A divisor of this value.
@@ -39,17 +39,17 @@ impl Divisor {
         }
     }
 
-    /// Its value.
+    /// The value of the divisor.
     pub const fn value(self) -> f32 {
         self.0
     }
 
-    /// Whether it divides nothing.
+    /// Whether the divisor is 1.
     pub fn is_one(self) -> bool {
         self == Self::ONE
     }
 
-    /// `value` divided.
+    /// Returns `value` divided by this divisor, in f32.
     pub fn divide(self, value: f32) -> f32 {
         value / self.0
     }
@@ -80,8 +80,8 @@ impl TryFrom<f32> for Divisor {
     }
 }
 
-/// The reciprocal of a power of two, where it is finite and as normal as the number itself: multiplying by it rounds the
-/// very number that dividing would round.
+/// The reciprocal of `value`, if `value` is a power of two and both are normal numbers. A multiplication by it then rounds
+/// the same exact quotient as a division.
 pub(crate) fn exact_reciprocal(value: f64) -> Option<f64> {
     const FRACTION: u64 = (1 << (f64::MANTISSA_DIGITS - 1)) - 1;
     let power_of_two = value.is_normal() && value.to_bits() & FRACTION == 0;

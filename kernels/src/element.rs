@@ -1,4 +1,4 @@
-//! Which types a buffer may hold.
+//! The element types of buffers.
 
 use std::fmt::Debug;
 
@@ -9,9 +9,10 @@ use hsdp_sharding::DType;
 use crate::number::Arithmetic;
 use crate::values::{Values, ValuesMut};
 
-/// A type that collectives move and reduce: `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`, `u32` or `u64`.
+/// An element type that collectives move and reduce: `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`, `u32` or `u64`.
 ///
-/// Sealed: the set is closed, as [`DType`] is. How elements are summed is this crate's own matter:
+/// The trait is sealed, so the set of types is closed, as [`DType`] is. Only this crate can call the methods that sum
+/// elements:
 ///
 /// ```compile_fail
 /// # use hsdp_kernels::Element;
@@ -20,16 +21,16 @@ use crate::values::{Values, ValuesMut};
 /// }
 /// ```
 pub trait Element: Arithmetic + Pod + Debug + PartialEq + PartialOrd + Send + Sync {
-    /// The dtype of these elements.
+    /// The dtype of this type.
     const DTYPE: DType;
 }
 
-/// A type of parameters and gradients: `f32`, `f16` or `bf16`.
+/// An element type of parameters and gradients: `f32`, `f16` or `bf16`.
 pub trait Real: Element {
-    /// `values`, with the dtype as a value instead of a type.
+    /// Wraps `values` in the variant of [`Values`] for this type.
     fn values(values: &[Self]) -> Values<'_>;
 
-    /// `values`, with the dtype as a value instead of a type.
+    /// Wraps `values` in the variant of [`ValuesMut`] for this type.
     fn values_mut(values: &mut [Self]) -> ValuesMut<'_>;
 }
 

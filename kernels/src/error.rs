@@ -1,38 +1,40 @@
-//! What this crate refuses.
+//! The errors of this crate's host functions.
 
 use hsdp_sharding::DType;
 use thiserror::Error;
 
-/// Why a value could not be made or an operation not be done. Nothing was written.
+/// The reason why a value could not be made or an operation failed. The operation has written
+/// nothing.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A dtype that gradients and parameters never have was asked for as one.
-    #[error("{dtype} is no dtype of parameters or gradients: it is neither f32, f16 nor bf16")]
+    /// Parameters and gradients cannot have this dtype.
+    #[error("{dtype} is not a dtype of parameters or gradients: expected f32, f16 or bf16")]
     NotReal {
-        /// What was asked for.
+        /// The dtype, as given.
         dtype: DType,
     },
-    /// There is no memory for a buffer. The only one that is no mistake of the caller.
-    #[error("out of memory: no {bytes} bytes to be had")]
+    /// A buffer could not be allocated. This is the only variant that is not a mistake of the
+    /// caller.
+    #[error("out of memory: cannot allocate {bytes} bytes")]
     OutOfMemory {
-        /// How much was asked for.
+        /// The size of the buffer in bytes.
         bytes: usize,
     },
-    /// A divisor that would turn gradients into infinities, NaN, or their negatives.
-    #[error("divisor {value}: a divisor is finite and greater than zero")]
+    /// A divisor is zero, negative, infinite or NaN.
+    #[error("divisor {value} is invalid: a divisor must be finite and greater than zero")]
     Divisor {
-        /// What was asked for.
+        /// The value, as given.
         value: f32,
     },
-    /// An average of integers, which would have to be rounded in a way that nobody named.
+    /// An average of integers was requested. It would need a rounding, which no argument specifies.
     #[error(
         "average of {sources} sources in {dtype}: only floating-point elements have an average"
     )]
     IntegerAverage {
         /// The dtype of the elements.
         dtype: DType,
-        /// How many sources there were.
+        /// The number of sources.
         sources: usize,
     },
 }

@@ -1,8 +1,9 @@
-//! Whole slices between f32 and the 16-bit floats.
+//! Conversions of slices between f32 and the 16-bit floats.
 //!
-//! The conversions of bf16 are a few integer operations, which the compiler vectorises. Those of f16 are many, and x86
-//! has instructions for them (F16C), which the compiler never chooses: with them a conversion is as fast as a copy.
-//! (`half` uses them too, but behind a call for every eight elements, which makes it slower than memory.)
+//! The conversions of bf16 are a few integer operations, which the compiler vectorizes. Those of f16 take many
+//! operations. x86 has instructions for them (F16C), which the compiler never chooses. With these instructions a
+//! conversion is as fast as a copy. (`half` uses them too, but behind a call for every eight elements, which makes it
+//! slower than memory.)
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::{bf16, f16};
@@ -60,7 +61,7 @@ pub(crate) fn narrow_bf16(target: &mut [bf16], source: &[f32]) {
 struct Convert<'a, T, S, F> {
     target: &'a mut [T],
     source: &'a [S],
-    /// One of the functions of `round`, which are always inlined.
+    /// The conversion of one element: a function of `round`, which is always inlined.
     element: F,
 }
 

@@ -1,4 +1,4 @@
-//! The seam by which a gradient is lent without being copied.
+//! The trait through which a gradient is read without being copied.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -6,31 +6,31 @@ use std::ops::Range;
 use crate::element::Real;
 use crate::values::Values;
 
-/// A gradient of one parameter, flat and in row-major order, that others read where it lies.
+/// The gradient of one parameter, flat and in row-major order. A reduction reads it in place, without a copy.
 ///
-/// An autograd implements this for its tensor, which may lie behind a lock: the values are lent for the duration of a
-/// visit only. Several threads read at once, and the values must not change until the reduction is complete.
+/// An autograd implements this trait for its tensor. The tensor may be behind a lock, so values are lent only for the
+/// duration of a visit. Several threads read at once, and the values must not change until the reduction is complete.
 pub trait GradientValues: Send + Sync + Debug {
-    /// How many elements the gradient has: as many as its parameter.
+    /// The number of elements of the gradient, which is that of its parameter.
     fn len(&self) -> usize;
 
-    /// Calls `visit` exactly once, with exactly the elements of `range`.
+    /// Calls `visit` exactly once, with exactly the elements of `range`, in f32, f16 or bf16.
     ///
-    /// `visit` may read gradients of other members, so reads nest: in the order of members, and in the same order wherever
-    /// they do. Where values lie behind a lock, it must be one that a thread can hold for reading more than once.
+    /// `visit` may read the gradients of other members, so reads nest. They always nest in the order of members. If the
+    /// values are behind a lock, a thread must be able to hold it for reading more than once.
     ///
     /// # Panics
     ///
     /// If `range` reaches beyond [`len`](Self::len).
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>));
 
-    /// Whether there are no elements.
+    /// Whether the gradient has no elements.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The same elements in the memory of a device, if that is where they lie: then a reduction there does not
-    /// [read](Self::read) them.
+    /// The elements in the memory of a device; `None` if they lie on the host. A reduction on that device uses this slice
+    /// and does not call [`read`](Self::read).
     #[cfg(feature = "cuda")]
     fn on_device(&self) -> Option<crate::cuda::DeviceSlice<'_>> {
         None

@@ -1,23 +1,24 @@
-//! What is asked of a gradient before it is used: its norm, and whether it is finite.
+//! Checks of a gradient before it is used: its norm, and whether it is finite.
 
 use crate::simd::{Kernel, dispatch};
 
-/// How many sums the squared norm keeps: enough to fill the vector units while each addition waits for the one before.
+/// The number of sums that the squared norm keeps: enough to fill the vector units while each addition waits for the
+/// one before.
 const LANES: usize = 16;
 
-/// How many elements are checked between two looks at the outcome.
+/// The number of elements that are checked before the result is tested.
 const STRIDE: usize = 1024;
 
 /// The sum of the squares of `values`, in f64.
 ///
-/// Element `i` is added to sum `i mod 16`, and the sixteen sums are added in a fixed order: the result depends on the
-/// values and their order alone, not on the machine. It does depend on where a slice starts, so ranks that are to agree
-/// bit for bit must cut alike.
+/// Element `i` is added to sum `i mod 16`, and the sixteen sums are added in a fixed order. So the result depends on
+/// the values and their order, and not on the machine. It does depend on where a slice starts: ranks that must agree
+/// bit for bit must cut their slices alike.
 pub fn squared_norm(values: &[f32]) -> f64 {
     dispatch(SquaredNorm { values })
 }
 
-/// The index of the first element that is infinite or NaN.
+/// The index of the first element that is infinite or NaN; `None` if all are finite.
 pub fn first_non_finite(values: &[f32]) -> Option<usize> {
     let suspect = dispatch(SuspectStride { values })?;
     let offset = values[suspect..].iter().position(|value| !value.is_finite())?;
@@ -77,7 +78,7 @@ impl Kernel for SuspectStride<'_> {
     #[inline(always)]
     fn run(self) -> Option<usize> {
         for (index, stride) in self.values.chunks(STRIDE).enumerate() {
-            // Without an early exit, so that the loop vectorises.
+            // Without an early exit, so that the loop vectorizes.
             let mut suspect = 0;
             for value in stride {
                 suspect |= u32::from(!value.is_finite());

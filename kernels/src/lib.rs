@@ -1,29 +1,30 @@
-//! Host buffers and the arithmetic of hsdp: what happens to numbers between an autograd and a wire.
+//! Host buffers and the arithmetic of hsdp on parameters, gradients and optimizer state.
 //!
-//! Parameters are cast, gradients divided, rounded, summed and settled, norms taken, optimizers stepped: each is a
-//! function on slices. They do not communicate, start no thread, and know of no rank but as a label under which
-//! [`memory`] is counted. Their results depend on their arguments alone: not on alignment, nor on the width of the
-//! machine's vectors, nor on how a caller cuts a range (but for [`squared_norm`], a sum over the range that it is given).
+//! Casts, divisions, roundings, sums, norms and optimizer updates are functions on slices. They do not communicate, start
+//! no thread, and use a rank only as a label under which [`memory`] is counted. Their results depend on their arguments
+//! alone: not on alignment, not on the width of the machine's vectors, and not on how a caller cuts a range (except that
+//! [`squared_norm`] is a sum over the range that it is given).
 //!
 //! | concept | PyTorch's word | here |
 //! | --- | --- | --- |
-//! | a buffer whose dtype is a value | tensor | [`HostBuffer`], lent as [`Values`] and [`ValuesMut`] |
-//! | the same, read by several at once | | [`SharedBuffer`] |
-//! | a gradient lent by an autograd | `param.grad` | [`GradientValues`] |
+//! | a buffer whose dtype is known at run time | tensor | [`HostBuffer`], borrowed as [`Values`] and [`ValuesMut`] |
+//! | such a buffer with several owners | | [`SharedBuffer`] |
+//! | a gradient that an autograd lends | `param.grad` | [`GradientValues`] |
 //! | copy-in of a reduction | `foreach_reduce_scatter_copy_in` | [`contribute`], [`pack`] |
 //! | accumulation | `partial_reduce_output` | [`settle`] with [`Fold::Add`] |
-//! | both, of few members; the former, of a few at once | | [`sum_contributions`], [`contribute_all`] |
+//! | copy-in and accumulation of all members; copy-in of several members | | [`sum_contributions`], [`contribute_all`] |
 //! | divide factors | `_get_gradient_divide_factors` | [`Divisor`], [`scaled_copy`], [`divide_in_place`] |
 //! | `reduce_dtype` | the same | [`Wire`] |
 //! | mixed-precision cast | `all_gather_input.to(param_dtype)` | [`cast`], [`unpack`] |
 //! | clipping and overflow checks | `clip_grad_norm_`, `_amp_foreach_non_finite_check_and_unscale_` | [`squared_norm`], [`first_non_finite`] |
 //! | updates | `torch.optim` | [`adamw`], [`sgd`] |
-//! | the same, with division and cast in one pass | `fused=True`, `grad_scale` | [`update_in_blocks`] |
+//! | an update with division and cast in one pass | `fused=True`, `grad_scale` | [`update_in_blocks`] |
 //! | reductions of collectives | `ReduceOp` | [`reduce_elements`], [`average_elements`] |
-//! | an output that threads fill together | | [`DisjointVec`], [`DisjointBuffer`] |
+//! | a copy that bypasses the caches | | [`copy_past_caches`], [`copy_all_past_caches`] |
+//! | an output that several threads fill | | [`DisjointVec`], [`DisjointBuffer`] |
 //! | peak memory, measured | `torch.cuda.max_memory_allocated` | [`memory`] |
 //!
-//! Two members reduce a gradient over a bf16 wire, and the result is added to a partial sum:
+//! This example reduces the gradients of two members over a bf16 wire, and adds the result to a partial:
 //!
 //! ```
 //! use hsdp_kernels::{Divisor, Fold, Values, Wire, contribute, settle};
@@ -39,9 +40,9 @@
 //! # Ok::<(), hsdp_kernels::Error>(())
 //! ```
 //!
-//! In reading order: `element`, `values`, `buffer`, `gradient` (what is computed on); `divisor`, `wire`, `round` (how
-//! numbers change); `simd`, `map` (how a loop becomes vector code); `accumulate`, `contributions`, `convert`, `scale`, `inspect`, `reduce`,
-//! `optimizer` (the kernels); `disjoint`, [`memory`]; `cuda` (with the feature of that name: the same on a GPU).
+//! Modules in reading order: `element`, `values`, `buffer`, `gradient` (the operands); `divisor`, `wire`, `round` (division
+//! and rounding); `simd`, `map` (vector code); `accumulate`, `contributions`, `convert`, `scale`, `inspect`, `reduce`, `optimizer`,
+//! `stream` (the kernels); `disjoint`, [`memory`]; `cuda` (with the feature `cuda`: the same arithmetic on a GPU).
 
 mod accumulate;
 mod buffer;

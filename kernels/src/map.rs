@@ -1,35 +1,35 @@
-//! Loops that do the same to each element, compiled for each combination of what they do.
+//! Loops that apply a function to each element, compiled for each combination of functions.
 
 use crate::round::{nearest_f32, round_bf16};
 use crate::simd::{Kernel, dispatch};
 
 /// A function of one element.
 pub(crate) trait Map: Copy {
-    /// Its value. Always inlined into the loop.
+    /// The result for `value`. Always inlined into the loop.
     fn apply(self, value: f32) -> f32;
 }
 
-/// Times a number.
+/// Multiplies by a number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Multiply(pub(crate) f32);
 
-/// Divided by a number.
+/// Divides by a number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Quotient(pub(crate) f32);
 
-/// Times a number, in f64.
+/// Multiplies by a number, in f64.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MultiplyF64(pub(crate) f64);
 
-/// Divided by a number, in f64.
+/// Divides by a number, in f64.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QuotientF64(pub(crate) f64);
 
-/// Rounded to bf16.
+/// Rounds to bf16.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RoundBF16;
 
-/// One map after another.
+/// Applies one map after another.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Then<A, B>(pub(crate) A, pub(crate) B);
 

@@ -1,7 +1,7 @@
-//! How much memory each rank holds, by category, measured by the allocator itself.
+//! The memory that each rank holds, by category, measured by the global allocator.
 //!
-//! A plan predicts peaks; here they are measured by other means than the plan's. A program (a test, an example) installs
-//! [`CountingAllocator`]; code that allocates something worth counting opens a [`scope`] around it:
+//! A plan predicts peaks, and this module measures them independently of the plan. A program (a test, an example) installs
+//! [`CountingAllocator`]. Code that allocates memory to be counted opens a [`scope`] around the allocation:
 //!
 //! ```
 //! use hsdp_kernels::memory::{self, Category, CountingAllocator};
@@ -21,12 +21,12 @@
 //! assert_eq!(memory::usage(Rank::new(3), Category::Shard).peak, ByteCount(4000));
 //! ```
 //!
-//! What is counted:
-//! - An allocation belongs to the rank and the category of the thread *at that moment*, and keeps them until it is freed,
-//!   by whichever thread; growing it in another scope does not move it.
-//! - The bytes asked for are counted, not what the system rounds them up to, nor this module's own header.
-//! - Outside of scopes, and in one of [`Category::Other`], nothing is counted, but for [`allocations`]: that is all of the process.
-//! - Where the allocator is not installed, a scope is a store to a thread-local and all usages are zero.
+//! The rules of counting:
+//! - An allocation belongs to the rank and the category of the thread *at that moment*, and keeps them until any thread
+//!   frees it. Growing it in another scope does not move it.
+//! - The requested bytes are counted. The bytes to which the system rounds them up, and this module's own header, are not.
+//! - Outside of scopes, and in a scope of [`Category::Other`], only [`allocations`] counts, which covers the whole process.
+//! - If the allocator is not installed, a scope is a store to a thread-local and all usages are zero.
 
 mod allocator;
 mod scope;

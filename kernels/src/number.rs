@@ -1,7 +1,7 @@
-//! The arithmetic of reductions, for each element type. Private: this is what seals [`Element`](crate::Element).
+//! The arithmetic of reductions, for each element type. The module is private, which seals [`Element`](crate::Element).
 //!
-//! Whoever is generic over elements has the methods of what seals them, by name; an argument that only this crate can
-//! make keeps them to itself.
+//! Generic code over elements can name the methods of the sealing trait. They take an argument that only this crate can
+//! make, so other crates cannot call them.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -17,29 +17,29 @@ impl Inside {
     pub(crate) const HERE: Self = Self(());
 }
 
-/// The most sources that a reduction reads side by side.
+/// The largest number of sources that a reduction reads side by side.
 pub(crate) const MOST_ABREAST: usize = 4;
 
-/// How elements of a type are reduced: through accumulators of a type that may be wider.
+/// The reduction of elements of a type, through accumulators of a type that may be wider.
 #[expect(unnameable_types, reason = "it seals `Element`")]
 pub trait Arithmetic: Pod {
-    /// In what a reduction computes: f32 for the 16-bit floats, the type itself for all others.
+    /// The type in which a reduction computes: f32 for the 16-bit floats, the type itself for all others.
     type Accumulator: Number;
 
-    /// How many sources a reduction reads side by side, at most [`MOST_ABREAST`]. So the machine fetches all of them ahead,
-    /// and a sum is written less often. What must be converted is read in pairs: four of bf16 took twice as long, from
-    /// memory, as one after the other.
+    /// The number of sources that a reduction reads side by side, at most [`MOST_ABREAST`]. The machine then prefetches all of
+    /// them, and a sum is written less often. Sources that must be converted are read in pairs: four of bf16 side by side
+    /// took twice as long, from memory, as one after the other.
     const ABREAST: usize;
 
-    /// Lends `elements` as accumulators, exactly: themselves, or converted into `scratch`, which is as long.
+    /// Returns `elements` as accumulators, exactly: the elements themselves, or a copy in `scratch`, which is as long.
     fn widen<'a>(
         elements: &'a [Self],
         scratch: &'a mut [Self::Accumulator],
         inside: Inside,
     ) -> &'a [Self::Accumulator];
 
-    /// Has `fill` write accumulators, every one of them, and takes them into `elements`, rounding once. The accumulators
-    /// are the elements themselves, or `scratch`, which is as long.
+    /// Calls `fill`, which writes all accumulators, and copies them into `elements`, rounding once. The accumulators are the
+    /// elements themselves, or `scratch`, which is as long.
     fn narrow(
         elements: &mut [Self],
         scratch: &mut [Self::Accumulator],
@@ -48,10 +48,10 @@ pub trait Arithmetic: Pod {
     );
 }
 
-/// A type that reductions compute in.
+/// A type in which reductions compute.
 #[expect(unnameable_types, reason = "it seals `Element`")]
 pub trait Number: Pod {
-    /// Divides by a number of members; `None` where there is no average.
+    /// Divides by a number of members; `None` for types without an average.
     const DIVIDE: Option<fn(Self, usize) -> Self>;
 
     /// The sum; integers wrap around.
@@ -107,7 +107,7 @@ impl Arithmetic for bf16 {
     }
 }
 
-/// A type that is its own accumulator.
+/// Implements [`Arithmetic`] for types that are their own accumulators.
 macro_rules! own_accumulator {
     ($($number:ty),+) => {$(
         impl Arithmetic for $number {

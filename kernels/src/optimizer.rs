@@ -1,5 +1,5 @@
-//! Updates of parameters, in f32, by PyTorch's formulas. Each says in which order it computes; that is not PyTorch's,
-//! where `lerp` and `addcdiv` round at other places: the two agree but for rounding.
+//! Optimizer updates of parameters, in f32, by PyTorch's formulas. Each update documents its order of operations. This
+//! order is not PyTorch's, where `lerp` and `addcdiv` round at other places, so results agree except for rounding.
 
 mod adamw;
 mod blocks;

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::number::{Inside, MOST_ABREAST, Number};
 use crate::simd::{Kernel, dispatch};
 
-/// How a reduction joins two elements.
+/// The operation by which a reduction combines two elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// Their sum; integers wrap around.
@@ -38,8 +38,8 @@ impl fmt::Display for ReduceOp {
 
 /// Reduces `sources` into `target`, element by element, in the order of the sources.
 ///
-/// `target[i] = sources[0][i] op sources[1][i] op ...`, from the left. What `target` held is not read. The 16-bit floats
-/// are computed in f32 and rounded once; all others in their own type.
+/// `target[i] = sources[0][i] op sources[1][i] op ...`, from the left. The old elements of `target` are not read. The
+/// 16-bit floats are computed in f32 and rounded once. All other types are computed in their own type.
 ///
 /// # Panics
 ///
@@ -48,13 +48,13 @@ pub fn reduce_elements<T: Element>(op: ReduceOp, target: &mut [T], sources: &[&[
     in_blocks(op, target, sources, |_| ());
 }
 
-/// The average of `sources`: their sum, as [`reduce_elements`] computes it, divided by their number.
+/// Writes the average of `sources` into `target`: their sum, as [`reduce_elements`] computes it, divided by their number.
 ///
 /// The 16-bit floats are summed and divided in f32, and rounded once.
 ///
 /// # Errors
 ///
-/// [`Error::IntegerAverage`] for integers.
+/// [`Error::IntegerAverage`] if `T` is an integer type.
 ///
 /// # Panics
 ///
@@ -72,7 +72,7 @@ pub fn average_elements<T: Element>(target: &mut [T], sources: &[&[T]]) -> Resul
     Ok(())
 }
 
-/// Runs a reduction in blocks that stay in the first-level cache: some sources at a time, and then `finish`.
+/// Runs a reduction in blocks that stay in the first-level cache: several sources at a time, and then `finish`.
 fn in_blocks<T: Element>(
     op: ReduceOp,
     target: &mut [T],
@@ -80,7 +80,7 @@ fn in_blocks<T: Element>(
     finish: impl Fn(&mut [T::Accumulator]),
 ) {
     for source in sources {
-        assert_eq!(source.len(), target.len(), "reduce: lengths of a source and the target");
+        assert_eq!(source.len(), target.len(), "reduce: lengths of a source and the target differ");
     }
     assert!(!sources.is_empty(), "reduce: there is no source");
     let mut accumulators = [T::Accumulator::zeroed(); BLOCK];
@@ -100,7 +100,7 @@ fn in_blocks<T: Element>(
     }
 }
 
-/// A block of each of some sources, as accumulators; nothing in the places of those that are missing.
+/// A block of each source, as accumulators. Places without a source are empty.
 fn lanes<'a, T: Element>(
     sources: &[&'a [T]],
     block: &Range<usize>,
@@ -113,7 +113,7 @@ fn lanes<'a, T: Element>(
     lanes
 }
 
-/// Accumulators, and whether what is in them is the first of what is joined.
+/// Accumulators, and whether their contents take part in the reduction as its first operand.
 struct Target<'a, N> {
     accumulators: &'a mut [N],
     fold: Fold,
@@ -192,7 +192,7 @@ impl<N: Number, O: Operation<N>, const LANES: usize> Kernel for Join<'_, N, O, L
     #[inline(always)]
     fn run(self) {
         let Self { join, target: Target { accumulators, fold }, lanes } = self;
-        // Of one length, as the compiler sees it: no index is checked in the loops.
+        // Cut to one length, so that the compiler checks no index in the loops.
         let lanes = lanes.map(|lane| &lane[..accumulators.len()]);
         let (first, others) = lanes.split_first().expect("there is a source");
         match fold {

@@ -1,27 +1,27 @@
-//! Rounding one float to a narrower type without branches, so that loops of it vectorise.
+//! Rounding of one float to a narrower type without branches, so that loops over elements vectorize.
 //!
-//! Bit for bit what `half` computes one element at a time, NaN included; the tests go through every 16-bit float, every
-//! midpoint and their neighbours.
+//! The bits are those of `half`, NaN included. The tests go through every 16-bit float, every midpoint and their
+//! neighbors.
 
-/// All bits of an f32 but its sign.
+/// All bits of an f32 except its sign.
 const MAGNITUDE: u32 = 0x7fff_ffff;
-/// The bits of infinity; what is greater is NaN.
+/// The bits of infinity; greater magnitudes are NaN.
 const INFINITY: u32 = 0x7f80_0000;
-/// Makes a NaN a quiet one.
+/// The bit that makes a NaN quiet.
 const QUIET: u32 = 0x0040_0000;
 
 /// The fraction bits of an f32 that f16 lacks.
 const F16_DROPPED: u32 = (1 << 13) - 1;
 /// 2^-14, the least normal f16, as bits of an f32.
 const F16_LEAST_NORMAL: u32 = 0x3880_0000;
-/// The exponent bias of f32 less that of f16, as bits of an f32.
+/// The exponent bias of f32 minus that of f16, as bits of an f32.
 const F16_REBIAS: u32 = (127 - 15) << 23;
-/// 2^16, the first magnitude that f16 cannot have, as bits of an f32.
+/// 2^16, the least power of two that f16 cannot represent, as bits of an f32.
 const F16_LIMIT: u32 = 0x4780_0000;
 
 /// The f32 nearest to `value`, ties to even.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is what it is for")]
+#[expect(clippy::cast_possible_truncation, reason = "the function rounds to f32")]
 pub(crate) fn nearest_f32(value: f64) -> f32 {
     value as f32
 }

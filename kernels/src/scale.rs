@@ -1,4 +1,4 @@
-//! Divisions by one f64, in f64: what the last division of a step uses.
+//! Divisions by one f64, computed in f64. The last division of a step uses them.
 
 use crate::convert::BLOCK;
 use crate::divisor::exact_reciprocal;
@@ -8,13 +8,13 @@ use crate::simd::{Kernel, dispatch};
 
 /// `target = source / divisor`, divided in f64 and rounded to f32 once.
 ///
-/// A divisor of zero, or one that is not finite, gives what IEEE division gives.
+/// The results are those of IEEE division for every divisor, also for zero, infinity and NaN.
 ///
 /// # Panics
 ///
 /// If `target` and `source` differ in length.
 pub fn scaled_copy(target: &mut [f32], source: &[f32], divisor: f64) {
-    assert_eq!(target.len(), source.len(), "scaled_copy: lengths of target and source");
+    assert_eq!(target.len(), source.len(), "scaled_copy: lengths of target and source differ");
     if let Some(reciprocal) = exact_reciprocal(divisor) {
         return replace(target, source, MultiplyF64(reciprocal));
     }
@@ -31,7 +31,7 @@ pub fn scaled_copy(target: &mut [f32], source: &[f32], divisor: f64) {
 
 /// `target = target / divisor`, divided in f64 and rounded to f32 once.
 ///
-/// A divisor of zero, or one that is not finite, gives what IEEE division gives.
+/// The results are those of IEEE division for every divisor, also for zero, infinity and NaN.
 pub fn divide_in_place(target: &mut [f32], divisor: f64) {
     match exact_reciprocal(divisor) {
         Some(reciprocal) => in_place(target, MultiplyF64(reciprocal)),
@@ -39,10 +39,10 @@ pub fn divide_in_place(target: &mut [f32], divisor: f64) {
     }
 }
 
-/// Two numbers between which a divisor's reciprocal lies.
+/// Two numbers between which the reciprocal of a divisor lies.
 ///
-/// Multiplying by both takes less time than a division. Rounding never swaps two numbers: if the two products are the
-/// same f32, so is the quotient, which lies between them.
+/// Two multiplications take less time than a division. Rounding is monotone: if the two products round to the same f32,
+/// so does the quotient, which lies between them.
 #[derive(Debug, Clone, Copy)]
 struct Bracket {
     below: f64,
@@ -50,7 +50,7 @@ struct Bracket {
 }
 
 impl Bracket {
-    /// The neighbours of the nearest f64, which is off by half a place at the most.
+    /// The neighbors of the f64 nearest to the reciprocal, whose error is at most half a unit in the last place.
     fn of(divisor: f64) -> Option<Self> {
         let reciprocal = divisor.recip();
         let bracket = Self { below: reciprocal.next_down(), above: reciprocal.next_up() };
@@ -61,7 +61,8 @@ impl Bracket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Exact,
-    /// The products differ somewhere: once in some hundred million elements, or among the least f32.
+    /// The products differ for some element. That happens about once in a hundred million elements, or among the
+    /// smallest f32.
     InDoubt,
 }
 

@@ -1,17 +1,17 @@
-//! One loop, compiled twice: for every x86-64, and for those with AVX2.
+//! Loops that are compiled twice: for every x86-64, and for machines with AVX2.
 //!
-//! Kernels are plain Rust loops that the compiler vectorises. The build targets any x86-64 machine, which has vectors of
-//! four f32; most machines have eight and more, so each kernel is compiled a second time for AVX2 and chosen when it runs.
-//! Both give the same bits: the compiler neither reorders floating-point operations nor fuses a multiplication with an
-//! addition, whatever the vectors' width.
+//! Kernels are plain Rust loops that the compiler vectorizes. The build targets any x86-64 machine, which has vectors of
+//! four f32. Most machines have vectors of eight or more, so each kernel is compiled a second time for AVX2, and the version
+//! is chosen at run time. Both give the same bits: the compiler neither reorders floating-point operations nor fuses a
+//! multiplication with an addition, whatever the width of the vectors.
 
-/// A loop over its own fields.
+/// A loop whose operands are the fields of the type.
 pub(crate) trait Kernel {
-    /// What it computes besides what it writes.
+    /// The result that the loop returns besides its writes.
     type Output;
 
-    /// Runs the loop. Implementations are `#[inline(always)]`, and so is all they call: what is not inlined into
-    /// [`dispatch`] is compiled without AVX2.
+    /// Runs the loop. Implementations and all functions that they call are `#[inline(always)]`: a function that is not inlined
+    /// into [`dispatch`] is compiled without AVX2.
     fn run(self) -> Self::Output;
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn has_f16c() -> bool {
     has_avx2() && std::arch::is_x86_feature_detected!("f16c")
 }
 
-/// Whether this machine is taken as it is; a test may have it taken for one with nothing special.
+/// Whether the features of this machine are used. A test can switch them off.
 #[cfg(target_arch = "x86_64")]
 fn as_it_is() -> bool {
     #[cfg(test)]

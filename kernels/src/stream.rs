@@ -1,29 +1,29 @@
-//! Copies whose stores go past the caches, for results that are too large to stay there.
+//! Copies with stores that bypass the caches, for results that are too large to stay in them.
 //!
-//! An ordinary store first reads the line that it is about to overwrite. What fills a whole buffer larger than the caches
-//! pays a third of its traffic for that, and drives out what is still of use.
+//! An ordinary store first reads the cache line that it overwrites. For a copy into a buffer larger than the caches, this is
+//! a third of the memory traffic, and it evicts lines that are still in use.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::element::Element;
 use crate::values::{Values, ValuesMut};
 
-/// Copies elements, past the caches where the machine can.
+/// Copies elements with stores that bypass the caches, on machines with AVX2; otherwise with an ordinary copy.
 ///
-/// Others see what was written once they have synchronized with this thread, as with ordinary stores.
+/// Other threads see the written elements once they have synchronized with this thread, as with ordinary stores.
 ///
 /// # Panics
 ///
 /// If `target` and `source` differ in length.
 pub fn copy_past_caches<T: Element>(target: &mut [T], source: &[T]) {
-    assert_eq!(target.len(), source.len(), "copy past caches: lengths of target and source");
+    assert_eq!(target.len(), source.len(), "copy past caches: lengths of target and source differ");
     let _fence = Fence;
     copy_elements(target, source);
 }
 
-/// As [`copy_past_caches`], of elements whose dtype is a value: each source into its target.
+/// Copies each source into its target, as [`copy_past_caches`] does, for elements of f32, f16 or bf16.
 ///
-/// Stores past the caches are waited for once, at the end: after each of many small pieces, that would take longer than the pieces.
+/// The call waits for its stores once, at the end. To wait after each of many small pieces would take longer than the pieces.
 ///
 /// # Panics
 ///
@@ -31,13 +31,17 @@ pub fn copy_past_caches<T: Element>(target: &mut [T], source: &[T]) {
 pub fn copy_all_past_caches<'a>(copies: impl IntoIterator<Item = (ValuesMut<'a>, Values<'a>)>) {
     let _fence = Fence;
     for (target, source) in copies {
-        assert_eq!(target.len(), source.len(), "copy past caches: lengths of target and source");
+        assert_eq!(
+            target.len(),
+            source.len(),
+            "copy past caches: lengths of target and source differ"
+        );
         match (target, source) {
             (ValuesMut::F32(target), Values::F32(source)) => copy_elements(target, source),
             (ValuesMut::F16(target), Values::F16(source)) => copy_elements(target, source),
             (ValuesMut::BF16(target), Values::BF16(source)) => copy_elements(target, source),
             (target, source) => {
-                panic!("copy of {} elements into {}", source.dtype(), target.dtype())
+                panic!("cannot copy {} elements into {}", source.dtype(), target.dtype())
             }
         }
     }
@@ -56,7 +60,7 @@ fn copy(target: &mut [u8], source: &[u8]) {
     target.copy_from_slice(source);
 }
 
-/// Makes stores past the caches as visible as others are when it goes, also where a panic comes between.
+/// When dropped, makes the stores that bypass the caches as visible as ordinary ones. So a panic in between is covered.
 struct Fence;
 
 impl Drop for Fence {
@@ -171,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "copy of f32 elements into bf16")]
+    #[should_panic(expected = "cannot copy f32 elements into bf16")]
     fn nothing_is_converted() {
         copy_all_past_caches([(ValuesMut::BF16(&mut [bf16::ZERO]), Values::F32(&[1.0]))]);
     }

@@ -1,4 +1,4 @@
-//! Borrowed parameters or gradients, whose dtype is a value.
+//! Borrowed parameters or gradients, whose dtype is known at run time.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use hsdp_sharding::DType;
 
 use crate::convert::unpack;
 
-/// Borrowed parameters or gradients.
+/// Parameters or gradients of f32, f16 or bf16, borrowed for reading.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Values<'a> {
     /// Elements of dtype f32.
@@ -18,7 +18,7 @@ pub enum Values<'a> {
     BF16(&'a [bf16]),
 }
 
-/// Parameters or gradients, borrowed to be written.
+/// Parameters or gradients of f32, f16 or bf16, borrowed for writing.
 #[derive(Debug, PartialEq)]
 pub enum ValuesMut<'a> {
     /// Elements of dtype f32.
@@ -30,7 +30,7 @@ pub enum ValuesMut<'a> {
 }
 
 impl<'a> Values<'a> {
-    /// How many elements there are.
+    /// The number of elements.
     pub const fn len(self) -> usize {
         match self {
             Self::F32(values) => values.len(),
@@ -39,7 +39,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
@@ -57,7 +57,7 @@ impl<'a> Values<'a> {
     ///
     /// # Panics
     ///
-    /// If `range` reaches beyond the end.
+    /// If `range` reaches beyond the end, or ends before it starts.
     pub fn slice(self, range: Range<usize>) -> Values<'a> {
         match self {
             Self::F32(values) => Values::F32(&values[range]),
@@ -66,7 +66,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// The same numbers in f32, which is exact for every dtype here. Allocates.
+    /// Copies the elements into a new vector of f32. The conversion is exact.
     pub fn to_f32(self) -> Vec<f32> {
         let mut full = vec![0.0; self.len()];
         unpack(&mut full, self);
@@ -75,12 +75,12 @@ impl<'a> Values<'a> {
 }
 
 impl<'a> ValuesMut<'a> {
-    /// How many elements there are.
+    /// The number of elements.
     pub const fn len(&self) -> usize {
         self.as_values().len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -90,11 +90,11 @@ impl<'a> ValuesMut<'a> {
         self.as_values().dtype()
     }
 
-    /// The elements of `range`, for as long as these were lent.
+    /// The elements of `range`, with the lifetime of the whole borrow.
     ///
     /// # Panics
     ///
-    /// If `range` reaches beyond the end.
+    /// If `range` reaches beyond the end, or ends before it starts.
     pub fn slice(self, range: Range<usize>) -> ValuesMut<'a> {
         match self {
             Self::F32(values) => ValuesMut::F32(&mut values[range]),
@@ -103,7 +103,7 @@ impl<'a> ValuesMut<'a> {
         }
     }
 
-    /// Copies the elements of `source`.
+    /// Copies the elements of `source` into these.
     ///
     /// # Panics
     ///
@@ -114,12 +114,12 @@ impl<'a> ValuesMut<'a> {
             (Self::F16(target), Values::F16(source)) => target.copy_from_slice(source),
             (Self::BF16(target), Values::BF16(source)) => target.copy_from_slice(source),
             (target, source) => {
-                panic!("copy of {} elements into {}", source.dtype(), target.dtype())
+                panic!("cannot copy {} elements into {}", source.dtype(), target.dtype())
             }
         }
     }
 
-    /// A shorter loan of the same elements, so that they can be passed on more than once.
+    /// Borrows the same elements for a shorter time, so that they can be passed on more than once.
     pub const fn reborrow(&mut self) -> ValuesMut<'_> {
         match self {
             Self::F32(values) => ValuesMut::F32(values),
@@ -128,7 +128,7 @@ impl<'a> ValuesMut<'a> {
         }
     }
 
-    /// The elements as they are now, to be read.
+    /// Borrows the elements for reading.
     pub const fn as_values(&self) -> Values<'_> {
         match self {
             Self::F32(values) => Values::F32(values),

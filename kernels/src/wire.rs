@@ -9,20 +9,21 @@ use crate::error::Error;
 
 /// The dtype in which a collective moves gradients.
 ///
-/// A contribution is rounded to it once, to nearest with ties to even; sums are f32 on every wire.
+/// A contribution is rounded to this dtype once, to nearest with ties to even. Sums are f32 on
+/// every wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Wire {
-    /// Nothing is rounded.
+    /// f32: nothing is rounded.
     #[default]
     F32,
-    /// 11 bits of precision, up to 65504.
+    /// f16: 11 bits of precision, values up to 65504.
     F16,
-    /// 8 bits of precision, the range of f32.
+    /// bf16: 8 bits of precision, the range of f32.
     BF16,
 }
 
 impl Wire {
-    /// The same as a dtype.
+    /// The wire as a [`DType`].
     pub const fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -31,7 +32,7 @@ impl Wire {
         }
     }
 
-    /// `value` as it arrives: rounded to this dtype, and back in f32.
+    /// Rounds `value` to this dtype and converts it back to f32, which is exact.
     pub fn round(self, value: f32) -> f32 {
         match self {
             Self::F32 => value,

@@ -1,4 +1,4 @@
-//! The balanced split of a range.
+//! The split of a range into nearly equal slices.
 
 use std::ops::Range;
 

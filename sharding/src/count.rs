@@ -1,4 +1,4 @@
-//! Counts with their unit in the type: elements and bytes do not add up.
+//! Counts with their unit in the type, so that elements and bytes cannot be added.
 
 use std::fmt;
 use std::iter::Sum;
@@ -11,13 +11,13 @@ mod tests;
 
 /// A number of elements, whatever their dtype. Displayed as `1003 elements`.
 ///
-/// Arithmetic is checked: it panics rather than wrap, in every build.
+/// Arithmetic is checked: the operators panic instead of wrapping around, in every build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ElemCount(pub u64);
 
 /// A number of bytes. Displayed with a binary unit: `512 B`, `1.50 KiB`, `2.00 GiB`.
 ///
-/// Arithmetic is checked: it panics rather than wrap, in every build.
+/// Arithmetic is checked: the operators panic instead of wrapping around, in every build.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteCount(pub u64);
 
@@ -28,10 +28,10 @@ impl ElemCount {
         Self(len as u64)
     }
 
-    /// The bytes of so many elements of `dtype`.
+    /// The size in bytes of this many elements of `dtype`.
     ///
     /// # Panics
-    /// If the bytes exceed `u64::MAX`.
+    /// If the number of bytes exceeds `u64::MAX`.
     #[must_use]
     pub fn bytes(self, dtype: DType) -> ByteCount {
         ByteCount::of(dtype.size_bytes()) * self.0
@@ -50,7 +50,7 @@ impl ByteCount {
 macro_rules! checked_arithmetic {
     ($count:ident, $what:literal) => {
         impl $count {
-            /// Nothing.
+            /// A count of 0.
             pub const ZERO: Self = Self(0);
 
             /// The bare number.
@@ -140,7 +140,7 @@ impl fmt::Display for ByteCount {
         if self.0 < 1024 {
             return f.pad(&format!("{} B", self.0));
         }
-        // Three significant digits and more are kept by an f64; only what is shown is rounded.
+        // An f64 keeps more than the digits that are shown, so only the shown text is rounded.
         let power = self.0.ilog2() / 10;
         let scaled = self.0 as f64 / (1u64 << (10 * power)) as f64;
         f.pad(&format!("{scaled:.2} {}", UNITS[power as usize - 1]))

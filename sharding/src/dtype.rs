@@ -46,13 +46,13 @@ impl DType {
         }
     }
 
-    /// Whether its values are floating-point numbers.
+    /// Whether its elements are floating-point numbers: true for f32, f16, bf16 and f64.
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F16 | Self::BF16 | Self::F64)
     }
 
-    /// Its name in Rust's spelling.
+    /// Its name: `f32`, `bf16` and so on, as it is displayed and parsed.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

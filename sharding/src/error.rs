@@ -1,9 +1,9 @@
-//! What can be wrong with a mesh, a model description or a plan.
+//! Errors of a mesh, a model description, a layout or a plan.
 
 use crate::{DType, TieProblem};
 
-/// A refused mesh, model description, layout or plan. Every variant is a mistake of the caller:
-/// nothing in this crate depends on anything but its arguments.
+/// The reason why a mesh, model description, layout or plan was refused. Every variant is a mistake
+/// of the caller, since the functions of this crate depend on their arguments alone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,14 +24,14 @@ pub enum Error {
         /// Name of the unit.
         unit: String,
     },
-    /// A text is not the name of what it should name.
-    #[error("`{text}` is no {what}: expected {expected}")]
+    /// A text cannot be parsed as the value that it should name.
+    #[error("`{text}` is not a valid {what}: expected {expected}")]
     Unparsable {
-        /// What was to be read: "mesh", "dtype", ...
+        /// The kind of value that was expected: "mesh", "dtype", ...
         what: &'static str,
         /// The text, as given.
         text: String,
-        /// What would have been accepted.
+        /// The texts that are accepted.
         expected: &'static str,
     },
     /// A model has no unit.
@@ -46,13 +46,13 @@ pub enum Error {
     /// Two parameters, or two units, have the same name.
     #[error("two {what}s are called `{name}`: number {first} and number {second} of the model")]
     DuplicateName {
-        /// "parameter" or "unit".
+        /// The kind of the two: "parameter" or "unit".
         what: &'static str,
         /// The name that occurs twice.
         name: String,
-        /// Place of its first owner in declared order, from 0.
+        /// Place of the first that has the name, in declared order, from 0.
         first: usize,
-        /// Place of its second owner in declared order, from 0.
+        /// Place of the second that has the name, in declared order, from 0.
         second: usize,
     },
     /// A dim of a parameter has size zero.
@@ -83,22 +83,22 @@ pub enum Error {
     InvalidTie {
         /// The other name.
         alias: String,
-        /// The parameter that it should stand for.
+        /// The name of the parameter that the alias should stand for.
         target: String,
-        /// What is wrong.
+        /// The reason why the tie is invalid.
         problem: TieProblem,
     },
     /// A unit or a model, with its padding, is larger than any machine's memory.
     #[error("{what} takes {elements} elements with its padding, more than {limit}")]
     TooLarge {
-        /// What is too large: "unit `h.0`", "the model".
+        /// The part that is too large: "unit `h.0`", "the model".
         what: String,
-        /// Its elements, padding included; `u64::MAX` stands for "more".
+        /// Its elements, padding included; `u64::MAX` means that many or more.
         elements: u64,
-        /// The largest number that is planned, in elements.
+        /// The largest number of elements that a plan accepts.
         limit: u64,
     },
-    /// Parameters or gradients cannot travel in this dtype.
+    /// Collectives cannot move parameters or gradients in this dtype.
     #[error("{option} = {dtype}: expected f32, f16 or bf16")]
     UnsupportedDType {
         /// The option: "param_dtype" or "reduce_dtype".

@@ -1,4 +1,4 @@
-//! Where a unit's parameters lie, and which of them each shard holds.
+//! The places of a unit's parameters, and the elements that each shard holds.
 
 mod pieces;
 mod place;
@@ -10,51 +10,52 @@ pub use self::pieces::{Piece, Pieces};
 use self::place::{Extent, Placement};
 use crate::{ElemCount, Error, Role, Unit};
 
-/// Starts of parameters and lengths of shards are multiples of so many elements: 64 bytes in a
-/// 16-bit dtype, 128 in f32, so that no two ranks share a cache line and vector loads are aligned.
+/// Starts of parameters and lengths of shards are multiples of this number of elements: 64 bytes in
+/// a 16-bit dtype, 128 in f32. So no two ranks share a cache line, and vector loads are aligned.
 pub const ALIGNMENT: usize = 32;
 
-/// The largest unit, and the largest model, that is planned, in elements with padding: 2^48. Every
-/// count of bytes of a microbatch then fits a u64.
+/// The largest unit, and the largest model, that a plan accepts, in elements with padding: 2^48.
+/// Every count of bytes of a microbatch then fits in a u64.
 pub(crate) const MAX_ELEMENTS: u64 = 1 << 48;
 
 /// A part of a unit's flat index space that is cut evenly over the shard group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// Where it begins in `full`, in elements.
+    /// Its first element in `full`.
     pub start: usize,
-    /// Its elements, padding included: `shard_len` times the ranks of the shard group.
+    /// The number of its elements, padding included: `shard_len` times the ranks of the shard
+    /// group.
     pub len: usize,
-    /// Elements of each rank's slice: a multiple of [`ALIGNMENT`], 0 if the region has no
-    /// parameter.
+    /// The number of elements of each rank's slice: a multiple of [`ALIGNMENT`], 0 if the region
+    /// has no parameter.
     pub shard_len: usize,
 }
 
 impl Region {
-    /// The elements of `full` that it takes.
+    /// The range of elements of `full` that it takes.
     #[must_use]
     pub const fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }
 }
 
-/// Where a parameter lies in its unit.
+/// The place of a parameter in its unit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ParamSlot {
     /// Its place in [`Unit::params`].
     pub index: usize,
     /// Its full name.
     pub name: String,
-    /// Which region it lies in.
+    /// The region in which it lies: the trainable or the frozen one.
     pub role: Role,
     /// Its first element in `full`: a multiple of [`ALIGNMENT`].
     pub start: usize,
-    /// Its elements, without padding.
+    /// The number of its elements, without padding.
     pub len: usize,
 }
 
 impl ParamSlot {
-    /// The elements of `full` that it takes.
+    /// The range of elements of `full` that it takes.
     #[must_use]
     pub const fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
@@ -63,10 +64,10 @@ impl ParamSlot {
 
 /// The layout of one unit over a shard group.
 ///
-/// `full`, the unit's flat index space, is the trainable region and then the frozen one. In each
-/// the parameters lie one after the other in declared order; the shard group divides each evenly,
-/// so a parameter may straddle shards, and padding comes only before a start and after the last
-/// parameter:
+/// `full`, the unit's flat index space, consists of the trainable region and then the frozen one.
+/// In each region the parameters lie one after the other in declared order. The shard group divides
+/// each region evenly, so a parameter may lie in several shards. Padding comes only before the
+/// start of a parameter and after the last one:
 ///
 /// ```text
 /// full    |<-------------------- trainable -------------------->|<--------- frozen ---------->|
@@ -77,7 +78,7 @@ impl ParamSlot {
 ///         = [end of bias 0, start of weight 1 | middle of table]
 /// ```
 ///
-/// Elements, not bytes: the layout is the same in every dtype.
+/// All places and lengths are in elements, so the layout is the same in every dtype.
 ///
 /// ```
 /// use hsdp_sharding::{Param, Unit, UnitLayout};
@@ -104,9 +105,9 @@ pub struct UnitLayout {
 impl UnitLayout {
     /// Lays `unit` out over a shard group of `shard_size` ranks.
     ///
-    /// Without row granularity this takes one pass over the parameters. With it, the smallest shard
-    /// length is searched for at which every piece ends where it may: see the note on
-    /// [`padding`](Self::padding).
+    /// Without row granularity this takes one pass over the parameters. With it, the layout
+    /// searches for the smallest shard length at which every parameter is cut only where it may be:
+    /// see [`padding`](Self::padding).
     ///
     /// # Errors
     /// - [`Error::EmptyShardGroup`] if `shard_size` is 0.
@@ -131,7 +132,7 @@ impl UnitLayout {
         Ok(Self { shard_size, trainable, frozen, slots, order, trainable_count })
     }
 
-    /// Ranks of the shard group.
+    /// The number of ranks of the shard group.
     #[must_use]
     pub const fn shard_size(&self) -> usize {
         self.shard_size
@@ -149,29 +150,29 @@ impl UnitLayout {
         self.frozen
     }
 
-    /// Elements of `full`, padding included.
+    /// The number of elements of `full`, padding included.
     #[must_use]
     pub const fn full_len(&self) -> usize {
         self.trainable.len + self.frozen.len
     }
 
-    /// Elements of one rank's `shard`, padding included: its slice of the trainable region, then
-    /// its slice of the frozen one.
+    /// The number of elements of one rank's `shard`, padding included: its slice of the trainable
+    /// region, then its slice of the frozen one.
     #[must_use]
     pub const fn shard_len(&self) -> usize {
         self.trainable.shard_len + self.frozen.shard_len
     }
 
-    /// Where each parameter lies in `full`, by its index in the unit.
+    /// The place of each parameter in `full`, by its index in the unit.
     #[must_use]
     pub fn params(&self) -> &[ParamSlot] {
         &self.slots
     }
 
-    /// What the shard of the rank at `shard_index` holds, in the order of its buffer: the trainable
-    /// pieces, then the frozen ones. A shard that is padding alone has none.
+    /// The pieces that the shard of the rank at `shard_index` holds, in the order of its buffer:
+    /// the trainable pieces, then the frozen ones. A shard that consists of padding has no pieces.
     ///
-    /// Two binary searches; nothing is stored for a shard.
+    /// The call makes two binary searches per region. The layout stores nothing per shard.
     ///
     /// # Panics
     /// If `shard_index` is not below [`shard_size`](Self::shard_size).
@@ -194,13 +195,14 @@ impl UnitLayout {
         )
     }
 
-    /// Elements of `full` that belong to no parameter.
+    /// The number of elements of `full` that belong to no parameter.
     ///
-    /// With element granularity at most 31 a parameter, and at each region's end less than 32 a
-    /// rank. Row granularity pays more: a parameter that spans three shards or more forces the
-    /// shard length to a multiple of its row group, one that spans two is shifted. Among the
-    /// possible shard lengths the smallest is taken; only where thousands of candidates in a row
-    /// have failed are the later ones thinned out, and then a slightly larger one may be.
+    /// With element granularity this is at most 31 per parameter, and at each region's end less
+    /// than 32 per rank. Row granularity needs more: a parameter that spans three shards or more
+    /// forces the shard length to a multiple of its row group, and a parameter that spans two is
+    /// shifted. The layout takes the smallest possible shard length. Only where thousands of
+    /// candidates in a row have failed does it skip some of the later ones, and may then take a
+    /// slightly larger length.
     #[must_use]
     pub fn padding(&self) -> ElemCount {
         let used: usize = self.slots.iter().map(|slot| slot.len).sum();
@@ -246,7 +248,7 @@ fn elements(blocks: u64) -> u64 {
     blocks.saturating_mul(ALIGNMENT as u64)
 }
 
-/// `elements` as a `usize`, if a unit may have so many.
+/// `elements` as a `usize`, if a unit may have that many.
 fn check_size(unit: &Unit, elements: u64) -> Result<usize, Error> {
     let limit = MAX_ELEMENTS.min(usize::MAX as u64);
     match usize::try_from(elements) {

@@ -5,22 +5,22 @@
 //!
 //! This crate moves no data, allocates no tensor, starts no thread and reads no clock or file. It
 //! knows no collective library and no device. It does not choose the mesh or the units for best
-//! speed; it says what a choice costs.
+//! speed; it computes the costs of a choice.
 //!
 //! | concept | PyTorch's word | here |
 //! |---|---|---|
 //! | a member of the world | rank | [`Rank`] |
 //! | the ranks, *replicate x shard* | `DeviceMesh` | [`Mesh`], [`Axis`], [`Coordinate`] |
 //! | a model's parameters | `named_parameters()` | [`ModelSpec`], [`Param`] |
-//! | what is gathered together | `FSDPParamGroup` | [`Unit`], [`UnitId`] |
+//! | the parameters that are gathered together | `FSDPParamGroup` | [`Unit`], [`UnitId`] |
 //! | free after forward, or not | `reshard_after_forward` | [`AfterForward`] |
-//! | who holds what | `FSDPParam`, `Shard(0)` | [`UnitLayout`], [`Piece`] |
+//! | the elements that each rank holds | `FSDPParam`, `Shard(0)` | [`UnitLayout`], [`Piece`] |
 //! | parameter and wire dtype | `MixedPrecisionPolicy` | [`PlanOptions`] |
 //! | gradients of several microbatches | `set_requires_gradient_sync` | [`Accumulation`] |
 //! | order of the collectives | explicit prefetching | [`Plan::gathers`], [`Plan::reductions`] |
 //! | bytes moved, peak memory | (measured) | [`Traffic`], [`MemoryPlan`] |
 //!
-//! Six ranks as two replicas of three shards, and the unit that each replica holds once:
+//! Six ranks form two replicas of three shards. Each replica holds every unit once:
 //!
 //! ```text
 //! mesh 2x3     shard axis ->              a unit
@@ -53,10 +53,11 @@
 //!
 //! # Modules
 //!
-//! All are private and their items are named here. In reading order: `rank`, `count` and `dtype`
-//! (words), `mesh`, `balance` (an even split), `spec` (the model's description), `layout` (places
-//! and pieces; in it `place` and `search` for row granularity), `plan` (in it `schedule`,
-//! `traffic`, `memory` and `fingerprint`), `error`.
+//! All modules are private, and their items are exported here. In reading order: `rank`, `count`
+//! and `dtype` (basic types), `mesh`, `balance` (an even split), `spec` (the model's description),
+//! `layout` (places and pieces; its modules `place` and `search` implement row granularity), `plan`
+//! (with the modules `schedule`, `traffic`, `memory`, `offload`, `saved` and `fingerprint`),
+//! `error`.
 
 #![forbid(unsafe_code)]
 

@@ -11,9 +11,9 @@ mod tests;
 /// A direction of the mesh. (A tensor has *dims*, never axes.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Axis {
-    /// Ranks along it hold the same shard: they all-reduce at the end of a step.
+    /// Ranks along this axis hold the same shard, and all-reduce at the end of a step.
     Replicate,
-    /// Ranks along it hold different shards of the same unit: they gather and reduce-scatter.
+    /// Ranks along this axis hold different shards of the same unit, and gather and reduce-scatter.
     Shard,
 }
 
@@ -26,17 +26,18 @@ impl fmt::Display for Axis {
     }
 }
 
-/// Where a rank stands in the mesh.
+/// The position of a rank in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Coordinate {
-    /// Its place in its replicate group, from 0: which replica it belongs to.
+    /// The index in the rank's replicate group, from 0: the number of its replica.
     pub replicate_index: usize,
-    /// Its place in its shard group, from 0: which slice of every unit it owns.
+    /// The index in the rank's shard group, from 0: the number of the slice of every unit that the
+    /// rank owns.
     pub shard_index: usize,
 }
 
 impl Coordinate {
-    /// The place on `axis`: the index within the rank's group along it.
+    /// The index in the rank's group along `axis`.
     #[must_use]
     pub const fn on(self, axis: Axis) -> usize {
         match axis {
@@ -87,7 +88,7 @@ impl Mesh {
         }
     }
 
-    /// Number of ranks.
+    /// Number of ranks of the mesh.
     #[must_use]
     pub const fn world_size(&self) -> usize {
         self.replicate * self.shard
@@ -102,25 +103,25 @@ impl Mesh {
         }
     }
 
-    /// Number of replicas: ranks of a replicate group.
+    /// Number of replicas, which is the number of ranks of a replicate group.
     #[must_use]
     pub const fn replicate_size(&self) -> usize {
         self.replicate
     }
 
-    /// Number of shards of a unit: ranks of a shard group.
+    /// Number of shards of a unit, which is the number of ranks of a shard group.
     #[must_use]
     pub const fn shard_size(&self) -> usize {
         self.shard
     }
 
-    /// Whether `rank` is one of its ranks.
+    /// Whether `rank` is a rank of this mesh.
     #[must_use]
     pub const fn contains(&self, rank: Rank) -> bool {
         rank.index() < self.world_size()
     }
 
-    /// Where `rank` stands.
+    /// The coordinate of `rank`.
     ///
     /// # Panics
     /// If the mesh does not [contain](Self::contains) `rank`.
@@ -133,21 +134,21 @@ impl Mesh {
         }
     }
 
-    /// The rank that stands at `coordinate`.
+    /// The rank at `coordinate`.
     ///
     /// # Panics
-    /// If an index is not below its axis' size.
+    /// If an index is not below the size of its axis.
     #[must_use]
     pub fn rank_at(&self, coordinate: Coordinate) -> Rank {
         let Coordinate { replicate_index, shard_index } = coordinate;
         assert!(
             replicate_index < self.replicate && shard_index < self.shard,
-            "({replicate_index}, {shard_index}) is not in the mesh {self}"
+            "coordinate ({replicate_index}, {shard_index}) is not in the mesh {self}"
         );
         Rank::new(replicate_index * self.shard + shard_index)
     }
 
-    /// The group of `rank` along `axis`, itself included, in order of index.
+    /// The ranks of the group of `rank` along `axis`, `rank` included, in the order of their index.
     ///
     /// # Panics
     /// If the mesh does not [contain](Self::contains) `rank`.
@@ -156,7 +157,7 @@ impl Mesh {
         self.members(axis, rank).collect()
     }
 
-    /// The members of that group, one after the other.
+    /// An iterator over the ranks that [`group`](Self::group) returns. It does not allocate.
     ///
     /// # Panics
     /// If the mesh does not [contain](Self::contains) `rank`.
@@ -169,7 +170,7 @@ impl Mesh {
         (0..self.axis_size(axis)).map(move |index| mesh.rank_at(member(index)))
     }
 
-    /// All ranks, in order.
+    /// All ranks of the mesh, in ascending order.
     pub fn ranks(&self) -> impl ExactSizeIterator<Item = Rank> + use<> {
         (0..self.world_size()).map(Rank::new)
     }

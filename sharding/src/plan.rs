@@ -1,4 +1,4 @@
-//! Everything about a step that is known before it runs.
+//! The plan of a step: everything about it that is known before it runs.
 
 mod fingerprint;
 mod memory;
@@ -20,8 +20,8 @@ use crate::{ByteCount, DType, Error, Mesh, ModelSpec, Piece, Rank, UnitId, UnitL
 
 /// The layouts, the collective schedule and the exact costs of a step.
 ///
-/// A pure function of model, mesh and options: ranks that plan the same get the same, and
-/// [`fingerprint`](Self::fingerprint) tells whether they did.
+/// A plan is a pure function of model, mesh and options. Ranks with equal inputs get equal plans, and
+/// they compare the [`fingerprint`](Self::fingerprint) to check it.
 ///
 /// ```text
 /// one microbatch of three units, the second kept after its forward
@@ -48,9 +48,8 @@ impl Plan {
     /// Plans the steps of `spec` on `mesh`.
     ///
     /// # Errors
-    /// - What [`ModelSpec::validate`] and [`UnitLayout::new`] refuse.
-    /// - [`Error::UnsupportedDType`] if parameters or gradients should travel in something else
-    ///   than f32, f16 or bf16.
+    /// - The errors of [`ModelSpec::validate`] and [`UnitLayout::new`].
+    /// - [`Error::UnsupportedDType`] if `param_dtype` or `reduce_dtype` is not f32, f16 or bf16.
     /// - [`Error::TooLarge`] if all units together take more than 2^48 elements.
     pub fn new(spec: ModelSpec, mesh: Mesh, options: PlanOptions) -> Result<Self, Error> {
         spec.validate()?;
@@ -64,25 +63,25 @@ impl Plan {
         Ok(Self { spec, mesh, options, layouts, gathers, reductions, fingerprint })
     }
 
-    /// The model.
+    /// The description of the model.
     #[must_use]
     pub const fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// The mesh.
+    /// The mesh of the plan.
     #[must_use]
     pub const fn mesh(&self) -> Mesh {
         self.mesh
     }
 
-    /// The options.
+    /// The options of the plan.
     #[must_use]
     pub const fn options(&self) -> &PlanOptions {
         &self.options
     }
 
-    /// The layout of a unit over each shard group.
+    /// The layout of a unit over its shard group. It is the same in every shard group.
     ///
     /// # Panics
     /// If the model has no such unit.
@@ -97,29 +96,30 @@ impl Plan {
         &self.layouts
     }
 
-    /// A number that is equal on ranks with equal plans, and hardly on others: the xxh3 of a
-    /// canonical encoding of model, mesh, options and layouts. The same on every platform.
+    /// A hash of the plan: equal plans have equal fingerprints, and different plans almost certainly
+    /// have different ones. It is the 64-bit xxh3 of a canonical encoding of model, mesh, options and
+    /// layouts, and the same on every platform.
     #[must_use]
     pub const fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// The gathers of one microbatch in the order of issue: all units forward, then the units that
-    /// were resharded backward, last first.
+    /// The gathers of one microbatch in the order of issue: all units for the forward, then the
+    /// resharded units for the backward, last unit first.
     #[must_use]
     pub fn gathers(&self) -> &[Gather] {
         &self.gathers
     }
 
-    /// The units that are reduced in one microbatch (and all-reduced, when that is due) in the
-    /// order of issue: those with a trainable parameter, last first.
+    /// The units that are reduced in one microbatch, in the order of issue: all units with a trainable
+    /// parameter, last unit first. All-reduces go in the same order.
     #[must_use]
     pub fn reductions(&self) -> &[UnitId] {
         &self.reductions
     }
 
-    /// What `rank` receives in one step of `microbatches` microbatches: see [`Traffic`] for the
-    /// formulas.
+    /// The calls of `rank`, and the bytes that it receives, in one step of `microbatches` microbatches.
+    /// [`Traffic`] has the formulas.
     ///
     /// # Panics
     /// If `rank` is not in the mesh, or if a count exceeds `u64::MAX`.
@@ -128,8 +128,8 @@ impl Plan {
         traffic::of(self, rank, microbatches)
     }
 
-    /// The largest memory of each category in a step, the same on every rank, but for the one full copy of a process:
-    /// see [`MemoryPlan`] for the formulas.
+    /// The peak memory of each category in a step, in bytes, of a model in host memory. It is the same on every rank,
+    /// except that with [`FullCopies::PerProcess`] rank 0 alone holds `full`. [`MemoryPlan`] has the formulas.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -138,8 +138,8 @@ impl Plan {
         memory::of(self)
     }
 
-    /// The same of a model that lies on a device, where units are padded: what of it is there. What collectives put on the wire is not
-    /// among it.
+    /// The peak device memory of each category in a step, in bytes, of a model that lies on a device. Units are padded there. The
+    /// buffers in which collectives put data on the wire are not included.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -148,7 +148,7 @@ impl Plan {
         memory::on_device(self, offload)
     }
 
-    /// What of [`MemoryPlan::full`] is reached in one half of a microbatch: the larger of both is the peak.
+    /// The peak of gathered parameters in one half of a microbatch, in bytes. The larger of the two halves is [`MemoryPlan::full`].
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -157,7 +157,8 @@ impl Plan {
         memory::full_in(self, phase)
     }
 
-    /// The same of [`memory_on_device`](Self::memory_on_device).
+    /// The peak of gathered parameters in one half of a microbatch, in bytes, of a model that lies on a device. The larger of the two
+    /// halves is the `full` of [`memory_on_device`](Self::memory_on_device).
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -166,7 +167,8 @@ impl Plan {
         memory::full_in_on_device(self, phase)
     }
 
-    /// What of a model that lies on a device is in the memory of the host: what is offloaded, and what one unit's update goes through.
+    /// The host memory of each category, in bytes, of a model that lies on a device: the offloaded buffers, and the buffers for the
+    /// update of one unit at a time. All categories are 0 with [`Offload::None`].
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -175,30 +177,31 @@ impl Plan {
         memory::offloaded(self, offload)
     }
 
-    /// What a rank has of all parameters, in the order of units and of their shards, without padding.
+    /// The pieces of all parameters that a rank holds, without padding, in the order of units and of the shard buffers.
     ///
     /// # Panics
-    /// If the rank is not on the mesh.
+    /// If the rank is not in the mesh.
     #[must_use]
     pub fn pieces_of(&self, rank: Rank) -> Vec<(UnitId, Piece)> {
         saved::pieces_in(self, rank, |len| 0..len)
     }
 
-    /// What of it the rank writes to a checkpoint: replicas have the same shards, and each writes its part of one, so that together all
-    /// ranks write every element once.
+    /// The pieces that a rank writes to a checkpoint. Replicas hold the same shards, and each replica writes a part of each, so all
+    /// ranks together write every element once.
     ///
     /// # Panics
-    /// If the rank is not on the mesh.
+    /// If the rank is not in the mesh.
     #[must_use]
     pub fn pieces_saved_by(&self, rank: Rank) -> Vec<(UnitId, Piece)> {
         saved::saved_by(self, rank)
     }
 
-    /// What a rank holds for a checkpoint that is written while training goes on, a copy of what it writes: 4 · (Σ len + `optimizer_slots`
-    /// · Σ len of what is trained) of its [pieces](Self::pieces_saved_by).
+    /// The bytes that a rank holds for a checkpoint that is written while training goes on: a copy of the parameters and of the
+    /// optimizer state that it writes. That is 4 · (Σ len + `optimizer_slots` · Σ len of trainable pieces), over its
+    /// [pieces](Self::pieces_saved_by).
     ///
     /// # Panics
-    /// If the rank is not on the mesh, or a count exceeds `u64::MAX`.
+    /// If the rank is not in the mesh, or a count exceeds `u64::MAX`.
     #[must_use]
     pub fn snapshot(&self, rank: Rank) -> ByteCount {
         saved::snapshot(self, rank)

@@ -1,8 +1,8 @@
-//! A member of the world.
+//! Ranks: the members of a world.
 
 use std::fmt;
 
-/// One member of the world: a number from 0 to the world size less one.
+/// One member of the world: a number from 0 to the world size minus one.
 ///
 /// Displayed as the bare number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,13 +20,13 @@ impl Rank {
         Self(index as u32)
     }
 
-    /// Its number, for indexing.
+    /// Its number as a `usize`, for indexing.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// Its number, as it travels in headers and descriptors.
+    /// Its number as a `u32`, as headers and descriptors hold it.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0

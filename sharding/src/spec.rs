@@ -1,4 +1,4 @@
-//! The description of a model: which parameters there are, and which are gathered together.
+//! The description of a model: its parameters, and the units in which they are gathered.
 
 mod check;
 mod model;

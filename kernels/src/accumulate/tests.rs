@@ -1,4 +1,5 @@
-//! Against one element at a time, bit for bit, for every dtype, wire, divisor and fold.
+//! The results equal those of one element at a time, bit for bit, for every dtype, wire, divisor
+//! and fold.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -22,7 +23,7 @@ fn buffer(dtype: DType, source: &[f32]) -> HostBuffer {
     buffer
 }
 
-/// What [`contribute`] promises for one element.
+/// The result that [`contribute`] promises for one element.
 fn expected(sum: f32, value: f32, pre: Divisor, wire: Wire, fold: Fold) -> u32 {
     let contribution = wire.round(value / pre.value());
     match fold {

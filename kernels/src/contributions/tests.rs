@@ -1,4 +1,5 @@
-//! Against a pass for each member, a pass for the sum and one for the check: bit for bit.
+//! The results equal those of a pass for each member, a pass for the sum and one for the check, bit
+//! for bit.
 
 use proptest::prelude::*;
 
@@ -75,7 +76,7 @@ fn check(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
     assert_eq!(found, (bits(target), first), "{} members, {scaling}, {fold:?}", members.len());
 }
 
-/// A few at a time, and one by one.
+/// Compares members a few at a time with members one by one.
 fn check_all(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
     let contributions: Vec<Values<'_>> = members.iter().map(HostBuffer::values).collect();
     let (pre, wire) = (scaling.pre, scaling.wire);
@@ -93,7 +94,7 @@ fn check_all(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
     assert_eq!(found, sum, "{} members, {scaling}, {fold:?}", members.len());
 }
 
-/// Which NaN comes of two of them is nowhere promised.
+/// The payload of the sum of two NaN is not specified, so all NaN compare equal.
 fn bits(value: f32) -> u32 {
     if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }
 }

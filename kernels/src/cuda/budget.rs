@@ -1,8 +1,8 @@
-//! How much of a device's memory a pool may take.
+//! The limit of the device memory that a pool may allocate.
 
 use parking_lot::Mutex;
 
-/// What a pool has taken from the driver, and the most that it may.
+/// The bytes that a pool has allocated from the driver, and their limit.
 #[derive(Debug)]
 pub(super) struct Budget(Mutex<Bytes>);
 
@@ -12,7 +12,7 @@ struct Bytes {
     limit: usize,
 }
 
-/// No limit but the device's own.
+/// Only the memory of the device limits the pool.
 impl Default for Budget {
     fn default() -> Self {
         Self(Mutex::new(Bytes { taken: 0, limit: usize::MAX }))
@@ -24,7 +24,7 @@ impl Budget {
         self.0.lock().limit = bytes;
     }
 
-    /// Counts bytes as taken; whether they may be.
+    /// Counts `bytes` as taken if they are within the limit. Returns whether they are.
     pub(super) fn take(&self, bytes: usize) -> bool {
         let mut held = self.0.lock();
         let fits = bytes <= held.limit.saturating_sub(held.taken);
@@ -36,7 +36,7 @@ impl Budget {
         self.0.lock().taken -= bytes;
     }
 
-    /// What is free of how much, of a device that says this of itself.
+    /// Applies the limit to the free and total bytes that the device reports.
     pub(super) fn within(&self, (free, total): (usize, usize)) -> (usize, usize) {
         let held = self.0.lock();
         (free.min(held.limit.saturating_sub(held.taken)), total.min(held.limit))

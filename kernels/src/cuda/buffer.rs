@@ -1,4 +1,4 @@
-//! A buffer of a device, whose dtype is a value.
+//! A buffer in the memory of a device, whose dtype is known at run time.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,18 +20,21 @@ use crate::memory::{self, Category, DeviceCharge, charge_on_device};
 use crate::values::Values;
 use crate::wire::Wire;
 
-/// Elements in the memory of a device. They mean nothing before they are written.
+/// A buffer of elements in the memory of a device, of dtype f32, f16 or bf16. The elements are undefined until they are written.
+///
+/// A buffer that is dropped returns its memory to the device's pool at once. The next user of the memory waits on the device for all
+/// operations that use it.
 pub struct DeviceBuffer {
     device: Device,
     dtype: DType,
-    /// Where its elements count.
+    /// The counters of its bytes.
     charge: DeviceCharge,
     len: usize,
-    /// There until it is dropped.
+    /// `Some` until the buffer is dropped.
     memory: Option<Memory>,
 }
 
-/// Where the elements lie.
+/// The memory of the elements.
 #[derive(Debug)]
 enum Memory {
     Own(Block),
@@ -39,17 +42,19 @@ enum Memory {
 }
 
 impl DeviceBuffer {
-    /// `len` elements of `dtype`, for `what`, from the device's pool. They count in the [scope](crate::memory::scope) of this thread.
+    /// Takes memory for `len` elements of `dtype` from the device's pool. The bytes count in the [scope](crate::memory::scope) of this
+    /// thread. `what` names the purpose in an error.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::OutOfMemory`]; [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::OutOfMemory`] if the device has no memory left;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn new(device: &Device, dtype: DType, len: usize, what: &str) -> Result<Self, CudaError> {
         check_dtype(dtype)?;
         let bytes =
             len.checked_mul(dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| exhausted(device, (usize::MAX, what)))?;
         let block = {
-            // What the pool notes of it on the host is no part of what the scope is for.
+            // The host memory of the pool's own records does not count in the caller's scope.
             let _other = memory::scope(Category::Other);
             device.0.pool.take(device, bytes, what)?
         };
@@ -62,19 +67,19 @@ impl DeviceBuffer {
         })
     }
 
-    /// Its device.
+    /// The device in whose memory the elements lie.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -86,22 +91,22 @@ impl DeviceBuffer {
         self.dtype
     }
 
-    /// Where element `index` lies on the device, for the kernels of other libraries, issued through [`Stream::enqueue`].
+    /// The device address of element `index`, for kernels of other libraries that are issued through [`Stream::enqueue`].
     ///
     /// # Panics
-    /// If it lies beyond the end.
+    /// If `index` is greater than the number of elements.
     #[must_use]
     pub fn address(&self, index: usize) -> CUdeviceptr {
         assert!(index <= self.len, "element {index} of a buffer of {}", self.len);
         self.start() + (index * self.dtype.size_bytes()) as u64
     }
 
-    /// Bytes that its elements take.
+    /// The size of the elements in bytes.
     fn bytes(&self) -> usize {
         self.len * self.dtype.size_bytes()
     }
 
-    /// Elements in memory that another library has lent.
+    /// A buffer in memory that another library owns.
     pub(super) fn of_foreign(
         device: &Device,
         (dtype, len): (DType, usize),
@@ -118,7 +123,7 @@ impl DeviceBuffer {
     }
 
     fn memory(&self) -> &Memory {
-        self.memory.as_ref().expect("there until it is dropped")
+        self.memory.as_ref().expect("present until the buffer is dropped")
     }
 
     fn start(&self) -> CUdeviceptr {
@@ -135,10 +140,10 @@ impl DeviceBuffer {
         }
     }
 
-    /// Writes `byte` to all bytes of all elements: 0 makes them zeros.
+    /// Writes `byte` to all bytes of all elements; with 0 all elements become zeros.
     ///
     /// # Errors
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if `stream` is of another device; [`CudaError::Driver`] if a call of the driver fails.
     pub fn fill(&mut self, stream: &Stream, byte: u8) -> Result<(), CudaError> {
         let (address, bytes) = (self.address(0), self.bytes());
         stream.issue("fill", (&[], &mut [self]), |raw| {
@@ -148,10 +153,12 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Copies elements from the host. They have been read when it returns.
+    /// Copies all elements from the host, of the same dtype and length. `values` have been read when the call returns; the copy to the
+    /// device is only issued.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if dtype or length differ; [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if dtype or length differ, or `stream` is of another device; [`CudaError::Driver`] if a call of the driver
+    /// fails.
     pub fn write(&mut self, stream: &Stream, values: Values<'_>) -> Result<(), CudaError> {
         self.check("write to a device", values.dtype(), values.len())?;
         let source = match values {
@@ -176,10 +183,12 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Copies elements of another buffer of the device to `range`: `source`, and which of its elements, as many and of the same dtype.
+    /// Copies the elements `from` of another buffer of the device, `source`, to the elements `range` of this one. Dtypes and numbers of
+    /// elements must be equal.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if dtypes or lengths differ, or a range reaches beyond its buffer; [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if dtypes or lengths differ, a range reaches beyond its buffer, or a buffer or `stream` is of another
+    /// device; [`CudaError::Driver`] if a call of the driver fails.
     pub fn copy(
         &mut self,
         stream: &Stream,
@@ -190,8 +199,11 @@ impl DeviceBuffer {
         for (buffer, range) in [(&*self, &range), (source, &from)] {
             let fits = range.start <= range.end && range.end <= buffer.len;
             if !fits || range.len() != from.len() {
-                let problem =
-                    format!("{range:?} of {}, beside {} elements", buffer.len, from.len());
+                let problem = format!(
+                    "range {range:?} of a buffer of {} elements, in a copy of {} elements",
+                    buffer.len,
+                    from.len()
+                );
                 return Err(CudaError::Mismatch { operation: "copy", problem });
             }
         }
@@ -204,10 +216,11 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Copies the elements to the host, and waits for them.
+    /// Copies all elements to the host, and waits for the copy for at most `patience`.
     ///
     /// # Errors
-    /// [`CudaError::Late`] after `patience`; [`CudaError::Driver`].
+    /// [`CudaError::Late`] if the copy is not done after `patience`; [`CudaError::Mismatch`] if `stream` is of another device;
+    /// [`CudaError::Driver`] if a call of the driver fails, or an operation before the copy has failed.
     pub fn read_back(&self, stream: &Stream, patience: Duration) -> Result<HostBuffer, CudaError> {
         let mut staging = self.staged((stream, patience), 0..self.len)?;
         let bytes = &staging.bytes()[..self.bytes()];
@@ -218,10 +231,12 @@ impl DeviceBuffer {
         })
     }
 
-    /// Copies f32 elements, from the `from`-th on, to the host, as many as there is room for, and waits for them.
+    /// Copies `into.len()` f32 elements to the host, beginning with element `from`, and waits for the copy for at most `patience`.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if it has not so many, or of another dtype; [`CudaError::Late`] after `patience`; [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if the buffer has too few elements, if its dtype is not f32, or if the stream is of another device;
+    /// [`CudaError::Late`] if the copy is not done after `patience`; [`CudaError::Driver`] if a call of the driver fails, or an operation
+    /// before the copy has failed.
     pub fn read_back_into(
         &self,
         (stream, patience): (&Stream, Duration),
@@ -232,7 +247,7 @@ impl DeviceBuffer {
         self.check(operation, DType::F32, self.len)?;
         let range = from..from.saturating_add(into.len());
         if range.end > self.len {
-            let problem = format!("{range:?} of {} elements", self.len);
+            let problem = format!("{range:?} reaches beyond the buffer of {} elements", self.len);
             return Err(CudaError::Mismatch { operation, problem });
         }
         let bytes = size_of_val(into);
@@ -241,7 +256,7 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Some elements in page-locked memory, from its beginning on.
+    /// Copies `range` to page-locked memory, from its beginning on, and waits for the copy.
     fn staged(
         &self,
         (stream, patience): (&Stream, Duration),
@@ -251,7 +266,7 @@ impl DeviceBuffer {
         let mut staging = Staging::take(&self.device, len)?;
         let (address, bytes) = (self.address(range.start), &mut staging.bytes()[..len]);
         let issued = stream.issue("copy to the host", (&[self], &mut []), |raw| {
-            // SAFETY: CU-5, the buffer has so many bytes; they are looked at after the copy, or never again.
+            // SAFETY: CU-5, the buffer has so many bytes; they are read after the copy, or never again.
             unsafe { result::memcpy_dtoh_async(bytes, address, raw) }
         });
         match issued.and_then(|moment| moment.wait("copy to the host", patience)) {
@@ -276,7 +291,7 @@ impl DeviceBuffer {
         }
         let (own, own_len) = (self.dtype, self.len);
         let problem =
-            format!("a buffer of {own_len} elements of {own}, where {len} of {dtype} are meant");
+            format!("a buffer has {own_len} elements of {own}, but {len} of {dtype} are expected");
         Err(CudaError::Mismatch { operation, problem })
     }
 }
@@ -285,11 +300,12 @@ fn check_dtype(dtype: DType) -> Result<(), CudaError> {
     if Wire::try_from(dtype).is_ok() {
         return Ok(());
     }
-    let problem = format!("{dtype} is no dtype of parameters or gradients");
-    Err(CudaError::Mismatch { operation: "a device buffer", problem })
+    let problem =
+        format!("{dtype} is not a dtype of parameters or gradients: expected f32, f16 or bf16");
+    Err(CudaError::Mismatch { operation: "make a device buffer", problem })
 }
 
-/// The device may still use it: its uses go with it.
+/// The device may still use the memory: its uses stay with the block.
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         match self.memory.take() {

@@ -1,4 +1,4 @@
-//! From source to PTX, by NVRTC.
+//! Compilation of the kernels to PTX by NVRTC.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::error::CudaError;
 use super::libraries::check_compiler;
 use super::source::SOURCE;
 
-/// A virtual architecture: 90 is `compute_90`, of an H100 or H200.
+/// A virtual architecture of CUDA: 90 is `compute_90`, that of an H100 or H200. Displayed as `compute_90`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Architecture(pub u32);
 
@@ -21,11 +21,11 @@ impl fmt::Display for Architecture {
 /// Compiles all kernels to PTX, for devices of `architecture` and newer ones.
 ///
 /// # Errors
-/// [`CudaError::MissingLibrary`] if NVRTC is not installed; [`CudaError::Compile`] with its log, if it refuses.
+/// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] with its log if it reports an error.
 pub fn compile(architecture: Architecture) -> Result<Ptx, CudaError> {
     check_compiler()?;
     let options = CompileOptions {
-        // Rust never contracts: a * b + c rounds twice here, too.
+        // Rust never contracts a * b + c into one operation, so the kernels must not, either.
         fmad: Some(false),
         options: vec![format!("--gpu-architecture={architecture}")],
         name: Some("hsdp.cu".to_owned()),

@@ -18,31 +18,31 @@ use super::source::{Kernel, NAMES};
 use super::staging::Stagings;
 use super::stream::Stream;
 
-/// A CUDA device. Handles of one device share its context (the primary one, which other libraries use, too), its kernels and its
-/// pool of memory; they live as long as the process.
+/// A handle to a CUDA device. Handles to one device share its context (the primary one, which other libraries use, too), its
+/// compiled kernels and its memory pool. These live as long as the process.
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Shared>);
 
-/// What all handles of a device share.
+/// The state that all handles to a device share.
 pub(super) struct Shared {
     pub(super) ordinal: usize,
     context: Handle<CUcontext>,
     multiprocessors: u32,
     architecture: Architecture,
-    /// By index.
+    /// By the index of the kernel.
     kernels: OnceLock<Result<[Loaded; NAMES.len()], CudaError>>,
     pub(super) events: Events,
     pub(super) pool: Pool,
     pub(super) stagings: Stagings,
-    /// Its device is this one, which is never dropped.
+    /// A stream of this device, which is never dropped.
     reader: OnceLock<Result<Stream, CudaError>>,
 }
 
-/// A kernel as the device has it.
+/// A kernel that is loaded on the device.
 #[derive(Clone, Copy)]
 pub(super) struct Loaded {
     pub(super) function: Handle<CUfunction>,
-    /// How many of its blocks the device runs at a time: more would only queue.
+    /// The number of its blocks that the device runs at a time. More blocks would only queue.
     pub(super) resident: u32,
 }
 
@@ -57,10 +57,11 @@ unsafe impl<T> Send for Handle<T> {}
 unsafe impl<T> Sync for Handle<T> {}
 
 impl Device {
-    /// The device of this ordinal. Asked for twice, it is the same.
+    /// Opens the device of this ordinal of the driver, from 0. Later calls with the same ordinal return a handle to the same device.
     ///
     /// # Errors
-    /// [`CudaError::MissingLibrary`] without a driver; [`CudaError::NoDevice`]; [`CudaError::Driver`] for what the driver refuses.
+    /// [`CudaError::MissingLibrary`] if the driver cannot be loaded; [`CudaError::NoDevice`] if it has no such device;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn new(ordinal: usize) -> Result<Self, CudaError> {
         static DEVICES: Mutex<Vec<(usize, Device)>> = Mutex::new(Vec::new());
         check_driver()?;
@@ -73,10 +74,10 @@ impl Device {
         Ok(device)
     }
 
-    /// How many devices the driver has.
+    /// The number of devices that the driver has.
     ///
     /// # Errors
-    /// [`CudaError::MissingLibrary`] without a driver; [`CudaError::Driver`].
+    /// [`CudaError::MissingLibrary`] if the driver cannot be loaded; [`CudaError::Driver`] if a call of the driver fails.
     pub fn count() -> Result<usize, CudaError> {
         check_driver()?;
         let count = result::init().and_then(|()| result::device::get_count());
@@ -84,74 +85,80 @@ impl Device {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Which of the driver's devices it is.
+    /// The ordinal of the device in the driver, from 0.
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.0.ordinal
     }
 
-    /// What kernels are compiled for.
+    /// The architecture for which kernels are compiled.
     #[must_use]
     pub fn architecture(&self) -> Architecture {
         self.0.architecture
     }
 
-    /// A new stream.
+    /// Makes a stream, which does not synchronize with the default stream.
     ///
     /// # Errors
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn stream(&self) -> Result<Stream, CudaError> {
         Stream::new(self)
     }
 
-    /// A stream for what is read on the host without one of its own: one for all, since buffers remember who read them.
+    /// The stream for copies to the host by callers that have no stream. There is one per device, because a buffer keeps the last read
+    /// of each stream.
     pub(super) fn reader(&self) -> Result<&Stream, CudaError> {
         self.0.reader.get_or_init(|| self.stream()).as_ref().map_err(Clone::clone)
     }
 
-    /// How many blocks of the size that `bytes` get the driver has been asked for: none in a step like the one before.
+    /// The number of blocks that the pool has allocated from the driver so far, in the size class of `bytes`. A step like the one
+    /// before allocates none.
     #[must_use]
     pub fn allocations(&self, bytes: usize) -> u64 {
         self.0.pool.allocations(bytes)
     }
 
-    /// Takes no more than so many bytes of it from now on, for a process that is not alone there. What is taken already stays; what does
-    /// not fit is [`CudaError::OutOfMemory`].
+    /// Limits the memory that the pool allocates from the device to `bytes`, for a process that shares the device with others. Memory
+    /// that is allocated already stays. Later allocations beyond the limit fail with [`CudaError::OutOfMemory`].
     pub fn limit_memory(&self, bytes: usize) {
         self.0.pool.budget.limit(bytes);
     }
 
-    /// Compiles the kernels now, and not when the first is launched: that takes seconds, for which other ranks would wait.
+    /// Compiles and loads the kernels now instead of at the first launch. That takes seconds, for which other ranks would wait. Later
+    /// calls return the outcome of the first.
     ///
     /// # Errors
-    /// [`CudaError::MissingLibrary`] without the compiler; [`CudaError::Compile`]; [`CudaError::Driver`].
+    /// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] if the kernels do not compile;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn prepare(&self) -> Result<(), CudaError> {
         self.0.kernels.get_or_init(|| self.compile()).as_ref().map(drop).map_err(Clone::clone)
     }
 
-    /// Gives the memory that nobody holds, and that the device is done with, back to the driver, for other libraries.
+    /// Returns the pool's spare memory to the driver, for other libraries. Blocks that an operation still uses stay in the pool.
     ///
     /// # Errors
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn release_spare_memory(&self) -> Result<(), CudaError> {
         self.0.pool.release(self)
     }
 
-    /// Makes the context current on this thread, where it is not: for calls of other libraries.
+    /// Makes the context of the device current on this thread, for calls of other libraries.
     ///
     /// # Errors
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn make_current(&self) -> Result<(), CudaError> {
         let context = self.0.context.0;
-        let current = result::ctx::get_current().map_err(|error| self.refused("context", error))?;
+        let current =
+            result::ctx::get_current().map_err(|error| self.refused("get the context", error))?;
         if current == Some(context) {
             return Ok(());
         }
         // SAFETY: CU-2, the context is retained for the life of the process.
-        unsafe { result::ctx::set_current(context) }.map_err(|error| self.refused("context", error))
+        unsafe { result::ctx::set_current(context) }
+            .map_err(|error| self.refused("set the context", error))
     }
 
-    /// A kernel; all are compiled when the first is asked for.
+    /// A loaded kernel. The first call compiles all kernels.
     pub(super) fn kernel(&self, kernel: Kernel) -> Result<Loaded, CudaError> {
         let kernels = self.0.kernels.get_or_init(|| self.compile());
         kernels.as_ref().map(|kernels| kernels[kernel.index()]).map_err(Clone::clone)
@@ -162,7 +169,7 @@ impl Device {
         let ptx = compile(self.architecture())?;
         let text = CString::new(ptx.to_src()).map_err(|_| CudaError::Compile {
             architecture: self.architecture().to_string(),
-            log: "the PTX has a zero in it".to_owned(),
+            log: "the PTX contains a zero byte".to_owned(),
         })?;
         // SAFETY: CU-3, the image is a text that ends in a zero, as the compiler made it.
         let module = unsafe { result::module::load_data(text.as_ptr().cast()) };
@@ -179,7 +186,7 @@ impl Device {
         Ok(std::array::from_fn(|index| loaded[index]))
     }
 
-    /// How many blocks of a kernel the device runs at a time.
+    /// The number of blocks of a kernel that the device runs at a time.
     fn resident(&self, function: CUfunction) -> Result<u32, result::DriverError> {
         let threads = i32::try_from(THREADS).unwrap_or(i32::MAX);
         // SAFETY: CU-3, the function was just found.
@@ -189,7 +196,7 @@ impl Device {
         Ok(self.0.multiprocessors * u32::try_from(each).unwrap_or(0).max(1))
     }
 
-    /// The error that says that the driver has refused `operation`.
+    /// The error of a call of the driver that failed during `operation`.
     pub(super) fn refused(&self, operation: &str, error: result::DriverError) -> CudaError {
         refused(self.ordinal(), operation, error)
     }
@@ -197,7 +204,8 @@ impl Device {
 
 fn refused(device: usize, operation: &str, error: result::DriverError) -> CudaError {
     let text = |of: Result<&CStr, _>| {
-        of.map_or("a status that it does not know".into(), CStr::to_string_lossy).into_owned()
+        of.map_or("a status that the driver does not know".into(), CStr::to_string_lossy)
+            .into_owned()
     };
     let meaning = format!("{}: {}", text(error.error_name()), text(error.error_string()));
     CudaError::Driver { operation: operation.to_owned(), device, code: error.0 as u32, meaning }
@@ -206,16 +214,17 @@ fn refused(device: usize, operation: &str, error: result::DriverError) -> CudaEr
 impl Shared {
     fn open(ordinal: usize) -> Result<Self, CudaError> {
         let refuse = |operation: &'static str| move |error| refused(ordinal, operation, error);
-        result::init().map_err(refuse("initialise the driver"))?;
+        result::init().map_err(refuse("initialize the driver"))?;
         let count = result::device::get_count().map_err(refuse("count devices"))?;
         let count = usize::try_from(count).unwrap_or(0);
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
         let number = number.ok_or(CudaError::NoDevice { ordinal, count })?;
-        let device = result::device::get(number).map_err(refuse("open"))?;
+        let device = result::device::get(number).map_err(refuse("open the device"))?;
         // SAFETY: CU-2, the device is there; its context is never released.
         let context = unsafe { result::primary_ctx::retain(device) };
-        let context = context.map_err(refuse("retain its context"))?;
-        let asked = |attribute| attribute_of(device, attribute).map_err(refuse("attribute"));
+        let context = context.map_err(refuse("retain the context"))?;
+        let asked =
+            |attribute| attribute_of(device, attribute).map_err(refuse("read an attribute"));
         let major = asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;

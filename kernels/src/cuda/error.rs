@@ -1,81 +1,82 @@
-//! What can go wrong with a device.
+//! The errors of devices.
 
 use thiserror::Error;
 
-/// Why a device could not do what was asked.
+/// The reason why an operation on a device failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// A library of the system is missing.
+    /// A library of the system cannot be loaded.
     #[error("{library} cannot be loaded ({purpose}): tried {}", tried.join(", "))]
     MissingLibrary {
-        /// Which one.
+        /// The name of the library: "libcuda" or "libnvrtc".
         library: &'static str,
-        /// What it is for.
+        /// The purpose of the library, and the package that contains it.
         purpose: &'static str,
-        /// The names that were tried, each with the reason of the loader.
+        /// The file names that were tried, each with the error of the loader.
         tried: Vec<String>,
     },
-    /// There is no such device.
+    /// The driver has no device of this ordinal.
     #[error("there is no CUDA device {ordinal}: the driver has {count}")]
     NoDevice {
-        /// Which one was asked for.
+        /// The requested ordinal, from 0.
         ordinal: usize,
-        /// How many there are.
+        /// The number of devices.
         count: usize,
     },
     /// The kernels do not compile for the device.
     #[error("the kernels do not compile for {architecture}: {log}")]
     Compile {
-        /// For which architecture.
+        /// The architecture for which they were compiled, such as `compute_90`.
         architecture: String,
-        /// What the compiler says.
+        /// The log of the compiler.
         log: String,
     },
-    /// The driver refuses a call.
-    #[error("{operation} on CUDA device {device}: the driver says {code}, {meaning}")]
+    /// A call of the driver failed.
+    #[error("{operation} on CUDA device {device}: the driver returned status {code}, {meaning}")]
     Driver {
-        /// What was asked of it.
+        /// The operation that made the call.
         operation: String,
         /// The ordinal of the device.
         device: usize,
-        /// The number of the status.
+        /// The number of the driver's status.
         code: u32,
-        /// What the driver says that it means.
+        /// The driver's name and description of the status.
         meaning: String,
     },
-    /// The device has no memory left, though nothing waits in the pool any more.
+    /// The device has no memory left, even after the pool has freed its spare blocks.
     #[error(
-        "CUDA device {device} is out of memory: no {bytes} bytes to be had for {what}, {free} of {total} are free"
+        "CUDA device {device} is out of memory: cannot allocate {bytes} bytes for {what}, {free} of {total} bytes are free"
     )]
     OutOfMemory {
         /// The ordinal of the device.
         device: usize,
-        /// How much was asked for.
+        /// The size of the allocation in bytes.
         bytes: usize,
-        /// What for.
+        /// The purpose of the allocation.
         what: String,
-        /// Bytes that are free, in smaller pieces.
+        /// The bytes that are free, perhaps in smaller pieces.
         free: usize,
-        /// Bytes that the device has.
+        /// The bytes that the device has, or the limit of
+        /// [`Device::limit_memory`](super::Device::limit_memory).
         total: usize,
     },
-    /// What was issued was not done in time.
+    /// An operation was not done in time.
     #[error("{operation} on CUDA device {device} was not done in {waited_ms} ms")]
     Late {
-        /// What was waited for.
+        /// The operation.
         operation: String,
         /// The ordinal of the device.
         device: usize,
-        /// For how long it was waited, in milliseconds.
+        /// The time for which the host has waited, in milliseconds.
         waited_ms: u128,
     },
     /// Buffers do not fit each other or the call.
     #[error("{operation}: {problem}")]
     Mismatch {
-        /// What was asked for.
+        /// The operation.
         operation: &'static str,
-        /// What does not fit, with its numbers.
+        /// The mismatch, with its numbers.
         problem: String,
     },
 }

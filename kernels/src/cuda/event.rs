@@ -1,4 +1,4 @@
-//! Moments: ends of operations, for which other streams can wait.
+//! Moments: the ends of operations, for which other streams and the host can wait.
 
 use std::sync::Arc;
 use std::thread;
@@ -11,41 +11,41 @@ use parking_lot::Mutex;
 use super::device::{Device, Handle};
 use super::error::CudaError;
 
-/// How long a waiting thread sleeps between two looks at an event.
+/// The time that a waiting thread sleeps between two queries of an event.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// The events of a device that nobody holds.
+/// The unused events of a device.
 #[derive(Debug, Default)]
 pub(super) struct Events(Mutex<Vec<Handle<CUevent>>>);
 
-/// An event, which goes back when nobody holds it.
+/// An event, which returns to the unused ones when it is dropped.
 #[derive(Debug)]
 struct Event {
     device: Device,
     event: Handle<CUevent>,
 }
 
-/// The end of an operation, or of all that a stream was given so far.
+/// The end of an operation, or of all operations that were issued on a stream so far.
 #[derive(Clone, Debug)]
 pub struct Moment {
     event: Arc<Event>,
     /// The stream on which it was issued.
     pub(super) stream: u64,
-    /// Its number there, from 1.
+    /// The number of the operation on that stream, from 1.
     pub(super) number: u64,
 }
 
-/// An event that will be a moment.
+/// An event that is not yet recorded, and becomes a moment.
 #[derive(Debug)]
 pub(super) struct Upcoming(Event);
 
 impl Upcoming {
-    /// Before anything is issued, so that what was issued is never without an end.
+    /// Takes an event before an operation is issued, so that every issued operation has an event.
     pub(super) fn new(device: &Device) -> Result<Self, CudaError> {
         Event::take(device).map(Self)
     }
 
-    /// The end of all that was issued on `raw` so far, as number `number` of `stream`.
+    /// Records the end of all operations that were issued on `raw` so far, as number `number` of `stream`.
     pub(super) fn record(
         self,
         raw: CUstream,
@@ -60,7 +60,7 @@ impl Upcoming {
 }
 
 impl Moment {
-    /// Has `raw` wait for it, on the device.
+    /// Makes the stream `raw` wait for this moment, on the device.
     pub(super) fn hold_back(&self, raw: CUstream) -> Result<(), CudaError> {
         let Event { device, event } = &*self.event;
         let flags = cudarc::driver::sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -69,7 +69,7 @@ impl Moment {
         waits.map_err(|error| device.refused("wait for an event", error))
     }
 
-    /// Whether it has come.
+    /// Whether the device has reached this moment. Does not wait.
     ///
     /// # Errors
     /// [`CudaError::Driver`] if the operation, or one before it, has failed.
@@ -88,10 +88,12 @@ impl Moment {
 }
 
 impl Moment {
-    /// Waits for it, on the host.
+    /// Blocks the calling thread until the device has reached this moment, for at most `patience`. `operation` names
+    /// the operation in an error.
     ///
     /// # Errors
-    /// [`CudaError::Late`] after `patience`; [`CudaError::Driver`] if the operation, or one before it, has failed.
+    /// [`CudaError::Late`] if the moment is not reached after `patience`; [`CudaError::Driver`] if the operation, or
+    /// one before it, has failed.
     #[expect(clippy::disallowed_methods, reason = "the driver has no wait that ends by a clock")]
     pub fn wait(&self, operation: &str, patience: Duration) -> Result<(), CudaError> {
         let began = Instant::now();
@@ -119,7 +121,8 @@ impl Event {
     }
 }
 
-/// Who waits for it on a device has said so already: to record it anew does not change what they wait for.
+/// Streams that wait for the event have their wait issued already. Recording the event anew does not change these
+/// waits.
 impl Drop for Event {
     fn drop(&mut self) {
         self.device.0.events.0.lock().push(self.event);

@@ -1,4 +1,4 @@
-//! Memory and streams that another library owns. `CUDA.md`, "What others own".
+//! Memory and streams that another library owns. `CUDA.md`, "Memory of other libraries".
 
 use std::any::Any;
 use std::fmt;
@@ -13,26 +13,26 @@ use super::error::CudaError;
 use super::memory::Uses;
 use super::stream::Stream;
 
-/// What keeps foreign memory alive: dropped when the library may have it again.
+/// The value that keeps foreign memory alive. It is dropped when the library may use the memory again.
 type Owner = Box<dyn Any + Send + Sync>;
 
-/// A piece of device memory that a library has lent.
+/// A piece of device memory that another library owns.
 pub(super) struct Foreign {
     pub(super) address: CUdeviceptr,
     pub(super) uses: Uses,
-    /// The library's, on which it uses and frees the memory.
+    /// The stream on which the library uses and frees the memory.
     stream: Arc<Stream>,
-    /// There until it is given back.
+    /// `Some` until the memory is given back.
     owner: Option<Owner>,
 }
 
 impl Foreign {
-    /// Has the library's stream wait for what was done with the memory, and gives it back.
+    /// Makes the library's stream wait for all operations on the memory, and gives the memory back.
     pub(super) fn give_back(mut self) {
         let owner = self.owner.take();
         if let Err(error) = self.stream.wait_for(&self.uses) {
-            // Nobody knows when the device is done with it: the library never gets it back.
-            tracing::warn!(%error, "memory that a library had lent cannot be given back");
+            // It is unknown when the device is done with the memory, so the library never gets it back.
+            tracing::warn!(%error, "device memory of another library cannot be given back: it is leaked");
             let _ = ManuallyDrop::new(owner);
         }
     }
@@ -45,16 +45,16 @@ impl fmt::Debug for Foreign {
 }
 
 impl DeviceBuffer {
-    /// Elements in memory that another library owns and uses on `stream`: what it has issued there so far comes before all that is
-    /// done with the buffer, and what it issues after the buffer is dropped comes behind. `owner` keeps the memory alive, and is dropped
-    /// with the buffer.
+    /// Makes a buffer of `len` elements of `dtype` in device memory that another library owns and uses on `stream`. Operations that the
+    /// library has issued on `stream` so far run before all operations on the buffer. Operations that it issues after the buffer is
+    /// dropped run after them. `owner` keeps the memory alive, and is dropped with the buffer.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::Driver`] if a call of the driver fails.
     ///
     /// # Safety
-    /// CU-7: from `address` on lie so many elements of the stream's device, aligned to their size, until `owner` is dropped; meanwhile the library
-    /// reads them at the most.
+    /// CU-7: until `owner` is dropped, `address` points to `len` elements of `dtype` in the memory of the stream's device, aligned to their
+    /// size. Until then the library does not write them.
     pub unsafe fn foreign(
         stream: &Arc<Stream>,
         (dtype, len): (DType, usize),

@@ -1,4 +1,4 @@
-//! Gradients wherever they lie, packed for the wire; and elements that lie in a larger buffer.
+//! Packing of gradients in host or device memory, and slices of device buffers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::Divisor;
 use crate::gradient::GradientValues;
 use crate::values::Values;
 
-/// How long a gradient is waited for that is read on the host.
+/// The time for which the host waits for the copy of a gradient that it reads.
 const TO_READ: Duration = Duration::from_secs(120);
 
-/// Consecutive elements of a buffer.
+/// A slice of a [`DeviceBuffer`]: consecutive elements of it.
 #[derive(Clone, Debug)]
 pub struct DeviceSlice<'a> {
     buffer: &'a DeviceBuffer,
@@ -26,10 +26,10 @@ pub struct DeviceSlice<'a> {
 }
 
 impl<'a> DeviceSlice<'a> {
-    /// The elements of `range`.
+    /// The elements `range` of `buffer`.
     ///
     /// # Panics
-    /// If it reaches beyond the end, or ends before it starts.
+    /// If `range` reaches beyond the end, or ends before it starts.
     #[must_use]
     pub fn new(buffer: &'a DeviceBuffer, range: Range<usize>) -> Self {
         let (Range { start, end }, len) = (range, buffer.len());
@@ -37,31 +37,31 @@ impl<'a> DeviceSlice<'a> {
         Self { buffer, range: start..end }
     }
 
-    /// The buffer in which they lie.
+    /// The buffer in which the elements lie.
     #[must_use]
     pub fn buffer(&self) -> &'a DeviceBuffer {
         self.buffer
     }
 
-    /// Which of its elements they are.
+    /// The range of the elements in the buffer.
     #[must_use]
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// How many there are.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// Their dtype.
+    /// The dtype of the elements.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.buffer.dtype()
@@ -74,7 +74,7 @@ impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
     }
 }
 
-/// The same, kept alive: a gradient that lies in a larger buffer.
+/// Consecutive elements of a device buffer, which this value keeps alive: a gradient that lies in a larger buffer.
 #[derive(Clone, Debug)]
 pub struct DevicePart {
     buffer: Arc<DeviceBuffer>,
@@ -82,10 +82,10 @@ pub struct DevicePart {
 }
 
 impl DevicePart {
-    /// The elements of `range`.
+    /// The elements `range` of `buffer`.
     ///
     /// # Panics
-    /// As [`DeviceSlice::new`].
+    /// If `range` reaches beyond the end, or ends before it starts.
     #[must_use]
     pub fn new(buffer: Arc<DeviceBuffer>, range: Range<usize>) -> Self {
         let range = DeviceSlice::new(&buffer, range).range();
@@ -93,14 +93,14 @@ impl DevicePart {
     }
 }
 
-/// Who reads it on the host waits for a copy of the whole buffer.
+/// A read on the host copies the whole buffer to the host, and waits for the copy for at most 120 seconds.
 impl GradientValues for DevicePart {
     fn len(&self) -> usize {
         self.range.len()
     }
 
     /// # Panics
-    /// If the device cannot copy it.
+    /// If the copy to the host fails.
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
         let start = self.range.start;
         read_on_host(&self.buffer, start + range.start..start + range.end, visit);
@@ -111,14 +111,14 @@ impl GradientValues for DevicePart {
     }
 }
 
-/// Who reads it on the host waits for a copy of all of it.
+/// A read on the host copies the whole buffer to the host, and waits for the copy for at most 120 seconds.
 impl GradientValues for DeviceBuffer {
     fn len(&self) -> usize {
         DeviceBuffer::len(self)
     }
 
     /// # Panics
-    /// If the device cannot copy it.
+    /// If the copy to the host fails.
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
         read_on_host(self, range, visit);
     }
@@ -130,19 +130,20 @@ impl GradientValues for DeviceBuffer {
 
 fn read_on_host(buffer: &DeviceBuffer, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
     let copy = buffer.device().reader().and_then(|stream| buffer.read_back(stream, TO_READ));
-    let copy = copy.unwrap_or_else(|error| panic!("a gradient on a device: {error}"));
+    let copy = copy.unwrap_or_else(|error| panic!("cannot read a gradient: {error}"));
     visit(copy.values().slice(range));
 }
 
 impl Stream {
-    /// Packs gradients for the wire as [`pack`](Self::pack) does, wherever they lie: those that lie on the host, or on another
-    /// device, are copied first. `gradients`: each with where it belongs in `flat`, in any order; `None` is left out.
+    /// Packs gradients for the wire as [`pack`](Self::pack) does, from host or device memory. Gradients on the host or on another
+    /// device are first copied to this device. Each of `gradients` comes with its first element in `flat`, a multiple of 4, in any
+    /// order. `None` stands for a gradient that is absent, and leaves zeros.
     ///
     /// # Errors
-    /// Those of [`pack`](Self::pack); [`CudaError::OutOfMemory`] if there is no room for a copy.
+    /// The errors of [`pack`](Self::pack); [`CudaError::OutOfMemory`] if the device has no memory for a copy.
     ///
     /// # Panics
-    /// If a gradient panics when it is read.
+    /// If [`GradientValues::read`] of a gradient panics.
     pub fn pack_gradients(
         &self,
         flat: &mut DeviceBuffer,

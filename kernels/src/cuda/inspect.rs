@@ -1,4 +1,4 @@
-//! The squared norm of a buffer, and whether it is finite.
+//! The squared norm of a buffer, and its first element that is not finite.
 
 use std::time::Duration;
 
@@ -11,36 +11,38 @@ use super::noted::{read_words, words};
 use super::source::Kernel;
 use super::stream::Stream;
 
-/// Blocks, at the most, and threads of `inspect.cu`: the same on all devices, so that sums have one order.
+/// The largest number of blocks, and the number of threads, of `inspect.cu`. They are the same on all devices, so that sums have one
+/// order.
 const BLOCKS: u32 = 512;
 const THREADS: u32 = 256;
 
-/// Words of 8 bytes in what one block has seen.
+/// The number of 8-byte words in the result of one block.
 const SEEN: usize = 2;
 
-/// What was seen of some elements.
+/// The result of an inspection of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seen {
-    /// The sum of their squares, in f64.
+    /// The sum of the squares of its elements, in f64.
     pub squared_norm: f64,
-    /// The index of the first that is infinite or NaN.
+    /// The index of the first element that is infinite or NaN; `None` if all are finite.
     pub first_non_finite: Option<u64>,
 }
 
 impl Stream {
-    /// Sums up the squares of f32 elements and looks for one that is not finite, in one pass over each of `all`. Waits for what was
-    /// seen. The order of additions is the same on all devices, and another than that of [`squared_norm`](crate::squared_norm).
-    /// Two launches each.
+    /// Computes the squared norm of each of these f32 buffers and finds its first element that is not finite, in one pass over each.
+    /// Makes two launches per buffer, and waits for the results for at most `patience`. The order of additions is the same on all
+    /// devices, and differs from that of [`squared_norm`](crate::squared_norm).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if one is not f32; [`CudaError::Late`] after `patience`; [`CudaError::OutOfMemory`];
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if a buffer is not f32 or is of another device; [`CudaError::Late`] if the results are not there after
+    /// `patience`; [`CudaError::OutOfMemory`] if the device has no memory for them; [`CudaError::Driver`] if a call of the driver fails,
+    /// or an operation before has failed.
     pub fn inspect(
         &self,
         all: &[&DeviceBuffer],
         patience: Duration,
     ) -> Result<Vec<Seen>, CudaError> {
-        let mut seen = words(self, SEEN * all.len(), "what was seen")?;
+        let mut seen = words(self, SEEN * all.len(), "results of an inspection")?;
         for (index, values) in all.iter().enumerate() {
             self.inspect_one(values, (&mut seen, SEEN * index))?;
         }
@@ -52,14 +54,14 @@ impl Stream {
         Ok(words.as_chunks().0.iter().map(seen_of).collect())
     }
 
-    /// Into `seen`, from this of its words on.
+    /// Inspects one buffer, and writes the result to `seen` from word `at` on.
     fn inspect_one(
         &self,
         values: &DeviceBuffer,
         (seen, at): (&mut DeviceBuffer, usize),
     ) -> Result<(), CudaError> {
         values.check("inspect", DType::F32, values.len())?;
-        let mut blocks = words(self, SEEN * BLOCKS as usize, "what blocks have seen")?;
+        let mut blocks = words(self, SEEN * BLOCKS as usize, "partial results of an inspection")?;
         let (from, len, to) = (values.address(0), values.len() as u64, blocks.address(0));
         let wanted = values.len().div_ceil(WIDTH * THREADS as usize);
         let count = u32::try_from(wanted).unwrap_or(BLOCKS).clamp(1, BLOCKS);

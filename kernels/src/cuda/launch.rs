@@ -1,4 +1,4 @@
-//! How a kernel gets its arguments.
+//! Launches of kernels, with their arguments.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -13,28 +13,28 @@ use super::source::Kernel;
 use super::stream::Stream;
 use crate::{Divisor, divisor};
 
-/// Threads of a block, but for kernels that fix theirs.
+/// The number of threads of a block, except for kernels with a fixed number.
 pub(super) const THREADS: u32 = 256;
 
-/// Elements that a thread takes at once: `WIDTH` of `number.cuh`.
+/// The number of elements that a thread processes at once: `WIDTH` of `number.cuh`.
 pub(super) const WIDTH: usize = 4;
 
-/// As many arguments as any kernel has.
+/// The largest number of arguments of a kernel.
 const MOST_ARGUMENTS: usize = 8;
 
-/// Buffers that a launch reads: of a unit with more parameters than these, the list is allocated.
+/// The buffers that a launch reads. With more buffers than these, the list is allocated on the heap.
 pub(super) type Reads<'a> = SmallVec<[&'a DeviceBuffer; 16]>;
 
-/// Buffers that a launch writes.
+/// The buffers that a launch writes.
 pub(super) type Writes<'a> = SmallVec<[&'a mut DeviceBuffer; 4]>;
 
-/// A value that a kernel takes as an argument: plain, and laid out as the kernel's source says.
+/// A plain value that a kernel takes as an argument, with the layout of the type in the kernel's source.
 ///
 /// # Safety
 /// CU-3: the type has the size, alignment and meaning of the kernel's parameter in its place.
 pub(super) unsafe trait Argument {}
 
-// SAFETY: CU-3, an address, a count, and a number of 32 bits are what C++ has under these names.
+// SAFETY: CU-3, an address, a count and a 32-bit number have the layout of the C++ types.
 unsafe impl Argument for u64 {}
 // SAFETY: CU-3, as above.
 unsafe impl Argument for u32 {}
@@ -77,7 +77,7 @@ unsafe impl Argument for Note {}
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
     kernel: Kernel,
-    /// Elements that it goes over, or the blocks and threads that it fixes.
+    /// The number of elements, or fixed numbers of blocks and threads.
     size: Size,
     arguments: SmallVec<[*mut c_void; MOST_ARGUMENTS]>,
     living: PhantomData<&'a ()>,
@@ -90,12 +90,12 @@ enum Size {
 }
 
 impl<'a> Launch<'a> {
-    /// Of `kernel`, over `len` elements.
+    /// A launch of `kernel` over `len` elements.
     pub(super) fn over(kernel: Kernel, len: usize) -> Self {
         Self::of(kernel, Size::Elements(len))
     }
 
-    /// Of `kernel`, with so many blocks and threads, which it fixes.
+    /// A launch of `kernel` with fixed numbers of blocks and threads.
     pub(super) fn fixed(kernel: Kernel, (blocks, threads): (u32, u32)) -> Self {
         Self::of(kernel, Size::Fixed { blocks, threads })
     }
@@ -104,17 +104,17 @@ impl<'a> Launch<'a> {
         Self { kernel, size, arguments: SmallVec::new(), living: PhantomData }
     }
 
-    /// The next argument.
+    /// Adds the next argument.
     pub(super) fn argument<A: Argument>(mut self, argument: &'a A) -> Self {
         self.arguments.push(std::ptr::from_ref(argument).cast_mut().cast());
         self
     }
 
-    /// Launches it.
+    /// Launches the kernel.
     ///
     /// # Safety
-    /// CU-5: the arguments are the kernel's, in its order; what it reads lies in `reads` and `writes`, and what it writes in
-    /// `writes`, within their elements.
+    /// CU-5: the arguments are those of the kernel, in its order. The kernel reads only elements of the buffers that it reads or
+    /// writes, and writes only elements of the buffers that it writes.
     pub(super) unsafe fn issue(
         mut self,
         stream: &Stream,
@@ -130,7 +130,7 @@ impl<'a> Launch<'a> {
         };
         let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
         stream.issue(self.kernel.name(), buffers, |raw| {
-            // SAFETY: CU-5, the caller's promise is passed on; the arguments live, and are copied.
+            // SAFETY: CU-5, the caller's promise is passed on; the arguments are alive, and are copied.
             unsafe { result::launch_kernel(function.0, grid, block, 0, raw, &mut self.arguments) }
         })?;
         Ok(())

@@ -1,4 +1,5 @@
-//! Whether the libraries of the system are there. The bindings panic where they are not, so this is asked first.
+//! Checks that the libraries of the system can be loaded. The bindings panic where they are missing, so this is checked
+//! first.
 
 use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
@@ -7,26 +8,26 @@ use libloading::Library;
 
 use super::error::CudaError;
 
-/// The names under which the driver and the compiler are installed, those first that the bindings would find first.
+/// The file names of the driver and the compiler, in the order in which the bindings try them.
 const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 const COMPILER: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"];
 
-/// Whether the driver can be loaded.
+/// Checks that the driver can be loaded.
 ///
 /// # Errors
-/// [`CudaError::MissingLibrary`].
+/// [`CudaError::MissingLibrary`] if it cannot.
 pub(super) fn check_driver() -> Result<(), CudaError> {
     static CHECKED: OnceLock<Result<(), CudaError>> = OnceLock::new();
-    CHECKED.get_or_init(|| check("libcuda", "the driver, installed with it", &DRIVER)).clone()
+    CHECKED.get_or_init(|| check("libcuda", "part of the NVIDIA driver", &DRIVER)).clone()
 }
 
-/// Whether the compiler of kernels can be loaded.
+/// Checks that the compiler of kernels can be loaded.
 ///
 /// # Errors
-/// [`CudaError::MissingLibrary`].
+/// [`CudaError::MissingLibrary`] if it cannot.
 pub(super) fn check_compiler() -> Result<(), CudaError> {
     static CHECKED: OnceLock<Result<(), CudaError>> = OnceLock::new();
-    let purpose = "the compiler of kernels, in the CUDA toolkit or the package nvidia-cuda-nvrtc";
+    let purpose = "compiles kernels; part of the CUDA toolkit and the package nvidia-cuda-nvrtc";
     CHECKED.get_or_init(|| check("libnvrtc", purpose, &COMPILER)).clone()
 }
 
@@ -37,7 +38,7 @@ fn check(
 ) -> Result<(), CudaError> {
     let mut tried = Vec::new();
     for name in names {
-        // SAFETY: CU-1, the system's own library is loaded, as the bindings will in a moment.
+        // SAFETY: CU-1, this is the system's own library, which the bindings load next.
         match unsafe { Library::new(*name) } {
             Ok(found) => {
                 // Unloading it would run its destructors, and the bindings load it again.

@@ -1,4 +1,4 @@
-//! Device memory that goes from hand to hand. `CUDA.md`, "Memory".
+//! The pool of device memory, whose blocks go from one buffer to the next. `CUDA.md`, "Memory".
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -12,7 +12,7 @@ use super::device::Device;
 use super::error::CudaError;
 use super::event::Moment;
 
-/// The least block, in bytes.
+/// The size of the smallest block, in bytes.
 const LEAST: usize = 512;
 
 /// From this size on, classes are multiples of it.
@@ -21,7 +21,7 @@ const LARGE: usize = 2 << 20;
 /// The spare blocks of a device.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// By size.
+    /// The classes, by the size of their blocks.
     classes: Mutex<BTreeMap<usize, Class>>,
     pub(super) budget: Budget,
 }
@@ -30,7 +30,7 @@ pub(super) struct Pool {
 #[derive(Debug, Default)]
 struct Class {
     spare: Vec<Block>,
-    /// How many the driver has been asked for.
+    /// The number of blocks that were allocated from the driver.
     allocations: u64,
 }
 
@@ -38,43 +38,45 @@ struct Class {
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) address: CUdeviceptr,
-    /// Its class.
+    /// The size of its class, in bytes.
     size: usize,
     pub(super) uses: Uses,
 }
 
-/// When memory was last written, and read since.
+/// The moment at which a piece of memory was last written, and the moments at which it was read
+/// since.
 #[derive(Debug, Default)]
 pub(super) struct Uses(Mutex<Noted>);
 
 #[derive(Debug, Default)]
 struct Noted {
     write: Option<Moment>,
-    /// The last of each stream.
+    /// The last read of each stream.
     reads: Vec<Moment>,
     is_lost: bool,
 }
 
 impl Uses {
-    /// Calls `act` with what a reader waits for.
+    /// Calls `act` with the moment for which a reader must wait.
     pub(super) fn written(&self, act: impl FnOnce(&Moment)) {
         if let Some(write) = &self.0.lock().write {
             act(write);
         }
     }
 
-    /// Calls `act` with all that a writer waits for.
+    /// Calls `act` with each moment for which a writer must wait.
     pub(super) fn all(&self, act: impl FnMut(&Moment)) {
         let noted = self.0.lock();
         noted.write.iter().chain(&noted.reads).for_each(act);
     }
 
-    /// It is not known when an operation ends that uses it: nobody may have it again.
+    /// Marks the memory as lost: the end of an operation that uses it is unknown, so it must never
+    /// be used again.
     pub(super) fn lose(&self) {
         self.0.lock().is_lost = true;
     }
 
-    /// Whether all have come.
+    /// Whether the device has reached all of these moments.
     fn have_come(&self) -> Result<bool, CudaError> {
         let noted = self.0.lock();
         for moment in noted.write.iter().chain(&noted.reads) {
@@ -91,7 +93,7 @@ impl Uses {
         noted.reads.push(moment.clone());
     }
 
-    /// A writer has waited for everything before.
+    /// Notes a write. It replaces all earlier uses, because the writer has waited for them.
     pub(super) fn note_write(&self, moment: &Moment) {
         let mut noted = self.0.lock();
         noted.reads.clear();
@@ -100,12 +102,12 @@ impl Uses {
 }
 
 impl Pool {
-    /// How many blocks that hold `bytes` the driver has been asked for.
+    /// The number of blocks that were allocated from the driver in the size class of `bytes`.
     pub(super) fn allocations(&self, bytes: usize) -> u64 {
         self.classes.lock().get(&class(bytes)).map_or(0, |class| class.allocations)
     }
 
-    /// A block of at least `bytes`, which may still be in use: by its uses.
+    /// Takes a block of at least `bytes`. Operations may still use it: its uses say which.
     pub(super) fn take(
         &self,
         device: &Device,
@@ -139,7 +141,7 @@ impl Pool {
         if !self.budget.take(size) {
             return Err(result::DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
         }
-        // SAFETY: CU-4, the block that is made of it is given back once, by `release`.
+        // SAFETY: CU-4, the memory belongs to one block, which `release` gives back once.
         let address = unsafe { result::malloc_sync(size) };
         let address = address.inspect_err(|_| self.budget.give_back(size))?;
         self.classes.lock().entry(size).or_default().allocations += 1;
@@ -152,14 +154,15 @@ impl Pool {
         }
     }
 
-    /// Gives those spare blocks back to the driver that the device is done with.
+    /// Frees the spare blocks that the device is done with.
     pub(super) fn release(&self, device: &Device) -> Result<(), CudaError> {
         device.make_current()?;
         let spare: Vec<Block> = {
             let mut classes = self.classes.lock();
             classes.values_mut().flat_map(|class| mem::take(&mut class.spare)).collect()
         };
-        // The lock is free: others take and give back while the driver works.
+        // The lock is released, so other threads can take and give back blocks while the driver
+        // frees memory.
         let mut outcome = Ok(());
         for block in spare {
             match block.uses.have_come() {
@@ -173,13 +176,13 @@ impl Pool {
 }
 
 fn free(device: &Device, block: &Block) -> Result<(), CudaError> {
-    // SAFETY: CU-4, it was spare, so nobody holds it; it is forgotten now.
+    // SAFETY: CU-4, the block was spare, so no buffer holds it; it is dropped now.
     let freed = unsafe { result::free_sync(block.address) };
     device.0.pool.budget.give_back(block.size);
     freed.map_err(|error| device.refused("free memory", error))
 }
 
-/// The size of the block that `bytes` get.
+/// The size of the block for an allocation of `bytes`.
 fn class(bytes: usize) -> usize {
     if bytes > LARGE / 2 {
         bytes.next_multiple_of(LARGE)
@@ -188,7 +191,7 @@ fn class(bytes: usize) -> usize {
     }
 }
 
-/// The error that says that the device has no `bytes` for `what`.
+/// The error that the device has no `bytes` left for `what`.
 pub(super) fn exhausted(device: &Device, (bytes, what): (usize, &str)) -> CudaError {
     let known = device.make_current().ok().and_then(|()| result::mem_get_info().ok());
     let (free, total) = device.0.pool.budget.within(known.unwrap_or_default());

@@ -1,4 +1,4 @@
-//! What is not finite, as kernels note it in passing.
+//! Elements that are not finite, which kernels note during their other work.
 
 use std::time::Duration;
 
@@ -9,49 +9,51 @@ use super::error::CudaError;
 use super::launch::Note;
 use super::stream::Stream;
 
-/// Bits of a note that are an index; the round is above them.
+/// The number of bits of a note that hold the index. The bits above hold the round.
 const INDEX_BITS: u32 = 44;
 
-/// The latest round that is told from those after it.
+/// The last round that a note can hold. Later rounds are noted as this one.
 const LAST_ROUND: u64 = (1 << (u64::BITS - INDEX_BITS)) - 2;
 
-/// Where kernels note the first element that is not finite: of what a member contributes, and of the sums that it gets.
+/// A place in device memory where kernels note the first element that is infinite or NaN: one note for the
+/// contributions of a member, and one for its sums.
 ///
-/// What comes in an earlier round is first, whatever its index: of a step that sums several times into one target.
+/// The first element is the one of the earliest round, and within a round the one with the least index. Rounds tell
+/// apart several sums of one step into the same target, such as those of microbatches.
 #[derive(Debug)]
 pub struct Noted {
-    /// Two u64.
+    /// Two u64, as four f32.
     pub(super) words: DeviceBuffer,
 }
 
-/// Where a kernel notes, and in which round.
+/// The place and the round of a kernel's note.
 #[derive(Debug)]
 pub struct Notes<'a> {
-    /// Where.
+    /// The place.
     pub noted: &'a mut Noted,
     /// The round, from 0.
     pub round: usize,
 }
 
-/// An element that is not finite.
+/// The first element that is infinite or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FirstFound {
-    /// In which round it was noted; later ones than 2^20 - 2 are that one.
+    /// The round in which it was noted, from 0. Rounds above 2^20 - 2 are noted as 2^20 - 2.
     pub round: usize,
-    /// Its index in the buffer that was written.
+    /// Its index in the buffer that the kernel wrote.
     pub index: usize,
 }
 
-/// What was noted.
+/// The notes that were read back; `None` if all elements were finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WhatWasNoted {
-    /// By [`Stream::pack`].
+    /// The note of [`Stream::pack`], on this member's contribution.
     pub contribution: Option<FirstFound>,
-    /// By [`Stream::sum`].
+    /// The note of [`Stream::sum`], on the target.
     pub sum: Option<FirstFound>,
 }
 
-/// What a kernel looks at.
+/// The elements that a kernel checks.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Of {
     Contribution,
@@ -59,37 +61,41 @@ pub(super) enum Of {
 }
 
 impl Noted {
-    /// A place in which nothing is noted yet.
+    /// Makes a place without notes, on the device of `stream`.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`]; [`CudaError::Driver`].
+    /// [`CudaError::OutOfMemory`] if the device has no memory left; [`CudaError::Driver`] if a call of the driver
+    /// fails.
     pub fn new(stream: &Stream) -> Result<Self, CudaError> {
-        let mut noted = Self { words: words(stream, 2, "what is not finite")? };
+        let mut noted = Self { words: words(stream, 2, "notes of non-finite elements")? };
         noted.clear(stream)?;
         Ok(noted)
     }
 
-    /// Forgets what was noted.
+    /// Deletes the notes.
     ///
     /// # Errors
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if `stream` is of another device; [`CudaError::Driver`] if a call of the driver fails.
     pub fn clear(&mut self, stream: &Stream) -> Result<(), CudaError> {
         self.words.fill(stream, 0xff)
     }
 }
 
 impl Stream {
-    /// What was noted in each of these. Waits for it.
+    /// Copies the notes of each of these places to the host, in their order, and waits for the copy for at most
+    /// `patience`.
     ///
     /// # Errors
-    /// [`CudaError::Late`] after `patience`; [`CudaError::OutOfMemory`]; [`CudaError::Driver`].
+    /// [`CudaError::Late`] if the copy is not done after `patience`; [`CudaError::Mismatch`] if a place is on another
+    /// device; [`CudaError::OutOfMemory`] if the device has no memory left; [`CudaError::Driver`] if a call of the
+    /// driver fails, or an operation before the copy has failed.
     pub fn read_noted(
         &self,
         noted: &[&Noted],
         patience: Duration,
     ) -> Result<Vec<WhatWasNoted>, CudaError> {
-        // Side by side, so that it is waited for once.
-        let mut all = words(self, 2 * noted.len(), "what is not finite")?;
+        // All notes go into one buffer, so that the host waits once.
+        let mut all = words(self, 2 * noted.len(), "notes of non-finite elements")?;
         for (index, noted) in noted.iter().enumerate() {
             all.copy(self, 4 * index..4 * (index + 1), (&noted.words, 0..4))?;
         }
@@ -102,12 +108,12 @@ impl Stream {
     }
 }
 
-/// Room for `count` numbers of 8 bytes.
+/// A buffer for `count` numbers of 8 bytes.
 pub(super) fn words(stream: &Stream, count: usize, what: &str) -> Result<DeviceBuffer, CudaError> {
     DeviceBuffer::new(stream.device(), DType::F32, 2 * count, what)
 }
 
-/// Reads them back.
+/// Copies such a buffer to the host.
 pub(super) fn read_words(
     stream: &Stream,
     words: &DeviceBuffer,
@@ -118,7 +124,7 @@ pub(super) fn read_words(
     Ok(halves.as_chunks().0.iter().map(word).collect())
 }
 
-/// The argument of a kernel that notes, or does not.
+/// The argument for the notes of a kernel; with `None` the kernel notes nothing.
 pub(super) fn argument(notes: Option<&Notes<'_>>, of: Of) -> Note {
     let Some(Notes { noted, round }) = notes else { return Note { least: 0, base: 0 } };
     let round = LAST_ROUND.min(*round as u64);

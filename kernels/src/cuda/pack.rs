@@ -1,4 +1,4 @@
-//! Many parameters to and from one flat buffer.
+//! Copies of many parameters to and from one flat buffer.
 
 use smallvec::SmallVec;
 
@@ -12,35 +12,34 @@ use super::stream::Stream;
 use super::table::{MOST_PARAMS, Param, Table, number, wire};
 use crate::Divisor;
 
-/// A gradient, and where its parameter lies in the flat buffer.
+/// A gradient, and the place of its parameter in the flat buffer.
 #[derive(Clone, Debug)]
 pub struct Packed<'a> {
-    /// The gradient, in any dtype of gradients.
+    /// The gradient, in f32, f16 or bf16.
     pub gradient: DeviceSlice<'a>,
-    /// The first element in the flat buffer: a multiple of 4.
+    /// The index of its first element in the flat buffer: a multiple of 4.
     pub start: usize,
 }
 
 /// A parameter that is copied out of the flat buffer.
 #[derive(Debug)]
 pub struct Unpacked<'a> {
-    /// The parameter, in any dtype of parameters.
+    /// The buffer of the parameter, in f32, f16 or bf16.
     pub parameter: &'a mut DeviceBuffer,
-    /// The first element in the flat buffer: a multiple of 4.
+    /// The index of its first element in the flat buffer: a multiple of 4.
     pub start: usize,
 }
 
 impl Stream {
-    /// Packs gradients for the wire: `flat = round(gradient / pre)` where each lies, zeros elsewhere. Divided in f32, and
-    /// rounded once to the dtype of `flat`.
+    /// Packs gradients for the wire: `flat = round(gradient / pre)` at the places of the gradients, zeros elsewhere. Quotients are
+    /// computed in f32 and rounded once to the dtype of `flat`.
     ///
-    /// `gradients` in the order of their starts, without overlap; what has no gradient is left out. Where `notes` says, the least
-    /// index of `flat` that is not finite is noted. One launch for up to 120 gradients. The bits are those of
-    /// [`pack`](crate::pack).
+    /// `gradients` are in the order of their starts, and do not overlap. With `notes`, the kernel notes the least index of `flat`
+    /// whose element is not finite. One launch packs up to 120 gradients. The bits are those of [`pack`](crate::pack).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if gradients overlap, reach beyond the end, or start elsewhere than at a multiple of 4;
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if gradients overlap or are not in order, one reaches beyond the end or starts at an index that is not
+    /// a multiple of 4, or a buffer is of another device; [`CudaError::Driver`] if a call of the driver fails.
     pub fn pack(
         &self,
         flat: &mut DeviceBuffer,
@@ -71,10 +70,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Copies parameters out of a flat buffer, each cast to its own dtype. The inverse of [`pack`](Self::pack), and its conditions.
+    /// Copies parameters out of a flat buffer, each cast to the dtype of its own buffer. This is the inverse of [`pack`](Self::pack),
+    /// with the same conditions on order and starts. One launch copies up to 120 parameters.
     ///
     /// # Errors
-    /// Those of [`pack`](Self::pack).
+    /// The errors of [`pack`](Self::pack).
     pub fn unpack(
         &self,
         flat: &DeviceBuffer,
@@ -113,7 +113,8 @@ fn table<'a>(params: impl Iterator<Item = (DeviceSlice<'a>, usize)>) -> Table<Pa
     Table::of(params.map(entry))
 }
 
-/// Cuts entries into launches: each with the elements from its first entry on (from 0, the first) up to those of the next.
+/// Cuts entries into launches. The elements of a launch begin at its first entry (at 0 for the first launch) and end at the first
+/// entry of the next launch.
 fn runs<T>(
     entries: &[T],
     len: usize,
@@ -137,17 +138,17 @@ fn check_places(
     let mut end = 0;
     for (index, (start, count)) in places.enumerate() {
         let problem = if !start.is_multiple_of(WIDTH) {
-            "no multiple of 4"
+            "does not start at a multiple of 4"
         } else if start < end {
-            "before the end of the one before"
+            "starts before the end of the entry before"
         } else if count > len || start > len - count {
-            "too near the end"
+            "reaches beyond the end"
         } else {
             end = start + count;
             continue;
         };
         let problem =
-            format!("entry {index} has {count} elements from {start} of {len}, which is {problem}");
+            format!("entry {index}, of {count} elements from {start} on of {len}, {problem}");
         return Err(CudaError::Mismatch { operation, problem });
     }
     Ok(())
@@ -179,13 +180,13 @@ mod tests {
         for (places, expected) in [
             (
                 vec![(0, 30), (22, 4)],
-                "entry 1 has 4 elements from 22 of 100, which is no multiple of 4",
+                "entry 1, of 4 elements from 22 on of 100, does not start at a multiple of 4",
             ),
             (
                 vec![(0, 30), (24, 4)],
-                "entry 1 has 4 elements from 24 of 100, which is before the end of the one before",
+                "entry 1, of 4 elements from 24 on of 100, starts before the end of the entry before",
             ),
-            (vec![(96, 5)], "entry 0 has 5 elements from 96 of 100, which is too near the end"),
+            (vec![(96, 5)], "entry 0, of 5 elements from 96 on of 100, reaches beyond the end"),
         ] {
             let said = check(&places).expect_err("it does not fit").to_string();
             assert_eq!(said, format!("pack: {expected}"));

@@ -1,8 +1,8 @@
-//! The kernels' source, which is compiled as one, and which kernels there are.
+//! The source of the kernels, which is compiled as one, and the list of kernels.
 
 use crate::Wire;
 
-/// All files of `kernels/cuda` that a device runs, in order: the first is what the others use.
+/// All files of `kernels/cuda` that a device runs, in order. The others use the first.
 pub(super) const SOURCE: &str = concat!(
     include_str!("../../cuda/number.cuh"),
     include_str!("../../cuda/pack.cu"),
@@ -11,7 +11,7 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("../../cuda/update.cu"),
 );
 
-/// A kernel: of a wire, of what parameters are cast to, or of one kind.
+/// A kernel, with the dtype of its wire, or the dtype to which it casts parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
     Pack(Wire),
@@ -24,7 +24,7 @@ pub(super) enum Kernel {
     InspectBlocks,
 }
 
-/// What updated parameters are cast to.
+/// The dtype to which updated parameters are cast; `Alone` without a cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cast {
     Alone,
@@ -45,7 +45,7 @@ pub(super) const NAMES: [&str; 20] = [
 ];
 
 impl Kernel {
-    /// Its place among all: in an array, so that a launch looks nothing up by a name.
+    /// Its index in [`NAMES`], so that a launch needs no lookup by name.
     pub(super) fn index(self) -> usize {
         let (row, column) = match self {
             Self::Pack(wire) => (0, wire as usize),
@@ -73,7 +73,7 @@ mod tests {
     const CASTS: [(Cast, &str); 3] =
         [(Cast::Alone, "alone"), (Cast::F16, "f16"), (Cast::BF16, "bf16")];
 
-    /// Each kernel, and its name as it is put together.
+    /// Each kernel, and the name that follows from its parts.
     fn all() -> Vec<(Kernel, String)> {
         let mut all = Vec::new();
         for (wire, end) in WIRES {

@@ -1,6 +1,6 @@
-//! Page-locked memory of the host, through which elements go to and from a device.
+//! Page-locked host memory, through which elements are copied to and from a device.
 //!
-//! With ordinary memory the driver would copy through its own, and wait for the stream while it does.
+//! With ordinary memory the driver would copy through its own page-locked memory, and block until the stream gets there.
 
 use std::slice;
 
@@ -11,7 +11,7 @@ use super::device::{Device, Handle};
 use super::error::CudaError;
 use super::event::Moment;
 
-/// The spare pieces of a device, each with the end of the copy that uses it last.
+/// The spare pieces of a device, each with the end of its last copy.
 #[derive(Debug, Default)]
 pub(super) struct Stagings(Mutex<Vec<(Piece, Option<Moment>)>>);
 
@@ -26,14 +26,14 @@ struct Piece {
 #[derive(Debug)]
 pub(super) struct Staging {
     device: Device,
-    /// There until it is dropped.
+    /// `Some` until it is dropped.
     piece: Option<Piece>,
-    /// The end of the copy, where the host does not wait for it.
+    /// The end of the copy, if the host does not wait for it.
     until: Option<Moment>,
 }
 
 impl Staging {
-    /// At least `len` bytes that no copy uses any more.
+    /// Takes a piece of at least `len` bytes that no copy uses.
     pub(super) fn take(device: &Device, len: usize) -> Result<Self, CudaError> {
         device.make_current()?;
         let piece = device.0.stagings.spare(len)?;
@@ -43,17 +43,17 @@ impl Staging {
 
     /// The bytes.
     pub(super) fn bytes(&mut self) -> &mut [u8] {
-        let Piece { start, len } = self.piece.as_ref().expect("there until it is dropped");
-        // SAFETY: CU-6, the piece is page-locked memory of this length, zeroed when it was made, and this is its one owner.
+        let Piece { start, len } = self.piece.as_ref().expect("present until it is dropped");
+        // SAFETY: CU-6, the piece is page-locked memory of this length, zeroed when it was made, and this is its only owner.
         unsafe { slice::from_raw_parts_mut(start.0, *len) }
     }
 
-    /// It is in use until then.
+    /// Returns the piece, which is in use until `moment`.
     pub(super) fn until(mut self, moment: Moment) {
         self.until = Some(moment);
     }
 
-    /// Never uses it again: a copy that was not done in time may still write it.
+    /// Leaks the piece, because a copy that was not done in time may still write it.
     pub(super) fn leak(mut self) {
         self.piece = None;
     }
@@ -65,14 +65,14 @@ impl Piece {
         // SAFETY: CU-6, the memory is never freed: pieces go from copy to copy.
         let start = unsafe { result::malloc_host(len, 0) };
         let start = start.map_err(|error| device.refused("lock pages", error))?.cast::<u8>();
-        // SAFETY: CU-6, there are `len` bytes from `start`, and nobody else has them.
+        // SAFETY: CU-6, there are `len` bytes from `start`, and they have no other user.
         unsafe { start.write_bytes(0, len) };
         Ok(Self { start: Handle(start), len })
     }
 }
 
 impl Stagings {
-    /// The least spare piece that is large enough and free.
+    /// The smallest spare piece that is large enough and not in use.
     fn spare(&self, len: usize) -> Result<Option<Piece>, CudaError> {
         let mut spare = self.0.lock();
         let mut found: Option<usize> = None;

@@ -1,4 +1,4 @@
-//! A stream, and how operations are put on it. `CUDA.md`, "Issuing".
+//! Streams, and the order of the operations that are issued on them. `CUDA.md`, "Issuing".
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,10 +16,11 @@ use super::error::CudaError;
 use super::event::{Moment, Upcoming};
 use super::memory::Uses;
 
-/// Streams of all devices so far: a number says which one is meant.
+/// The number of streams of all devices so far. The next stream gets it as its id.
 static STREAMS: AtomicU64 = AtomicU64::new(0);
 
-/// An order of operations on a device. Operations of different streams run at the same time where their buffers allow it.
+/// A stream of a device: its operations run in the order in which they are issued. Operations of different streams run at the same
+/// time, unless one writes a buffer that the other uses.
 pub struct Stream {
     device: Device,
     id: u64,
@@ -28,36 +29,36 @@ pub struct Stream {
     progress: Mutex<Progress>,
 }
 
-/// Who gives a stream back to the driver.
+/// The owner of the driver's stream, which destroys it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owned {
     ByThis,
     ByAnother,
 }
 
-/// One of several operations that are issued together: its stream, and the buffers that it reads and writes.
+/// One of several operations that [`Stream::enqueue_together`] issues: its stream, and the buffers that it reads and writes.
 #[derive(Debug)]
 pub struct Together<'a> {
-    /// Where it runs.
+    /// The stream of the operation.
     pub stream: &'a Stream,
-    /// What it reads.
+    /// The buffers that the operation reads.
     pub reads: Vec<&'a DeviceBuffer>,
-    /// What it writes.
+    /// The buffers that the operation writes.
     pub writes: Vec<&'a mut DeviceBuffer>,
 }
 
-/// Where on a stream an operation comes.
+/// The place of an operation on a stream.
 struct Place<'a> {
     progress: MutexGuard<'a, Progress>,
     upcoming: Upcoming,
 }
 
-/// What has been issued on a stream.
+/// The operations of a stream so far.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Operations so far.
+    /// The number of operations that were issued.
     issued: u64,
-    /// By stream: the number up to which this one has waited for its operations.
+    /// By the id of another stream: the number of the last operation there for which this stream waits.
     seen: HashMap<u64, u64>,
 }
 
@@ -71,10 +72,10 @@ impl Stream {
         Ok(Self { device, id, raw, owned: Owned::ByThis, progress })
     }
 
-    /// A stream of another library, which is not given back with this.
+    /// Wraps a stream of another library. It is not destroyed when the returned value is dropped.
     ///
     /// # Safety
-    /// CU-7: it is a stream of the device's primary context, and lives at least as long as this.
+    /// CU-7: `raw` is a stream of the device's primary context, and lives at least as long as the returned value.
     #[must_use]
     pub unsafe fn foreign(device: &Device, raw: CUstream) -> Self {
         let id = STREAMS.fetch_add(1, Ordering::Relaxed);
@@ -82,7 +83,7 @@ impl Stream {
         Self { device, id, raw, owned: Owned::ByAnother, progress }
     }
 
-    /// Has what is issued here from now on come behind all that was done with some memory.
+    /// Makes all operations that are issued here from now on wait for all uses of a piece of memory.
     pub(super) fn wait_for(&self, uses: &Uses) -> Result<(), CudaError> {
         self.device.make_current()?;
         let mut awaited = Awaited::of(self.id);
@@ -91,17 +92,19 @@ impl Stream {
         awaited.moments.iter().try_for_each(|moment| self.wait_once(&mut progress, moment))
     }
 
-    /// The device on which it runs.
+    /// The device of the stream.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Puts an operation of another library on this stream, which reads and writes these buffers and no other memory of ours.
-    /// `call` is given the driver's handle of the stream, and returns when the operation is on it.
+    /// Issues an operation of another library on this stream. `buffers` are the buffers that the operation reads, and those that it
+    /// writes. It must use no other memory of this crate. `call` gets the driver's handle to the stream, and returns when the operation
+    /// is issued.
     ///
     /// # Errors
-    /// What `call` returns; [`CudaError::Driver`] if an operation before it has failed.
+    /// The error of `call`; [`CudaError::Mismatch`] if a buffer is of another device; [`CudaError::Driver`] if a call of the driver
+    /// fails, or an operation before has failed.
     pub fn enqueue<E: From<CudaError>>(
         &self,
         buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
@@ -110,7 +113,7 @@ impl Stream {
         self.put(buffers, call).map(drop)
     }
 
-    /// The same of the driver's own operations.
+    /// Issues an operation of the driver itself.
     pub(super) fn issue(
         &self,
         operation: &str,
@@ -131,7 +134,7 @@ impl Stream {
         outcome.and(moment.map_err(E::from))
     }
 
-    /// Has the stream wait for what an operation on these buffers comes after.
+    /// Makes the stream wait for the earlier operations that an operation on these buffers must follow.
     fn prepare(
         &self,
         (reads, writes): (&[&DeviceBuffer], &[&mut DeviceBuffer]),
@@ -148,7 +151,7 @@ impl Stream {
         Ok(Place { progress, upcoming })
     }
 
-    /// Notes that what was issued there uses these buffers; also where a call failed, which may have issued something before.
+    /// Notes that the issued operation uses these buffers, also if the call failed, since it may have issued a part.
     fn record(
         &self,
         place: Place<'_>,
@@ -170,23 +173,24 @@ impl Stream {
         moment
     }
 
-    /// Puts several operations of another library on as many streams, by one `call`, which is given the driver's handles of the
-    /// streams in the order of `parts`: for operations none of which is on its stream before all are.
+    /// Issues several operations of another library on as many streams, by one `call`, for operations that a library issues only
+    /// together. `call` gets the driver's handles to the streams in the order of `parts`.
     ///
-    /// If `call` fails, the memory of all these buffers is never used again: it may have begun something.
+    /// If `call` fails, the memory of all these buffers is never used again, because the call may have issued a part.
     ///
     /// # Errors
-    /// What `call` returns; [`CudaError::Mismatch`] if two parts are on one stream; [`CudaError::Driver`] if an operation before has failed.
+    /// The error of `call`; [`CudaError::Mismatch`] if two parts are on one stream, or a buffer is of another device than its stream;
+    /// [`CudaError::Driver`] if a call of the driver fails, or an operation before has failed.
     pub fn enqueue_together<E: From<CudaError>>(
         parts: &mut [Together<'_>],
         call: impl FnOnce(&[CUstream]) -> Result<(), E>,
     ) -> Result<(), E> {
         let raws: Vec<CUstream> = parts.iter().map(|part| part.stream.raw.0).collect();
-        // In one order, whoever does this at the same time with some of the same streams.
+        // Streams are locked in the order of their ids, so that concurrent calls on the same streams cannot deadlock.
         let mut order: Vec<usize> = (0..parts.len()).collect();
         order.sort_unstable_by_key(|index| parts[*index].stream.id);
         if order.windows(2).any(|pair| parts[pair[0]].stream.id == parts[pair[1]].stream.id) {
-            let problem = "two of several operations are on one stream".to_owned();
+            let problem = "two of the operations are on the same stream".to_owned();
             return Err(CudaError::Mismatch { operation: "issue together", problem }.into());
         }
         let mut places = Vec::with_capacity(parts.len());
@@ -200,7 +204,7 @@ impl Stream {
             let Together { stream, reads, writes } = &parts[index];
             recorded = recorded.and(stream.record(place, (reads, writes)).map(drop));
             if called.is_err() {
-                // The library may still put something on the stream, behind what was recorded.
+                // The library may still issue operations on the stream, after the recorded moment.
                 reads.iter().for_each(|buffer| buffer.uses().lose());
                 writes.iter().for_each(|buffer| buffer.uses().lose());
             }
@@ -219,18 +223,19 @@ impl Stream {
         Err(CudaError::Mismatch { operation: "issue", problem })
     }
 
-    /// Waits on the host until all that was issued is done.
+    /// Blocks the calling thread until all operations that were issued so far are done, for at most `patience`. `operation` names the
+    /// wait in an error.
     ///
     /// # Errors
-    /// [`CudaError::Late`] after `patience`; [`CudaError::Driver`] if an operation has failed.
+    /// [`CudaError::Late`] if the operations are not done after `patience`; [`CudaError::Driver`] if an operation has failed.
     pub fn wait(&self, operation: &str, patience: Duration) -> Result<(), CudaError> {
         self.moment()?.wait(operation, patience)
     }
 
-    /// The end of all that was issued so far.
+    /// The end of all operations that were issued so far. Does not wait.
     ///
     /// # Errors
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Driver`] if a call of the driver fails, or an operation before has failed.
     pub fn moment(&self) -> Result<Moment, CudaError> {
         self.device.make_current()?;
         let upcoming = Upcoming::new(&self.device)?;
@@ -239,7 +244,7 @@ impl Stream {
         upcoming.record(self.raw.0, (self.id, progress.issued))
     }
 
-    /// Waits for a moment of another stream, on the device, unless this one is known to be past it.
+    /// Makes this stream wait for a moment of another stream, on the device, unless it already waits for that moment or a later one.
     fn wait_once(&self, progress: &mut Progress, moment: &Moment) -> Result<(), CudaError> {
         let seen = progress.seen.get(&moment.stream).copied().unwrap_or_default();
         if seen >= moment.number {
@@ -251,7 +256,7 @@ impl Stream {
     }
 }
 
-/// The last moment of each other stream that an operation waits for: one wait a stream, however many buffers there are.
+/// The last moment of each other stream for which an operation must wait: one wait per stream, however many buffers there are.
 struct Awaited {
     /// The stream of the operation.
     own: u64,
@@ -275,15 +280,15 @@ impl Awaited {
     }
 }
 
-/// What was issued still runs to its end.
+/// Operations that were issued still run to their end.
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.owned == Owned::ByAnother || self.device.make_current().is_err() {
             return;
         }
-        // SAFETY: CU-2, the stream lives, and nobody uses it any more.
+        // SAFETY: CU-2, the stream lives, and has no other user any more.
         if let Err(error) = unsafe { result::stream::destroy(self.raw.0) } {
-            tracing::warn!(?error, "a stream could not be given back");
+            tracing::warn!(?error, "a CUDA stream could not be destroyed");
         }
     }
 }

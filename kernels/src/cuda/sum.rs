@@ -1,4 +1,4 @@
-//! Sums of what members sent, and casts.
+//! Sums of members' contributions, and casts.
 
 use std::ops::Range;
 
@@ -14,14 +14,17 @@ use super::table::{MOST_MEMBERS, Table, wire};
 use crate::{Divisor, Fold};
 
 impl Stream {
-    /// Sums elements of members, in their order in f32, and takes the sum into a target: `target = sum / post` or
-    /// `target += sum / post`. `wires`: one buffer a member, all of one dtype; the elements of `range` of each are summed.
-    /// `target`: `[range.len()]`, f32. Where `notes` says, the least index of the target that is not finite is noted.
+    /// Sums the contributions of members, in their order and in f32, and takes the sum into a target: `target = sum / post` or
+    /// `target += sum / post`.
     ///
-    /// The bits are those of [`sum_contributions`](crate::sum_contributions) on a wire that rounds nothing. One launch.
+    /// `wires` has one buffer per member, all of one dtype; the elements `range` of each are summed. `range` starts at a multiple of 4.
+    /// `target` is `[range.len()]`, f32. With `notes`, the kernel notes the least index of the target whose element is not finite.
+    ///
+    /// The call makes one launch. The bits are those of [`sum_contributions`](crate::sum_contributions) on a wire that rounds nothing.
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a buffer does not fit, or there are no members, or more than 480; [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if there are no members or more than 480, a buffer has the wrong dtype or length or is of another device,
+    /// or `range` starts at an index that is not a multiple of 4; [`CudaError::Driver`] if a call of the driver fails.
     pub fn sum(
         &self,
         target: &mut DeviceBuffer,
@@ -50,12 +53,13 @@ impl Stream {
         unsafe { launch.issue(self, (wires, &mut writes)) }
     }
 
-    /// Casts f32 to the dtype of the target: `target = round(source / pre)`, divided in f32 and rounded once. One launch.
+    /// Casts f32 to the dtype of the target: `target = round(source / pre)`, divided in f32 and rounded once.
     ///
-    /// The bits are those of [`pack`](crate::pack).
+    /// The call makes one launch. The bits are those of [`pack`](crate::pack).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the buffers differ in length, or the source is not f32; [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if the buffers differ in length, the source is not f32, or a buffer is of another device;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn narrow(
         &self,
         target: &mut DeviceBuffer,
@@ -79,20 +83,20 @@ impl Stream {
 fn check_members(wires: &[&DeviceBuffer], range: &Range<usize>) -> Result<(), CudaError> {
     let refuse = |problem| Err(CudaError::Mismatch { operation: "sum", problem });
     if wires.is_empty() || wires.len() > MOST_MEMBERS {
-        return refuse(format!("{} members, where 1 to {MOST_MEMBERS} are meant", wires.len()));
+        return refuse(format!("{} members, but 1 to {MOST_MEMBERS} are expected", wires.len()));
     }
     if range.start > range.end {
-        return refuse(format!("a range from {} to {}", range.start, range.end));
+        return refuse(format!("the range {range:?} ends before it starts"));
     }
     if !range.start.is_multiple_of(WIDTH) {
-        return refuse(format!("a range from {}, which is no multiple of 4", range.start));
+        return refuse(format!("the range {range:?} does not start at a multiple of 4"));
     }
     for (member, wire) in wires.iter().enumerate() {
         if wire.len() < range.end || wire.dtype() != wires[0].dtype() {
             let (len, dtype) = (wire.len(), wire.dtype());
             let end = range.end;
             return refuse(format!(
-                "member {member} has {len} elements of {dtype}, where {end} of {} are meant",
+                "member {member} has {len} elements of {dtype}, but {end} of {} are expected",
                 wires[0].dtype()
             ));
         }

@@ -1,4 +1,4 @@
-//! Tables that kernels take as an argument.
+//! Tables that kernels take as arguments.
 
 use std::mem::MaybeUninit;
 
@@ -16,7 +16,7 @@ pub(super) const MOST_MEMBERS: usize = 480;
 /// The most pieces of one launch: `MOST_PIECES` of `update.cu`.
 pub(super) const MOST_PIECES: usize = 120;
 
-/// The dtype of a buffer of a device: each has one of three.
+/// The dtype of a device buffer as a [`Wire`]: each has one of the three dtypes.
 pub(super) fn wire(dtype: DType) -> Wire {
     match dtype {
         DType::F16 => Wire::F16,
@@ -25,14 +25,14 @@ pub(super) fn wire(dtype: DType) -> Wire {
     }
 }
 
-/// Its number: `F32`, `F16` and `BF16` of `number.cuh`.
+/// The number of a dtype: `F32`, `F16` and `BF16` of `number.cuh`.
 pub(super) fn number(dtype: DType) -> u32 {
     wire(dtype) as u32
 }
 
-/// Entries of a table, and how many there are: `Params`, `Members` and `Pieces` of the kernels.
+/// The entries of a table, and their number: `Params`, `Members` and `Pieces` of the kernels.
 ///
-/// What is beyond the count is not written: a table of 4 KiB for a few entries would take longer to fill with zeros than the rest.
+/// Entries beyond the count are not initialized: for a few entries, filling 4 KiB with zeros would take longer than all the rest.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Table<T, const MOST: usize> {
@@ -41,7 +41,7 @@ pub(super) struct Table<T, const MOST: usize> {
 }
 
 // SAFETY: CU-3, an array of entries as the kernel has them, all multiples of 8 bytes, then a count of 8 bytes; the driver
-// copies all of them, and the kernel looks at no entry from the count on.
+// copies all of them, and the kernel reads no entry from the count on.
 unsafe impl<T: Copy, const MOST: usize> Argument for Table<T, MOST> {}
 
 impl<T: Copy, const MOST: usize> Table<T, MOST> {
@@ -82,7 +82,7 @@ pub(super) struct Piece {
 mod tests {
     use super::*;
 
-    /// All arguments of a launch may take 4 KiB together, and those beside a table take 80 bytes at the most.
+    /// All arguments of a launch together may take 4 KiB, and the arguments besides a table take at most 80 bytes.
     #[test]
     fn tables_leave_room_for_other_arguments() {
         assert!(size_of::<Table<Param, MOST_PARAMS>>() <= 4096 - 80);

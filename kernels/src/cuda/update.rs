@@ -13,25 +13,26 @@ use super::table::{MOST_PIECES, Piece, Table};
 use crate::optimizer::{AdamWFactors, SgdFactors};
 use crate::{AdamWStep, MomentumKind, SgdStep};
 
-/// What an update reads and writes beside the state of its optimizer, which is as long as the gradient.
+/// The buffers that an update reads and writes besides the state of its optimizer. The state is as long as the gradient.
 #[derive(Debug)]
 pub struct DeviceUpdate<'a> {
-    /// f32 master parameters: at least as many as the gradient has elements. Those behind are not trained.
+    /// The f32 master parameters: at least as many as the gradient has elements. The parameters beyond that are not trained.
     pub parameters: &'a mut DeviceBuffer,
-    /// Where the updated parameters are also wanted, rounded to f16 or bf16, as long as these: written, and never read.
+    /// The target of a copy of the updated parameters in f16 or bf16, if one is needed. It is as long as `parameters`. The updated
+    /// elements are written, and it is never read.
     pub rounded: Option<&'a mut DeviceBuffer>,
-    /// f32.
+    /// The f32 gradient.
     pub gradient: &'a DeviceBuffer,
-    /// By what the gradient is divided, in f64 and rounded to f32 once.
+    /// The divisor of the gradient. The quotient is computed in f64 and rounded to f32 once.
     pub divisor: f64,
 }
 
-/// A run of elements of one parameter.
+/// Consecutive elements of one parameter, and the number of their update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceOfStep {
-    /// Its elements; the first is a multiple of 4.
+    /// The elements, which start at a multiple of 4.
     pub range: Range<usize>,
-    /// Which update of this parameter it is, from 1.
+    /// The number of this update of the parameter, from 1.
     pub step: u64,
 }
 
@@ -67,14 +68,17 @@ unsafe impl Argument for DeviceAdamW {}
 unsafe impl Argument for DeviceSgd {}
 
 impl Stream {
-    /// One AdamW update of the elements of `pieces`, in their order, without overlap; others stay as they are. `moments`: the first
-    /// and the second, f32, as long as the gradient. `step.step` is each piece's own.
+    /// Makes one AdamW update of the elements of `pieces`, which are in order and do not overlap. Other elements are unchanged. The
+    /// last argument is the first and the second moment, f32 and as long as the gradient. Each piece has its own number of the update,
+    /// and `step.step` is ignored.
     ///
-    /// One launch for up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
+    /// One launch updates up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
     /// [`adamw`](crate::adamw).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a buffer or a piece does not fit; [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] if a buffer has the wrong dtype or length or is of another device, or if a piece is out of order, lies
+    /// outside of the gradient, does not start at a multiple of 4, or has update number 0; [`CudaError::Driver`] if a call of the driver
+    /// fails.
     pub fn adamw(
         &self,
         update: DeviceUpdate<'_>,
@@ -107,15 +111,15 @@ impl Stream {
         Ok(())
     }
 
-    /// One SGD update of the elements of `pieces`, in their order, without overlap; others stay as they are. `velocity`: f32, as
-    /// long as the gradient.
+    /// Makes one SGD update of the elements of `pieces`, which are in order and do not overlap. Other elements are unchanged. `velocity`
+    /// is f32 and as long as the gradient.
     ///
-    /// One launch for up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
+    /// One launch updates up to 120 pieces. The bits are those of [`update_in_blocks`](crate::update_in_blocks) with
     /// [`sgd`](crate::sgd).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a buffer or a piece does not fit, or there is momentum and no velocity;
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Mismatch`] in the cases of [`adamw`](Self::adamw), and if `step.momentum` is not 0 and there is no velocity;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn sgd(
         &self,
         update: DeviceUpdate<'_>,
@@ -152,7 +156,7 @@ impl Stream {
 }
 
 impl DeviceUpdate<'_> {
-    /// The length of the gradient, if the pieces lie within, and the other buffers fit it.
+    /// Checks that the pieces lie within the gradient and that the other buffers fit it. Returns the length of the gradient.
     fn check(&self, operation: &'static str, pieces: &[PieceOfStep]) -> Result<usize, CudaError> {
         let (len, all) = (self.gradient.len(), self.parameters.len());
         self.parameters.check(operation, DType::F32, all.max(len))?;
@@ -165,7 +169,10 @@ impl DeviceUpdate<'_> {
         for PieceOfStep { range, step } in pieces {
             let fits = range.start >= end && range.start <= range.end && range.end <= len;
             if !fits || !range.start.is_multiple_of(WIDTH) || *step == 0 {
-                let problem = format!("a piece of {range:?} of {len}, update {step}, after {end}");
+                let problem = format!(
+                    "piece {range:?} of update {step} is invalid: it must start at a multiple of 4 from {end} on, \
+                     lie within {len} elements, and updates count from 1"
+                );
                 return Err(CudaError::Mismatch { operation, problem });
             }
             end = range.end;
@@ -174,7 +181,7 @@ impl DeviceUpdate<'_> {
     }
 }
 
-/// What parameters are cast to for this buffer, and where it is. Its dtype has been checked.
+/// The cast for this buffer, and the buffer's address. Its dtype has been checked.
 fn cast_of(rounded: Option<&DeviceBuffer>) -> (Cast, u64) {
     let cast = |dtype| if dtype == DType::F16 { Cast::F16 } else { Cast::BF16 };
     rounded.map_or((Cast::Alone, 0), |it| (cast(it.dtype()), it.address(0)))
@@ -185,7 +192,7 @@ fn entry(piece: &PieceOfStep, (rate, second_root): (f32, f32)) -> Piece {
     Piece { start: range.start as u64, len: range.len() as u64, rate, second_root }
 }
 
-/// The table of some pieces, which are not none, and the elements from the first to the last.
+/// The table of pieces, of which there is at least one, and the number of elements from the first to the last.
 fn table(
     pieces: &[PieceOfStep],
     entry: impl Fn(&PieceOfStep) -> Piece,

@@ -1,5 +1,5 @@
-//! K-1: `threads_fill_one_vector` and `claimed_blocks_cover_a_buffer` write concurrently; the checks that
-//! remain are tested one by one.
+//! K-1: `threads_fill_one_vector` and `claimed_blocks_cover_a_buffer` write concurrently. The other tests cover the
+//! checks one by one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -93,7 +93,7 @@ fn a_range_beyond_the_end_is_refused() {
 #[should_panic(expected = "slice 3..2 of a buffer of 4 elements")]
 fn a_range_that_ends_before_it_starts_is_refused() {
     let shared = DisjointVec::from(vec![0; 4]);
-    #[expect(clippy::reversed_empty_ranges, reason = "what is tested")]
+    #[expect(clippy::reversed_empty_ranges, reason = "the test needs one")]
     // SAFETY: K-1, this is the only slice.
     unsafe {
         shared.slice_mut(3..2)

@@ -8,7 +8,7 @@ fn refuses_what_is_not_a_divisor() {
     }
     assert!(Divisor::new(f32::NAN).is_err());
     let message = Divisor::new(-2.5).unwrap_err().to_string();
-    assert_eq!(message, "divisor -2.5: a divisor is finite and greater than zero");
+    assert_eq!(message, "divisor -2.5 is invalid: a divisor must be finite and greater than zero");
 }
 
 #[test]

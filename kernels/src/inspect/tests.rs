@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::{LANES, STRIDE, first_non_finite, squared_norm};
 use crate::simd::tests::on_both;
 
-/// The order of additions that [`squared_norm`] promises, written plainly.
+/// The squared norm in the order of additions that [`squared_norm`] promises, as a plain loop.
 fn in_lanes(values: &[f32]) -> f64 {
     let mut sums = [0.0; LANES];
     for (index, value) in values.iter().enumerate() {

@@ -1,14 +1,15 @@
-//! The allocator: the system's, with a header in front of each block that says where the block is counted.
+//! The counting allocator. It allocates from the system, with a header in front of each block that holds the block's
+//! rank and category.
 //!
 //! ```text
 //!   base                        block = base + offset
 //!   |                           |
 //!   v                           v
-//!   [ ...unused... ][ Tag: 4 B ][ the bytes that were asked for ]
+//!   [ ...unused... ][ Tag: 4 B ][ the requested bytes ]
 //! ```
 //!
-//! `offset` is 16, or the alignment where that is greater, so a block is aligned as asked for, and vectors as well as
-//! the system's own allocator aligns them. It follows from the layout alone, which Rust gives back with each block.
+//! `offset` is 16, or the alignment if that is greater. So a block has the requested alignment, and vectors are aligned
+//! as well as by the system's own allocator. `offset` follows from the layout alone, which Rust passes with each block.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -16,7 +17,8 @@ use std::ptr;
 use super::scope;
 use super::tally::{self, Tag};
 
-/// A global allocator that counts what is allocated in a [`scope`](super::scope), and passes all else on to the system.
+/// A global allocator that counts the allocations made in a [`scope`](super::scope). All memory comes from the system's
+/// allocator.
 ///
 /// It costs 16 bytes and two thread-local reads for each allocation. Zeroed memory stays as cheap as the system's, and
 /// large blocks grow in place where the system's do.
@@ -27,7 +29,7 @@ pub struct CountingAllocator;
 const HEADER: usize = 16;
 
 // SAFETY: K-3 and K-4: a block is a fresh part of one allocation of the system, aligned and large enough; blocks are
-// freed and grown with the layout that they were made with; nothing here unwinds.
+// freed and grown with the layout of their allocation; nothing here unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some((padded, tag)) = Padded::within_budget(layout) else { return ptr::null_mut() };
@@ -82,7 +84,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// The layout of an allocation with its header, and where the block lies in it.
+/// The layout of an allocation with its header, and the offset of the block in it.
 #[derive(Debug, Clone, Copy)]
 struct Padded {
     layout: Layout,
@@ -90,7 +92,7 @@ struct Padded {
 }
 
 impl Padded {
-    /// `None` if the sum would overflow, which the caller reports as being out of memory.
+    /// `None` if the size would overflow, which the caller reports as being out of memory.
     fn of(layout: Layout) -> Option<Self> {
         let align = layout.align().max(align_of::<Tag>());
         let offset = align.max(HEADER);
@@ -99,7 +101,7 @@ impl Padded {
         Some(Self { layout, offset })
     }
 
-    /// The same, and where it is counted; `None` too if the budget there has no room for it.
+    /// The padded layout, and the tag of the counters; also `None` if their budget has no room for the block.
     fn within_budget(layout: Layout) -> Option<(Self, Tag)> {
         let tag = scope::current();
         if tag.refuses(layout.size()) {
@@ -108,25 +110,25 @@ impl Padded {
         Some((Self::of(layout)?, tag))
     }
 
-    /// The same alignment and offset, for a block of another size.
+    /// The padded layout for a block of another size, with the same alignment and offset.
     fn resized(self, size: usize) -> Option<Self> {
         let size = size.checked_add(self.offset)?;
         let layout = Layout::from_size_align(size, self.layout.align()).ok()?;
         Some(Self { layout, ..self })
     }
 
-    /// Writes the header, counts the block, and gives it out. A `base` of null is passed on.
+    /// Writes the header, counts the block, and returns it. Returns null if `base` is null.
     ///
     /// # Safety
     ///
-    /// K-4: `base` is null, or an allocation of this layout that nobody else uses; `size` is that of the block.
+    /// K-4: `base` is null, or an allocation of this layout that has no other user; `size` is that of the block.
     unsafe fn admit(self, base: *mut u8, tag: Tag, size: usize) -> *mut u8 {
         if base.is_null() {
             return base;
         }
         // SAFETY: K-3, the header is within the allocation.
         let header = unsafe { self.header(base) };
-        // SAFETY: K-4, the header is aligned, and nobody else uses the allocation yet.
+        // SAFETY: K-4, the header is aligned, and the allocation has no other user yet.
         unsafe { header.write(tag) };
         tag.charge(size);
         tally::count_allocation(size);
@@ -134,7 +136,7 @@ impl Padded {
         unsafe { base.add(self.offset) }
     }
 
-    /// Where the allocation of a block begins.
+    /// The start of the allocation of a block.
     ///
     /// # Safety
     ///
@@ -144,7 +146,7 @@ impl Padded {
         unsafe { block.sub(self.offset) }
     }
 
-    /// Where an allocation is counted.
+    /// The tag of the counters of an allocation.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! For whom and for what a thread allocates at the moment.
+//! The rank and the category for which a thread allocates at the moment.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -10,30 +10,31 @@ use hsdp_sharding::Rank;
 use super::tally::DeviceCharge;
 use super::tally::{Category, MAX_RANKS, Tag};
 
-// Constant initial values and nothing to drop: the allocator reads these, so they must never allocate, and must work
-// before a thread's first line and after its last.
+// The initial values are constant and nothing is dropped: the allocator reads these, so they must never allocate, and
+// must work before a thread's first line and after its last.
 thread_local! {
     static RANK: Cell<usize> = const { Cell::new(0) };
     static TAG: Cell<Tag> = const { Cell::new(Tag::NONE) };
     static PROBED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, the allocations of this thread belong to a category. It stays on its thread.
-#[must_use = "a scope counts what is allocated while it lives"]
+/// A guard: while it lives, the allocations of this thread belong to a category. It cannot be sent to another thread.
+#[must_use = "a scope counts allocations only while it lives"]
 #[derive(Debug)]
 pub struct Scope {
     outer: Tag,
     stays_on_its_thread: PhantomData<*const ()>,
 }
 
-/// Counts what this thread allocates as `category`, until the scope that it returns is dropped. Scopes nest.
+/// Counts the allocations of this thread in `category`, until the returned scope is dropped. Scopes nest.
 ///
-/// The rank is that of [`set_rank`] at this moment.
+/// The rank is the one that this thread last passed to [`set_rank`] before this call.
 pub fn scope(category: Category) -> Scope {
     enter(Tag::new(RANK.get(), category))
 }
 
-/// Says for which rank this thread allocates in the scopes that it opens from now on. A new thread is of rank 0.
+/// Sets the rank for which this thread's scopes count from now on. Scopes that are open keep their rank. A new thread
+/// has rank 0.
 ///
 /// # Panics
 ///
@@ -45,7 +46,7 @@ pub fn set_rank(rank: Rank) {
 
 /// Whether [`CountingAllocator`](super::CountingAllocator) is this program's global allocator.
 ///
-/// Found out by an allocation, so it cannot be wrong.
+/// The function makes an allocation and checks whether the allocator sees it. The allocation is not counted for a rank.
 pub fn is_installed() -> bool {
     PROBED.set(false);
     let probe = enter(Tag::PROBE);
@@ -60,7 +61,7 @@ pub(crate) fn charge_on_device(bytes: usize) -> DeviceCharge {
     DeviceCharge::new(TAG.get(), bytes)
 }
 
-/// Where this thread's next allocation belongs.
+/// The tag of this thread's next allocation.
 pub(super) fn current() -> Tag {
     let tag = TAG.get();
     if tag == Tag::PROBE {

@@ -1,4 +1,4 @@
-//! The counters: one pair for each rank and category, in a static table that needs no allocation.
+//! The counters: a pair for each rank and category, in a static table that needs no allocation.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -6,36 +6,36 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use hsdp_sharding::{ByteCount, Rank};
 
-/// How many ranks of one process are counted apart.
+/// The number of ranks whose memory is counted: ranks 0 to 1023.
 pub const MAX_RANKS: usize = 1024;
 
-/// What memory is held for. The names are those of a plan's memory formulas.
+/// The purpose for which memory is held. The names are those of a plan's memory formulas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Category {
     /// A rank's own parameters: the f32 master copy.
     Shard,
-    /// The same in the compute dtype, where that is another: what gathers read.
+    /// A rank's own parameters in the compute dtype, which gathers read, where that is not the master copy itself.
     GatherInput,
     /// Gathered parameters, in the compute dtype.
     Full,
-    /// Unsharded gradients that the runtime accumulates.
+    /// Unsharded gradients that the runtime accumulates over microbatches.
     GradFull,
-    /// Sums of reduced gradients.
+    /// Partials: sums of reduced gradients.
     Partial,
     /// The state of an optimizer.
     Optimizer,
     /// Copies of shards and state that a checkpoint is written from.
     Snapshot,
-    /// Anything else. It is not counted.
+    /// Any other purpose. It is not counted.
     Other,
 }
 
-/// What one rank holds in one category.
+/// The memory that one rank holds in one category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// What it holds now.
+    /// The bytes that it holds now.
     pub live: ByteCount,
-    /// The most that it held at once since the last [`reset_peaks`].
+    /// The most bytes that it held at once since the last [`reset_peaks`].
     pub peak: ByteCount,
 }
 
@@ -71,16 +71,17 @@ impl fmt::Display for Category {
     }
 }
 
-/// What `rank` holds in `category`, in the memory of the process. Always zero for [`Category::Other`], and for a rank from
-/// [`MAX_RANKS`] on.
+/// The host memory that `rank` holds in `category`. Always zero for [`Category::Other`], for ranks from [`MAX_RANKS`] on, and
+/// where the [allocator](super::CountingAllocator) is not installed.
 ///
-/// Exact for what happened before this call, in the sense of the memory model; while other threads allocate, the two
-/// numbers may be from different moments.
+/// The numbers are exact for allocations that happened before this call, in the sense of the memory model. While other
+/// threads allocate, the two numbers may be from different moments.
 pub fn usage(rank: Rank, category: Category) -> Usage {
     usage_in(&TALLIES, rank, category)
 }
 
-/// The same of buffers on devices: their elements, without what their blocks have beyond these.
+/// The device memory that `rank` holds in `category`, over all devices. The bytes of buffers' elements are counted, without the
+/// spare bytes of their blocks. Always zero for [`Category::Other`], and for ranks from [`MAX_RANKS`] on.
 #[cfg(feature = "cuda")]
 pub fn usage_on_device(rank: Rank, category: Category) -> Usage {
     usage_in(&ON_DEVICE, rank, category)
@@ -94,24 +95,29 @@ fn usage_in(table: &[Row; MAX_RANKS], rank: Rank, category: Category) -> Usage {
     }
 }
 
-/// What a process has allocated, in any scope and in none, freed or not.
+/// All allocations of a process so far, inside and outside of scopes, freed or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allocations {
-    /// How often memory was asked for; growing counts, shrinking does not.
+    /// The number of allocations. Growing a block counts as one, shrinking does not count.
     pub count: u64,
-    /// How much of it.
+    /// The bytes that these allocations added.
     pub bytes: ByteCount,
 }
 
 impl Allocations {
-    /// What came since an earlier look.
+    /// The allocations since `earlier`, which an earlier call of [`allocations`] returned.
+    ///
+    /// # Panics
+    ///
+    /// If the bytes of `earlier` are more than these; in a debug build also if its count is larger.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self { count: self.count - earlier.count, bytes: self.bytes - earlier.bytes }
     }
 }
 
-/// What this process has allocated so far. Exact for what happened before this call, in the sense of the memory model.
+/// The allocations of this process so far; zero where the [allocator](super::CountingAllocator) is not installed. The numbers
+/// are exact for allocations that happened before this call, in the sense of the memory model.
 pub fn allocations() -> Allocations {
     Allocations { count: COUNT.load(Relaxed), bytes: ByteCount(BYTES.load(Relaxed)) }
 }
@@ -119,13 +125,14 @@ pub fn allocations() -> Allocations {
 static COUNT: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Counts an allocation of `size` bytes, whatever it is for.
+/// Counts an allocation of `size` bytes, in any scope or none.
 pub(super) fn count_allocation(size: usize) {
     COUNT.fetch_add(1, Relaxed);
     BYTES.fetch_add(size as u64, Relaxed);
 }
 
-/// Lowers every peak to what is held now. Call it while no other thread allocates, or peaks of that moment may be lost.
+/// Sets every peak, of all ranks and categories, to the bytes that are held now. If another thread allocates during the call,
+/// its peak may be lost.
 pub fn reset_peaks() {
     lower_peaks(&TALLIES);
     #[cfg(feature = "cuda")]
@@ -138,11 +145,12 @@ fn lower_peaks(table: &[Row; MAX_RANKS]) {
     }
 }
 
-/// Lets `rank` hold at most `bytes` in `category`, or anything again (`None`): beyond that the [allocator] refuses, as a
-/// machine without more memory does. Nothing happens for [`Category::Other`], or a rank from [`MAX_RANKS`] on.
+/// Limits the host memory that `rank` may hold in `category` to `bytes`; `None` removes the limit. Beyond it the [allocator]
+/// returns null, as it does on a machine without free memory. The call has no effect for [`Category::Other`], and for ranks
+/// from [`MAX_RANKS`] on.
 ///
-/// Code that cannot do without ends the process when it is refused. What the runtime allocates for gathered parameters,
-/// partials and gradients can.
+/// Code that cannot handle a failed allocation aborts the process. The runtime's allocations of gathered parameters,
+/// partials and gradients return an error instead.
 ///
 /// [allocator]: super::CountingAllocator
 pub fn set_budget(rank: Rank, category: Category, bytes: Option<ByteCount>) {
@@ -152,14 +160,14 @@ pub fn set_budget(rank: Rank, category: Category, bytes: Option<ByteCount>) {
     }
 }
 
-/// Which counters an allocation belongs to, as it is kept in front of it.
+/// The counters to which an allocation belongs. The header of the allocation holds this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tag(u32);
 
 impl Tag {
     /// Not counted.
     pub(super) const NONE: Self = Self(0);
-    /// Not counted, but seen: how [`is_installed`](super::is_installed) finds out.
+    /// Not counted, but seen by the allocator: [`is_installed`](super::is_installed) uses it.
     pub(super) const PROBE: Self = Self(u32::MAX);
 
     /// The counters of a rank, which is below [`MAX_RANKS`], and a category.
@@ -171,7 +179,7 @@ impl Tag {
         }
     }
 
-    /// Whether the budget has no room for `size` more bytes. Allocations at the same moment may all fit by themselves.
+    /// Whether the budget has no room for `size` more bytes. Concurrent allocations may together exceed the budget.
     pub(super) fn refuses(self, size: usize) -> bool {
         let Some(tally) = self.tally() else { return false };
         let live = tally.live.load(Relaxed);
@@ -185,7 +193,7 @@ impl Tag {
         }
     }
 
-    /// Counts that `size` bytes are gone.
+    /// Counts that `size` bytes were freed.
     pub(super) fn refund(self, size: usize) {
         if let Some(tally) = self.tally() {
             tally.refund(size);
@@ -202,7 +210,7 @@ impl Tag {
     }
 }
 
-/// Where bytes on a device were counted.
+/// The counters of a buffer on a device.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub(crate) struct DeviceCharge(Tag);
@@ -216,12 +224,12 @@ impl DeviceCharge {
         Self(tag)
     }
 
-    /// Of memory that is another library's.
+    /// The charge of another library's memory, which is not counted.
     pub(crate) const fn nowhere() -> Self {
         Self(Tag::NONE)
     }
 
-    /// Counts that they are gone.
+    /// Counts that `bytes` were freed.
     pub(crate) fn refund(&self, bytes: usize) {
         if let Some(tally) = self.0.tally_in(&ON_DEVICE) {
             tally.refund(bytes);
@@ -246,7 +254,7 @@ impl Tally {
     }
 
     fn charge(&self, size: usize) {
-        // Each addition sees the sum that it makes, so the greatest of them is the peak, whatever the order of threads.
+        // Each addition returns the sum that it makes, so the greatest sum is the peak, whatever the order of threads.
         let live = self.live.fetch_add(size as u64, Relaxed) + size as u64;
         self.peak.fetch_max(live, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The allocator called directly, without being installed: K-3 and K-4. `tests/memory.rs` installs it.
+//! K-3 and K-4: these tests call the allocator directly. `tests/counting_allocator.rs` installs it.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::thread;
@@ -22,7 +22,7 @@ fn allocate(layout: Layout, byte: u8) -> *mut u8 {
     block
 }
 
-/// Frees, after a look at the bytes.
+/// Frees, after a check of the bytes.
 fn free(block: *mut u8, layout: Layout, byte: u8) {
     // SAFETY: K-4, the block is this long and was written.
     let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };

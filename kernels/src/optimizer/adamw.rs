@@ -1,30 +1,30 @@
-//! AdamW.
+//! The AdamW update.
 
 use crate::round::nearest_f32;
 use crate::simd::{Kernel, dispatch};
 
-/// The numbers of one AdamW update.
+/// The parameters of one AdamW update.
 ///
-/// What is derived from them is computed in f64 and rounded to f32 once, as PyTorch does.
+/// The factors that follow from them are computed in f64 and rounded to f32 once, as in PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWStep {
     /// The learning rate of this step.
     pub learning_rate: f64,
-    /// How much of the first moment is kept.
+    /// The decay factor of the first moment.
     pub beta1: f64,
-    /// How much of the second moment is kept.
+    /// The decay factor of the second moment.
     pub beta2: f64,
-    /// Added to the root of the corrected second moment.
+    /// The number that is added to the square root of the corrected second moment.
     pub epsilon: f64,
-    /// The decay of parameters, in units of the learning rate.
+    /// The weight decay; a parameter is multiplied by 1 - `learning_rate` * `weight_decay`.
     pub weight_decay: f64,
-    /// Which update this is, from 1.
+    /// The number of this update, from 1.
     pub step: u64,
-    /// What gradients are multiplied by before anything else; 1 leaves them as they are.
+    /// The factor by which gradients are multiplied first; 1 leaves them unchanged.
     pub clip: f32,
 }
 
-/// One AdamW update of a slice.
+/// Makes one AdamW update of a slice. All slices have one length.
 ///
 /// With `g = clip * gradient`, for each element, in this order and in f32:
 ///
@@ -46,14 +46,14 @@ pub fn adamw(
     second_moment: &mut [f32],
 ) {
     let len = parameter.len();
-    assert_eq!(gradient.len(), len, "adamw: lengths of gradient and parameter");
-    assert_eq!(first_moment.len(), len, "adamw: lengths of first moment and parameter");
-    assert_eq!(second_moment.len(), len, "adamw: lengths of second moment and parameter");
+    assert_eq!(gradient.len(), len, "adamw: lengths of gradient and parameter differ");
+    assert_eq!(first_moment.len(), len, "adamw: lengths of first moment and parameter differ");
+    assert_eq!(second_moment.len(), len, "adamw: lengths of second moment and parameter differ");
     let factors = AdamWFactors::of(step);
     dispatch(AdamW { factors, parameter, gradient, first_moment, second_moment });
 }
 
-/// What an element's update needs, each computed in f64 and rounded once.
+/// The factors of an element's update, each computed in f64 and rounded to f32 once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AdamWFactors {
     pub(crate) clip: f32,

@@ -1,4 +1,4 @@
-//! An update in one pass over memory: what comes before it and after it is done to a block while that is in the cache.
+//! An update in one pass over memory: a block is divided, updated and rounded while it is in the cache.
 
 use std::ops::Range;
 
@@ -6,28 +6,29 @@ use crate::convert::cast;
 use crate::scale::scaled_copy;
 use crate::values::ValuesMut;
 
-/// How many elements are divided, updated and rounded at a time: four f32 buffers of this length lie in a second-level
-/// cache beside much else, and what a block costs by itself (AdamW: two powers) is little beside its elements.
+/// The number of elements that are divided, updated and rounded at a time. Four f32 buffers of this length take a small part
+/// of a second-level cache, and the fixed cost of a block (for AdamW two powers) is small compared to its elements.
 const BLOCK: usize = 4096;
 
-/// What an update reads and writes beside the state of its optimizer. All slices have one length.
+/// The slices that an update reads and writes besides the state of its optimizer. All have one length.
 #[derive(Debug)]
 pub struct FusedUpdate<'a> {
     /// f32 master parameters.
     pub parameters: &'a mut [f32],
-    /// Where the updated parameters are also wanted, rounded to another dtype: written, and never read.
+    /// The target of a copy of the updated parameters in another dtype, if one is needed. It is written, and never read.
     pub rounded: Option<ValuesMut<'a>>,
-    /// f32, read in place.
+    /// The f32 gradient, which is read in place.
     pub gradient: &'a [f32],
-    /// By what the gradient is divided, in f64 and rounded to f32 once.
+    /// The divisor of the gradient. The quotient is computed in f64 and rounded to f32 once.
     pub divisor: f64,
 }
 
-/// Calls `update` for block after block, in order: with its range, its parameters, and its gradient, which is divided. Then
-/// rounds what became of the parameters.
+/// Calls `update` for block after block, in order, with the block's range, its parameters, and its divided gradient. After
+/// each block, the updated parameters are rounded into `fused.rounded`.
 ///
-/// It is, bit for bit, [`divide_in_place`](crate::divide_in_place), an update, and [`cast`], each over all elements. The
-/// gradient is read once and stays as it was. Parameters are rounded also where `update` panics: the two stay alike.
+/// The bits are those of [`divide_in_place`](crate::divide_in_place), an update, and [`cast`], each over all elements. The
+/// gradient is read once and not changed. If `update` panics, the parameters of its block are still rounded, so both
+/// copies agree.
 ///
 /// # Panics
 ///
@@ -38,9 +39,9 @@ pub fn update_in_blocks(
 ) {
     let FusedUpdate { parameters, mut rounded, gradient, divisor } = fused;
     let len = parameters.len();
-    assert_eq!(gradient.len(), len, "update in blocks: lengths of gradient and parameters");
+    assert_eq!(gradient.len(), len, "update in blocks: lengths of gradient and parameters differ");
     let rounded_len = rounded.as_ref().map_or(len, ValuesMut::len);
-    assert_eq!(rounded_len, len, "update in blocks: lengths of rounded and parameters");
+    assert_eq!(rounded_len, len, "update in blocks: lengths of rounded and parameters differ");
     let mut divided = [0.0; BLOCK];
     for start in (0..len).step_by(BLOCK) {
         let range = start..len.min(start + BLOCK);
@@ -53,7 +54,7 @@ pub fn update_in_blocks(
     }
 }
 
-/// The gradient divided: itself, where that changes nothing.
+/// The divided gradient, or the gradient itself if the divisor is 1.
 fn quotient<'a>(block: &'a mut [f32], gradient: &'a [f32], divisor: f64) -> &'a [f32] {
     if divisor == 1.0 {
         return gradient;

@@ -1,24 +1,24 @@
-//! Stochastic gradient descent.
+//! The SGD update.
 
 use crate::round::nearest_f32;
 use crate::simd::{Kernel, dispatch};
 
-/// The numbers of one SGD update.
+/// The parameters of one SGD update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SgdStep {
     /// The learning rate of this step.
     pub learning_rate: f64,
-    /// How much of the velocity is kept; used only where there is one.
+    /// The decay factor of the velocity; used only with a velocity.
     pub momentum: f64,
-    /// How velocity enters the update; used only where there is one.
+    /// The kind of momentum; used only with a velocity.
     pub kind: MomentumKind,
-    /// What part of a parameter is added to its gradient.
+    /// The weight decay: the factor with which a parameter is added to its gradient.
     pub weight_decay: f64,
-    /// What gradients are multiplied by before anything else; 1 leaves them as they are.
+    /// The factor by which gradients are multiplied first; 1 leaves them unchanged.
     pub clip: f32,
 }
 
-/// How velocity enters an SGD update.
+/// The way in which the velocity enters an SGD update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum MomentumKind {
     /// The update follows the velocity.
@@ -28,9 +28,9 @@ pub enum MomentumKind {
     Nesterov,
 }
 
-/// One SGD update of a slice.
+/// Makes one SGD update of a slice. All slices have one length.
 ///
-/// For each element, in this order and in f32; the last line is the only one without a velocity, with `d = g`:
+/// For each element, in this order and in f32:
 ///
 /// ```text
 /// g = clip * gradient + weight_decay * p
@@ -39,20 +39,21 @@ pub enum MomentumKind {
 /// p = p - learning_rate * d
 /// ```
 ///
-/// A velocity starts as zeros, which makes the first step PyTorch's (with its dampening of 0).
+/// Without a velocity, the second line is left out and `d = g`. A velocity starts as zeros, so the first step is that
+/// of PyTorch with dampening 0.
 ///
 /// # Panics
 ///
 /// If the slices differ in length, or there is no velocity although `momentum` is not 0.
 pub fn sgd(step: &SgdStep, parameter: &mut [f32], gradient: &[f32], velocity: Option<&mut [f32]>) {
     let len = parameter.len();
-    assert_eq!(gradient.len(), len, "sgd: lengths of gradient and parameter");
+    assert_eq!(gradient.len(), len, "sgd: lengths of gradient and parameter differ");
     let factors = SgdFactors::of(step);
     let Some(velocity) = velocity else {
         assert!(step.momentum == 0.0, "sgd: momentum {} without a velocity", step.momentum);
         return dispatch(Plain { factors, parameter, gradient });
     };
-    assert_eq!(velocity.len(), len, "sgd: lengths of velocity and parameter");
+    assert_eq!(velocity.len(), len, "sgd: lengths of velocity and parameter differ");
     match step.kind {
         MomentumKind::Classic => {
             dispatch(WithVelocity { factors, direction: Along, parameter, gradient, velocity });
@@ -63,7 +64,7 @@ pub fn sgd(step: &SgdStep, parameter: &mut [f32], gradient: &[f32], velocity: Op
     }
 }
 
-/// What an element's update needs, each rounded to f32 once.
+/// The factors of an element's update, each rounded to f32 once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SgdFactors {
     pub(crate) clip: f32,
@@ -105,9 +106,9 @@ impl Kernel for Plain<'_> {
     }
 }
 
-/// What the parameter follows.
+/// The direction in which a parameter moves.
 trait Direction {
-    /// Of the gradient, the new velocity, and the momentum.
+    /// The direction for a gradient, the new velocity, and the momentum.
     fn of(&self, gradient: f32, velocity: f32, momentum: f32) -> f32;
 }
 

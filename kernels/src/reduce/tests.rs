@@ -18,14 +18,14 @@ fn reduce<T: Element>(op: ReduceOp, sources: &[Vec<T>]) -> Vec<T> {
     })
 }
 
-/// Members' sources: small whole numbers, so that every order and every dtype gives the same.
+/// The sources of members: small whole numbers, so that every order and every dtype gives the same result.
 fn sources<T>(members: usize, len: usize, from: impl Fn(i8) -> T) -> Vec<Vec<T>> {
     let number = |member: usize, index: usize| [1, 2, 3, 4, 5, 6, 7][(member * 5 + index * 3) % 7];
     let source = |member| (0..len).map(|index| from(number(member, index))).collect();
     (0..members).map(source).collect()
 }
 
-/// All operations on one type, against the same in i64.
+/// Compares all operations on one type with the same operations in i64.
 fn check<T: Element>(from: impl Fn(i8) -> T, whole: impl Fn(T) -> i64) {
     for (members, len) in [(1, 5), (2, 0), (3, 1), (4, 1030), (5, 33)] {
         let sources = sources(members, len, &from);
@@ -78,7 +78,7 @@ fn sums_are_in_the_order_of_the_sources() {
     assert_eq!(reduce(ReduceOp::Sum, &sources), [0.0; 9]);
 }
 
-/// However many sources are read side by side: element by element, bit for bit, what a fold from the left gives.
+/// The results equal a fold from the left, bit for bit, for any number of sources that are read side by side.
 #[test]
 fn any_number_of_sources_is_joined_from_the_left() {
     let value = |source: usize, index: usize| 1.0 + (source * 131 + index * 17) as f32 / 7.0;
@@ -100,7 +100,7 @@ fn any_number_of_sources_is_joined_from_the_left() {
 
 #[test]
 fn sixteen_bit_sums_are_rounded_once() {
-    // In bf16, 256 + 1 is 256: adding in bf16 would never leave it.
+    // In bf16, 256 + 1 is 256, so a sum in bf16 would stay at 256.
     let sources: Vec<_> = [256.0, 1.0, 1.0, 1.0, 1.0].map(|x| vec![bf16::from_f32(x); 3]).into();
     assert_eq!(reduce(ReduceOp::Sum, &sources), [bf16::from_f32(260.0); 3]);
     // In f16, the sum of the first two overflows.

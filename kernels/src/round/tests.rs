@@ -1,10 +1,10 @@
-//! Bit for bit as `half`, one element at a time.
+//! The bits equal those of `half`, one element at a time.
 
 use half::{bf16, f16};
 
 use super::{from_bf16_bits, from_f16_bits, round_bf16, round_f16, to_bf16_bits, to_f16_bits};
 
-/// Every 16-bit float, every midpoint of two neighbours, and what lies next to either, of both signs.
+/// Every 16-bit float, every midpoint of two neighbors, and the f32 next to these, of both signs.
 fn decisive_values() -> impl Iterator<Item = f32> {
     let every_f16 = (0..=u16::MAX).map(|bits| f16::from_bits(bits).to_f32().to_bits());
     let every_bf16 = (0..=u16::MAX).map(|bits| u32::from(bits) << 16);
@@ -17,7 +17,7 @@ fn decisive_values() -> impl Iterator<Item = f32> {
     })
 }
 
-/// Values all over f32, subnormals and NaN included.
+/// Values from the whole range of f32, subnormals and NaN included.
 fn spread_values() -> impl Iterator<Item = f32> {
     (0..=u32::MAX).step_by(8191).map(f32::from_bits)
 }

@@ -5,7 +5,8 @@ fn values() -> Vec<f32> {
     (0..=u32::MAX).step_by(1_999_993).map(f32::from_bits).filter(|x| !x.is_nan()).collect()
 }
 
-/// Of all sizes and signs, with exact reciprocals and without, and some whose reciprocal is subnormal or infinite.
+/// Divisors of all sizes and signs, with and without exact reciprocals, and some whose reciprocal is subnormal or
+/// infinite.
 const DIVISORS: [f64; 13] = [
     1.0,
     3.0,
@@ -39,7 +40,7 @@ fn divides_in_f64_and_rounds_once() {
         });
         for (index, value) in source.iter().enumerate() {
             let expected = ((f64::from(*value) / divisor) as f32).to_bits();
-            // Alone, no element shares the doubts of others.
+            // A single element, which no other element of its block sends to the division.
             let mut alone = [0.0];
             scaled_copy(&mut alone, &[*value], divisor);
             assert_eq!(alone[0].to_bits(), expected, "{value} / {divisor}");
@@ -49,7 +50,7 @@ fn divides_in_f64_and_rounds_once() {
     }
 }
 
-/// Quotients as near as can be to where rounding turns, and on it.
+/// Quotients that lie on a midpoint of two f32, or as near to one as possible.
 #[test]
 #[expect(clippy::cast_possible_truncation, reason = "the reference rounds as the kernel does")]
 fn a_quotient_between_two_floats_goes_where_a_division_sends_it() {
@@ -64,7 +65,7 @@ fn a_quotient_between_two_floats_goes_where_a_division_sends_it() {
                 let expected = (f64::from(value) / divisor) as f32;
                 assert_eq!(quotient[1].to_bits(), expected.to_bits(), "{value} / {divisor}");
             }
-            // A divisor that makes this quotient the turn itself, but for its own rounding.
+            // A divisor that makes this quotient the midpoint, up to the rounding of the divisor.
             let divisor = f64::from(value) / turn;
             let mut quotient = [0.0];
             scaled_copy(&mut quotient, &[value], divisor);

@@ -6,7 +6,7 @@ fn a_dtype_reads_what_it_writes() {
         assert_eq!(dtype.to_string().parse::<DType>(), Ok(dtype));
     }
     let error = "F32".parse::<DType>().unwrap_err().to_string();
-    let expected = "`F32` is no dtype: expected f32, f16, bf16, f64, i32, i64, u32 or u64";
+    let expected = "`F32` is not a valid dtype: expected f32, f16, bf16, f64, i32, i64, u32 or u64";
     assert_eq!(error, expected);
 }
 

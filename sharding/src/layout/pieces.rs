@@ -1,4 +1,4 @@
-//! What one shard holds.
+//! The pieces of parameters that one shard holds.
 
 use std::iter::FusedIterator;
 use std::ops::Range;
@@ -10,29 +10,29 @@ use super::ParamSlot;
 pub struct Piece {
     /// The parameter: its index in the unit.
     pub param: usize,
-    /// Its first element here, counted from the parameter's start.
+    /// The first element of the piece, counted from the parameter's start.
     pub param_start: usize,
     /// Number of elements.
     pub len: usize,
-    /// Where they begin in the `shard` buffer.
+    /// The index of the first element in the `shard` buffer.
     pub shard_start: usize,
 }
 
 impl Piece {
-    /// The elements of the parameter.
+    /// The range of elements in the parameter.
     #[must_use]
     pub const fn param_range(&self) -> Range<usize> {
         self.param_start..self.param_start + self.len
     }
 
-    /// The same elements in the `shard` buffer.
+    /// The range of the same elements in the `shard` buffer.
     #[must_use]
     pub const fn shard_range(&self) -> Range<usize> {
         self.shard_start..self.shard_start + self.len
     }
 }
 
-/// The pieces of one shard, in the order of its buffer. Made by
+/// An iterator over the pieces of one shard, in the order of its buffer. Made by
 /// [`UnitLayout::pieces`](super::UnitLayout::pieces).
 #[derive(Clone, Debug)]
 pub struct Pieces<'a> {
@@ -48,13 +48,13 @@ struct Window<'a> {
     params: &'a [usize],
     /// The slice, in elements of `full`.
     slice: Range<usize>,
-    /// Where the slice begins in the `shard` buffer.
+    /// The index of the slice's first element in the `shard` buffer.
     shard_start: usize,
 }
 
 impl<'a> Pieces<'a> {
-    /// From the parameters of each region in the order of `full`, the shard's slice of it, and
-    /// where the slice begins in the `shard` buffer.
+    /// Takes, for each region, its parameters in the order of `full`, the shard's slice of the
+    /// region, and the index at which the slice begins in the `shard` buffer.
     pub(super) fn new(
         slots: &'a [ParamSlot],
         trainable: (&'a [usize], Range<usize>, usize),

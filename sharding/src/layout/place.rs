@@ -1,22 +1,21 @@
 //! Placing parameters at a given shard length.
 //!
-//! All lengths here are in blocks of [`ALIGNMENT`] elements: starts and shard boundaries are
-//! multiples of a block, so a cut at an element is possible only where it is one at a block.
+//! All lengths here are in blocks of [`ALIGNMENT`] elements. Starts and shard boundaries are
+//! multiples of a block, so a parameter can be cut only between two blocks.
 
 use super::ALIGNMENT;
 use crate::Param;
 
-/// A parameter, as far as its place is concerned.
+/// The length of a parameter, and where it may be cut.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
     /// Its length, rounded up. At least 1.
     pub(super) blocks: u64,
-    /// Where it may be cut: at multiples of this, counted from its start. At least 1, at most
-    /// `blocks`.
+    /// It may be cut at multiples of this, counted from its start. At least 1, at most `blocks`.
     pub(super) chunk: u64,
 }
 
-/// Where all parameters of a region lie.
+/// The places of all parameters of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
     /// Length of a shard.
@@ -37,18 +36,19 @@ impl Extent {
         Self { blocks, chunk: chunk.min(blocks) }
     }
 
-    /// The first place at or after `cursor` where it may lie when shards are `shard` blocks long.
+    /// The first block at or after `cursor` at which it may start when shards are `shard` blocks
+    /// long.
     fn start(self, cursor: u64, shard: u64) -> Option<u64> {
         let room = shard - cursor % shard;
         if self.blocks <= room {
             return Some(cursor);
         }
         if shard.is_multiple_of(self.chunk) {
-            // Any number of boundaries will do, once the first is a cut.
+            // Every boundary after the first is a valid cut if the first one is.
             return Some(cursor + room % self.chunk);
         }
-        // Only one boundary may lie inside: the next one, with as much before it as may be cut off
-        // there (perhaps nothing), or else the one after it.
+        // Only one boundary may lie inside the parameter: the next one, with the longest valid head
+        // (perhaps empty) before it, or else the boundary after that.
         let rest_fits = |head: u64| self.blocks - head <= shard;
         let head = room - room % self.chunk;
         if rest_fits(head) {
@@ -59,9 +59,8 @@ impl Extent {
     }
 }
 
-/// Whether `shards` shards of `shard` blocks hold all parameters, each as early as it may be. As
-/// early as possible is best: it leaves every later parameter at least the places that it would
-/// have otherwise.
+/// Whether `shards` shards of `shard` blocks hold all parameters, each placed as early as possible.
+/// The earliest place is the best one: it takes no possible place from a later parameter.
 pub(super) fn fits(extents: &[Extent], shards: u64, shard: u64) -> bool {
     let end = extents.iter().try_fold(0, |cursor, extent| {
         extent.start(cursor, shard).map(|start| start + extent.blocks)

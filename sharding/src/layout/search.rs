@@ -1,20 +1,20 @@
-//! The smallest shard length at which every parameter may be cut where the boundaries fall.
+//! The search for the smallest shard length at which every parameter may be cut where the
+//! boundaries fall.
 //!
-//! Candidates are tried upwards from the length that the elements alone need. Whether one is
-//! possible is no monotone question (a multiple of a row group may do where the next length does
-//! not), so there is nothing to bisect; but a parameter longer than two shards holds two boundaries
-//! at least, and their distance, the shard length, must then be a multiple of its chunk. That
-//! leaves few candidates where the search would be long. A shard that holds the whole region always
-//! does, so the search ends.
+//! Candidates are tried upwards from the length that the elements alone need. Bisection is not
+//! possible, because a length may work (a multiple of a row group) where the next one does not. But
+//! a parameter longer than two shards contains at least two boundaries, and their distance, the
+//! shard length, must be a multiple of its chunk. That leaves few candidates where the search would
+//! be long. A shard that holds the whole region always works, so the search ends.
 
 use super::place::{Extent, Placement, fits, gcd, place};
 
-/// Candidates that are tried before the distance between them doubles, and again before it doubles
-/// once more. It bounds the search for row groups that do not go together, of any size, to a few
-/// milliseconds.
+/// The number of candidates that are tried before the distance between them doubles, each time. It
+/// limits the search to a few milliseconds, also for large row groups that do not fit each other.
 const DENSE_CANDIDATES: u64 = 1 << 12;
 
-/// The smallest possible placement over `shards` shards; with no parameters, shards of length 0.
+/// The placement with the smallest possible shard length over `shards` shards. Without parameters
+/// the shard length is 0.
 pub(super) fn smallest(extents: &[Extent], shards: u64) -> Placement {
     let total: u64 = extents.iter().map(|extent| extent.blocks).sum();
     let lowest = total.div_ceil(shards);
@@ -67,7 +67,7 @@ impl Thinning {
     }
 }
 
-/// The least common multiple; `u64::MAX`, which no range reaches, if it is larger than that.
+/// The least common multiple; `u64::MAX`, which no range reaches, if it does not fit in a u64.
 fn lcm(a: u64, b: u64) -> u64 {
     (a / gcd(a, b)).saturating_mul(b)
 }

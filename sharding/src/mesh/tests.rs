@@ -52,7 +52,8 @@ fn a_mesh_reads_what_it_writes() {
     assert_eq!(mesh.to_string(), "2x16");
     for text in ["", "4", "2x", "x2", "2x3x4", "2 x 3", "-1x2", "2*3"] {
         let error = text.parse::<Mesh>().unwrap_err().to_string();
-        let expected = format!("`{text}` is no mesh: expected REPLICATExSHARD, such as 2x3");
+        let expected =
+            format!("`{text}` is not a valid mesh: expected REPLICATExSHARD, such as 2x3");
         assert_eq!(error, expected);
     }
 }

@@ -1,8 +1,8 @@
-//! One number for everything that must agree between ranks.
+//! The fingerprint: one hash over everything that must agree between ranks.
 //!
-//! The encoding is canonical: numbers are 8 bytes, little end first; texts and lists lead with
-//! their length, so no two inputs have the same bytes. It opens with a version, which goes up when
-//! the encoding changes.
+//! The encoding is canonical: numbers are 8 bytes in little-endian order; texts and lists begin
+//! with their length, so different inputs have different bytes. The encoding begins with a version,
+//! which must go up when the encoding changes.
 
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl Encoder {
         });
     }
 
-    /// The layout follows from the rest, but only within one version of the planner.
+    /// The layout follows from the other inputs, but only within one version of the planner.
     fn layout(&mut self, layout: &UnitLayout) {
         self.region(layout.trainable());
         self.region(layout.frozen());

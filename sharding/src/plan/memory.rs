@@ -3,17 +3,17 @@
 use super::{Accumulation, FullCopies, Gather, Offload, Plan};
 use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, Unit, UnitId, UnitLayout};
 
-/// The largest memory that one rank holds in each category during a step. The same on every rank.
+/// The peak memory of one rank in each category during a step, in bytes. It is the same on every rank.
 ///
-/// With `shard_len` the elements of a unit's shard, of which n are trainable, and `numel` the
-/// elements of a unit's parameters without padding:
+/// In these formulas `shard_len` is the number of elements of a unit's shard, of which n are
+/// trainable, and `numel` the number of elements of a unit's parameters without padding:
 ///
 /// | category | bytes |
 /// |---|---|
 /// | `shard` | 4 · Σ shard_len |
 /// | `gather_input` | size(param_dtype) · Σ shard_len; with f32 parameters 0 |
 /// | `optimizer` | 4 · optimizer_slots · Σ n |
-/// | `partial` | 4 · Σ n; with accumulation `Every` and replicas twice that |
+/// | `partial` | 4 · Σ n; with accumulation `Every` and more than one replica twice that |
 /// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
 /// | `full` | size(param_dtype) · max over i of live(i) |
 ///
@@ -22,50 +22,52 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, Unit, UnitId, Unit
 ///         + Σ numel of the kept units before gathers[i].unit
 /// ```
 ///
-/// With [`FullCopies::PerProcess`] rank 0 holds `full` for all ranks, and the others hold none. The sum then goes on to
-/// `end(end(i))`, where end(j) = j + prefetch + 1, or the end of the microbatch if that is nearer; and behind the end of this
-/// microbatch comes the next. A rank alone is as with a copy of its own.
+/// With [`FullCopies::PerProcess`] rank 0 holds `full` for all ranks, and the other ranks hold none. The sum then goes on to
+/// `end(end(i))`, where end(j) = j + prefetch + 1, or the end of the microbatch if that is nearer. The gathers of the next microbatch
+/// follow those of this one. In a world of one rank the formula is that of [`FullCopies::PerRank`].
 ///
-/// On a device a unit lies flat, with its padding: `full` is of `full_len` in place of `numel`, and `grad_full` of the trainable region
-/// with its padding, of all units and once more of the largest, which is packed before it is added ([`Plan::memory_on_device`]).
+/// On a device a unit lies flat, with its padding ([`Plan::memory_on_device`]). The formula of `full` then uses `full_len` in place of
+/// `numel`. That of `grad_full` uses the length of the trainable region with its padding: the sum over all units, and once more the
+/// largest, because a gradient is packed before it is added.
 ///
-/// What is offloaded ([`Offload`]) moves from the device to the host, where one unit at a time is updated ([`Plan::memory_offloaded`]):
+/// Offloaded buffers ([`Offload`]) move from the device to the host, which updates one unit at a time ([`Plan::memory_offloaded`]):
 ///
-/// | offload | less on the device | more | on the host |
+/// | offload | less on the device | more on the device | on the host |
 /// |---|---|---|---|
 /// | `Optimizer` | all of `optimizer` | | `optimizer`; `shard` 4 · max shard_len, `partial` 4 · max n |
-/// | `All` | that, and all of `shard` | `gather_input` 4 · Σ shard_len with f32 parameters, which gathers read | `optimizer`, `shard`; `partial` 4 · max n, and `gather_input` size(param_dtype) · max shard_len, with f32 parameters 0 |
+/// | `All` | all of `optimizer` and of `shard` | with f32 parameters `gather_input` 4 · Σ shard_len, which gathers read | `optimizer`, `shard`; `partial` 4 · max n, and `gather_input` size(param_dtype) · max shard_len, with f32 parameters 0 |
 ///
-/// Why: asking for the i-th of [`Plan::gathers`] issues it and the next `prefetch`, and a gather is
-/// live from its issue. Memory grows with issues only, so the peak falls right after one. A
-/// resharded unit's memory is free after each use (its buffers serve later gathers, within this very
-/// bound), so of the gathers before the i-th only kept units are
-/// left: in the forward all that were passed; in the backward those that are still to come, since
-/// the others have had their backward use. Both are the kept units of a smaller index. The last
-/// unit of the forward is resharded and gathered again like all others: with a gather ahead, both
-/// of its copies are live for a time.
+/// The reason for the formula of `full`: a rank that needs the i-th of [`Plan::gathers`] issues it and
+/// the next `prefetch`, and a gather takes memory from its issue on. Memory grows with issues only,
+/// so the peak comes right after one. A resharded unit's memory is free after each use (later gathers
+/// reuse its buffers, within this bound), so of the gathers before the i-th only kept units remain.
+/// In the forward these are all kept units before it; in the backward they are the kept units whose
+/// backward is still to come. Both are the kept units of a smaller index. The last unit of the forward
+/// is resharded and gathered again like all others: with a gather ahead, both of its copies take
+/// memory for a time.
 ///
-/// Where ranks share a copy, the slowest may still read the i-th. It has issued `prefetch` more, so rank 0 may have let go of
-/// all of these, ask for the one behind them, and have issued `prefetch` beyond that.
+/// Where ranks share a copy, the slowest rank may still read the i-th. It has issued `prefetch` more, so rank 0 may have released
+/// all of these, need the next one, and have issued `prefetch` beyond that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemoryPlan {
     /// f32 master copies of the shards.
     pub shard: ByteCount,
-    /// The shards in the compute dtype, which gathers read, where that is not f32.
+    /// The shards in the compute dtype, which gathers read; 0 where gathers read the master copies.
     pub gather_input: ByteCount,
     /// Gathered parameters, at the peak of a microbatch.
     pub full: ByteCount,
     /// Unsharded f32 gradients that accumulate from microbatch to microbatch.
     pub grad_full: ByteCount,
-    /// f32 sums of reduce-scatter outputs; with `Every` and replicas also the outputs of the
-    /// microbatch, which are all-reduced before they are added.
+    /// f32 sums of reduce-scatter outputs; with `Every` and more than one replica also the outputs of
+    /// the microbatch, which are all-reduced before they are added.
     pub partial: ByteCount,
     /// f32 state of the optimizer.
     pub optimizer: ByteCount,
 }
 
 impl MemoryPlan {
-    /// All categories together: an upper bound, since they need not peak at the same time.
+    /// The sum over all categories, an upper bound of the memory at any time: categories may peak at
+    /// different times.
     ///
     /// # Panics
     /// If the sum exceeds `u64::MAX`.
@@ -81,7 +83,7 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
     with(plan, &numel, grad_full)
 }
 
-/// What is on a device.
+/// The memory on a device.
 pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
     let all = flat(plan);
     let without_optimizer = MemoryPlan { optimizer: ByteCount::ZERO, ..all };
@@ -96,7 +98,7 @@ pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
     }
 }
 
-/// What of a model on a device is on the host.
+/// The memory on the host of a model on a device.
 pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
     let updated = || plan.reductions().iter().map(|unit| &**plan.layout(*unit));
     let all = of(plan);
@@ -121,7 +123,7 @@ pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
     }
 }
 
-/// Of the unit that has most of them.
+/// The largest number of elements that one of the units has.
 fn most<'a>(
     units: impl Iterator<Item = &'a UnitLayout>,
     elements: fn(&UnitLayout) -> ElemCount,
@@ -129,7 +131,7 @@ fn most<'a>(
     units.map(elements).max().unwrap_or(ElemCount::ZERO)
 }
 
-/// The same where a unit lies flat, as a device has it: with its padding.
+/// The memory of a model whose units lie flat, with their padding, as on a device.
 fn flat(plan: &Plan) -> MemoryPlan {
     let full = |unit| ElemCount::of(plan.layout(unit).full_len());
     let trainable = |layout: &UnitLayout| ElemCount::of(layout.trainable().len);
@@ -137,7 +139,7 @@ fn flat(plan: &Plan) -> MemoryPlan {
     with(plan, &full, sum(plan, trainable) + added.unwrap_or(ElemCount::ZERO))
 }
 
-/// The formulas, with the elements of a gathered unit, and those of all gradients that accumulate unsharded.
+/// The formulas, for `full` elements of a gathered unit and `unsharded` elements of gradients that accumulate unsharded.
 fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ElemCount, unsharded: ElemCount) -> MemoryPlan {
     let f32_bytes = |elements: ElemCount| elements.bytes(DType::F32);
     let trainable = sum(plan, trainable_shard);
@@ -176,19 +178,19 @@ fn trainable_shard(layout: &UnitLayout) -> ElemCount {
     ElemCount::of(layout.trainable().shard_len)
 }
 
-/// The part of `full` that one half of a microbatch needs.
+/// The peak of `full` in one half of a microbatch.
 pub(super) fn full_in(plan: &Plan, phase: Phase) -> ByteCount {
     let numel = |unit: UnitId| plan.spec()[unit].numel();
     most_in(plan, &numel, phase).bytes(plan.options().param_dtype)
 }
 
-/// The same on a device.
+/// The peak of `full` on a device in one half of a microbatch.
 pub(super) fn full_in_on_device(plan: &Plan, phase: Phase) -> ByteCount {
     let full = |unit| ElemCount::of(plan.layout(unit).full_len());
     most_in(plan, &full, phase).bytes(plan.options().param_dtype)
 }
 
-/// A backward begins with what the forward has left: kept units, and what was gathered ahead. From there memory grows with issues only.
+/// At its begin a backward holds the kept units and those that were gathered ahead. From there memory grows with issues only.
 fn most_in(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount, phase: Phase) -> ElemCount {
     let live = live_full(plan, elements);
     let (forward, backward) = live.split_at(plan.spec().units().len());
@@ -204,12 +206,12 @@ fn most_in(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount, phase: Phase) ->
     }
 }
 
-/// The formula of `full`, in elements, of which a unit has so many.
+/// The formula of `full`, in elements; `elements` returns the elements of a gathered unit.
 fn peak_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> ElemCount {
     live_full(plan, elements).into_iter().max().unwrap_or(ElemCount::ZERO)
 }
 
-/// `live` of each gather.
+/// The formula of `live` for each gather.
 fn live_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Vec<ElemCount> {
     let kept = kept_before(plan, elements);
     let before = Prefix::of(plan, elements);
@@ -226,7 +228,7 @@ fn live_full(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Vec<ElemCou
     plan.gathers().iter().enumerate().map(live).collect()
 }
 
-/// The gathers of one microbatch after another.
+/// Sums over the gathers of two microbatches in a row.
 struct Prefix {
     /// The elements of the first i gathers, for i from 0 to all of two microbatches.
     sums: Vec<ElemCount>,
@@ -242,7 +244,7 @@ impl Prefix {
         Self { sums }
     }
 
-    /// Gathers of one microbatch.
+    /// The number of gathers of one microbatch.
     fn len(&self) -> usize {
         self.sums.len() / 2
     }
@@ -251,13 +253,13 @@ impl Prefix {
         self.sums[to] - self.sums[from]
     }
 
-    /// Behind the last gather that is issued when this one is asked for, in its microbatch.
+    /// The index behind the last gather that is issued when gather `asked` is needed, in its microbatch.
     fn end_of_issues(&self, asked: usize, prefetch: usize) -> usize {
         let microbatch = if asked < self.len() { self.len() } else { 2 * self.len() };
         microbatch.min(asked.saturating_add(prefetch).saturating_add(1))
     }
 
-    /// The same of a rank that is as far ahead as can be of one that asks for this one.
+    /// The same index for the rank that is as far ahead as possible of a rank that needs gather `asked`.
     fn end_of_shared(&self, asked: usize, prefetch: usize) -> usize {
         self.end_of_issues(self.end_of_issues(asked, prefetch), prefetch)
     }

@@ -1,27 +1,28 @@
-//! What of a model on a device is kept in host memory.
+//! The parts of a model on a device that are kept in host memory.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
 
-/// What of a model that lies on a device is kept in the memory of the host, where units are then updated.
+/// The parts of a model on a device that are kept in host memory. With any of them, the host computes the updates of the optimizer.
 ///
 /// Displayed and parsed as `none`, `optimizer`, `all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Offload {
-    /// Nothing: all of it lies on the device.
+    /// Nothing is offloaded: the whole model lies on the device.
     #[default]
     None,
-    /// The state of the optimizer. Gradients and parameters go to the host for an update, and parameters back.
+    /// The state of the optimizer is in host memory. For an update, gradients and parameters are copied to the host, and parameters
+    /// back.
     Optimizer,
-    /// That, and the f32 master shards: on the device is what gathers read. Gradients go to the host for an update, and parameters back in
-    /// the compute dtype.
+    /// The state of the optimizer and the f32 master shards are in host memory. The device keeps the shards in the compute dtype, which
+    /// gathers read. For an update, gradients are copied to the host, and parameters back in the compute dtype.
     All,
 }
 
 impl Offload {
-    /// Every choice.
+    /// All variants.
     pub const EVERY: [Self; 3] = [Self::None, Self::Optimizer, Self::All];
 
     /// Its name on a command line.
@@ -47,7 +48,7 @@ impl FromStr for Offload {
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::EVERY.into_iter().find(|offload| offload.name() == text).ok_or_else(|| {
             Error::Unparsable {
-                what: "choice of what is offloaded",
+                what: "offload",
                 text: text.to_owned(),
                 expected: "none, optimizer or all",
             }

@@ -1,4 +1,4 @@
-//! What a user chooses about a step.
+//! The options of a plan.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use crate::{DType, Error};
 #[cfg(test)]
 mod tests;
 
-/// When gradients are communicated.
+/// When gradients are reduced across ranks.
 ///
 /// Displayed and parsed as `reduce-scatter`, `every`, `local`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -18,12 +18,13 @@ pub enum Accumulation {
     ReduceScatter,
     /// Reduce-scatter and all-reduce in each microbatch.
     Every,
-    /// No communication before the last microbatch; gradients accumulate unsharded, in f32.
+    /// No reduction before the last microbatch: gradients accumulate unsharded, in f32. With the last microbatch, one reduce-scatter
+    /// and one all-reduce of each unit.
     Local,
 }
 
 impl Accumulation {
-    /// Every mode.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::ReduceScatter, Self::Every, Self::Local];
 
     /// Its name on a command line.
@@ -55,20 +56,20 @@ impl FromStr for Accumulation {
     }
 }
 
-/// How many copies of a gathered unit there are where ranks share a process.
+/// The number of copies of a gathered unit where ranks share a process.
 ///
 /// Displayed and parsed as `per-rank`, `per-process`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FullCopies {
-    /// One for each rank, which may do with it what it likes.
+    /// One copy for each rank, for the use of that rank alone.
     #[default]
     PerRank,
-    /// One that all ranks of the world read: replicas hold the same parameters. All ranks must be threads of one process.
+    /// One copy that all ranks of the world read, since replicas hold the same parameters. All ranks must be threads of one process.
     PerProcess,
 }
 
 impl FullCopies {
-    /// Every choice.
+    /// All variants.
     pub const ALL: [Self; 2] = [Self::PerRank, Self::PerProcess];
 
     /// Its name on a command line.
@@ -101,27 +102,28 @@ impl FromStr for FullCopies {
     }
 }
 
-/// What a plan depends on besides model and mesh. All ranks must choose the same.
+/// The options that a plan depends on besides model and mesh. All ranks must use the same options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
-    /// The dtype of full parameters, on the wire and in the forward: f32, f16 or bf16. Shards are
-    /// f32.
+    /// The compute dtype, of full parameters on the wire and in the forward: f32, f16 or bf16. Master
+    /// shards are f32.
     pub param_dtype: DType,
     /// The wire dtype of gradients: f32, f16 or bf16. Sums are f32.
     pub reduce_dtype: DType,
-    /// When gradients are communicated.
+    /// When gradients are reduced across ranks.
     pub accumulation: Accumulation,
-    /// How many gathers ahead of the one asked for are issued, within a microbatch.
+    /// The number of gathers that are issued ahead of the one that is needed, within a microbatch.
     pub prefetch: usize,
-    /// How many copies of a gathered unit there are.
+    /// The number of copies of a gathered unit where ranks share a process.
     pub full_copies: FullCopies,
-    /// Words of f32 that the optimizer keeps for each trainable element: 2 for AdamW, 1 for SGD
-    /// with momentum.
+    /// The number of f32 values that the optimizer keeps for each trainable element: 2 for AdamW, 1 for
+    /// SGD with momentum.
     pub optimizer_slots: usize,
 }
 
 impl Default for PlanOptions {
-    /// f32 throughout, reduce-scatter in each microbatch, one gather ahead, AdamW.
+    /// f32 in all dtypes, reduce-scatter in each microbatch, one gather ahead, a full copy per rank, two
+    /// optimizer slots (AdamW).
     fn default() -> Self {
         Self {
             param_dtype: DType::F32,

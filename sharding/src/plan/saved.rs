@@ -1,4 +1,4 @@
-//! What of the parameters a rank has, and what of that it saves.
+//! The pieces of parameters that a rank holds, and the pieces that it saves.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub(super) fn pieces_in(
     pieces
 }
 
-/// What of a piece lies in a range of the shard, if something does.
+/// The part of a piece that lies in a range of the shard; `None` if the two do not overlap.
 fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
     let all = piece.shard_range();
     let (start, end) = (all.start.max(part.start), all.end.min(part.end));

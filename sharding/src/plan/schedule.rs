@@ -7,7 +7,7 @@ use crate::{AfterForward, ModelSpec, UnitId};
 #[cfg(test)]
 mod tests;
 
-/// Which half of a microbatch.
+/// One half of a microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// From the batch to the loss.
@@ -28,13 +28,13 @@ impl fmt::Display for Phase {
 /// One all-gather of a unit's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gather {
-    /// What is gathered.
+    /// The unit that is gathered.
     pub unit: UnitId,
-    /// For which half of the microbatch.
+    /// The half of the microbatch that needs the unit.
     pub phase: Phase,
 }
 
-/// All units forward; then, last first, those that were resharded.
+/// All units for the forward; then the resharded units for the backward, last first.
 pub(super) fn gathers(spec: &ModelSpec) -> Vec<Gather> {
     let resharded = |unit: &UnitId| spec[*unit].after_forward == AfterForward::Reshard;
     let forward = spec.unit_ids().map(|unit| Gather { unit, phase: Phase::Forward });

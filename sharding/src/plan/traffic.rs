@@ -6,20 +6,22 @@ use std::ops::{Add, AddAssign, Mul};
 use super::{Accumulation, FullCopies, Plan};
 use crate::{Axis, ByteCount, DType, ElemCount, Rank, UnitId, balanced};
 
-/// How often a rank takes part in a collective, and how much it receives.
+/// The number of calls of one kind of collective on a rank, and the bytes that the rank receives in them.
+///
+/// Arithmetic is checked: the operators panic if a count exceeds `u64::MAX`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// Calls in which the rank takes part.
+    /// The number of calls in which the rank takes part.
     pub calls: u64,
-    /// Bytes that the rank receives from other ranks, padding included.
+    /// The bytes that the rank receives from other ranks, padding included.
     pub bytes: ByteCount,
 }
 
 impl Flow {
-    /// No call, no byte.
+    /// No calls and no bytes.
     pub const NONE: Self = Self { calls: 0, bytes: ByteCount::ZERO };
 
-    /// One call that brings `bytes`.
+    /// One call in which the rank receives `bytes`.
     const fn call(bytes: ByteCount) -> Self {
         Self { calls: 1, bytes }
     }
@@ -55,10 +57,10 @@ impl Sum for Flow {
     }
 }
 
-/// What one rank receives in one step, by collective.
+/// The calls of one rank, and the bytes that it receives, in one step, for each kind of collective.
 ///
-/// With S ranks in a shard group, R in a replicate group, K microbatches, and for each unit
-/// `shard_len` elements in a shard of which n are trainable, one call receives
+/// There are S ranks in a shard group, R ranks in a replicate group, and K microbatches. A unit has
+/// `shard_len` elements in a shard, of which n are trainable. In one call a rank receives
 ///
 /// | collective | bytes from other ranks |
 /// |---|---|
@@ -66,13 +68,13 @@ impl Sum for Flow {
 /// | reduce-scatter | (S - 1) · n · size(reduce_dtype) |
 /// | all-reduce | (R - 1) · len_i · size(reduce_dtype) + (n - len_i) · 4 |
 ///
-/// With [`FullCopies::PerProcess`](crate::FullCopies::PerProcess) an all-gather brings these bytes to rank 0, which holds the copy
-/// that all ranks read, and none to the others; all R · S ranks take part.
+/// With [`FullCopies::PerProcess`](crate::FullCopies::PerProcess) all R · S ranks take part in an all-gather. Rank 0, which holds the
+/// copy that all ranks read, receives these bytes, and the other ranks receive none.
 ///
 /// Here len_i is the length of the rank's slice of the [`balanced`](crate::balanced) split of n
-/// over its replicate group: it receives the contributions to its own slice in the wire dtype, and
-/// the finished sums of the other slices in f32. With G gathers and g reductions in a microbatch
-/// ([`Plan::gathers`], [`Plan::reductions`]) a step calls
+/// over its replicate group. The rank receives the contributions to its own slice in the wire dtype,
+/// and the finished sums of the other slices in f32. With G gathers and g reductions in a microbatch
+/// ([`Plan::gathers`], [`Plan::reductions`]) the calls of a step are
 ///
 /// | accumulation | all-gather | reduce-scatter | all-reduce |
 /// |---|---|---|---|
@@ -80,19 +82,23 @@ impl Sum for Flow {
 /// | `Every` | K · G | K · g | K · g |
 /// | `Local` | K · G | g | g |
 ///
-/// An axis of size 1 costs nothing, and a step without microbatches neither.
+/// Collectives over an axis of size 1 count no calls and no bytes. The same holds for a step without
+/// microbatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Traffic {
-    /// Parameters, over the shard axis.
+    /// All-gathers of parameters, over the shard axis.
     pub all_gather: Flow,
-    /// Gradients, over the shard axis.
+    /// Reduce-scatters of gradients, over the shard axis.
     pub reduce_scatter: Flow,
-    /// Partials, over the replicate axis.
+    /// All-reduces of partials, over the replicate axis.
     pub all_reduce: Flow,
 }
 
 impl Traffic {
-    /// All collectives together.
+    /// The sum over all collectives.
+    ///
+    /// # Panics
+    /// If a count exceeds `u64::MAX`.
     #[must_use]
     pub fn total(&self) -> Flow {
         self.all_gather + self.reduce_scatter + self.all_reduce

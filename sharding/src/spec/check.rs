@@ -1,4 +1,4 @@
-//! What a model description must satisfy.
+//! The checks of a model description.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,19 +6,19 @@ use std::fmt;
 use super::{Granularity, ModelSpec, Param, Unit};
 use crate::Error;
 
-/// What is wrong with a tie.
+/// The reason why a tie is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TieProblem {
-    /// The target is no parameter.
+    /// No parameter has the target's name.
     UnknownTarget,
-    /// The target is an alias itself.
+    /// The target is itself an alias.
     TargetIsAlias,
-    /// Alias and target are the same name.
+    /// The alias and the target are the same name.
     Itself,
     /// The alias is the name of a parameter.
     AliasIsParameter,
-    /// The alias was tied before.
+    /// The alias is tied already.
     AliasIsTaken,
 }
 
@@ -37,13 +37,15 @@ impl fmt::Display for TieProblem {
 }
 
 impl ModelSpec {
-    /// Whether the description makes sense; [`Plan::new`](crate::Plan::new) calls it.
+    /// Checks the description. [`Plan::new`](crate::Plan::new) calls it.
     ///
     /// # Errors
-    /// - [`Error::EmptyModel`], [`Error::EmptyUnit`]: nothing to shard.
-    /// - [`Error::DuplicateName`]: two parameters or two units share a name.
-    /// - [`Error::ZeroDim`], [`Error::InvalidRows`]: a parameter that cannot be laid out.
-    /// - [`Error::InvalidTie`]: an alias that is taken, or that leads to no parameter.
+    /// - [`Error::EmptyModel`] if the model has no unit, [`Error::EmptyUnit`] if a unit has no
+    ///   parameter.
+    /// - [`Error::DuplicateName`] if two parameters or two units have the same name.
+    /// - [`Error::ZeroDim`] if a dim of a parameter has size 0, [`Error::InvalidRows`] if it asks
+    ///   for pieces of 0 rows, or for rows without having a dim.
+    /// - [`Error::InvalidTie`] if an alias is taken, or does not lead to a parameter.
     pub fn validate(&self) -> Result<(), Error> {
         if self.units().is_empty() {
             return Err(Error::EmptyModel);
@@ -104,7 +106,7 @@ impl ModelSpec {
 }
 
 impl Unit {
-    /// Whether it can be laid out, but for its size.
+    /// Checks everything that a layout needs, except the size.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.params.is_empty() {
             return Err(Error::EmptyUnit { unit: self.name.clone() });

@@ -1,4 +1,4 @@
-//! The model: units in forward order.
+//! The model: its units in forward order, and its ties.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::ops::Index;
 use super::{Param, Unit};
 use crate::ElemCount;
 
-/// A unit by its place in forward order.
+/// The id of a unit: its place in forward order, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitId(u32);
 
 impl UnitId {
-    /// The unit at this place, from 0.
+    /// The id of the unit at this place, from 0.
     ///
     /// # Panics
     /// If `index` is above `u32::MAX`.
@@ -23,13 +23,13 @@ impl UnitId {
         Self(index as u32)
     }
 
-    /// Its place, for indexing.
+    /// Its place as a `usize`, for indexing.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// Its place, as it travels in descriptors.
+    /// Its place as a `u32`, as descriptors hold it.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
@@ -42,7 +42,7 @@ impl fmt::Display for UnitId {
     }
 }
 
-/// A parameter by its unit and its place there.
+/// The id of a parameter: its unit, and its place there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId {
     /// The unit that holds it.
@@ -51,11 +51,11 @@ pub struct ParamId {
     pub index: usize,
 }
 
-/// A model: its units in the order of the forward, and other names for parameters that are used
-/// twice.
+/// The description of a model: its units in the order of the forward, and aliases for parameters
+/// that are used twice.
 ///
-/// Building never fails; [`validate`](Self::validate), which [`Plan::new`](crate::Plan::new) calls,
-/// says what is wrong.
+/// Building never fails. [`validate`](Self::validate), which [`Plan::new`](crate::Plan::new) calls,
+/// reports the mistakes.
 ///
 /// ```
 /// use hsdp_sharding::{ModelSpec, Param, Unit};
@@ -71,20 +71,20 @@ pub struct ParamId {
 pub struct ModelSpec {
     units: Vec<Unit>,
     ties: Vec<(String, String)>,
-    /// First owner of each parameter name. Looked up only: its order never shows.
+    /// The first parameter of each name. The map is never iterated, so its order has no effect.
     names: HashMap<String, ParamId>,
 }
 
 impl ModelSpec {
-    /// A model without units yet.
+    /// A model without units.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A model whose units are made by size: parameters are taken in declared order, and a unit
-    /// closes before it would exceed `max` elements. A parameter that exceeds it alone is a unit of
-    /// its own. The units are called `unit.0`, `unit.1`, ...
+    /// A model whose units are made by size. Parameters are taken in the given order, and a new
+    /// unit begins where the present one would exceed `max` elements. A parameter with more than
+    /// `max` elements is a unit of its own. The units are called `unit.0`, `unit.1`, ...
     #[must_use]
     pub fn wrapped(params: impl IntoIterator<Item = Param>, max: ElemCount) -> Self {
         let mut spec = Self::new();
@@ -100,7 +100,10 @@ impl ModelSpec {
         if open.params.is_empty() { spec } else { spec.unit(open) }
     }
 
-    /// The same model with one more unit, the last of the forward.
+    /// Appends a unit, which becomes the last of the forward.
+    ///
+    /// # Panics
+    /// If the model has 2^32 units already.
     #[must_use]
     pub fn unit(mut self, unit: Unit) -> Self {
         let id = UnitId::new(self.units.len());
@@ -111,8 +114,8 @@ impl ModelSpec {
         self
     }
 
-    /// The same model, in which `alias` is another name for the parameter `target`, which is stored
-    /// once, in the unit that declares it.
+    /// Makes `alias` another name for the parameter `target`. The parameter is stored once, in the
+    /// unit that declares it.
     #[must_use]
     pub fn tie(mut self, alias: impl Into<String>, target: impl Into<String>) -> Self {
         self.ties.push((alias.into(), target.into()));
@@ -130,7 +133,7 @@ impl ModelSpec {
         (0..self.units.len()).map(UnitId::new)
     }
 
-    /// Its parameters, each once, unit by unit in declared order.
+    /// Its parameters with their ids, each once, unit by unit in declared order.
     pub fn params(&self) -> impl Iterator<Item = (ParamId, &Param)> {
         self.unit_ids().zip(&self.units).flat_map(|(unit, declared)| {
             let id = move |index| ParamId { unit, index };
@@ -143,20 +146,21 @@ impl ModelSpec {
         self.ties.iter().map(|(alias, target)| (alias.as_str(), target.as_str()))
     }
 
-    /// The parameter with this name or alias.
+    /// The id of the parameter with this name or alias; `None` if there is none.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let target = || self.ties().find(|(alias, _)| *alias == name).map(|(_, target)| target);
         self.declared(name).or_else(|| self.declared(target()?))
     }
 
-    /// Elements of all its parameters, each counted once, without padding.
+    /// The number of elements of all its parameters, each counted once, without padding. Saturates
+    /// at `u64::MAX`.
     #[must_use]
     pub fn numel(&self) -> ElemCount {
         ElemCount(self.units.iter().fold(0u64, |total, unit| total.saturating_add(unit.numel().0)))
     }
 
-    /// The first parameter that is declared under this name; aliases are not looked at.
+    /// The first parameter that is declared under this name. Aliases are ignored.
     pub(super) fn declared(&self, name: &str) -> Option<ParamId> {
         self.names.get(name).copied()
     }

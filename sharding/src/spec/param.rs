@@ -1,13 +1,13 @@
-//! One parameter.
+//! The description of one parameter.
 
 use std::fmt;
 
 /// Whether a parameter is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Gathered and reduced; the optimizer updates it.
+    /// The parameter is gathered, its gradient is reduced, and the optimizer updates it.
     Trainable,
-    /// Gathered, never reduced; has neither gradient nor optimizer state.
+    /// The parameter is gathered. It has no gradient and no optimizer state.
     Frozen,
 }
 
@@ -20,18 +20,19 @@ impl fmt::Display for Role {
     }
 }
 
-/// Where a parameter may be cut between two shards.
+/// The places at which a parameter may be cut between two shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granularity {
-    /// Anywhere that the alignment allows. Costs no padding.
+    /// At any multiple of [`ALIGNMENT`](crate::ALIGNMENT) elements. Costs no further padding.
     Element,
-    /// Between groups of so many rows of dim 0, counted from the parameter's start; the last group
-    /// may be short. The planner pays padding for it:
+    /// Between groups of this number of rows of dim 0, counted from the parameter's start. The last
+    /// group may be shorter. This costs padding: see
     /// [`UnitLayout::padding`](crate::UnitLayout::padding).
     Rows(usize),
 }
 
-/// A parameter: its name, shape and treatment.
+/// The description of a parameter: its name and shape, whether it is trained, and where it may be
+/// cut.
 ///
 /// ```
 /// use hsdp_sharding::{Granularity, Param, Role};
@@ -43,13 +44,13 @@ pub enum Granularity {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Param {
-    /// Its full name, unique over the model: `h.0.attn.qkv.weight`.
+    /// Its full name, unique in the model: `h.0.attn.qkv.weight`.
     pub name: String,
-    /// Elements of each dim; empty for a scalar.
+    /// Its shape: the size of each dim; empty for a scalar.
     pub shape: Vec<usize>,
     /// Whether it is trained.
     pub role: Role,
-    /// Where it may be cut.
+    /// The places at which it may be cut.
     pub granularity: Granularity,
 }
 
@@ -64,20 +65,20 @@ impl Param {
         }
     }
 
-    /// The same parameter, not trained.
+    /// Marks the parameter as not trained.
     #[must_use]
     pub fn frozen(self) -> Self {
         Self { role: Role::Frozen, ..self }
     }
 
-    /// The same parameter, with pieces that start and end on multiples of `rows` rows of dim 0 (or
-    /// at the parameter's end), for optimizers that need whole rows or blocks of rows.
+    /// Lets the parameter be cut only between groups of `rows` rows of dim 0, for optimizers that
+    /// need whole rows or blocks of rows.
     #[must_use]
     pub fn rows(self, rows: usize) -> Self {
         Self { granularity: Granularity::Rows(rows), ..self }
     }
 
-    /// Its elements: the product of its dims, 1 for a scalar.
+    /// The number of its elements: the product of its dims, 1 for a scalar.
     ///
     /// Saturates at `usize::MAX`, which no layout accepts.
     #[must_use]
@@ -85,7 +86,7 @@ impl Param {
         product(&self.shape)
     }
 
-    /// Elements between two places where it may be cut.
+    /// The number of elements between two places where it may be cut.
     pub(crate) fn chunk(&self) -> usize {
         match self.granularity {
             Granularity::Element => 1,

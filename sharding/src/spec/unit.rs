@@ -1,17 +1,19 @@
-//! What is gathered and reduced together.
+//! Units: the parameters that are gathered and reduced together.
 
 use std::fmt;
 
 use super::{Param, Role};
 use crate::ElemCount;
 
-/// What becomes of a unit's full parameters after its forward.
+/// Whether a unit's full parameters are freed after its forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AfterForward {
-    /// Freed, and gathered again for the backward (FSDP's `reshard_after_forward=True`).
+    /// The full parameters are freed, and gathered again for the backward (FSDP's
+    /// `reshard_after_forward=True`).
     #[default]
     Reshard,
-    /// Kept until the unit's backward is done: one gather fewer, more memory.
+    /// The full parameters are kept until the unit's backward is done, which saves a gather and
+    /// takes more memory.
     Keep,
 }
 
@@ -24,52 +26,52 @@ impl fmt::Display for AfterForward {
     }
 }
 
-/// The parameters that are gathered and reduced together: a transformer block, say.
+/// The parameters that are gathered and reduced together, for example those of a transformer block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Unit {
-    /// Its name, unique over the model.
+    /// Its name, unique in the model.
     pub name: String,
     /// Its parameters, in declared order: a parameter's index in its unit is its place here.
     pub params: Vec<Param>,
-    /// What becomes of its full parameters after its forward.
+    /// Whether its full parameters are freed after its forward.
     pub after_forward: AfterForward,
 }
 
 impl Unit {
-    /// A unit without parameters yet, resharded after its forward.
+    /// A unit without parameters, which is resharded after its forward.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), params: Vec::new(), after_forward: AfterForward::Reshard }
     }
 
-    /// The same unit with one more parameter, at the end.
+    /// Appends a parameter.
     #[must_use]
     pub fn param(mut self, param: Param) -> Self {
         self.params.push(param);
         self
     }
 
-    /// The same unit, kept in full from its forward to its backward.
+    /// Keeps the full parameters from the unit's forward to its backward.
     #[must_use]
     pub fn keep(self) -> Self {
         Self { after_forward: AfterForward::Keep, ..self }
     }
 
-    /// Elements of all its parameters, without padding. Saturates at `u64::MAX`, which no layout
-    /// accepts.
+    /// The number of elements of all its parameters, without padding. Saturates at `u64::MAX`,
+    /// which no layout accepts.
     #[must_use]
     pub fn numel(&self) -> ElemCount {
         sum(self.params.iter())
     }
 
-    /// Elements of its trainable parameters, without padding. Saturates like
+    /// The number of elements of its trainable parameters, without padding. Saturates like
     /// [`numel`](Self::numel).
     #[must_use]
     pub fn trainable_numel(&self) -> ElemCount {
         sum(self.params.iter().filter(|param| param.role == Role::Trainable))
     }
 
-    /// Whether any parameter is trained; without one the unit is gathered and never reduced.
+    /// Whether any parameter is trainable. A unit without one is gathered and never reduced.
     #[must_use]
     pub fn is_trainable(&self) -> bool {
         self.params.iter().any(|param| param.role == Role::Trainable)

@@ -1,4 +1,4 @@
-//! Against the same update in f64, and bit for bit against one element at a time.
+//! Updates are compared with the same update in f64, and bit for bit with one element at a time.
 
 use super::{AdamWStep, adamw};
 use crate::simd::tests::on_both;

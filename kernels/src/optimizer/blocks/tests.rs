@@ -1,4 +1,4 @@
-//! Bit for bit against the same as passes of their own.
+//! The bits equal those of separate passes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,14 +10,14 @@ use crate::scale::divide_in_place;
 use crate::simd::tests::on_both;
 use hsdp_sharding::DType;
 
-/// No element, one, and lengths around vectors and blocks.
+/// Lengths of 0 and 1, and around those of vectors and blocks.
 const LENGTHS: [usize; 9] =
     [0, 1, 7, 33, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 17, 3 * BLOCK + 1001];
 
-/// Not at all, by a power of two, by what has no exact reciprocal, by what makes subnormals, and by zero.
+/// Divisors: 1, a power of two, two without an exact reciprocal, one that makes subnormals, and zero.
 const DIVISORS: [f64; 6] = [1.0, 1024.0, 3.0, 7e12, 3e39, 0.0];
 
-/// A number of any size, and among them what is not finite or has a sign only.
+/// Numbers of any size, with infinities, NaN and signed zeros among them.
 fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let number = |index: usize| match (index + seed as usize) % 41 {
         3 => f32::NAN,
@@ -30,7 +30,7 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(number).collect()
 }
 
-/// What an update leaves, by its bits.
+/// The bits of the results of an update.
 #[derive(Debug, PartialEq)]
 struct Left {
     parameters: Vec<u32>,
@@ -66,7 +66,7 @@ const UPDATES: [Update; 2] = [
     },
 ];
 
-/// One case: how many elements, by what the gradient is divided, and to what parameters are rounded.
+/// One case: the number of elements, the divisor of the gradient, and the dtype to which parameters are rounded.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     len: usize,

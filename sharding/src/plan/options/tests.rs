@@ -9,6 +9,7 @@ fn a_mode_reads_what_it_writes() {
         assert_eq!(copies.to_string().parse::<FullCopies>(), Ok(copies));
     }
     let error = "never".parse::<Accumulation>().unwrap_err().to_string();
-    let expected = "`never` is no accumulation mode: expected reduce-scatter, every or local";
+    let expected =
+        "`never` is not a valid accumulation mode: expected reduce-scatter, every or local";
     assert_eq!(error, expected);
 }
