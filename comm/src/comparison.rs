@@ -8,12 +8,14 @@ use crate::{Channel, Error, Group, Stage, Tag, World};
 const MOST_BYTES: usize = 4 << 10;
 
 impl World {
-    /// Compares what ranks were told, such as a seed or the options of a program: what all must say alike. `what` names it.
+    /// Compares a setting that all ranks must share, such as a seed or the options of a program. `what` names it, `said`
+    /// is its value on this rank.
     ///
     /// **Collective**, on the control channel, before steps or between them.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all ranks, with what rank 0 and the first that differs from it say; as any collective.
+    /// [`Error::ConfigMismatch`] on all ranks, with the values of rank 0 and of the first rank that differs from it; the
+    /// errors of any collective.
     ///
     /// ```
     /// use hsdp_comm::world;

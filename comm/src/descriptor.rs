@@ -1,4 +1,4 @@
-//! What a member says of an operation when it arrives: the part that all members must agree on.
+//! The description of an operation: the part that all members must agree on.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ mod tests;
 
 /// The identity of a group: a hash of its ranks in order, and of its channel.
 ///
-/// Two ranks that list the same members in another order do not mean the same group, and never meet.
+/// Two ranks that list the same members in different orders have different groups, and never meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u64);
 
@@ -56,12 +56,13 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// How many elements a member brings.
+/// The number of elements that a member sends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Counts {
-    /// So many; the same on all members.
+    /// This many; the same on all members.
     Each(usize),
-    /// So many to and from each member: of an all_to_all. What `a` sends to `b` is what `b` expects from `a`.
+    /// A number to and from each member, for an all_to_all. The number that `a` sends to `b` must be the number that `b`
+    /// expects from `a`.
     Splits {
         /// Elements for each member.
         send: Vec<usize>,
@@ -71,7 +72,7 @@ pub enum Counts {
 }
 
 impl Counts {
-    /// Elements that the member brings in all.
+    /// The number of elements that the member sends in total.
     #[must_use]
     pub fn total(&self) -> usize {
         match self {
@@ -102,7 +103,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Everything that the members of an operation must agree on, and how they find each other.
+/// The description of an operation: its place in its group's sequence, and all that its members must agree on.
 ///
 /// Displayed as one line: `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch 0`.
 #[derive(Clone, PartialEq)]
@@ -112,17 +113,17 @@ pub struct Descriptor {
     pub group: GroupId,
     /// The channel of the group.
     pub channel: Channel,
-    /// The epoch: how many aborted steps this rank has left behind.
+    /// The epoch: the number of aborted steps that this rank has left behind.
     pub epoch: u64,
     /// The number of the operation in its group and epoch.
     pub sequence: u64,
-    /// What is done.
+    /// The kind of operation.
     pub op: Op,
     /// How elements are combined, if they are.
     pub reduction: Option<Reduction>,
     /// The dtype of the elements; a barrier has none.
     pub dtype: Option<DType>,
-    /// How many elements this member brings, or expects.
+    /// The number of elements that this member sends, or expects.
     pub counts: Counts,
     /// The root, of an operation that has one.
     pub root: Option<Rank>,
@@ -130,12 +131,13 @@ pub struct Descriptor {
     pub peer: Option<Rank>,
     /// Divisors and wire dtype, of a reduction of gradients.
     pub scaling: Option<Scaling>,
-    /// What the caller says that it is for.
+    /// The tag that the caller gave.
     pub tag: Tag,
 }
 
 impl Descriptor {
-    /// Whether two members mean the same operation. Group, epoch and sequence are equal where members meet.
+    /// Whether two members issued the same call. Does not compare group, epoch and sequence, which are equal where
+    /// members meet.
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
         let transfer = |op| matches!(op, Op::Send | Op::Recv);
@@ -179,7 +181,7 @@ impl fmt::Display for Descriptor {
     }
 }
 
-/// As displayed, with its place: in a test's message the fields one by one hide what matters.
+/// The displayed form with its place in the sequence, for short messages of failed tests.
 impl fmt::Debug for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Descriptor({}: {self})", self.place())

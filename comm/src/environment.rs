@@ -1,4 +1,4 @@
-//! The world that the environment asks for: what a launcher has told this process.
+//! The world that the environment describes, as a launcher has set it.
 
 use std::env::{self, VarError};
 
@@ -6,23 +6,23 @@ use hsdp_sharding::{Mesh, Rank};
 
 use crate::{Error, World};
 
-/// What a launcher has told this process of its job.
+/// This process's place in its job, as its launcher has set it in the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launched {
-    /// Who has started it.
+    /// The launcher that has started the process.
     pub launcher: Launcher,
-    /// Which of the processes it is.
+    /// The rank of this process.
     pub rank: Rank,
-    /// How many there are.
+    /// The number of processes.
     pub size: usize,
-    /// How many of them are on this machine, where the launcher says so.
+    /// The number of processes on this machine, if the launcher sets it.
     pub size_here: Option<usize>,
-    /// Which of those it is, where the launcher says so.
+    /// The rank of this process among those on this machine, if the launcher sets it.
     pub rank_here: Option<usize>,
 }
 
-/// Who starts processes.
+/// A launcher of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Launcher {
@@ -32,7 +32,7 @@ pub enum Launcher {
     Pmi,
     /// `srun`, for a step of a job of Slurm: `SLURM_*`.
     Slurm,
-    /// torchrun, or what sets the same: `RANK`, `WORLD_SIZE`.
+    /// torchrun, or a launcher that sets the same variables: `RANK`, `WORLD_SIZE`.
     Torchrun,
 }
 
@@ -81,11 +81,11 @@ const LAUNCHERS: [Names; 4] = [
 type Variable<'a> = &'a dyn Fn(&'static str) -> Result<Option<String>, Error>;
 
 impl Launched {
-    /// What the environment says; `None` where nobody has started more than this process.
+    /// Reads the environment; `None` if no launcher has started this process.
     ///
     /// # Errors
-    /// [`Error::Environment`] if a variable is no number, a rank is not below the size, one of the two is missing, or two launchers
-    /// contradict each other.
+    /// [`Error::Environment`] if a variable is not a number, a rank is not below the size, one of the two is missing, or two
+    /// launchers contradict each other.
     pub fn from_env() -> Result<Option<Self>, Error> {
         Self::told(&variable)
     }
@@ -115,8 +115,8 @@ impl Launched {
         Ok(first.map(|(told, _)| told))
     }
 
-    /// The mesh that suits these machines: the shards of a replica on one of them. Where it is not known how many processes
-    /// a machine has, or not all have as many, all of them shard one replica.
+    /// The mesh that suits these machines: the processes of one machine shard one replica. If the number of processes on this
+    /// machine is unknown or does not divide the number of all processes, all processes shard one replica.
     ///
     /// # Errors
     /// [`Error::Environment`] if there is no such mesh.
@@ -175,15 +175,18 @@ impl Names {
 }
 
 impl World {
-    /// The world that the environment asks for, as launchers set it: see [`Launched::from_env`].
+    /// Makes the world that the environment describes, as launchers set it: see [`Launched::from_env`].
     ///
-    /// Without a launcher, or for one process, it is [`single`](Self::single). Processes that `mpirun` or `srun` has started make a world of all of
-    /// them, where this was built with the feature `mpi`; to make several, or smaller ones, there is `mpi::Job`. So do those that
-    /// `hsdp launch --comm nccl` or torchrun has started, where this was built with the feature `nccl` (`control::Job`); otherwise they are
-    /// refused, with what to start instead.
+    /// Without a launcher, or for one process, it is [`single`](Self::single). Processes that `mpirun` or `srun` has
+    /// started make a world of all of them, in a build with the feature `mpi`; to make several worlds, or smaller ones,
+    /// use `mpi::Job`. Processes that `hsdp launch --comm nccl` or torchrun has started do the same in a build with the
+    /// feature `nccl` (see `control::Job`). Other builds refuse them, and the error says which feature or command is needed.
+    ///
+    /// **Collective**: all processes of the job call it.
     ///
     /// # Errors
-    /// [`Error::Environment`], as `Launched::from_env`, and where this build cannot serve what is asked for; as `mpi::Job::world`.
+    /// [`Error::Environment`] as `Launched::from_env`, if this build cannot make the world, or if the processes cannot join;
+    /// the errors of `mpi::Job::world`.
     pub fn from_env() -> Result<Self, Error> {
         match Launched::from_env()? {
             Some(launched) if launched.size > 1 => of_processes(&launched),
@@ -211,14 +214,15 @@ fn by_control(launched: &Launched, variable: &'static str) -> Result<World, Erro
     let size = launched.size;
     let failed = |problem: String| refused(variable, size.to_string(), problem);
     let job = Job::from_env(options.deadline).map_err(|error| failed(error.to_string()))?;
-    job.world(size, options)?.ok_or_else(|| failed("it is not among the ranks".to_owned()))
+    job.world(size, options)?
+        .ok_or_else(|| failed("this process is not among the ranks".to_owned()))
 }
 
 #[cfg(not(feature = "nccl"))]
 fn by_control(launched: &Launched, variable: &'static str) -> Result<World, Error> {
     let size = launched.size;
     let problem = format!(
-        "processes on CPUs need MPI: build with the feature `mpi`, and start them by `mpirun -n {size}`; or start one, and have `launch` run {size} threads. Those on GPUs need the feature `nccl`"
+        "processes on CPUs need MPI: build with the feature `mpi`, and start them with `mpirun -n {size}`; or start one process, and have `launch` run {size} threads. Processes on GPUs need the feature `nccl`"
     );
     Err(refused(variable, size.to_string(), problem))
 }
@@ -239,7 +243,8 @@ fn by_mpi(launched: &Launched, variable: &'static str) -> Result<World, Error> {
             "rank {told} of {of}, and MPI says rank {rank} of {size}: is it the MPI of this launcher?"
         )));
     }
-    job.world(size, options)?.ok_or_else(|| failed("it is not among the ranks".to_owned()))
+    job.world(size, options)?
+        .ok_or_else(|| failed("this process is not among the ranks".to_owned()))
 }
 
 #[cfg(not(feature = "mpi"))]

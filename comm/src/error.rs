@@ -1,4 +1,4 @@
-//! What can go wrong, with every number.
+//! The errors of this crate, with every number.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -11,86 +11,85 @@ use crate::{Descriptor, Mismatch, Op};
 
 /// An error of a collective, a group or a world.
 ///
-/// [`is_fatal`](Self::is_fatal) tells those that end the world from a step's end and from the caller's mistakes.
-/// All ranks get the same value of the errors that are shared (`CollectiveMismatch`, `StepAborted`,
-/// `WorldAborted`, `WorkFailed`).
+/// [`is_fatal`](Self::is_fatal) distinguishes errors that end the world from aborted steps and from mistakes of the caller.
+/// All ranks get the same value of `CollectiveMismatch`, `StepAborted`, `WorldAborted` and `WorkFailed`.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Members of an operation want different things, or ranks wait for each other in different operations, so that
-    /// none can go on. The world is aborted: every rank gets this table.
+    /// Members of an operation issued different calls, or ranks wait for each other in different operations, so that
+    /// none can go on. The world is aborted, and every rank gets this table.
     #[error("collective mismatch: {table}")]
     CollectiveMismatch {
-        /// Who wanted what.
+        /// The call of each rank.
         table: Arc<Mismatch>,
     },
-    /// A rank gave up its step. Discard this step and call [`World::next_epoch`](crate::World::next_epoch); the
+    /// A rank aborted its step. Discard this step and call [`World::next_epoch`](crate::World::next_epoch); the
     /// world goes on.
     #[error("step {step} aborted by rank {rank}: {reason}")]
     StepAborted {
-        /// Who gave up first.
+        /// The rank that aborted first.
         rank: Rank,
         /// Its step.
         step: u64,
-        /// Why.
+        /// The reason that it gave.
         reason: Arc<str>,
     },
-    /// The world is over: a rank panicked, left, missed a deadline, or asked for the end.
+    /// The world has ended: a rank panicked, left, missed a deadline, or called [`World::abort`](crate::World::abort).
     #[error("world aborted: rank {rank}, step {step}, {}: {reason}", At(.operation.as_deref()))]
     WorldAborted {
-        /// Whose doing it is. Of a missed deadline: a rank that came too late and does not wait for another itself, or
-        /// whose gradient is still being read; the lowest if there are several.
+        /// The rank at fault. After a missed deadline: a rank that is late and does not itself wait for another, or
+        /// a rank whose gradient is still being read; the lowest if there are several.
         rank: Rank,
-        /// The step it was in.
+        /// The step that the rank was in.
         step: u64,
-        /// The operation it issued last, on any channel.
+        /// The last operation that the rank issued, on any channel.
         operation: Option<Arc<Descriptor>>,
-        /// What happened.
+        /// The reason.
         reason: AbortReason,
     },
-    /// The world is over, and no rank is known to be at fault: the work of an operation panicked or did not end, but
-    /// not in the code that lends what a member brought.
+    /// The world has ended, and no rank is known to be at fault: the work of an operation panicked or did not end, and
+    /// the cause is not the code that lends a member's gradients.
     #[error("world aborted in the work of {operation} ({}): {reason}", .operation.place())]
     WorkFailed {
         /// The operation.
         operation: Arc<Descriptor>,
-        /// What happened.
+        /// The reason.
         reason: AbortReason,
     },
-    /// A group was asked for that cannot be.
+    /// The list of ranks is not a valid group.
     #[error("group {ranks:?} on rank {rank} of {size}: {problem}")]
     BadGroup {
-        /// Who asked.
+        /// The calling rank.
         rank: Rank,
         /// Ranks in the world.
         size: usize,
         /// The members, as given.
         ranks: Vec<u32>,
-        /// What is wrong with them.
+        /// The problem with the list.
         problem: &'static str,
     },
     /// A buffer has a length that the operation cannot use. Nothing was issued.
     #[error("{op} on rank {rank}: {what} has {found} elements, expected {expected}")]
     BadCount {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
-        /// Which buffer.
+        /// The buffer.
         what: String,
-        /// Its elements.
+        /// The number of its elements.
         found: usize,
-        /// How many it should have, in words.
+        /// The expected number, in words.
         expected: String,
     },
-    /// A root, destination or source is no member of the group. Nothing was issued.
+    /// A root, destination or source is not a member of the group. Nothing was issued.
     #[error("{op} on rank {rank}: {what} is member {member}, but the group has {members} members")]
     BadMember {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// Its value.
         member: usize,
@@ -102,117 +101,117 @@ pub enum Error {
         "{op} on rank {rank}: the layout has {shards} shards, but the group has {members} members"
     )]
     BadLayout {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
         /// Shards of the layout.
         shards: usize,
         /// Members of the group.
         members: usize,
     },
-    /// A dtype that the operation cannot use. Nothing was issued.
+    /// A buffer has a dtype that the operation cannot use. Nothing was issued.
     #[error("{op} on rank {rank}: {dtype} elements: {problem}")]
     BadDType {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
         /// The dtype.
         dtype: DType,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: &'static str,
     },
-    /// A collective was issued, or waited for, by the code that lends a gradient to another one.
+    /// The code that lends a gradient to one operation issued another, or waited for it.
     #[error("{op} on rank {rank}: called from inside the work of another operation")]
     Reentrant {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
     },
-    /// The memory that an operation needs is not to be had. Nothing was issued.
+    /// Memory for an operation could not be allocated. Nothing was issued.
     #[error("{op} on rank {rank}, step {step}: out of memory: {bytes} bytes for {what}")]
     OutOfMemory {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
-        /// The step it was in.
+        /// The step that the rank was in.
         step: u64,
-        /// How much was asked for.
+        /// The bytes that were asked for.
         bytes: usize,
-        /// What for.
+        /// The purpose of the memory.
         what: String,
     },
-    /// A device has refused, or has no memory. Those who were to read what it makes get the same.
+    /// A device refused a call, or ran out of memory. The ranks that depend on its output get the same error.
     #[cfg(feature = "cuda")]
     #[error("{op} on rank {rank}, step {step}: {error}")]
     Device {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// Whose part of it failed.
+        /// The rank whose part failed.
         rank: Rank,
-        /// The step it was in.
+        /// The step that the rank was in.
         step: u64,
-        /// What the device says.
+        /// The error of the device.
         error: hsdp_kernels::cuda::CudaError,
     },
-    /// NCCL has refused, or is not there.
+    /// NCCL refused a call, or is not installed.
     #[cfg(feature = "nccl")]
     #[error("{op} on rank {rank}, step {step}: {error}")]
     Nccl {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// Whose part of it failed.
+        /// The rank whose part failed.
         rank: Rank,
-        /// The step it was in.
+        /// The step that the rank was in.
         step: u64,
-        /// What NCCL says.
+        /// The error of NCCL.
         error: Arc<crate::nccl::NcclError>,
     },
-    /// A rank could not connect by NCCL, or another one could not. All get this.
+    /// This rank or another one could not connect by NCCL. All ranks get this error.
     #[cfg(feature = "nccl")]
     #[error("rank {rank} is not connected by NCCL: {error}")]
     Connect {
         /// The rank.
         rank: Rank,
-        /// What NCCL says.
+        /// The error of NCCL.
         error: Arc<crate::nccl::NcclError>,
     },
-    /// A world cannot use NCCL so.
+    /// This world cannot use NCCL, or is not connected yet.
     #[cfg(feature = "nccl")]
     #[error("the world of rank {rank} cannot use NCCL: {problem}")]
     NotConnected {
-        /// Who asked.
+        /// The calling rank.
         rank: Rank,
-        /// Why not.
+        /// The reason.
         problem: &'static str,
     },
-    /// A collective of users was called while members have no data, which only a barrier can do without. Nothing was
-    /// issued. See [`World::set_absent`](crate::World::set_absent).
+    /// A collective was called on [`Channel::User`](crate::Channel::User) while members have no data. Only a barrier can run
+    /// without them. Nothing was issued. See [`World::set_absent`](crate::World::set_absent).
     #[error("{op} on rank {rank}: {}", WithoutData(.rank, .absent))]
     Absent {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
         /// The members that have no data.
         absent: Vec<Rank>,
     },
-    /// A [`Fault`](crate::Fault) of a test stands in for the operation. Nothing was issued.
+    /// A [`Fault`](crate::Fault) of a test replaced the operation. Nothing was issued.
     #[error("{op} on rank {rank}, step {step}: {what}")]
     Injected {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
-        /// The step it was in.
+        /// The step that the rank was in.
         step: u64,
-        /// Which fault it is, and what the call was for.
+        /// The fault, and the tag of the call.
         what: String,
     },
-    /// A world was asked for that cannot be.
+    /// The world has no such rank.
     #[error("rank {rank} of a world of {size}: ranks are numbered from 0 to the size less 1")]
     BadRank {
         /// The rank, as given.
@@ -220,89 +219,89 @@ pub enum Error {
         /// The size, as given.
         size: usize,
     },
-    /// Two threads claim to be the same rank. Only the second gets this; the first stays where it is.
+    /// Two threads claim to be the same rank. Only the second gets this error; the first keeps the rank.
     #[error("rank {rank} is claimed twice: by {first}, and by {second}, which is refused")]
     DuplicateRank {
         /// The rank.
         rank: Rank,
-        /// Who had it first, as it names itself.
+        /// The name of the thread that claimed it first.
         first: Arc<str>,
-        /// Who claimed it after that.
+        /// The name of the thread that claimed it after that.
         second: Arc<str>,
     },
-    /// Ranks that come together were told of worlds of different sizes.
-    #[error("rank {rank} comes to a world of {size} ranks, and was told that it has {told}")]
+    /// Ranks that join one world were told different sizes.
+    #[error("rank {rank} joins a world of {size} ranks, but was told that it has {told}")]
     WorldSize {
-        /// The rank that was told something else.
+        /// The rank that was told another size.
         rank: Rank,
         /// The size of the world.
         size: usize,
         /// The size that it was told.
         told: usize,
     },
-    /// Ranks did not come within the deadline.
-    #[error("after {deadline:?} ranks {missing:?} have not come; {arrived:?} have")]
+    /// Ranks did not join within the deadline.
+    #[error("after {deadline:?} ranks {missing:?} have not joined; ranks {arrived:?} have")]
     Incomplete {
-        /// How long was waited.
+        /// The deadline.
         deadline: Duration,
-        /// Who came.
+        /// The ranks that joined.
         arrived: Vec<u32>,
-        /// Who did not.
+        /// The ranks that did not.
         missing: Vec<u32>,
     },
-    /// Ranks that are to make a world differ in what they must have in common. All of them get this.
+    /// Ranks of one world differ in a setting that they must share. All of them get this error.
     #[error("ranks {} and {} differ in their {what}: {}, {}", .ranks[0], .ranks[1], .said[0], .said[1])]
     ConfigMismatch {
-        /// In what.
+        /// The setting.
         what: &'static str,
-        /// The lowest two that differ.
+        /// The lowest two ranks that differ.
         ranks: [Rank; 2],
-        /// How each has it, and who it is.
+        /// The value on each of the two; where ranks are processes, with the process and its host.
         said: Box<[String; 2]>,
     },
-    /// A call needs members that share memory, and these do not. Nothing was issued.
+    /// The call needs members that share memory, and these do not. Nothing was issued.
     #[error("{op} on rank {rank}: its members share no memory")]
     Apart {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
     },
-    /// A collective was issued in a copy of the process (a fork), which has none of the world's other threads.
+    /// A collective was issued in a copy of the process (a fork), which lacks the world's other threads.
     #[error(
         "{op} on rank {rank}: the world was made in process {made_in}, this is its copy {called_in}"
     )]
     Forked {
-        /// What was called.
+        /// The operation.
         op: Op,
-        /// By which rank.
+        /// The calling rank.
         rank: Rank,
-        /// The process whose world it is.
+        /// The process that made the world.
         made_in: u32,
         /// The process that called.
         called_in: u32,
     },
-    /// A text is no fault.
-    #[error("`{fault}` is no fault such as `rank 1, step 3, unit 2: panic`: {problem}")]
+    /// A text does not describe a [`Fault`](crate::Fault).
+    #[error("`{fault}` is not a fault such as `rank 1, step 3, unit 2: panic`: {problem}")]
     BadFault {
         /// The text.
         fault: String,
-        /// What it lacks.
+        /// The problem with it.
         problem: String,
     },
-    /// The environment asks for a world that this build cannot serve.
+    /// The environment contradicts itself, or asks for a world that this build cannot make.
     #[error("{variable}={value}: {problem}")]
     Environment {
         /// The variable.
         variable: &'static str,
         /// Its value.
         value: String,
-        /// Why it is refused.
+        /// The reason for the refusal.
         problem: String,
     },
 }
 
-/// What cannot fail has no error.
+/// A conversion that cannot fail has no error.
 impl From<Infallible> for Error {
     fn from(never: Infallible) -> Self {
         match never {}
@@ -310,7 +309,7 @@ impl From<Infallible> for Error {
 }
 
 impl Error {
-    /// Whether the world is over: nothing but a new world helps.
+    /// Whether the world has ended: only a new world can go on.
     #[must_use]
     pub const fn is_fatal(&self) -> bool {
         matches!(
@@ -320,11 +319,11 @@ impl Error {
     }
 }
 
-/// Why a world ended.
+/// The reason why a world ended.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AbortReason {
-    /// The rank panicked, or the code that lends what it brought, or the work of an operation.
+    /// The rank panicked, or the code that lends its gradients, or the work of an operation.
     #[error("it panicked: {message}")]
     Panicked {
         /// The panic's message.
@@ -333,50 +332,50 @@ pub enum AbortReason {
     /// The rank returned, or dropped its world, while others waited for it.
     #[error("it left, but others wait for it in {awaited} ({})", .awaited.place())]
     Left {
-        /// What the others wait for.
+        /// The operation that the others wait for.
         awaited: Arc<Descriptor>,
     },
     /// An operation did not end within the deadline.
     #[error("deadline of {deadline:?} missed in {awaited} ({}); {}", .awaited.place(), Attendance(.arrived, .missing))]
     Deadline {
-        /// What was waited for.
+        /// The operation that was waited for.
         awaited: Arc<Descriptor>,
-        /// For how long.
+        /// The deadline.
         deadline: Duration,
         /// Members that had arrived.
         arrived: Vec<Rank>,
         /// Members that had not; none if the work itself took too long.
         missing: Vec<Rank>,
     },
-    /// Its process ended, and said nothing.
+    /// The rank's process ended without a word to the others.
     #[error("its process is gone")]
     Gone,
-    /// It cannot be reached any more, or cannot reach others.
-    #[error("its letters do not go or come: {problem}")]
+    /// The rank can no longer exchange messages with the others.
+    #[error("it cannot send or receive messages: {problem}")]
     Unreachable {
-        /// What the transport says.
+        /// The error of the transport.
         problem: Arc<str>,
     },
-    /// It sent what is no letter of this library, or none that fits.
-    #[error("it sent what cannot be: {problem}")]
+    /// The rank sent bytes that are not a message of this library, or a message that does not fit.
+    #[error("it sent an invalid message: {problem}")]
     Garbled {
-        /// What is wrong with it.
+        /// The problem with the message.
         problem: Arc<str>,
     },
-    /// The rank asked for the end.
+    /// The rank called [`World::abort`](crate::World::abort), or its part of an operation failed.
     #[error("{reason}")]
     Requested {
-        /// Why.
+        /// The reason that was given.
         reason: Arc<str>,
     },
 }
 
-/// Why a step is given up: an argument of [`World::abort_step`](crate::World::abort_step).
+/// The reason why a step is aborted: an argument of [`World::abort_step`](crate::World::abort_step).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepFailure {
     /// The step.
     pub step: u64,
-    /// Why, for the other ranks to read.
+    /// The reason, for the other ranks to read.
     pub reason: String,
 }
 
@@ -402,7 +401,10 @@ impl fmt::Display for WithoutData<'_> {
         if absent.contains(rank) {
             return write!(f, "it has no data in this step (without data: ranks {numbers:?})");
         }
-        write!(f, "ranks {numbers:?} have no data in this step: only a barrier does without them")
+        write!(
+            f,
+            "ranks {numbers:?} have no data in this step: only a barrier can run without them"
+        )
     }
 }
 

@@ -1,4 +1,4 @@
-//! Faults that a test has a rank commit, and when. PROTOCOL.md, "Faults".
+//! Faults that a test injects into a rank. PROTOCOL.md, "Faults".
 //!
 //! In reading order: `injector` (which faults are due at a call), `injection` (what they make of it), `lie` (descriptors
 //! that say something else than was meant), `poisoned` (a gradient that is not finite), `parse` (faults from text).
@@ -18,10 +18,11 @@ pub(crate) use self::injection::{Injected, Manner};
 pub(crate) use self::injector::Injector;
 use crate::{Stage, Tag};
 
-/// Something that goes wrong on purpose: on one rank, in one step, at one of its calls. Fires once.
+/// An injected fault: on one rank, in one step, at one of its calls. Fires once.
 ///
-/// Given in [`WorldOptions::faults`](crate::WorldOptions::faults). A step is what the rank said last with
-/// [`World::set_step`](crate::World::set_step), 0 before. Displayed as a sentence.
+/// Faults are given in [`WorldOptions::faults`](crate::WorldOptions::faults). The step is the one that the rank set last with
+/// [`World::set_step`](crate::World::set_step), 0 before. Displayed as a sentence, which [`FromStr`](std::str::FromStr)
+/// reads.
 ///
 /// ```
 /// use hsdp_comm::{Fault, FaultKind, Stage, WorldOptions};
@@ -34,36 +35,36 @@ use crate::{Stage, Tag};
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Fault {
-    /// Who commits it.
+    /// The rank of the fault.
     pub rank: Rank,
-    /// In which step.
+    /// The step of the fault.
     pub step: u64,
-    /// At which call of that step.
+    /// The call of that step.
     pub place: FaultPlace,
-    /// What goes wrong.
+    /// The kind of fault.
     pub kind: FaultKind,
 }
 
-/// Which call of a step a fault is at.
+/// The call of a step at which a fault fires.
 ///
-/// Calls that are refused before they reach their group (a count that does not fit, a step that has ended) are no calls.
+/// Calls that are refused before they reach their group (a count that does not fit, a step that has ended) do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultPlace {
-    /// The first one whose tag names the unit.
+    /// The first call whose tag names the unit.
     Unit(UnitId),
-    /// The first one whose tag names the stage.
+    /// The first call whose tag names the stage.
     Stage(Stage),
-    /// The first one whose tag names both.
+    /// The first call whose tag names both.
     UnitStage(UnitId, Stage),
-    /// The n-th one, from 0, over all groups of the rank. A step that is repeated in a later epoch counts from 0
-    /// again. Where several threads of a rank issue, which call that is depends on timing.
+    /// The n-th call, from 0, over all groups of the rank. A step that is repeated in a later epoch counts from 0
+    /// again. Where several threads of a rank issue, the numbers depend on timing.
     Call(u64),
 }
 
-/// What goes wrong.
+/// The kind of a fault.
 ///
-/// In a group of one nobody compares what is asked for: there the kinds from [`WrongOp`](Self::WrongOp) to
-/// [`ExtraCall`](Self::ExtraCall) are refused at the call, as [`Error::Injected`](crate::Error::Injected).
+/// A group of one has no other member to compare calls with. There the kinds from [`WrongOp`](Self::WrongOp) to
+/// [`ExtraCall`](Self::ExtraCall) end the call with [`Error::Injected`](crate::Error::Injected).
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -71,35 +72,34 @@ pub enum FaultKind {
     Panic,
     /// The call returns [`Error::Injected`](crate::Error::Injected); nothing is issued.
     Error,
-    /// The rank leaves its world without a word, as if its closure had returned. This call and all later ones of the rank
-    /// return [`Error::Injected`](crate::Error::Injected); who waits for it learns that it has left.
+    /// The rank leaves its world without notice, as if its closure had returned. This call and all later ones of the rank
+    /// return [`Error::Injected`](crate::Error::Injected); ranks that wait for it get an error that says that it has left.
     Leave,
-    /// The rank sleeps that long, or until the world ends, before it issues.
+    /// The rank sleeps for this time, or until the world ends, before it issues the call.
     Delay(Duration),
-    /// The rank sleeps until the world ends, and gets its end. If all others have left, nobody is there to end it:
-    /// [`Error::Injected`](crate::Error::Injected).
+    /// The rank sleeps until the world ends, and returns the error that ended it. If all others have left, the world is never
+    /// ended, and the call returns [`Error::Injected`](crate::Error::Injected).
     Freeze,
-    /// The call says that it is another operation: an all_gather, or where it is one, an all_reduce.
+    /// The call states another operation: all_gather, or all_reduce if it is an all_gather.
     WrongOp,
-    /// The call says another reduction than was meant: the next of [`Reduction::ALL`](crate::Reduction::ALL); sum, where
-    /// there is none.
+    /// The call states another reduction: the next of [`Reduction::ALL`](crate::Reduction::ALL), or sum if it has none.
     WrongReduction,
-    /// The call says another dtype: f32, or where it is that, f64.
+    /// The call states another dtype: f32, or f64 if its dtype is f32.
     WrongDType,
-    /// The call says one element more; one that has no elements says 1 of f32.
+    /// The call states one element more; a call without elements states 1 element of f32.
     WrongCount,
-    /// The call says that the root is the next member; where there is none, that this rank is the root.
+    /// The call states the next member as its root; a call without a root states this rank.
     WrongRoot,
-    /// This call and the rank's next one on the same group take each other's places in the sequence.
+    /// This call and the rank's next one on the same group swap their places in the sequence.
     SwappedOrder,
-    /// The call meets nobody and takes no place in the sequence. It returns what a rank of
+    /// The call meets no other member and takes no place in the sequence. It returns the output that a rank of
     /// [`World::counting`](crate::World::counting) gets.
     SkippedCall,
-    /// A barrier is issued on the same group before the call; nobody waits for it.
+    /// A barrier is issued on the same group before the call, and no thread waits for it.
     ExtraCall,
-    /// Element 0 of the first gradient that is given to [`Group::reduce_unit`](crate::Group::reduce_unit) reads as this
-    /// value, rounded to the gradient's dtype. Waits for a call that brings a gradient: at [`FaultPlace::Call`] the first one
-    /// from that call on.
+    /// Element 0 of the first gradient that is passed to [`Group::reduce_unit`](crate::Group::reduce_unit) reads as this
+    /// value, rounded to the gradient's dtype. The fault waits for a call with a gradient: with [`FaultPlace::Call`],
+    /// the first such call from that number on.
     NonFinite(f32),
     /// The call returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), with the bytes of its elements; nothing is
     /// issued.
@@ -107,7 +107,7 @@ pub enum FaultKind {
 }
 
 impl Fault {
-    /// The fault that `rank` commits in `step` at `place`.
+    /// A fault of `kind` on `rank`, in `step`, at `place`.
     #[must_use]
     pub fn at(rank: Rank, step: u64, place: impl Into<FaultPlace>, kind: FaultKind) -> Self {
         Self { rank, step, place: place.into(), kind }

@@ -13,9 +13,9 @@ use crate::{Channel, Error, GroupId, Op, Tag};
 
 /// An ordered set of ranks, on one channel, and this rank's place in it.
 ///
-/// Every member issues the same operations in the same order: the n-th call of one meets the n-th call
-/// of the others. A call returns at once, with a [`Pending`](crate::Pending); it never waits for another member. Handles of one
-/// group may be used from several threads of a rank, but then it is the caller who keeps the order.
+/// Every member issues the same operations in the same order: the n-th call of one member meets the n-th call
+/// of the others. A call returns a [`Pending`](crate::Pending) at once, and never waits for another member. Several threads
+/// of a rank may use handles of one group, if the caller keeps their calls in order.
 #[derive(Clone)]
 pub struct Group {
     seat: Arc<Seat>,
@@ -56,37 +56,37 @@ impl Group {
         &self.site
     }
 
-    /// Which rank this is.
+    /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.seat.rank
     }
 
-    /// Its members, in order.
+    /// The members, in order.
     #[must_use]
     pub fn ranks(&self) -> &[Rank] {
         &self.site.ranks
     }
 
-    /// How many members it has.
+    /// The number of members.
     #[must_use]
     pub fn size(&self) -> usize {
         self.site.ranks.len()
     }
 
-    /// The place of this rank among them: its slot in the group's operations.
+    /// The index of this rank in [`ranks`](Self::ranks): its slot in the group's operations.
     #[must_use]
     pub fn index(&self) -> usize {
         self.site.slot
     }
 
-    /// Its channel.
+    /// The channel.
     #[must_use]
     pub fn channel(&self) -> Channel {
         self.site.channel
     }
 
-    /// Its identity, which all members share.
+    /// The identity of the group, the same on all members.
     #[must_use]
     pub fn id(&self) -> GroupId {
         self.site.id

@@ -20,22 +20,23 @@ const STACK_BYTES: usize = 16 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank}: {message}")]
 pub struct RankFailure {
-    /// Which rank.
+    /// The rank.
     pub rank: Rank,
-    /// The panic's message, or why its thread could not be started.
+    /// The panic's message, or the reason why its thread could not be started.
     pub message: Arc<str>,
 }
 
-/// Runs `size` ranks as threads named `rank-0`, `rank-1`, ..., and waits until all have ended. What each
-/// returned, in rank order.
+/// Runs `size` ranks as threads named `rank-0`, `rank-1`, ..., waits until all have ended, and returns the outcome of each,
+/// in rank order.
 ///
 /// A rank that panics ends the world: as soon as the panic's hook has run, the others get
-/// [`Error::WorldAborted`] with its message, and nothing of the step that ends with it. One that returns while others wait for it does the same: it has left.
+/// [`Error::WorldAborted`] with its message. They get no separate error for the step that the panic aborts. A rank that
+/// returns while others wait for it has left, and ends the world, too.
 ///
-/// If the world ended early, each rank leaves its flight record in [`WorldOptions::flight_dir`], if that is set: when its
-/// closure has ended, or when all have.
+/// If the world ended early and [`WorldOptions::flight_dir`] is set, each rank writes its flight record there, when its
+/// closure has ended or when all closures have.
 ///
-/// Memory is counted for each rank apart, so there are at most [`memory::MAX_RANKS`] of them: those beyond panic before
+/// Memory is counted for each rank separately, so at most [`memory::MAX_RANKS`] ranks can run: the others panic before
 /// they begin. [`World::local`] has no such limit.
 ///
 /// ```
@@ -72,7 +73,7 @@ pub fn launch<T: Send>(
     returned
 }
 
-/// Runs `size` ranks as threads, for tests: what each returned, in rank order.
+/// Runs `size` ranks as threads, for tests, and returns their results in rank order.
 ///
 /// ```
 /// use hsdp_comm::{Channel, Tag, world};
@@ -86,7 +87,7 @@ pub fn launch<T: Send>(
 /// ```
 ///
 /// # Panics
-/// If a rank panicked: with the messages of all that did, each with its rank.
+/// If a rank panicked. The message lists all ranks that did, each with its own message.
 pub fn world<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
     let (mut outputs, mut failures) = (Vec::with_capacity(size), Vec::new());
     for outcome in launch(size, WorldOptions::default(), rank) {

@@ -43,9 +43,9 @@ impl Ledger {
     }
 }
 
-/// What a rank had issued and received at one moment, by channel and operation.
+/// The calls that a rank had issued and the bytes that it had received at one moment, by channel and operation.
 ///
-/// Groups of one rank count nothing: no collective takes place. What an operation has moved is in every
+/// Groups of one rank do not count, since no collective takes place. The bytes of an operation are in every
 /// snapshot that is taken after its `wait`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LedgerSnapshot {
@@ -53,7 +53,7 @@ pub struct LedgerSnapshot {
 }
 
 impl LedgerSnapshot {
-    /// Calls of `op` on `channel`, and the bytes that they brought from other ranks.
+    /// Calls of `op` on `channel`, and the bytes that they received from other ranks.
     #[must_use]
     pub fn op(&self, channel: Channel, op: Op) -> Flow {
         self.cells[channel as usize][op as usize]
@@ -69,10 +69,10 @@ impl LedgerSnapshot {
         }
     }
 
-    /// What came after `earlier`, a snapshot of the same rank.
+    /// The difference from `earlier`, a snapshot of the same rank.
     ///
     /// # Panics
-    /// If `earlier` is the later one.
+    /// If `earlier` is the later snapshot.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = self.clone();

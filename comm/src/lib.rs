@@ -1,29 +1,49 @@
-//! Collectives between the ranks of a training run: groups, asynchronous operations that own their buffers, and ends
-//! that name whose doing they are. Ranks are threads of one process (the local flavour), or only counted.
+//! Collectives between the ranks of a training run: groups, asynchronous operations that own their buffers, and errors
+//! that name the rank at fault.
 //!
-//! Every call is compared with what the other members issued, and nobody waits for ever: a mismatch, ranks that wait for
-//! each other, a panic, a rank that leaves and a missed deadline all end as an error that says which rank, step and
+//! Every call is compared with the calls of the other members, and every wait has a deadline. A mismatch, ranks that wait for
+//! each other, a panic, a rank that leaves and a missed deadline all end as an error that names the rank, the step and the
 //! operation.
 //!
-//! This crate does no arithmetic of its own (that is `hsdp-kernels`). It moves whole units by their layouts, and carries
-//! step, unit and microbatch in its tags; but it knows no plan and no schedule: what is gathered when, and what a failed
-//! step means, is the runtime's. It talks to no network.
+//! This crate does no arithmetic of its own (that is `hsdp-kernels`). It moves whole units by their layouts, and its tags
+//! carry step, unit and microbatch. It knows no plan and no schedule: the runtime decides when a unit is gathered, and what
+//! a failed step means.
 //!
-//! | concept | PyTorch's word | here |
+//! # Where ranks run
+//!
+//! The same calls work in every world (only [`Group::gather_unit_shared`] needs shared memory). Wherever the ranks run,
+//! collectives on host buffers give the same bits.
+//!
+//! | ranks are | made by | data goes | feature |
+//! |---|---|---|---|
+//! | threads of one process | [`launch`], [`World::local`], [`Rendezvous`] | through shared memory | |
+//! | the same threads, run as if they were processes | the same, with [`Between::Letters`] | as messages within the process | |
+//! | processes that `mpirun` or `srun` started | `mpi::Job`, [`World::from_env`] | by MPI | `mpi` |
+//! | processes that `hsdp launch` or torchrun started | `control::Job`, [`World::from_env`] | over TCP, through rank 0's process (`hsdp-control`); device buffers by NCCL | `nccl` |
+//! | one rank without peers | [`World::counting`] | nowhere: calls and bytes are counted | |
+//!
+//! With the feature `cuda`, the calls on whole units also take buffers of a GPU. With `nccl`, `World::connect_nccl` has NCCL
+//! carry them, between threads and between processes.
+//!
+//! # Concepts
+//!
+//! | concept | in PyTorch | here |
 //! |---|---|---|
 //! | a rank's handle of all ranks | default process group | [`World`], [`launch`] |
 //! | ranks that act together | `ProcessGroup` | [`Group`], [`Channel`] |
-//! | an operation on its way | `Work` | [`Pending`] |
-//! | what an operation is | (the fingerprint of debug mode) | [`Descriptor`], [`Tag`], [`Stage`] |
+//! | an operation in progress | `Work` | [`Pending`] |
+//! | the description of an operation | (the fingerprint of debug mode) | [`Descriptor`], [`Tag`], [`Stage`] |
 //! | sum, average, ... | `ReduceOp` | [`Reduction`] |
 //! | outputs in the caller's buffers | `all_gather_into_tensor`, `reduce_scatter_tensor` | [`Lent`], [`Group::all_gather_into`], ... |
 //! | unshard, reduce gradients | `foreach_all_gather`, `foreach_reduce` | [`Group::gather_unit`], [`Group::reduce_unit`], [`Group::all_reduce_scaled`] |
 //! | bytes on the wire | (`CommDebugMode`) | [`World::ledger`], [`LedgerSnapshot`] |
-//! | what each rank did last | flight recorder | [`World::flight_record`], [`FlightRecord`], [`explain`] |
-//! | a step given up | | [`World::abort_step`], [`World::next_epoch`] |
+//! | each rank's last operations | flight recorder | [`World::flight_record`], [`FlightRecord`], [`explain`] |
+//! | an aborted step | | [`World::abort_step`], [`World::next_epoch`] |
 //! | ranks that have no more data | `Join` | [`World::set_absent`] |
-//! | what a test has go wrong | | [`Fault`] |
+//! | a fault that a test injects | | [`Fault`] |
 //! | a world without peers | `FakeProcessGroup` | [`World::counting`] |
+//!
+//! Work is done by the ranks that wait, and by worker threads:
 //!
 //! ```text
 //! rank 0   issue ------------- compute ------------ wait -> output
@@ -41,7 +61,7 @@
 //! let norms = world(4, |world| {
 //!     let group = world.world_group(Channel::User);
 //!     let mine = vec![world.rank().index() as f32; 1000];
-//!     // Issued now, done by whoever has time, waited for later.
+//!     // Issued now, done by any thread that has time, waited for later.
 //!     let pending = group.all_reduce(Tag::default(), Reduction::Sum, mine).expect("issued");
 //!     let sum = pending.wait().expect("summed");
 //!
@@ -55,10 +75,17 @@
 //!
 //! # Modules
 //!
-//! All but `nccl` (with the feature of that name) and `fuzzing` (which tests and fuzzers read) are private and their items are named here. In reading order: `op`, `tag`, `descriptor` (what is asked for),
-//! `error`, `mismatch` (what can go wrong), `fault` (what goes wrong on purpose), `slow` (what takes longer on purpose), `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment` (who there is), `group`, `issue`,
-//! `site` (where members meet), `call`, `collectives`, `units`, `device` (with the feature `cuda`: the same on buffers of a device), `pending` (what is issued), `work` (what is done, block by block), `local` (who
-//! does it when: `PROTOCOL.md` beside the sources), `bytes` (values as bytes), `ledger`, `flight` (what was done), `comparison` (of what programs were told), `remote` (ranks that share no memory: `REMOTE.md`), `mpi` (with the feature of that name: as processes), `control` (with the feature `nccl`: as processes without MPI), `sync`.
+//! `mpi` (feature `mpi`), `control` and `nccl` (feature `nccl`) are public. The others are private, and their public
+//! items are re-exported here. In reading order:
+//!
+//! - a call: `op`, `tag`, `descriptor`, `call`;
+//! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `slow`;
+//! - worlds and ranks: `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
+//!   settings that all ranks must share);
+//! - groups and operations: `group`, `site`, `issue`, `collectives`, `units`, `device` (feature `cuda`), `pending`;
+//! - execution: `work` (the work of an operation, in blocks), `local` (its order and its threads: `PROTOCOL.md` beside the
+//!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
+//! - records: `ledger`, `flight`.
 
 mod bytes;
 mod call;
@@ -127,7 +154,7 @@ pub use self::units::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub use self::world::World;
 pub use hsdp_kernels::Scaling;
 
-/// What other processes send, as it is read: public for tests and fuzzers only.
+/// The parser of the messages that other processes send: public for tests and fuzzers only.
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::remote::fuzzing::{Kind, Letter, Statement};

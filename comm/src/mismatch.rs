@@ -1,4 +1,4 @@
-//! The table that all ranks get when they disagree: who wanted what.
+//! The table that all ranks get when they disagree: the call of each rank.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use hsdp_sharding::Rank;
 
 use crate::Descriptor;
 
-/// Who wanted what of one operation, or in which operations ranks wait for each other. Displayed as a line that says what is wrong and a line per member:
+/// The calls of all members in one operation, or the operations in which ranks wait for each other. Displayed as a line that
+/// names the problem, and a line for each member:
 ///
 /// ```text
 /// ranks disagree about operation 4 on channel reduce, epoch 0:
@@ -21,33 +22,33 @@ use crate::Descriptor;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mismatch {
-    /// What is wrong, in words.
+    /// The problem, in words.
     pub problem: String,
-    /// A row for each member, in member order; or one for each rank that waits, in rank order.
+    /// A row for each member, in member order; or a row for each rank that waits, in rank order.
     pub rows: Vec<MismatchRow>,
 }
 
-/// What one member wanted.
+/// The state of one member.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MismatchRow {
     /// The member.
     pub rank: Rank,
-    /// Whether it had come, and with what.
+    /// Its call, if it had arrived.
     pub wanted: Wanted,
 }
 
-/// What a member wanted when the operation was judged.
+/// The state of a member when the mismatch was found.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wanted {
-    /// It had arrived, with this.
+    /// It had arrived with this call.
     Arrived(Arc<Descriptor>),
-    /// It had not arrived; what it had issued last, anywhere, if anything.
+    /// It had not arrived. This is the last call that it had issued, in any group, if it had issued one.
     Missing(Option<Arc<Descriptor>>),
-    /// It waits in another operation than the others do, and does not go on before those who are missing there come.
+    /// It waits in another operation than the others do, until the missing members of that operation arrive.
     Waiting {
         /// The operation.
         operation: Arc<Descriptor>,
-        /// Who is missing there.
+        /// The members that are missing there.
         missing: Vec<Rank>,
     },
 }

@@ -1,7 +1,9 @@
-//! NCCL: communicators between GPUs. `NCCL.md`, beside the sources of this crate, says how they live and end.
+//! NCCL: communicators between GPUs. `NCCL.md`, beside the sources of this crate, describes how they are made, used and
+//! ended.
 //!
-//! In reading order: `error` (what its statuses mean here), `unique_id`, `patience`, `communicator` (how one is made and given up), `collectives` (what it does),
-//! `connected` (a world whose collectives on devices go by it), `watchdog` (who looks after them).
+//! In reading order: `error`, `unique_id`, `patience` (bounded waits), `communicator` (making and aborting one),
+//! `collectives`, `connected` (a world whose collectives on devices use NCCL), `watchdog` (a thread that watches the
+//! communicators).
 
 mod collectives;
 mod communicator;

@@ -8,29 +8,29 @@ use hsdp_kernels::ReduceOp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Op {
-    /// Everybody gets everybody's elements, in member order.
+    /// Every member gets the elements of all members, in member order.
     AllGather,
-    /// Member `i` gets the reduction of everybody's `i`-th part.
+    /// Member `i` gets the reduction of the `i`-th parts of all members.
     ReduceScatter,
-    /// Everybody gets the reduction of everybody's elements.
+    /// Every member gets the reduction of the elements of all members.
     AllReduce,
-    /// Everybody gets the root's elements.
+    /// Every member gets the root's elements.
     Broadcast,
-    /// The root gets the reduction of everybody's elements.
+    /// The root gets the reduction of the elements of all members.
     Reduce,
-    /// The root gets everybody's elements, in member order.
+    /// The root gets the elements of all members, in member order.
     Gather,
     /// Member `i` gets the root's `i`-th part.
     Scatter,
     /// Member `i` gets the part that each member cut for it.
     AllToAll,
-    /// Each member hands its elements on to at most one.
+    /// Each member sends its elements to at most one member.
     Permute,
-    /// One member's half of a transfer between two: it gives.
+    /// The sending half of a transfer between two members.
     Send,
-    /// One member's half of a transfer between two: it takes.
+    /// The receiving half of a transfer between two members.
     Recv,
-    /// Nobody goes on before everybody came.
+    /// Completes when every member has issued it.
     Barrier,
 }
 
@@ -82,11 +82,11 @@ impl fmt::Display for Op {
 /// f16 and bf16 are combined in f32 and rounded once; integers wrap around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reduction {
-    /// Their sum.
+    /// The sum.
     Sum,
-    /// Their sum, divided by the number of members. Floating-point dtypes only.
+    /// The sum, divided by the number of members. Floating-point dtypes only.
     Avg,
-    /// Their product.
+    /// The product.
     Product,
     /// The smallest; NaN if one is NaN.
     Min,
@@ -127,10 +127,10 @@ impl fmt::Display for Reduction {
     }
 }
 
-/// A sequence of operations of its own: operations of different channels never pair up.
+/// An independent sequence of operations: operations of different channels never meet.
 ///
-/// Gathers and reductions are two channels, so neither waits for its turn behind the other; what users
-/// issue can never meet what the runtime issues.
+/// Gathers and reductions are two channels, so neither queues behind the other. Operations of users can never meet
+/// operations of the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Channel {
     /// Gathers of parameters.
@@ -141,7 +141,7 @@ pub enum Channel {
     AllReduce,
     /// Headers, agreements, exports.
     Control,
-    /// What the embedding program issues itself.
+    /// Operations that the embedding program issues itself.
     User,
 }
 

@@ -1,4 +1,4 @@
-//! How a world of threads runs.
+//! Options of a world.
 
 use std::env;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::{Fault, SlowChannel};
 
-/// Options of a local world.
+/// Options of a world.
 ///
 /// ```
 /// use std::time::Duration;
@@ -16,35 +16,35 @@ use crate::{Fault, SlowChannel};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorldOptions {
-    /// How long a rank waits for one operation before it ends the world, from the moment when it begins to wait, not
-    /// from when it issued. Of any length; default 120 s.
+    /// How long a rank waits for one operation before it ends the world. The time counts from the beginning of the wait, not
+    /// from the call that issued the operation. Of any length; default 120 s.
     pub deadline: Duration,
-    /// How long a rank waits for one operation before it warns, naming who is missing; again each time that so long has
-    /// passed. Default 5 s; a warning that would not come before the deadline is not given.
+    /// How long a rank waits for one operation before it warns and names the missing ranks. It warns again after each further
+    /// period of this length. Default 5 s; there is no warning after the deadline.
     pub late: Duration,
-    /// How long a rank waits for one operation before it looks whether ranks wait for each other, each in an operation
-    /// that another of them misses, so that none can go on: that ends the world, as [`CollectiveMismatch`]. Default
-    /// 200 ms.
+    /// How long a rank waits for one operation before it checks for a circle: ranks that wait for each other, each in an
+    /// operation that another of them has not issued, so that none can go on. A circle ends the world with
+    /// [`CollectiveMismatch`]. Default 200 ms.
     ///
-    /// A rank that has issued from several threads is never said to be stuck. If a thread may issue for the very
-    /// first time while its rank waits elsewhere, `Duration::MAX` leaves such circles to the deadline.
+    /// A rank that has issued from several threads is never part of a circle. If a thread may issue for the very
+    /// first time while its rank waits elsewhere, set `Duration::MAX`: then only the deadline ends such waits.
     ///
     /// [`CollectiveMismatch`]: crate::Error::CollectiveMismatch
     pub circle_grace: Duration,
-    /// Threads that do the work of operations beside the ranks.
+    /// Worker threads that do the work of operations beside the ranks.
     pub workers: Workers,
-    /// What lies between the ranks of a process. Default [`Between::Memory`], or [`Between::Letters`] where the environment has
-    /// `HSDP_APART=1`.
+    /// How ranks that are threads of one process exchange data. Default [`Between::Memory`], or [`Between::Letters`] if the
+    /// environment has `HSDP_APART=1`.
     pub between: Between,
-    /// How many operations each rank keeps in mind, for [`World::flight_record`](crate::World::flight_record): some 200
-    /// bytes each, allocated with the world. Default 1024, at most 65,536; with 0 nothing is recorded.
+    /// How many operations each rank records for [`World::flight_record`](crate::World::flight_record): some 200
+    /// bytes each, allocated with the world. Default 1024, at most 65,536; 0 turns recording off.
     pub flight_entries: usize,
-    /// Where each rank of a [`launch`](crate::launch) that ends early leaves its flight record, as `rank-<n>.json`; nowhere
-    /// by default. The folder is made if it is not there. What cannot be written is a warning.
+    /// The folder into which each rank of a [`launch`](crate::launch) that ends early writes its flight record, as
+    /// `rank-<n>.json`; none by default. The folder is made if it does not exist. A failed write is a warning.
     pub flight_dir: Option<PathBuf>,
-    /// What goes wrong on purpose, for tests. Each fires once.
+    /// Faults to inject, for tests. Each fires once.
     pub faults: Vec<Fault>,
-    /// What takes longer on purpose, for tests and benches: at most one entry a channel counts, the first.
+    /// Channels to slow down, for tests and benches. Of several entries for one channel, only the first counts.
     pub slow: Vec<SlowChannel>,
 }
 
@@ -64,17 +64,17 @@ impl Default for WorldOptions {
     }
 }
 
-/// What lies between the ranks of a process. Results do not depend on it.
+/// How ranks that are threads of one process exchange data. Results do not depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Between {
-    /// They read each other's memory.
+    /// The ranks read each other's memory.
     Memory,
-    /// They share none, and hear of each other by letters alone, as ranks in processes of their own do: slower, and for programs
-    /// and tests that are to be tried so.
+    /// The ranks share no memory and exchange messages, as ranks in separate processes do. It is slower, and serves to
+    /// test a program as if its ranks were processes.
     Letters,
 }
 
-/// What the environment says: with `HSDP_APART=1` letters, else memory.
+/// Reads the environment: [`Between::Letters`] with `HSDP_APART=1`, else [`Between::Memory`].
 impl Default for Between {
     fn default() -> Self {
         let apart = env::var_os("HSDP_APART").is_some_and(|value| value == "1");
@@ -82,12 +82,12 @@ impl Default for Between {
     }
 }
 
-/// How many threads do the work of operations beside the ranks. Results do not depend on it.
+/// The number of worker threads that do the work of operations beside the ranks. Results do not depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Workers {
-    /// One a core, but no more than there are ranks.
+    /// One for each core, but no more than there are ranks.
     #[default]
     Auto,
-    /// So many. With 0 the member that arrives last does all the work before its call returns.
+    /// This many. With 0 the member that arrives last does all the work before its call returns.
     Count(usize),
 }

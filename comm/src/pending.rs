@@ -1,17 +1,17 @@
-//! An operation that was issued and not waited for.
+//! An operation that was issued and not yet waited for.
 
 use std::fmt;
 
 use crate::Error;
 use crate::local::Ticket;
 
-/// The output of an operation, to come. It owns its buffers: they are given back by [`wait`](Self::wait).
+/// The output of an operation in progress. It owns the buffers of the operation; [`wait`](Self::wait) returns them.
 ///
-/// The operation goes on without its owner: the members that arrive, the members that wait and the
-/// workers of the world do the work. Dropping it does not cancel the operation (the other members
+/// The operation makes progress without its owner: the members that arrive, the members that wait and the
+/// worker threads of the world do the work. Dropping a `Pending` does not cancel the operation (the other members
 /// get their outputs), never waits, and never frees memory that is being read or written.
 ///
-/// What is on its way cannot be read:
+/// An output cannot be read before the wait:
 ///
 /// ```compile_fail
 /// # use hsdp_comm::{Channel, Tag, World};
@@ -20,7 +20,7 @@ use crate::local::Ticket;
 /// let first = pending[0]; // no: wait for it
 /// # Ok::<(), hsdp_comm::Error>(())
 /// ```
-#[must_use = "an operation that nobody waits for gives nothing back, and hides its errors"]
+#[must_use = "an operation without a wait returns no buffers and hides its errors"]
 pub struct Pending<T> {
     state: State<T>,
 }
@@ -42,15 +42,16 @@ impl<T> Pending<T> {
 
     /// Waits until the operation is complete, and returns its output.
     ///
-    /// A thread that waits helps with the work of this operation, and of others where that calls no code of users.
-    /// Members need not wait in the order in which they issued.
+    /// A thread that waits helps with the work of this operation, and with the work of others where that runs no code of
+    /// users. Members need not wait in the order in which they issued.
     ///
-    /// When it returns an output, nobody holds what this member has lent. After an error, others may for a while.
+    /// When it returns an output, no other member holds a buffer or gradient that this member lent. After an error,
+    /// others may hold them for a while.
     ///
     /// # Errors
-    /// What ended the operation early: [`Error::CollectiveMismatch`], [`Error::StepAborted`],
-    /// [`Error::WorldAborted`] or [`Error::WorkFailed`] (also when the deadline of the world passes), or [`Error::Reentrant`] when called
-    /// from inside a block. Buffers of an operation that failed are gone.
+    /// The error that ended the operation early: [`Error::CollectiveMismatch`], [`Error::StepAborted`],
+    /// [`Error::WorldAborted`] or [`Error::WorkFailed`] (also when the deadline of the world passes); or [`Error::Reentrant`]
+    /// when called by the code that lends a gradient to an operation. The buffers of a failed operation are lost.
     pub fn wait(self) -> Result<T, Error> {
         match self.state {
             State::Ready(output) => Ok(output),

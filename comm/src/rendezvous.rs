@@ -1,4 +1,5 @@
-//! Where threads that a program has started itself become the ranks of one world. PROTOCOL.md, "Coming together".
+//! A meeting point at which threads that a program has started itself become the ranks of one world. PROTOCOL.md,
+//! "Coming together".
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,9 +11,9 @@ use crate::local::{Alarm, Clock, from_now};
 use crate::sync::{Condvar, Mutex, thread};
 use crate::{Error, World, WorldOptions};
 
-/// A place for `size` threads to meet, each of which knows its rank and the size of the world.
+/// A meeting point for `size` threads, each of which knows its rank and the size of the world.
 ///
-/// [`launch`](crate::launch) starts its ranks itself and needs none of this.
+/// [`launch`](crate::launch) starts its ranks itself and needs no rendezvous.
 ///
 /// ```
 /// use std::thread;
@@ -49,7 +50,8 @@ enum Place {
 }
 
 impl Rendezvous {
-    /// A place for the ranks of a new world of `size`. They wait for each other for as long as `options` have a deadline.
+    /// Makes a meeting point for the ranks of a new world of `size`. They wait for each other for at most the deadline of
+    /// `options`.
     #[must_use]
     pub fn new(size: usize, options: WorldOptions) -> Self {
         let deadline = options.deadline;
@@ -58,12 +60,15 @@ impl Rendezvous {
         Self { deadline, size, meeting: Mutex::new(meeting), changed: Condvar::new() }
     }
 
-    /// Comes as `rank` of a world that the caller was told has `size` ranks, and waits until all ranks have come.
+    /// Joins as `rank` of a world that, as the caller was told, has `size` ranks. Waits until all ranks have joined.
+    /// **Collective.**
     ///
     /// # Errors
-    /// At once: [`Error::BadRank`] if the world has no such rank; [`Error::DuplicateRank`] if another thread has come as
-    /// this one, which does not notice; [`Error::WorldSize`] if the size is another, on all ranks, now and later.
-    /// After the deadline: [`Error::Incomplete`] on all ranks that came. Time in which the process was stopped does not count.
+    /// At once: [`Error::BadRank`] if the world has no such rank; [`Error::DuplicateRank`] if another thread has joined as
+    /// this rank, and that thread is not affected; [`Error::WorldSize`] if the size is not that of the world, then on all
+    /// ranks, also those that join later.
+    /// After the deadline: [`Error::Incomplete`] on all ranks that joined. Time in which the process was stopped does
+    /// not count.
     pub fn join(&self, rank: Rank, size: usize) -> Result<World, Error> {
         let clock = Clock::until(self.deadline);
         let world = self.claim(&mut self.meeting.lock(), rank, size)?;

@@ -8,12 +8,12 @@ use crate::local::FAR;
 use crate::sync::{self, Mutex};
 use crate::{Channel, Descriptor, GroupId, Op};
 
-/// Operations of a channel that take longer than their work, as on a network: for tests and benches.
+/// A channel whose operations are delayed, as on a network: for tests and benches.
 ///
 /// Each group of the channel has a link of its own, which carries one operation at a time. An operation whose last member
-/// has come waits until the link is free, and is then on it for `latency` and for as long as its bytes take; nobody gets
-/// its output earlier. It progresses without its members: no call, no rank and no worker sleeps for it, and only who waits
-/// for it waits longer. Groups of one have no link.
+/// has arrived waits until the link is free, and then occupies it for `latency` and for the time that its bytes take. No
+/// member gets its output earlier. The delay blocks no call, no rank and no worker thread: only the ranks that wait for the
+/// operation wait longer. Groups of one have no link.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -31,11 +31,12 @@ use crate::{Channel, Descriptor, GroupId, Op};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowChannel {
-    /// Which one.
+    /// The channel.
     pub channel: Channel,
-    /// How long each operation is on its link, whatever it carries.
+    /// The time that each operation occupies its link, whatever its size.
     pub latency: Duration,
-    /// How many bytes a link carries in a second, of those that a member receives; `None` for as many as there are.
+    /// The speed of a link, in bytes a second, where the bytes of an operation are those that one member receives;
+    /// `None` for no limit.
     pub bytes_per_second: Option<NonZeroU64>,
 }
 

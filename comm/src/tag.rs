@@ -1,13 +1,13 @@
-//! What an operation is for: the part of its descriptor that the caller writes.
+//! The purpose of an operation: the part of its descriptor that the caller writes.
 
 use std::fmt;
 
 use hsdp_sharding::UnitId;
 
-/// What an operation belongs to: stage, step, microbatch and, where there is one, unit.
+/// The purpose of an operation: stage, step, microbatch and, where there is one, unit.
 ///
-/// Ranks that pair up an operation compare their tags, so two calls of the same shape that were swapped
-/// on one rank are found. Displayed as `unit 3, reduce, step 7, microbatch 0`.
+/// The members of an operation compare their tags, so two calls of the same shape that were swapped
+/// on one rank are detected. Displayed as `unit 3, reduce, step 7, microbatch 0`.
 ///
 /// ```
 /// use hsdp_comm::{Stage, Tag};
@@ -19,9 +19,9 @@ use hsdp_sharding::UnitId;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tag {
-    /// The unit whose parameters or gradients travel, if it is one unit.
+    /// The unit whose parameters or gradients are moved, if it is one unit.
     pub unit: Option<UnitId>,
-    /// What the operation is for.
+    /// The stage of the step.
     pub stage: Stage,
     /// The optimizer step.
     pub step: u64,
@@ -64,11 +64,11 @@ impl fmt::Display for Tag {
     }
 }
 
-/// What an operation is for.
+/// The stage of a step that an operation belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Stage {
-    /// Before the first step: comparing plans, initial values, replicas.
+    /// Before the first step: comparing plans, initial values and replicas.
     Setup,
     /// The header that begins a step or a microbatch.
     Header,
@@ -78,11 +78,11 @@ pub enum Stage {
     Reduce,
     /// Summing partials over the replicate group.
     AllReduce,
-    /// The verdict before the optimizer, with norms and weights.
+    /// The agreement of all ranks before the optimizer, with norms and weights.
     Agreement,
     /// Collecting whole parameters, for export or a checkpoint.
     Export,
-    /// The backward of a collective of users: it never meets a forward.
+    /// The backward of a collective that users call: it never meets a forward.
     Backward,
     /// Anything that the runtime did not issue.
     #[default]

@@ -4,8 +4,8 @@ use std::ops::{Deref, DerefMut};
 
 use hsdp_kernels::{DisjointBuffer, HostBuffer};
 
-/// The buffers of a unit's parameters, lent to be filled. To gather again and again, lend what came back: nothing is allocated
-/// for it then.
+/// The buffers of a unit's parameters, lent to be filled. To gather again without allocating, lend the targets that the last
+/// gather returned.
 #[derive(Debug, Default)]
 pub struct Targets {
     /// Empty while they are apart.
@@ -15,7 +15,7 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// The buffers themselves.
+    /// Returns the buffers.
     #[must_use]
     pub fn into_buffers(self) -> Vec<HostBuffer> {
         self.whole

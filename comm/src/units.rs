@@ -15,49 +15,49 @@ use crate::work::{
 };
 use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag, Targets};
 
-/// What one member contributes to the reduction of a unit's gradients.
+/// One member's contribution to the reduction of a unit's gradients.
 #[derive(Clone, Debug)]
 pub struct Contribution {
-    /// By index of the parameter in the unit. `None` contributes zeros; frozen parameters have none. Gradients are
-    /// read where they lie, and dropped before [`Pending::wait`] returns what they were summed to.
+    /// The gradients, by index of the parameter in the unit. `None` contributes zeros; frozen parameters have none.
+    /// Gradients are read in place, and dropped before [`Pending::wait`] returns their sum.
     pub gradients: Vec<Option<Arc<dyn GradientValues>>>,
-    /// How the sum is scaled; the same on all members.
+    /// The divisors and the wire dtype; the same on all members.
     pub scaling: Scaling,
 }
 
-/// Where a member's part of a reduction goes.
+/// The buffer for a member's part of a reduction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accumulator {
     /// `[layout.trainable().shard_len]`, f32.
     pub partial: Vec<f32>,
-    /// Whether the sum replaces the partial or is added to it; a matter of this member alone.
+    /// Whether the sum replaces the partial or is added to it. Members may differ in it.
     pub fold: Fold,
 }
 
 /// A member's part of a reduction.
 #[derive(Clone, Debug)]
 pub struct Reduced {
-    /// The accumulator's, with the sum in it.
+    /// The accumulator's partial, with the sum in it.
     pub partial: Vec<f32>,
     /// The first element of it that is not finite, if there is one.
     pub non_finite: Option<NonFiniteAt>,
-    /// The contribution's list of gradients, empty: its memory may serve the next.
+    /// The contribution's list of gradients, now empty. Its memory can serve the next call.
     pub list: Vec<Option<Arc<dyn GradientValues>>>,
 }
 
-/// The list is memory, and says nothing.
+/// Compares partials and non-finite elements. The empty list does not count.
 impl PartialEq for Reduced {
     fn eq(&self, other: &Self) -> bool {
         self.partial == other.partial && self.non_finite == other.non_finite
     }
 }
 
-/// Where an infinity or a NaN in a partial came from.
+/// The origin of an infinity or a NaN in a partial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NonFiniteAt {
     /// The index of the parameter in its unit.
     pub param: usize,
-    /// The first member whose contribution was not finite on the wire; `None` if all were, and their sum is not.
+    /// The first member whose contribution was not finite on the wire; `None` if all were finite and only their sum is not.
     pub from: Option<Rank>,
 }
 
@@ -67,19 +67,20 @@ pub struct NonFiniteAt {
 /// members; all return at once. A group of one member does the arithmetic in the call, rounds nothing to the wire,
 /// divides once by both divisors, and counts nothing.
 ///
-/// Every call refuses, before anything is issued, what it can see to be wrong by itself, and [`Error::Reentrant`] calls;
-/// it passes on the error of a step or world that has ended. What only all members together can see comes out of
-/// [`Pending::wait`].
+/// Before anything is issued, every call refuses arguments that are wrong on this member alone, and [`Error::Reentrant`]
+/// calls. It returns the error of a step or world that has ended. [`Pending::wait`] returns the errors that only all
+/// members together can detect.
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's parameters.
     ///
-    /// `shard`: `[layout.shard_len()]`, in the dtype of the targets, read in place, so it is not free to be written until the operation
-    /// is complete; after one that failed, others may hold it for a while. `targets`: one buffer for each parameter of the unit, `[its elements]`; the output, filled.
-    /// Bytes count with the padding between parameters.
+    /// `shard`: `[layout.shard_len()]`, in the dtype of the targets. It is read in place, so it must not be written until the
+    /// operation is complete; after a failed operation, others may hold it for a while. `targets`: one buffer for each
+    /// parameter of the unit, `[elements of the parameter]`. The output is the targets, filled. The ledger counts
+    /// padding between parameters, too.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if the shard or a
-    /// target does not fit it; [`Error::BadDType`] if the targets differ in dtype, or from the shard.
+    /// [`Error::BadLayout`] if the layout does not have one shard for each member; [`Error::BadCount`] if the shard or a
+    /// target does not fit the layout; [`Error::BadDType`] if a target has another dtype than the shard.
     pub fn gather_unit(
         &self,
         tag: Tag,
@@ -98,18 +99,19 @@ impl Group {
         self.issue(call, deposit, UnitGather::new, |mine| (received, mine.targets))
     }
 
-    /// Gathers a unit once, for all members to read: the shards are copied into the buffers that the first member's `holder` holds.
+    /// Gathers a unit once, for all members to read: the shards are copied into the buffers in the first member's `holder`.
     ///
-    /// There may be more members than shards, by replicas: member `i` has shard `i mod shards`, and those of one shard hold the
-    /// same elements; the first of them is read. `shard` and the buffers of `holder` are as in
-    /// [`gather_unit`](Self::gather_unit); all members but the first bring none. Every member gets the holder, which is
-    /// dropped with the last of their handles. Bytes count where the first member receives them. It is `None` where there is
-    /// nothing to share: in a counting world, and for a call that a fault skipped.
+    /// There may be more members than shards, by replicas: member `i` has shard `i mod shards`. Members with the same shard
+    /// hold the same elements, and the shard of the first of them is read. `shard` and the buffers in `holder` are as in
+    /// [`gather_unit`](Self::gather_unit); only the first member passes a holder. Every member gets a handle of that
+    /// holder, which is dropped with the last handle. The ledger counts the bytes that the first member receives. The
+    /// output is `None` in a counting world, and for a call that a fault skipped.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the layout has not one shard for each member of a replica; [`Error::BadCount`] if the shard or a
-    /// buffer does not fit it, or there is not one holder, of the first member, which has no other handle of it; [`Error::BadDType`] if the buffers differ in
-    /// dtype, or from the shard; [`Error::Apart`] where the members share no memory.
+    /// [`Error::BadLayout`] if the number of members is not a multiple of the layout's shards; [`Error::BadCount`] if
+    /// the shard or a buffer does not fit the layout, the first member passes no holder, another member passes one, or
+    /// there is another handle of the holder; [`Error::BadDType`] if a buffer has another dtype than the shard;
+    /// [`Error::Apart`] where the members share no memory.
     pub fn gather_unit_shared<T>(
         &self,
         tag: Tag,
@@ -146,12 +148,13 @@ impl Group {
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
     /// `round_to_wire(gradient / pre)`, divided by `post`, for the elements of its trainable shard.
     ///
-    /// The output is the accumulator's partial, and where it stopped being finite. Its padding is zero, or stays.
-    /// Which gradients are present may differ between members. Bytes count with padding and absent gradients.
+    /// The output is the accumulator's partial, with the first element of it that is not finite. Its padding is set to
+    /// zero when the sum replaces the partial, and stays as it is otherwise. Members may differ in which gradients are
+    /// present. The ledger counts padding and absent gradients, too.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if a gradient or the
-    /// partial does not fit it.
+    /// [`Error::BadLayout`] if the layout does not have one shard for each member; [`Error::BadCount`] if a gradient or the
+    /// partial does not fit the layout.
     pub fn reduce_unit(
         &self,
         tag: Tag,
@@ -178,13 +181,13 @@ impl Group {
         self.issue(call, deposit, work, |mine| (received, imagined_partial(mine)))
     }
 
-    /// Sums f32 elements over the members: everybody gets the sum in member order of
+    /// Sums f32 elements over the members: every member gets the sum in member order of
     /// `round_to_wire(element / pre)`, divided by `post`; the same bits on all members.
     ///
     /// `values`: `[n]`, f32; output `[n]`, in the same buffer.
     ///
     /// # Errors
-    /// Those of all calls on units: nothing can be wrong with the elements of one member.
+    /// Only those that all calls on units share.
     pub fn all_reduce_scaled(
         &self,
         tag: Tag,

@@ -288,7 +288,7 @@ fn block_elements(all: usize) -> usize {
 /// If two differ, which their descriptors should have told; or there is none.
 fn one_length(lengths: impl IntoIterator<Item = usize>) -> Result<usize, String> {
     let mut lengths = lengths.into_iter().enumerate();
-    let (_, first) = lengths.next().ok_or("nobody takes part")?;
+    let (_, first) = lengths.next().ok_or("no member takes part")?;
     match lengths.find(|(_, len)| *len != first) {
         Some((slot, len)) => Err(format!("member 0 brings {first} elements, member {slot} {len},")),
         None => Ok(first),

@@ -12,11 +12,11 @@ use crate::remote::{self, Office, Transport};
 use crate::seat::{Flavour, Seat};
 use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, StepFailure};
 
-/// One rank's handle of its world: all clones stand for the same rank.
+/// One rank's handle of its world. All clones stand for the same rank.
 ///
-/// A world ends early in two ways. [`abort_step`](Self::abort_step) gives up a step on all ranks, which then go on
-/// in the next epoch; [`abort`](Self::abort), a panic, a missed deadline, or a rank that leaves while others wait for
-/// it end the world for good. Both end all that is pending with an error that names the rank.
+/// Work ends early in two ways. [`abort_step`](Self::abort_step) aborts a step on all ranks, which then go on
+/// in the next epoch. [`abort`](Self::abort), a panic, a missed deadline, or a rank that leaves while others wait for
+/// it end the world for good. Both end all pending operations with an error that names the rank.
 ///
 /// A rank has left when its last handle is dropped: every `World` and `Group` of it.
 #[derive(Clone, Debug)]
@@ -25,8 +25,8 @@ pub struct World {
 }
 
 impl World {
-    /// The ranks of a new world in this process, in order. Give each to a thread of its own, or use
-    /// [`launch`](crate::launch), which also tells the others when a rank panics.
+    /// Makes a world in this process and returns the handles of its ranks, in order. Give each to a thread of its own, or
+    /// use [`launch`](crate::launch), which also tells the others when a rank panics.
     #[must_use]
     pub fn local(size: usize, options: WorldOptions) -> Vec<Self> {
         if options.between == Between::Letters {
@@ -79,7 +79,7 @@ impl World {
         let office = Office::new(&core, rank, transport);
         core.open_office(Arc::clone(&office));
         if let Err(error) = office.start() {
-            let problem = format!("the thread for letters could not be started: {error}");
+            let problem = format!("the progress thread could not be started: {error}");
             let reason = AbortReason::Unreachable { problem: problem.into() };
             core.end(core.ended_by(rank, reason));
         }
@@ -97,19 +97,19 @@ impl World {
         }
     }
 
-    /// A world of one rank. Its collectives are copies at most, and count nothing.
+    /// A world of one rank. Its collectives copy at most, and do not count in the ledger.
     #[must_use]
     pub fn single() -> Self {
         let lifeline = Lifeline::new(Core::new(1, WorldOptions::default()));
         Self { seat: Arc::new(Seat::local(lifeline, Rank::new(0))) }
     }
 
-    /// A rank of a world of any size that has no other ranks: every collective completes at once, and the ledger
-    /// counts what this rank would have issued and received.
+    /// One rank of a world of `size` whose other ranks do not exist. Every collective completes at once, and the ledger
+    /// counts the calls that this rank issues and the bytes that it would have received.
     ///
-    /// General collectives behave as if every member had brought what this rank brings, where that makes
-    /// sense, so agreements agree. The calls on whole units leave their buffers as they are. A permutation brings 0
-    /// bytes: whether another member hands its elements to this one is not known.
+    /// General collectives behave as if every member had passed the same input as this rank, where that makes
+    /// sense, so agreements agree. The calls on whole units leave their buffers as they are. A permutation counts 0
+    /// bytes, since it is unknown whether another member would send to this one.
     ///
     /// # Errors
     /// [`Error::BadRank`] if `rank` is not below `size`.
@@ -120,19 +120,19 @@ impl World {
         Ok(Self { seat: Arc::new(Seat::counting(size, rank)) })
     }
 
-    /// Which rank this is.
+    /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.seat.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn size(&self) -> usize {
         self.seat.size
     }
 
-    /// How long one of its operations is waited for at the most.
+    /// The longest time that a rank waits for one operation: [`WorldOptions::deadline`].
     #[must_use]
     pub fn deadline(&self) -> Duration {
         match &self.seat.flavour {
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// Whether all ranks are threads of this process, and read each other's memory.
+    /// Whether all ranks are threads of this process that read each other's memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
         matches!(self.seat.flavour, Flavour::Local { .. }) && self.seat.office().is_none()
@@ -151,7 +151,7 @@ impl World {
     #[cfg(feature = "nccl")]
     pub(crate) fn keeps_off_devices(&self) -> Option<&'static str> {
         match &self.seat.flavour {
-            Flavour::Counting => Some("it is counted only, and has no other ranks"),
+            Flavour::Counting => Some("it only counts operations, and has no other ranks"),
             Flavour::Local { core, .. } => {
                 let is_by_letters = core.options().between == Between::Letters;
                 is_by_letters.then_some("its ranks are threads that share no memory")
@@ -159,13 +159,13 @@ impl World {
         }
     }
 
-    /// The group of `ranks`, in this order, on `channel`. A local act: nobody waits for anybody.
+    /// The group of `ranks`, in this order, on `channel`. Not collective: the call waits for no other rank.
     ///
-    /// Members must list the same ranks in the same order, or they mean different groups. Groups of
+    /// All members must list the same ranks in the same order: another order is another group. Groups of
     /// the same ranks and channel share one sequence of operations, however often they are made.
     ///
     /// # Errors
-    /// [`Error::BadGroup`] if this rank is not among them, one is listed twice, or one is not in the world.
+    /// [`Error::BadGroup`] if this rank is not listed, a rank is listed twice, or a rank is not in the world.
     pub fn group(&self, ranks: &[Rank], channel: Channel) -> Result<Group, Error> {
         Group::new(&self.seat, ranks, channel)
     }
@@ -176,90 +176,90 @@ impl World {
         Group::of_all(&self.seat, channel)
     }
 
-    /// What this rank has issued and received so far.
+    /// The calls that this rank has issued and the bytes that it has received so far.
     #[must_use]
     pub fn ledger(&self) -> LedgerSnapshot {
         self.seat.record.ledger.snapshot()
     }
 
-    /// What this rank did last: its operations, when it issued them, and what became of them. At any time, also when the
-    /// world has ended; [`explain`](crate::explain) reads the records of all ranks.
+    /// This rank's last operations, with their times and their states. Can be called at any time, also after the
+    /// world has ended; [`explain`](crate::explain) compares the records of all ranks.
     #[must_use]
     pub fn flight_record(&self) -> FlightRecord {
         let Seat { rank, size, record, status, .. } = &*self.seat;
         FlightRecord::of(*rank, *size, record, status)
     }
 
-    /// Says which step this rank is in, for errors to name.
+    /// Sets the step that this rank is in. Errors name it.
     pub fn set_step(&self, step: u64) {
         self.seat.record.set_step(step);
     }
 
-    /// Says which ranks have no data in this step, for what users issue meanwhile; none, to say that all have. What was
-    /// said last counts.
+    /// Sets the ranks that have no data in this step, for operations on [`Channel::User`]. An empty list means that all ranks
+    /// have data. The last call counts.
     ///
-    /// On [`Channel::User`], a barrier of a group takes place among the members that have data; everything else of a group,
-    /// or of a transfer, with a member that has none is refused, and so is all that an absent rank calls
-    /// ([`Error::Absent`]). Other channels are not concerned.
+    /// On [`Channel::User`], a barrier of a group takes place among the members that have data. Every other collective of a
+    /// group, and every transfer, with a member that has no data is refused, and so are all calls of an absent rank
+    /// ([`Error::Absent`]). Other channels are not affected.
     ///
-    /// **Collective** in the sense that all ranks say the same between the same two of their operations. It waits for
-    /// nobody: who does not say so means another barrier than the others.
+    /// **Collective** in the sense that all ranks must set the same list between the same two of their operations. The call
+    /// waits for no rank; a rank with another list joins another barrier than the others.
     pub fn set_absent(&self, ranks: &[Rank]) {
         self.seat.set_absent(ranks);
     }
 
-    /// The faults of this rank that have not fired yet, of those in [`WorldOptions::faults`].
+    /// The faults of this rank in [`WorldOptions::faults`] that have not fired yet.
     #[must_use]
     pub fn armed_faults(&self) -> Vec<Fault> {
         self.seat.faults.armed()
     }
 
-    /// The epoch of this rank: how many aborted steps it has left behind.
+    /// The epoch of this rank: the number of aborted steps that it has left behind.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.seat.record.epoch()
     }
 
-    /// Gives up the current step on all ranks. Never waits for another rank.
+    /// Aborts the current step on all ranks. Never waits for another rank.
     ///
-    /// What is pending in this rank's epoch, and what is issued in it later, ends with
+    /// Operations that are pending in this rank's epoch, and operations that are issued in it later, end with
     /// [`Error::StepAborted`] on every rank; operations whose members had all arrived complete. If several ranks
-    /// give up, all name the first. Then each rank calls [`next_epoch`](Self::next_epoch); where steps are those of a model,
-    /// it does so for its rank, when the step is dropped or refused.
+    /// abort, all errors name the first. Then each rank calls [`next_epoch`](Self::next_epoch); where a model makes the
+    /// steps, the model makes that call for its rank, when the step is dropped or refused.
     ///
-    /// While the thread of a rank of [`launch`](crate::launch) unwinds, nothing is announced: the end of the world follows. Should
-    /// the panic be caught, the rank's next call announces it. Threads of a program's own announce it at once, since
-    /// nobody else says that they panicked.
+    /// While the thread of a rank of [`launch`](crate::launch) unwinds, the abort is not announced, since the end of the
+    /// world follows. If the panic is caught, the rank's next call announces it. Threads that the program started itself
+    /// announce it at once, since the world is not told of their panics.
     pub fn abort_step(&self, failure: StepFailure) {
         self.seat.abort_step(self.epoch(), failure);
     }
 
-    /// As [`abort_step`](Self::abort_step), for a step that began in `epoch`. If this rank has left that epoch behind, or never
-    /// was in it, nothing happens: the step has ended before, and the rank's next one is another.
+    /// As [`abort_step`](Self::abort_step), for a step that began in `epoch`. Does nothing if this rank is in another epoch:
+    /// the step has ended, and the rank's present step is another.
     pub fn abort_step_of(&self, epoch: u64, failure: StepFailure) {
         if epoch == self.epoch() {
             self.seat.abort_step(epoch, failure);
         }
     }
 
-    /// Leaves an aborted epoch behind, when this rank has discarded its step; the epoch that it is in now. In an
+    /// Leaves an aborted epoch, after this rank has discarded its step. Returns the epoch that the rank is in now. In an
     /// epoch that is not aborted it does nothing.
     ///
-    /// Ranks need not do so together: operations of the new epoch wait for those that come later.
+    /// Ranks need not call it together: operations of the new epoch wait for the ranks that come later.
     pub fn next_epoch(&self) -> u64 {
         self.seat.next_epoch()
     }
 
-    /// Ends the world on all ranks, for good. Never waits for another rank; where ranks share no memory, for half a second at the most,
-    /// until all know of one end.
+    /// Ends the world on all ranks, for good. Where ranks share memory, it waits for no other rank. Where they do not,
+    /// it waits for at most half a second, until all ranks agree on one end.
     ///
-    /// What is pending, and what is issued later, ends with [`Error::WorldAborted`]; operations whose members had all
-    /// arrived complete.
+    /// Pending operations, and operations that are issued later, end with [`Error::WorldAborted`]; operations whose members
+    /// had all arrived complete.
     pub fn abort(&self, reason: &str) {
         self.seat.abort(reason);
     }
 
-    /// What ended the world, if it has ended.
+    /// The error that ended the world, if it has ended.
     #[must_use]
     pub fn end(&self) -> Option<Error> {
         self.seat.status.world_end()

@@ -151,7 +151,7 @@ fn who_has_data_reads_who_has_not() {
     let end = worlds[1].world_group(Channel::User).all_gather(tag(), vec![1_f32]);
     assert_eq!(
         end.map(drop).expect_err("refused").to_string(),
-        "all_gather on rank 1: ranks [0, 3] have no data in this step: only a barrier does without them"
+        "all_gather on rank 1: ranks [0, 3] have no data in this step: only a barrier can run without them"
     );
 }
 

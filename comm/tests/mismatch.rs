@@ -173,7 +173,7 @@ fn splits_of_an_all_to_all() {
 #[test]
 fn two_sources_for_one_destination() {
     all_get(
-        &["members 0 and 2 both hand their elements to member 1 in operation 0"],
+        &["members 0 and 2 both send their elements to member 1 in operation 0"],
         |group, rank| {
             let destination = [Some(1), None, Some(1)][rank];
             settled(group.permute(tag(), destination, vec![0_f32; 5]))

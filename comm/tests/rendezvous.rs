@@ -48,7 +48,7 @@ fn a_rank_that_does_not_come_is_missed_on_all_that_did() {
     let started = Instant::now();
     for outcome in come(&rendezvous, &[(0, 4), (1, 4), (3, 4)]) {
         let message = outcome.expect_err("rank 2 is missing").to_string();
-        assert_eq!(message, "after 200ms ranks [2] have not come; [0, 1, 3] have");
+        assert_eq!(message, "after 200ms ranks [2] have not joined; ranks [0, 1, 3] have");
     }
     assert!(started.elapsed() < Duration::from_secs(5));
     // Who comes after that is told so too, at once.
@@ -89,7 +89,7 @@ fn a_second_claimant_is_refused_at_once_and_both_are_named() {
 fn a_rank_that_was_told_another_size_ends_it_for_all() {
     let rendezvous = rendezvous(3, Duration::from_secs(60));
     let started = Instant::now();
-    let expected = "rank 2 comes to a world of 3 ranks, and was told that it has 4";
+    let expected = "rank 2 joins a world of 3 ranks, but was told that it has 4";
     for outcome in come(&rendezvous, &[(0, 3), (1, 3), (2, 4)]) {
         assert_eq!(outcome.expect_err("sizes differ").to_string(), expected);
     }

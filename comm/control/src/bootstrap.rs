@@ -11,20 +11,20 @@ use crate::{
     ServerOptions, Terms,
 };
 
-/// What launchers set, all of it.
+/// The variables that every launcher sets.
 const VARIABLES: [&str; 5] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"];
 
-/// What the environment says about this process.
+/// The world of this process, as the environment describes it.
 ///
-/// | variable | what |
+/// | variable | meaning |
 /// |---|---|
-/// | `RANK`, `WORLD_SIZE`, `LOCAL_RANK` | who this is |
-/// | `MASTER_ADDR`, `MASTER_PORT` | where rank 0's coordinator listens. An address that is not loopback counts as asked for |
-/// | `HSDP_CONTROL_PORT` | the port, if not `MASTER_PORT`. torchrun's agent has that port itself and says so (`TORCHELASTIC_USE_AGENT_STORE`): the next one is used then |
+/// | `RANK`, `WORLD_SIZE`, `LOCAL_RANK` | this process's rank, the number of ranks, its rank on its host |
+/// | `MASTER_ADDR`, `MASTER_PORT` | the address at which rank 0's coordinator listens; it need not be loopback |
+/// | `HSDP_CONTROL_PORT` | the port, if it is not `MASTER_PORT`. torchrun's agent uses that port itself and then sets `TORCHELASTIC_USE_AGENT_STORE`: the coordinator takes the next port |
 /// | `HSDP_JOB_SECRET`, `HSDP_JOB_SECRET_FILE` | the [`Secret`]; a world of one rank needs none |
 /// | `HSDP_JOB_ID`, `HSDP_JOB_START` | the [`Job`]; otherwise torchrun's `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` |
 ///
-/// Where a host's own name means loopback in its `/etc/hosts`, let `MASTER_ADDR` be an address.
+/// If a host's own name resolves to loopback in its `/etc/hosts`, set `MASTER_ADDR` to an IP address.
 #[derive(Clone, Debug)]
 pub struct Bootstrap {
     rank: Rank,
@@ -36,14 +36,14 @@ pub struct Bootstrap {
     deadlines: Deadlines,
 }
 
-/// A process in its world; with the coordinator, on rank 0.
+/// A process that has joined its world; on rank 0 with the coordinator.
 #[derive(Debug)]
 pub struct Joined {
     /// This process as a member.
     pub membership: Membership,
     /// The coordinator, on rank 0.
     pub server: Option<Server>,
-    /// Its number on its host.
+    /// The rank of this process on its host.
     pub local_rank: u32,
 }
 
@@ -51,7 +51,8 @@ impl Bootstrap {
     /// Reads the environment.
     ///
     /// # Errors
-    /// [`ControlError::Environment`] if a variable is missing, no number, or contradicts another; those of [`Secret::from_env`].
+    /// [`ControlError::Environment`] if a variable is missing, is not a number, or contradicts another; the errors of
+    /// [`Secret::from_env`].
     pub fn from_env() -> Result<Self, ControlError> {
         let said = Said::read(|name| env::var_os(name).map(|value| value.into_string().ok()))?;
         let secret = match Secret::from_env() {
@@ -72,13 +73,13 @@ impl Bootstrap {
         self.rank
     }
 
-    /// The same, with a digest of what else the ranks must have alike.
+    /// Sets the digest of all other settings that the ranks must share.
     #[must_use]
     pub fn config(self, config: u64) -> Self {
         Self { terms: self.terms.config(config), ..self }
     }
 
-    /// The same, with what tells programs apart.
+    /// Sets the build, a text that distinguishes programs.
     ///
     /// # Errors
     /// [`ControlError::TooLong`] if it has more than 256 bytes.
@@ -86,16 +87,16 @@ impl Bootstrap {
         Ok(Self { terms: self.terms.build(build)?, ..self })
     }
 
-    /// The same, with other deadlines.
+    /// Sets the deadlines.
     #[must_use]
     pub fn deadlines(self, deadlines: Deadlines) -> Self {
         Self { deadlines, ..self }
     }
 
-    /// Starts the coordinator, on rank 0, and joins. Collective.
+    /// Starts the coordinator on rank 0, and joins. **Collective**: every process of the job calls it.
     ///
     /// # Errors
-    /// Those of [`Server::start`] and [`Client::join`].
+    /// The errors of [`Server::start`] and [`Client::join`].
     pub fn join(self) -> Result<Joined, ControlError> {
         let Self { rank, local_rank, server: address, job, secret, terms, deadlines } = self;
         let server = if rank.get() == 0 {
@@ -107,7 +108,7 @@ impl Bootstrap {
         let options = ClientOptions::new(address, rank, job, secret, terms).deadlines(deadlines);
         let joined = Client::join(options);
         if let (Err(ControlError::ConfigMismatch { .. }), Some(server)) = (&joined, &server) {
-            // Who is still on the way would find nobody, and never learn why.
+            // A rank that joins later would find no coordinator, and never learn the reason.
             server.tell_difference(deadlines.handshake);
         }
         Ok(Joined { membership: joined?, server, local_rank })
@@ -115,17 +116,17 @@ impl Bootstrap {
 }
 
 impl Joined {
-    /// Says goodbye, and on rank 0 waits until all have, for `within` at most.
+    /// Leaves, and on rank 0 waits until all ranks have left or are lost, for at most `within`.
     ///
     /// # Errors
-    /// Those of [`Membership::leave`] and [`Server::finish`].
+    /// The errors of [`Membership::leave`] and [`Server::finish`].
     pub fn finish(self, within: Duration) -> Result<(), ControlError> {
         self.membership.leave()?;
         self.server.map_or(Ok(()), |server| server.finish(within))
     }
 }
 
-/// What the variables say, but for the secret.
+/// The values of the variables, without the secret.
 #[derive(Debug)]
 struct Said {
     rank: Rank,
@@ -137,7 +138,7 @@ struct Said {
 }
 
 impl Said {
-    /// `read` has no value of a variable that is not set, and none of none that is not Unicode.
+    /// `read` returns `None` for a variable that is not set, and `Some(None)` for a value that is not Unicode.
     fn read(read: impl Fn(&str) -> Option<Option<String>>) -> Result<Self, ControlError> {
         let get = |name: &'static str| match read(name) {
             None => Ok(None),
@@ -152,7 +153,7 @@ impl Said {
         let rank = below("RANK", &must("RANK")?, world)?;
         let local_rank = below("LOCAL_RANK", &must("LOCAL_RANK")?, world)?;
         if local_rank > rank {
-            let problem = format!("RANK={rank} is lower, and counts all hosts");
+            let problem = format!("it must not exceed RANK={rank}, which counts over all hosts");
             return Err(wrong("LOCAL_RANK", Some(local_rank.to_string()), problem));
         }
         let host = must("MASTER_ADDR")?;
@@ -183,11 +184,11 @@ fn port(get: &impl Fn(&'static str) -> Value, master: u16) -> Result<u16, Contro
     if get("TORCHELASTIC_USE_AGENT_STORE")?.as_deref() != Some("True") {
         return Ok(master);
     }
-    let problem = "torchrun has it itself, and there is no next one: set HSDP_CONTROL_PORT";
+    let problem = "torchrun uses this port itself, and there is no next one: set HSDP_CONTROL_PORT";
     master.checked_add(1).ok_or_else(|| wrong("MASTER_PORT", Some(master.to_string()), problem))
 }
 
-/// Launchers set all of the variables: one that is missing was forgotten.
+/// Launchers set all of the variables, so one that is missing is an error.
 fn all_or_none(is_set: impl Fn(&str) -> bool) -> Result<(), ControlError> {
     let (set, missing): (Vec<_>, Vec<_>) = VARIABLES.into_iter().partition(|name| is_set(name));
     let Some(&first) = missing.first() else { return Ok(()) };
@@ -224,10 +225,10 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, ControlError> {
     let refused = |problem: String| wrong("MASTER_ADDR", Some(host.to_owned()), problem);
     let found = (host, port).to_socket_addrs();
     let first = found.map_err(|error| refused(format!("no such host: {error}")))?.next();
-    let address = first.ok_or_else(|| refused("a host without an address".to_owned()))?;
+    let address = first.ok_or_else(|| refused("the host has no address".to_owned()))?;
     if address.ip().is_unspecified() {
         return Err(refused(
-            "this stands for all addresses, and nobody can connect to it".to_owned(),
+            "it stands for all addresses, and no process can connect to it".to_owned(),
         ));
     }
     Ok(address)

@@ -1,4 +1,4 @@
-//! Joining: a process finds its coordinator, both prove that they know the secret, and all ranks come together.
+//! Joining: a process connects to its coordinator, both prove that they know the secret, and all ranks meet.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc as std_mpsc};
@@ -22,10 +22,10 @@ use crate::wire::{
 };
 use crate::{ControlError, Deadlines, Job, Member, Membership, Secret, Terms};
 
-/// Between two pings of HTTP/2, and for an answer to one.
+/// The time between two pings of HTTP/2, and the time limit for an answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// What a process joins a world with.
+/// Options with which a process joins a world.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     server: SocketAddr,
@@ -37,28 +37,29 @@ pub struct ClientOptions {
 }
 
 impl ClientOptions {
-    /// As this rank of this job, whose coordinator is at `server`.
+    /// Options to join as `rank` of `job`, whose coordinator is at `server`. The deadlines are the default ones.
     #[must_use]
     pub fn new(server: SocketAddr, rank: Rank, job: Job, secret: Secret, terms: Terms) -> Self {
         Self { server, rank, job, secret, terms, deadlines: Deadlines::default() }
     }
 
-    /// The same, with other deadlines of its own: `rendezvous` and `handshake`. The others are the coordinator's.
+    /// Sets the deadlines `rendezvous` and `handshake` of this process. The others are the coordinator's.
     #[must_use]
     pub fn deadlines(self, deadlines: Deadlines) -> Self {
         Self { deadlines, ..self }
     }
 }
 
-/// How processes become members.
+/// Lets a process join a world.
 #[derive(Debug)]
 pub enum Client {}
 
 impl Client {
-    /// Waits until all ranks have come. The coordinator need not be there yet. Collective.
+    /// Joins a world, and waits until all ranks have joined. The coordinator may start later than this process.
+    /// **Collective.**
     ///
     /// # Errors
-    /// The same on all ranks that come: [`ControlError::Incomplete`], [`ControlError::ConfigMismatch`]. Of this one:
+    /// The same on all ranks that join: [`ControlError::Incomplete`], [`ControlError::ConfigMismatch`]. On this rank alone:
     /// [`ControlError::DuplicateRank`], [`ControlError::OtherJob`], [`ControlError::Secret`], [`ControlError::Refused`],
     /// [`ControlError::Unreachable`], [`ControlError::CoordinatorLost`], [`ControlError::NoSuchRank`], [`ControlError::Deadline`],
     /// [`ControlError::System`].
@@ -79,7 +80,7 @@ impl Client {
         let work = move || {
             let entered = match runtime.block_on(enter(&options)) {
                 Ok(entered) => entered,
-                // Nobody listens any more if it came too late.
+                // After its deadline the caller no longer listens.
                 Err(error) => return drop(joined.send(Err(error))),
             };
             let deadlines = entered.deadlines(options.deadlines);
@@ -91,7 +92,7 @@ impl Client {
         };
         let named = thread::Builder::new().name(format!("hsdp-control-{rank}"));
         let thread = named.spawn(work).map_err(ControlError::system("start a member's thread"))?;
-        let late = ControlError::system("join: its thread says nothing");
+        let late = ControlError::system("join, since its thread does not answer");
         let (members, deadlines) = outcome.recv_timeout(most).map_err(late)??;
         let (says, thread) = (Some(says), Some(thread));
         Ok(Membership { rank, members, server, deadlines, shared, says, voice, thread })
@@ -124,22 +125,22 @@ impl ClientOptions {
     }
 }
 
-/// Why an attempt has not succeeded.
+/// The reason why an attempt failed.
 enum Miss {
-    /// The next one may.
+    /// Another attempt may succeed.
     Again(String),
-    /// None will.
+    /// No attempt can succeed.
     Never(ControlError),
 }
 
-/// A connection to the coordinator, behind the handshake.
+/// A connection to the coordinator, after the handshake.
 struct Entered {
     wires: Wires,
     members: Vec<Member>,
     welcome: Option<Welcome>,
 }
 
-/// Attempts until one succeeds, or time is up.
+/// Attempts to join until one attempt succeeds or the deadline passes.
 async fn enter(options: &ClientOptions) -> Result<Entered, ControlError> {
     let until = Instant::now() + options.most();
     let mut found = "nothing".to_owned();
@@ -162,7 +163,7 @@ async fn enter(options: &ClientOptions) -> Result<Entered, ControlError> {
 async fn attempt(options: &ClientOptions) -> Result<Entered, Miss> {
     let most = options.deadlines.handshake;
     let shaken = time::timeout(most, shake_hands(options)).await;
-    let silent = |_| Miss::Again(format!("something that says nothing for {most:?}"));
+    let silent = |_| Miss::Again(format!("a server that sends nothing for {most:?}"));
     let wires = shaken.map_err(silent)??;
     let mut entered = Entered { wires, members: Vec::new(), welcome: None };
     while entered.welcome.is_none() {
@@ -171,7 +172,7 @@ async fn attempt(options: &ClientOptions) -> Result<Entered, Miss> {
     Ok(entered)
 }
 
-/// The handshake, up to the first letter under seal.
+/// The handshake, up to the first authenticated message.
 async fn shake_hands(options: &ClientOptions) -> Result<Wires, Miss> {
     let (out, mut frames) = connect(options.server).await.map_err(Miss::Again)?;
     let hello = options.hello().map_err(Miss::Never)?;
@@ -179,7 +180,7 @@ async fn shake_hands(options: &ClientOptions) -> Result<Wires, Miss> {
     let challenge = match next(&mut frames).await? {
         Kind::Challenge(challenge) => challenge,
         Kind::Refusal(refusal) => return Err(options.refused(refusal)),
-        _ => return Err(Miss::Again("something that answers otherwise".to_owned())),
+        _ => return Err(Miss::Again("a server with another protocol".to_owned())),
     };
     let transcript = Transcript::new(&hello, &challenge.nonce);
     if !transcript.is_proved(&options.secret, Side::Coordinator, &challenge.proof) {
@@ -216,9 +217,9 @@ impl ClientOptions {
 }
 
 impl Entered {
-    /// One letter of those that come until all ranks are there.
+    /// Reads one of the messages that arrive until all ranks have joined.
     async fn read(&mut self, options: &ClientOptions) -> Result<(), ControlError> {
-        let ended = || "its connection ended before all ranks had come".to_owned();
+        let ended = || "its connection ended before all ranks had joined".to_owned();
         let frame = self.wires.frames.message().await.ok().flatten();
         let kind = frame.ok_or_else(|| options.lost(ended()))?.checked();
         let kind = kind.map_err(|error| options.lost(error.to_string()))?;
@@ -231,7 +232,7 @@ impl Entered {
             FromCoordinator::Welcome(welcome) => {
                 let ranks = self.members.iter().map(Member::rank);
                 if !ranks.eq(options.terms.ranks()) {
-                    return Err(options.lost("its list of members is not whole".to_owned()));
+                    return Err(options.lost("its list of members is incomplete".to_owned()));
                 }
                 self.welcome = Some(welcome);
             }
@@ -242,7 +243,7 @@ impl Entered {
         Ok(())
     }
 
-    /// Its own deadlines, with what the coordinator has said holds for all.
+    /// This process's deadlines, with those of the coordinator that hold for all.
     fn deadlines(&self, own: Deadlines) -> Deadlines {
         let Some(Welcome { beat, suspect, lost, round }) = self.welcome else { return own };
         let millis = |number: u32| Duration::from_millis(number.into());
@@ -263,21 +264,23 @@ async fn connect(server: SocketAddr) -> Result<(mpsc::Sender<Frame>, Streaming<F
 
 async fn say(out: &mpsc::Sender<Frame>, kind: Kind) -> Result<(), Miss> {
     let said = out.send(kind.into()).await;
-    said.map_err(|_| Miss::Again("a connection that ends in the handshake".to_owned()))
+    said.map_err(|_| Miss::Again("a server that ends the connection in the handshake".to_owned()))
 }
 
 async fn next(frames: &mut Streaming<Frame>) -> Result<Kind, Miss> {
     match frames.message().await {
         Ok(Some(frame)) => frame.checked().map_err(|error| Miss::Again(error.to_string())),
-        Ok(None) => Err(Miss::Again("a connection that ends in the handshake".to_owned())),
+        Ok(None) => {
+            Err(Miss::Again("a server that ends the connection in the handshake".to_owned()))
+        }
         Err(status) => Err(Miss::Again(said(&status))),
     }
 }
 
-/// What gRPC says, with its causes.
+/// The error of gRPC, with its causes.
 fn said(status: &GrpcStatus) -> String {
     let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
-    format!("something that is no coordinator: {} {cause}", status.message()).trim().to_owned()
+    format!("a server that is no coordinator: {} {cause}", status.message()).trim().to_owned()
 }
 
 /// An error with its causes, in one line.

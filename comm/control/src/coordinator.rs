@@ -1,7 +1,7 @@
-//! What the coordinator decides: who is in, who is silent, gone or done, and what members get. No I/O, no thread and no clock:
-//! whoever asks says what time it is.
+//! The decisions of the coordinator: which ranks have joined, are silent, are lost or have left, and which messages
+//! members get. No I/O, no thread and no clock: the caller passes the time.
 //!
-//! CONTROL.md, "Coming together", "What members may say" and "States of a place".
+//! CONTROL.md, "Rendezvous", "Messages" and "States of a rank".
 
 mod places;
 mod rounds;
@@ -22,14 +22,14 @@ use crate::wire::{
 };
 use crate::{Deadlines, Member, Terms};
 
-/// A letter, and to whom it goes.
+/// A message, and its receiver.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Letter {
     pub(crate) to: Rank,
     pub(crate) says: FromCoordinator,
 }
 
-/// How far the rendezvous is. It goes forward, once.
+/// The phase of the rendezvous. It changes once.
 #[derive(Debug)]
 enum Phase {
     Gathering { since: Instant },
@@ -51,7 +51,7 @@ pub(crate) struct Coordinator {
 }
 
 impl Coordinator {
-    /// One that nobody has come to, from now on.
+    /// A coordinator to which no rank has come. The rendezvous starts now.
     pub(crate) fn new(terms: Terms, deadlines: Deadlines, now: Instant) -> Self {
         Self {
             phase: Phase::Gathering { since: now },
@@ -65,7 +65,7 @@ impl Coordinator {
         }
     }
 
-    /// A member that has proved that it knows the secret takes its place.
+    /// Admits a member that has proved that it knows the secret.
     pub(crate) fn arrive(
         &mut self,
         hello: &Hello,
@@ -76,7 +76,7 @@ impl Coordinator {
         let member = Member { rank, host: hello.host.as_str().into(), pid: hello.pid, from };
         let gathering = matches!(self.phase, Phase::Gathering { .. });
         if gathering && let Some(failure) = self.difference(hello, &member) {
-            // Nobody knows which of two sizes is right.
+            // It is unknown which of two sizes is right.
             self.fail(failure, hello.world.max(self.terms.world()));
         }
         if let Phase::Failed { why, untold } = &mut self.phase {
@@ -98,13 +98,13 @@ impl Coordinator {
         Ok(rank)
     }
 
-    /// A member says something.
+    /// Handles a message of a member.
     pub(crate) fn hear(&mut self, rank: Rank, says: FromMember, now: Instant) {
         if !self.places.is_there(rank) {
             return;
         }
         if !matches!(self.phase, Phase::Begun) {
-            return self.gone(rank, "it spoke before all had come");
+            return self.gone(rank, "it sent a message before all ranks had joined");
         }
         if self.places.hear(rank, now) {
             self.announce(rank, Standing::Alive, "");
@@ -120,7 +120,7 @@ impl Coordinator {
 
     fn pass_on(&mut self, from: Rank, Pass { rank, what }: Pass) {
         if rank >= self.terms.world() {
-            return self.gone(from, "it passes something to nobody");
+            return self.gone(from, "it sent a message to a rank that the world does not have");
         }
         let to = Rank::new(rank as usize);
         if self.places.is_there(to) {
@@ -128,7 +128,7 @@ impl Coordinator {
         }
     }
 
-    /// A member's connection is over, or has to be.
+    /// Handles the end of a member's connection, or a reason to end it.
     pub(crate) fn gone(&mut self, rank: Rank, why: &str) {
         if !self.places.is_there(rank) {
             return;
@@ -145,7 +145,7 @@ impl Coordinator {
         }
     }
 
-    /// Time has passed.
+    /// Checks the deadlines.
     pub(crate) fn tick(&mut self, now: Instant) {
         if self.awake.was_asleep(now) {
             self.places.hear_all(now);
@@ -164,12 +164,12 @@ impl Coordinator {
         self.send_all(late);
     }
 
-    /// What is to be sent, in this order.
+    /// Takes the messages to be sent, in this order.
     pub(crate) fn take_letters(&mut self) -> Vec<Letter> {
         std::mem::take(&mut self.letters)
     }
 
-    /// Members that have neither said goodbye nor been lost, nor been told that there is no world.
+    /// Members that have neither left nor been lost, nor got the failure of the rendezvous.
     pub(crate) fn there(&self) -> Vec<Rank> {
         match self.phase {
             Phase::Failed { .. } => Vec::new(),
@@ -177,7 +177,7 @@ impl Coordinator {
         }
     }
 
-    /// Whether a rank has not come yet to be told why there is no world.
+    /// Whether the rendezvous has failed, and a rank has not come yet to get the reason.
     pub(crate) fn is_still_to_tell(&self) -> bool {
         matches!(&self.phase, Phase::Failed { untold, .. } if !untold.is_empty())
     }
@@ -195,7 +195,7 @@ impl Coordinator {
         self.tell_all(&FromCoordinator::Welcome(welcome));
     }
 
-    /// There is no world, which all ranks of `world` are to be told, as they come.
+    /// Fails the rendezvous. All ranks of `world` get the failure when they come.
     fn fail(&mut self, failure: Failure, world: u32) {
         self.tell_all(&FromCoordinator::Failed(failure.clone()));
         let all = (0..world as usize).map(Rank::new);
@@ -209,7 +209,7 @@ impl Coordinator {
         Grounds::Incomplete(Incompleteness { after, missing, came }).into()
     }
 
-    /// The first of the terms in which a member differs.
+    /// The first setting in which a member differs.
     fn difference(&self, hello: &Hello, member: &Member) -> Option<Failure> {
         let digest = |config: u64| format!("{config:#018x}");
         let pairs = [
@@ -226,7 +226,7 @@ impl Coordinator {
 
     fn give(&mut self, rank: Rank, give: Give, now: Instant) {
         if self.aborted {
-            return; // It is told already.
+            return; // The member has got the abort already.
         }
         match self.rounds.give(rank, give, &self.terms, now) {
             Ok(letters) => self.send_all(letters),
@@ -235,7 +235,7 @@ impl Coordinator {
         self.fail_rounds();
     }
 
-    /// A round needs everybody: where somebody is not there any more, it fails.
+    /// Fails all rounds if a rank is lost or has left: a round needs all ranks.
     fn fail_rounds(&mut self) {
         let (lost, finished) = (self.places.lost(), self.places.finished());
         let there = self.places.there();
@@ -285,7 +285,7 @@ impl Coordinator {
         }
     }
 
-    /// Of the letters of a round, those whose reader is still there.
+    /// Queues the messages of a round whose receivers are still members.
     fn send_all(&mut self, letters: Vec<Letter>) {
         let there = letters.into_iter().filter(|letter| self.places.is_there(letter.to));
         self.letters.extend(there);

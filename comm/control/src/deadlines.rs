@@ -1,25 +1,26 @@
-//! How long anything may take.
+//! Deadlines and intervals.
 
 use std::time::{Duration, Instant};
 
 use crate::ControlError;
 
-/// How long anything may take.
+/// Deadlines and intervals of heartbeats.
 ///
-/// The coordinator's hold for all: what a client has here of rounds and beats is not used, but for who waits how long to come in.
+/// The coordinator's values hold for all members. Of a client's values, only `rendezvous` and `handshake` are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// Until all ranks are there, from the coordinator's start; and until a client has come in, from its own. 60 s.
+    /// The time until all ranks must have joined, from the coordinator's start; and the time for a client to connect,
+    /// from its own start. Default 60 s.
     pub rendezvous: Duration,
-    /// Until a connection has proved whose it is. 5 s.
+    /// The time until a connection must have authenticated. Default 5 s.
     pub handshake: Duration,
-    /// Until all ranks have come to an exchange or a broadcast, from the first of them. 30 s.
+    /// The time until all ranks must have joined an exchange or a broadcast, from the first of them. Default 30 s.
     pub round: Duration,
-    /// Between two heartbeats. 1 s.
+    /// The interval between two heartbeats. Default 1 s.
     pub beat: Duration,
-    /// Beats that may be missed before a member is suspected. 3.
+    /// The number of heartbeats that a member may miss before it is suspected. Default 3.
     pub suspect: u32,
-    /// Beats that may be missed before a member is lost, or cut off. 10.
+    /// The number of heartbeats that a member may miss before it is lost, or cut off. Default 10.
     pub lost: u32,
 }
 
@@ -36,11 +37,11 @@ impl Default for Deadlines {
     }
 }
 
-/// Longer than any of them may be, so that none is beyond the clock.
+/// The longest deadline, so that no sum exceeds the clock.
 const MOST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl Deadlines {
-    /// Refuses what nobody can keep to.
+    /// Refuses deadlines that are out of range.
     pub(crate) fn check(&self) -> Result<(), ControlError> {
         let Self { rendezvous, handshake, round, beat, suspect, lost } = *self;
         let wrong = |what, problem: String| Err(ControlError::Deadline { what, problem });
@@ -70,23 +71,23 @@ impl Deadlines {
         Ok(())
     }
 
-    /// Silence that makes a suspect: half a beat is for the way.
+    /// The silence after which a member is suspected. Half an interval allows for the network.
     pub(crate) fn until_suspect(&self) -> Duration {
         self.beat * self.suspect + self.beat / 2
     }
 
-    /// Silence after which a member is lost, or cut off.
+    /// The silence after which a member is lost, or cut off.
     pub(crate) fn until_lost(&self) -> Duration {
         self.beat * self.lost + self.beat / 2
     }
 
-    /// How often it is looked whether a deadline has passed.
+    /// The interval between two checks of the deadlines.
     pub(crate) fn tick(&self) -> Duration {
         (self.beat / 4).clamp(Duration::from_millis(5), Duration::from_millis(250))
     }
 }
 
-/// A clock's last look at itself: whether this process was stopped meanwhile.
+/// Detects that this process was stopped, by the time between two checks of the clock.
 #[derive(Debug)]
 pub(crate) struct Wakefulness {
     last: Instant,
@@ -94,12 +95,12 @@ pub(crate) struct Wakefulness {
 }
 
 impl Wakefulness {
-    /// From now on; two beats without a look are a jump.
+    /// Begins now. Two intervals without a check count as a stop.
     pub(crate) fn new(now: Instant, deadlines: &Deadlines) -> Self {
         Self { last: now, most: (2 * deadlines.beat).max(Duration::from_millis(500)) }
     }
 
-    /// Whether nobody has looked for so long that this process was not running.
+    /// Whether the last check was so long ago that this process must have been stopped.
     pub(crate) fn was_asleep(&mut self, now: Instant) -> bool {
         let slept = now.saturating_duration_since(self.last) >= self.most;
         self.last = now;

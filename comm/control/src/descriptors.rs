@@ -1,15 +1,15 @@
-//! The open files that a coordinator needs: one for each member, which would be refused one after the other if there were too few.
+//! The open files that a coordinator needs: one for each member. With too few, members would be refused one after the other.
 
 use rustix::process::{Resource, getrlimit};
 
 use crate::ControlError;
 
-/// What a process has open besides: its three streams, its files, what its runtimes and its own member take.
+/// The open files besides: the three standard streams, files of the program, the runtimes, and this process's own member.
 const BESIDES: u64 = 32;
 
-/// Refuses a world whose members this process cannot all hold a connection to.
+/// Refuses a world if this process may not open a connection to each of its members.
 pub(crate) fn check(world: u32) -> Result<(), ControlError> {
-    // Without a limit, none.
+    // Without a limit there is nothing to check.
     getrlimit(Resource::Nofile).current.map_or(Ok(()), |most| enough(world, most))
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong, with every number.
+//! The errors of this crate, with every number.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,59 +9,58 @@ use hsdp_sharding::Rank;
 
 use crate::{Job, Member};
 
-/// An error of a rendezvous, of a call among members, or of what was asked for.
+/// An error of a rendezvous, of a call among members, or of the arguments.
 ///
-/// All members get the same value of those that are about all: `Incomplete`, `ConfigMismatch`, `Late`, `Absent`, `MixedRound`, `Givers`,
-/// `Aborted`.
+/// All members get the same value of `Incomplete`, `ConfigMismatch`, `Late`, `Absent`, `MixedRound`, `Givers` and `Aborted`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// Not all ranks have come to the rendezvous.
-    #[error("after {after:?} ranks {} have not come; {} have", Ranks(.missing), Ranks(.came))]
+    /// Not all ranks joined the rendezvous in time.
+    #[error("after {after:?} ranks {} have not joined; ranks {} have", Ranks(.missing), Ranks(.came))]
     Incomplete {
         /// The deadline.
         after: Duration,
-        /// Who is missing.
+        /// The ranks that are missing.
         missing: Vec<Rank>,
-        /// Who is there.
+        /// The ranks that joined.
         came: Vec<Rank>,
     },
-    /// A rank is there already, or was. The first one stays.
-    #[error("{second} is refused: {first} has that place")]
+    /// Another process has joined as this rank. That process keeps the rank, also after it is lost.
+    #[error("{second} is refused: {first} has joined as that rank")]
     DuplicateRank {
-        /// Who has the place.
+        /// The process that has the rank.
         first: Member,
-        /// Who was refused.
+        /// The process that was refused.
         second: Member,
     },
-    /// A rank differs from the coordinator in what all must agree on.
+    /// A rank differs from the coordinator in a setting that all ranks must share.
     #[error("{what} differs: {member} has {found}, the coordinator has {expected}")]
     ConfigMismatch {
-        /// What differs.
+        /// The setting.
         what: Subject,
-        /// Who differs.
+        /// The rank that differs.
         member: Member,
-        /// What it has.
+        /// Its value.
         found: String,
-        /// What the coordinator has.
+        /// The value of the coordinator.
         expected: String,
     },
-    /// What answers at the address is the coordinator of another job, or of another start of this one.
+    /// The coordinator at the address serves another job, or another start of this job.
     #[error("the coordinator at {server} serves the job {found}, this is {wanted}")]
     OtherJob {
-        /// Where.
+        /// The address.
         server: SocketAddr,
         /// The job of this process.
         wanted: Job,
         /// The job that is served.
         found: Job,
     },
-    /// What answers at the address has not proved that it knows the job's secret.
+    /// The process at the address did not prove that it knows the job's secret.
     #[error(
-        "what answers at {server} does not know the secret of the job {job}: another secret, or no coordinator of ours"
+        "the process at {server} does not know the secret of the job {job}: it has another secret, or is no coordinator of hsdp"
     )]
     Secret {
-        /// Where.
+        /// The address.
         server: SocketAddr,
         /// The job.
         job: Job,
@@ -69,146 +68,150 @@ pub enum ControlError {
     /// The coordinator has refused this process.
     #[error("the coordinator at {server} refused rank {rank}: {reason}")]
     Refused {
-        /// Where.
+        /// The address of the coordinator.
         server: SocketAddr,
-        /// Who was refused.
+        /// The rank that was refused.
         rank: Rank,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// Until the deadline there was no coordinator at the address.
     #[error("after {after:?} rank {rank} has found no coordinator at {server}: {found}")]
     Unreachable {
-        /// Where.
+        /// The address.
         server: SocketAddr,
-        /// Who looked for it.
+        /// The rank that tried to connect.
         rank: Rank,
-        /// How long.
+        /// The time for which it tried.
         after: Duration,
-        /// What was found instead, at last.
+        /// The result of the last attempt.
         found: String,
     },
     /// The coordinator cannot listen.
     #[error("the coordinator cannot listen at {address}: {problem}")]
     Bind {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The error of the system.
         problem: String,
     },
-    /// This process may not have so many files open as it needs for a connection to each member.
+    /// The limit on open files of this process is too low for a connection to each member.
     #[error(
         "a world of {world} ranks: its coordinator needs {needed} open files, this process may have {most} (ulimit -n)"
     )]
     Descriptors {
         /// Ranks in the world.
         world: u32,
-        /// How many it needs, at least.
+        /// The number of open files that it needs, at least.
         needed: u64,
-        /// How many it may have.
+        /// The limit.
         most: u64,
     },
-    /// Not all ranks have come to an exchange or a broadcast.
-    #[error("`{key}`: after {after:?} ranks {} have not come; {} have", Ranks(.missing), Ranks(.came))]
+    /// Not all ranks joined an exchange or a broadcast in time.
+    #[error(
+        "`{key}`: after {after:?} ranks {} have not joined; ranks {} have",
+        Ranks(.missing),
+        Ranks(.came)
+    )]
     Late {
-        /// Which one.
+        /// The key.
         key: String,
         /// The deadline.
         after: Duration,
-        /// Who is missing.
+        /// The ranks that are missing.
         missing: Vec<Rank>,
-        /// Who has come.
+        /// The ranks that joined.
         came: Vec<Rank>,
     },
-    /// Ranks that an exchange or a broadcast needs are not there any more.
+    /// An exchange or a broadcast needs all ranks, and some are lost or have left.
     #[error("`{key}` needs all ranks: lost {}, finished {}", Ranks(.lost), Ranks(.finished))]
     Absent {
-        /// Which one.
+        /// The key.
         key: String,
-        /// Who is lost.
+        /// The ranks that are lost.
         lost: Vec<Rank>,
-        /// Who has said goodbye.
+        /// The ranks that have left.
         finished: Vec<Rank>,
     },
-    /// Some ranks exchange, and some broadcast, under one key.
+    /// Some ranks exchange, and some broadcast, under the same key.
     #[error("`{key}`: ranks {} exchange, ranks {} broadcast", Ranks(.exchange), Ranks(.broadcast))]
     MixedRound {
         /// The key.
         key: String,
-        /// Who exchanges.
+        /// The ranks that exchange.
         exchange: Vec<Rank>,
-        /// Who broadcasts.
+        /// The ranks that broadcast.
         broadcast: Vec<Rank>,
     },
-    /// Not exactly one rank gave a value to be broadcast.
-    #[error("`{key}`: one rank gives what is broadcast, but ranks {} did", Ranks(.givers))]
+    /// Not exactly one rank gave the value of a broadcast.
+    #[error("`{key}`: exactly one rank must give the value of a broadcast, but ranks {} did", Ranks(.givers))]
     Givers {
         /// The key.
         key: String,
-        /// Who gave.
+        /// The ranks that gave a value.
         givers: Vec<Rank>,
     },
-    /// More exchanges and broadcasts are open than may be.
-    #[error("`{key}`: {most} keys are open already, the most there may be")]
+    /// Too many exchanges and broadcasts are in progress.
+    #[error("`{key}`: {most} keys are in use already, which is the limit")]
     Crowded {
-        /// The key that is one too many.
+        /// The key that exceeds the limit.
         key: String,
-        /// How many may be open.
+        /// The limit.
         most: usize,
     },
-    /// This member is in an exchange or a broadcast of this key already.
-    #[error("`{key}` is under way on rank {rank}, on another thread")]
+    /// Another thread of this member is in an exchange or a broadcast of this key.
+    #[error("`{key}` is in use on rank {rank}, by another thread")]
     KeyBusy {
         /// The key.
         key: String,
-        /// Who called.
+        /// The calling rank.
         rank: Rank,
     },
     /// A member has ended the job.
     #[error("rank {rank} ended the job: {reason}")]
     Aborted {
-        /// Who.
+        /// The rank.
         rank: Rank,
-        /// Why.
+        /// Its reason.
         reason: String,
     },
-    /// The coordinator is gone, or has given this member up.
+    /// The coordinator is gone, or has declared this member lost.
     #[error("rank {rank} has lost the coordinator at {server}: {problem}")]
     CoordinatorLost {
-        /// Who has lost it.
+        /// The rank that has lost it.
         rank: Rank,
-        /// Where it was.
+        /// The address of the coordinator.
         server: SocketAddr,
-        /// What was seen of it.
+        /// The problem that the member observed.
         problem: String,
     },
-    /// The coordinator was silent for too long: it, or this member, is on the wrong side of a cut.
+    /// The coordinator was silent for too long: the network between it and this member may be cut.
     #[error("rank {rank} is cut off: nothing from the coordinator at {server} for {silent:?}")]
     CutOff {
-        /// Who is cut off.
+        /// The rank that is cut off.
         rank: Rank,
-        /// Where the coordinator was.
+        /// The address of the coordinator.
         server: SocketAddr,
-        /// For how long, at least.
+        /// The time of silence, at least.
         silent: Duration,
     },
-    /// Ranks are still there, and the coordinator was to end.
-    #[error("after {after:?} ranks {} have neither said goodbye nor been lost", Ranks(.there))]
+    /// Ranks are still connected at the deadline for the end of the coordinator.
+    #[error("after {after:?} ranks {} have neither left nor been lost", Ranks(.there))]
     StillThere {
-        /// How long it was waited for.
+        /// The deadline.
         after: Duration,
-        /// Who is there.
+        /// The ranks that are still connected.
         there: Vec<Rank>,
     },
-    /// A world cannot have so many ranks.
+    /// The number of ranks is out of range.
     #[error("a world of {world} ranks: there must be 1 to {most}")]
     World {
-        /// How many were asked for.
+        /// The number of ranks that was asked for.
         world: u32,
-        /// How many there may be.
+        /// The limit.
         most: u32,
     },
-    /// A rank that is not in the world.
+    /// The world has no such rank.
     #[error("rank {rank} of a world of {world}: ranks are numbered from 0 to {}", .world - 1)]
     NoSuchRank {
         /// The rank.
@@ -216,60 +219,60 @@ pub enum ControlError {
         /// Ranks in the world.
         world: u32,
     },
-    /// A deadline that cannot be kept.
+    /// A deadline is out of range.
     #[error("the deadline `{what}`: {problem}")]
     Deadline {
-        /// Which one.
+        /// The deadline.
         what: &'static str,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
-    /// A text or a value is too long.
-    #[error("{what} has {bytes} bytes, at most {most} are carried")]
+    /// A text, a value or a message is too long.
+    #[error("{what} has {bytes} bytes, at most {most} are allowed")]
     TooLong {
-        /// What.
+        /// The text, value or message.
         what: &'static str,
         /// Its bytes.
         bytes: usize,
-        /// How many it may have.
+        /// The limit.
         most: usize,
     },
-    /// An environment variable is wrong or missing. Its value is not shown where it is a secret.
+    /// An environment variable is wrong or missing. The value of a secret is not shown.
     #[error("{variable}{}: {problem}", .value.as_ref().map(|value| format!("={value}")).unwrap_or_default())]
     Environment {
-        /// Which one.
+        /// The variable.
         variable: &'static str,
-        /// What it says.
+        /// Its value, if it is set and no secret.
         value: Option<String>,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
-    /// A file that should have the secret cannot be used.
+    /// The file of the secret cannot be used.
     #[error("the secret in {}: {problem}", path.display())]
     SecretFile {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
-    /// The system does not give what is needed: a thread, a socket, random numbers.
+    /// The system refused a thread, a socket or random numbers.
     #[error("cannot {action}: {problem}")]
     System {
-        /// What was to be done.
+        /// The action that failed.
         action: &'static str,
-        /// What the system says.
+        /// The error of the system.
         problem: String,
     },
 }
 
 impl ControlError {
-    /// For `map_err`: what was to be done.
+    /// For `map_err`: an error of the system in this action.
     pub(crate) fn system<E: fmt::Display>(action: &'static str) -> impl FnOnce(E) -> Self {
         move |error| Self::System { action, problem: error.to_string() }
     }
 }
 
-/// What ranks can differ in.
+/// A setting that all ranks must share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// The version of the protocol.

@@ -1,4 +1,4 @@
-//! Connections: how many of which nobody knows whose they are, for how long, and how each of them is ended.
+//! Accepts connections, and limits the number and the time of those that have not authenticated.
 //!
 //! CONTROL.md, "Limits".
 
@@ -17,28 +17,28 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{self, Sleep};
 use tonic::transport::server::Connected;
 
-/// How long a stranger has its place for certain.
+/// The time that a connection surely has to authenticate, however many others wait.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// How long the last frame has to get through.
+/// The time for the delivery of the last frame.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// What a connection is.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// Nobody knows whose.
+    /// It has not authenticated.
     Stranger,
-    /// A member's.
+    /// It is a member's.
     Admitted,
-    /// It has been told its last word.
+    /// Its last frame was sent.
     Dismissed,
-    /// It ends as soon as somebody looks.
+    /// It ends at the next read.
     Closed,
     /// It has ended.
     Gone,
 }
 
-/// A connection, for who does not read or write it.
+/// A handle of a connection, for code that neither reads nor writes it.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     from: SocketAddr,
@@ -53,18 +53,18 @@ impl Ticket {
         self.from
     }
 
-    /// Whether it has carried no stream before.
+    /// Whether the connection has carried no stream before.
     pub(crate) fn is_first_stream(&self) -> bool {
         self.streams.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// It is a member's from now on; not if it is closed already.
+    /// Marks the connection as a member's, unless it is closed already.
     pub(crate) fn admit(self: &Arc<Self>) {
         self.change(|old| if old == Standing::Stranger { Standing::Admitted } else { old });
         self.gate.no_stranger(self);
     }
 
-    /// It has been told its last word: it ends by itself, or soon.
+    /// Notes that the last frame was sent. The connection ends by itself, or soon.
     pub(crate) fn dismiss(self: &Arc<Self>) {
         let ended = |old| matches!(old, Standing::Closed | Standing::Gone);
         self.change(|old| if ended(old) { old } else { Standing::Dismissed });
@@ -77,7 +77,7 @@ impl Ticket {
         self.change(|_| Standing::Closed);
     }
 
-    /// Becomes something else, and has whoever reads the connection look at it.
+    /// Changes the state, and wakes the task that reads the connection.
     fn change(&self, new: impl Fn(Standing) -> Standing) {
         let mut inside = self.inside.lock();
         inside.0 = new(inside.0);
@@ -86,7 +86,7 @@ impl Ticket {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// What it is, and who has to be woken when that changes.
+    /// The state. `waker` is woken when it changes.
     fn watched_by(&self, waker: &Waker) -> Standing {
         let mut inside = self.inside.lock();
         if !inside.1.as_ref().is_some_and(|old| old.will_wake(waker)) {
@@ -96,7 +96,7 @@ impl Ticket {
     }
 }
 
-/// Where connections come in.
+/// Accepts connections.
 #[derive(Debug)]
 pub(crate) struct Gate {
     most: usize,
@@ -111,12 +111,12 @@ impl Gate {
         Arc::new(Self { most, handshake, strangers, leaving })
     }
 
-    /// Whether connections that were told their last word are still there.
+    /// Whether connections whose last frame was sent are still open.
     pub(crate) fn has_leaving(&self) -> bool {
         !self.leaving.lock().is_empty()
     }
 
-    /// The next connection that may stay.
+    /// Accepts the next connection that is let in.
     pub(crate) async fn next(self: &Arc<Self>, listener: &TcpListener) -> Passage {
         let mut warned = false;
         loop {
@@ -126,7 +126,7 @@ impl Gate {
                         return passage;
                     }
                 }
-                // Too many open files, say: others may close some.
+                // For example too many open files: others may be closed.
                 Err(error) => {
                     if !std::mem::replace(&mut warned, true) {
                         tracing::warn!(%error, "connections cannot be accepted: they wait");
@@ -162,7 +162,7 @@ impl Gate {
     }
 }
 
-/// A connection that ends when its ticket says so, or if it is a stranger's for too long.
+/// The stream of a connection. It ends when its [`Ticket`] says so, or if it does not authenticate in time.
 #[derive(Debug)]
 pub(crate) struct Passage {
     stream: TcpStream,
@@ -171,7 +171,7 @@ pub(crate) struct Passage {
     ending: Ending,
 }
 
-/// What the time is for that a connection has.
+/// The purpose of a connection's time limit.
 #[derive(Debug, PartialEq, Eq)]
 enum Ending {
     Handshake,

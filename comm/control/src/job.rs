@@ -1,4 +1,4 @@
-//! Which job this is, and what its ranks agree on.
+//! The identity of a job, and the settings that its ranks share.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,9 +8,9 @@ use hsdp_sharding::Rank;
 use crate::ControlError;
 use crate::limits::{MOST_RANKS, MOST_STRING, cut};
 
-/// Which job a process belongs to: a name, and a number that is another one at each start of the job.
+/// The identity of a job: a name, and a number that differs at each start of the job.
 ///
-/// It is no secret. A coordinator that an earlier start has left behind is told apart by the number.
+/// It is not secret. The number distinguishes a coordinator that is left over from an earlier start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     name: Box<str>,
@@ -27,7 +27,7 @@ impl Job {
         Ok(Self { name: name.into(), start })
     }
 
-    /// Its name.
+    /// The name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -46,7 +46,7 @@ impl fmt::Display for Job {
     }
 }
 
-/// What all ranks of a job must agree on.
+/// The settings that all ranks of a job must share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     world: u32,
@@ -55,10 +55,10 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// A world of so many ranks, of this version of the crate, with a digest of 0.
+    /// The terms of a world of `world` ranks, with this version of the crate as the build, and a digest of 0.
     ///
     /// # Errors
-    /// [`ControlError::World`] if it has none, or more than [`MOST_RANKS`].
+    /// [`ControlError::World`] if `world` is 0, or more than [`MOST_RANKS`].
     pub fn new(world: u32) -> Result<Self, ControlError> {
         if world == 0 || world > MOST_RANKS {
             return Err(ControlError::World { world, most: MOST_RANKS });
@@ -66,7 +66,7 @@ impl Terms {
         Ok(Self { world, build: env!("CARGO_PKG_VERSION").into(), config: 0 })
     }
 
-    /// The same, with what tells programs apart: a hash of the build, say.
+    /// Sets the build, a text that distinguishes programs: a hash of the binary, for example.
     ///
     /// # Errors
     /// [`ControlError::TooLong`] if it has more than 256 bytes.
@@ -75,13 +75,13 @@ impl Terms {
         Ok(Self { build: build.into(), ..self })
     }
 
-    /// The same, with a digest of whatever else the ranks must have alike.
+    /// Sets the digest of all other settings that the ranks must share.
     #[must_use]
     pub fn config(self, config: u64) -> Self {
         Self { config, ..self }
     }
 
-    /// Ranks in the world.
+    /// The number of ranks in the world.
     #[must_use]
     pub fn world(&self) -> u32 {
         self.world
@@ -101,7 +101,7 @@ impl Terms {
     }
 }
 
-/// A rank, and where it is.
+/// A rank, with its host, process and address.
 ///
 /// Displayed as `rank 1 (process 4242 on node7, from 10.0.0.7:40112)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,25 +113,25 @@ pub struct Member {
 }
 
 impl Member {
-    /// Its rank.
+    /// The rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// The host, as it named itself.
+    /// The host's name, as the process reports it.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The process, as it named itself.
+    /// The process id, as the process reports it.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// From where its connection came.
+    /// The address from which it has connected.
     #[must_use]
     pub fn from(&self) -> SocketAddr {
         self.from
@@ -150,7 +150,7 @@ pub(crate) fn host() -> String {
     cut(&rustix::system::uname().nodename().to_string_lossy())
 }
 
-/// Refuses what does not fit into a string of the protocol.
+/// Refuses a text that is too long for a string of the protocol.
 pub(crate) fn short(what: &'static str, text: &str) -> Result<(), ControlError> {
     let bytes = text.len();
     if bytes <= MOST_STRING {

@@ -1,18 +1,19 @@
-//! The control plane of processes that have no MPI: they find each other, pass small values around by name, and are told
-//! who is late, who has left and who is gone. One process runs the [`Server`], every process is a [`Membership`].
+//! The control plane of processes without MPI: they find each other, exchange small values by name, send each other
+//! messages, and learn which ranks are late, have left or are lost. One process runs the coordinator ([`Server`]); every
+//! process is a member ([`Membership`]).
 //!
-//! It knows no collective, no tensor and no device: a value, and what members pass to each other, has at most 64 KiB. **It does not
-//! encrypt.** Every message is authenticated with the job's [`Secret`], and readable by whoever can read the network.
+//! This crate knows no collective, no tensor and no device. A value or a message has at most 64 KiB. **It does not
+//! encrypt.** Every message is authenticated with the job's [`Secret`], and anyone who can read the network can read it.
 //!
 //! | concept | in PyTorch | here |
 //! |---|---|---|
-//! | where processes find each other | `TCPStore` | [`Server`], [`Client`] |
-//! | who is there | `rank`, `world_size` | [`Membership`], [`Member`] |
+//! | a place where processes find each other | `TCPStore` | [`Server`], [`Client`] |
+//! | rank and members of the world | `rank`, `world_size` | [`Membership`], [`Member`] |
 //! | a value by name, from all to all | `store.set`, `store.get`, `store.wait` | [`Membership::exchange`] |
-//! | the same, from one to all | `store.set`, `store.get` | [`Membership::broadcast`] |
-//! | something from one to another | `store.set`, `store.get` | [`Membership::pass`] |
-//! | who is gone | (a timeout) | [`Membership::status`] |
-//! | what launchers set | `env://` | [`Bootstrap::from_env`] |
+//! | a value by name, from one to all | `store.set`, `store.get` | [`Membership::broadcast`] |
+//! | a message from one member to another | `store.set`, `store.get` | [`Membership::pass`] |
+//! | detection of lost members | (a timeout) | [`Membership::status`] |
+//! | the variables that launchers set | `env://` | [`Bootstrap::from_env`] |
 //!
 //! # Example
 //!
@@ -36,10 +37,16 @@
 //!
 //! # Modules
 //!
-//! All are private but [`wire`], which tests and fuzzers read; their items are named here. In reading order: `error`, `limits`, `deadlines`, `job`, `secret`
-//! (words); `wire` (messages, and gRPC), `proof` (who says them); `coordinator` (what is decided, without any I/O), `gate` (connections),
-//! `room` (what they share), `visit` (one of them), `descriptors` (what they take), `server`; `client` (joining), `pauses`, `line` (the member's connection), `status`, `membership`; `bootstrap` (the environment).
-//! `CONTROL.md` is the protocol.
+//! All modules are private but [`wire`], which tests and fuzzers read. In reading order:
+//!
+//! - basic types: `error`, `limits`, `deadlines`, `job`, `secret`;
+//! - messages: `wire` (their format, and gRPC), `proof` (their authentication);
+//! - the coordinator: `coordinator` (its decisions, without I/O), `gate` (accepts connections), `room` (state that
+//!   connections share), `visit` (one connection), `descriptors` (open files), `server`;
+//! - a member: `client` (joining), `pauses` (between attempts), `line` (the connection), `status`, `membership`;
+//! - `bootstrap` (the environment).
+//!
+//! `CONTROL.md` describes the protocol.
 
 #![forbid(unsafe_code)]
 

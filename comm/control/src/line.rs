@@ -1,4 +1,4 @@
-//! A member's connection to its coordinator, for as long as it is a member.
+//! A member's connection to its coordinator, from the rendezvous to the end.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use crate::status::Shared;
 use crate::wire::{CoordinatorLetter, Frame, FromCoordinator, FromMember, Kind, MemberLetter};
 use crate::{ControlError, Deadlines};
 
-/// Both directions of the stream, with their seals.
+/// Both directions of the stream, with the state of their MACs.
 pub(crate) struct Wires {
     pub(crate) frames: Streaming<Frame>,
     pub(crate) out: mpsc::Sender<Frame>,
@@ -36,18 +36,19 @@ pub(crate) struct Line {
     pub(crate) deadlines: Deadlines,
 }
 
-/// When things were, or are to be.
+/// Times of past and coming events.
 struct Times {
     heard: Instant,
     next_beat: Instant,
     awake: Wakefulness,
-    /// What is said next, and since when it waits for the coordinator to take it. What that says is heard meanwhile: it may
-    /// itself wait for that.
+    /// The next message to send, and when it began to wait until the coordinator reads. The connection is read
+    /// meanwhile, since the coordinator may wait for that.
     next: Option<(FromMember, Instant)>,
 }
 
 impl Line {
-    /// Until the coordinator has said its last word or nobody calls any more; or until it is lost, which the calls are told.
+    /// Runs until the coordinator has sent its last message, or the membership is dropped, or the coordinator is lost.
+    /// Calls get the error of a loss.
     pub(crate) async fn run(mut self, mut letters: mpsc::UnboundedReceiver<FromMember>) {
         if let Err(error) = self.carry(&mut letters).await {
             self.shared.ended(error);
@@ -79,8 +80,8 @@ impl Line {
                     None => return Ok(()),
                 },
                 place = out.reserve(), if times.next.is_some() => {
-                    // A coordinator that hears nothing more may still have said something, the answer to a goodbye, say: that
-                    // is read, and then the end.
+                    // A coordinator that reads nothing more may still have sent something, such as the answer to a goodbye.
+                    // That is read before the end of the connection.
                     if let (Ok(place), Some((letter, _))) = (place, times.next.take()) {
                         place.send(sealed(&mut self.wires.said, letter));
                     }
@@ -107,7 +108,7 @@ impl Line {
                 return Ok(ControlFlow::Break(()));
             }
             FromCoordinator::Ended(ended) => {
-                return Err(self.lost(&format!("it has given this rank up: {}", ended.why)));
+                return Err(self.lost(&format!("it has declared this rank lost: {}", ended.why)));
             }
             FromCoordinator::Beat(())
             | FromCoordinator::Present(_)
@@ -133,11 +134,11 @@ impl Line {
         }
         let waits_since = times.next.as_ref().map_or(now, |(_, since)| *since);
         if now.saturating_duration_since(waits_since) > most {
-            return Err(self.lost(&format!("it takes nothing for {most:?}")));
+            return Err(self.lost(&format!("it has read nothing for {most:?}")));
         }
         if now >= times.next_beat && *self.voice.borrow() == Voice::Speaking {
             times.next_beat = now + self.deadlines.beat;
-            // Where there is no place, what is on its way says as much.
+            // Where the queue is full, the frames in it tell as much as a heartbeat.
             if let Ok(place) = self.wires.out.try_reserve() {
                 place.send(sealed(&mut self.wires.said, FromMember::Beat(())));
             }
@@ -155,11 +156,11 @@ fn sealed(seals: &mut Seals, says: FromMember) -> Frame {
     Kind::Sealed(seals.seal(MemberLetter { says: Some(says) }.encode_to_vec())).into()
 }
 
-/// What the coordinator says, or why it is not the coordinator that says it.
+/// The message of the coordinator in a frame, or the reason why the frame is refused.
 pub(crate) fn opened(seals: &mut Seals, kind: Kind) -> Result<FromCoordinator, String> {
     let Kind::Sealed(sealed) = kind else {
-        return Err("it said something that no coordinator says".to_owned());
+        return Err("it sent a frame that no coordinator sends".to_owned());
     };
-    let letter = seals.open(sealed).ok_or("a letter had a wrong seal")?;
+    let letter = seals.open(sealed).ok_or("a message had a wrong MAC")?;
     CoordinatorLetter::read(&letter).map_err(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! A member of a world, as its process sees it.
+//! A member of a world, from the side of its process.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,12 +16,13 @@ use crate::status::Shared;
 use crate::wire::{Abort, FromMember, Give, Pass, RoundKind};
 use crate::{ControlError, Deadlines, Member, Status};
 
-/// How long an abort waits until it is heard.
+/// How long an abort waits for the answer of the coordinator.
 const ABORT: Duration = Duration::from_secs(1);
 
-/// A member of a world whose ranks have all come.
+/// This process as a member of a world whose ranks have all joined.
 ///
-/// Every call has a deadline. A member that is dropped without [`leave`](Self::leave) is lost to the others, within a second.
+/// Every call has a deadline. If it is dropped without [`leave`](Self::leave), the others learn within a second that the
+/// member is lost.
 pub struct Membership {
     pub(crate) rank: Rank,
     pub(crate) members: Vec<Member>,
@@ -48,13 +49,13 @@ impl fmt::Debug for Membership {
 }
 
 impl Membership {
-    /// Its rank.
+    /// This process's rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Ranks in the world.
+    /// The number of ranks in the world.
     #[must_use]
     pub fn size(&self) -> usize {
         self.members.len()
@@ -66,84 +67,89 @@ impl Membership {
         &self.members
     }
 
-    /// Gives every rank the values of all, in the order of ranks. Collective: all ranks call it with this key, from any thread.
+    /// Exchanges values: every rank gets the values of all ranks, in rank order. **Collective**: all ranks call it with
+    /// this key, from any thread.
     ///
-    /// When it has returned everywhere the key may be used again.
+    /// The key may be used again when the call has returned on all ranks.
     ///
     /// # Errors
     /// [`ControlError::TooLong`] if the key has more than 256 bytes or the value more than [`MOST_VALUE`](crate::MOST_VALUE);
-    /// [`ControlError::KeyBusy`] if another thread is in this key. The same on all ranks: [`ControlError::Late`],
-    /// [`ControlError::Absent`], [`ControlError::MixedRound`], [`ControlError::Aborted`]. Without a coordinator: [`ControlError::CoordinatorLost`],
-    /// [`ControlError::CutOff`].
+    /// [`ControlError::KeyBusy`] if another thread uses this key; [`ControlError::Crowded`] if too many keys are in use.
+    /// The same on all ranks: [`ControlError::Late`], [`ControlError::Absent`], [`ControlError::MixedRound`],
+    /// [`ControlError::Aborted`]. Without a coordinator: [`ControlError::CoordinatorLost`], [`ControlError::CutOff`].
     pub fn exchange(&self, key: &str, value: &[u8]) -> Result<Vec<Vec<u8>>, ControlError> {
         self.round(key, RoundKind::Exchange, Some(value))
     }
 
-    /// Gives every rank the value of the one that gives some. Collective: all ranks call it with this key; it waits for all of them.
+    /// Broadcasts a value: exactly one rank gives a value, and every rank gets it. **Collective**: all ranks call it
+    /// with this key, and it waits for all of them.
     ///
     /// # Errors
-    /// Those of [`exchange`](Self::exchange), and [`ControlError::Givers`] if none gives a value or several do.
+    /// The errors of [`exchange`](Self::exchange), and [`ControlError::Givers`] on all ranks if no rank gives a value or
+    /// several do.
     pub fn broadcast(&self, key: &str, value: Option<&[u8]>) -> Result<Vec<u8>, ControlError> {
         let mut values = self.round(key, RoundKind::Broadcast, value)?;
         values.pop().ok_or_else(|| self.lost("it has sent no value"))
     }
 
-    /// Passes something to another member, which [takes](Self::take_passed) what comes of each in the order in which it was passed. Does not
-    /// wait. What is for a member that is finished or lost comes to nobody.
+    /// Sends a message to another member, which [takes](Self::take_passed) the messages of each member in the order in
+    /// which they were sent. Does not wait. A message to a member that has left or is lost is dropped.
     ///
-    /// Whoever passes more than the other takes has it lost: no more than [`most_passed`](Self::most_passed) may be on their way
-    /// to it.
+    /// At most [`most_passed`](Self::most_passed) messages may be on the way to one member. If a member sends more than the
+    /// receiver takes, the coordinator may declare the receiver lost.
     ///
     /// # Errors
-    /// [`ControlError::TooLong`] if it has more than [`MOST_VALUE`](crate::MOST_VALUE) bytes. Without a coordinator:
+    /// [`ControlError::TooLong`] if the message has more than [`MOST_VALUE`](crate::MOST_VALUE) bytes. Without a coordinator:
     /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`].
     pub fn pass(&self, to: Rank, what: Vec<u8>) -> Result<(), ControlError> {
         if what.len() > MOST_VALUE {
             let bytes = what.len();
-            return Err(ControlError::TooLong { what: "what is passed", bytes, most: MOST_VALUE });
+            return Err(ControlError::TooLong { what: "the message", bytes, most: MOST_VALUE });
         }
         let what = Bytes::from(what);
         self.say(FromMember::Pass(Pass { rank: to.get(), what }))
     }
 
-    /// How many that one member has passed to another may wait until that takes them.
+    /// The number of messages that one member may have on the way to another.
     #[must_use]
     pub fn most_passed(&self) -> usize {
         most_passed(self.members.len())
     }
 
-    /// What came first of what others have passed to this member, and who it was. Does not wait.
+    /// Takes the oldest message that another member has sent to this one, with its sender. `None` if there is none. Does
+    /// not wait.
     #[must_use]
     pub fn take_passed(&self) -> Option<(Rank, Vec<u8>)> {
         let Pass { rank, what } = self.shared.take_passed()?;
         Some((Rank::new(rank as usize), what.into()))
     }
 
-    /// What has become of all members. Does not wait.
+    /// The states of all members. Does not wait.
     #[must_use]
     pub fn status(&self) -> Status {
         self.shared.status()
     }
 
-    /// The status once it is as `is` wants it, or after `within`.
+    /// Waits until `is` holds for the status, or for `within`. Returns the status then.
     pub fn wait_for(&self, within: Duration, is: impl Fn(&Status) -> bool) -> Status {
         self.shared.wait_for(within, is)
     }
 
-    /// Ends the job: all members see it in their status within a second, and every call of theirs fails with it. The first one counts.
+    /// Ends the job: all members see it in their status within a second, and every call of theirs fails with
+    /// [`ControlError::Aborted`]. The first abort counts.
     ///
-    /// Waits until the coordinator has heard it, or for a second. Of a long reason the first 256 bytes are told.
+    /// Waits until the coordinator has confirmed it, or for a second. The others get the first 256 bytes of a long reason.
     pub fn abort(&self, reason: &str) {
         if self.say(FromMember::Abort(Abort { reason: cut(reason) })).is_ok() {
-            // Who ends its process now has been heard.
+            // If the process ends now, the coordinator has the abort.
             let _ = self.wait_for(ABORT, |status| status.ended().is_some());
         }
     }
 
-    /// Says goodbye: this rank has finished, and is not lost. After an abort, too.
+    /// Leaves: the others see this rank as finished, and not as lost. Works after an abort, too.
     ///
     /// # Errors
-    /// [`ControlError::CoordinatorLost`] or [`ControlError::CutOff`] if nobody heard it.
+    /// [`ControlError::CoordinatorLost`] or [`ControlError::CutOff`] if the coordinator has not confirmed it.
     pub fn leave(self) -> Result<(), ControlError> {
         self.say(FromMember::Goodbye(()))?;
         let within = self.deadlines.handshake;
@@ -153,13 +159,13 @@ impl Membership {
         })
     }
 
-    /// For tests: no heartbeats from now on.
+    /// For tests: stops the heartbeats.
     #[doc(hidden)]
     pub fn fall_silent(&self) {
         self.voice.send_replace(Voice::Silent);
     }
 
-    /// For tests: heartbeats again.
+    /// For tests: resumes the heartbeats.
     #[doc(hidden)]
     pub fn speak_again(&self) {
         self.voice.send_replace(Voice::Speaking);
@@ -180,7 +186,7 @@ impl Membership {
         let value = value.map(Bytes::copy_from_slice);
         let said =
             self.say(FromMember::Give(Give { key: key.to_owned(), kind: kind.into(), value }));
-        // The coordinator looks at the round's deadline; here it is looked whether the coordinator answers at all.
+        // The coordinator checks the round's deadline. This one finds a coordinator that does not answer at all.
         let within = self.deadlines.round + self.deadlines.until_lost();
         let until = if said.is_ok() { Instant::now() + within } else { Instant::now() };
         let outcome = self.shared.end(key, until);
@@ -196,7 +202,7 @@ impl Membership {
             return Ok(());
         }
         let ended = self.status().ended().cloned();
-        Err(ended.unwrap_or_else(|| self.lost("the connection is over")))
+        Err(ended.unwrap_or_else(|| self.lost("the connection has ended")))
     }
 
     fn lost(&self, problem: &str) -> ControlError {
@@ -209,7 +215,7 @@ impl Drop for Membership {
     fn drop(&mut self) {
         drop(self.says.take());
         if let Some(thread) = self.thread.take() {
-            // It ends as soon as nobody can say anything any more; a panic of it was its own.
+            // The thread ends when `says` is dropped; its panic is not ours to handle.
             let _ = thread.join();
         }
     }

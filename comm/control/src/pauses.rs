@@ -1,4 +1,4 @@
-//! How long a process waits before it looks for its coordinator again.
+//! How long a process waits before it tries again to connect to its coordinator.
 
 use std::time::Duration;
 
@@ -9,8 +9,9 @@ use crate::Job;
 const FIRST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Twice as long each time, up to [`LONGEST`], less up to a half of it by which ranks differ: those that were turned away together do not
-/// come back together. The same at each start of a job.
+/// Pauses that double each time, up to [`LONGEST`]. Each is shortened by up to a half, differently on each rank, so that
+/// ranks that were refused together do not try again together. The sequence of a rank is the same for the same number of
+/// the start.
 #[derive(Debug)]
 pub(crate) struct Pauses {
     longest: Duration,
@@ -29,7 +30,7 @@ impl Pauses {
         longest - longest.mul_f64(self.draw() / 2.0)
     }
 
-    /// Between 0 and 1: a step of SplitMix64.
+    /// A number between 0 and 1: a step of SplitMix64.
     fn draw(&mut self) -> f64 {
         self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.draws;
@@ -67,7 +68,7 @@ mod tests {
         assert_ne!(pauses(7, 3), pauses(7, 4));
         for attempt in 0..8 {
             let different: BTreeSet<_> = (0..64).map(|rank| pauses(rank, 0)[attempt]).collect();
-            // 64 of 256 values: about 57 if they were drawn.
+            // 64 random draws from 256 values give about 57 different ones.
             assert!(different.len() > 40, "{} of 64 at attempt {attempt}", different.len());
         }
     }

@@ -1,6 +1,6 @@
-//! Who says something: proofs that a side knows the secret, and seals of what it says then.
+//! Authentication: proofs that a side knows the secret, and MACs of all its messages after the handshake.
 //!
-//! CONTROL.md, "The handshake", says what they are made over, and why.
+//! CONTROL.md, "The handshake", says over which bytes they are computed, and why.
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use prost::bytes::Bytes;
@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use crate::wire::{Hello, Sealed, TAG};
 use crate::{ControlError, Secret};
 
-/// Which side proves, or seals.
+/// The side that proves, or sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Member,
@@ -33,7 +33,7 @@ impl Side {
     }
 }
 
-/// Everything that was said before a proof.
+/// All that both sides sent before a proof.
 #[derive(Clone, Debug)]
 pub(crate) struct Transcript(Vec<u8>);
 
@@ -56,45 +56,45 @@ impl Transcript {
         said
     }
 
-    /// With its length in front, so that no two lists of parts look alike.
+    /// Appends a part with its length in front, so that no two lists of parts give the same bytes.
     fn add(&mut self, part: &[u8]) {
         self.0.extend((part.len() as u64).to_be_bytes());
         self.0.extend(part);
     }
 
-    /// That `side` knows the secret.
+    /// The proof that `side` knows the secret.
     pub(crate) fn proof(&self, secret: &Secret, side: Side) -> Bytes {
         let mac = mac(secret.bytes(), &[side.proof_label(), &self.0]);
         Bytes::copy_from_slice(&mac.finalize().into_bytes())
     }
 
-    /// Whether a proof is that of `side`; in constant time.
+    /// Whether a proof is that of `side`. Compares in constant time.
     pub(crate) fn is_proved(&self, secret: &Secret, side: Side, proof: &[u8]) -> bool {
         mac(secret.bytes(), &[side.proof_label(), &self.0]).verify_slice(proof).is_ok()
     }
 
-    /// What `side` seals with.
+    /// The MACs of the messages of `side`.
     pub(crate) fn seals(&self, secret: &Secret, side: Side) -> Seals {
         let key = mac(secret.bytes(), &[side.key_label(), &self.0]).finalize().into_bytes();
         Seals { key: Zeroizing::new(key.into()), next: 0 }
     }
 }
 
-/// The seals of one direction of one connection: each can be made, and is taken, once.
+/// The MACs of one direction of one connection. Each is made once, and accepted once.
 pub(crate) struct Seals {
     key: Zeroizing<[u8; TAG]>,
     next: u64,
 }
 
 impl Seals {
-    /// The letter with the next seal.
+    /// The message with the next MAC.
     pub(crate) fn seal(&mut self, letter: Vec<u8>) -> Sealed {
         let seal = self.over_the_next(&letter).finalize().into_bytes();
         self.next += 1;
         Sealed { letter: letter.into(), seal: Bytes::copy_from_slice(&seal) }
     }
 
-    /// The letter, if it has the next seal; in constant time.
+    /// The message, if it has the next MAC. Compares in constant time.
     pub(crate) fn open(&mut self, sealed: Sealed) -> Option<Bytes> {
         self.over_the_next(&sealed.letter).verify_slice(&sealed.seal).ok()?;
         self.next += 1;
@@ -106,7 +106,7 @@ impl Seals {
     }
 }
 
-/// A number that nobody can foresee.
+/// A random number that cannot be predicted.
 pub(crate) fn nonce() -> Result<Bytes, ControlError> {
     let mut bytes = [0; TAG];
     getrandom::fill(&mut bytes).map_err(ControlError::system("draw a random number"))?;

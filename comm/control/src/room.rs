@@ -1,4 +1,4 @@
-//! What all connections share: the coordinator's decisions, and where they find the letters that are for them.
+//! State that all connections share: the coordinator's decisions, and a queue of messages for each connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::server::ServerOptions;
 use crate::wire::{Failure, FromCoordinator, FromMember, Hello};
 use crate::{Deadlines, Job, Secret};
 
-/// What all connections share.
+/// State that all connections share.
 pub(crate) struct Room {
     options: ServerOptions,
     inside: Mutex<Inside>,
@@ -54,7 +54,7 @@ impl Room {
         &self.options.deadlines
     }
 
-    /// A member takes its place: where its letters will be, which ends with [`left`](Self::left).
+    /// Admits a member, and returns the queue of its messages. The connection calls [`left`](Self::left) at its end.
     pub(crate) fn arrive(
         &self,
         hello: &Hello,
@@ -73,12 +73,12 @@ impl Room {
         letters
     }
 
-    /// A connection has taken its last letter.
+    /// Notes that a connection has sent its last message.
     pub(crate) fn left(&self) {
         self.inside.lock().attending -= 1;
     }
 
-    /// Whether a connection still has letters to take after which it ends.
+    /// Whether a connection still has to send its last messages.
     pub(crate) fn has_last_letters(&self) -> bool {
         let inside = self.inside.lock();
         inside.attending > inside.coordinator.there().len()
@@ -96,13 +96,13 @@ impl Room {
         self.deliver(&mut inside);
     }
 
-    /// A stranger is sent away: said once where everybody looks, and then only to who wants to know.
+    /// Logs that a connection was refused: the first time as a warning, then at debug level.
     pub(crate) fn refused(&self, ticket: &Ticket, reason: &str) {
         let from = ticket.from();
         if self.warned.swap(true, Ordering::Relaxed) {
-            tracing::debug!(%from, reason, "a stranger was refused");
+            tracing::debug!(%from, reason, "a connection was refused");
         } else {
-            tracing::warn!(%from, reason, "a stranger was refused; further ones are not told");
+            tracing::warn!(%from, reason, "a connection was refused; further refusals are logged at debug level");
         }
     }
 
@@ -112,7 +112,7 @@ impl Room {
         self.deliver(&mut inside);
     }
 
-    /// Puts letters where their connections find them. Who has too many waiting is given up, which makes more letters.
+    /// Puts messages into the queues of their connections. A member whose queue is full is lost, which makes more messages.
     fn deliver(&self, inside: &mut Inside) {
         loop {
             let letters = inside.coordinator.take_letters();
@@ -127,7 +127,7 @@ impl Room {
                     inside.desks.remove(&letter.to);
                 }
                 if !sent && !last {
-                    let why = "it does not take what it is told";
+                    let why = "it does not read its messages";
                     inside.coordinator.gone(letter.to, why);
                 }
             }
@@ -135,7 +135,7 @@ impl Room {
         self.changed.notify_all();
     }
 
-    /// Returns when nobody is still to be told why there is no world, or after `within`.
+    /// Waits until all ranks have got the failure of the rendezvous, if it has failed; or for `within`.
     pub(crate) fn wait_until_told(&self, within: Duration) {
         let until = Instant::now() + within;
         let mut inside = self.inside.lock();
@@ -144,7 +144,7 @@ impl Room {
         {}
     }
 
-    /// Who is left after `within`.
+    /// Waits until no member is connected, or for `within`. Returns the members that still are.
     pub(crate) fn wait_until_empty(&self, within: Duration) -> Vec<Rank> {
         let until = Instant::now() + within;
         let mut inside = self.inside.lock();

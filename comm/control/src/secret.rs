@@ -1,4 +1,4 @@
-//! What the processes of a job know, and nobody else.
+//! The secret that only the processes of a job know.
 
 use std::env;
 use std::fmt;
@@ -15,23 +15,23 @@ use crate::ControlError;
 /// The variable that has the secret, in hexadecimal.
 const VARIABLE: &str = "HSDP_JOB_SECRET";
 
-/// The variable that says in which file it is.
+/// The variable that names the file of the secret.
 const FILE_VARIABLE: &str = "HSDP_JOB_SECRET_FILE";
 
 const BYTES: usize = 32;
 
-/// The secret of a job: 32 bytes. Whoever knows it can be any rank.
+/// The secret of a job: 32 bytes. A process that knows it can join as any rank.
 ///
-/// It is never shown by `Debug`, and its memory is overwritten when it is dropped. It belongs into the environment or a file of
-/// mode 0600, never onto a command line, which all users of a machine can read.
+/// `Debug` never shows it, and its memory is overwritten when it is dropped. Put it into the environment or into a file of
+/// mode 0600, never on a command line, which all users of a machine can read.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<[u8; BYTES]>);
 
 impl Secret {
-    /// A new secret, from the system's random numbers.
+    /// Makes a new secret from the system's random numbers.
     ///
     /// # Errors
-    /// [`ControlError::System`] if it has none.
+    /// [`ControlError::System`] if the system has none.
     pub fn draw() -> Result<Self, ControlError> {
         let mut bytes = Zeroizing::new([0; BYTES]);
         getrandom::fill(bytes.as_mut()).map_err(ControlError::system("draw a secret"))?;
@@ -47,7 +47,8 @@ impl Secret {
     /// The secret in `HSDP_JOB_SECRET`, or in the file that `HSDP_JOB_SECRET_FILE` names.
     ///
     /// # Errors
-    /// [`ControlError::Environment`] if both are set, neither is, or it is not 64 hexadecimal digits; those of [`from_file`](Self::from_file).
+    /// [`ControlError::Environment`] if both variables are set or neither is, or the value is not 64 hexadecimal digits;
+    /// the errors of [`from_file`](Self::from_file).
     pub fn from_env() -> Result<Self, ControlError> {
         match (env::var_os(VARIABLE), env::var_os(FILE_VARIABLE)) {
             (Some(digits), None) => {
@@ -56,7 +57,7 @@ impl Secret {
             }
             (None, Some(path)) => Self::from_file(Path::new(&path)),
             (Some(_), Some(_)) => {
-                Err(refused(VARIABLE, format!("{FILE_VARIABLE} is set, too: which one is meant?")))
+                Err(refused(VARIABLE, format!("{FILE_VARIABLE} is set, too: set only one of them")))
             }
             (None, None) => {
                 let how = format!(
@@ -70,14 +71,15 @@ impl Secret {
     /// The secret in a file of 64 hexadecimal digits, which belongs to this user and has mode 0600.
     ///
     /// # Errors
-    /// [`ControlError::SecretFile`] if it cannot be read, is a link, has another mode or another owner, or has something else in it.
+    /// [`ControlError::SecretFile`] if the file cannot be read, is a link, has another mode or another owner, or does
+    /// not hold 64 hexadecimal digits.
     pub fn from_file(path: &Path) -> Result<Self, ControlError> {
         let wrong = |problem| ControlError::SecretFile { path: path.to_owned(), problem };
         let digits = read_private(path).map_err(wrong)?;
         parse(digits.trim_ascii_end()).map_err(wrong)
     }
 
-    /// As 64 hexadecimal digits, for who starts processes and puts it into their environment.
+    /// The secret as 64 hexadecimal digits, for a launcher that puts it into the environment of processes.
     #[must_use]
     pub fn to_hex(&self) -> Zeroizing<String> {
         let mut digits = Zeroizing::new(String::with_capacity(2 * BYTES));
@@ -104,7 +106,7 @@ fn refused(variable: &'static str, problem: String) -> ControlError {
     ControlError::Environment { variable, value: None, problem }
 }
 
-/// The bytes of a file that nobody else can read; it is looked at after it was opened, so that it stays the same one.
+/// The bytes of a file that no other user can read. The file is checked after it was opened, so that the same file is read.
 fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());
@@ -115,7 +117,10 @@ fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
         return Err("not a file".to_owned());
     }
     if about.uid() != user {
-        return Err(format!("it belongs to user {}, this is user {user}", about.uid()));
+        return Err(format!(
+            "it belongs to user {}, but this process runs as user {user}",
+            about.uid()
+        ));
     }
     if about.mode() & 0o7777 != 0o600 {
         return Err(format!("its mode is {:04o}, it must be 0600", about.mode() & 0o7777));
@@ -129,7 +134,7 @@ fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
 fn parse(digits: &[u8]) -> Result<Secret, String> {
     if digits.len() != 2 * BYTES {
         return Err(format!(
-            "{} characters, it must be {} hexadecimal digits",
+            "it has {} characters, it must have {} hexadecimal digits",
             digits.len(),
             2 * BYTES
         ));
@@ -138,7 +143,7 @@ fn parse(digits: &[u8]) -> Result<Secret, String> {
     for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
         match (value(pair[0]), value(pair[1])) {
             (Some(high), Some(low)) => *byte = high << 4 | low,
-            _ => return Err("a character in it is no hexadecimal digit".to_owned()),
+            _ => return Err("it has a character that is not a hexadecimal digit".to_owned()),
         }
     }
     Ok(Secret(bytes))

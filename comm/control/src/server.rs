@@ -20,30 +20,30 @@ use crate::visit::Visit;
 use crate::wire::{Attend, Control, Frame, Replies};
 use crate::{ControlError, Deadlines, Job, Secret, Terms};
 
-/// How long letters that were written have to get through when the coordinator ends.
+/// The time for the delivery of the last messages when the coordinator ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Where the coordinator listens.
+/// The address at which the coordinator listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bind {
-    /// On 127.0.0.1, at this port; 0 is any that is free.
+    /// 127.0.0.1, at this port; 0 means any free port.
     Loopback(u16),
-    /// At this address, and no other. What is said there is not encrypted.
+    /// This address alone. Messages are not encrypted.
     Address(SocketAddr),
-    /// On all addresses of this machine, at this port. What is said there is not encrypted.
+    /// All addresses of this machine, at this port. Messages are not encrypted.
     Everywhere(u16),
 }
 
 impl Bind {
     /// # Errors
-    /// [`ControlError::Bind`] if it cannot be had, or stands for all addresses and was not asked for by that name.
+    /// [`ControlError::Bind`] if the system refuses the address, or an [`Address`](Self::Address) stands for all addresses.
     fn listen(self) -> Result<TcpListener, ControlError> {
         match self {
             Self::Loopback(port) => listen((Ipv4Addr::LOCALHOST, port).into()),
             Self::Everywhere(port) => listen((Ipv6Addr::UNSPECIFIED, port).into())
                 .or_else(|_| listen((Ipv4Addr::UNSPECIFIED, port).into())),
             Self::Address(address) if address.ip().is_unspecified() => {
-                let problem = "all addresses of a machine are asked for as Bind::Everywhere";
+                let problem = "use Bind::Everywhere to listen on all addresses";
                 Err(ControlError::Bind { address, problem: problem.to_owned() })
             }
             Self::Address(address) => listen(address),
@@ -59,7 +59,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener, ControlError> {
     listener.map_err(|error| ControlError::Bind { address, problem: error.to_string() })
 }
 
-/// What a coordinator is started with.
+/// Options of a coordinator.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     bind: Bind,
@@ -70,26 +70,26 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// Of this job, on any free port of 127.0.0.1.
+    /// Options of the coordinator of `job`, on any free port of 127.0.0.1, with the default deadlines.
     #[must_use]
     pub fn new(job: Job, secret: Secret, terms: Terms) -> Self {
         Self { bind: Bind::Loopback(0), job, secret, terms, deadlines: Deadlines::default() }
     }
 
-    /// The same, somewhere else.
+    /// Sets the address.
     #[must_use]
     pub fn bind(self, bind: Bind) -> Self {
         Self { bind, ..self }
     }
 
-    /// The same, with other deadlines, which hold for all members.
+    /// Sets the deadlines, which hold for all members.
     #[must_use]
     pub fn deadlines(self, deadlines: Deadlines) -> Self {
         Self { deadlines, ..self }
     }
 }
 
-/// The coordinator of a job, on a thread of its own. Members lose it when it is dropped.
+/// The coordinator of a job, on a thread of its own. When it is dropped, members get [`ControlError::CoordinatorLost`].
 pub struct Server {
     address: SocketAddr,
     room: Arc<Room>,
@@ -104,16 +104,17 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Listens, and begins to wait for all ranks.
+    /// Starts the coordinator: it listens, and waits for all ranks.
     ///
     /// # Errors
-    /// [`ControlError::Bind`] if the address is in use or not this machine's; [`ControlError::Descriptors`];
-    /// [`ControlError::System`] if there is no thread for it; [`ControlError::Deadline`].
+    /// [`ControlError::Bind`] if the address is in use or not this machine's; [`ControlError::Descriptors`] if the
+    /// process may not have enough open files; [`ControlError::System`] if its thread cannot be started;
+    /// [`ControlError::Deadline`].
     pub fn start(options: ServerOptions) -> Result<Self, ControlError> {
         options.deadlines.check()?;
         descriptors::check(options.terms.world())?;
         let listener = options.bind.listen()?;
-        let address = listener.local_addr().map_err(ControlError::system("say its address"))?;
+        let address = listener.local_addr().map_err(ControlError::system("read its address"))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(ControlError::system("start the coordinator"))?;
         let (stop, stopped) = oneshot::channel();
@@ -127,16 +128,16 @@ impl Server {
         Ok(Self { address, room, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits until every member has said goodbye or is lost, for `within` at most, and ends.
+    /// Waits until every member has left or is lost, for at most `within`, and ends the coordinator.
     ///
     /// # Errors
-    /// [`ControlError::StillThere`] with those who are left. It has ended then, too.
+    /// [`ControlError::StillThere`] with the members that are still connected. The coordinator has ended then, too.
     pub fn finish(self, within: Duration) -> Result<(), ControlError> {
         let there = self.room.wait_until_empty(within);
         if there.is_empty() {
@@ -148,7 +149,7 @@ impl Server {
 }
 
 impl Server {
-    /// Stays, if the ranks differ, until all of them have come and been told so, for `within` at most.
+    /// If the ranks differ, waits until all of them have joined and got that error, for at most `within`.
     pub(crate) fn tell_difference(&self, within: Duration) {
         self.room.wait_until_told(within);
     }
@@ -158,20 +159,20 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there was its own; what members see of it is that the coordinator is gone.
+            // Members see a panic of the thread as the loss of the coordinator.
             let _ = thread.join();
         }
     }
 }
 
-/// The service, with what its connections share.
+/// The service, with the state that its connections share.
 #[derive(Clone)]
 struct Reception(Arc<Room>);
 
 impl Attend for Reception {
     fn attend(&self, request: Request<Streaming<Frame>>) -> Result<Replies, Status> {
         let ticket = request.extensions().get::<Arc<Ticket>>().cloned();
-        let ticket = ticket.ok_or_else(|| Status::internal("a connection without a ticket"))?;
+        let ticket = ticket.ok_or_else(|| Status::internal("the connection has no ticket"))?;
         if !ticket.is_first_stream() {
             return Err(Status::resource_exhausted("a connection carries one stream"));
         }
@@ -228,7 +229,7 @@ fn connections(
     gate: &Arc<Gate>,
     listener: tokio::net::TcpListener,
 ) -> impl tokio_stream::Stream<Item = Result<Passage, std::io::Error>> + use<> {
-    // tokio-stream has no `unfold`; a channel of one makes the next connection wait until this one is taken.
+    // tokio-stream has no `unfold`. With a channel of one, the next connection waits until this one is taken.
     let (sender, receiver) = mpsc::channel(1);
     let gate = Arc::clone(gate);
     tokio::spawn(async move {
@@ -242,7 +243,7 @@ fn connections(
     tokio_stream::wrappers::ReceiverStream::new(receiver)
 }
 
-/// Looks at the deadlines for ever.
+/// Checks the deadlines until it is cancelled.
 async fn clock(room: &Room) {
     let mut ticks = time::interval(room.deadlines().tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

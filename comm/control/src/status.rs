@@ -1,4 +1,4 @@
-//! What a member knows of the others.
+//! The states of the other members, as one member knows them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,23 +10,23 @@ use prost::bytes::Bytes;
 use crate::ControlError;
 use crate::wire::{Changed, Pass, RoundFailed, RoundKind, Standing, Value};
 
-/// What has become of a member.
+/// The state of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is heard.
+    /// Its heartbeats arrive.
     Alive,
-    /// It has missed heartbeats. It may come back.
+    /// It has missed heartbeats. It may become alive again.
     Suspect,
-    /// It has said goodbye.
+    /// It has left.
     Finished,
-    /// It is gone, and does not come back.
+    /// It is lost, for good.
     Lost {
-        /// What was seen of it.
+        /// The reason that the coordinator gives.
         why: Box<str>,
     },
 }
 
-/// What a member knows of the world, at one time.
+/// The states of all members at one time, as one member knows them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     states: Vec<State>,
@@ -34,38 +34,38 @@ pub struct Status {
 }
 
 impl Status {
-    /// What has become of a member. Of a rank that is not in the world, nothing is known.
+    /// The state of a member; `None` for a rank that is not in the world.
     #[must_use]
     pub fn state(&self, rank: Rank) -> Option<&State> {
         self.states.get(rank.index())
     }
 
-    /// What has become of all, by rank.
+    /// The states of all members, by rank.
     #[must_use]
     pub fn states(&self) -> &[State] {
         &self.states
     }
 
-    /// Who has missed heartbeats.
+    /// The ranks that have missed heartbeats.
     #[must_use]
     pub fn suspects(&self) -> Vec<Rank> {
         self.which(|state| *state == State::Suspect)
     }
 
-    /// Who is gone.
+    /// The ranks that are lost.
     #[must_use]
     pub fn lost(&self) -> Vec<Rank> {
         self.which(|state| matches!(state, State::Lost { .. }))
     }
 
-    /// Who has said goodbye.
+    /// The ranks that have left.
     #[must_use]
     pub fn finished(&self) -> Vec<Rank> {
         self.which(|state| *state == State::Finished)
     }
 
-    /// Why nothing can be asked any more: [`Aborted`](ControlError::Aborted), [`CoordinatorLost`](ControlError::CoordinatorLost) or
-    /// [`CutOff`](ControlError::CutOff).
+    /// The error with which every further call fails: [`Aborted`](ControlError::Aborted),
+    /// [`CoordinatorLost`](ControlError::CoordinatorLost) or [`CutOff`](ControlError::CutOff). `None` while the job goes on.
     #[must_use]
     pub fn ended(&self) -> Option<&ControlError> {
         self.ended.as_ref()
@@ -77,7 +77,7 @@ impl Status {
     }
 }
 
-/// What a member's calls and its connection share.
+/// State that a member's calls and its connection share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     inside: Mutex<Inside>,
@@ -93,7 +93,7 @@ struct Inside {
     farewell: bool,
 }
 
-/// What has come of a round that a call waits for.
+/// The results so far of a round that a call waits for.
 #[derive(Debug)]
 struct Round {
     wanted: usize,
@@ -113,17 +113,17 @@ impl Shared {
         self.inside.lock().status.clone()
     }
 
-    /// Another member has passed something on.
+    /// Stores a message of another member.
     pub(crate) fn passed(&self, pass: Pass) {
         self.inside.lock().passed.push_back(pass);
     }
 
-    /// What was passed on first, and is not taken.
+    /// Takes the oldest message.
     pub(crate) fn take_passed(&self) -> Option<Pass> {
         self.inside.lock().passed.pop_front()
     }
 
-    /// The status once it is as `is` wants it, or when time is up.
+    /// Waits until `is` holds for the status, or until the time is up.
     pub(crate) fn wait_for(&self, within: Duration, is: impl Fn(&Status) -> bool) -> Status {
         let until = Instant::now() + within;
         let mut inside = self.inside.lock();
@@ -131,7 +131,7 @@ impl Shared {
         inside.status.clone()
     }
 
-    /// A call begins to wait for a round.
+    /// Registers a round that a call is going to wait for.
     pub(crate) fn begin(&self, key: &str, kind: RoundKind) -> Result<(), ControlError> {
         let mut inside = self.inside.lock();
         if let Some(ended) = &inside.status.ended {
@@ -149,7 +149,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits for a round's values, in the order of ranks; nothing if time is up.
+    /// Waits for a round's values, in rank order; `None` if the time is up.
     pub(crate) fn end(
         &self,
         key: &str,
@@ -168,7 +168,8 @@ impl Shared {
         outcome
     }
 
-    /// Whether the coordinator has heard the goodbye, or why it never will.
+    /// Waits for the coordinator's answer to the goodbye, or for the error that ended the connection; `None` if the time
+    /// is up.
     pub(crate) fn wait_for_farewell(&self, until: Instant) -> Option<Result<(), ControlError>> {
         let mut inside = self.inside.lock();
         loop {
@@ -216,7 +217,7 @@ impl Shared {
         });
     }
 
-    /// The first reason stays, but for an abort of a world whose coordinator then goes, too.
+    /// Notes the end of the job. The first error stays.
     pub(crate) fn ended(&self, why: ControlError) {
         self.with(|inside| {
             inside.status.ended.get_or_insert(why);
@@ -234,7 +235,7 @@ impl Shared {
 }
 
 impl Inside {
-    /// What a call that waits for a round returns, if it is known.
+    /// The result of a call that waits for a round, if it is known.
     fn outcome(&mut self, key: &str) -> Option<Result<Vec<Vec<u8>>, ControlError>> {
         let round = self.rounds.get_mut(key)?;
         if let Some(failed) = round.failed.take() {

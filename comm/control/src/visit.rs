@@ -26,7 +26,7 @@ pub(crate) struct Visit {
     pub(crate) replies: mpsc::Sender<Result<Frame, Status>>,
 }
 
-/// A member that has proved who it is.
+/// A member that has authenticated.
 struct Attendance {
     hello: Hello,
     heard: Seals,
@@ -34,7 +34,7 @@ struct Attendance {
 }
 
 impl Visit {
-    /// From the first frame to the last.
+    /// Serves the connection from the first frame to the last.
     pub(crate) async fn run(mut self) {
         let handshake = self.room.deadlines().handshake;
         match time::timeout(handshake, self.receive()).await {
@@ -43,7 +43,7 @@ impl Visit {
                 self.room.refused(&self.ticket, &refusal.reason);
                 self.reply(Kind::Refusal(refusal)).await;
             }
-            Err(_) => self.room.refused(&self.ticket, "it said too little in time"),
+            Err(_) => self.room.refused(&self.ticket, "it did not complete the handshake in time"),
         }
         self.ticket.dismiss();
     }
@@ -86,14 +86,14 @@ impl Visit {
         }
     }
 
-    /// Letters in both directions, until the last one.
+    /// Carries messages in both directions, until the last one.
     async fn attend(
         &mut self,
         attendance: &mut Attendance,
         desk: &mut mpsc::Receiver<FromCoordinator>,
     ) {
         let rank = Rank::new(attendance.hello.rank as usize);
-        // Once it is given up here its place may be another's: nothing is said in its name any more.
+        // After the member is lost another process may have its rank, so its frames are no longer read.
         let mut given_up = false;
         loop {
             tokio::select! {
@@ -102,7 +102,7 @@ impl Visit {
                     let last = says.is_last();
                     let taken = self.say(&mut attendance.said, says).await;
                     if !taken && !last && !given_up {
-                        self.room.gone(rank, "it does not take what it is told");
+                        self.room.gone(rank, "it does not read its messages");
                     }
                     if !taken || last {
                         return;
@@ -121,7 +121,7 @@ impl Visit {
         }
     }
 
-    /// Whether a letter was taken in time.
+    /// Sends a message. Returns whether the connection took it in time.
     async fn say(&mut self, seals: &mut Seals, says: FromCoordinator) -> bool {
         let letter = CoordinatorLetter { says: Some(says) };
         self.reply(Kind::Sealed(seals.seal(letter.encode_to_vec()))).await
@@ -135,7 +135,7 @@ impl Visit {
     async fn next(&mut self) -> Result<Kind, Refusal> {
         match self.frames.message().await {
             Ok(Some(frame)) => frame.checked().map_err(|error| refusal(&error.to_string())),
-            Ok(None) => Err(refusal("it said too little")),
+            Ok(None) => Err(refusal("it ended the handshake early")),
             Err(status) => Err(refusal(status.message())),
         }
     }
@@ -145,15 +145,15 @@ fn refusal(reason: &str) -> Refusal {
     Refusal { reason: cut(reason), job: None, start: 0 }
 }
 
-/// What a member says, or why it is not one any more.
+/// The message of a member in a frame, or the reason why the member is lost.
 fn opened(seals: &mut Seals, frame: Result<Option<Frame>, Status>) -> Result<FromMember, String> {
     let frame = match frame {
         Ok(Some(frame)) => frame,
-        Ok(None) | Err(_) => return Err("its connection ended without a goodbye".to_owned()),
+        Ok(None) | Err(_) => return Err("its connection ended before it left".to_owned()),
     };
     let Ok(Kind::Sealed(sealed)) = frame.checked() else {
-        return Err("it said something that no member says".to_owned());
+        return Err("it sent a frame that no member sends".to_owned());
     };
-    let letter = seals.open(sealed).ok_or("a letter had a wrong seal")?;
+    let letter = seals.open(sealed).ok_or("a message had a wrong MAC")?;
     MemberLetter::read(&letter).map_err(|error| error.to_string())
 }

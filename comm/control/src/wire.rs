@@ -1,7 +1,7 @@
-//! The messages, as they travel, and how they travel. Public for tests and fuzzers only.
+//! The format of the messages, and the gRPC method that carries them. Public for tests and fuzzers only.
 //!
-//! Whatever comes from outside goes through `Frame::checked`, `MemberLetter::read` or `CoordinatorLetter::read`, which
-//! bound every string, value and number that has a bound without looking at anything else.
+//! All received bytes go through `Frame::checked`, `MemberLetter::read` or `CoordinatorLetter::read`, which
+//! check every string, value and number against its bound, independently of any other state.
 
 mod attend;
 mod failure;
@@ -23,15 +23,15 @@ pub use self::letter::{
 
 use crate::limits::{MOST_STRING, MOST_VALUE};
 
-/// The version of the protocol: everything but the handshake's first frames may differ in another one.
+/// The version of the protocol. Another version may differ in all but the frames of the handshake.
 pub const PROTOCOL: u32 = 1;
 
-/// Bytes of a nonce, a proof and a seal.
+/// Bytes of a nonce, a proof and a MAC.
 pub const TAG: usize = 32;
 
-/// Something that no side says.
+/// Received bytes that are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not understood: {0}")]
+#[error("malformed message: {0}")]
 pub struct Malformed(pub(crate) &'static str);
 
 pub(crate) fn tag(bytes: &[u8], what: &'static str) -> Result<(), Malformed> {

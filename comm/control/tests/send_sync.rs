@@ -1,4 +1,4 @@
-//! Which public types may go to, and be shared between, threads.
+//! Which public types are `Send` and `Sync`.
 
 use hsdp_control::{
     Bind, Bootstrap, Client, ClientOptions, ControlError, Deadlines, Job, Joined, Member,

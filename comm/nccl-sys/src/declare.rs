@@ -1,9 +1,10 @@
-//! How things are declared: each once, for the compiler and for [`declared`](crate::declared) from the same tokens.
+//! The macros of declarations: each item is declared once, for the compiler and for [`declared`](crate::declared), from
+//! the same tokens.
 //!
-//! What is newer than 2.18 says so at its end: `, since(2, 19, 1)`. That becomes a line of its documentation and part of what
-//! the test compares.
+//! A declaration that is newer than 2.18 ends with its version: `, since(2, 19, 1)`. The version becomes a line of its
+//! documentation, and the test compares it.
 
-/// When something exists: nothing, `required`, `optional` or `since(major, minor, patch)`.
+/// The presence of an item: nothing, `required`, `optional` or `since(major, minor, patch)`.
 macro_rules! presence {
     (required) => {
         $crate::declared::Presence::Required
@@ -34,9 +35,9 @@ macro_rules! functions {
         $name:ident($($argument:ident: $type:ty),*) $(-> $returns:ty)?,
         $presence:ident $(($($since:literal),*))?;
     )*) => {
-        /// NCCL's functions, by their names in C. All are `unsafe`: NCCL's manual says what each relies on.
+        /// NCCL's functions, by their names in C. All are `unsafe`: NCCL's manual states the requirements of each.
         ///
-        /// A field that is no `Option` is in every library that is loaded.
+        /// A function whose field is not an `Option` exists in every library that is loaded.
         #[derive(Clone, Copy, Debug)]
         pub struct Functions {
             $(
@@ -49,7 +50,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Those that a library has.
+            /// The functions of a library.
             pub(crate) fn found_in(library: &Library) -> Result<Self, Error> {
                 Ok(Self { $($name: functions!(@find $presence, library, $name),)* })
             }
@@ -82,7 +83,7 @@ macro_rules! numbers {
         $(
             $(#[$doc])*
             ///
-            /// Displays as its name, or as the number itself where that has none here.
+            /// Displays as its name, or as the number itself if this crate has no name for it.
             #[repr(transparent)]
             #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
             pub struct $type(
@@ -136,16 +137,16 @@ macro_rules! constants {
     };
 }
 
-/// Handles: `name -> struct`, where only NCCL or CUDA knows what is in the struct.
+/// Handles: `name -> struct`, where the content of the struct is private to NCCL or CUDA.
 macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident -> $struct:ident $(, since($($since:literal),*))?;)*) => {
         $(
-            #[doc = concat!("What an `", stringify!($name), "` points to.")]
+            #[doc = concat!("The target of an `", stringify!($name), "`.")]
             #[repr(C)]
             #[derive(Debug)]
             pub struct $struct {
                 unknown: [u8; 0],
-                // Neither to be sent, nor shared, nor moved: nothing is known of it.
+                // Not `Send`, `Sync` or `Unpin`, since its content is unknown.
                 pinned: PhantomData<(*mut u8, PhantomPinned)>,
             }
 
@@ -160,7 +161,7 @@ macro_rules! handles {
     };
 }
 
-/// A struct: `name { field: type, ... }`, or with what its initializer has: `name { field: type = value, ... }`.
+/// A struct: `name { field: type, ... }`, or with the values of its initializer: `name { field: type = value, ... }`.
 macro_rules! structs {
     ($(
         $(#[$doc:meta])*
@@ -206,11 +207,11 @@ macro_rules! structs {
     (@text) => { None };
     (@text $initial:expr) => { Some(stringify!($initial)) };
     (@initializer $($field:ident = $initial:expr;)*) => {
-        /// What the initializer in the header of [`Version::NEWEST`] makes: everything is left to NCCL.
+        /// The value of the initializer in the header of [`Version::NEWEST`]: every option is left to NCCL.
         pub const INITIALIZER: Self = Self { $($field: $initial),* };
 
-        /// The same for a library of this version: its size and version are those of that library's own struct, so
-        /// that it reads no field that it does not have. What is set in such a field has no effect.
+        /// The initializer for a library of this version. Size and version are those of that library's own struct, so
+        /// the library reads no field that it does not know. A value in such a field has no effect.
         #[must_use]
         pub fn fitting(library: Version) -> Self {
             let known = library.min(Version::NEWEST);

@@ -1,18 +1,18 @@
-//! What this crate declares, as text: the same tokens that the compiler sees, for `tests/header` to compare with `nccl.h`.
+//! The declarations of this crate as text: the tokens that the compiler sees. `tests/header` compares them with `nccl.h`.
 //!
 //! Types are written as in Rust, without spaces of their own: `*const c_void`, `[c_char; NCCL_UNIQUE_ID_BYTES]`.
 
 use crate::Version;
 use crate::{constants, functions, handles, numbers, structs};
 
-/// When a library has something.
+/// The libraries that have an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// Since [`Version::OLDEST`] or before; a library without it is refused.
     Required,
     /// Since [`Version::OLDEST`] or before; a library without it is loaded.
     Optional,
-    /// Since a later version; `None` or unknown to libraries before.
+    /// Since a later version; `None` or unknown in earlier libraries.
     Since(Version),
 }
 
@@ -31,9 +31,9 @@ pub struct Function {
     pub name: &'static str,
     /// Names and types of its arguments, in order.
     pub arguments: &'static [(&'static str, &'static str)],
-    /// What it returns; empty for `void`.
+    /// The type that it returns; empty for `void`.
     pub returns: &'static str,
-    /// Which libraries have it.
+    /// The libraries that have it.
     pub presence: Presence,
 }
 
@@ -46,7 +46,7 @@ pub struct Number {
     pub name: &'static str,
     /// Its value.
     pub value: i32,
-    /// Which headers have it.
+    /// The headers that have it.
     pub presence: Presence,
 }
 
@@ -55,9 +55,9 @@ pub struct Number {
 pub struct Constant {
     /// Its name in C.
     pub name: &'static str,
-    /// Its value; all of them are exact in f64.
+    /// Its value. All values are exact in f64.
     pub value: f64,
-    /// Which headers have it.
+    /// The headers that have it.
     pub presence: Presence,
 }
 
@@ -68,7 +68,7 @@ pub struct Struct {
     pub name: &'static str,
     /// Its fields, in order.
     pub fields: &'static [Field],
-    /// Which headers have it.
+    /// The headers that have it.
     pub presence: Presence,
 }
 
@@ -81,22 +81,22 @@ pub struct Field {
     pub type_name: &'static str,
     /// Bytes from the start of the struct.
     pub offset: usize,
-    /// What the header's initializer puts there, if it has one.
+    /// Its value in the header's initializer, if there is one.
     pub initial: Option<&'static str>,
-    /// Which headers have it.
+    /// The headers that have it.
     pub presence: Presence,
 }
 
-/// A pointer to what only NCCL or CUDA knows.
+/// A pointer to a private type of NCCL or CUDA.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle {
     /// Its name in C.
     pub name: &'static str,
-    /// Which headers have it.
+    /// The headers that have it.
     pub presence: Presence,
 }
 
-/// Everything that is declared.
+/// All declarations.
 #[derive(Clone, Copy, Debug)]
 pub struct Declarations {
     /// Functions.
@@ -111,7 +111,7 @@ pub struct Declarations {
     pub handles: &'static [Handle],
 }
 
-/// What this crate declares.
+/// The declarations of this crate.
 pub const ALL: Declarations = Declarations {
     functions: functions::DECLARED,
     numbers: numbers::DECLARED,

@@ -1,4 +1,4 @@
-//! Why NCCL cannot be used.
+//! Errors of loading NCCL.
 
 use std::fmt;
 use std::os::raw::c_int;
@@ -6,44 +6,44 @@ use std::path::PathBuf;
 
 use crate::{Version, ncclResult_t};
 
-/// An error of loading NCCL. What NCCL itself returns is an [`ncclResult_t`].
+/// An error of loading NCCL. NCCL's own functions return an [`ncclResult_t`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No library could be opened. Install NCCL, or have `$HSDP_NCCL_LIBRARY` name it.
+    /// No library could be opened. Install NCCL, or set `$HSDP_NCCL_LIBRARY` to its path.
     #[error("NCCL cannot be loaded: {}", List(.tried))]
     NotFound {
         /// Each library that was tried, in order.
         tried: Vec<Attempt>,
     },
-    /// A library was opened that is not NCCL, or lacks what every NCCL has since [`Version::OLDEST`].
+    /// The library that was opened is not NCCL, or lacks a function that every NCCL has since [`Version::OLDEST`].
     #[error("NCCL cannot be used: {} has no function {symbol}: {reason}", .library.display())]
     MissingFunction {
-        /// As it was opened.
+        /// The library as it was opened.
         library: PathBuf,
-        /// The first one that it lacks.
+        /// The first function that it lacks.
         symbol: &'static str,
-        /// What the system says.
+        /// The error of the system.
         reason: String,
     },
-    /// A library does not say which version it is.
+    /// The library does not report its version.
     #[error("NCCL cannot be used: ncclGetVersion of {} returned {status} and wrote {code}", .library.display())]
     NoVersion {
-        /// As it was opened.
+        /// The library as it was opened.
         library: PathBuf,
-        /// What was returned.
+        /// The status that was returned.
         status: ncclResult_t,
-        /// What was written.
+        /// The code that was written.
         code: c_int,
     },
     /// The library is too old.
     #[error("NCCL cannot be used: {} is version {found}, at least {needed} is needed", .library.display())]
     TooOld {
-        /// As it was opened.
+        /// The library as it was opened.
         library: PathBuf,
         /// Its version.
         found: Version,
-        /// The oldest that would do.
+        /// The oldest version that can be used.
         needed: Version,
     },
 }
@@ -51,9 +51,9 @@ pub enum Error {
 /// A library that could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// As it was tried. A name without a slash is looked for by the system's loader.
+    /// The library as it was tried. The system's loader searches for a name without a slash.
     pub library: PathBuf,
-    /// What the system says.
+    /// The error of the system.
     pub reason: String,
 }
 

@@ -1,7 +1,8 @@
 //! NCCL's functions.
 //!
-//! Those that ranks must call together say so: on every rank of the communicator, in one order. Buffers are addresses that the
-//! communicator's GPU can reach, counts are elements. Functions on a stream return when the work is enqueued.
+//! "Called by all ranks" means: by every rank of the communicator, in the same order as other such calls. Buffers are
+//! addresses that the communicator's GPU can reach, counts are elements. Functions with a stream return when the work is
+//! enqueued.
 
 use std::os::raw::{c_char, c_int, c_uint, c_void};
 
@@ -14,13 +15,13 @@ use crate::{
 };
 
 functions! {
-    /// Allocates bytes of the current GPU, at least as many as asked for, such that they can be registered.
+    /// Allocates at least `size` bytes of the current GPU, which can be registered.
     ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t, since(2, 19, 1);
-    /// Frees what `ncclMemAlloc` allocated.
+    /// Frees memory of `ncclMemAlloc`.
     ncclMemFree(ptr: *mut c_void) -> ncclResult_t, since(2, 19, 1);
     /// Writes the code of the version ([`Version`](crate::Version)). Needs no GPU.
     ncclGetVersion(version: *mut c_int) -> ncclResult_t, required;
-    /// Makes what ranks find each other by. Called by one of them, which tells the others.
+    /// Makes the id by which ranks find each other. Called by one rank, which sends the id to the others.
     ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t, required;
     /// Joins a communicator with options. Called by all its ranks.
     ncclCommInitRankConfig(
@@ -31,7 +32,7 @@ functions! {
     ncclCommInitRank(
         comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int
     ) -> ncclResult_t, optional;
-    /// Makes one communicator for GPUs of this process, which writes a handle for each of them.
+    /// Makes one communicator for GPUs of this process, and writes a handle for each of them.
     ncclCommInitAll(
         comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int
     ) -> ncclResult_t, optional;
@@ -39,30 +40,30 @@ functions! {
     ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t, required;
     /// Frees a communicator.
     ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t, required;
-    /// Frees a communicator and gives up what still runs on it. Other ranks need not take part.
+    /// Frees a communicator and aborts the operations that still run on it. Other ranks need not take part.
     ncclCommAbort(comm: ncclComm_t) -> ncclResult_t, required;
-    /// Stops what runs on a communicator, which can then be destroyed, split or shrunk.
+    /// Stops the operations on a communicator, which can then be destroyed, split or shrunk.
     ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t, since(2, 28, 7);
-    /// Makes a communicator of all ranks of one colour, ordered by key. Called by all ranks of the parent.
+    /// Makes a communicator of all ranks with the same color, ordered by key. Called by all ranks of the parent.
     ncclCommSplit(
         comm: ncclComm_t, color: c_int, key: c_int, newcomm: *mut ncclComm_t,
         config: *mut ncclConfig_t
     ) -> ncclResult_t, required;
-    /// Makes a communicator without some ranks. Called by all that stay.
+    /// Makes a communicator without some ranks. Called by all ranks that remain.
     ncclCommShrink(
         comm: ncclComm_t, excludeRanksList: *mut c_int, excludeRanksCount: c_int,
         newcomm: *mut ncclComm_t, config: *mut ncclConfig_t, shrinkFlags: c_int
     ) -> ncclResult_t, since(2, 27, 3);
-    /// Makes what new ranks find a communicator by, once for each time it grows.
+    /// Makes the id by which new ranks find a communicator, once for each time it grows.
     ncclCommGetUniqueId(
         comm: ncclComm_t, uniqueId: *mut ncclUniqueId
     ) -> ncclResult_t, since(2, 29, 2);
-    /// Makes a communicator with more ranks. Called by all that were in it and all that are new.
+    /// Makes a communicator with more ranks. Called by all ranks of the old one, and by all new ranks.
     ncclCommGrow(
         comm: ncclComm_t, nRanks: c_int, uniqueId: *const ncclUniqueId, rank: c_int,
         newcomm: *mut ncclComm_t, config: *mut ncclConfig_t
     ) -> ncclResult_t, since(2, 29, 2);
-    /// Joins a communicator that is found by several ids, so that many ranks join faster. Called by all its ranks.
+    /// Joins a communicator by several ids, so that many ranks join faster. Called by all its ranks.
     ncclCommInitRankScalable(
         newcomm: *mut ncclComm_t, nranks: c_int, myrank: c_int, nId: c_int,
         commIds: *mut ncclUniqueId, config: *mut ncclConfig_t
@@ -71,7 +72,7 @@ functions! {
     ncclGetErrorString(result: ncclResult_t) -> *const c_char, required;
     /// The last error of NCCL in words; perhaps not of the last call. A later error may overwrite it.
     ncclGetLastError(comm: ncclComm_t) -> *const c_char, required;
-    /// Writes what has become of a communicator's operations so far.
+    /// Writes the status of a communicator's operations so far.
     ncclCommGetAsyncError(
         comm: ncclComm_t, asyncError: *mut ncclResult_t
     ) -> ncclResult_t, required;
@@ -85,11 +86,11 @@ functions! {
     ncclCommRegister(
         comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void
     ) -> ncclResult_t, since(2, 19, 1);
-    /// Ends what `ncclCommRegister` began.
+    /// Ends the registration of `ncclCommRegister`.
     ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t, since(2, 19, 1);
-    /// Gives back what a communicator holds, until it is resumed.
+    /// Releases resources of a communicator until it is resumed.
     ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t, since(2, 29, 7);
-    /// Takes again what a suspended communicator needs.
+    /// Allocates the resources of a suspended communicator again.
     ncclCommResume(comm: ncclComm_t) -> ncclResult_t, since(2, 29, 7);
     /// Writes one number about a communicator's memory.
     ncclCommMemStats(
@@ -99,18 +100,18 @@ functions! {
     ncclCommWindowRegister(
         comm: ncclComm_t, buff: *mut c_void, size: usize, win: *mut ncclWindow_t, winFlags: c_int
     ) -> ncclResult_t, since(2, 27, 3);
-    /// Ends what `ncclCommWindowRegister` began.
+    /// Ends the registration of `ncclCommWindowRegister`.
     ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t, since(2, 27, 3);
     /// Writes the address that a window was registered with.
     ncclWinGetUserPtr(
         comm: ncclComm_t, win: ncclWindow_t, outUserPtr: *mut *mut c_void
     ) -> ncclResult_t, since(2, 29, 2);
-    /// Makes a sum of what is first multiplied by a scalar, for one dtype and communicator.
+    /// Makes a reduction that multiplies each element by a scalar and sums the products, for one dtype and communicator.
     ncclRedOpCreatePreMulSum(
         op: *mut ncclRedOp_t, scalar: *mut c_void, datatype: ncclDataType_t,
         residence: ncclScalarResidence_t, comm: ncclComm_t
     ) -> ncclResult_t, optional;
-    /// Frees what `ncclRedOpCreatePreMulSum` made.
+    /// Frees a reduction of `ncclRedOpCreatePreMulSum`.
     ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t, optional;
     /// Reduces `count` elements of each rank into a buffer of `root`. Called by all ranks.
     ncclReduce(
@@ -223,13 +224,13 @@ functions! {
     ncclWaitSignal(
         nDesc: c_int, signalDescs: *mut ncclWaitSignalDesc_t, comm: ncclComm_t, stream: cudaStream_t
     ) -> ncclResult_t, since(2, 29, 2);
-    /// Begins a group: what this thread calls until its end is launched together.
+    /// Begins a group: the calls of this thread until its end are launched together.
     ncclGroupStart() -> ncclResult_t, required;
-    /// Ends a group and enqueues what was called in it.
+    /// Ends a group and enqueues its calls.
     ncclGroupEnd() -> ncclResult_t, required;
-    /// Ends a group without enqueueing it, and tells how long it would have taken.
+    /// Ends a group without enqueueing it, and writes an estimate of its time.
     ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t, since(2, 22, 3);
-    /// Has NCCL encrypt what it sends over TCP.
+    /// Has NCCL encrypt its data on TCP connections.
     ncclSetEncryption(config: *const ncclEncryptionConfig_t) -> ncclResult_t, since(2, 32, 3);
     /// Writes a handle to the parameter of this name. It is never freed.
     ncclParamBind(out: *mut ncclParamHandle_t, key: *const c_char) -> ncclResult_t, since(2, 30, 4);
@@ -251,7 +252,7 @@ functions! {
     ncclParamGetU64(h: ncclParamHandle_t, out: *mut u64) -> ncclResult_t, since(2, 30, 4);
     /// Writes a parameter as a string that lives until this thread asks for the next.
     ncclParamGetStr(h: ncclParamHandle_t, out: *mut *const c_char) -> ncclResult_t, since(2, 30, 4);
-    /// Writes at most `maxLen` bytes of a parameter, and how many there are.
+    /// Writes at most `maxLen` bytes of a parameter, and its length.
     ncclParamGet(
         h: ncclParamHandle_t, out: *mut c_void, maxLen: c_int, len: *mut c_int
     ) -> ncclResult_t, since(2, 30, 4);

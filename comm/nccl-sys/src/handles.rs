@@ -1,4 +1,4 @@
-//! Pointers to what NCCL or CUDA keeps for itself.
+//! Pointers to private types of NCCL and CUDA.
 
 use std::marker::{PhantomData, PhantomPinned};
 

@@ -1,7 +1,7 @@
-//! NCCL's names and numbers: what `nccl.h` of 2.18 to 2.32 declares, loaded when a program runs.
+//! Bindings to NCCL: the declarations of `nccl.h` from 2.18 to 2.32. The library is loaded at run time.
 //!
-//! Nothing of CUDA or NCCL is needed to build this crate, and no GPU to load the library. It adds nothing to NCCL: who calls
-//! one of its [`Functions`] keeps what NCCL's manual asks for. NCCL's own names are used throughout.
+//! Building this crate needs neither CUDA nor NCCL, and loading the library needs no GPU. The crate adds nothing to NCCL: a
+//! caller of one of its [`Functions`] must meet the requirements of NCCL's manual. All names are NCCL's own.
 //!
 //! | C | here |
 //! | --- | --- |
@@ -16,13 +16,12 @@
 //! # Ok::<(), nccl_sys::Error>(())
 //! ```
 //!
-//! The declarations are kept by hand. `tests/header` compares each with a copy of `nccl.h`, both ways. Since when
-//! something exists was read from the headers of all releases from 2.18.1 to 2.32.3 that have a tag on GitHub
-//! (NVIDIA/nccl, up to 2.30.7) or a package on PyPI (`nvidia-nccl-cu12`, `nvidia-nccl-cu13`): it is the first of them that
-//! has it.
+//! The declarations are written by hand. `tests/header` compares each with a copy of `nccl.h`, in both directions.
+//! "Since" names the first release that has an item, among all releases from 2.18.1 to 2.32.3 that have a tag on GitHub
+//! (NVIDIA/nccl, up to 2.30.7) or a package on PyPI (`nvidia-nccl-cu12`, `nvidia-nccl-cu13`).
 //!
 //! In reading order: `load`, `functions`, `numbers`, `structs`, `handles`, `constants`; `declare` (the macros), [`declared`]
-//! (what they leave for the test).
+//! (the declarations as text, for the test).
 
 #![allow(
     non_camel_case_types,

@@ -1,4 +1,4 @@
-//! Finding NCCL, once a process.
+//! Loads NCCL, once for each process.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,13 +12,13 @@ use crate::{Attempt, Error, Functions, Version, ncclConfig_t, ncclResult_t};
 /// The variable that names the library.
 const VARIABLE: &str = "HSDP_NCCL_LIBRARY";
 
-/// What NCCL's packages install, and what its build makes beside it.
+/// The name that NCCL's packages install, and the name that its build adds.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// NCCL, loaded.
+/// A loaded NCCL.
 ///
-/// It stays loaded until the process ends: its functions are given out as plain pointers, and it keeps threads of its own, whose
-/// code would be gone.
+/// It stays loaded until the process ends: [`Functions`] holds plain pointers into it, and it has threads of its own
+/// that run its code.
 #[derive(Debug)]
 pub struct Nccl {
     functions: Functions,
@@ -27,31 +27,31 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// The process's NCCL. The first call loads it; all others return what that found, be it an error.
+    /// The process's NCCL. The first call loads it; all later calls return the same result, also if it is an error.
     ///
-    /// Where `$HSDP_NCCL_LIBRARY` is set, that library and no other is tried; else `libnccl.so.2`, then `libnccl.so`. The
-    /// first that can be opened is taken: if it is of no use, another is not looked for.
+    /// If `$HSDP_NCCL_LIBRARY` is set, only that library is tried; otherwise `libnccl.so.2`, then `libnccl.so`. The
+    /// first library that can be opened is taken. If it cannot be used, no other is tried.
     ///
     /// # Errors
     /// [`Error::NotFound`] if no library can be opened, with each that was tried; [`Error::MissingFunction`],
-    /// [`Error::NoVersion`] or [`Error::TooOld`] if one was opened that is of no use.
+    /// [`Error::NoVersion`] or [`Error::TooOld`] if the library that was opened cannot be used.
     pub fn load() -> Result<&'static Self, Error> {
         static LOADED: OnceLock<Result<Nccl, Error>> = OnceLock::new();
         let load = || {
-            // SAFETY: NC-1, who sets the environment says what NCCL is, as for every library of the system.
+            // SAFETY: NC-1, the environment determines which library is NCCL, as for every library of the system.
             unsafe { Self::load_from(&names(env::var_os(VARIABLE))) }
         };
         LOADED.get_or_init(load).as_ref().map_err(Error::clone)
     }
 
-    /// Loads the first of these libraries that can be opened: paths, or names that the system's loader knows. For programs that
-    /// know where theirs is; [`load`](Self::load) is for all others.
+    /// Loads the first of these libraries that can be opened: paths, or names that the system's loader knows. It is for
+    /// programs that know the path of their library; other programs use [`load`](Self::load).
     ///
     /// # Errors
     /// As [`load`](Self::load).
     ///
     /// # Safety
-    /// Opening a library runs code of it. Where it has functions of NCCL's names, they are NCCL's.
+    /// Opening a library runs its code. If it has functions with NCCL's names, they must be NCCL's functions.
     pub unsafe fn load_from<N: AsRef<Path>>(names: &[N]) -> Result<Self, Error> {
         let mut tried = Vec::new();
         for name in names {
@@ -64,7 +64,7 @@ impl Nccl {
         Err(Error::NotFound { tried })
     }
 
-    /// The version is asked first, so that an old library is called old and not incomplete.
+    /// Checks the version first, so that an old library is reported as old and not as incomplete.
     fn of(library: Library) -> Result<Self, Error> {
         let version = library.version()?;
         if version < Version::OLDEST {
@@ -99,12 +99,12 @@ impl Nccl {
     }
 }
 
-/// The libraries to try, given what the variable says.
+/// The libraries to try, given the value of the variable.
 fn names(variable: Option<OsString>) -> Vec<OsString> {
     variable.map_or_else(|| NAMES.map(OsString::from).to_vec(), |library| vec![library])
 }
 
-/// A library that is open, and never closed: see [`Nccl`].
+/// An open library. It is never closed: see [`Nccl`].
 pub(crate) struct Library {
     name: PathBuf,
     handle: ManuallyDrop<libloading::Library>,
@@ -125,10 +125,10 @@ impl Library {
         Ok(Self { name: name.to_owned(), handle: ManuallyDrop::new(handle) })
     }
 
-    /// The function of this name. `F` is a type of functions.
+    /// The function of this name. `F` is its type.
     ///
     /// # Safety
-    /// `F` is the type of that function.
+    /// `F` must be the type of that function.
     pub(crate) unsafe fn function<F: Copy>(&self, symbol: &'static str) -> Result<F, Error> {
         let missing =
             |reason: String| Error::MissingFunction { library: self.name.clone(), symbol, reason };

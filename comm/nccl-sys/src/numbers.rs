@@ -1,4 +1,4 @@
-//! NCCL's enums: integers, since a library may return what a newer header names.
+//! NCCL's enums: integers, since a library may return numbers that only a newer header names.
 //!
 //! Numbers that only count the others (`ncclNumResults`, `ncclNumTypes`, ...) move from version to version and are left out.
 
@@ -8,11 +8,11 @@ use std::os::raw::c_int;
 use crate::declared::Number;
 
 numbers! {
-    /// What a call returns.
+    /// The status that a call returns.
     ///
-    /// 8 is `ncclTimeout` since 2.30. Before, it was only the count of results, `ncclNumResults`, and no function returned it. It
-    /// is no success in any version; nor is a number without a name.
-    #[must_use = "a call of NCCL that failed says so here only"]
+    /// 8 is `ncclTimeout` since 2.30. Before, it was only the count of results, `ncclNumResults`, and no function
+    /// returned it. In no version does it mean success; nor does a number without a name.
+    #[must_use = "only this status shows that a call of NCCL failed"]
     ncclResult_t {
         /// Done, or enqueued.
         ncclSuccess = 0;
@@ -22,15 +22,15 @@ numbers! {
         ncclSystemError = 2;
         /// An error inside of NCCL.
         ncclInternalError = 3;
-        /// An argument has a value that is none.
+        /// An argument has an invalid value.
         ncclInvalidArgument = 4;
-        /// A call in a wrong order, or arguments that do not go together.
+        /// A call in a wrong order, or arguments that contradict each other.
         ncclInvalidUsage = 5;
         /// Another rank failed, or the network to it.
         ncclRemoteError = 6;
         /// Not done yet; ask again with `ncclCommGetAsyncError`.
         ncclInProgress = 7;
-        /// It took too long.
+        /// The operation took too long.
         ncclTimeout = 8, since(2, 30, 3);
     }
 
@@ -72,7 +72,7 @@ numbers! {
         ncclFloat8e5m2 = 11, since(2, 24, 3);
     }
 
-    /// A reduction. Numbers from 5 on are what `ncclRedOpCreatePreMulSum` made.
+    /// A reduction. Numbers from 5 on are reductions that `ncclRedOpCreatePreMulSum` made.
     ncclRedOp_t {
         /// Sum.
         ncclSum = 0;
@@ -86,7 +86,7 @@ numbers! {
         ncclAvg = 4;
     }
 
-    /// Where the scalar of a reduction lies.
+    /// The location of the scalar of a reduction.
     ncclScalarResidence_t {
         /// In memory that the GPU reads while a collective runs.
         ncclScalarDevice = 0;
@@ -94,7 +94,7 @@ numbers! {
         ncclScalarHostImmediate = 1;
     }
 
-    /// What is asked about a communicator's memory.
+    /// A statistic of a communicator's memory.
     ncclCommMemStat_t {
         /// Bytes that can be suspended.
         ncclStatGpuMemSuspend = 0, since(2, 29, 7);
@@ -114,11 +114,11 @@ numbers! {
         ncclHostCftEnable = 1, since(2, 31, 2);
         /// Off.
         ncclHostCftDisable = 2, since(2, 31, 2);
-        /// Where nothing else works.
+        /// Only if nothing else works.
         ncclHostCftFallback = 3, since(2, 31, 2);
     }
 
-    /// Values of the option `nvlsHostMode`; what is disabled may be combined.
+    /// Values of the option `nvlsHostMode`. The values that disable a part may be combined.
     ncclNvlsHostMode_t {
         /// Left to NCCL.
         ncclNvlsHostModeDefault = c_int::MIN, since(2, 32, 3);
@@ -132,7 +132,7 @@ numbers! {
         ncclNvlsHostModeDisable = c_int::MAX, since(2, 32, 3);
     }
 
-    /// How NCCL encrypts what it sends over TCP.
+    /// The encryption of NCCL's data on TCP connections.
     ncclEncryptionMode_t {
         /// Not at all.
         NCCL_ENCRYPTION_MODE_NONE = 0, since(2, 32, 3);

@@ -1,12 +1,12 @@
-//! NCCL's structs, and what their initializers make.
+//! NCCL's structs, and the values of their initializers.
 //!
-//! A struct of options begins with its size and with the version of the header that it was made with. NCCL reads as many of its
-//! bytes as it knows itself, min(size, its own size), and replaces fields that a smaller version does not have
-//! (`parseCommConfig` in its `src/init.cc`, so in every release with a tag from 2.18.1 to 2.30.7; `ncclGroupEndInternal` in
-//! `src/group.cc` for [`ncclSimInfo_t`]). So the newest struct would do for an older library, as long as what is newer stays
-//! undefined. Of 2.31 and 2.32 that source has no tag, so nothing rests on it: `fitting` makes what the library's own header
-//! makes. New fields were only added at the end, some of them in a gap that a compiler had left there: the struct of 2.26 is no
-//! larger than that of 2.25.
+//! A struct of options begins with its size and with the version of its header. NCCL reads min(size, its own size) bytes,
+//! and replaces fields that a smaller version does not have
+//! (`parseCommConfig` in its `src/init.cc`, in every release with a tag from 2.18.1 to 2.30.7; `ncclGroupEndInternal` in
+//! `src/group.cc` for [`ncclSimInfo_t`]). So an older library accepts the newest struct, as long as newer fields stay
+//! undefined. The source of 2.31 and 2.32 has no tag, so this crate does not rely on that: `fitting` makes the same
+//! struct as the library's own header. New fields were only added at the end, some of them in padding: the struct of
+//! 2.26 is no larger than that of 2.25.
 
 use std::mem::offset_of;
 use std::os::raw::{c_char, c_int, c_uint};
@@ -18,16 +18,16 @@ use crate::{
     cudaEvent_t, ncclConfigExt_t, ncclEncryptionMode_t,
 };
 
-/// Bytes of a struct in the header of this version: up to the first field that it does not have, and what alignment adds.
+/// Bytes of a struct in the header of this version: up to the first field that it does not have, rounded up by alignment.
 fn known_bytes<T>(fields: &[Field], version: Version) -> usize {
     let newer = fields.iter().find(|field| !field.presence.is_in(version));
     newer.map_or(size_of::<T>(), |field| field.offset.next_multiple_of(align_of::<T>()))
 }
 
 structs! {
-    /// What ranks need to find each other: made by one, told to all by other means.
+    /// The id by which ranks find each other. One rank makes it; the program sends it to the others.
     ncclUniqueId {
-        /// Known to NCCL only.
+        /// Private to NCCL.
         internal: [c_char; NCCL_UNIQUE_ID_BYTES];
     }
 
@@ -43,9 +43,9 @@ structs! {
         blocking: c_int = NCCL_CONFIG_UNDEF_INT;
         /// Blocks in a cluster of a GPU.
         cgaClusterSize: c_int = NCCL_CONFIG_UNDEF_INT;
-        /// At least so many blocks for a collective.
+        /// The least number of blocks for a collective.
         minCTAs: c_int = NCCL_CONFIG_UNDEF_INT;
-        /// At most so many.
+        /// The largest number of blocks.
         maxCTAs: c_int = NCCL_CONFIG_UNDEF_INT;
         /// The network to use.
         netName: *const c_char = null();
@@ -65,7 +65,7 @@ structs! {
         nvlsCTAs: c_int = NCCL_CONFIG_UNDEF_INT, since(2, 27, 3);
         /// Channels between two ranks over the network.
         nChannelsPerNetPeer: c_int = NCCL_CONFIG_UNDEF_INT, since(2, 28, 3);
-        /// 1 if schedules are centred on NVLink.
+        /// 1 if schedules are centered on NVLink.
         nvlinkCentricSched: c_int = NCCL_CONFIG_UNDEF_INT, since(2, 28, 3);
         /// 0 if it is used in no CUDA graph, 1 if in one, 2 if in several or also outside of them.
         graphUsageMode: c_int = NCCL_CONFIG_UNDEF_INT, since(2, 29, 2);
@@ -73,7 +73,7 @@ structs! {
         numRmaCtx: c_int = NCCL_CONFIG_UNDEF_INT, since(2, 29, 2);
         /// Peers that a rank sends to and receives from at one time, at most.
         maxP2pPeers: c_int = NCCL_CONFIG_UNDEF_INT, since(2, 30, 3);
-        /// 1 if kernels that a CUDA graph captures are put in order.
+        /// 1 if kernels that a CUDA graph captures are ordered.
         graphStreamOrdering: c_int = NCCL_CONFIG_UNDEF_INT, since(2, 30, 7);
         /// As the variable `NCCL_LAUNCH_ORDER_IMPLICIT`, for this communicator.
         launchOrderImplicit: c_int = NCCL_CONFIG_UNDEF_INT, since(2, 31, 2);
@@ -97,9 +97,9 @@ structs! {
         version: c_uint = Version::NEWEST.code();
         /// Options of vendors.
         ext: *mut ncclConfigExt_t = null_mut();
-        /// At least so many blocks.
+        /// The least number of blocks.
         minCTAs: c_int = NCCL_CONFIG_UNDEF_INT;
-        /// At most so many.
+        /// The largest number of blocks.
         maxCTAs: c_int = NCCL_CONFIG_UNDEF_INT;
         /// Blocks for NVLink SHARP.
         nvlsCTAs: c_int = NCCL_CONFIG_UNDEF_INT;
@@ -107,17 +107,17 @@ structs! {
         cgaClusterSize: c_int = NCCL_CONFIG_UNDEF_INT;
         /// The algorithms to choose from.
         algSelection: *const c_char = null();
-        /// 1 if it is an error that none of them can be used.
+        /// 1 if the collective fails when none of them can be used.
         forceAlgSelection: c_int = 1;
         /// One of `NCCL_CTA_POLICY_*`.
         CTAPolicy: c_int = NCCL_CONFIG_UNDEF_INT;
-        /// Given to profilers as it is.
+        /// Passed to profilers unchanged.
         userProfilerTag: u64 = 0;
         /// Recorded when the collective's kernel has been launched.
         launchCompletionEvent: cudaEvent_t = null_mut(), since(2, 32, 3);
     }
 
-    /// What `ncclGroupSimulateEnd` tells.
+    /// The result of `ncclGroupSimulateEnd`.
     ncclSimInfo_t since(2, 22, 3) {
         /// Bytes of this struct.
         size: usize = size_of::<Self>();
@@ -125,23 +125,23 @@ structs! {
         magic: c_uint = 0x7468_5283;
         /// The version of the header.
         version: c_uint = Version::NEWEST.code();
-        /// How long the group would take.
+        /// The estimated time of the group.
         estimatedTime: f32 = NCCL_UNDEF_FLOAT;
     }
 
-    /// Which signals `ncclWaitSignal` waits for.
+    /// The signals that `ncclWaitSignal` waits for.
     ncclWaitSignalDesc_t since(2, 29, 2) {
-        /// How many.
+        /// The number of signals.
         opCnt: c_int;
-        /// From which rank.
+        /// The rank that sends them.
         peer: c_int;
-        /// At which index.
+        /// The index of the signal.
         sigIdx: c_int;
-        /// In which context.
+        /// The context.
         ctx: c_int;
     }
 
-    /// How NCCL's sockets are encrypted.
+    /// The encryption of NCCL's sockets.
     ncclEncryptionConfig_t since(2, 32, 3) {
         /// Bytes of this struct.
         size: usize = size_of::<Self>();
@@ -160,7 +160,7 @@ structs! {
 mod tests {
     use super::*;
 
-    /// What `sizeof(ncclConfig_t)` is in the headers of NCCL, as a C compiler for x86-64 says.
+    /// `sizeof(ncclConfig_t)` in the headers of NCCL, from a C compiler for x86-64.
     #[cfg(target_pointer_width = "64")]
     #[test]
     fn a_config_has_the_size_and_version_of_the_library_that_reads_it() {
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(config.magic, 0xcafe_beef);
     }
 
-    /// Also what lies in the gap behind the last field that an older library has.
+    /// Also the fields in the padding behind the last field that an older library has.
     #[test]
     fn everything_is_left_to_nccl() {
         let config = ncclConfig_t::fitting(Version::OLDEST);

@@ -2,30 +2,30 @@
 
 use std::fmt;
 
-/// A version of NCCL, as `ncclGetVersion` codes it.
+/// A version of NCCL, in the encoding of `ncclGetVersion`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(u32);
 
 impl Version {
-    /// The oldest that is loaded: the first with `ncclCommSplit`.
+    /// The oldest version that is loaded: the first with `ncclCommSplit`.
     pub const OLDEST: Self = Self::new(2, 18, 0);
 
-    /// The newest whose declarations are known here. Newer ones are loaded; what they add is not known.
+    /// The newest version whose declarations this crate has. Newer versions are loaded, without their additions.
     pub const NEWEST: Self = Self::new(2, 32, 3);
 
-    /// The version `major.minor.patch`, coded as since 2.9.
+    /// The version `major.minor.patch`, in the encoding since 2.9.
     #[must_use]
     pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
         Self(major * 10_000 + minor * 100 + patch)
     }
 
-    /// The version that has this code.
+    /// The version with this code.
     #[must_use]
     pub const fn from_code(code: u32) -> Self {
         Self(code)
     }
 
-    /// What `NCCL_VERSION_CODE` is in the header of this version.
+    /// `NCCL_VERSION_CODE` in the header of this version.
     #[must_use]
     pub const fn code(self) -> u32 {
         self.0

@@ -7,19 +7,19 @@ use crate::call::Call;
 use crate::work::{Copies, Exchange, Source, anew};
 use crate::{Error, Group, Op, Pending, Tag};
 
-/// # The collective that deals elements out
+/// # The collective that distributes elements from all members to all members
 ///
-/// **Collective**, as those that move elements.
+/// **Collective**, as the collectives that move elements.
 impl Group {
-    /// Member `i` gets the part that each member cut for it, in member order.
+    /// Member `i` gets the `i`-th part of each member's elements, in member order.
     ///
     /// `values`: `[sum of send_counts]`; output `[sum of receive_counts]`. `send_counts[i]` elements go to member
-    /// `i`, `receive_counts[i]` come from it; they may differ, but what one sends is what the other expects, or
-    /// all get [`Error::CollectiveMismatch`].
+    /// `i`, `receive_counts[i]` come from it. The two may differ, but the number that one member sends to another must be
+    /// the number that the other expects; otherwise all members get [`Error::CollectiveMismatch`].
     ///
     /// # Errors
-    /// [`Error::BadCount`] if there is not one count for each member, they do not add up to the elements, or the member
-    /// does not expect from itself what it sends.
+    /// [`Error::BadCount`] if there is not one count for each member, the send counts do not add up to the elements, or the
+    /// two counts of this member for itself differ.
     pub fn all_to_all<T: Element>(
         &self,
         tag: Tag,
@@ -88,10 +88,10 @@ impl Group {
             ));
         }
         if send[index] != receive[index] {
-            let expected = format!("{}: what it sends to itself", send[index]);
+            let expected = format!("{}, as it sends to itself", send[index]);
             return Err(self.bad_count(
                 op,
-                "what it expects from itself",
+                "the part that it expects from itself",
                 receive[index],
                 expected,
             ));

@@ -6,21 +6,23 @@ use super::dealing::Splits;
 use crate::work::{Exchange, Source};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
-/// What a member lends to a call: both buffers come back when it is complete. They are lost where it is refused or fails.
+/// The buffers that a member lends to a call. Both come back when the call is complete, and are lost if it is refused or
+/// fails.
 ///
-/// A large output that is made for a call costs more than the call: each of its pages is touched for the first time.
+/// To allocate a large output for a call costs more than the call itself, since each of its pages is touched for the
+/// first time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lent<T> {
-    /// What is read. It comes back as it was.
+    /// The input. It comes back unchanged.
     pub source: Vec<T>,
-    /// What is filled; what was in it is not read.
+    /// The output. Its old elements are not read.
     pub target: Vec<T>,
 }
 
 /// # Collectives with buffers that are lent
 ///
-/// These do what those without `_into` do, and make no buffer for it. Which of the two a member calls is a matter of
-/// this member alone. To call them again and again, lend what came back:
+/// These do the same as the collectives without `_into`, but allocate no buffer. Some members may call one form and
+/// others the other. To call them repeatedly, lend the buffers that came back:
 ///
 /// ```
 /// use hsdp_comm::{Channel, Lent, Reduction, Tag, world};
@@ -36,7 +38,7 @@ pub struct Lent<T> {
 /// });
 /// ```
 ///
-/// All are **collective**, as those. [`broadcast`](Self::broadcast) and [`all_reduce`](Self::all_reduce) work in the
+/// All are **collective**. [`broadcast`](Self::broadcast) and [`all_reduce`](Self::all_reduce) work in the
 /// caller's buffer anyway, and the collectives that pass vectors on copy nothing.
 impl Group {
     /// As [`all_gather`](Self::all_gather).
@@ -44,7 +46,7 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]`.
     ///
     /// # Errors
-    /// As `all_gather`, and [`Error::BadCount`] if the target has not room for all.
+    /// As `all_gather`, and [`Error::BadCount`] if the target has another length.
     pub fn all_gather_into<T: Element>(
         &self,
         tag: Tag,
@@ -60,7 +62,7 @@ impl Group {
     /// `source`: `[size * n]`; `target`: `[n]`.
     ///
     /// # Errors
-    /// As `reduce_scatter`, and [`Error::BadCount`] if the target is not as long as this member's part.
+    /// As `reduce_scatter`, and [`Error::BadCount`] if the target has another length.
     pub fn reduce_scatter_into<T: Element>(
         &self,
         tag: Tag,
@@ -72,8 +74,8 @@ impl Group {
         self.issue_reduce_scatter(tag, reduction, lent.into())
     }
 
-    /// As [`reduce`](Self::reduce), and everybody gets its buffer back: the root's has the result, those of the others
-    /// are as they were.
+    /// As [`reduce`](Self::reduce), but every member gets its buffer back: the root's holds the result, the others are
+    /// unchanged.
     ///
     /// `values`: `[n]`; output `[n]`, in the same buffer.
     ///
@@ -94,7 +96,7 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]` on the root, empty on the others.
     ///
     /// # Errors
-    /// As `gather`, and [`Error::BadCount`] if the root's target has not room for all, or another member has one.
+    /// As `gather`, and [`Error::BadCount`] if the target has another length.
     pub fn gather_into<T: Element>(
         &self,
         tag: Tag,
@@ -131,7 +133,7 @@ impl Group {
     /// `source`: `[sum of send_counts]`; `target`: `[sum of receive_counts]`.
     ///
     /// # Errors
-    /// As `all_to_all`, and [`Error::BadCount`] if the target has not room for what is expected.
+    /// As `all_to_all`, and [`Error::BadCount`] if the target has another length.
     pub fn all_to_all_into<T: Element>(
         &self,
         tag: Tag,

@@ -13,16 +13,17 @@ use crate::{Error, Group, Op, Pending, Tag};
 /// All are **collective**: every member makes the same call, in the same place of the group's sequence, with
 /// the same tag, dtype and counts. All return at once; a root is an index in the group.
 ///
-/// Every call refuses, before anything is issued, what it can see to be wrong by itself
-/// ([`Error::BadCount`], [`Error::BadMember`], [`Error::Reentrant`], [`Error::Absent`]) or has no room for
-/// ([`Error::OutOfMemory`]), and passes on the error of a step or world that has ended. What only all members together can see comes out of [`Pending::wait`].
+/// Before anything is issued, every call refuses arguments that are wrong on this member alone
+/// ([`Error::BadCount`], [`Error::BadMember`]), calls that are not allowed ([`Error::Reentrant`], [`Error::Absent`]), and
+/// calls without memory for the output ([`Error::OutOfMemory`]). It returns the error of a step or world that has ended.
+/// [`Pending::wait`] returns the errors that only all members together can detect.
 impl Group {
-    /// Everybody gets everybody's elements, in member order.
+    /// Every member gets the elements of all members, in member order.
     ///
     /// `values`: `[n]`; output `[size * n]`.
     ///
     /// # Errors
-    /// As said above.
+    /// The errors listed above.
     pub fn all_gather<T: Element>(
         &self,
         tag: Tag,
@@ -45,10 +46,9 @@ impl Group {
         self.issue(call, exchange, work, |mine| (received, mine.imagined(repeat)))
     }
 
-    /// Everybody gets the root's elements.
+    /// Every member gets the root's elements.
     ///
-    /// `values`: `[n]` on all members, who give their buffer and get it back filled; only the root's elements are
-    /// read.
+    /// `values`: `[n]` on all members. The output is the same buffer, filled; only the root's elements are read.
     ///
     /// # Errors
     /// [`Error::BadMember`] if there is no member `root`.
@@ -74,7 +74,7 @@ impl Group {
         self.issue(call, deposit, work, |mine| (received, mine))
     }
 
-    /// The root gets everybody's elements, in member order; the others get `None`.
+    /// The root gets the elements of all members, in member order; the others get `None`.
     ///
     /// `values`: `[n]`; output `[size * n]`.
     ///
@@ -112,8 +112,8 @@ impl Group {
     /// `values`: `[size * count]` on the root, `None` on the others; output `[count]`.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `root`; [`Error::BadCount`] if the root has no values or not as many
-    /// as all members together expect, or another member has values.
+    /// [`Error::BadMember`] if there is no member `root`; [`Error::BadCount`] if the root does not pass `size * count`
+    /// elements, or another member passes elements.
     pub fn scatter<T: Element>(
         &self,
         tag: Tag,

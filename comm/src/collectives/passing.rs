@@ -10,14 +10,14 @@ use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that pass vectors on
 ///
-/// Ranks of one process hand their vectors over; nothing is copied. permute and barrier are **collective**, as
-/// those that move elements. A transfer concerns its two members alone: the transfers from one to another are a
-/// sequence of their own, in which the n-th [`send`](Self::send) meets the n-th [`recv`](Self::recv).
+/// Between ranks that share memory, the vector itself changes its owner, and nothing is copied. permute and barrier are
+/// **collective**, as the collectives that move elements. A transfer involves only its two members: the transfers from one
+/// member to another are a sequence of their own, in which the n-th [`send`](Self::send) meets the n-th [`recv`](Self::recv).
 impl Group {
-    /// Hands this member's elements to member `destination`, or to nobody; gets what another handed to it, or
-    /// zeros.
+    /// Sends this member's elements to member `destination`, or to no member. Gets the elements of the member that sends to
+    /// this one, or zeros if there is none.
     ///
-    /// `values`: `[n]`; output `[n]`. Two members with one destination are a mismatch, on all members.
+    /// `values`: `[n]`; output `[n]`. Two members with the same destination are a mismatch, on all members.
     ///
     /// # Errors
     /// [`Error::BadMember`] if there is no member `destination`.
@@ -43,8 +43,8 @@ impl Group {
         })
     }
 
-    /// Gives elements to member `to`, who calls [`recv`](Self::recv). Complete when that is issued: the elements are
-    /// its own then, whether or not it has waited for them.
+    /// Sends elements to member `to`, which calls [`recv`](Self::recv). Complete when that call is issued: the receiver
+    /// owns the elements then, whether or not it has waited for them.
     ///
     /// `values`: `[n]`. A member may send to itself.
     ///
@@ -63,9 +63,9 @@ impl Group {
             .map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, sent::<T>)))
     }
 
-    /// Takes the elements that member `from` gives with [`send`](Self::send).
+    /// Receives the elements that member `from` sends with [`send`](Self::send).
     ///
-    /// Output `[count]`; the sender brings as many.
+    /// Output `[count]`; the sender must send as many.
     ///
     /// # Errors
     /// [`Error::BadMember`] if there is no member `from`.
@@ -88,7 +88,7 @@ impl Group {
         ))
     }
 
-    /// Completes when every member has issued it. To wait for the others, wait for it.
+    /// Completes when every member has issued it. To wait for the others, call [`Pending::wait`].
     ///
     /// # Errors
     /// As the collectives that move elements.
@@ -115,7 +115,7 @@ pub(crate) fn sources_of(destinations: &[Option<usize>]) -> Result<Vec<Option<us
         let Some(to) = *destination else { continue };
         if let Some(other) = sources[to].replace(from) {
             return Err(format!(
-                "members {other} and {from} both hand their elements to member {to}"
+                "members {other} and {from} both send their elements to member {to}"
             ));
         }
     }

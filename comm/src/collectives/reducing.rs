@@ -12,17 +12,17 @@ use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements
 ///
-/// All are **collective**, as those that move elements. Elements are combined in member order: f32, f64 and
+/// All are **collective**, as the collectives that move elements. Elements are combined in member order: f32, f64 and
 /// integers in their own type (integers wrap around), f16 and bf16 in f32 with one rounding at the end. The
-/// result does not depend on timing, and where several members get it, they get the same bits.
+/// result does not depend on timing, and all members that get it get the same bits.
 impl Group {
-    /// Member `i` gets the reduction of everybody's `i`-th part.
+    /// Member `i` gets the reduction of the `i`-th parts of all members.
     ///
     /// `values`: `[size * n]`; output `[n]`.
     ///
     /// # Errors
-    /// [`Error::BadCount`] if the members cannot share `values` evenly, [`Error::BadDType`] for an average of
-    /// integers.
+    /// [`Error::BadCount`] if the length of `values` is not a multiple of the group's size, [`Error::BadDType`] for an
+    /// average of integers.
     pub fn reduce_scatter<T: Element>(
         &self,
         tag: Tag,
@@ -70,7 +70,7 @@ impl Group {
         Err(self.bad_count(Op::ReduceScatter, "the input", len, expected))
     }
 
-    /// Everybody gets the reduction of everybody's elements.
+    /// Every member gets the reduction of the elements of all members.
     ///
     /// `values`: `[n]`; output `[n]`, in the same buffer.
     ///
@@ -94,7 +94,7 @@ impl Group {
         })
     }
 
-    /// The root gets the reduction of everybody's elements; the others get `None`.
+    /// The root gets the reduction of the elements of all members; the others get `None`.
     ///
     /// `values`: `[n]`; output `[n]`, in the root's buffer. `root` is an index in the group.
     ///

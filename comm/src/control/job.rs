@@ -12,63 +12,64 @@ use super::transport::ControlTransport;
 use crate::launch::run_one;
 use crate::{Error, RankFailure, World, WorldOptions};
 
-/// This process's place in a job that `hsdp launch` or torchrun has started. Worlds are made of it, one after the other or several at
-/// once. When it and all its worlds are gone, the process says goodbye to the others.
+/// This process's place in a job that `hsdp launch` or torchrun has started. Makes worlds, one after the other or several at
+/// once. When all handles of the job and all its worlds are dropped, the process leaves the job and tells the others.
 ///
-/// Letters go by the control plane, through the process of rank 0: a hundred microseconds and more each, and some hundred megabytes
-/// a second for all ranks together. That is enough for what ranks agree on, and for descriptors; tensors belong on devices, where NCCL
-/// carries them ([`World::connect_nccl`]), or into a job of MPI.
+/// Messages go over the control plane, through the process of rank 0. Each takes a hundred microseconds or more, and all
+/// ranks together get some hundred megabytes a second. That is enough for agreements and descriptors. Large tensors
+/// belong on devices, where NCCL carries them ([`World::connect_nccl`]), or into a job of MPI.
 #[derive(Clone)]
 pub struct Job {
     member: Arc<Member>,
 }
 
 impl Job {
-    /// Joins the others, as the environment says: [`Bootstrap::from_env`]. Rank 0 runs the coordinator.
+    /// Joins the job that the environment describes ([`Bootstrap::from_env`]). Rank 0 runs the coordinator.
     ///
-    /// **Collective**: all processes of the job do so, within the deadline.
+    /// **Collective**: all processes of the job call it, within the deadline.
     ///
     /// # Errors
-    /// [`ControlError::Incomplete`] if not all come; [`ControlError::Environment`] and others, as `Bootstrap` says.
+    /// [`ControlError::Incomplete`] if a process does not join in time; the errors of [`Bootstrap::from_env`] and
+    /// [`Bootstrap::join`].
     pub fn from_env(deadline: Duration) -> Result<Self, ControlError> {
         let deadlines = Deadlines { rendezvous: deadline, ..Deadlines::default() };
         Bootstrap::from_env()?.deadlines(deadlines).join().map(|joined| Self::of(joined, deadline))
     }
 
-    /// The same of processes that have joined already. At the end they wait for each other for the deadline at the most.
+    /// The job of a process that has joined already. At the end the processes wait for each other, for at most `deadline`.
     #[must_use]
     pub fn of(joined: Joined, deadline: Duration) -> Self {
         Self { member: Arc::new(Member::new(joined, deadline)) }
     }
 
-    /// Which process this is.
+    /// The number of this process.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.member.rank()
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.member.size()
     }
 
-    /// A world of the first `size` processes, each a rank; `None` on those that are not among them.
+    /// Makes a world of the first `size` processes, each of them a rank; `None` on the other processes.
     ///
-    /// **Collective**: all processes of the job, also those that are not among them, make the same worlds in the same order. The
-    /// first `size` wait for each other, and compare versions, programs and options.
+    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in the same order. The
+    /// first `size` processes wait for each other, and compare versions, programs and options.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all ranks, [`Error::Incomplete`] if some do not come within the deadline of the options,
-    /// [`Error::BadRank`] if the job has fewer processes.
+    /// [`Error::ConfigMismatch`] on all ranks if these differ, [`Error::Incomplete`] if a rank does not join within the
+    /// deadline of the options, [`Error::BadRank`] if the job has fewer processes.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
         let transport = Box::new(ControlTransport::new(Arc::clone(&self.member)));
         World::of_first(size, (self.rank(), self.size()), options, transport)
     }
 
-    /// Runs a rank of a [world](Self::world) of the first `size` processes on this thread, as [`launch`](crate::launch) runs each of
-    /// its own: a panic ends the world for the others, and if the world ended early, the rank leaves its flight record. What the
-    /// rank returned; `None` on processes that are not among the first.
+    /// Makes a [world](Self::world) of the first `size` processes and runs this process's rank on this thread, as
+    /// [`launch`](crate::launch) runs its ranks: a panic ends the world for the others, and if the world ended early,
+    /// the rank writes its flight record. Returns the outcome of the rank; `None` on the other processes.
     ///
     /// **Collective**, as `world`.
     ///

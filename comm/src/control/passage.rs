@@ -36,7 +36,7 @@ impl<'a> Piece<'a> {
         let end = offset.checked_add(part.len() as u64);
         if end.is_none_or(|end| end > bytes) || part.is_empty() != (bytes == 0) {
             return Err(format!(
-                "a piece of {} bytes from {offset} on of a letter of {bytes}",
+                "a piece of {} bytes at offset {offset} of a message of {bytes} bytes",
                 part.len()
             ));
         }
@@ -144,7 +144,7 @@ impl Passage {
     pub(super) fn take(&mut self, piece: &Piece<'_>) -> Result<Option<Came>, String> {
         if piece.taken.wrapping_sub(self.taken) > self.sent.wrapping_sub(self.taken) {
             let (taken, sent) = (piece.taken, self.sent);
-            return Err(format!("{taken} pieces were taken, of {sent} that were sent"));
+            return Err(format!("it acknowledges {taken} pieces, but {sent} were sent"));
         }
         self.taken = piece.taken;
         if piece.bytes == 0 {
@@ -156,7 +156,7 @@ impl Passage {
         let coming = self.coming.get_or_insert_with(begun);
         if (coming.world, coming.bytes, coming.came.len() as u64) != (world, bytes, offset) {
             return Err(format!(
-                "a piece from byte {offset} on of a letter of {bytes}, of world {world}, when {} of {} have come, of world {}",
+                "a piece at offset {offset} of a message of {bytes} bytes in world {world}, but the next expected byte is {} of {} in world {}",
                 coming.came.len(),
                 coming.bytes,
                 coming.world

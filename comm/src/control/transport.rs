@@ -32,7 +32,7 @@ impl ControlTransport {
     fn laid_down(&self, from: Rank, letter: &[u8]) -> Result<Buffer, TransportError> {
         let no_memory = || TransportError {
             peer: Some(from),
-            problem: format!("no memory for a letter of {} bytes", letter.len()),
+            problem: format!("no memory for a message of {} bytes", letter.len()),
         };
         let mut buffer = self.shelf.take(letter.len()).ok_or_else(no_memory)?;
         let (whole, rest) = buffer.bytes_mut().split_at_mut(letter.len());

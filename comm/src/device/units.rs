@@ -16,45 +16,46 @@ use crate::remote::Travels;
 use crate::work::{Deposits, Work, anew};
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
-/// Where a member's part of a reduction goes.
+/// The buffer for a member's part of a reduction, on a device.
 #[derive(Debug)]
 pub struct DeviceAccumulator {
     /// `[layout.trainable().shard_len]`, f32.
     pub partial: DeviceBuffer,
-    /// Whether the sum replaces the partial or is added to it; a matter of this member alone.
+    /// Whether the sum replaces the partial or is added to it. Members may differ in it.
     pub fold: Fold,
-    /// Where is noted what is not finite: of what this member contributes, as indices of the unit's trainable region, and of its
+    /// Notes of non-finite elements: of this member's contribution, as indices in the unit's trainable region, and of its
     /// partial. Its rounds are microbatches.
     pub noted: Noted,
 }
 
-/// A member's part of a reduction.
+/// A member's part of a reduction, on a device.
 #[derive(Debug)]
 pub struct DeviceReduced {
-    /// The accumulator's, with the sum in it.
+    /// The accumulator's partial, with the sum in it.
     pub partial: DeviceBuffer,
-    /// The accumulator's.
+    /// The accumulator's notes.
     pub noted: Noted,
 }
 
 /// # Calls on whole units, on a device
 ///
-/// As [those on the host](Self::gather_unit): **collective**, in the order of the group's channel, with the same checks, the same bits and
-/// the same bytes in the ledger; there is no call for one copy that all ranks share. An output of [`Pending::wait`] can be used at
-/// once by what is issued on a stream, which waits for what is on its way. Nothing waits on the host.
+/// As [the calls on the host](Self::gather_unit): **collective**, in the order of the group's channel, with the same
+/// checks, the same bits and the same bytes in the ledger (NCCL sums in the wire dtype and in its own order). There is
+/// no call for one copy that all ranks share. The output of [`Pending::wait`] can be used at once by work on a stream,
+/// which waits for the operation. The host does not wait.
 ///
-/// Every call refuses [`Error::Device`] of its own rank; what a device refuses of another rank's part comes out of
-/// [`Pending::wait`], on all members alike. Where ranks are processes, it ends the world, and a group that is not connected by NCCL
-/// is refused ([`Error::Apart`]).
+/// Every call returns [`Error::Device`] of its own rank. An error of a device in the parts of the operation comes out of
+/// [`Pending::wait`], the same on all members. Where ranks are processes, such an error ends the world, and a group that
+/// is not connected by NCCL is refused ([`Error::Apart`]).
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's buffer.
     ///
-    /// `shard`: `[layout.shard_len()]`, in the dtype of `full`. `full`: `[layout.full_len()]`, the unit's flat index space; the output,
-    /// filled.
+    /// `shard`: `[layout.shard_len()]`, in the dtype of `full`. `full`: `[layout.full_len()]`, the unit's flat index
+    /// space. The output is `full`, filled.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if the shard or `full` does
-    /// not fit it; [`Error::BadDType`] if they differ in dtype; [`Error::Device`].
+    /// [`Error::BadLayout`] if the layout does not have one shard for each member; [`Error::BadCount`] if the shard or `full`
+    /// does not fit the layout; [`Error::BadDType`] if they differ in dtype; [`Error::Device`].
     pub fn gather_unit_on_device(
         &self,
         tag: Tag,
@@ -81,11 +82,12 @@ impl Group {
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
     /// `round_to_wire(gradient / pre)`, divided by `post`, for the elements of its trainable shard.
     ///
-    /// Gradients that lie on the host are copied. Its padding is zero, or stays.
+    /// Gradients on the host are copied to the device. The padding of the partial is set to zero when the sum replaces the
+    /// partial, and stays as it is otherwise.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the layout has not one shard for each member; [`Error::BadCount`] if a gradient or the
-    /// partial does not fit it; [`Error::BadDType`] if the partial is not f32; [`Error::Device`].
+    /// [`Error::BadLayout`] if the layout does not have one shard for each member; [`Error::BadCount`] if a gradient or the
+    /// partial does not fit the layout; [`Error::BadDType`] if the partial is not f32; [`Error::Device`].
     pub fn reduce_unit_on_device(
         &self,
         tag: Tag,
@@ -113,7 +115,7 @@ impl Group {
         self.issue_on_device(call, deposit, work, |mine| (received, imagined(mine)))
     }
 
-    /// Sums f32 elements over the members: everybody gets the sum in member order of
+    /// Sums f32 elements over the members: every member gets the sum in member order of
     /// `round_to_wire(element / pre)`, divided by `post`; the same bits on all members.
     ///
     /// `values`: `[n]`, f32; output `[n]`, in the same buffer.

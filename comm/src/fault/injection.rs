@@ -100,7 +100,8 @@ impl Seat {
                 gradients.into_iter().for_each(|gradients| poisoned::poison(gradients, value));
             }
             _ if site.ranks.len() == 1 => {
-                let problem = format!("an injected fault ({kind}) that a group of one cannot see");
+                let problem =
+                    format!("an injected fault ({kind}) that a group of one cannot detect");
                 return Err(self.injected(call, &problem));
             }
             FaultKind::SkippedCall => *manner = Manner::Skipped,

@@ -8,7 +8,7 @@ use hsdp_sharding::{Rank, UnitId};
 use super::{Fault, FaultKind, FaultPlace};
 use crate::{Error, Stage};
 
-/// Reads a fault as it is displayed.
+/// Reads a fault in its displayed form.
 ///
 /// ```
 /// use hsdp_comm::Fault;
@@ -26,13 +26,14 @@ impl FromStr for Fault {
         let (place, kind) = text.rsplit_once(": ").ok_or_else(|| bad("there is no `: KIND`"))?;
         let mut words = place.split(", ");
         let mut numbered = |what: &str| words.next().and_then(|word| number(word, what));
-        let rank = numbered("rank").ok_or_else(|| bad("it begins with `rank N`"))?;
-        let step = numbered("step").ok_or_else(|| bad("`step N` follows the rank"))?;
+        let rank = numbered("rank").ok_or_else(|| bad("it must begin with `rank N`"))?;
+        let step = numbered("step").ok_or_else(|| bad("`step N` must follow the rank"))?;
         let rest: Vec<&str> = words.collect();
-        let place = place_of(&rest)
-            .ok_or_else(|| bad("the place is `unit N`, `unit N, STAGE`, `STAGE` or `call N`"))?;
+        let place = place_of(&rest).ok_or_else(|| {
+            bad("the place must be `unit N`, `unit N, STAGE`, `STAGE` or `call N`")
+        })?;
         let kind = kind_of(kind).ok_or_else(|| bad(&kinds()))?;
-        let rank = usize::try_from(rank).map_err(|_| bad("there are not so many ranks"))?;
+        let rank = usize::try_from(rank).map_err(|_| bad("the rank is too large"))?;
         Ok(Self { rank: Rank::new(rank), step, place, kind })
     }
 }
@@ -68,7 +69,7 @@ fn kind_of(text: &str) -> Option<FaultKind> {
 /// What kinds there are, in words.
 fn kinds() -> String {
     let names: Vec<String> = FaultKind::PLAIN.iter().map(ToString::to_string).collect();
-    format!("the kind is one of {}, `delay of 300ms`, `a gradient of NaN`", names.join(", "))
+    format!("the kind must be one of {}, `delay of 300ms`, `a gradient of NaN`", names.join(", "))
 }
 
 /// `300ms`, `1.5s`: a number and its unit, as durations are shown.
@@ -115,12 +116,12 @@ mod tests {
     fn what_is_no_fault_is_refused_with_what_is_missing() {
         let refused = [
             ("panic", "there is no `: KIND`"),
-            ("step 3: panic", "it begins with `rank N`"),
-            ("rank 1, call 3: panic", "`step N` follows the rank"),
-            ("rank 1, step 2: panic", "the place is"),
-            ("rank 1, step 2, unit x: panic", "the place is"),
-            ("rank 1, step 2, unit 0: explode", "the kind is one of panic, error"),
-            ("rank 1, step 2, unit 0: delay of 3 parsecs", "the kind is one of"),
+            ("step 3: panic", "it must begin with `rank N`"),
+            ("rank 1, call 3: panic", "`step N` must follow the rank"),
+            ("rank 1, step 2: panic", "the place must be"),
+            ("rank 1, step 2, unit x: panic", "the place must be"),
+            ("rank 1, step 2, unit 0: explode", "the kind must be one of panic, error"),
+            ("rank 1, step 2, unit 0: delay of 3 parsecs", "the kind must be one of"),
         ];
         for (text, problem) in refused {
             let message = text.parse::<Fault>().expect_err("it is none").to_string();

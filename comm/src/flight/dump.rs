@@ -15,12 +15,13 @@ use crate::seat::Seat;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 impl FlightRecord {
-    /// Writes the record as `rank-<n>.json` into a folder, which is made if it is not there; where it is now.
+    /// Writes the record as `rank-<n>.json` into a folder, and returns the path of the file. The folder is made if it
+    /// does not exist.
     ///
-    /// The file gets its name when it is complete, and replaces one of an earlier world.
+    /// The file gets its name when it is complete, and replaces a file of an earlier world.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system, if the folder or the file cannot be written.
     pub fn write_to(&self, folder: &Path) -> io::Result<PathBuf> {
         fs::create_dir_all(folder)?;
         let path = folder.join(format!("rank-{}.json", self.rank));
@@ -36,7 +37,7 @@ impl FlightRecord {
     /// Reads a record from a file.
     ///
     /// # Errors
-    /// [`FlightError::Io`], or as [`from_json`](Self::from_json).
+    /// [`FlightError::Io`] if the file cannot be read; the errors of [`from_json`](Self::from_json).
     pub fn read_from(path: &Path) -> Result<Self, FlightError> {
         let failed = |source| FlightError::Io { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
@@ -81,7 +82,7 @@ impl Dump {
         match record.write_to(folder) {
             Ok(path) => tracing::info!(rank, path = %path.display(), "flight record written"),
             Err(error) => {
-                tracing::warn!(rank, folder = %folder.display(), %error, "no flight record: it could not be written");
+                tracing::warn!(rank, folder = %folder.display(), %error, "the flight record could not be written");
             }
         }
     }

@@ -14,37 +14,37 @@ use hsdp_sharding::Rank;
 use self::operations::Operations;
 use super::{FlightEntry, FlightRecord, FlightState};
 
-/// What the records of a world's ranks say together. Displayed in a few lines:
+/// The result of comparing the records of a world's ranks. Displayed in a few lines:
 ///
 /// ```text
-/// step 7, microbatch 0: ranks 0, 2, 3 wait in reduce_scatter of unit 3 (sequence 41); rank 1 has not issued it: its last \
-/// operation was all_gather of unit 2 (sequence 40), 3.2 s ago
+/// step 7, microbatch 0: ranks 0, 2, 3 wait in reduce_scatter of unit 3 (sequence 41), for 3.0 s; rank 1 has not issued it: \
+/// its last operation was all_gather of unit 2 (sequence 40), 3.2 s ago
 /// the world ended: world aborted: rank 1, step 7, last in all_gather ...: deadline of 3s missed in ...
-/// slowest: rank 1 issued all_gather of unit 2 (sequence 40) 12 ms after the others, in step 7, microbatch 0; it was the \
-/// last in 30 of 40 operations
+/// slowest: step 7, microbatch 0: rank 1 issued all_gather of unit 2 (sequence 40) 12 ms after the others; \
+/// it was most often the last to issue, in 30 of 40
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Explanation {
     /// Ranks in the world; 0 if there was no record.
     pub size: usize,
-    /// Operations, of groups of more than one rank, that were compared on all members.
+    /// Operations of groups of more than one rank that were compared on all members.
     pub compared: usize,
-    /// Operations of which a member's record, or its entry, is lost.
+    /// Operations for which a member's record, or its entry, is lost.
     pub partly_known: usize,
     /// The first operation at which ranks differ or are stuck.
     pub finding: Finding,
     /// The largest lateness at the issue of an operation.
     pub lateness: Option<Lateness>,
-    /// Who was the last to issue most often.
+    /// The rank that was most often the last to issue.
     pub often_last: Option<OftenLast>,
-    /// How the world ended, as the ranks say: one, if they agree.
+    /// The end of the world according to the ranks: one entry if they agree.
     pub ends: Vec<WorldEnd>,
-    /// Ranks of which there is no record.
+    /// Ranks without a record.
     pub without_record: Vec<Rank>,
-    /// How many entries ranks have overwritten, of those that have.
+    /// Ranks that have overwritten entries, each with the number of these entries.
     pub overwritten: Vec<(Rank, u64)>,
-    /// Ranks whose record is of a world of another size, or is an older one of the same rank, and was not looked at.
+    /// Ranks with a record that was ignored: of a world of another size, or older than another record of the rank.
     pub left_out: Vec<Rank>,
 }
 
@@ -53,34 +53,34 @@ pub struct Explanation {
 pub enum Finding {
     /// Nothing is wrong, as far as the records show.
     Nothing,
-    /// Members want different things.
+    /// Members issued different calls.
     Mismatch {
-        /// What the first of them wants.
+        /// The call of the first member that issued one.
         operation: Box<FlightEntry>,
         /// All members, in order.
         members: Vec<MemberFinding>,
     },
-    /// Members wait in vain for others, or did not get to wait before the world ended.
+    /// Members wait in vain for others, or had issued the operation but not begun to wait when the world ended.
     Missing {
-        /// What they wait for.
+        /// The operation that they wait for.
         operation: Box<FlightEntry>,
-        /// Who waits for it; if nobody does, who has issued it.
+        /// The ranks that wait for it; if no rank waits, the ranks that have issued it.
         waiting: Vec<Rank>,
-        /// For how long the first of them has waited, until it failed; `None` if nobody waits.
+        /// How long the first of them has waited, or had waited when the operation failed; `None` if no rank waits.
         waited: Option<Duration>,
-        /// Who has not come, as far as is known.
+        /// The members that have not issued it, or of which that is unknown.
         absent: Vec<MemberFinding>,
     },
-    /// All members have issued it, but its work failed or does not end.
+    /// All members have issued the operation, but its work failed or does not end.
     Unfinished {
-        /// The operation, as the first of them sees it.
+        /// The entry of the first member.
         operation: Box<FlightEntry>,
-        /// Its members.
+        /// The members.
         ranks: Vec<Rank>,
     },
 }
 
-/// What a member of an operation did.
+/// The part of one member in an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemberFinding {
     /// The member.
@@ -92,63 +92,64 @@ pub struct MemberFinding {
 /// Whether a rank issued an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Presence {
-    /// It did.
+    /// The rank issued it.
     Issued(Box<FlightEntry>),
-    /// It did not.
+    /// The rank did not issue it. Holds the last operation that it issued, if there is one.
     NotIssued(Option<LastIssued>),
-    /// Its ring is too short to tell.
+    /// Unknown: the rank's ring may have overwritten the entry.
     Overwritten,
-    /// There is no record of it.
+    /// Unknown: the rank has no record.
     NoRecord,
 }
 
-/// What a rank issued last, on any channel.
+/// The last operation that a rank issued, on any channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LastIssued {
     /// The operation.
     pub operation: Box<FlightEntry>,
-    /// How long before those who wait gave up, or were recorded.
+    /// The time from its issue until the waiting ranks failed, or until their records were taken.
     pub ago: Duration,
-    /// Whether it waits for another operation itself: the first of those.
+    /// The first other operation for which the rank itself waits, if it does.
     pub waits_in: Option<Box<FlightEntry>>,
 }
 
-/// How much later than the others a rank issued an operation.
+/// The delay with which a rank issued an operation after the others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lateness {
     /// The rank.
     pub rank: Rank,
-    /// After the median of the other members.
+    /// The delay after the median of the other members.
     pub late: Duration,
     /// The operation.
     pub operation: Box<FlightEntry>,
 }
 
-/// The rank that was the last to issue most often.
+/// The rank that was most often the last to issue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OftenLast {
     /// The rank.
     pub rank: Rank,
-    /// In so many operations
+    /// The number of operations in which it was the last.
     pub times: usize,
-    /// of so many.
+    /// The number of operations that were compared.
     pub of: usize,
 }
 
-/// How a world ended.
+/// The end of a world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorldEnd {
-    /// In words.
+    /// The error, in words.
     pub text: String,
-    /// The ranks that say so.
+    /// The ranks whose records have this error.
     pub ranks: Vec<Rank>,
 }
 
-/// Compares the records of a world's ranks, in any order: where they first differ, who is missing, who was slow.
+/// Compares the records of a world's ranks, in any order: finds the first operation in which they differ, the missing ranks,
+/// and the slow ranks.
 ///
-/// Operations of different ranks are the same if group, epoch and number are. Some records may be lost, and some
-/// entries overwritten: what then cannot be known is said. Records of different worlds should not be mixed; those of
-/// another size than the latest are left out.
+/// Entries of different ranks belong to the same operation if group, epoch and sequence number are equal. Records may be lost
+/// and entries overwritten: the explanation says which parts are unknown. Do not mix records of different worlds; records of
+/// a world of another size than the latest are ignored.
 ///
 /// ```
 /// use hsdp_comm::{Channel, Finding, Tag, explain, world};
@@ -162,11 +163,11 @@ pub struct WorldEnd {
 /// let explanation = explain(&records);
 /// assert_eq!(explanation.finding, Finding::Nothing);
 /// let text = explanation.to_string();
-/// assert!(text.starts_with("all ranks agree; 1 operation of 2 ranks compared, and nobody waits in vain"));
+/// assert!(text.starts_with("all ranks agree; 1 operation of 2 ranks compared, and no rank waits in vain"));
 /// ```
 ///
-/// Of a world that was launched with [`WorldOptions::flight_dir`](crate::WorldOptions::flight_dir), records are read with
-/// [`FlightRecord::read_from`].
+/// [`FlightRecord::read_from`] reads the records of a world that was launched with
+/// [`WorldOptions::flight_dir`](crate::WorldOptions::flight_dir).
 #[must_use]
 pub fn explain(records: &[FlightRecord]) -> Explanation {
     let operations = Operations::of(records);

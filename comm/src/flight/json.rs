@@ -20,14 +20,14 @@ pub(super) const MAX_BYTES: usize = 64 << 20;
 /// Larger worlds are refused, whatever a text says: what is said of each rank needs memory for each.
 const MAX_SIZE: usize = 1 << 20;
 
-/// A text or a file that is no flight record.
+/// The reason why a text or a file cannot be read as a flight record.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlightError {
-    /// It is not JSON, or something is missing or of the wrong kind.
+    /// It is not JSON, or a field is missing or invalid.
     #[error("not a flight record: {problem}")]
     Malformed {
-        /// What is wrong, and where.
+        /// The problem, and where it is.
         problem: String,
     },
     /// It was written by another version of this library.
@@ -51,7 +51,7 @@ pub enum FlightError {
     Io {
         /// The file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The error of the system.
         source: std::io::Error,
     },
 }
@@ -72,14 +72,14 @@ impl FlightRecord {
     /// The record as JSON, with a version.
     ///
     /// # Panics
-    /// Never: a record has nothing that JSON has not.
+    /// Never: JSON can represent every record.
     #[must_use]
     pub fn to_json(&self) -> String {
         let written = Written { version: VERSION, record: self };
         serde_json::to_string(&written).expect("numbers, names and lists")
     }
 
-    /// The record that [`to_json`](Self::to_json) has written.
+    /// Reads a record that [`to_json`](Self::to_json) has written.
     ///
     /// # Errors
     /// [`FlightError::TooLong`], [`FlightError::Version`], or [`FlightError::Malformed`] with line and column, or with

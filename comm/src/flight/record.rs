@@ -10,37 +10,37 @@ use super::ring::Recorder;
 use crate::local::{Record, Status};
 use crate::{Channel, Counts, Descriptor, GroupId, Op, Reduction, Scaling, Tag};
 
-/// What one rank did last: from [`World::flight_record`](crate::World::flight_record), or from a file that a world of
-/// [`launch`](crate::launch) has left.
+/// The last operations of one rank: from [`World::flight_record`](crate::World::flight_record), or from a file that a rank of
+/// [`launch`](crate::launch) has written.
 ///
 /// Times are nanoseconds since the world began, on one monotonic clock for all ranks of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlightRecord {
-    /// Whose it is.
+    /// The rank.
     #[serde(with = "rank")]
     pub rank: Rank,
     /// Ranks in the world.
     pub size: usize,
     /// The step that the rank is in.
     pub step: u64,
-    /// The rank's epoch: how many aborted steps it has left behind.
+    /// The rank's epoch: the number of aborted steps that it has left behind.
     pub epoch: u64,
-    /// When the world began, in microseconds since 1970. Entries count from there.
+    /// When the world began, in microseconds since 1970. The times of entries count from there.
     pub began_unix_us: u64,
     /// When the record was taken.
     pub taken_ns: u64,
-    /// What ended the world, in words, if it has ended early.
+    /// The error that ended the world, in words, if it has ended early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<String>,
-    /// Entries that gave way to later ones.
+    /// The number of entries that later ones have overwritten.
     pub overwritten: u64,
     /// The groups of the entries.
     pub groups: Vec<FlightGroup>,
-    /// What the rank issued, oldest first.
+    /// The operations of the rank, oldest first.
     pub entries: Vec<FlightEntry>,
 }
 
-/// Who meets in a group.
+/// The members of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlightGroup {
     /// Its identity.
@@ -49,12 +49,12 @@ pub struct FlightGroup {
     /// Its channel.
     #[serde(with = "name")]
     pub channel: Channel,
-    /// Its members, in order: of transfers, who gives and who takes.
+    /// Its members, in order; of a transfer, the sender and the receiver.
     #[serde(with = "ranks")]
     pub ranks: Vec<Rank>,
 }
 
-/// One operation of one rank: its [`Descriptor`] without lists, and what became of it.
+/// One operation of one rank: its [`Descriptor`] without lists, and its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlightEntry {
     /// The running number of the rank's entries, from 0.
@@ -69,7 +69,7 @@ pub struct FlightEntry {
     pub epoch: u64,
     /// The number of the operation in its group and epoch.
     pub sequence: u64,
-    /// What is done.
+    /// The kind of operation.
     #[serde(with = "name")]
     pub op: Op,
     /// How elements are combined, if they are.
@@ -78,9 +78,9 @@ pub struct FlightEntry {
     /// The dtype of the elements; a barrier has none.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_name")]
     pub dtype: Option<DType>,
-    /// Elements that this rank brings, or expects.
+    /// The number of elements that this rank sends, or expects.
     pub elements: usize,
-    /// Whether they are cut unevenly, as for an all_to_all: then each rank has a number of its own.
+    /// Whether each rank has a number of elements of its own, as in an all_to_all.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub uneven: bool,
     /// The bytes of these elements.
@@ -94,28 +94,28 @@ pub struct FlightEntry {
     /// Divisors and wire dtype, of a reduction of gradients.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "scaling")]
     pub scaling: Option<Scaling>,
-    /// What it is for.
+    /// The tag that the caller gave.
     #[serde(with = "tag")]
     pub tag: Tag,
-    /// What became of it.
+    /// The state when the record was taken.
     #[serde(with = "name")]
     pub state: FlightState,
     /// When it was issued.
     pub issued_ns: u64,
-    /// When the rank began to wait for it, if it had to: what is settled is not waited for.
+    /// When the rank began to wait for it, if it had to wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ns: Option<u64>,
-    /// When it was complete, or failed. Of little work in a group of one: when it was issued.
+    /// When it completed or failed. For a small operation in a group of one, the time of its issue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settled_ns: Option<u64>,
 }
 
-/// What became of an operation.
+/// The state of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlightState {
-    /// It is on its way: members are missing, or its work is not done.
+    /// It is in progress: members are missing, or its work is not done.
     Issued,
-    /// Its output is there.
+    /// It is complete.
     Complete,
     /// It ended early, or was refused because its step or its world had ended.
     Failed,
@@ -186,7 +186,7 @@ impl FlightEntry {
         }
     }
 
-    /// Whether two members mean the same operation: what [`Descriptor::agrees_with`] says of them.
+    /// Whether two members issued the same call, as [`Descriptor::agrees_with`] compares it.
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
         let transfer = |op| matches!(op, Op::Send | Op::Recv);
@@ -201,14 +201,14 @@ impl FlightEntry {
             && self.tag == other.tag
     }
 
-    /// Whether the rank waits for it, or did until it failed.
+    /// Whether the rank waits for it, or waited until it failed.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         self.waited_ns.is_some() && self.state != FlightState::Complete
     }
 }
 
-/// As its [`Descriptor`] is displayed; of elements that are cut unevenly, how many there are in all.
+/// Displayed as its [`Descriptor`]; if each rank has a number of elements of its own, with the total.
 impl fmt::Display for FlightEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = Counts::Each(self.elements);

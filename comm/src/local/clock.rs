@@ -122,7 +122,7 @@ impl Clock {
         if overdue >= HICCUP {
             tracing::warn!(
                 ?overdue,
-                "the process was stopped, or had no processor: deadlines are that much later"
+                "the process was stopped, or got no processor time: deadlines are extended by that time"
             );
             self.started += overdue;
         }

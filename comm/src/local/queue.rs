@@ -65,7 +65,7 @@ impl Queue {
         // Whoever listens to warnings may do what it likes: it is told when the lock is free.
         drop(crew);
         if let Some(error) = refused {
-            tracing::warn!(%error, wanted, size, "no more worker threads: the ranks do the work");
+            tracing::warn!(%error, wanted, size, "some worker threads could not be started: the ranks do their work");
         }
         size
     }
@@ -147,7 +147,7 @@ impl Queue {
         if !self.all_end(others.len(), patience) {
             tracing::warn!(
                 ?patience,
-                "a worker hangs in the work of an operation, and is left behind"
+                "a worker thread hangs in the work of an operation, and is abandoned"
             );
             return;
         }

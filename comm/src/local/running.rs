@@ -49,7 +49,7 @@ impl Drop for InBlock {
 pub(super) fn discard<T>(deposited: T) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(deposited))) {
         let panic = ManuallyDrop::new(panic);
-        tracing::warn!(message = %panic_message(&**panic), "what a rank had lent panicked when it was dropped");
+        tracing::warn!(message = %panic_message(&**panic), "a buffer or gradient that a rank had lent panicked when it was dropped");
     }
 }
 

@@ -165,7 +165,7 @@ impl Waiting<'_> {
     fn welcome(&self, late: &[u32], lateness: Duration) {
         let (rank, step, operation) =
             (self.rank.get(), self.core.record(self.rank).step(), self.descriptor);
-        tracing::info!(rank, step, %operation, ?late, ?lateness, "ranks that were late have come");
+        tracing::info!(rank, step, %operation, ?late, ?lateness, "ranks that were late have arrived");
     }
 }
 

@@ -1,52 +1,52 @@
-//! What MPI refuses.
+//! Errors of MPI.
 
 use std::time::Duration;
 
-/// An error of MPI, or of how it was asked for.
+/// An error of MPI, or of its use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MpiError {
-    /// A call failed.
+    /// A call of MPI failed.
     #[error("{call}: {message} (code {code})")]
     Call {
         /// The function.
         call: &'static str,
-        /// Its code.
+        /// The error code.
         code: i32,
-        /// What MPI says of that code.
+        /// The text of MPI for that code.
         message: String,
     },
-    /// The library gives fewer guarantees to threads than are needed.
+    /// The library supports a lower thread level than is needed.
     #[error(
-        "MPI serves threads at level {provided}, and level {needed} is needed (MPI_THREAD_SERIALIZED)"
+        "MPI provides thread level {provided}, but level {needed} is needed (MPI_THREAD_SERIALIZED)"
     )]
     Threads {
-        /// What it gives.
+        /// The level that the library provides.
         provided: i32,
-        /// What is needed.
+        /// The level that is needed.
         needed: i32,
     },
-    /// MPI cannot be begun a second time.
+    /// MPI was finalized, and cannot be initialized again.
     #[error("MPI was finalized in this process: keep the job for as long as worlds are made")]
     Finalized,
-    /// A thread cannot be started.
+    /// A thread could not be started.
     #[error("a thread for MPI could not be started: {problem}")]
     Thread {
-        /// What the system says.
+        /// The error of the system.
         problem: String,
     },
-    /// Not all processes of the job have come.
-    #[error("{call}: not all processes of the job came within {deadline:?}")]
+    /// Not all processes of the job arrived at a call in time.
+    #[error("{call}: not all processes of the job arrived within {deadline:?}")]
     Late {
-        /// What they were to come to.
+        /// The function that all processes call.
         call: &'static str,
-        /// How long was waited.
+        /// The deadline.
         deadline: Duration,
     },
-    /// A process does not come to the end of the job: what it did ended early.
+    /// A process does not reach the common end of the job, because one of its worlds ended early.
     #[error("MPI_Finalize: process {process} of the job ended early")]
     Early {
-        /// Which of them.
+        /// The number of the process.
         process: usize,
     },
 }

@@ -18,21 +18,23 @@ use crate::{Error, RankFailure, World, WorldOptions};
 /// Tags of worlds are below this: every library has as many, and this one.
 pub(super) const TAGS: c_int = 32_767;
 
-/// This process's place in a job of MPI: what `mpirun` or `srun` has started. Worlds are made of it, one after the other or
-/// several at once. When it and all its worlds are gone, MPI is finalized, and cannot be begun again.
+/// This process's place in a job of MPI, as `mpirun` or `srun` has started it. Makes worlds, one after the other or
+/// several at once. When all handles of the job and all its worlds are dropped, MPI is finalized, and cannot be initialized
+/// again.
 #[derive(Clone)]
 pub struct Job {
     library: Arc<Library>,
 }
 
 impl Job {
-    /// Begins MPI in this process, unless the program has; a program that was started without `mpirun` is a job of one process.
+    /// Initializes MPI in this process, unless the program has. A program that was started without `mpirun` is a job of one
+    /// process.
     ///
-    /// **Collective**: all processes of the job do so, within the deadline.
+    /// **Collective**: all processes of the job call it, within the deadline.
     ///
     /// # Errors
-    /// [`MpiError::Late`] if not all come; [`MpiError::Threads`] if the library, or the program that began it, has it serve one
-    /// thread alone; [`MpiError::Finalized`]; [`MpiError::Call`] with what MPI says.
+    /// [`MpiError::Late`] if a process does not call it in time; [`MpiError::Threads`] if MPI provides a thread level below
+    /// `MPI_THREAD_SERIALIZED`; [`MpiError::Finalized`]; [`MpiError::Thread`]; [`MpiError::Call`] with the error of MPI.
     pub fn join(deadline: Duration) -> Result<Self, MpiError> {
         // MPI_Init_thread waits for all processes, and has no deadline: where some never come, its thread is left behind.
         let (begun, begin) = crossbeam::channel::bounded(1);
@@ -44,26 +46,26 @@ impl Job {
         Ok(Self { library })
     }
 
-    /// Which process this is.
+    /// The number of this process.
     #[must_use]
     pub fn rank(&self) -> Rank {
         Rank::new(self.library.rank())
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.library.size()
     }
 
-    /// A world of the first `size` processes, each a rank; `None` on those that are not among them.
+    /// Makes a world of the first `size` processes, each of them a rank; `None` on the other processes.
     ///
-    /// **Collective**: all processes of the job, also those that are not among them, make the same worlds in the same order. The
-    /// first `size` wait for each other, and compare versions, programs and options.
+    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in the same order. The
+    /// first `size` processes wait for each other, and compare versions, programs and options.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all ranks, [`Error::Incomplete`] if some do not come within the deadline of the options,
-    /// [`Error::BadRank`] if the job has fewer processes.
+    /// [`Error::ConfigMismatch`] on all ranks if these differ, [`Error::Incomplete`] if a rank does not join within the
+    /// deadline of the options, [`Error::BadRank`] if the job has fewer processes.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
         let tag = self.library.next_world() % TAGS;
         let transport = Box::new(MpiTransport::new(Arc::clone(&self.library), tag));
@@ -72,9 +74,9 @@ impl Job {
 }
 
 impl Job {
-    /// Runs a rank of a [world](Self::world) of the first `size` processes on this thread, as [`launch`](crate::launch) runs each of
-    /// its own: a panic ends the world for the others, and if the world ended early, the rank leaves its flight record. What the
-    /// rank returned; `None` on processes that are not among the first.
+    /// Makes a [world](Self::world) of the first `size` processes and runs this process's rank on this thread, as
+    /// [`launch`](crate::launch) runs its ranks: a panic ends the world for the others, and if the world ended early,
+    /// the rank writes its flight record. Returns the outcome of the rank; `None` on the other processes.
     ///
     /// **Collective**, as `world`.
     ///

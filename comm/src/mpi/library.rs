@@ -342,7 +342,7 @@ fn blocks(bytes: usize) -> c_int {
 }
 
 fn int(number: usize) -> c_int {
-    c_int::try_from(number).expect("letters are shorter than 128 GiB, and jobs smaller than 2^31")
+    c_int::try_from(number).expect("messages are shorter than 128 GiB, and jobs smaller than 2^31")
 }
 
 impl fmt::Debug for Library {

@@ -118,7 +118,7 @@ fn failed(peer: Option<Rank>, error: &MpiError) -> TransportError {
 }
 
 fn no_memory(found: &Found) -> TransportError {
-    let problem = format!("no memory for a letter of {} bytes", found.bytes);
+    let problem = format!("no memory for a message of {} bytes", found.bytes);
     TransportError { peer: Some(Rank::new(found.from)), problem }
 }
 

@@ -27,12 +27,15 @@ pub(crate) struct Prepared<'a> {
 static LAUNCHES: Mutex<()> = Mutex::new(());
 
 impl Communicator {
-    /// Gathers: every rank's `shard`, in the order of ranks, becomes `range` of everybody's `full`, on `stream`. **Collective.**
+    /// Gathers: the shards of all ranks, in rank order, are written into a range of every rank's `full`, on `stream`.
+    /// **Collective.**
     ///
-    /// `shard`: `[n]`; `range`: `n` times the ranks; of one dtype. Returns when it is issued.
+    /// `shard`: a buffer and a range of `n` elements; `full`: a buffer and a range of `n` times the ranks; of one dtype.
+    /// Returns when the operation is issued.
     ///
     /// # Errors
-    /// [`NcclError::Mismatch`] if lengths, dtypes or devices differ; [`NcclError::Refused`]; [`NcclError::Device`].
+    /// [`NcclError::Mismatch`] if lengths, dtypes or devices do not fit; [`NcclError::Refused`]; [`NcclError::Late`] if
+    /// the call is not issued in time; [`NcclError::GivenUp`]; [`NcclError::Device`].
     pub fn all_gather(
         &mut self,
         stream: &Stream,
@@ -42,9 +45,10 @@ impl Communicator {
         issue_together(vec![self.gathering(stream, shard, full)?]).map_err(|it| *it.error)
     }
 
-    /// Reduces and scatters: rank `r` gets the sum over ranks of their `r`-th part of `range`, on `stream`. **Collective.**
+    /// Reduces and scatters: rank `r` gets the sum over all ranks of the `r`-th part of `input`, on `stream`. **Collective.**
     ///
-    /// `range`: `n` times the ranks; `part`: `[n]`; of one dtype, in which the sums are rounded. Returns when it is issued.
+    /// `input`: a buffer and a range of `n` times the ranks; `part`: `[n]`; of one dtype, in which the sums are rounded.
+    /// Returns when the operation is issued.
     ///
     /// # Errors
     /// Those of [`all_gather`](Self::all_gather).
@@ -57,9 +61,9 @@ impl Communicator {
         issue_together(vec![self.scattering(stream, input, part)?]).map_err(|it| *it.error)
     }
 
-    /// Reduces: everybody gets the sum over ranks, in place, on `stream`. **Collective.**
+    /// Reduces: every rank gets the sum over all ranks, in place, on `stream`. **Collective.**
     ///
-    /// `values`: `[n]`, in whose dtype the sums are rounded. Returns when it is issued.
+    /// `values`: `[n]`; the sums are rounded in its dtype. Returns when the operation is issued.
     ///
     /// # Errors
     /// Those of [`all_gather`](Self::all_gather).
@@ -147,14 +151,14 @@ impl Communicator {
         expected: usize,
     ) -> Result<(), NcclError> {
         let problem = if range.end > buffer.len() || range.start > range.end {
-            format!("elements {range:?} of a buffer of {}", buffer.len())
+            format!("elements {range:?} are not within a buffer of {}", buffer.len())
         } else if range.len() != expected {
-            format!("{} elements, where {expected} are meant", range.len())
+            format!("{} elements, expected {expected}", range.len())
         } else if *buffer.device() != self.device || *stream.device() != self.device {
             let (own, of_buffer) = (self.device.ordinal(), buffer.device().ordinal());
             let of_stream = stream.device().ordinal();
             format!(
-                "a buffer of device {of_buffer}, a stream of {of_stream}, a communicator of {own}"
+                "the buffer is on device {of_buffer}, the stream on {of_stream}, the communicator on {own}"
             )
         } else {
             return Ok(());
@@ -171,7 +175,8 @@ impl Communicator {
         if one.dtype() == other.dtype() {
             return Ok(data_type(one.dtype()));
         }
-        let problem = format!("elements of {} into {}", one.dtype(), other.dtype());
+        let problem =
+            format!("the input has elements of {}, the output of {}", one.dtype(), other.dtype());
         Err(NcclError::Mismatch { operation, rank: self.rank, size: self.size, problem })
     }
 }

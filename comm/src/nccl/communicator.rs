@@ -18,9 +18,10 @@ use super::unique_id::UniqueId;
 /// How long a waiting thread sleeps between two looks.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// A rank's handle of a communicator: used by one thread at a time.
+/// A rank's handle of a communicator. One thread at a time can use it.
 ///
-/// Every operation is **collective**: all ranks call it, in one order.
+/// Every operation is **collective**: all ranks issue the same operations in the same order. Dropping it aborts the
+/// communicator; [`close`](Self::close) ends it in order.
 pub struct Communicator {
     pub(super) nccl: &'static Nccl,
     /// There until it is given up.
@@ -62,10 +63,10 @@ impl Place {
 unsafe impl Send for Raw {}
 
 impl Communicator {
-    /// Joins the communicator of `id` as rank `rank` of `size`, on `device`. **Collective.**
+    /// Joins the communicator of `id`, on `device`, as the rank that `place` names: `(rank, size)`. **Collective.**
     ///
     /// # Errors
-    /// [`NcclError::Late`] if not all have joined after `patience`; [`NcclError::Missing`] without NCCL;
+    /// [`NcclError::Late`] if not all ranks have joined after `patience`; [`NcclError::Missing`] if NCCL cannot be loaded;
     /// [`NcclError::Refused`]; [`NcclError::Device`].
     pub fn join(
         device: &Device,
@@ -104,11 +105,12 @@ impl Communicator {
         Ok(joined)
     }
 
-    /// Splits off the communicators of all ranks of one colour, ordered by `key` and rank; `None` for ranks without a colour.
-    /// **Collective** over this communicator.
+    /// Splits the communicator: all ranks with the same color get a communicator of their own, ordered by `key` and
+    /// rank. Ranks without a color get `None`. **Collective** over this communicator.
     ///
     /// # Errors
-    /// [`NcclError::Late`], [`NcclError::Refused`], [`NcclError::GivenUp`].
+    /// [`NcclError::Late`] after `patience`, [`NcclError::Refused`], [`NcclError::GivenUp`], [`NcclError::Device`]. If
+    /// NCCL does not complete the split, this communicator is aborted.
     pub fn split(
         &mut self,
         colour: Option<usize>,
@@ -187,22 +189,24 @@ impl Communicator {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// This rank in it.
+    /// This rank's number in the communicator.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks it has.
+    /// The number of ranks.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Waits until all that was issued on `stream` is done, and all of this communicator's well. Gives it up if that fails.
+    /// Waits until all work that was issued on `stream` is done, and NCCL reports no error of this communicator. Aborts the
+    /// communicator on an error.
     ///
     /// # Errors
-    /// [`NcclError::Late`] after `patience`; [`NcclError::Refused`] with what NCCL reports; [`NcclError::Device`].
+    /// [`NcclError::Late`] after `patience`; [`NcclError::Refused`] with the error that NCCL reports; [`NcclError::GivenUp`];
+    /// [`NcclError::Device`].
     pub fn wait(&mut self, stream: &Stream, patience: Duration) -> Result<(), NcclError> {
         let (moment, began) = (stream.moment()?, Instant::now());
         loop {
@@ -222,10 +226,11 @@ impl Communicator {
         }
     }
 
-    /// Waits until what was issued is done, and gives the communicator back. **Collective.**
+    /// Waits until all issued operations are done, and destroys the communicator. **Collective.**
     ///
     /// # Errors
-    /// [`NcclError::Late`] after `patience`; [`NcclError::Refused`]. It is given up then.
+    /// [`NcclError::Late`] after `patience`; [`NcclError::Refused`]; [`NcclError::GivenUp`]; [`NcclError::Device`]. The
+    /// communicator is aborted then.
     pub fn close(mut self, patience: Duration) -> Result<(), NcclError> {
         let raw = self.raw("close")?;
         self.device.make_current()?;
@@ -241,8 +246,8 @@ impl Communicator {
         }
     }
 
-    /// Gives it up at once: its operations end, and those of the other ranks hang until they give theirs up. Returns before the
-    /// device has noticed.
+    /// Aborts the communicator at once. Its operations end, and those of the other ranks hang until they abort theirs.
+    /// Returns before the operations on the device have ended.
     pub fn give_up(&mut self) {
         let Some(raw) = self.raw.take() else { return };
         let (abort, device) = (self.nccl.functions().ncclCommAbort, self.device.clone());
@@ -261,7 +266,7 @@ impl Communicator {
         // It may wait for the device, which a drop must not.
         let started = thread::Builder::new().name("hsdp-nccl-abort".to_owned()).spawn(abort);
         if let Err(error) = started {
-            tracing::warn!(%error, "a communicator could not be aborted: there is no thread for it");
+            tracing::warn!(%error, "a communicator could not be aborted: its thread could not be started");
         }
     }
 

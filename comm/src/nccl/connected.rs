@@ -105,7 +105,7 @@ impl Drop for Communicators {
             let own = groups.into_values().filter_map(Arc::into_inner).map(Mutex::into_inner);
             for communicator in own.chain(all) {
                 if let Err(error) = communicator.close(patience) {
-                    tracing::debug!(%error, "a communicator was given up");
+                    tracing::debug!(%error, "a communicator was aborted");
                 }
             }
         };
@@ -114,7 +114,7 @@ impl Drop for Communicators {
             Ok(thread) if self.peers == Peers::Elsewhere => drop(thread.join()),
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "communicators could not be closed: there is no thread for it");
+                tracing::warn!(%error, "communicators could not be closed: their thread could not be started");
             }
         }
     }
@@ -122,14 +122,16 @@ impl Drop for Communicators {
 
 /// # Collectives on devices by NCCL
 impl World {
-    /// From now on, collectives on buffers of `device` go by NCCL in the groups that are [connected](Self::connect_groups). NCCL sums
-    /// in the dtype of the wire and in an order of its own; without it, ranks that share a device sum in f32 and in their order.
+    /// Connects the world by NCCL: from now on, collectives on buffers of `device` go by NCCL in the groups that are
+    /// [connected](Self::connect_groups). NCCL sums in the dtype of the wire and in an order of its own; without it,
+    /// ranks that share a device sum in f32 and in rank order.
     ///
     /// **Collective** over the world, whether its ranks are threads or processes.
     ///
     /// # Errors
-    /// [`Error::Connect`] on all ranks, if one of them has no NCCL, or they do not come together; [`Error::NotConnected`] in a world that is
-    /// counted only, or whose ranks are threads with letters between them: their memory on a device would be one.
+    /// [`Error::Connect`] on all ranks, if one of them cannot load NCCL or the ranks do not join in time;
+    /// [`Error::NotConnected`] in a counting world, or in a world whose ranks are threads with
+    /// [`Between::Letters`](crate::Between::Letters), since these share the memory of the device.
     pub fn connect_nccl(&self, device: &Device) -> Result<(), Error> {
         if let Some(problem) = self.keeps_off_devices() {
             return Err(Error::NotConnected { rank: self.rank(), problem });
@@ -155,11 +157,11 @@ impl World {
         self.seat().nccl.device()
     }
 
-    /// Makes the communicators of groups, split from that of all ranks, or by ids of their own where that fails. A group that has one
-    /// keeps it.
+    /// Makes the communicators of groups. Each is split from the communicator of all ranks, or made with an id of its
+    /// own if the split fails. A group that has a communicator keeps it.
     ///
-    /// **Collective** over the world: all ranks name as many groups, and in the same order those that cover the ranks together, as the
-    /// groups of an axis of a mesh do.
+    /// **Collective** over the world: all ranks pass the same number of groups, and the groups at one position of the list
+    /// together cover all ranks, as the groups of an axis of a mesh do.
     ///
     /// # Errors
     /// [`Error::NotConnected`] before [`connect_nccl`](Self::connect_nccl); [`Error::Connect`] on all ranks, if one of them fails.

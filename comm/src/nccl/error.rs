@@ -1,4 +1,4 @@
-//! What can go wrong with NCCL.
+//! Errors of NCCL.
 
 use std::ffi::CStr;
 use std::os::raw::c_char;
@@ -7,22 +7,22 @@ use hsdp_kernels::cuda::CudaError;
 use nccl_sys::{Nccl, ncclComm_t, ncclResult_t};
 use thiserror::Error;
 
-/// Why NCCL, or the device under it, could not do what was asked.
+/// An error of NCCL, or of the device under it.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum NcclError {
     /// NCCL cannot be loaded.
     #[error("{reason}")]
     Missing {
-        /// What was tried, and why it failed.
+        /// The libraries that were tried, and why each failed.
         reason: String,
     },
-    /// NCCL refuses a call, or reports an error of an operation that was issued before.
+    /// NCCL refused a call, or reports an error of an operation that was issued before.
     #[error(
         "{operation} of rank {rank} of {size}: NCCL says {status}, {meaning}; its last error: {last}"
     )]
     Refused {
-        /// What was called.
+        /// The operation.
         operation: &'static str,
         /// The rank in its communicator.
         rank: usize,
@@ -30,57 +30,57 @@ pub enum NcclError {
         size: usize,
         /// The status.
         status: String,
-        /// What NCCL says that it means.
+        /// The text of NCCL for this status.
         meaning: String,
-        /// What NCCL says about its last error.
+        /// The text of NCCL about its last error.
         last: String,
     },
-    /// Ranks have not come, or not done their part, in time. The communicator is given up.
+    /// A rank did not arrive, or did not do its part, in time. The communicator is aborted.
     #[error(
-        "{operation} of rank {rank} of {size} was not done in {waited_ms} ms: another rank has not come, or hangs"
+        "{operation} of rank {rank} of {size} was not done in {waited_ms} ms: another rank has not arrived, or hangs"
     )]
     Late {
-        /// What was waited for.
+        /// The operation that was waited for.
         operation: &'static str,
         /// The rank in its communicator.
         rank: usize,
         /// Ranks of the communicator.
         size: usize,
-        /// For how long it was waited, in milliseconds.
+        /// The time of the wait, in milliseconds.
         waited_ms: u128,
     },
     /// Buffers do not fit each other or the communicator. Nothing was issued.
     #[error("{operation} of rank {rank} of {size}: {problem}")]
     Mismatch {
-        /// What was called.
+        /// The operation.
         operation: &'static str,
         /// The rank in its communicator.
         rank: usize,
         /// Ranks of the communicator.
         size: usize,
-        /// What does not fit, with its numbers.
+        /// The problem, with its numbers.
         problem: String,
     },
-    /// The communicator was given up before.
-    #[error("{operation} of rank {rank} of {size}: the communicator was given up")]
+    /// The communicator was aborted before.
+    #[error("{operation} of rank {rank} of {size}: the communicator was aborted")]
     GivenUp {
-        /// What was called.
+        /// The operation.
         operation: &'static str,
         /// The rank in its communicator.
         rank: usize,
         /// Ranks of the communicator.
         size: usize,
     },
-    /// There is no thread to look after the communicators.
-    #[error("nobody looks after the communicators: {reason}")]
+    /// The thread that watches the communicators could not be started.
+    #[error("no thread watches the communicators: {reason}")]
     Unwatched {
-        /// Why not.
+        /// The error of the system.
         reason: String,
     },
-    /// Another rank failed in what all do together; it says why.
+    /// Another rank failed while all ranks connected. The error on that rank has the reason.
     #[error("another rank could not connect")]
     Elsewhere,
-    /// The device refuses.
+    /// An error of the device.
     #[error(transparent)]
     Device(#[from] CudaError),
 }

@@ -1,4 +1,4 @@
-//! By what ranks find each other.
+//! The id by which the ranks of a communicator find each other.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use nccl_sys::{ncclResult_t, ncclUniqueId};
 use super::communicator::{load, refused};
 use super::error::NcclError;
 
-/// What the ranks of a communicator find each other by: made by one of them, and told to the others.
+/// The id by which the ranks of a communicator find each other. One rank makes it, and the program sends it to the others.
 #[derive(Clone, Copy)]
 pub struct UniqueId(ncclUniqueId);
 
@@ -30,10 +30,10 @@ impl UniqueId {
         Self(ncclUniqueId { internal: bytemuck::cast(*words) })
     }
 
-    /// A new one.
+    /// Makes a new id.
     ///
     /// # Errors
-    /// [`NcclError::Missing`] without NCCL; [`NcclError::Refused`].
+    /// [`NcclError::Missing`] if NCCL cannot be loaded; [`NcclError::Refused`].
     pub fn new() -> Result<Self, NcclError> {
         let nccl = load()?;
         let mut id = ncclUniqueId { internal: [0; 128] };

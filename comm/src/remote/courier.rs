@@ -229,7 +229,7 @@ impl Courier {
             Kind::Stop => {
                 let (epoch, end) = end_of(letter.statement())?;
                 if !core.record(from).stop(epoch) {
-                    return Err(format!("it stops in epoch {epoch}, and not in those before"));
+                    return Err(format!("it ends epoch {epoch}, but not all epochs before"));
                 }
                 core.end_epoch(epoch, end);
                 self.look_at_all(core);
@@ -238,7 +238,8 @@ impl Courier {
             Kind::End => {
                 let (origin, error) = end_of(letter.statement())?;
                 let origin = usize::try_from(origin).ok().filter(|it| *it < core.records().len());
-                let origin = Rank::new(origin.ok_or("there is no such rank")?);
+                let origin =
+                    Rank::new(origin.ok_or("it names a rank that the world does not have")?);
                 let answer = self.answer(core, &error);
                 let proposal = Proposal { origin, error };
                 match answer {

@@ -143,7 +143,10 @@ impl Open {
     fn lay(&mut self, from: Rank, parcel: Parcel) -> Result<(), String> {
         let Some(slot) = self.receiver.ranks().iter().position(|rank| *rank == from) else {
             let descriptor = &parcel.brought.descriptor;
-            return Err(format!("it is no member of {descriptor} ({})", descriptor.place()));
+            return Err(format!(
+                "the rank is not a member of {descriptor} ({})",
+                descriptor.place()
+            ));
         };
         if mem::replace(&mut self.come[slot], true) {
             return Err(twice(&parcel));
@@ -160,5 +163,5 @@ impl Open {
 
 fn twice(parcel: &Parcel) -> String {
     let descriptor = &parcel.brought.descriptor;
-    format!("it comes twice to {descriptor} ({})", descriptor.place())
+    format!("the rank sent it twice for {descriptor} ({})", descriptor.place())
 }

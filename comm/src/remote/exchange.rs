@@ -158,10 +158,11 @@ impl<T: Element> Travels for Splits<T> {
                 Ok((send, receive))
             }
             None => Ok(own),
-            Some(Counts::Splits { .. }) => {
-                Err(format!("member {slot} does not split for {} members", at.members()))
-            }
-            Some(Counts::Each(_)) => Err(format!("member {slot} splits nothing")),
+            Some(Counts::Splits { .. }) => Err(format!(
+                "member {slot} does not have one count for each of {} members",
+                at.members()
+            )),
+            Some(Counts::Each(_)) => Err(format!("member {slot} has no counts for each member")),
         };
         let splits = (0..at.members()).map(of).collect::<Result<Vec<_>, _>>()?;
         let (send, receive): (Vec<_>, Vec<_>) = splits.into_iter().unzip();

@@ -74,7 +74,7 @@ impl Hello {
             (one != other).then_some((what, [one, other]))
         };
         differs("version", &self.version, &other.version)
-            .or_else(|| differs("order of bytes", &self.order, &other.order))
+            .or_else(|| differs("byte order", &self.order, &other.order))
             .or_else(|| differs("size of the world", &self.size, &other.size))
             .or_else(|| differs("deadline", &self.deadline, &other.deadline))
             .or_else(|| {
@@ -160,7 +160,7 @@ mod tests {
         assert!(
             refused(&|it| it.program = !it.program).contains("in their program (its hash): \"")
         );
-        assert!(refused(&|it| it.order = [9, 9]).contains("in their order of bytes: ["));
+        assert!(refused(&|it| it.order = [9, 9]).contains("in their byte order: ["));
         assert!(refused(&|it| it.deadline = Duration::ZERO).contains("120s (process 6 on a), 0ns"));
     }
 }

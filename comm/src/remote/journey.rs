@@ -141,7 +141,7 @@ impl<S: Travels> Journey<S> {
     fn out_of_memory(&self, bytes: usize) -> Error {
         let Descriptor { op, tag, .. } = &*self.at.descriptor;
         let (op, rank, step) = (*op, self.own_rank(), tag.step);
-        Error::OutOfMemory { op, rank, step, bytes, what: format!("a letter, in {tag}") }
+        Error::OutOfMemory { op, rank, step, bytes, what: format!("a message, in {tag}") }
     }
 
     fn own_rank(&self) -> Rank {

@@ -104,7 +104,7 @@ impl Letter {
             return Err(format!("it begins with {:02x?}, not {MAGIC:02x?}", head.magic));
         }
         let kind = Kind::ALL.get(usize::from(head.kind));
-        let kind = *kind.ok_or_else(|| format!("it is of kind {}", head.kind))?;
+        let kind = *kind.ok_or_else(|| format!("its kind {} is unknown", head.kind))?;
         let statement = head.statement as usize;
         if statement > MOST_STATEMENT {
             return Err(format!("its statement has {statement} bytes, at most {MOST_STATEMENT}"));
@@ -114,13 +114,13 @@ impl Letter {
         if told != Some(bytes.len() as u64) {
             let body = head.body;
             return Err(format!(
-                "it has {} bytes, and says that {statement} are its statement and {body} its elements",
+                "it has {} bytes, but states {statement} bytes of statement and {body} bytes of elements",
                 bytes.len()
             ));
         }
         let stated = &bytes[BLOCK_BYTES..][..statement];
         if head.check != check(&Head { check: 0, ..head }, stated) {
-            return Err("its check sum is wrong".to_owned());
+            return Err("its checksum is wrong".to_owned());
         }
         let (round, body) = (head.round, usize::try_from(head.body).map_err(|it| it.to_string())?);
         let letter = Self { buffer, kind, round, statement, body };
@@ -134,7 +134,7 @@ impl Letter {
         if head.unused == [0; 17] && self.fillings().into_iter().all(is_zero) {
             Ok(())
         } else {
-            Err("there is something where it has zeros".to_owned())
+            Err("its padding is not zero".to_owned())
         }
     }
 
@@ -149,7 +149,7 @@ impl Letter {
         if is_odd {
             let what =
                 format!("round {round}, {statement} bytes of statement and {body} of elements");
-            return Err(format!("it is a letter of kind {kind:?}, with {what}"));
+            return Err(format!("it is a message of kind {kind:?}, with {what}"));
         }
         Ok(())
     }
@@ -240,18 +240,20 @@ mod tests {
         };
         assert_eq!(refused(&|bytes| bytes.clear()), "it is empty");
         assert!(refused(&|bytes| bytes[0] = b'H').starts_with("it begins with [48, 73,"));
-        assert_eq!(refused(&|bytes| bytes[28] = 9), "it is of kind 9");
-        let lengths = "it has 192 bytes, and says that 18 are its statement and 13 its elements";
-        assert_eq!(refused(&|bytes| bytes[16] = 13), "its check sum is wrong");
+        assert_eq!(refused(&|bytes| bytes[28] = 9), "its kind 9 is unknown");
+        let lengths = "it has 192 bytes, but states 18 bytes of statement and 13 bytes of elements";
+        assert_eq!(refused(&|bytes| bytes[16] = 13), "its checksum is wrong");
         assert_eq!(
             refused(&|bytes| bytes.truncate(128)),
             lengths.replace("192", "128").replace("13", "12")
         );
-        assert!(refused(&|bytes| bytes[23] = 0x80).contains("9223372036854775820 its elements"));
+        assert!(
+            refused(&|bytes| bytes[23] = 0x80).contains("9223372036854775820 bytes of elements")
+        );
         assert!(refused(&|bytes| bytes[16..24].fill(0xff)).contains("18446744073709551615"));
         assert!(refused(&|bytes| bytes[24..28].fill(0xff)).starts_with("its statement has 42949"));
-        assert_eq!(refused(&|bytes| bytes[70] ^= 1), "its check sum is wrong");
-        let zeros = "there is something where it has zeros";
+        assert_eq!(refused(&|bytes| bytes[70] ^= 1), "its checksum is wrong");
+        let zeros = "its padding is not zero";
         assert_eq!(refused(&|bytes| bytes[64 + 18] = 1), zeros);
         assert_eq!(refused(&|bytes| bytes[128 + 12] = 1), zeros);
     }
@@ -265,7 +267,7 @@ mod tests {
         };
         assert_eq!(refused((Kind::Left, 0), b"", 0), None);
         assert_eq!(refused((Kind::Stop, 0), b"why", 0), None);
-        let odd = |kind, with| Some(format!("it is a letter of kind {kind:?}, with {with}"));
+        let odd = |kind, with| Some(format!("it is a message of kind {kind:?}, with {with}"));
         let with = "round 0, 1 bytes of statement and 0 of elements";
         assert_eq!(refused((Kind::Left, 0), b"x", 0), odd(Kind::Left, with));
         let with = "round 1, 3 bytes of statement and 0 of elements";

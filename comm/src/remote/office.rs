@@ -204,7 +204,7 @@ impl Office {
     pub(super) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
         match self.hellos.lock()[from.index()].replace(hello) {
             None => Ok(()),
-            Some(_) => Err("it says a second time who it is".to_owned()),
+            Some(_) => Err("it is a second hello of the rank".to_owned()),
         }
     }
 

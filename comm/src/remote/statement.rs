@@ -112,7 +112,7 @@ pub(crate) fn read<'a, T: Deserialize<'a> + Serialize>(stated: &'a [u8]) -> Resu
     }
     match postcard::serialize_with_flavor(&statement, Written(stated)) {
         Ok(()) => Ok(statement),
-        Err(_) => Err("its statement is not as it would be written".to_owned()),
+        Err(_) => Err("its statement is not in canonical form".to_owned()),
     }
 }
 

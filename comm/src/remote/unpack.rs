@@ -50,7 +50,7 @@ impl<S: Travels> Unpack<S> {
                 Deposit::Other(parcel) => Some(parcel),
             });
         }
-        let (own, parcels) = (own.ok_or("this member brings nothing")?, Parcels(parcels));
+        let (own, parcels) = (own.ok_or("this member has no input")?, Parcels(parcels));
         let Form { function, layout, .. } = own.form();
         let others = (0..parcels.0.len()).filter_map(|from| parcels.brought(from));
         let mut forms = others.map(|brought| brought.form);

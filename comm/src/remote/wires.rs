@@ -48,7 +48,7 @@ impl Transport for Wires {
         let Ok((from, bytes)) = self.from.try_recv() else { return Ok(None) };
         let mut buffer = self.shelf.take(bytes.len()).ok_or_else(|| TransportError {
             peer: Some(from),
-            problem: format!("no memory for a letter of {} bytes", bytes.len()),
+            problem: format!("no memory for a message of {} bytes", bytes.len()),
         })?;
         buffer.bytes_mut().copy_from_slice(&bytes);
         Ok(Some((from, buffer)))

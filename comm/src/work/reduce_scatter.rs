@@ -26,7 +26,7 @@ impl<T: Element> ReduceScatter<T> {
         let part = one_length(members.iter().map(target_len))?;
         let whole = one_length(members.iter().map(|it| it.source.len()))?;
         if whole != part * members.len() {
-            return Err(format!("{whole} elements are no {} parts of {part}", members.len()));
+            return Err(format!("{whole} elements cannot be {} parts of {part}", members.len()));
         }
         let owned = (0..members.len()).map(|owner| (owner, 0..part));
         let blocks = owned_blocks(owned, BLOCK_BYTES / size_of::<T>());

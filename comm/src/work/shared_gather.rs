@@ -32,9 +32,9 @@ impl<T: AsMut<Targets>> SharedGather<T> {
         mut deposits: Deposits<'_, SharedGatherDeposit<T>>,
     ) -> Result<Self, String> {
         let count = deposits.len();
-        let first = deposits.next().ok_or("nobody takes part")?;
+        let first = deposits.next().ok_or("no member takes part")?;
         let SharedGatherDeposit { layout, shard, holder } = first;
-        let mut holder = holder.ok_or("nobody brings buffers")?;
+        let mut holder = holder.ok_or("no member brings buffers")?;
         let gather = UnitGather::begin(lists, Arc::clone(&layout));
         let others = deposits.map(|member| (member.layout, member.shard));
         let members = iter::once((layout, shard)).chain(others);

@@ -437,5 +437,5 @@ fn members_that_do_not_fit_are_no_work() {
     assert_eq!(parts([(4, 2), (4, 2)]), None);
     assert!(parts([(4, 2), (4, 3)]).is_some());
     assert!(parts([(4, 2), (5, 2)]).is_some());
-    assert_eq!(parts([(5, 2), (5, 2)]).as_deref(), Some("5 elements are no 2 parts of 2"));
+    assert_eq!(parts([(5, 2), (5, 2)]).as_deref(), Some("5 elements cannot be 2 parts of 2"));
 }

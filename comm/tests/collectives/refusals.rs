@@ -44,7 +44,7 @@ fn what_one_rank_can_see_to_be_wrong_is_refused_with_numbers() {
     );
     assert_eq!(
         refusal(group.all_to_all(tag, vec![0_f32; 4], vec![1; 4], vec![1, 1, 1, 2])),
-        "all_to_all on rank 3: what it expects from itself has 2 elements, expected 1: what it sends to itself"
+        "all_to_all on rank 3: the part that it expects from itself has 2 elements, expected 1, as it sends to itself"
     );
 }
 

@@ -108,7 +108,8 @@ fn what_a_group_of_one_cannot_see_is_refused() {
             }
             let error = outcome.expect_err("it is refused");
             assert!(matches!(error, Error::Injected { rank: CULPRIT, .. }), "{error}");
-            let why = format!("an injected fault ({kind}) that a group of one cannot see, in user");
+            let why =
+                format!("an injected fault ({kind}) that a group of one cannot detect, in user");
             assert_names(&error.to_string(), &["all_gather on rank 1, step 0: ", &why]);
         }
     }

@@ -50,7 +50,7 @@ fn a_clean_run() {
     reads(
         &explanation,
         &[
-            "all ranks agree; 10 operations of 4 ranks compared, and nobody waits in vain",
+            "all ranks agree; 10 operations of 4 ranks compared, and no rank waits in vain",
             "slowest: ",
         ],
     );
@@ -201,7 +201,7 @@ fn a_slow_rank() {
     assert_eq!((often.rank, often.of), (Rank::new(2), 4));
     let lines = [
         "slowest: step 7, microbatch 0: rank 2 issued all_gather of unit 3 (sequence 3) ",
-        " after the others; most often last was it, in ",
+        " after the others; it was most often the last to issue, in ",
         " of 4",
     ];
     reads(&explanation, &lines);

@@ -149,7 +149,9 @@ fn records_of_another_world_are_left_out() {
     let explanation = explain(&records);
     assert_eq!(explanation.left_out, [1, 4].map(Rank::new));
     assert!(
-        explanation.to_string().contains("\nleft out, as of another world: a record of ranks 1, 4")
+        explanation
+            .to_string()
+            .contains("\nignored, as older or of another world: a record of ranks 1, 4")
     );
     assert_eq!((explanation.compared, explanation.size), (expected.compared, 3));
 }

@@ -10,7 +10,7 @@ const WHOLE: [(&str, &str); 5] = [
     ("MASTER_PORT", "29500"),
 ];
 
-/// What is read of the whole, with changes: a value, or none.
+/// Reads a complete environment with these changes: a value, or none.
 fn read(changes: &[(&'static str, Option<&str>)]) -> Result<Said, String> {
     let mut variables: HashMap<&str, String> =
         WHOLE.map(|(name, value)| (name, value.to_owned())).into();
@@ -53,7 +53,7 @@ fn what_is_wrong_is_named_with_its_value() {
         ("RANK", Some("4"), "RANK=4: ranks of a world of 4 are numbered from 0 to 3"),
         ("RANK", Some("first"), "RANK=first: not a number: invalid digit found in string"),
         ("RANK", Some("-1"), "RANK=-1: not a number: invalid digit found in string"),
-        ("RANK", Some("0"), "LOCAL_RANK=1: RANK=0 is lower, and counts all hosts"),
+        ("RANK", Some("0"), "LOCAL_RANK=1: it must not exceed RANK=0, which counts over all hosts"),
         ("LOCAL_RANK", Some("9"), "LOCAL_RANK=9: ranks of a world of 4 are numbered from 0 to 3"),
         ("WORLD_SIZE", Some("0"), "WORLD_SIZE=0: a world of 0 ranks: there must be 1 to 4096"),
         (
@@ -97,7 +97,7 @@ fn an_address_must_be_one_that_others_can_reach() {
     let refused = resolve("0.0.0.0", 1).expect_err("not an address").to_string();
     assert_eq!(
         refused,
-        "MASTER_ADDR=0.0.0.0: this stands for all addresses, and nobody can connect to it"
+        "MASTER_ADDR=0.0.0.0: it stands for all addresses, and no process can connect to it"
     );
     assert_eq!(resolve("::1", 7).expect("an address").to_string(), "[::1]:7");
 }

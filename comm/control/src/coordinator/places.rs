@@ -1,4 +1,4 @@
-//! The places of a world, and who has them.
+//! The coordinator's record of each rank.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use hsdp_sharding::Rank;
 use crate::Member;
 use crate::wire::Standing;
 
-/// A place that somebody has, or had.
+/// A rank that a process has, or had.
 #[derive(Debug)]
 struct Place {
     member: Member,
@@ -15,7 +15,7 @@ struct Place {
     heard: Instant,
 }
 
-/// The places of a world, by rank.
+/// The ranks of a world; `None` where no process has joined.
 #[derive(Debug)]
 pub(super) struct Places(Vec<Option<Place>>);
 
@@ -34,7 +34,7 @@ impl Places {
         self.0[rank.index()] = None;
     }
 
-    /// Who has a place, or had it.
+    /// The process that has a rank, or had it.
     pub(super) fn holder(&self, rank: Rank) -> Option<&Member> {
         self.0.get(rank.index())?.as_ref().map(|place| &place.member)
     }
@@ -43,13 +43,13 @@ impl Places {
         self.0.iter().flatten().map(|place| place.member.clone()).collect()
     }
 
-    /// Places that nobody has, or had.
+    /// Ranks that no process has, or had.
     pub(super) fn missing(&self) -> Vec<Rank> {
         let free = self.0.iter().enumerate().filter(|(_, place)| place.is_none());
         free.map(|(index, _)| Rank::new(index)).collect()
     }
 
-    /// Alive or suspect.
+    /// The ranks that are alive or suspected.
     pub(super) fn there(&self) -> Vec<Rank> {
         self.which(|place| place.is_there())
     }
@@ -66,14 +66,14 @@ impl Places {
         self.which(|place| place.standing == Standing::Finished)
     }
 
-    /// A member was heard: whether it had been suspected.
+    /// Notes that a message of the member has arrived. Returns whether it had been suspected.
     pub(super) fn hear(&mut self, rank: Rank, now: Instant) -> bool {
         let Some(place) = &mut self.0[rank.index()] else { return false };
         place.heard = now;
         std::mem::replace(&mut place.standing, Standing::Alive) == Standing::Suspect
     }
 
-    /// Silence counts from now on.
+    /// Lets the silence of all members count from now on.
     pub(super) fn hear_all(&mut self, now: Instant) {
         for place in self.0.iter_mut().flatten() {
             place.heard = now;
@@ -88,12 +88,12 @@ impl Places {
         self.set(rank, Standing::Finished);
     }
 
-    /// Who is there, and was not heard for so long.
+    /// The ranks that are alive or suspected and have been silent for longer than `most`.
     pub(super) fn silent(&self, most: Duration, now: Instant) -> Vec<Rank> {
         self.which(|place| place.is_there() && place.silence(now) > most)
     }
 
-    /// Those who are silent for so long become suspects: who was none.
+    /// Marks the alive ranks that have been silent for longer than `most` as suspected, and returns them.
     pub(super) fn suspect(&mut self, most: Duration, now: Instant) -> Vec<Rank> {
         let new =
             self.which(|place| place.standing == Standing::Alive && place.silence(now) > most);

@@ -1,4 +1,4 @@
-//! Exchanges and broadcasts that are under way.
+//! Exchanges and broadcasts in progress.
 //!
 //! CONTROL.md, "Rounds".
 
@@ -16,9 +16,9 @@ use crate::wire::{
     RoundKind, Value,
 };
 
-/// A member comes to a round twice.
+/// A member joins a round twice.
 #[derive(Debug, thiserror::Error)]
-#[error("it came to one round twice")]
+#[error("it joined one round twice")]
 pub(super) struct Again;
 
 /// One use of a key.
@@ -35,7 +35,7 @@ struct Part {
     value: Option<Bytes>,
 }
 
-/// The rounds that are under way or have failed, by key.
+/// The rounds that are in progress or have failed, by key.
 #[derive(Debug)]
 pub(super) struct Rounds {
     open: BTreeMap<String, Round>,
@@ -47,7 +47,7 @@ impl Rounds {
         Self { open: BTreeMap::new(), most }
     }
 
-    /// A member comes to a round, and may be the last.
+    /// A member joins a round. If it is the last, the round is complete.
     pub(super) fn give(
         &mut self,
         rank: Rank,
@@ -79,7 +79,7 @@ impl Rounds {
         Ok(self.complete(&key, terms))
     }
 
-    /// Rounds whose deadline has passed fail.
+    /// Fails the rounds whose deadline has passed.
     pub(super) fn expire(&mut self, terms: &Terms, now: Instant) -> Vec<Letter> {
         let most = self.most;
         let late = self.open.iter_mut().filter(|(_, round)| {
@@ -92,13 +92,13 @@ impl Rounds {
         .collect()
     }
 
-    /// All rounds that have not failed yet do.
+    /// Fails all rounds that have not failed yet.
     pub(super) fn fail_all(&mut self, failure: &Failure) -> Vec<Letter> {
         let open = self.open.iter_mut().filter(|(_, round)| round.failed.is_none());
         open.flat_map(|(key, round)| round.fail(key, failure)).collect()
     }
 
-    /// A failure is kept only until all who are there have come for it.
+    /// Forgets the failed rounds that all ranks of `there` have joined.
     pub(super) fn forget(&mut self, there: &[Rank]) {
         let waits_for = |round: &Round| there.iter().any(|rank| !round.came.contains_key(rank));
         self.open.retain(|_, round| round.failed.is_none() || waits_for(round));
@@ -108,7 +108,7 @@ impl Rounds {
         self.open.clear();
     }
 
-    /// All have come: the key is free again.
+    /// Completes a round that all ranks have joined. The key is free again.
     fn complete(&mut self, key: &str, terms: &Terms) -> Vec<Letter> {
         let Some(mut round) = self.open.remove(key) else { return Vec::new() };
         let givers: Vec<Rank> = round.givers().collect();
@@ -128,7 +128,7 @@ impl Round {
         self.came.iter().filter(|(_, part)| part.value.is_some()).map(|(rank, _)| *rank)
     }
 
-    /// What was given. Who gives nothing in an exchange gives no bytes.
+    /// The values of the round. In an exchange, a rank without a value counts as one with no bytes.
     fn values(self, key: &str) -> impl Iterator<Item = FromCoordinator> {
         let broadcast = |part: &Part| part.kind == RoundKind::Broadcast;
         let given =
@@ -139,7 +139,7 @@ impl Round {
         })
     }
 
-    /// Tells those who have come, and keeps it for the others.
+    /// Fails the round: tells the ranks that have joined, and keeps the failure for the others.
     fn fail(&mut self, key: &str, failure: &Failure) -> Vec<Letter> {
         self.failed = Some(failure.clone());
         self.came.values_mut().for_each(|part| part.value = None);

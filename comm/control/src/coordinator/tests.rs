@@ -10,7 +10,7 @@ mod scripts;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A coordinator whose clock is the test's.
+/// A coordinator with the clock of the test.
 struct Told {
     coordinator: Coordinator,
     now: Instant,
@@ -23,7 +23,7 @@ impl Told {
         Self { coordinator: Coordinator::new(terms, Deadlines::default(), now), now }
     }
 
-    /// One that all have come to.
+    /// A coordinator that all ranks have joined.
     fn begun(world: u32) -> Self {
         let mut told = Self::of(world);
         for rank in 0..world {
@@ -53,7 +53,7 @@ impl Told {
         self.give(rank, "k", RoundKind::Exchange, Some(value));
     }
 
-    /// Time passes as it does for a process that runs.
+    /// Lets time pass as for a process that runs.
     fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         while self.now < until {
@@ -67,7 +67,7 @@ impl Told {
         letters.map(|letter| (letter.to.index(), letter.says)).collect()
     }
 
-    /// The errors of rounds, by who was told.
+    /// The errors of rounds, by the rank that got them.
     fn failures(&mut self) -> Vec<(usize, String)> {
         let failed = self.letters().into_iter().filter_map(|(to, says)| match says {
             FromCoordinator::RoundFailed(RoundFailed { key, failure }) => {
@@ -79,7 +79,7 @@ impl Told {
         failed.collect()
     }
 
-    /// Who was told that a member is what.
+    /// The changes of states, each with the rank that got it.
     fn changes(&mut self) -> Vec<(usize, u32, Standing)> {
         let changes = self.letters().into_iter().filter_map(|(to, says)| match says {
             FromCoordinator::Changed(changed) => Some((to, changed.rank, changed.standing())),
@@ -131,7 +131,7 @@ fn who_is_missing_is_said_to_all_alike_then_and_later() {
     told.pass(SECOND);
     let letters = told.letters();
     assert_eq!(letters.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [0, 1, 3]);
-    let expected = "after 60s ranks [2] have not come; [0, 1, 3] have";
+    let expected = "after 60s ranks [2] have not joined; ranks [0, 1, 3] have";
     for (_, says) in letters {
         let FromCoordinator::Failed(failure) = says else { panic!("{says:?}") };
         assert_eq!(failure.error("").expect("an error").to_string(), expected);
@@ -149,7 +149,7 @@ fn a_second_claimant_is_refused_and_the_first_stays() {
     assert_eq!(
         refused,
         "rank 1 (process 41 on elsewhere, from 127.0.0.1:1001) is refused: \
-         rank 1 (process 40 on host1, from 127.0.0.1:1001) has that place"
+         rank 1 (process 40 on host1, from 127.0.0.1:1001) has joined as that rank"
     );
     told.arrive(&hello(0, 2)).expect("the rendezvous goes on");
     assert!(told.letters().iter().any(|(_, says)| matches!(says, FromCoordinator::Welcome(_))));
@@ -285,8 +285,9 @@ fn a_broadcast_has_one_giver() {
                 (0..3).for_each(|rank| assert_eq!(values(&letters, rank), ["v"]));
             }
             Some(said) => {
-                let expected =
-                    format!("`k`: one rank gives what is broadcast, but ranks {said} did");
+                let expected = format!(
+                    "`k`: exactly one rank must give the value of a broadcast, but ranks {said} did"
+                );
                 assert_eq!(told.failures(), [0, 1, 2].map(|rank| (rank, expected.clone())));
             }
         }
@@ -314,7 +315,7 @@ fn a_late_rank_gets_what_the_others_got() {
         told.pass(SECOND);
         (0..2).for_each(|rank| told.hear(rank, FromMember::Beat(())));
     }
-    let expected = "`k`: after 30s ranks [1] have not come; [0] have".to_owned();
+    let expected = "`k`: after 30s ranks [1] have not joined; ranks [0] have".to_owned();
     assert_eq!(told.failures(), [(0, expected.clone())]);
     told.exchange(1, "b");
     assert_eq!(told.failures(), [(1, expected)]);
@@ -342,7 +343,7 @@ fn there_are_only_so_many_rounds() {
     for number in 0..=256 {
         told.give(0, &format!("k{number}"), RoundKind::Exchange, Some("a"));
     }
-    let expected = "`k256`: 256 keys are open already, the most there may be".to_owned();
+    let expected = "`k256`: 256 keys are in use already, which is the limit".to_owned();
     assert_eq!(told.failures(), [(0, expected)]);
 }
 

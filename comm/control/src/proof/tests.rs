@@ -19,7 +19,7 @@ fn secret() -> Secret {
     Secret::from_bytes([1; 32])
 }
 
-/// As Python's `hmac` has it: `hmac.new(bytes([1]) * 32, label + transcript, "sha256")`, the transcript made with
+/// Values from Python's `hmac`: `hmac.new(bytes([1]) * 32, label + transcript, "sha256")`, the transcript made with
 /// `struct.pack(">Q", len(part)) + part` of each part.
 #[test]
 fn a_proof_is_what_another_implementation_makes() {

@@ -27,9 +27,9 @@ fn a_drawn_one_is_another_each_time() {
 #[test]
 fn what_is_no_secret_is_refused_and_not_shown() {
     for (digits, said) in [
-        ("", "0 characters, it must be 64 hexadecimal digits"),
-        (&"a".repeat(63), "63 characters"),
-        (&"g".repeat(64), "a character in it is no hexadecimal digit"),
+        ("", "it has 0 characters, it must have 64 hexadecimal digits"),
+        (&"a".repeat(63), "it has 63 characters"),
+        (&"g".repeat(64), "it has a character that is not a hexadecimal digit"),
     ] {
         let problem = parse(digits.as_bytes()).expect_err("refused");
         assert!(problem.starts_with(said), "{problem}");
@@ -65,7 +65,7 @@ fn other_files_are_refused() {
     }
     let (_folder, long) = file_of(0o600, &digits.repeat(3));
     let refused = Secret::from_file(&long).expect_err("too long").to_string();
-    assert!(refused.ends_with("128 characters, it must be 64 hexadecimal digits"), "{refused}");
+    assert!(refused.ends_with("128 characters, it must have 64 hexadecimal digits"), "{refused}");
     let (folder, path) = file_of(0o600, &digits);
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(&path, &link).expect("a link");

@@ -22,19 +22,19 @@ use crate::limits::MOST_FRAME;
 
 const PATH: &str = "/hsdp.control.Control/Attend";
 
-/// Frames that wait for HTTP/2 to take them.
+/// The number of frames that may wait for HTTP/2.
 const QUEUE: usize = 16;
 
-/// What the coordinator's side says, as it comes.
+/// The stream of the coordinator's frames.
 pub type Replies = ReceiverStream<Result<Frame, Status>>;
 
 /// The coordinator's side of the method.
 pub trait Attend: Clone + Send + Sync + 'static {
-    /// Takes a stream of frames, and gives one back; without waiting.
+    /// Takes the stream of a member's frames, and returns the stream of the coordinator's. Does not wait.
     fn attend(&self, frames: Request<Streaming<Frame>>) -> Result<Replies, Status>;
 }
 
-/// The service as tonic wants it.
+/// The service, for tonic.
 #[derive(Clone, Debug)]
 pub struct Control<A>(pub A);
 
@@ -74,10 +74,10 @@ impl<A: Attend> StreamingService<Frame> for Method<A> {
     }
 }
 
-/// The member's side of the method: where to say something, and what the coordinator says.
+/// The member's side of the method: a sender of frames, and the stream of the coordinator's frames.
 ///
 /// # Errors
-/// What gRPC or the connection says.
+/// The error of gRPC or of the connection.
 pub async fn call(channel: Channel) -> Result<(mpsc::Sender<Frame>, Streaming<Frame>), Status> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let frames = stream(channel, ReceiverStream::new(receiver)).await?;

@@ -1,4 +1,4 @@
-//! Why a rendezvous or a round has failed: what the coordinator decides, and members read as an error.
+//! Failures of a rendezvous or a round. The coordinator sends them, and members turn them into errors.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,36 +10,36 @@ use super::{Malformed, string};
 use crate::limits::MOST_RANKS;
 use crate::{ControlError, Member, Subject};
 
-/// A failure that all members get alike.
+/// A failure, the same for all members.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Failure {
-    /// Which one.
+    /// The kind of failure.
     #[prost(oneof = "Grounds", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub grounds: Option<Grounds>,
 }
 
-/// What a failure is about.
+/// The kinds of failure.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Grounds {
-    /// Ranks have not come to the rendezvous.
+    /// Ranks have not joined the rendezvous.
     #[prost(message, tag = "1")]
     Incomplete(Incompleteness),
-    /// A place is taken.
+    /// Another process has the rank.
     #[prost(message, tag = "2")]
     Occupied(Occupied),
-    /// A rank differs.
+    /// A rank differs in a setting that all ranks must share.
     #[prost(message, tag = "3")]
     Different(Difference),
-    /// Ranks have not come to a round.
+    /// Ranks have not joined a round.
     #[prost(message, tag = "4")]
     Late(Lateness),
-    /// Ranks are not there any more.
+    /// Ranks are lost or have left.
     #[prost(message, tag = "5")]
     Absent(Absence),
-    /// Ranks mean different kinds of rounds.
+    /// Some ranks exchange, and some broadcast.
     #[prost(message, tag = "6")]
     Mixed(Mixture),
-    /// None, or several gave what is to be broadcast.
+    /// No rank, or several, gave the value of a broadcast.
     #[prost(message, tag = "7")]
     Givers(Givers),
     /// Too many rounds.
@@ -47,7 +47,7 @@ pub enum Grounds {
     Crowded(Overflow),
 }
 
-/// Ranks have not come to the rendezvous.
+/// Ranks have not joined the rendezvous.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Incompleteness {
     #[prost(uint64, tag = "1")]
@@ -58,7 +58,7 @@ pub struct Incompleteness {
     pub(crate) came: Vec<u32>,
 }
 
-/// A place is taken.
+/// Another process has the rank.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Occupied {
     #[prost(message, optional, tag = "1")]
@@ -67,7 +67,7 @@ pub struct Occupied {
     pub(crate) second: Option<Present>,
 }
 
-/// A rank differs in what all must agree on.
+/// A rank differs in a setting that all ranks must share.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Difference {
     #[prost(uint32, tag = "1")]
@@ -80,7 +80,7 @@ pub struct Difference {
     pub(crate) expected: String,
 }
 
-/// Ranks have not come to a round.
+/// Ranks have not joined a round.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Lateness {
     #[prost(uint64, tag = "1")]
@@ -91,7 +91,7 @@ pub struct Lateness {
     pub(crate) came: Vec<u32>,
 }
 
-/// Ranks are not there any more.
+/// Ranks are lost or have left.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Absence {
     #[prost(uint32, repeated, tag = "1")]
@@ -100,7 +100,7 @@ pub struct Absence {
     pub(crate) finished: Vec<u32>,
 }
 
-/// Ranks mean different kinds of rounds.
+/// Some ranks exchange, and some broadcast.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Mixture {
     #[prost(uint32, repeated, tag = "1")]
@@ -109,7 +109,7 @@ pub struct Mixture {
     pub(crate) broadcast: Vec<u32>,
 }
 
-/// None, or several gave what is to be broadcast.
+/// No rank, or several, gave the value of a broadcast.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Givers {
     #[prost(uint32, repeated, tag = "1")]
@@ -134,10 +134,10 @@ impl Failure {
         self.error("").map(drop)
     }
 
-    /// As an error; `key` is that of the round.
+    /// The failure as an error; `key` is that of the round.
     ///
     /// # Errors
-    /// [`Malformed`] if it is nothing known, or out of bounds.
+    /// [`Malformed`] if it is unknown or out of bounds.
     pub fn error(&self, key: &str) -> Result<ControlError, Malformed> {
         let key = key.to_owned();
         Ok(match self.grounds.as_ref().ok_or(Malformed("no failure"))? {
@@ -198,7 +198,7 @@ fn ranks(numbers: &[u32]) -> Result<Vec<Rank>, Malformed> {
 }
 
 fn member(present: Option<&Present>) -> Result<Member, Malformed> {
-    present.ok_or(Malformed("nobody"))?.try_into()
+    present.ok_or(Malformed("no member"))?.try_into()
 }
 
 impl TryFrom<&Present> for Member {
@@ -207,7 +207,7 @@ impl TryFrom<&Present> for Member {
     fn try_from(present: &Present) -> Result<Self, Malformed> {
         string(&present.host, "a host's name that is too long")?;
         let from: Result<SocketAddr, _> = present.from.parse();
-        let from = from.map_err(|_| Malformed("an address that is none"))?;
+        let from = from.map_err(|_| Malformed("an invalid address"))?;
         let rank = ranks(&[present.rank])?[0];
         Ok(Self { rank, host: present.host.as_str().into(), pid: present.pid, from })
     }

@@ -8,58 +8,58 @@ use crate::limits::MOST_FRAME;
 /// One message of the stream.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Frame {
-    /// What it is.
+    /// The kind of message.
     #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5")]
     pub kind: Option<Kind>,
 }
 
-/// What a frame is.
+/// The kinds of frame.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Kind {
-    /// A member's first.
+    /// A member's first frame.
     #[prost(message, tag = "1")]
     Hello(Hello),
-    /// The coordinator's first.
+    /// The coordinator's first frame.
     #[prost(message, tag = "2")]
     Challenge(Challenge),
-    /// A member's second.
+    /// A member's second frame.
     #[prost(message, tag = "3")]
     Proof(Proof),
-    /// The coordinator's last to a stranger.
+    /// The coordinator's last frame to a connection that it refuses.
     #[prost(message, tag = "4")]
     Refusal(Refusal),
-    /// Everything else.
+    /// Every frame after the handshake.
     #[prost(message, tag = "5")]
     Sealed(Sealed),
 }
 
-/// A letter with its seal.
+/// An authenticated message: a message with its MAC.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Sealed {
-    /// The letter, encoded.
+    /// The message, encoded.
     #[prost(bytes = "bytes", tag = "1")]
     pub letter: Bytes,
-    /// Over its number and itself.
+    /// The MAC of the message and of its number in this direction.
     #[prost(bytes = "bytes", tag = "2")]
     pub seal: Bytes,
 }
 
 impl Frame {
-    /// What it is, within its bounds.
+    /// The content of the frame, checked against its bounds.
     ///
     /// # Errors
-    /// [`Malformed`] if it is nothing known, or out of bounds.
+    /// [`Malformed`] if it is unknown or out of bounds.
     pub fn checked(self) -> Result<Kind, Malformed> {
         let kind = self.kind.ok_or(Malformed("an empty frame"))?;
         match &kind {
             Kind::Hello(hello) => hello.check()?,
             Kind::Challenge(challenge) => challenge.check()?,
-            Kind::Proof(Proof { proof }) => tag(proof, "a proof that is none")?,
+            Kind::Proof(Proof { proof }) => tag(proof, "a proof of the wrong length")?,
             Kind::Refusal(refusal) => refusal.check()?,
             Kind::Sealed(sealed) => {
-                tag(&sealed.seal, "a seal that is none")?;
+                tag(&sealed.seal, "a MAC of the wrong length")?;
                 if sealed.letter.len() > MOST_FRAME {
-                    return Err(Malformed("a letter that is too long"));
+                    return Err(Malformed("a message that is too long"));
                 }
             }
         }

@@ -1,14 +1,14 @@
-//! What is said before anybody has proved who he is. It looks like this in every version of the protocol.
+//! The frames of the handshake, before authentication. Their format is the same in every version of the protocol.
 
 use prost::bytes::Bytes;
 
 use super::{Malformed, string, tag};
 use crate::limits::MOST_RANKS;
 
-/// Who a member says it is.
+/// The identity that a member claims.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Hello {
-    /// Its version of the protocol.
+    /// The version of the protocol.
     #[prost(uint32, tag = "1")]
     pub protocol: u32,
     /// The name of its job.
@@ -32,7 +32,7 @@ pub struct Hello {
     /// Its host's name.
     #[prost(string, tag = "8")]
     pub host: String,
-    /// Its process.
+    /// Its process id.
     #[prost(uint32, tag = "9")]
     pub pid: u32,
     /// Drawn for this handshake.
@@ -45,7 +45,7 @@ impl Hello {
         string(&self.job, "a job's name that is too long")?;
         string(&self.build, "a build that is too long")?;
         string(&self.host, "a host's name that is too long")?;
-        tag(&self.nonce, "a nonce that is none")?;
+        tag(&self.nonce, "a nonce of the wrong length")?;
         if self.world > MOST_RANKS || self.rank >= self.world {
             return Err(Malformed("a rank that is not in its world"));
         }
@@ -53,39 +53,39 @@ impl Hello {
     }
 }
 
-/// The coordinator's answer: that it knows the secret, and what a member has to prove the same with.
+/// The coordinator's answer: a proof that it knows the secret, and a nonce for the member's proof.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Challenge {
     /// Drawn for this handshake.
     #[prost(bytes = "bytes", tag = "1")]
     pub nonce: Bytes,
-    /// Over everything said so far, the nonce with it.
+    /// The proof over all that was sent so far, with this nonce.
     #[prost(bytes = "bytes", tag = "2")]
     pub proof: Bytes,
 }
 
 impl Challenge {
     pub(crate) fn check(&self) -> Result<(), Malformed> {
-        tag(&self.nonce, "a nonce that is none")?;
-        tag(&self.proof, "a proof that is none")
+        tag(&self.nonce, "a nonce of the wrong length")?;
+        tag(&self.proof, "a proof of the wrong length")
     }
 }
 
-/// That a member knows the secret.
+/// The proof that a member knows the secret.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Proof {
-    /// Over everything said so far.
+    /// The proof over all that was sent so far.
     #[prost(bytes = "bytes", tag = "1")]
     pub proof: Bytes,
 }
 
-/// Why a stranger has to go.
+/// The reason why a connection is refused.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Refusal {
-    /// In words.
+    /// The reason, in words.
     #[prost(string, tag = "1")]
     pub reason: String,
-    /// The job that is served, if that is why.
+    /// The job that is served, if the member belongs to another one.
     #[prost(string, optional, tag = "2")]
     pub job: Option<String>,
     /// The number of its start.

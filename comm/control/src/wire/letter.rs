@@ -1,4 +1,4 @@
-//! What members and their coordinator tell each other, under seal.
+//! The authenticated messages between members and their coordinator.
 
 use prost::Message as _;
 use prost::bytes::Bytes;
@@ -6,30 +6,30 @@ use prost::bytes::Bytes;
 use super::{Failure, Malformed, string, value};
 use crate::limits::MOST_RANKS;
 
-/// A letter of a member.
+/// A message of a member, as it is encoded.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MemberLetter {
-    /// What it says.
+    /// The message.
     #[prost(oneof = "FromMember", tags = "1, 2, 3, 4, 5")]
     pub says: Option<FromMember>,
 }
 
-/// What a member says.
+/// A message of a member.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum FromMember {
-    /// That it is there.
+    /// A heartbeat.
     #[prost(message, tag = "1")]
     Beat(()),
-    /// Its part in a round.
+    /// The member's part in a round.
     #[prost(message, tag = "2")]
     Give(Give),
-    /// That the job is over.
+    /// The end of the job.
     #[prost(message, tag = "3")]
     Abort(Abort),
-    /// That it has done its part.
+    /// The member leaves.
     #[prost(message, tag = "4")]
     Goodbye(()),
-    /// Something for another member.
+    /// A message for another member.
     #[prost(message, tag = "5")]
     Pass(Pass),
 }
@@ -37,34 +37,34 @@ pub enum FromMember {
 /// A member's part in a round.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Give {
-    /// Which round.
+    /// The key of the round.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// What the member takes it for.
+    /// The kind of round that the member joins.
     #[prost(enumeration = "RoundKind", tag = "2")]
     pub kind: i32,
-    /// What it brings.
+    /// Its value, if it gives one.
     #[prost(bytes = "bytes", optional, tag = "3")]
     pub value: Option<Bytes>,
 }
 
-/// What a round is for.
+/// The kind of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum RoundKind {
-    /// Everybody gives, everybody gets everything.
+    /// Every rank gives a value, and gets the values of all.
     Exchange = 0,
-    /// One gives, everybody gets that.
+    /// One rank gives a value, and every rank gets it.
     Broadcast = 1,
 }
 
-/// What one member passes to another.
+/// A message of one member to another.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Pass {
-    /// To whom it goes; when it is passed on, from whom it comes.
+    /// From a member to the coordinator: the receiver. From the coordinator to a member: the sender.
     #[prost(uint32, tag = "1")]
     pub rank: u32,
-    /// What it is.
+    /// The message.
     #[prost(bytes = "bytes", tag = "2")]
     pub what: Bytes,
 }
@@ -72,53 +72,53 @@ pub struct Pass {
 /// The end of the job, by a member.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Abort {
-    /// Why.
+    /// The reason.
     #[prost(string, tag = "1")]
     pub reason: String,
 }
 
-/// A letter of the coordinator.
+/// A message of the coordinator, as it is encoded.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CoordinatorLetter {
-    /// What it says.
+    /// The message.
     #[prost(oneof = "FromCoordinator", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub says: Option<FromCoordinator>,
 }
 
-/// What the coordinator says.
+/// A message of the coordinator.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum FromCoordinator {
-    /// That it is there.
+    /// A heartbeat.
     #[prost(message, tag = "1")]
     Beat(()),
     /// A member of the world.
     #[prost(message, tag = "2")]
     Present(Present),
-    /// That all are there.
+    /// All ranks have joined.
     #[prost(message, tag = "3")]
     Welcome(Welcome),
-    /// That there will be no world, or none with the one who reads this.
+    /// The rendezvous has failed, or the receiver cannot join.
     #[prost(message, tag = "4")]
     Failed(Failure),
-    /// What a member gave.
+    /// A value of a round.
     #[prost(message, tag = "5")]
     Value(Value),
-    /// That a round has failed.
+    /// A round has failed.
     #[prost(message, tag = "6")]
     RoundFailed(RoundFailed),
-    /// What has become of a member.
+    /// The state of a member has changed.
     #[prost(message, tag = "7")]
     Changed(Changed),
-    /// That the job is over.
+    /// A member has ended the job.
     #[prost(message, tag = "8")]
     Aborted(Aborted),
-    /// That a goodbye was heard.
+    /// The answer to a goodbye.
     #[prost(message, tag = "9")]
     Farewell(()),
-    /// That the one who reads this is a member no more.
+    /// The receiver is lost: it is no longer a member.
     #[prost(message, tag = "10")]
     Ended(Ended),
-    /// Something of another member.
+    /// A message of another member.
     #[prost(message, tag = "11")]
     Passed(Pass),
 }
@@ -132,41 +132,41 @@ pub struct Present {
     /// Its host.
     #[prost(string, tag = "2")]
     pub host: String,
-    /// Its process.
+    /// Its process id.
     #[prost(uint32, tag = "3")]
     pub pid: u32,
-    /// From where it has come: an address and a port.
+    /// The address and port from which it has connected.
     #[prost(string, tag = "4")]
     pub from: String,
 }
 
-/// The intervals that hold for all.
+/// The intervals that hold for all members.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct Welcome {
-    /// Milliseconds between two beats.
+    /// Milliseconds between two heartbeats.
     #[prost(uint32, tag = "1")]
     pub beat: u32,
-    /// Beats that may be missed before a member is suspected.
+    /// The number of heartbeats that a member may miss before it is suspected.
     #[prost(uint32, tag = "2")]
     pub suspect: u32,
-    /// Beats that may be missed before a member is lost.
+    /// The number of heartbeats that a member may miss before it is lost.
     #[prost(uint32, tag = "3")]
     pub lost: u32,
-    /// Milliseconds of a round.
+    /// The deadline of a round, in milliseconds.
     #[prost(uint32, tag = "4")]
     pub round: u32,
 }
 
-/// What a member gave.
+/// A value of a round.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Value {
-    /// In which round.
+    /// The key of the round.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// Who.
+    /// The rank that gave the value.
     #[prost(uint32, tag = "2")]
     pub rank: u32,
-    /// What.
+    /// The value.
     #[prost(bytes = "bytes", tag = "3")]
     pub value: Bytes,
 }
@@ -174,69 +174,69 @@ pub struct Value {
 /// A round has failed.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RoundFailed {
-    /// Which.
+    /// The key of the round.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// Why.
+    /// The reason.
     #[prost(message, optional, tag = "2")]
     pub failure: Option<Failure>,
 }
 
-/// What has become of a member.
+/// The state of a member has changed.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Changed {
-    /// Which.
+    /// The member.
     #[prost(uint32, tag = "1")]
     pub rank: u32,
-    /// What it is now.
+    /// Its new state.
     #[prost(enumeration = "Standing", tag = "2")]
     pub standing: i32,
-    /// Why, if it is lost.
+    /// The reason, if it is lost.
     #[prost(string, tag = "3")]
     pub why: String,
 }
 
-/// What a member is.
+/// The state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum Standing {
-    /// It is heard.
+    /// Its heartbeats arrive.
     Alive = 0,
-    /// It is silent.
+    /// It has missed heartbeats.
     Suspect = 1,
-    /// It has said goodbye.
+    /// It has left.
     Finished = 2,
-    /// It is gone.
+    /// It is lost.
     Lost = 3,
 }
 
-/// The job is over.
+/// A member has ended the job.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Aborted {
-    /// By whose doing.
+    /// The member.
     #[prost(uint32, tag = "1")]
     pub rank: u32,
-    /// Why.
+    /// Its reason.
     #[prost(string, tag = "2")]
     pub reason: String,
 }
 
-/// A member is one no more.
+/// The receiver is no longer a member.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Ended {
-    /// Why.
+    /// The reason.
     #[prost(string, tag = "1")]
     pub why: String,
 }
 
 impl MemberLetter {
-    /// What a member says, within its bounds.
+    /// Decodes a message of a member, and checks it against its bounds.
     ///
     /// # Errors
-    /// [`Malformed`] if it is nothing known, or out of bounds.
+    /// [`Malformed`] if it is unknown or out of bounds.
     pub fn read(bytes: &[u8]) -> Result<FromMember, Malformed> {
-        let letter = Self::decode(bytes).map_err(|_| Malformed("a letter that is none"))?;
-        let says = letter.says.ok_or(Malformed("an empty letter"))?;
+        let letter = Self::decode(bytes).map_err(|_| Malformed("bytes that cannot be decoded"))?;
+        let says = letter.says.ok_or(Malformed("an empty message"))?;
         match &says {
             FromMember::Beat(()) | FromMember::Goodbye(()) => {}
             FromMember::Give(give) => {
@@ -252,13 +252,13 @@ impl MemberLetter {
 }
 
 impl CoordinatorLetter {
-    /// What the coordinator says, within its bounds.
+    /// Decodes a message of the coordinator, and checks it against its bounds.
     ///
     /// # Errors
-    /// [`Malformed`] if it is nothing known, or out of bounds.
+    /// [`Malformed`] if it is unknown or out of bounds.
     pub fn read(bytes: &[u8]) -> Result<FromCoordinator, Malformed> {
-        let letter = Self::decode(bytes).map_err(|_| Malformed("a letter that is none"))?;
-        let says = letter.says.ok_or(Malformed("an empty letter"))?;
+        let letter = Self::decode(bytes).map_err(|_| Malformed("bytes that cannot be decoded"))?;
+        let says = letter.says.ok_or(Malformed("an empty message"))?;
         says.check()?;
         Ok(says)
     }
@@ -272,7 +272,7 @@ impl FromCoordinator {
                 rank(present.rank)?;
                 string(&present.host, "a host's name that is too long")
             }
-            Self::Welcome(Welcome { beat: 0, .. }) => Err(Malformed("no time between beats")),
+            Self::Welcome(Welcome { beat: 0, .. }) => Err(Malformed("no time between heartbeats")),
             Self::Welcome(welcome) if welcome.lost > 1_000_000 || welcome.suspect > 1_000_000 => {
                 Err(Malformed("an interval that is too long"))
             }
@@ -301,7 +301,7 @@ impl FromCoordinator {
         }
     }
 
-    /// Whether nothing comes after it.
+    /// Whether it is the last message of a connection.
     pub(crate) fn is_last(&self) -> bool {
         matches!(self, Self::Failed(_) | Self::Farewell(()) | Self::Ended(_))
     }

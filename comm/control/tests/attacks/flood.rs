@@ -13,14 +13,14 @@ use crate::world::{World, each};
 
 const CONNECTIONS: usize = 10_000;
 
-/// Bytes of this process's memory that are there.
+/// The resident memory of this process, in bytes.
 pub(crate) fn resident() -> usize {
     let status = fs::read_to_string("/proc/self/statm").expect("a Linux");
     let pages = status.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
     4096 * pages.expect("a number of pages")
 }
 
-/// What members get in so many rounds.
+/// The values that members get in `rounds` rounds.
 fn values(members: &[Membership], rounds: u32) -> Vec<Vec<Vec<Vec<u8>>>> {
     each(members.iter().collect(), |one: &Membership| {
         let round = |round: u32| {
@@ -34,7 +34,7 @@ fn values(members: &[Membership], rounds: u32) -> Vec<Vec<Vec<Vec<u8>>>> {
 }
 
 fn junk(address: SocketAddr, number: usize, held: &mut VecDeque<TcpStream>) {
-    // Its queue of connections may be full: that is one connection less.
+    // The listener's queue may be full. That is one connection less.
     let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) else {
         return;
     };
@@ -46,7 +46,7 @@ fn junk(address: SocketAddr, number: usize, held: &mut VecDeque<TcpStream>) {
         3 => [&preface[..], &[0xff; 64]].concat(),
         _ => (0..512_usize).map(|at| (at * number).to_le_bytes()[0]).collect(),
     };
-    // It may have been sent away by then.
+    // The coordinator may have closed it by then.
     let _ = stream.write_all(&said);
     held.push_back(stream);
     if held.len() > 50 {

@@ -1,4 +1,4 @@
-//! Lengths that nobody means.
+//! Messages with absurd lengths.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use crate::flood::resident;
 use crate::world::{World, quick};
 use crate::{are_well, ends_after};
 
-/// Sends the body of a call, and says what was answered until the call was over.
+/// Sends the body of a call, and returns all answers until the call has ended.
 async fn answer(address: SocketAddr, body: Vec<Bytes>) -> String {
     let connection = tokio::net::TcpStream::connect(address).await.expect("a connection");
     let (client, connection) = h2::client::handshake(connection).await.expect("HTTP/2");
@@ -35,7 +35,7 @@ async fn answer(address: SocketAddr, body: Vec<Bytes>) -> String {
     String::from_utf8_lossy(&words).into_owned()
 }
 
-/// As HTTP/2 takes it; nothing if the stream is over, or nothing is taken for a while.
+/// Sends bytes as fast as HTTP/2 takes them; `None` if the stream has ended, or takes nothing for a while.
 async fn send(stream: &mut h2::SendStream<Bytes>, mut part: Bytes) -> Option<()> {
     while !part.is_empty() {
         stream.reserve_capacity(part.len());
@@ -47,7 +47,7 @@ async fn send(stream: &mut h2::SendStream<Bytes>, mut part: Bytes) -> Option<()>
     Some(())
 }
 
-/// Each body, and what is said of it.
+/// Sends each body, and expects its answer.
 fn attack(bodies: Vec<(Vec<Bytes>, &str)>) {
     let world = World::of(2, quick());
     let members = world.join();
@@ -66,7 +66,7 @@ fn attack(bodies: Vec<(Vec<Bytes>, &str)>) {
     assert!(grown < 32 << 20, "{grown} bytes more");
 }
 
-/// A gRPC message: a length, and what follows.
+/// A gRPC message: a length, and the content.
 fn message(length: u32, content: &[u8]) -> Bytes {
     let mut bytes = BytesMut::new();
     bytes.put_u8(0);
@@ -77,9 +77,9 @@ fn message(length: u32, content: &[u8]) -> Bytes {
 
 #[test]
 fn lengths_that_nobody_means_take_no_memory() {
-    // A frame whose hello says that it has 2^63 bytes.
+    // A frame whose hello states a length of 2^63 bytes.
     let protobuf = [0x0a, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01];
-    // A hello whose job has 2^63 bytes.
+    // A hello whose job states a length of 2^63 bytes.
     let inner = [0x0a, 0x0b, 0x12, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01];
     let known = |bytes: &[u8]| message(u32::try_from(bytes.len()).expect("few"), bytes);
     attack(vec![

@@ -1,4 +1,4 @@
-//! What strangers can do to the control plane: be refused. Members are exchanging values meanwhile, and do not notice.
+//! Attacks by processes without the secret. All are refused, while members exchange values and are not affected.
 
 mod flood;
 mod huge;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_control::{Membership, State};
 
-/// How long a connection lives from here on that says nothing more; nothing if it outlives `within`.
+/// How long a connection lives that sends nothing more; `None` if it outlives `within`.
 fn ends_after(connection: &mut TcpStream, within: Duration) -> Option<Duration> {
     let started = Instant::now();
     connection.set_read_timeout(Some(Duration::from_millis(20))).expect("a timeout");
@@ -30,7 +30,7 @@ fn ends_after(connection: &mut TcpStream, within: Duration) -> Option<Duration> 
     None
 }
 
-/// All are there, and their values come.
+/// Checks that all members are connected and get their values.
 fn are_well(members: &[Membership]) {
     let got = world::each(members.iter().collect(), |one: &Membership| {
         one.exchange("well?", one.rank().to_string().as_bytes()).expect("values")

@@ -1,4 +1,4 @@
-//! A handshake that was recorded, said again.
+//! Replays of a recorded handshake.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use hsdp_control::{Client, ClientOptions, Rank};
 use crate::ends_after;
 use crate::world::{World, job, quick, secret, terms};
 
-/// A way to the coordinator on which all that a member says is written down.
+/// A proxy to the coordinator that records all bytes of a member.
 struct Way {
     address: SocketAddr,
     said: Arc<Mutex<Vec<u8>>>,
@@ -50,7 +50,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, sees: impl Fn(&[u8])) {
 fn a_recorded_handshake_proves_nothing() {
     let mut deadlines = quick();
     deadlines.rendezvous = Duration::from_secs(4);
-    // So that it is the refusal that ends the connection, and not this.
+    // The refusal must end the connection, not the end of this direction.
     deadlines.handshake = Duration::from_secs(30);
     let world = World::of(3, deadlines);
     let way = Way::to(world.server.address());
@@ -58,7 +58,7 @@ fn a_recorded_handshake_proves_nothing() {
     let recorded = thread::spawn(move || Client::join(options.deadlines(deadlines)));
     let other = world.options(0);
     let other = thread::spawn(move || Client::join(other));
-    // Hello and proof are said as soon as the preface and both frames are: a few hundred bytes.
+    // Hello and proof have been sent when the preface and both frames have: a few hundred bytes.
     let said = settled(&way.said);
     assert!(said.windows(4).any(|part| part == b"test"), "the job's name is in it");
 
@@ -90,7 +90,7 @@ fn a_recorded_handshake_takes_no_free_place() {
     Client::join(world.options(0)).expect("the place is free");
 }
 
-/// What was said, once nothing more is for 200 ms.
+/// The recorded bytes, once no more arrive for 200 ms.
 fn settled(said: &Mutex<Vec<u8>>) -> Vec<u8> {
     let look = || said.lock().expect("no panic").clone();
     let (mut last, mut since) = (look(), Instant::now());

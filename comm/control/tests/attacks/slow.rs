@@ -1,4 +1,4 @@
-//! Connections that are held open, and say little or nothing.
+//! Connections that are held open, and send little or nothing.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -50,7 +50,7 @@ fn who_holds_connections_open_does_not_keep_members_out() {
     let world = World::of(2, deadlines);
     let hold = || TcpStream::connect(world.server.address()).expect("a connection");
     let mut held: Vec<TcpStream> = (0..60).map(|_| hold()).collect();
-    // Two for each rank and four: the others were turned away, or make room.
+    // Two for each rank and four. The others were refused, or are replaced.
     let alive =
         |held: &mut Vec<TcpStream>| held.iter_mut().map(is_open).filter(|open| *open).count();
     let started = Instant::now();

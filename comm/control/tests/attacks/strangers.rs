@@ -1,4 +1,4 @@
-//! Those who speak the protocol, and do not know the secret.
+//! Processes that speak the protocol and do not know the secret.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use tonic::transport::Endpoint;
 use crate::world::{World, join, quick};
 use crate::{are_well, ends_after};
 
-/// A stranger's connection.
+/// The connection of a process without the secret.
 struct Stranger {
     out: mpsc::Sender<Frame>,
     frames: Streaming<Frame>,
@@ -64,7 +64,7 @@ fn hello(rank: u32) -> Hello {
     }
 }
 
-/// In a world of two of which one is still missing.
+/// Attacks a world of two in which one rank is still missing.
 fn with_one_missing(attack: impl AsyncFn(SocketAddr)) {
     let world = World::of(2, quick());
     let first = world.options(0);
@@ -120,15 +120,15 @@ fn who_says_something_else_is_refused() {
     let cases = [
         (Kind::Sealed(sealed), "not a hello"),
         (Kind::Proof(proof), "not a hello"),
-        (Kind::Proof(Proof::default()), "not understood: a proof that is none"),
-        (Kind::Hello(Hello::default()), "not understood: a nonce that is none"),
+        (Kind::Proof(Proof::default()), "malformed message: a proof of the wrong length"),
+        (Kind::Hello(Hello::default()), "malformed message: a nonce of the wrong length"),
         (
             Kind::Hello(Hello { rank: 2, ..hello(0) }),
-            "not understood: a rank that is not in its world",
+            "malformed message: a rank that is not in its world",
         ),
         (
             Kind::Hello(Hello { host: "h".repeat(257), ..hello(0) }),
-            "not understood: a host's name that is too long",
+            "malformed message: a host's name that is too long",
         ),
         (Kind::Hello(Hello { job: "other".to_owned(), ..hello(0) }), "it belongs to another job"),
     ];
@@ -140,14 +140,14 @@ fn who_says_something_else_is_refused() {
         }
         let mut stranger = Stranger::at(address).await;
         stranger.out.send(Frame::default()).await.expect("it is listened to");
-        assert_eq!(stranger.refusal().await, "not understood: an empty frame");
+        assert_eq!(stranger.refusal().await, "malformed message: an empty frame");
     });
 }
 
 #[test]
 fn who_is_refused_as_another_rank_cannot_be_any() {
     with_one_missing(async |address| {
-        // What is proved for one rank is not proved for another: the rank is in the transcript.
+        // A proof for one rank is invalid for another, since the rank is in the transcript.
         for rank in [Rank::new(0), Rank::new(1)] {
             let mut stranger = Stranger::at(address).await;
             stranger.say(Kind::Hello(hello(rank.get()))).await;

@@ -1,4 +1,4 @@
-//! A network that is cut: packets are not delivered any more, and no connection ends.
+//! A network that is cut: packets are no longer delivered, and no connection ends.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use hsdp_control::{Client, ClientOptions, ControlError, Rank, State};
 
 use crate::world::{LONG, World, job, quick, secret, terms};
 
-/// A way to the coordinator that can be cut.
+/// A proxy to the coordinator that can be cut.
 struct Way {
     address: SocketAddr,
     cut: Arc<AtomicBool>,
@@ -41,7 +41,7 @@ impl Way {
     }
 }
 
-/// What is read is written, until the way is cut: then it is read, and no end of it is told.
+/// Forwards bytes until the proxy is cut. Then it reads on, and forwards neither bytes nor the end of the connection.
 fn carry(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
     let mut bytes = [0; 4096];
     loop {

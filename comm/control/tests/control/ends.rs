@@ -1,4 +1,4 @@
-//! How a member, a job or a coordinator ends, and who is told what of it.
+//! The ends of a member, a job and a coordinator, and the errors that the others get.
 
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ fn finished_is_told_from_lost() {
     };
     let status = members[0].wait_for(LONG, done);
     assert_eq!((status.finished(), status.lost()), (vec![Rank::new(1)], vec![Rank::new(2)]));
-    let why = State::Lost { why: "its connection ended without a goodbye".into() };
+    let why = State::Lost { why: "its connection ended before it left".into() };
     assert_eq!(status.state(Rank::new(2)), Some(&why));
     assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
     let refused = members[0].exchange("more", b"").expect_err("nobody is there").to_string();
@@ -132,7 +132,7 @@ fn a_coordinator_that_ends_says_who_is_still_there() {
     let mut members = world.join();
     members.pop().expect("rank 1").leave().expect("heard");
     let left = world.server.finish(Duration::from_millis(50)).expect_err("rank 0 is there");
-    assert_eq!(left.to_string(), "after 50ms ranks [0] have neither said goodbye nor been lost");
+    assert_eq!(left.to_string(), "after 50ms ranks [0] have neither left nor been lost");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The control plane, as those see it who use it: members are threads, the network is loopback.
+//! The control plane from its users' side: members are threads, the network is loopback.
 
 mod cuts;
 mod ends;

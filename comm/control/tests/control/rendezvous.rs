@@ -1,4 +1,4 @@
-//! Who comes in, and what everybody is told who does not.
+//! Which ranks can join, and the errors that the others get.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use hsdp_control::{
 
 use crate::world::{LONG, World, each, job, join, quick, secret, terms};
 
-/// The errors of all, in words.
+/// The errors of all ranks, in words.
 fn errors(joined: Vec<Result<Membership, ControlError>>) -> Vec<String> {
     joined.into_iter().map(|joined| joined.expect_err("no world").to_string()).collect()
 }
@@ -65,7 +65,7 @@ fn all_are_told_alike_who_is_missing() {
     let world = World::of(4, quick());
     let started = Instant::now();
     let said = errors(join([0, 1, 3].map(|rank| world.options(rank)).into()));
-    assert_eq!(said, [(); 3].map(|()| "after 2s ranks [2] have not come; [0, 1, 3] have"));
+    assert_eq!(said, [(); 3].map(|()| "after 2s ranks [2] have not joined; ranks [0, 1, 3] have"));
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     let late = Client::join(world.options(2)).expect_err("too late");
     assert_eq!(late.to_string(), said[0]);
@@ -85,7 +85,7 @@ fn all_are_told_though_the_coordinator_ends_when_the_first_is() {
         drop(server.lock().expect("no panic").take());
         joined.expect_err("one is missing").to_string()
     });
-    let expected = "after 500ms ranks [8] have not come; [0, 1, 2, 3, 4, 5, 6, 7] have";
+    let expected = "after 500ms ranks [8] have not joined; ranks [0, 1, 2, 3, 4, 5, 6, 7] have";
     assert!(said.iter().all(|said| said == expected), "{said:?}");
 }
 
@@ -95,7 +95,7 @@ fn a_second_claimant_is_refused_at_once_and_the_first_stays() {
     let options = [0, 0, 0].map(|rank| world.options(rank)).into();
     let started = Instant::now();
     let claimants = std::thread::spawn(move || join(options));
-    // The third place is free until here: two of the three have been refused by then, or will be at once.
+    // The third rank is free until here: two of the three claimants have been refused by then, or will be at once.
     let other = Client::join(world.options(1)).expect("the first stays, and is enough");
     let claimants = claimants.join().expect("no panic");
     let (first, refused): (Vec<_>, Vec<_>) = claimants.into_iter().partition(Result::is_ok);
@@ -153,8 +153,8 @@ fn another_secret_is_found_out_by_its_owner_and_by_nobody_else() {
     assert_eq!(
         refused,
         format!(
-            "what answers at {address} does not know the secret of the job `test` (start 1): \
-             another secret, or no coordinator of ours"
+            "the process at {address} does not know the secret of the job `test` (start 1): \
+             it has another secret, or is no coordinator of hsdp"
         )
     );
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
@@ -193,7 +193,7 @@ fn a_port_in_use_is_one_clear_error() {
     assert_eq!(
         said,
         format!(
-            "after 3s rank 1 has found no coordinator at {address}: something that says nothing for 1s"
+            "after 3s rank 1 has found no coordinator at {address}: a server that sends nothing for 1s"
         )
     );
 }
@@ -206,14 +206,14 @@ fn a_web_server_is_no_coordinator() {
         for stream in squatter.incoming() {
             use std::io::{Read as _, Write as _};
             let mut stream = stream.expect("a connection");
-            // What becomes of it is the other end's business.
+            // An error concerns only the other end.
             let _ = stream.read(&mut [0; 64]);
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }
     });
     let said = unreachable(address);
     let expected = format!(
-        "after 3s rank 1 has found no coordinator at {address}: something that is no coordinator: "
+        "after 3s rank 1 has found no coordinator at {address}: a server that is no coordinator: "
     );
     assert!(said.starts_with(&expected), "{said}");
 }
@@ -228,7 +228,7 @@ fn where_nobody_listens_there_is_nobody() {
     assert!(said.starts_with(&expected) && said.contains("onnection refused"), "{said}");
 }
 
-/// What rank 1 says of an address where there is no coordinator.
+/// The error of rank 1 for an address without a coordinator.
 fn unreachable(address: SocketAddr) -> String {
     let options = ClientOptions::new(address, Rank::new(1), job(), secret(), terms(2));
     let started = Instant::now();
@@ -244,7 +244,7 @@ fn all_addresses_must_be_asked_for_by_name() {
         let options = ServerOptions::new(job(), secret(), terms(1)).bind(Bind::Address(address));
         let refused = Server::start(options).expect_err("not by name").to_string();
         let expected = format!(
-            "the coordinator cannot listen at {address}: all addresses of a machine are asked for as Bind::Everywhere"
+            "the coordinator cannot listen at {address}: use Bind::Everywhere to listen on all addresses"
         );
         assert_eq!(refused, expected);
     }
@@ -263,7 +263,7 @@ fn what_cannot_be_is_refused_before_anybody_is_asked() {
     let refused = Terms::new(4097).expect_err("too many").to_string();
     assert_eq!(refused, "a world of 4097 ranks: there must be 1 to 4096");
     let refused = Job::new(&"x".repeat(257), 1).expect_err("too long").to_string();
-    assert_eq!(refused, "the job's name has 257 bytes, at most 256 are carried");
+    assert_eq!(refused, "the job's name has 257 bytes, at most 256 are allowed");
 }
 
 #[test]

@@ -67,7 +67,10 @@ fn one_rank_gives_what_all_get() {
         assert!(got.iter().all(|value| *value == format!("of {root}").into_bytes()));
     }
     let none = all(&members, |one| one.broadcast("nobody", None).expect_err("no giver"));
-    assert_eq!(none[0].to_string(), "`nobody`: one rank gives what is broadcast, but ranks [] did");
+    assert_eq!(
+        none[0].to_string(),
+        "`nobody`: exactly one rank must give the value of a broadcast, but ranks [] did"
+    );
     assert!(none.iter().all(|error| *error == none[0]));
 }
 
@@ -79,7 +82,7 @@ fn who_has_not_come_is_named_to_all_alike() {
     let late = all(&members[..2], |one| one.exchange("id", b"x").expect_err("one is missing"));
     let took = started.elapsed();
     assert!(took > Duration::from_millis(900) && took < Duration::from_secs(2), "{took:?}");
-    let expected = "`id`: after 1s ranks [2] have not come; [0, 1] have";
+    let expected = "`id`: after 1s ranks [2] have not joined; ranks [0, 1] have";
     assert!(late.iter().all(|error| error.to_string() == expected), "{late:?}");
     let last = members[2].exchange("id", b"x").expect_err("it was too late");
     assert_eq!(last, late[0]);
@@ -92,9 +95,9 @@ fn what_is_too_long_is_refused_on_the_spot() {
     let world = World::of(1, quick());
     let members = world.join();
     let refused = members[0].exchange("long", &vec![0; MOST_VALUE + 1]).expect_err("too long");
-    assert_eq!(refused.to_string(), "the value has 65537 bytes, at most 65536 are carried");
+    assert_eq!(refused.to_string(), "the value has 65537 bytes, at most 65536 are allowed");
     let refused = members[0].exchange(&"k".repeat(257), b"").expect_err("too long");
-    assert_eq!(refused.to_string(), "the key has 257 bytes, at most 256 are carried");
+    assert_eq!(refused.to_string(), "the key has 257 bytes, at most 256 are allowed");
     members[0].exchange(&"k".repeat(256), &vec![1; MOST_VALUE]).expect("as long as may be");
 }
 
@@ -134,10 +137,7 @@ fn what_is_passed_comes_in_order_and_to_nobody_else() {
     members[1].pass(Rank::new(2), vec![7; MOST_VALUE]).expect("it is passed");
     let too_long =
         members[1].pass(Rank::new(2), vec![7; MOST_VALUE + 1]).map_err(|it| it.to_string());
-    assert_eq!(
-        too_long,
-        Err("what is passed has 65537 bytes, at most 65536 are carried".to_owned())
-    );
+    assert_eq!(too_long, Err("the message has 65537 bytes, at most 65536 are allowed".to_owned()));
     let (until, mut came) = (Instant::now() + Duration::from_secs(10), [Vec::new(), Vec::new()]);
     while came[0].len() < most || came[1].is_empty() {
         assert!(Instant::now() < until, "{} have come", came[0].len());
@@ -158,7 +158,7 @@ fn members_that_pass_much_to_each_other_do_not_wait_for_each_other() {
     all(&members, |one| {
         let other = Rank::new(1 - one.rank().index());
         let (mut sent, mut came, until) = (0, 0, Instant::now() + Duration::from_secs(20));
-        // As much as the network takes, and more, before anything is read.
+        // More than the network buffers, before any member reads.
         while came < 4 * most {
             assert!(Instant::now() < until, "{came} have come");
             while sent < 4 * most && sent < came + most {

@@ -1,4 +1,4 @@
-//! Who is not heard: suspected, back again, or lost.
+//! Silent members: suspected, alive again, or lost.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ fn who_stays_silent_is_lost_and_is_told_so() {
     let status = members[1].wait_for(LONG, |status| status.ended().is_some());
     let address = world.server.address();
     let expected = format!(
-        "rank 1 has lost the coordinator at {address}: it has given this rank up: silent for 1.05s"
+        "rank 1 has lost the coordinator at {address}: it has declared this rank lost: silent for 1.05s"
     );
     assert_eq!(status.ended().map(ControlError::to_string), Some(expected.clone()));
     let refused = members[1].exchange("more", b"").expect_err("it is a member no more");

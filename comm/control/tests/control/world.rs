@@ -8,10 +8,10 @@ use hsdp_control::{
     ServerOptions, Terms,
 };
 
-/// Longer than anything here takes.
+/// A time that no test here needs.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// Deadlines that a test can wait for: 100 ms between beats, a suspect after 350 ms, lost after 1.05 s.
+/// Deadlines for tests: 100 ms between heartbeats, suspected after 350 ms, lost after 1.05 s.
 pub(crate) fn quick() -> Deadlines {
     Deadlines {
         rendezvous: Duration::from_secs(2),
@@ -34,7 +34,7 @@ pub(crate) fn terms(world: u32) -> Terms {
     Terms::new(world).expect("a world")
 }
 
-/// A coordinator, and what its members need.
+/// A coordinator, and the options of its members.
 pub(crate) struct World {
     pub(crate) server: Server,
     pub(crate) size: u32,
@@ -71,12 +71,12 @@ impl World {
     }
 }
 
-/// What each gets who joins with these options, at the same time.
+/// Joins with each of these options at the same time, and returns all results.
 pub(crate) fn join(options: Vec<ClientOptions>) -> Vec<Result<Membership, ControlError>> {
     each(options, Client::join)
 }
 
-/// What becomes of each, at the same time.
+/// Runs the closure for each value at the same time, and returns all results.
 pub(crate) fn each<T: Send, R: Send>(of: Vec<T>, does: impl Fn(T) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
         let threads: Vec<_> = of.into_iter().map(|one| scope.spawn(|| does(one))).collect();

@@ -1,7 +1,8 @@
-//! What is done with an input that may be anything: the fuzzers have these grow, and `main.rs` runs what they have found.
+//! Handling of arbitrary inputs: the fuzzers call these functions, and `main.rs` runs them on the inputs that the
+//! fuzzers have found.
 //!
-//! Whatever the bytes are, an error is the worst that may happen; what is taken is within its bounds, and the same when it is written
-//! and read again.
+//! For any bytes the worst outcome is an error. A message that is accepted is within its bounds, and is the same when it
+//! is written and read again.
 
 use hsdp_control::MOST_VALUE;
 use hsdp_control::wire::{
@@ -9,7 +10,7 @@ use hsdp_control::wire::{
 };
 use prost::Message as _;
 
-/// A frame, as a stranger may send it.
+/// A frame, as a process without the secret may send it.
 pub(crate) fn frame(input: &[u8]) {
     let Ok(frame) = Frame::decode(input) else { return };
     let Ok(kind) = frame.clone().checked() else { return };
@@ -32,7 +33,7 @@ pub(crate) fn frame(input: &[u8]) {
     }
 }
 
-/// A member's letter, behind its seal.
+/// A member's message, after the check of its MAC.
 pub(crate) fn member(input: &[u8]) {
     let Ok(says) = MemberLetter::read(input) else { return };
     let again = MemberLetter { says: Some(says.clone()) }.encode_to_vec();
@@ -48,7 +49,7 @@ pub(crate) fn member(input: &[u8]) {
     }
 }
 
-/// A letter of the coordinator, behind its seal.
+/// A message of the coordinator, after the check of its MAC.
 pub(crate) fn coordinator(input: &[u8]) {
     let Ok(says) = CoordinatorLetter::read(input) else { return };
     let again = CoordinatorLetter { says: Some(says.clone()) }.encode_to_vec();

@@ -1,4 +1,4 @@
-//! Frames and letters that may be anything.
+//! Arbitrary bytes as frames and messages.
 
 #[path = "../../../../tests/fuzz/corpus.rs"]
 mod corpus;

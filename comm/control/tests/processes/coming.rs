@@ -1,4 +1,4 @@
-//! Rows 7, 8 and 9: ranks that are claimed twice, that were told another size, that cannot be.
+//! Rows 7, 8 and 9: ranks that are claimed twice, that were told another size, or that the world does not have.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::world::{Ended, Launch, Process, end};
 
-/// A third of the time after which it would have ended by its deadline, and more than a machine with much to do takes.
+/// A third of the deadline, and more than a busy machine takes.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// What ranks say that nobody disturbs.
+/// The output of an undisturbed world.
 pub(crate) fn undisturbed(launch: &Launch) -> Vec<String> {
     let mut world = launch.elsewhere().world();
     world[0].tell();
@@ -20,12 +20,12 @@ pub(crate) fn row_7_a_second_claimant_is_refused_and_the_others_go_on() {
     let launch = Launch::new(3, "rounds");
     let expected = undisturbed(&launch);
     let first = launch.process(0);
-    // Rank 2 has not come: who ends is refused, and nobody else.
+    // Rank 2 has not come, so only a refused process can end.
     let (second, refused) = first_to_end([launch.process(1), launch.process(1)]);
     is_refused_for(&refused, second.id());
     let mut world = vec![first, second, launch.process(2)];
     let early = half_way(&mut world);
-    // A job that has begun has no place for another, either.
+    // A job that has begun refuses another claimant, too.
     is_refused_for(&launch.process(2).end(), world[2].id());
     goes_on_as(world, early, expected);
 }
@@ -34,7 +34,7 @@ fn half_way(world: &mut [Process]) -> Vec<String> {
     world.iter_mut().map(|process| process.wait_until_says("half")).collect()
 }
 
-/// It ends well, and has said what a world says that nobody disturbs.
+/// Checks that it ends well, with the output of an undisturbed world.
 fn goes_on_as(mut world: Vec<Process>, early: Vec<String>, expected: Vec<String>) {
     world[0].tell();
     for ((ended, early), expected) in end(world).into_iter().zip(early).zip(expected) {
@@ -49,11 +49,11 @@ fn is_refused_for(refused: &Ended, holder: u32) {
         member.contains(&format!("(process {pid} on ")) && member.contains(", from 127.")
     };
     assert!(names(second, refused.pid) && names(first, holder), "{said}");
-    assert!(first.ends_with(" has that place"), "{said}");
+    assert!(first.ends_with(" has joined as that rank"), "{said}");
     assert!(refused.after < AT_ONCE, "after {:?}", refused.after);
 }
 
-/// The one of them that goes on, and how the other has ended.
+/// The process that goes on, and the end of the other.
 fn first_to_end([mut one, mut other]: [Process; 2]) -> (Process, Ended) {
     loop {
         if one.has_ended() {
@@ -88,7 +88,7 @@ pub(crate) fn row_8_another_world_size_is_told_to_all_ranks() {
         while !world[1].has_ended() {
             std::thread::yield_now();
         }
-        // Who starts later than the others is told nothing else.
+        // A rank that starts later gets the same error.
         world.push(process(2));
         let ended = end(world);
         let took = started.elapsed();
@@ -107,7 +107,10 @@ pub(crate) fn row_9_a_rank_that_cannot_be_ends_before_any_socket() {
     let cases = [
         (("RANK", "4"), "RANK=4: ranks of a world of 4 are numbered from 0 to 3"),
         (("RANK", "-1"), "RANK=-1: not a number: invalid digit found in string"),
-        (("LOCAL_RANK", "2"), "LOCAL_RANK=2: RANK=1 is lower, and counts all hosts"),
+        (
+            ("LOCAL_RANK", "2"),
+            "LOCAL_RANK=2: it must not exceed RANK=1, which counts over all hosts",
+        ),
         (("WORLD_SIZE", "0"), "WORLD_SIZE=0: a world of 0 ranks: there must be 1 to 4096"),
         (("WORLD_SIZE", "1"), "RANK=1: ranks of a world of 1 are numbered from 0 to 0"),
     ];

@@ -24,7 +24,7 @@ pub(crate) fn row_12_a_killed_coordinator_is_lost_to_all() {
     assert!(took < Duration::from_secs(1), "{took:?} until it was known");
 }
 
-/// A world in the middle of its rounds, rank 0 waiting, with what its ranks have said, and what they will have kept.
+/// A world in the middle of its rounds, with rank 0 waiting; the output of its ranks, and the states that they must keep.
 fn half_way(launch: &Launch) -> (Vec<Process>, Vec<String>) {
     let expected = undisturbed(launch);
     let mut world = launch.world();
@@ -72,12 +72,12 @@ pub(crate) fn row_12_members_of_a_stopped_coordinator_are_cut_off() {
     }
     let took = stopped.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
-    // When it goes on, it does not go on alone.
+    // When the coordinator resumes, its rank does not continue alone.
     first.signal(Signal::CONT);
     first.tell();
     let ended = first.end();
     let said = ended.badly();
-    // One of the two may be known to be gone before the other is.
+    // The loss of one of the two may be known before that of the other.
     let needs = |lost| format!("`round 20` needs all ranks: lost {lost}, finished []");
     assert!(["[1]", "[2]", "[1, 2]"].map(needs).contains(&said.to_owned()), "{said}");
     assert_eq!(ended.said, kept[0]);

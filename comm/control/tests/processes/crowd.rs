@@ -11,16 +11,16 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit, setrlim
 use crate::member::{deadlines, number, say};
 use crate::world::{Launch, Process, all_say, end};
 
-/// Longer than the handshakes of these worlds: who has not been heard for so long tries again.
+/// Longer than the handshakes of these worlds: after this time without an answer, a process tries again.
 const LONGER_THAN_A_HANDSHAKE: Duration = Duration::from_millis(2500);
 
-/// Waits by the clock.
+/// Sleeps for a fixed time.
 #[expect(clippy::disallowed_methods, reason = "what has no room has none for a time")]
 fn pause(time: Duration) {
     thread::sleep(time);
 }
 
-/// In a process that is to have few.
+/// Lowers the limit of open files of this process.
 pub(crate) fn limit_descriptors() {
     let most = number("HSDP_TEST_DESCRIPTORS", 0);
     if most > 0 {
@@ -49,7 +49,7 @@ pub(crate) fn row_53_sixty_four_processes_come_though_there_were_no_descriptors(
     while !has_thread(pid, "hsdp-control-0") {
         assert!(!world[0].has_ended(), "it has ended");
     }
-    // What is open stays open, and nothing can be opened.
+    // Open files stay open, and no more can be opened.
     let usual = prlimit(Some(pid), Resource::Nofile, at_most(3)).expect("it is ours");
     let before = descriptors(pid);
     world.extend((1..64).map(|rank| launch.process(rank)));
@@ -63,7 +63,7 @@ pub(crate) fn row_53_sixty_four_processes_come_though_there_were_no_descriptors(
     }
 }
 
-/// Whether a process has got so far as to start its member.
+/// Whether a process has started its member.
 fn has_thread(of: Pid, name: &str) -> bool {
     let tasks = fs::read_dir(format!("/proc/{}/task", of.as_raw_nonzero())).expect("a Linux");
     let names = tasks.flatten().map(|task| fs::read_to_string(task.path().join("comm")));
@@ -117,7 +117,7 @@ pub(crate) fn row_53_two_hundred_come_though_the_queue_of_connections_was_full()
     assert!(said.starts_with("joined\npids "), "{said}");
 }
 
-/// How often a listener of this machine had no room for a connection.
+/// How often the queue of a listener of this machine was full.
 fn overflows() -> u64 {
     let text = fs::read_to_string("/proc/net/netstat").expect("a Linux");
     let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));

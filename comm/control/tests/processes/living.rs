@@ -1,4 +1,4 @@
-//! Processes that come together and part; that are killed, and stopped.
+//! Processes that join and leave, that are killed, and that are stopped.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ pub(crate) fn a_killed_member_is_lost() {
     all_say(&mut world, "joined");
     let killed = Instant::now();
     world[1].signal(Signal::KILL);
-    let lost = "rank 1: Lost { why: \"its connection ended without a goodbye\" }";
+    let lost = "rank 1: Lost { why: \"its connection ended before it left\" }";
     world[0].wait_until_says(lost);
     world[2].wait_until_says(lost);
     let took = killed.elapsed();
@@ -59,7 +59,7 @@ pub(crate) fn what_is_wrong_is_one_line_and_exit_2() {
         (("HSDP_JOB_SECRET", ""), secret),
         (
             ("HSDP_JOB_SECRET", "1234"),
-            "HSDP_JOB_SECRET: 4 characters, it must be 64 hexadecimal digits",
+            "HSDP_JOB_SECRET: it has 4 characters, it must have 64 hexadecimal digits",
         ),
     ];
     for ((name, value), expected) in cases {

@@ -1,7 +1,8 @@
-//! Worlds of real processes, which are killed, stopped and started as launchers start them; by the rows of the fault table, where
-//! they are in it.
+//! Worlds of real processes, which are started as launchers start them, killed and stopped. Tests of the fault table are
+//! named by their rows.
 //!
-//! The program is its own member: with `RANK` in its environment it joins, and does what `HSDP_TEST_PART` says.
+//! The test program is also the program of the members: with `HSDP_TEST_PART` in its environment it joins, and plays
+//! that part.
 
 mod coming;
 mod coordinators;

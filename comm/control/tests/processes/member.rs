@@ -1,4 +1,4 @@
-//! What a process of these worlds does.
+//! The program of a process of these worlds.
 
 use std::env;
 use std::io::{self, Write as _};
@@ -9,10 +9,10 @@ use hsdp_control::{Bootstrap, ControlError, Deadlines, Joined, State, Status};
 
 use crate::{crowd, squatter};
 
-/// Nobody waits for a test that hangs for longer.
+/// The longest time for which a process waits.
 const LONG: Duration = Duration::from_secs(30);
 
-/// How many rounds there are, and before which of them rank 0 waits to be told to go on.
+/// The number of rounds, and the round before which rank 0 waits for a line from the test.
 const ROUNDS: u32 = 40;
 const HALF: u32 = ROUNDS / 2;
 
@@ -20,7 +20,7 @@ pub(crate) fn run(part: &str) -> ExitCode {
     match act(part) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody may read it any more.
+            // The test may no longer read it.
             let _ = writeln!(io::stderr().lock(), "{error}");
             ExitCode::from(2)
         }
@@ -28,16 +28,16 @@ pub(crate) fn run(part: &str) -> ExitCode {
 }
 
 pub(crate) fn say(words: &str) {
-    // A test that has seen enough does not read on.
+    // The test may have stopped reading.
     let _ = writeln!(io::stdout().lock(), "{words}");
 }
 
-/// Waits for a line, or for the end of who would write it.
+/// Waits for a line from the test, or for the end of the test.
 pub(crate) fn wait_to_be_told() {
     let _ = io::stdin().read_line(&mut String::new());
 }
 
-/// A number that a test has set, or this one.
+/// The number that a test has set, or this default.
 pub(crate) fn number(name: &str, otherwise: u32) -> u32 {
     let value = env::var(name).ok();
     value.map_or(otherwise, |value| value.parse().expect("a number"))
@@ -80,7 +80,7 @@ fn exchange(joined: &Joined) -> Result<(), ControlError> {
     Ok(())
 }
 
-/// Says what becomes of all, until it is killed.
+/// Prints the changes of all members' states, until it is killed or the job ends.
 fn watch(joined: &Joined) {
     let started = Instant::now();
     let mut last = vec![State::Alive; joined.membership.size()];
@@ -99,7 +99,7 @@ fn watch(joined: &Joined) {
     }
 }
 
-/// Steps, each of which makes a new state of what all ranks had. Who cannot go on still has its state.
+/// Steps, each of which computes a new state from the states of all ranks. A rank that cannot continue prints its state.
 fn rounds(joined: &Joined) -> Result<(), ControlError> {
     let rank = joined.membership.rank().get();
     let mut state = u64::from(rank) + 1;

@@ -1,4 +1,4 @@
-//! Rows 10 and 11: somebody else has the coordinator's port.
+//! Rows 10 and 11: another process has the coordinator's port.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use crate::world::{Ended, Launch, all_say, end};
 
 pub(crate) fn row_10_a_port_in_use_ends_all_ranks_by_their_deadline() {
     let found = [
-        ("says nothing", "something that says nothing for 1s"),
-        ("speaks HTTP", "something that is no coordinator: "),
-        ("closes at once", "something that is no coordinator: "),
+        ("says nothing", "a server that sends nothing for 1s"),
+        ("speaks HTTP", "a server that is no coordinator: "),
+        ("closes at once", "a server that is no coordinator: "),
     ];
     let launches = found.map(|(kind, _)| {
         let launch = Launch::new(3, "rounds").set("HSDP_TEST_SQUATTER", kind);
@@ -36,7 +36,7 @@ pub(crate) fn row_10_a_port_in_use_ends_all_ranks_by_their_deadline() {
     drop(squatters);
 }
 
-/// Rank 0 has not waited for anybody.
+/// Rank 0 has not waited for other ranks.
 fn has_no_port(launch: &Launch, ended: &Ended) {
     let address = launch.address();
     let expected = format!("the coordinator cannot listen at {address}: Address already in use");
@@ -69,7 +69,7 @@ pub(crate) fn row_11_a_server_of_an_old_run_is_told_apart() {
         assert_eq!((ended.badly(), ended.said.as_str()), (expected.as_str(), ""));
         assert!(ended.after < Duration::from_secs(10), "after {:?}", ended.after);
     }
-    // The old run has not noticed, and comes together.
+    // The old run is not affected, and its ranks join.
     world.push(old.process(1));
     all_say(&mut world, "joined");
     end(world).into_iter().for_each(|ended| drop(ended.well()));

@@ -1,4 +1,4 @@
-//! A process that has the coordinator's port, and is no coordinator.
+//! A process that has the coordinator's port and is not a coordinator.
 
 use std::env;
 use std::io::{Read as _, Write as _};
@@ -31,7 +31,7 @@ pub(crate) fn run() -> Result<(), ControlError> {
 }
 
 fn speak_http(mut stream: TcpStream) {
-    // What becomes of it is the other end's business.
+    // An error concerns only the other end.
     let _ = stream.read(&mut [0; 1024]);
     let _ = stream
         .write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");

@@ -1,4 +1,4 @@
-//! Processes of a world, of which the test is the launcher.
+//! Processes of a world, with the test as their launcher.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What processes are started with.
+/// The options with which processes are started.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     size: u32,
@@ -18,7 +18,7 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// Of a world of so many ranks, at an address that nobody else has.
+    /// A world of `size` ranks, at a free address.
     pub(crate) fn new(size: u32, part: &'static str) -> Self {
         Self { size, part, address: free_address(), changes: Vec::new() }
     }
@@ -28,7 +28,7 @@ impl Launch {
         Self { address: free_address(), ..self.clone() }
     }
 
-    /// The same, playing something else.
+    /// The same, with another part.
     pub(crate) fn part(&self, part: &'static str) -> Self {
         Self { part, ..self.clone() }
     }
@@ -70,7 +70,7 @@ impl Launch {
         (0..self.size).map(|rank| self.process(rank)).collect()
     }
 
-    /// Waits until somebody listens where the coordinator does.
+    /// Waits until a process listens at the coordinator's address.
     pub(crate) fn wait_until_listened_to(&self) {
         let started = Instant::now();
         while let Err(error) = TcpStream::connect(self.address) {
@@ -79,7 +79,7 @@ impl Launch {
     }
 }
 
-/// Free when it is asked for. Connections begin at 127.0.0.1, so none of them takes this port meanwhile.
+/// A port that is free now. Connections begin at 127.0.0.1, so none of them takes this port meanwhile.
 fn free_address() -> SocketAddr {
     static COUNT: AtomicU16 = AtomicU16::new(1);
     let [first, second] = COUNT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
@@ -96,14 +96,14 @@ pub(crate) struct Process {
     started: Instant,
 }
 
-/// How a process has ended.
+/// The end of a process.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) pid: u32,
     pub(crate) status: String,
     pub(crate) said: String,
     pub(crate) complaint: String,
-    /// From its start until its end was noticed.
+    /// The time from its start until its end was noticed.
     pub(crate) after: Duration,
 }
 
@@ -124,7 +124,7 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
-    /// Reads until a line is this one; who ends before has not said it.
+    /// Reads until this line, and returns all that was read. Fails if the process ends before.
     pub(crate) fn wait_until_says(&mut self, line: &str) -> String {
         let mut said = String::new();
         loop {
@@ -137,7 +137,7 @@ impl Process {
         }
     }
 
-    /// Tells it to go on: a line, for which it waits.
+    /// Sends the line for which the process waits, so that it goes on.
     pub(crate) fn tell(&mut self) {
         let stdin = self.child.stdin.as_mut().expect("piped");
         stdin.write_all(b"go on\n").expect("it listens");
@@ -151,7 +151,7 @@ impl Process {
         self.child.try_wait().expect("a child").is_some()
     }
 
-    /// Waits for its end; what was read before is not read again.
+    /// Waits for its end. The output has only the lines that were not read before.
     pub(crate) fn end(mut self) -> Ended {
         let (mut said, mut complaint) = (String::new(), String::new());
         self.said.read_to_string(&mut said).expect("read");
@@ -163,14 +163,14 @@ impl Process {
 }
 
 impl Ended {
-    /// It has done what it was to do, and says nothing else.
+    /// Checks that it ended well and without an error, and returns its output.
     pub(crate) fn well(self) -> String {
         let found = (self.status.as_str(), self.complaint.as_str());
         assert_eq!(found, ("exit status: 0", ""), "{self:?}");
         self.said
     }
 
-    /// What it says it could not do: one line, with exit code 2.
+    /// The one line of its error. Checks that the exit code is 2.
     pub(crate) fn badly(&self) -> &str {
         assert_eq!(self.status, "exit status: 2", "{self:?}");
         let line = self.complaint.strip_suffix('\n').unwrap_or_default();
@@ -187,14 +187,14 @@ impl Drop for Process {
     }
 }
 
-/// All of them say this, at last.
+/// Waits until all of them print this line.
 pub(crate) fn all_say(world: &mut [Process], line: &str) {
     for process in world {
         process.wait_until_says(line);
     }
 }
 
-/// How each has ended.
+/// The ends of all processes.
 pub(crate) fn end(world: Vec<Process>) -> Vec<Ended> {
     world.into_iter().map(Process::end).collect()
 }

@@ -1,4 +1,4 @@
-//! What differs between a header and what is declared.
+//! Differences between a header and the declarations.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use nccl_sys::declared::{Declarations, Number, Presence, Struct};
 use crate::parse::{self, Function, Header};
 use crate::tokens::tokens;
 
-/// A comparison. Each method gives sentences about what is wrong.
+/// A comparison. Each method returns a sentence for each difference.
 #[derive(Debug)]
 pub(crate) struct Check<'a> {
     pub(crate) header: &'a Header,
     pub(crate) declared: &'a Declarations,
-    /// Names that the header has and we have not, with the reason.
+    /// Names of the header that are not declared, with the reason.
     pub(crate) exceptions: &'a [(&'static str, &'static str)],
-    /// The version of the header: what is newer is not in it.
+    /// The version of the header.
     pub(crate) version: Version,
 }
 
 impl Check<'_> {
-    /// Everything that is wrong.
+    /// All differences.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = self.both_ways();
         problems.extend(self.signatures());
@@ -30,7 +30,7 @@ impl Check<'_> {
         problems
     }
 
-    /// Names that one of the two has, and the other has not.
+    /// Names that only one of the two has.
     fn both_ways(&self) -> Vec<String> {
         let (theirs, ours) = (self.names(), self.declared_names());
         let excepted = |name: &str| self.exceptions.iter().any(|(exception, _)| *exception == name);
@@ -71,7 +71,7 @@ impl Check<'_> {
         all.cloned().collect()
     }
 
-    /// All names that are declared, but for CUDA's, which other headers have.
+    /// All declared names, except those of CUDA, which are in other headers.
     fn declared_names(&self) -> BTreeMap<&'static str, Presence> {
         let all = self.declared;
         let functions = all.functions.iter().map(|it| (it.name, it.presence));
@@ -139,7 +139,7 @@ impl Check<'_> {
         ours.filter_map(differs).collect()
     }
 
-    /// Initializers that differ from ours. Each begins with the size of its struct, which says whose it is.
+    /// Initializers that differ from ours. Each begins with the size of its struct, which identifies the struct.
     fn initializers(&self) -> Vec<String> {
         let all = self.header.defines.iter().filter(|(name, _)| name.ends_with("_INITIALIZER"));
         let wrong = |(name, value): (&String, &Vec<String>)| {
@@ -159,7 +159,7 @@ impl Check<'_> {
         all.filter_map(wrong).collect()
     }
 
-    /// What an initializer has for a field, in one language for C and Rust: a number, or one of three words.
+    /// The value of a field in an initializer, in one form for C and Rust: a number, or one of three words.
     fn initial(&self, text: &str) -> String {
         let text = text.rsplit_once("_t::").map_or(text, |(_, name)| name.trim_end_matches(".0"));
         match text {
@@ -172,7 +172,7 @@ impl Check<'_> {
         }
     }
 
-    /// The number that tokens of C stand for: a literal, a name, a shift.
+    /// The value of tokens of C: a literal, a name or a shift.
     fn value(&self, tokens: &[String]) -> Option<f64> {
         let words: Vec<&str> = tokens.iter().map(String::as_str).collect();
         match words[..] {

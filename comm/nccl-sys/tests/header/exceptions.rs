@@ -1,4 +1,4 @@
-//! What `nccl.h` has and this crate has not.
+//! Names of `nccl.h` that this crate does not declare.
 
 const COUNT: &str = "it counts the other names and moves from version to version";
 const NULL: &str = "it is null, for which Rust has a name";

@@ -1,4 +1,4 @@
-//! What a header declares.
+//! The declarations of a header.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use nccl_sys::Version;
 use crate::tokens::Text;
 use crate::types;
 
-/// Names with what stands for their values.
+/// Names with the tokens of their values.
 type Numbers = Vec<(String, Vec<String>)>;
 /// Names with types.
 type Named = Vec<(String, String)>;
@@ -17,11 +17,11 @@ type Named = Vec<(String, String)>;
 pub(crate) struct Header {
     /// Macros without arguments.
     pub(crate) defines: BTreeMap<String, Vec<String>>,
-    /// Enums, with names and what stands for their values.
+    /// Enums, with names and the tokens of their values.
     pub(crate) enums: Vec<(String, Numbers)>,
     /// Structs, with names and types of their fields.
     pub(crate) structs: Vec<(String, Named)>,
-    /// Structs that hold structs: nobody looks into them.
+    /// Structs that contain structs. Their fields are not compared.
     pub(crate) nested: Vec<String>,
     /// Pointers to structs.
     pub(crate) handles: Vec<String>,
@@ -41,7 +41,7 @@ pub(crate) struct Function {
 
 impl Header {
     /// # Errors
-    /// If there is a statement that is none of those that `nccl.h` is made of.
+    /// If there is a statement of a kind that `nccl.h` does not have.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let text = Text::read(text)?;
         let mut header = Self { defines: text.defines.into_iter().collect(), ..Self::default() };
@@ -52,10 +52,10 @@ impl Header {
         Ok(header)
     }
 
-    /// What the header says of itself.
+    /// The version of the header.
     ///
     /// # Errors
-    /// If it does not.
+    /// If the header does not define it.
     pub(crate) fn version(&self) -> Result<Version, String> {
         let code = self.defines.get("NCCL_VERSION_CODE").and_then(|value| value.first());
         let code = code.and_then(|code| code.parse().ok());
@@ -88,7 +88,7 @@ impl Header {
     }
 }
 
-/// What ends with a semicolon outside of braces; without the braces of `extern "C"`.
+/// The statements: each ends with a semicolon outside of braces. The braces of `extern "C"` are left out.
 fn statements(tokens: &[String]) -> Vec<&[String]> {
     let (mut found, mut from, mut depth) = (Vec::new(), 0, 0_usize);
     for (at, token) in tokens.iter().enumerate() {
@@ -104,7 +104,7 @@ fn statements(tokens: &[String]) -> Vec<&[String]> {
             _ => {}
         }
     }
-    // What is left over is no statement, and must not be overlooked.
+    // A rest without a semicolon is an error, and must not be ignored.
     found.extend(Some(&tokens[from..]).filter(|rest| !rest.is_empty()));
     found
 }
@@ -112,14 +112,14 @@ fn statements(tokens: &[String]) -> Vec<&[String]> {
 fn enumerators(tokens: &[String]) -> Numbers {
     let one = |tokens: &[String]| match tokens {
         [name, equals, value @ ..] if equals == "=" => Some((name.clone(), value.to_vec())),
-        // A value that is counted is no number: the check says so.
+        // A name without a value has no number here, which the check reports.
         [name, ..] => Some((name.clone(), Vec::new())),
         [] => None,
     };
     tokens.split(|token| token == ",").filter_map(one).collect()
 }
 
-/// Values between commas, none of which lies in parentheses.
+/// Values between commas that are not in parentheses.
 pub(crate) fn at_commas(tokens: &[String]) -> Vec<&[String]> {
     let mut depth = 0_usize;
     let parts = tokens.split(|token| {

@@ -1,11 +1,11 @@
 //! A header as words and signs.
 
-/// What is left of a header without comments, and its `#define`s apart.
+/// The tokens of a header without comments, and its `#define`s separately.
 #[derive(Debug)]
 pub(crate) struct Text {
-    /// Names of macros without arguments, with what they stand for.
+    /// Names of macros without arguments, with the tokens of their values.
     pub(crate) defines: Vec<(String, Vec<String>)>,
-    /// All that is not for the preprocessor. What stands in its conditions is taken, whatever the condition.
+    /// All lines that are not for the preprocessor. Lines in its conditions are included, whatever the condition.
     pub(crate) tokens: Vec<String>,
 }
 
@@ -34,7 +34,7 @@ fn without_comments(header: &str) -> Result<String, String> {
     Ok(text + rest)
 }
 
-/// `#define NAME value`; nothing of a macro with arguments.
+/// `#define NAME value`; `None` for a macro with arguments.
 fn define(line: &str) -> Option<(String, Vec<String>)> {
     let rest =
         line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("define")?.trim_start();

@@ -1,6 +1,6 @@
-//! C types, written as Rust writes them.
+//! C types in Rust's notation.
 
-/// What C calls the types that have another name in Rust.
+/// Types of C that have another name in Rust.
 const NAMES: [(&str, &str); 15] = [
     ("void", "c_void"),
     ("char", "c_char"),
@@ -22,7 +22,7 @@ const NAMES: [(&str, &str); 15] = [
 /// A type and a name: `const void * sendbuff` is `sendbuff`, `*const c_void`.
 ///
 /// # Errors
-/// If there is no name, or the type is none of those that `nccl.h` is made of.
+/// If there is no name, or the type is none of those in `nccl.h`.
 pub(crate) fn named(tokens: &[String]) -> Result<(String, String), String> {
     if let [kind @ .., name, open, length, close] = tokens
         && (open.as_str(), close.as_str()) == ("[", "]")
@@ -38,7 +38,7 @@ pub(crate) fn named(tokens: &[String]) -> Result<(String, String), String> {
 /// `const char * *` is `*mut *const c_char`.
 ///
 /// # Errors
-/// If it is none of the types that `nccl.h` is made of.
+/// If it is none of the types in `nccl.h`.
 pub(crate) fn rust(tokens: &[String]) -> Result<String, String> {
     let stars = tokens.iter().position(|token| token == "*").unwrap_or(tokens.len());
     let (base, pointers) = tokens.split_at(stars);
@@ -52,7 +52,7 @@ pub(crate) fn rust(tokens: &[String]) -> Result<String, String> {
     let known = NAMES.iter().find(|(c, _)| *c == base).map(|(_, rust)| (*rust).to_owned());
     let known = known.or_else(|| (words.len() == 1).then(|| base.clone()));
     let base = known.ok_or_else(|| format!("{base}: a type that is not understood"))?;
-    // The word const belongs to what the innermost pointer points to; of a value it says nothing to a caller.
+    // `const` qualifies the target of the innermost pointer. On a value it has no effect for a caller.
     let inner = if constant { "*const " } else { "*mut " };
     let levels = pointers.len();
     let pointers = (0..levels).rev().map(|level| if level == 0 { inner } else { "*mut " });

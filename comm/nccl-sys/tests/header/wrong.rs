@@ -1,4 +1,4 @@
-//! That the check can fail: small headers with one mistake each.
+//! Tests that the check can fail: small headers with one mistake each.
 
 use libtest_mimic::{Failed, Trial};
 use nccl_sys::Version;
@@ -9,7 +9,7 @@ use nccl_sys::declared::{
 use crate::check::Check;
 use crate::parse::Header;
 
-/// A header in the ways of `nccl.h`.
+/// A header in the style of `nccl.h`.
 const HEADER: &str = r#"
 /* A comment; with a semicolon. */
 #include <limits.h>
@@ -54,7 +54,7 @@ const fn constant(name: &'static str, value: f64) -> Constant {
 
 const LATER: Presence = Presence::Since(Version::new(2, 25, 1));
 
-/// What the header declares.
+/// The declarations of the header.
 const DECLARED: Declarations = Declarations {
     functions: &[
         Function {
@@ -99,7 +99,7 @@ const DECLARED: Declarations = Declarations {
 const EXCEPTIONS: &[(&str, &str)] =
     &[("ncclSay", "it is old"), ("NCCL_VERSION_CODE", "it is the header's own")];
 
-/// A mistake: its name, what is replaced by what, and the beginnings of all that must be said of it.
+/// A mistake: its name, a text and its replacement, and the beginnings of the sentences that the check must return.
 type Mistake = (&'static str, [&'static str; 2], &'static [&'static str]);
 
 const MISTAKES: [Mistake; 23] = [
@@ -200,7 +200,7 @@ const MISTAKES: [Mistake; 23] = [
     ),
 ];
 
-/// A trial for each mistake, and one for what is no header.
+/// A trial for each mistake, and one for texts that are not headers.
 pub(crate) fn trials() -> Vec<Trial> {
     let trial = |mistake: &'static Mistake| {
         Trial::test(format!("a_header_with_{}", mistake.0), || find(mistake))
@@ -224,7 +224,7 @@ fn find((_, [what, by], expected): &Mistake) -> Result<(), Failed> {
     if all { Ok(()) } else { Err(format!("expected {expected:?}, said {said:#?}").into()) }
 }
 
-/// A check must not pass by what it overlooks.
+/// The parser must not skip a statement that it does not know.
 fn not_understood() -> Result<(), Failed> {
     for header in [
         "int ncclF(int (*callback)(int));",

@@ -1,4 +1,4 @@
-//! Libraries that look like NCCL to whoever loads them: made by the compiler that made this test, each in a folder of its own.
+//! Libraries that imitate NCCL. The compiler of this test builds each in a folder of its own.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,10 +10,10 @@ use libtest_mimic::Failed;
 use nccl_sys::declared::{self, Presence};
 use tempfile::TempDir;
 
-/// Where they are made: elsewhere libraries have other names, and NCCL is not to be had.
+/// The system on which they are built. On others libraries have other names, and NCCL does not exist.
 pub(crate) const TESTED_ON: bool = cfg!(target_os = "linux");
 
-/// A library, until it is dropped.
+/// A library, which is deleted when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Imitation {
     folder: TempDir,
@@ -36,17 +36,17 @@ impl Imitation {
         Ok(Self { folder, path })
     }
 
-    /// With `ncclGetVersion` and nothing else.
+    /// A library with `ncclGetVersion` alone.
     pub(crate) fn of_version(code: i32) -> Result<Self, Failed> {
         Self::answering(0, code)
     }
 
-    /// The same, where that returns a status.
+    /// A library with `ncclGetVersion` alone, which returns a status.
     pub(crate) fn answering(status: i32, code: i32) -> Result<Self, Failed> {
         Self::new(&get_version(status, code))
     }
 
-    /// With all functions that are required. None but `ncclGetVersion` may be called.
+    /// A library with all required functions. Only `ncclGetVersion` may be called.
     pub(crate) fn complete(code: i32) -> Result<Self, Failed> {
         let required = declared::ALL.functions.iter();
         let required = required.filter(|it| it.presence == Presence::Required);

@@ -1,8 +1,7 @@
-//! How NCCL is found: what is loaded, and what is said of what is not.
+//! Tests which library is loaded, and the errors for libraries that cannot be loaded.
 //!
-//! Most of it is tested with libraries that are made here, which look like NCCL (`imitations`). What needs NCCL itself is
-//! ignored where there is none, and says so; none of it needs a GPU. What the environment says is read by children of this
-//! process.
+//! Most tests use libraries that are built here and imitate NCCL (`imitations`). The test that needs NCCL itself is
+//! ignored without it, with the reason. No test needs a GPU. Child processes read the environment.
 
 mod imitations;
 #[path = "../places/mod.rs"]
@@ -18,7 +17,7 @@ use nccl_sys::{Error, Nccl, Version, ncclResult_t};
 
 use crate::imitations::{Imitation, TESTED_ON};
 
-/// Set for a child: it says what `Nccl::load` returns.
+/// Set for a child process, which prints the result of `Nccl::load`.
 const ROLE: &str = "NCCL_SYS_CHILD";
 
 fn main() {
@@ -74,7 +73,7 @@ fn nccl_itself() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// What `ncclGetVersion` says.
+/// The version that `ncclGetVersion` reports.
 fn asked(nccl: &Nccl) -> Version {
     let get_version = nccl.functions().ncclGetVersion;
     let mut code = 0;
@@ -109,7 +108,7 @@ fn empty() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Also where NCCL is installed: no other is tried.
+/// No other library is tried, also if NCCL is installed.
 fn variable() -> Result<(), Failed> {
     let said = child(&[("HSDP_NCCL_LIBRARY", Path::new("not/here/libnccl.so.2"))])?;
     assert!(said.starts_with("NCCL cannot be loaded: not/here/libnccl.so.2: "), "{said}");
@@ -186,7 +185,7 @@ fn outlive() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Two of them lie in one folder, and then only the second.
+/// First both names are in one folder, then only the second.
 fn first_name() -> Result<(), Failed> {
     let newer = Imitation::complete(22_203)?;
     let older = Imitation::complete(22_105)?;
@@ -209,7 +208,7 @@ fn the_system_has_none() -> Result<bool, Failed> {
     Ok(child(&[("LD_LIBRARY_PATH", Path::new("not/here"))])?.contains("libnccl.so.2: "))
 }
 
-/// Says what `Nccl::load` returns, and whether it does so twice.
+/// The result of `Nccl::load`, and whether a second call returns the same.
 fn tell() {
     let said = match (Nccl::load(), Nccl::load()) {
         (Ok(one), Ok(other)) => {
@@ -224,7 +223,7 @@ fn tell() {
     let _ = io::stdout().write_all(said.as_bytes());
 }
 
-/// What a child with these variables says; without those of whoever runs the tests.
+/// The output of a child with these variables, without those of the process that runs the tests.
 fn child(variables: &[(&str, &Path)]) -> Result<String, Failed> {
     let mut command = Command::new(env::current_exe()?);
     command.env_remove("HSDP_NCCL_LIBRARY").env_remove("LD_LIBRARY_PATH").env(ROLE, "1");

@@ -70,23 +70,23 @@ fn what_does_not_follow_is_refused() {
     let told = refused(Piece { offset: 4, ..piece });
     assert_eq!(
         told,
-        "a piece from byte 4 on of a letter of 10, of world 1, when 0 of 10 have come, of world 1"
+        "a piece at offset 4 of a message of 10 bytes in world 1, but the next expected byte is 0 of 10 in world 1"
     );
     let mut passage = Passage::new(9);
     assert_eq!(passage.take(&piece), Ok(None));
     for other in [Piece { offset: 4, bytes: 11, ..piece }, Piece { offset: 4, world: 2, ..piece }] {
         let told = passage.take(&other).expect_err("it is of another letter");
-        assert!(told.ends_with("when 4 of 10 have come, of world 1"), "{told}");
+        assert!(told.ends_with("the next expected byte is 4 of 10 in world 1"), "{told}");
     }
     let told = refused(Piece { taken: 1, ..piece });
-    assert_eq!(told, "1 pieces were taken, of 0 that were sent");
+    assert_eq!(told, "it acknowledges 1 pieces, but 0 were sent");
     let told = refused(Piece { offset: 7, ..piece });
-    assert_eq!(told, "a piece of 4 bytes from 7 on of a letter of 10");
+    assert_eq!(told, "a piece of 4 bytes at offset 7 of a message of 10 bytes");
     let told = refused(Piece { bytes: u64::MAX, offset: u64::MAX, ..piece });
-    assert!(told.starts_with("a piece of 4 bytes from 18446744073709551615 on"), "{told}");
+    assert!(told.starts_with("a piece of 4 bytes at offset 18446744073709551615 of"), "{told}");
     assert_eq!(
         refused(Piece { part: &[], ..piece }),
-        "a piece of 0 bytes from 0 on of a letter of 10"
+        "a piece of 0 bytes at offset 0 of a message of 10 bytes"
     );
     assert_eq!(Piece::read(&[0; HEAD - 1]), Err("a piece without a head".to_owned()));
 }

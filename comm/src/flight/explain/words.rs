@@ -28,7 +28,7 @@ impl Explanation {
         match &self.finding {
             Finding::Nothing => write!(
                 f,
-                "all ranks agree; {} of {} compared, and nobody waits in vain",
+                "all ranks agree; {} of {} compared, and no rank waits in vain",
                 counted(self.compared, "operation"),
                 counted(self.size, "rank"),
             ),
@@ -80,7 +80,7 @@ impl Explanation {
         write!(f, " {late} after the others")?;
         let Some(often) = self.often_last else { return Ok(()) };
         let who = if often.rank == rank { "it".to_owned() } else { format!("rank {}", often.rank) };
-        write!(f, "; most often last was {who}, in {} of {}", often.times, often.of)
+        write!(f, "; {who} was most often the last to issue, in {} of {}", often.times, often.of)
     }
 
     fn write_unknown(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,7 +88,11 @@ impl Explanation {
             write!(f, "\nno record of {}", Ranks(&self.without_record))?;
         }
         if !self.left_out.is_empty() {
-            write!(f, "\nleft out, as of another world: a record of {}", Ranks(&self.left_out))?;
+            write!(
+                f,
+                "\nignored, as older or of another world: a record of {}",
+                Ranks(&self.left_out)
+            )?;
         }
         if !self.overwritten.is_empty() {
             let ranks: Vec<Rank> = self.overwritten.iter().map(|(rank, _)| *rank).collect();
@@ -208,7 +212,7 @@ struct Ranks<'a>(&'a [Rank]);
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            [] => return f.write_str("nobody"),
+            [] => return f.write_str("no rank"),
             [rank] => return write!(f, "rank {rank}"),
             [first, ..] => write!(f, "ranks {first}")?,
         }

@@ -52,7 +52,7 @@ impl Office {
         drop(outgoing);
         self.bell.notify_all();
         let rank = self.rank.get();
-        tracing::warn!(rank, "letters to other ranks were not sent in time");
+        tracing::warn!(rank, "messages to other ranks were not sent in time");
     }
 
     /// Whether the thread ends; waits for it.

@@ -126,12 +126,12 @@ fn probes_say_who_waits_for_whom() {
 #[test]
 fn a_number_has_one_form() {
     assert_eq!(read::<u64>(&[0x80, 1]), Ok(128));
-    let refused = Err("its statement is not as it would be written".to_owned());
+    let refused = Err("its statement is not in canonical form".to_owned());
     assert_eq!(read::<u64>(&[0x81, 0]), refused);
     let duration = |bytes: &[u8]| read::<Duration>(bytes);
     let [nanos, second] = [999_999_999, 1_000_000_000_u32].map(|nanos| bytes(&(3_u64, nanos)));
     assert_eq!(duration(&nanos), Ok(Duration::new(3, 999_999_999)));
-    assert_eq!(duration(&second), Err("its statement is not as it would be written".to_owned()));
+    assert_eq!(duration(&second), Err("its statement is not in canonical form".to_owned()));
 }
 
 #[test]

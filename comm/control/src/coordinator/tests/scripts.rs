@@ -1,4 +1,4 @@
-//! Whatever members do, in whatever order: who is told what holds.
+//! Random scripts of members' actions, in any order: the messages of the coordinator are always consistent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::*;
 
 const WORLD: u32 = 3;
 
-/// Something that happens.
+/// An event of a script.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Arrive(usize),
@@ -36,7 +36,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What members know, and must hold.
+/// The knowledge of members, and the properties that must hold.
 struct Members {
     told: Told,
     open: BTreeSet<usize>,
@@ -89,7 +89,7 @@ impl Members {
         }
     }
 
-    /// Members speak once they are welcome, and until they have been told their last word.
+    /// Members send messages from their welcome to their last message from the coordinator.
     fn says(&mut self, rank: usize, says: FromMember) {
         if self.open.contains(&rank) && self.welcome.contains(&rank) {
             self.told.hear(rank, says);
@@ -144,7 +144,7 @@ impl Members {
         assert!(all, "some are welcome, and some are not: {:?}", self.welcome);
     }
 
-    /// Everybody who is there stays, beats, and waits.
+    /// All connected members stay, send heartbeats, and wait.
     fn settle(&mut self) {
         for _ in 0..70 {
             self.happens(Event::Pass(1000));
