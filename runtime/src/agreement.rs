@@ -1,7 +1,7 @@
-//! The agreement at the end of a step: what every rank says before any of them updates.
+//! The agreement at the end of a step: the statement of every rank, exchanged before any rank updates.
 //!
-//! One small all-gather over the world carries it; the verdict is a pure function of what was said,
-//! so all ranks reach the same one.
+//! One small all-gather over the world carries the statements. The verdict is a pure function of all
+//! statements, so all ranks reach the same one.
 
 use hsdp_sharding::{Mesh, Rank};
 
@@ -9,7 +9,7 @@ use crate::non_finite::{self, Sighting};
 use crate::objective::Objective;
 use crate::presence::Presence;
 
-/// What a rank says at the end of a step.
+/// The statement of one rank at the end of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Statement {
     pub(crate) microbatches: u64,
@@ -17,11 +17,11 @@ pub(crate) struct Statement {
     pub(crate) weight: u64,
     /// Summed over this rank's microbatches.
     pub(crate) loss: f64,
-    /// Of this rank's finished gradient shards, before the final division.
+    /// The squared 2-norm of this rank's finished gradient shards, before the final division.
     pub(crate) squared_norm: f64,
     /// The first element of this rank's gradient shards that is not finite.
     pub(crate) sighting: Option<Sighting>,
-    /// Which parameters got a gradient on this rank.
+    /// The parameters that got a gradient on this rank.
     pub(crate) presence: Presence,
 }
 
@@ -35,7 +35,7 @@ impl Statement {
         fixed.into_iter().chain(sighting).chain(self.presence.words().iter().copied())
     }
 
-    /// What these words say, in the memory of this statement.
+    /// Decodes these words into this statement, and reuses its memory.
     fn renew(&mut self, words: &[u64], parameters: usize) {
         self.microbatches = words[0];
         self.weight = words[1];
@@ -46,16 +46,16 @@ impl Statement {
     }
 }
 
-/// What all ranks said, in rank order.
+/// The statements of all ranks, in rank order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Agreement {
     said: Vec<Statement>,
-    /// Which parameters got a gradient on any rank.
+    /// The parameters that got a gradient on any rank.
     anywhere: Presence,
 }
 
 impl Agreement {
-    /// What all ranks said of the end of a step, in the memory of what they said of the one before.
+    /// Decodes the statements of all ranks, and reuses the memory of the step before.
     pub(crate) fn renew(&mut self, gathered: &[u64], ranks: usize, parameters: usize) {
         self.said.resize_with(ranks, Statement::default);
         let words = gathered.len() / ranks;
@@ -72,7 +72,7 @@ impl Agreement {
         self.said.iter().try_fold(0_u64, |sum, statement| sum.checked_add(statement.weight))
     }
 
-    /// The first ranks whose weights no u64 holds together; all, if there are none.
+    /// The shortest prefix of the ranks whose weights overflow a u64 together; all ranks if none overflows.
     pub(crate) fn too_heavy(&self) -> Vec<Rank> {
         let mut sum = 0_u64;
         let overflows = |said: &Statement| match sum.checked_add(said.weight) {
@@ -86,7 +86,7 @@ impl Agreement {
         (0..=last).map(Rank::new).collect()
     }
 
-    /// The first of the ranks with the greatest weight, and that.
+    /// The first of the ranks with the greatest weight, and that weight.
     pub(crate) fn heaviest(&self) -> (Rank, u64) {
         let weights = self.said.iter().map(|said| said.weight).enumerate();
         let (rank, weight) = weights.rev().max_by_key(|(_, weight)| *weight).unwrap_or_default();
@@ -98,7 +98,7 @@ impl Agreement {
         self.said.iter().map(|statement| statement.loss).sum()
     }
 
-    /// The first rank with whose loss the sum of all is not finite.
+    /// The first rank whose loss makes the running sum, in rank order, infinite or NaN.
     pub(crate) fn first_loss_not_finite(&self) -> Option<Rank> {
         let mut sum = 0.0;
         let ends_it = |statement: &Statement| {
@@ -108,28 +108,28 @@ impl Agreement {
         self.said.iter().position(ends_it).map(Rank::new)
     }
 
-    /// The number of microbatches of all ranks together.
+    /// The number of microbatches of all ranks in total.
     pub(crate) fn total_microbatches(&self) -> u64 {
         self.said.iter().map(|statement| statement.microbatches).sum()
     }
 
-    /// The squared norm of the whole gradient: over one row of replicas, since all rows hold the same.
+    /// The squared norm of the whole gradient: the sum over one shard group, since all of them hold the same.
     pub(crate) fn squared_norm(&self, mesh: Mesh, rank: Rank) -> f64 {
         let row = mesh.members(hsdp_sharding::Axis::Shard, rank);
         row.map(|member| self.said[member.index()].squared_norm).sum()
     }
 
-    /// The first sighting of all, and who made it.
+    /// The first sighting of all ranks, and the rank that made it.
     pub(crate) fn first_non_finite(&self) -> Option<(Rank, Sighting)> {
         non_finite::first(self.said.iter().map(|statement| statement.sighting))
     }
 
-    /// Which parameters got a gradient on any rank.
+    /// The parameters that got a gradient on any rank.
     pub(crate) fn present_anywhere(&self) -> &Presence {
         &self.anywhere
     }
 
-    /// The ranks on which `parameter` got no gradient though they had items; where weights do not enter, all count as such.
+    /// The ranks that had items and on which `parameter` got no gradient. Where weights do not enter, every rank counts as having items.
     pub(crate) fn ranks_without(&self, parameter: usize, objective: Objective) -> Vec<usize> {
         let without = |said: &Statement| {
             let had_items = said.weight > 0 || !objective.is_weighted();
@@ -170,7 +170,7 @@ mod tests {
             (0..4).flat_map(|rank| statement(of(rank)).words().collect::<Vec<_>>()).collect()
         };
         let mut agreement = Agreement::default();
-        // What was said before leaves nothing.
+        // Nothing is left of the statements before.
         agreement.renew(&gathered(|rank| 60 - rank), 4, 70);
         agreement.renew(&gathered(|rank| rank), 4, 70);
         agreement

@@ -1,11 +1,11 @@
 //! Collectives with their gradients, on buffers of one rank's elements.
 //!
-//! The gradient is that of **the sum of all ranks' losses**: what every rank gets when each starts a backward from a loss of
-//! its own. Where all ranks hold one and the same loss, and it is to count once, the output is [`Copies::Invariant`]. Which
-//! of the two is meant is the question of pytorch issue 58005; `docs/gradients.md` answers it, and [`dist`](crate::dist)
-//! has the compiler ask it.
+//! The gradient is that of **the sum of all ranks' losses**: the gradient that every rank gets when each rank starts a backward
+//! from a loss of its own. Where all ranks hold the same loss, and it counts once, the output is [`Copies::Invariant`]. PyTorch
+//! issue 58005 is the question which of the two is meant. `docs/gradients.md` answers it, and with [`dist`](crate::dist) the
+//! compiler asks it.
 //!
-//! With `g` the cotangents of the outputs, `W` members, and sums over the members `k`:
+//! In the table `g` is the cotangent of the output, `W` the number of members, and sums are over the members `k`:
 //!
 //! | collective | backward, of copies that are `Replicate` | of copies that are `Invariant` |
 //! |---|---|---|
@@ -13,17 +13,17 @@
 //! | all_reduce avg | sum of `g_k`, over `W` | `g / W` |
 //! | all_reduce premultiplied by `c` | `c` times the sum of `g_k` | `c g` |
 //! | all_reduce product | sum of `g_k`, times the product of the others' elements | `g` times that product |
-//! | all_reduce min, max | sum of `g_k`, shared evenly by those who hold the extreme | `g`, shared so |
+//! | all_reduce min, max | sum of `g_k`, shared evenly by the members that hold the extreme | `g`, shared likewise |
 //! | all_gather | reduce_scatter sum | the own part of `g` |
 //! | broadcast | reduce sum to the root | `g`, at the root |
 //! | reduce_scatter | all_gather, then as all_reduce | |
 //! | reduce | broadcast, then as all_reduce | |
 //! | gather, scatter | scatter, gather | |
-//! | all_to_all, permute, send | the way back | |
+//! | all_to_all, permute, send | the same in the opposite direction | |
 //! | scan | scan from the other end | |
 //!
-//! The formulas are those of the discussion in pytorch issue 58005 and of the adjoints of linear maps; a product's uses the
-//! products of the others, never a quotient, so that zeros are no exception.
+//! The formulas come from the discussion in PyTorch issue 58005 and from the adjoints of linear maps. The backward of a product
+//! multiplies the other members' elements and never divides, so zeros need no special case.
 
 mod backward;
 mod check;
@@ -45,132 +45,134 @@ use hsdp_comm::{Group, Tag};
 
 use crate::error::Error;
 
-/// Elements of a product, on one rank, above which it is refused: its backward moves them all twice and keeps the input,
-/// and what has so many factors is seldom meant.
+/// The largest number of elements, on one rank, of a differentiable product; a larger one is refused. Its backward moves all
+/// elements twice and keeps the input, and a larger product is seldom intended.
 pub const MAX_PRODUCT: usize = 1 << 24;
 
-/// A collective, or a conversion whose backward may be one.
+/// A collective, or a conversion whose backward may be a collective.
 ///
-/// Every member of a group applies the same, in the same order. Parts are equal and in member order; counts are elements.
+/// Every member of a group applies the same collectives in the same order. Parts are of equal length and in member order. Counts
+/// and lengths are in elements. `[n]` to `[m]` means an input of `n` and an output of `m` elements on one member.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Collective {
-    /// Everybody gets the reduction of everybody's elements. `[n]` to `[n]`.
+    /// Every member gets the reduction of all members' elements. `[n]` to `[n]`.
     AllReduce {
-        /// How elements are combined.
+        /// The operation that combines elements.
         reducer: Reducer,
-        /// What the copies of the output are.
+        /// The meaning of the copies of the output.
         output: Copies,
     },
-    /// Member `i` gets the reduction of everybody's `i`-th part. `[size * n]` to `[n]`.
+    /// Member `i` gets the reduction of all members' `i`-th parts. `[size * n]` to `[n]`.
     ReduceScatter {
-        /// How elements are combined.
+        /// The operation that combines elements.
         reducer: Reducer,
     },
-    /// Everybody gets everybody's elements. `[n]` to `[size * n]`.
+    /// Every member gets all members' elements, in member order. `[n]` to `[size * n]`.
     AllGather {
-        /// What the copies of the output are.
+        /// The meaning of the copies of the output.
         output: Copies,
     },
-    /// Everybody gets the root's elements. `[n]` to `[n]`; other inputs are not read, and get no gradient.
+    /// Every member gets the root's elements. `[n]` to `[n]`; the other members' inputs are not read, and their gradient is zero.
     Broadcast {
-        /// Its index in the group.
+        /// The root's index in the group.
         root: usize,
-        /// What the copies of the output are.
+        /// The meaning of the copies of the output.
         output: Copies,
     },
-    /// The root gets the reduction of everybody's elements. `[n]` to `[n]` at the root, to nothing elsewhere.
+    /// The root gets the reduction of all members' elements. `[n]` to `[n]` at the root; the others have no output.
     Reduce {
-        /// Its index in the group.
+        /// The root's index in the group.
         root: usize,
-        /// How elements are combined.
+        /// The operation that combines elements.
         reducer: Reducer,
     },
-    /// The root gets everybody's elements. `[n]` to `[size * n]` at the root, to nothing elsewhere.
+    /// The root gets all members' elements, in member order. `[n]` to `[size * n]` at the root; the others have no output.
     Gather {
-        /// Its index in the group.
+        /// The root's index in the group.
         root: usize,
     },
-    /// Member `i` gets the root's `i`-th part. `[size * n]` to `[n]`; other inputs are as long, are not read, and get no
-    /// gradient.
+    /// Member `i` gets the root's `i`-th part. `[size * n]` to `[n]`; the other members' inputs have the same length, are not
+    /// read, and their gradient is zero.
     Scatter {
-        /// Its index in the group.
+        /// The root's index in the group.
         root: usize,
     },
-    /// Member `i` gets the part that each member cut for it.
+    /// Member `i` gets from each member the part that this member has for it. `[sum of send]` to `[sum of receive]`.
     AllToAll {
-        /// How many elements go to each member.
+        /// The number of elements that go to each member.
         send: Vec<usize>,
-        /// How many come from each.
+        /// The number of elements that come from each member.
         receive: Vec<usize>,
     },
-    /// Each member hands its elements on to at most one. `[n]` to `[n]`; who gets none has zeros.
+    /// Each member sends its elements to at most one member. `[n]` to `[n]`; a member that receives none has zeros.
     Permute {
-        /// To whom each member hands its elements. The same list on all members.
+        /// The destination of each member's elements, or `None`. The same list on all members.
         destinations: Vec<Option<usize>>,
     },
-    /// This member gives its elements to another. `[n]` to nothing.
+    /// This member sends its elements to another one. `[n]`, without an output.
     Send {
-        /// Its index in the group.
+        /// The receiver's index in the group.
         to: usize,
     },
-    /// This member takes the elements of another. `[n]`, which is not read, to `[n]`.
+    /// This member receives the elements of another one. `[n]`, which is not read, to `[n]`.
     Receive {
-        /// Its index in the group.
+        /// The sender's index in the group.
         from: usize,
     },
-    /// Member `i` gets the sum of the elements of the members up to and with itself. `[n]` to `[n]`.
+    /// Member `i` gets the sum of the elements of the members 0 to `i`, itself included. `[n]` to `[n]`.
     Scan,
-    /// What all hold and count once becomes what each uses in its own way. `[n]` to `[n]`, the same elements; the backward
-    /// is an all_reduce.
+    /// Converts copies that count once into copies that each member uses in its own way. `[n]` to `[n]`, the same elements; the
+    /// backward is an all_reduce.
     Share,
-    /// Each member keeps its own part of what all hold. `[size * n]` to `[n]`; the backward of copies that are `Invariant`
-    /// is an all_gather.
+    /// Each member keeps its own part of the elements that all members hold. `[size * n]` to `[n]`; the backward of copies that
+    /// are `Invariant` is an all_gather.
     Slice {
-        /// What the copies of the input are.
+        /// The meaning of the copies of the input.
         input: Copies,
     },
     /// Each member's elements become its part of a whole whose other parts are zeros. `[n]` to `[size * n]`.
     Place,
-    /// The first member keeps its elements, the others get zeros: what all hold becomes a sum. `[n]` to `[n]`.
+    /// The first member keeps its elements, the others get zeros: copies become the terms of a sum. `[n]` to `[n]`.
     OnlyFirst,
 }
 
-/// How a differentiable reduction combines elements.
+/// The operation of a differentiable reduction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Reducer {
-    /// Their sum.
+    /// The sum of the elements.
     Sum,
-    /// Their sum, divided by the number of members.
+    /// The sum, divided by the number of members.
     Avg,
-    /// Their product; of at most [`MAX_PRODUCT`] elements.
+    /// The product, of at most [`MAX_PRODUCT`] elements on a member.
     Product,
-    /// The smallest, NaN if one is NaN. The gradient goes to those who hold it, in equal shares.
+    /// The smallest element, NaN if one is NaN. The gradient goes to the members that hold it, in equal shares.
     Min,
-    /// The largest, NaN if one is NaN. The gradient goes to those who hold it, in equal shares.
+    /// The largest element, NaN if one is NaN. The gradient goes to the members that hold it, in equal shares.
     Max,
-    /// The sum, where each member multiplies its elements by a factor of its own first.
+    /// The sum, where each member first multiplies its elements by its own factor, which must be finite.
     PreMultiplied(f64),
 }
 
-/// What the copies are that all members hold of the same elements.
+/// The meaning of the copies that all members hold of the same elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Copies {
-    /// Each member goes on with its copy in its own way, so their cotangents add up.
+    /// Each member uses its copy in its own way, so the cotangents of the copies add up.
     Replicate,
-    /// All members go on alike, and what they do counts once.
+    /// All members use their copies in the same way, and the value counts once.
     Invariant,
 }
 
 impl Collective {
-    /// Applies it: this member's output, where it has one, and what the gradient needs.
+    /// Applies the collective to `input`. Returns this member's output, or `None` where it has none, and the [`Backward`] that
+    /// computes the gradient.
     ///
-    /// **Collective** over the group, under `tag` (but for `Share`, `Slice`, `Place` and `OnlyFirst`, which move nothing
-    /// here). Waits for the output, except that of a `Send`.
+    /// **Collective** over the group, under `tag`, except `Share`, `Slice`, `Place` and `OnlyFirst`, which move nothing in the
+    /// forward. Waits for completion, except for that of a `Send`.
     ///
     /// # Errors
-    /// [`Error::Collective`] if the input, a count, a root or a list does not fit the group: before anything is issued.
+    /// [`Error::Collective`] if the input, a count, a root, a factor or a list does not fit the group; nothing was issued then.
     /// [`Error::Comm`] if the communication fails.
     pub fn forward<T: Differentiable>(
         &self,
@@ -182,7 +184,7 @@ impl Collective {
         forward::apply(self, group, tag, input)
     }
 
-    /// Its name, as that of the [`hsdp_comm::Op`] where there is one.
+    /// The collective's name: that of the [`hsdp_comm::Op`] where there is one.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

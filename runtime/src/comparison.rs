@@ -1,4 +1,4 @@
-//! What must be the same on ranks and is compared: options and plans once, the bits of shards then and again later.
+//! Comparisons of values that must be the same on all ranks: options and plans once, the bits of shards then and again later.
 
 use hsdp_comm::Stage;
 use hsdp_sharding::{Axis, Rank};
@@ -9,13 +9,13 @@ use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::error::Error;
 
-/// A word that ranks compare: what it is, and which ranks are to have the same, in lists.
+/// A word that ranks compare: its name, and lists of ranks that must have the same word.
 struct Field {
     what: &'static str,
     peers: fn(&Fabric) -> Vec<Vec<Rank>>,
 }
 
-/// What [`in_detail`] can say more about.
+/// A difference about which [`in_detail`] can say more.
 pub(crate) const OPTIONS: &str = "the digest of the model's options";
 /// As [`OPTIONS`].
 pub(crate) const PLAN: &str = "the fingerprint of the plan";
@@ -32,7 +32,8 @@ fn holders_of_each_shard(fabric: &Fabric) -> Vec<Vec<Rank>> {
     (0..mesh.shard_size()).map(|first| mesh.group(Axis::Replicate, Rank::new(first))).collect()
 }
 
-/// Who differs from most others, and the first of those; where there are no most, who differs from the first.
+/// The first rank that differs from the majority, and the first rank of the majority; without a majority, the first rank that
+/// differs from the first one, and the first one.
 pub(crate) fn odd_one(values: &[u64]) -> Option<[usize; 2]> {
     let place_of = |value: u64| values.iter().position(|other| *other == value);
     let is_most = |value: &&u64| values.iter().filter(|it| it == value).count() * 2 > values.len();
@@ -44,7 +45,7 @@ pub(crate) fn odd_one(values: &[u64]) -> Option<[usize; 2]> {
 /// Compares options, plan and initial shards with the other ranks. Collective over the world.
 ///
 /// # Errors
-/// [`Error::Disagreement`] on all ranks, which names the first that differs; [`Error::Comm`].
+/// [`Error::Disagreement`] on all ranks, which names the first rank that differs; [`Error::Comm`].
 pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
     let mine = vec![
         fabric.options_digest,
@@ -53,12 +54,12 @@ pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> 
     ];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.exchange(tag, mine, <[u64]>::to_vec)?;
-    // Field by field: only where all plans are the same do ranks mean the same by "the same shard".
+    // Field by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
     let [options, plan] = [OPTIONS, PLAN].map(|what| Field { what, peers: all });
     compare(fabric, &said, &[options, plan, INITIAL]).map_err(|error| in_detail(fabric, error))
 }
 
-/// Compares the bits of shards with the replicas, as they are before `step`. Collective over the world.
+/// Compares the bits of the shards with those of the replicas, before `step`. Collective over the world.
 ///
 /// # Errors
 /// As [`of_models`].
@@ -83,25 +84,25 @@ fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error>
     Ok(())
 }
 
-/// What exactly differs where a digest does: the first line of what two ranks have that is not the same.
+/// Replaces a difference between digests by the first line of text in which the two ranks differ.
 ///
 /// Collective over the world: all ranks have found the same error.
 pub(crate) fn in_detail(fabric: &Fabric, error: Error) -> Error {
     let Error::Disagreement { what: digest, rank, other, .. } = error else { return error };
     let (what, lines) = match digest {
         OPTIONS => ("an option of the model", description::of_options(&fabric.options)),
-        PLAN => ("what is planned for", description::of_model(fabric.plan.spec())),
+        PLAN => ("the model spec", description::of_model(fabric.plan.spec())),
         _ => return error,
     };
     match first_difference(fabric, [rank, other], &lines) {
         Ok(Some([got, want])) => Error::Disagreement { what, rank, got, other, want },
-        // Other versions of the planner, say.
+        // The planners have different versions, say.
         Ok(None) => error,
         Err(failed) => failed,
     }
 }
 
-/// The first line that differs between two ranks, as each has it.
+/// The first line that differs between two ranks: the line of each.
 fn first_difference(
     fabric: &Fabric,
     ranks: [Rank; 2],

@@ -1,13 +1,13 @@
-//! What ranks show each other where they differ: a model's options and its units, a line each.
+//! The text that ranks exchange where they differ: one line for each option of the model, each unit and each parameter.
 
 use hsdp_sharding::{AfterForward, Granularity, ModelSpec, Param, Role};
 
 use crate::options::ModelOptions;
 use crate::precision::Precision;
 
-/// The options, a line each. Whatever ranks must have in common is in a line.
+/// The options, one line each. Every option that ranks must have in common has a line.
 pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
-    // By name, so that an option that is added later is not forgotten here.
+    // The fields are named, so that an option that is added later is not forgotten here.
     let ModelOptions {
         mesh,
         placement,
@@ -47,7 +47,7 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
     ]
 }
 
-/// The units with their parameters, a line each, and the ties.
+/// The units and their parameters, one line each, and the ties.
 pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
     let mut lines = Vec::new();
     for (index, unit) in spec.units().iter().enumerate() {

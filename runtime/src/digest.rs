@@ -1,18 +1,18 @@
-//! Digests by which ranks compare what must be the same on all of them.
+//! Digests of values that must be the same on all ranks.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Of lines of text, each with its end.
+/// The digest of lines of text.
 pub(crate) fn of_lines(lines: &[String]) -> u64 {
     xxh3_64(lines.join("\n").as_bytes())
 }
 
-/// Of text.
+/// The digest of a text.
 pub(crate) fn of_text(text: &str) -> u64 {
     xxh3_64(text.as_bytes())
 }
 
-/// Of the bits of parameters, unit after unit; or the first error of those that cannot be had.
+/// The digest of the bits of parameters, unit after unit, or the first error in `shards`.
 pub(crate) fn of_parameters<P: AsRef<Vec<f32>>, E>(
     shards: impl Iterator<Item = Result<P, E>>,
 ) -> Result<u64, E> {

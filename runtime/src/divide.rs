@@ -1,57 +1,57 @@
-//! The divide plan: which factor each collective divides by, computed from what takes part in it.
+//! The divide plan: the divisor of each collective, computed from the ranks, microbatches and dtype that take part in it.
 //!
-//! The rule that everything here serves: *a partial has one scale*. What a reduce-scatter adds to the
-//! partial does not depend on whether an all-reduce follows in the same microbatch.
+//! The rule of the plan: *a partial has one scale*. The value that a reduce-scatter adds to the partial
+//! does not depend on whether an all-reduce follows in the same microbatch.
 //!
-//! | objective | a partial is | the all-reduce owes | the end owes |
+//! | objective | a partial is | the all-reduce multiplies by | the end of the step multiplies by |
 //! |---|---|---|---|
 //! | `RankMean` | (1/S) times the sum over the shard group | 1/R | 1/scale |
-//! | others | the sum over the shard group | nothing | 1/(divisor x scale) |
+//! | others | the sum over the shard group | 1 | 1/(divisor x scale) |
 //!
-//! With an f16 wire each collective divides before it by a power of two (so that nothing overflows or
-//! underflows on the way) and after it by what is left. f32 and bf16 have the range and need none.
-//! The split near the square root follows fairscale's pull request 565, which PyTorch took over.
+//! With an f16 wire each divisor is split: contributions are divided by a power of two before the collective, so that
+//! no value overflows or underflows in f16, and the sum is divided by the rest. f32 and bf16 have enough range without a split.
+//! The split near the square root follows fairscale's pull request 565, which PyTorch adopted.
 
 use hsdp_sharding::DType;
 
 use crate::objective::Objective;
 
-/// What takes part in the reductions of a step.
+/// The ranks, microbatches and dtype that take part in the reductions of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parties {
     /// The dtype in which the collective moves gradients.
     pub wire: DType,
     /// Members of the shard group.
     pub shard_members: usize,
-    /// Members of the replicate group, where an all-reduce takes place.
+    /// Members of the replicate group; `None` where no all-reduce takes place.
     pub replicate_members: Option<usize>,
-    /// Microbatches that a contribution to the reduce-scatter is a sum of: 1, but in mode `Local`.
+    /// Microbatches that a contribution to the reduce-scatter is a sum of: 1, except in mode `Local`.
     pub microbatches_in_contribution: usize,
     /// Microbatches that the partial is a sum of when it enters the all-reduce.
     pub microbatches_in_partial: usize,
-    /// What the gradient is of.
+    /// The objective whose gradient the step computes.
     pub objective: Objective,
 }
 
-/// A collective's divisors: before it, on each contribution, and after it, on the sum.
+/// A collective's divisors: one for each contribution before it, and one for the sum after it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Divides {
-    /// Divides each contribution, before it is rounded to the wire dtype. Always a power of two.
+    /// The divisor of each contribution, before it is rounded to the wire dtype. Always a power of two.
     pub pre: f64,
-    /// Divides the f32 sum.
+    /// The divisor of the f32 sum.
     pub post: f64,
 }
 
 impl Divides {
     pub(crate) const NONE: Self = Self { pre: 1.0, post: 1.0 };
 
-    /// Both together.
+    /// The product of both divisors.
     #[must_use]
     pub fn product(self) -> f64 {
         self.pre * self.post
     }
 
-    /// Divides by `divisor` in all, `pre` of it before the collective.
+    /// Splits `divisor` into `pre` before the collective and the rest after it.
     fn split(divisor: f64, pre: f64) -> Self {
         Self { pre, post: divisor / pre }
     }
@@ -60,14 +60,14 @@ impl Divides {
 /// The divisors of a reduce-scatter and of the all-reduce that may follow it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DividePlan {
-    /// Of the reduce-scatter over the shard group.
+    /// The divisors of the reduce-scatter over the shard group.
     pub reduce_scatter: Divides,
-    /// Of the all-reduce over the replicate group; `None` where there is none.
+    /// The divisors of the all-reduce over the replicate group; `None` without an all-reduce, or with one replica.
     pub all_reduce: Option<Divides>,
 }
 
 impl DividePlan {
-    /// Computes the divisors for what takes part.
+    /// Computes the divisors for `parties`.
     #[must_use]
     pub fn of(parties: Parties) -> Self {
         Self {
@@ -100,13 +100,13 @@ fn all_reduce(parties: Parties, members: usize) -> Divides {
     };
     let summands = match parties.objective {
         Objective::RankMean => parties.microbatches_in_partial,
-        // The partial is a sum over the shard group too, not a mean.
+        // The partial is also a sum over the shard group, not a mean.
         _ => parties.microbatches_in_partial * parties.shard_members,
     };
     Divides::split(divisor, pre_divide(parties.wire, members, room_for(summands)))
 }
 
-/// The power of two by which contributions are divided beforehand: near the root of the members, times room.
+/// The power of two by which contributions are divided before the collective: near the square root of the members, times `room`.
 fn pre_divide(wire: DType, members: usize, room: f64) -> f64 {
     match wire {
         DType::F16 => near_root(members) * room,
@@ -123,8 +123,8 @@ fn near_root(members: usize) -> f64 {
     as_f64(root)
 }
 
-/// The largest power of two that is at most `summands`. With the root's, which is at least 2, it is enough; more
-/// room at the top of the range would be taken from its bottom, where f16 rounds to multiples of 2^-24.
+/// The largest power of two that is at most `summands`. Together with the root, which is at least 2, it is enough. A larger
+/// value would lose precision at the bottom of the range, where f16 rounds to multiples of 2^-24.
 fn room_for(summands: usize) -> f64 {
     as_f64(1 << summands.max(1).ilog2())
 }
@@ -134,9 +134,9 @@ fn as_f64(count: usize) -> f64 {
     count as f64
 }
 
-/// By what the finished sum is still to be divided, after all collectives.
+/// The divisor that remains for the finished sum, after all collectives.
 ///
-/// `exponent` is the agreed power of two that was taken out of every seed, `scale` the loss scale.
+/// Every seed was divided by two to the power of `exponent`, on which the ranks agree. `scale` is the loss scale.
 #[must_use]
 #[expect(
     clippy::cast_precision_loss,

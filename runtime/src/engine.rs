@@ -1,20 +1,20 @@
-//! The engine: what happens between a step's begin and its end.
+//! The engine: all work between the begin and the end of a step.
 //!
-//! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The types
-//! at the edge ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients)) make
-//! the wrong order impossible to write; in here, and for what a custom op holds, the state is one
-//! documented enum per thing, and a [`Token`] says which microbatch of which attempt a caller means.
+//! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The public
+//! types ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients)) make the wrong
+//! order of calls impossible to write. In the engine each kind of state is one documented enum, and a
+//! [`Token`] identifies the microbatch and the attempt that a caller means.
 //!
 //! | state | file |
 //! |---|---|
-//! | what never changes: plan, options, groups | `fabric` |
-//! | what an optimizer changes | `shard` |
+//! | constant state: plan, options, groups | `fabric` |
+//! | the parameters, which an optimizer changes | `shard` |
 //! | the gathers of a microbatch | `gathers`, `full_pool` |
 //! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `recycled`; `place`, `replicas`, `scaling` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
-//! | what ranks tell each other | `control` |
-//! | how a step ends | `finish` |
-//! | what of it lies on a device | `device` |
+//! | the exchange of small records between ranks | `control` |
+//! | the end of a step | `finish` |
+//! | the state that lies on a device | `device` |
 
 mod check;
 pub(crate) mod control;
@@ -69,14 +69,14 @@ pub(crate) struct Engine {
     pub(crate) fabric: Fabric,
     pub(crate) id: ModelId,
     state: Mutex<State>,
-    /// The attempt that is under way, or [`NO_ATTEMPT`]: outside the lock, so that a step can be given up while
+    /// The attempt that is under way, or [`NO_ATTEMPT`]. It is outside the lock, so that a step can be aborted while
     /// another thread waits in it.
     under_way: AtomicU64,
 }
 
 const NO_ATTEMPT: u64 = 0;
 
-/// A step that was begun: its number, which attempt at a step it is, and in which epoch of the world.
+/// A step that was begun: its number, the number of the attempt, and the epoch of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opened {
     pub(crate) step: u64,
@@ -84,14 +84,14 @@ pub(crate) struct Opened {
     pub(crate) epoch: u64,
 }
 
-/// What the exchange of headers led to.
+/// The result of the exchange of headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
     Step(Opened),
     End(EndOfRun),
 }
 
-/// What changes from step to step.
+/// The state that changes from step to step.
 #[derive(Debug)]
 pub(crate) struct State {
     /// This rank's parameters, by unit. Peers read them in place while a gather is under way.
@@ -99,17 +99,17 @@ pub(crate) struct State {
     pub(crate) loss_scale: LossScale,
     /// The number of the next step.
     pub(crate) next_step: u64,
-    /// Steps that an optimizer has gone through, updated or skipped.
+    /// Steps that an optimizer has completed, with an update or a skip.
     pub(crate) committed: u64,
     /// The largest weight that a microbatch of the last step had on this rank.
     pub(crate) last_weight: u64,
-    /// Attempts at steps so far: a step that was aborted is tried again under its old number.
+    /// Attempts at steps so far: a step that was aborted is tried again with the same number.
     attempts: u64,
-    /// What ranks said at the end of the last step.
+    /// The statements of all ranks at the end of the last step.
     agreement: Agreement,
-    /// What they said of their data when it began.
+    /// The ranks with and without data, when the last step began.
     supply: Supply,
-    /// Whether one of them asked then that it be the last.
+    /// Whether a rank asked then that the step be the last.
     pub(crate) shutdown: Shutdown,
     step: Option<StepState>,
 }
@@ -182,7 +182,7 @@ impl Engine {
         Ok(Begun::Step(opened))
     }
 
-    /// Says to all ranks that this one makes no more steps, and hears whether another one does.
+    /// Tells all ranks that this one makes no more steps, and learns whether another rank does.
     pub(crate) fn end_run(&self) -> Result<(), Error> {
         let mut state = self.state();
         self.check_over(&state, "end_run")?;
@@ -191,14 +191,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuses what comes between steps while one is under way.
+    /// Refuses an operation between steps while a step is under way.
     fn check_over(&self, state: &State, operation: &'static str) -> Result<(), Error> {
         let Some(leaked) = &state.step else { return Ok(()) };
         let what = format!("step {} was neither finished nor dropped", leaked.number());
         Err(self.fabric.misuse(operation, state.next_step, what))
     }
 
-    /// Exchanges headers where the next step would begin: what ranks agreed on, and what follows.
+    /// Exchanges headers where the next step would begin. Returns the agreement of the ranks and the course that follows.
     fn meet(
         &self,
         state: &mut State,
@@ -224,7 +224,7 @@ impl Engine {
         let Agreed { supply, ending, .. } = &agreed;
         match supply.course(self.fabric.options.uneven) {
             Some(Course::Ends) => Ok((agreed, Course::Ends)),
-            // Who ends its run takes no part in steps of the others, not even without data.
+            // A rank that ends its run takes no part in steps of other ranks, not even without data.
             _ if !ending.is_empty() => Err(Error::UnevenEnds {
                 step,
                 committed: state.committed,
@@ -250,12 +250,13 @@ impl Engine {
         compared.inspect_err(|_| self.leave_aborted_epoch()).map(|()| agreed)
     }
 
-    /// Where a step was given up before this rank had begun it, there is nothing to discard, and no drop to go on from.
+    /// Leaves the epoch of a step that was aborted before this rank had begun it: this rank has no step to discard or drop.
     fn leave_aborted_epoch(&self) {
         self.fabric.world.next_epoch();
     }
 
-    /// Others have this rank's header and wait for it in the step: they are told, unless they have the same error.
+    /// Announces that this rank does not begin the step: other ranks have its header, and wait for it in the step. An error that
+    /// is fatal needs no announcement, since all ranks have it.
     fn give_up_opening(&self, step: u64, error: &Error) {
         if !error.is_fatal() {
             self.fabric.world.abort_step(StepFailure { step, reason: error.to_string() });
@@ -269,7 +270,7 @@ impl Engine {
         step > 0 && every.is_some_and(|every| step.is_multiple_of(every.get()))
     }
 
-    /// `Err` inside `Ok` where the step has no next microbatch, since ranks have no more data.
+    /// Begins a microbatch. Returns `Err` inside `Ok` where the step has no next microbatch, because ranks have no more data.
     pub(crate) fn begin_microbatch(&self, opened: Opened) -> Result<Result<Token, NoMore>, Error> {
         let mut state = self.state();
         match state.step.as_mut().filter(|step| step.opened == opened) {
@@ -280,7 +281,7 @@ impl Engine {
         }
     }
 
-    /// The error that says that a step has no other microbatch.
+    /// The error of a step that has no next microbatch.
     pub(crate) fn end_of_data(&self, opened: Opened) -> Error {
         let state = self.state();
         match state.step.as_ref().filter(|step| step.opened == opened) {
@@ -289,7 +290,7 @@ impl Engine {
         }
     }
 
-    /// The next gather of `unit` in the plan's order.
+    /// Waits for the next gather of `unit` in the plan's order.
     pub(crate) fn unshard(&self, token: Token, unit: UnitId) -> Result<Full, Error> {
         let mut state = self.state();
         let State { step, shards, .. } = &mut *state;
@@ -300,7 +301,7 @@ impl Engine {
         })
     }
 
-    /// Takes the loss of a microbatch and says what its backward starts from.
+    /// Takes the loss of a microbatch and returns the seed of its backward.
     pub(crate) fn loss(&self, token: Token, loss: LossSum) -> Result<Seed, Error> {
         let mut state = self.state();
         let scale = state.loss_scale.value();
@@ -336,10 +337,10 @@ impl Engine {
         step.note(|step| step.finish_microbatch(&self.fabric, shards))
     }
 
-    /// Announces that this rank gives the step up, and discards it; every rank will do so.
+    /// Announces that this rank aborts the step, and discards it. Every other rank will discard it too.
     ///
-    /// The announcement waits for nobody. A thread that waits in the step at this moment gets its error by it, and then
-    /// lets go of the state.
+    /// The announcement waits for no rank. A thread that waits in the step at this moment gets its error from it, and then
+    /// releases the state.
     pub(crate) fn abort_step(&self, opened: Opened, given: Option<String>) {
         let (attempt, acq_rel, relaxed) = (opened.attempt, Ordering::AcqRel, Ordering::Relaxed);
         if self.under_way.compare_exchange(attempt, NO_ATTEMPT, acq_rel, relaxed).is_err() {
@@ -350,19 +351,19 @@ impl Engine {
         self.fabric.world.abort_step_of(epoch, StepFailure { step, reason });
         let mut state = self.state();
         if let Some(step) = state.step.take() {
-            // Who ran out in the middle of it has data again for the next attempt.
+            // A rank that ran out of data in the middle of the step has data again for the next attempt.
             self.fabric.world.set_absent(&step.absent);
         }
         self.fabric.recycled.clear();
         self.fabric.full_pool.let_go();
-        // Who has announced the end itself may have gone on already: the next epoch is none of this step's.
+        // A rank that has aborted the epoch itself may have left it already: this step must not end the next epoch.
         if self.fabric.world.epoch() == epoch {
             self.fabric.world.next_epoch();
         }
     }
 
-    /// The first error of the step, or the reason that was `given`, or what can be seen. Never blocks: the step may be
-    /// given up while another thread waits in it.
+    /// The reason of an abort: the first error of the step, or else the reason that was `given`, or else a description of the
+    /// state. Never blocks: the step may be aborted while another thread waits in it.
     fn reason_for_abort(&self, given: Option<String>) -> String {
         let state = self.state.try_lock();
         let step = state.as_ref().and_then(|state| state.step.as_ref());

@@ -1,4 +1,4 @@
-//! What can go wrong in a step, each with the numbers that say why.
+//! The errors of the runtime, each with the numbers that explain it.
 
 use std::fmt;
 
@@ -9,162 +9,163 @@ use crate::uneven::Supply;
 
 /// An error of the runtime.
 ///
-/// After [`Error::Comm`] with `StepAborted` every rank begins its next step clean; after
-/// `WorldAborted` nothing more can be done with this world. [`Error::is_fatal`] tells them apart.
+/// After [`Error::Comm`] with `StepAborted` every rank can begin its next step; after `WorldAborted` no
+/// further operation of this world succeeds. [`Error::is_fatal`] distinguishes the two cases.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The model or the mesh cannot be planned.
+    /// The planner refuses the model or the mesh.
     #[error(transparent)]
     Plan(#[from] hsdp_sharding::Error),
-    /// A dtype or a divisor that the kernels cannot compute with.
+    /// The kernels cannot compute with a dtype or a divisor, or cannot allocate memory.
     #[error(transparent)]
     Kernel(#[from] hsdp_kernels::Error),
     /// A collective failed, or the step or the world ended early.
     #[error(transparent)]
     Comm(#[from] hsdp_comm::Error),
-    /// An option has a value that makes no sense.
+    /// An option has a value that is not allowed.
     #[error("{what}")]
     Options {
-        /// The option, its value, and what it may be.
+        /// The option, its value, and the values that are allowed.
         what: String,
     },
     /// The runtime was called out of order.
     #[error("{operation} on rank {rank}, step {step}: {what}")]
     Misuse {
-        /// What was called.
+        /// The operation that was called.
         operation: &'static str,
-        /// By which rank.
+        /// The rank.
         rank: Rank,
-        /// In which step.
+        /// The step.
         step: u64,
-        /// What is wrong with it, and what to do instead.
+        /// The mistake, and the correct call.
         what: String,
     },
-    /// Values handed in do not have the size or dtype that the plan gives them.
+    /// The caller's values do not have the number of elements that the plan has.
     #[error("{operation} of {name} on rank {rank}: got {got} elements, the plan has {want}")]
     Size {
-        /// What was called.
+        /// The operation that was called.
         operation: &'static str,
-        /// Of which parameter or unit.
+        /// The name of the parameter.
         name: String,
-        /// By which rank.
+        /// The rank.
         rank: Rank,
-        /// Elements handed in.
+        /// The number of elements that the caller gave.
         got: usize,
-        /// Elements planned.
+        /// The number of elements in the plan.
         want: usize,
     },
-    /// A differentiable collective was called with something that does not fit it. Nothing was issued.
+    /// An argument of a differentiable collective does not fit the collective or its group. Nothing was issued.
     #[error("{operation} on rank {rank}: {what}")]
     Collective {
-        /// What was called.
+        /// The operation that was called.
         operation: &'static str,
-        /// By which rank.
+        /// The rank.
         rank: Rank,
-        /// What does not fit, with its numbers.
+        /// The argument that does not fit, with its numbers.
         what: String,
     },
-    /// Values in these states cannot be used so.
+    /// An operation on distributed values does not allow the states that these values have.
     #[error("{operation} on rank {rank}: {problem}: {hint}")]
     State {
-        /// What was called.
+        /// The operation that was called.
         operation: &'static str,
-        /// By which rank.
+        /// The rank.
         rank: Rank,
-        /// Which states they are, and along which axis.
+        /// The states, and the axis.
         problem: String,
-        /// What to do instead.
+        /// The operation to use instead.
         hint: &'static str,
     },
-    /// A device has refused, or has no memory. The step fails on this rank, and the others are told.
+    /// A device has refused an operation, or has not enough memory. The step fails on this rank, and the other ranks are told.
     #[cfg(feature = "cuda")]
     #[error("{operation} on rank {rank}, step {step}: {error}")]
     Device {
-        /// What was called.
+        /// The operation that was called.
         operation: &'static str,
-        /// By which rank.
+        /// The rank.
         rank: Rank,
-        /// In which step.
+        /// The step.
         step: u64,
-        /// What the device says.
+        /// The error of the device.
         error: hsdp_kernels::cuda::CudaError,
     },
-    /// A model cannot be placed on a device.
+    /// The model cannot be placed on the device.
     #[cfg(feature = "cuda")]
-    #[error("a model cannot be placed there: {error}")]
+    #[error("the model cannot be placed on the device: {error}")]
     Placement {
-        /// What the device says.
+        /// The error of the device.
         error: hsdp_kernels::cuda::CudaError,
     },
-    /// There is no memory for a buffer. The step fails on this rank, and the others are told.
+    /// A buffer could not be allocated. The step fails on this rank, and the other ranks are told.
     #[error(
-        "{operation} of unit {unit} on rank {rank}, step {step}: out of memory: no {bytes} bytes to be had"
+        "{operation} of unit {unit} on rank {rank}, step {step}: out of memory: cannot allocate {bytes} bytes"
     )]
     OutOfMemory {
-        /// What the buffer is for.
+        /// The operation that needs the buffer.
         operation: &'static str,
-        /// Of which unit.
+        /// The name of the unit.
         unit: String,
-        /// On which rank.
+        /// The rank.
         rank: Rank,
-        /// In which step.
+        /// The step.
         step: u64,
-        /// How many bytes were asked for.
+        /// The size of the buffer.
         bytes: usize,
     },
-    /// Something belongs to a microbatch that is over: a backward through an old graph, say.
+    /// A handle belongs to a microbatch that is over, as in a backward through an old graph.
     #[error(
-        "{operation} on rank {rank}: this belongs to {held}, and {current}; a graph can be used in its own microbatch only"
+        "{operation} on rank {rank}: the handle belongs to {held}, and {current}; a graph can be used in its own microbatch only"
     )]
     StalePass {
-        /// What was called.
+        /// The operation that was called.
         operation: &'static str,
-        /// By which rank.
+        /// The rank.
         rank: Rank,
-        /// Step and microbatch that the caller holds.
+        /// The microbatch and the step of the handle.
         held: String,
-        /// What the model is doing now.
+        /// The microbatch and the step in which the model is now.
         current: String,
     },
-    /// A checkpoint could not be saved or loaded. All ranks are told the same; the model and what was saved before are as they were.
+    /// A checkpoint could not be saved or loaded. All ranks get the same error; the model and earlier checkpoints are unchanged.
     #[error("{operation} at step {step}, on rank {rank}: {problem}")]
     Checkpoint {
-        /// What was called.
+        /// The operation that was called.
         operation: &'static str,
-        /// Steps that an optimizer had gone through.
+        /// The number of committed steps, or the step of the checkpoint that was loaded.
         step: u64,
         /// The first rank that failed.
         rank: Rank,
-        /// Why.
+        /// The reason.
         problem: String,
     },
-    /// Ranks entered a step, or made a model, with different ideas of it.
+    /// Ranks entered a step, or made a model, with different values of something that must be the same on all ranks.
     #[error("{what} differs between ranks: rank {rank} has {got}, rank {other} has {want}")]
     Disagreement {
-        /// What differs.
+        /// The name of the value that differs.
         what: &'static str,
         /// The first rank that differs.
         rank: Rank,
-        /// What it has.
+        /// The value of this rank.
         got: String,
-        /// The rank that it was compared with.
+        /// The rank with which it was compared.
         other: Rank,
-        /// What that one has.
+        /// The value of that rank.
         want: String,
     },
-    /// `Uneven::Error`: some ranks have data and others have none. Nothing was updated; a next step may begin.
-    #[error("step {step}{}: ranks {} have no more data, ranks {} have: give every rank as many batches, or choose \
-             Uneven::Stop or Uneven::ZeroWeight", InMicrobatch(*.microbatch), List(&.supply.exhausted), List(&.supply.ready))]
+    /// `Uneven::Error`: some ranks have data and others have none. Nothing was updated; the next step may begin.
+    #[error("step {step}{}: ranks {} have no more data, ranks {} still have data: give every rank the same \
+             number of batches, or choose Uneven::Stop or Uneven::ZeroWeight", InMicrobatch(*.microbatch), List(&.supply.exhausted), List(&.supply.ready))]
     UnevenInputs {
         /// The step.
         step: u64,
-        /// The microbatch, where ranks brought different numbers of them to a step.
+        /// The microbatch, where ranks have different numbers of microbatches in one step.
         microbatch: Option<usize>,
-        /// Who has data and who has not.
+        /// The ranks that have data, and the ranks that have none.
         supply: Supply,
     },
-    /// Two ranks named the same samples for a step, so some data would count twice and some not at all. Nothing was updated; a next step may begin.
+    /// Two ranks named the same samples for a step, so some data would count twice and some not at all. Nothing was updated; the next
+    /// step may begin.
     #[error(
         "step {step}: rank {rank} has the same samples as rank {other}: give every rank its own part of the data"
     )]
@@ -173,14 +174,14 @@ pub enum Error {
         step: u64,
         /// The rank.
         rank: Rank,
-        /// The first that has the same.
+        /// The first rank that has the same samples.
         other: Rank,
     },
-    /// Some ranks end their run where others have data for another step. Nothing was updated.
-    #[error("step {step}: ranks {} end their run after {committed} steps, ranks {} have data for another: give every \
-             rank as many batches, or choose Uneven::Stop or Uneven::ZeroWeight", List(.ending), List(.ready))]
+    /// Some ranks end their run while others have data for another step. Nothing was updated.
+    #[error("step {step}: ranks {} end their run after {committed} steps, ranks {} have data for another step: give every \
+             rank the same number of batches, or choose Uneven::Stop or Uneven::ZeroWeight", List(.ending), List(.ready))]
     UnevenEnds {
-        /// The step that others wanted to make.
+        /// The step that the other ranks begin.
         step: u64,
         /// Steps that all ranks have committed.
         committed: u64,
@@ -189,38 +190,38 @@ pub enum Error {
         /// Ranks that have data.
         ready: Vec<Rank>,
     },
-    /// There is no next step (or no next microbatch in this one), since ranks have no more data; not a failure. What
-    /// asks with an `Option` or [`NextStep`](crate::NextStep) gets no error.
-    #[error("step {step}{}: ranks {} have no more data, so it ends here", InMicrobatch(*.microbatch), List(&.supply.exhausted))]
+    /// There is no next step, or no next microbatch in this step, because ranks have no more data. This is not a failure.
+    /// Methods that return an `Option` or a [`NextStep`](crate::NextStep) report it without an error.
+    #[error("step {step}{} does not begin: ranks {} have no more data", InMicrobatch(*.microbatch), List(&.supply.exhausted))]
     EndOfData {
         /// The step.
         step: u64,
-        /// The microbatch that does not take place, where it is not the whole step.
+        /// The microbatch that does not take place; `None` if the step does not.
         microbatch: Option<usize>,
-        /// Who has data and who has not.
+        /// The ranks that have data, and the ranks that have none.
         supply: Supply,
     },
-    /// All weights of the step were 0: there is nothing to divide by.
+    /// All weights of the step are 0, so the gradient of the weighted mean has no divisor.
     #[error("step {step}: the weights of ranks {} add up to 0 over all microbatches", List(.ranks))]
     EmptyStep {
         /// The step.
         step: u64,
-        /// The ranks, each of weight 0: all that there are.
+        /// All ranks of the world; each has weight 0.
         ranks: Vec<Rank>,
     },
-    /// The weights of a step have no exact sum.
-    #[error("step {step}: the weights of ranks {} add up to 2^64 or more; the heaviest, rank {heaviest}, has {weight}", List(.ranks))]
+    /// The sum of the weights of a step exceeds a `u64`.
+    #[error("step {step}: the weights of ranks {} add up to 2^64 or more; rank {heaviest} has the largest weight, {weight}", List(.ranks))]
     WeightOverflow {
         /// The step.
         step: u64,
-        /// The first ranks whose weights together are too much.
+        /// The shortest prefix of the ranks whose weights exceed a `u64` together.
         ranks: Vec<Rank>,
-        /// The heaviest of all ranks.
+        /// The rank with the largest weight.
         heaviest: Rank,
-        /// What it has.
+        /// The weight of that rank.
         weight: u64,
     },
-    /// A gradient is not finite, and the model was not told to skip such steps. No parameter has changed.
+    /// A gradient or the loss is not finite, and the model's options do not skip such steps. No parameter has changed.
     #[error("{0}")]
     NonFinite(NonFiniteGradient),
     /// `Unused::Error`: a trainable parameter got no gradient on some ranks.
@@ -228,15 +229,15 @@ pub enum Error {
     UnusedParameter {
         /// The step.
         step: u64,
-        /// The first such parameter.
+        /// The name of the first such parameter.
         parameter: String,
-        /// The ranks on which it got none.
+        /// The ranks on which it got no gradient.
         ranks: Vec<usize>,
     },
 }
 
 impl Error {
-    /// Whether this world is of no more use: the process should end, or build a new one.
+    /// Whether no further operation of this world can succeed. The process should then end, or build a new world.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         match self {

@@ -31,7 +31,7 @@ pub(crate) fn full_gradients(
 ) -> Result<BTreeMap<String, Vec<f32>>, Error> {
     let mut all = BTreeMap::new();
     for unit in fabric.plan.reductions().iter().copied() {
-        // Frozen parameters have no gradient: their region of the shard is filled up with zeros.
+        // Frozen parameters have no gradient: their region of the shard is filled with zeros.
         let mut shard = gradients.shard_in(fabric, unit)?;
         shard.resize(fabric.plan.layout(unit).shard_len(), 0.0);
         gather_into(&mut all, fabric, unit, Arc::new(shard))?;

@@ -9,12 +9,13 @@ use hsdp_sharding::{DType, UnitId, UnitLayout};
 use crate::engine::device::DeviceFull;
 use crate::engine::full_pool::{Pooled, SharedPooled};
 
-/// A unit's parameters in full, in the compute dtype, one buffer a parameter.
+/// A unit's gathered parameters, in the compute dtype: one host buffer for each parameter, with all of its elements, row-major.
 ///
-/// On a device it is one buffer there, of which parameters are parts (`Full::on_device`, with the feature `cuda`). What is read on the host (all other methods) is
-/// a copy, made when it is first asked for: that waits for the gather, and panics if the device fails.
+/// On a device it is one device buffer, and each parameter is a part of it (`Full::on_device`, with the feature `cuda`). All other
+/// methods that read values read a copy on the host. The first of these calls makes the copy: it waits for the gather, and panics if
+/// the device fails.
 ///
-/// Dropping it is the reshard: its buffers go to the gathers to come, which never hold more together than the plan says
+/// Dropping it reshards the unit: its buffers go back to a pool for later gathers, which keeps no more memory than the plan has
 /// ([`Plan::memory`](crate::Plan::memory)).
 #[derive(Debug)]
 #[must_use = "a gathered unit takes up memory until it is dropped"]
@@ -27,7 +28,7 @@ pub struct Full {
 #[derive(Debug)]
 enum Buffers {
     Own(Pooled),
-    /// Other ranks read it, too.
+    /// Other ranks read the same buffers.
     Shared(SharedPooled),
     Device(DeviceFull),
 }
@@ -45,26 +46,26 @@ impl Full {
         Self { unit, layout, buffers: Buffers::Device(full) }
     }
 
-    /// Whose parameters these are.
+    /// The unit of these parameters.
     #[must_use]
     pub fn unit(&self) -> UnitId {
         self.unit
     }
 
-    /// How many parameters the unit has.
+    /// The number of parameters of the unit.
     #[must_use]
     pub fn len(&self) -> usize {
         self.layout.params().len()
     }
 
-    /// Whether the unit has no parameters; a planned unit always has some.
+    /// Whether the unit has no parameters. Every planned unit has some.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.layout.params().is_empty()
     }
 
-    /// The elements of the parameter with this index in its unit, row-major; none where they were
-    /// [taken out](Self::take).
+    /// The elements of the parameter with this index in its unit, in the compute dtype, row-major; empty after the buffer was
+    /// [taken](Self::take).
     ///
     /// # Panics
     /// If the unit has no such parameter.
@@ -73,7 +74,7 @@ impl Full {
         self.all()[parameter].values()
     }
 
-    /// The elements of an f32 parameter, row-major; `None` where the compute dtype is another.
+    /// The elements of an f32 parameter, row-major; `None` if the compute dtype is not f32.
     ///
     /// # Panics
     /// If the unit has no such parameter.
@@ -85,8 +86,8 @@ impl Full {
         }
     }
 
-    /// The parameter where it lies on a device, row-major; `None` in a model on the host. What is issued on a stream and reads it waits
-    /// for the gather there.
+    /// The parameter on the device, row-major; `None` in a model on the host. An operation that reads it on a stream waits for the gather
+    /// on that stream.
     ///
     /// # Panics
     /// If the unit has no such parameter.
@@ -99,10 +100,10 @@ impl Full {
         }
     }
 
-    /// Takes a parameter's buffer out, as the storage of a tensor, say; `None` if it is out already. Of what
-    /// [ranks share](crate::FullCopies::PerProcess), or what lies on a device, it is a copy each time.
+    /// Takes a parameter's buffer, as the storage of a tensor for example; `None` if it was taken before. Each call gives a copy if
+    /// [ranks share the buffers](crate::FullCopies::PerProcess), or if they lie on a device.
     ///
-    /// [Put it back](Self::put_back) when it is not wanted any more: then it serves another gather.
+    /// [Put the buffer back](Self::put_back) when it is not used any more, so that another gather can use it.
     ///
     /// # Panics
     /// If the unit has no such parameter.
@@ -118,7 +119,7 @@ impl Full {
         (!buffer.is_empty()).then_some(buffer)
     }
 
-    /// Puts a buffer back that was taken out. What is in it does not matter, but for who reads it here.
+    /// Puts back a buffer that was taken. Its values do not matter, unless they are read through this value again.
     ///
     /// # Panics
     /// If the unit has no such parameter, or the buffer is not of the parameter's length and the compute dtype.
@@ -127,16 +128,16 @@ impl Full {
         let expected = (self.dtype(), len);
         assert!(
             found == expected,
-            "put back {found:?}, where parameter {parameter} has {expected:?}"
+            "put back {found:?}, but parameter {parameter} has {expected:?}"
         );
         if let Buffers::Own(pooled) = &mut self.buffers {
             pooled.buffers[parameter] = buffer;
         }
     }
 
-    /// Gives the buffers away, by index of the parameter in its unit; empty where one was [taken out](Self::take). They are
-    /// the caller's from now on, and no plan counts them. Of what [ranks share](crate::FullCopies::PerProcess) they are
-    /// copies.
+    /// Gives the buffers to the caller, by index of the parameter in its unit; a buffer that was [taken](Self::take) is empty. The
+    /// memory plan does not count them any more. They are copies if [ranks share the buffers](crate::FullCopies::PerProcess), or
+    /// if these lie on a device.
     #[must_use]
     pub fn into_buffers(self) -> Vec<HostBuffer> {
         match self.buffers {

@@ -12,32 +12,33 @@ use crate::export;
 use crate::model::{ModelId, ShardedModel};
 use crate::non_finite::NonFiniteGradient;
 
-/// What all ranks agreed to do with a step's gradients.
+/// The decision of all ranks about a step's gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// Update the parameters.
     Apply,
-    /// Leave them as they are.
+    /// Leave the parameters as they are, for this reason.
     Skip(NonFiniteGradient),
 }
 
 /// This rank's shard of a step's gradient, reduced over both axes, and agreed on by all ranks.
 ///
-/// What is left to be done to it, the one division of the step and clipping, is done where it is read: by the optimizer in
-/// the pass that it makes anyway, and in the copies that [`shard`](Self::shard) and [`full`](Self::full) give.
+/// The buffers hold sums. The one division of the step happens where they are read: in the optimizer's pass, and in the copies
+/// that [`shard`](Self::shard) and [`full`](Self::full) return. Clipping happens in the optimizer's pass only.
 ///
-/// Its memory serves the next step: drop it before, or that one needs as much again.
+/// The next step uses this memory again. Drop this value before the next step, or that step allocates as much again.
 ///
-/// It comes out of [`Step::finish`](crate::Step::finish) and nowhere else, so a step whose all-reduce
-/// was forgotten cannot reach an optimizer.
+/// Only [`Step::finish`](crate::Step::finish) makes this value, so gradients without the final all-reduce cannot reach an
+/// optimizer.
 #[derive(Debug)]
 #[must_use = "gradients that no optimizer takes change nothing"]
 pub struct Gradients {
     pub(crate) model: ModelId,
     pub(crate) step: u64,
-    /// By unit, still to be divided; empty where a unit has no trainable parameter. And which parameters got a gradient.
+    /// The sums by unit, before the division; empty where a unit has no trainable parameter. Also the parameters that got a
+    /// gradient.
     pub(crate) grad_shards: GradShards,
-    /// By what they are divided. Known only when all ranks have agreed, and so after their norm was taken.
+    /// The divisor of the sums. It is known only when all ranks have agreed, after the norm of the sums was computed.
     pub(crate) divisor: f64,
     pub(crate) norm: f64,
     pub(crate) loss: f64,
@@ -53,30 +54,30 @@ impl Gradients {
         self.step
     }
 
-    /// The 2-norm of the whole gradient, over all shards, before clipping.
+    /// The 2-norm of the whole gradient, over all shards, divided, before clipping.
     #[must_use]
     pub fn norm(&self) -> f64 {
         self.norm
     }
 
-    /// The loss of the step: of `WeightedMean` all losses over all weights, of `RankMean` the mean of all means, of
-    /// `Sum` the sum, of `Factor` that over the factor.
+    /// The loss of the step, over all ranks and microbatches: for `WeightedMean` the sum of the losses over the sum of the weights, for
+    /// `RankMean` the mean of the mean losses, for `Sum` the sum of the losses, and for `Factor` that sum over the factor.
     #[must_use]
     pub fn loss(&self) -> f64 {
         self.loss
     }
 
-    /// The sum of all weights.
+    /// The sum of the weights of all ranks and microbatches.
     #[must_use]
     pub fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// Refuses gradients that are not those of the last step of `model`: what an optimizer asks before it changes
-    /// anything.
+    /// Checks that these are the gradients of the last step of `model`. An optimizer calls this before it changes anything. Not
+    /// collective.
     ///
     /// # Errors
-    /// [`Error::Misuse`], which names both steps, or says that the model is another.
+    /// [`Error::Misuse`] if the gradients belong to another model, or to an earlier step; the message has both numbers.
     pub fn check_model(&self, model: &ShardedModel) -> Result<(), Error> {
         let refuse = |what| Err(model.engine.fabric.misuse("optimizer step", self.step, what));
         let finished = model.engine.state().next_step;
@@ -85,28 +86,28 @@ impl Gradients {
         }
         if self.step + 1 != finished {
             return refuse(format!(
-                "the gradients are those of step {}, the model has finished {finished}",
+                "the gradients are those of step {}, the model has finished {finished} steps",
                 self.step
             ));
         }
         Ok(())
     }
 
-    /// By what gradients are multiplied before anything else: what [`clip`](Self::clip) asked for, or 1.
+    /// The factor by which an optimizer multiplies the divided gradients first: the factor of [`clip`](Self::clip), or 1.
     #[must_use]
     pub fn clip_factor(&self) -> f32 {
         self.clip
     }
 
-    /// What all ranks agreed to do with these gradients.
+    /// The agreement of all ranks to apply or to skip these gradients.
     #[must_use]
     pub fn verdict(&self) -> &Verdict {
         &self.verdict
     }
 
-    /// Scales the gradient down to `max_norm`, if it is longer: by max_norm / (norm + 1e-6), as PyTorch does.
+    /// Scales the gradient down to `max_norm` if its norm is larger, by max_norm / (norm + 1e-6) as in PyTorch. Not collective.
     ///
-    /// The factor is applied by the optimizer, in the pass that it makes anyway.
+    /// The optimizer applies the factor in its pass over the shard.
     ///
     /// # Panics
     /// If `max_norm` is NaN or below 0.
@@ -121,13 +122,13 @@ impl Gradients {
         self
     }
 
-    /// A copy of this rank's shard of a unit's gradient, in the layout's order, divided, before clipping; empty if nothing in
-    /// it is trainable.
+    /// A copy of this rank's shard of a unit's gradient, in f32, in the layout's order, divided, before clipping; empty if the unit has
+    /// no trainable parameter. Not collective.
     ///
-    /// Where the ranks agreed to skip the step it is what the reductions gave, divided by nothing.
+    /// If the ranks agreed to skip the step, it holds the sums of the reductions without the division.
     ///
     /// # Errors
-    /// [`Error::Device`](Error) if they lie on a device that fails.
+    /// [`Error::Device`](Error) if the gradients lie on a device that fails.
     ///
     /// # Panics
     /// If the model has no such unit.
@@ -151,12 +152,14 @@ impl Gradients {
         self.grad_shards.present()[parameter.unit.index()][parameter.index]
     }
 
-    /// The whole gradients of all trainable parameters, by name, before clipping. For tests and small models.
+    /// The whole gradients of all trainable parameters, in f32, row-major, by name, divided, before clipping. For tests and small
+    /// models.
     ///
-    /// Collective over the shard group, one gather a unit; every rank gets all of it.
+    /// Collective over the shard group, one gather for each unit, in the plan's order of reductions; every rank gets all gradients.
     ///
     /// # Errors
-    /// [`Error::Comm`] if a gather fails.
+    /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the gradients lie on
+    /// a device that fails.
     pub fn full(&self, model: &ShardedModel) -> Result<BTreeMap<String, Vec<f32>>, Error> {
         export::full_gradients(&model.engine.fabric, self)
     }

@@ -1,7 +1,7 @@
 //! The step header: 64 bytes that ranks exchange before the first data collective of a step.
 //!
-//! It finds a rank that is at another step (one that failed between `finish` and the optimizer, say),
-//! runs another plan, or was given other options, before any data can be mixed up.
+//! It detects, before any data moves, a rank that is at another step (because it failed between `finish` and the optimizer,
+//! for example), has another plan, or has other options.
 
 use hsdp_sharding::Rank;
 
@@ -10,51 +10,52 @@ use crate::error::Error;
 use crate::samples::Samples;
 use crate::uneven::{Input, Shutdown, Supply};
 
-/// What a rank says of itself when it begins a step.
+/// The header of one rank at the beginning of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepHeader {
     pub(crate) step: u64,
-    /// Steps that an optimizer has gone through on this rank, updated or skipped.
+    /// Steps that an optimizer has completed on this rank, with an update or a skip.
     pub(crate) committed: u64,
     pub(crate) microbatches: Option<usize>,
     pub(crate) plan: u64,
     pub(crate) options: u64,
     pub(crate) loss_scale: u64,
-    /// About what weight a microbatch will have; 0 is unknown. May differ.
+    /// The approximate weight of a microbatch; 0 means unknown. May differ between ranks.
     pub(crate) weight_hint: u64,
-    /// What the rank is about to do. May differ.
+    /// The operation that the rank begins. May differ between ranks.
     pub(crate) intent: Intent,
-    /// Whether it asks that this be the last step. May differ.
+    /// Whether the rank asks that this step be the last. May differ between ranks.
     pub(crate) shutdown: Shutdown,
-    /// Which samples it has, if it names them: what follows the header carries them. May differ.
+    /// The digest of the rank's samples, if it names them. The header has a flag for it; the next exchange carries the digest. May
+    /// differ between ranks.
     pub(crate) samples: Option<Samples>,
 }
 
-/// What a rank is about to do where the next step begins.
+/// The operation that a rank begins where the next step would begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
-    /// To make the step, with data or without.
+    /// The step, with data or without.
     Step(Input),
-    /// To end its run: it makes no step.
+    /// The end of its run: it makes no step.
     End,
 }
 
-/// What the headers of all ranks amount to.
+/// The result of the headers of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Agreed {
     pub(crate) largest_hint: u64,
-    /// Who has data and who has not. A rank that ends its run has none.
+    /// The ranks with and without data. A rank that ends its run has none.
     pub(crate) supply: Supply,
     /// Ranks that end their run.
     pub(crate) ending: Vec<Rank>,
-    /// Whether any rank asks that this be the last step.
+    /// Whether any rank asks that this step be the last.
     pub(crate) shutdown: Shutdown,
-    /// Whether ranks compare which samples they have: one has named its own.
+    /// Whether ranks compare their samples, because a rank has named its own.
     pub(crate) compares_samples: bool,
 }
 
 const WORDS: usize = 8;
-/// The first word is this, but for its lowest byte, which holds flags.
+/// The first word, except its lowest byte, which holds flags.
 const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst2\0");
 const FLAGS: u64 = 0xff;
 const EXHAUSTED: u64 = 1;
@@ -89,11 +90,11 @@ impl StepHeader {
         ]
     }
 
-    /// What all ranks agreed on, in the memory of a supply of before.
+    /// Compares the headers of all ranks and combines them. Reuses the memory of `supply`.
     ///
     /// # Errors
-    /// `Disagreement` names the first field in which ranks differ, and the first rank that differs in it from most others;
-    /// where there are no most, from rank 0.
+    /// `Disagreement` names the first field in which ranks differ, and the first rank that differs from the majority in this field;
+    /// without a majority, the first rank that differs from rank 0.
     pub(crate) fn agree(gathered: &[u64], supply: Supply) -> Result<Agreed, Error> {
         let headers = || gathered.chunks_exact(WORDS);
         compare(gathered)?;
@@ -138,7 +139,7 @@ fn compare(gathered: &[u64]) -> Result<(), Error> {
     for (field, what) in FIELDS.into_iter().enumerate() {
         let value = |header: &[u64]| match field {
             0 => header[0] & !FLAGS,
-            // Who makes no step has no number of microbatches either.
+            // A rank that makes no step has no number of microbatches either.
             MICROBATCHES if one_ends => UNKNOWN,
             field => header[field],
         };

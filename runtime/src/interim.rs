@@ -1,5 +1,5 @@
-//! The interim record: what ranks tell each other between the last reduce-scatter and the all-reduces, where an overflow is
-//! to be expected. PROTOCOL.md, "Non-finite values".
+//! The interim record, which ranks exchange between the last reduce-scatter and the all-reduces where an overflow is expected.
+//! PROTOCOL.md, "Non-finite values".
 
 use hsdp_sharding::Rank;
 
@@ -7,21 +7,21 @@ use crate::non_finite::{self, Sighting};
 
 const WORDS: usize = 1 + non_finite::WORDS;
 
-/// What a rank says.
+/// The interim record of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interim {
-    /// How many all-reduces it has issued.
+    /// The number of all-reduces that the rank has issued.
     pub(crate) all_reduces: usize,
-    /// The first of its partials that is not finite.
+    /// The first element of its partials that is not finite.
     pub(crate) sighting: Option<Sighting>,
 }
 
-/// Some rank has an overflow.
+/// An overflow on some rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Overflow {
-    /// How many all-reduces the rank has issued that is furthest: so many take place.
+    /// The largest number of all-reduces that a rank has issued. Every rank issues this many.
     pub(crate) all_reduces: usize,
-    /// Who found the first one, and what.
+    /// The first sighting, and the rank that made it.
     pub(crate) found: (Rank, Sighting),
 }
 
@@ -36,7 +36,7 @@ impl Interim {
         Self { all_reduces, sighting: Sighting::decode(&words[1..]) }
     }
 
-    /// What follows from what all ranks said; `None` if everything is finite so far.
+    /// Combines the records of all ranks; `None` if all values are finite so far.
     pub(crate) fn overflow(gathered: &[u64]) -> Option<Overflow> {
         let said = || gathered.chunks_exact(WORDS).map(Self::decode);
         let found = non_finite::first(said().map(|interim| interim.sighting))?;

@@ -28,7 +28,8 @@ impl LearningRate {
         Self { shape: Shape::Constant(rate) }
     }
 
-    /// Linear warm-up to `peak` over the first `warmup` steps, then half a cosine down to `floor` at step `total`.
+    /// Linear warm-up to `peak` over the first `warmup` steps, then half a cosine down to `floor` at step `total`, and `floor` after
+    /// that.
     #[must_use]
     pub fn warmup_cosine(peak: f64, floor: f64, warmup: u64, total: u64) -> Self {
         Self { shape: Shape::WarmupCosine { peak, floor, warmup, total } }

@@ -1,5 +1,5 @@
 //! The microbatch header: 16 bytes that ranks exchange before each microbatch of a step whose number of microbatches was
-//! not given, and when they have no more. PROTOCOL.md, "Records".
+//! not given, and once more when they have no more microbatches. PROTOCOL.md, "Records".
 
 use hsdp_sharding::Rank;
 
@@ -13,10 +13,10 @@ pub(crate) fn encode(input: Input) -> [u64; WORDS] {
     [MAGIC, u64::from(input == Input::Exhausted)]
 }
 
-/// What all ranks said, in the memory of a supply of before.
+/// Decodes the headers of all ranks. Reuses the memory of `before`.
 ///
 /// # Errors
-/// `Disagreement` names the first rank that speaks another protocol than this one does.
+/// `Disagreement` names the first rank whose protocol differs from this rank's.
 pub(crate) fn decode(gathered: &[u64], own: Rank, before: Supply) -> Result<Supply, Error> {
     let mut headers = gathered.chunks_exact(WORDS);
     if let Some(rank) = headers.position(|header| header[0] != MAGIC) {

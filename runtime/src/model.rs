@@ -18,7 +18,7 @@ use crate::placement::Placement;
 use crate::step::{NextStep, Step};
 use crate::uneven::EndOfRun;
 
-/// Which model of this process something belongs to.
+/// The identity of a model in this process.
 #[derive(Clone, Debug)]
 pub struct ModelId(Arc<()>);
 
@@ -36,26 +36,27 @@ impl PartialEq for ModelId {
 
 impl Eq for ModelId {}
 
-/// This rank's part of a model: the shards of its parameters, and the engine that gathers and reduces.
+/// This rank's part of a model: its shards of the parameters, and the engine that gathers parameters and reduces gradients.
 #[derive(Debug)]
 pub struct ShardedModel {
     pub(crate) engine: Arc<Engine>,
 }
 
 impl ShardedModel {
-    /// Plans the model, keeps this rank's shard of each parameter, and compares with all other ranks.
+    /// Plans the model, keeps this rank's shard of each parameter, and compares plan, options and shards with all other ranks.
     ///
-    /// `init` gives a parameter's full value in f32, row-major; it is called once a parameter, in the
-    /// order of the spec, and must give the same on all ranks. Ranks that hold the same shard compare
-    /// their bits, so replicas that were initialised differently are found here.
+    /// `init` returns a parameter's full value in f32, row-major, `numel` elements. It is called once for each parameter, in the
+    /// order of the spec, and must return the same values on all ranks. Ranks that hold the same shard compare
+    /// its bits, so replicas with different initial values are found here.
     ///
     /// Collective over the world.
     ///
     /// # Errors
-    /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option makes no sense or
-    /// the mesh does not have the world's size; [`Error::Size`] if `init` gives another number of elements;
-    /// [`Error::Disagreement`] if ranks differ; [`Error::Comm`] if the comparison fails; on a device also `Error::Placement` if it cannot be
-    /// used, and `Error::Device` if it has no room.
+    /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option has a value that is not allowed, or
+    /// the mesh does not have the world's size; [`Error::Size`] if `init` returns another number of elements;
+    /// [`Error::Kernel`] if there is not enough memory; [`Error::Disagreement`] on all ranks if ranks differ; [`Error::Comm`] if the
+    /// communication fails; on a device also `Error::Placement` if the device cannot be used, and `Error::Device` if it has not enough
+    /// memory.
     pub fn new(
         world: World,
         spec: ModelSpec,
@@ -67,7 +68,7 @@ impl ShardedModel {
         Self::of(fabric, shards)
     }
 
-    /// What a model is made of, beside its parameters.
+    /// The constant parts of a model: plan, options and groups.
     pub(crate) fn fabric(
         world: World,
         spec: ModelSpec,
@@ -85,30 +86,30 @@ impl ShardedModel {
             });
         }
         if options.full_copies == FullCopies::PerProcess && !world.shares_memory() {
-            let what = "one full copy for all ranks, which are not threads of one process";
+            let what = "FullCopies::PerProcess with ranks that are not threads of one process";
             return Err(Error::Options { what: what.to_owned() });
         }
         if options.full_copies == FullCopies::PerProcess && options.placement != Placement::Host {
-            let what = "one full copy for all ranks, of a model that lies on a device";
+            let what = "FullCopies::PerProcess with a model that lies on a device";
             return Err(Error::Options { what: what.to_owned() });
         }
         let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
         Fabric::new(world, plan, options)
     }
 
-    /// Of the shards of this rank: compares with all other ranks.
+    /// Makes the model from this rank's shards, after a comparison with all other ranks.
     pub(crate) fn of(fabric: Fabric, shards: Vec<Shard>) -> Result<Self, Error> {
         comparison::of_models(&fabric, &shards)?;
         Ok(Self { engine: Arc::new(Engine::new(fabric, shards)) })
     }
 
-    /// The plan: layouts, schedule, memory and bytes.
+    /// The plan: layouts, order of collectives, memory and bytes.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.engine.fabric.plan
     }
 
-    /// The world.
+    /// The world in which the model's collectives run.
     #[must_use]
     pub fn world(&self) -> &World {
         &self.engine.fabric.world
@@ -120,20 +121,20 @@ impl ShardedModel {
         self.engine.fabric.rank()
     }
 
-    /// The options.
+    /// The options of the model.
     #[must_use]
     pub fn options(&self) -> &ModelOptions {
         &self.engine.fabric.options
     }
 
-    /// Begins a step: ranks exchange 64 bytes about it and find out whether they mean the same.
+    /// Begins a step. The ranks exchange headers of 64 bytes, and compare step, plan, options and loss scale.
     ///
-    /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is open on this rank, and there
-    /// is nothing to drop: it calls this again, as the others do, who may have been told by another error (`StepAborted`
-    /// where one of them had begun the step already), or still wait for this rank's header.
+    /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is open on this rank, and there is no
+    /// step to drop. This rank calls this method again, and so do the others: they may have another error (`StepAborted` if they
+    /// had begun the step already), or still wait for this rank's header.
     ///
     /// # Errors
-    /// As [`next_step`](Self::next_step), and [`Error::EndOfData`] where that says that the run is over.
+    /// As [`next_step`](Self::next_step), and [`Error::EndOfData`] where that returns [`NextStep::End`].
     pub fn begin_step(&mut self, options: StepOptions) -> Result<Step<'_>, Error> {
         match self.next_step(options)? {
             NextStep::Step(step) => Ok(step),
@@ -143,15 +144,17 @@ impl ShardedModel {
         }
     }
 
-    /// As [`begin_step`](Self::begin_step), for runs in which ranks may have more data than others: each says with
-    /// [`StepOptions::input`] whether it has any, and all learn together whether there is a step.
+    /// As [`begin_step`](Self::begin_step), for runs in which some ranks may have more data than others. Each rank states with
+    /// [`StepOptions::input`] whether it has data, and all ranks get the same result: a step, or the end of the run.
     ///
-    /// Collective over the world.
+    /// Collective over the world, with the [`end_run`](Self::end_run) of ranks that end their run.
     ///
     /// # Errors
-    /// [`Error::UnevenInputs`] if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that, and
-    /// [`Error::UnevenEnds`] if some [end their run](Self::end_run); [`Error::Disagreement`] if a rank is at another step, has another plan or other options;
-    /// [`Error::Misuse`] for a step of no microbatches; [`Error::Comm`] if the exchange fails.
+    /// [`Error::UnevenInputs`] on all ranks if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that, and
+    /// [`Error::UnevenEnds`] if some ranks [end their run](Self::end_run); [`Error::Disagreement`] if ranks differ in step, plan, options,
+    /// loss scale or number of microbatches, or replicas in the [bits of their shards](ModelOptions::compare_replicas);
+    /// [`Error::SameSamples`] if two ranks name the same [samples](StepOptions::samples); [`Error::Misuse`] for a step of 0 microbatches, or
+    /// while a step is neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
         Ok(match self.engine.begin_step(options)? {
             Begun::Step(opened) => NextStep::Step(Step::new(Arc::clone(&self.engine), opened)),
@@ -159,46 +162,46 @@ impl ShardedModel {
         })
     }
 
-    /// Says that this rank's run ends here, after as many steps as it has committed, and hears whether that is so on all
-    /// ranks: the last call of a training loop. What is [collective](Self::full_parameters) may follow.
+    /// Ends this rank's run, after the steps that it has committed, and checks that the run ends on all ranks. This is the last call
+    /// of a training loop. [Collective calls](Self::full_parameters) outside of steps may follow.
     ///
-    /// A rank that ends its loop and does not say so has *left* as soon as its last handle of the world is gone: ranks that
-    /// have another step then get `WorldAborted`, and the rank itself nothing at all.
+    /// A rank that ends its loop without this call *leaves* the world when it drops its last handle of it. Ranks that begin another
+    /// step then get `WorldAborted`, and the rank that left gets no error.
     ///
-    /// Collective over the world, with the [`next_step`](Self::next_step) of ranks that begin another one. Whoever asks there
-    /// without data, or under [`Uneven::Stop`](crate::Uneven::Stop), is told of the end of the run.
+    /// Collective over the world, with the [`next_step`](Self::next_step) of ranks that begin another step. That call returns the end
+    /// of the run if no rank has data, or under [`Uneven::Stop`](crate::Uneven::Stop).
     ///
     /// # Errors
-    /// [`Error::UnevenEnds`] on all ranks, if another one has data for a step, unless that is to be left over
-    /// ([`Uneven::Stop`](crate::Uneven::Stop)); [`Error::Disagreement`] if ranks have committed different numbers of steps;
-    /// [`Error::Misuse`] if a step was neither finished nor dropped; [`Error::Comm`] if the exchange fails.
+    /// [`Error::UnevenEnds`] on all ranks if another rank has data for a step, except under
+    /// [`Uneven::Stop`](crate::Uneven::Stop); [`Error::Disagreement`] if ranks have committed different numbers of steps;
+    /// [`Error::Misuse`] if a step was neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn end_run(&mut self) -> Result<(), Error> {
         self.engine.end_run()
     }
 
-    /// Which model this is: an optimizer remembers for which one its state was made.
+    /// The identity of this model. An optimizer keeps the identity of the model for which it was made.
     #[must_use]
     pub fn id(&self) -> &ModelId {
         &self.engine.id
     }
 
-    /// Steps that an optimizer has gone through, with an update or, where all ranks agreed to skip, without.
+    /// The number of steps that an optimizer has completed, with an update or, where all ranks agreed to skip, without one.
     #[must_use]
     pub fn committed_steps(&self) -> u64 {
         self.engine.state().committed
     }
 
-    /// By what losses are multiplied in the next step.
+    /// The factor by which losses are multiplied in the next step. The same on all ranks.
     #[must_use]
     pub fn loss_scale(&self) -> f64 {
         self.engine.state().loss_scale.value()
     }
 
-    /// This rank's shard of a unit's master parameters, in the layout's order: a handle of them, or a copy of those that lie on a
-    /// device, which is waited for. As long as the handle is held, it keeps the values that it has.
+    /// This rank's shard of a unit's master parameters, in f32, in the layout's order. It is a handle to the values of this moment,
+    /// which later updates do not change; from a device it is a copy, for which the call waits. Not collective.
     ///
     /// # Errors
-    /// [`Error::Device`](Error) if they lie on a device that fails.
+    /// [`Error::Device`](Error) if the parameters lie on a device that fails.
     ///
     /// # Panics
     /// If the model has no such unit.
@@ -206,23 +209,25 @@ impl ShardedModel {
         self.engine.state().shards[unit.index()].master(&self.engine.fabric)
     }
 
-    /// All parameters in full, in f32, by name: for export, evaluation and tests.
+    /// All parameters in full, in f32, row-major, by name: for export, evaluation and tests.
     ///
-    /// Collective over the shard group, one gather a unit, outside any step; every rank gets all of it.
+    /// Collective over the shard group, outside of steps: one gather for each unit, in the order of the spec. Every rank gets all
+    /// parameters.
     ///
     /// # Errors
-    /// [`Error::Comm`] if a gather fails.
+    /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the parameters lie on
+    /// a device that fails.
     pub fn full_parameters(&self) -> Result<BTreeMap<String, Vec<f32>>, Error> {
         let shards = self.engine.state().shards.clone();
         export::full_parameters(&self.engine.fabric, &shards)
     }
 
-    /// Starts to record what the engine does.
+    /// Starts a recording of the engine's [events](Event).
     pub fn record_events(&self) {
         self.engine.fabric.events.record();
     }
 
-    /// What was recorded since, in order; ends the recording.
+    /// Ends the recording and returns its events, in order; empty without a recording.
     #[must_use]
     pub fn take_events(&self) -> Vec<Event> {
         self.engine.fabric.events.take()

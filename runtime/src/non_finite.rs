@@ -1,4 +1,4 @@
-//! Gradients that are not finite: where the first one came from, as a rank finds it and as all ranks are told.
+//! Gradients that are not finite: the origin of the first one, in the form of one rank's record and in the form of the error.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -10,40 +10,40 @@ use hsdp_sharding::Rank;
 pub struct NonFiniteGradient {
     /// The step.
     pub step: u64,
-    /// What was found first.
+    /// The first value that was found not to be finite.
     pub origin: Origin,
 }
 
-/// Where a gradient stopped being finite.
+/// The operation whose result was the first that is not finite.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Origin {
-    /// A rank's own gradient holds an infinity or a NaN, or what the wire dtype rounds to an infinity.
+    /// A rank's own gradient holds an infinity, a NaN, or a value that the wire dtype rounds to an infinity.
     Gradient {
         /// The parameter.
         parameter: String,
         /// The rank.
         rank: Rank,
-        /// In this microbatch.
+        /// The microbatch.
         microbatch: usize,
     },
-    /// Contributions were finite, and their sum over ranks and microbatches is not.
+    /// The contributions are finite, but their sum over ranks and microbatches is not.
     Sum {
         /// The parameter.
         parameter: String,
         /// The rank that holds the sum.
         rank: Rank,
-        /// After this microbatch; `None` if it was the all-reduce over the replicas.
+        /// The microbatch after which the sum is not finite; `None` for the all-reduce over the replicas.
         microbatch: Option<usize>,
     },
-    /// The sum was finite, and what it was divided by is so small that the quotient need not be.
+    /// The sum is finite, but the divisor is so small that the quotient may not be finite in f32.
     Division {
         /// The norm before the division.
         norm: f64,
         /// The divisor.
         divisor: f64,
     },
-    /// The gradient is finite, and the loss is not: that of this rank, summed over its microbatches, or that of all ranks
+    /// The gradient is finite, but the loss is not: the sum over the microbatches of this rank, or the running sum over the ranks
     /// up to this one.
     Loss {
         /// The first such rank.
@@ -85,18 +85,18 @@ impl fmt::Display for NonFiniteGradient {
     }
 }
 
-/// What a rank found, in numbers that travel: where the first element that is not finite came from.
+/// The origin of the first element that is not finite, as a record of numbers that ranks exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sighting {
-    /// The microbatch; after all of them, what the all-reduce brought to light.
+    /// The microbatch, or the all-reduce after all microbatches.
     pub(crate) when: When,
-    /// The parameter, by its number in the model.
+    /// The parameter's number in the model.
     pub(crate) parameter: usize,
-    /// Whose contribution it was; `None` if all were finite.
+    /// The rank whose contribution it was; `None` if all contributions were finite.
     pub(crate) from: Option<usize>,
 }
 
-/// Of one parameter, what a rank contributed is first: it is why a sum is not finite.
+/// For one parameter, a rank's contribution comes before a sum, because it is the reason for the sum.
 impl Ord for Sighting {
     fn cmp(&self, other: &Self) -> Ordering {
         let key = |it: &Self| (it.when, it.parameter, it.from.is_none(), it.from);
@@ -110,14 +110,14 @@ impl PartialOrd for Sighting {
     }
 }
 
-/// When a sighting was made. Earlier ones are smaller.
+/// The time of a sighting. Earlier ones are smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum When {
     Microbatch(usize),
     AllReduce,
 }
 
-/// How many words a sighting takes.
+/// The number of words of a sighting.
 pub(crate) const WORDS: usize = 3;
 const NONE: u64 = u64::MAX;
 
@@ -137,7 +137,7 @@ impl Sighting {
         Some(Self { when, parameter: number(words[1])?, from: number(words[2]) })
     }
 
-    /// As it is told: `holder` is the rank that made the sighting.
+    /// The sighting in the form of the error. `holder` is the rank that made the sighting.
     pub(crate) fn origin(self, holder: Rank, name_of: impl Fn(usize) -> String) -> Origin {
         let parameter = name_of(self.parameter);
         match (self.from, self.when) {
@@ -152,7 +152,7 @@ impl Sighting {
     }
 }
 
-/// The first of all sightings, and the lowest rank that made it.
+/// The first of all ranks' sightings, and the lowest rank that made it.
 pub(crate) fn first(sightings: impl Iterator<Item = Option<Sighting>>) -> Option<(Rank, Sighting)> {
     let made = sightings.enumerate().filter_map(|(rank, sighting)| Some((sighting?, rank)));
     made.min().map(|(sighting, rank)| (Rank::new(rank), sighting))

@@ -1,47 +1,48 @@
-//! What a step's gradient is the gradient of, and what a backward pass starts from.
+//! The objective whose gradient a step computes, and the seed of a backward pass.
 
 use crate::error::Error;
 
-/// What the finished gradient is the gradient of.
+/// The function whose gradient a step computes.
 ///
-/// Let rank `r` bring in microbatch `m` a loss sum `s(r, m)` over `w(r, m)` items.
+/// Rank `r` has in microbatch `m` the loss sum `s(r, m)` over `w(r, m)` items.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Objective {
-    /// (sum of all `s`) / (sum of all `w`): exact for any split of the items. One division, at the end.
+    /// (sum of all `s`) / (sum of all `w`): exact for any split of the items. It is divided once, at the end.
     #[default]
     WeightedMean,
     /// The mean over ranks, summed over microbatches, of each rank's own mean loss.
     ///
-    /// This is what PyTorch's DDP and FSDP2 compute; weights do not enter it.
+    /// PyTorch's DDP and FSDP2 compute this. Weights do not affect the mean over ranks.
     RankMean,
     /// The sum of all `s`.
     Sum,
-    /// The sum of all `s`, divided by a factor of the user's (FSDP2's custom divide factor).
+    /// The sum of all `s`, divided by a factor of the caller (FSDP2's custom divide factor), which must be finite and above 0.
     Factor(f64),
 }
 
 impl Objective {
-    /// Refuses a factor by which nothing can be divided.
+    /// Refuses a factor that is not finite and above 0.
     pub(crate) fn check(self) -> Result<Self, Error> {
         match self {
             Self::Factor(factor) if !(factor.is_finite() && factor > 0.0) => Err(Error::Options {
-                what: format!("objective Factor({factor}): a divide factor is finite and above 0"),
+                what: format!(
+                    "objective Factor({factor}): a divide factor must be finite and above 0"
+                ),
             }),
             objective => Ok(objective),
         }
     }
 
-    /// Whether weights enter it.
+    /// Whether weights enter the objective.
     pub(crate) fn is_weighted(self) -> bool {
         self != Self::RankMean
     }
 }
 
-/// The loss of one microbatch on one rank: a sum over items, and how many (or how heavy) they are.
+/// The loss of one microbatch on one rank: a sum over items, and the number (or total weight) of the items.
 ///
-/// There is no mean in the interface on purpose: whoever has only a mean says how many items it
-/// stands for, and the division happens once, in the runtime.
+/// A mean alone is not accepted: a mean comes with the weight of its items, and the runtime divides once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossSum {
     value: f64,
@@ -56,10 +57,10 @@ enum GivenAs {
 }
 
 impl LossSum {
-    /// A loss summed over items of total weight `weight` (items, tokens that are not ignored, ...).
+    /// A loss that is a sum over items of total weight `weight` (the number of samples, or of tokens that are not ignored).
     ///
-    /// A weight of 0 says that there are no items: unless the objective is `RankMean`, gradients of that microbatch count
-    /// as zeros, also where they are not finite.
+    /// A weight of 0 means that there are no items: unless the objective is `RankMean`, the gradients of that microbatch count
+    /// as zeros, even if they are not finite.
     #[must_use]
     pub fn new(sum: f64, weight: u64) -> Self {
         Self { value: sum, weight, given_as: GivenAs::Sum }
@@ -71,7 +72,7 @@ impl LossSum {
         Self { value: mean, weight, given_as: GivenAs::Mean }
     }
 
-    /// The sum over the items; 0 where there are none, even if the mean of nothing came as NaN.
+    /// The sum over the items; 0 without items, even if the value is NaN.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -85,7 +86,7 @@ impl LossSum {
         }
     }
 
-    /// The mean over the items; 0 where there are none.
+    /// The mean over the items; 0 without items.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -105,7 +106,7 @@ impl LossSum {
         self.weight
     }
 
-    /// The derivative, with respect to the loss that the user holds, of this rank's term of the objective.
+    /// The derivative of this rank's term of the objective with respect to the loss in the form in which the caller gave it.
     #[expect(
         clippy::cast_precision_loss,
         reason = "weights up to 2^53 are exact; beyond, the seed is rounded once"
@@ -120,16 +121,16 @@ impl LossSum {
     }
 }
 
-/// What the backward pass starts from: multiply the loss by it (or seed the backward with it).
+/// The factor with which a backward pass starts: multiply the loss by it, or use it as the gradient of the loss.
 ///
-/// It carries the weight (where the loss came as a mean), the loss scale, and the power of two that
-/// keeps gradients on the wire at the size of a mean. The runtime divides all of it out again.
+/// It is the product of the weight (if the loss was given as a mean), the loss scale, and the power of two that
+/// keeps gradients on the wire at the size of a mean. The runtime divides the gradients by the same factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use = "the backward pass must start from the seed"]
 pub struct Seed(pub(crate) f64);
 
 impl Seed {
-    /// The factor.
+    /// The factor as a number.
     #[must_use]
     pub fn value(self) -> f64 {
         self.0

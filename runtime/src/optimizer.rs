@@ -1,4 +1,4 @@
-//! Optimizers on shards: each rank updates what it owns, and nothing is communicated.
+//! Optimizers on shards: each rank updates the shards that it owns, without communication.
 
 mod adamw;
 #[cfg(feature = "cuda")]
@@ -24,56 +24,56 @@ use crate::gradients::{Gradients, Verdict};
 use crate::model::{ModelId, ShardedModel};
 use crate::non_finite::NonFiniteGradient;
 
-/// What became of a step.
+/// The result of an optimizer's step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
     /// The parameters were updated.
     Applied,
-    /// All ranks left them as they were.
+    /// All ranks left the parameters as they were, for this reason.
     Skipped(NonFiniteGradient),
 }
 
-/// Something that updates a model's shards by its gradients, by [`ShardedModel::update`].
+/// An optimizer, which updates a model's shards with its gradients through [`ShardedModel::update`].
 pub trait Optimizer {
-    /// Updates this rank's shards, or skips the step if that is what the ranks agreed on. Not collective.
+    /// Updates this rank's shards, or skips the step if the ranks agreed on that. Not collective.
     ///
-    /// Parameters that got no gradient on any rank are left alone, with their state.
+    /// Parameters that got no gradient on any rank, and their state, do not change.
     ///
     /// # Errors
     /// [`Error::Misuse`] if the gradients are not those of the model's last step, or the optimizer was
-    /// made for another model.
+    /// made for another model; [`Error::Device`](Error) if the model lies on a device that fails.
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error>;
 
-    /// Sets the learning rate of the next steps.
+    /// Sets the learning rate for the next steps.
     fn set_learning_rate(&mut self, rate: f64);
 }
 
-/// A run of elements of one parameter in this rank's shard, with its gradient: a piece of the shard, or a part of one that
+/// Consecutive elements of one parameter in this rank's shard, with their gradient: a piece of the shard, or a part of a piece that
 /// stays in the cache while it is divided and updated.
 #[derive(Debug)]
 pub struct Run<'a> {
     /// The unit.
     pub unit: UnitId,
-    /// Whose elements these are, and where in the unit's shard: state lies at the same place.
+    /// The parameter of these elements, and their place in the unit's shard. Optimizer state has the same place.
     pub piece: Piece,
-    /// f32 master parameters, `[piece.len]`: to be updated.
+    /// The f32 master parameters, `[piece.len]`, which the optimizer updates in place.
     pub parameters: &'a mut [f32],
-    /// f32, `[piece.len]`, divided: to be multiplied by `clip` before anything else.
+    /// The gradient in f32, `[piece.len]`, divided. The optimizer must multiply it by `clip` first.
     pub gradient: &'a [f32],
-    /// What [`Gradients::clip`] asked for, or 1.
+    /// The factor of [`Gradients::clip`], or 1.
     pub clip: f32,
 }
 
 impl ShardedModel {
     /// Updates this rank's shards: calls `update` for each run of elements that has a gradient, in the plan's order of
-    /// units, and counts the step as committed. What an [`Optimizer`] is made of. Not collective.
+    /// units, and counts the step as committed. An [`Optimizer`] is built on it. Not collective.
     ///
-    /// A long piece comes as several runs, one after the other, so that what is done to one stays in the cache: an update must
-    /// not depend on where it is cut.
+    /// A long piece comes as several runs, one after the other, so that each run stays in the cache. An update must not depend on
+    /// the places at which a piece is cut. If the ranks agreed to skip the step, `update` is not called.
     ///
     /// # Errors
-    /// As [`Gradients::check_model`], before anything is changed; [`Error::Misuse`] of a model that is updated on a device; `Error::Device`
-    /// of one that is offloaded from there: some units are updated then, and others are not.
+    /// As [`Gradients::check_model`], before any parameter changes; [`Error::Misuse`] if the model is updated on a device; `Error::Device`
+    /// if the model is offloaded from a device that fails: some units are updated then, and others are not.
     pub fn update(
         &mut self,
         gradients: Gradients,
@@ -83,7 +83,8 @@ impl ShardedModel {
         let fabric = &self.engine.fabric;
         let mut state = self.engine.state();
         if fabric.updates_on_device() {
-            let what = "this model lies on a device: its shards are updated there".to_owned();
+            let what = "the shards of this model are updated on a device: call `update_on_device`"
+                .to_owned();
             return Err(fabric.misuse("optimizer step", gradients.step, what));
         }
         if gradients.verdict == Verdict::Apply {
@@ -97,7 +98,7 @@ impl ShardedModel {
     }
 }
 
-/// Updates a unit on the host, wherever it lies.
+/// Updates a unit on the host, whether it lies on the host or on a device.
 fn update_unit(
     fabric: &Fabric,
     (unit, shard): (UnitId, &mut Shard),
@@ -122,7 +123,7 @@ fn update_unit(
     }
 }
 
-/// What an update on the host works on: f32 parameters, what is to hold the same in the compute dtype, and sums of gradients.
+/// The buffers of an update on the host: the f32 parameters, their copy in the compute dtype, and the sums of gradients.
 struct OnHost<'a> {
     master: &'a mut [f32],
     gather_input: Option<ValuesMut<'a>>,
@@ -152,7 +153,7 @@ fn update_runs(
     }
 }
 
-/// What became of a step with this verdict.
+/// The result of a step with this verdict.
 fn update_of(verdict: Verdict) -> Update {
     match verdict {
         Verdict::Apply => Update::Applied,
@@ -160,7 +161,7 @@ fn update_of(verdict: Verdict) -> Update {
     }
 }
 
-/// Refuses a model for which an optimizer was not made.
+/// Refuses a model that is not the optimizer's.
 fn check_owner(owner: &ModelId, model: &ShardedModel, gradients: &Gradients) -> Result<(), Error> {
     if owner == model.id() {
         return Ok(());
@@ -183,7 +184,7 @@ fn pieces_with_gradient<'a>(
     layout.pieces(shard_index).filter(updated)
 }
 
-/// Some consecutive elements of a piece, as a piece.
+/// A range of a piece, as a piece.
 fn part_of(piece: Piece, range: Range<usize>) -> Piece {
     Piece {
         param_start: piece.param_start + range.start,
@@ -193,7 +194,7 @@ fn part_of(piece: Piece, range: Range<usize>) -> Piece {
     }
 }
 
-/// Zeroed optimizer state for the trainable region of every unit; none on the host of a model that is updated on a device.
+/// Zeroed optimizer state on the host, for the trainable region of every unit; empty for a model that is updated on a device.
 fn state_like_shards(model: &ShardedModel) -> Vec<Vec<f32>> {
     let zeros = |unit| {
         let on_host = !model.engine.fabric.updates_on_device();
@@ -205,7 +206,7 @@ fn state_like_shards(model: &ShardedModel) -> Vec<Vec<f32>> {
     (0..model.plan().spec().units().len()).map(zeros).collect()
 }
 
-/// A count a parameter, by unit.
+/// One count for each parameter, by unit.
 fn count_per_parameter(model: &ShardedModel) -> Vec<Vec<u64>> {
     model.plan().spec().units().iter().map(|unit| vec![0; unit.params.len()]).collect()
 }

@@ -1,4 +1,4 @@
-//! How a model is sharded and reduced, and how a step is begun.
+//! The options of a model and of a step.
 
 use std::num::NonZeroU64;
 
@@ -13,43 +13,43 @@ use crate::precision::{LossScaling, Precision};
 use crate::samples::Samples;
 use crate::uneven::{Input, Shutdown, Uneven};
 
-/// How a model is sharded and its gradients reduced. The same on all ranks; they compare.
+/// The options of a model. They must be the same on all ranks; the ranks compare them.
 #[derive(Clone, Debug)]
 pub struct ModelOptions {
-    /// The replicate x shard mesh; its product is the world's size.
+    /// The replicate x shard mesh; the product of its sizes is the world's size.
     pub mesh: Mesh,
-    /// Where each rank's part of it lies.
+    /// The place of each rank's part of the model: the host or a device.
     pub placement: Placement,
-    /// The dtypes.
+    /// The dtypes of parameters, gradients and outputs.
     pub precision: Precision,
-    /// When microbatches are communicated.
+    /// The collectives that run in every microbatch, and those that run once a step.
     pub accumulation: Accumulation,
-    /// How many units ahead parameters are gathered.
+    /// The number of units that are gathered ahead of the unit in use.
     pub prefetch: usize,
-    /// How many copies of a gathered unit there are. One for all ranks of a process costs the memory traffic of one. It takes
-    /// room for `2 * prefetch + 2` units, since ranks may be that far apart, where copies of their own take `prefetch + 1` for
-    /// each rank. No rank may write to it.
+    /// The copies of a gathered unit: one for each rank, or one for all ranks of a process. One copy for all ranks needs the memory
+    /// traffic of one copy, and memory for `2 * prefetch + 2` units, because ranks may be that far apart; no rank may write to it.
+    /// Copies for each rank need memory for `prefetch + 1` units on each rank.
     pub full_copies: FullCopies,
-    /// What the gradient is of.
+    /// The objective whose gradient a step computes.
     pub objective: Objective,
-    /// By what losses are multiplied before the backward pass.
+    /// The factor by which losses are multiplied before the backward pass.
     pub loss_scaling: LossScaling,
-    /// What happens to trainable parameters without a gradient.
+    /// The policy for trainable parameters without a gradient.
     pub unused: Unused,
-    /// What happens to a step with a NaN or an infinity. Dynamic loss scaling skips as long as
+    /// The policy for a step with a NaN or an infinity. Dynamic loss scaling skips the step as long as
     /// its scale can be halved.
     pub non_finite: NonFinite,
-    /// What happens when some ranks have data and others have none.
+    /// The policy for steps in which some ranks have data and others have none.
     pub uneven: Uneven,
-    /// After how many steps, again and again, replicas compare the bits of their shards; `None` for never. It finds a
-    /// rank whose memory or arithmetic went wrong without a word, for one small exchange and one pass over the shard.
+    /// The number of steps between comparisons of the bits of shards with those of the replicas; `None` for no comparison. A
+    /// comparison detects silent errors of memory or arithmetic. It needs one small exchange and one pass over the shard.
     pub compare_replicas: Option<NonZeroU64>,
-    /// f32 words of optimizer state per trainable element, for the memory plan: AdamW 2, SGD with momentum 1.
+    /// The f32 values of optimizer state for each trainable element, for the memory plan: AdamW 2, SGD with momentum 1.
     pub optimizer_slots: usize,
 }
 
 impl ModelOptions {
-    /// The defaults on a mesh: f32 throughout, one reduce-scatter a microbatch, one unit ahead, the weighted mean.
+    /// The defaults on a mesh: all dtypes f32, one reduce-scatter in each microbatch, prefetch of one unit, the weighted mean.
     #[must_use]
     pub fn on(mesh: Mesh) -> Self {
         Self {
@@ -92,48 +92,49 @@ impl ModelOptions {
         self.precision.wire
     }
 
-    /// A number that differs where an option differs, for ranks to compare.
+    /// A digest of the options, which ranks compare.
     pub(crate) fn digest(&self) -> u64 {
         digest::of_lines(&description::of_options(self))
     }
 }
 
-/// What happens to a trainable parameter that gets no gradient.
+/// The policy for a trainable parameter that gets no gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unused {
-    /// It contributes zeros. If it got none on any rank in the whole step, the optimizer leaves it alone.
+    /// The parameter contributes zeros. If it got no gradient on any rank in the whole step, the optimizer does not change it.
     #[default]
     Zeros,
-    /// The step is refused on all ranks, naming the parameter and the ranks without it. Ranks that had no items (whose
-    /// weights in the step add up to 0) need none, unless the objective is `RankMean`.
+    /// The step fails on all ranks with [`Error::UnusedParameter`], which names the parameter and the ranks without a gradient. Ranks
+    /// without items (whose weights in the step add up to 0) need no gradient, unless the objective is `RankMean`.
     Error,
 }
 
-/// What happens to a step whose gradient holds a NaN or an infinity, or whose loss is one.
+/// The policy for a step whose gradient or loss holds a NaN or an infinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// `Step::finish` fails on all ranks, naming parameter, rank and microbatch, or the rank whose loss it is; no parameter changes.
+    /// `Step::finish` fails on all ranks with [`Error::NonFinite`], which names parameter, rank and microbatch, or the rank of the
+    /// loss. No parameter changes.
     #[default]
     Abort,
     /// The optimizer skips the step on all ranks.
     Skip,
 }
 
-/// How a step is begun.
+/// The options of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepOptions {
-    /// How many microbatches the step has. Known, a unit's all-reduce starts as soon as its last
-    /// reduce-scatter is done; `None` runs them all at the end.
+    /// The number of microbatches of the step, the same on all ranks. With a number, a unit's all-reduce starts as soon as its last
+    /// reduce-scatter is done. With `None` all all-reduces run at the end.
     pub microbatches: Option<usize>,
-    /// About what weight a microbatch has on this rank. It decides only the size that gradients have on
-    /// the wire; without it, the last step's is taken, and ranks ask one another in the first.
+    /// The approximate weight of a microbatch on this rank. It affects only the size of gradients on the wire. Without it,
+    /// this rank's largest weight in the last step counts; in the first step the ranks exchange the weights of their first microbatches.
     pub weight_hint: Option<u64>,
-    /// Whether this rank has data for the step; see [`Uneven`] for what follows where ranks differ.
+    /// Whether this rank has data for the step. [`Uneven`] is the policy for ranks that differ.
     pub input: Input,
-    /// Whether this rank asks that the step be the last: all ranks hear of it, by [`Step::shutdown`](crate::Step::shutdown).
+    /// Whether this rank asks that the step be the last. All ranks learn it from [`Step::shutdown`](crate::Step::shutdown).
     pub shutdown: Shutdown,
-    /// Which samples this rank has in the step, if it says so: two ranks with the same are an error on all. Costs an exchange of 8 bytes
-    /// a rank in steps in which some rank names its own.
+    /// A digest of this rank's samples in the step, if it names them. Two ranks with the same samples are an error on all ranks,
+    /// [`Error::SameSamples`]. The ranks exchange 8 bytes each in steps in which a rank names its samples.
     pub samples: Option<Samples>,
 }
 
@@ -144,13 +145,13 @@ impl StepOptions {
         Self { microbatches: Some(count), ..Self::default() }
     }
 
-    /// A step of as many microbatches as come, which may be more on some ranks than on others.
+    /// A step without a given number of microbatches: it lasts as long as ranks have data, by the model's [`Uneven`] policy.
     #[must_use]
     pub fn as_many_as_come() -> Self {
         Self::default()
     }
 
-    /// The same on a rank that has no data for it.
+    /// The same options for a rank that has no data for the step.
     #[must_use]
     pub fn without_data(self) -> Self {
         Self { input: Input::Exhausted, ..self }

@@ -1,28 +1,29 @@
-//! Where a rank's part of a model lies.
+//! The place of a rank's part of a model: the host or a device.
 
 use std::fmt;
 use std::str::FromStr;
 
 use hsdp_sharding::Offload;
 
-/// Where a rank's part of a model lies and is computed on: parameters, partials, the optimizer's state. Ranks have the same kind.
+/// The place where a rank's part of a model (parameters, partials, optimizer state) lies and is computed. All ranks have the same kind
+/// of place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {
-    /// In the memory of the process, on its processors.
+    /// The memory and the CPU of the process.
     #[default]
     Host,
-    /// On a CUDA device. Several ranks may use one.
+    /// A CUDA device. Several ranks may use one device.
     #[cfg(feature = "cuda")]
     Cuda {
-        /// Which of the driver's devices.
+        /// The number of the device, as the driver counts.
         ordinal: usize,
-        /// What of it is kept in host memory.
+        /// The part of the state that is kept in host memory.
         offload: Offload,
     },
 }
 
-/// `cpu`, `cuda` for the first device, `cuda:2` for another.
+/// Parses `cpu`, `cuda` for the first device, and `cuda:2` for another device.
 ///
 /// ```
 /// use hsdp::Placement;
@@ -35,24 +36,24 @@ impl FromStr for Placement {
     type Err = String;
 
     /// # Errors
-    /// What is wrong with the text, or that this build has no devices.
+    /// A message if the text is not a device, or if this build has no devices.
     fn from_str(text: &str) -> Result<Self, String> {
         let ordinal = match text.split_once(':').unwrap_or((text, "0")) {
             ("cpu", "0") if text == "cpu" => return Ok(Self::Host),
             ("cuda", ordinal) => ordinal.parse().map_err(|_| {
-                format!("`{text}` is no device: a number comes after `cuda:`, such as cuda:1")
+                format!("`{text}` is not a device: a number must follow `cuda:`, such as cuda:1")
             })?,
-            _ => return Err(format!("`{text}` is no device such as cpu, cuda or cuda:1")),
+            _ => return Err(format!("`{text}` is not a device such as cpu, cuda or cuda:1")),
         };
         Self::cuda(ordinal)
     }
 }
 
 impl Placement {
-    /// The same place, with this in host memory instead.
+    /// The same place, with `offload` in host memory.
     ///
     /// # Errors
-    /// In words, if all of it is there already.
+    /// A message if the model lies on the host already.
     pub fn offloading(self, offload: Offload) -> Result<Self, String> {
         match self {
             _ if offload == Offload::None => Ok(self),
@@ -64,7 +65,7 @@ impl Placement {
         }
     }
 
-    /// What of it is kept in host memory although it lies elsewhere.
+    /// The part of the state that a model on a device keeps in host memory.
     #[must_use]
     pub fn offload(self) -> Offload {
         match self {
@@ -74,11 +75,11 @@ impl Placement {
         }
     }
 
-    /// The same, for the process that is number `process_here` on its machine: from this one on, the devices of the machine are
-    /// dealt out in turn.
+    /// The place for the process with the number `process_here` on its machine: processes get the devices of the machine in turn,
+    /// beginning with this one.
     ///
     /// # Errors
-    /// In words, if the driver does not say how many devices there are.
+    /// A message if the driver does not give the number of devices.
     pub fn dealt_to(self, process_here: usize) -> Result<Self, String> {
         match self {
             Self::Host => {
@@ -95,18 +96,18 @@ impl Placement {
     }
 
     #[cfg(feature = "cuda")]
-    #[expect(clippy::unnecessary_wraps, reason = "as where there are no devices")]
+    #[expect(clippy::unnecessary_wraps, reason = "the same signature without devices")]
     const fn cuda(ordinal: usize) -> Result<Self, String> {
         Ok(Self::Cuda { ordinal, offload: Offload::None })
     }
 
     #[cfg(not(feature = "cuda"))]
     fn cuda(ordinal: usize) -> Result<Self, String> {
-        Err(format!("no device cuda:{ordinal} in this build, which has not the feature `cuda`"))
+        Err(format!("no device cuda:{ordinal}: this build does not have the feature `cuda`"))
     }
 }
 
-/// Its kind, and what is offloaded: which device a rank has is its own affair.
+/// The kind of place, and the state that is offloaded. The number of the device is left out, because it may differ between ranks.
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -8,11 +8,11 @@ use crate::error::Error;
 /// The dtypes of a model. Master parameters, partials and optimizer state are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
-    /// Of the gathered parameters, in which the model computes: f32, bf16 or f16.
+    /// The dtype of the gathered parameters, in which the model computes: f32, bf16 or f16.
     pub parameters: DType,
-    /// In which collectives move gradients: f32, bf16 or f16.
+    /// The dtype in which collectives move gradients: f32, bf16 or f16.
     pub wire: DType,
-    /// To which a model's outputs are cast at its edge; an adapter does it, `None` leaves them.
+    /// The dtype to which an adapter casts the model's outputs; `None` leaves them as they are.
     pub output: Option<DType>,
 }
 
@@ -23,7 +23,7 @@ impl Default for Precision {
 }
 
 impl Precision {
-    /// Everything in `parameters`, gradients on the wire in f32.
+    /// Parameters and computation in the dtype `parameters`, gradients on the wire in f32.
     #[must_use]
     pub fn compute_in(parameters: DType) -> Self {
         Self { parameters, ..Self::default() }
@@ -34,7 +34,7 @@ impl Precision {
             if !is_real(dtype) {
                 return Err(Error::Options {
                     what: format!(
-                        "{what} dtype {dtype}: gradients and parameters are f32, bf16 or f16"
+                        "{what} dtype {dtype}: gradients and parameters must be f32, bf16 or f16"
                     ),
                 });
             }
@@ -47,16 +47,16 @@ fn is_real(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// By what losses are multiplied before the backward pass.
+/// The factor by which losses are multiplied before the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum LossScaling {
-    /// By nothing.
+    /// No factor.
     #[default]
     Off,
-    /// By a constant.
+    /// A constant, which must be finite and above 0.
     Fixed(f64),
-    /// By a power of two that halves when a gradient overflows, and doubles after a while without.
+    /// A power of two that halves when a gradient overflows, and doubles after a number of steps without an overflow.
     Dynamic(DynamicScale),
 }
 
@@ -65,10 +65,10 @@ pub enum LossScaling {
 pub struct DynamicScale {
     /// The scale of the first step; a power of two.
     pub initial: f64,
-    /// Steps without an overflow after which the scale doubles.
+    /// The number of steps without an overflow after which the scale doubles; at least 1.
     pub growth_interval: u64,
-    /// The scale does not go below this; a power of two. A step that overflows at it is treated as
-    /// [`ModelOptions::non_finite`](crate::ModelOptions::non_finite) says.
+    /// The lowest scale; a power of two, at most `initial`. If a step overflows at this scale, the policy
+    /// [`ModelOptions::non_finite`](crate::ModelOptions::non_finite) applies.
     pub least: f64,
 }
 
@@ -83,13 +83,13 @@ impl LossScaling {
         let refuse = |what: String| Err(Error::Options { what });
         match self {
             Self::Fixed(scale) if !(scale.is_finite() && scale > 0.0) => {
-                refuse(format!("loss scale {scale}: it is finite and above 0"))
+                refuse(format!("loss scale {scale}: it must be finite and above 0"))
             }
             Self::Dynamic(dynamic)
                 if !(is_power_of_two(dynamic.initial) && is_power_of_two(dynamic.least)) =>
             {
                 refuse(format!(
-                    "dynamic loss scale from {} down to {}: both are powers of two",
+                    "dynamic loss scale from {} down to {}: both must be powers of two",
                     dynamic.initial, dynamic.least
                 ))
             }
@@ -98,7 +98,7 @@ impl LossScaling {
                 dynamic.initial, dynamic.least
             )),
             Self::Dynamic(dynamic) if dynamic.growth_interval == 0 => refuse(
-                "dynamic loss scale with a growth interval of 0 steps: 1 is the least".to_owned(),
+                "dynamic loss scale with a growth interval of 0 steps: the minimum is 1".to_owned(),
             ),
             scaling => Ok(scaling),
         }
@@ -109,7 +109,7 @@ fn is_power_of_two(value: f64) -> bool {
     value.is_finite() && value > 0.0 && value.log2().fract() == 0.0
 }
 
-/// The loss scale as it goes from step to step. The same on all ranks, because it sees only what they agreed on.
+/// The loss scale, which changes from step to step. The same on all ranks, because it depends only on their agreement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LossScale {
     scaling: LossScaling,
@@ -131,14 +131,14 @@ impl LossScale {
         self.scale
     }
 
-    /// What goes from step to step, if anything does.
+    /// The state to save, if the scale is dynamic.
     pub(crate) fn saved(&self) -> Option<LossScaleHead> {
         let Self { scaling, scale: value, steps_since_change } = *self;
         matches!(scaling, LossScaling::Dynamic(_))
             .then_some(LossScaleHead { value, steps_since_change })
     }
 
-    /// As it was in another run, if it moved there, and does here.
+    /// The scale of another run, if the scale is dynamic in both runs; otherwise this scale.
     pub(crate) fn resumed(self, saved: Option<LossScaleHead>) -> Self {
         match (self.scaling, saved) {
             (LossScaling::Dynamic(dynamic), Some(LossScaleHead { value, steps_since_change }))
@@ -150,8 +150,8 @@ impl LossScale {
         }
     }
 
-    /// An overflow is expected now and then where the scale looks for its place. One that comes at its least is no fault of
-    /// the scale's: no smaller one could mend it.
+    /// Whether an overflow is expected now and then, because the scale can still be halved. At the lowest scale an overflow has
+    /// another cause.
     pub(crate) fn expects_overflow(&self) -> bool {
         matches!(self.scaling, LossScaling::Dynamic(dynamic) if self.scale > dynamic.least)
     }

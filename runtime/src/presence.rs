@@ -1,6 +1,6 @@
-//! Which parameters of the model got a gradient: a set of their numbers.
+//! The set of the model's parameters that got a gradient, by their numbers.
 
-/// A set of parameter numbers, in 64-bit words that travel as they are.
+/// A set of parameter numbers, in 64-bit words that ranks exchange as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Presence {
     parameters: usize,
@@ -15,7 +15,7 @@ impl Presence {
         Self { parameters, words: vec![0; parameters.div_ceil(WORD_BITS)] }
     }
 
-    /// The set that these words are, in the memory of this one.
+    /// Replaces the set by that of these words, and reuses its memory.
     pub(crate) fn renew(&mut self, parameters: usize, words: impl IntoIterator<Item = u64>) {
         self.parameters = parameters;
         self.words.clear();
@@ -23,7 +23,7 @@ impl Presence {
         debug_assert_eq!(self.words.len(), parameters.div_ceil(WORD_BITS));
     }
 
-    /// Leaves nothing in it.
+    /// Empties the set.
     pub(crate) fn clear(&mut self) {
         self.words.fill(0);
     }

@@ -1,4 +1,4 @@
-//! Which data a rank has in a step, by a digest: so that two ranks with the same are found. PROTOCOL.md, "A step".
+//! A digest of a rank's samples in a step, which detects two ranks with the same samples. PROTOCOL.md, "A step".
 
 use hsdp_comm::{Stage, Tag};
 use hsdp_sharding::Rank;
@@ -9,10 +9,10 @@ use crate::error::Error;
 use crate::header::{Agreed, Intent, StepHeader};
 use crate::uneven::Input;
 
-/// What a rank says that has named none.
+/// The digest of a rank that has named no samples.
 const NONE: u64 = 0;
 
-/// A digest of which samples a rank has in a step.
+/// A digest of the samples of one rank in a step.
 ///
 /// ```
 /// use hsdp::Samples;
@@ -24,7 +24,8 @@ const NONE: u64 = 0;
 pub struct Samples(u64);
 
 impl Samples {
-    /// Of their numbers in the data, in the order in which the step has them. Of no sample at all it is like that of no other rank.
+    /// The digest of the samples' numbers in the data set, in the order in which the step uses them. A digest of no samples counts as
+    /// different from that of every other rank.
     pub fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
         let mut numbers = numbers.into_iter().peekable();
         if numbers.peek().is_none() {
@@ -36,7 +37,7 @@ impl Samples {
     }
 }
 
-/// Hears which samples each rank has, where the headers say that one of them has named its own. Collective over the world then.
+/// Compares the digests of all ranks, if the headers say that a rank has named its samples. Collective over the world then.
 ///
 /// # Errors
 /// [`Error::SameSamples`] on all ranks; [`Error::Comm`].
@@ -60,7 +61,7 @@ pub(crate) fn compare(
     }
 }
 
-/// The first two that have named the same.
+/// The first two ranks that have named the same samples.
 fn twins(said: &[u64]) -> Option<[usize; 2]> {
     let named = || said.iter().enumerate().filter(|(_, digest)| **digest != NONE);
     named().find_map(|(second, digest)| {

@@ -1,4 +1,4 @@
-//! A step and its microbatches, as types: what may be called when.
+//! A step and its microbatches, as types that allow only the right order of calls.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::objective::{LossSum, Seed};
 use crate::precision::Precision;
 use crate::uneven::{EndOfRun, Shutdown};
 
-/// A step that is under way. It owns everything that is pending.
+/// A step that is under way. It owns all pending operations.
 ///
-/// Dropping it gives the step up: that is announced without blocking, every rank discards its partial,
-/// and the next step starts clean.
+/// Dropping it aborts the step: it announces the abort without blocking, every rank discards its partials,
+/// and the next step starts without them.
 ///
-/// Two steps of one model at once do not compile:
+/// Two steps of one model at the same time do not compile:
 ///
 /// ```compile_fail,E0499
 /// # fn f(model: &mut hsdp::ShardedModel) -> Result<(), hsdp::Error> {
@@ -30,7 +30,7 @@ use crate::uneven::{EndOfRun, Shutdown};
 /// # two.finish()?; Ok(()) }
 /// ```
 ///
-/// Neither does an optimizer's step without this one's `finish`:
+/// An optimizer's step without `finish` does not compile either:
 ///
 /// ```compile_fail,E0308
 /// # use hsdp::Optimizer as _;
@@ -52,8 +52,8 @@ impl<'model> Step<'model> {
         Self { engine, opened, model: PhantomData }
     }
 
-    /// Whether a rank [asked](crate::StepOptions::shutdown) that this step be the last: the same on all ranks, which go through it and then
-    /// save, if they do, and end their run.
+    /// Whether a rank [asked](crate::StepOptions::shutdown) that this step be the last. The same on all ranks: each of them completes
+    /// the step, may save a checkpoint, and ends its run.
     #[must_use]
     pub fn shutdown(&self) -> Shutdown {
         self.engine.state().shutdown
@@ -61,13 +61,13 @@ impl<'model> Step<'model> {
 
     /// Begins the next microbatch, for which this rank has data.
     ///
-    /// Not collective where the step was begun with a number of microbatches; otherwise collective over the world,
-    /// with the `microbatch` or the `finish` of all other ranks: they find out whether all have another one.
+    /// Not collective if the step was begun with a number of microbatches. Otherwise collective over the world, with the
+    /// `microbatch` or the `finish` of all other ranks: the ranks exchange whether they have another microbatch.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the one before it was not finished, or the step has had all of its microbatches;
-    /// [`Error::EndOfData`] if it ends here, since other ranks have no more data, and [`Error::UnevenInputs`] if that
-    /// is refused, as the model's [`Uneven`](crate::Uneven) says; [`Error::Comm`] if the exchange fails.
+    /// [`Error::Misuse`] if the last microbatch was not finished, or the step has had all of its microbatches;
+    /// [`Error::EndOfData`] if the step ends here because other ranks have no more data, or [`Error::UnevenInputs`] if the
+    /// model's [`Uneven`](crate::Uneven) refuses that; [`Error::Comm`] if the exchange fails.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {
         match self.engine.begin_microbatch(self.opened)? {
             Ok(token) => Ok(self.pass(token)),
@@ -75,10 +75,10 @@ impl<'model> Step<'model> {
         }
     }
 
-    /// As [`microbatch`](Self::microbatch); `None` if the step ends here, since other ranks have no more data.
+    /// As [`microbatch`](Self::microbatch), but returns `None` if the step ends here because other ranks have no more data.
     ///
     /// # Errors
-    /// As there, but for `EndOfData`.
+    /// As [`microbatch`](Self::microbatch), except `EndOfData`.
     pub fn next_microbatch(&mut self) -> Result<Option<Pass<'_>>, Error> {
         let token = self.engine.begin_microbatch(self.opened)?.ok();
         Ok(token.map(|token| self.pass(token)))
@@ -89,24 +89,26 @@ impl<'model> Step<'model> {
         Pass { handle, step: PhantomData }
     }
 
-    /// Completes all reductions, all-reduces over the replicas, agrees with all ranks, and divides once.
+    /// Completes all reductions, all-reduces the partials over the replicas, and agrees with all ranks on the result.
     ///
-    /// Collective over the world. A rank that has brought fewer microbatches than others goes through theirs with
-    /// weight 0 under [`Uneven::ZeroWeight`](crate::Uneven::ZeroWeight).
+    /// Collective over the world. Under [`Uneven::ZeroWeight`](crate::Uneven::ZeroWeight) a rank with fewer microbatches than
+    /// other ranks takes part in their remaining microbatches with weight 0.
     ///
     /// # Errors
-    /// [`Error::EmptyStep`], [`Error::NonFinite`] and [`Error::UnusedParameter`] on all ranks alike, and
-    /// [`Error::EndOfData`] if ranks were out of data before the first microbatch of a step of as many as come;
-    /// [`Error::Misuse`] if microbatches are missing; [`Error::Comm`] if a collective fails.
+    /// On all ranks: [`Error::EmptyStep`] if all weights are 0 and the objective is `WeightedMean`, [`Error::WeightOverflow`] if the
+    /// sum of the weights exceeds a `u64`, [`Error::NonFinite`] and [`Error::UnusedParameter`] as the model's options say. In a step
+    /// without a given number of microbatches [`Error::EndOfData`] if ranks had no data for the first microbatch, and [`Error::UnevenInputs`] if
+    /// ranks differ and the model's [`Uneven`](crate::Uneven) refuses that. [`Error::Misuse`] if a microbatch is missing or not
+    /// finished; [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective fails.
     pub fn finish(self) -> Result<Gradients, Error> {
         self.engine.finish_step(self.opened)
     }
 
-    /// Gives the step up, for a reason of the caller's: a batch that cannot be read, say.
+    /// Aborts the step for a reason of the caller, such as a batch that cannot be read.
     ///
     /// Not collective, and does not block. Every other rank gets [`hsdp_comm::Error::StepAborted`] from its next call or
-    /// wait, with this rank, the step and the reason (that of an error of the step itself, if there was one before);
-    /// all discard their partials, and the next step starts clean. A drop does the same without a reason.
+    /// wait, with this rank, the step and the reason (or the first error of the step on this rank, if it had one).
+    /// All ranks discard their partials, and the next step starts without them. A drop does the same without a reason.
     pub fn abandon(self, reason: impl Into<String>) {
         self.engine.abort_step(self.opened, Some(reason.into()));
     }
@@ -118,13 +120,13 @@ impl Drop for Step<'_> {
     }
 }
 
-/// What the exchange at the beginning of a step led to.
+/// The result of [`ShardedModel::next_step`]: a step, or the end of the run. The same on all ranks.
 #[derive(Debug)]
 #[must_use = "a step that is dropped is aborted on all ranks"]
 pub enum NextStep<'model> {
-    /// It takes place. A rank without data just finishes it.
+    /// The step takes place. A rank without data only calls [`Step::finish`].
     Step(Step<'model>),
-    /// The run is over, on all ranks.
+    /// The run is over on all ranks.
     End(EndOfRun),
 }
 
@@ -137,47 +139,51 @@ pub struct Pass<'step> {
 }
 
 impl Pass<'_> {
-    /// Waits for a unit's parameters; the next units are on their way.
+    /// Gathers a unit's parameters and waits for them. The gathers of the next units are issued ahead.
     ///
-    /// Each call is the unit's next turn in the plan's gather order: the first for the forward, the
-    /// second for the backward. A unit that the plan keeps has one turn, and the caller keeps the result.
-    /// Collective over the shard group, in the plan's order whatever the order of calls.
+    /// Each call takes the unit's next gather in the plan's order: the first call that of the forward, the
+    /// second that of the backward. A unit that the plan keeps has one gather, and the caller keeps the result.
+    /// Collective over the shard group, or over the world with [`FullCopies::PerProcess`](crate::FullCopies::PerProcess). Gathers
+    /// are issued in the plan's order, whatever the order of calls.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the unit has had all of its turns, the model has no such unit, or it is the backward's turn
-    /// and there was no [`loss`](Self::loss); [`Error::Comm`] if the gather fails.
+    /// [`Error::Misuse`] if the unit has no gather left, the model has no such unit, or the gather is that of the backward
+    /// before [`loss`](Self::loss); [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if the gather fails.
     pub fn unshard(&mut self, unit: UnitId) -> Result<Full, Error> {
         self.handle.unshard(unit)
     }
 
-    /// Takes the microbatch's loss, between forward and backward, and says what the backward starts from.
+    /// Takes the microbatch's loss, between forward and backward, and returns the seed of the backward.
     ///
-    /// Collective over the world in the first step, where ranks agree on the size of weights; see
-    /// [`StepOptions::weight_hint`](crate::StepOptions::weight_hint).
+    /// Collective over the world in the first microbatch of the first step, in which the ranks agree on the size of weights, unless a
+    /// rank gave a [`StepOptions::weight_hint`](crate::StepOptions::weight_hint) or the objective is `RankMean`. Issues all gathers of
+    /// the forward that were not issued.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the microbatch has a loss already, or the weights of the step exceed 2^64;
-    /// [`Error::Comm`] if a collective fails.
+    /// [`Error::Misuse`] if the microbatch has a loss already, the weights of this rank in the step add up to 2^64 or more, or a rank
+    /// that began the step without data gives a weight above 0; [`Error::Comm`] if a collective fails.
     pub fn loss(&mut self, loss: LossSum) -> Result<Seed, Error> {
         self.handle.loss(loss)
     }
 
-    /// Takes a unit's gradients: reduce-scatters them and adds the result to the partial.
+    /// Takes a unit's gradients, reduce-scatters them, and adds the result to the partial.
     ///
-    /// Units may come in any order; they are issued in the plan's. Collective over the shard group.
+    /// `gradients` has one entry for each parameter of the unit: all elements of the gradient, row-major, or `None` for zeros. Units
+    /// may come in any order; their reduce-scatters are issued in the plan's order. Collective over the shard group.
     ///
     /// # Errors
-    /// [`Error::Size`] if a gradient has another length than its parameter; [`Error::Misuse`] if it belongs to a frozen
-    /// parameter, there are not as many as parameters, the unit was reduced before in this microbatch or is none of the
-    /// model's, or the loss is still to come; [`Error::Comm`] if a collective fails.
+    /// [`Error::Size`] if a gradient has another number of elements than its parameter; [`Error::Misuse`] if a gradient belongs to a
+    /// frozen parameter, if there is not one entry for each parameter, if the unit was reduced before in this microbatch, if the
+    /// model has no such unit, or before [`loss`](Self::loss); [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`]
+    /// if a collective fails.
     pub fn reduce(&mut self, unit: UnitId, gradients: UnitGradients) -> Result<(), Error> {
         self.handle.reduce(unit, gradients)
     }
 
-    /// Ends the microbatch: units that were not reduced contribute zeros; without a loss it weighs nothing.
+    /// Ends the microbatch. Units that were not reduced contribute zeros; a microbatch without a loss has weight 0.
     ///
-    /// Collective over the shard group, in mode `Every` over the world: issues every gather and reduction of the
-    /// plan that this rank has not. Waits for the gathers.
+    /// Collective over the shard group, in mode `Every` over the world: it issues all gathers and reductions of the plan
+    /// that this rank has not issued. Waits for the gathers.
     ///
     /// # Errors
     /// [`Error::Comm`] if a collective fails.
@@ -192,7 +198,8 @@ impl Pass<'_> {
     }
 }
 
-/// What an autograd's custom op holds of a microbatch. Using it after the microbatch is an error that names both.
+/// A handle of a microbatch for an autograd's custom ops. Its use after the microbatch is an error, which names the handle's
+/// microbatch and the model's.
 #[derive(Clone, Debug)]
 pub struct PassHandle {
     engine: Arc<Engine>,
@@ -203,7 +210,7 @@ impl PassHandle {
     /// As [`Pass::unshard`].
     ///
     /// # Errors
-    /// As there, and [`Error::StalePass`] if the microbatch is over.
+    /// As [`Pass::unshard`], and [`Error::StalePass`] if the microbatch is over.
     pub fn unshard(&self, unit: UnitId) -> Result<Full, Error> {
         self.engine.unshard(self.token, unit)
     }
@@ -211,7 +218,7 @@ impl PassHandle {
     /// As [`Pass::loss`].
     ///
     /// # Errors
-    /// As there, and [`Error::StalePass`] if the microbatch is over.
+    /// As [`Pass::loss`], and [`Error::StalePass`] if the microbatch is over.
     pub fn loss(&self, loss: LossSum) -> Result<Seed, Error> {
         self.engine.loss(self.token, loss)
     }
@@ -219,12 +226,12 @@ impl PassHandle {
     /// As [`Pass::reduce`].
     ///
     /// # Errors
-    /// As there, and [`Error::StalePass`] if the microbatch is over.
+    /// As [`Pass::reduce`], and [`Error::StalePass`] if the microbatch is over.
     pub fn reduce(&self, unit: UnitId, gradients: UnitGradients) -> Result<(), Error> {
         self.engine.reduce(self.token, unit, gradients)
     }
 
-    /// The plan.
+    /// The model's plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.engine.fabric.plan

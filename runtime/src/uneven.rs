@@ -1,30 +1,30 @@
-//! Ranks that have more data than others: who says so, and what follows. PROTOCOL.md, "A step".
+//! Runs in which some ranks have more data than others. PROTOCOL.md, "A step".
 
 use hsdp_sharding::Rank;
 
 use crate::error::Error;
 use crate::objective::Objective;
 
-/// What happens when some ranks have data and others have none. The same on all ranks; they compare.
+/// The policy for steps in which some ranks have data and others have none. The same on all ranks; the ranks compare it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Uneven {
-    /// [`Error::UnevenInputs`] on all ranks, naming who has data and who has not.
+    /// [`Error::UnevenInputs`] on all ranks, which lists the ranks with data and the ranks without.
     #[default]
     Error,
-    /// The run ends on all ranks when the first is out, so that no item counts twice; what others still have is
-    /// left over. Within a step of as many microbatches as come, the step ends likewise.
+    /// The run ends on all ranks when the first rank has no more data. No item counts twice; the remaining data of the other ranks is
+    /// not used. A step without a given number of microbatches ends in the same way.
     Stop,
-    /// Ranks without data go on with weight 0 until all are out: gradients are those of the data that there is, and
-    /// every rank updates its shards. Needs an objective that weights enter, so not `RankMean`.
+    /// Ranks without data take part with weight 0 until no rank has data. Gradients are those of the available data, and
+    /// every rank updates its shards. Not allowed with the objective `RankMean`, in which weights do not enter.
     ZeroWeight,
 }
 
 impl Uneven {
-    /// Refuses what has no meaning together.
+    /// Refuses a policy that the objective does not allow.
     pub(crate) fn check(self, objective: Objective) -> Result<Self, Error> {
         match (self, objective) {
             (Self::ZeroWeight, Objective::RankMean) => Err(Error::Options {
-                what: "Uneven::ZeroWeight with the objective RankMean: a rank without data has no mean; take \
+                what: "Uneven::ZeroWeight with the objective RankMean: a rank without data has no mean; use \
                        WeightedMean, Sum or Factor"
                     .to_owned(),
             }),
@@ -33,32 +33,32 @@ impl Uneven {
     }
 }
 
-/// Whether a rank asks that the run end: it was told to (SIGTERM), and has data.
+/// Whether a rank asks that the run end although it has data, after a SIGTERM for example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Shutdown {
-    /// It does not.
+    /// The rank does not ask.
     #[default]
     NotAsked,
-    /// The step that begins is to be the last one.
+    /// The rank asks that the step that begins be the last.
     Asked,
 }
 
 /// Whether a rank has data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Input {
-    /// It has some.
+    /// The rank has data.
     #[default]
     Ready,
-    /// It has none any more.
+    /// The rank has no more data.
     Exhausted,
 }
 
-/// Which ranks have data and which have not: what a header told all ranks.
+/// The ranks that have data and the ranks that have none, from the headers of all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Supply {
     /// Ranks with data.
     pub ready: Vec<Rank>,
-    /// Ranks without.
+    /// Ranks without data.
     pub exhausted: Vec<Rank>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum Course {
 }
 
 impl Supply {
-    /// What all ranks said, in rank order; in the memory of a supply of before.
+    /// The supply of these inputs, in rank order. Reuses the memory of `self`.
     pub(crate) fn renewed(self, said: impl Iterator<Item = Input>) -> Self {
         let mut supply = self;
         supply.ready.clear();
@@ -86,7 +86,7 @@ impl Supply {
         supply
     }
 
-    /// What follows from it; `None` if the policy is to refuse it.
+    /// The course that follows; `None` if the policy refuses the supply.
     pub(crate) fn course(&self, policy: Uneven) -> Option<Course> {
         match policy {
             _ if self.exhausted.is_empty() => Some(Course::Goes),
@@ -98,12 +98,12 @@ impl Supply {
     }
 }
 
-/// The end of a run: told to all ranks alike, where the next step would begin.
+/// The end of a run, where the next step would begin. The same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndOfRun {
     /// The number of the step that does not take place.
     pub step: u64,
-    /// Who still has data, which is left over, and who has none.
+    /// The ranks that still have data, which is not used, and the ranks that have none.
     pub supply: Supply,
 }
 

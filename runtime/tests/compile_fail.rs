@@ -1,15 +1,15 @@
-//! What must not compile, each with the error that says why.
+//! Code that must not compile: each case has the error that says why.
 //!
-//! Compilers differ in their words. Those of the `.stderr` files are the oldest supported one's; any other need only refuse the
-//! cases, in whatever words. To write them down for a new oldest compiler: `TRYBUILD=overwrite cargo test -p hsdp --test
-//! compile_fail`, and read the difference.
+//! Compilers differ in their words. The `.stderr` files have the words of the oldest supported compiler; any other need
+//! only refuse the cases, in whatever words. To write the files for a new oldest compiler, run `TRYBUILD=overwrite
+//! cargo test -p hsdp --test compile_fail`, and read the difference.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
 const CASES: &str = "tests/compile_fail";
-/// Where copies of the cases lie, for a run of this test that compares no words.
+/// The variable for the folder with copies of the cases, for a run of this test that compares no words.
 const COPIES: &str = "HSDP_COMPILE_FAIL_COPIES";
 
 #[test]
@@ -34,8 +34,8 @@ fn compiler_has_our_words() -> bool {
     String::from_utf8_lossy(&version.stdout).starts_with(&format!("rustc {}.", oldest()))
 }
 
-/// Runs this test again on copies of the cases, and lets trybuild write down their errors there. It fails all the same if one
-/// of them compiles. A process of its own, since trybuild is told by a variable of the environment.
+/// Runs this test again on copies of the cases, and lets trybuild write their errors there. The run still fails if a
+/// case compiles. It is a process of its own, since trybuild reads a variable of the environment.
 fn refuse_without_words() {
     let copies = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compile_fail");
     if copies.exists() {

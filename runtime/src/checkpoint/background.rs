@@ -21,17 +21,19 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 
 impl Checkpoints {
-    /// Begins a save as [`save`](Self::save) makes it, and comes back as soon as there is a copy of what is saved, in host memory: the
-    /// next step need not wait for the disk. Call [`poll`](Self::poll) after each step, and [`finish`](Self::finish) in the end: dropped
-    /// before that, it is given up, and the directory is another's when what was written is removed.
+    /// Begins a save like [`save`](Self::save), and returns as soon as the saved state is copied to host memory: the
+    /// next step need not wait for the disk. Call [`poll`](Self::poll) after each step, and [`finish`](Self::finish) in
+    /// the end. If this value is dropped before that, the save is given up, and the directory is free for another job
+    /// once the written files are removed.
     ///
-    /// There is one at a time: one that is under way is waited for, and `poll` says what became of it, too. The copy takes
-    /// [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) bytes, which the next one uses again.
+    /// There is one save at a time: the call waits for one that is under way, and `poll` returns the result of that
+    /// one, too. The copy takes [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) bytes, which the next save reuses.
     ///
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks, if `user` differs, or one cannot make its copy; [`Error::Misuse`] and [`Error::Comm`] as of [`save`](Self::save).
+    /// [`Error::Checkpoint`] on all ranks, if `user` differs between ranks, or a rank cannot make its copy;
+    /// [`Error::Misuse`] and [`Error::Comm`] as for [`save`](Self::save).
     pub fn save_in_background<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -43,7 +45,8 @@ impl Checkpoints {
         self.settle(model)?;
         let saving = Saving::of(&self.store, (model, optimizer), user);
         let (place, head) = saving.agree(nonce())?;
-        // Who begins to write while others still copy would keep them, and so itself, waiting where there are fewer cores than threads.
+        // A rank that writes while others still copy would delay them, and so itself, where there are fewer cores than
+        // threads.
         let copied = self.snapshot.copy(model, optimizer);
         let together = saving.together();
         together.agree(copied)?.map_err(|failed| together.error(failed))?;
@@ -54,14 +57,16 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// What became of a save in the background, once, and of the oldest first: `None` while it is under way, or there is none.
+    /// The result of a save in the background, once, the oldest first. `None` while the save is under way, or if there
+    /// is none.
     ///
-    /// Collective over the model's world: all ranks hear of the same save in the same call. Called between steps; it waits
-    /// for no file. Rank 0 makes the generation only when a call has told it that all ranks have written.
+    /// Collective over the model's world, between steps: all ranks get the result of the same save in the same call.
+    /// The call waits for no file. Rank 0 makes the generation only after a call has told it that all ranks have
+    /// written.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks if the save failed: what was saved before is as it was, and training may go on.
-    /// [`Error::Comm`].
+    /// [`Error::Checkpoint`] on all ranks if the save failed: earlier checkpoints are as they were, and training may go
+    /// on. [`Error::Comm`].
     pub fn poll(&mut self, model: &ShardedModel) -> Result<Option<Saved>, Error> {
         if self.ended.is_empty() {
             self.look(model)?;
@@ -69,18 +74,19 @@ impl Checkpoints {
         self.ended.pop_front().transpose()
     }
 
-    /// Waits for a save in the background; what became of it, or of an earlier one of which nobody has heard: `None` when all is told.
+    /// Waits for a save in the background. Returns its result, or that of an earlier save that no call has returned
+    /// yet; `None` when all results were returned.
     ///
     /// Collective over the model's world, between steps.
     ///
     /// # Errors
-    /// As of [`poll`](Self::poll).
+    /// As [`poll`](Self::poll).
     pub fn finish(&mut self, model: &ShardedModel) -> Result<Option<Saved>, Error> {
         self.settle(model)?;
         self.ended.pop_front().transpose()
     }
 
-    /// Goes on if all ranks have ended what they were at.
+    /// Goes on to the next stage if all ranks have ended this one.
     fn look(&mut self, model: &ShardedModel) -> Result<(), Error> {
         let Some(in_flight) = &mut self.in_flight else { return Ok(()) };
         let together = in_flight.together(model);
@@ -100,7 +106,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// All ranks have ended a stage.
+    /// Exchanges how the ranks have ended a stage, and begins the next one.
     fn go_on(&mut self, together: Together<'_>) -> Result<(), Error> {
         let Some(in_flight) = &mut self.in_flight else { return Ok(()) };
         let agreed = together.agree(in_flight.end.clone().unwrap_or(Ok(None)))?;
@@ -128,7 +134,7 @@ impl Checkpoints {
         matches!(stage, Some(Stage::Writing(_) | Stage::Ending))
     }
 
-    /// It is over: its memory is the next one's.
+    /// Ends the save. Its memory serves the next one.
     fn land(&mut self) {
         let thread = self.in_flight.take().and_then(|in_flight| in_flight.thread);
         if let Some(Ok(snapshot)) = thread.map(JoinHandle::join) {
@@ -137,16 +143,16 @@ impl Checkpoints {
     }
 }
 
-/// As it is told to those who look at warnings, too.
+/// Logs the error as a warning, and returns it.
 fn failure(error: Error) -> Error {
     tracing::warn!(%error, "a checkpoint failed: training goes on without it");
     error
 }
 
-/// How a rank has ended what it was at; rank 0 in the end with the generation.
+/// How a rank has ended a stage. In the last stage rank 0 has the path of the generation.
 type End = Result<Option<PathBuf>, Problem>;
 
-/// What rank 0 does when all have written, or one has failed.
+/// The instruction for rank 0 when all ranks have written, or one has failed.
 #[derive(Debug)]
 enum Verdict {
     Commit(Box<Head>),
@@ -155,11 +161,11 @@ enum Verdict {
 
 #[derive(Debug)]
 enum Stage {
-    /// All write their parts.
+    /// All ranks write their parts.
     Writing(Box<Head>),
-    /// Rank 0 makes a generation of them.
+    /// Rank 0 makes a generation of the parts.
     Ending,
-    /// Rank 0 removes them: of that nothing is told but that it is over.
+    /// Rank 0 removes the parts. The stage has no result but its end.
     Discarding,
 }
 
@@ -170,13 +176,13 @@ pub(super) struct InFlight {
     stage: Stage,
     thread: Option<JoinHandle<Snapshot>>,
     ends: Option<Receiver<End>>,
-    /// To the thread of rank 0, which discards all when this is gone.
+    /// To the thread of rank 0, which discards all parts when this sender is dropped.
     verdicts: Option<Sender<Verdict>>,
-    /// How the stage has ended here.
+    /// How the stage has ended on this rank.
     end: Option<End>,
 }
 
-/// A thread that writes, what it says, and what it waits for.
+/// The thread that writes, the receiver of its results, and the sender of the verdict for which it waits.
 type Begun = (JoinHandle<Snapshot>, Receiver<End>, Option<Sender<Verdict>>);
 
 impl InFlight {
@@ -197,7 +203,7 @@ impl InFlight {
         Together::new(&model.engine.fabric, ("saving", self.step))
     }
 
-    /// Whether this rank has ended the stage; waits for it so long.
+    /// Whether this rank has ended the stage. Waits up to `within` for that.
     fn has_ended(&mut self, within: Duration) -> bool {
         if self.end.is_none() {
             self.end = match self.ends.as_ref().map(|ends| ends.recv_timeout(within)) {
@@ -210,23 +216,23 @@ impl InFlight {
         self.end.is_some()
     }
 
-    /// What its thread said when it ended without a word of its own.
+    /// The problem of a thread that ended without a result.
     fn panicked(&mut self) -> Problem {
         self.ends = None;
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => Problem::panicked(&*panic),
-            _ => Problem::panicked(&"its thread is gone"),
+            _ => Problem::panicked(&"its thread ended without a result"),
         }
     }
 
-    /// Begins the next stage: on other ranks than the first it has ended already.
+    /// Begins the next stage, which has ended already on all ranks but rank 0.
     fn tell(&mut self, verdict: Verdict) {
         let is_told = self.verdicts.take().is_some_and(|verdicts| verdicts.send(verdict).is_ok());
         self.end = (!is_told).then_some(Ok(None));
     }
 }
 
-/// What a rank writes.
+/// The part of a checkpoint that a rank writes.
 struct Part {
     rank: Rank,
     writer: Writer,
@@ -264,7 +270,8 @@ impl Part {
         Ok(None)
     }
 
-    /// What rank 0 does: what each does, before it what only one can, and in the end what all have agreed on.
+    /// The work of rank 0: it begins the generation, writes its part as every rank does, and in the end commits or
+    /// discards, as all ranks have agreed.
     fn lead(&self, lease: &Mutex<Lease>, (says, told): (&Sender<End>, &Receiver<Verdict>)) {
         let mut lease = lease.lock();
         let written = lease.begin_at(self.place.clone()).map_err(Problem::from);
@@ -292,7 +299,8 @@ impl Part {
     }
 }
 
-/// Lets threads that train go first, where there are fewer cores than threads: one in ten parts of a core is left to this one.
+/// Lets the threads that train go first, where there are fewer cores than threads: a tenth of a core is left to this
+/// thread.
 fn give_way() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::nice(10) {
@@ -300,7 +308,7 @@ fn give_way() {
     }
 }
 
-/// Whoever listens no more has given the save up.
+/// Sends how a stage has ended. If the receiver is gone, the save was given up.
 fn say(says: &Sender<End>, end: End) {
     let _ = says.send(end);
 }

@@ -1,4 +1,4 @@
-//! What an optimizer says of itself for a checkpoint, and takes from one.
+//! The state that an optimizer gives to a checkpoint, and takes from one.
 
 use std::borrow::Cow;
 
@@ -11,37 +11,38 @@ use crate::model::{ModelId, ShardedModel};
 
 /// An optimizer whose state goes into checkpoints.
 pub trait Checkpointed: Sized + Send + Sync {
-    /// Which optimizer it is: `adamw`. A checkpoint of another one is refused.
+    /// The kind of optimizer, such as `adamw`. A checkpoint of another kind is refused.
     const KIND: &'static str;
 
-    /// For which model it was made.
+    /// The model for which the optimizer was made.
     fn model(&self) -> &ModelId;
 
-    /// The kinds of its state, each of which has an f32 for each trainable element of this rank's shards. In a checkpoint they are
-    /// `optimizer:<kind>:<parameter>`.
+    /// The kinds of its state, each of which has an f32 for each trainable element of this rank's shards. Their tensors
+    /// in a checkpoint are called `optimizer:<kind>:<parameter>`.
     fn state_kinds(&self) -> &'static [&'static str];
 
-    /// With what it was made, for people: a program that goes on has its own options, which count.
+    /// The options with which it was made, for people to read. A program that resumes uses its own options.
     fn options(&self) -> Value;
 
-    /// Updates that each parameter of a unit has had, in the unit's order; nothing if it does not count them.
+    /// The number of updates of each parameter of a unit, in the unit's order; empty if the optimizer does not count
+    /// them.
     fn updates(&self, unit: UnitId) -> Vec<u64>;
 
-    /// One kind of its state for a unit, `[trainable elements of this rank's shard]`: where it lies, or a copy.
+    /// One kind of its state for a unit, `[trainable elements of this rank's shard]`: borrowed, or a copy.
     ///
     /// # Errors
-    /// [`Error::Device`](Error) if it lies on a device that fails.
+    /// [`Error::Device`](Error) if the state lies on a device that fails.
     fn state<'a>(
         &'a self,
         model: &ShardedModel,
         of: (&str, UnitId),
     ) -> Result<Cow<'a, [f32]>, Error>;
 
-    /// Copies elements of one kind of its state for a unit, from the `from`-th on, as many as there is room for: what training waits for
-    /// where a checkpoint is saved in the background.
+    /// Copies elements of one kind of its state for a unit, from the `from`-th on, until `into` is full. Training waits
+    /// for this copy where a checkpoint is saved in the background.
     ///
     /// # Errors
-    /// As of [`state`](Self::state).
+    /// As [`state`](Self::state).
     fn copy_state(
         &self,
         model: &ShardedModel,
@@ -52,14 +53,14 @@ pub trait Checkpointed: Sized + Send + Sync {
         Ok(())
     }
 
-    /// One with the same options and this state. This one is left as it is.
+    /// A new optimizer with the same options and with `state`. This one does not change.
     ///
     /// # Errors
-    /// [`Error::Device`](Error) if there is no room on a device.
+    /// [`Error::Device`](Error) if a device has no memory for the state.
     fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error>;
 }
 
-/// Copies elements, from the `from`-th on, as many as there is room for.
+/// Copies elements, from the `from`-th on, until `into` is full.
 pub(crate) fn copy_part(all: &[f32], (from, into): (usize, &mut [f32])) {
     copy_past_caches(into, &all[from..from + into.len()]);
 }
@@ -67,8 +68,9 @@ pub(crate) fn copy_part(all: &[f32], (from, into): (usize, &mut [f32])) {
 /// An optimizer's state on this rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimizerState {
-    /// By kind, in the order of [`Checkpointed::state_kinds`], and by unit: as [`Checkpointed::state`] gave it.
+    /// By kind, in the order of [`Checkpointed::state_kinds`], and by unit: the elements that [`Checkpointed::state`]
+    /// returned.
     pub elements: Vec<Vec<Vec<f32>>>,
-    /// By unit and parameter: updates it has had.
+    /// By unit and parameter: the number of updates.
     pub updates: Vec<Vec<u64>>,
 }

@@ -1,4 +1,4 @@
-//! Models of folders as Hugging Face has them: each rank reads its own part of each tensor.
+//! Models from folders in the layout of Hugging Face: each rank reads its own part of each tensor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,10 +17,10 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::ModelOptions;
 
-/// From where a model is imported.
+/// The folder from which a model is imported.
 pub struct Import<'a> {
     folder: PathBuf,
-    /// The folder's tensor of a parameter, by the name of each.
+    /// Maps the name of a parameter to the name of its tensor in the folder.
     names: Box<dyn Fn(&str) -> String + Send + Sync + 'a>,
 }
 
@@ -32,7 +32,8 @@ impl<'a> Import<'a> {
         Self { folder: folder.to_owned(), names: Box::new(str::to_owned) }
     }
 
-    /// The same, where `names` says which tensor a parameter is; two may be one.
+    /// The same folder, where `names` maps the name of a parameter to the name of its tensor. Two parameters may have
+    /// one tensor.
     #[must_use]
     pub fn naming(self, names: impl Fn(&str) -> String + Send + Sync + 'a) -> Self {
         Self { names: Box::new(names), ..self }
@@ -50,19 +51,20 @@ impl fmt::Debug for Import<'_> {
 pub struct Imported {
     /// The model.
     pub model: ShardedModel,
-    /// Tensors of the folder that are no parameter of it, by name.
+    /// The names of the folder's tensors that are not parameters of the model.
     pub left_over: Vec<String>,
 }
 
 impl ShardedModel {
-    /// As [`new`](Self::new), of the parameters in a folder. Each rank reads the elements of its own shards and no others, as f32: what it
-    /// has beside these is a block of a file.
+    /// As [`new`](Self::new), with the parameters of a folder. Each rank reads only the elements of its own shards, as
+    /// f32. Beside its shards it holds one block of a file in memory.
     ///
     /// Collective over the world.
     ///
     /// # Errors
-    /// As of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks: with all tensors that are missing or of another shape, or if the
-    /// folder cannot be read. [`Error::Disagreement`] also if ranks have read different folders.
+    /// Those of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks if tensors are missing or have another
+    /// shape, all of which it names, or if the folder cannot be read. [`Error::Disagreement`] also if ranks have read
+    /// different folders.
     pub fn import(
         world: World,
         spec: ModelSpec,
@@ -80,7 +82,8 @@ impl ShardedModel {
     }
 }
 
-/// What the folder has beyond the model's parameters.
+/// The folder's tensors that are not parameters of the model. Fails if a parameter's tensor is missing or has another
+/// shape.
 fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Vec<String>, Problem> {
     let tensors: BTreeMap<&str, &[u64]> = folder.tensors().collect();
     let (mut used, mut wrong) = (BTreeSet::new(), Vec::new());
@@ -101,7 +104,7 @@ fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Vec<
     if wrong.is_empty() {
         return Ok(left_over);
     }
-    wrong.extend(left_over.iter().map(|name| format!("`{name}` is left over")));
+    wrong.extend(left_over.iter().map(|name| format!("`{name}` is not in the model")));
     let folder = import.folder.display();
     let what = format!("{folder} is of another model: {}", wrong.join("; "));
     Err(Problem { kind: Kind::Lasting, what })

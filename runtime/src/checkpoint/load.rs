@@ -1,4 +1,4 @@
-//! Loading: each rank reads what it is to have, and all take it or nobody does.
+//! Loading: each rank reads its own elements, and either all ranks take them or none does.
 
 use std::collections::BTreeSet;
 
@@ -18,27 +18,28 @@ use crate::model::ShardedModel;
 /// A checkpoint from which a model goes on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resumed {
-    /// Steps that an optimizer had gone through.
+    /// Steps that the optimizer had completed when the checkpoint was saved.
     pub step: u64,
-    /// What the program saved with it.
+    /// The value that the program saved with the checkpoint.
     pub user: Value,
-    /// Newer checkpoints that were broken: each with what is wrong with it.
+    /// The problems of newer checkpoints that were broken, one text for each.
     pub broken: Vec<String>,
 }
 
-/// No step, where ranks tell each other of one.
+/// The value for "no step" where ranks exchange a step.
 const NONE: u64 = u64::MAX;
 
 impl Checkpoints {
-    /// Makes model and optimizer those of the newest checkpoint that is intact, whatever mesh it was saved on; `None` if there is no checkpoint at
-    /// all. Newer ones that are broken are told in the result, and as warnings.
+    /// Loads the newest intact checkpoint into the model and the optimizer, whatever mesh it was saved on. `None` if
+    /// there is no checkpoint at all. The result lists newer checkpoints that are broken, and each of them is logged as
+    /// a warning.
     ///
     /// Collective over the model's world, between steps.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, or the newest is of another model or optimizer: all
-    /// that differs is listed. Model and optimizer are then as they were. [`Error::Misuse`] as of [`save`](Self::save), and while
-    /// one is under way in the background; [`Error::Comm`].
+    /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, or the newest is of another model
+    /// or optimizer: it lists all differences. The model and the optimizer are then as they were. [`Error::Misuse`] as
+    /// for [`save`](Self::save), and while a save is under way in the background; [`Error::Comm`].
     pub fn load_latest<O: Checkpointed>(
         &self,
         model: &mut ShardedModel,
@@ -66,12 +67,12 @@ impl Checkpoints {
         }
     }
 
-    /// Makes model and optimizer those of one checkpoint.
+    /// Loads the checkpoint of `step` into the model and the optimizer.
     ///
     /// Collective over the model's world, between steps.
     ///
     /// # Errors
-    /// As [`load_latest`](Self::load_latest), of this one alone.
+    /// As [`load_latest`](Self::load_latest), for this checkpoint alone.
     pub fn load<O: Checkpointed>(
         &self,
         model: &mut ShardedModel,
@@ -84,7 +85,7 @@ impl Checkpoints {
     }
 
     /// # Errors
-    /// [`Error::Misuse`], also while a save is under way: what is the latest would depend on who is faster.
+    /// [`Error::Misuse`], also while a save is under way: it would depend on timing which checkpoint is the latest.
     fn check_loads<O: Checkpointed>(
         &self,
         model: &ShardedModel,
@@ -95,7 +96,7 @@ impl Checkpoints {
         if !self.is_saving() {
             return Ok(());
         }
-        let what = "a save is under way in the background: first `finish`".to_owned();
+        let what = "a save is under way in the background: call `finish` first".to_owned();
         Err(model.engine.fabric.misuse("loading", model.committed_steps(), what))
     }
 
@@ -111,7 +112,7 @@ impl Checkpoints {
         Ok(Some(said[0][0]).filter(|step| *step != NONE))
     }
 
-    /// Reads on all ranks; if all succeed, takes what was read.
+    /// Reads on all ranks. If all succeed, the model and the optimizer take the state that was read.
     fn load_step<O: Checkpointed>(
         &self,
         model: &mut ShardedModel,
@@ -147,7 +148,7 @@ fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
     Together::new(&model.engine.fabric, ("loading", step))
 }
 
-/// In words, and as warnings.
+/// The problems as texts. Each is also logged as a warning.
 fn told(broken: Vec<Failed>) -> Vec<String> {
     let told = |failed: Failed| {
         let what = format!("on rank {}: {}", failed.rank, failed.problem.what);
@@ -165,7 +166,7 @@ fn take(model: &ShardedModel, shards: Vec<Shard>, (step, training): (u64, Traini
     (state.next_step, state.committed) = (step, step);
 }
 
-/// What was read.
+/// The state that was read.
 struct Read {
     /// By unit.
     masters: Vec<Vec<f32>>,
@@ -203,12 +204,12 @@ fn read<O: Checkpointed>(
     Ok(Read { masters, state, training: manifest.training, user: manifest.user.clone() })
 }
 
-/// As many of each unit.
+/// For each unit, as many zeros as `len` says.
 fn zeros(fabric: &Fabric, len: impl Fn(&UnitLayout) -> usize) -> Vec<Vec<f32>> {
     fabric.plan.layouts().iter().map(|layout| vec![0.0; len(layout)]).collect()
 }
 
-/// Reads the portions that have a name into those of their units.
+/// Reads the portions that have a name into the elements of their units.
 fn read_tensors(
     (generation, portions): (&Generation, &[Portion]),
     mut units: Vec<Vec<f32>>,
@@ -230,7 +231,7 @@ fn updates(fabric: &Fabric, manifest: &Manifest) -> Vec<Vec<u64>> {
     units.map(|unit| unit.params.iter().map(|param| of(&param.name)).collect()).collect()
 }
 
-/// All in which a checkpoint is not of this model and optimizer.
+/// All differences between a checkpoint and this model and optimizer.
 fn differences<O: Checkpointed>(
     fabric: &Fabric,
     (manifest, optimizer): (&Manifest, &O),
@@ -264,12 +265,12 @@ fn differences<O: Checkpointed>(
     let left_over = manifest.tensors.keys().filter(|name| !expected.contains(*name));
     wrong.extend(left_over.map(|name| {
         let what = if name.starts_with(STATE) { "state" } else { "a parameter" };
-        format!("`{name}` is {what} that this model has not")
+        format!("`{name}` is {what} that this model does not have")
     }));
     wrong
 }
 
-/// Parameters whose updates an optimizer counts, and the checkpoint does not.
+/// The parameters whose updates the optimizer counts and the checkpoint does not, one text for each.
 fn missing_counts<O: Checkpointed>(
     fabric: &Fabric,
     (manifest, optimizer): (&Manifest, &O),

@@ -1,4 +1,4 @@
-//! What of which tensor a rank has.
+//! The elements of each tensor that a rank has.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(super) struct Portion {
     pub(super) range: Range<usize>,
 }
 
-/// All that this rank has.
+/// All portions that this rank has.
 pub(super) fn of_rank(fabric: &Fabric) -> Vec<Portion> {
     of_pieces(fabric, fabric.plan.pieces_of(fabric.rank()))
 }
@@ -29,7 +29,7 @@ pub(super) fn of_rank(fabric: &Fabric) -> Vec<Portion> {
 #[derive(Clone, Debug)]
 pub(super) struct Written {
     pub(super) portion: Portion,
-    /// Which of the kinds of state; `None` of a parameter.
+    /// The index of the kind of state; `None` for a parameter.
     pub(super) kind: Option<usize>,
     /// The tensor's name.
     pub(super) name: String,
@@ -42,7 +42,8 @@ impl Written {
     }
 }
 
-/// What this rank writes of a model and of an optimizer with these kinds of state, in the order of its file.
+/// The elements that this rank writes of a model and of an optimizer with these kinds of state, in the order of its
+/// file.
 pub(super) fn to_write(fabric: &Fabric, kinds: &[&str]) -> Vec<Written> {
     let portions = of_pieces(fabric, fabric.plan.pieces_saved_by(fabric.rank()));
     let of_kind = |kind: Option<usize>| {

@@ -1,4 +1,4 @@
-//! Saving: each rank writes what it has, and rank 0 makes a generation of it.
+//! Saving: each rank writes its part, and rank 0 makes a generation of the parts.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,25 +19,27 @@ use crate::digest;
 use crate::error::Error;
 use crate::model::ShardedModel;
 
-/// A checkpoint that is there.
+/// A checkpoint that was saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Saved {
-    /// Steps that an optimizer had gone through.
+    /// Steps that the optimizer had completed.
     pub step: u64,
-    /// Its directory, on rank 0.
+    /// The checkpoint's directory on rank 0, `None` on the other ranks.
     pub path: Option<PathBuf>,
 }
 
 impl Checkpoints {
-    /// Saves the model, its optimizer, and what the program needs to go on: a data cursor, seeds of random numbers. All of it is on the
-    /// disk when this returns; if it fails, what was saved before is as it was, and training may go on. A save in the background that is under
-    /// way is waited for: what became of it is what [`poll`](Self::poll) says next.
+    /// Saves the model, its optimizer, and `user`, the values that the program needs to go on: a data cursor, seeds of
+    /// random numbers. All of it is on the disk when the call returns. If the save fails, earlier checkpoints are as
+    /// they were, and training may go on. The call waits for a save in the background that is under way;
+    /// [`poll`](Self::poll) then returns the result of that one.
     ///
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks, which names the first that failed, or whose `user` or options of the optimizer differ; [`Error::Misuse`] within a step,
-    /// while its gradients are there, or if the optimizer is another model's; [`Error::Comm`], also if ranks are at different steps.
+    /// [`Error::Checkpoint`] on all ranks: it names the first rank that failed, or whose `user` or optimizer options
+    /// differ. [`Error::Misuse`] within a step, while its gradients exist, or if the optimizer was made for another
+    /// model. [`Error::Comm`], also if ranks are at different steps.
     pub fn save<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -87,7 +89,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         self.together().run(|| Ok(lease.map(|lease| lease.begin(self.step)).transpose()?))
     }
 
-    /// All ranks write what they have; the manifest's head.
+    /// All ranks write their parts. Returns the manifest's head.
     fn write(&self, draft: Option<&Draft<'_>>) -> Result<Head, Error> {
         let (place, head) = self.agree(draft.map_or(0, |draft| draft.place().nonce()))?;
         self.together().run(|| {
@@ -98,16 +100,16 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         Ok(head)
     }
 
-    /// Where rank 0 wants it written, and the manifest's head. Collective over the world.
+    /// The place that rank 0 has chosen for the files, and the manifest's head. Collective over the world.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if not all ranks save the same of the program, or have the same optimizer; [`Error::Comm`].
+    /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks; [`Error::Comm`].
     pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
         let [user, optimizer] = [self.user.to_string(), self.optimizer.options().to_string()];
         let digests = [user, optimizer].map(|text| digest::of_text(&text));
         let hint = self.model.engine.state().last_weight;
         let said = self.together().tell([digests[0], digests[1], hint, nonce])?;
-        self.check_same("what the program saves is", said.iter().map(|it| it[0]))?;
+        self.check_same("the value `user` is", said.iter().map(|it| it[0]))?;
         self.check_same("the options of its optimizer are", said.iter().map(|it| it[1]))?;
         let place = self.store.place(self.step, said[0][3]);
         Ok((place, self.head(said.iter().map(|it| it[2]).max().unwrap_or(0))))
@@ -118,7 +120,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     }
 
     /// # Errors
-    /// [`Error::Checkpoint`] if not all ranks have the same.
+    /// [`Error::Checkpoint`] if the digests differ between ranks.
     fn check_same(&self, what: &str, digests: impl Iterator<Item = u64>) -> Result<(), Error> {
         let digests: Vec<u64> = digests.collect();
         let Some([rank, other]) = comparison::odd_one(&digests) else { return Ok(()) };
@@ -127,7 +129,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         Err(self.together().error(Failed { rank: Rank::new(rank), problem }))
     }
 
-    /// Rank 0 makes a generation of what all have written; where it is.
+    /// Rank 0 makes a generation of the parts that all ranks have written. Returns its directory, on rank 0.
     fn commit(&self, draft: Option<Draft<'_>>, head: Head) -> Result<Option<PathBuf>, Error> {
         let writers = self.model.world().size();
         let commit = || Ok(draft.map(|draft| draft.commit(head, writers)).transpose()?);
@@ -160,15 +162,15 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     }
 }
 
-/// Where it is; what could not be done afterwards is no failure.
+/// The checkpoint's directory. Work that failed after the commit is logged, and is not a failure of the save.
 pub(super) fn told(committed: Committed) -> PathBuf {
     for error in committed.left_undone {
-        tracing::warn!(%error, "the checkpoint is saved; this is tried again with the next");
+        tracing::warn!(%error, "the checkpoint is saved; the part that failed is tried again with the next");
     }
     committed.path
 }
 
-/// What this rank writes, where it lies.
+/// The elements that this rank writes, in place where possible.
 struct Contents<'a> {
     written: Vec<Written>,
     /// By unit.

@@ -1,4 +1,4 @@
-//! A copy of what this rank writes: training goes on with the original.
+//! A copy of the elements that this rank writes: training goes on with the originals.
 
 use hsdp_checkpoint::Slice;
 use hsdp_kernels::memory::{self, Category};
@@ -9,17 +9,17 @@ use super::together::{Kind, Problem};
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
 
-/// Elements of tensors, one after the other. Its memory serves one snapshot after the other.
+/// Elements of tensors, one after the other. The memory is reused from one snapshot to the next.
 #[derive(Debug, Default)]
 pub(super) struct Snapshot {
     elements: Vec<f32>,
     written: Vec<Written>,
-    /// Of which model `written` speaks, and of which kinds of state.
+    /// The model and the kinds of state to which `written` belongs.
     of: Option<(ModelId, &'static [&'static str])>,
 }
 
 impl Snapshot {
-    /// Copies what this rank writes of a model and its optimizer.
+    /// Copies the elements that this rank writes of a model and its optimizer.
     ///
     /// # Errors
     /// If there is no memory for it, or a device fails.
@@ -46,7 +46,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// What it has, for the files.
+    /// The copied elements, as slices for the files.
     pub(super) fn slices(&self) -> Vec<Slice<'_>> {
         let mut elements = &*self.elements;
         let slices = self.written.iter().map(|written| {
@@ -57,7 +57,7 @@ impl Snapshot {
         slices.collect()
     }
 
-    /// Names and places, which are the same each time.
+    /// Notes the names and places of the elements, which are the same for each snapshot.
     fn know(&mut self, model: &ShardedModel, kinds: &'static [&'static str]) {
         if self.of.as_ref().is_some_and(|(id, known)| id == model.id() && *known == kinds) {
             return;
@@ -73,7 +73,8 @@ impl Snapshot {
             self.elements = Vec::new();
             self.elements = bytemuck::allocation::try_zeroed_vec(len).map_err(|()| {
                 let bytes = len * size_of::<f32>();
-                let what = format!("no memory for a copy of what is saved, {bytes} bytes");
+                let what =
+                    format!("out of memory: the copy of the saved state needs {bytes} bytes");
                 Problem { kind: Kind::Lasting, what }
             })?;
         }

@@ -1,4 +1,4 @@
-//! What ranks do at the same time outside their steps, and hear of each other.
+//! Operations of all ranks outside their steps, and the exchange of their results.
 
 use std::any::Any;
 use std::io;
@@ -13,7 +13,8 @@ use hsdp_sharding::Rank;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 
-/// A rank that has ended says so at once; one that has not says that it is alive so often before the others would give it up.
+/// How many times within a deadline a rank tells the others that it is still at work. A rank that has ended says so at
+/// once.
 const SIGNS_OF_LIFE: u32 = 4;
 
 /// Why a rank's part failed.
@@ -23,12 +24,12 @@ pub(super) struct Problem {
     pub(super) what: String,
 }
 
-/// What would mend it.
+/// Whether another generation could help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Another generation may be intact.
     Damage,
-    /// None of them would do.
+    /// No other generation would help.
     Lasting,
 }
 
@@ -51,17 +52,17 @@ impl Problem {
     }
 
     pub(super) fn no_thread(error: &io::Error) -> Self {
-        Self { kind: Kind::Lasting, what: format!("no thread to be had: {error}") }
+        Self { kind: Kind::Lasting, what: format!("no thread could be started: {error}") }
     }
 }
 
-/// What a panic said, as far as it has words.
+/// The text of a panic, if it has one.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without words")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-/// The ranks that say that they are.
+/// The ranks that say that they are at work.
 fn at_work(said: &[u64]) -> Vec<usize> {
     said.iter().enumerate().filter(|(_, is_alive)| **is_alive != 0).map(|(rank, _)| rank).collect()
 }
@@ -90,7 +91,7 @@ impl<'a> Together<'a> {
         self.fabric.tag(None, Stage::Export, self.step, 0)
     }
 
-    /// Runs a part on each rank; if one fails, all are told. Collective over the world.
+    /// Runs a part on each rank. If one fails, all ranks get its error. Collective over the world.
     ///
     /// # Errors
     /// [`Error::Checkpoint`], the same on all ranks; [`Error::Comm`].
@@ -101,9 +102,10 @@ impl<'a> Together<'a> {
         self.attempt(part)?.map_err(|failed| self.error(failed))
     }
 
-    /// As [`run`](Self::run), with the failure in hand.
+    /// As [`run`](Self::run), but returns the failure as a value.
     ///
-    /// A part may take as long as it likes: it runs on a thread of its own, while this one says that it is alive.
+    /// A part may take any time: it runs on a thread of its own, while this thread tells the other ranks that it is
+    /// alive.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -122,7 +124,8 @@ impl<'a> Together<'a> {
             };
             let name = format!("hsdp-checkpoint-{rank}");
             let part = thread::Builder::new().name(name).spawn_scoped(scope, run);
-            // Nobody sends: its end is that it is gone. Without a thread it has ended at once, and the others are told like of any other end.
+            // Nothing is ever sent: the channel closes when the part ends. If no thread could be started, the part has
+            // ended at once, and the other ranks are told as for any other end.
             self.wait(|within| ended.recv_timeout(within) != Err(mpsc::RecvTimeoutError::Timeout))?;
             self.agree(match part.map(ScopedJoinHandle::join) {
                 Ok(Ok(result)) => result,
@@ -132,7 +135,8 @@ impl<'a> Together<'a> {
         })
     }
 
-    /// Waits until all ranks' parts have ended: `has_ended` says whether this rank's has within some time. Collective over the world.
+    /// Waits until all ranks' parts have ended: `has_ended` says whether this rank's part has ended within a duration.
+    /// Collective over the world.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -146,7 +150,7 @@ impl<'a> Together<'a> {
             if at_work.is_empty() {
                 return Ok(());
             }
-            // Files take as long as they take: it is told, and no error.
+            // Files may take any time: a long wait is a warning, and no error.
             if is_alive && begun.elapsed() > deadline * (warnings + 1) {
                 warnings += 1;
                 let Self { operation, step, .. } = self;
@@ -154,7 +158,7 @@ impl<'a> Together<'a> {
                     operation,
                     step,
                     ?at_work,
-                    "ranks are at it for longer than a deadline"
+                    "ranks have been at work for longer than a deadline"
                 );
             }
         }
@@ -168,7 +172,7 @@ impl<'a> Together<'a> {
         Ok(self.fabric.control.exchange(self.tag(), [u64::from(is_alive)], at_work)?)
     }
 
-    /// Hears how the others' parts have ended. Collective over the world.
+    /// Exchanges how all ranks' parts have ended. Collective over the world.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -189,7 +193,7 @@ impl<'a> Together<'a> {
         Ok(Err(Failed { rank, problem: Problem { kind, what } }))
     }
 
-    /// Tells all ranks a word of each, in rank order.
+    /// Exchanges `WORDS` words with all ranks. Returns them in rank order. Collective over the world.
     ///
     /// # Errors
     /// [`Error::Comm`].

@@ -1,4 +1,4 @@
-//! How a cotangent of a collective's output becomes one of its input.
+//! How a cotangent of a collective's output becomes a cotangent of its input.
 
 use hsdp_comm::{Group, Reduction, Stage, Tag};
 
@@ -8,7 +8,7 @@ use super::share::{Share, Slope};
 use super::{Copies, Differentiable};
 use crate::error::Error;
 
-/// The way back of one [`Collective`](super::Collective): the adjoint of what it did.
+/// The backward of one [`Collective`](super::Collective): the adjoint of its forward.
 #[derive(Debug)]
 #[must_use = "the members of the group wait for each other's backwards"]
 pub struct Backward<T> {
@@ -20,7 +20,7 @@ pub struct Backward<T> {
     way: Way<T>,
 }
 
-/// What each collective's backward does, and what it needs to know of the forward.
+/// The backward of each collective, with the values that it needs from the forward.
 #[derive(Debug)]
 pub(super) enum Way<T> {
     AllReduce { share: Share<T>, output: Copies },
@@ -52,14 +52,14 @@ impl<T: Differentiable> Backward<T> {
         Self { group: group.clone(), tag, name, len, way }
     }
 
-    /// The gradient for the input, `[its elements]`, from the cotangent of this member's output: `None` where it has no
-    /// output, zeros where its loss does not depend on it.
+    /// The gradient of the input, with as many elements as the input, from the cotangent of this member's output. The
+    /// cotangent is `None` where this member has no output, and zeros where its loss does not depend on the output.
     ///
-    /// **Collective**, as the forward was, in the same order on all members: whose loss does not depend on the output takes
-    /// part all the same. May be called again, for another cotangent.
+    /// **Collective** over the group of the forward, in the same order on all members. A member whose loss does not
+    /// depend on the output takes part too. May be called again for another cotangent.
     ///
     /// # Errors
-    /// [`Error::Collective`] if the cotangent does not have the output's elements: before anything is issued.
+    /// [`Error::Collective`] if the cotangent does not have as many elements as the output; nothing is issued then.
     /// [`Error::Comm`] if the communication fails.
     pub fn gradient(&self, cotangent: Option<Vec<T>>) -> Result<Vec<T>, Error> {
         self.check(cotangent.as_deref())?;
@@ -73,7 +73,7 @@ impl<T: Differentiable> Backward<T> {
         }
     }
 
-    /// Whether it is a cotangent of this member's output.
+    /// Checks that `cotangent` has the length of this member's output.
     fn check(&self, cotangent: Option<&[T]>) -> Result<(), Error> {
         let what = match (cotangent.map(<[T]>::len), self.output_len()) {
             (got, want) if got == want => return Ok(()),
@@ -90,7 +90,7 @@ impl<T: Differentiable> Backward<T> {
         Err(Error::Collective { operation: self.name, rank: self.group.rank(), what })
     }
 
-    /// What the forward's output had, on this member.
+    /// The number of elements of the forward's output on this member; `None` where it had no output.
     fn output_len(&self) -> Option<usize> {
         let (size, index, len) = (self.group.size(), self.group.index(), self.len);
         match &self.way {
@@ -104,11 +104,11 @@ impl<T: Differentiable> Backward<T> {
         }
     }
 
-    /// Of reductions: the cotangent of the whole output, then this member's share in it.
+    /// For reductions: makes the cotangent of the whole output, then takes this member's share of it.
     fn reduced(&self, cotangent: Vec<T>) -> Result<Vec<T>, Error> {
         let (group, tag) = (&self.group, self.tag);
         let (whole, share) = match &self.way {
-            // At once, as in the forward: f16 may have room for an average and not for its sum.
+            // One operation, as in the forward: f16 may hold an average whose sum it cannot hold.
             Way::AllReduce { share: Share::Linear(Slope::Over(_)), output: Copies::Replicate } => {
                 return Ok(group.all_reduce(tag, Reduction::Avg, cotangent)?.wait()?);
             }

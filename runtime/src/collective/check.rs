@@ -1,4 +1,4 @@
-//! Whether what a caller brings fits a collective and its group, before anything is issued.
+//! Checks that a caller's input fits a collective and its group, before anything is issued.
 
 use hsdp_comm::Group;
 
@@ -6,7 +6,7 @@ use super::{Collective, MAX_PRODUCT, Reducer};
 use crate::error::Error;
 
 impl Collective {
-    /// Whether an input of `len` elements, and what the collective says of the group, fits `group`.
+    /// Checks that an input of `len` elements, and the collective's root, counts or list, fit `group`.
     pub(super) fn check(&self, group: &Group, len: usize) -> Result<(), Error> {
         match self {
             Self::AllReduce { reducer, .. } => self.check_reducer(group, len, *reducer),
@@ -63,7 +63,7 @@ impl Collective {
         match reducer {
             Reducer::Product if len > MAX_PRODUCT => {
                 let problem = format!(
-                    "a product of {len} elements, {MAX_PRODUCT} are the most that have a gradient"
+                    "the input has {len} elements, a product with a gradient takes at most {MAX_PRODUCT}"
                 );
                 Err(self.refuse(group, problem))
             }
@@ -83,11 +83,12 @@ impl Collective {
         let size = group.size();
         if send.len() != size || receive.len() != size {
             let (send, receive) = (send.len(), receive.len());
-            let problem =
-                format!("{send} counts to send and {receive} to receive, for {size} members");
+            let problem = format!(
+                "it has {send} counts to send and {receive} to receive, for {size} members"
+            );
             return Err(self.refuse(group, problem));
         }
-        // Counts of which the sum overflows are not those of this input.
+        // Counts whose sum overflows cannot belong to this input.
         let sum = send.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
         if sum != Some(len) {
             let problem = format!("the input has {len} elements, the counts to send are {send:?}");
@@ -96,7 +97,7 @@ impl Collective {
         let [to_itself, from_itself] = [send, receive].map(|counts| counts[group.index()]);
         if to_itself != from_itself {
             let problem = format!(
-                "it sends {to_itself} elements to itself and expects {from_itself} from itself"
+                "this member sends {to_itself} elements to itself and expects {from_itself} from itself"
             );
             return Err(self.refuse(group, problem));
         }
@@ -110,7 +111,7 @@ impl Collective {
     ) -> Result<(), Error> {
         let size = group.size();
         if destinations.len() != size {
-            let problem = format!("{} destinations for {size} members", destinations.len());
+            let problem = format!("it has {} destinations for {size} members", destinations.len());
             return Err(self.refuse(group, problem));
         }
         let mut sources = vec![None; size];
@@ -118,7 +119,7 @@ impl Collective {
             let Some(to) = *to else { continue };
             self.check_member(group, "a destination", to)?;
             if let Some(other) = sources[to].replace(from) {
-                let problem = format!("members {other} and {from} both hand on to member {to}");
+                let problem = format!("members {other} and {from} both send to member {to}");
                 return Err(self.refuse(group, problem));
             }
         }

@@ -1,4 +1,4 @@
-//! What moves nothing between members: own parts, and places in a whole.
+//! Functions that move nothing between members: own parts, and places in a whole.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use hsdp_comm::Group;
 
 use super::Differentiable;
 
-/// The elements of a whole that are this member's.
+/// This member's elements of a whole.
 pub(super) fn own_part<T: Differentiable>(group: &Group, whole: &[T]) -> Vec<T> {
     let len = whole.len() / group.size();
     whole[own_range(group, len)].to_vec()
@@ -19,7 +19,7 @@ pub(super) fn placed<T: Differentiable>(group: &Group, part: &[T]) -> Vec<T> {
     whole
 }
 
-/// What the first member keeps, and others give up.
+/// The values on the first member, zeros on the others.
 pub(super) fn only_first<T: Differentiable>(group: &Group, values: Vec<T>) -> Vec<T> {
     if group.index() == 0 { values } else { zeros(values.len()) }
 }
@@ -28,7 +28,7 @@ pub(super) fn zeros<T: Differentiable>(len: usize) -> Vec<T> {
     vec![T::from_f64(0.0); len]
 }
 
-/// To whom `member` hands back what it was handed.
+/// The member whose elements `member` received, and to which it sends their cotangents.
 pub(super) fn source_of(destinations: &[Option<usize>], member: usize) -> Option<usize> {
     destinations.iter().position(|to| *to == Some(member))
 }

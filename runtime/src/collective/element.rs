@@ -1,11 +1,11 @@
-//! What has a gradient.
+//! The types of elements that have a gradient.
 
 use half::{bf16, f16};
 use hsdp_kernels::Element;
 
 /// A type of elements that have a gradient: `f64`, `f32`, `f16` or `bf16`.
 ///
-/// What is computed between the collectives is computed in f64, and rounded once. Integers are none:
+/// Arithmetic between the collectives is done in f64, and rounded once. Integers have no gradient:
 ///
 /// ```compile_fail,E0277
 /// # use hsdp::collective::{Collective, Copies, Reducer};
@@ -17,7 +17,7 @@ use hsdp_kernels::Element;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "elements of type `{Self}` have no gradient",
-    note = "differentiable collectives take f64, f32, f16 or bf16; `hsdp_comm::Group` has the same for integers"
+    note = "differentiable collectives take f64, f32, f16 or bf16; `hsdp_comm::Group` has the same collectives for integers"
 )]
 pub trait Differentiable: Element + sealed::Sealed {
     /// The same value in f64, exactly.

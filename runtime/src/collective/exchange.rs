@@ -1,4 +1,4 @@
-//! Elements that all members have, dealt to owners of ranges, and back.
+//! Sends elements that all members have to the owners of their ranges, and back.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use hsdp_sharding::balanced;
 use super::Differentiable;
 use crate::error::Error;
 
-/// How elements that all members have are dealt to owners of ranges, and come back.
+/// The ranges of elements that all members have, and the member that owns each range.
 pub(super) struct Exchange {
     /// The ranges of the owners, by member.
     owned: Vec<Range<usize>>,
@@ -22,7 +22,7 @@ impl Exchange {
         Self { owned, own: group.index() }
     }
 
-    /// Everybody's elements of the range that this member owns, in member order.
+    /// All members' elements of the range that this member owns, in member order.
     pub(super) fn to_owners<T: Differentiable>(
         &self,
         group: &Group,
@@ -32,7 +32,7 @@ impl Exchange {
         Ok(group.all_to_all(tag, mine.to_vec(), self.counts(), self.own_counts())?.wait()?)
     }
 
-    /// What the owners have made for this member, in the order of its elements.
+    /// The elements that the owners have made for this member, in the order of its own elements.
     pub(super) fn to_members<T: Differentiable>(
         &self,
         group: &Group,

@@ -1,16 +1,16 @@
-//! Who holds the smallest or the largest element, and the gradient that is shared among them.
+//! The members that hold the smallest or the largest element, and the gradient that they share.
 
 use hsdp_comm::{Group, Reduction, Tag};
 
 use super::Differentiable;
 use crate::error::Error;
 
-/// Which of its elements a member has in common with the extremes.
+/// For each element, whether this member holds the extreme.
 #[derive(Debug)]
 pub(super) struct Holds(Vec<bool>);
 
 impl Holds {
-    /// A NaN is held by whoever has a NaN.
+    /// Every member with a NaN holds an extreme that is NaN.
     pub(super) fn of<T: Differentiable>(input: &[T], extremes: &[T]) -> Self {
         let same = |(mine, extreme): (&T, &T)| {
             let (mine, extreme) = (mine.to_f64(), extreme.to_f64());
@@ -19,7 +19,7 @@ impl Holds {
         Self(input.iter().zip(extremes).map(same).collect())
     }
 
-    /// Leaves of each cotangent an equal share to those who hold the extreme, and nothing to the others.
+    /// Leaves an equal share of each cotangent to the members that hold the extreme, and 0 to the others.
     ///
     /// Holders are counted in f32, which is exact for up to 2^24 of them; bf16 would count 257 as 256, and f16 2049 as 2048.
     pub(super) fn share<T: Differentiable>(

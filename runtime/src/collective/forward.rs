@@ -1,4 +1,4 @@
-//! What each collective does, and how its gradient will get back.
+//! The forward of each collective, and the data for its backward.
 
 use hsdp_comm::{Group, Tag};
 
@@ -9,7 +9,7 @@ use super::share::Share;
 use super::{Collective, Differentiable, Reducer};
 use crate::error::Error;
 
-/// This member's output, where it has one, and the way back of its gradient.
+/// This member's output, where it has one, and the data for the backward.
 type Forward<T> = Result<(Option<Vec<T>>, Way<T>), Error>;
 
 /// Applies a collective that was checked.
@@ -47,7 +47,7 @@ fn reduce<T: Differentiable>(
             })?;
             Ok((reduced, Way::AllReduce { share, output }))
         }
-        // Who holds an extreme must see it, in whosever part it is.
+        // A member that holds an extreme must see it, whichever member's part it is in.
         Collective::ReduceScatter { reducer: reducer @ (Reducer::Min | Reducer::Max) } => {
             let (reduced, share) = Share::of(reducer, members, input, |reduction, input| {
                 Ok(Some(group.all_reduce(tag, reduction, input)?.wait()?))
@@ -77,7 +77,7 @@ fn reduce<T: Differentiable>(
     }
 }
 
-/// Those that move elements as they are, or sum them in order.
+/// Applies a collective that moves elements as they are, or sums them in order.
 fn pass_on<T: Differentiable>(
     collective: &Collective,
     group: &Group,
@@ -112,7 +112,7 @@ fn pass_on<T: Differentiable>(
             (Some(handed), Way::Permute { back_to: source_of(destinations, member) })
         }
         Collective::Send { to } => {
-            // It is complete when the other takes it, which may have to send something here first.
+            // The send completes when the other member receives, and that member may have to send to this one first.
             drop(group.send(tag, *to, input)?);
             (None, Way::Send { to: *to })
         }

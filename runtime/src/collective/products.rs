@@ -6,16 +6,16 @@ use super::Differentiable;
 use super::exchange::Exchange;
 use crate::error::Error;
 
-/// What a member brought to a product.
+/// A member's input of a product.
 #[derive(Debug)]
 pub(super) struct Factors<T>(pub(super) Vec<T>);
 
 impl<T: Differentiable> Factors<T> {
     /// Multiplies each cotangent by the product of the other members' elements.
     ///
-    /// Each member gets everybody's elements of its own range, makes the products that leave one out, and gives them
+    /// Each member gets all members' elements of its own range, makes the products that leave one out, and sends them
     /// back: two all_to_alls, and memory for one input, where an all_gather would need one for each member. A product
-    /// that leaves one out is made of those before and those after it, never by a division.
+    /// that leaves one out is made of the elements before and after that one, never by a division.
     pub(super) fn multiply_by_others(
         &self,
         group: &Group,
@@ -32,7 +32,7 @@ impl<T: Differentiable> Factors<T> {
     }
 }
 
-/// For each member, the products of the other members' elements, where `everybodys` are a range of each, in member order.
+/// For each member, the products of the other members' elements. `everybodys` has one range of each, in member order.
 fn others<T: Differentiable>(everybodys: &[T], members: usize) -> Vec<T> {
     let len = everybodys.len() / members;
     let mut others = vec![T::from_f64(1.0); everybodys.len()];

@@ -6,7 +6,7 @@ use super::Differentiable;
 use super::exchange::Exchange;
 use crate::error::Error;
 
-/// Over which members a member's sum goes.
+/// The members over which a member's sum goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// The first up to this one.
@@ -17,7 +17,7 @@ pub(super) enum Direction {
 
 /// This member's sum. Summed in f64, in the direction's order, and rounded once.
 ///
-/// Each member makes all sums of its own range of elements: two all_to_alls.
+/// Each member makes all sums of its own range of elements, with two all_to_alls.
 pub(super) fn sums<T: Differentiable>(
     group: &Group,
     tag: Tag,

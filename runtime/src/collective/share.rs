@@ -1,4 +1,4 @@
-//! What a member's elements are worth in a reduction: by what the cotangent of the output comes back to it.
+//! A member's share in a reduction: the factor with which the cotangent of the output comes back to the member.
 
 use hsdp_comm::{Group, Reduction, Tag};
 
@@ -10,11 +10,11 @@ use crate::error::Error;
 /// A member's share of the cotangent of a reduction.
 #[derive(Debug)]
 pub(super) enum Share<T> {
-    /// As much as all others, or by a factor: the reduction is linear.
+    /// The share of a linear reduction: a constant factor.
     Linear(Slope),
-    /// The product of the others' elements.
+    /// The product of the other members' elements.
     Others(Factors<T>),
-    /// An equal share of the elements that it holds the extreme of.
+    /// An equal share of the elements whose extreme the member holds.
     Extreme(Holds),
 }
 
@@ -22,16 +22,16 @@ pub(super) enum Share<T> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Slope {
     One,
-    /// Of an average of so many: sums are made first, then divided.
+    /// The slope of an average over this many members: the sum is made first, then divided.
     Over(usize),
-    /// Of a factor that was multiplied first.
+    /// The slope of a sum whose elements were first multiplied by this factor.
     Times(f64),
 }
 
 impl<T: Differentiable> Share<T> {
-    /// Has `reduce` combine the input, and finds this member's share in what comes out.
+    /// Combines the input by `reduce`, and finds this member's share in the result.
     ///
-    /// Of an extreme, `reduce` gives all of it back, not a part.
+    /// For an extreme, `reduce` returns the whole reduction, not a part of it.
     pub(super) fn of(
         reducer: Reducer,
         members: usize,
@@ -67,8 +67,8 @@ impl<T: Differentiable> Share<T> {
         Ok((extremes, Self::Extreme(holds)))
     }
 
-    /// This member's part of the cotangent of the whole output, which all members have. Collective, but where the
-    /// reduction is linear.
+    /// This member's part of `cotangent`, the cotangent of the whole output, which all members have. Collective, except
+    /// where the reduction is linear.
     pub(super) fn of_cotangent(
         &self,
         group: &Group,

@@ -1,4 +1,4 @@
-//! Along which axis a collective goes, as types.
+//! The axes along which a collective goes, as types.
 
 use std::fmt::{self, Debug};
 
@@ -9,11 +9,11 @@ use super::typed::Dist;
 
 /// An axis that a method goes along: [`OnReplicate`], [`OnShard`], or [`OnBoth`] for the whole mesh.
 pub trait MeshAxis: Copy + Debug {
-    /// The same as a value.
+    /// The axis as a value.
     const AXES: Axes;
 }
 
-/// Which axes those are.
+/// The axes of a [`MeshAxis`], as a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Axes {
     /// The replicate axis.
@@ -25,7 +25,7 @@ pub enum Axes {
 }
 
 impl Axes {
-    /// Their places in a pair of states.
+    /// The indices of these axes in a pair of states.
     pub(super) const fn places(self) -> &'static [usize] {
         match self {
             Self::Replicate => &[0],
@@ -76,25 +76,25 @@ impl MeshAxis for OnBoth {
             other"
 )]
 pub trait Along<A: MeshAxis> {
-    /// Whose tensor it carries.
+    /// The autograd whose tensor the value carries.
     type Carrier: Carrier;
 
-    /// Its state there.
+    /// The value's state along `A`.
     type State: State;
 
-    /// Its state along the other axis; the same as there, if both are gone along.
+    /// The value's state along the other axis; the same state if `A` is the whole mesh.
     type Beside: State;
 
-    /// The value in state `Q` there.
+    /// The value in state `Q` along `A`.
     type With<Q: State>: made::Made<Self::Carrier>;
 }
 
-/// What this crate alone makes of parts that it has checked.
+/// Construction from parts that were checked, for this crate alone.
 pub(super) mod made {
     use crate::dist::carrier::Carrier;
     use crate::dist::tagged::Tagged;
 
-    #[expect(unnameable_types, reason = "it keeps what is unchecked inside")]
+    #[expect(unnameable_types, reason = "it keeps unchecked values inside")]
     pub trait Made<C: Carrier> {
         fn made(tagged: Tagged<C>) -> Self;
     }

@@ -1,4 +1,4 @@
-//! What an autograd brings, so that its tensors can be carried by [`Dist`](super::Dist).
+//! The interface of an autograd whose tensors [`Dist`](super::Dist) can carry.
 
 use std::fmt::Debug;
 
@@ -9,20 +9,22 @@ use crate::error::Error;
 
 /// An autograd, on whose tensors collectives are recorded.
 ///
-/// Collectives go over the first dim: parts are rows. The trait is of the autograd, not of its tensor, so that a crate can
-/// bring it that owns neither the tensor nor this trait; an autograd without tensors of others is its own tensor.
+/// Collectives go over the first dim: parts are rows. A type for the autograd has the trait, not the tensor, so that a
+/// crate can implement it that owns neither the tensor nor this trait. An autograd that owns its tensor may use the
+/// tensor as that type.
 pub trait Carrier: Debug + Sized {
-    /// Its tensor. The clone of a tensor is the same tensor.
+    /// The autograd's tensor. The clone of a tensor is the same tensor.
     type Tensor: Clone + Debug;
 
-    /// What it fails with.
+    /// The autograd's error.
     type Error: From<Error>;
 
-    /// What a backward leaves: the gradients of leaves and of what else was asked for.
+    /// The result of a backward: the gradients of leaves, and of other tensors that were asked for.
     type Gradients;
 
-    /// Applies a collective, and records it so that a backward comes through it: also where the input needs no gradient
-    /// on this rank, since it may on others, and after the backwards of all that were recorded later.
+    /// Applies a collective, and records it so that a backward goes through it, after the backwards of all collectives
+    /// that were recorded later. It is recorded also where the input needs no gradient on this rank, since it may need
+    /// one on others.
     ///
     /// # Errors
     /// Those of [`Collective::forward`], a dtype without gradients, and the autograd's own.
@@ -34,7 +36,7 @@ pub trait Carrier: Debug + Sized {
     /// The autograd's.
     fn alias(tensor: &Self::Tensor) -> Result<Self::Tensor, Self::Error>;
 
-    /// Goes back from `loss`, a scalar whose cotangent is 1, and through `last` before all else.
+    /// Runs the backward from `loss`, a scalar whose cotangent is 1. It goes through `last` before all else.
     ///
     /// # Errors
     /// The autograd's, and those of the collectives.
@@ -47,18 +49,19 @@ pub trait Carrier: Debug + Sized {
     fn gradient(gradients: &Self::Gradients, tensor: &Self::Tensor) -> Option<Self::Tensor>;
 }
 
-/// A collective to be applied, to what, and where.
+/// A collective to be applied, with its input and its group.
 #[derive(Debug)]
 pub struct Call<'a, T> {
-    /// What is applied.
+    /// The collective.
     pub collective: &'a Collective,
-    /// To what.
+    /// The input.
     pub input: &'a T,
-    /// Among whom.
+    /// The group whose members apply it.
     pub group: &'a Group,
-    /// What the others are told that it is for.
+    /// The tag of the collective, the same on all members.
     pub tag: Tag,
-    /// What makes the collective that was recorded before this one a parent of this one; `None` for the first.
+    /// The [`link`](Applied::link) of the collective that was recorded before this one; `None` for the first. It
+    /// becomes a parent of this one.
     pub after: Option<&'a T>,
     /// Whether there will be a backward.
     pub record: Record,
@@ -67,18 +70,18 @@ pub struct Call<'a, T> {
 /// Whether collectives are recorded for a backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// All are, on all ranks; what has no gradient is refused.
+    /// All collectives are recorded, on all ranks. An element type without a gradient is refused.
     Gradients,
-    /// None is: there will be no backward.
+    /// No collective is recorded: there will be no backward.
     Nothing,
 }
 
-/// What came of a collective.
+/// The result of a collective.
 #[derive(Clone, Debug)]
 pub struct Applied<T> {
     /// This rank's output, if it has one.
     pub output: Option<T>,
-    /// What stands for it as a parent of the next one: the output, or a scalar where there is none. `None` if nothing was
-    /// recorded.
+    /// The tensor that stands for the collective as a parent of the next one: the output, or a scalar where there is no
+    /// output. `None` if nothing was recorded.
     pub link: Option<T>,
 }

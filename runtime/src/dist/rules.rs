@@ -1,19 +1,20 @@
-//! What may be done with a value in which state, for the compiler, whose messages these are.
+//! The operations that each state allows, as rules for the compiler, with its messages.
 //!
 //! The same rules stand as functions of [`AxisState`](super::AxisState) in `transitions`, for values whose states are known at
 //! run time only; a test compares the two.
 //!
-//! Rules of two states are symmetric, and are asked of the second value, about the first: of a type that is still to be
-//! inferred the compiler assumes the only one that fits, and says nothing but that another was found.
+//! Rules of two states are symmetric. The bound is on the second value's state, with the first one's as its parameter.
+//! The other way round the compiler would assume, for a type that is still to be inferred, the only one that fits, and
+//! report only that it found another.
 
 use super::state::{Invariant, Partial, Replicate, State, Varying};
 use crate::collective::{Copies, Reducer};
 
-/// A state in which any function of the value means what it says: all but [`Partial`].
+/// A state in which any function of the value is allowed: all but [`Partial`].
 #[diagnostic::on_unimplemented(
     message = "a function that is not linear cannot be taken of a `{Self}` value",
     label = "the function of a sum is not the sum of the function",
-    note = "make the sum first: `all_reduce` or `reduce_scatter`; if the function is linear, say so: `map_linear`"
+    note = "sum the value first, by `all_reduce` or `reduce_scatter`; if the function is linear, use `map_linear`"
 )]
 pub trait Free: State {}
 
@@ -25,11 +26,10 @@ impl Free for Varying {}
 #[diagnostic::on_unimplemented(
     message = "a `{Rhs}` value and a `{Self}` value cannot go into one function",
     label = "their gradients would count for different numbers of ranks",
-    note = "an Invariant value becomes Replicate by `share`; of a Partial one make the sum first: `all_reduce` or \
-            `reduce_scatter`"
+    note = "an Invariant value becomes Replicate by `share`; sum a Partial one first, by `all_reduce` or `reduce_scatter`"
 )]
 pub trait Joins<Rhs: State>: State {
-    /// The state of what comes out.
+    /// The state of the function's result.
     type Output: State;
 }
 
@@ -49,8 +49,7 @@ pub trait Adds<Rhs: State>: State {
 #[diagnostic::on_unimplemented(
     message = "a `{Rhs}` value and a `{Self}` value cannot be multiplied",
     label = "the product of two sums is not the sum of products",
-    note = "make the sum of a Partial value first: `all_reduce` or `reduce_scatter`; an Invariant value becomes Replicate \
-            by `share`"
+    note = "sum a Partial value first, by `all_reduce` or `reduce_scatter`; an Invariant value becomes Replicate by `share`"
 )]
 pub trait Multiplies<Rhs: State>: State {
     /// The state of the product.
@@ -92,19 +91,18 @@ table! { Multiplies:
     Partial, Replicate => Partial;
 }
 
-/// A reduction as a type, and of which state it makes something: [`Sum`] and [`Avg`] of Partial values, the others of
-/// Varying ones.
+/// A reduction as a type, for values in state `Q`: [`Sum`] and [`Avg`] reduce Partial values, the others Varying ones.
 ///
-/// Along the other axis the value is in state `Beside`. Product, Min and Max are not linear, so that it is no Partial one
-/// there either: the largest of terms is not a term of the largest.
+/// Along the other axis the value is in state `Beside`. Product, Min and Max are not linear, so that state is not
+/// Partial either: the largest of terms is not a term of the largest.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not reduce a `{Q}` value",
-    note = "Sum and Avg reduce Partial values: the terms of a Varying one are a sum by `to_partial`",
-    note = "Product, Min, Max and PreMultiplied reduce Varying values: of a Partial one make the sum first, by `reduce_scatter`",
-    note = "of a Replicate or Invariant value all ranks have the same already"
+    note = "Sum and Avg reduce Partial values: a Varying one becomes Partial by `to_partial`",
+    note = "Product, Min, Max and PreMultiplied reduce Varying values: sum a Partial one first, by `reduce_scatter`",
+    note = "a Replicate or Invariant value is the same on all ranks already"
 )]
 pub trait Reduces<Q: State, Beside: State = Varying> {
-    /// The same as a value.
+    /// The reduction as a value.
     fn reducer(self) -> Reducer;
 }
 
@@ -135,8 +133,8 @@ reducers! {
     Max: Varying beside Free;
 }
 
-/// [`Reducer::PreMultiplied`] of Varying values, by this rank's factor: its own along the axis that it reduces, and along the
-/// other one as different as the value is there.
+/// [`Reducer::PreMultiplied`] of Varying values, by this rank's factor. Along the axis that it reduces each rank has a
+/// factor of its own. Along the other axis the factor may differ only where the value does.
 #[derive(Clone, Copy, Debug)]
 pub struct PreMultiplied(pub f64);
 
@@ -146,10 +144,10 @@ impl<Beside: State> Reduces<Varying, Beside> for PreMultiplied {
     }
 }
 
-/// What each rank has of its own: [`Varying`].
+/// The state in which each rank has a value of its own: [`Varying`].
 #[diagnostic::on_unimplemented(
-    message = "a `{Self}` value is not what each rank has of its own: this takes a Varying one",
-    note = "a Replicate value is Varying by `to_varying`, an Invariant one by `slice`; of a Partial one make the sum first: \
+    message = "a `{Self}` value is not each rank's own: this takes a Varying value",
+    note = "a Replicate value becomes Varying by `to_varying`, an Invariant one by `slice`; sum a Partial one first, by \
             `all_reduce` or `reduce_scatter`",
     note = "terms of a sum in which a Replicate value counts once are made by `only_first`, not by `to_partial`"
 )]
@@ -157,19 +155,19 @@ pub trait Own: State {}
 
 impl Own for Varying {}
 
-/// What all ranks hold and each goes on with in its own way: [`Replicate`].
+/// The state in which all ranks hold a value, and each uses it in its own way: [`Replicate`].
 #[diagnostic::on_unimplemented(
-    message = "a `{Self}` value is not what all ranks hold, each for itself: this takes a Replicate one",
+    message = "a `{Self}` value is not one that all ranks hold and each uses in its own way: this takes a Replicate value",
     note = "an Invariant value becomes Replicate by `share`, a Varying one Partial by `to_partial`"
 )]
 pub trait Copied: State {}
 
 impl Copied for Replicate {}
 
-/// What all ranks hold and what counts once: [`Invariant`].
+/// The state in which all ranks hold a value, and it counts once: [`Invariant`].
 #[diagnostic::on_unimplemented(
-    message = "a `{Self}` value is not one that all ranks hold and that counts once: this takes an Invariant one",
-    note = "a Replicate value needs no `share`: each rank goes on with it in its own way already"
+    message = "a `{Self}` value is not one that all ranks hold and that counts once: this takes an Invariant value",
+    note = "a Replicate value needs no `share`: each rank uses it in its own way already"
 )]
 pub trait CountedOnce: State {}
 
@@ -178,11 +176,11 @@ impl CountedOnce for Invariant {}
 /// A state of which each rank may keep its own part: [`Replicate`] or [`Invariant`].
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` value has no own parts to keep",
-    note = "`slice` cuts what all ranks hold alike: Replicate or Invariant values; a Partial one is cut by \
-            `reduce_scatter`, and a Varying one is each rank's own as it is"
+    note = "`slice` cuts values that all ranks hold: Replicate or Invariant ones; a Partial one is cut by \
+            `reduce_scatter`, and a Varying one is each rank's own already"
 )]
 pub trait Sliced: State {
-    /// What the copies are.
+    /// The meaning of the copies.
     const COPIES: Copies;
 }
 
@@ -194,8 +192,8 @@ impl Sliced for Invariant {
     const COPIES: Copies = Copies::Invariant;
 }
 
-/// What a backward may start from, on an axis: a [`Partial`] loss, whose terms the ranks hold, or an [`Invariant`] one, which
-/// all hold and which counts once.
+/// The state, on an axis, of a loss from which a backward may start: [`Partial`], of which the ranks hold the terms, or
+/// [`Invariant`], which all ranks hold and which counts once.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` loss has no one meaning: on each axis a loss is Partial or Invariant",
     label = "does each rank's loss count, or one? This is pytorch issue 58005",

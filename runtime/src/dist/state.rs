@@ -1,13 +1,13 @@
-//! What the ranks along an axis hold.
+//! The states of a value along an axis.
 
 use std::fmt;
 
 /// The state of a value along an axis, as a value. As a type it is a [`State`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AxisState {
-    /// All ranks hold the same, and each goes on with it in its own way.
+    /// All ranks hold the same, and each uses it in its own way.
     Replicate,
-    /// All ranks hold the same and go on alike: it counts once.
+    /// All ranks hold the same and use it in the same way: it counts once.
     Invariant,
     /// Each rank holds a value of its own.
     Varying,
@@ -29,7 +29,7 @@ impl AxisState {
         }
     }
 
-    /// With its article.
+    /// The state's name, with its article.
     pub(super) const fn one(self) -> &'static str {
         match self {
             Self::Replicate => "a Replicate",
@@ -81,9 +81,9 @@ macro_rules! states {
 }
 
 states! {
-    /// All ranks hold the same, and each goes on with it in its own way, so that cotangents add up.
+    /// All ranks hold the same, and each uses it in its own way, so that cotangents add up.
     Replicate: Partial;
-    /// All ranks hold the same and go on alike: what they do with it counts once.
+    /// All ranks hold the same and use it in the same way: it counts once.
     Invariant: Invariant;
     /// Each rank holds a value of its own.
     Varying: Varying;

@@ -10,8 +10,8 @@ use crate::error::Error;
 
 /// A value with its state over the replicate axis and over the shard axis, checked when it is used.
 ///
-/// [`Dist`](super::Dist) is the same with the states as types, checked before anything runs: prefer it. This is for ops of
-/// one's own and for states that come from outside.
+/// [`Dist`](super::Dist) is the same with the states as types, checked before anything runs: prefer it. `Tagged` is for
+/// custom ops, and for states that come from outside.
 #[derive(Debug)]
 pub struct Tagged<C: Carrier> {
     tape: Tape<C>,
@@ -58,49 +58,49 @@ impl<C: Carrier> Tagged<C> {
 impl<C: Carrier> Tagged<C> {
     /// Applies a collective or a conversion along an axis; `None` where this rank has no output.
     ///
-    /// **Collective** over the group of the axis. Parts are rows: of the first dim.
+    /// **Collective** over the group of the axis. Parts are rows, along the first dim.
     ///
     /// # Errors
-    /// [`Error::State`] if the value is not in the state that the collective takes; what [`Carrier::apply`] fails with.
+    /// [`Error::State`] if the value is not in the state that the collective takes; the errors of [`Carrier::apply`].
     pub fn apply(&self, axes: Axes, collective: &Collective) -> Result<Option<Self>, C::Error> {
         let [from, to] = collective.states();
         for place in axes.places() {
             let found = self.states[*place];
             if found != from {
                 let (found, from) = (found.one(), from.one());
-                let problem = format!("{found} value along {axes}, where it takes {from} one");
+                let problem = format!("it takes {from} value along {axes}, this is {found} one");
                 return Err(self.refuse(collective.name(), problem, collective.hint()).into());
             }
         }
         if !collective.is_linear() {
-            // Along the other axis, too, it is a function of the value.
+            // Along the other axis, too, the collective is a function of the value.
             self.each(collective.name(), AxisState::mapped)?;
         }
         let output = self.tape.apply(axes, collective, &self.tensor)?;
         Ok(output.map(|tensor| self.with(tensor, self.states_with(axes, to))))
     }
 
-    /// The same elements, taken for something else: a Replicate value for a Varying one, a Varying one for a Partial one.
-    /// Moves nothing, in the backward neither.
+    /// The same elements in another state: a Replicate value as a Varying one, or a Varying one as a Partial one. Moves
+    /// nothing, neither here nor in the backward.
     ///
     /// # Errors
-    /// [`Error::State`] if it is no such pair of states.
+    /// [`Error::State`] for any other pair of states; the errors of [`Carrier::alias`].
     pub fn reinterpret(&self, axes: Axes, to: AxisState) -> Result<Self, C::Error> {
         for place in axes.places() {
             let found = self.states[*place];
             found.reinterpreted(to).map_err(|hint| {
-                let problem = format!("{} value along {axes} as {} one", found.one(), to.one());
+                let problem = format!("{} value along {axes} is not {} one", found.one(), to.one());
                 self.refuse("reinterpret", problem, hint)
             })?;
         }
-        // Another tensor: as the same one it would have one gradient in two states.
+        // Another tensor: the same one would have one gradient in two states.
         Ok(self.with(C::alias(&self.tensor)?, self.states_with(axes, to)))
     }
 
-    /// Any function of the tensor. Not of a Partial value.
+    /// Applies any function to the tensor. A Partial value is refused.
     ///
     /// # Errors
-    /// [`Error::State`]; what `function` fails with.
+    /// [`Error::State`] if the value is Partial along an axis; the error of `function`.
     pub fn map(
         &self,
         function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
@@ -109,11 +109,11 @@ impl<C: Carrier> Tagged<C> {
         self.map_linear(function)
     }
 
-    /// A function of the tensor that is linear: of which the sum of the outputs is the output of the sum. The caller answers
-    /// for that.
+    /// Applies a linear function to the tensor: the sum of its outputs is its output for the sum. The caller guarantees
+    /// that.
     ///
     /// # Errors
-    /// What `function` fails with.
+    /// The error of `function`.
     pub fn map_linear(
         &self,
         function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
@@ -121,10 +121,11 @@ impl<C: Carrier> Tagged<C> {
         Ok(self.with(function(&self.tensor)?, self.states))
     }
 
-    /// Any function of two tensors. Not of Partial values, nor of an Invariant and another one.
+    /// Applies any function to two tensors. Partial values are refused, and an Invariant value with one in another
+    /// state.
     ///
     /// # Errors
-    /// [`Error::State`]; what `function` fails with.
+    /// [`Error::State`] if the states do not allow it, or the values are on two tapes; the error of `function`.
     pub fn zip(
         &self,
         other: &Self,
@@ -134,10 +135,10 @@ impl<C: Carrier> Tagged<C> {
         Ok(self.with(function(&self.tensor, &other.tensor)?, states))
     }
 
-    /// A function that is linear in two tensors together, such as their sum. The caller answers for that.
+    /// Applies a function that is linear in two tensors together, such as their sum. The caller guarantees that.
     ///
     /// # Errors
-    /// [`Error::State`]; what `function` fails with.
+    /// As [`zip`](Self::zip).
     pub fn zip_sum(
         &self,
         other: &Self,
@@ -147,10 +148,10 @@ impl<C: Carrier> Tagged<C> {
         Ok(self.with(function(&self.tensor, &other.tensor)?, states))
     }
 
-    /// A function that is linear in each of two tensors, such as their product. The caller answers for that.
+    /// Applies a function that is linear in each of two tensors, such as their product. The caller guarantees that.
     ///
     /// # Errors
-    /// [`Error::State`]; what `function` fails with.
+    /// As [`zip`](Self::zip).
     pub fn zip_product(
         &self,
         other: &Self,
@@ -160,26 +161,28 @@ impl<C: Carrier> Tagged<C> {
         Ok(self.with(function(&self.tensor, &other.tensor)?, states))
     }
 
-    /// Goes back from this loss, a scalar, through every collective of its tape.
+    /// Runs the backward from this loss, a scalar, through every collective of its tape.
     ///
     /// **Collective**: over all groups of the tape's collectives, in the reverse of their order.
     ///
     /// # Errors
-    /// [`Error::State`] if it is neither Partial nor Invariant along an axis; what [`Carrier::backward`] fails with.
+    /// [`Error::State`] if the loss is neither Partial nor Invariant along an axis; [`Error::Collective`] if its tape
+    /// records nothing; the errors of [`Carrier::backward`].
     pub fn backward(&self) -> Result<Gradients<C>, C::Error> {
         self.each("backward", AxisState::as_loss)?;
         self.tape.backward(&self.tensor)
     }
 
-    /// Whether these are the states.
+    /// Checks that these are the states.
     pub(super) fn expect(&self, states: [AxisState; 2]) -> Result<(), Error> {
         for ((found, state), axis) in
             self.states.into_iter().zip(states).zip([Axes::Replicate, Axes::Shard])
         {
             if found != state {
                 let (found, state) = (found.one(), state.one());
-                let problem = format!("{found} value along {axis}, where {state} one is meant");
-                return Err(self.refuse("try_from", problem, "convert it, or mean another type"));
+                let problem =
+                    format!("the type says {state} value along {axis}, this is {found} one");
+                return Err(self.refuse("try_from", problem, "convert it, or name another type"));
             }
         }
         Ok(())
@@ -202,7 +205,7 @@ impl<C: Carrier> Tagged<C> {
     ) -> Result<(), Error> {
         for (state, axis) in self.states.into_iter().zip([Axes::Replicate, Axes::Shard]) {
             rule(state).map_err(|hint| {
-                self.refuse(operation, format!("{} value along {axis}", state.one()), hint)
+                self.refuse(operation, format!("this is {} value along {axis}", state.one()), hint)
             })?;
         }
         Ok(())
@@ -215,18 +218,19 @@ impl<C: Carrier> Tagged<C> {
         rule: impl Fn(AxisState, AxisState) -> Result<AxisState, Hint>,
     ) -> Result<[AxisState; 2], Error> {
         if !self.tape.is(&other.tape) {
-            let problem = "values of two tapes".to_owned();
+            let problem = "these are values of two tapes".to_owned();
             return Err(self.refuse(
                 operation,
                 problem,
-                "make both values on one tape; a gradient goes with values as into_tensor",
+                "make both values on one tape; take a gradient off its tape by into_tensor",
             ));
         }
         let mut states = self.states;
         for (place, axis) in [Axes::Replicate, Axes::Shard].into_iter().enumerate() {
             let [one, two] = [self.states[place], other.states[place]];
             states[place] = rule(one, two).map_err(|hint| {
-                let problem = format!("{} and {} value along {axis}", one.one(), two.one());
+                let problem =
+                    format!("these are {} and {} value along {axis}", one.one(), two.one());
                 self.refuse(operation, problem, hint)
             })?;
         }

@@ -1,4 +1,4 @@
-//! Where values meet, and the order in which their backwards communicate.
+//! The groups along which values go, and the order in which their backwards communicate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +17,12 @@ use crate::error::Error;
 
 /// The groups along which values go, and the collectives that were applied so far, in order.
 ///
-/// Ranks apply the same collectives in the same order, as always. Autograds go back in an order of their own, which depends
-/// on how an expression is written, and skip what a loss does not reach. So each collective of a tape has the one before it
-/// as a second parent, and the loss has the last: the backwards communicate in the reverse order on all ranks, every one of
-/// them, whatever the losses depend on.
+/// Ranks apply the same collectives in the same order, as always. An autograd goes back in an order of its own, which
+/// depends on how an expression is written, and skips collectives that the loss does not reach. So each collective of a
+/// tape has the one before it as a second parent, and the loss has the last one: on all ranks the backwards communicate
+/// in the reverse order, and none is skipped, whatever the losses depend on.
 ///
-/// Clones are the same tape. It keeps what was recorded: make one for each forward and backward.
+/// A clone is the same tape. A tape keeps everything that was recorded: make a new one for each forward and backward.
 #[derive(Debug)]
 pub struct Tape<C: Carrier> {
     shared: Arc<Shared<C::Tensor>>,
@@ -30,7 +30,7 @@ pub struct Tape<C: Carrier> {
 
 #[derive(Debug)]
 struct Shared<T> {
-    /// The next one is that of its gradients' tape.
+    /// The next number is the id of the gradients' tape.
     id: u64,
     replicate: Group,
     shard: Group,
@@ -44,7 +44,7 @@ impl<C: Carrier> Tape<C> {
     /// A tape on the axes of a mesh over all ranks of `world`. Not collective.
     ///
     /// # Errors
-    /// [`Error::Collective`] if the mesh has not as many ranks as the world.
+    /// [`Error::Collective`] if the mesh does not have as many ranks as the world.
     pub fn of_mesh(world: &World, mesh: Mesh) -> Result<Self, Error> {
         if mesh.world_size() != world.size() {
             let what = format!(
@@ -62,7 +62,7 @@ impl<C: Carrier> Tape<C> {
     /// A tape on one group of `world`, which is its shard axis; the replicate axis has this rank alone. Not collective.
     ///
     /// # Errors
-    /// [`Error::Collective`] if `group` is another rank's.
+    /// [`Error::Collective`] if `group` belongs to another rank.
     pub fn of_group(world: &World, group: Group) -> Result<Self, Error> {
         if group.rank() != world.rank() {
             let (rank, other) = (world.rank(), group.rank());
@@ -80,13 +80,13 @@ impl<C: Carrier> Tape<C> {
         Self { shared: Arc::new(Shared { id, replicate, shard, both, tag, record, last }) }
     }
 
-    /// A new tape on the same axes, on which nothing is recorded: there is no backward, and integers may go along, too.
+    /// A new tape on the same axes, on which nothing is recorded: there is no backward, and integers are allowed, too.
     #[must_use]
     pub fn without_gradients(&self) -> Self {
         self.anew(self.shared.tag, Record::Nothing)
     }
 
-    /// A new tape on the same axes, whose collectives say `tag` to the others.
+    /// A new tape on the same axes, whose collectives have the tag `tag`.
     #[must_use]
     pub fn tagged(&self, tag: Tag) -> Self {
         self.anew(tag, self.shared.record)
@@ -95,11 +95,11 @@ impl<C: Carrier> Tape<C> {
     fn anew(&self, tag: Tag, record: Record) -> Self {
         let Shared { replicate, shard, both, .. } = &*self.shared;
         let new = Self::new(replicate.clone(), shard.clone(), both.clone());
-        let shared = Arc::into_inner(new.shared).expect("nobody else has it");
+        let shared = Arc::into_inner(new.shared).expect("a new tape has one handle");
         Self { shared: Arc::new(Shared { tag, record, ..shared }) }
     }
 
-    /// That of the gradients of this one, always the same: they go with each other, and there is no backward of them.
+    /// The tape of this tape's gradients, always the same one: gradients may go into one function, and have no backward.
     fn of_gradients(&self) -> Self {
         let Shared { id, replicate, shard, both, tag, .. } = &*self.shared;
         let [replicate, shard, both] = [replicate, shard, both].map(Group::clone);
@@ -107,9 +107,10 @@ impl<C: Carrier> Tape<C> {
         Self { shared: Arc::new(Shared { id, replicate, shard, both, tag: *tag, record, last }) }
     }
 
-    /// `tensor`, of which the caller says what the ranks hold: state `R` over the replicate axis, `S` over the shard axis.
+    /// Makes a value of `tensor`, in the states that the caller names: `R` over the replicate axis, `S` over the shard
+    /// axis.
     ///
-    /// This is the way in, and nothing checks it: ranks whose Replicate values differ compute different things.
+    /// Nothing checks these states: ranks whose Replicate values differ compute different things.
     #[must_use]
     pub fn assume<R: State, S: State>(&self, tensor: C::Tensor) -> Dist<C, R, S> {
         Dist::new(self.tag(tensor, [R::STATE, S::STATE]))
@@ -154,7 +155,7 @@ impl<C: Carrier> Tape<C> {
     pub(super) fn backward(&self, loss: &C::Tensor) -> Result<Gradients<C>, C::Error> {
         if self.shared.record == Record::Nothing {
             let rank = self.shared.both.rank();
-            let what = "nothing is recorded on its tape: it was made without gradients, or is that of gradients, which \
+            let what = "nothing is recorded on its tape: the tape was made without gradients, or is a tape of gradients, which \
                         are not differentiated again"
                 .to_owned();
             return Err(Error::Collective { operation: "backward", rank, what }.into());
@@ -171,10 +172,10 @@ impl<C: Carrier> Clone for Tape<C> {
     }
 }
 
-/// What a backward leaves.
+/// The gradients of a backward.
 ///
-/// Gradients are on a tape of their own, on which nothing is recorded: a second derivative is refused by name. What is to go
-/// on with values of the tape does so as [`into_tensor`](Dist::into_tensor).
+/// Gradients are on a tape of their own, on which nothing is recorded: a second derivative is refused by name. To use a
+/// gradient with values of the first tape, take its tensor by [`into_tensor`](Dist::into_tensor).
 #[derive(Debug)]
 pub struct Gradients<C: Carrier> {
     gradients: C::Gradients,
@@ -182,11 +183,11 @@ pub struct Gradients<C: Carrier> {
 }
 
 impl<C: Carrier> Gradients<C> {
-    /// The gradient of `value`, in the state of its cotangents; `None` if the loss does not depend on it here, or if the
-    /// autograd has not kept it.
+    /// The gradient of `value`, in the state of its cotangents; `None` if the loss does not depend on it on this rank,
+    /// or if the autograd has not kept it.
     ///
-    /// Of a Replicate value each rank has its own term (Partial), which wants an all_reduce before an optimizer uses it; of
-    /// an Invariant one all ranks have the whole.
+    /// For a Replicate value each rank has its own term (Partial), which needs an all_reduce before an optimizer uses
+    /// it. For an Invariant value all ranks have the whole gradient.
     #[must_use]
     pub fn of<R: State, S: State>(
         &self,
@@ -195,7 +196,7 @@ impl<C: Carrier> Gradients<C> {
         self.of_tagged(value.as_tagged()).map(Dist::new)
     }
 
-    /// The same of a value whose states are known at run time.
+    /// The same for a value whose states are known at run time.
     #[must_use]
     pub fn of_tagged(&self, value: &Tagged<C>) -> Option<Tagged<C>> {
         let gradient = C::gradient(&self.gradients, value.tensor())?;
@@ -208,7 +209,7 @@ impl<C: Carrier> Gradients<C> {
         &self.tape
     }
 
-    /// What the autograd left, as it is.
+    /// The autograd's own gradients.
     #[must_use]
     pub fn into_inner(self) -> C::Gradients {
         self.gradients

@@ -1,4 +1,4 @@
-//! The rules for the compiler and those at run time are the same, and what is refused at run time says why.
+//! The rules for the compiler and those at run time are the same, and each refusal at run time gives its reason.
 
 mod agreement;
 mod methods;
@@ -11,7 +11,7 @@ use super::{Applied, Call, Carrier, Record, Tape};
 use crate::collective::Collective;
 use crate::error::Error;
 
-/// Elements that are carried by nobody's autograd: collectives move them, and the backward is left undone.
+/// Elements without an autograd: collectives move them, and the backward does nothing.
 #[derive(Clone, Debug, PartialEq)]
 struct Row(Vec<f64>);
 

@@ -3,22 +3,21 @@
 use super::state::AxisState;
 use crate::collective::{Collective, Copies, Reducer};
 
-/// What to do instead.
+/// The advice of an error: a call that is allowed instead.
 pub(super) type Hint = &'static str;
 
-const SUM_FIRST: Hint = "of a Partial value make the sum first, by all_reduce or reduce_scatter";
-const SHARE: Hint =
-    "an Invariant value becomes Replicate by share; of a Partial one make the sum first";
+const SUM_FIRST: Hint = "sum a Partial value first, by all_reduce or reduce_scatter";
+const SHARE: Hint = "an Invariant value becomes Replicate by share; sum a Partial one first";
 const ADD: Hint = "a Replicate value is added to a Partial one as only_first, a Varying one as to_partial; an Invariant one \
                    becomes Replicate by share";
 
 impl AxisState {
-    /// What comes out of a function of one value.
+    /// The state of a function of one value.
     pub(super) fn mapped(self) -> Result<Self, Hint> {
         if self == Self::Partial { Err(SUM_FIRST) } else { Ok(self) }
     }
 
-    /// What comes out of a function of two values.
+    /// The state of a function of two values.
     pub(super) fn joined(self, other: Self) -> Result<Self, Hint> {
         match (self, other) {
             (Self::Partial, _) | (_, Self::Partial) => Err(SHARE),
@@ -28,7 +27,7 @@ impl AxisState {
         }
     }
 
-    /// What comes out of a function that is linear in two values together.
+    /// The state of a function that is linear in two values together.
     pub(super) fn added(self, other: Self) -> Result<Self, Hint> {
         match (self, other) {
             (Self::Partial, Self::Partial) => Ok(Self::Partial),
@@ -36,7 +35,7 @@ impl AxisState {
         }
     }
 
-    /// What comes out of a function that is linear in each of two values.
+    /// The state of a function that is linear in each of two values.
     pub(super) fn multiplied(self, other: Self) -> Result<Self, Hint> {
         match (self, other) {
             (Self::Partial, Self::Replicate) | (Self::Replicate, Self::Partial) => {
@@ -52,13 +51,14 @@ impl AxisState {
             Self::Partial | Self::Invariant => Ok(self),
             Self::Varying => Err("the sum of the ranks' losses is a Partial loss: to_partial"),
             Self::Replicate => Err(
-                "each rank's copy would count once more, as in pytorch issue 58005: only_first counts one, \
-                     all_reduce_invariant makes a loss that all hold and that counts once",
+                "each rank's copy would count once more, as in pytorch issue 58005: only_first counts one copy, \
+                     all_reduce_invariant makes a loss that all ranks hold and that counts once",
             ),
         }
     }
 
-    /// What becomes of it without any change of the elements: each copy goes its own way, or is a term of a sum.
+    /// The state of the same elements, used in another way: each rank uses its copy in its own way, or values become
+    /// terms of a sum.
     pub(super) fn reinterpreted(self, to: Self) -> Result<Self, Hint> {
         match (self, to) {
             (Self::Replicate, Self::Varying) | (Self::Varying, Self::Partial) => Ok(to),
@@ -80,7 +80,7 @@ impl Copies {
 }
 
 impl Reducer {
-    /// The state of what it reduces.
+    /// The state of the values that it reduces.
     const fn input(self) -> AxisState {
         match self {
             Self::Sum | Self::Avg => AxisState::Partial,
@@ -90,7 +90,7 @@ impl Reducer {
 }
 
 impl Collective {
-    /// Whether what it makes of terms are terms of what it makes of their sum.
+    /// Whether it is linear: its outputs for the terms of a sum are the terms of its output for the sum.
     pub(super) const fn is_linear(&self) -> bool {
         use Reducer::{Max, Min, Product};
         !matches!(
@@ -126,20 +126,19 @@ impl Collective {
         }
     }
 
-    /// What to do with a value in another state.
+    /// The advice for a value in another state.
     pub(super) fn hint(&self) -> Hint {
         match self.states()[0] {
             AxisState::Partial => {
-                "it makes the sum of Partial terms: a Varying value is one by to_partial, and a Replicate one by only_first"
+                "a Varying value becomes Partial by to_partial, and a Replicate one by only_first"
             }
             AxisState::Varying => {
-                "it takes what each rank has of its own: a Replicate value is Varying by to_varying, an Invariant one by \
-                 slice, and of a Partial one make the sum first"
+                "a Replicate value becomes Varying by to_varying, and an Invariant one by slice; sum a Partial one first"
             }
-            AxisState::Replicate => {
-                "it takes what all ranks hold, each for itself: an Invariant value becomes Replicate by share"
+            AxisState::Replicate => "an Invariant value becomes Replicate by share",
+            AxisState::Invariant => {
+                "an Invariant value is one that all ranks hold and that counts once"
             }
-            AxisState::Invariant => "it takes what all ranks hold and what counts once",
         }
     }
 }

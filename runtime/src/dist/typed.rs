@@ -16,14 +16,14 @@ use crate::error::Error;
 
 /// A value in state `R` over the replicate axis and `S` over the shard axis. See the [module](super).
 ///
-/// It comes from [`Tape::assume`], and is left by [`into_tensor`](Self::into_tensor).
+/// [`Tape::assume`] makes one of a tensor, and [`into_tensor`](Self::into_tensor) gives the tensor back.
 pub struct Dist<C: Carrier, R, S> {
     tagged: Tagged<C>,
     states: PhantomData<(R, S)>,
 }
 
 impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
-    /// The caller has seen to it that these are the states.
+    /// The caller has checked that these are the states.
     pub(super) fn new(tagged: Tagged<C>) -> Self {
         debug_assert_eq!(tagged.states(), [R::STATE, S::STATE], "the rules agree");
         Self { tagged, states: PhantomData }
@@ -35,7 +35,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.tagged.tensor()
     }
 
-    /// This rank's tensor. What is done with it is not checked any more.
+    /// This rank's tensor. Its further use is not checked.
     #[must_use]
     pub fn into_tensor(self) -> C::Tensor {
         self.tagged.into_tensor()
@@ -61,7 +61,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
 }
 
 impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
-    /// Goes back from this loss, a scalar, through every collective of its tape.
+    /// Runs the backward from this loss, a scalar, through every collective of its tape.
     ///
     /// A Partial loss is a term of the global loss, which is the sum of all ranks' terms. An Invariant one is the global
     /// loss, which all ranks hold.
@@ -70,7 +70,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     /// on.
     ///
     /// # Errors
-    /// What [`Carrier::backward`] fails with.
+    /// [`Error::Collective`] if its tape records nothing; the errors of [`Carrier::backward`].
     pub fn backward(&self) -> Result<Gradients<C>, C::Error>
     where
         R: Loss,
@@ -80,7 +80,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
     }
 }
 
-/// A value whose states were found out at run time.
+/// Checks at run time that the states are those of the type: [`Error::State`] if not.
 impl<C: Carrier, R: State, S: State> TryFrom<Tagged<C>> for Dist<C, R, S> {
     type Error = Error;
 

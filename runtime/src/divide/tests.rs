@@ -1,4 +1,4 @@
-//! The five invariants of averages and divide factors, as far as the pure plan can hold them.
+//! The five invariants of averages and divide factors, as far as they depend on the plan alone.
 
 use super::*;
 

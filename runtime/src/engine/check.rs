@@ -1,4 +1,4 @@
-//! What a caller's unit and gradients must be.
+//! Checks of a caller's unit and gradients.
 
 use hsdp_sharding::{Role, UnitId};
 
@@ -6,7 +6,7 @@ use crate::engine::fabric::Fabric;
 use crate::engine::reductions::UnitGradients;
 use crate::error::Error;
 
-/// There is such a unit.
+/// Checks that the model has the unit.
 pub(crate) fn unit(
     fabric: &Fabric,
     step: u64,
@@ -21,7 +21,8 @@ pub(crate) fn unit(
     Err(fabric.misuse(operation, step, what))
 }
 
-/// The gradients are those of the unit: one for each parameter at the most, none for frozen ones, each of its size.
+/// Checks that the gradients are those of the unit: at most one for each parameter, none for frozen ones, each of its
+/// size.
 pub(crate) fn gradients(
     fabric: &Fabric,
     step: u64,

@@ -1,4 +1,4 @@
-//! What ranks tell each other on the control channel: a few words each, in buffers that serve one exchange after the other.
+//! The exchanges on the control channel: a few words from each rank, in buffers that are reused for the next exchange.
 
 use std::mem;
 
@@ -20,7 +20,8 @@ impl Control {
         Self { group, said: Mutex::default(), heard: Mutex::default() }
     }
 
-    /// Says `words`, as many as every rank says, and has `hear` what all have said, in rank order. Collective over the world.
+    /// Sends `words`, as many as every rank sends, and calls `hear` with the words of all ranks, in rank order.
+    /// Collective over the world.
     ///
     /// # Errors
     /// Those of an all-gather.
@@ -42,7 +43,7 @@ impl Control {
         Ok(heard)
     }
 
-    /// The text that `rank` says; others' is not heard. Collective over the world.
+    /// The text of `rank`; the texts of other ranks are ignored. Collective over the world.
     ///
     /// # Errors
     /// Those of an all-gather and a broadcast.

@@ -1,12 +1,12 @@
-//! What of an engine lies on a device. Without the feature `cuda` nothing does: the same types, which have no values then, so that
-//! the rest of the engine is written once.
+//! The parts of an engine that lie on a device. Without the feature `cuda` there are none: the same types then have no
+//! values, so that the rest of the engine is written once.
 //!
 //! | on the host | on a device |
 //! |---|---|
 //! | `Vec<f32>` of sums | [`DeviceSums`] |
-//! | its reduction on its way | [`DeviceScattering`], [`DeviceAllReducing`] |
+//! | their reduction, under way | [`DeviceScattering`], [`DeviceAllReducing`] |
 //! | a shard's master and gather input | [`DeviceShard`] |
-//! | a gather on its way, a gathered unit | [`DeviceArriving`], [`DeviceFull`] |
+//! | a gather under way, a gathered unit | [`DeviceArriving`], [`DeviceFull`] |
 //! | sums that wait unsharded | [`DeviceUnsharded`] |
 
 #[cfg(not(feature = "cuda"))]

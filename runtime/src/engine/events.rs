@@ -1,4 +1,4 @@
-//! The order in which things were issued and waited for, for tests and for whoever wants to look.
+//! The order in which operations were issued and waited for, for tests and for inspection.
 
 use hsdp_sharding::{Phase, UnitId};
 use parking_lot::Mutex;
@@ -9,39 +9,39 @@ use parking_lot::Mutex;
 pub enum Event {
     /// A gather was issued.
     Gather {
-        /// Of this unit.
+        /// The unit.
         unit: UnitId,
-        /// In this microbatch.
+        /// The microbatch.
         microbatch: usize,
-        /// For this pass.
+        /// The pass for which it was gathered.
         phase: Phase,
     },
     /// A gathered unit was handed out.
     Unshard {
-        /// This unit.
+        /// The unit.
         unit: UnitId,
-        /// In this microbatch.
+        /// The microbatch.
         microbatch: usize,
-        /// For this pass.
+        /// The pass for which it was gathered.
         phase: Phase,
     },
     /// A reduce-scatter was issued.
     ReduceScatter {
-        /// Of this unit.
+        /// The unit.
         unit: UnitId,
-        /// In this microbatch.
+        /// The microbatch.
         microbatch: usize,
     },
     /// An all-reduce was issued.
     AllReduce {
-        /// Of this unit.
+        /// The unit.
         unit: UnitId,
-        /// In this microbatch, or the last one where it was issued by `finish`.
+        /// The microbatch, or the last one where `finish` issued the all-reduce.
         microbatch: usize,
     },
 }
 
-/// A recording of events, kept while somebody wants it.
+/// A recording of events, from [`record`](Self::record) to [`take`](Self::take).
 ///
 /// Its lock is the innermost: it is held for a push, or to take the recording, and nothing is locked meanwhile.
 #[derive(Debug, Default)]

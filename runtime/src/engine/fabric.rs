@@ -1,4 +1,4 @@
-//! What an engine never changes: the plan, the options, and the groups in which this rank takes part.
+//! The constant parts of an engine: the plan, the options, and the groups in which this rank takes part.
 
 use std::sync::Arc;
 
@@ -20,9 +20,10 @@ pub(crate) struct Fabric {
     pub(crate) world: World,
     pub(crate) plan: Arc<Plan>,
     pub(crate) options: ModelOptions,
-    /// Of the options: every header has it.
+    /// The digest of the options, which every header has.
     pub(crate) options_digest: u64,
-    /// The shard group, or the world where it shares its full copies. Gathers and reductions are two sequences, so that neither waits for the other's turn.
+    /// The shard group, or the world where ranks share their full copies. Gathers and reductions are two sequences, so
+    /// that neither waits for the other's turn.
     pub(crate) gather: Group,
     pub(crate) reduce: Group,
     pub(crate) all_reduce: Group,
@@ -30,15 +31,15 @@ pub(crate) struct Fabric {
     /// Gathers for export, outside any step.
     pub(crate) export: Group,
     pub(crate) events: Events,
-    /// Where reductions get theirs.
+    /// The source of the reductions' buffers.
     pub(crate) recycled: Arc<Recycled>,
-    /// Where gathers get their buffers.
+    /// The source of the gathers' buffers.
     pub(crate) full_pool: Arc<FullPool>,
     /// Where this rank's part of the model lies, if not on the host.
     pub(crate) device: Option<DeviceSeat>,
-    /// The number in the model of each unit's first parameter, and the count of all.
+    /// The number in the model of each unit's first parameter, and the count of all parameters.
     first_parameter: Vec<usize>,
-    /// By unit: where its gathers stand in the plan's order, that of the forward and that of the backward.
+    /// By unit: the positions of its gathers in the plan's order, for the forward and for the backward.
     turns: Vec<[Option<usize>; 2]>,
 }
 
@@ -80,8 +81,9 @@ impl Fabric {
         self.world.rank()
     }
 
-    /// Whether what a rank issues must follow from the plan alone, and from nothing that may be done earlier on one rank than on
-    /// another: where processes launch on devices (`comm/REMOTE.md`, "What lies on devices").
+    /// Whether the order in which a rank issues operations must follow from the plan alone, and not from work that may
+    /// be done earlier on one rank than on another. This is so where processes launch on devices (`comm/REMOTE.md`,
+    /// "What lies on devices").
     pub(crate) fn issues_in_one_order(&self) -> bool {
         self.device.is_some() && !self.world.shares_memory()
     }
@@ -91,13 +93,13 @@ impl Fabric {
         self.device.as_ref().is_some_and(DeviceSeat::updates_there)
     }
 
-    /// Of f32 shards that are made on the host: they stay there, or are on their way to a device.
+    /// The memory scope of f32 shards that are made on the host: they stay there, or go on to a device.
     pub(crate) fn scope_of_masters(&self) -> Scope {
         let stay = self.device.as_ref().is_none_or(DeviceSeat::leaves_masters_here);
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 
-    /// Whether gradients of a step are somewhere: each of them holds on to where its memory goes back to.
+    /// Whether gradients of a step still exist: each of them has a handle to `recycled`, to which its memory goes back.
     pub(crate) fn has_gradients_out(&self) -> bool {
         Arc::strong_count(&self.recycled) > 1
     }
@@ -137,7 +139,7 @@ impl Fabric {
         Some(self.number_of(ParamId { unit, index }))
     }
 
-    /// Where the gathers of a unit stand in the plan's order: its turns in a microbatch.
+    /// The positions of a unit's gathers in the plan's order: its turns in a microbatch.
     pub(crate) fn turns_of(&self, unit: UnitId) -> impl Iterator<Item = usize> {
         self.turns[unit.index()].into_iter().flatten()
     }
@@ -146,7 +148,7 @@ impl Fabric {
         Error::Misuse { operation, rank: self.rank(), step, what }
     }
 
-    /// An error of the kernels, with what it was about if there was no memory.
+    /// An error of the kernels; if memory was missing, with the operation, the step and the unit.
     pub(crate) fn no_memory(
         &self,
         error: hsdp_kernels::Error,

@@ -1,4 +1,4 @@
-//! How a step ends: reductions complete, all ranks agree, and by what is to be divided is known.
+//! The end of a step: reductions complete, all ranks agree, and the divisor is known.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -21,10 +21,10 @@ use crate::objective::Objective;
 use crate::options::{NonFinite, Unused};
 
 impl Engine {
-    /// Finishes the reductions, agrees with all ranks, and hands the gradients out.
+    /// Finishes the reductions, agrees with all ranks, and returns the gradients.
     ///
     /// An error before the agreement leaves the step open, for its owner to abort. The errors of the
-    /// agreement itself are the same on all ranks: the step is over then, and nothing is to announce.
+    /// agreement itself are the same on all ranks: the step is over then, and needs no announcement.
     pub(crate) fn finish_step(&self, opened: Opened) -> Result<Gradients, Error> {
         let mut state = self.state();
         let State { step, shards, agreement, .. } = &mut *state;
@@ -138,7 +138,7 @@ impl Ended<'_> {
         })
     }
 
-    /// Notes, by unit and parameter, which got a gradient anywhere.
+    /// Notes, by unit and parameter, whether it got a gradient on any rank.
     fn fill(&self, present: &mut [Vec<bool>]) {
         let anywhere = self.agreement.present_anywhere();
         for (unit, present) in present.iter_mut().enumerate() {
@@ -201,13 +201,13 @@ impl Ended<'_> {
         if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
     }
 
-    /// Why the gradient is not finite, or the loss, if one is not.
+    /// The origin of a gradient or a loss that is not finite, if there is one.
     fn origin(&self, norm: f64, divisor: f64) -> Option<Origin> {
         let name_of = |parameter| self.fabric.name_of(parameter);
         if let Some((holder, sighting)) = self.agreement.first_non_finite() {
             return Some(sighting.origin(holder, name_of));
         }
-        // No element is longer than the whole gradient.
+        // No element is larger than the norm of the whole gradient.
         if norm / divisor > f64::from(f32::MAX) {
             return Some(Origin::Division { norm, divisor });
         }

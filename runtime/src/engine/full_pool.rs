@@ -1,8 +1,8 @@
-//! The buffers of units that were let go, for the gathers to come.
+//! A pool of the buffers of units that were released, for later gathers.
 //!
-//! A fresh buffer is zeroed by the system, page by page, before the gather writes it: a pass more than there need be. So a
-//! buffer that is not wanted any more waits here for a parameter of its length. What is lent and what waits take no more
-//! together than the plan says of `full`; a step that is aborted leaves no buffer here.
+//! The system zeroes a fresh buffer, page by page, before the gather writes it: one pass more than needed. So a buffer
+//! that is not used any more waits here for a parameter of its length. Lent and waiting buffers together take no more
+//! than the plan says of `full`. A step that is aborted leaves no buffer here.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 #[derive(Debug)]
 pub(crate) struct FullPool {
     dtype: DType,
-    /// The most that is lent and waits together.
+    /// The most bytes that are lent and waiting together.
     limit: ByteCount,
     held: Mutex<Held>,
 }
@@ -30,20 +30,20 @@ struct Held {
     lent: ByteCount,
     /// Bytes that wait.
     waiting: ByteCount,
-    /// What waits, by length. A list that is empty will be used again: a model has few lengths.
+    /// The waiting buffers, by length. An empty list is kept for later: a model has few lengths.
     spare: BTreeMap<usize, Vec<HostBuffer>>,
     /// Lists without buffers.
     lists: Vec<Targets>,
-    /// Handles without a loan, of which nobody else has a copy.
+    /// Handles without a loan, of which there is no other copy.
     handles: Vec<Arc<Pooled>>,
-    /// How often everything was let go.
+    /// How often all buffers were released.
     generation: u64,
 }
 
 /// The buffers of one gather, on loan: they go back when this is dropped, and count as lent until then.
 #[derive(Debug)]
 pub(crate) struct Pooled {
-    /// Empty where a buffer is elsewhere: it is lost to the pool if it is not back in time.
+    /// Empty while the buffers are elsewhere. The pool loses a buffer that is not back when the loan ends.
     pub(crate) buffers: Targets,
     loan: Option<Loan>,
 }
@@ -64,10 +64,10 @@ impl FullPool {
         Self { dtype, limit, held: Mutex::default() }
     }
 
-    /// A buffer for each of `lens`, with elements that mean nothing.
+    /// A buffer for each of `lens`, with arbitrary elements.
     ///
     /// # Errors
-    /// If there is no memory, though nothing waits here any more.
+    /// If there is no memory, even after all waiting buffers were released.
     pub(crate) fn lend(
         self: &Arc<Self>,
         lens: impl Iterator<Item = usize> + Clone,
@@ -91,10 +91,10 @@ impl FullPool {
         Ok(pooled)
     }
 
-    /// The same, for several ranks to read: this is the only handle, until there are more.
+    /// The same, for several ranks to read. The result is the only handle until it is cloned.
     ///
     /// # Errors
-    /// As those of [`lend`](Self::lend).
+    /// As [`lend`](Self::lend).
     pub(crate) fn lend_shared(
         self: &Arc<Self>,
         lens: impl Iterator<Item = usize> + Clone,
@@ -102,11 +102,11 @@ impl FullPool {
         let lent = self.lend(lens)?;
         let handle = self.held.lock().handles.pop();
         let Some(mut handle) = handle else { return Ok(Arc::new(lent)) };
-        *Arc::get_mut(&mut handle).expect("nobody has a copy") = lent;
+        *Arc::get_mut(&mut handle).expect("there is no copy") = lent;
         Ok(handle)
     }
 
-    /// Takes a copy of a handle back; what was lent with it, if it was the last.
+    /// Takes a copy of a handle back. Returns the loan, if it was the last copy.
     fn take_back(&self, mut shared: Arc<Pooled>) -> Option<Pooled> {
         let mut held = self.held.lock();
         match Arc::get_mut(&mut shared) {
@@ -120,7 +120,7 @@ impl FullPool {
         }
     }
 
-    /// A buffer that nobody has used; if need be, in the room of those that wait.
+    /// A new buffer. If memory is short, the waiting buffers are released first.
     fn fresh(&self, len: usize) -> Result<HostBuffer, Error> {
         let _full = memory::scope(Category::Full);
         HostBuffer::zeros(self.dtype, len).or_else(|_| {
@@ -129,7 +129,7 @@ impl FullPool {
         })
     }
 
-    /// Lets go of all that waits, and of what is lent now, as soon as it comes back.
+    /// Releases all waiting buffers, and those that are lent now as soon as they come back.
     pub(crate) fn let_go(&self) {
         let mut held = self.held.lock();
         held.generation += 1;
@@ -141,7 +141,7 @@ impl FullPool {
     }
 }
 
-/// What stands for a buffer that is not there.
+/// The placeholder for a buffer that is not there.
 fn missing() -> HostBuffer {
     HostBuffer::F32(Vec::new())
 }
@@ -158,7 +158,7 @@ impl Held {
         self.spare.entry(buffer.len()).or_default().push(buffer);
     }
 
-    /// Lets go of what waits, the longest first, until it fits below `limit` with what is lent.
+    /// Releases waiting buffers, the longest first, until lent and waiting bytes together are at most `limit`.
     fn shrink_to(&mut self, limit: ByteCount) {
         while self.lent + self.waiting > limit {
             let longest = self.spare.iter().rfind(|(_, list)| !list.is_empty());
@@ -178,7 +178,7 @@ impl Pooled {
         mem::take(&mut self.buffers).into_buffers()
     }
 
-    /// All of it, which leaves nothing.
+    /// Takes the buffers and the loan out, and leaves nothing.
     fn split_off(&mut self) -> Self {
         Self { buffers: mem::take(&mut self.buffers), loan: self.loan.take() }
     }

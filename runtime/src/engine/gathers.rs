@@ -19,25 +19,25 @@ use crate::full::Full;
 enum Slot {
     /// Not issued. Slots before an issued one are never in this state.
     Waiting,
-    /// On its way, or there and not asked for.
+    /// Under way, or complete and not asked for.
     Issued(Arriving),
     /// Handed out, or waited for and dropped.
     Taken,
 }
 
-/// A gather on its way.
+/// A gather that is under way.
 #[derive(Debug)]
 enum Arriving {
-    /// Into buffers of this rank, to which they go back.
+    /// Into buffers of this rank, which go back into the loan.
     Own(Pending<Targets>, Pooled),
-    /// Into those that all ranks read.
+    /// Into buffers that all ranks read.
     Shared(Pending<Option<Arc<Pooled>>>),
-    /// Into this rank's, on a device.
+    /// Into a buffer of this rank on a device.
     Device(DeviceArriving),
 }
 
 impl Arriving {
-    /// Waits for it; `None` where a fault had it skipped.
+    /// Waits for the gather; `None` where an injected fault made this rank skip it.
     fn wait(self, fabric: &Fabric, unit: UnitId) -> Result<Option<Full>, Error> {
         let unit = fabric.unit(unit);
         Ok(match self {
@@ -59,7 +59,7 @@ pub(crate) struct GatherQueue {
     step: u64,
     microbatch: usize,
     slots: Vec<Slot>,
-    /// How many of them were issued: all before that one, none from there on.
+    /// The number of slots that were issued: all before that index, and none from it on.
     issued: usize,
 }
 
@@ -93,7 +93,7 @@ impl GatherQueue {
         let full = span.in_scope(|| arriving.wait(fabric, unit))?;
         fabric.events.push(Event::Unshard { unit, microbatch: self.microbatch, phase });
         full.ok_or_else(|| {
-            fabric.misuse("unshard", self.step, "a fault had this rank skip the gather".to_owned())
+            fabric.misuse("unshard", self.step, "a fault made this rank skip the gather".to_owned())
         })
     }
 
@@ -103,8 +103,8 @@ impl GatherQueue {
             .is_ok_and(|index| fabric.plan.gathers()[index].phase == Phase::Backward)
     }
 
-    /// Ends the forward pass: issues what is left of it, whether it is wanted here or not, since other ranks may wait
-    /// for it; and drops what nobody wanted of it and the backward will gather again.
+    /// Ends the forward pass. Issues its remaining gathers, whether this rank uses them or not, since other ranks may
+    /// wait for them. Drops gathered units that this rank did not take and that the backward gathers again.
     pub(crate) fn end_forward(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
         let gathers = fabric.plan.gathers();
         if let Some(last) = gathers.iter().rposition(|gather| gather.phase == Phase::Forward) {
@@ -120,7 +120,7 @@ impl GatherQueue {
         Ok(())
     }
 
-    /// Waits for a gather that was issued and that nobody took, and gives its buffers back.
+    /// Waits for a gather that was issued and not taken, and gives its buffers back.
     fn discard(&mut self, fabric: &Fabric, index: usize, unit: UnitId) -> Result<(), Error> {
         if !matches!(self.slots[index], Slot::Issued(_)) {
             return Ok(());
@@ -131,7 +131,8 @@ impl GatherQueue {
         Ok(())
     }
 
-    /// Issues what other ranks may still wait for, and waits until no peer reads this rank's shard any more.
+    /// Issues the gathers for which other ranks may still wait, and waits until no peer reads this rank's shard any
+    /// more.
     pub(crate) fn finish(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
         for index in 0..self.slots.len() {
             if matches!(self.slots[index], Slot::Taken) {
@@ -207,7 +208,7 @@ impl GatherQueue {
     }
 }
 
-/// How many elements the parameters of a unit have.
+/// The number of elements of each parameter of a unit.
 fn lens(fabric: &Fabric, unit: UnitId) -> impl Iterator<Item = usize> + Clone {
     fabric.plan.layout(unit).params().iter().map(|slot| slot.len)
 }

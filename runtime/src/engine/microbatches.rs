@@ -1,4 +1,4 @@
-//! How many microbatches a step has: as many as was said, or as long as ranks have data. PROTOCOL.md, "A step".
+//! The number of microbatches of a step: as its options say, or as long as ranks have data. PROTOCOL.md, "A step".
 
 use std::mem;
 
@@ -112,7 +112,7 @@ impl StepState {
         match (self.microbatches, self.more) {
             (None, More::Over) if self.finished == 0 => Err(self.end_of_data()),
             (Some(count), _) if count != self.finished => refuse(format!(
-                "{} microbatches done, the step was begun with {count}",
+                "{} microbatches are done, the step was begun with {count}",
                 self.finished
             )),
             _ => Ok(()),

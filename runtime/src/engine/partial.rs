@@ -1,4 +1,4 @@
-//! What a unit has accumulated in a step, and what has been brought for it in a microbatch.
+//! The gradients that a unit has accumulated in a step, and those that were offered for it in a microbatch.
 
 use std::mem;
 
@@ -30,12 +30,12 @@ impl Default for Partial {
 }
 
 impl Partial {
-    /// What is there, which leaves it empty.
+    /// Takes the partial out, and leaves it empty.
     pub(crate) fn take(&mut self) -> Self {
         mem::take(self)
     }
 
-    /// What is there, once nothing is under way.
+    /// Waits until nothing is under way, and returns the partial.
     pub(crate) fn settle(self) -> Result<Settled, Error> {
         let held = |partial| Settled {
             partial,
@@ -68,18 +68,18 @@ impl Partial {
 #[derive(Debug)]
 pub(crate) struct Settled {
     pub(crate) partial: Sums,
-    /// What the next reduce-scatter does with it.
+    /// Whether the next reduce-scatter adds to it or replaces it.
     pub(crate) fold: Fold,
     /// The microbatch whose reduce-scatter found it not to be finite, and why.
     pub(crate) non_finite: Option<(usize, NonFiniteAt)>,
-    /// The list of gradients that the last of them had, empty.
+    /// The list of gradients of the last reduce-scatter, empty.
     pub(crate) list: UnitGradients,
 }
 
-/// What has become of a unit's gradients in this microbatch.
+/// The state of a unit's gradients in this microbatch.
 #[derive(Debug, Default)]
 pub(crate) enum Offer {
-    /// Nobody has brought them.
+    /// They were not offered.
     #[default]
     Nothing,
     /// They wait for their turn in the plan's order.
@@ -89,7 +89,7 @@ pub(crate) enum Offer {
 }
 
 impl Offer {
-    /// What waits, which is taken now.
+    /// Takes the gradients, if they wait.
     pub(crate) fn take(&mut self) -> Option<UnitGradients> {
         match mem::replace(self, Self::Taken) {
             Self::Waiting(gradients) => Some(gradients),

@@ -11,7 +11,7 @@ pub(crate) struct Place {
 /// Whether another microbatch follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Yes, or nobody knows.
+    /// Yes, or it is not known.
     MayFollow,
     /// No: all-reduces may start.
     Last,

@@ -1,4 +1,5 @@
-//! What a step works in, on its way to the next: fresh buffers would cost a pass of zeros, and fresh lists the allocator.
+//! The memory of a step, kept for the next one: fresh buffers would cost a pass of zeros, and fresh lists an
+//! allocation.
 
 use std::mem;
 use std::ops::Deref;
@@ -15,24 +16,24 @@ use crate::engine::sums::{Seen, Sums};
 use crate::presence::Presence;
 use crate::uneven::Supply;
 
-/// What a step works in and nobody else sees.
+/// The working memory of a step, which nothing outside the step uses.
 #[derive(Debug)]
 pub(crate) struct Workings {
     pub(crate) reductions: Reductions,
     pub(crate) gathers: GatherQueue,
     pub(crate) presence: Presence,
-    /// By unit: what is known of the sums.
+    /// By unit: the norm of the sums, and whether they are finite.
     pub(crate) seen: Vec<Seen>,
-    /// What ranks said of their data, the last time that they were asked in the step.
+    /// The ranks with and without data, as of the last question in the step.
     pub(crate) supply: Supply,
 }
 
-/// What becomes of a step's gradients, by unit.
+/// The finished gradients of a step, by unit.
 #[derive(Debug, Default)]
 pub(crate) struct Finished {
     /// This rank's shards; empty for units without any.
     pub(crate) sums: Vec<Sums>,
-    /// By parameter: whether it got a gradient anywhere.
+    /// By parameter: whether it got a gradient on any rank.
     pub(crate) present: Vec<Vec<bool>>,
 }
 
@@ -46,7 +47,7 @@ impl Finished {
     }
 }
 
-/// Where the memory of one model's steps lies between them.
+/// The memory of one model's steps, between the steps.
 #[derive(Debug, Default)]
 pub(crate) struct Recycled(Mutex<Held>);
 
@@ -54,12 +55,12 @@ pub(crate) struct Recycled(Mutex<Held>);
 struct Held {
     workings: Option<Workings>,
     finished: Option<Finished>,
-    /// How often everything was let go.
+    /// How often all memory was released.
     generation: u64,
 }
 
 impl Recycled {
-    /// What lies here, or new, for a step. Its sums are with the reductions.
+    /// Takes the kept memory for a step, or makes new memory. The sums go to the reductions.
     pub(crate) fn take(&self, fabric: &Fabric) -> (Workings, Finished) {
         let mut held = self.0.lock();
         let (workings, finished) = (held.workings.take(), held.finished.take());
@@ -81,7 +82,7 @@ impl Recycled {
         self.0.lock().workings = Some(workings);
     }
 
-    /// Lets go of what lies here, and of gradients that are still held, as soon as they are dropped.
+    /// Releases the kept memory, and the memory of gradients that still exist as soon as they are dropped.
     pub(crate) fn clear(&self) {
         let mut held = self.0.lock();
         held.generation += 1;
@@ -107,7 +108,7 @@ pub(crate) fn sized(
     hsdp_kernels::zeros(len)
 }
 
-/// What became of a step's gradients. Its memory serves another step when it is dropped.
+/// The finished gradients of a step. When they are dropped, their memory serves another step.
 #[derive(Debug)]
 pub(crate) struct GradShards {
     finished: Finished,
@@ -121,7 +122,7 @@ impl GradShards {
         Self { finished, recycled: Arc::clone(recycled), generation }
     }
 
-    /// By parameter of a unit: whether it got a gradient anywhere in the step.
+    /// By unit and parameter: whether it got a gradient on any rank in the step.
     pub(crate) fn present(&self) -> &[Vec<bool>] {
         &self.finished.present
     }
@@ -142,7 +143,7 @@ impl Deref for GradShards {
 impl Drop for GradShards {
     fn drop(&mut self) {
         let mut held = self.recycled.0.lock();
-        // Where another step's lie already, these are too many.
+        // If the gradients of another step are kept already, these are freed.
         if held.finished.is_none() && held.generation == self.generation {
             held.finished = Some(mem::take(&mut self.finished));
         }

@@ -1,7 +1,7 @@
-//! The reductions of one step: a reduce-scatter a microbatch into the partial, one all-reduce at the end.
+//! The reductions of one step: one reduce-scatter for each microbatch into the partial, one all-reduce at the end.
 //!
-//! Gradients may be offered in any order. They are issued in the plan's, which is the same on all
-//! ranks; what a rank does not offer is issued with zeros when its microbatch ends.
+//! Gradients may be offered in any order. They are issued in the plan's order, which is the same on
+//! all ranks. A unit that a rank does not offer is issued with zeros when its microbatch ends.
 
 mod transients;
 
@@ -25,15 +25,15 @@ use crate::error::Error;
 use crate::interim::Interim;
 use crate::non_finite::{Sighting, When};
 
-/// A unit's gradients, by index of the parameter in its unit; `None` where it has none this time.
+/// A unit's gradients, by index of the parameter in its unit; `None` where a parameter has none this time.
 pub type UnitGradients = Vec<Option<Arc<dyn GradientValues>>>;
 
 /// Whether to wait for a collective that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
-    /// No: what is not complete is left for later.
+    /// No: a collective that is not complete is left for later.
     IfComplete,
-    /// Yes, until so many all-reduces are issued.
+    /// Yes, until this many all-reduces are issued.
     Wait { limit: usize },
 }
 
@@ -42,28 +42,28 @@ enum Patience {
 pub(crate) struct Reductions {
     /// By unit; units without a trainable parameter stay empty.
     partials: Vec<Partial>,
-    /// What was offered in this microbatch, by unit.
+    /// The gradients that were offered in this microbatch, by unit.
     offers: Vec<Offer>,
     /// How many entries of the plan's order have been scattered in this microbatch.
     scattered: usize,
     /// How many entries of the plan's order have their all-reduce issued in this step.
     all_reduced: usize,
-    /// Mode `Local`: what waits for the last microbatch.
+    /// Mode `Local`: the sums that wait for the last microbatch.
     unsharded: Unsharded,
     /// Mode `Every` with replicas: this microbatch's reduce-scatters, in the plan's order.
     scattering: Vec<(UnitId, Scattering)>,
-    /// The same mode, and order: the all-reduces that follow, while the microbatch ends.
+    /// The same mode and order: the all-reduces that follow, while the microbatch ends.
     reducing: Vec<(UnitId, AllReducing)>,
     /// The same mode, by unit: the buffers of the microbatch before.
     transients: Vec<Sums>,
-    /// By unit: lists of gradients that are empty, for what this rank has to make itself.
+    /// By unit: empty lists of gradients, for the lists that this rank has to make itself.
     lists: Vec<UnitGradients>,
     /// The first element of this rank's partials that was found not to be finite.
     sighting: Option<Sighting>,
 }
 
 impl Reductions {
-    /// Those of no step.
+    /// Reductions that belong to no step yet.
     pub(crate) fn new(plan: &Plan) -> Self {
         let units = plan.spec().units().len();
         Self {
@@ -95,7 +95,7 @@ impl Reductions {
         self.offers.fill_with(Offer::default);
     }
 
-    /// Takes a unit's gradients of this microbatch, and issues whatever is next in the plan's order.
+    /// Takes a unit's gradients of this microbatch, and issues the reductions that are next in the plan's order.
     pub(crate) fn offer(
         &mut self,
         fabric: &Fabric,
@@ -133,7 +133,7 @@ impl Reductions {
         })
     }
 
-    /// Ends a microbatch: what was not offered goes out with zeros.
+    /// Ends a microbatch: units that were not offered are issued with zeros.
     pub(crate) fn finish_microbatch(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
         if fabric.plan.options().accumulation == Accumulation::Local
             && place.turn == Turn::MayFollow
@@ -145,13 +145,14 @@ impl Reductions {
         self.settle_transients(fabric, place)
     }
 
-    /// What waits unsharded of a unit.
+    /// Takes the unsharded sums of a unit.
     fn take_unsharded(&mut self, fabric: &Fabric, unit: UnitId) -> UnitGradients {
         let list = mem::take(&mut self.lists[unit.index()]);
         self.unsharded.take(&fabric.plan, unit, list)
     }
 
-    /// Ends the step: the gradients of all units, reduced over both axes, into `sums`; empty for units without any.
+    /// Ends the step: puts the gradients of all units, reduced over both axes, into `sums`; empty for units without
+    /// any.
     pub(crate) fn finish_step(
         &mut self,
         fabric: &Fabric,
@@ -165,7 +166,7 @@ impl Reductions {
             self.offer_rest(fabric);
         }
         let last = Place { turn: Turn::Last, ..place };
-        // Where ranks are to be asked first, no all-reduce starts before that.
+        // Where ranks ask each other for overflows first, no all-reduce starts before that.
         self.advance(fabric, if expects_overflow(fabric) { place } else { last })?;
         let limit =
             if expects_overflow(fabric) { self.ask_for_overflow(fabric, place)? } else { None };
@@ -176,8 +177,8 @@ impl Reductions {
         Ok(())
     }
 
-    /// What this rank found in its partials, of which these have become, if anything in them is not finite. What a device has
-    /// noted is waited for.
+    /// The first element of this rank's partials that was not finite, if there is one. `grad_shards` were made of these
+    /// partials. Waits for the notes of a device.
     pub(crate) fn sighting(
         &self,
         fabric: &Fabric,
@@ -189,7 +190,7 @@ impl Reductions {
         self.with_noted(fabric, step, noting)
     }
 
-    /// The first of what is known here and what a device has noted of `noting`.
+    /// The first of the sighting that is known here and those that a device has noted in `noting`.
     fn with_noted<'a>(
         &self,
         fabric: &Fabric,
@@ -202,8 +203,8 @@ impl Reductions {
         Ok([self.sighting, noted, unsharded].into_iter().flatten().min())
     }
 
-    /// Asks all ranks, before the all-reduces, whether a partial has overflowed. If so, as many all-reduces take place
-    /// as the rank has issued that is furthest, so that what is under way completes; that number is returned.
+    /// Asks all ranks, before the all-reduces, whether a partial has overflowed. If so, each rank issues as many
+    /// all-reduces as the rank that is furthest, so that those under way complete. Returns that number.
     fn ask_for_overflow(&mut self, fabric: &Fabric, place: Place) -> Result<Option<usize>, Error> {
         for unit in 0..self.partials.len() {
             if matches!(self.partials[unit], Partial::Scattering { .. }) {
@@ -222,7 +223,7 @@ impl Reductions {
         Ok(overflow.map(|overflow| overflow.all_reduces))
     }
 
-    /// Waits for what is under way on a unit's partial, and takes it.
+    /// Waits for the collective that is under way on a unit's partial, and takes the partial.
     fn settle(&mut self, fabric: &Fabric, unit: UnitId) -> Result<Settled, Error> {
         let mut settled = self.partials[unit.index()].take().settle()?;
         self.keep_list(unit, mem::take(&mut settled.list));
@@ -232,7 +233,7 @@ impl Reductions {
         Ok(settled)
     }
 
-    /// Keeps an empty list of gradients for what this rank has to make itself.
+    /// Keeps an empty list of gradients, for a list that this rank has to make itself.
     fn keep_list(&mut self, unit: UnitId, list: UnitGradients) {
         let kept = &mut self.lists[unit.index()];
         if kept.capacity() < list.capacity() {
@@ -248,7 +249,7 @@ impl Reductions {
         self.sighting = Some(self.sighting.map_or(sighting, |first| first.min(sighting)));
     }
 
-    /// Offers, for every unit that nobody has brought, what there is of it.
+    /// Offers the unsharded sums of every unit that was not offered; without sums, a list of `None`.
     fn offer_rest(&mut self, fabric: &Fabric) {
         for unit in fabric.plan.reductions()[self.scattered..].iter().copied() {
             if matches!(self.offers[unit.index()], Offer::Nothing) {
@@ -258,7 +259,7 @@ impl Reductions {
         }
     }
 
-    /// Issues what is next in the plan's order, as far as it has been offered.
+    /// Issues the reductions that are next in the plan's order, as far as their gradients were offered.
     fn advance(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
         while let Some(unit) = fabric.plan.reductions().get(self.scattered).copied() {
             let Some(gradients) = self.offers[unit.index()].take() else { break };

@@ -1,4 +1,4 @@
-//! The divide plan of a reduction, as comm wants it.
+//! The divide plan of a reduction, in the types of comm.
 
 use hsdp_comm::Scaling;
 use hsdp_kernels::{Divisor, Wire};
@@ -14,7 +14,7 @@ pub(crate) fn of_reduce_scatter(fabric: &Fabric, place: Place) -> Result<Scaling
     scaling(fabric, divide_plan(fabric, place).reduce_scatter)
 }
 
-/// How the all-reduce over the replicas scales; without replicas, by nothing.
+/// How the all-reduce over the replicas scales; without replicas, by 1.
 pub(crate) fn of_all_reduce(fabric: &Fabric, place: Place) -> Result<Scaling, Error> {
     scaling(fabric, divide_plan(fabric, place).all_reduce.unwrap_or(Divides::NONE))
 }

@@ -1,4 +1,4 @@
-//! A unit's parameters on this rank: the f32 master copy, and what gathers read.
+//! A unit's parameters on this rank: the f32 master copy, and the copy that gathers read.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(crate) enum Shard {
 }
 
 impl Shard {
-    /// Rounds the master where the compute dtype is another.
+    /// A shard of these f32 parameters, rounded too where the compute dtype is another.
     ///
     /// # Errors
     /// If there is no memory for it; those of a device.
@@ -30,7 +30,7 @@ impl Shard {
         })
     }
 
-    /// The f32 parameters: another handle of them, or a copy of those on a device.
+    /// The f32 parameters: another handle to them, or a copy of those on a device.
     ///
     /// # Errors
     /// Those of a device.
@@ -78,7 +78,7 @@ impl HostShard {
         Ok(Self { master: Arc::new(master), gather_input })
     }
 
-    /// The parameters in the compute dtype: another handle of what peers read in place.
+    /// The parameters in the compute dtype: another handle to the buffer that peers read in place.
     pub(crate) fn gather_input(&self) -> SharedBuffer {
         match &self.gather_input {
             Some(rounded) => rounded.clone(),
@@ -86,10 +86,11 @@ impl HostShard {
         }
     }
 
-    /// The f32 parameters and what is to hold the same in the compute dtype, for this rank alone.
+    /// The f32 parameters and their copy in the compute dtype, for this rank alone.
     ///
-    /// A step's end has waited for all of its gathers, so nobody else holds them as a rule. Where somebody does (the user, or
-    /// a gather of an aborted step that a peer still completes), they keep the old values, and this rank goes on with a copy.
+    /// A step's end has waited for all of its gathers, so there is normally no other holder. Another holder (the user,
+    /// or a gather of an aborted step that a peer still completes) keeps the old values, and this rank goes on with a
+    /// copy.
     pub(crate) fn exclusive(&mut self) -> (&mut [f32], Option<ValuesMut<'_>>) {
         let master = {
             let _shard = memory::scope(Category::Shard);

@@ -17,7 +17,7 @@ use crate::objective::{LossSum, Objective};
 use crate::options::StepOptions;
 use crate::uneven::Input;
 
-/// Which microbatch of which attempt at which step a caller means.
+/// The microbatch, the attempt and the step that a caller means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token {
     pub(crate) opened: Opened,
@@ -57,9 +57,9 @@ pub(crate) struct StepState {
     pub(crate) largest_weight: u64,
     /// Sum over the microbatches: of loss sums, or of means where the objective is a mean over ranks.
     pub(crate) loss: f64,
-    /// What it works in. Its gathers are those of the open microbatch.
+    /// The working memory of the step. Its gathers are those of the open microbatch.
     pub(crate) workings: Workings,
-    /// What its gradients become, when it is finished.
+    /// The memory for the step's gradients when it is finished.
     pub(super) outcome: Finished,
     pub(super) open: Option<OpenMicrobatch>,
     /// The first error of this rank in this step, for telling the others why it ended.
@@ -140,7 +140,7 @@ impl StepState {
         let has_loss = self.open_microbatch().loss.is_some();
         let gathers = &mut self.workings.gathers;
         if needs_loss && !has_loss && gathers.next_is_backward(fabric, unit) {
-            let what = "the backward pass begins with `loss`: other ranks agree there on a weight"
+            let what = "the backward pass begins with `loss`: ranks agree on a weight in that call"
                 .to_owned();
             return Err(fabric.misuse("unshard", number, what));
         }
@@ -180,7 +180,8 @@ impl StepState {
         if self.input == Input::Ready || weight == 0 {
             return Ok(());
         }
-        let what = format!("a loss of weight {weight} on a rank that began the step without data");
+        let what =
+            format!("the loss has weight {weight}, but the rank began the step without data");
         Err(fabric.misuse("loss", self.number(), what))
     }
 
@@ -196,7 +197,7 @@ impl StepState {
         Ok(())
     }
 
-    /// Asks all ranks for the weight of this microbatch: in the first step, where nobody gave a hint.
+    /// Asks all ranks for the weight of this microbatch: in the first step, where no rank gave a hint.
     fn agree_on_exponent(&self, fabric: &Fabric, loss: LossSum) -> Result<i32, Error> {
         let tag = fabric.tag(None, Stage::Header, self.number(), self.finished);
         let heaviest = |weights: &[u64]| weights.iter().copied().max().unwrap_or(0);
@@ -223,8 +224,8 @@ impl StepState {
         span.in_scope(|| self.workings.reductions.offer(fabric, place, (unit, gradients)))
     }
 
-    /// Where weights enter, a microbatch without items has no gradients, whatever came of its backward: the mean of
-    /// nothing may be NaN, and 0 times that is NaN too.
+    /// Drops the gradients of a microbatch without items, where weights enter: the mean of nothing may be NaN, and 0
+    /// times NaN is NaN too.
     fn of_items(&mut self, fabric: &Fabric, mut gradients: UnitGradients) -> UnitGradients {
         let is_empty = self.open_microbatch().loss.is_some_and(|loss| loss.weight() == 0);
         if is_empty && fabric.options.objective.is_weighted() {
@@ -238,7 +239,7 @@ impl StepState {
         fabric.options.objective.is_weighted()
     }
 
-    /// A backward that started without a seed has gradients of another size than its peers'.
+    /// Refuses the gradients of a backward that started without a seed: they have another size than those of its peers.
     fn check_seeded(&mut self, fabric: &Fabric, scale: f64) -> Result<(), Error> {
         let number = self.number();
         let seeds_are_one = !self.needs_loss(fabric) && scale == 1.0;
@@ -258,7 +259,7 @@ impl StepState {
     ) -> Result<(), Error> {
         let place = self.place();
         if self.open_microbatch().loss.is_none() && self.needs_loss(fabric) {
-            // A rank without items: other ranks agree in their `loss` with this one.
+            // This rank has no items: the other ranks agree with it in their `loss`.
             self.take_loss(fabric, shards, LossSum::new(0.0, 0))?;
         }
         self.workings.gathers.finish(fabric, shards)?;

@@ -20,18 +20,18 @@ pub(crate) enum Sums {
     Device(DeviceSums),
 }
 
-/// None yet.
+/// No sums yet.
 impl Default for Sums {
     fn default() -> Self {
         Self::Host(Vec::new())
     }
 }
 
-/// What is known of the sums of a unit when all is done.
+/// The norm of a unit's finished sums, and their first element that is not finite.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) squared_norm: f64,
-    /// The index of the first element that is not finite. On the host it is looked for only where the norm is not.
+    /// The index of the first element that is not finite. The host searches for it only where the norm is not finite.
     pub(crate) first_non_finite: Option<usize>,
 }
 
@@ -43,7 +43,7 @@ impl Sums {
         }
     }
 
-    /// These, if they have that length, or new ones, where the model lies.
+    /// These sums, if they have length `len`, or new ones, where the model lies.
     ///
     /// # Errors
     /// If there is no memory for them.
@@ -65,7 +65,7 @@ impl Sums {
         }
     }
 
-    /// The first reduction of a step into these begins.
+    /// Prepares the sums for the first reduction of a step.
     pub(crate) fn begin(&mut self, fabric: &Fabric, step: u64) -> Result<(), Error> {
         match self {
             Self::Host(_) => Ok(()),
@@ -73,7 +73,7 @@ impl Sums {
         }
     }
 
-    /// Issues the reduce-scatter of a microbatch into these.
+    /// Issues the reduce-scatter of a microbatch into these sums.
     pub(crate) fn scatter(
         self,
         fabric: &Fabric,
@@ -93,7 +93,7 @@ impl Sums {
         })
     }
 
-    /// Issues the all-reduce of these over the replicas.
+    /// Issues the all-reduce of these sums over the replicas.
     pub(crate) fn all_reduce(
         self,
         fabric: &Fabric,
@@ -108,7 +108,7 @@ impl Sums {
         })
     }
 
-    /// Takes other sums in.
+    /// Adds other sums to these, or replaces these by them.
     pub(crate) fn fold_in(
         &mut self,
         fabric: &Fabric,
@@ -125,7 +125,7 @@ impl Sums {
         }
     }
 
-    /// These, where they lie on a device.
+    /// These sums, if they lie on a device.
     pub(crate) fn on_device(&self) -> Option<&DeviceSums> {
         match self {
             Self::Host(_) => None,
@@ -144,7 +144,7 @@ impl Sums {
         }
     }
 
-    /// What is known of each of these, by unit, into `seen`.
+    /// Puts the norm and the first non-finite element of each of these, by unit, into `seen`.
     ///
     /// # Errors
     /// If they lie on a device that fails.
@@ -178,7 +178,7 @@ impl Sums {
     }
 }
 
-/// A reduce-scatter on its way.
+/// A reduce-scatter that is under way.
 #[derive(Debug)]
 pub(crate) enum Scattering {
     Host(Pending<Reduced>),
@@ -207,17 +207,17 @@ impl Scattering {
     }
 }
 
-/// What a reduce-scatter has led to.
+/// The result of a reduce-scatter.
 #[derive(Debug)]
 pub(crate) struct Scattered {
     pub(crate) sums: Sums,
-    /// The first of the sums that is not finite: on a device that is noted there, and read when the step ends.
+    /// The first of the sums that is not finite. A device notes it itself, and the step reads it at its end.
     pub(crate) non_finite: Option<NonFiniteAt>,
     /// The list of gradients, empty.
     pub(crate) list: UnitGradients,
 }
 
-/// An all-reduce on its way.
+/// An all-reduce that is under way.
 #[derive(Debug)]
 pub(crate) enum AllReducing {
     Host(Pending<Vec<f32>>),

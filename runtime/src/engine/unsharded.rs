@@ -23,7 +23,7 @@ pub(crate) enum Unsharded {
 }
 
 impl Unsharded {
-    /// Those of no step.
+    /// Sums that belong to no step yet.
     pub(crate) fn new(plan: &Plan) -> Self {
         Self::Host(UnshardedGradients::new(plan))
     }
@@ -32,16 +32,16 @@ impl Unsharded {
     pub(crate) fn begin(&mut self, fabric: &Fabric) {
         let on_device = fabric.device.as_ref().map(|seat| DeviceUnsharded::new(&fabric.plan, seat));
         match (on_device, &mut *self) {
-            // What was there is in the device's pool already.
+            // The former sums are in the device's pool already.
             (Some(sums), _) => *self = Self::Device(sums),
             (None, Self::Host(sums)) => sums.empty(),
             (None, Self::Device(_)) => unreachable!("a model stays where it lies"),
         }
     }
 
-    /// Adds the gradients that this rank has of one unit in a microbatch. The first sum that is not finite then, if one is
-    /// not: once they are reduced, nobody can say of which microbatch it was. On a device that is noted, and read when the step
-    /// ends.
+    /// Adds the gradients that this rank has of one unit in a microbatch. Returns the first sum that is not finite, if
+    /// there is one: after the reduction its microbatch is no longer known. A device notes it itself, and the step
+    /// reads it at its end.
     ///
     /// # Errors
     /// If there is no memory for a sum; those of a device.
@@ -69,7 +69,7 @@ impl Unsharded {
         }
     }
 
-    /// What a device has noted of them.
+    /// The first sighting that a device has noted in the sums.
     pub(crate) fn sighting(&self, fabric: &Fabric, step: u64) -> Result<Option<Sighting>, Error> {
         match self {
             Self::Host(_) => Ok(None),
@@ -78,28 +78,28 @@ impl Unsharded {
     }
 }
 
-/// One f32 sum a parameter, made when its first gradient comes.
+/// One f32 sum for each parameter, made when its first gradient comes.
 #[derive(Debug)]
 pub(crate) struct UnshardedGradients {
     /// By unit and parameter.
     sums: Vec<Vec<Sum>>,
 }
 
-/// What a parameter has got in a step.
+/// The sum of a parameter's gradients in a step.
 #[derive(Debug)]
 struct Sum {
-    /// To be read by others once it is given. Where it is not wanted yet, it may be that of the step before.
+    /// Other ranks read it once it is given away. Before the first gradient it may be the buffer of the step before.
     buffer: Arc<Vec<f32>>,
     state: SumState,
 }
 
-/// Where a sum is. It only goes forward in a step.
+/// The state of a sum. It only goes forward in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SumState {
     /// No gradient has come.
     #[default]
     Nothing,
-    /// It is the sum of some.
+    /// It is the sum of the gradients so far.
     Some,
     /// It was given away.
     Given,
@@ -112,7 +112,7 @@ impl UnshardedGradients {
         Self { sums: plan.spec().units().iter().map(of_unit).collect() }
     }
 
-    /// Makes it that of another step: nothing has come, and the buffers that nobody reads any more are there.
+    /// Resets the sums for another step. Buffers that no rank reads any more are kept.
     pub(crate) fn empty(&mut self) {
         for sum in self.sums.iter_mut().flatten() {
             sum.state = SumState::Nothing;
@@ -122,8 +122,8 @@ impl UnshardedGradients {
         }
     }
 
-    /// Adds the gradients that `rank` has of one unit in a microbatch. The first sum that is not finite then, if one is
-    /// not: once they are reduced, nobody can say of which microbatch it was.
+    /// Adds the gradients that `rank` has of one unit in a microbatch. Returns the first sum that is not finite, if
+    /// there is one: after the reduction its microbatch is no longer known.
     ///
     /// # Errors
     /// If there is no memory for a sum.
@@ -155,7 +155,7 @@ impl UnshardedGradients {
 }
 
 impl Sum {
-    /// Adds a gradient; the first element that is not finite then.
+    /// Adds a gradient. Returns the first element of the sum that is not finite.
     fn add(&mut self, gradient: &dyn GradientValues) -> Result<Option<usize>, hsdp_kernels::Error> {
         let fold = if self.state == SumState::Some { Fold::Add } else { Fold::Replace };
         let sum = self.exclusive(gradient.len())?;
@@ -167,17 +167,17 @@ impl Sum {
             non_finite = non_finite.or_else(|| Some(start + found?));
             start = end;
         });
-        assert_eq!(start, gradient.len(), "elements that a gradient lent, of those that it has");
+        assert_eq!(start, gradient.len(), "a gradient must lend as many elements as it has");
         self.state = SumState::Some;
         Ok(non_finite)
     }
 
-    /// The buffer, which nobody else reads; a new one where that one is read, or has another length.
+    /// The buffer, for this rank alone; a new one where another rank reads the old one, or it has another length.
     fn exclusive(&mut self, len: usize) -> Result<&mut Vec<f32>, hsdp_kernels::Error> {
         if Arc::get_mut(&mut self.buffer).is_none_or(|buffer| buffer.len() != len) {
             self.buffer = Arc::new(sized(Vec::new(), len, Category::GradFull)?);
         }
-        Ok(Arc::get_mut(&mut self.buffer).expect("nobody else has it"))
+        Ok(Arc::get_mut(&mut self.buffer).expect("there is no other handle"))
     }
 
     fn give(&mut self) -> Option<Arc<dyn GradientValues>> {
@@ -189,7 +189,7 @@ impl Sum {
     }
 }
 
-/// Whether one element of a gradient is.
+/// Whether one element of a gradient is finite.
 fn is_finite(gradient: &dyn GradientValues, at: usize) -> bool {
     let mut element = [0.0];
     gradient.read(at..at + 1, &mut |values| {

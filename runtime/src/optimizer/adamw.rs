@@ -25,7 +25,7 @@ pub struct AdamWOptions {
     pub betas: (f64, f64),
     /// Added to the root of the corrected second moment.
     pub eps: f64,
-    /// The parameters shrink by learning rate x this, before the update.
+    /// Before the update, the parameters shrink by learning rate x weight decay.
     pub weight_decay: f64,
 }
 
@@ -60,7 +60,7 @@ pub struct AdamW {
     /// The two moments of a model on a device.
     #[cfg(feature = "cuda")]
     on_device: [DeviceState; 2],
-    /// Updates that each parameter has had: one without a gradient in a step does not age in it.
+    /// The number of updates of each parameter. A step in which a parameter has no gradient is not one of them.
     updates: Vec<Vec<u64>>,
 }
 

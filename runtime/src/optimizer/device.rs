@@ -1,4 +1,4 @@
-//! Updates of shards that lie on a device: a launch or two a unit, and no wait.
+//! Updates of shards that lie on a device: one or two launches for each unit, and no wait.
 
 use hsdp_kernels::Values;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
@@ -19,13 +19,13 @@ use crate::optimizer::{Update, pieces_with_gradient, update_of};
 pub struct DeviceRun<'a> {
     /// The unit.
     pub unit: UnitId,
-    /// Where the update is to run.
+    /// The stream on which the update is to run.
     pub stream: &'a Stream,
-    /// f32 master parameters, the gradient, and by what it is divided. State is as long as the gradient.
+    /// The f32 master parameters, the gradient, and its divisor. An optimizer's state is as long as the gradient.
     pub update: DeviceUpdate<'a>,
     /// The runs of elements that are trained and got a gradient in this step.
     pub pieces: Vec<Piece>,
-    /// What [`Gradients::clip`] asked for, or 1: by this is multiplied before anything else.
+    /// The factor of [`Gradients::clip`], or 1. The update multiplies the gradient by it before anything else.
     pub clip: f32,
 }
 
@@ -42,12 +42,13 @@ impl ShardedModel {
         self.engine.fabric.updates_on_device()
     }
 
-    /// As [`update`](Self::update), of a model that is updated on a device: calls `update` once for each unit with a gradient, in the plan's order.
-    /// Not collective, and waits for nothing.
+    /// As [`update`](Self::update), for a model that is updated on a device: calls `update` once for each unit with a
+    /// trainable parameter, in the plan's order. Not collective, and waits for nothing.
     ///
     /// # Errors
-    /// As [`Gradients::check_model`], before anything is changed; [`Error::Misuse`] of a model that is updated on the host; [`Error::Device`] with
-    /// what `update` returned: some units are updated then, and others are not.
+    /// Those of [`Gradients::check_model`], before anything is changed; [`Error::Misuse`] if the model is updated on
+    /// the host; [`Error::Device`] with the error that `update` returned: some units are updated then, and others are
+    /// not.
     pub fn update_on_device(
         &mut self,
         gradients: Gradients,
@@ -90,19 +91,19 @@ fn update_unit(
     update(DeviceRun { unit, stream: seat.stream(), update: fused, pieces, clip })
 }
 
-/// Pieces as a kernel takes them: each with the number of its update.
+/// The pieces for a kernel: each with the number of its update.
 pub(super) fn pieces_of_step(pieces: &[Piece], number: impl Fn(&Piece) -> u64) -> Vec<PieceOfStep> {
     let piece = |piece: &Piece| PieceOfStep { range: piece.shard_range(), step: number(piece) };
     pieces.iter().map(piece).collect()
 }
 
-/// One kind of state, by unit: zeros when it is first asked for.
+/// One kind of state, by unit: zeros when it is first used.
 #[derive(Debug, Default)]
 pub(super) struct DeviceState(Vec<Option<DeviceBuffer>>);
 
 impl DeviceState {
-    /// Makes the state of all units of a model, where it is not there yet: before anything is updated, so that a device without room
-    /// for it leaves the model as it was.
+    /// Makes the state of all units of a model, where it does not exist yet. This happens before any update, so that a
+    /// device without memory for it leaves the model as it was.
     pub(super) fn make(&mut self, model: &ShardedModel, step: u64) -> Result<(), Error> {
         let fabric = &model.engine.fabric;
         let Some(seat) = fabric.device.as_ref().filter(|seat| seat.updates_there()) else {
@@ -135,7 +136,7 @@ impl DeviceState {
         Ok(state.as_mut().expect("it was just made"))
     }
 
-    /// The state of a unit, on the host; zeros where it is not there yet. Waits for it.
+    /// A copy of the state of a unit on the host; zeros where the state does not exist yet. Waits for the copy.
     pub(super) fn to_host(&self, model: &ShardedModel, unit: UnitId) -> Result<Vec<f32>, Error> {
         let fabric = &model.engine.fabric;
         match self.0.get(unit.index()).and_then(Option::as_ref) {
@@ -145,7 +146,7 @@ impl DeviceState {
         }
     }
 
-    /// Copies the state of a unit, from the `from`-th element on, to the host. Waits for it.
+    /// Copies the state of a unit, from the `from`-th element on, to the host. Waits for the copy.
     pub(super) fn copy_to(
         &self,
         model: &ShardedModel,
@@ -162,7 +163,7 @@ impl DeviceState {
         read.map_err(|error| fabric.device_error("saving", model.committed_steps(), error))
     }
 
-    /// The state of all units, by unit.
+    /// Copies the state of all units to the device.
     pub(super) fn from_host(model: &ShardedModel, state: &[Vec<f32>]) -> Result<Self, Error> {
         let (fabric, mut made) = (&model.engine.fabric, Self::default());
         made.make(model, model.committed_steps())?;

@@ -22,7 +22,7 @@ pub enum Momentum {
     /// Not at all; no state is kept.
     #[default]
     Off,
-    /// The update follows a velocity, of which this part is kept.
+    /// The update follows a velocity, of which each step keeps this fraction.
     Classic(f64),
     /// Likewise, looking one step ahead.
     Nesterov(f64),
@@ -35,7 +35,7 @@ pub struct SgdOptions {
     pub learning_rate: f64,
     /// Whether and how past gradients enter.
     pub momentum: Momentum,
-    /// What part of a parameter is added to its gradient.
+    /// The fraction of a parameter that is added to its gradient.
     pub weight_decay: f64,
 }
 
@@ -65,7 +65,7 @@ pub struct Sgd {
     options: SgdOptions,
     /// One f32 for each trainable element; nothing without momentum.
     velocities: Option<Vec<Vec<f32>>>,
-    /// The same of a model on a device.
+    /// The same for a model on a device.
     #[cfg(feature = "cuda")]
     on_device: DeviceState,
 }

@@ -1,4 +1,4 @@
-//! All ranks hold it already.
+//! All ranks hold a Replicate value already.
 
 use hsdp::dist::{Carrier, Dist, OnShard, Replicate, Varying};
 

@@ -1,4 +1,4 @@
-//! One counts once, the other for each rank.
+//! An Invariant value counts once, a Replicate value once for each rank.
 
 use hsdp::dist::{Carrier, Dist, Invariant, Replicate, Varying};
 

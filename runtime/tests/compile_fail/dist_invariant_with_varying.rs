@@ -1,4 +1,4 @@
-//! What is made of an Invariant value and one of the rank's own is no longer the same on all ranks.
+//! A function of an Invariant value and of one of the rank's own is no longer the same on all ranks.
 
 use hsdp::dist::{Carrier, Dist, Invariant, Varying};
 

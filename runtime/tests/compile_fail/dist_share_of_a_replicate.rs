@@ -1,4 +1,4 @@
-//! Each rank goes on with a Replicate value in its own way already.
+//! Each rank uses a Replicate value in its own way already.
 
 use hsdp::dist::{Carrier, Dist, OnShard, Replicate, Varying};
 

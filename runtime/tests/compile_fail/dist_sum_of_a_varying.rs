@@ -1,4 +1,4 @@
-//! What each rank has of its own is a term of a sum only if its owner says so.
+//! A Varying value is a term of a sum only if its owner says so.
 
 use hsdp::dist::{Carrier, Dist, OnShard, Sum, Varying};
 

@@ -1,4 +1,4 @@
-//! What all ranks agreed on stays as it is.
+//! Gradients on which all ranks have agreed stay as they are.
 
 use hsdp::{Gradients, Verdict};
 

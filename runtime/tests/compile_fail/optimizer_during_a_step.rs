@@ -1,4 +1,4 @@
-//! While a step is under way the model is borrowed: no optimizer changes what is being gathered.
+//! While a step is under way the model is borrowed: no optimizer changes parameters that are being gathered.
 
 use hsdp::{AdamW, Error, Gradients, Optimizer, ShardedModel, StepOptions};
 

@@ -1,4 +1,4 @@
-//! What a gradient is divided by does not change under a step: options are read only.
+//! The divisor of a gradient does not change during a step: options are read only.
 
 use hsdp::{Error, Objective, ShardedModel, StepOptions};
 

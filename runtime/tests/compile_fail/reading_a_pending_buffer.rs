@@ -1,4 +1,4 @@
-//! What is on its way cannot be read.
+//! A buffer of a collective that is under way cannot be read.
 
 use hsdp_comm::{Channel, Error, Reduction, Tag, World};
 

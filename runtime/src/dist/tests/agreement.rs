@@ -1,7 +1,7 @@
-//! Each rule of the compiler, against the function that says the same at run time.
+//! Each rule of the compiler, against the function for the same rule at run time.
 //!
-//! The compiler is asked by a constant of a type: the inherent one is found first, where its bounds hold, and says what comes
-//! out; the trait's is found where they do not.
+//! A constant of a type asks the compiler: where its bounds hold, the inherent constant is found first, and has the
+//! result; where they do not, the trait's constant is found.
 
 use std::marker::PhantomData;
 
@@ -84,7 +84,7 @@ impl<Q: Loss> One<Q> {
     const LOSS: bool = true;
 }
 
-/// What the compiler says of two states.
+/// The compiler's answers for two states.
 struct OfTwo {
     states: [AxisState; 2],
     joined: Option<AxisState>,
@@ -92,7 +92,7 @@ struct OfTwo {
     multiplied: Option<AxisState>,
 }
 
-/// What the compiler says of one state.
+/// The compiler's answers for one state.
 struct OfOne {
     state: AxisState,
     cotangent: AxisState,
@@ -102,7 +102,7 @@ struct OfOne {
     counted_once: bool,
     sliced: Option<Copies>,
     loss: bool,
-    /// The reductions of it.
+    /// The reductions that take it.
     reduced: Vec<Reducer>,
 }
 

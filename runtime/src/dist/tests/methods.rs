@@ -1,7 +1,7 @@
-//! What methods of [`Dist`] leave: in the types, and in the tags inside.
+//! The states of the results of [`Dist`]'s methods: in the types, and in the tags inside.
 //!
-//! That a method takes no more than it should is for the cases in `tests/compile_fail`; here it takes what it should, and
-//! what comes out has the state that its type says.
+//! The cases in `tests/compile_fail` test that a method takes no more than it should. Here each method takes the values
+//! that it should, and its result has the state that its type says.
 
 use super::{Row, alone};
 use crate::dist::{
@@ -15,7 +15,7 @@ fn value<R: State, S: State>() -> Dist<Row, R, S> {
     alone().assume(Row(vec![3.0]))
 }
 
-/// The tags are those of the type, and the one element is what it should be.
+/// Checks that the tags are those of the type, and that the one element is `element`.
 fn is<R: State, S: State>(_: (R, S), found: Result<Dist<Row, R, S>, Error>, element: f64) {
     let found = found.expect("it is allowed");
     assert_eq!(found.as_tagged().states(), [R::STATE, S::STATE]);

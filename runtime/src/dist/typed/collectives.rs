@@ -9,18 +9,18 @@ use crate::dist::rules::{Own, Reduces};
 use crate::dist::state::{Invariant, Replicate, State, Varying};
 use crate::dist::tagged::Tagged;
 
-/// What a method of `D` along `A` makes, in state `Q` there.
+/// The result of a method of `D` along `A`, in state `Q` there.
 type With<D, A, Q> = <D as Along<A>>::With<Q>;
 
 /// # Collectives
 ///
 /// All are **collective** over the ranks along the axis, in the same order on all of them, and so are their backwards.
-/// Parts are rows, equal and in rank order; a root is a place along the axis.
+/// Parts are rows, equal and in rank order; a root is an index along the axis.
 ///
-/// All fail with what [`Carrier::apply`] fails with, and with [`Error::Collective`](crate::Error::Collective) if the value
-/// does not fit.
+/// All have the errors of [`Carrier::apply`], and [`Error::Collective`](crate::Error::Collective) if the value does not
+/// fit.
 impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
-    /// Every rank gets the reduction of all ranks' elements, and goes on with it in its own way.
+    /// Every rank gets the reduction of all ranks' elements, and uses it in its own way.
     ///
     /// # Errors
     /// As said above.
@@ -92,7 +92,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.applied_by_some(axis, &Collective::Reduce { root, reducer })
     }
 
-    /// Every rank gets all ranks' rows, and goes on with them in its own way. `[n, ..]` to `[size * n, ..]`.
+    /// Every rank gets all ranks' rows, and uses them in its own way. `[n, ..]` to `[size * n, ..]`.
     ///
     /// # Errors
     /// As said above.
@@ -118,7 +118,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.applied(axis, &Collective::AllGather { output: Copies::Invariant })
     }
 
-    /// Every rank gets the elements of the one at `root`, and goes on with them in its own way.
+    /// Every rank gets the elements of the rank at `root`, and uses them in its own way.
     ///
     /// # Errors
     /// As said above.
@@ -131,7 +131,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.applied(axis, &Collective::Broadcast { root, output: Copies::Replicate })
     }
 
-    /// Every rank gets the elements of the one at `root`, which count once.
+    /// Every rank gets the elements of the rank at `root`, which count once.
     ///
     /// # Errors
     /// As said above.
@@ -165,8 +165,8 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.applied_by_some(axis, &Collective::Gather { root })
     }
 
-    /// Each rank gets its rows of what the one at `root` has. `[size * n, ..]`, of which only the root's elements are read,
-    /// to `[n, ..]`.
+    /// Each rank gets its part of the rows of the rank at `root`. `[size * n, ..]`, of which only the root's elements
+    /// are read, to `[n, ..]`.
     ///
     /// # Errors
     /// As said above.
@@ -197,8 +197,8 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.applied(axis, &Collective::AllToAll { send, receive })
     }
 
-    /// Each rank hands its elements on to the one that `destinations` names for it, the same list on all ranks. Who gets
-    /// none has zeros.
+    /// Each rank sends its elements to the rank that `destinations` names for it, the same list on all ranks. A rank
+    /// that receives none gets zeros.
     ///
     /// # Errors
     /// As said above.
@@ -215,7 +215,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.applied(axis, &Collective::Permute { destinations })
     }
 
-    /// Gives this rank's elements to rank `to`, who calls [`receive`](Self::receive). Concerns these two alone.
+    /// Sends this rank's elements to rank `to`, which calls [`receive`](Self::receive). Only these two ranks take part.
     ///
     /// # Errors
     /// As said above.
@@ -231,8 +231,8 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         Ok(())
     }
 
-    /// Takes the elements that rank `from` gives with [`send`](Self::send), of this value's shape and dtype; its elements
-    /// are not read. Concerns these two alone.
+    /// Receives the elements that rank `from` sends with [`send`](Self::send), of this value's shape and dtype. This
+    /// value's elements are not read. Only these two ranks take part.
     ///
     /// # Errors
     /// As said above.
@@ -245,7 +245,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.applied(axis, &Collective::Receive { from })
     }
 
-    /// Each rank gets the sum of the elements of the ranks up to and with itself.
+    /// Each rank gets the sum of the elements of the ranks up to and including itself.
     ///
     /// # Errors
     /// As said above.

@@ -9,13 +9,13 @@ use crate::dist::state::{AxisState, Partial, Replicate, State, Varying};
 
 /// # Conversions
 ///
-/// All go along one axis. What has a collective for a backward is recorded as one; those methods are **collective** in
-/// that sense, in the same order on all ranks.
+/// All go along one axis. A conversion whose backward is a collective is recorded as one. Those methods are
+/// **collective** in that sense, in the same order on all ranks.
 impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
-    /// A Replicate value, as one of which each rank has its own. The same elements; the backward moves nothing.
+    /// Converts a Replicate value to a Varying one. The same elements; the backward moves nothing.
     ///
     /// # Errors
-    /// None but those of the autograd.
+    /// Only those of the autograd.
     pub fn to_varying<A: MeshAxis>(
         &self,
         _: A,
@@ -27,10 +27,10 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.reinterpreted::<A, Varying>()
     }
 
-    /// A Varying value, as the terms of a sum. The same elements; the backward moves nothing.
+    /// Converts a Varying value to a Partial one, the terms of a sum. The same elements; the backward moves nothing.
     ///
     /// # Errors
-    /// None but those of the autograd.
+    /// Only those of the autograd.
     pub fn to_partial<A: MeshAxis>(
         &self,
         _: A,
@@ -42,8 +42,8 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.reinterpreted::<A, Partial>()
     }
 
-    /// An Invariant value, of which each rank makes something of its own from here on. The same elements; the backward is
-    /// an all_reduce.
+    /// Converts an Invariant value to a Replicate one, which each rank uses in its own way. The same elements; the
+    /// backward is an all_reduce.
     ///
     /// # Errors
     /// Those of [`Carrier::apply`].
@@ -58,7 +58,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.applied(axis, &Collective::Share)
     }
 
-    /// Each rank keeps its own rows of what all hold. `[size * n, ..]` to `[n, ..]`.
+    /// Each rank keeps its own rows of a value that all ranks hold. `[size * n, ..]` to `[n, ..]`.
     ///
     /// The backward of an Invariant value is an all_gather; that of a Replicate one moves nothing.
     ///

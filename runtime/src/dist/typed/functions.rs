@@ -1,4 +1,4 @@
-//! Functions of values: they move nothing, and are allowed where they mean what they say.
+//! Functions of values: they move nothing, and are allowed in the states in which they are correct.
 
 use super::Dist;
 use crate::dist::carrier::Carrier;
@@ -7,14 +7,15 @@ use crate::dist::state::State;
 
 /// # Functions of values
 ///
-/// Each rank applies them to its own tensor. What a closure captures is not checked: it should use no other distributed tensor
-/// than those it is given, and nothing that differs from rank to rank, but where the output is Varying. What a rank multiplies
-/// by a factor of its own is Varying first: [`to_varying`](Self::to_varying), or a factor that is a Varying value.
+/// Each rank applies them to its own tensor. The captures of a closure are not checked: it should use no other
+/// distributed tensor than its arguments, and nothing that differs from rank to rank, except where the output is
+/// Varying. A value that a rank multiplies by a factor of its own must be Varying: use
+/// [`to_varying`](Self::to_varying), or a factor that is a Varying value.
 impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
-    /// Any function of the tensor. Not of a Partial value, of which it would be the function of a term.
+    /// Applies any function to the tensor. A Partial value is refused: the result would be the function of a term.
     ///
     /// # Errors
-    /// What `function` fails with.
+    /// The error of `function`.
     pub fn map(
         &self,
         function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
@@ -26,11 +27,11 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.tagged.map(function).map(Self::new)
     }
 
-    /// A function of the tensor that is linear: of which the sum of the outputs is the output of the sum. The caller answers
-    /// for that.
+    /// Applies a linear function to the tensor: the sum of its outputs is its output for the sum. The caller guarantees
+    /// that.
     ///
     /// # Errors
-    /// What `function` fails with.
+    /// The error of `function`.
     pub fn map_linear(
         &self,
         function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
@@ -38,10 +39,10 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.tagged.map_linear(function).map(Self::new)
     }
 
-    /// Any function of two tensors.
+    /// Applies any function to two tensors.
     ///
     /// # Errors
-    /// [`Error::State`](crate::Error::State) if the values are of two tapes; what `function` fails with.
+    /// [`Error::State`](crate::Error::State) if the values are on two tapes; the error of `function`.
     pub fn zip<R2, S2>(
         &self,
         other: &Dist<C, R2, S2>,
@@ -54,7 +55,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.tagged.zip(&other.tagged, function).map(Dist::new)
     }
 
-    /// A function that is linear in two tensors together, such as their sum. The caller answers for that.
+    /// Applies a function that is linear in two tensors together, such as their sum. The caller guarantees that.
     ///
     /// # Errors
     /// As [`zip`](Self::zip).
@@ -70,7 +71,7 @@ impl<C: Carrier, R: State, S: State> Dist<C, R, S> {
         self.tagged.zip_sum(&other.tagged, function).map(Dist::new)
     }
 
-    /// A function that is linear in each of two tensors, such as their product. The caller answers for that.
+    /// Applies a function that is linear in each of two tensors, such as their product. The caller guarantees that.
     ///
     /// # Errors
     /// As [`zip`](Self::zip).

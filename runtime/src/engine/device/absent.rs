@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::non_finite::Sighting;
 use crate::placement::Placement;
 
-/// Types without values, which stand for what lies on a device.
+/// Types without values, which stand for the parts that lie on a device.
 macro_rules! absent {
     ($($name:ident)*) => {
         $(

@@ -13,7 +13,7 @@ use crate::engine::device::DeviceShard;
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 
-/// A gather on its way.
+/// A gather that is under way.
 #[derive(Debug)]
 pub(crate) struct DeviceArriving {
     pending: Pending<DeviceBuffer>,
@@ -34,7 +34,7 @@ impl DeviceArriving {
         Ok(Self { pending, layout })
     }
 
-    /// Waits until it is issued: what reads the parameters waits for the rest, on the device.
+    /// Waits until the gather is issued. Kernels that read the parameters wait for the rest, on the device.
     pub(crate) fn wait(self, fabric: &Fabric) -> Result<DeviceFull, Error> {
         let Self { pending, layout } = self;
         let (full, seat) = (Arc::new(pending.wait()?), fabric.seat());
@@ -43,7 +43,7 @@ impl DeviceArriving {
     }
 }
 
-/// How parameters are read on the host.
+/// The stream by which the host reads parameters, and how long it waits for them.
 #[derive(Debug)]
 struct Reader {
     stream: Arc<Stream>,
@@ -56,7 +56,7 @@ pub(crate) struct DeviceFull {
     full: Arc<DeviceBuffer>,
     layout: Arc<UnitLayout>,
     reader: Reader,
-    /// What was asked for on the host, by index of the parameter.
+    /// Copies on the host, by index of the parameter, once they were asked for.
     copies: OnceLock<Vec<HostBuffer>>,
 }
 
@@ -73,7 +73,7 @@ impl DeviceFull {
     /// Copies on the host, made when they are first asked for.
     ///
     /// # Panics
-    /// If the device fails: nobody can be told.
+    /// If the device fails: the call has no error to return.
     pub(crate) fn on_host(&self) -> &[HostBuffer] {
         self.copies.get_or_init(|| {
             let Reader { stream, patience } = &self.reader;

@@ -1,6 +1,6 @@
-//! Updates on the host of a unit whose sums are on a device, and whose parameters are there or not.
+//! Updates on the host of a unit whose sums are on a device, and whose parameters are there or on the host.
 //!
-//! A unit at a time: its gradient comes, what is updated is updated, and what gathers read goes back.
+//! One unit at a time: its gradient is copied to the host, the parameters are updated, and the gather input goes back.
 
 use std::sync::Arc;
 
@@ -14,12 +14,13 @@ use crate::engine::device::{DeviceSeat, DeviceSums};
 use crate::engine::fabric::Fabric;
 use crate::error::Error;
 
-/// Host memory through which units go, each as large as the largest unit needs: as [`Plan::memory_offloaded`] says.
+/// Host memory for one unit at a time, each buffer as large as the largest unit needs: as [`Plan::memory_offloaded`]
+/// says.
 #[derive(Debug)]
 pub(super) struct Scratch {
     gradient: Vec<f32>,
     master: Vec<f32>,
-    /// What goes to the device of masters that stay here; nothing in f32.
+    /// The rounded copy, for the device, of masters that stay on the host; empty if the compute dtype is f32.
     rounded: HostBuffer,
 }
 
@@ -29,7 +30,7 @@ impl Scratch {
     pub(super) fn new(plan: &Plan, offload: Offload) -> Result<Self, hsdp_kernels::Error> {
         let MemoryPlan { partial, shard, gather_input, .. } = plan.memory_offloaded(offload);
         let compute = plan.options().param_dtype;
-        // With `All` that is where the shards lie, and nothing goes through.
+        // With `All` the shards lie on the host, and need no scratch memory.
         let master = if offload == Offload::Optimizer { shard } else { ByteCount::ZERO };
         let room = |category, dtype, bytes: ByteCount| {
             let _scope = memory::scope(category);
@@ -50,11 +51,11 @@ fn in_f32(buffer: HostBuffer) -> Vec<f32> {
 }
 
 impl DeviceShard {
-    /// Has `update` change f32 parameters by sums of gradients, both on the host, and brings what it made to where it belongs. Waits for
-    /// the sums, and nothing else.
+    /// Calls `update` with f32 parameters and sums of gradients, both on the host, and copies the new parameters to the
+    /// device. Waits for the copies to the host, and nothing else.
     ///
     /// # Errors
-    /// Those of the device: what gathers read may then be older than the parameters.
+    /// Those of the device: the gather input may then be older than the parameters.
     pub(crate) fn update_on_host(
         &mut self,
         fabric: &Fabric,
@@ -109,7 +110,8 @@ impl DeviceShard {
     }
 }
 
-/// Brings parameters to the device, in its buffer's dtype: rounded on the host, so that fewer bytes go there.
+/// Copies parameters to the device, in the dtype of the buffer there: rounded on the host, so that fewer bytes are
+/// copied.
 fn upload(
     seat: &DeviceSeat,
     (master, rounded): (&[f32], &mut HostBuffer),

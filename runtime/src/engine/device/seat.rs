@@ -1,4 +1,4 @@
-//! A rank's device, and the stream of what it computes there itself.
+//! A rank's device, and the stream of the rank's own work there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::placement::Placement;
 /// A rank's device.
 #[derive(Debug)]
 pub(crate) struct DeviceSeat {
-    /// For casts of shards, updates, and what is read back. Collectives have streams of their own.
+    /// The stream for casts of shards, updates, and copies to the host. Collectives have streams of their own.
     pub(super) stream: Arc<Stream>,
-    /// How long the host waits for it.
+    /// How long the host waits for the stream.
     pub(super) patience: Duration,
-    /// What of the model is on the host.
+    /// The parts of the model that are on the host.
     pub(super) offload: Offload,
-    /// What it is updated through there.
+    /// The host memory for updates of these parts.
     pub(super) scratch: Mutex<Scratch>,
 }
 
@@ -32,7 +32,7 @@ impl DeviceSeat {
         &self.stream
     }
 
-    /// Whether units are updated there, and not on the host.
+    /// Whether units are updated on the device, and not on the host.
     pub(crate) fn updates_there(&self) -> bool {
         self.offload == Offload::None
     }
@@ -49,7 +49,8 @@ impl DeviceSeat {
     /// The device of a placement, with its kernels compiled; `None` on the host.
     ///
     /// # Errors
-    /// [`Error::Placement`] if it cannot be used; [`Error::Kernel`] if there is no host memory for what is offloaded.
+    /// [`Error::Placement`] if the device cannot be used; [`Error::Kernel`] if there is no host memory for the
+    /// offloaded parts.
     pub(crate) fn of(
         placement: Placement,
         patience: Duration,
@@ -66,7 +67,7 @@ impl DeviceSeat {
         Ok(Some(Self { stream, patience, offload, scratch }))
     }
 
-    /// Has the groups go by NCCL, if the world does.
+    /// Connects the groups by NCCL, if the world uses NCCL.
     ///
     /// # Errors
     /// [`Error::Options`] if the world's device is another; [`Error::Comm`].
@@ -77,7 +78,7 @@ impl DeviceSeat {
         if connected != *own {
             let (connected, own) = (connected.ordinal(), own.ordinal());
             let what =
-                format!("a model on device {own} in a world of which NCCL has device {connected}");
+                format!("the model is on device {own}, NCCL in this world uses device {connected}");
             return Err(Error::Options { what });
         }
         Ok(world.connect_groups(groups)?)
@@ -89,7 +90,7 @@ impl DeviceSeat {
         Ok(())
     }
 
-    /// A buffer that counts as of this category.
+    /// A buffer whose memory counts in this category.
     pub(super) fn buffer(
         &self,
         category: Category,
@@ -111,12 +112,13 @@ impl DeviceSeat {
 }
 
 impl Fabric {
-    /// The device, where what lies on one is at hand.
+    /// The device, for parts of the model that lie on one.
     pub(super) fn seat(&self) -> &DeviceSeat {
-        self.device.as_ref().expect("what lies on a device is of a model on that device")
+        self.device.as_ref().expect("a part on a device belongs to a model on that device")
     }
 
-    /// An error of the device, with what it was about. One that is late, or refuses what fits, does not recover: the world ends.
+    /// An error of the device, with its operation and step. A device that is late, or whose driver refuses a call, does
+    /// not recover: the world ends.
     pub(crate) fn device_error(
         &self,
         operation: &'static str,

@@ -1,4 +1,4 @@
-//! A unit's parameters on this rank's device: the f32 master copy, and what gathers read.
+//! A unit's parameters on this rank's device: the f32 master copy, and the copy that gathers read.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 /// This rank's shard of one unit. Both copies hold the same parameters.
 #[derive(Clone, Debug)]
 pub(crate) enum DeviceShard {
-    /// All of it.
+    /// The whole shard is on the device.
     There {
         master: Arc<DeviceBuffer>,
         /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
@@ -26,7 +26,7 @@ pub(crate) enum DeviceShard {
 }
 
 impl DeviceShard {
-    /// Copies to the device what is to be there of a master.
+    /// Copies a master, or only the gather input made of it, to the device.
     pub(crate) fn new(
         fabric: &Fabric,
         seat: &DeviceSeat,
@@ -39,7 +39,7 @@ impl DeviceShard {
         placed.map_err(|error| fabric.device_error("init", 0, error))
     }
 
-    /// All of it, rounded there where the compute dtype is another.
+    /// The whole shard on the device, rounded there where the compute dtype is another.
     fn there(seat: &DeviceSeat, (master, compute): (&[f32], DType)) -> Result<Self, CudaError> {
         let mut there = seat.buffer(Category::Shard, DType::F32, master.len())?;
         there.write(&seat.stream, Values::F32(master))?;
@@ -57,7 +57,7 @@ impl DeviceShard {
         })
     }
 
-    /// The f32 parameters on the host: a copy, for which this waits, or those that lie there.
+    /// The f32 parameters on the host: a copy, for which the call waits, or the parameters that lie there.
     pub(crate) fn to_host(&self, fabric: &Fabric) -> Result<Arc<Vec<f32>>, Error> {
         match self {
             Self::There { master, .. } => read_f32(fabric, master)
@@ -86,8 +86,8 @@ impl DeviceShard {
         }
     }
 
-    /// The f32 parameters and what is to hold the same in the compute dtype, for this rank alone. Where somebody else holds them,
-    /// they keep the old values, and this rank goes on with a copy.
+    /// The f32 parameters and their copy in the compute dtype, for this rank alone. Another holder of them keeps the
+    /// old values, and this rank goes on with a copy.
     ///
     /// # Panics
     /// If the parameters are offloaded: these are updated where they lie.
@@ -115,7 +115,7 @@ fn rounded(
     Ok(rounded)
 }
 
-/// A buffer to be written: a copy, if somebody else holds it.
+/// A buffer to be written: a copy, if there is another holder.
 pub(super) fn make_mut<'a>(
     (seat, category): (&DeviceSeat, Category),
     buffer: &'a mut Arc<DeviceBuffer>,
@@ -126,5 +126,5 @@ pub(super) fn make_mut<'a>(
         copy.copy(&seat.stream, 0..len, (buffer, 0..len))?;
         *buffer = Arc::new(copy);
     }
-    Ok(Arc::get_mut(buffer).expect("nobody else holds it"))
+    Ok(Arc::get_mut(buffer).expect("there is no other holder"))
 }

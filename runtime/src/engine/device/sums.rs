@@ -13,7 +13,7 @@ use crate::engine::sums::Seen;
 use crate::error::Error;
 use crate::non_finite::{Sighting, When};
 
-/// This rank's sums of one unit's gradients, f32, and what was noted while they were made.
+/// This rank's sums of one unit's gradients, f32, and the notes of non-finite elements that were made meanwhile.
 #[derive(Debug)]
 pub(crate) struct DeviceSums {
     pub(super) values: DeviceBuffer,
@@ -38,7 +38,7 @@ impl DeviceSums {
         &self.values
     }
 
-    /// Forgets what was noted in another step.
+    /// Clears the notes of another step.
     pub(crate) fn begin(&mut self, fabric: &Fabric, step: u64) -> Result<(), Error> {
         let cleared = self.noted.clear(&fabric.seat().stream);
         cleared.map_err(|error| fabric.device_error("reduction", step, error))
@@ -73,7 +73,7 @@ impl DeviceSums {
         Ok(DeviceAllReducing { pending, noted })
     }
 
-    /// Takes other sums in.
+    /// Adds other sums to these, or replaces these by them.
     pub(crate) fn fold_in(
         &mut self,
         fabric: &Fabric,
@@ -90,12 +90,12 @@ impl DeviceSums {
         added.map_err(|error| fabric.device_error("reduction", step, error))
     }
 
-    /// A copy on the host. Waits for it.
+    /// A copy on the host. Waits for the copy.
     pub(crate) fn to_host(&self, fabric: &Fabric, step: u64) -> Result<Vec<f32>, Error> {
         read_f32(fabric, &self.values).map_err(|error| fabric.device_error("read", step, error))
     }
 
-    /// The squared norm of each, and its first element that is not finite. Waits for all that is on its way.
+    /// The squared norm of each, and its first element that is not finite. Waits for all work that is under way.
     pub(crate) fn survey(fabric: &Fabric, all: &[&Self], step: u64) -> Result<Vec<Seen>, Error> {
         let seat = fabric.seat();
         let values: Vec<&DeviceBuffer> = all.iter().map(|sums| &sums.values).collect();
@@ -109,7 +109,7 @@ impl DeviceSums {
         Ok(seen.iter().map(one).collect())
     }
 
-    /// The first sighting in what was noted of these units. Waits for all that is on its way.
+    /// The first sighting in the notes of these units. Waits for all work that is under way.
     pub(crate) fn sighting(
         fabric: &Fabric,
         all: &[(UnitId, &Self)],
@@ -120,7 +120,7 @@ impl DeviceSums {
     }
 }
 
-/// How an element that was noted in a sum is found: by its unit and its index.
+/// Finds the sighting of an element that was noted in a sum, by its unit and its index.
 type OfSum = fn(&Fabric, UnitId, FirstFound) -> Option<Sighting>;
 
 /// The first sighting in notes; `of_sum` knows whether they are of a shard or of a whole unit.
@@ -143,7 +143,7 @@ pub(super) fn first_noted(
     Ok(sightings.flatten().min())
 }
 
-/// What this rank contributed was not finite.
+/// The sighting of an element of this rank's contribution that was not finite.
 pub(super) fn sighting_of_contribution(
     fabric: &Fabric,
     unit: UnitId,
@@ -153,7 +153,7 @@ pub(super) fn sighting_of_contribution(
     Some(Sighting { from: Some(fabric.rank().index()), ..sighting })
 }
 
-/// An element of the unit's trainable region was not finite.
+/// The sighting of an element of the unit's trainable region that was not finite.
 pub(super) fn sighting_in_unit(
     fabric: &Fabric,
     unit: UnitId,
@@ -165,7 +165,7 @@ pub(super) fn sighting_in_unit(
     Some(Sighting { when: When::Microbatch(round), parameter, from: None })
 }
 
-/// An element of this rank's shard was not finite.
+/// The sighting of an element of this rank's shard that was not finite.
 fn sighting_of_shard(
     fabric: &Fabric,
     unit: UnitId,
@@ -180,7 +180,7 @@ pub(crate) fn read_f32(fabric: &Fabric, values: &DeviceBuffer) -> Result<Vec<f32
     Ok(values.read_back(&seat.stream, seat.patience)?.values().to_f32())
 }
 
-/// A reduce-scatter on its way.
+/// A reduce-scatter that is under way.
 #[derive(Debug)]
 pub(crate) struct DeviceScattering(Pending<DeviceReduced>);
 
@@ -195,7 +195,7 @@ impl DeviceScattering {
     }
 }
 
-/// An all-reduce on its way.
+/// An all-reduce that is under way.
 #[derive(Debug)]
 pub(crate) struct DeviceAllReducing {
     pending: Pending<DeviceBuffer>,

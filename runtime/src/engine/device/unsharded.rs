@@ -19,11 +19,11 @@ use crate::non_finite::Sighting;
 #[derive(Debug)]
 pub(crate) struct DeviceUnsharded {
     units: Vec<Option<Sum>>,
-    /// What was noted of sums that were given away.
+    /// The notes of sums that were given away.
     given: Vec<(UnitId, Noted)>,
 }
 
-/// What a unit has got in a step.
+/// The sum of a unit's gradients in a step.
 #[derive(Debug)]
 struct Sum {
     flat: DeviceBuffer,
@@ -103,7 +103,7 @@ impl DeviceUnsharded {
         layout.params().iter().zip(has).map(part).collect()
     }
 
-    /// The first sighting in what was given away. Waits for all that is on its way.
+    /// The first sighting in the notes of sums that were given away. Waits for all work that is under way.
     pub(crate) fn sighting(&self, fabric: &Fabric, step: u64) -> Result<Option<Sighting>, Error> {
         let given: Vec<_> = self.given.iter().map(|(unit, noted)| (*unit, noted)).collect();
         first_noted(fabric, &given, (step, sighting_in_unit))

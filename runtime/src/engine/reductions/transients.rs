@@ -1,4 +1,4 @@
-//! Mode `Every` with replicas: what a microbatch scatters is all-reduced when it ends.
+//! Mode `Every` with replicas: the reduce-scattered sums of a microbatch are all-reduced when it ends.
 
 use std::mem;
 
@@ -10,12 +10,12 @@ use crate::engine::sums::Scattered;
 use crate::error::Error;
 
 impl Reductions {
-    /// All-reduces what the microbatch has scattered, and adds it to the partials.
+    /// All-reduces the reduce-scattered sums of the microbatch, and adds them to the partials.
     ///
-    /// Only here, where a microbatch ends and all of its gathers are done: a reduction that was waited for any earlier
-    /// could wait for a rank that waits for one of this rank's gathers.
+    /// This happens only where a microbatch ends and all of its gathers are done: an earlier wait for a reduction could
+    /// be a wait for a rank that waits for one of this rank's gathers.
     pub(super) fn settle_transients(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
-        // Lists of this microbatch, which serve the next: after an error there is none.
+        // The next microbatch reuses these lists; after an error there is none.
         let (mut scattering, mut reducing) =
             (mem::take(&mut self.scattering), mem::take(&mut self.reducing));
         for (unit, pending) in scattering.drain(..) {
