@@ -1,8 +1,8 @@
-//! Tensors of candle on a GPU: parameters are copied to them on the device, gradients are lent where they lie.
+//! candle tensors on a GPU: parameters are copied into them on the device, gradients are lent without a copy.
 //!
-//! What candle does with a tensor it puts on the stream of its device, and notes nowhere else. So what is copied from a gathered unit is
-//! put on that stream, behind the gather; and a gradient is lent as memory of others, of which candle's stream has its use back when it is
-//! packed (`DeviceBuffer::foreign`).
+//! candle puts every operation on a tensor on the stream of its device, and records it nowhere else. So a parameter is copied from
+//! its gathered unit on that stream, after the gather. A gradient is lent as foreign memory, which candle's stream may use again once
+//! the gradient is packed (`DeviceBuffer::foreign`).
 
 use std::mem;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use hsdp::GradientValues;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, DevicePart, DeviceSlice, Stream};
 use parking_lot::Mutex;
 
-/// A gathered parameter, and the device of candle to whose tensors it goes.
+/// A gathered parameter, and the candle device of the tensors that it goes into.
 #[derive(Debug)]
 pub(crate) struct Parameter {
     pub(crate) part: DevicePart,
@@ -28,19 +28,19 @@ pub(crate) struct Parameter {
 }
 
 impl Parameter {
-    /// A storage with its elements.
+    /// A new storage with the parameter's elements.
     pub(crate) fn storage(&self) -> Result<CudaStorage> {
-        let slice = self.part.on_device().expect("it lies on a device");
+        let slice = self.part.on_device().expect("a `Parameter` is on a device");
         match slice.dtype() {
             hsdp::DType::F32 => copied::<f32>(&slice, &self.device),
             hsdp::DType::F16 => copied::<f16>(&slice, &self.device),
             hsdp::DType::BF16 => copied::<bf16>(&slice, &self.device),
-            other => bail!("a parameter of dtype {other}"),
+            other => bail!("a parameter on a GPU must be f32, f16 or bf16, this one is {other}"),
         }
     }
 }
 
-/// A storage of candle's own with these elements, copied on its stream.
+/// A storage that candle owns, with these elements, copied on candle's stream.
 fn copied<T: CudaDType + DeviceRepr>(
     from: &DeviceSlice<'_>,
     device: &CudaDevice,
@@ -67,7 +67,7 @@ fn of_candle(error: &result::DriverError) -> CudaError {
     CudaError::Mismatch { operation: "copy to a tensor of candle", problem: format!("{error:?}") }
 }
 
-/// The stream of a device of candle's, as one of others.
+/// The stream of a candle device, as a foreign stream.
 fn library(device: &CudaDevice) -> Result<Arc<Stream>> {
     let stream = device.cuda_stream();
     let ordinal = stream.context().ordinal();
@@ -76,7 +76,7 @@ fn library(device: &CudaDevice) -> Result<Arc<Stream>> {
     Ok(Arc::new(unsafe { Stream::foreign(&ours, stream.cu_stream()) }))
 }
 
-/// A tensor of a parameter; no op has made it.
+/// A tensor of a parameter, a leaf of candle's graph.
 pub(crate) fn tensor_of(parameter: &Parameter, shape: Shape) -> Result<Tensor> {
     let storage = Storage::Cuda(parameter.storage()?);
     Ok(Tensor::from_storage(storage, shape, candle_core::op::BackpropOp::none(), false))
@@ -87,9 +87,11 @@ pub(crate) fn fill(tensor: &Tensor, parameter: &Parameter) -> Result<()> {
     exchange(tensor, parameter.storage()?)
 }
 
-/// Frees the storage of `tensor`, for all views of it: what is left is of a dtype that every op of candle refuses.
+/// Frees the storage of `tensor`, for all views of it. The storage that remains has a dtype that every candle op refuses.
 pub(crate) fn vacate(tensor: &Tensor) -> Result<()> {
-    let candle_core::Device::Cuda(device) = tensor.device() else { bail!("a tensor on a GPU") };
+    let candle_core::Device::Cuda(device) = tensor.device() else {
+        bail!("the parameter to free is not on a GPU")
+    };
     let slice = CudaStorageSlice::F4(device.alloc_zeros::<u8>(1)?);
     exchange(tensor, CudaStorage { slice, device: device.clone() })
 }
@@ -98,7 +100,7 @@ fn exchange(tensor: &Tensor, storage: CudaStorage) -> Result<()> {
     tensor.inplace_op1(&Exchange(Mutex::new(storage)))
 }
 
-/// Exchanges a storage as a whole. candle lends it under its lock, so nobody may be reading the tensor.
+/// Exchanges a storage as a whole. candle lends it under its lock, so no other code may be reading the tensor.
 struct Exchange(Mutex<CudaStorage>);
 
 impl InplaceOp1 for Exchange {
@@ -107,7 +109,7 @@ impl InplaceOp1 for Exchange {
     }
 
     fn cpu_fwd(&self, _: &mut candle_core::CpuStorage, _: &Layout) -> Result<()> {
-        bail!("a storage on a GPU for a tensor on the CPU")
+        bail!("exchange storage: the new storage is on a GPU, the tensor is on the CPU")
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
@@ -116,14 +118,14 @@ impl InplaceOp1 for Exchange {
     }
 }
 
-/// A copy of a tensor's elements: what an identity gives.
+/// A copy of a tensor's elements, the result of an identity op.
 pub(crate) fn copy(storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
     let Some((start, end)) = layout.contiguous_offsets() else {
         bail!("the input and the output of a unit must be contiguous, this one has {layout:?}")
     };
     if (start, end) != (0, length(storage)?) {
         bail!(
-            "the input and the output of a unit on a GPU are whole tensors, this is {start}..{end}"
+            "the input and the output of a unit on a GPU must be whole storages, this one is a part: {start}..{end}"
         )
     }
     Ok((storage.try_clone(layout)?, layout.shape().clone()))
@@ -135,21 +137,23 @@ fn length(storage: &CudaStorage) -> Result<usize> {
         DType::F64 => storage.as_cuda_slice::<f64>()?.len(),
         DType::F16 => storage.as_cuda_slice::<f16>()?.len(),
         DType::BF16 => storage.as_cuda_slice::<bf16>()?.len(),
-        _ => bail!("the input and the output of a unit are floats: f64, f32, bf16 or f16"),
+        _ => bail!("the input and the output of a unit must be f64, f32, bf16 or f16"),
     })
 }
 
-/// Lends a contiguous gradient where it lies; it is kept until the device has packed it.
+/// Lends a contiguous gradient without a copy. It is kept until the device has packed it.
 pub(crate) fn lent(tensor: Tensor) -> Result<Arc<dyn GradientValues>> {
     let (dtype, address, device) = {
         let (storage, layout) = tensor.storage_and_layout();
-        let Storage::Cuda(storage) = &*storage else { bail!("a gradient on a GPU") };
+        let Storage::Cuda(storage) = &*storage else { bail!("the gradient is not on a GPU") };
         let start = layout.start_offset();
         let (dtype, address) = match storage.dtype() {
             DType::F32 => (hsdp::DType::F32, address_of::<f32>(storage, start)?),
             DType::F16 => (hsdp::DType::F16, address_of::<f16>(storage, start)?),
             DType::BF16 => (hsdp::DType::BF16, address_of::<bf16>(storage, start)?),
-            other => bail!("gradient of dtype {other:?} on a GPU"),
+            other => {
+                bail!("a gradient on a GPU must be f32, f16 or bf16, this one is {other:?}")
+            }
         };
         (dtype, address, storage.device.clone())
     };
@@ -159,7 +163,7 @@ pub(crate) fn lent(tensor: Tensor) -> Result<Arc<dyn GradientValues>> {
     Ok(Arc::new(buffer.map_err(candle_core::Error::wrap)?))
 }
 
-/// Where an element lies.
+/// The device address of an element.
 fn address_of<T: CudaDType>(storage: &CudaStorage, element: usize) -> Result<u64> {
     let stream = storage.device.cuda_stream();
     let (start, _read) = storage.as_cuda_slice::<T>()?.device_ptr(&stream);

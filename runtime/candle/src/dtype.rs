@@ -1,12 +1,12 @@
-//! hsdp's dtypes as candle's.
+//! Conversion of hsdp's dtypes to candle's.
 
 use candle_core::{DType, Result, Tensor, bail};
 use hsdp::Precision;
 
-/// candle's name of a dtype.
+/// The candle dtype that corresponds to an hsdp dtype.
 ///
 /// # Errors
-/// For u64, which candle does not have.
+/// If `dtype` is u64, which candle does not have.
 pub fn candle_dtype(dtype: hsdp::DType) -> Result<DType> {
     Ok(match dtype {
         hsdp::DType::F32 => DType::F32,
@@ -20,7 +20,7 @@ pub fn candle_dtype(dtype: hsdp::DType) -> Result<DType> {
     })
 }
 
-/// What leaves a model of this precision: cast to its output dtype, where one is set.
+/// The output of a model, cast to the output dtype of `precision` if one is set.
 pub(crate) fn cast_output(precision: Precision, tensor: &Tensor) -> Result<Tensor> {
     match precision.output {
         Some(dtype) => tensor.to_dtype(candle_dtype(dtype)?),

@@ -1,4 +1,4 @@
-//! A gathered parameter on its way into a tensor: from the host, or from where it lies on a device.
+//! A gathered parameter on its way into a tensor, from the host or from a device.
 
 use candle_core::{Device, Result, Shape, Tensor};
 use hsdp::{Full, HostBuffer};
@@ -7,18 +7,18 @@ use hsdp::{Full, HostBuffer};
 use crate::cuda;
 use crate::storage;
 
-/// A gathered parameter, as candle's device takes it.
+/// A gathered parameter, in the form that candle's device takes.
 #[derive(Debug)]
 pub(crate) enum Gathered {
-    /// It becomes a tensor's storage without a copy.
+    /// The buffer becomes a tensor's storage without a copy.
     Host(HostBuffer),
-    /// It is copied once, on the device: a storage of candle's owns its memory.
+    /// The parameter is copied once, on the device, because a candle storage owns its memory.
     #[cfg(feature = "candle-cuda")]
     Device(cuda::Parameter),
 }
 
 impl Gathered {
-    /// The parameter, for tensors of `device`; `None` if it is taken out already.
+    /// Takes the parameter out of `full`, for tensors of `device`; `None` if it is taken out already.
     pub(crate) fn take(full: &mut Full, index: usize, device: &Device) -> Option<Self> {
         #[cfg(feature = "candle-cuda")]
         if let (Device::Cuda(device), Some(part)) = (device, full.on_device(index)) {
@@ -28,7 +28,7 @@ impl Gathered {
         full.take(index).map(Self::Host)
     }
 
-    /// A tensor of it; no op has made it.
+    /// Makes a tensor of it, as a leaf of candle's graph.
     pub(crate) fn into_tensor(self, shape: Shape) -> Result<Tensor> {
         match self {
             Self::Host(buffer) => storage::tensor_of(buffer, shape),
@@ -47,7 +47,7 @@ impl Gathered {
     }
 }
 
-/// Frees the storage of `tensor`, for all views of it, and gives what was in it on the host, unless it was vacant.
+/// Frees the storage of `tensor`, for all views of it. Returns its buffer, if that was on the host and not vacant.
 pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
     #[cfg(feature = "candle-cuda")]
     if tensor.device().is_cuda() {

@@ -1,12 +1,12 @@
-//! A GPT in ordinary candle code: what the example trains and the conformance cases check.
+//! A GPT in ordinary candle code. The example trains it, and the conformance cases check it.
 //!
 //! Pre-norm residual blocks, learned positions, causal attention, GELU in its tanh form, no tied
 //! weights. A linear weight is `[out, in]`; the rows of `attn.qkv` are q, then k, then v, each with
-//! its heads one after the other. Units: `h.0`, `h.1`, ... are the blocks, and `root` is everything
-//! else; it is used at both ends of the forward and therefore kept in between.
+//! its heads one after the other. Units: `h.0`, `h.1`, ... are the blocks, and `root` has all other
+//! parameters; it is used at both ends of the forward and therefore kept in between.
 //!
-//! Nothing here copies a weight: transposed weights go to `matmul` as views, and batches are
-//! flattened to two dims before they meet one. So a unit's parameters are gone when they are freed.
+//! No code here copies a weight: transposed weights go to `matmul` as views, and batches are
+//! flattened to two dims before a `matmul`. So no copy of a unit's parameters outlives the unit.
 
 mod config;
 mod init;
@@ -20,10 +20,10 @@ pub use self::init::init;
 pub use self::sample::{Draw, sample};
 use crate::model::{Parameters, Units};
 
-/// The unit of everything that is in no block.
+/// The unit of the parameters that are in no block.
 const ROOT: &str = "root";
 
-/// A GPT: its sizes. Parameters come from the [`Units`] that run it.
+/// The sizes and the forward of a GPT. Parameters come from the [`Units`] that run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpt {
     config: GptConfig,
@@ -46,10 +46,10 @@ impl Gpt {
     }
 
     /// The logits `[batch * length, vocab]` of the token after each of `tokens` (u32, `[batch,
-    /// length]`).
+    /// length]`). Collective where `units` is a [`Pass`](crate::Pass), as [`Units::unit`] is.
     ///
     /// # Errors
-    /// If `tokens` are longer than the context or not below `vocab`, or a unit cannot be run.
+    /// If `length` is above the context, a token is not below `vocab`, or a unit cannot be run.
     pub fn logits(&self, units: &dyn Units, tokens: &Tensor) -> Result<Tensor> {
         let mask = layers::causal_mask(tokens.dim(1)?, tokens.device())?;
         let mut x = units.unit(ROOT, tokens, &mut |p, tokens| embed(p, tokens))?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
 use hsdp_kernels::{GradientValues, Values};
 
-/// A gradient, lent where it lies; one that is not contiguous is copied.
+/// Lends a gradient without a copy; one that is not contiguous is copied.
 pub(crate) fn lent(gradient: &Tensor) -> Result<Arc<dyn GradientValues>> {
     #[cfg(feature = "candle-cuda")]
     if gradient.device().is_cuda() {
@@ -19,19 +19,23 @@ pub(crate) fn lent(gradient: &Tensor) -> Result<Arc<dyn GradientValues>> {
 #[derive(Debug)]
 pub(crate) struct TensorGradient {
     tensor: Tensor,
-    /// Of its first element in its storage.
+    /// The index of the first element in the tensor's storage.
     start: usize,
 }
 
 impl TensorGradient {
-    /// Takes a gradient over; one that is not contiguous is copied.
+    /// Takes a gradient without a copy; one that is not contiguous is copied.
     pub(crate) fn new(gradient: &Tensor) -> Result<Self> {
         let tensor = gradient.detach().contiguous()?;
         let start = {
             let (storage, layout) = tensor.storage_and_layout();
             match values(&storage) {
                 Some(_) => layout.start_offset(),
-                None => bail!("gradient of dtype {:?} on {:?}", tensor.dtype(), tensor.device()),
+                None => bail!(
+                    "a gradient must be f32, f16 or bf16 on the CPU, this one is {:?} on {:?}",
+                    tensor.dtype(),
+                    tensor.device()
+                ),
             }
         };
         Ok(Self { tensor, start })
@@ -44,10 +48,14 @@ impl GradientValues for TensorGradient {
     }
 
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
-        assert!(range.end <= self.len(), "{range:?} of a gradient of {} elements", self.len());
+        assert!(
+            range.end <= self.len(),
+            "the range {range:?} is beyond the gradient's {} elements",
+            self.len()
+        );
         let (storage, _) = self.tensor.storage_and_layout();
         let values = values(&storage)
-            .expect("`new` has checked it, and nobody replaces the storage of a gradient");
+            .expect("`new` has checked the storage, and no code replaces that of a gradient");
         visit(values.slice(self.start + range.start..self.start + range.end));
     }
 }

@@ -1,15 +1,15 @@
-//! What a model asks of whoever runs it: units by name, and in them parameters by name.
+//! The traits that a model is written against: units by name, and in them parameters by name.
 //!
 //! A model written against these two traits is ordinary candle code. [`Pass`](crate::Pass) runs it
 //! sharded, [`Plain`](crate::Plain) runs it on whole [`Var`](candle_core::Var)s.
 
 use candle_core::{Result, Tensor};
 
-/// Gives a unit's forward the parameters that it asks for.
+/// Gives a unit's forward its parameters.
 pub trait Parameters {
     /// The parameter with this name or alias, in full, in the compute dtype and the declared shape.
     ///
-    /// Asked for twice it is the same tensor, so its gradient comes in one piece.
+    /// Two calls with one name return the same tensor, so its gradient comes in one piece.
     ///
     /// # Errors
     /// If the model has no such parameter, or it cannot be gathered.
@@ -27,7 +27,7 @@ pub trait Units {
     /// If there is no such unit, its parameters cannot be gathered, or `forward` fails.
     fn unit(&self, name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor>;
 
-    /// What leaves the model, in its output dtype; as it is, where none is set.
+    /// Casts the output of the model to its output dtype. Without one, the output is unchanged.
     ///
     /// # Errors
     /// If candle cannot cast to that dtype.

@@ -29,10 +29,10 @@ use crate::storage::storage_of;
 use crate::unit::UnitState;
 use crate::usage::Usage;
 
-/// Makes a gathered parameter a tensor, by moving it, or on a GPU by a copy, and takes the tensor's gradient.
+/// Makes a tensor of a gathered parameter, by a move on the CPU and a copy on a GPU. Its backward takes the gradient.
 pub(crate) struct Unshard {
     pub(crate) unit: Arc<UnitState>,
-    /// Of the parameter in the unit.
+    /// The index of the parameter in the unit.
     pub(crate) index: usize,
     pub(crate) usage: Arc<Usage>,
     pub(crate) parameter: Mutex<Option<Gathered>>,
@@ -52,7 +52,7 @@ impl CustomOp2 for Unshard {
     ) -> Result<(CpuStorage, Shape)> {
         match self.parameter.lock().take() {
             Some(Gathered::Host(buffer)) => Ok((storage_of(buffer), self.unit.shape(self.index))),
-            _ => bail!("unshard runs once, on the device of its pass"),
+            _ => bail!("unshard ran twice, or on another device than its pass"),
         }
     }
 
@@ -68,7 +68,7 @@ impl CustomOp2 for Unshard {
             Some(Gathered::Device(parameter)) => {
                 Ok((parameter.storage()?, self.unit.shape(self.index)))
             }
-            _ => bail!("unshard runs once, on the device of its pass"),
+            _ => bail!("unshard ran twice, or on another device than its pass"),
         }
     }
 
@@ -130,7 +130,7 @@ impl CustomOp1 for AfterBackward {
     }
 }
 
-/// candle gives the result of an op a storage of its own, so an identity copies.
+/// candle gives the result of each op its own storage, so an identity copies.
 fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
     let Some((start, end)) = layout.contiguous_offsets() else {
         bail!("the input and the output of a unit must be contiguous, this one has {layout:?}")
@@ -140,7 +140,7 @@ fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         CpuStorage::F64(values) => CpuStorage::F64(values[start..end].to_vec()),
         CpuStorage::F16(values) => CpuStorage::F16(values[start..end].to_vec()),
         CpuStorage::BF16(values) => CpuStorage::BF16(values[start..end].to_vec()),
-        _ => bail!("the input and the output of a unit are floats: f64, f32, bf16 or f16"),
+        _ => bail!("the input and the output of a unit must be f64, f32, bf16 or f16"),
     };
     Ok((copied, layout.shape().clone()))
 }

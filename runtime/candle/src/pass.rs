@@ -19,9 +19,9 @@ use crate::usage::{Usage, Watch};
 /// One forward and backward of a model in candle, on parameters that exist only while they are
 /// needed.
 ///
-/// [`unit`](Self::unit) gathers a unit's parameters, runs its forward on them, and frees them;
+/// [`unit`](Self::unit) gathers a unit's parameters, runs its forward on them, and frees them.
 /// [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients as
-/// soon as they are complete. Parameters that are read twice, by one unit or by several, are one
+/// soon as they are complete. A parameter that is read twice, by one unit or by several, is one
 /// tensor.
 ///
 /// A unit that runs more than once in a forward, or of which another unit reads a parameter (by a
@@ -32,7 +32,7 @@ pub struct Pass<'step> {
     units: LiveUnits,
     /// Parameters that were read in this microbatch.
     tensors: RefCell<HashMap<ParamId, Tensor>>,
-    /// First parent of all parameters: a variable, so that candle tracks what comes from it.
+    /// First parent of all parameters: a variable, so that candle tracks the tensors made from it.
     anchor: Var,
     watch: Watch,
 }
@@ -41,19 +41,19 @@ impl<'step> Pass<'step> {
     /// Lets candle drive a microbatch.
     ///
     /// # Errors
-    /// [`Error::Candle`] if candle cannot make a variable; [`Error::Runtime`] if ranks share full copies: candle's tensors own
-    /// their elements.
+    /// [`Error::Candle`] if candle cannot make a variable; [`Error::Runtime`] if the model's full copies are shared by ranks,
+    /// which candle tensors cannot be, because each owns its elements.
     pub fn new(inner: hsdp::Pass<'step>) -> Result<Self, Error> {
         Self::on(inner, &Device::Cpu)
     }
 
-    /// As [`new`](Self::new), with tensors on `device`: the CPU, or with the feature `candle-cuda` the GPU on which the model lies. There each
-    /// parameter is copied once, on the device, into memory of candle's; gradients are lent where they lie. Made by
-    /// `candle_core::Device::new_cuda_with_stream`, on the thread of the rank: other devices of candle share a stream that is each
-    /// thread's own.
+    /// As [`new`](Self::new), with tensors on `device`: the CPU, or with the feature `candle-cuda` the GPU on which the model lies.
+    /// On a GPU each parameter is copied once, on the device, into memory of candle; gradients are lent without a copy. The rank's
+    /// own thread must make the GPU's `device` with `candle_core::Device::new_cuda_with_stream`: devices made by `new_cuda` use a
+    /// stream of the calling thread.
     ///
     /// # Errors
-    /// As there.
+    /// As [`new`](Self::new).
     pub fn on(inner: hsdp::Pass<'step>, device: &Device) -> Result<Self, Error> {
         let handle = inner.handle();
         if handle.plan().options().full_copies == FullCopies::PerProcess {
@@ -77,15 +77,15 @@ impl<'step> Pass<'step> {
 
     /// Runs `forward` with the parameters of the unit `name`.
     ///
-    /// What is computed from a parameter leaves the unit as its output: when `unit` returns, the
-    /// parameters are freed, and an op that reads one is an [`Error::Resharded`].
+    /// A value computed from a parameter must leave the unit as its output: when `unit` returns, the
+    /// parameters are freed, and an op that reads one fails with [`Error::Resharded`].
     ///
     /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
     ///
     /// # Errors
     /// [`Error::UnknownUnit`], [`Error::UnknownParameter`]; [`Error::Freed`] if a unit that is not
-    /// kept is needed a second time; [`Error::Runtime`] if a gather fails; and whatever `forward`
-    /// returns.
+    /// kept is needed a second time; [`Error::Runtime`] if a gather fails; and the error that
+    /// `forward` returns.
     pub fn unit(
         &self,
         name: &str,
@@ -113,7 +113,7 @@ impl<'step> Pass<'step> {
     /// Runs the backward of a loss that is the mean over items of total weight `weight` (tokens,
     /// say), and ends the microbatch. Returns the loss.
     ///
-    /// Collective over the shard group; in the first step over the world.
+    /// Collective over the shard group, and in the first step over the world.
     ///
     /// # Errors
     /// [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
@@ -122,10 +122,10 @@ impl<'step> Pass<'step> {
         self.backward_of(loss, |value| LossSum::from_mean(value, weight))
     }
 
-    /// As [`backward`](Self::backward), of a loss that is the sum over the items.
+    /// As [`backward`](Self::backward), for a loss that is the sum over items of total weight `weight`.
     ///
     /// # Errors
-    /// As there.
+    /// As [`backward`](Self::backward).
     pub fn backward_sum(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
         self.backward_of(loss, |value| LossSum::new(value, weight))
     }
@@ -137,7 +137,7 @@ impl<'step> Pass<'step> {
     ) -> Result<f64, Error> {
         let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
         let seed = self.inner.loss(as_sum(value))?.value();
-        // A mean over nothing is NaN, and so would be its gradient; it counts for nothing.
+        // The mean over no items is NaN, and so would be its gradient. Such a loss has seed 0.
         if seed != 0.0 {
             let _span = tracing::info_span!("backward").entered();
             (loss * seed)?.backward()?;
@@ -176,7 +176,8 @@ impl Units for Pass<'_> {
     }
 }
 
-/// Frees what is left when the microbatch ends, well or not. Tensors of its graph may live on.
+/// Frees the remaining parameters when the microbatch ends, with or without an error. Tensors of its
+/// graph may live on.
 #[derive(Debug)]
 struct LiveUnits(Vec<Arc<UnitState>>);
 

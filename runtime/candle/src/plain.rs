@@ -1,4 +1,4 @@
-//! The unsharded twin of a pass: the same model on whole parameters, in plain candle.
+//! The unsharded counterpart of a pass: the same model on whole parameters, in plain candle.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use hsdp_sharding::ModelSpec;
 use crate::dtype::{candle_dtype, cast_output};
 use crate::model::{Forward, Parameters, Units};
 
-/// Whole parameters in candle [`Var`]s: what a sharded run is compared with, and what samples from
-/// it.
+/// Whole parameters in candle [`Var`]s, to compare a sharded run with, and to sample from a trained
+/// model.
 #[derive(Debug)]
 pub struct Plain {
     spec: ModelSpec,
@@ -20,7 +20,7 @@ pub struct Plain {
 
 impl Plain {
     /// The parameters of `spec`, with f32 `values` by name, row-major, cast to the dtype that
-    /// `precision` has for parameters. Outputs are cast to its output dtype; nothing is on a wire.
+    /// `precision` has for parameters. Outputs are cast to its output dtype. Not collective.
     ///
     /// # Errors
     /// If a parameter has no values, or another number of them, or candle lacks the dtype.
@@ -32,10 +32,10 @@ impl Plain {
         Self::on(spec, values, precision, &Device::Cpu)
     }
 
-    /// The same on a device.
+    /// As [`new`](Self::new), with parameters on `device`.
     ///
     /// # Errors
-    /// As there, and those of the device.
+    /// As [`new`](Self::new), and the errors of the device.
     pub fn on(
         spec: ModelSpec,
         values: &BTreeMap<String, Vec<f32>>,

@@ -15,7 +15,7 @@ pub(crate) fn storage_of(buffer: HostBuffer) -> CpuStorage {
     }
 }
 
-/// The tensor that `buffer` becomes; no op has made it.
+/// The tensor that `buffer` becomes, a leaf of candle's graph.
 pub(crate) fn tensor_of(buffer: HostBuffer, shape: Shape) -> Result<Tensor> {
     match buffer {
         HostBuffer::F32(values) => Tensor::from_vec(values, shape, &Device::Cpu),
@@ -29,10 +29,10 @@ pub(crate) fn fill(tensor: &Tensor, buffer: HostBuffer) -> Result<()> {
     exchange(tensor, storage_of(buffer)).map(drop)
 }
 
-/// Frees the storage of `tensor`, for all views of it, and gives what was in it, unless it was vacant.
+/// Frees the storage of `tensor`, for all views of it. Returns its buffer, unless it was vacant.
 ///
-/// What is left is not an empty f32 storage, which candle's matmul would read beyond its end, but
-/// one of the dtype [`VACANT`](crate::error::VACANT), which every op of candle refuses.
+/// The storage that remains has the dtype [`VACANT`](crate::error::VACANT), which every candle op
+/// refuses. It is not an empty f32 storage, because candle's matmul would read beyond its end.
 pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
     Ok(match exchange(tensor, CpuStorage::F4(Vec::new()))? {
         CpuStorage::F32(values) => Some(values.into()),
@@ -42,15 +42,15 @@ pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
     })
 }
 
-/// Puts `storage` in the place of what is in `tensor`, and gives that.
+/// Puts `storage` into `tensor`, and returns the storage that it replaces.
 fn exchange(tensor: &Tensor, storage: CpuStorage) -> Result<CpuStorage> {
     let exchange = Exchange(Mutex::new(storage));
     tensor.inplace_op1(&exchange)?;
     Ok(exchange.0.into_inner())
 }
 
-/// Exchanges a storage as a whole. candle lends it under its lock, so nobody may be reading the
-/// tensor.
+/// Exchanges a storage as a whole. candle lends it under its lock, so no other code may be reading
+/// the tensor.
 struct Exchange(Mutex<CpuStorage>);
 
 impl InplaceOp1 for Exchange {
@@ -79,16 +79,16 @@ mod tests {
     fn a_storage_comes_and_goes_under_its_views() {
         let tensor = parameter();
         let view = tensor.t().expect("two dims");
-        vacate(&tensor).expect("nobody reads it");
+        vacate(&tensor).expect("no code reads it");
         assert!(view.contiguous().is_err());
-        fill(&tensor, HostBuffer::F32(vec![5.0, 6.0, 7.0, 8.0])).expect("nobody reads it");
+        fill(&tensor, HostBuffer::F32(vec![5.0, 6.0, 7.0, 8.0])).expect("no code reads it");
         assert_eq!(view.to_vec2::<f32>().expect("f32"), [[5.0, 7.0], [6.0, 8.0]]);
     }
 
     #[test]
     fn every_kind_of_op_refuses_a_freed_parameter() {
         let (freed, whole) = (parameter(), parameter());
-        vacate(&freed).expect("nobody reads it");
+        vacate(&freed).expect("no code reads it");
         let rows = Tensor::new(&[0_u32], &Device::Cpu).expect("one index");
         let attempts = [
             ("matmul, right", whole.matmul(&freed)),

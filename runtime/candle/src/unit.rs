@@ -7,9 +7,9 @@
 //!                          \______________(kept)__________________/
 //! ```
 //!
-//! It is done when every trainable parameter that was read has its gradient, since candle finishes
-//! all readers of a tensor before the tensor itself, and when nobody holds it for its frozen
-//! parameters, which have no gradient that could say so (see [`Usage`](crate::usage::Usage)).
+//! A unit is done when two conditions hold. Every trainable parameter that was read has its
+//! gradient: candle finishes all readers of a tensor before the tensor itself. And no use holds the
+//! unit for its frozen parameters, which have no gradient (see [`Usage`](crate::usage::Usage)).
 
 use std::mem;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::gradient;
 pub(crate) struct UnitState {
     id: UnitId,
     handle: PassHandle,
-    /// Where candle computes.
+    /// The device on which candle computes.
     device: Device,
     ledger: Mutex<Ledger>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct UnitState {
 #[derive(Debug)]
 struct Ledger {
     contents: Contents,
-    /// What was read, by parameter: a tensor without an op that shares the storage.
+    /// For each parameter that was read, a tensor without an op that shares its storage.
     storages: Vec<Option<Tensor>>,
     gradients: Vec<Option<Arc<dyn GradientValues>>>,
     /// Trainable parameters that were read and have no gradient yet.
@@ -52,7 +52,7 @@ enum Contents {
     Unused,
     /// Freed after its use in the forward; the storages are vacant.
     Freed,
-    /// Gathered; the parameters that were read are in their storages, and here are the others.
+    /// Gathered. The parameters that were read are in their storages; the others are in this `Full`.
     Full(Full),
     /// Not needed any more in this microbatch.
     Done,
@@ -71,7 +71,7 @@ impl UnitState {
         Self { id, handle, device, ledger: Mutex::new(ledger) }
     }
 
-    /// Whether the parameter is trained.
+    /// Whether the parameter is trainable or frozen.
     pub(crate) fn role(&self, index: usize) -> Role {
         self.handle.plan().spec()[self.id].params[index].role
     }
@@ -119,13 +119,13 @@ impl UnitState {
     /// Takes out a parameter that was not read before.
     ///
     /// # Panics
-    /// If the unit is not full or the parameter was read: the pass sees to both.
+    /// If the unit is not full or the parameter was read before. The pass ensures that neither is so.
     pub(crate) fn take(&self, index: usize) -> Gathered {
         match &mut self.ledger.lock().contents {
             Contents::Full(full) => {
-                Gathered::take(full, index, &self.device).expect("the pass keeps what was read")
+                Gathered::take(full, index, &self.device).expect("the pass takes a parameter once")
             }
-            other => unreachable!("the pass has gathered the unit, and it is {other:?}"),
+            other => unreachable!("the pass has gathered the unit, but it is {other:?}"),
         }
     }
 
@@ -144,7 +144,7 @@ impl UnitState {
         }
     }
 
-    /// Takes the complete gradient of a parameter; the last one sends the unit on its way.
+    /// Takes the complete gradient of a parameter. The last one starts the reduction of the unit.
     pub(crate) fn accept(&self, index: usize, gradient: &Tensor) -> Result<(), Error> {
         let mut ledger = self.ledger.lock();
         ledger.gradients[index] = Some(gradient::lent(gradient)?);
@@ -165,8 +165,8 @@ impl UnitState {
         self.settle(&mut ledger)
     }
 
-    /// After the backward: reduces the gradients that came, though others did not, and frees the
-    /// parameters.
+    /// After the backward: frees the parameters, and reduces the gradients that came, even if others
+    /// are missing.
     pub(crate) fn finish(&self) -> Result<(), Error> {
         let mut ledger = self.ledger.lock();
         ledger.free(Contents::Done)?;
@@ -189,7 +189,7 @@ impl UnitState {
         self.reduce(ledger)
     }
 
-    /// Reduces what there is; a unit without any gradient is left to the end of the microbatch.
+    /// Reduces the gradients that there are. A unit without any is left to the end of the microbatch.
     fn reduce(&self, ledger: &mut Ledger) -> Result<(), Error> {
         if ledger.gradients.iter().all(Option::is_none) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! One use of a unit in the forward: what it read, and what its backward still needs.
+//! One use of a unit in the forward: the units that it read, and those that its backward needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ pub(crate) struct Usage {
     input_has_gradient: AtomicBool,
 }
 
-/// Whether a hook on the unit's input says when the backward of this use is over.
+/// Whether a hook on the unit's input reports when the backward of this use is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watch {
     /// No: nothing frozen is read, or nothing before this use is differentiated. Units of which
@@ -34,33 +34,33 @@ impl Usage {
         add(&mut self.reads.lock(), unit);
     }
 
-    /// Notes that this use reads a frozen parameter of `unit`: it is held until the
-    /// [`release`](Self::release), which nobody calls where the input is not watched.
+    /// Notes that this use reads a frozen parameter of `unit`. The unit is held until
+    /// [`release`](Self::release), which is never called where the input is not watched.
     pub(crate) fn reads_frozen(&self, unit: &Arc<UnitState>) {
         if add(&mut self.held.lock(), unit) {
             unit.hold();
         }
     }
 
-    /// At the end of the use in the forward.
+    /// Reshards the units that this use read, at its end in the forward.
     pub(crate) fn reshard(&self) -> Result<(), Error> {
         self.reads.lock().iter().try_for_each(|unit| unit.reshard())
     }
 
-    /// Before the backward of the use.
+    /// Gathers the units that this use read, before its backward.
     pub(crate) fn gather(&self) -> Result<(), Error> {
         self.reads.lock().iter().try_for_each(|unit| unit.gather_again())
     }
 
-    /// After the backward of the use.
+    /// Releases the units that this use holds, after its backward.
     pub(crate) fn release(&self) -> Result<(), Error> {
         self.held.lock().drain(..).try_for_each(|unit| unit.release())
     }
 
-    /// Zeros like `input`, once, if anybody will ask for its gradient.
+    /// Zeros like `input` at the first call, if candle tracks `input`; else `None`.
     ///
     /// `input` is the second parent of this use's parameters. If none of the forward's own ops
-    /// differentiates it, candle would look for its gradient in vain, and panic.
+    /// differentiates it, candle would find no gradient for it, and panic.
     pub(crate) fn gradient_of(&self, input: &Tensor) -> candle_core::Result<Option<Tensor>> {
         if !input.track_op() || self.input_has_gradient.swap(true, Ordering::Relaxed) {
             return Ok(None);
@@ -69,7 +69,7 @@ impl Usage {
     }
 }
 
-/// Whether `unit` was not there before.
+/// Adds `unit`, and returns whether it is new.
 fn add(units: &mut Vec<Arc<UnitState>>, unit: &Arc<UnitState>) -> bool {
     let new = !units.iter().any(|known| Arc::ptr_eq(known, unit));
     if new {

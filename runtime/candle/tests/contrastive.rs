@@ -1,4 +1,4 @@
-//! The example as a program: it verifies itself, learns, and says what is wrong with its input.
+//! The example as a program: it verifies itself, learns, and names errors of its input.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Misuse is an error that says what was wrong, and what the runtime said stays typed.
+//! Misuse is an error that names the cause, and the runtime's error stays typed.
 
 mod common;
 

@@ -74,7 +74,7 @@ fn a_weight_on_the_left_of_a_matmul() {
     });
 }
 
-/// What every rank adds up in its microbatches, in the order of the accumulation mode.
+/// The sum of all ranks' microbatches, in the order of the accumulation mode.
 fn total(mode: Accumulation, microbatches: usize, part: &dyn Fn(usize, usize) -> Named) -> Named {
     // 2 x 2: each row shards, and the rows are replicas.
     let rows = || [[0, 1], [2, 3]].into_iter();
@@ -143,7 +143,7 @@ fn parameters_come_in_the_compute_dtype_and_outputs_leave_in_theirs() {
         output: Some(HsdpDType::F32),
         ..Precision::default()
     };
-    // Sharded and whole alike.
+    // The same loss runs on sharded and on whole parameters.
     let loss = |units: &dyn Units| {
         let x = input(0, 2, 4).to_dtype(DType::BF16)?;
         let y = units.unit("layer.0", &x, &mut |p, x| common::layer(p, 0, x))?;

@@ -1,4 +1,4 @@
-//! The example as a program that ends before its time, and is taken up again.
+//! The example as a program that ends early and is resumed.
 
 #![cfg(unix)]
 
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use common::example;
 
-/// How long a program may take to get anywhere.
+/// The longest time that a program may take to make a step.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A folder with a text and the files of a run.
@@ -60,7 +60,7 @@ impl Place {
         self.start(arguments).wait_with_output().expect("it ends")
     }
 
-    /// The steps that a run tells of, but for the time that they took.
+    /// The steps in a run's metrics, without the time that they took.
     fn steps(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.out().join("metrics.jsonl")).unwrap_or_default();
         let step = |line: &str| {
@@ -71,7 +71,7 @@ impl Place {
         text.lines().filter_map(step).collect()
     }
 
-    /// Waits until a run tells of a step.
+    /// Waits until a step is in a run's metrics.
     fn wait_for(&self, step: usize, run: &mut Child) {
         let begun = Instant::now();
         while self.steps().len() <= step {
@@ -91,7 +91,7 @@ fn numbers(steps: &[Value]) -> Vec<u64> {
     steps.iter().map(|step| step["step"].as_u64().expect("a number")).collect()
 }
 
-/// The steps whose checkpoints are there.
+/// The names of the checkpoints in the folder.
 fn saved(out: &Path) -> Vec<String> {
     let entries = fs::read_dir(out.join("checkpoints")).expect("a folder");
     let names = entries.map(|it| it.expect("there").file_name().to_string_lossy().into_owned());

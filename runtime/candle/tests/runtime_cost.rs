@@ -1,4 +1,4 @@
-//! The comparison as a program: what it refuses, what it says, and that it can fail.
+//! The comparison as a program: the options that it refuses, its output, and its failure.
 
 mod common;
 

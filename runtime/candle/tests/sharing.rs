@@ -17,7 +17,7 @@ fn assert_same_as_plain(spec: &ModelSpec, loss: fn(&dyn Units) -> Result<Tensor>
         let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
         let mut got = gradients.full(&model).expect("a gather");
         for (id, param) in spec.params() {
-            // What has no gradient in candle has zeros here, and is known to have none.
+            // A parameter without a gradient in candle has zeros here, and is known to have no gradient.
             if !want.contains_key(&param.name) {
                 let zeros = got.remove(&param.name).unwrap_or_default();
                 assert!(zeros.iter().all(|value| *value == 0.0), "{}: {zeros:?}", param.name);
@@ -103,8 +103,8 @@ fn what_the_loss_does_not_need_gets_no_gradient() {
 
 #[test]
 fn an_input_that_the_forward_does_not_differentiate_gets_zeros() {
-    // layer.1 sees only the size of its input, and candle panics if nobody gives the input's
-    // gradient. So layer.0 gets zeros, where plain candle would give it nothing.
+    // layer.1 reads only the size of its input, and candle panics if no op gives the input's
+    // gradient. So layer.0 gets zeros, where plain candle would give it no gradient.
     let loss = |units: &dyn Units| {
         let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| layer(p, 0, x))?;
         units.unit("layer.1", &x, &mut |p, x| layer(p, 1, &x.zeros_like()?))?.sqr()?.mean_all()
@@ -164,8 +164,8 @@ fn a_unit_without_trainable_parameters() {
 
 #[test]
 fn a_frozen_parameter_that_two_units_read_stays_for_both() {
-    // The backward of layer.0, whose input nobody differentiates, reads what was given back by the
-    // backward of `scale`, which is over by then.
+    // The backward of layer.0, whose input is not differentiated, reads the parameter that the backward
+    // of `scale`, which is over by then, has released.
     let scale = Unit::new("scale").param(Param::new("scale.weight", [4]).frozen()).keep();
     let spec = ModelSpec::new().unit(layer_unit(0, 4)).unit(scale);
     let loss = |units: &dyn Units| {
@@ -184,7 +184,7 @@ fn a_frozen_parameter_that_two_units_read_stays_for_both() {
 
 #[test]
 fn ranks_may_skip_different_units() {
-    // Rank 0 does not run layer.1, rank 1 not layer.2; neither waits for the other for ever.
+    // Rank 0 does not run layer.1, rank 1 not layer.2; neither waits for the other forever.
     hsdp::world(2, |world| {
         let rank = world.rank().index();
         let mut model = sharded(world, layers(3, 4), Mesh::new(1, 2).expect("two shards"));

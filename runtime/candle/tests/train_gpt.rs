@@ -1,4 +1,4 @@
-//! The example as a program: its exit codes, and what it leaves behind.
+//! The example as a program: its exit codes and its files.
 
 mod common;
 
@@ -92,7 +92,7 @@ fn help_is_no_failure() {
 const MESHES: [&str; 5] = ["1x1", "1x4", "2x2", "4x1", "2x3"];
 const EXACTLY: &str = "losses, gradients and parameters bit-identical";
 
-/// Three steps beside the unsharded twin: what is verified, and that something was trained.
+/// Runs three steps beside the unsharded twin. Asserts the text of the verification, and that parameters were updated.
 fn verify(arguments: &[&str], phrase: &str) {
     let place = Workplace::new();
     let out = place.path("out").display().to_string();
@@ -149,7 +149,7 @@ fn a_run_leaves_its_files_and_the_same_numbers_each_time() {
     check_pictures(&place.path("one"));
 }
 
-/// Loss and gradient norm of each step, as they are written.
+/// Loss and gradient norm of each step, as text from the file.
 fn numbers(out: &Path) -> Vec<[String; 2]> {
     let text = fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
     let record = |line: &str| -> [String; 2] {

@@ -1,4 +1,4 @@
-//! Pairs of views: each pair is of a point in a latent space, seen through two fixed maps, with noise.
+//! Pairs of views. Each pair shows one point of a latent space through two fixed maps, with noise.
 
 use candle_core::{DType, Device, Result, Tensor};
 use rand::{RngExt as _, SeedableRng as _};
@@ -12,10 +12,10 @@ const LATENT: usize = 6;
 /// Numbers of a view.
 pub(crate) const VIEW: usize = 24;
 
-/// How far the noise moves a number of a view, whose own size is about 1.
+/// The scale of the noise on a number of a view, whose own scale is about 1.
 const NOISE: f64 = 0.25;
 
-/// What a stream of random numbers is for; batches have the streams from `BATCHES` on.
+/// The use of a stream of random numbers. Batches have the streams from `BATCHES` on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stream {
     Maps,
@@ -23,7 +23,7 @@ pub(crate) enum Stream {
     Batch(usize),
 }
 
-/// Random numbers that depend on the seed and on what they are for, and on nothing else: not on how many ranks there are.
+/// Random numbers that depend on the seed and the stream alone, not on the number of ranks.
 pub(crate) fn numbers(seed: u64, stream: Stream) -> impl FnMut() -> f64 {
     const BATCHES: u64 = 2;
     let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -67,7 +67,7 @@ impl Pairs {
         Ok(Self { views: [view()?, view()?] })
     }
 
-    /// A rank's part of it.
+    /// A rank's part of the batch of a step: `[batch / ranks, VIEW]` each.
     pub(crate) fn of_rank(options: &Options, step: usize, rank: usize) -> Result<Self> {
         let Self { views: [one, other] } = Self::whole(options, step)?;
         let (start, len) = (rank * options.share(), options.share());
@@ -75,7 +75,7 @@ impl Pairs {
     }
 }
 
-/// The place of each of these pairs' partners among all pairs, `[len, 1]`.
+/// The index of each of these pairs' partners among all pairs: i64, `[len, 1]`.
 pub(crate) fn partners(start: usize, len: usize) -> Result<Tensor> {
     let places: Vec<i64> = (start..start + len).map(|place| place as i64).collect();
     Tensor::from_vec(places, (len, 1), &Device::Cpu)?.to_dtype(DType::I64)

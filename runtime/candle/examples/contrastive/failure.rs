@@ -1,12 +1,12 @@
-//! How the program ends when it does not end well: a line on stderr and an exit code.
+//! How the program ends with a failure: a line on stderr and an exit code.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Why the program gives up.
+/// The reason for which the program fails.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// What it was asked to do makes no sense. Exit code 2.
+    /// The options cannot be used. Exit code 2.
     Input(String),
     /// Training failed. Exit code 1.
     Training(String),

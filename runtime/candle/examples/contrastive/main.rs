@@ -1,12 +1,12 @@
-//! Trains two towers to tell which views are of the same point, among all ranks' pairs, and beside them the same on one rank.
+//! Trains two towers to find the views of the same point among all ranks' pairs, and with `--verify` the same on one rank.
 //!
 //! ```text
 //! cargo run --release --example contrastive
 //! cargo run --release --example contrastive -- --ranks 8 --dtype f64 --verify
 //! ```
 //!
-//! The loss of a rank's pairs needs the embeddings of all ranks' pairs: they are gathered, and gradients come back through
-//! the gather. No wrapper is involved: parameters are Replicate, their gradients Partial, and the types say so.
+//! The loss of a rank's pairs needs the embeddings of all ranks' pairs: they are gathered, and gradients flow back through
+//! the gather. No wrapper is involved: by their types, parameters are Replicate and their gradients Partial.
 //!
 //! In reading order: `model` (the towers and the loss), `train` (a rank's whole work), `sgd`, `data`, `options`; `twin` and
 //! `verify` (one rank with the whole batch, in plain candle), `report`, `failure`, `threads`.

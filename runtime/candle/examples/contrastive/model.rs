@@ -8,16 +8,16 @@ use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _};
 use super::data::{Stream, VIEW, matrix, numbers};
 use super::options::Options;
 
-/// What all ranks hold, and each uses in its own way. The ranks are the shard axis; the replicate axis has one.
+/// A value that all ranks hold, and each uses in its own way. The ranks are the shard axis; the replicate axis has size 1.
 pub(crate) type Copied = Dist<Invariant, Replicate>;
 
-/// What each rank has of its own.
+/// A value of which each rank has its own.
 pub(crate) type Own = Dist<Invariant, Varying>;
 
 /// Numbers of an embedding.
 const EMBEDDING: usize = 16;
 
-/// By what similarities are divided, before they are compared.
+/// Similarities are divided by this before they are compared.
 pub(crate) const TEMPERATURE: f64 = 0.1;
 
 /// Two matrices for each of two towers.
@@ -25,7 +25,7 @@ pub(crate) const TEMPERATURE: f64 = 0.1;
 pub(crate) struct Parameters(pub(crate) [Var; 4]);
 
 impl Parameters {
-    /// The same on all ranks.
+    /// The initial parameters, the same on all ranks.
     pub(crate) fn new(options: &Options) -> candle_core::Result<Self> {
         let mut number = numbers(options.seed, Stream::Parameters);
         let mut parameter = |rows: usize, columns: usize| {
@@ -48,7 +48,7 @@ pub(crate) fn tower(view: &Own, [hidden, embed]: [&Copied; 2]) -> Result<Own, Er
     y.broadcast_div(&y.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?)
 }
 
-/// The sum of this rank's pairs' losses, and how many find their partner.
+/// The sum of the losses of this rank's pairs, and the number of those that find their partner.
 #[derive(Debug)]
 pub(crate) struct Contrast {
     pub(crate) loss: Own,
@@ -56,7 +56,7 @@ pub(crate) struct Contrast {
 }
 
 impl Contrast {
-    /// Has each of `mine` look for its partner among those of all ranks; `places` says where that is.
+    /// Compares each of `mine` with those of all ranks, to find its partner. `places` has the partners' indices. Collective.
     pub(crate) fn new(mine: &Own, others: &Own, places: &Own) -> Result<Self, Error> {
         let all: Copied = others.all_gather(OnShard)?;
         let logits = mine.matmul(&all.transpose(0, 1)?)?.scale(1.0 / TEMPERATURE)?;

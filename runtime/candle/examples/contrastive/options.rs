@@ -5,38 +5,38 @@ use clap::{Parser, ValueEnum};
 
 use super::failure::Failure;
 
-/// Threads beyond this are no test of anything.
+/// The most ranks that may run as threads of one process.
 const MAX_RANKS: usize = 64;
 
 /// Trains two towers by a contrastive loss, on ranks that are threads
 #[derive(Clone, Debug, Parser)]
 #[command(name = "contrastive", version)]
 pub(crate) struct Options {
-    /// Ranks, each with its own part of a batch
+    /// Number of ranks; each has its own part of a batch
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = counted)]
     pub(crate) ranks: usize,
 
-    /// Updates of the parameters
+    /// Number of steps; each step updates the parameters once
     #[arg(long, value_name = "COUNT", default_value_t = 300, value_parser = counted)]
     pub(crate) steps: usize,
 
-    /// Pairs of a batch, of all ranks together; the ranks share them evenly
+    /// Number of pairs in a batch, of all ranks together; a multiple of --ranks
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = counted)]
     pub(crate) batch: usize,
 
-    /// Size of the towers' hidden layer
+    /// Number of elements of the towers' hidden layer
     #[arg(long, value_name = "SIZE", default_value_t = 64, value_parser = counted)]
     pub(crate) width: usize,
 
-    /// Of the data and of the initial parameters
+    /// Seed of the data and of the initial parameters
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Also train on one rank with the whole batch, and fail unless losses and parameters agree
+    /// Also train on one rank with the whole batch, and fail unless losses and parameters agree; off by default
     #[arg(long)]
     pub(crate) verify: bool,
 
-    /// Dtype of everything
+    /// Dtype of the data, the parameters and the gradients
     #[arg(long, value_name = "DTYPE", default_value = "f32")]
     pub(crate) dtype: Float,
 }
@@ -72,7 +72,7 @@ impl Options {
             if !error.use_stderr() {
                 error.exit();
             }
-            // The first line says it all; what follows is advice and usage.
+            // The first line is the error; the rest is advice and usage.
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default();
             Failure::Input(line.strip_prefix("error: ").unwrap_or(line).to_owned())
@@ -92,7 +92,7 @@ impl Options {
             return Err(Failure::Input(what));
         }
         if batch < 2 {
-            let what = "a batch of 1 pair has nothing to tell apart: at least 2".to_owned();
+            let what = "a batch of 1 pair has no other pair to compare with: at least 2".to_owned();
             return Err(Failure::Input(what));
         }
         Ok(())

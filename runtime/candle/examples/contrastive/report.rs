@@ -1,4 +1,4 @@
-//! What is shown while training runs, and at its end.
+//! The progress bar while training runs, and the report at its end.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -9,13 +9,13 @@ use super::train::Run;
 /// Lines of the table at the end.
 const LINES: usize = 10;
 
-/// What is known of a step, before its update.
+/// The results of a step, before its update.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub(crate) step: usize,
     /// The mean over all ranks' pairs, in both directions.
     pub(crate) loss: f64,
-    /// The part of all views whose partner is the nearest of all ranks' views.
+    /// The fraction of all views whose partner is the nearest of all ranks' views.
     pub(crate) accuracy: f64,
 }
 
@@ -34,7 +34,7 @@ impl Progress {
         Ok(Self { bar: ProgressBar::new(steps as u64).with_style(style), records: Vec::new() })
     }
 
-    /// A step is done.
+    /// Shows and records a step that is done.
     pub(crate) fn add(&mut self, record: Record) {
         let Record { loss, accuracy, .. } = record;
         self.bar.set_message(format!("loss {loss:.3}  {:.1} % found", 100.0 * accuracy));
@@ -42,14 +42,14 @@ impl Progress {
         self.records.push(record);
     }
 
-    /// Training is done: all records.
+    /// Ends the bar, and returns all records.
     pub(crate) fn finish(self) -> Vec<Record> {
         self.bar.finish();
         self.records
     }
 }
 
-/// The means of a tenth of the steps in each line, and what was verified.
+/// Prints the means of each tenth of the steps, and the result of `--verify`.
 #[expect(clippy::print_stdout, reason = "this is where the program tells its user")]
 pub(crate) fn print(options: &Options, run: &Run) {
     let Options { ranks, batch, .. } = *options;
@@ -68,8 +68,8 @@ pub(crate) fn print(options: &Options, run: &Run) {
                 println!("losses and parameters of {steps} steps bit-identical to plain candle's")
             }
             bound => println!(
-                "losses and parameters of {steps} steps within {:.1e} of plain candle's with the whole batch; {bound:.1e} \
-                 is what roundings explain",
+                "losses and parameters of {steps} steps within {:.1e} of plain candle's with the whole batch; rounding \
+                 explains up to {bound:.1e}",
                 verified.apart
             ),
         }

@@ -7,7 +7,7 @@ use super::model::Parameters;
 const LEARNING_RATE: f64 = 0.01;
 const MOMENTUM: f64 = 0.9;
 
-/// What is kept of earlier gradients.
+/// The state of the optimizer: the velocity of each parameter, after the first update.
 #[derive(Debug, Default)]
 pub(crate) struct Sgd {
     velocities: Option<[Tensor; 4]>,

@@ -16,14 +16,14 @@ use super::report::{Progress, Record};
 use super::sgd::Sgd;
 use super::verify::{Verified, Verifier};
 
-/// What came of it.
+/// The results of a training run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) records: Vec<Record>,
     pub(crate) verified: Option<Verified>,
 }
 
-/// What only rank 0 has.
+/// The state that only rank 0 has.
 #[derive(Debug)]
 struct Desk {
     progress: Progress,
@@ -46,7 +46,7 @@ pub(crate) fn train(options: &Options, progress: Progress) -> Result<Run, Failur
             Err(failure) => failures.push(failure),
         }
     }
-    // Of their failures, the one that the others only echo.
+    // The original failure comes before those that only echo it.
     failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
     if let Some(first) = failures.into_iter().next() {
         return Err(first);
@@ -56,7 +56,7 @@ pub(crate) fn train(options: &Options, progress: Progress) -> Result<Run, Failur
     Ok(Run { records: progress.finish(), verified: verifier.map(Verifier::verified) })
 }
 
-/// A rank at work.
+/// The state of one rank in training.
 #[derive(Debug)]
 struct Rank<'a> {
     world: World,

@@ -8,7 +8,7 @@ use super::model::{Parameters, TEMPERATURE};
 use super::options::Options;
 use super::sgd::Sgd;
 
-/// One process that has it all.
+/// The state of that process.
 #[derive(Debug)]
 pub(crate) struct Twin {
     pub(crate) parameters: Parameters,
@@ -20,7 +20,7 @@ impl Twin {
         Ok(Self { parameters: Parameters::new(options)?, sgd: Sgd::default() })
     }
 
-    /// One update; the loss before it.
+    /// Makes one update, and returns the loss before it.
     pub(crate) fn step(&mut self, options: &Options, step: usize) -> Result<Tensor> {
         let [a, b, c, d] = self.parameters.0.each_ref().map(|parameter| parameter.as_tensor());
         let Pairs { views: [one, other] } = Pairs::whole(options, step)?;

@@ -1,12 +1,12 @@
-//! Whether the ranks do what one rank with the whole batch does.
+//! Checks that the ranks compute what one rank with the whole batch computes.
 //!
-//! After each step the twin goes on from the ranks' parameters, so that differences do not grow from step to step, but for
-//! what the momentum keeps: a tenth of a gradient's at most, at this learning rate.
+//! After each step the twin takes over the ranks' parameters. So differences do not grow from step to step, except for those
+//! that the momentum keeps: a tenth of a gradient's at most, at this learning rate.
 //!
-//! On one rank every op is the same, and so is every bit. On more, a gradient is the sum of the ranks' sums: of the same
-//! terms, in another order. A sum of `n` terms is off by at most `n` roundings of half an epsilon each, of the size of
-//! its terms; one that goes through several sums, the forward's and the backward's, by as many times that. So numbers may
-//! differ by `SUMS n epsilon` in proportion to the largest, where `n` is the longest sum that there is.
+//! On one rank every op is the same, and so is every bit. On more ranks, a gradient is the sum of the ranks' sums: it has the
+//! same terms, in another order. A sum of `n` terms is off by at most `n` roundings of half an epsilon each, relative to the
+//! size of its terms. A number that goes through several sums, of the forward and the backward, is off by as many times that.
+//! So numbers may differ by `SUMS n epsilon` relative to the largest, where `n` is the length of the longest sum.
 
 use candle_core::{DType, Tensor};
 
@@ -16,17 +16,17 @@ use super::options::Options;
 use super::report::Record;
 use super::twin::Twin;
 
-/// Sums, one after the other, that a gradient goes through: two matmuls, a norm and a softmax, there and back.
+/// The number of consecutive sums in a gradient: two matmuls, a norm and a softmax, in the forward and in the backward.
 const SUMS: f64 = 8.0;
 
-/// How far apart the two were at most, in proportion to the largest number, and how far they might have been.
+/// The largest difference between the two, relative to the largest number, and the bound on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Verified {
     pub(crate) apart: f64,
     pub(crate) bound: f64,
 }
 
-/// A twin, and what was found so far.
+/// A twin, and the result so far.
 #[derive(Debug)]
 pub(crate) struct Verifier {
     options: Options,
@@ -72,8 +72,8 @@ impl Verifier {
             if apart.is_nan() || apart > self.verified.bound {
                 let (ranks, bound) = (self.options.ranks, self.verified.bound);
                 return Err(Failure::Disagreement(format!(
-                    "step {step}: a {what} is {got:e} on {ranks} ranks and {want:e} on one: {apart:.1e} apart, in \
-                     proportion to the largest; {bound:.1e} is what roundings explain"
+                    "step {step}: {what} is {got:e} on {ranks} ranks and {want:e} on one rank: the difference is \
+                     {apart:.1e} of the largest number, rounding explains up to {bound:.1e}"
                 )));
             }
             self.verified.apart = self.verified.apart.max(apart);

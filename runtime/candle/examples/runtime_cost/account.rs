@@ -1,7 +1,7 @@
-//! Where the time of a step goes: what the spans of its rank threads add up to.
+//! The parts of a step's time: the sums of the spans of its rank threads.
 //!
-//! A span is charged what it lasts, without the spans of this list inside it. Time is that of a clock
-//! on the wall, so a thread that waits for a core is charged too, wherever it waits.
+//! A span is charged its duration, without that of the listed spans inside it. Durations are of wall
+//! time, so they include the time that a thread waits for a core.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,17 +17,17 @@ use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
 
-/// A step that is counted; everything else happens in it.
+/// The span of a step that is counted. All other spans are inside it.
 const STEP: &str = "step";
 
-/// The spans that are told apart, and what happens in them.
+/// The listed spans, each with a description.
 const PARTS: [(&str, &str); 11] = [
     ("forward", "the model's forward"),
     ("backward", "the model's backward"),
     ("begin", "the step's header"),
-    ("gather", "issued, and waited for"),
-    ("reduce", "reduce-scatters, issued"),
-    ("finish", "reductions waited for, all-reduce, agreement"),
+    ("gather", "issuing gathers and waiting for them"),
+    ("reduce", "issuing reduce-scatters"),
+    ("finish", "waiting for reductions, all-reduce, agreement"),
     ("copy", "copies of parameters and gradients"),
     ("exchange", "adding up all threads' gradients"),
     ("meet", "waiting for the other threads"),
@@ -40,24 +40,25 @@ pub(crate) fn counted(step: usize) -> Span {
     if step > 0 { info_span!("step") } else { Span::none() }
 }
 
-/// Adds up spans. One for the whole program, from its opening on.
+/// The sums of spans. There is one for the whole program.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Account(Arc<Mutex<BTreeMap<&'static str, Duration>>>);
 
 thread_local! {
-    /// The spans that this thread is in: since when, and how long others were open inside.
+    /// The spans that this thread is in: the name, the start, and the time of listed spans inside.
     static OPEN: RefCell<Vec<(&'static str, Instant, Duration)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Account {
-    /// From now on all threads are charged.
+    /// Starts to charge the spans of all threads.
     pub(crate) fn open() -> Result<Self, Box<dyn Error>> {
         let account = Self::default();
         tracing::subscriber::set_global_default(Registry::default().with(account.clone()))?;
         Ok(account)
     }
 
-    /// What there is, a line a part, as means of so many `steps` of all ranks together; begins anew.
+    /// Returns the sums, a line for each part, as means of `steps` steps of all ranks together. Then
+    /// all sums are 0.
     pub(crate) fn take(&self, steps: usize) -> String {
         let charged = std::mem::take(&mut *self.0.lock());
         let total: Duration = charged.values().sum();

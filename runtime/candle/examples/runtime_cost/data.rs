@@ -1,10 +1,10 @@
-//! Batches of made-up tokens: what they are does not matter for the time.
+//! Batches of made-up tokens. Their values do not matter for the time.
 
 use candle_core::{Device, Error, Result, Tensor};
 
 use crate::size::{BATCH, CONTEXT};
 
-/// About as many as a text has different characters.
+/// The number of different tokens, about as many as a text has different characters.
 pub(crate) const VOCABULARY: usize = 96;
 
 /// Tokens of a microbatch on a rank.

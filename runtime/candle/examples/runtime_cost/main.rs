@@ -1,4 +1,4 @@
-//! What the runtime costs: a sharded step against the same threads, each with the whole model.
+//! The cost of the runtime: a sharded step against the same threads, each with the whole model.
 //!
 //! ```text
 //! cargo run --release --example runtime_cost
@@ -6,9 +6,9 @@
 //!
 //! Both sides have the same threads, batches, model code, and kernel of AdamW, at the sizes of
 //! `train_gpt`. The plain side ([`plain`]) has no collectives: ranks add up one another's gradients
-//! in shared memory, each a part. The two alternate, and take turns to be the first, so that whatever
-//! else the machine does hits both alike. One more run of each, which is not compared, says where the
-//! time goes ([`account`]).
+//! in shared memory, each a part. The two alternate, and take turns to be the first, so that other
+//! load on the machine affects both alike. One more run of each, which is not compared, measures the
+//! parts of a step ([`account`]).
 
 mod account;
 mod data;
@@ -35,19 +35,19 @@ use crate::account::Account;
 /// Measures a sharded training step against the same threads that each train on the whole model.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Replicas x shards
+    /// Mesh of replicas x shards; the product is the number of threads
     #[arg(long, default_value = size::MESH)]
     mesh: Mesh,
-    /// Runs of each side
+    /// Number of runs of each side
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Steps of a run; the first is not counted
+    /// Number of steps in a run; the first is not counted
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..))]
     steps: u32,
-    /// Fail if a sharded step takes more than this times a plain one
+    /// Fail if the median sharded step takes more than RATIO times the median plain one; no limit by default
     #[arg(long, value_name = "RATIO")]
     at_most: Option<f64>,
-    /// Run one side only, for a profiler
+    /// Run one side only, for a profiler, and print nothing; by default both sides run and are compared
     #[arg(long, conflicts_with = "at_most")]
     only: Option<Side>,
 }
@@ -58,7 +58,7 @@ enum Side {
     Sharded,
 }
 
-/// What both sides do.
+/// The work of both sides.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     gpt: Gpt,
@@ -141,7 +141,7 @@ fn run_both(work: &Work, round: u32) -> Result<(Times, Times), Box<dyn Error>> {
     Ok((Side::Plain.run(work)?, Side::Sharded.run(work)?))
 }
 
-/// Runs each side once more, and says where its time goes.
+/// Runs each side once more, and prints the parts of its steps.
 fn show_accounts(work: &Work) -> Result<(), Box<dyn Error>> {
     let mut out = io::stdout().lock();
     let account = Account::open()?;
@@ -153,7 +153,7 @@ fn show_accounts(work: &Work) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// In milliseconds.
+/// The median in milliseconds.
 fn median(times: &[Duration]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();

@@ -1,9 +1,9 @@
 //! The plain side: every thread has the whole model, and gradients are added up in shared memory.
 //!
-//! Each thread adds up and updates one part of the flat parameters, so nothing is computed twice,
-//! and nothing is communicated but by reading what another thread has written. A step copies the
-//! model once, into the variables that a thread keeps, and its gradients once, to where the others
-//! read them. That is as little as a data-parallel step can do.
+//! Each thread adds up and updates one part of the flat parameters, so no result is computed twice,
+//! and threads communicate only by reading memory that another thread has written. A step copies the
+//! model once, into the variables that a thread keeps, and its gradients once, into a buffer that the
+//! others read. That is as little as a data-parallel step can do.
 
 mod parts;
 
@@ -30,12 +30,12 @@ use crate::size::MICROBATCHES;
 use crate::update::adamw_step;
 use crate::{Times, Work, account};
 
-/// What the threads share.
+/// The state that the threads share.
 struct Shared {
     barrier: Barrier,
     /// All parameters, one after the other, by name.
     parameters: Parts,
-    /// By rank: its gradients, likewise.
+    /// By rank: its gradients, in the same order.
     gradients: Vec<RwLock<Vec<f32>>>,
     /// By rank: the squared norm of its part of the sum.
     squared_norms: Vec<Mutex<f64>>,
@@ -63,7 +63,8 @@ pub(crate) fn run(work: &Work) -> Result<Times, Box<dyn Error>> {
     Ok(times.into_iter().next().ok_or("a mesh has a rank")?.map_err(|_| "rank 0 panicked")?)
 }
 
-/// What `rank` returns. If it fails, the others would wait at the barrier for ever: it ends them all.
+/// Runs `rank`, and returns its times. A failure ends the process, because the others would wait at the
+/// barrier forever.
 fn or_give_up(rank: impl FnOnce() -> candle_core::Result<Times>) -> Times {
     let give_up = |what: &dyn Display| -> ! {
         #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
@@ -84,14 +85,14 @@ fn initial(work: &Work) -> BTreeMap<String, Vec<f32>> {
     spec.params().map(|(_, param)| (param.name.clone(), gpt::init(param, 0))).collect()
 }
 
-/// One thread.
+/// The state of one thread.
 struct Rank<'a> {
     work: &'a Work,
     shared: &'a Shared,
     rank: usize,
     /// This thread's own copy of the parameters.
     model: Plain,
-    /// Of the flat parameters: what this thread adds up and updates.
+    /// The range of the flat parameters that this thread adds up and updates.
     part: Range<usize>,
     sum: Vec<f32>,
     first_moment: Vec<f32>,
@@ -146,7 +147,7 @@ impl<'a> Rank<'a> {
         info_span!("backward").in_scope(|| (loss * TOKENS as f64)?.backward())
     }
 
-    /// Adds up this thread's gradients, to where all read them.
+    /// Adds up this thread's gradients, in the buffer that all threads read.
     fn collect(&self, gradients: &[GradStore]) -> candle_core::Result<()> {
         let _span = info_span!("copy").entered();
         let mut flat = self.shared.gradients[self.rank].write();
@@ -181,7 +182,7 @@ impl<'a> Rank<'a> {
         *self.shared.squared_norms[self.rank].lock() = hsdp_kernels::squared_norm(&self.sum);
     }
 
-    /// Clips by the norm of all parts, and updates this thread's.
+    /// Clips by the norm of all parts, and updates this thread's part.
     fn update(&mut self, step: u64) {
         let squares = self.shared.squared_norms.iter().map(|squared| *squared.lock());
         let step = adamw_step(&self.work.adamw, step, squares.sum::<f64>().sqrt());
@@ -205,7 +206,7 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// The values of a contiguous f32 tensor, where they lie.
+/// Lends the values of a contiguous f32 tensor to `visit`, without a copy.
 fn read(tensor: &Tensor, visit: impl FnOnce(&[f32])) {
     let (storage, layout) = tensor.storage_and_layout();
     if let Storage::Cpu(CpuStorage::F32(values)) = &*storage {

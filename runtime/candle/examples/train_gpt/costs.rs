@@ -1,4 +1,4 @@
-//! What a run cost a rank: as the plan says, and as measured by other means.
+//! The costs of a run on a rank: as planned, and as measured independently of the plan.
 
 #[cfg(feature = "cuda")]
 use hsdp::Offload;
@@ -20,15 +20,16 @@ pub(crate) struct Compared<T> {
 /// One rank's costs.
 #[derive(Debug)]
 pub(crate) struct Costs {
-    /// Of the whole run, by collective: calls, and bytes that came from other ranks.
+    /// The calls of each collective in the whole run, and the bytes that came from other ranks.
     pub(crate) traffic: Vec<(Op, Compared<Flow>)>,
-    /// The peak of each category, by its name; of the device, if the model lies on one, and of what is offloaded from there.
+    /// The peak bytes of each category, by its name. They are of the device if the model lies on one, with those of the host for
+    /// the offloaded parts.
     pub(crate) memory: Vec<(String, Compared<ByteCount>)>,
 }
 
 impl Costs {
-    /// The costs of this rank since `before`, in so many steps: bytes as they were added up where they were copied
-    /// and reduced, memory as the allocator counted it.
+    /// The costs of this rank in the `steps` steps since `before`. Bytes are counted where they are copied and reduced,
+    /// memory by the allocator.
     pub(crate) fn of(
         model: &ShardedModel,
         (before, steps): (&LedgerSnapshot, u64),
@@ -56,7 +57,7 @@ impl Costs {
     }
 }
 
-/// What the plan says of this rank's memory, and what was measured.
+/// This rank's peak memory, planned and measured.
 fn held(model: &ShardedModel) -> Vec<(String, Compared<ByteCount>)> {
     #[cfg(feature = "cuda")]
     if model.is_on_device() {
@@ -90,11 +91,11 @@ fn peaks(
     ]
 }
 
-/// Whether calls and bytes are exactly as planned on all ranks, in words.
+/// Checks that calls and bytes are exactly as planned on all ranks of this process. Returns a sentence that says so.
 pub(crate) fn check_traffic(ranks: &[Costs]) -> Result<String, Failure> {
     let differ = ranks.iter().filter(|costs| !costs.traffic_as_planned()).count();
     match differ {
-        // Those of other processes are theirs to compare.
+        // Each other process compares its own.
         0 if ranks.len() == 1 => Ok("calls and bytes are exactly as planned".to_owned()),
         0 => Ok(format!("calls and bytes are exactly as planned, on all {} ranks", ranks.len())),
         _ => Err(Failure::Disagreement(format!(

@@ -1,4 +1,4 @@
-//! Where a rank's part of the model lies, and where candle computes.
+//! The device of a rank's part of the model, and the device on which candle computes.
 
 use candle_core::{Device, Result};
 use hsdp::{Launched, Placement, World};
@@ -6,14 +6,14 @@ use hsdp::{Launched, Placement, World};
 use super::failure::Failure;
 use super::options::Options;
 
-/// The place that was asked for, as far as it is this process's: those of one machine get its devices in turn.
+/// The placement of this process, from the one on the command line: the processes of one machine get its devices in turn.
 pub(crate) fn of_process(asked: Placement) -> std::result::Result<Placement, Failure> {
     let launched = Launched::from_env().map_err(Failure::input)?;
     let process_here = launched.and_then(|launched| launched.rank_here).unwrap_or(0);
     asked.dealt_to(process_here).map_err(|problem| Failure::input(format!("--device: {problem}")))
 }
 
-/// Has NCCL carry what lies on devices, where ranks are processes.
+/// Connects the ranks by NCCL if they are processes and the model lies on devices. Collective.
 pub(crate) fn connect(world: &World, options: &Options) -> std::result::Result<(), Failure> {
     match options.device {
         Placement::Host => Ok(()),
@@ -34,8 +34,8 @@ fn by_nccl(_: &World, device: Placement) -> std::result::Result<(), Failure> {
     Err(Failure::input(format!("--device {device} in processes: build with --features nccl")))
 }
 
-/// Where a rank's tensors lie: on the GPU where its part of the model does, if this program has candle's kernels for that; on the
-/// CPU otherwise. Made on the thread of the rank, which gets a stream of its own.
+/// The candle device of a rank: the GPU of its part of the model if this program is built with `candle-cuda`, else the CPU. The
+/// rank's own thread must make it, so that it has a stream of its own.
 pub(crate) fn of(options: &Options) -> Result<Device> {
     #[cfg(feature = "candle-cuda")]
     if let hsdp::Placement::Cuda { ordinal, .. } = options.device {

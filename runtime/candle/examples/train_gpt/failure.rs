@@ -1,4 +1,4 @@
-//! How the program ends when it does not end well: a line on stderr, of a run that failed also what led to it, and an exit
+//! How the program ends with a failure: a line on stderr, for a failed run also the operations that led to it, and an exit
 //! code.
 
 use std::fmt;
@@ -6,22 +6,23 @@ use std::process::ExitCode;
 
 use hsdp_comm::{FlightRecord, explain};
 
-/// What asks for an end.
+/// The number of the signal.
 const SIGTERM: u8 = 15;
 
-/// Why the program gives up.
+/// The reason for which the program fails.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// What it was asked to do makes no sense. Exit code 2.
+    /// The options or the input cannot be used. Exit code 2.
     Input(String),
-    /// The same, and rank 0 says so, with its exit code: at any other than 0 here a launcher would end rank 0 before it has.
+    /// The same, reported by rank 0 with its exit code. Exit code 0 here: with any other, a launcher would end rank 0 before its
+    /// report.
     Elsewhere,
     /// Training failed. Exit code 1.
     Training(String),
     /// A collective failed, most often because another rank gave up. Exit code 1.
     Peer(String),
-    /// A signal has ended the run, after so many steps. Exit code 128 and the signal's number; of a signal that came to another
-    /// process as of SIGTERM.
+    /// A signal has ended the run after `steps` steps. Exit code 128 plus the signal's number; SIGTERM's number if the signal
+    /// came to another process.
     Stopped { signal: Option<u8>, steps: usize },
     /// The sharded run differs from its unsharded twin, or from its plan. Exit code 1.
     Disagreement(String),
@@ -36,7 +37,7 @@ impl Failure {
         Self::Training(what.to_string())
     }
 
-    /// The same, with what the ranks' last operations say about it.
+    /// The same failure, with an explanation from the ranks' last operations.
     pub(crate) fn explained(self, records: &[FlightRecord]) -> Self {
         let explain = |what: String| match records {
             [] => what,
@@ -49,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// Whether it is this process's to say.
+    /// Whether this process reports the failure.
     pub(crate) fn is_told(&self) -> bool {
         !matches!(self, Self::Elsewhere)
     }
@@ -68,7 +69,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(what) => write!(f, "{what}"),
-            Self::Elsewhere => f.write_str("rank 0 says why"),
+            Self::Elsewhere => f.write_str("rank 0 reports the failure"),
             Self::Training(what) | Self::Peer(what) => write!(f, "training failed: {what}"),
             Self::Stopped { signal: Some(signal), steps } => {
                 write!(f, "stopped by signal {signal} after step {steps}")
@@ -81,7 +82,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What a rank ran into.
+/// The failure of a rank with this error.
 impl From<hsdp_candle::Error> for Failure {
     fn from(error: hsdp_candle::Error) -> Self {
         match error {

@@ -1,14 +1,14 @@
-//! Trains a character-level GPT on a mesh of replicas x shards whose ranks are threads, or processes under MPI.
+//! Trains a character-level GPT on a mesh of replicas x shards whose ranks are threads or processes.
 //!
 //! ```text
 //! cargo run --release --example train_gpt
 //! cargo run --release --example train_gpt -- --mesh 2x3 --steps 50 --verify --out run
 //! ```
 //!
-//! In reading order: `train` (a rank's whole work, and what an embedder copies), `options`, `recipe`,
+//! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `recipe`,
 //! `ranks`, `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
-//! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace`, `threads`. They know one another as `super`,
-//! since `tests/verify.rs` has this file as a module of its own, to run `tests`.
+//! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace`, `threads`. The modules import each other
+//! through `super`, because `tests/verify.rs` includes this file as a module to run `tests`.
 
 mod costs;
 mod device;
@@ -70,11 +70,11 @@ fn run() -> Result<ExitCode, Failure> {
     let Options { layers, width, heads, context, .. } = options;
     let config = GptConfig { vocab: corpus.vocabulary(), context, width, heads, layers };
     let gpt = Gpt::new(config).map_err(Failure::input)?;
-    // From here on there are threads, and files.
+    // The input is checked. Threads and files exist only from here on.
     threads::divide_cores(options.mesh.world_size()).map_err(Failure::training)?;
     let ranks = Ranks::of(&options)?;
     let trained = run_on(&ranks, options, &corpus, gpt);
-    // Told before the ranks end: a launcher kills the others as soon as one process is gone.
+    // The failure is printed before the ranks end: a launcher kills the others as soon as one process is gone.
     Ok(trained.map_or_else(|failure| tell(&failure), |()| ExitCode::SUCCESS))
 }
 
@@ -98,7 +98,7 @@ fn run_on(ranks: &Ranks, options: Options, corpus: &Corpus, gpt: Gpt) -> Result<
     }
 }
 
-/// What rank 0 shows and keeps.
+/// Prints the report of rank 0, and writes its files.
 fn report(job: &Job<'_>, run: &Run, output: Option<Output>) -> Result<(), Failure> {
     let options = job.options;
     if run.records.is_empty() {

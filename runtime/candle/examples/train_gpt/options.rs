@@ -9,47 +9,47 @@ use hsdp_comm::Fault;
 use super::failure::Failure;
 use super::size;
 
-/// Threads beyond this are no test of anything.
+/// The most ranks that may run as threads of one process.
 const MAX_RANKS: usize = 64;
 
-/// Trains a character-level GPT on a mesh of replicas x shards whose ranks are threads
+/// Trains a character-level GPT on a mesh of replicas x shards whose ranks are threads or processes
 #[derive(Clone, Debug, Parser)]
 #[command(name = "train_gpt", version)]
 pub(crate) struct Options {
-    /// A UTF-8 text to learn from; without it, the Markdown files of this repository
+    /// UTF-8 text file to train on; by default the Markdown files of this repository
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Option<PathBuf>,
 
-    /// Replicas x shards, such as 2x2; their product is the number of ranks
+    /// Mesh of replicas x shards, such as 2x2; the product is the number of ranks
     #[arg(long, value_name = "RxS", default_value = size::MESH)]
     pub(crate) mesh: Mesh,
 
-    /// What the ranks are: threads of this process, the processes that mpirun has started (built with --features mpi), or those on
-    /// GPUs that `hsdp launch --comm nccl` or torchrun has started (built with --features nccl)
+    /// How the ranks run and communicate
     #[arg(long, value_name = "COMM", value_enum, default_value_t = Comm::Threads)]
     pub(crate) comm: Comm,
 
-    /// Where the model lies and is reduced and updated: cpu, cuda or cuda:1 (built with --features cuda, or candle-cuda: then candle computes there, too)
+    /// Device on which the model is kept, reduced and updated: cpu, cuda or cuda:N (a build with --features cuda; with
+    /// candle-cuda candle computes there too)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: Placement,
 
-    /// What of a model on a device is kept in host memory, and updated there: none, optimizer or all
-    #[arg(long, value_name = "WHAT", default_value = "none")]
+    /// Part of a model on a GPU that is kept and updated in host memory: none, optimizer or all
+    #[arg(long, value_name = "PART", default_value = "none")]
     pub(crate) offload: Offload,
 
-    /// Microbatches of a step, on each rank
+    /// Number of microbatches in a step, on each rank
     #[arg(long, value_name = "COUNT", default_value_t = size::MICROBATCHES, value_parser = counted)]
     pub(crate) microbatches: usize,
 
-    /// Sequences of a microbatch
+    /// Number of sequences in a microbatch
     #[arg(long, value_name = "COUNT", default_value_t = size::BATCH, value_parser = counted)]
     pub(crate) batch: usize,
 
-    /// Updates of the parameters
+    /// Number of steps; each step updates the parameters once
     #[arg(long, value_name = "COUNT", default_value_t = 300, value_parser = counted)]
     pub(crate) steps: usize,
 
-    /// Dtype of gathered parameters, in which the model computes: f32, bf16 or f16
+    /// Dtype of gathered parameters and of the model's computation: f32, bf16 or f16
     #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
     pub(crate) param_dtype: DType,
 
@@ -57,71 +57,73 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
     pub(crate) reduce_dtype: DType,
 
-    /// When microbatches are communicated: reduce-scatter, every or local
+    /// When gradients are communicated: reduce-scatter (scattered in each microbatch, all-reduced once a step), every (both in
+    /// each microbatch) or local (both once a step)
     #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
     pub(crate) accumulation: Accumulation,
 
-    /// Units that are gathered ahead
+    /// Number of units that are gathered before they are needed
     #[arg(long, value_name = "UNITS", default_value_t = 1)]
     pub(crate) prefetch: usize,
 
-    /// Blocks of the model
+    /// Number of transformer blocks
     #[arg(long, value_name = "COUNT", default_value_t = size::LAYERS, value_parser = counted)]
     pub(crate) layers: usize,
 
-    /// Size of the residual stream
+    /// Number of elements of the residual stream; a multiple of --heads
     #[arg(long, value_name = "SIZE", default_value_t = size::WIDTH, value_parser = counted)]
     pub(crate) width: usize,
 
-    /// Attention heads; they divide the width
+    /// Number of attention heads in a block
     #[arg(long, value_name = "COUNT", default_value_t = size::HEADS, value_parser = counted)]
     pub(crate) heads: usize,
 
-    /// Characters that the model sees
+    /// Number of characters in a sequence
     #[arg(long, value_name = "LENGTH", default_value_t = size::CONTEXT, value_parser = counted)]
     pub(crate) context: usize,
 
-    /// Peak learning rate; it warms up linearly, then falls along a cosine to a tenth
+    /// Peak learning rate; it rises linearly over the first twentieth of the steps, then falls along a cosine to a tenth
     #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = rate)]
     pub(crate) lr: f64,
 
-    /// Of the initial parameters, the batches and the sample
+    /// Seed of the initial parameters, the batches and the sample
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Also train the model unsharded, and fail unless losses and gradients agree
+    /// Also train the model unsharded, and fail unless losses and gradients agree; off by default
     #[arg(long)]
     pub(crate) verify: bool,
 
-    /// Seconds that a rank waits for the others before it gives the run up
+    /// Seconds that a rank waits for other ranks before the run fails; ignored with --verify
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     pub(crate) deadline: f64,
 
-    /// What goes wrong on purpose, such as "rank 1, step 3, unit 2, reduce: freeze"; may be given again
+    /// Fault to inject, such as "rank 1, step 3, unit 2, reduce: freeze"; repeat the option for more; none by default
     #[arg(long = "fault", value_name = "FAULT")]
     pub(crate) faults: Vec<Fault>,
 
-    /// Save a checkpoint in DIR/checkpoints after every so many steps; SIGTERM saves one, too
+    /// Save a checkpoint in DIR/checkpoints after every STEPS steps, at the end, and on SIGINT or SIGTERM; off by default
     #[arg(long, value_name = "STEPS", value_parser = counted, requires = "out")]
     pub(crate) save_every: Option<usize>,
 
-    /// Go on from the newest checkpoint in DIR/checkpoints, if there is one, on whatever mesh
+    /// Resume from the newest checkpoint in DIR/checkpoints, if there is one; the mesh may differ; off by default
     #[arg(long, requires = "out", conflicts_with = "verify")]
     pub(crate) resume: bool,
 
-    /// Keep loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev) there; of a run that fails, flight/
+    /// Directory for loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev), and for flight/ if the run
+    /// fails; by default no file is written
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
 
-/// What the ranks are.
+/// How the ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Comm {
     /// Threads of this process.
     Threads,
-    /// Processes under MPI.
+    /// Processes that mpirun has started (needs a build with --features mpi).
     Mpi,
-    /// Processes on GPUs, that `hsdp launch` or torchrun has started.
+    /// Processes on GPUs that `hsdp launch --comm nccl` or torchrun has started (needs a build with --features nccl).
     Nccl,
 }
 
@@ -132,7 +134,7 @@ impl Options {
             if !error.use_stderr() {
                 error.exit();
             }
-            // What comes before the first empty line says it all; what follows is advice and usage.
+            // The lines before the first empty one are the error; the rest is advice and usage.
             let text = error.to_string();
             let said: Vec<&str> =
                 text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
@@ -156,7 +158,7 @@ impl Options {
         Ok(())
     }
 
-    /// What all ranks must have been told alike: which device a rank has is its own affair.
+    /// The options that must be equal on all ranks. The number of a rank's device may differ.
     pub(crate) fn shared(&self) -> String {
         format!("{:?} on {}", Self { device: Placement::Host, ..self.clone() }, self.device)
     }
@@ -170,7 +172,7 @@ impl Options {
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if seconds > 0.0 && seconds <= 1e9 => Ok(seconds),
-        _ => Err("it is a number of seconds above 0".to_owned()),
+        _ => Err("expected a number of seconds above 0 and at most 1e9".to_owned()),
     }
 }
 

@@ -28,7 +28,7 @@ impl Output {
         Ok(Self { folder: folder.to_owned(), trace: Trace::start(&file)? })
     }
 
-    /// What ends the trace.
+    /// The switch that ends the trace.
     pub(crate) fn trace_switch(&self) -> Switch {
         self.trace.switch()
     }
@@ -38,7 +38,7 @@ impl Output {
         self.folder.join("metrics.jsonl")
     }
 
-    /// Writes what is known at the end.
+    /// Writes the summary and the plot of the loss, at the end of the run.
     pub(crate) fn finish(self, job: &Job<'_>, run: &Run) -> Result<(), Failure> {
         let summary =
             serde_json::to_string_pretty(&report::summary(job, run)).map_err(Failure::training)?;
@@ -53,15 +53,15 @@ impl fmt::Debug for Output {
     }
 }
 
-/// `metrics.jsonl`, a line a step.
+/// `metrics.jsonl`, one line for each step.
 #[derive(Debug)]
 pub(crate) struct Metrics(BufWriter<File>);
 
 impl Metrics {
-    /// Begins the file with what it has of the steps before the first that is made now.
+    /// Begins the file with its existing lines for the steps before `first`, the first step that this run makes.
     pub(crate) fn from_step(path: &Path, first: usize) -> Result<Self, Failure> {
         let kept = saving::lines_before(path, first);
-        // A run that is killed here has either all lines or those that are kept.
+        // If the run is killed here, the file has either all its old lines or the kept ones.
         let new = path.with_extension("jsonl.new");
         let rewrite = || {
             let mut file = File::create(&new)?;
@@ -75,7 +75,7 @@ impl Metrics {
     pub(crate) fn add(&mut self, record: &StepRecord) -> Result<(), Failure> {
         serde_json::to_writer(&mut self.0, record).map_err(Failure::training)?;
         writeln!(self.0).map_err(Failure::training)?;
-        // A run that is killed has the lines of the steps that it made.
+        // If the run is killed, the file has the lines of all steps that it made.
         self.0.flush().map_err(Failure::training)
     }
 }

@@ -1,4 +1,4 @@
-//! The loss as a picture.
+//! A plot of the loss.
 
 use std::error::Error;
 use std::path::Path;

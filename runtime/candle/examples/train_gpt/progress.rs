@@ -1,4 +1,4 @@
-//! What is shown and kept while training runs.
+//! The progress bar and the records of steps while training runs.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,7 @@ impl Progress {
         Ok(Self { bar, metrics, trace: output.map(Output::trace_switch), records: Vec::new() })
     }
 
-    /// Steps are made from this one on.
+    /// Starts at step `first`.
     pub(crate) fn resume(&mut self, first: usize) -> Result<(), Failure> {
         self.bar.set_position(first as u64);
         if let Some((path, metrics)) = &mut self.metrics {
@@ -51,7 +51,7 @@ impl Progress {
         Ok(())
     }
 
-    /// A step is done.
+    /// Shows and records a step that is done.
     pub(crate) fn add(&mut self, record: StepRecord) -> Result<(), Failure> {
         let StepRecord { loss, grad_norm, seconds, .. } = record;
         let rate = record.tokens as f64 / seconds;
@@ -68,7 +68,7 @@ impl Progress {
         Ok(())
     }
 
-    /// Training is done: all records.
+    /// Ends the bar, and returns all records.
     pub(crate) fn finish(self) -> Result<Vec<StepRecord>, Failure> {
         self.bar.finish();
         Ok(self.records)

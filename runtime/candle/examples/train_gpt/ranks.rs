@@ -1,4 +1,4 @@
-//! What the ranks are: threads of this process, or processes under MPI or on GPUs.
+//! How the ranks run: as threads of this process, or as processes under MPI or on GPUs.
 
 #[cfg(feature = "nccl")]
 use hsdp::control;
@@ -10,7 +10,7 @@ use super::failure::Failure;
 use super::options::{Comm, Options};
 use super::recipe;
 
-/// What the ranks are.
+/// How the ranks run.
 #[derive(Debug)]
 pub(crate) enum Ranks {
     /// Threads of this process, all of them.
@@ -24,7 +24,7 @@ pub(crate) enum Ranks {
 }
 
 impl Ranks {
-    /// As the command line says. Processes wait for each other here.
+    /// Joins the ranks as the command line says. Processes wait for each other here.
     pub(crate) fn of(options: &Options) -> Result<Self, Failure> {
         let ranks = match options.comm {
             Comm::Threads => return Ok(Self::Threads),
@@ -42,7 +42,7 @@ impl Ranks {
         }
     }
 
-    /// Which process this is, of how many.
+    /// The index of this process, and the number of processes.
     fn place(&self) -> (usize, usize) {
         match self {
             Self::Threads => (0, 1),
@@ -53,12 +53,12 @@ impl Ranks {
         }
     }
 
-    /// Whether this process has rank 0, which shows and keeps what happens.
+    /// Whether this process has rank 0, which shows progress and writes the files.
     pub(crate) fn has_first(&self) -> bool {
         self.place().0 == 0
     }
 
-    /// Runs the ranks of this process; what each of them returned.
+    /// Runs the ranks of this process, and returns the result of each.
     pub(crate) fn launch<T: Send>(
         &self,
         options: &Options,

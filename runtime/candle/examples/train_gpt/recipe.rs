@@ -1,4 +1,4 @@
-//! How the model is trained: what the command line means to the runtime.
+//! How the model is trained: the command line as options of the runtime.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use hsdp::{
 
 use super::options::Options;
 
-/// How ranks wait for one another.
+/// The options of the world: its deadline, its faults and the folder of its flight records.
 pub(crate) fn world(options: &Options) -> WorldOptions {
     let faults = options.faults.clone();
     let flight_dir = options.out.as_ref().map(|out| out.join("flight"));
@@ -27,7 +27,7 @@ pub(crate) fn world(options: &Options) -> WorldOptions {
     }
 }
 
-/// The dtypes.
+/// The dtypes of parameters and of gradients on the wire.
 pub(crate) fn precision(options: &Options) -> Precision {
     Precision {
         parameters: options.param_dtype,
@@ -39,7 +39,7 @@ pub(crate) fn precision(options: &Options) -> Precision {
 /// How the model is sharded and reduced.
 pub(crate) fn model(options: &Options) -> ModelOptions {
     let precision = precision(options);
-    // f16 ends at 65504 above, and at 6e-8 below: gradients are scaled into its middle.
+    // f16 ranges from 6e-8 to 65504: gradients are scaled into its middle.
     let loss_scaling = match [precision.parameters, precision.wire].contains(&DType::F16) {
         true => LossScaling::Dynamic(DynamicScale { initial: 1024.0, ..DynamicScale::default() }),
         false => LossScaling::Off,
@@ -65,7 +65,7 @@ pub(crate) fn adamw(options: &Options) -> AdamWOptions {
     }
 }
 
-/// Up over the first twentieth of the run, then down along a cosine to a tenth.
+/// The learning rate rises over the first twentieth of the run, then falls along a cosine to a tenth.
 pub(crate) fn learning_rate(options: &Options) -> LearningRate {
     let steps = options.steps as u64;
     LearningRate::warmup_cosine(options.lr, options.lr / 10.0, steps.div_ceil(20), steps)

@@ -1,4 +1,4 @@
-//! The end of a run: what is printed, and `summary.json`.
+//! The end of a run: the printed report, and `summary.json`.
 
 use std::io::{self, Write};
 
@@ -27,7 +27,7 @@ pub(crate) fn print(job: &Job<'_>, run: &Run) -> Result<(), Failure> {
         sample(job, run)?
     );
     match io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever closed the pipe has read enough.
+        // The reader that closed the pipe needs no more.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.map_err(Failure::training),
     }
@@ -118,7 +118,7 @@ fn sample(job: &Job<'_>, run: &Run) -> Result<String, Failure> {
     Ok(job.corpus.text(&tokens))
 }
 
-/// What `summary.json` says: totals of the run, by rank.
+/// The contents of `summary.json`: totals of the run, by rank.
 pub(crate) fn summary(job: &Job<'_>, run: &Run) -> Value {
     let spec = job.gpt.config().spec();
     let [first, last] = losses(run);

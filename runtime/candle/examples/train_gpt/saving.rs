@@ -1,4 +1,4 @@
-//! Checkpoints of the run: when they are saved, and from where it goes on.
+//! Checkpoints of the run: when they are saved, and how the run resumes from one.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::failure::Failure;
 use super::options::Options;
 use super::text::Corpus;
 
-/// Where checkpoints are, in the folder of `--out`.
+/// The folder of checkpoints, in that of `--out`.
 const FOLDER: &str = "checkpoints";
 
 /// The run's checkpoints.
@@ -22,7 +22,7 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
-    /// Opens the run's folder, if it is to have checkpoints. Collective.
+    /// Opens the run's folder of checkpoints, if the options ask for any. Collective.
     pub(crate) fn open(
         model: &ShardedModel,
         (options, corpus): (&Options, &Corpus),
@@ -37,10 +37,10 @@ impl Saving {
         Ok(Some(Self { checkpoints, every, recipe: recipe(options, corpus) }))
     }
 
-    /// Goes on from the newest checkpoint, if there is one. Collective.
+    /// Loads the newest checkpoint, if there is one. Collective.
     ///
     /// # Errors
-    /// `Failure::Input` if that is of a run with another seed or text, whose steps these would not be.
+    /// `Failure::Input` if the checkpoint is of a run with another seed or text, whose batches differ from this run's.
     pub(crate) fn resume(
         &self,
         model: &mut ShardedModel,
@@ -62,9 +62,9 @@ impl Saving {
         Ok(())
     }
 
-    /// Saves after a step, if it is time, while training goes on; or waits for it, since the run ends. Collective.
+    /// Saves after a step: in the background if a checkpoint is due, or before it returns if the run ends. Collective.
     ///
-    /// A save that fails while the run goes on is a warning: the next may succeed.
+    /// A save that fails while the run goes on is only a warning, because the next one may succeed.
     pub(crate) fn after_step(
         &mut self,
         (model, optimizer): (&ShardedModel, &AdamW),
@@ -87,18 +87,18 @@ impl Saving {
 /// Whether the run ends with a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ends {
-    /// It goes on.
+    /// The run goes on.
     No,
-    /// It was told to end, or all steps are made.
+    /// A signal has ended the run, or all steps are made.
     Yes,
 }
 
-/// What decides what a step sees, beside its number and the mesh.
+/// The values that determine a step's batches, besides its number and the mesh.
 fn recipe(options: &Options, corpus: &Corpus) -> Value {
     json!({ "seed": options.seed, "text": format!("{:016x}", corpus.digest()) })
 }
 
-/// Keeps the lines of steps before one that is taken up again: those that are whole.
+/// The complete lines of `metrics` that are of steps before `step`.
 pub(crate) fn lines_before(metrics: &Path, step: usize) -> Vec<String> {
     let text = std::fs::read_to_string(metrics).unwrap_or_default();
     let is_before = |line: &&str| {

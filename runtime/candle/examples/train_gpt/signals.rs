@@ -1,4 +1,4 @@
-//! Signals that ask the run to end: the step that is under way is made to its end on all ranks.
+//! Signals that ask the run to end. All ranks complete the current step first.
 
 use std::io;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Signals that have come.
+/// The signals, each with whether it has come.
 #[derive(Debug, Default)]
 pub(crate) struct Signals(Vec<(u8, Arc<AtomicBool>)>);
 
 impl Signals {
-    /// Nothing but a note is made of the first one from now on; a second one of a kind ends the process, as it always did.
+    /// From now on the first signal of each kind is only noted. A second one of the same kind ends the process, as by default.
     pub(crate) fn listen() -> io::Result<Self> {
         let mut signals = Self::default();
         for signal in [SIGINT, SIGTERM] {
@@ -24,7 +24,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// The number of one that has come.
+    /// The number of a signal that has come.
     pub(crate) fn caught(&self) -> Option<u8> {
         let caught = self.0.iter().find(|(_, caught)| caught.load(Ordering::Relaxed));
         caught.map(|(signal, _)| *signal)

@@ -1,4 +1,4 @@
-//! The sizes of a run, unless the command line says otherwise. `runtime_cost` measures at the same.
+//! The default sizes of a run. `runtime_cost` measures with the same.
 
 /// Replicas x shards.
 pub(crate) const MESH: &str = "2x2";
@@ -6,11 +6,11 @@ pub(crate) const MESH: &str = "2x2";
 pub(crate) const MICROBATCHES: usize = 2;
 /// Sequences of a microbatch.
 pub(crate) const BATCH: usize = 4;
-/// Blocks.
+/// Transformer blocks.
 pub(crate) const LAYERS: usize = 3;
 /// Size of the residual stream.
 pub(crate) const WIDTH: usize = 96;
 /// Attention heads.
 pub(crate) const HEADS: usize = 4;
-/// Characters that the model sees.
+/// Characters in a sequence.
 pub(crate) const CONTEXT: usize = 64;

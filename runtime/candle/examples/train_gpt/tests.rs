@@ -1,4 +1,4 @@
-//! `--verify` can fail: what a sharded run might get wrong is found, and ends in exit code 1.
+//! `--verify` can fail: it finds the errors that a sharded run might make, and ends with exit code 1.
 
 use std::fs;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use super::train::Job;
 use super::unsharded::{Summed, Tensors, Unsharded};
 use super::verify::{Sharded, Twin};
 
-/// A gradient that no microbatch leaves alone.
+/// The name of a parameter to whose gradient every microbatch contributes.
 const NAME: &str = "h.0.mlp.fc.weight";
 
 /// Runs `test` with a job of one step on four ranks.
@@ -41,12 +41,12 @@ fn with_job(arguments: &[&str], test: impl FnOnce(&Job<'_>)) {
     test(&Job { options: &options, corpus: &corpus, gpt, signals: Signals::default() });
 }
 
-/// What a faultless sharded run comes to in its first step.
+/// The loss and gradients of a correct run in its first step.
 fn faultless(job: &Job<'_>) -> Summed {
     Unsharded::new(job).gradients((job, &Device::Cpu), 0).expect("a step of the model")
 }
 
-/// What the twin says of a first step whose loss and gradients went through `tamper`.
+/// The twin after it has checked a first step whose loss and gradients `tamper` has changed.
 fn check(
     job: &Job<'_>,
     verdict: &Verdict,
@@ -61,10 +61,10 @@ fn check(
     twin.follow(Unsharded::new(job).parameters().clone()).map(|()| twin)
 }
 
-/// That a failure is a disagreement which says `phrase`, and ends the program with exit code 1.
+/// Asserts that `outcome` is a disagreement whose text contains `phrase`, and that the program ends with exit code 1.
 #[track_caller]
 fn disagrees<T>(outcome: Result<T, Failure>, phrase: &str) {
-    let Err(failure) = outcome else { panic!("it agrees, and `{phrase}` was wrong") };
+    let Err(failure) = outcome else { panic!("the twin agrees, although `{phrase}` is wrong") };
     assert!(matches!(failure, Failure::Disagreement(_)), "{failure}");
     assert!(failure.to_string().contains(phrase), "{failure}");
     let [got, want] = [failure.exit_code(), ExitCode::from(1)].map(|code| format!("{code:?}"));
@@ -97,7 +97,7 @@ fn a_wrong_gradient_is_found_where_the_wire_rounds() {
         let twin = check(job, &Verdict::Apply, scaled(1.0 + 1e-5)).expect("within the bound");
         let said = twin.verified().expect("one step was compared").to_string();
         assert!(said.contains("of 1 steps within 0.0") && !said.contains("0.00"), "{said}");
-        // A factor of two on one axis, as a wrong divisor gives it; less than that; and no number.
+        // A factor of two on one axis, as from a wrong divisor; a smaller factor; and NaN.
         disagrees(check(job, &Verdict::Apply, scaled(2.0)), "the gradient of h.0");
         disagrees(check(job, &Verdict::Apply, scaled(1.02)), "the gradient of h.0");
         let not_a_number = |_: &mut f64, gradients: &mut Tensors| *first(gradients) = f32::NAN;

@@ -1,4 +1,4 @@
-//! The text: where it comes from, its characters as tokens, and batches of it.
+//! The training text: its source, its characters as tokens, and its batches.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -33,7 +33,7 @@ pub(crate) struct Place {
     pub(crate) rank: Rank,
 }
 
-/// What a rank reads, and what follows each character of it: both `[batch, context]`.
+/// The tokens that a rank reads, and for each the token that follows it: both u32, `[batch, context]`.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) inputs: Tensor,
@@ -41,7 +41,7 @@ pub(crate) struct Batch {
 }
 
 impl Corpus {
-    /// A number that differs where the text does.
+    /// A hash of the text.
     pub(crate) fn digest(&self) -> u64 {
         let text: String =
             self.tokens.iter().map(|token| self.vocabulary[*token as usize]).collect();
@@ -70,17 +70,17 @@ impl Corpus {
         Ok(Self { tokens, vocabulary, batch, context, seed })
     }
 
-    /// How many different characters there are.
+    /// The number of different characters.
     pub(crate) fn vocabulary(&self) -> usize {
         self.vocabulary.len()
     }
 
-    /// How many characters there are.
+    /// The number of characters.
     pub(crate) fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// The microbatch of a place, on a device: windows of the text, drawn by the seed and the place alone.
+    /// The microbatch of a place, on a device: windows of the text, which depend on the seed and the place alone.
     pub(crate) fn batch(&self, place: Place, device: &Device) -> CandleResult<Batch> {
         let Place { step, microbatch, rank } = place;
         let key: Vec<u8> =
@@ -96,7 +96,7 @@ impl Corpus {
         Ok(Batch { inputs: windows(0)?, targets: windows(1)? })
     }
 
-    /// The first line of the text that is not empty, as a prompt; no more of it than the context holds.
+    /// The first line of the text that is not empty, as a prompt, cut to the length of the context.
     pub(crate) fn prompt(&self) -> Vec<u32> {
         let newline = self.vocabulary.iter().position(|c| *c == '\n');
         let is_newline = |token: &u32| newline == usize::try_from(*token).ok();
@@ -142,7 +142,7 @@ fn collect_markdown(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if entry.file_type()?.is_dir() {
-            // What is built or hidden is not the project's text.
+            // Build outputs and hidden folders are not the project's text.
             if !name.starts_with('.') && name != "target" {
                 collect_markdown(&entry.path(), files)?;
             }

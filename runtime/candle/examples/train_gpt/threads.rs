@@ -1,4 +1,4 @@
-//! How many threads a rank computes with.
+//! The number of threads that a rank computes with.
 
 use std::env;
 use std::io;
@@ -11,7 +11,7 @@ const VARIABLE: &str = "RAYON_NUM_THREADS";
 
 /// Divides the cores among `ranks`, unless the user has set the variable.
 ///
-/// By default candle uses all cores for each op, and the ranks of this process would fight for
+/// By default candle uses all cores for each op, and the ranks of this process would compete for
 /// them: four ranks on two cores take three times as long. A process with threads cannot safely
 /// change its environment, so the program starts itself again with the variable set.
 pub(crate) fn divide_cores(ranks: usize) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! What the ranks did when, for <https://ui.perfetto.dev>: a lane a thread.
+//! A trace of the ranks' work over time, for <https://ui.perfetto.dev>, with one lane for each thread.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tracing_subscriber::{Layer as _, Registry};
 
 use super::failure::Failure;
 
-/// Steps that are recorded: enough to see the pattern, and a file that opens at once.
+/// The number of steps that are recorded: enough to see the pattern, and few enough for a file that opens at once.
 pub(crate) const TRACED_STEPS: usize = 10;
 
 /// A recording. Dropping it completes the file.

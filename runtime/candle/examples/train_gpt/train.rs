@@ -1,4 +1,4 @@
-//! Training: what each rank does, and how the ranks are run.
+//! Training: the work of each rank, and the launch of the ranks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use super::text::{Corpus, Place};
 use super::update::MAX_NORM;
 use super::verify::{Sharded, Twin, Verified};
 
-/// What is to be done.
+/// The inputs of a training run.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     pub(crate) options: &'a Options,
@@ -36,15 +36,15 @@ pub(crate) struct Job<'a> {
 /// How training ended in this process.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// Where rank 0 is in this process.
+    /// The results, if rank 0 is in this process.
     pub(crate) run: Option<Run>,
-    /// Steps made, those before it was resumed included.
+    /// Steps made, including those before the run was resumed.
     pub(crate) steps: usize,
-    /// Whether a signal has ended it, which may have come to another process.
+    /// Whether a signal has ended the run. The signal may have come to another process.
     pub(crate) was_stopped: bool,
 }
 
-/// What came of it.
+/// The results of a training run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) records: Vec<StepRecord>,
@@ -57,14 +57,14 @@ pub(crate) struct Run {
 
 /// Trains the ranks of this process.
 pub(crate) fn train(job: &Job<'_>, ranks: &Ranks, progress: Progress) -> Result<Ended, Failure> {
-    // Rank 0 shows what happens and compares; the others find nothing here.
+    // Only rank 0 shows progress and compares with the twin, so it takes this state; the other ranks have `None`.
     let desk = Mutex::new(Some(Desk::new(job, progress)));
     memory::reset_peaks();
     let outcomes = ranks.launch(job.options, |world| {
         let desk = if world.rank().index() == 0 { desk.lock().take() } else { None };
         let flight = world.clone();
         let outcome = Rank::new(world, job).and_then(|rank| rank.train(desk));
-        // The operations before it failed, which say more than the error alone.
+        // The record has the operations before the failure, which explain more than the error alone.
         let record = outcome.is_err().then(|| flight.flight_record());
         (outcome, record)
     })?;
@@ -78,7 +78,8 @@ pub(crate) fn train(job: &Job<'_>, ranks: &Ranks, progress: Progress) -> Result<
     gathered.map_err(|failure| failure.explained(&records))
 }
 
-/// Puts together what the ranks of this process bring, if rank 0 is among them; of their failures, the one that the others only echo.
+/// Combines the outcomes of this process's ranks, with the results of the run if rank 0 is among them. If ranks failed, returns the
+/// original failure, not one that only echoes it.
 fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Ended, Failure> {
     let (done, failed): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
     let mut failures = failed.into_iter().filter_map(Result::err).collect::<Vec<_>>();
@@ -101,7 +102,7 @@ fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Ended, Failure> {
     Ok(Ended { run: Some(Run { records, costs, parameters, verified }), steps, was_stopped })
 }
 
-/// What only rank 0 has.
+/// The state that only rank 0 has.
 #[derive(Debug)]
 struct Desk {
     progress: Progress,
@@ -114,7 +115,7 @@ impl Desk {
     }
 }
 
-/// What a rank brings home.
+/// The results of one rank.
 #[derive(Debug)]
 struct Outcome {
     costs: Costs,
@@ -124,20 +125,20 @@ struct Outcome {
     was_stopped: bool,
 }
 
-/// A rank at work.
+/// The state of one rank in training.
 #[derive(Debug)]
 struct Rank<'a> {
     job: &'a Job<'a>,
     model: ShardedModel,
     optimizer: AdamW,
     saving: Option<Saving>,
-    /// Where candle computes.
+    /// The device on which candle computes.
     device: Device,
 }
 
 impl<'a> Rank<'a> {
     fn new(world: World, job: &'a Job<'a>) -> Result<Self, Failure> {
-        // Processes are told one by one.
+        // Each process has its own command line.
         world.compare("options", &job.options.shared()).map_err(hsdp::Error::from)?;
         let spec = job.gpt.config().spec();
         device::connect(&world, job.options)?;
@@ -150,7 +151,7 @@ impl<'a> Rank<'a> {
         Ok(Self { job, model, optimizer, saving, device: device::of(job.options)? })
     }
 
-    /// Steps that have been made, in this run or before it was resumed.
+    /// The number of steps made, including those before the run was resumed.
     fn steps(&self) -> Result<usize, Failure> {
         usize::try_from(self.model.committed_steps()).map_err(Failure::training)
     }
@@ -173,7 +174,7 @@ impl<'a> Rank<'a> {
         Ok(Outcome { costs, parameters, desk, steps, was_stopped })
     }
 
-    /// Whether a signal has ended it.
+    /// Trains from step `first` on. Returns whether a signal has ended the run.
     fn train_from(&mut self, first: usize, desk: &mut Option<Desk>) -> Result<bool, Failure> {
         let steps = self.job.options.steps;
         for step in first..steps {
@@ -224,7 +225,8 @@ impl<'a> Rank<'a> {
         Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, shutdown))
     }
 
-    /// One step's gradients: the microbatches, forward and backward, and the reductions; and whether it is the last.
+    /// Computes one step's gradients: forward and backward of each microbatch, and the reductions. Also returns whether the step
+    /// is the last because of a signal.
     fn gradients(&mut self, step: usize) -> Result<(Gradients, Shutdown), Failure> {
         let Job { options, corpus, gpt, signals } = self.job;
         let rank = self.model.rank();
@@ -250,7 +252,7 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// Time spent on training, without what is done for comparison.
+/// The time spent on training, without the time spent on comparison.
 #[derive(Debug, Default)]
 struct Stopwatch(Duration);
 

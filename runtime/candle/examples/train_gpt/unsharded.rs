@@ -16,7 +16,7 @@ use super::train::Job;
 use super::update::adamw_step;
 use super::verify::norm;
 
-/// A value a parameter, by name, row-major.
+/// The values of each parameter, by its name, row-major.
 pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
 
 /// Whole parameters, and the state of AdamW for them.
@@ -30,7 +30,7 @@ pub(crate) struct Unsharded {
     updates: u64,
 }
 
-/// A step's gradients before the division, and what they will be divided by.
+/// A step's gradients before the division, and the weight that divides them.
 #[derive(Debug)]
 pub(crate) struct Summed {
     sums: Tensors,
@@ -126,12 +126,12 @@ impl Summed {
             .collect()
     }
 
-    /// Their norm, all of them together.
+    /// The norm of all these gradients together.
     pub(crate) fn norm(&self) -> f64 {
         norm(self.sums.values().flatten().copied()) / self.weight as f64
     }
 
-    /// The norm of the absolute contributions to one of them.
+    /// The norm of the absolute contributions to the gradient of `name`.
     pub(crate) fn magnitude(&self, name: &str) -> f64 {
         norm(self.magnitudes[name].iter().copied()) / self.weight as f64
     }
@@ -151,17 +151,17 @@ fn one_microbatch(
     for (name, var) in plain.parameters() {
         let gradient = gradients
             .get(var)
-            .ok_or_else(|| Failure::training(format!("{name} has no gradient")))?;
+            .ok_or_else(|| Failure::training(format!("the unsharded {name} has no gradient")))?;
         let values = gradient.flatten_all()?.to_dtype(candle_core::DType::F32)?.to_vec1()?;
         tensors.insert(name.clone(), values);
     }
     Ok((f64::from(loss.to_scalar::<f32>()?) * weight, tensors))
 }
 
-/// Gives the gradients of a microbatch on a rank.
+/// Computes the gradients of a microbatch on a rank.
 type One<'a> = &'a mut dyn FnMut(usize, Rank) -> Result<Tensors, Failure>;
 
-/// Adds up what `one` gives for every microbatch and rank, in the order of the accumulation mode.
+/// Adds up the gradients that `one` returns for every microbatch and rank, in the order of the accumulation mode.
 fn in_order(
     mesh: Mesh,
     microbatches: usize,
@@ -177,7 +177,7 @@ fn in_order(
             sum((0..microbatches)
                 .map(|microbatch| sum(row.iter().map(|rank| one(microbatch, *rank)))))
         })),
-        // Each microbatch is added up over everything; then the microbatches.
+        // Each microbatch is added up over all ranks; then the microbatches.
         Accumulation::Every => sum((0..microbatches).map(|microbatch| {
             sum(rows.iter().map(|row| sum(row.iter().map(|rank| one(microbatch, *rank)))))
         })),

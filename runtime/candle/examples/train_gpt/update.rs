@@ -1,4 +1,4 @@
-//! One update by AdamW without a runtime, for what a sharded run is compared with. `runtime_cost` has it
+//! One update by AdamW without the runtime, for the unsharded twin of a sharded run. `runtime_cost` uses it
 //! too.
 
 use hsdp::AdamWOptions;

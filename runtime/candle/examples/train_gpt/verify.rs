@@ -1,16 +1,16 @@
 //! `--verify`: the same model, unsharded, beside the sharded one.
 //!
 //! The twin runs each rank's microbatches one by one on whole parameters in plain candle, and adds
-//! their gradients in the order in which the mesh adds them. What it shares with the sharded run is
-//! candle, the model's code, and the kernel of AdamW; no plan, no collective, no custom op.
+//! their gradients in the order in which the mesh adds them. It shares with the sharded run candle,
+//! the model's code, and the kernel of AdamW, but no plan, no collective, and no custom op.
 //!
-//! - Where gradients travel in f32, and parameters are f32 or bf16, nothing may differ: losses,
+//! - If gradients have wire dtype f32, and parameters are f32 or bf16, no bit may differ: losses,
 //!   gradients and, after each step, parameters are compared bit by bit. The twin trains on its
 //!   own.
-//! - Elsewhere contributions are rounded on their way, and two trainings would drift apart. So the
+//! - Otherwise contributions are rounded on the wire, and two trainings would drift apart. So the
 //!   twin takes over the sharded run's parameters after each step. Losses must still be
-//!   bit-identical, and of each parameter's gradient the difference is bounded by [`bound`] of what
-//!   was added up, both as 2-norms.
+//!   bit-identical, and each parameter's gradient may differ by at most [`bound`] times its absolute
+//!   contributions, both as 2-norms.
 //!
 //! A step that all ranks skip, because a gradient overflowed, has no gradients to compare. A run that
 //! has only such steps has verified nothing, and fails.
@@ -53,7 +53,7 @@ pub(crate) struct Twin {
     compared: usize,
 }
 
-/// What a step of the sharded run came to.
+/// The results of a step of the sharded run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sharded<'a> {
     pub(crate) loss: f64,
@@ -69,12 +69,12 @@ impl<'a> Sharded<'a> {
     }
 }
 
-/// What was found equal, in how many steps.
+/// The result of the comparison, and the number of steps that were compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verified {
-    /// Everything, bit by bit.
+    /// Losses, gradients and parameters are equal bit by bit.
     Exactly { steps: usize },
-    /// Losses bit by bit, gradients within this part of their bound.
+    /// Losses are equal bit by bit, and gradients differ by at most this part of their bound.
     Within { steps: usize, worst: f64 },
 }
 
@@ -134,11 +134,11 @@ impl Twin {
         Ok(())
     }
 
-    /// What the run has shown.
+    /// The result of the comparison; a failure if no step was compared.
     pub(crate) fn verified(self) -> Result<Verified, Failure> {
         match (self.compared, self.bound) {
             (0, _) => Err(Failure::Disagreement(format!(
-                "no gradient was compared: all {} steps were skipped, because one overflowed in each",
+                "no gradient was compared: all {} steps were skipped, because a gradient overflowed in each",
                 self.step
             ))),
             (steps, None) => Ok(Verified::Exactly { steps }),

@@ -1,4 +1,4 @@
-//! Collectives whose parts are along another dim than the first.
+//! Collectives that split or join tensors along any dim.
 
 use candle_core::Tensor;
 use candle_core::shape::Dim;
@@ -7,16 +7,16 @@ use hsdp::dist::{self, Along, MeshAxis, Own, Reduces, Replicate, Sliced, State, 
 use super::{Candle, Functions as _};
 use crate::error::Error;
 
-/// What a value becomes along `A`.
+/// The type of a value whose state along `A` becomes `Q`.
 type With<D, A, Q> = <D as Along<A>>::With<Q>;
 
-/// The collectives that cut or join parts, along any dim: it is brought to the front, and back. Two copies, where it is not
-/// the first.
+/// The collectives that split or join tensors, along any dim. A dim that is not the first is transposed to the front and
+/// back, which takes two copies.
 ///
-/// **Collective**, as the methods of [`Dist`](dist::Dist) of the same name are, and fail as they do.
+/// **Collective**, as the methods of [`Dist`](dist::Dist) without `_dim` are. They fail as those do, and if there is no such dim.
 #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
 pub trait AlongDim: Sized {
-    /// Every rank gets all ranks' parts, and goes on with them in its own way.
+    /// Every rank gets all ranks' parts, joined along `dim` in the order of the ranks, and uses them in its own way.
     fn all_gather_dim<A>(&self, axis: A, dim: impl Dim) -> Result<With<Self, A, Replicate>, Error>
     where
         A: MeshAxis,
@@ -24,7 +24,7 @@ pub trait AlongDim: Sized {
         <Self as Along<A>>::State: Own,
         With<Self, A, Replicate>: Turned;
 
-    /// Each rank gets its part of the reduction of all ranks' elements.
+    /// Each rank gets its part, along `dim`, of the reduction of all ranks' elements.
     fn reduce_scatter_dim<A, Q>(
         &self,
         axis: A,
@@ -37,7 +37,7 @@ pub trait AlongDim: Sized {
         Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
         With<Self, A, Varying>: Turned;
 
-    /// Each rank keeps its own part of what all hold.
+    /// Each rank keeps its own part, along `dim`, of a value that all ranks hold.
     fn slice_dim<A>(&self, axis: A, dim: impl Dim) -> Result<With<Self, A, Varying>, Error>
     where
         A: MeshAxis,
@@ -90,12 +90,12 @@ fn place(tensor: &Tensor, dim: impl Dim) -> Result<usize, Error> {
     Ok(dim.to_index(tensor.shape(), "a collective along a dim")?)
 }
 
-/// A value of candle's, whatever its states.
+/// A candle value in any states, whose dims can be exchanged.
 pub trait Turned: Sized {
-    /// With the first dim and this one exchanged.
+    /// The value with its first dim and `dim` exchanged. Not collective.
     ///
     /// # Errors
-    /// If there is no such dim.
+    /// [`Error::Candle`] if there is no such dim.
     fn turned(&self, dim: usize) -> Result<Self, Error>;
 }
 

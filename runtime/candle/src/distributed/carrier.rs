@@ -1,4 +1,4 @@
-//! candle as an autograd on which collectives are recorded.
+//! candle as an autograd in which collectives are recorded.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
@@ -14,9 +14,9 @@ use crate::error::Error;
 
 /// candle's autograd: `Tape<Candle>` carries its tensors.
 ///
-/// Tensors are on the CPU, of dtype f64, f32, f16 or bf16; on a tape without gradients, i32, i64 and u32, too. Those that
-/// are not contiguous are copied. The gradient is that of one backward, and of variables: candle differentiates no gradients, and
-/// keeps none of what lies between.
+/// Tensors must be on the CPU, of dtype f64, f32, f16 or bf16; on a tape without gradients also i32, i64 or u32. Those that
+/// are not contiguous are copied. A gradient is that of one backward, and exists for variables only: candle does not
+/// differentiate gradients, and keeps none of intermediate tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Candle;
 
@@ -39,12 +39,12 @@ impl Carrier for Candle {
             (DType::I32, Record::Nothing) => integers::apply::<i32>(call),
             (DType::U32, Record::Nothing) => integers::apply::<u32>(call),
             (dtype, Record::Gradients) => {
-                let hint = "floats have; integers go along on a tape without gradients";
+                let hint = "use f64, f32, f16 or bf16, or for integers a tape without gradients";
                 Err(refuse(call, format!("dtype {} has no gradient: {hint}", dtype.as_str())))
             }
             (dtype, Record::Nothing) => {
                 let known = "f64, f32, f16, bf16, i64, i32 and u32";
-                Err(refuse(call, format!("dtype {} is none of {known}", dtype.as_str())))
+                Err(refuse(call, format!("dtype {} is not one of {known}", dtype.as_str())))
             }
         }
     }
@@ -56,7 +56,7 @@ impl Carrier for Candle {
     fn backward(loss: &Tensor, last: Option<&Tensor>) -> Result<GradStore, Error> {
         if loss.elem_count() != 1 || loss.dtype().is_int() {
             let (shape, dtype) = (loss.shape(), loss.dtype().as_str());
-            let what = format!("a loss is one float, this one is {shape:?} of {dtype}");
+            let what = format!("a loss must be one float, this one is {shape:?} of {dtype}");
             return Err(candle_core::Error::Msg(what).into());
         }
         let tied = last.map_or_else(|| Ok(loss.clone()), |last| loss.apply_op2(last, Tie));
@@ -64,7 +64,7 @@ impl Carrier for Candle {
     }
 
     fn gradient(gradients: &GradStore, tensor: &Tensor) -> Option<Tensor> {
-        // candle multiplies a gradient by tensors of the forward, which would keep the whole graph.
+        // A gradient of candle is computed from tensors of the forward, and would keep the whole graph.
         gradients.get(tensor).map(Tensor::detach)
     }
 }
@@ -89,7 +89,7 @@ fn real<T: Real>(call: &Call<'_, Tensor>) -> Result<Applied<Tensor>, Error> {
     }
 }
 
-/// A collective that leaves nothing on this rank, whose backward takes part all the same.
+/// A collective without an output on this rank. Its backward takes part all the same.
 fn nowhere<T: Real>(
     call: &Call<'_, Tensor>,
     backward: Backward<T>,
@@ -100,8 +100,8 @@ fn nowhere<T: Real>(
     Ok(Applied { output: None, link: Some(link) })
 }
 
-/// From which the chain of collectives starts. candle leaves out of a backward what depends on no variable, and which
-/// tensors do may differ from rank to rank: with this variable, all collectives do, on all ranks.
+/// The start of the chain of collectives. candle's backward skips tensors that depend on no variable, and these may differ
+/// from rank to rank. With this variable, every collective depends on one, on all ranks.
 fn first_link() -> Result<Tensor, Error> {
     Ok(Var::zeros((), DType::F32, &Device::Cpu)?.as_tensor().clone())
 }

@@ -1,4 +1,4 @@
-//! The everyday functions of one value.
+//! Common functions of one value.
 
 use candle_core::shape::{Dim, Dims, Shape};
 use candle_core::{DType, Result as CandleResult, Tensor, bail};
@@ -8,10 +8,10 @@ use hsdp::dist::{self, Free, State};
 use super::Candle;
 use crate::error::Error;
 
-/// candle's functions of one tensor, each for the states in which it means what it says.
+/// candle's functions of one tensor, each for the states in which it is correct. Not collective.
 ///
-/// Linear ones are for every state: the sum of what they make of terms is what they make of the sum. The others are not for
-/// Partial values. What is not here: [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
+/// Linear functions take every state: their results for the terms of a sum add up to their result for the sum. The others do
+/// not take Partial values. For other functions see [`map`](dist::Dist::map) and [`map_linear`](dist::Dist::map_linear).
 ///
 /// ```compile_fail,E0277
 /// # use hsdp::dist::{Partial, Replicate};
@@ -21,7 +21,7 @@ use crate::error::Error;
 /// }
 /// ```
 ///
-/// All fail with what candle fails with.
+/// Each fails with candle's error if candle fails.
 #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
 pub trait Functions<R: State, S: State>: Sized {
     /// `-x`. Linear.
@@ -30,19 +30,19 @@ pub trait Functions<R: State, S: State>: Sized {
     /// `factor * x`. Linear.
     fn scale(&self, factor: f64) -> Result<Self, Error>;
 
-    /// The sum over `dims`, which go. Linear.
+    /// The sum over `dims`, which are removed. Linear.
     fn sum(&self, dims: impl Dims) -> Result<Self, Error>;
 
-    /// The sum over `dims`, which stay, with size 1. Linear.
+    /// The sum over `dims`, which are kept with size 1. Linear.
     fn sum_keepdim(&self, dims: impl Dims) -> Result<Self, Error>;
 
     /// The sum of this rank's elements. Linear.
     fn sum_all(&self) -> Result<Self, Error>;
 
-    /// The mean over `dims`, which go. Linear.
+    /// The mean over `dims`, which are removed. Linear.
     fn mean(&self, dims: impl Dims) -> Result<Self, Error>;
 
-    /// The mean over `dims`, which stay, with size 1. Linear.
+    /// The mean over `dims`, which are kept with size 1. Linear.
     fn mean_keepdim(&self, dims: impl Dims) -> Result<Self, Error>;
 
     /// The mean of this rank's elements. Linear.
@@ -51,19 +51,19 @@ pub trait Functions<R: State, S: State>: Sized {
     /// The same elements in another shape. Linear.
     fn reshape(&self, shape: impl Into<Shape>) -> Result<Self, Error>;
 
-    /// With two dims exchanged. Linear.
+    /// The value with two dims exchanged. Linear.
     fn transpose(&self, one: impl Dim, other: impl Dim) -> Result<Self, Error>;
 
-    /// `len` places of `dim`, from `start` on. Linear.
+    /// `len` indices of `dim`, from `start` on. Linear.
     fn narrow(&self, dim: impl Dim, start: usize, len: usize) -> Result<Self, Error>;
 
-    /// Repeated along dims of size 1, to this shape. Linear.
+    /// The value, repeated along dims of size 1 to `shape`. Linear.
     fn broadcast_as(&self, shape: impl Into<Shape>) -> Result<Self, Error>;
 
-    /// In another float dtype; linear but for the rounding. Integers are made by [`map`](dist::Dist::map).
+    /// The value in another float dtype. Linear but for the rounding. For integers use [`map`](dist::Dist::map).
     fn to_dtype(&self, dtype: DType) -> Result<Self, Error>;
 
-    /// The same elements, through which no gradient goes back. Linear.
+    /// The same elements, without a gradient. Linear.
     fn detach(&self) -> Result<Self, Error>;
 
     /// `x + constant`.
@@ -295,7 +295,8 @@ fn free<R: Free, S: Free>(
 
 fn to_float(x: &Tensor, dtype: DType) -> CandleResult<Tensor> {
     if dtype.is_int() {
-        bail!("to {}: the rounding to integers is not linear, `map` may do it", dtype.as_str());
+        let to = dtype.as_str();
+        bail!("to_dtype {to}: the rounding to integers is not linear, use `map` for it");
     }
     x.to_dtype(dtype)
 }

@@ -1,18 +1,18 @@
-//! Gradients that every rank has.
+//! Gradients that exist on every rank.
 
 use hsdp::dist::{self, Axes, Gradients, State};
 
 use super::Candle;
 use crate::error::Error;
 
-/// The gradient of `value`, in the state of its cotangents, as [`Gradients::of`] has it; zeros where the loss does not depend
-/// on it here. Not collective.
+/// The gradient of `value`, in the state of its cotangents, as [`Gradients::of`] returns it. Zeros if this rank's loss does
+/// not depend on `value`. Not collective.
 ///
-/// What is to be all-reduced must be there on all ranks, also on one whose batch was empty.
+/// A gradient that is to be all-reduced must exist on all ranks, also on a rank whose batch was empty.
 ///
 /// # Errors
-/// [`hsdp::Error::Collective`] if it is no variable: candle has no gradient of it, whatever the loss depends on. What candle
-/// fails with.
+/// [`hsdp::Error::Collective`] if there is no gradient and `value` is no variable: candle keeps the gradients of variables
+/// only. [`Error::Candle`] if candle fails.
 pub fn gradient_of<R: State, S: State>(
     gradients: &Gradients<Candle>,
     value: &dist::Dist<Candle, R, S>,
@@ -26,7 +26,7 @@ pub fn gradient_of<R: State, S: State>(
     }
     let (shape, dtype) = (tensor.shape(), tensor.dtype().as_str());
     let what = format!(
-        "the tensor {shape:?} of {dtype} is no variable, and candle keeps the gradients of variables alone"
+        "the tensor {shape:?} of {dtype} is no variable, and candle keeps the gradients of variables only"
     );
     let rank = value.tape().group(Axes::Both).rank();
     Err(hsdp::Error::Collective { operation: "gradient_of", rank, what }.into())

@@ -10,7 +10,7 @@ use super::elements::{elements_of, tensor_of};
 use super::{refuse, rows};
 use crate::error::Error;
 
-/// Applies a collective to integers; nothing is recorded. An average, a factor and a scan are computed in floats, and
+/// Applies a collective to integers, and records nothing. An average, a factor and a scan are computed in floats, and are
 /// refused here.
 pub(super) fn apply<T: Element + WithDType>(
     call: &Call<'_, Tensor>,
@@ -89,7 +89,7 @@ fn moved<T: Element>(
         }
         Collective::Receive { from } => Some(group.recv(tag, *from, len).and_then(wait)?),
         Collective::Send { to } => {
-            // It is complete when the other takes it, which may have to send something here first.
+            // The send completes when the receiver takes it, and the receiver may have to send to this rank first.
             drop(group.send(tag, *to, input)?);
             None
         }

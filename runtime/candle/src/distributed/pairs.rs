@@ -1,4 +1,4 @@
-//! The everyday functions of two values.
+//! Common functions of two values.
 
 use candle_core::shape::Dim;
 use candle_core::{Result as CandleResult, Tensor};
@@ -7,8 +7,8 @@ use hsdp::dist::{Adds, Dist, Joins, Multiplies, State};
 use super::Candle;
 use crate::error::Error;
 
-/// A function of two values in a line: its name and further arguments, the rule that its states follow, how it is linear, and
-/// what candle does.
+/// One line for each function of two values: its name and further arguments, the rule that its states follow, the method of
+/// `Dist` that applies the rule, and candle's function.
 macro_rules! pairs {
     ($(#[$about:meta])+ trait $pairs:ident; $($(#[$doc:meta])+ $name:ident($($argument:ident: $kind:ty)?) by $rule:ident: $zip:ident, $function:expr;)+) => {
         $(#[$about])+
@@ -41,8 +41,9 @@ macro_rules! pairs {
 }
 
 pairs! {
-    /// candle's functions of two tensors, each for the pairs of states in which it means what it says: sums by [`Adds`],
-    /// products by [`Multiplies`], others by [`Joins`]. What is not here: [`zip`](Dist::zip) and its kin.
+    /// candle's functions of two tensors, each for the pairs of states in which it is correct: sums by [`Adds`], products by
+    /// [`Multiplies`], others by [`Joins`]. Not collective. For other functions see [`zip`](Dist::zip),
+    /// [`zip_sum`](Dist::zip_sum) and [`zip_product`](Dist::zip_product).
     ///
     /// ```compile_fail,E0277
     /// # use hsdp::dist::{Invariant, Replicate, Varying};
@@ -52,7 +53,7 @@ pairs! {
     /// }
     /// ```
     ///
-    /// All fail with what candle fails with, and with [`hsdp::Error::State`] if the values are of two tapes.
+    /// Each fails with candle's error if candle fails, and with [`hsdp::Error::State`] if the values are of two tapes.
     #[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
     trait Pairs;
 
@@ -89,10 +90,10 @@ pairs! {
     /// `x / y`, repeated where a dim has size 1.
     broadcast_div() by Joins: zip, |x, y| x.broadcast_div(y);
 
-    /// The places of `dim` that `other` lists: its elements are u32, u8 or i64, its shape is `[places]`.
+    /// The indices of `dim` that `other` lists. `other` is u32, u8 or i64, of shape `[indices]`.
     index_select(dim: impl Dim) by Joins: zip, |x, y| x.index_select(y, dim);
 
-    /// For each element of `other`, the one of `x` at that place of `dim`, and at the same places of the other dims.
+    /// For each element of `other`, the element of `x` at that index of `dim` and the same indices of the other dims.
     gather_along(dim: impl Dim) by Joins: zip, |x, y| x.gather(y, dim);
 }
 

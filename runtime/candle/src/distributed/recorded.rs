@@ -1,4 +1,4 @@
-//! The op that a collective is in candle's graph.
+//! The custom op that represents a collective in candle's graph.
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 use hsdp::Rank;
@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use super::elements::{Real, elements_of, tensor_of};
 use crate::error::Error;
 
-/// A collective that was applied, of two parents: its input, and the link of the collective before it.
+/// A collective that was applied, with two parents: its input, and the link of the collective before it.
 ///
-/// The second parent carries no value. It is there for the order: candle goes back through an op before it goes back
-/// through its parents, so that of two collectives the later one's backward comes first, on all ranks.
+/// The second parent carries no value. It sets the order: candle runs the backward of an op before those of its parents, so
+/// of two collectives the later one's backward comes first, on all ranks.
 pub(super) struct Recorded<T> {
     name: &'static str,
     rank: Rank,
@@ -36,7 +36,7 @@ impl<T: Real> Recorded<T> {
         Ok((T::to_cpu_storage_owned(output), self.shape.clone()))
     }
 
-    /// The gradients of both parents. The collective takes place, whoever asks for what.
+    /// The gradients of both parents. The collective runs even if neither parent needs its gradient.
     fn gradients(
         &self,
         [input, link]: [&Tensor; 2],
@@ -52,13 +52,13 @@ impl<T: Real> Recorded<T> {
     }
 
     fn differentiated_twice(&self) -> hsdp::Error {
-        let what = "its gradient is to be differentiated, which candle does not do for collectives: a backward goes \
-                    once, without CANDLE_GRAD_DO_NOT_DETACH";
+        let what = "its gradient is to be differentiated, which candle cannot do for collectives: run one backward, \
+                    with CANDLE_GRAD_DO_NOT_DETACH unset";
         hsdp::Error::Collective { operation: self.name, rank: self.rank, what: what.to_owned() }
     }
 }
 
-/// What a parent gets whose value was not used: candle panics if it finds nothing for a parent that it tracks.
+/// The gradient of a parent whose value was not used. candle panics if a parent that it tracks gets none.
 pub(super) fn zeros(parent: &Tensor) -> Result<Option<Tensor>> {
     let zero = || Tensor::zeros((), parent.dtype(), parent.device())?.broadcast_as(parent.shape());
     parent.track_op().then(zero).transpose()
@@ -90,7 +90,7 @@ impl<T: Real> CustomOp2 for Recorded<T> {
     }
 }
 
-/// A collective that leaves nothing on this rank: what candle has of it is a scalar, whose cotangent is no one's.
+/// A collective without an output on this rank. In candle's graph its output is a scalar, whose cotangent is not used.
 pub(super) struct Nowhere<T>(pub(super) Recorded<T>);
 
 impl<T: Real> CustomOp2 for Nowhere<T> {
@@ -137,7 +137,7 @@ mod tests {
         let (tag, record) = (Tag::default(), Record::Gradients);
         let call = Call { collective, input: &input, group, tag, after: None, record };
         let (output, backward) =
-            collective.forward(group, tag, vec![1.0, 2.0]).expect("nobody else is in it");
+            collective.forward(group, tag, vec![1.0, 2.0]).expect("a group of one rank");
         let output = (output.expect("the root has it"), input.shape().clone());
         let link = Var::zeros((), candle_core::DType::F32, &Device::Cpu).expect("a scalar");
         (Recorded::new(&call, backward, output), [input, link.as_tensor().clone()])

@@ -1,4 +1,4 @@
-//! Collectives of rows: what they are in elements, and what shape comes out.
+//! Collectives of rows: their counts in elements, and the shapes of their outputs.
 
 use candle_core::{Shape, Tensor};
 use hsdp::collective::Collective;
@@ -7,7 +7,7 @@ use hsdp::dist::Call;
 use super::refuse;
 use crate::error::Error;
 
-/// The same collective with its counts in elements, where `input` says how many a row has.
+/// The same collective with its counts in elements. A row has as many as a row of `input`.
 pub(super) fn in_elements(collective: &Collective, input: &Tensor) -> Collective {
     let len: usize = input.dims().iter().skip(1).product();
     match collective {
@@ -20,7 +20,7 @@ pub(super) fn in_elements(collective: &Collective, input: &Tensor) -> Collective
     }
 }
 
-/// The shape of this rank's output, if it has one; refuses inputs that cannot be cut into rows so.
+/// The shape of this rank's output, if it has one. Refuses inputs that cannot be split into the rows that the call needs.
 pub(super) fn output_shape(call: &Call<'_, Tensor>) -> Result<Option<Shape>, Error> {
     let (size, is_at) = (call.group.size(), |root: usize| call.group.index() == root);
     Ok(match call.collective {
@@ -47,7 +47,7 @@ pub(super) fn output_shape(call: &Call<'_, Tensor>) -> Result<Option<Shape>, Err
             Some(with_rows(call, received(call, receive)?))
         }
         Collective::Send { .. } => None,
-        _ => return Err(refuse(call, "candle's tensors do not have it yet".to_owned())),
+        _ => return Err(refuse(call, "it is not implemented for candle's tensors".to_owned())),
     })
 }
 
@@ -61,7 +61,7 @@ fn own_rows(call: &Call<'_, Tensor>) -> Result<usize, Error> {
     if rows.is_multiple_of(size) {
         return Ok(rows / size);
     }
-    let what = format!("the input has {rows} rows, {size} members need a multiple of it");
+    let what = format!("the input has {rows} rows, {size} members need a multiple of {size}");
     Err(refuse(call, what))
 }
 
@@ -73,11 +73,12 @@ fn check_sent(call: &Call<'_, Tensor>, send: &[usize]) -> Result<(), Error> {
     Err(refuse(call, format!("the input has {rows} rows, the counts to send are {send:?}")))
 }
 
-/// How many rows come, if their elements can be counted.
+/// The number of rows that this rank receives. Refuses counts whose elements overflow `usize`.
 fn received(call: &Call<'_, Tensor>, receive: &[usize]) -> Result<usize, Error> {
     let len: usize = call.input.dims().iter().skip(1).product();
     let rows = sum(receive).filter(|rows| rows.checked_mul(len).is_some());
-    let what = || format!("the counts to receive are {receive:?}, of {len} elements each");
+    let what =
+        || format!("the counts to receive are {receive:?}, of {len} elements each, which overflow");
     rows.ok_or_else(|| refuse(call, what()))
 }
 

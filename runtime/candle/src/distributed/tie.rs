@@ -4,8 +4,8 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
 use super::recorded::zeros;
 
-/// The first of its two parents, a loss. The second one is the last collective of a tape, which thereby takes part in the
-/// backward, and those before it do, too, whatever the loss depends on.
+/// The value of its first parent, a loss. The second parent is the last collective of a tape. So this collective and all
+/// those before it take part in the backward, whatever the loss depends on.
 pub(super) struct Tie;
 
 impl CustomOp2 for Tie {
@@ -26,7 +26,7 @@ impl CustomOp2 for Tie {
             CpuStorage::F32(values) => CpuStorage::F32(vec![values[at]]),
             CpuStorage::F16(values) => CpuStorage::F16(vec![values[at]]),
             CpuStorage::BF16(values) => CpuStorage::BF16(vec![values[at]]),
-            _ => bail!("a loss is f64, f32, f16 or bf16"),
+            _ => bail!("a loss must be f64, f32, f16 or bf16"),
         };
         Ok((loss, layout.shape().clone()))
     }

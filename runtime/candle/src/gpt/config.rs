@@ -1,30 +1,30 @@
-//! The sizes of a GPT, and its parameters as the runtime wants to know them.
+//! The sizes of a GPT, and its parameters as a `ModelSpec`.
 
 use hsdp_sharding::{ModelSpec, Param, Unit};
 
 /// The sizes of a GPT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GptConfig {
-    /// How many different tokens there are.
+    /// The number of different tokens.
     pub vocab: usize,
-    /// The longest sequence that it can read.
+    /// The longest sequence that the model can read, in tokens.
     pub context: usize,
-    /// The size of the residual stream.
+    /// The number of elements of the residual stream.
     pub width: usize,
-    /// Attention heads of a block; they divide the width.
+    /// The number of attention heads of a block; it divides the width.
     pub heads: usize,
-    /// Blocks.
+    /// The number of blocks.
     pub layers: usize,
 }
 
-/// Sizes that make no GPT.
+/// The error of sizes that make no GPT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A size is 0.
     #[error("{size} is 0: the least is 1")]
     Zero {
-        /// Which size.
+        /// The name of the size.
         size: &'static str,
     },
     /// The heads do not divide the width.
@@ -55,7 +55,7 @@ impl GptConfig {
         Ok(())
     }
 
-    /// Its parameters: the unit `root`, then one unit a block, in the order of the forward.
+    /// The model's parameters: the unit `root`, then one unit a block, in the order of the forward.
     #[must_use]
     pub fn spec(&self) -> ModelSpec {
         (0..self.layers)

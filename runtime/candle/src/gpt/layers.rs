@@ -20,7 +20,7 @@ pub(super) fn linear(p: &dyn Parameters, name: &str, x: &Tensor) -> Result<Tenso
     output.reshape(dims)
 }
 
-/// Normalises the last dim of `x` to mean 0 and variance 1, then scales and shifts it.
+/// Normalizes the last dim of `x` to mean 0 and variance 1, then scales and shifts it.
 pub(super) fn layer_norm(p: &dyn Parameters, name: &str, x: &Tensor) -> Result<Tensor> {
     let weight = p.get(&format!("{name}.weight"))?.to_dtype(DType::F32)?;
     let bias = p.get(&format!("{name}.bias"))?.to_dtype(DType::F32)?;
@@ -40,7 +40,7 @@ pub(super) fn gelu(x: &Tensor) -> Result<Tensor> {
     (wide * sigmoid(&twice_z)?)?.to_dtype(x.dtype())
 }
 
-/// `[length, length]`, 0 where a position may look and minus infinity where it may not.
+/// `[length, length]`, 0 where a position may attend and minus infinity where it may not.
 pub(super) fn causal_mask(length: usize, device: &Device) -> Result<Tensor> {
     let looks_ahead = |index: usize| index % length > index / length;
     let mask: Vec<f32> = (0..length * length)

@@ -7,8 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use super::Gpt;
 use crate::model::Units;
 
-/// Extends `prompt` (which must not be empty) by `count` tokens, drawn at `temperature` with
-/// `seed`.
+/// Returns `prompt` (which must not be empty) followed by `draw.count` drawn tokens.
 ///
 /// # Errors
 /// As [`Gpt::logits`].
@@ -26,14 +25,14 @@ pub fn sample(gpt: &Gpt, units: &dyn Units, prompt: &[u32], draw: Draw) -> Resul
     Ok(tokens)
 }
 
-/// How [`sample`] draws.
+/// Options of [`sample`].
 #[derive(Clone, Copy, Debug)]
 pub struct Draw {
-    /// How many tokens.
+    /// The number of tokens to draw.
     pub count: usize,
-    /// Logits are divided by it: below 1 is bolder in the likely, above 1 in the unlikely.
+    /// Logits are divided by it: below 1 makes likely tokens likelier, above 1 unlikely ones.
     pub temperature: f32,
-    /// Of the random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 

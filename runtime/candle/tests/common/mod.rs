@@ -102,7 +102,7 @@ pub(crate) fn step_of(
     Ok(step.finish()?)
 }
 
-/// The same on whole parameters in plain candle, in f32; none where candle gives none.
+/// The gradients of a loss on whole parameters in plain candle, in f32. A parameter without a gradient has no entry.
 pub(crate) fn plain_gradients(
     spec: &ModelSpec,
     loss: impl FnOnce(&Plain) -> CandleResult<Tensor>,
@@ -110,7 +110,7 @@ pub(crate) fn plain_gradients(
     plain_gradients_in(Precision::default(), spec, loss)
 }
 
-/// The same in another precision.
+/// As [`plain_gradients`], in another precision.
 pub(crate) fn plain_gradients_in(
     precision: Precision,
     spec: &ModelSpec,
@@ -142,7 +142,7 @@ pub(crate) fn mean(mesh: Mesh, parts: &[Named]) -> Named {
     divided(&sum(rows), mesh.world_size() as f64)
 }
 
-/// Added up in f32, in this order.
+/// The sum of `parts`, added in f32 and in this order.
 pub(crate) fn sum(mut parts: impl Iterator<Item = Named>) -> Named {
     let first = parts.next().expect("something to add up");
     parts.fold(first, |mut total, part| {
@@ -153,14 +153,14 @@ pub(crate) fn sum(mut parts: impl Iterator<Item = Named>) -> Named {
     })
 }
 
-/// Divided, with one rounding.
+/// `total` divided by `by`, with one rounding.
 #[expect(clippy::cast_possible_truncation, reason = "the one rounding of a division")]
 pub(crate) fn divided(total: &Named, by: f64) -> Named {
     let divide = |values: &Vec<f32>| values.iter().map(|v| (f64::from(*v) / by) as f32).collect();
     total.iter().map(|(name, values)| (name.clone(), divide(values))).collect()
 }
 
-/// That two sets of gradients are the same, bit by bit.
+/// Asserts that two sets of gradients are the same, bit by bit.
 #[track_caller]
 pub(crate) fn assert_same_bits(got: &Named, want: &Named) {
     let bits = |values: &Named| -> BTreeMap<String, Vec<u32>> {

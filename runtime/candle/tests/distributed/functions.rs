@@ -1,4 +1,4 @@
-//! Each everyday function does what candle's does, and is differentiated as candle's is.
+//! Each common function has the value and the gradient of candle's function.
 
 use candle_core::{DType, Device, Result as CandleResult, Tensor, Var};
 use candle_nn::ops;
@@ -17,7 +17,7 @@ fn variable(values: [[f64; 3]; 2]) -> CandleResult<Tensor> {
     Ok(Var::new(&values, &Device::Cpu)?.as_tensor().clone())
 }
 
-/// A loss in which each element counts differently.
+/// A loss in which each element has another weight.
 fn weighted(y: &Tensor) -> CandleResult<Tensor> {
     let weights = Tensor::arange(1.0, y.elem_count() as f64 + 1.0, &Device::Cpu)?;
     (y.flatten_all()? * weights)?.sum_all()

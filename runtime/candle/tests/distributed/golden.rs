@@ -1,8 +1,8 @@
 //! Collectives whose gradients are known: from public threads (pytorch issue 58005 and its kin), from the tests of other
-//! libraries, and worked out by hand.
+//! libraries, and computed by hand.
 //!
-//! `replicate` is what every rank gets where each starts a backward from a loss of its own: the gradient of their sum.
-//! `invariant` is that of the one loss that all hold.
+//! `replicate` is every rank's gradient if each starts a backward from a loss of its own: the gradient of the losses' sum.
+//! `invariant` is the gradient of one loss that all ranks hold.
 
 use candle_core::{DType, Tensor};
 use hsdp::collective::{Collective, Copies, Reducer};
@@ -14,10 +14,10 @@ use crate::seat::{Seat, Steps as _, assert_same, numbers, ranks};
 
 const BOTH: [DType; 2] = [DType::F64, DType::F32];
 
-/// What a rank saw of its output, where it has one, and its loss.
+/// The output of a rank, if it has one, and its loss.
 type Outcome = Result<(Option<Tagged>, Tagged), Error>;
 
-/// What all ranks must see, by rank.
+/// The expected values of all ranks, by rank.
 struct Want<'a> {
     inputs: &'a [&'a [f64]],
     forward: &'a [&'a [f64]],
@@ -55,7 +55,7 @@ fn check(
 /// `y_r = (r + 2) x_r` of `x_r = 1`, all-reduced.
 struct AllReduced {
     reducer: Reducer,
-    /// What else is done to `y`.
+    /// A further function that is applied to `y`.
     prepare: fn(&Tensor) -> candle_core::Result<Tensor>,
     loss: fn(f64, &Tensor) -> candle_core::Result<Tensor>,
     forward: f64,
@@ -181,7 +181,7 @@ golden! {
         };
 }
 
-/// The same of inputs as they are, with the loss `(r + 1) Y`.
+/// `Y`, the reduction of `inputs` without a factor, with the loss `(r + 1) Y`.
 fn by_place(
     id: &str,
     reducer: Reducer,
@@ -241,7 +241,7 @@ fn a3_minus_half_the_sum() {
     }
 }
 
-/// The mean of the squares of what all gather of `[1, 3] + 2 r`.
+/// The mean of the squares of the gathered `[1, 3] + 2 r`.
 fn e1(output: Copies, want: &Want<'_>) {
     check("e1", want, &BOTH, |_, b| {
         let c = b.everywhere(&Collective::AllGather { output })?;
@@ -417,7 +417,7 @@ fn d1_reduce() {
     }
 }
 
-/// What is golden nowhere: a factor of each rank's own, a permutation, a scan, and the conversions.
+/// Collectives without a published gradient: a factor of each rank's own, a permutation, a scan, and a conversion.
 #[test]
 fn the_others_by_hand() {
     let (inputs, places): (&[&[f64]], &[&[f64]]) = (&[&[5.0], &[7.0]], &[&[1.0], &[2.0]]);
@@ -445,7 +445,7 @@ fn the_others_by_hand() {
     });
 }
 
-/// Of copies that all hold: `[1, 2]`, with the loss `(r + 1) sum` or, where it counts once, their sum.
+/// Conversions of copies that all ranks hold, `[1, 2]`, with the loss `(r + 1) sum`.
 #[test]
 fn conversions_of_copies_by_hand() {
     let inputs: &[&[f64]] = &[&[1.0, 2.0][..]; 2];

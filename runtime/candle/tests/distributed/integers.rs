@@ -1,4 +1,4 @@
-//! Integers go along on a tape without gradients.
+//! Collectives of integers on a tape without gradients.
 
 use candle_core::{DType, Device, Tensor};
 use hsdp::collective::{Collective, Copies, Reducer};
@@ -9,7 +9,7 @@ use crate::seat::{Seat, ranks};
 
 const COPIES: Copies = Copies::Replicate;
 
-/// What each of 2 ranks gets of `[10 r + 1, 10 r + 2]`, in a state that the collective takes.
+/// The output of each of 2 ranks for the input `[10 r + 1, 10 r + 2]`, in a state that the collective takes.
 fn integers(dtype: DType, from: AxisState, collective: &Collective) -> Vec<Option<Vec<i64>>> {
     ranks(2, |world| {
         let seat = Seat::new(&world, dtype)?;

@@ -1,4 +1,4 @@
-//! Along both axes of a mesh, over the whole of it, and in sub-groups.
+//! Collectives along both axes of a mesh, over the whole mesh, and in sub-groups.
 
 use candle_core::{DType, Device, Tensor, Var};
 use hsdp::dist::{Invariant, OnBoth, OnReplicate, OnShard, Partial, Replicate, Sum, Varying};
@@ -10,7 +10,7 @@ use hsdp_comm::Channel;
 use crate::seat::{numbers, ranks};
 
 fn mesh(world: &World) -> Result<Tape, Error> {
-    Ok(Tape::of_mesh(world, Mesh::new(2, 2).map_err(hsdp::Error::from)?)?)
+    Ok(Tape::of_mesh(world, Mesh::new(2, 2)?)?)
 }
 
 /// `[rank + 1]`, a variable.
@@ -29,7 +29,7 @@ fn along_one_axis_and_then_the_other() {
         let squares = of_shards.sqr()?; // 9, 9, 49, 49
         let of_all: Dist<Invariant, Replicate> =
             squares.to_partial(OnReplicate)?.all_reduce_invariant(OnReplicate, Sum)?;
-        // Each shard's copy once: the loss is 58 counted twice.
+        // Each shard's copy counts once: the loss is 58 twice.
         let loss = of_all.to_varying(OnShard)?.to_partial(OnShard)?.sum_all()?;
         let gradient: Dist<Varying, Varying> = loss.backward()?.of(&x).expect("it is reached");
         Ok([numbers(of_all.tensor())?, numbers(gradient.tensor())?].concat())

@@ -1,4 +1,4 @@
-//! Backwards communicate in one order on all ranks, every one of them, whatever a loss is written like and depends on.
+//! All backwards communicate, in one order on all ranks, whatever the losses depend on and however they are written.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::seat::{Seat, Steps as _, assert_same, numbers, ranks};
 const GATHER: Collective = Collective::AllGather { output: Copies::Replicate };
 const MAX: Collective = Collective::AllReduce { reducer: Reducer::Max, output: Copies::Replicate };
 
-/// Losses of `[1 + r]` on 2 ranks, and what they make of its gradient.
+/// The gradients of `[1 + r]` on 2 ranks, for the given loss.
 fn gradients(loss: impl Fn(&Seat, &Tagged) -> Result<Tagged, Error> + Sync) -> Vec<Vec<f64>> {
     ranks(2, |world| {
         let seat = Seat::new(&world, DType::F64)?;
@@ -32,8 +32,8 @@ fn sum(x: &Tensor) -> Result<Tensor, Error> {
 
 #[test]
 fn an_expression_is_written_in_another_order_on_each_rank() {
-    // An all_gather and a max, in their backwards a reduce_scatter and two all_reduces: ranks that went back in
-    // different orders would be told so.
+    // An all_gather and a max have a reduce_scatter and two all_reduces as backwards: if ranks ran these in different
+    // orders, the collectives would fail.
     let of_both = |seat: &Seat, x: &Tagged| {
         let (a, b) = (x.everywhere(&GATHER)?.map(sum)?, x.everywhere(&MAX)?.map(sum)?);
         match seat.rank {
@@ -46,7 +46,7 @@ fn an_expression_is_written_in_another_order_on_each_rank() {
 
 #[test]
 fn two_of_the_same_kind_are_not_exchanged() {
-    // Nothing but the numbers tells these two apart.
+    // Only the numbers distinguish these two.
     let of_both = |seat: &Seat, x: &Tagged| {
         let a = x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?;
         let b = x.times(10.0)?.everywhere(&GATHER)?.map(sum)?;

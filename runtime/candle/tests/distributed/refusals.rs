@@ -1,4 +1,4 @@
-//! What is refused, by name, and before anything is issued.
+//! Calls that are refused, by name, before any collective is issued.
 
 use candle_core::{DType, Device, Tensor};
 use hsdp::collective::{Collective, Copies, Reducer};
@@ -10,7 +10,7 @@ use crate::seat::{Seat, Steps as _, ranks};
 
 const GATHER: Collective = Collective::AllGather { output: Copies::Replicate };
 
-/// What `size` ranks are told of this collective of this tensor.
+/// The error of rank 0 of `size` for this collective of this tensor.
 fn told(size: usize, collective: &Collective, tensor: &Tensor) -> String {
     let messages = ranks(size, |world| {
         let seat = Seat::new(&world, DType::F64)?;
@@ -52,10 +52,10 @@ fn rows_that_do_not_fit() {
         ),
         (GATHER, zeros(&[], DType::F64), "a scalar has no rows"),
         (
-            // 6 elements could be shared by 2 members, 3 rows cannot.
+            // 6 elements could be split among 2 members, 3 rows cannot.
             Collective::ReduceScatter { reducer: Reducer::Max },
             zeros(&[3, 2], DType::F32),
-            "the input has 3 rows, 2 members need a multiple of it",
+            "the input has 3 rows, 2 members need a multiple of 2",
         ),
         (Collective::Scatter { root: 0 }, zeros(&[3, 2], DType::F32), "3 rows, 2 members"),
         (splits, zeros(&[3, 2], DType::F64), "3 rows, the counts to send are [2, 2]"),
@@ -71,8 +71,8 @@ fn rows_that_do_not_fit() {
 #[test]
 fn a_loss_of_several_elements_or_of_integers() {
     for (tensor, phrase) in [
-        (zeros(&[2], DType::F32), "a loss is one float, this one is [2] of f32"),
-        (zeros(&[], DType::U32), "a loss is one float, this one is [] of u32"),
+        (zeros(&[2], DType::F32), "a loss must be one float, this one is [2] of f32"),
+        (zeros(&[], DType::U32), "a loss must be one float, this one is [] of u32"),
     ] {
         let messages = ranks(1, |world| {
             let loss = Seat::new(&world, DType::F64)?.varying(tensor.clone()).as_terms()?;
@@ -105,7 +105,7 @@ fn values_of_two_tapes() {
     assert!(messages[0].contains("values of two tapes"), "{messages:?}");
 }
 
-/// candle alone would say 48 where it is 96: half of a product's derivative.
+/// The derivative is 96. candle alone would compute 48: half of a product's derivative.
 #[test]
 fn a_derivative_of_a_gradient() {
     let messages = ranks(2, |world| {
@@ -131,7 +131,7 @@ fn the_gradient_of_what_is_no_variable() {
         Ok(gradient_of(&gradients, &y).map(drop).expect_err("candle has not kept it").to_string())
     });
     let said =
-        "the tensor [1] of f64 is no variable, and candle keeps the gradients of variables alone";
+        "the tensor [1] of f64 is no variable, and candle keeps the gradients of variables only";
     assert_eq!(messages[1], format!("gradient_of on rank 1: {said}"));
 }
 
@@ -176,7 +176,7 @@ fn a_backward_on_a_tape_without_gradients() {
     assert!(messages[0].contains("nothing is recorded on its tape"), "{messages:?}");
 }
 
-/// As terms of a sum it is another tensor: as the same it would have one gradient in two states, and that of both uses.
+/// The terms of a sum are another tensor. If they were the same one, it would have one gradient for both uses, in two states.
 #[test]
 fn the_gradient_of_a_variable_that_was_taken_for_terms_of_a_sum() {
     let messages = ranks(2, |world| {

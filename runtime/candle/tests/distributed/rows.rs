@@ -1,4 +1,4 @@
-//! Parts are rows, also along other dims, of tensors that are not contiguous, and of tensors without rows.
+//! Collectives of rows, also along other dims, of tensors that are not contiguous, and of tensors without rows.
 
 use candle_core::{DType, Device, Tensor, Var};
 use hsdp::collective::{Collective, Copies, Reducer};
@@ -8,7 +8,7 @@ use hsdp_candle::distributed::{AlongDim as _, Dist, Functions as _};
 
 use crate::seat::{Seat, Steps as _, numbers, ranks};
 
-/// `[rows, columns]`, counted on from `start`.
+/// A tensor of this shape, whose elements count up from `start`.
 fn counted([rows, columns]: [usize; 2], start: f64) -> Result<Tensor, Error> {
     let values: Vec<f64> = (0..rows * columns).map(|i| start + i as f64).collect();
     let tensor = Tensor::from_vec(values, (rows, columns), &Device::Cpu)?;
@@ -105,7 +105,7 @@ fn a_view_that_is_not_contiguous() {
     }
 }
 
-/// This rank's `[2, 3]`, in states that a test is about.
+/// This rank's `[2, 4]` tensor, in the state that a test is about.
 fn tensor<S: State>(seat: &Seat, start: f64) -> Result<Dist<Invariant, S>, Error> {
     Ok(seat.tape.assume(counted([2, 4], start)?))
 }

@@ -1,4 +1,4 @@
-//! A rank of a test, and what it does again and again.
+//! A rank of a test, and the helpers that tests share.
 
 use candle_core::{DType, Device, Tensor, Var};
 use hsdp::World;
@@ -31,7 +31,7 @@ impl Seat {
         Ok(Tensor::new(values, &Device::Cpu)?.to_dtype(self.dtype)?)
     }
 
-    /// A variable whose gradient will be asked for.
+    /// A variable, so that candle computes its gradient.
     pub(crate) fn variable(&self, values: &[f64]) -> Result<Tensor, Error> {
         Ok(Var::from_tensor(&self.tensor(values)?)?.as_tensor().clone())
     }
@@ -40,20 +40,20 @@ impl Seat {
         self.tape.tag(tensor, [AxisState::Invariant, AxisState::Varying])
     }
 
-    /// A loss of which the other ranks know nothing.
+    /// A loss of 0 that depends on no collective.
     pub(crate) fn no_loss(&self) -> Result<Tagged, Error> {
         Ok(self.varying(self.tensor(&[0.0])?))
     }
 }
 
-/// One after the other, so that their names are short.
+/// Methods with short names, for calls one after the other.
 pub(crate) trait Steps: Sized {
     fn on_shard(&self, collective: &Collective) -> Result<Option<Tagged>, Error>;
 
-    /// The same, of a collective with an output everywhere.
+    /// As `on_shard`, for a collective with an output on every rank.
     fn everywhere(&self, collective: &Collective) -> Result<Tagged, Error>;
 
-    /// The terms of one sum, whatever they were.
+    /// The values as terms of one sum, whatever their state was.
     fn as_terms(&self) -> Result<Tagged, Error>;
 
     fn times(&self, factor: f64) -> Result<Tagged, Error>;
@@ -81,7 +81,7 @@ impl Steps for Tagged {
     }
 }
 
-/// Has `size` ranks do the same; all must succeed.
+/// Runs `work` on `size` ranks; all must succeed.
 pub(crate) fn ranks<O: Send>(
     size: usize,
     work: impl Fn(World) -> Result<O, Error> + Sync,
@@ -95,14 +95,14 @@ pub(crate) fn numbers(tensor: &Tensor) -> Result<Vec<f64>, Error> {
     Ok(tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
 }
 
-/// Equal, and NaN where NaN is expected.
+/// Asserts that the numbers are equal, with NaN where NaN is expected.
 pub(crate) fn assert_same(got: &[f64], want: &[f64], what: &str) {
     let same = |(got, want): (&f64, &f64)| got == want || (got.is_nan() && want.is_nan());
     let all = got.len() == want.len() && got.iter().zip(want).all(same);
     assert!(all, "{what}: got {got:?}, want {want:?}");
 }
 
-/// Not further apart than `bound`, in proportion to the largest.
+/// Asserts that the numbers differ by at most `bound`, relative to the largest.
 pub(crate) fn assert_close(got: &[f64], want: &[f64], bound: f64) {
     assert_eq!(got.len(), want.len());
     let largest = want.iter().fold(0.0, |most: f64, value| most.max(value.abs()));

@@ -8,11 +8,11 @@ use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, gradient_of};
 use crate::seat::{Seat, assert_close, numbers, ranks};
 
 const WIDTH: usize = 3;
-/// Rows of each rank: not the same.
+/// Rows of each rank, in different numbers.
 const ROWS: [usize; 4] = [1, 4, 2, 3];
 const EPSILON: f64 = 1e-5;
 
-/// Of `rows` rows of a batch, from `start` on, where `salt` says of which.
+/// The values of `rows` rows of the batch number `salt`, from row `start` on.
 fn values(start: usize, rows: usize, salt: usize) -> Vec<f64> {
     (start * WIDTH..(start + rows) * WIDTH)
         .map(|i| ((i * 37 + salt * 11) % 53) as f64 / 53.0 - 0.4)
@@ -38,7 +38,7 @@ fn whole(dtype: DType) -> Result<[Vec<f64>; 2], Error> {
     Ok([of(&x)?, of(&scale)?])
 }
 
-/// The same, on four ranks; of the batch, by rank.
+/// The same gradients on four ranks; each rank has that of its part of the batch.
 fn by_ranks(dtype: DType) -> Vec<[Vec<f64>; 2]> {
     ranks(4, |world| {
         let seat = Seat::new(&world, dtype)?;

@@ -17,7 +17,7 @@ const TEMPERATURE: f64 = 0.2;
 type Copied = Dist<Invariant, Replicate>;
 type Own = Dist<Invariant, Varying>;
 
-/// Rows of `[.., WIDTH]` from `start` on, where `salt` says of what.
+/// `rows` rows of tensor number `salt`, `[.., WIDTH]`, from row `start` on.
 fn tensor(start: usize, rows: usize, (salt, dtype): (usize, DType)) -> Result<Tensor, Error> {
     let value = |i: usize| ((i * 29 + salt * 17) % 61) as f64 / 61.0 - 0.5;
     let values: Vec<f64> = (start * WIDTH..(start + rows) * WIDTH).map(value).collect();

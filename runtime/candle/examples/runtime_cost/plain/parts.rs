@@ -1,4 +1,4 @@
-//! One vector that threads read as a whole, and write each a part of.
+//! One vector that all threads read as a whole, and of which each thread writes a part.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
 use hsdp_sharding::balanced;
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-/// The vector: a part a rank, each behind a lock of its own.
+/// The vector: one part for each rank, behind a lock of its own.
 pub(super) struct Parts(Vec<Part>);
 
 struct Part {
@@ -24,17 +24,17 @@ impl Parts {
         Self((0..ranks).map(part).collect())
     }
 
-    /// Where the part of a rank lies.
+    /// The range of the part of a rank.
     pub(super) fn range(&self, rank: usize) -> Range<usize> {
         self.0[rank].range.clone()
     }
 
-    /// The part of a rank, to be written.
+    /// The part of a rank, locked for writing.
     pub(super) fn of(&self, rank: usize) -> RwLockWriteGuard<'_, Vec<f32>> {
         self.0[rank].values.write()
     }
 
-    /// Copies from element `start` on over the values of `tensor`, where they lie.
+    /// Overwrites the values of `tensor` with the elements from `start` on.
     pub(super) fn copy_to(&self, tensor: &Tensor, start: usize) -> Result<()> {
         tensor.inplace_op1(&CopyFrom { parts: self, start })
     }
@@ -53,7 +53,7 @@ impl InplaceOp1 for CopyFrom<'_> {
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
         let (CpuStorage::F32(target), Some((0, len))) = (storage, layout.contiguous_offsets())
         else {
-            bail!("parameters are whole f32 tensors")
+            bail!("a parameter must be a whole f32 tensor")
         };
         for Part { range, values } in &self.parts.0 {
             let from = range.start.max(self.start);

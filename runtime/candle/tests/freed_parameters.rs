@@ -1,4 +1,4 @@
-//! Full parameters really make room, and are freed in the end: counted by the allocator.
+//! Full parameters are freed after each use, and all are freed in the end, as the allocator counts.
 
 mod common;
 
@@ -44,7 +44,7 @@ fn parameters_make_room_after_forward_and_after_backward() {
         assert_eq!(planned, 2 * LAYER, "the second, which is kept, and one more");
         let mut step = model.begin_step(StepOptions::microbatches(2)).expect("a step");
 
-        // A layer that has had its forward makes room for the next, though the graph is alive all the time.
+        // A layer is freed after its forward, before the next one is gathered, though the graph stays alive.
         let pass = Pass::new(step.microbatch().expect("the first")).expect("a pass");
         let mut after = Vec::new();
         let loss = forward(&pass, |_| after.push(live(rank))).expect("a forward");
@@ -53,7 +53,7 @@ fn parameters_make_room_after_forward_and_after_backward() {
         assert_eq!(live(rank), planned, "after the backward, with the graph alive");
         drop(loss);
 
-        // A microbatch that is given up gives back what it has, though its graph lives on.
+        // A microbatch that is dropped frees its parameters, though its graph lives on.
         let pass = Pass::new(step.microbatch().expect("the second")).expect("a pass");
         let loss = forward(&pass, |_| ()).expect("a forward");
         assert_eq!(live(rank), planned);
