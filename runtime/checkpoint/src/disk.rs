@@ -47,18 +47,19 @@ impl Files for Disk {
         Ok(entries)
     }
 
-    /// A link is refused where it is opened, so that none can take the place of a file between a look at it and this.
+    /// Refuses a link in the call that opens the file, so that no link can replace the file between a check and the opening.
     fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
         if file.metadata()?.is_file() {
             return Ok(Box::new(file));
         }
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"))
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
     }
 }
 
-/// The file system of the machine, where links are followed: for what a user has named, as a folder of models in which files are links.
+/// The file system of the machine, following links when it opens files: for folders that a user names, such as a folder of
+/// models whose files are links.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinkedDisk;
 

@@ -1,4 +1,4 @@
-//! A generation in the making.
+//! A generation that is being written.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use crate::manifest::{Chunk, FileEntry, Head, MOST_BYTES, Manifest, TensorEntry}
 use crate::name::{LATEST, MANIFEST, RESERVED, deleted, generation};
 use crate::part::{Part, PartOfTensor, Slice, Writer};
 
-/// Where writers write their parts of a generation.
+/// The directory in which writers write their parts of a generation.
 #[derive(Clone, Debug)]
 pub struct Place {
     files: Arc<dyn Files>,
@@ -23,7 +23,7 @@ pub struct Place {
     nonce: u64,
 }
 
-/// A generation in the making: of whoever holds the lease.
+/// A generation that is being written. It borrows the lease.
 #[derive(Debug)]
 #[must_use = "a draft is committed or discarded"]
 pub struct Draft<'a> {
@@ -31,12 +31,12 @@ pub struct Draft<'a> {
     place: Place,
 }
 
-/// A generation that is there.
+/// A generation that exists now.
 #[derive(Debug)]
 pub struct Committed {
     /// Its directory.
     pub path: PathBuf,
-    /// What could not be done afterwards, which no generation is worse for: the link to the latest, or removing old ones.
+    /// Failures after the commit, which harm no generation: replacing the link `latest`, or removing old generations.
     pub left_undone: Vec<Error>,
 }
 
@@ -47,7 +47,7 @@ impl Place {
         Self { files, path, step, nonce }
     }
 
-    /// The number that is in its name and in no other's, by which ranks tell each other of it.
+    /// The number that makes its name unique. With the step, it tells other ranks which place is meant.
     #[must_use]
     pub fn nonce(&self) -> u64 {
         self.nonce
@@ -61,7 +61,7 @@ impl Place {
         self.step
     }
 
-    /// Makes its directory, if no other writer has done so yet.
+    /// Makes its directory, if no other writer has made it yet.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -72,33 +72,34 @@ impl Place {
         }
     }
 
-    /// Removes what writers have written here, as far as that is possible: the next lease removes the rest. For a generation of which
-    /// there is no draft, since making one has failed.
+    /// Removes the directory and all files that writers have written to it, as far as possible. The next lease removes the rest.
+    /// For use without a draft, when [`Lease::begin_at`](crate::Lease::begin_at) has failed.
     pub fn discard(self) {
         match self.files.remove(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 let path = self.path.display();
-                tracing::warn!(%path, %error, "a checkpoint that failed could not be removed yet");
+                tracing::warn!(%path, %error, "the files of a failed save could not be removed yet");
             }
             _ => {}
         }
     }
 
-    /// Writes what one writer has, and a note of it; all is on the disk when this returns (W3, W4).
+    /// Writes one writer's file and its note. Both are synced when this returns (W3, W4).
     ///
     /// # Errors
-    /// [`Error::Tensor`] if there are two slices of one tensor, one has no elements, or the name `__metadata__`; [`Error::Io`].
+    /// [`Error::Tensor`] if two slices are of one tensor, a slice has no elements, or a tensor is named `__metadata__`;
+    /// [`Error::Io`].
     pub fn write(&self, writer: Writer, slices: &[Slice<'_>]) -> Result<(), Error> {
         if let Some(empty) = slices.iter().find(|slice| slice.values.is_empty()) {
-            return Err(Error::tensor(empty.tensor, "a slice of no elements"));
+            return Err(Error::tensor(empty.tensor, "a slice of it has no elements"));
         }
         if slices.iter().any(|slice| slice.tensor == RESERVED) {
-            return Err(Error::tensor(RESERVED, "safetensors keeps this name for itself"));
+            return Err(Error::tensor(RESERVED, "safetensors reserves this name"));
         }
         Part::write((&*self.files, &self.path), writer, slices).map(drop)
     }
 
-    /// What all writers have noted (W6).
+    /// Reads the notes of all writers (W6).
     fn parts(&self, writers: usize) -> Result<Vec<Part>, Error> {
         let part = |index| {
             let writer = Writer { index, of: writers };
@@ -115,17 +116,17 @@ impl<'a> Draft<'a> {
         Self { lease, place }
     }
 
-    /// Where writers write.
+    /// The directory in which writers write.
     #[must_use]
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Makes it a generation: when all writers have written. If that fails, nothing is left of it.
+    /// Makes the draft a generation. Call it after all `writers` have written. On an error the draft is discarded.
     ///
     /// # Errors
-    /// [`Error::Manifest`] if parts do not cover every tensor once; [`Error::Truncated`] if a file is not as its writer has noted;
-    /// [`Error::Io`].
+    /// [`Error::Manifest`] if the parts do not cover every tensor exactly once; [`Error::Tensor`] if writers have different shapes
+    /// of a tensor; [`Error::Truncated`] if a file has another size than its writer's note says; [`Error::Io`].
     pub fn commit(self, head: Head, writers: usize) -> Result<Committed, Error> {
         match self.publish(head, writers) {
             Ok(path) => {
@@ -140,7 +141,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Removes it, as far as that is possible: the next lease removes the rest.
+    /// Removes its directory, as far as possible. The next lease removes the rest.
     pub fn discard(self) {
         self.place.discard();
     }
@@ -166,18 +167,18 @@ impl<'a> Draft<'a> {
             (self.lease.store().root(), self.lease.store().generation_path(self.place.step));
         files.rename(place, &published).map_err(Error::io("rename", place))?;
         if let Err(error) = files.sync_dir(root) {
-            // Nobody is told that it is there: so it must not be, or a save of the same step would be refused.
+            // The save fails, so the generation must not stay: a second save of the same step would be refused.
             self.withdraw(&published);
             return Err(Error::io("sync", root)(error));
         }
         Ok(published)
     }
 
-    /// Takes a generation back, as far as that is possible.
+    /// Gives a generation its unfinished name back, as far as possible.
     fn withdraw(&self, published: &Path) {
         if let Err(error) = self.files().rename(published, &self.place.path) {
             let path = published.display();
-            tracing::warn!(%path, %error, "a checkpoint that failed is there nevertheless");
+            tracing::warn!(%path, %error, "the checkpoint of a failed save could not be withdrawn: it exists");
         }
     }
 
@@ -185,7 +186,8 @@ impl<'a> Draft<'a> {
         for Part { file, .. } in parts {
             let path = self.place.path.join(&file.name);
             let source = self.files().open(&path).map_err(Error::io("open", &path))?;
-            let (got, want) = (source.size().map_err(Error::io("look at", &path))?, file.bytes);
+            let (got, want) =
+                (source.size().map_err(Error::io("get the size of", &path))?, file.bytes);
             if got != want {
                 return Err(Error::Truncated { path, got, want });
             }
@@ -218,7 +220,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// The files and tensors of all parts.
+/// The files of all parts, and their tensors with the chunks in order.
 fn merged(parts: Vec<Part>) -> Result<(Vec<FileEntry>, Tensors), Error> {
     let (mut files, mut tensors) = (Vec::new(), Tensors::new());
     for (number, Part { file, tensors: parts }) in (0..).zip(parts) {

@@ -1,20 +1,20 @@
-//! What can be wrong with checkpoints.
+//! The errors of this crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What can be wrong with checkpoints. Whatever it is, no generation that was there is any worse for it.
+/// An error of this crate. No error harms a generation that existed before the call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file system refused.
+    /// An operation of the file system failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was to be done.
+        /// The operation, as a verb.
         action: &'static str,
-        /// To what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
     /// Another job writes to this store.
@@ -22,54 +22,54 @@ pub enum Error {
     Leased {
         /// The store.
         store: PathBuf,
-        /// As it named itself.
+        /// The name that the other job gave to [`Store::lease`](crate::Store::lease).
         holder: String,
     },
-    /// There is a generation of this step, or of a later one.
-    #[error("{} is there, and intact: what is saved is later than all that is there", path.display())]
+    /// The store has an intact generation of this step, or of a later one.
+    #[error("{} exists and is intact: a save needs a later step than all existing checkpoints", path.display())]
     Exists {
-        /// Where it is.
+        /// Its directory.
         path: PathBuf,
     },
-    /// There is no generation of this step.
+    /// The store has no generation of this step.
     #[error("{} has no generation of step {step}; it has {has:?}", store.display())]
     NoSuchStep {
         /// The store.
         store: PathBuf,
-        /// Which one was asked for.
+        /// The requested step.
         step: u64,
-        /// Those that it has.
+        /// The steps of the store's generations, ascending.
         has: Vec<u64>,
     },
-    /// A manifest that cannot be used.
+    /// A manifest, note, index or header is invalid, or the files do not match it.
     #[error("{}: {problem}", path.display())]
     Manifest {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem, in words.
         problem: String,
     },
-    /// A manifest of another format.
+    /// A manifest has a format that this program does not know.
     #[error("{} has format {found}; this program knows format {known}", path.display())]
     Version {
         /// The file.
         path: PathBuf,
         /// Its format.
         found: u64,
-        /// The newest that is known.
+        /// The format that this program knows.
         known: u64,
     },
-    /// A file is shorter or longer than its manifest says.
+    /// A file is shorter or longer than its manifest or header says.
     #[error("{} has {got} bytes, its manifest says {want}", path.display())]
     Truncated {
         /// The file.
         path: PathBuf,
-        /// Its bytes.
+        /// Its size in bytes.
         got: u64,
-        /// Those that it had.
+        /// The expected size in bytes.
         want: u64,
     },
-    /// Bytes are not those that were written.
+    /// The bytes of a chunk differ from those that were written.
     #[error(
         "{}: elements {offset} to {end} of tensor `{tensor}` are not those that were written: their hash differs",
         path.display()
@@ -77,25 +77,25 @@ pub enum Error {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// Of which tensor.
+        /// The tensor that the chunk belongs to.
         tensor: Box<str>,
-        /// The first of its elements in the chunk.
+        /// The first element of the chunk, in row-major order.
         offset: u64,
-        /// Behind the last.
+        /// The element after the last one of the chunk.
         end: u64,
     },
-    /// What is asked for is not in the checkpoint, or what is given does not fit it.
+    /// A requested tensor or range does not exist, or a slice that was passed in is invalid.
     #[error("tensor `{tensor}`: {problem}")]
     Tensor {
         /// Its name.
         tensor: Box<str>,
-        /// What is wrong.
+        /// The problem, in words.
         problem: String,
     },
 }
 
 impl Error {
-    /// For `map_err`: what was to be done, and to what.
+    /// For `map_err`: adds the operation and its path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
@@ -109,7 +109,7 @@ impl Error {
         Self::Manifest { path: path.to_owned(), problem: problem.to_string() }
     }
 
-    /// Whether bytes of the generation are lost for certain: nobody will ever read it.
+    /// Whether bytes of the generation are certainly lost, so that no reader can ever read it.
     pub(crate) fn is_loss(&self) -> bool {
         match self {
             Self::Manifest { .. } | Self::Truncated { .. } | Self::Corrupt { .. } => true,
@@ -120,8 +120,8 @@ impl Error {
         }
     }
 
-    /// Whether the generation is damaged, so that an older one may serve: as opposed to what no other one would mend, such as a process
-    /// that may not open more files.
+    /// Whether the generation itself is damaged, so that an older one may be readable. False for problems that every generation
+    /// would have, such as a process that may not open more files.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         if let Self::Io { source, .. } = self {

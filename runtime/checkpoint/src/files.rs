@@ -1,88 +1,88 @@
-//! What is asked of a file system: few things, so that a test can have each of them fail.
+//! The operations that this crate needs of a file system. They are few, so that a test can make each of them fail.
 
 use std::fmt::Debug;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file system. [`Disk`](crate::Disk) is the real one; a program's own may count what is asked of it, or fail. The directory of a store and
-/// its lease are always on the real one.
+/// A file system. [`Disk`](crate::Disk) is the real one; another implementation may count operations, or make them fail. The
+/// directory of a store and its lease are always on the real one.
 pub trait Files: Debug + Send + Sync {
-    /// Makes a directory, whose parents are there.
+    /// Makes a directory. Its parent must exist.
     ///
     /// # Errors
-    /// `AlreadyExists`, or whatever the system says.
+    /// `AlreadyExists`, or another error of the system.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// Makes a file, to be written from its beginning.
+    /// Makes an empty file, and opens it for writing.
     ///
     /// # Errors
-    /// `AlreadyExists`, or whatever the system says.
+    /// `AlreadyExists`, or another error of the system.
     fn create(&self, path: &Path) -> io::Result<Box<dyn Sink>>;
 
-    /// Has all entries of a directory outlast a loss of power.
+    /// Syncs a directory, so that its entries survive a loss of power.
     ///
     /// # Errors
-    /// Whatever the system says.
+    /// The error of the system.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
     /// Renames a file or a directory, replacing a file that has the new name.
     ///
     /// # Errors
-    /// Whatever the system says.
+    /// The error of the system.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Makes a symbolic link.
+    /// Makes the symbolic link `link`, which points to `target`.
     ///
     /// # Errors
-    /// `AlreadyExists`, or whatever the system says.
+    /// `AlreadyExists`, or another error of the system.
     fn link(&self, target: &Path, link: &Path) -> io::Result<()>;
 
-    /// Removes a file, a link, or a directory with all that is in it.
+    /// Removes a file, a link, or a directory with all its contents.
     ///
     /// # Errors
-    /// `NotFound`, or whatever the system says.
+    /// `NotFound`, or another error of the system.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// The entries of a directory, by name.
+    /// The paths of a directory's entries, sorted by name.
     ///
     /// # Errors
-    /// `NotFound`, or whatever the system says.
+    /// `NotFound`, or another error of the system.
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
 
-    /// Opens a file, which is no link, to be read.
+    /// Opens a file for reading. A link is refused, except by [`LinkedDisk`](crate::LinkedDisk).
     ///
     /// # Errors
-    /// `NotFound`, or whatever the system says.
+    /// `NotFound`, or another error of the system.
     fn open(&self, path: &Path) -> io::Result<Box<dyn Source>>;
 }
 
 /// A file that is being written.
 pub trait Sink: Send {
-    /// Writes all of `bytes` behind what was written.
+    /// Appends all of `bytes`.
     ///
     /// # Errors
-    /// `StorageFull`, or whatever the system says.
+    /// `StorageFull`, or another error of the system.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// Has all that was written outlast a loss of power.
+    /// Syncs the file, so that all written bytes survive a loss of power.
     ///
     /// # Errors
-    /// Whatever the system says: then what was written may be lost.
+    /// The error of the system. The written bytes may then be lost.
     fn sync(&mut self) -> io::Result<()>;
 }
 
 /// A file that is being read.
 pub trait Source: Send + Sync {
-    /// How many bytes it has.
+    /// The size of the file in bytes.
     ///
     /// # Errors
-    /// Whatever the system says.
+    /// The error of the system.
     fn size(&self) -> io::Result<u64>;
 
-    /// Reads as many bytes as there is room for, from `offset` on.
+    /// Fills `bytes` from the file, beginning at byte `offset`.
     ///
     /// # Errors
-    /// `UnexpectedEof` if there are not so many, or whatever the system says.
+    /// `UnexpectedEof` if the file ends before `bytes` is full, or another error of the system.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn read_whole(files: &dyn Files, path: &Path, most: u64) -> io::Resul
     let source = files.open(path)?;
     let size = source.size()?;
     if size > most {
-        let what = format!("it has {size} bytes, {most} are the most");
+        let what = format!("it has {size} bytes; at most {most} are read");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
     }
     let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];

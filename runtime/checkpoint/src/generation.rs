@@ -12,10 +12,10 @@ use crate::hash::Hash;
 use crate::manifest::{Chunk, FileEntry, MOST_BYTES, Manifest, TensorEntry};
 use crate::name::MANIFEST;
 
-/// Bytes that are read at a time where a whole file is hashed.
+/// Bytes per read when a whole file is hashed.
 const BLOCK: usize = 1 << 20;
 
-/// A generation whose manifest is intact, and whose files are there with their sizes.
+/// A generation whose manifest is intact, and whose files exist with the sizes that the manifest says.
 pub struct Generation {
     files: Arc<dyn Files>,
     path: PathBuf,
@@ -26,8 +26,8 @@ impl Generation {
     /// Opens the generation in a directory (R2).
     ///
     /// # Errors
-    /// [`Error::Io`] if manifest or files cannot be opened, or are links; what [`Manifest::decode`] refuses;
-    /// [`Error::Truncated`] if a file has not its size.
+    /// [`Error::Io`] if the manifest or a file cannot be opened, or is a link; the errors of [`Manifest::decode`];
+    /// [`Error::Truncated`] if a file has another size than the manifest says.
     pub fn open(files: Arc<dyn Files>, path: &Path) -> Result<Self, Error> {
         let at = path.join(MANIFEST);
         let bytes = read_whole(&*files, &at, MOST_BYTES).map_err(Error::io("read", &at))?;
@@ -38,12 +38,12 @@ impl Generation {
         Ok(generation)
     }
 
-    /// Opens a file, as long as it is needed: many ranks of a process may read a generation of many files.
+    /// Opens a file for one use. Many ranks of a process may read a generation of many files, so no file stays open.
     fn source(&self, file: usize) -> Result<Box<dyn Source>, Error> {
         let FileEntry { name, bytes: want, .. } = &self.manifest.files[file];
         let path = self.path.join(name);
         let source = self.files.open(&path).map_err(Error::io("open", &path))?;
-        let (got, want) = (source.size().map_err(Error::io("look at", &path))?, *want);
+        let (got, want) = (source.size().map_err(Error::io("get the size of", &path))?, *want);
         if got == want { Ok(source) } else { Err(Error::Truncated { path, got, want }) }
     }
 
@@ -53,18 +53,18 @@ impl Generation {
         &self.path
     }
 
-    /// What it holds.
+    /// Its manifest.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Reads f32 elements of a tensor, from `offset` on in row-major order, as many as `values` has room for: the chunks that overlap
-    /// them, whose hashes are compared (R3).
+    /// Fills `values` with f32 elements of a tensor, beginning at element `offset` in row-major order. Reads the chunks that overlap
+    /// them, and compares their hashes (R3).
     ///
     /// # Errors
-    /// [`Error::Tensor`] if there is no such tensor, it has not so many elements, or they are not f32; [`Error::Corrupt`]; [`Error::Io`].
-    /// What `values` holds then is of no use.
+    /// [`Error::Tensor`] if there is no such tensor, its elements are not f32, or it ends before `values` is full;
+    /// [`Error::Corrupt`] if a hash differs; [`Error::Io`]. After an error, the content of `values` is unspecified.
     pub fn read(&self, tensor: &str, offset: u64, values: &mut [f32]) -> Result<(), Error> {
         let entry = self.tensor(tensor)?;
         if entry.dtype != Dtype::F32 {
@@ -75,7 +75,7 @@ impl Generation {
         }
         let wanted = offset..offset.saturating_add(values.len() as u64);
         if entry.numel().is_none_or(|numel| wanted.end > numel) {
-            let problem = format!("elements {wanted:?} of shape {:?}", entry.shape);
+            let problem = format!("elements {wanted:?} exceed its shape {:?}", entry.shape);
             return Err(Error::tensor(tensor, problem));
         }
         let mut scratch = Vec::new();
@@ -96,10 +96,10 @@ impl Generation {
         Ok(())
     }
 
-    /// Calls `act` with the bytes of each chunk of a tensor, in their order, whatever their dtype. Their hashes have been compared.
+    /// Calls `act` with the bytes of each chunk of a tensor, in order of offset, for any dtype. Each hash is compared before the call.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if there is no such tensor; [`Error::Corrupt`]; [`Error::Io`]; what `act` returns.
+    /// [`Error::Tensor`] if there is no such tensor; [`Error::Corrupt`] if a hash differs; [`Error::Io`]; the error of `act`.
     pub fn for_each_chunk<E: From<Error>>(
         &self,
         tensor: &str,
@@ -114,14 +114,15 @@ impl Generation {
         Ok(())
     }
 
-    /// Reads everything and compares all hashes; all that is wrong.
+    /// Reads all files and compares all hashes. Returns at most one error for each tensor; if no tensor has one, an error for each
+    /// file whose hash differs or which cannot be read. Empty if the generation is intact.
     #[must_use]
     pub fn verify(&self) -> Vec<Error> {
         let of_tensor = |name| self.for_each_chunk(name, |_| Ok::<_, Error>(())).err();
         let mut wrong: Vec<Error> =
             self.manifest.tensors.keys().filter_map(|name| of_tensor(name)).collect();
         if wrong.is_empty() {
-            // Bytes between chunks, and headers.
+            // The hashes of files cover headers, and bytes between chunks.
             wrong.extend(
                 (0..self.manifest.files.len()).filter_map(|file| self.verify_file(file).err()),
             );
@@ -151,10 +152,10 @@ impl Generation {
 
     fn tensor(&self, name: &str) -> Result<&TensorEntry, Error> {
         let entry = self.manifest.tensors.get(name);
-        entry.ok_or_else(|| Error::tensor(name, "the checkpoint has none of that name"))
+        entry.ok_or_else(|| Error::tensor(name, "the checkpoint has no tensor of that name"))
     }
 
-    /// Reads all of a chunk into as many bytes.
+    /// Reads a whole chunk into `bytes`, which has the chunk's length.
     fn read_chunk(&self, tensor: &str, chunk: &Chunk, bytes: &mut [u8]) -> Result<(), Error> {
         let index = usize::try_from(chunk.file).expect("a manifest's chunks are in its files");
         let path = || self.path.join(&self.manifest.files[index].name);
@@ -178,7 +179,7 @@ fn overlapping<'a>(
     entry.chunks[first..].iter().take_while(move |chunk| chunk.offset < end)
 }
 
-/// A range, counted from another start.
+/// A range relative to `start`.
 fn within(range: &Range<u64>, start: u64) -> Range<usize> {
     let index = |at: u64| usize::try_from(at - start).expect("it is in memory");
     index(range.start)..index(range.end)

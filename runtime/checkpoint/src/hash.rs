@@ -1,16 +1,16 @@
-//! Hashes: BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020), 32 bytes, hexadecimal where it is written.
+//! Hashes: BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020), 32 bytes, written as hexadecimal digits.
 
 use std::fmt;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The hash of some bytes.
+/// The BLAKE3 hash of some bytes. `Display` and JSON have it as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Hash(blake3::Hash);
 
 impl Hash {
-    /// That of `bytes`.
+    /// The hash of `bytes`.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(blake3::hash(bytes))

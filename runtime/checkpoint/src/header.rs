@@ -1,4 +1,4 @@
-//! Headers of safetensors files: made, and read from files that may hold anything.
+//! Headers of safetensors files: encoding, and decoding of untrusted files.
 
 use std::path::Path;
 
@@ -7,21 +7,21 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use crate::error::Error;
 use crate::files::Source;
 
-/// The first bytes of a file are the length of its header.
+/// The bytes at the beginning of a file that hold the length of its header.
 pub(crate) const LENGTH_BYTES: usize = 8;
 
-/// Bytes of a header at the most, as the format has it.
+/// The most bytes of a header, by the definition of the format.
 const MOST_BYTES: u64 = 100_000_000;
 
-/// The beginning of a file with these tensors, in this order: the header's length, and the header.
+/// The first bytes of a file with these tensors, in this order: the header's length, and the header.
 ///
 /// # Errors
-/// [`Error::Tensor`] if a name is there twice, or sizes do not fit.
+/// [`Error::Tensor`] if two tensors have one name, or sizes do not match.
 pub(crate) fn encode(tensors: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, Error> {
     let mut names: Vec<&str> = tensors.iter().map(|(name, _)| &**name).collect();
     names.sort_unstable();
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(Error::tensor(twice[0], "a file has it twice"));
+        return Err(Error::tensor(twice[0], "a file has it twice; names must be unique"));
     }
     let refused = |problem: String| Error::tensor("", problem);
     let metadata = Metadata::new(None, tensors).map_err(|error| refused(error.to_string()))?;
@@ -33,18 +33,19 @@ pub(crate) fn encode(tensors: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, Erro
     Ok(header)
 }
 
-/// Reads the header of a file: where its data begins, and what there is.
+/// Reads the header of a file: the byte at which its data begins, and its tensors.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::Manifest`] if it is no header, or the file has not the bytes of which it tells.
+/// [`Error::Io`]; [`Error::Manifest`] if the header is invalid; [`Error::Truncated`] if the file has another size than the header
+/// says.
 pub(crate) fn decode(path: &Path, source: &dyn Source) -> Result<(u64, Metadata), Error> {
-    let size = source.size().map_err(Error::io("look at", path))?;
+    let size = source.size().map_err(Error::io("get the size of", path))?;
     let mut length = [0; LENGTH_BYTES];
     source.read_at(0, &mut length).map_err(Error::io("read", path))?;
     let length = u64::from_le_bytes(length);
     let data = length.checked_add(LENGTH_BYTES as u64).filter(|data| *data <= size);
     let Some(data) = data.filter(|_| length <= MOST_BYTES) else {
-        let problem = format!("a header of {length} bytes, in a file of {size}");
+        let problem = format!("its header would have {length} bytes, and the file has {size}");
         return Err(Error::manifest(path, problem));
     };
     let mut header = vec![0; usize::try_from(data).map_err(|error| Error::manifest(path, error))?];
@@ -54,6 +55,6 @@ pub(crate) fn decode(path: &Path, source: &dyn Source) -> Result<(u64, Metadata)
     match data.checked_add(metadata.data_len() as u64) {
         Some(want) if want == size => Ok((data, metadata)),
         Some(want) => Err(Error::Truncated { path: path.to_owned(), got: size, want }),
-        None => Err(Error::manifest(path, "its header tells of more bytes than there are numbers")),
+        None => Err(Error::manifest(path, "the size in its header does not fit 64 bits")),
     }
 }

@@ -1,4 +1,5 @@
-//! Folders of models as Hugging Face has them: whole tensors in `model-00001-of-00003.safetensors`, and an index of which is where.
+//! Folders of Hugging Face models: whole tensors in `model-00001-of-00003.safetensors`, and an index that says which tensor is in
+//! which file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,10 +20,10 @@ use crate::name::{STATE, is_plain};
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
-/// Elements that are converted at a time.
+/// Elements that are read and converted at a time.
 const BLOCK: usize = 1 << 16;
 
-/// The index, as it is in its file.
+/// The content of the index file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Index {
     #[serde(default)]
@@ -30,22 +31,22 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// What was exported.
+/// The counts of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
-    /// How many files of tensors.
+    /// The number of files with tensors.
     pub files: usize,
-    /// How many tensors.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Bytes of all tensors.
+    /// The bytes of all tensors.
     pub bytes: u64,
 }
 
-/// Writes the parameters of a generation as a new folder, with at most so many bytes of tensors in a file, or one tensor. Never holds more than a
-/// chunk. The folder is there when all of it is.
+/// Writes the parameters of a generation as a new folder. A file has at most `most` bytes of tensors, or a single tensor. Holds at
+/// most one chunk in memory. The folder gets its name after all of it is synced.
 ///
 /// # Errors
-/// [`Error::Io`], also if the folder is there already; [`Error::Corrupt`].
+/// [`Error::Io`], also if the folder exists already; [`Error::Corrupt`] if a hash differs.
 pub fn export(
     (generation, files): (&Generation, &dyn Files),
     folder: &Path,
@@ -95,7 +96,7 @@ fn write(
 
 type Tensors<'a> = Vec<(&'a str, &'a TensorEntry)>;
 
-/// Which tensors go into which file, in the order of their names; one at least.
+/// The tensors of each file, in order of name. There is at least one file.
 fn split(generation: &Generation, most: u64) -> Result<Vec<Tensors<'_>>, Error> {
     let mut parts: Vec<Tensors<'_>> = vec![Vec::new()];
     let mut held = 0;
@@ -117,10 +118,10 @@ fn split(generation: &Generation, most: u64) -> Result<Vec<Tensors<'_>>, Error> 
 fn bytes_of(name: &str, tensor: &TensorEntry) -> Result<u64, Error> {
     let bytes =
         tensor.numel().zip(tensor.element_bytes()).and_then(|(n, size)| n.checked_mul(size));
-    bytes.ok_or_else(|| Error::tensor(name, "its size is no number"))
+    bytes.ok_or_else(|| Error::tensor(name, "its size does not fit 64 bits"))
 }
 
-/// Writes a file; how many bytes of tensors it has.
+/// Writes a file. Returns the bytes of its tensors.
 fn write_file(
     generation: &Generation,
     (files, path): (&dyn Files, &Path),
@@ -130,7 +131,7 @@ fn write_file(
     let mut infos = Vec::new();
     for (name, tensor) in tensors {
         let size =
-            |size: &u64| usize::try_from(*size).map_err(|_| Error::tensor(name, "too large"));
+            |size: &u64| usize::try_from(*size).map_err(|_| Error::tensor(name, "it is too large"));
         let shape = tensor.shape.iter().map(size).collect::<Result<_, _>>()?;
         let end = at + size(&bytes_of(name, tensor)?)?;
         let info = TensorInfo { dtype: tensor.dtype, shape, data_offsets: (at, end) };
@@ -145,7 +146,7 @@ fn write_file(
     Ok(at as u64)
 }
 
-/// Writes a file with what `act` hands out, and syncs it.
+/// Writes a file with the bytes that `act` provides, and syncs it.
 fn write_synced(
     (files, path): (&dyn Files, &Path),
     act: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error>,
@@ -155,7 +156,7 @@ fn write_synced(
     sink.sync().map_err(Error::io("sync", path))
 }
 
-/// A folder of a model, whose headers have been read.
+/// A folder with a Hugging Face model. Its headers have been read.
 #[derive(Debug)]
 pub struct Folder {
     files: Arc<dyn Files>,
@@ -163,7 +164,7 @@ pub struct Folder {
     tensors: BTreeMap<String, Place>,
 }
 
-/// Where a tensor is.
+/// The position of a tensor in a file.
 #[derive(Clone, Debug)]
 struct Place {
     path: PathBuf,
@@ -176,8 +177,8 @@ impl Folder {
     /// Reads the index and the headers of a folder: `model.safetensors.index.json` with its files, or `model.safetensors` alone.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Manifest`] if index or headers make no sense, or the index has a tensor in a file where it is not;
-    /// [`Error::Truncated`].
+    /// [`Error::Io`]; [`Error::Manifest`] if the index or a header is invalid, two files have a tensor of one name, or a tensor is
+    /// not in the file that the index names; [`Error::Truncated`] if a file has another size than its header says.
     pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, Error> {
         let names = files.list(folder).map_err(Error::io("list", folder))?;
         let index = folder.join(INDEX);
@@ -194,7 +195,7 @@ impl Folder {
         in_files.dedup();
         for name in in_files {
             if !is_plain(name) {
-                return Err(Error::manifest(&index, format!("`{name}` is no name of a file")));
+                return Err(Error::manifest(&index, format!("`{name}` is not a valid file name")));
             }
             add_file(&*files, &folder.join(name), &mut tensors)?;
         }
@@ -211,21 +212,22 @@ impl Folder {
         self.tensors.iter().map(|(name, place)| (&**name, &*place.shape))
     }
 
-    /// Reads elements of a tensor as f32, from `offset` on in row-major order, as many as `values` has room for: those bytes of the file, and
-    /// no others. F32, F16 and BF16 are read exactly; F64 is rounded.
+    /// Fills `values` with elements of a tensor as f32, beginning at element `offset` in row-major order. Reads only those bytes of
+    /// the file. F32, F16 and BF16 are converted exactly; F64 is rounded.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if there is no such tensor, it has not so many elements, or they are no floats; [`Error::Io`].
+    /// [`Error::Tensor`] if there is no such tensor, its dtype is another one, or it ends before `values` is full; [`Error::Io`].
     pub fn read(&self, tensor: &str, offset: u64, values: &mut [f32]) -> Result<(), Error> {
         let place = self.tensors.get(tensor);
         let place =
-            place.ok_or_else(|| Error::tensor(tensor, "the folder has none of that name"))?;
+            place.ok_or_else(|| Error::tensor(tensor, "the folder has no tensor of that name"))?;
         let Place { path, dtype, shape, begin } = place;
         let convert = converter(*dtype)
-            .ok_or_else(|| Error::tensor(tensor, format!("its elements are {dtype}")))?;
+            .ok_or_else(|| Error::tensor(tensor, format!("its elements are {dtype}, no floats")))?;
         let numel: u64 = shape.iter().product();
         if offset.checked_add(values.len() as u64).is_none_or(|end| end > numel) {
-            let problem = format!("{} elements from {offset} of shape {shape:?}", values.len());
+            let problem =
+                format!("{} elements from {offset} exceed its shape {shape:?}", values.len());
             return Err(Error::tensor(tensor, problem));
         }
         let source = self.files.open(path).map_err(Error::io("open", path))?;
@@ -241,14 +243,14 @@ impl Folder {
         Ok(())
     }
 
-    /// Reads a whole tensor as f32, row-major: what a model of this shape begins with.
+    /// Reads a whole tensor as f32, in row-major order.
     ///
     /// # Errors
-    /// As [`read`](Self::read), and [`Error::Tensor`] if it has another shape.
+    /// The errors of [`read`](Self::read), and [`Error::Tensor`] if the tensor has another shape.
     pub fn read_whole(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
         let place = self.tensors.get(tensor);
         let place =
-            place.ok_or_else(|| Error::tensor(tensor, "the folder has none of that name"))?;
+            place.ok_or_else(|| Error::tensor(tensor, "the folder has no tensor of that name"))?;
         if !shape.iter().map(|size| *size as u64).eq(place.shape.iter().copied()) {
             let problem = format!("it has shape {:?}, not {shape:?}", place.shape);
             return Err(Error::tensor(tensor, problem));
@@ -272,17 +274,17 @@ fn add_file(
         let shape = info.shape.iter().map(|size| *size as u64).collect();
         let place = Place { path: path.to_owned(), dtype: info.dtype, shape, begin };
         if let Some(other) = tensors.insert(name.clone(), place) {
-            let problem = format!("`{name}` is in {}, too", other.path.display());
+            let problem = format!("`{name}` is also in {}", other.path.display());
             return Err(Error::manifest(path, problem));
         }
     }
     Ok(())
 }
 
-/// Makes f32 of little-endian elements.
+/// Converts little-endian elements to f32.
 type Converter = fn(&[u8], &mut [f32]);
 
-/// How little-endian elements of a dtype become f32.
+/// The conversion from little-endian elements of a dtype to f32; `None` for dtypes that are not converted.
 fn converter(dtype: Dtype) -> Option<Converter> {
     fn by<const SIZE: usize>(bytes: &[u8], values: &mut [f32], convert: fn([u8; SIZE]) -> f32) {
         let elements = bytes.as_chunks::<SIZE>().0;

@@ -11,10 +11,10 @@ use crate::error::Error;
 use crate::name::{LEASE, is_left_behind};
 use crate::store::Store;
 
-/// The words of a holder at the most, as a second one reads them.
+/// The most bytes of a holder's name that a second job reads.
 const MOST_WORDS: u64 = 256;
 
-/// The right to write to a store, of one job at a time. It ends when this is dropped, or the process ends.
+/// The right to write to a store. One job at a time holds it. It ends when this value is dropped, or when the process ends.
 #[derive(Debug)]
 pub struct Lease {
     store: Store,
@@ -23,10 +23,10 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Takes the right to write, and removes what crashes have left behind.
+    /// Takes the right to write, and removes files that crashes have left behind.
     ///
     /// # Errors
-    /// [`Error::Leased`] if another job has it; [`Error::Io`].
+    /// [`Error::Leased`] if another job holds the lease; [`Error::Io`].
     pub(crate) fn take(store: &Store, holder: &str) -> Result<Self, Error> {
         let path = store.root().join(LEASE);
         make_directory(store.root()).map_err(Error::io("make", store.root()))?;
@@ -56,20 +56,21 @@ impl Lease {
         &self.store
     }
 
-    /// Begins a generation: makes the directory that is to become it. Generations of this step and of later ones that are broken are removed:
-    /// whoever comes here has gone on from an older one in their place.
+    /// Begins a generation: makes the directory that the commit will rename. Removes broken generations of this step and of
+    /// later steps, since the caller has gone on from an older one.
     ///
     /// # Errors
-    /// [`Error::Exists`] if there is one of this step or of a later one that is intact, and what keeps one of these from being read if that is no
-    /// loss of its bytes; [`Error::Io`].
+    /// [`Error::Exists`] if a generation of this step or of a later one is intact. If such a generation cannot be read and its
+    /// bytes are not certainly lost, the error of reading it. [`Error::Io`].
     pub fn begin(&mut self, step: u64) -> Result<Draft<'_>, Error> {
         self.begin_at(self.store.place(step, nonce()))
     }
 
-    /// As [`begin`](Self::begin), at a place of this store that writers may know of before, and may have [made](Place::make).
+    /// As [`begin`](Self::begin), at a given place of this store. Writers may know the place before the call, and may have
+    /// [made](Place::make) it.
     ///
     /// # Errors
-    /// As of [`begin`](Self::begin).
+    /// The errors of [`begin`](Self::begin).
     pub fn begin_at(&mut self, place: Place) -> Result<Draft<'_>, Error> {
         self.clean(Some(place.path()))?;
         let step = place.step();
@@ -95,8 +96,8 @@ impl Lease {
         self.store.delete(step)
     }
 
-    /// Removes generations in the making but for one, and half removed ones, as far as that is possible: whoever had begun with them has
-    /// failed, or would have the lease.
+    /// Removes unfinished generations except `but`, and partly removed ones, as far as possible. Their writer has failed, since it
+    /// would otherwise hold the lease.
     fn clean(&self, but: Option<&Path>) -> Result<(), Error> {
         let (root, files) = (self.store.root(), self.store.files());
         let entries = files.list(root).map_err(Error::io("list", root))?;
@@ -107,9 +108,9 @@ impl Lease {
                 Ok(()) => {
                     tracing::info!(path = %shown, "a crash or a failure left this behind: it is removed")
                 }
-                // Nobody ever reads it: it takes room, and is in nobody's way.
+                // No reader looks at it: it only takes space.
                 Err(error) => {
-                    tracing::warn!(path = %shown, %error, "this was left behind, and cannot be removed yet")
+                    tracing::warn!(path = %shown, %error, "a crash or a failure left this behind, and it cannot be removed yet")
                 }
             }
         }
@@ -117,7 +118,7 @@ impl Lease {
     }
 }
 
-/// Makes a directory and those above it, each of which outlasts a loss of power.
+/// Makes a directory and those above it, and syncs each, so that it survives a loss of power.
 fn make_directory(path: &Path) -> io::Result<()> {
     let above = path.parent().filter(|above| !above.as_os_str().is_empty());
     let above = above.unwrap_or(Path::new("."));
@@ -134,7 +135,7 @@ fn make_directory(path: &Path) -> io::Result<()> {
     File::open(above)?.sync_all()
 }
 
-/// What the holder said of itself.
+/// The name that the holder gave itself.
 fn words(file: &mut File) -> String {
     let mut said = String::new();
     let read = file.take(MOST_WORDS).read_to_string(&mut said);
@@ -150,7 +151,7 @@ fn name_holder(file: &mut File, holder: &str) -> io::Result<()> {
     file.write_all(holder.as_bytes())
 }
 
-/// A number that no other draft of a store has had: for the name of a new one.
+/// A random number for the name of a new draft's directory, so that no other draft of the store has the same name.
 #[must_use]
 pub fn nonce() -> u64 {
     RandomState::new().hash_one(std::process::id())

@@ -1,16 +1,16 @@
-//! Checkpoints of sharded models: a format, its files, and nothing of training. `CHECKPOINT.md`, beside this crate's sources, says what is
-//! written in which order, and what a reader relies on.
+//! Checkpoints of sharded models: the format and its files, independent of training. `CHECKPOINT.md`, beside this crate's
+//! sources, defines the files, the order in which they are written, and the guarantees that a reader has.
 //!
-//! A checkpoint is a directory that is there as a whole or not at all, of safetensors files and a manifest with hashes of all of them. It
-//! is written by any number of writers, and read by any number of readers who need any ranges of its tensors.
+//! A checkpoint is a directory that exists completely or not at all. It holds safetensors files, and a manifest with the
+//! hashes of all of them. Any number of writers write it. Any number of readers read any ranges of its tensors.
 //!
 //! | concept | PyTorch's DCP | here |
 //! |---|---|---|
 //! | a directory of checkpoints | (a path for each) | [`Store`] |
-//! | what a rank writes | `SavePlan` | [`Slice`] |
-//! | what there is | `.metadata`, pickled | [`Manifest`], JSON |
+//! | the data that a rank writes | `SavePlan` | [`Slice`] |
+//! | the list of contents | `.metadata`, pickled | [`Manifest`], JSON |
 //! | reading | `LoadPlan` | [`Generation::read`] |
-//! | models of others | `HuggingFaceStorageReader`, `...Writer` | [`Folder`], [`export`] |
+//! | Hugging Face models | `HuggingFaceStorageReader`, `...Writer` | [`Folder`], [`export`] |
 //!
 //! ```
 //! use std::sync::Arc;
@@ -37,9 +37,10 @@
 //!
 //! # Modules
 //!
-//! All are private and their items are named here. In reading order: `error`; `files`, `disk` (what is asked of a file system); `name`,
-//! `hash`; `manifest`, `tiles` (what there is, and that it is whole); `part` (what one writer writes), `lease`, `draft` (a generation in the
-//! making); `generation` (reading), `store`; `header` (of safetensors files), `huggingface` (folders that others write and read).
+//! All modules are private, and the crate root re-exports their items. In reading order: `error`; `files`, `disk` (the operations
+//! of a file system); `name`, `hash`; `manifest`, `tiles` (the contents of a generation, and the check that they are complete);
+//! `part` (the data of one writer), `lease`, `draft` (a generation that is being written); `generation` (reading), `store`;
+//! `header` (headers of safetensors files), `huggingface` (folders of Hugging Face models).
 
 mod disk;
 mod draft;

@@ -1,4 +1,4 @@
-//! The manifest: what a generation holds, and where.
+//! The manifest: the contents of a generation, and where they lie.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,32 +15,32 @@ use crate::tiles;
 /// The format that this program writes, and the only one that it reads.
 pub(crate) const FORMAT: u64 = 1;
 
-/// Bytes of a manifest at the most: what a reader takes from a file that is no manifest.
+/// The most bytes of a manifest: a reader takes no more from a file that is not a manifest.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
 
-/// Bytes of a chunk at the most: what is read and hashed to get at one element.
+/// The most bytes of a chunk: a reader reads and hashes this much to get at one element.
 pub(crate) const CHUNK_BYTES: usize = 8 << 20;
 
-/// Counts at the most: there is room to count on.
+/// The largest count in a manifest, so that a run can go on counting without overflow.
 const MOST_COUNTED: u64 = u64::MAX >> 1;
 
-/// What a generation holds, but for its files and tensors: what the writer of the manifest says.
+/// The contents of a manifest, except files and tensors. The writer of the manifest provides them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Head {
-    /// Steps that an optimizer has gone through.
+    /// The number of optimizer steps so far.
     pub step: u64,
     /// The mesh of the ranks that wrote it. No reader needs it.
     pub mesh: MeshShape,
-    /// What goes from step to step beside parameters.
+    /// The values that one step passes on to the next, besides parameters.
     pub training: Training,
-    /// The optimizer, if its state is there.
+    /// The optimizer, if its state is saved.
     pub optimizer: Option<OptimizerHead>,
-    /// Whatever the program needs to go on: a data cursor, seeds.
+    /// The program's own values, which it needs to go on: a data cursor, seeds.
     pub user: serde_json::Value,
 }
 
 impl Head {
-    /// That of a model of one rank without an optimizer.
+    /// The head for a model of one rank without an optimizer.
     #[must_use]
     pub fn of_step(step: u64) -> Self {
         Self {
@@ -63,56 +63,56 @@ pub struct MeshShape {
     pub shard: u64,
 }
 
-/// What goes from step to step beside parameters and the state of an optimizer.
+/// The values that one step passes on to the next, besides parameters and optimizer state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Training {
-    /// By what losses are multiplied in the next step, where that changes.
+    /// The loss scale, if it is dynamic.
     pub loss_scale: Option<LossScaleHead>,
     /// The largest weight of a microbatch in the last step, on any rank.
     pub weight_hint: u64,
 }
 
-/// A loss scale that changes from step to step.
+/// A dynamic loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScaleHead {
-    /// By what losses are multiplied in the next step: a power of two.
+    /// The factor of losses in the next step: a power of two.
     pub value: f64,
-    /// Steps since that has changed.
+    /// The number of steps since it last changed.
     pub steps_since_change: u64,
 }
 
-/// An optimizer, but for its state of each element.
+/// An optimizer, except its state of each element.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerHead {
-    /// Which one.
+    /// The kind of optimizer, such as `adamw`.
     pub kind: String,
-    /// With what it was made.
+    /// The options with which it was made.
     pub options: serde_json::Value,
-    /// Updates that each parameter has had.
+    /// The number of updates so far, by parameter name.
     pub updates: BTreeMap<String, u64>,
 }
 
-/// What a generation holds, and where.
+/// The contents of a generation, and where they lie.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     format: u64,
-    /// Steps that an optimizer has gone through.
+    /// The number of optimizer steps so far.
     pub step: u64,
     /// The mesh of the ranks that wrote it.
     pub mesh: MeshShape,
-    /// What goes from step to step beside parameters.
+    /// The values that one step passes on to the next, besides parameters.
     pub training: Training,
-    /// The optimizer, if its state is there.
+    /// The optimizer, if its state is saved.
     pub optimizer: Option<OptimizerHead>,
-    /// Whatever the program needs to go on.
+    /// The program's own values, which it needs to go on.
     pub user: serde_json::Value,
-    /// By the number that chunks have of them.
+    /// The files. [`Chunk::file`] is an index into this list.
     pub files: Vec<FileEntry>,
-    /// By name.
+    /// The tensors, by name.
     pub tensors: BTreeMap<String, TensorEntry>,
 }
 
@@ -122,9 +122,9 @@ pub struct Manifest {
 pub struct FileEntry {
     /// Its name in the directory.
     pub name: String,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// Of all of it.
+    /// The hash of the whole file.
     pub hash: Hash,
 }
 
@@ -134,9 +134,9 @@ pub struct FileEntry {
 pub struct TensorEntry {
     /// Its global shape.
     pub shape: Vec<u64>,
-    /// Of its elements.
+    /// The dtype of its elements.
     pub dtype: Dtype,
-    /// In the order of their offsets: they cover it once.
+    /// Its chunks, in order of offset. They cover the tensor exactly once.
     pub chunks: Vec<Chunk>,
 }
 
@@ -146,26 +146,26 @@ pub struct TensorEntry {
 pub struct Chunk {
     /// The first element, in row-major order.
     pub offset: u64,
-    /// How many there are.
+    /// The number of elements.
     pub len: u64,
-    /// Which file.
+    /// The index of its file in [`Manifest::files`].
     pub file: u64,
-    /// The first byte there.
+    /// The position of its first byte in the file.
     pub begin: u64,
-    /// Behind the last byte.
+    /// The position after its last byte.
     pub end: u64,
-    /// Of these bytes.
+    /// The hash of these bytes.
     pub hash: Hash,
 }
 
 impl TensorEntry {
-    /// How many elements it has; `None` if no u64 holds that.
+    /// The number of its elements; `None` if it does not fit a `u64`.
     #[must_use]
     pub fn numel(&self) -> Option<u64> {
         self.shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))
     }
 
-    /// Bytes of an element; `None` where an element is no whole number of them.
+    /// The bytes of an element; `None` if an element is not a whole number of bytes.
     #[must_use]
     pub fn element_bytes(&self) -> Option<u64> {
         let bits = self.dtype.bitsize() as u64;
@@ -173,7 +173,7 @@ impl TensorEntry {
     }
 }
 
-/// A manifest as it is in its file, or a note: the value's very bytes, and their hash.
+/// The content of a manifest's or a note's file: the exact bytes of the value, and their hash.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Sealed<'a> {
@@ -182,36 +182,36 @@ struct Sealed<'a> {
     checkpoint: &'a RawValue,
 }
 
-/// What is looked at before anything else.
+/// The field that a reader checks before all others.
 #[derive(Deserialize)]
 struct Versioned {
     format: u64,
 }
 
-/// A value with the hash of its bytes, as JSON.
+/// A value as JSON, with the hash of its bytes.
 pub(crate) fn seal(value: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let value = serde_json::value::to_raw_value(value)?;
     let hash = Hash::of(value.get().as_bytes());
     serde_json::to_vec(&Sealed { hash, checkpoint: &value })
 }
 
-/// The text of a value whose bytes have the hash that is told.
+/// The text of a sealed value, once its bytes have the recorded hash.
 pub(crate) fn unseal<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, Error> {
     let sealed: Sealed<'_> =
         serde_json::from_slice(bytes).map_err(|error| Error::manifest(path, error))?;
     let (text, found) = (sealed.checkpoint.get(), Hash::of(sealed.checkpoint.get().as_bytes()));
     if found != sealed.hash {
-        let problem = format!("its hash is {found}, and it says {}", sealed.hash);
+        let problem = format!("its hash is {found}, but it records {}", sealed.hash);
         return Err(Error::manifest(path, problem));
     }
     Ok(text)
 }
 
 impl Manifest {
-    /// That of a generation, which is checked as a reader would.
+    /// Makes the manifest of a generation, and checks it as a reader would.
     ///
     /// # Errors
-    /// [`Error::Manifest`], with the path of the file that it is meant for.
+    /// [`Error::Manifest`] with `path`, the file that the manifest is meant for.
     pub(crate) fn new(
         path: &Path,
         head: Head,
@@ -224,11 +224,11 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Reads a manifest from the bytes of its file.
+    /// Reads a manifest from the bytes of its file. `path` is for errors only.
     ///
     /// # Errors
-    /// [`Error::Version`] of another format; [`Error::Manifest`] if the hash differs, a field is missing, left over or makes no sense, or
-    /// tensors are not covered.
+    /// [`Error::Version`] if its format is another one; [`Error::Manifest`] if the hash differs, a field is missing, unknown or
+    /// invalid, or chunks do not cover a tensor exactly once.
     pub fn decode(path: &Path, bytes: &[u8]) -> Result<Self, Error> {
         let text = unseal(path, bytes)?;
         let Versioned { format } =
@@ -242,22 +242,22 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The bytes of its file. The same manifest has the same bytes.
+    /// The bytes of its file. Equal manifests have equal bytes. `path` is for errors only.
     ///
     /// # Errors
-    /// [`Error::Manifest`] if no reader would take them: what the program saves is too large, or too deep.
+    /// [`Error::Manifest`] if a reader would refuse them: the program's own values are too large, or nested too deeply.
     pub fn encode(&self, path: &Path) -> Result<Vec<u8>, Error> {
         let bytes = seal(self).map_err(|error| Error::manifest(path, error))?;
         let size = bytes.len() as u64;
         if size > MOST_BYTES {
-            let problem = format!("it would have {size} bytes, {MOST_BYTES} are the most");
+            let problem = format!("it would have {size} bytes, more than {MOST_BYTES}");
             return Err(Error::manifest(path, problem));
         }
         Self::decode(path, &bytes)?;
         Ok(bytes)
     }
 
-    /// Numbers to which a run adds.
+    /// The numbers that a run increases.
     fn counts(&self) -> impl Iterator<Item = u64> {
         let updates = self.optimizer.iter().flat_map(|optimizer| optimizer.updates.values());
         let since = self.training.loss_scale.map(|scale| scale.steps_since_change);
@@ -267,16 +267,19 @@ impl Manifest {
     fn check(&self, path: &Path) -> Result<(), Error> {
         let names: BTreeSet<&str> = self.files.iter().map(|file| &*file.name).collect();
         if names.len() < self.files.len() {
-            return Err(Error::manifest(path, "it has a file twice"));
+            return Err(Error::manifest(path, "it lists a file twice"));
         }
         if let Some(file) = self.files.iter().find(|file| !is_plain(&file.name)) {
-            return Err(Error::manifest(path, format!("`{}` is no name of a file", file.name)));
+            return Err(Error::manifest(path, format!("`{}` is not a valid file name", file.name)));
         }
         if let Some(count) = self.counts().find(|count| *count > MOST_COUNTED) {
-            return Err(Error::manifest(path, format!("a count of {count}")));
+            return Err(Error::manifest(path, format!("count {count} is too large")));
         }
         if let Some(scale) = self.training.loss_scale.filter(|scale| !is_scale(scale.value)) {
-            return Err(Error::manifest(path, format!("a loss scale of {}", scale.value)));
+            return Err(Error::manifest(
+                path,
+                format!("loss scale {} is not a positive normal number", scale.value),
+            ));
         }
         for (name, tensor) in &self.tensors {
             tiles::check(tensor, &self.files)

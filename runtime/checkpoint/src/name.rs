@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-/// How the names of tensors begin that are state of an optimizer.
+/// The prefix of the names of tensors that hold optimizer state.
 pub const STATE: &str = "optimizer:";
 
-/// What safetensors has in the place of a tensor.
+/// The name that safetensors reserves for metadata: no tensor may have it.
 pub const RESERVED: &str = "__metadata__";
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const LEASE: &str = "lease";
@@ -14,41 +14,41 @@ const GENERATION: &str = "step-";
 const WRITING: &str = ".writing-";
 const DELETED: &str = ".deleted-";
 
-/// The tensor of one kind of an optimizer's state for a parameter: `optimizer:exp_avg:w1`.
+/// The name of the tensor that holds one kind of optimizer state of a parameter: `optimizer:exp_avg:w1`.
 #[must_use]
 pub fn state_tensor(kind: &str, parameter: &str) -> String {
     format!("{STATE}{kind}:{parameter}")
 }
 
-/// The directory of a generation.
+/// The name of a generation's directory.
 pub(crate) fn generation(step: u64) -> String {
     format!("{GENERATION}{step:08}")
 }
 
-/// The step of a generation's directory; `None` of anything else.
+/// The step of a generation's directory; `None` for any other path.
 pub(crate) fn step_of(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
     let step = name.strip_prefix(GENERATION)?.parse().ok()?;
     (generation(step) == name).then_some(step)
 }
 
-/// The directory of a generation in the making.
+/// The name of the directory in which a generation is written.
 pub(crate) fn writing(step: u64, nonce: u64) -> String {
     format!("{WRITING}{}-{nonce:016x}", generation(step))
 }
 
-/// The directory of a generation that is being removed.
+/// The name of a generation's directory while it is removed.
 pub(crate) fn deleted(step: u64, nonce: u64) -> String {
     format!("{DELETED}{}-{nonce:016x}", generation(step))
 }
 
-/// Whether a crash has left this behind.
+/// Whether this is an unfinished or partly removed generation.
 pub(crate) fn is_left_behind(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.starts_with(WRITING) || name.starts_with(DELETED)
 }
 
-/// Whether a name from a manifest is that of a file beside it, and of nothing else.
+/// Whether a name from a manifest can only mean a file in the manifest's own directory.
 pub(crate) fn is_plain(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     !name.is_empty() && name.len() <= 255 && !name.starts_with('.') && name.bytes().all(is_allowed)

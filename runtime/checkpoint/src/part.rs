@@ -1,4 +1,4 @@
-//! What one writer writes: a file of safetensors, and a note of it.
+//! The data of one writer: a safetensors file, and the note that describes it.
 
 use std::path::Path;
 
@@ -12,15 +12,15 @@ use crate::hash::Hash;
 use crate::header;
 use crate::manifest::{CHUNK_BYTES, Chunk, FileEntry, seal, unseal};
 
-/// Elements of a chunk at the most.
+/// The most elements of a chunk.
 const CHUNK_ELEMENTS: usize = CHUNK_BYTES / size_of::<f32>();
 
-/// Who writes a file.
+/// One writer of a generation. Each writer writes one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writer {
-    /// Which writer.
+    /// Its index, from 0.
     pub index: usize,
-    /// Of how many.
+    /// The number of writers of the generation.
     pub of: usize,
 }
 
@@ -38,12 +38,12 @@ impl Writer {
     }
 }
 
-/// What a writer has of a tensor: consecutive elements.
+/// The consecutive elements of one tensor that a writer has.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice<'a> {
     /// The tensor's name.
     pub tensor: &'a str,
-    /// Its global shape.
+    /// The global shape of the tensor.
     pub shape: &'a [u64],
     /// The first element, in row-major order.
     pub offset: u64,
@@ -51,17 +51,17 @@ pub struct Slice<'a> {
     pub values: &'a [f32],
 }
 
-/// What one writer has written.
+/// A writer's note: its file, and the tensors in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Part {
     /// Its file.
     pub(crate) file: FileEntry,
-    /// What is in it, tensor by tensor.
+    /// The parts of tensors in the file.
     pub(crate) tensors: Vec<PartOfTensor>,
 }
 
-/// What a writer has written of a tensor.
+/// A writer's part of one tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PartOfTensor {
@@ -69,7 +69,7 @@ pub(crate) struct PartOfTensor {
     pub(crate) tensor: String,
     /// Its global shape.
     pub(crate) shape: Vec<u64>,
-    /// In this file: which number that has is not known yet, and 0 here.
+    /// Its chunks in this file. Their `file` is 0 here, since the number of the file is not known yet.
     pub(crate) chunks: Vec<Chunk>,
 }
 
@@ -77,7 +77,7 @@ impl Part {
     /// Writes a file and its note, and syncs both.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if there are two slices of one tensor; [`Error::Io`].
+    /// [`Error::Tensor`] if two slices are of one tensor; [`Error::Io`].
     pub(crate) fn write(
         (files, directory): (&dyn Files, &Path),
         writer: Writer,
@@ -107,18 +107,18 @@ impl Part {
     /// Reads a note.
     ///
     /// # Errors
-    /// [`Error::Manifest`] if it is no note, or another writer's.
+    /// [`Error::Manifest`] if it is not a valid note, or it is another writer's.
     pub(crate) fn decode(path: &Path, writer: Writer, bytes: &[u8]) -> Result<Self, Error> {
         let part: Self = serde_json::from_str(unseal(path, bytes)?)
             .map_err(|error| Error::manifest(path, error))?;
         if part.file.name == writer.file() {
             return Ok(part);
         }
-        Err(Error::manifest(path, format!("it is the note of {}", part.file.name)))
+        Err(Error::manifest(path, format!("it is the note of another file, {}", part.file.name)))
     }
 }
 
-/// The beginning of the file.
+/// The first bytes of the file: its header.
 fn beginning(slices: &[Slice<'_>]) -> Result<Vec<u8>, Error> {
     let mut at = 0;
     let tensors = slices.iter().map(|slice| {
@@ -145,7 +145,7 @@ fn numel(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |product, size| product.checked_mul(*size))
 }
 
-/// A file that is being written, and what is known of it so far.
+/// A file that is being written, with the hash and the number of its bytes so far.
 struct Hashed<'a> {
     sink: Box<dyn Sink>,
     path: &'a Path,

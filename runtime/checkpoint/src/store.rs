@@ -11,10 +11,10 @@ use crate::generation::Generation;
 use crate::lease::{Lease, nonce};
 use crate::name::{deleted, generation, step_of, writing};
 
-/// Generations that are kept at the least: whoever reads the one before the last is not disturbed.
+/// The least number of generations that are kept, so that a save does not disturb a job that reads the one before the last.
 const KEPT_AT_LEAST: usize = 2;
 
-/// A directory of generations. Reading needs nothing else, and writing a [`Lease`].
+/// A directory of generations. Reading needs only this; writing needs a [`Lease`].
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
@@ -22,23 +22,23 @@ pub struct Store {
     kept: usize,
 }
 
-/// The newest generation that is intact, and newer ones that are not.
+/// The newest generation that is intact, and the newer ones that are not.
 #[derive(Debug)]
 pub struct Fallback {
-    /// The newest that is intact.
+    /// The newest generation that is intact; `None` if the store has none.
     pub generation: Option<Generation>,
-    /// Newer ones by their steps, newest first, and what is wrong with them.
+    /// The steps of newer generations that are broken, newest first, each with its error.
     pub broken: Vec<(u64, Error)>,
 }
 
 impl Store {
-    /// The store in a directory, which need not be there yet. Looks at nothing.
+    /// The store in a directory, which need not exist yet. Does not access the file system.
     #[must_use]
     pub fn new(root: &Path, files: Arc<dyn Files>) -> Self {
         Self { root: root.to_owned(), files, kept: KEPT_AT_LEAST }
     }
 
-    /// Keeps so many generations, and two at the least.
+    /// Sets how many generations the store keeps: at least two.
     #[must_use]
     pub fn keeping(self, generations: usize) -> Self {
         Self { kept: generations.max(KEPT_AT_LEAST), ..self }
@@ -50,18 +50,19 @@ impl Store {
         &self.root
     }
 
-    /// Takes the right to write to it, and removes what crashes have left behind. `holder` is what another job is told.
+    /// Takes the right to write to the store, and removes files that crashes have left behind. Makes the directory if it does
+    /// not exist. `holder` names this job in the error that a second job gets.
     ///
     /// # Errors
-    /// [`Error::Leased`] if another job has it; [`Error::Io`].
+    /// [`Error::Leased`] if another job holds the lease; [`Error::Io`].
     pub fn lease(&self, holder: &str) -> Result<Lease, Error> {
         Lease::take(self, holder)
     }
 
-    /// The steps of its generations, ascending: intact or not.
+    /// The steps of its generations, ascending, whether intact or not. Empty if the directory does not exist.
     ///
     /// # Errors
-    /// [`Error::Io`] if the directory is there and cannot be read.
+    /// [`Error::Io`] if the directory exists and cannot be read.
     pub fn steps(&self) -> Result<Vec<u64>, Error> {
         let entries = match self.files.list(&self.root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -75,7 +76,7 @@ impl Store {
     /// Opens the generation of a step.
     ///
     /// # Errors
-    /// [`Error::NoSuchStep`]; what [`Generation::open`] refuses.
+    /// [`Error::NoSuchStep`]; [`Error::Manifest`] if the manifest is of another step; the errors of [`Generation::open`].
     pub fn open(&self, step: u64) -> Result<Generation, Error> {
         let has = self.steps()?;
         if !has.contains(&step) {
@@ -86,14 +87,14 @@ impl Store {
         if found == step {
             return Ok(opened);
         }
-        let problem = format!("it is of step {found}, in the directory of step {step}");
+        let problem = format!("it holds step {found}, but its name says step {step}");
         Err(Error::manifest(opened.path(), problem))
     }
 
-    /// The newest generation that is intact by its manifest and the sizes of its files; of those before a step, if one is given.
+    /// The newest generation whose manifest and file sizes are intact. With `before`, only generations of earlier steps count.
     ///
     /// # Errors
-    /// [`Error::Io`] if the directory is there and cannot be read.
+    /// [`Error::Io`] if the directory exists and cannot be read.
     pub fn newest(&self, before: Option<u64>) -> Result<Fallback, Error> {
         let mut broken = Vec::new();
         let is_meant = |step: &u64| before.is_none_or(|before| *step < before);
@@ -106,10 +107,11 @@ impl Store {
         Ok(Fallback { generation: None, broken })
     }
 
-    /// The newest generation that is intact. Broken ones that are newer are told as warnings.
+    /// The newest generation whose manifest and file sizes are intact; `None` if the store is empty. Logs a warning for each
+    /// newer one that is broken.
     ///
     /// # Errors
-    /// [`Error::Io`]; that of the newest one, if there are some and none is intact.
+    /// [`Error::Io`]. If there are generations and none is intact, the error of the newest one.
     pub fn latest(&self) -> Result<Option<Generation>, Error> {
         let Fallback { generation, mut broken } = self.newest(None)?;
         if generation.is_none() && !broken.is_empty() {
@@ -121,14 +123,14 @@ impl Store {
         Ok(generation)
     }
 
-    /// Where the generation of a step is in the making, under the number that its [`Place`] has.
+    /// The directory in which writers write a generation of `step`. Its name contains `nonce`. Does not access the file system.
     #[must_use]
     pub fn place(&self, step: u64, nonce: u64) -> Place {
         let path = self.root.join(writing(step, nonce));
         Place::new(Arc::clone(&self.files), path, (step, nonce))
     }
 
-    /// Removes a generation: by a name that no reader looks at, so that none finds a part of it.
+    /// Removes a generation. Renames it first to a name that no reader looks at, so that no reader finds a part of it.
     pub(crate) fn delete(&self, step: u64) -> Result<(), Error> {
         let path = self.generation_path(step);
         let hidden = self.root.join(deleted(step, nonce()));

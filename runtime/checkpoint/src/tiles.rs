@@ -1,16 +1,17 @@
-//! Whether chunks cover a tensor once, inside their files.
+//! The check that chunks cover a tensor exactly once, and lie inside their files.
 
 use crate::manifest::{CHUNK_BYTES, Chunk, FileEntry, TensorEntry};
 
-/// Checks a tensor's chunks: in order, without a gap or an overlap, each as long in its file as its elements are.
+/// Checks a tensor's chunks: they are in order, without a gap or an overlap, and each has as many bytes in its file as its
+/// elements need.
 ///
 /// # Errors
-/// What is wrong, in words.
+/// The problem, in words.
 pub(crate) fn check(tensor: &TensorEntry, files: &[FileEntry]) -> Result<(), String> {
     let numel = tensor.numel().ok_or_else(|| format!("shape {:?} is too large", tensor.shape))?;
     let bytes = tensor
         .element_bytes()
-        .ok_or_else(|| format!("elements of {} are no whole bytes", tensor.dtype))?;
+        .ok_or_else(|| format!("an element of {} is no whole number of bytes", tensor.dtype))?;
     let mut covered = 0;
     for chunk in &tensor.chunks {
         if chunk.offset != covered {
@@ -24,23 +25,24 @@ pub(crate) fn check(tensor: &TensorEntry, files: &[FileEntry]) -> Result<(), Str
     match covered {
         _ if covered == numel => Ok(()),
         _ if covered < numel => Err(format!("elements {covered} to {numel} are missing")),
-        _ => Err(format!("{covered} elements are there, {numel} fit its shape")),
+        _ => Err(format!("its chunks have {covered} elements, its shape has {numel}")),
     }
 }
 
 fn check_place(chunk: &Chunk, files: &[FileEntry], element_bytes: u64) -> Result<(), String> {
     let file = usize::try_from(chunk.file).ok().and_then(|index| files.get(index));
-    let file =
-        file.ok_or_else(|| format!("a chunk is in file {} of {}", chunk.file, files.len()))?;
+    let file = file.ok_or_else(|| {
+        format!("a chunk names file index {}, but there are {} files", chunk.file, files.len())
+    })?;
     let (begin, end) = (chunk.begin, chunk.end);
     if end < begin || end > file.bytes {
         return Err(format!(
-            "a chunk is in bytes {begin} to {end} of {}, of {}",
+            "a chunk is in bytes {begin} to {end} of the {} bytes of {}",
             file.bytes, file.name
         ));
     }
     if end - begin > CHUNK_BYTES as u64 {
-        return Err(format!("a chunk has {} bytes, {CHUNK_BYTES} are the most", end - begin));
+        return Err(format!("a chunk has {} bytes, more than {CHUNK_BYTES}", end - begin));
     }
     let fits = chunk.len.checked_mul(element_bytes) == Some(end - begin);
     let adds_up = chunk.offset.checked_add(chunk.len).is_some();
@@ -90,21 +92,27 @@ mod tests {
         assert_eq!(wrong(&[12], vec![chunk(0, 5), chunk(6, 6)]), "elements 5 to 6 are missing");
         assert_eq!(wrong(&[12], vec![chunk(0, 5), chunk(4, 8)]), "elements 4 to 5 are there twice");
         assert_eq!(wrong(&[12], vec![chunk(0, 5)]), "elements 5 to 12 are missing");
-        assert_eq!(wrong(&[11], vec![chunk(0, 12)]), "12 elements are there, 11 fit its shape");
+        assert_eq!(
+            wrong(&[11], vec![chunk(0, 12)]),
+            "its chunks have 12 elements, its shape has 11"
+        );
         assert_eq!(wrong(&[12], vec![]), "elements 0 to 12 are missing");
     }
 
     #[test]
     fn a_chunk_is_in_its_file() {
         let with = |chunk| wrong(&[5], vec![chunk]);
-        assert_eq!(with(Chunk { file: 1, ..chunk(0, 5) }), "a chunk is in file 1 of 1");
+        assert_eq!(
+            with(Chunk { file: 1, ..chunk(0, 5) }),
+            "a chunk names file index 1, but there are 1 files"
+        );
         assert_eq!(
             with(Chunk { end: 52, ..chunk(0, 5) }),
-            "a chunk is in bytes 0 to 52 of 48, of r"
+            "a chunk is in bytes 0 to 52 of the 48 bytes of r"
         );
         assert_eq!(
             with(Chunk { begin: 30, ..chunk(0, 5) }),
-            "a chunk is in bytes 30 to 20 of 48, of r"
+            "a chunk is in bytes 30 to 20 of the 48 bytes of r"
         );
         assert_eq!(
             with(Chunk { end: 16, ..chunk(0, 5) }),
@@ -122,7 +130,7 @@ mod tests {
         let file = FileEntry { bytes: 1 << 40, ..file() };
         let chunk = Chunk { begin: 0, end: 1 << 40, ..chunk(0, 1 << 38) };
         let tensor = TensorEntry { shape: vec![1 << 38], dtype: Dtype::F32, chunks: vec![chunk] };
-        let told = "a chunk has 1099511627776 bytes, 8388608 are the most";
+        let told = "a chunk has 1099511627776 bytes, more than 8388608";
         assert_eq!(check(&tensor, &[file]), Err(told.to_owned()));
     }
 

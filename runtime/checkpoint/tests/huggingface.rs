@@ -1,4 +1,4 @@
-//! What is exported is read again, by this crate and by the `safetensors` crate; what is hostile is refused.
+//! Exported folders are read by this crate and by the `safetensors` crate; hostile folders are refused.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -100,10 +100,13 @@ fn every_float_of_others_is_read_as_f32() {
     }
     assert_eq!(read.read_whole("BF16", &[2, 2]).expect("floats"), [1.5, -0.25, 3.0, 65536.0]);
     let told = |refused: Result<Vec<f32>, Error>| refused.expect_err("refused").to_string();
-    assert_eq!(told(read.read_whole("I32", &[2, 2])), "tensor `I32`: its elements are I32");
+    assert_eq!(
+        told(read.read_whole("I32", &[2, 2])),
+        "tensor `I32`: its elements are I32, no floats"
+    );
     let other = "tensor `F32`: it has shape [2, 2], not [4]";
     assert_eq!(told(read.read_whole("F32", &[4])), other);
-    let none = "tensor `x`: the folder has none of that name";
+    let none = "tensor `x`: the folder has no tensor of that name";
     assert_eq!(told(read.read_whole("x", &[4])), none);
 }
 

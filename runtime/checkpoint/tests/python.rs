@@ -1,4 +1,4 @@
-//! Python's safetensors reads what is written here, and what it writes is read here.
+//! Python's safetensors reads the files that this crate writes, and this crate reads the files that it writes.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! What users of a store rely on.
+//! The guarantees that a store gives its users.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -13,12 +13,12 @@ use hsdp_checkpoint::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A store in a folder of its own, which goes with it.
+/// A store in a temporary folder of its own.
 struct Fixture {
     folder: TempDir,
 }
 
-/// Elements of the tensor `w` in a step: each tells step and place.
+/// The elements of the tensor `w` in a step. Each encodes the step and its place.
 fn elements(step: u64, len: usize) -> Vec<f32> {
     (0..len).map(|place| (step * 1000) as f32 + place as f32).collect()
 }
@@ -41,7 +41,7 @@ impl Fixture {
     }
 }
 
-/// Saves a step: two writers have a half each of `w`, of 10 rows of 3, and the second one has all of a state.
+/// Saves a step. Two writers each have about half of `w`, of shape 10 x 3, and the second one has all of a state.
 fn save(lease: &mut Lease, step: u64) -> Result<(), Error> {
     let values = elements(step, 30);
     let draft = lease.begin(step)?;
@@ -220,7 +220,7 @@ fn row_36_every_flipped_bit_of_a_manifest_is_found() {
         for bit in 0..8 {
             let mut bytes = intact.clone();
             bytes[at] ^= 1 << bit;
-            // Another case of a hexadecimal digit means the same.
+            // The case of a hexadecimal digit does not matter.
             if let Ok(manifest) = Manifest::decode(&path, &bytes) {
                 assert_eq!(manifest, expected, "bit {bit} of byte {at}");
                 assert!(bytes.eq_ignore_ascii_case(&intact), "bit {bit} of byte {at}");
@@ -241,7 +241,7 @@ fn row_36_a_manifest_of_another_format_is_told_apart_from_a_broken_one() {
     let text = fs::read_to_string(&path).expect("there");
     let (_, value) = text.split_once("\"checkpoint\":").expect("an envelope");
     let value = value.strip_suffix('}').expect("its end");
-    // A later format may have fields that this one has not.
+    // A later format may have fields that this one does not have.
     let later = value.replace("\"format\":1", "\"format\":2,\"more\":[]");
     let hash = Hash::of(later.as_bytes());
     fs::write(&path, format!("{{\"hash\":\"{hash}\",\"checkpoint\":{later}}}")).expect("written");
@@ -281,7 +281,7 @@ fn many_readers_of_many_files_hold_few_of_them_open() {
     let before = open();
     let readers: Vec<Generation> =
         (0..500).map(|_| fixture.store().open(1).expect("intact")).collect();
-    // Other tests of this process have some, too.
+    // Other tests of this process also have open files.
     assert!(open() < before + 100, "{} open files", open());
     assert!(readers.iter().all(|reader| read(reader, "w") == elements(1, 30)));
 }
@@ -293,7 +293,7 @@ fn a_manifest_of_another_step_in_a_directory_is_refused() {
     save(&mut lease, 1).expect("saved");
     fs::rename(fixture.path(1), fixture.path(9)).expect("renamed");
     let told = fixture.store().open(9).expect_err("renamed").to_string();
-    assert!(told.ends_with("it is of step 1, in the directory of step 9"), "{told}");
+    assert!(told.ends_with("it holds step 1, but its name says step 9"), "{told}");
 }
 
 #[test]
@@ -354,9 +354,9 @@ fn what_a_checkpoint_does_not_have_is_told() {
     let generation = fixture.store().open(1).expect("intact");
     let mut values = [0.0; 4];
     let told = generation.read("v", 0, &mut values).expect_err("none").to_string();
-    assert_eq!(told, "tensor `v`: the checkpoint has none of that name");
+    assert_eq!(told, "tensor `v`: the checkpoint has no tensor of that name");
     let told = generation.read("w", 27, &mut values).expect_err("too many").to_string();
-    assert_eq!(told, "tensor `w`: elements 27..31 of shape [10, 3]");
+    assert_eq!(told, "tensor `w`: elements 27..31 exceed its shape [10, 3]");
     let told = fixture.store().open(2).expect_err("none").to_string();
     assert!(told.ends_with("has no generation of step 2; it has [1]"), "{told}");
 }

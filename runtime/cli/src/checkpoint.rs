@@ -1,4 +1,4 @@
-//! `hsdp checkpoint`: what to do with which checkpoint.
+//! `hsdp checkpoint`: lists, checks, copies and compares checkpoints.
 
 mod diff;
 mod export;
@@ -15,34 +15,34 @@ use hsdp_checkpoint::{Disk, Generation, Store};
 
 use crate::outcome::Outcome;
 
-/// What to do.
+/// The subcommands of `hsdp checkpoint`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Lists the checkpoints of a directory: steps, meshes, sizes; and which are broken
+    /// Lists the checkpoints of a directory: steps, meshes and sizes, and which are broken
     Ls(ls::Options),
-    /// Reads checkpoints from their beginning to their end, and compares all hashes
+    /// Reads whole checkpoints, and compares all hashes
     Verify(verify::Options),
-    /// Writes the parameters of a checkpoint as a folder of safetensors files with an index, as Hugging Face has them
+    /// Writes the parameters of a checkpoint in the layout of Hugging Face: safetensors files with an index
     Export(export::Options),
-    /// Writes a checkpoint anew, in another number of files
+    /// Copies a checkpoint into another number of files
     Reshard(reshard::Options),
     /// Compares two checkpoints, tensor by tensor and bit by bit
     Diff(diff::Options),
 }
 
-/// Which checkpoint is meant.
+/// The options that name a checkpoint.
 #[derive(Args, Debug)]
 pub(crate) struct Which {
-    /// The directory of the checkpoints
+    /// Directory of the checkpoints
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 
-    /// The step; without it, the newest that is intact
+    /// Step of the checkpoint; without it, the newest intact one
     #[arg(long, value_name = "STEP")]
     step: Option<u64>,
 }
 
-/// How to say it.
+/// The format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people.
@@ -68,7 +68,7 @@ fn store(directory: &Path) -> Store {
     Store::new(directory, Arc::new(Disk))
 }
 
-/// Opens it.
+/// Opens the checkpoint of a step, or the newest intact one.
 fn open(directory: &Path, step: Option<u64>) -> Result<Generation, Box<dyn Error>> {
     let store = store(directory);
     match step {

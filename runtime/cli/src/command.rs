@@ -1,4 +1,4 @@
-//! What a command of the system says.
+//! The output of another program.
 
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -7,16 +7,16 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// How long it may take to say it.
+/// The time that a program has to write its output and close stdout.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The most that is read of it.
+/// The most bytes that are read from its stdout.
 const MOST: u64 = 4 << 20;
 
-/// What it writes to stdout.
+/// Runs a program, and returns the bytes that it writes to stdout.
 ///
 /// # Errors
-/// In words, if it cannot be started, or does not end in time; then it is killed.
+/// In words, if the program cannot be started, or does not end in time. Then it is killed.
 pub(crate) fn output(program: &Path, arguments: &[&str]) -> Result<String, String> {
     let failed = |error: io::Error| format!("{}: {error}", program.display());
     let mut child = Command::new(program)
@@ -28,14 +28,14 @@ pub(crate) fn output(program: &Path, arguments: &[&str]) -> Result<String, Strin
         .map_err(failed)?;
     let stdout = child.stdout.take();
     let (said, heard) = mpsc::channel();
-    // It ends when the program's stdout does: a program that is killed closes it.
+    // The thread ends when the program closes stdout, also by being killed.
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let read = stdout.map(|stdout| stdout.take(MOST).read_to_end(&mut bytes));
         let _ = said.send(read.map(|read| read.map(|_| bytes)));
     });
     let heard = heard.recv_timeout(PATIENCE);
-    // What has said all that it has to say may still be there.
+    // A program that has closed stdout may still run.
     let _ = child.kill();
     child.wait().map_err(failed)?;
     match heard {

@@ -1,4 +1,4 @@
-//! `hsdp completions`: what a shell needs to complete commands and options.
+//! `hsdp completions`: the scripts with which shells complete commands and options.
 
 use std::error::Error;
 
@@ -8,7 +8,7 @@ use clap_complete::{Shell, generate};
 use crate::Options as Program;
 use crate::outcome::{Outcome, print};
 
-/// For which shell.
+/// The options of `hsdp completions`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// The shell
@@ -16,7 +16,7 @@ pub(crate) struct Options {
     shell: Known,
 }
 
-/// Shells that are served.
+/// The supported shells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Known {
     /// `hsdp completions bash > /etc/bash_completion.d/hsdp`.
@@ -40,7 +40,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Well)
 }
 
-/// The program without what it starts itself as: scripts would offer that, too.
+/// The program without its hidden commands, which scripts would offer otherwise.
 fn shown() -> Command {
     let program = Program::command();
     let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();

@@ -1,4 +1,5 @@
-//! `hsdp doctor`: what a machine has of what the features need. It opens no library: it looks where the loader would.
+//! `hsdp doctor`: checks whether a machine has the libraries and programs that the features need. It opens no library. It looks
+//! where the loader would look.
 
 mod library;
 mod machine;
@@ -14,15 +15,15 @@ use serde_json::{Value, json};
 use self::library::{Places, Sought};
 use crate::outcome::{Outcome, print};
 
-/// How to say it.
+/// The options of `hsdp doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// Say it as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What was looked for, and what came of it.
+/// One checked item, and the result.
 #[derive(Clone, Debug)]
 struct Finding {
     /// Its name in JSON.
@@ -32,22 +33,22 @@ struct Finding {
     state: State,
     version: Option<String>,
     path: Option<PathBuf>,
-    /// What else there is to say.
+    /// Further words about it.
     said: Option<String>,
-    /// What to do where it is missing.
+    /// The advice, if it is missing.
     advice: Option<String>,
 }
 
-/// Whether it can be used.
+/// Whether the item can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Found,
     Missing,
-    /// It is for information, or cannot be told.
+    /// For information only, or unknown.
     Note,
 }
 
-/// The names are those that the runtime tries, in its order.
+/// The libraries, with the names that the runtime tries, in its order.
 const LIBRARIES: [Sought; 3] = [
     Sought {
         key: "cuda_driver",
@@ -72,7 +73,7 @@ const LIBRARIES: [Sought; 3] = [
     },
 ];
 
-/// A line for each.
+/// Prints a line for each item.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let places = Places::of_the_loader();
     let mut findings: Vec<Finding> =
@@ -91,7 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Well)
 }
 
-/// What of that this program was built with; the program that trains has features of its own.
+/// The features that this program was built with. The training program has features of its own.
 fn features() -> Finding {
     let features = [
         ("cuda", cfg!(feature = "cuda")),
@@ -160,7 +161,7 @@ impl fmt::Display for Finding {
 mod tests {
     use super::LIBRARIES;
 
-    /// What loads them is in crates that this program is not built with by default.
+    /// The code that loads the libraries is in crates that this program does not contain by default.
     #[test]
     fn the_names_are_those_that_are_loaded() {
         let cuda = include_str!("../../../kernels/src/cuda/libraries.rs");

@@ -8,12 +8,13 @@
 //!                +--- attendant of rank 1 --- command
 //! ```
 //!
-//! An attendant is this program again. It has its rank's command in a process group of its own, sends what the command writes and how it ends to
-//! the launcher over a socket, and passes on what signals the launcher asks for. Where the launcher is gone, so is the socket, and the
-//! attendant kills its group; where the attendant is gone, the system kills the command.
+//! An attendant is this program again. It runs its rank's command in a process group of its own. Over a socket it sends the output
+//! and the end of the command to the launcher, and receives the signals that it is to send to the group. When the launcher dies, the
+//! socket closes, and the attendant kills its group. When the attendant dies, the system kills the command.
 //!
-//! In reading order: `attempt` (one start of all ranks), `supervisor` (what is done when a rank ends, or a signal comes), `job` (what is started),
-//! `ranks` (what attendants say), `frame` (how), `attendant`, `replace`, `terminal` and `lines` (what is shown and kept).
+//! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a rank, and to signals), `job` (the
+//! processes to start), `ranks` (messages from attendants), `frame` (their encoding), `attendant`, `replace`, `terminal` and `lines`
+//! (output and logs).
 
 mod attempt;
 pub(crate) mod attendant;
@@ -42,10 +43,10 @@ use self::ranks::Ranks;
 use self::terminal::Terminal;
 use crate::outcome::Outcome;
 
-/// What to start, and how.
+/// The options of `hsdp launch`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// How many ranks
+    /// Number of ranks
     #[arg(short = 'n', long = "ranks", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
 
@@ -53,19 +54,19 @@ pub(crate) struct Options {
     #[arg(long, value_name = "COMM", default_value = "mpi")]
     comm: Comm,
 
-    /// How often the command is started again after it has failed
+    /// How many times to start all ranks again after a failure
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     restarts: u32,
 
-    /// Keep what each rank writes in DIR/attempt-K/rank-N.log
+    /// Also write the output of each rank to DIR/attempt-K/rank-N.log
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
 
-    /// Seconds between SIGTERM and SIGKILL for the others, when a rank has failed
+    /// Seconds between SIGTERM and SIGKILL for the other ranks, when a rank has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     grace: u64,
 
-    /// The command of a rank, with its arguments
+    /// Command of a rank, with its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
@@ -73,9 +74,9 @@ pub(crate) struct Options {
 /// How ranks find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Comm {
-    /// By MPI: mpirun starts them.
+    /// Through MPI: mpirun starts them.
     Mpi,
-    /// By a store of rank 0, whose address is in their environment, as for NCCL.
+    /// Through a control plane at rank 0, whose address is in their environment, as for NCCL.
     Nccl,
 }
 
@@ -85,7 +86,7 @@ impl Options {
     }
 }
 
-/// Starts the ranks, again if they fail and that was asked for; the exit code is theirs.
+/// Starts the ranks, and starts them again after a failure as often as the options say. The exit code is that of the last attempt.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let job = Job::of(options)?;
     let (events, received) = mpsc::channel();

@@ -1,16 +1,17 @@
 //! The program `hsdp`.
 //!
 //! ```text
-//! hsdp checkpoint ls run/checkpoints                       what is there; verify, export, reshard, diff
-//! hsdp plan llama3-8b --mesh 2x8 --param-dtype bf16        what a step would hold and move (PLAN.md)
-//! hsdp doctor                                              which libraries and programs are found
-//! hsdp trace run/flight                                    what the records of a world that failed say
-//! hsdp launch -n 4 --restarts 2 -- ./train                 ranks as processes, ended together
-//! hsdp completions bash                                    for a shell
+//! hsdp checkpoint ls run/checkpoints                       lists checkpoints; also verify, export, reshard, diff
+//! hsdp plan llama3-8b --mesh 2x8 --param-dtype bf16        computes memory and traffic of a step (PLAN.md)
+//! hsdp doctor                                              reports the libraries and programs of this machine
+//! hsdp trace run/flight                                    explains the flight records of a failed world
+//! hsdp launch -n 4 --restarts 2 -- ./train                 starts ranks as processes, and ends them together
+//! hsdp completions bash                                    prints the completion script of a shell
 //! ```
 //!
-//! What it cannot do is one line on stderr. Exit codes: 0; 1 where checkpoints are broken or differ; 2 where it was asked for what makes no
-//! sense, or cannot do it. `launch` ends with the code of the first rank that ended badly, which is 128 and the signal of one that was killed.
+//! An error is one line on stderr. Exit codes: 0 on success; 1 if checkpoints are broken or differ; 2 if the arguments are invalid
+//! or the command fails. `launch` ends with the exit code of the first rank that failed: for a rank that a signal killed, 128 plus
+//! the signal's number.
 
 mod checkpoint;
 mod command;
@@ -30,7 +31,7 @@ use clap::{Parser, Subcommand};
 
 use outcome::Outcome;
 
-/// What hsdp has beside training: checkpoints, plans, flight records, and ranks as processes
+/// Tools beside training: checkpoints, plans, flight records, and ranks as processes
 #[derive(Debug, Parser)]
 #[command(name = "hsdp", version)]
 struct Options {
@@ -43,16 +44,16 @@ enum Command {
     /// Lists, verifies, exports, reshards and compares checkpoints
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
-    /// Says what a step of a model would hold and move on each rank, before anything runs
+    /// Computes the memory and the traffic of a model's training step on each rank, before anything runs
     Plan(plan::Options),
-    /// Says what the flight records of a world that failed tell together
+    /// Explains why a world failed, from the flight records of its ranks
     Trace(trace::Options),
-    /// Says which libraries and programs are found, and what to install for those that are missing
+    /// Reports which libraries and programs this machine has, and how to install the missing ones
     Doctor(doctor::Options),
     /// Starts the ranks of a job on this machine, and ends them together
     #[cfg(unix)]
     Launch(launch::Options),
-    /// Has the command of one rank, for `hsdp launch`
+    /// Runs the command of one rank, for `hsdp launch`
     #[cfg(unix)]
     #[command(hide = true)]
     LaunchRank(launch::attendant::Options),
@@ -60,7 +61,7 @@ enum Command {
     #[cfg(unix)]
     #[command(hide = true)]
     LaunchExec(launch::replace::Options),
-    /// Prints what a shell needs to complete commands
+    /// Prints the completion script of a shell
     Completions(completions::Options),
 }
 
@@ -98,7 +99,7 @@ impl Command {
     }
 }
 
-/// What comes before the first empty line says it all; what follows is advice and usage.
+/// The text before the first empty line, as one line. The text after it is advice and usage.
 fn in_one_line(text: &str) -> String {
     let said = text.lines().map(str::trim).take_while(|line| !line.is_empty());
     let line = said.collect::<Vec<_>>().join(" ");

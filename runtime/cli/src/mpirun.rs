@@ -1,10 +1,10 @@
-//! The `mpirun` of PATH, and whose it is.
+//! The `mpirun` of PATH, and the MPI that it belongs to.
 
 use std::path::PathBuf;
 
 use crate::command::output;
 
-/// What to do where there is none.
+/// The advice where there is no `mpirun`.
 pub(crate) const ADVICE: &str =
     "install Open MPI (openmpi-bin, libopenmpi-dev) or MPICH (mpich, libmpich-dev)";
 
@@ -13,17 +13,17 @@ pub(crate) const ADVICE: &str =
 pub(crate) struct Mpirun {
     pub(crate) path: PathBuf,
     pub(crate) family: Family,
-    /// As it says itself, if it does.
+    /// The version that it prints, if it prints one.
     pub(crate) version: Option<String>,
 }
 
-/// Whose options it has.
+/// The MPI whose options it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     OpenMpi,
-    /// MPICH, and what is made of it.
+    /// MPICH, and MPIs that are derived from it.
     Hydra,
-    /// One that is known by neither's words.
+    /// An MPI whose `--version` names neither.
     Other,
 }
 
@@ -37,7 +37,7 @@ impl Mpirun {
     }
 }
 
-/// Of `mpirun (Open MPI) 4.1.4`, and of `HYDRA build details:` with a line `Version: 4.0.2`.
+/// Reads `mpirun (Open MPI) 4.1.4`, or `HYDRA build details:` with a line `Version: 4.0.2`.
 fn read(said: &str) -> (Family, Option<String>) {
     let first = said.lines().next().unwrap_or_default();
     if first.contains("Open MPI") || first.contains("Open RTE") {

@@ -1,23 +1,23 @@
-//! How the program ends, and what it says.
+//! The exit codes of the program, and its output.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-/// What came of a command that could be carried out.
+/// The result of a command that could be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// All is well.
+    /// Success.
     Well,
-    /// Something is broken, or differs, and was told.
+    /// Checkpoints are broken or differ, and the output says so.
     Wrong,
-    /// What was run has ended with this exit code.
+    /// The launched ranks have ended with this exit code.
     #[cfg(unix)]
     Ended(u8),
 }
 
-/// Says why a command was not carried out.
+/// Prints to stderr why a command was not carried out.
 pub(crate) fn refuse(why: &str) -> ExitCode {
-    // Nobody is left to tell where stderr is gone.
+    // An error of stderr cannot be reported anywhere.
     let _ = writeln!(io::stderr().lock(), "hsdp: {why}");
     ExitCode::from(2)
 }
@@ -25,7 +25,7 @@ pub(crate) fn refuse(why: &str) -> ExitCode {
 /// Prints text to stdout.
 ///
 /// # Errors
-/// What the system says; nothing where whoever reads has read enough.
+/// The error of the system. A closed pipe is not an error, since its reader has read enough.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

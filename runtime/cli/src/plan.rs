@@ -1,4 +1,4 @@
-//! `hsdp plan`: what a step of a model would hold and move, before anything runs.
+//! `hsdp plan`: the memory and the traffic of a model's training step, before anything runs.
 
 mod bundled;
 mod file;
@@ -19,16 +19,16 @@ use self::memory::Memory;
 use self::traffic::World;
 use crate::outcome::{Outcome, print};
 
-/// Larger meshes are refused: a line is computed for each replica.
+/// The most ranks of a mesh: the traffic is computed for each replica.
 const MAX_RANKS: usize = 1 << 20;
 
-/// More microbatches are refused: their bytes would not fit a number.
+/// The most microbatches of a step, so that byte counts fit 64 bits.
 const MAX_MICROBATCHES: u64 = 1 << 20;
 
-/// What to plan.
+/// The options of `hsdp plan`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// A file that describes a model (PLAN.md), or gpt2-small, llama3-8b or llama3-70b
+    /// File that describes a model (PLAN.md), or gpt2-small, llama3-8b or llama3-70b
     #[arg(value_name = "MODEL")]
     model: String,
 
@@ -44,7 +44,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
     reduce_dtype: DType,
 
-    /// When microbatches are communicated: reduce-scatter, every or local
+    /// Collectives on gradients in each microbatch: reduce-scatter, every (also all-reduce) or local (none before the last)
     #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
     accumulation: Accumulation,
 
@@ -56,44 +56,44 @@ pub(crate) struct Options {
     #[arg(long, value_name = "UNITS", default_value_t = 1)]
     prefetch: usize,
 
-    /// Whose state is kept
+    /// Optimizer whose state takes memory
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
     optimizer: Optimizer,
 
-    /// Where the model lies
+    /// Device that holds the model
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
 
-    /// What of a model on a device is kept in host memory: none, optimizer or all
+    /// Part of a model on a device that is kept in host memory: none, optimizer (its state) or all (also shards)
     #[arg(long, value_name = "WHAT", default_value = "none")]
     offload: Offload,
 
-    /// Say it as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 
-    /// Draw who owns what, as SVG
+    /// Also draw the shards of each unit, and the ranks that own them, as SVG into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// What updates parameters, as far as memory goes.
+/// The optimizer, which determines the size of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Optimizer {
-    /// Two words of state for each trained element.
+    /// Two f32 of state for each trained element.
     Adamw,
     /// No state.
     Sgd,
-    /// SGD with momentum: one word of state for each trained element.
+    /// SGD with momentum: one f32 of state for each trained element.
     SgdMomentum,
 }
 
-/// Where a rank's part of the model lies.
+/// The device that holds a rank's part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Device {
-    /// In the memory of the host.
+    /// Host memory.
     Cpu,
-    /// On a GPU.
+    /// A GPU.
     Cuda,
 }
 
@@ -107,7 +107,7 @@ impl Optimizer {
     }
 }
 
-/// A model that was planned, and what that costs.
+/// A planned model, with its memory and traffic.
 #[derive(Debug)]
 struct Planned {
     name: String,
@@ -116,7 +116,7 @@ struct Planned {
     world: World,
 }
 
-/// Plans it, draws it if asked to, and says what it costs.
+/// Plans a model, draws it if asked to, and prints memory and traffic.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     check(options)?;
     let (name, spec) = model(&options.model)?;
@@ -167,7 +167,8 @@ fn planned(name: String, spec: ModelSpec, options: &Options) -> Result<Planned, 
     Ok(Planned { name, plan, memory, world })
 }
 
-/// Each microbatch brings a rank at most two gathers, a reduction and two halves of an all-reduce, of at most 4 bytes an element.
+/// Checks that byte counts fit 64 bits. In each microbatch a rank receives at most two gathers, a reduction and the two halves of
+/// an all-reduce, of at most 4 bytes per element.
 fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
     let elements: u64 = plan.layouts().iter().map(|layout| layout.full_len() as u64).sum();
     let ranks = plan.mesh().world_size();
@@ -176,11 +177,11 @@ fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{elements} elements, {microbatches} microbatches and {ranks} ranks: all bytes of a step would not fit 64 bits"
+        "{elements} elements, {microbatches} microbatches and {ranks} ranks: the bytes of a step do not fit 64 bits"
     ))
 }
 
-/// The model of a bundled name, or of a file.
+/// The bundled model of this name, or the model in the file of this name.
 fn model(name: &str) -> Result<(String, ModelSpec), String> {
     if let Some(spec) = bundled::find(name) {
         return Ok((name.to_owned(), spec));

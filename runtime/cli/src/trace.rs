@@ -1,4 +1,4 @@
-//! `hsdp trace`: what the flight records of a world say together.
+//! `hsdp trace`: explains the flight records of a world.
 
 mod json;
 
@@ -11,19 +11,19 @@ use hsdp_comm::{FlightRecord, explain};
 
 use crate::outcome::{Outcome, print};
 
-/// Which records.
+/// The options of `hsdp trace`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// Flight records (rank-N.json), or folders with them: of one world
+    /// Flight records (rank-N.json) of one world, or folders with them
     #[arg(value_name = "DUMP", required = true)]
     dumps: Vec<PathBuf>,
 
-    /// Say it as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Explains them.
+/// Reads and explains the records.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let mut records = Vec::new();
     for dump in &options.dumps {
@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Well)
 }
 
-/// The file itself; of a folder, the records in it, by rank.
+/// The file itself, or the records of a folder, in order of rank.
 fn files(dump: &Path) -> Result<Vec<PathBuf>, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", dump.display());
     if !fs::metadata(dump).map_err(failed)?.is_dir() {
@@ -59,7 +59,7 @@ fn files(dump: &Path) -> Result<Vec<PathBuf>, String> {
     }
 }
 
-/// Of `rank-12.json`.
+/// The rank in a name such as `rank-12.json`.
 fn rank(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
     name.strip_prefix("rank-")?.strip_suffix(".json")?.parse().ok()
@@ -68,7 +68,7 @@ fn rank(path: &Path) -> Option<u32> {
 fn read(file: &Path) -> Result<FlightRecord, String> {
     FlightRecord::read_from(file).map_err(|error| {
         let said = error.to_string();
-        // What the system says names the file already.
+        // An error of the system names the file already.
         let named = format!("{}: ", file.display());
         if said.starts_with(&named) { said } else { format!("{named}{said}") }
     })

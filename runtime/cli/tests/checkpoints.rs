@@ -1,4 +1,4 @@
-//! The program: what it says of checkpoints, and its exit codes.
+//! `hsdp checkpoint`: its output and its exit codes.
 
 mod program;
 
@@ -43,7 +43,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// Runs `hsdp checkpoint`; what begins with a slash is in this place.
+    /// Runs `hsdp checkpoint`. An argument that begins with a slash is a path in this place.
     fn checkpoint(&self, arguments: &[&str]) -> Said {
         let there = |argument: &&str| match argument.strip_prefix('/') {
             Some(name) => self.path(name).display().to_string(),
@@ -118,7 +118,8 @@ fn reshard_changes_files_and_no_bit() {
             there.count().to_string(),
             (files.parse::<usize>().expect("a number") + 1).to_string()
         );
-        let same = (Some(0), "they are the same, bit by bit\n".to_owned(), String::new());
+        let same =
+            (Some(0), "the checkpoints are the same, bit by bit\n".to_owned(), String::new());
         assert_eq!(place.checkpoint(&["diff", "/run", &out]), same);
     }
 }
@@ -129,8 +130,8 @@ fn diff_tells_what_differs() {
     let (code, text, _) = place.checkpoint(&["diff", "/run", "/run", "--step", "10"]);
     assert_eq!(code, Some(1));
     let expected = "step: 10 in the first, 20 in the second\n\
-                    optimizer:exp_avg:w: 12 of 12 elements differ, by 1e1 at the most\n\
-                    w: 12 of 12 elements differ, by 1e1 at the most\n";
+                    optimizer:exp_avg:w: 12 of 12 elements differ, by at most 1e1\n\
+                    w: 12 of 12 elements differ, by at most 1e1\n";
     assert_eq!(text, expected);
 }
 

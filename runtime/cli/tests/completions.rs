@@ -1,4 +1,4 @@
-//! `hsdp completions`: scripts that their shells can read, and that know the commands.
+//! `hsdp completions`: its scripts are valid, and contain the commands.
 
 mod program;
 
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use program::hsdp;
 
-/// What a shell says of a script that it reads and does not run; nothing where the shell is not there.
+/// The error of a shell that reads a script without running it. `None` if there is no error, or the shell is not installed.
 fn complaint(shell: &str, script: &str) -> Option<String> {
     let child = Command::new(shell)
         .arg("-n")

@@ -1,4 +1,4 @@
-//! `hsdp doctor`: what it finds in a folder of the test's own, and that it never fails.
+//! `hsdp doctor`: it finds the files of a test's own folder, and never fails.
 
 mod program;
 
@@ -10,7 +10,7 @@ use program::hsdp;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What it says as JSON, with these variables.
+/// Its JSON output, with these environment variables.
 fn examined(variables: &[(&str, &Path)]) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hsdp"));
     command

@@ -1,4 +1,4 @@
-//! `hsdp plan`: its numbers are the library's, its models have the published sizes, and its refusals are one line.
+//! `hsdp plan`: its numbers are the library's, its models have the published sizes, and its errors are one line.
 
 mod program;
 
@@ -18,7 +18,7 @@ fn planned(arguments: &[&str]) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Writes a model to a file, and plans it; the folder is `DIR` in what it says.
+/// Writes a model to a file, and plans it. `DIR` replaces the folder in its messages.
 fn refused(model: &str, arguments: &[&str]) -> Said {
     let folder = TempDir::new().expect("a folder");
     let file = folder.path().join("model.json");
@@ -55,7 +55,7 @@ const MODEL: &str = r#"{"units": [
         {"name": "v", "shape": [33, 5], "rows": 4}, {"name": "f", "shape": [], "frozen": true}]}],
     "ties": [{"name": "head", "to": "w"}]}"#;
 
-/// The same, said to the library.
+/// The same model, built with the library.
 fn same() -> ModelSpec {
     let one = Unit::new("one").param(Param::new("w", [50, 7])).param(Param::new("b", [7]));
     let two = Unit::new("two")
@@ -76,7 +76,7 @@ fn flows(traffic: &Traffic) -> Value {
     })
 }
 
-/// Every rank is asked, where the program asks one of each replica.
+/// The test computes the traffic of every rank, the program that of one rank of each replica.
 #[test]
 fn a_file_gives_the_numbers_of_the_library() {
     let folder = TempDir::new().expect("a folder");
@@ -150,12 +150,13 @@ fn text_names_the_worst_rank_and_the_totals() {
     fs::write(&file, MODEL).expect("written");
     let (code, text, _) = hsdp(&["plan", &file.display().to_string(), "--mesh", "3x2"]);
     assert_eq!(code, Some(0));
-    for said in ["523 parameters in 2 units", "memory is the same on every rank", "receives most"] {
+    for said in ["523 parameters in 2 units", "memory is the same on every rank", "the most bytes"]
+    {
         assert!(text.contains(said), "{said} in {text}");
     }
 }
 
-/// Each unit's bar is as wide as all others, and what is padding is hatched.
+/// All bars have one width, and padding is hatched.
 #[test]
 fn a_picture_has_a_box_for_each_shard_and_hatches_padding() {
     let folder = TempDir::new().expect("a folder");
@@ -171,11 +172,11 @@ fn a_picture_has_a_box_for_each_shard_and_hatches_padding() {
     assert!(text.matches("<title>padding: ").count() >= 3, "{text}");
     assert_eq!(text.matches('<').count(), text.matches('>').count());
     let (code, _, told) = hsdp(&["plan", "gpt2-small", "--mesh", "1x257", "--svg", &picture]);
-    let expected = "hsdp: --svg draws at most 256 shards and 1000 units; here are 257 and 13\n";
+    let expected = "hsdp: --svg draws at most 256 shards and 1000 units; the plan has 257 and 13\n";
     assert_eq!((code, &*told), (Some(2), expected));
 }
 
-/// Files, and what is said of them behind their name.
+/// Files, and the beginning of the message after their name.
 const WRONG: &[(&str, &str)] = &[
     ("{", "EOF while parsing an object at line 1 column 1"),
     ("{}", "missing field `units` at line 1 column 2"),
@@ -195,7 +196,7 @@ const WRONG: &[(&str, &str)] = &[
     ),
     (
         r#"{"units": [{"name": "", "params": [{"name": "w", "shape": [2]}]}]}"#,
-        "units[0].name: it has 0 bytes, and may have 1 to 256",
+        "units[0].name: it has 0 bytes; 1 to 256 are allowed",
     ),
     (
         r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}, {"name": "w", "shape": [2]}]}]}"#,
@@ -224,7 +225,7 @@ fn what_is_wrong_with_a_file_is_one_line_with_its_place() {
 #[test]
 fn a_file_that_is_too_long_is_not_read() {
     let (code, _, told) = refused(&" ".repeat((16 << 20) + 1), &["--mesh", "1x1"]);
-    let expected = "hsdp: DIR/model.json: more than 16777216 bytes are no model\n";
+    let expected = "hsdp: DIR/model.json: it has more than 16777216 bytes\n";
     assert_eq!((code, &*told), (Some(2), expected));
 }
 
@@ -248,10 +249,10 @@ fn what_cannot_be_planned_is_one_line() {
     let (code, _, told) =
         hsdp(&["plan", "llama3-70b", "--mesh", "1024x1024", "--microbatches", "1048576"]);
     assert_eq!(code, Some(2));
-    assert!(told.ends_with("all bytes of a step would not fit 64 bits\n"), "{told}");
+    assert!(told.ends_with("the bytes of a step do not fit 64 bits\n"), "{told}");
 }
 
-/// The example of the page is what it says.
+/// The example in PLAN.md is a valid model.
 #[test]
 fn the_page_has_an_example_that_runs() {
     let page = include_str!("../PLAN.md");

@@ -1,4 +1,4 @@
-//! `hsdp trace`: what it says of records that a world has left.
+//! `hsdp trace`: its explanation of the records that a world has left.
 
 mod program;
 

@@ -1,6 +1,6 @@
-//! What is done with an input that may be anything: the fuzzers have these grow, and `main.rs` runs what they have found.
+//! The functions that run one untrusted input. The fuzzers generate inputs for them, and `main.rs` runs the inputs found so far.
 //!
-//! Whatever the bytes are, an error is the worst that may happen; and what is taken is what another reader takes.
+//! For all bytes, an error is the worst that may happen. This crate accepts an input exactly if another reader accepts it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use hsdp_checkpoint::{Files, Folder, Generation, Hash, Manifest, Sink, Source};
 use safetensors::SafeTensors;
 
-/// Elements of a tensor that are read of an input.
+/// The most elements of a tensor that a test reads.
 const READ: u64 = 1000;
 
-/// A manifest without its hash: that is put in front of it, or nothing else would ever be tried.
+/// Runs a manifest without its hash. The correct hash is put in front of it, since a wrong hash would end every try.
 pub(crate) fn manifest(input: &[u8]) {
     let path = Path::new("manifest.json");
     let hash = serde_json::to_string(&Hash::of(input)).expect("a string");
@@ -25,7 +25,7 @@ pub(crate) fn manifest(input: &[u8]) {
     for (name, tensor) in &generation.manifest().tensors {
         let numel: u64 = tensor.shape.iter().product();
         for (offset, len) in ends(numel) {
-            // Zeros have no hash that anybody would come upon: but for no elements, it is an error.
+            // No input has the hash of zeros by chance: except for zero elements, the read fails.
             let mut values = vec![0.0; usize::try_from(len).expect("few")];
             let read = generation.read(name, offset, &mut values);
             assert!(read.is_err() || values.iter().all(|value| value.to_bits() == 0));
@@ -33,7 +33,7 @@ pub(crate) fn manifest(input: &[u8]) {
     }
 }
 
-/// A file of safetensors: a header, and what comes behind it.
+/// Runs a safetensors file: a header, and the data after it.
 pub(crate) fn header(input: &[u8]) {
     let file = Folder::open(Arc::new(Whole(input.to_vec())), Path::new("folder"));
     let reference = SafeTensors::deserialize(input);
@@ -62,7 +62,7 @@ pub(crate) fn header(input: &[u8]) {
     }
 }
 
-/// Where a tensor of so many elements is read: at its ends, and behind them.
+/// The ranges at which a tensor of `numel` elements is read: at both ends, and after the last element.
 fn ends(numel: u64) -> [(u64, u64); 3] {
     let len = numel.min(READ);
     [(0, len), (numel - len, len), (numel, 1)]
@@ -79,11 +79,11 @@ struct Hollow {
     sizes: Vec<(String, u64)>,
 }
 
-/// A folder with one file.
+/// A folder with a single file.
 #[derive(Debug)]
 struct Whole(Vec<u8>);
 
-/// Zeros.
+/// A file of zeros, of this size.
 struct Zeros(u64);
 
 impl Source for Zeros {
@@ -117,7 +117,7 @@ impl Source for Bytes {
     }
 }
 
-/// Files that are read, and nothing else.
+/// Implements [`Files`] for reading only.
 macro_rules! read_only {
     ($name:ident) => {
         impl Files for $name {

@@ -1,4 +1,4 @@
-//! Manifests and headers that may be anything.
+//! Untrusted manifests and headers.
 
 #[path = "../../../../tests/fuzz/corpus.rs"]
 mod corpus;

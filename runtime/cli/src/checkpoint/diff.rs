@@ -13,27 +13,27 @@ use crate::outcome::{Outcome, print};
 /// Elements that are compared at a time.
 const BLOCK: usize = 1 << 20;
 
-/// What to compare.
+/// The options of `hsdp checkpoint diff`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// The directory of the one
+    /// Directory of the first checkpoint
     #[arg(value_name = "DIR")]
     first: PathBuf,
 
-    /// The directory of the other
+    /// Directory of the second checkpoint
     #[arg(value_name = "OTHER")]
     second: PathBuf,
 
-    /// The step of the one; without it, the newest that is intact
+    /// Step of the first checkpoint; without it, the newest intact one
     #[arg(long, value_name = "STEP")]
     step: Option<u64>,
 
-    /// The step of the other; without it, the newest that is intact
+    /// Step of the second checkpoint; without it, the newest intact one
     #[arg(long, value_name = "STEP")]
     other_step: Option<u64>,
 }
 
-/// A line for each thing that differs.
+/// Prints a line for each difference.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let first = open(&options.first, options.step)?;
     let second = open(&options.second, options.other_step)?;
@@ -52,14 +52,14 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         });
     }
     if lines.is_empty() {
-        print("they are the same, bit by bit")?;
+        print("the checkpoints are the same, bit by bit")?;
         return Ok(Outcome::Well);
     }
     print(&lines.join("\n"))?;
     Ok(Outcome::Wrong)
 }
 
-/// What is beside tensors.
+/// The differences outside of tensors.
 fn of_heads(first: &Generation, second: &Generation) -> Vec<String> {
     let [a, b] = [first.manifest(), second.manifest()];
     let mut lines = Vec::new();
@@ -78,7 +78,7 @@ fn of_heads(first: &Generation, second: &Generation) -> Vec<String> {
     lines
 }
 
-/// How many elements of a tensor differ, and by how much at the most.
+/// The number of elements of a tensor that differ, and the largest difference.
 fn of_tensors(
     name: &str,
     numel: u64,
@@ -97,6 +97,6 @@ fn of_tensors(
             most = most.max((a - b).abs());
         }
     }
-    let line = format!("{name}: {differ} of {numel} elements differ, by {most:e} at the most");
+    let line = format!("{name}: {differ} of {numel} elements differ, by at most {most:e}");
     Ok((differ > 0).then_some(line))
 }

@@ -9,22 +9,22 @@ use hsdp_checkpoint::{Disk, Exported, export};
 use super::Which;
 use crate::outcome::{Outcome, print};
 
-/// What to export, and to where.
+/// The options of `hsdp checkpoint export`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
     which: Which,
 
-    /// The folder to make
+    /// Folder to write, which must not exist
     #[arg(value_name = "OUT")]
     out: PathBuf,
 
-    /// Megabytes of tensors in a file at the most
+    /// Most megabytes of tensors in a file
     #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     file_size: u64,
 }
 
-/// Writes it.
+/// Writes the folder.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let generation = options.which.open()?;
     let most = options.file_size.saturating_mul(1_000_000);

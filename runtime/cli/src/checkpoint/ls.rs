@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 use super::{Format, store};
 use crate::outcome::{Outcome, print};
 
-/// What to list.
+/// The options of `hsdp checkpoint ls`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// The directory of the checkpoints
+    /// Directory of the checkpoints
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 
-    /// How to say it
+    /// Format of the output
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     format: Format,
 }
 
-/// Lists all; something is wrong if one is broken, by its manifest and the sizes of its files.
+/// Lists all checkpoints. The outcome is `Wrong` if the manifest or the file sizes of one are broken.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let steps = store.steps()?;
@@ -67,7 +67,7 @@ fn table(rows: &[(u64, Result<Generation, String>)]) -> Table {
     table
 }
 
-/// A line for each that is broken.
+/// A line for each broken checkpoint.
 fn broken(rows: &[(u64, Result<Generation, String>)]) -> String {
     let line = |(step, opened): &(u64, Result<Generation, String>)| {
         opened.as_ref().err().map(|broken| format!("step {step}: {broken}"))
@@ -89,7 +89,7 @@ fn in_json((step, opened): &(u64, Result<Generation, String>)) -> Value {
     }
 }
 
-/// Elements of all parameters.
+/// The number of elements of all parameters.
 fn parameters(manifest: &Manifest) -> u64 {
     let tensors = manifest.tensors.iter().filter(|(name, _)| !name.starts_with(STATE));
     tensors.filter_map(|(_, tensor)| tensor.numel()).sum()

@@ -9,22 +9,22 @@ use hsdp_checkpoint::{Generation, Head, Manifest, Slice, Writer};
 use super::{Which, store};
 use crate::outcome::{Outcome, print};
 
-/// What to write anew, and to where.
+/// The options of `hsdp checkpoint reshard`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     #[command(flatten)]
     which: Which,
 
-    /// The directory of checkpoints to write it to
+    /// Directory of checkpoints in which to write the copy
     #[arg(value_name = "OUT")]
     out: PathBuf,
 
-    /// In how many files
+    /// Number of files of the copy
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     files: u16,
 }
 
-/// Writes it, a file after the other: it holds as much as one of them has.
+/// Writes the copy, one file after the other. It holds the content of one file in memory.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let generation = options.which.open()?;
     let manifest = generation.manifest();
@@ -50,9 +50,9 @@ fn write(
 ) -> Result<(), Box<dyn Error>> {
     let mut parts = Vec::new();
     for (name, tensor) in &generation.manifest().tensors {
-        let numel = tensor.numel().ok_or("a tensor without a size")?;
+        let numel = tensor.numel().ok_or("a tensor's number of elements does not fit 64 bits")?;
         let [index, of] = [writer.index, writer.of].map(|it| it as u64);
-        // The first files have one more, where it does not come out even.
+        // The first files have one more element, where the elements cannot be divided evenly.
         let cut = |index: u64| numel / of * index + index.min(numel % of);
         let (begin, end) = (cut(index), cut(index + 1));
         if begin < end {

@@ -8,19 +8,19 @@ use clap::Args;
 use super::store;
 use crate::outcome::{Outcome, print};
 
-/// What to verify.
+/// The options of `hsdp checkpoint verify`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// The directory of the checkpoints
+    /// Directory of the checkpoints
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 
-    /// The step; without it, all
+    /// Step of the checkpoint; without it, all checkpoints
     #[arg(long, value_name = "STEP")]
     step: Option<u64>,
 }
 
-/// A line for each checkpoint that is intact, and for each thing that is wrong.
+/// Prints a line for each intact checkpoint, and a line for each error.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let steps = options.step.map_or_else(|| store.steps(), |step| Ok(vec![step]))?;

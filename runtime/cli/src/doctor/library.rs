@@ -1,4 +1,4 @@
-//! Libraries, as files: where the loader would find them, and where they lie without its knowing.
+//! Libraries, as files: those that the loader would find, and those that lie where it does not look.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -12,15 +12,15 @@ use crate::command::output;
 pub(super) struct Sought {
     pub(super) key: &'static str,
     pub(super) what: &'static str,
-    /// The variable that names it, if there is one.
+    /// The environment variable that names it, if there is one.
     pub(super) variable: Option<&'static str>,
     /// Its names, in the order in which they are tried.
     pub(super) names: &'static [&'static str],
-    /// What to do where it is missing.
+    /// The advice, if it is missing.
     pub(super) advice: &'static str,
 }
 
-/// Where libraries are.
+/// The places in which the loader looks for libraries.
 #[derive(Debug)]
 pub(super) struct Places {
     /// `LD_LIBRARY_PATH`.
@@ -29,10 +29,10 @@ pub(super) struct Places {
     cache: BTreeMap<String, PathBuf>,
 }
 
-/// Where the loader looks at last, cache or not.
+/// The folders in which the loader looks last.
 const DEFAULT: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
-/// Where installers put libraries, whether or not they tell the loader.
+/// The folders into which installers put libraries, also where the loader does not look.
 const USUAL: [&str; 5] = [
     "/usr/local/cuda/lib64",
     "/usr/local/cuda/targets/x86_64-linux/lib",
@@ -42,7 +42,7 @@ const USUAL: [&str; 5] = [
 ];
 
 impl Places {
-    /// Those of this process. A cache that cannot be read is as one that is empty.
+    /// The places for this process. A cache that cannot be read counts as empty.
     pub(super) fn of_the_loader() -> Self {
         let first = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let first = env::split_paths(&first).filter(|folder| !folder.as_os_str().is_empty());
@@ -61,7 +61,8 @@ impl Places {
     }
 }
 
-/// Of `\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6`, the name and the path; the first of a name is taken.
+/// The names and paths of lines such as `\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6`. The first path of a name
+/// counts.
 fn parsed(cache: &str) -> BTreeMap<String, PathBuf> {
     let mut paths = BTreeMap::new();
     for line in cache.lines() {
@@ -79,7 +80,7 @@ fn in_folders<'a>(mut folders: impl Iterator<Item = &'a Path>, name: &str) -> Op
     folders.find_map(|folder| Some(folder.join(name)).filter(|path| path.exists()))
 }
 
-/// Looks for it.
+/// Looks for a library.
 pub(super) fn find(sought: &Sought, places: &Places) -> Finding {
     let named = sought.variable.and_then(|variable| Some((variable, env::var_os(variable)?)));
     if let Some((variable, file)) = named {
@@ -101,7 +102,7 @@ pub(super) fn find(sought: &Sought, places: &Places) -> Finding {
     }
 }
 
-/// That file alone is tried; a bare name is the loader's affair.
+/// The file that a variable names. No other file is tried. The loader looks for a bare name.
 fn of_variable(sought: &Sought, variable: &str, file: &Path, places: &Places) -> Finding {
     let is_name = file.components().count() == 1;
     let by_name = || places.loaded(&file.to_string_lossy());
@@ -115,7 +116,7 @@ fn of_variable(sought: &Sought, variable: &str, file: &Path, places: &Places) ->
     }
 }
 
-/// Installers name the file after the whole version, and link the short names to it.
+/// A found library, with its version. Installers name the file after the whole version, and link the short names to it.
 fn found(sought: &Sought, path: &Path) -> Finding {
     let file = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! Cores, memory, and whether processes may read each other's.
+//! Cores, memory, and whether processes may read each other's memory.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -12,7 +12,7 @@ use super::{Finding, State};
 pub(super) fn cores() -> Finding {
     let said = match thread::available_parallelism().map(NonZeroUsize::get) {
         Ok(cores) => cores.to_string(),
-        Err(error) => format!("cannot be told: {error}"),
+        Err(error) => format!("unknown: {error}"),
     };
     Finding { said: Some(said), ..Finding::note("cores", "cores") }
 }
@@ -22,19 +22,20 @@ pub(super) fn memory() -> Finding {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let said = match ["MemTotal:", "MemAvailable:"].map(|field| kibibytes(&text, field)) {
         [Some(total), Some(free)] => format!("{total}, of which {free} are available"),
-        _ => "cannot be told: /proc/meminfo does not say".to_owned(),
+        _ => "unknown: /proc/meminfo has no MemTotal or MemAvailable".to_owned(),
     };
     Finding { said: Some(said), ..Finding::note("memory", "memory") }
 }
 
-/// Of `MemTotal:       24604316 kB`.
+/// The value of a line such as `MemTotal:       24604316 kB`.
 fn kibibytes(text: &str, field: &str) -> Option<ByteCount> {
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     let count: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     ByteCount(count).checked_mul(1024)
 }
 
-/// Whether a process may copy straight out of another's memory, as Open MPI does on one machine where it can: else it copies twice.
+/// Whether a process may copy directly from another's memory. Open MPI does so on one machine where it may, and copies twice
+/// otherwise.
 #[cfg(target_os = "linux")]
 pub(super) fn copies() -> Finding {
     let note = Finding::note("single_copy", "single copies between processes (CMA)");
@@ -59,7 +60,7 @@ pub(super) fn copies() -> Finding {
     Finding { state, said: Some(said), advice, ..note }
 }
 
-/// Whether the call is there and let through: a process may always read itself, where it may read anybody.
+/// Whether the system call exists and is permitted. A process may always read its own memory, if it may read any process's.
 #[cfg(target_os = "linux")]
 fn read_own() -> Result<(), nix::Error> {
     use std::io::IoSliceMut;
@@ -74,6 +75,6 @@ fn read_own() -> Result<(), nix::Error> {
 
 #[cfg(not(target_os = "linux"))]
 pub(super) fn copies() -> Finding {
-    let said = Some("cannot be told: this is not Linux".to_owned());
+    let said = Some("unknown: this is not Linux".to_owned());
     Finding { said, ..Finding::note("single_copy", "single copies between processes (CMA)") }
 }

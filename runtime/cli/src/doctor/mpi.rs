@@ -1,4 +1,4 @@
-//! MPI, by its `mpirun`.
+//! MPI, found by its `mpirun`.
 
 use super::{Finding, State};
 use crate::mpirun::{ADVICE, Family, Mpirun};
@@ -17,7 +17,7 @@ pub(super) fn find() -> Finding {
         family => format!("{} {version}", family.name()),
     });
     let said = match family {
-        Family::Other => Some("neither Open MPI nor MPICH by its --version".to_owned()),
+        Family::Other => Some("its --version names neither Open MPI nor MPICH".to_owned()),
         Family::OpenMpi | Family::Hydra => None,
     };
     Finding { state: State::Found, version, path: Some(path), said, ..Finding::note(KEY, WHAT) }

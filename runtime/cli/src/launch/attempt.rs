@@ -1,4 +1,4 @@
-//! One start of all ranks, to their end.
+//! One start of all ranks, until all have ended.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,10 +22,10 @@ use super::ranks::{Event, News, Ranks};
 use super::supervisor::{Action, Bad, Supervisor};
 use super::terminal::Terminal;
 
-/// How long what was started may take to end when all ranks have.
+/// How long the started processes may take to end after all ranks have ended.
 const LEAVING: Duration = Duration::from_secs(10);
 
-/// What is to be started.
+/// An attempt to start.
 pub(super) struct Attempt<'a> {
     pub(super) number: u32,
     pub(super) job: &'a Job,
@@ -40,7 +40,7 @@ pub(super) enum Outlook {
     Last,
 }
 
-/// How it ended.
+/// How an attempt ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
     first: Option<Bad>,
@@ -52,12 +52,12 @@ impl Ended {
         self.first.map_or(0, |bad| bad.exit_code())
     }
 
-    /// Whether the launcher was told to end: then nothing is started again.
+    /// Whether no attempt may follow: nothing has failed, or the launcher got a signal.
     pub(super) fn is_final(&self) -> bool {
         self.signal.is_some() || self.first.is_none()
     }
 
-    /// What to tell the user; nothing of what ended well.
+    /// The line for the user; `None` if nothing has failed.
     pub(super) fn tell(&self, number: u32, outlook: Outlook) -> Option<String> {
         let bad = self.first?;
         Some(match outlook {
@@ -74,12 +74,12 @@ struct Running<'a> {
     attempt: &'a Attempt<'a>,
     supervisor: Supervisor,
     orders: HashMap<u32, UnixStream>,
-    /// mpirun, or the attendants by rank; none of those that have ended.
+    /// mpirun, or the attendants by rank; `None` for each that has ended.
     started: Vec<Option<Child>>,
 }
 
 impl Attempt<'_> {
-    /// Runs it, on the thread that lives as long as the program.
+    /// Runs the attempt. Must be called on the main thread, since a started process dies with the thread that starts it.
     pub(super) fn run(
         &self,
         (events, received): (&Sender<News>, &Receiver<News>),
@@ -105,7 +105,7 @@ impl Attempt<'_> {
         Ok(Ended { first: running.supervisor.first(), signal: running.supervisor.signalled() })
     }
 
-    /// What mpirun itself says.
+    /// Shows the lines that a started process itself writes, such as the messages of mpirun.
     fn show(&self, child: &mut Child) {
         let stdout = child
             .stdout
@@ -119,7 +119,7 @@ impl Attempt<'_> {
         for (stream, from) in stdout.into_iter().chain(stderr) {
             let terminal = Arc::clone(self.terminal);
             thread::spawn(move || {
-                // What cannot be read any more has no more to say.
+                // A pipe that fails has no more lines.
                 let _ = lines::each(from, |line| {
                     terminal.line(name, stream, &line);
                     Ok(())
@@ -128,7 +128,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Tells when it has ended; it is not reaped, so its number stays its own.
+    /// Sends an event when the process has ended. Does not reap it, so its pid stays valid.
     fn watch(&self, place: usize, pid: Pid, events: &Sender<News>) {
         let (attempt, events) = (self.number, events.clone());
         thread::spawn(move || {
@@ -158,7 +158,8 @@ impl Running<'_> {
         }
     }
 
-    /// Lets all attendants go, and waits for them, and for mpirun; kills what does not end. What mpirun thinks of it counts if nobody failed.
+    /// Lets all attendants end, waits for them and for mpirun, and kills processes that do not end. The exit code of mpirun counts
+    /// if no rank failed.
     fn leave(&mut self, received: &Receiver<News>) {
         for orders in self.orders.values() {
             let _ = Order::Leave.write_to(orders);
@@ -183,7 +184,7 @@ impl Running<'_> {
             return Vec::new();
         }
         match news.event {
-            // Of two with the same number both are lost: one of them would be without orders.
+            // A second attendant of one rank is disconnected, since orders for the rank go to the first one.
             Event::Joined { rank, orders } if self.supervisor.awaits(rank) => {
                 self.orders.insert(rank, orders);
                 self.supervisor.joined(rank)
@@ -206,7 +207,7 @@ impl Running<'_> {
         let rank = u32::try_from(place).unwrap_or(u32::MAX);
         match self.attempt.job.starter() {
             Some(_) => self.supervisor.alone(end, now),
-            // An attendant that never said a word.
+            // An attendant that ended before it connected.
             None if self.supervisor.awaits(rank) => self.supervisor.ended(rank, end, now),
             None => Vec::new(),
         }
@@ -216,7 +217,7 @@ impl Running<'_> {
         for action in actions {
             match action {
                 Action::Signal(rank, signal) => {
-                    // Whoever cannot be told is ending, and will be heard of.
+                    // An attendant that cannot receive the order is ending, and its end is another event.
                     let orders = self.orders.get(&rank);
                     let _ = orders.map(|orders| Order::Signal(signal).write_to(orders));
                 }
@@ -229,7 +230,7 @@ impl Running<'_> {
     fn kill_started(&mut self) {
         for mut child in self.started.iter_mut().filter_map(Option::take) {
             if let Ok(pid) = i32::try_from(child.id()) {
-                // It leads its group, and was not reaped.
+                // The process leads its group, and is not reaped yet, so the group's number is valid.
                 let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
             }
             let _ = child.wait();

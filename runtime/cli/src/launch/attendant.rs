@@ -1,4 +1,4 @@
-//! `hsdp launch-rank`: has the command of one rank, and tells the launcher what becomes of it.
+//! `hsdp launch-rank`: runs the command of one rank, and reports its output and its end to the launcher.
 
 use std::env;
 use std::error::Error;
@@ -27,23 +27,24 @@ use super::replace::{self, split};
 use super::{environment, lines};
 use crate::outcome::Outcome;
 
-/// The command of a rank.
+/// The options of `hsdp launch-rank`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
-/// How long the pipes of a command that has ended may stay open: somebody who left its group may have them.
+/// How long the pipes of a command that has ended may stay open: a process that left the command's group may still hold them.
 const DRAINING: Duration = Duration::from_secs(2);
 
-/// The command's process group, as long as its number is its own.
+/// The command's process group, as long as its number is valid.
 type Group = Arc<Mutex<Option<Pid>>>;
 
-/// The way to the launcher, for whole frames only.
+/// The socket to the launcher. The lock keeps frames whole.
 type Words = Arc<Mutex<UnixStream>>;
 
-/// Runs it to its end. Who ended badly stays until the launcher lets it go, so that mpirun does not act before the launcher.
+/// Runs the command to its end. If the command failed, this process stays until the launcher lets it end, so that mpirun does not
+/// act before the launcher.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let (rank, attempt) = environment::place()?;
     let socket = env::var_os(environment::SOCKET);
@@ -59,9 +60,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let words: Words = Arc::new(Mutex::new(launcher));
     let drained = pump(&mut child, &words);
     let end = bury(&mut child, &group)?;
-    // Nobody sends: it ends when the pumps do.
+    // Nothing is sent on this channel: it closes when the threads of the pipes end.
     let _ = drained.recv_timeout(DRAINING);
-    // Where the launcher is gone, there is nobody to tell.
+    // If the launcher has died, the frame cannot be sent.
     let told = say(&words, &Frame::Ended(end));
     if end.is_bad() && told.is_ok() {
         let _ = dismissed.recv();
@@ -82,7 +83,7 @@ fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
     Ok(command.spawn()?)
 }
 
-/// Sends all lines that it writes; the receiver ends when nothing more comes.
+/// Sends all lines that the command writes. The channel closes after the last one.
 fn pump(child: &mut Child, words: &Words) -> Receiver<()> {
     let (open, drained) = mpsc::channel();
     let pipe = |stream, pipe: Option<Box<dyn Read + Send>>| pipe.map(|pipe| (stream, pipe));
@@ -92,7 +93,7 @@ fn pump(child: &mut Child, words: &Words) -> Receiver<()> {
     for (stream, from) in pipes.into_iter().flatten() {
         let (words, open) = (Arc::clone(words), open.clone());
         thread::spawn(move || {
-            // Where the launcher is gone, the group is killed.
+            // If the launcher has died, the group is killed.
             let _ = lines::each(from, |line| say(&words, &Frame::Line(stream, line)));
             drop(open);
         });
@@ -104,7 +105,8 @@ fn say(words: &Words, frame: &Frame) -> io::Result<()> {
     frame.write_to(&*words.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Does what the launcher asks for; where it is gone, so is the command. The receiver ends with that, or when it lets this process go.
+/// Carries out the orders of the launcher. If the launcher has died, kills the command. The channel closes after that, or when the
+/// launcher lets this process end.
 fn obey((launcher, socket): (UnixStream, PathBuf), group: &Group) -> Receiver<()> {
     let (serving, dismissed) = mpsc::channel::<()>();
     let group = Arc::clone(group);
@@ -124,13 +126,13 @@ fn obey((launcher, socket): (UnixStream, PathBuf), group: &Group) -> Receiver<()
     dismissed
 }
 
-/// Removes what a launcher that was killed has left: its socket, and the folder that has nothing else.
+/// Removes the socket of a launcher that was killed, and the socket's folder.
 fn tidy(socket: &Path) {
     let _ = fs::remove_file(socket);
     let _ = socket.parent().map(fs::remove_dir);
 }
 
-/// What mpirun sends, or anybody else.
+/// Passes the signals that this process gets, from mpirun or from others, on to the command's group.
 fn pass_on_signals(group: &Group) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let group = Arc::clone(group);
@@ -145,15 +147,15 @@ fn pass_on_signals(group: &Group) -> io::Result<()> {
 fn send(group: &Group, signal: i32) {
     let group = group.lock().unwrap_or_else(PoisonError::into_inner);
     if let (Some(group), Ok(signal)) = (*group, Signal::try_from(signal)) {
-        // Whoever is not there any more needs none.
+        // A group that has ended needs no signal.
         let _ = killpg(group, signal);
     }
 }
 
-/// Waits for its end, and kills what it has left in its group.
+/// Waits for the end of the command, and kills the processes that it has left in its group.
 fn bury(child: &mut Child, group: &Group) -> Result<End, Box<dyn Error>> {
     let pid = *group.lock().unwrap_or_else(PoisonError::into_inner);
-    let pid = pid.ok_or("its number was given up")?;
+    let pid = pid.ok_or("the command was waited for already")?;
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), flags) {}
     send(group, Signal::SIGKILL as i32);

@@ -6,10 +6,10 @@ use std::process::ExitStatus;
 
 use nix::sys::signal::Signal;
 
-/// By its own will, or by a signal.
+/// The end of a process: an exit code, or a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// With this exit code.
+    /// Ended with this exit code.
     Code(i32),
     /// Killed by this signal.
     Signal(i32),
@@ -23,20 +23,20 @@ impl End {
         }
     }
 
-    /// Of a process that was gone before it could say so.
+    /// The end of a process that was gone before it could report its end.
     pub(super) const LOST: Self = Self::Signal(Signal::SIGKILL as i32);
 
     pub(super) fn is_bad(self) -> bool {
         self != Self::Code(0)
     }
 
-    /// As shells have it: 128 and the signal.
+    /// The exit code as in shells: 128 plus the signal's number for a signal.
     pub(super) fn exit_code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
             Self::Signal(signal) => 128_i32.saturating_add(signal),
         };
-        // The system keeps no more of a code than this.
+        // The system keeps only these bits of an exit code.
         u8::try_from(code & 0xff).unwrap_or(u8::MAX)
     }
 }

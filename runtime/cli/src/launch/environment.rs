@@ -1,22 +1,22 @@
-//! What the environment says of ranks, and what it says to them.
+//! The environment variables that name ranks, and those that ranks get.
 
 use std::env;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 
-/// Where attendants connect to.
+/// The socket to which attendants connect.
 pub(super) const SOCKET: &str = "HSDP_LAUNCH_SOCKET";
 
-/// Which attempt this is, from 0.
+/// The number of the attempt, from 0.
 pub(super) const RESTART: &str = "HSDP_RESTART";
 
-/// The rank of a process that this program has started itself, which MPI's variables do not hide.
+/// The rank of a process that this program has started itself. It has precedence over MPI's variables.
 pub(super) const LAUNCHED: &str = "HSDP_LAUNCH_RANK";
 
-/// Where starters of MPI jobs say which rank a process is: Open MPI, MPICH and what is made of it, PMIx.
+/// The variables in which launchers put the rank of a process: this program, Open MPI, MPICH and MPIs derived from it, PMIx.
 pub(super) const RANKS: [&str; 4] = [LAUNCHED, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
 
-/// What torchrun sets.
+/// The variables that torchrun sets.
 pub(super) const TORCHRUN: [&str; 3] = ["RANK", "WORLD_SIZE", "MASTER_ADDR"];
 
 const SECRET_BYTES: usize = 32;
@@ -28,8 +28,9 @@ const SECRET_BYTES: usize = 32;
 pub(super) fn place() -> Result<(u32, u32), String> {
     let number = |name: &str| env::var(name).ok().and_then(|value| value.parse().ok());
     let rank = RANKS.into_iter().find_map(number);
-    let rank = rank.ok_or_else(|| format!("none of {} is a rank", RANKS.join(", ")))?;
-    Ok((rank, number(RESTART).ok_or_else(|| format!("{RESTART} is no number"))?))
+    let rank =
+        rank.ok_or_else(|| format!("none of the variables {} is a rank", RANKS.join(", ")))?;
+    Ok((rank, number(RESTART).ok_or_else(|| format!("{RESTART} is not a number"))?))
 }
 
 /// Whether torchrun has started this process.
@@ -37,12 +38,13 @@ pub(super) fn is_torchrun() -> bool {
     TORCHRUN.into_iter().all(|name| env::var_os(name).is_some())
 }
 
-/// What ranks that are no processes of MPI need to find each other, the same for all: where rank 0 is, and a secret by which they know each other.
+/// The variables by which ranks without MPI find each other, equal for all ranks: the address of rank 0, and the secret of the job,
+/// with which ranks authenticate each other.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub(super) fn meeting(ranks: u32) -> io::Result<Vec<(&'static str, String)>> {
-    // Free now. Whoever takes it before rank 0 does makes that rank fail, not hang.
+    // The port is free now. If another process takes it before rank 0 does, rank 0 fails, and does not hang.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     let mut secret = [0; SECRET_BYTES];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;
@@ -56,7 +58,7 @@ pub(super) fn meeting(ranks: u32) -> io::Result<Vec<(&'static str, String)>> {
     ])
 }
 
-/// What each of them needs besides.
+/// The further variables of one rank.
 pub(super) fn seat(rank: u32) -> [(&'static str, String); 3] {
     [LAUNCHED, "RANK", "LOCAL_RANK"].map(|name| (name, rank.to_string()))
 }

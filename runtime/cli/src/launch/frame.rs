@@ -1,30 +1,31 @@
-//! What an attendant and the launcher say to each other over their socket.
+//! The messages between an attendant and the launcher over their socket.
 //!
-//! From the attendant: a kind, the length of what follows as four bytes, and that. From the launcher: one byte, an order.
+//! The attendant sends frames: a byte for the kind, the length of the payload as four bytes, and the payload. The launcher sends
+//! orders of one byte.
 
 use std::io::{self, Read, Write};
 
 use super::end::End;
 
-/// What an attendant says.
+/// A message of an attendant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// Whose attendant it is, in which attempt: said first.
+    /// The attempt and the rank of the attendant. The first frame.
     Hello { attempt: u32, rank: u32 },
-    /// A line that the command wrote, without its end.
+    /// A line that the command wrote, without its newline.
     Line(Stream, Vec<u8>),
-    /// The command has ended: said last.
+    /// The command has ended. The last frame.
     Ended(End),
 }
 
-/// Where a line was written.
+/// The stream to which a line was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     Stdout,
     Stderr,
 }
 
-/// What the launcher asks of an attendant.
+/// A message of the launcher to an attendant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// Send the command this signal.
@@ -33,7 +34,7 @@ pub(super) enum Order {
     Leave,
 }
 
-/// Lines are cut at this; a longer frame is no frame.
+/// The most bytes of a line, and of a payload. Longer lines are cut, and longer payloads are invalid.
 pub(super) const MAX_LINE: usize = 64 << 10;
 
 const HELLO: u8 = b'H';
@@ -63,10 +64,10 @@ impl Frame {
         to.write_all(&bytes)
     }
 
-    /// The next frame.
+    /// Reads the next frame.
     ///
     /// # Errors
-    /// What the system says, also where nothing more comes; `InvalidData` if it is no frame.
+    /// The error of the system, `UnexpectedEof` at the end; `InvalidData` if it is not a valid frame.
     pub(super) fn read_from(mut from: impl Read) -> io::Result<Self> {
         let mut head = [0; 5];
         from.read_exact(&mut head)?;
@@ -106,10 +107,10 @@ impl Order {
         to.write_all(&[byte])
     }
 
-    /// The next order.
+    /// Reads the next order.
     ///
     /// # Errors
-    /// What the system says, also where nothing more comes.
+    /// The error of the system, `UnexpectedEof` at the end.
     pub(super) fn read_from(mut from: impl Read) -> io::Result<Self> {
         let mut byte = [0];
         from.read_exact(&mut byte)?;

@@ -1,4 +1,4 @@
-//! What is started: mpirun, or the attendants themselves.
+//! The processes that the launcher starts: mpirun, or the attendants themselves.
 
 use std::env;
 use std::ffi::OsString;
@@ -16,25 +16,27 @@ use super::replace::split;
 use super::{Comm, Options, environment, replace};
 use crate::mpirun::{ADVICE, Family, Mpirun};
 
-/// A job that can be started, as far as can be told before.
+/// A job that passed all checks that are possible before it starts.
 #[derive(Debug)]
 pub(super) struct Job {
     ranks: u32,
     command: Vec<OsString>,
-    /// What starts the attendants, if this program does not.
+    /// The mpirun that starts the attendants; `None` if this program starts them.
     mpirun: Option<Mpirun>,
 }
 
-/// How many seconds Open MPI's mpirun sleeps, up to three times, between the signals to what is left of a job of which a process has
-/// ended badly. Nothing is: by then the launcher has let all of them go.
+/// The seconds that Open MPI's mpirun sleeps, up to three times, between its signals to the remaining processes of a failed job. No
+/// process remains, since the launcher has let all of them end by then.
 const SLEEP: (&str, &str) = ("OMPI_MCA_odls_base_sigkill_timeout", "0");
 
-/// With these, Open MPI starts processes of root.
+/// The variables that let Open MPI start processes as root.
 const ALLOWED: [&str; 2] = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
 
 impl Job {
+    /// Checks the command, and finds mpirun if the job needs it.
+    ///
     /// # Errors
-    /// In words, with what to do.
+    /// In words, with advice.
     pub(super) fn of(options: &Options) -> Result<Self, String> {
         let (program, _) = split(&options.command)?;
         which::which(program)
@@ -50,7 +52,7 @@ impl Job {
         self.ranks
     }
 
-    /// The name of what starts the attendants, if this program does not.
+    /// The name of the program that starts the attendants; `None` if it is this one.
     pub(super) fn starter(&self) -> Option<&'static str> {
         self.mpirun.is_some().then_some("mpirun")
     }
@@ -58,7 +60,7 @@ impl Job {
     /// Starts mpirun, or an attendant for each rank, in order.
     ///
     /// # Errors
-    /// What the system says; then what was started is left to its end, which it finds by itself.
+    /// The error of the system. Processes that were started before it end by themselves.
     pub(super) fn start(&self, attempt: u32, socket: &Path) -> io::Result<Vec<Child>> {
         let mut commands = match &self.mpirun {
             Some(mpirun) => vec![self.under(mpirun)?],
@@ -75,7 +77,7 @@ impl Job {
         commands.iter_mut().map(start).collect()
     }
 
-    /// Its messages go the way of all lines.
+    /// The command that starts the attendants with mpirun. Messages of mpirun are shown as its own lines.
     fn under(&self, mpirun: &Mpirun) -> io::Result<Command> {
         let mut arguments: Vec<OsString> = vec!["-n".into(), self.ranks.to_string().into()];
         if mpirun.family == Family::OpenMpi && self.ranks as usize > cores() {
@@ -85,7 +87,7 @@ impl Job {
         arguments.extend(["launch-rank", "--"].map(OsString::from));
         arguments.extend(self.command.iter().cloned());
         let mut command = replace::command(&mpirun.path, &arguments)?;
-        // The rank of a job that this one is started in would be taken for this one's.
+        // If this program runs inside another job, the rank of that job would be taken for this one's.
         environment::RANKS.iter().for_each(|name| {
             command.env_remove(name);
         });
@@ -129,7 +131,7 @@ fn mpirun(options: &Options) -> Result<Mpirun, String> {
     Ok(mpirun)
 }
 
-/// Open MPI counts cores, not their threads.
+/// The number of physical cores, at most the available ones: Open MPI counts cores, not hardware threads.
 fn cores() -> usize {
     let available = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let mut cores: Vec<[String; 2]> = Vec::new();

@@ -1,13 +1,14 @@
-//! Bytes as lines.
+//! Splits bytes into lines.
 
 use std::io::{self, Read};
 
 use super::frame::MAX_LINE;
 
-/// Hands on each line, without its end, as soon as it is whole. A line that is too long is cut, and what comes last need not have an end.
+/// Calls `line` with each line, without its newline, as soon as it is complete. A line that is too long is cut. The last line needs no
+/// newline.
 ///
 /// # Errors
-/// What reading or handing on says.
+/// The error of reading, or of `line`.
 pub(super) fn each(
     mut from: impl Read,
     mut line: impl FnMut(Vec<u8>) -> io::Result<()>,
@@ -33,7 +34,7 @@ pub(super) fn each(
     if open.is_empty() { Ok(()) } else { line(open) }
 }
 
-/// The length of the first line, its end included; or of what is cut off.
+/// The length of the first line with its newline, or of the part at which a long line is cut.
 fn end(open: &[u8]) -> Option<usize> {
     let searched = &open[..open.len().min(MAX_LINE)];
     let line = searched.iter().position(|byte| *byte == b'\n').map(|at| at + 1);

@@ -1,4 +1,4 @@
-//! What the attendants of ranks say to the launcher.
+//! The messages that attendants send to the launcher.
 
 use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,33 +14,33 @@ use super::end::End;
 use super::frame::Frame;
 use super::terminal::Terminal;
 
-/// What has happened.
+/// An event of a job.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A rank's attendant is there, and takes orders.
+    /// A rank's attendant has connected, and takes orders.
     Joined { rank: u32, orders: UnixStream },
-    /// Its command has ended; all that it wrote was shown.
+    /// A rank's command has ended. All lines that it wrote were shown.
     Ended { rank: u32, end: End },
-    /// What was started first has ended, and is to be reaped: by its place.
+    /// A process that the launcher started has ended, and must be reaped. `place` is its index among those processes.
     Started { place: usize },
-    /// A signal has come to the launcher.
+    /// The launcher has got a signal.
     Signal(i32),
 }
 
-/// What has happened, and in which attempt; a signal is of none.
+/// An event, and the attempt in which it happened; `None` for a signal.
 #[derive(Debug)]
 pub(super) struct News {
     pub(super) attempt: Option<u32>,
     pub(super) event: Event,
 }
 
-/// The place to which attendants connect.
+/// The socket to which attendants connect, in a folder of its own.
 #[derive(Debug)]
 pub(super) struct Ranks {
     folder: TempDir,
 }
 
-/// How long an attendant may take to say whose it is, or to read an order.
+/// How long an attendant may take to name its rank, or to read an order.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const SOCKET: &str = "ranks.sock";
@@ -52,7 +52,8 @@ impl Ranks {
     /// In words.
     pub(super) fn listen(events: &Sender<News>, terminal: &Arc<Terminal>) -> Result<Self, String> {
         let folder = tempfile::Builder::new().prefix("hsdp-").tempdir();
-        let folder = folder.map_err(|error| format!("no folder for a socket: {error}"))?;
+        let folder =
+            folder.map_err(|error| format!("cannot make a folder for the socket: {error}"))?;
         let path = folder.path().join(SOCKET);
         let listener = UnixListener::bind(&path)
             .map_err(|error| format!("cannot listen at {}: {error}", path.display()))?;
@@ -61,7 +62,7 @@ impl Ranks {
             for stream in listener.incoming().flatten() {
                 let (events, terminal) = (events.clone(), Arc::clone(&terminal));
                 thread::spawn(move || {
-                    // Who goes wrong before it has said who it is, is told of by what started it.
+                    // If an attendant fails before it names its rank, the end of its process reports the failure.
                     let _ = hear(stream, &events, &terminal);
                 });
             }
@@ -74,7 +75,7 @@ impl Ranks {
     }
 }
 
-/// One attendant, from its first word to its last.
+/// Receives the frames of one attendant, from the first to the last.
 fn hear(stream: UnixStream, events: &Sender<News>, terminal: &Terminal) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

@@ -1,4 +1,4 @@
-//! `hsdp launch-exec`: becomes another program, which dies with its parent.
+//! `hsdp launch-exec`: replaces itself with another program, which dies with its parent.
 
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
@@ -11,10 +11,10 @@ use clap::Args;
 
 use crate::outcome::Outcome;
 
-/// What to become.
+/// The options of `hsdp launch-exec`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// The process that started this one
+    /// Pid of the process that started this one
     #[arg(long)]
     parent: u32,
 
@@ -22,14 +22,15 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
-/// What shells say of a command that is not there, and of one that cannot be run.
+/// The exit codes of shells for a command that does not exist, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
-/// Becomes it. It cannot be asked for in the child of a fork without unsafe code, so this program is there for a moment.
+/// Replaces this process with the command. To set the death signal in the child of a fork would need unsafe code, so this program
+/// runs for a moment instead.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     die_with_parent()?;
-    // A parent that was gone before that was asked for sends no signal.
+    // A parent that died before this call sends no signal.
     if std::os::unix::process::parent_id() != options.parent {
         return Ok(Outcome::Ended(1));
     }
@@ -40,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome::Ended(if is_missing { NOT_FOUND } else { NOT_RUN }))
 }
 
-/// The process that becomes this command; it dies with the thread that starts it, which must be the main one.
+/// A process that replaces itself with `program`. It dies with the thread that starts it, which must be the main thread.
 pub(super) fn command(program: &Path, arguments: &[OsString]) -> io::Result<Command> {
     let parent = std::process::id().to_string();
     let mut command = Command::new(std::env::current_exe()?);
@@ -51,7 +52,7 @@ pub(super) fn command(program: &Path, arguments: &[OsString]) -> io::Result<Comm
 /// The program and its arguments.
 ///
 /// # Errors
-/// In words, if there is none.
+/// In words, if the command is empty.
 pub(super) fn split(command: &[OsString]) -> Result<(&OsStr, &[OsString]), String> {
     let (program, arguments) = command.split_first().ok_or("there is no command")?;
     Ok((program, arguments))
@@ -64,7 +65,7 @@ fn die_with_parent() -> io::Result<()> {
     Ok(set_pdeathsig(Signal::SIGKILL)?)
 }
 
-/// Elsewhere there is no such signal: who is killed leaves its children.
+/// Other systems have no such signal: a process that is killed leaves its children running.
 #[cfg(not(target_os = "linux"))]
 #[expect(clippy::unnecessary_wraps, reason = "as on Linux")]
 fn die_with_parent() -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! Signals to the launcher.
+//! Signals that the launcher gets.
 
 use std::io;
 use std::sync::mpsc::Sender;
@@ -9,7 +9,7 @@ use signal_hook::iterator::Signals;
 
 use super::ranks::{Event, News};
 
-/// Has each SIGINT and SIGTERM come as news instead of ending the process.
+/// Sends each SIGINT and SIGTERM as an event, instead of ending the process.
 pub(super) fn forward(events: &Sender<News>) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let events = events.clone();

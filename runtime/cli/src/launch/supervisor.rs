@@ -1,4 +1,5 @@
-//! What is done when a rank ends, a signal comes, or time is over. Pure: it is told what has happened and when, and says what to do.
+//! The reaction to the end of a rank, to a signal, and to a deadline. A pure state machine: its input is events with their times, its
+//! output is actions.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,31 +11,31 @@ use super::end::End;
 const TERM: i32 = Signal::SIGTERM as i32;
 const KILL: i32 = Signal::SIGKILL as i32;
 
-/// How long what was killed may take to be gone.
+/// How long killed ranks may take to end.
 const BURIAL: Duration = Duration::from_secs(5);
 
-/// How long ranks may take to be there.
+/// How long ranks may take to start.
 const START: Duration = Duration::from_secs(120);
 
-/// The exit code where nobody has ended badly, but somebody is missing.
+/// The exit code if no rank has failed, but a rank has not started.
 const NOT_STARTED: u8 = 1;
 
 /// The ranks of an attempt.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     ranks: Vec<Rank>,
-    /// When all are to be there.
+    /// The time by which all ranks must have started.
     due: Instant,
     grace: Duration,
     stage: Stage,
-    /// The signal that was passed on.
+    /// The last signal that the launcher got.
     signal: Option<i32>,
     first: Option<Bad>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// Not here yet.
+    /// Not started yet.
     Awaited,
     Running,
     Ended,
@@ -43,42 +44,42 @@ enum Rank {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Running,
-    /// A rank has ended badly: the others have until then.
+    /// A rank has failed: the others have until this time.
     Ending(Instant),
-    /// All were killed, and have until then to be gone.
+    /// All ranks were killed, and have until this time to end.
     Killed(Instant),
-    /// They are not gone, and what started them was killed.
+    /// Ranks have not ended in time, and the process that started them was killed.
     Abandoned,
 }
 
-/// What ended badly first.
+/// The first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bad {
-    /// The rank; none if it was mpirun.
+    /// The rank that failed; `None` for mpirun.
     pub(super) rank: Option<u32>,
-    /// None if it was not there in time; of mpirun, if it ended well, but too early.
+    /// How it ended. `None` for a rank that has not started in time, and for an mpirun that ended with code 0 before its ranks.
     pub(super) end: Option<End>,
 }
 
-/// What to do.
+/// An action of the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Send the command of this rank a signal.
     Signal(u32, i32),
-    /// Kill what was started, and with it all that is left.
+    /// Kill the started processes with their process groups.
     KillStarted,
-    /// Tell the user.
+    /// Print a line for the user.
     Say(String),
 }
 
 impl Supervisor {
-    /// Ranks that were started now.
+    /// The supervisor of ranks that were started at `now`.
     pub(super) fn new(ranks: u32, grace: Duration, now: Instant) -> Self {
         let ranks = vec![Rank::Awaited; ranks as usize];
         Self { ranks, due: now + START, grace, stage: Stage::Running, signal: None, first: None }
     }
 
-    /// A rank is here: it gets the signal that it has missed.
+    /// A rank has started. It gets the signal that it has missed.
     pub(super) fn joined(&mut self, rank: u32) -> Vec<Action> {
         let Some(state) = self.ranks.get_mut(rank as usize) else { return Vec::new() };
         *state = Rank::Running;
@@ -102,7 +103,7 @@ impl Supervisor {
         }
     }
 
-    /// What started the ranks has ended: who is not here will not come.
+    /// The process that starts the ranks has ended, so ranks that have not started never will.
     pub(super) fn alone(&mut self, end: End, now: Instant) -> Vec<Action> {
         let is_early = !self.is_over();
         for rank in self.ranks.iter_mut().filter(|rank| **rank == Rank::Awaited) {
@@ -125,7 +126,7 @@ impl Supervisor {
         let grace = self.grace.as_secs();
         match (left.is_empty(), self.signal) {
             (true, _) => Vec::new(),
-            // They have their signal, and are at what they do about it.
+            // The others have received their signal already, and are handling it.
             (false, Some(_)) => {
                 vec![Action::Say(format!("{bad}; the others get SIGKILL after {grace} s"))]
             }
@@ -137,7 +138,7 @@ impl Supervisor {
         }
     }
 
-    /// A signal has come: the first is passed on, the second kills.
+    /// The launcher has got a signal. The first one is passed on, and the second one kills all ranks.
     pub(super) fn signal(&mut self, signal: i32, now: Instant) -> Vec<Action> {
         let name = Signal::try_from(signal).map_or("a signal", Signal::as_str);
         if self.signal.replace(signal).is_some() {
@@ -148,7 +149,7 @@ impl Supervisor {
         [Action::Say(said)].into_iter().chain(all).collect()
     }
 
-    /// When [`late`](Self::late) is to be called.
+    /// The time at which to call [`late`](Self::late).
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.stage {
             Stage::Ending(until) | Stage::Killed(until) => Some(until),
@@ -157,10 +158,12 @@ impl Supervisor {
         }
     }
 
-    /// Time is over.
+    /// The deadline has passed.
     pub(super) fn late(&mut self, now: Instant) -> Vec<Action> {
         match self.stage {
-            Stage::Ending(_) => self.kill(&format!("{} s are over", self.grace.as_secs()), now),
+            Stage::Ending(_) => {
+                self.kill(&format!("the grace of {} s is over", self.grace.as_secs()), now)
+            }
             Stage::Killed(_) => {
                 self.stage = Stage::Abandoned;
                 let left = listed(self.running());
@@ -185,12 +188,12 @@ impl Supervisor {
         [Action::Say(said)].into_iter().chain(all).collect()
     }
 
-    /// Whether all have ended, or are no longer waited for.
+    /// Whether all ranks have ended, or the launcher has given up waiting.
     pub(super) fn is_over(&self) -> bool {
         self.stage == Stage::Abandoned || self.ranks.iter().all(|rank| *rank == Rank::Ended)
     }
 
-    /// Whether it still waits for this rank to come.
+    /// Whether this rank has not started yet.
     pub(super) fn awaits(&self, rank: u32) -> bool {
         self.ranks.get(rank as usize) == Some(&Rank::Awaited)
     }
@@ -203,7 +206,7 @@ impl Supervisor {
         self.signal
     }
 
-    /// The first that is not here yet.
+    /// The first rank that has not started yet.
     fn missing(&self) -> Option<u32> {
         (0..).zip(&self.ranks).find(|(_, state)| **state == Rank::Awaited).map(|(rank, _)| rank)
     }
@@ -217,7 +220,7 @@ impl Supervisor {
 fn listed(ranks: impl Iterator<Item = u32>) -> String {
     let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
     match &*ranks {
-        [] => "nobody".to_owned(),
+        [] => "no rank".to_owned(),
         [rank] => format!("rank {rank}"),
         _ => format!("ranks {}", ranks.join(", ")),
     }
@@ -228,7 +231,7 @@ impl fmt::Display for Bad {
         match (self.rank, self.end) {
             (Some(rank), Some(end)) => write!(f, "rank {rank} {end}"),
             (Some(rank), None) => {
-                write!(f, "rank {rank} was not there within {} s", START.as_secs())
+                write!(f, "rank {rank} did not start within {} s", START.as_secs())
             }
             (None, Some(end)) => write!(f, "mpirun {end}"),
             (None, None) => f.write_str("mpirun ended before its ranks"),

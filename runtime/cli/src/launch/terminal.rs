@@ -1,4 +1,4 @@
-//! What ranks write, on the terminal and in files.
+//! The output of ranks, on the terminal and in files.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -8,21 +8,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::frame::Stream;
 
-/// Where lines go, one at a time.
+/// The terminal and the log files. Lines are written one at a time.
 #[derive(Debug)]
 pub(super) struct Terminal {
     folder: Option<PathBuf>,
-    /// Held while a line is written, so that no two are mixed; with it, the files of this attempt.
+    /// The files of this attempt. The lock is held while a line is written, so that no two lines are mixed.
     files: Mutex<HashMap<String, File>>,
 }
 
 impl Terminal {
-    /// Files go into this folder, if there is one.
+    /// Log files go into this folder, if there is one.
     pub(super) fn new(folder: Option<PathBuf>) -> Self {
         Self { folder, files: Mutex::default() }
     }
 
-    /// Makes the files of an attempt, of each rank and of what starts them. Those of an earlier job are overwritten.
+    /// Makes the log files of an attempt: one for each rank, and one for the program that starts them. Files of an earlier job are
+    /// overwritten.
     ///
     /// # Errors
     /// In words.
@@ -47,7 +48,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Writes a line of a rank, or of what starts them. Nobody is left to be told where a terminal is gone; files go on.
+    /// Writes a line of a rank, or of the program that starts them. An error of the terminal is ignored; the files continue.
     pub(super) fn line(&self, who: &str, stream: Stream, line: &[u8]) {
         let whole = [b"[", who.as_bytes(), b"] ", line, b"\n"].concat();
         let mut files = self.files();
@@ -64,7 +65,7 @@ impl Terminal {
         }
     }
 
-    /// Says something of the launcher's own.
+    /// Prints a line of the launcher itself.
     pub(super) fn say(&self, line: &str) {
         let _files = self.files();
         let _ = writeln!(io::stderr().lock(), "hsdp: {line}");

@@ -1,8 +1,8 @@
-//! Models that are known by name, with the shapes and the parameter names that were published.
+//! Bundled models, with the published shapes and parameter names.
 
 use hsdp_sharding::{ModelSpec, Param, Unit};
 
-/// The names.
+/// Their names.
 pub(super) const NAMES: [&str; 3] = ["gpt2-small", "llama3-8b", "llama3-70b"];
 
 /// The model of this name.
@@ -15,7 +15,7 @@ pub(super) fn find(name: &str) -> Option<ModelSpec> {
     }
 }
 
-/// The head is the embedding, and a parameter is in one unit: both are the root's, which is kept.
+/// The head is the embedding, and a parameter is in one unit, so the unit `root` has both, and is kept.
 fn gpt2_small() -> ModelSpec {
     const WIDTH: usize = 768;
     let root = Unit::new("root")
@@ -30,7 +30,7 @@ fn gpt2_small() -> ModelSpec {
     spec.tie("lm_head.weight", "wte.weight")
 }
 
-/// Matrices lie as that model has them: rows are inputs.
+/// The rows of matrices are inputs, as in the published model.
 fn gpt2_block(name: &str, width: usize) -> Unit {
     let matrices = [
         ("attn.c_attn", [width, 3 * width]),
@@ -48,7 +48,7 @@ fn gpt2_block(name: &str, width: usize) -> Unit {
     })
 }
 
-/// What differs between models of that family.
+/// The sizes that differ between models of the family.
 struct Llama3 {
     width: usize,
     layers: usize,
@@ -60,7 +60,7 @@ const VOCABULARY: usize = 128_256;
 /// Eight heads of 128 for keys and values.
 const KEYS: usize = 8 * 128;
 
-/// The head is the last of the forward and the first of the backward: it is kept.
+/// The head is last in the forward and first in the backward, so it is kept.
 fn llama3(model: &Llama3) -> ModelSpec {
     let table = [VOCABULARY, model.width];
     let embedding = Unit::new("embedding").param(Param::new("model.embed_tokens.weight", table));

@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use super::bundled;
 
-/// Longer files are refused.
+/// The most bytes of a file.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Models of more units, parameters, dims or ties are refused, and longer names.
+/// The most units, parameters, dims and ties of a model, and the most bytes of a name.
 const MAX_UNITS: usize = 10_000;
 const MAX_PARAMS: usize = 200_000;
 const MAX_DIMS: usize = 16;
@@ -53,7 +53,7 @@ struct TieEntry {
     to: String,
 }
 
-/// Reads a model; what is wrong is one line, with the file and the place in it. Names that occur twice, and the like, are left to the plan.
+/// Reads a model. An error is one line, with the file and the place in it. The plan checks the rest, such as names that occur twice.
 pub(super) fn read(path: &Path) -> Result<ModelSpec, String> {
     let text = text(path)?;
     let said = |problem: String| format!("{}: {problem}", path.display());
@@ -61,7 +61,7 @@ pub(super) fn read(path: &Path) -> Result<ModelSpec, String> {
     let model: Model = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let place = error.path().to_string();
         let problem = error.into_inner();
-        // A place that is not known to have begun is a question mark.
+        // An unknown place is a question mark.
         let is_known = !matches!(&*place, "." | "?");
         said(if is_known { format!("{place}: {problem}") } else { problem.to_string() })
     })?;
@@ -79,12 +79,12 @@ fn text(path: &Path) -> Result<String, String> {
     let file = File::open(path).map_err(failed)?;
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(format!("{}: more than {MAX_BYTES} bytes are no model", path.display()));
+        return Err(format!("{}: it has more than {MAX_BYTES} bytes", path.display()));
     }
     String::from_utf8(bytes).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// What the library does not limit, or would take long to refuse.
+/// Checks the limits that the library does not have, or would take long to check.
 fn check(model: &Model) -> Result<(), String> {
     at_most("units", model.units.len(), MAX_UNITS)?;
     at_most("ties", model.ties.len(), MAX_TIES)?;
@@ -110,15 +110,17 @@ fn at_most(what: &str, count: usize, most: usize) -> Result<(), String> {
 fn check_name(place: &str, name: &str) -> Result<(), String> {
     let bytes = name.len();
     if name.is_empty() || bytes > MAX_NAME {
-        return Err(format!("{place}.name: it has {bytes} bytes, and may have 1 to {MAX_NAME}"));
+        return Err(format!("{place}.name: it has {bytes} bytes; 1 to {MAX_NAME} are allowed"));
     }
     match name.chars().find(|character| character.is_control()) {
-        Some(character) => Err(format!("{place}.name: {name:?} has the character {character:?}")),
+        Some(character) => {
+            Err(format!("{place}.name: {name:?} has the control character {character:?}"))
+        }
         None => Ok(()),
     }
 }
 
-/// Sizes are multiplied with saturation; the layout refuses what saturates.
+/// Checks the number and the sizes of dims. The layout multiplies sizes with saturation, and refuses saturated products.
 fn check_shape(place: &str, param: &ParamEntry) -> Result<(), String> {
     let dims = param.shape.len();
     if dims > MAX_DIMS {

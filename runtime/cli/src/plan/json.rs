@@ -7,7 +7,7 @@ use super::Planned;
 use super::memory::Place;
 use super::traffic::flows;
 
-/// All of it, exactly: bytes and elements as numbers.
+/// The whole plan, with bytes and elements as exact numbers.
 pub(super) fn of(planned: &Planned) -> Value {
     let Planned { name, plan, memory, world } = planned;
     let options = plan.options();

@@ -1,11 +1,11 @@
-//! What a rank holds in a step, by place, category and phase.
+//! The memory of a rank in a step, by place, category and phase.
 
 use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Phase, Plan};
 
-/// The peaks of a rank. All ranks hold the same.
+/// The peak memory of a rank. It is the same on all ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
-    /// Where the model lies, then the host if something of it is offloaded there.
+    /// The place of the model, then the host if a part of the model is offloaded there.
     pub(super) places: Vec<Place>,
 }
 
@@ -14,18 +14,18 @@ pub(super) struct Memory {
 pub(super) struct Place {
     /// `host` or `device`.
     pub(super) name: &'static str,
-    /// By category.
+    /// The peaks by category.
     pub(super) peaks: MemoryPlan,
-    /// Of `full`, in the forward and in the backward.
+    /// The peaks of `full`, in the forward and in the backward.
     pub(super) full: [ByteCount; 2],
 }
 
-/// A category, with what it holds at the most.
+/// A category, with its peak.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Category {
     pub(super) name: &'static str,
     pub(super) bytes: ByteCount,
-    /// When it is held.
+    /// The phase in which it is held.
     pub(super) when: &'static str,
 }
 
@@ -50,7 +50,7 @@ impl Memory {
 }
 
 impl Place {
-    /// The categories in the order in which they are made, `full` once for each phase.
+    /// The categories in the order in which they are allocated, `full` once for each phase.
     pub(super) fn categories(&self) -> [Category; 7] {
         const ALWAYS: &str = "always";
         const FROM_BACKWARD: &str = "first backward to update";

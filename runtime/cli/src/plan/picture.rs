@@ -1,4 +1,4 @@
-//! Who owns what, as SVG: a bar for each unit, divided among the shards, padding hatched.
+//! The shards of each unit, as SVG: a bar for each unit, divided among the shards, with hatched padding.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::report::grouped;
 mod bar;
 mod escape;
 
-/// More shards would be thinner than what separates them, and more units longer than what can be shown.
+/// The most shards and units. More shards would be thinner than the lines between them, and more units too long to show.
 const MAX_SHARDS: usize = 256;
 const MAX_UNITS: usize = 1000;
 
@@ -21,15 +21,15 @@ const TOP: usize = 96;
 const ROW: usize = 26;
 const MARGIN: usize = 16;
 
-/// Draws it.
+/// Draws a plan.
 ///
 /// # Errors
-/// In words, if there are too many shards or units to be seen.
+/// In words, if there are more shards or units than can be drawn.
 pub(super) fn of(name: &str, plan: &Plan) -> Result<String, String> {
     let (shards, units) = (plan.mesh().shard_size(), plan.spec().units().len());
     if shards > MAX_SHARDS || units > MAX_UNITS {
         return Err(format!(
-            "--svg draws at most {MAX_SHARDS} shards and {MAX_UNITS} units; here are {shards} and {units}"
+            "--svg draws at most {MAX_SHARDS} shards and {MAX_UNITS} units; the plan has {shards} and {units}"
         ));
     }
     let (width, height) =
@@ -56,8 +56,8 @@ fn heading(name: &str, plan: &Plan) -> String {
     let name = escape::text(name);
     format!(
         "<text x=\"{MARGIN}\" y=\"26\" font-size=\"16\" font-weight=\"bold\">{name} on mesh {mesh}</text>\n\
-         <text x=\"{MARGIN}\" y=\"46\">{parameters} parameters. A bar is a unit, whatever its size; a column is one shard, \
-         of the ranks above it; frozen elements are pale.</text>\n\
+         <text x=\"{MARGIN}\" y=\"46\">{parameters} parameters. Each bar is a unit, and all have one width. Each column is a shard, \
+         held by the ranks above it. Frozen elements are pale.</text>\n\
          <rect x=\"{MARGIN}\" y=\"54\" width=\"24\" height=\"12\" fill=\"url(#padding)\" stroke=\"#444\"/>\n\
          <text x=\"{}\" y=\"64\">padding, drawn {} pixels wide or more</text>\n",
         MARGIN + 30,
@@ -65,7 +65,7 @@ fn heading(name: &str, plan: &Plan) -> String {
     )
 }
 
-/// The ranks of each shard, as far as there is room for their names.
+/// The ranks of each shard, as far as there is space for their numbers.
 fn axis(plan: &Plan) -> String {
     let shards = plan.mesh().shard_size();
     let labels: Vec<String> = (0..shards).map(|shard| ranks(plan, shard)).collect();
@@ -85,7 +85,7 @@ fn axis(plan: &Plan) -> String {
     text
 }
 
-/// `1, 5`: of a shard on mesh 2x4. Many replicas are told by the first and the last.
+/// The ranks of a shard: `1, 5` of shard 1 on mesh 2x4. Of more than three replicas, only the first and the last.
 fn ranks(plan: &Plan, shard: usize) -> String {
     let mesh = plan.mesh();
     let first = mesh.rank_at(Coordinate { replicate_index: 0, shard_index: shard });

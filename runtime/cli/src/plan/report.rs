@@ -1,4 +1,4 @@
-//! A plan in tables.
+//! A plan as tables.
 
 use comfy_table::{CellAlignment, Table, presets};
 use hsdp_sharding::{ByteCount, Flow, Param, Unit, UnitId, UnitLayout};
@@ -7,7 +7,7 @@ use super::Planned;
 use super::memory::Place;
 use super::traffic::flows;
 
-/// Units, memory and traffic, a table each.
+/// The tables of units, memory and traffic.
 pub(super) fn text(planned: &Planned) -> String {
     let mut parts = vec![heading(planned), units(planned).to_string()];
     for place in &planned.memory.places {
@@ -39,7 +39,7 @@ fn heading(planned: &Planned) -> String {
 fn units(planned: &Planned) -> Table {
     let plan = &planned.plan;
     let header =
-        ["unit", "parameters", "frozen", "elements", "a shard", "padding", "after forward"];
+        ["unit", "parameters", "frozen", "elements", "per shard", "padding", "after forward"];
     let rows = runs(planned).into_iter().map(|(first, last)| {
         let (unit, layout) = (&plan.spec()[first], plan.layout(first));
         let name = match first == last {
@@ -64,7 +64,7 @@ fn units(planned: &Planned) -> Table {
     let spec = plan.spec();
     let trained: u64 = spec.units().iter().map(|unit| unit.trainable_numel().get()).sum();
     table.add_row([
-        "all".to_owned(),
+        "total".to_owned(),
         spec.params().count().to_string(),
         grouped(spec.numel().get() - trained),
         grouped(spec.numel().get()),
@@ -75,7 +75,7 @@ fn units(planned: &Planned) -> Table {
     table
 }
 
-/// Units that follow each other and are alike are told in one line: its first and its last.
+/// The first and the last of each run of equal units, which share one line.
 fn runs(planned: &Planned) -> Vec<(UnitId, UnitId)> {
     let plan = &planned.plan;
     let alike = |one: UnitId, other: UnitId| {
@@ -102,7 +102,7 @@ fn memory(place: &Place) -> Table {
     let header = [&*format!("peak memory of a rank, {}", place.name), "bytes", "held"];
     let mut table = table(header, rows);
     table.add_row([
-        "all, an upper bound".to_owned(),
+        "total, an upper bound".to_owned(),
         place.peaks.total().to_string(),
         String::new(),
     ]);
@@ -122,7 +122,7 @@ fn traffic(planned: &Planned) -> Table {
     let rows = both.map(|((name, one), (_, all))| row(name, [one, all]));
     let rank = format!("received in a step by rank {}", world.busiest);
     let mut table = table([&*rank, "calls", "bytes", "exactly", "bytes of all ranks"], rows);
-    table.add_row(row("all", [world.most.total(), world.total.total()]));
+    table.add_row(row("total", [world.most.total(), world.total.total()]));
     table
 }
 
@@ -130,8 +130,10 @@ fn busiest(planned: &Planned) -> String {
     let (rank, as_busy) = (planned.world.busiest, planned.world.as_busy);
     let ranks = planned.plan.mesh().world_size();
     match as_busy == ranks {
-        true => "every rank receives as much".to_owned(),
-        false => format!("rank {rank} receives most, and so do {as_busy} of {ranks} ranks"),
+        true => "every rank receives the same number of bytes".to_owned(),
+        false => {
+            format!("{as_busy} of {ranks} ranks receive the most bytes; the first is rank {rank}")
+        }
     }
 }
 
@@ -148,7 +150,7 @@ fn table<const COLUMNS: usize>(
     table
 }
 
-/// `124,439,808`.
+/// The number with separators: `124,439,808`.
 pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

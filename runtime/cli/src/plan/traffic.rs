@@ -1,24 +1,25 @@
-//! What ranks receive in a step, and which of them most.
+//! The bytes that ranks receive in a step, and the busiest rank.
 
 use hsdp_sharding::{Coordinate, Flow, Plan, Rank, Traffic};
 
 /// The traffic of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct World {
-    /// Of a step.
+    /// The microbatches of a step.
     pub(super) microbatches: u64,
-    /// The first of the ranks that receive most.
+    /// The first of the ranks that receive the most bytes.
     pub(super) busiest: Rank,
-    /// How many ranks receive as much.
+    /// The number of ranks that receive as many bytes, the busiest included.
     pub(super) as_busy: usize,
-    /// What it receives.
+    /// The traffic that it receives.
     pub(super) most: Traffic,
-    /// What all ranks receive together.
+    /// The traffic that all ranks receive together.
     pub(super) total: Traffic,
 }
 
 impl World {
-    /// Ranks of a shard group receive the same: what differs is how an all-reduce deals a shard out to its replicas.
+    /// The traffic of a plan. Ranks of a shard group receive the same. Replicas may differ, by the part of a shard that they have in
+    /// an all-reduce.
     pub(super) fn of(plan: &Plan, microbatches: u64) -> Self {
         let (mesh, shards) = (plan.mesh(), plan.mesh().shard_size());
         let first = |replica| mesh.rank_at(Coordinate { replicate_index: replica, shard_index: 0 });
@@ -32,7 +33,7 @@ impl World {
         world
     }
 
-    /// Counts the ranks of a shard group, of which each receives `traffic`.
+    /// Counts the ranks of a shard group. Each of them receives `traffic`.
     fn add(&mut self, rank: Rank, traffic: Traffic, shards: usize) {
         let [new, most] = [traffic, self.most].map(|traffic| traffic.total().bytes);
         if new > most {

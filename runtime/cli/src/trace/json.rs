@@ -6,7 +6,7 @@ use hsdp_comm::{Explanation, Finding, MemberFinding, Presence};
 use hsdp_sharding::Rank;
 use serde_json::{Value, json};
 
-/// All of it. Times are seconds.
+/// The whole explanation. Times are in seconds.
 pub(super) fn of(explanation: &Explanation) -> Value {
     let ends =
         explanation.ends.iter().map(|end| json!({ "text": end.text, "ranks": ranks(&end.ranks) }));

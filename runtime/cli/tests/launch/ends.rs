@@ -1,4 +1,4 @@
-//! Ranks that end badly, and what becomes of the others.
+//! Ranks that fail, and the end of the others.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ fn who_does_not_heed_sigterm_is_killed_after_the_grace() {
     let (code, _, told) = ran(&[&NCCL[..], &["-n", "2", "--grace", "1"]].concat(), &script);
     assert_eq!(code, Some(128 + 9));
     let expected = "hsdp: rank 0 was killed by signal 9 (SIGKILL); the others get SIGTERM, and SIGKILL after 1 s\n\
-                    hsdp: 1 s are over: SIGKILL for rank 1\n\
+                    hsdp: the grace of 1 s is over: SIGKILL for rank 1\n\
                     hsdp: attempt 0 failed: rank 0 was killed by signal 9 (SIGKILL)\n";
     let took = began.elapsed();
     assert!(told == expected && took >= Duration::from_secs(1) && took < PATIENCE, "{told}");

@@ -1,4 +1,4 @@
-//! A job that runs.
+//! Runs jobs.
 
 use std::fmt::Display;
 use std::fs;
@@ -12,13 +12,13 @@ use nix::unistd::Pid;
 
 use crate::program::Said;
 
-/// Longer than anything here takes.
+/// Longer than any step of these tests takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What hides no rank, and asks for no MPI.
+/// The arguments of a job that needs no MPI.
 pub(crate) const NCCL: [&str; 3] = ["launch", "--comm", "nccl"];
 
-/// The program, with the variables that Open MPI asks of root, and none of a job that this test may be in.
+/// The program, with the variables that Open MPI requires of root, and without those of a job in which this test may run.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hsdp"));
     for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR"] {
@@ -29,7 +29,7 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs ranks by a script of `sh` to their end.
+/// Runs ranks to their end. Each runs a script of `sh`.
 pub(crate) fn ran(options: &[&str], script: &str) -> Said {
     let output = command(&[options, &["--", "sh", "-c", script]].concat()).output();
     let output = output.expect("the program starts");
@@ -37,8 +37,8 @@ pub(crate) fn ran(options: &[&str], script: &str) -> Said {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// Words of `sh`: a rank that is up says so with `up`, and one that is to fail waits for these with `others`. What a shell says of signals is not
-/// shown.
+/// The beginning of a script of `sh`. With `up`, a rank reports that it is up. With `others`, a rank that is to fail waits for the
+/// ranks in `others`. Messages of the shell about signals are not shown.
 pub(crate) fn meeting(folder: &Path, others: &[u32]) -> String {
     let file = |rank: &dyn Display| format!("{}/{rank}", folder.display());
     let there: Vec<String> = others.iter().map(|rank| format!("[ -e {} ]", file(rank))).collect();
@@ -52,7 +52,7 @@ pub(crate) fn meeting(folder: &Path, others: &[u32]) -> String {
     )
 }
 
-/// A job that is under way.
+/// A running job.
 pub(crate) struct Job {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -87,7 +87,7 @@ impl Job {
         kill(Pid::from_raw(pid), signal).expect("it is there");
     }
 
-    /// What it says from here to its end.
+    /// Its exit code and the rest of its output.
     pub(crate) fn ended(mut self) -> Said {
         let mut said = String::new();
         self.stdout.read_to_string(&mut said).expect("UTF-8");
@@ -96,7 +96,7 @@ impl Job {
     }
 }
 
-/// Waits until these processes are gone, or are dead and nobody has asked how they died.
+/// Waits until these processes are gone, or are zombies.
 pub(crate) fn until_gone(pids: &[String]) {
     let began = Instant::now();
     while let Some(pid) = pids.iter().find(|pid| is_alive(pid)) {
@@ -107,6 +107,6 @@ pub(crate) fn until_gone(pids: &[String]) {
 
 fn is_alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-    // The name may have anything in it; the state comes behind its last bracket.
+    // The name may contain any characters. The state follows its last bracket.
     stat.is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")))
 }

@@ -1,4 +1,4 @@
-//! `hsdp launch`: what ranks get, what is shown and kept, and how a job ends.
+//! `hsdp launch`: the environment of ranks, their output and logs, and the end of a job.
 #![cfg(unix)]
 
 #[path = "../program/mod.rs"]

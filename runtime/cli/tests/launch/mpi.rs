@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::job::{Job, command, meeting, ran, until_gone};
 use crate::program::Said;
 
-/// Whether there is an mpirun, and whose it is.
+/// Whether there is an mpirun of Open MPI.
 pub(crate) fn is_open_mpi() -> bool {
     let output = Command::new("mpirun").arg("--version").output();
     output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("Open MPI"))
@@ -24,7 +24,7 @@ pub(crate) fn skipped(needs: &str) {
     writeln!(std::io::stderr(), "{test} skipped: needs {needs}").expect("written");
 }
 
-/// Says that a test is skipped, and why, where there is no mpirun.
+/// Whether there is an mpirun. Prints that the test is skipped if there is none.
 fn is_there() -> bool {
     let is_there = Command::new("mpirun").arg("--version").output().is_ok();
     if !is_there {
@@ -33,7 +33,7 @@ fn is_there() -> bool {
     is_there
 }
 
-/// Of Open MPI and of MPICH.
+/// The rank of a process, under Open MPI and under MPICH.
 const RANK: &str = "rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK};";
 
 #[test]
@@ -68,7 +68,7 @@ fn a_rank_that_ends_badly_ends_the_others_after_the_same_grace() {
            trap 'echo told' TERM; up; i=0; while [ $i -lt 60 ]; do sleep 0.05; i=$((i + 1)); done; echo done";
     let (code, said, told) = ran(&["launch", "-n", "3", "--logs", &logs], &script);
     assert_eq!(code, Some(3), "{told}");
-    // Three seconds are more than mpirun itself would leave them.
+    // The ranks take three seconds, longer than mpirun itself would wait.
     for line in ["[0] told", "[2] told", "[0] done", "[2] done"] {
         assert_eq!(said.lines().filter(|said| *said == line).count(), 1, "{said}");
     }
@@ -125,7 +125,7 @@ fn a_launcher_that_is_killed_leaves_no_mpirun_and_no_rank() {
     until_gone(&pids);
 }
 
-/// What a script in the place of mpirun makes of a job of two: exit code, stdout and stderr.
+/// Exit code, stdout and stderr of a job of two ranks, with a script in place of mpirun.
 fn by(mpirun: &str, script: &str) -> Said {
     let folder = TempDir::new().expect("a folder");
     let file = folder.path().join("mpirun");
@@ -138,7 +138,7 @@ fn by(mpirun: &str, script: &str) -> Said {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// As MPICH does it: its name, its options and its variable.
+/// The script has the name, the options and the variable of MPICH.
 #[test]
 fn ranks_may_be_those_of_mpich() {
     let mpich = r#"
@@ -164,7 +164,7 @@ fn an_mpirun_that_starts_nothing_is_told() {
     assert_eq!(lines, expected);
 }
 
-/// Such as where variables of another job hide those of this one.
+/// This happens where variables of another job hide those of this one.
 #[test]
 fn two_of_one_rank_are_an_end_and_no_wait() {
     let twice = r#"

@@ -1,4 +1,4 @@
-//! What ranks write.
+//! The output of ranks.
 
 use std::fs;
 
@@ -59,7 +59,7 @@ fn logs_have_the_lines_of_each_rank_and_attempt() {
         let log = fs::read_to_string(&log).expect("kept");
         let mut lines: Vec<&str> = log.lines().collect();
         lines.sort_unstable();
-        // The other's end may have come first.
+        // The other rank may have ended first.
         let is_there = lines == [format!("err {rank}"), format!("out {rank}")];
         assert!(is_there || (attempt == 0 && lines.len() < 2), "{attempt} {rank}: {log}");
     }

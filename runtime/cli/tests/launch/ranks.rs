@@ -1,4 +1,4 @@
-//! What ranks find in their environment.
+//! The environment of ranks.
 
 use std::collections::BTreeSet;
 
@@ -18,13 +18,13 @@ fn each_rank_has_its_place_and_all_the_same_meeting() {
         assert_eq!(line[..7], expected);
         assert!(line[7].parse::<u16>().is_ok_and(|port| port > 0), "{line:?}");
         assert!(line[8].len() == 64 && line[8].chars().all(|it| it.is_ascii_hexdigit()));
-        assert_eq!(line[9], ".", "what is the launcher's own stays its own");
+        assert_eq!(line[9], ".", "ranks do not get the launcher's own variables");
     }
     let meetings: BTreeSet<_> = lines.iter().map(|line| (line[7], line[8])).collect();
     assert_eq!(meetings.len(), 1);
 }
 
-/// A secret in a command line could be read by everybody.
+/// Every user of the machine could read a secret in a command line.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_secret_is_in_no_command_line_and_new_for_each_job() {

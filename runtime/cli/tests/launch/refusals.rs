@@ -1,4 +1,4 @@
-//! What cannot be launched: one line, and nothing is started.
+//! Jobs that are refused: one line on stderr, and no process is started.
 
 use tempfile::TempDir;
 

@@ -1,10 +1,10 @@
-//! Signals to the launcher.
+//! Signals that the launcher gets.
 
 use nix::sys::signal::Signal;
 
 use crate::job::{Job, NCCL, until_gone};
 
-/// Ranks that end well when they are told to, as those do that save first.
+/// Ranks that end with code 0 after a signal, as ranks that save a checkpoint first do.
 const SAVING: &str = r#"
     exec 2>/dev/null; trap 'echo saved; exit 0' TERM INT; echo up; while :; do sleep 0.02; done"#;
 
@@ -49,7 +49,7 @@ fn the_second_signal_kills() {
     assert!(told.contains(" again: SIGKILL for ranks 0, 1\n"), "{told}");
 }
 
-/// Not only the ranks: what they have started, too.
+/// Processes that the ranks have started end, too.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_launcher_that_is_killed_leaves_nothing_behind() {
@@ -63,7 +63,7 @@ fn a_launcher_that_is_killed_leaves_nothing_behind() {
     until_gone(&pids);
 }
 
-/// Where the attendant itself is killed, the system kills its command.
+/// If the attendant itself is killed, the system kills its command.
 #[cfg(target_os = "linux")]
 #[test]
 fn an_attendant_that_is_killed_takes_its_rank_with_it() {

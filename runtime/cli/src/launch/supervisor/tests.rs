@@ -2,7 +2,7 @@ use super::*;
 
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Three ranks that run.
+/// Three running ranks.
 fn three() -> (Supervisor, Instant) {
     let now = Instant::now();
     let mut supervisor = Supervisor::new(3, GRACE, now);
@@ -49,7 +49,7 @@ fn a_signal_is_passed_on_once_and_the_second_kills() {
     let (mut supervisor, now) = three();
     let int = Signal::SIGINT as i32;
     assert_eq!(signals(&supervisor.signal(int, now)), [(0, int), (1, int), (2, int)]);
-    // Nobody gets another while it does what it does about the first.
+    // No rank gets another signal while it handles the first one.
     assert!(signals(&supervisor.ended(1, End::Signal(int), now)).is_empty());
     assert_eq!(supervisor.deadline(), Some(now + GRACE));
     assert_eq!(signals(&supervisor.signal(int, now)), [(0, KILL), (2, KILL)]);
@@ -113,11 +113,11 @@ fn who_is_not_there_in_time_has_failed() {
     let first = supervisor.first().expect("it failed");
     assert_eq!(
         (first.to_string().as_str(), first.exit_code()),
-        ("rank 1 was not there within 120 s", 1)
+        ("rank 1 did not start within 120 s", 1)
     );
     supervisor.ended(0, End::Signal(TERM), due);
     supervisor.ended(2, End::Signal(TERM), due);
-    // It may still come: until then it is waited for, and then what started it is killed.
+    // The rank may still start, so it is waited for. After that, the process that starts it is killed.
     assert!(!supervisor.is_over());
     supervisor.late(due + GRACE);
     assert_eq!(supervisor.late(due + GRACE + BURIAL)[0], Action::KillStarted);

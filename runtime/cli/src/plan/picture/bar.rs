@@ -6,16 +6,16 @@ use hsdp_sharding::{Region, UnitLayout};
 
 use super::escape;
 
-/// The least width at which padding is drawn, in pixels: a few elements of millions would not be seen.
+/// The least width of padding, in pixels: a few elements of millions would not be visible.
 pub(super) const LEAST: f64 = 2.0;
 
-/// More parameters of a shard are counted, not listed.
+/// The most parameters of a shard that are listed. Further ones are counted.
 const LISTED: usize = 12;
 
-/// Of neighbouring shards, so that they can be told apart.
+/// The colors of neighboring shards, which make them distinguishable.
 const COLORS: [&str; 4] = ["#4e79a7", "#f28e2b", "#59a14f", "#b07aa1"];
 
-/// Where it lies, in pixels.
+/// The position of a bar, in pixels.
 pub(super) struct Bar {
     pub(super) x: usize,
     pub(super) y: usize,
@@ -24,7 +24,8 @@ pub(super) struct Bar {
 }
 
 impl Bar {
-    /// Each shard as its rank has it: its slice of the trainable region, then that of the frozen one; and padding over them.
+    /// Draws each shard as its rank has it: its slice of the trainable region, then its slice of the frozen one, with padding drawn
+    /// over them.
     pub(super) fn draw(&self, layout: &UnitLayout, owners: &dyn Fn(usize) -> String) -> String {
         let gaps = gaps(layout);
         let mut svg = String::new();
@@ -49,7 +50,7 @@ impl Bar {
         svg
     }
 
-    /// A range of a slice. What ends with the slice is widened to the left.
+    /// Draws a range of a slice. A range at the end of the slice is widened to the left.
     fn part(&self, drawn: &Drawn<'_>, range: &Range<usize>, (look, said): (&str, &str)) -> String {
         let scale = self.width as f64 / drawn.layout.full_len() as f64;
         let [left, slice] = [drawn.start(), drawn.slice.len()].map(|it| it as f64 * scale);
@@ -90,7 +91,7 @@ fn common(one: &Range<usize>, other: &Range<usize>) -> Option<Range<usize>> {
     (both.start < both.end).then_some(both)
 }
 
-/// What a reader sees who points at a slice.
+/// The text that a browser shows when the pointer is over a slice.
 fn said(drawn: &Drawn<'_>, owners: &str) -> String {
     let Drawn { layout, shard, slice } = drawn;
     let name = |param: usize| &layout.params()[param];
@@ -107,14 +108,17 @@ fn said(drawn: &Drawn<'_>, owners: &str) -> String {
         more => format!("\nand {more} more"),
     };
     let listed = held.iter().take(LISTED).cloned().collect::<Vec<_>>().join("\n");
-    format!("shard {shard}, ranks {owners}: {} to {}\n{listed}{more}", slice.start, slice.end)
+    format!(
+        "shard {shard}, ranks {owners}: elements {} to {}\n{listed}{more}",
+        slice.start, slice.end
+    )
 }
 
 /// The elements of `full` that belong to no parameter.
 fn gaps(layout: &UnitLayout) -> Vec<Range<usize>> {
     let mut taken: Vec<Range<usize>> = layout.params().iter().map(|slot| slot.range()).collect();
     taken.sort_unstable_by_key(|range| range.start);
-    // The frozen region begins anew, whatever is before it.
+    // The frozen region has its own start, so padding may lie before it.
     let ends = [layout.frozen().start, layout.full_len()].map(|end| end..end);
     taken.extend(ends);
     taken.sort_by_key(|range| (range.start, range.end));

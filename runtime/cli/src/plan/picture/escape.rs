@@ -1,9 +1,9 @@
-//! Names as they may stand in XML.
+//! Names escaped for XML.
 
-/// Longer names would run into the bars.
+/// The most characters of a name. Longer names would overlap the bars.
 const MOST: usize = 30;
 
-/// The same text, with what XML reads otherwise written so that it does not.
+/// The text, with characters that have a meaning in XML escaped.
 pub(super) fn text(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -12,7 +12,7 @@ pub(super) fn text(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // Not allowed in XML, in whatever spelling.
+            // XML allows these in no form.
             control if control.is_control() || matches!(control, '\u{fffe}' | '\u{ffff}') => {
                 escaped.push('\u{fffd}');
             }
@@ -22,7 +22,7 @@ pub(super) fn text(text: &str) -> String {
     escaped
 }
 
-/// The end of a name that is too long, which is where names differ.
+/// A name that fits: of a long name only the end, since names differ there.
 pub(super) fn shortened(name: &str) -> String {
     let characters = name.chars().count();
     match characters > MOST {
