@@ -43,12 +43,27 @@ pub(super) fn is_in_turn() -> bool {
     IN_TURN.with(Cell::get)
 }
 
-/// Runs something in a turn.
+/// Runs something in a turn. The turn ends with it, also by a panic.
 pub(super) fn in_turn<T>(run: impl FnOnce() -> T) -> T {
-    IN_TURN.set(true);
-    let ran = run();
-    IN_TURN.set(false);
-    ran
+    let _turn = Turn::enter();
+    run()
+}
+
+/// Marks this thread as in a turn until it is dropped.
+struct Turn {
+    before: bool,
+}
+
+impl Turn {
+    fn enter() -> Self {
+        Self { before: IN_TURN.replace(true) }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        IN_TURN.set(self.before);
+    }
 }
 
 /// What a turn came to.

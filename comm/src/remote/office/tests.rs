@@ -1,3 +1,4 @@
+use std::panic;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -77,6 +78,20 @@ fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
     office.hear_end(Rank::new(1), Proposal { origin: Rank::new(1), error: gone() });
     office.close(core.status(), Duration::from_secs(60));
     assert_eq!(core.status().world_end(), Some(gone()), "though the third says nothing");
+}
+
+#[test]
+fn a_turn_that_panics_is_over() {
+    let ended = panic::catch_unwind(|| courier::in_turn(|| panic!("in a turn")));
+    assert!(ended.is_err() && !courier::is_in_turn());
+}
+
+#[test]
+fn a_turn_within_a_turn_leaves_the_outer_one() {
+    courier::in_turn(|| {
+        courier::in_turn(|| ());
+        assert!(courier::is_in_turn());
+    });
 }
 
 #[test]
