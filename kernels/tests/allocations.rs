@@ -1,4 +1,4 @@
-//! What a process has allocated. Counters are of the whole process, so this file has one test.
+//! The allocations of a process. Counters cover the whole process, so this file has one test.
 
 use std::hint::black_box;
 
@@ -7,7 +7,7 @@ use hsdp_kernels::memory::{self, Category, CountingAllocator};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// The test's own harness allocates meanwhile, but no such sizes.
+/// The harness of the test allocates at the same time, but far smaller sizes.
 #[test]
 fn all_that_is_asked_for_counts_in_any_scope_and_none() {
     const MANY: usize = 10_000_000;

@@ -1,4 +1,4 @@
-//! Buffers, what they lend, and the seam for gradients, as a user of the crate sees them.
+//! Buffers, their borrowed values, and the trait of gradients, as a user of the crate sees them.
 
 use std::ops::Range;
 use std::sync::{Arc, RwLock, RwLockReadGuard};
@@ -30,7 +30,7 @@ fn other_dtypes_are_refused_by_name() {
     }
     assert_eq!(
         Error::NotReal { dtype: DType::I64 }.to_string(),
-        "i64 is no dtype of parameters or gradients: it is neither f32, f16 nor bf16"
+        "i64 is not a dtype of parameters or gradients: expected f32, f16 or bf16"
     );
 }
 
@@ -98,7 +98,7 @@ fn vectors_and_buffers_are_gradients() {
     }
 }
 
-/// A tensor behind a lock, as an autograd has it.
+/// A tensor behind a lock, as in an autograd.
 #[derive(Debug)]
 struct Tensor(RwLock<Vec<f32>>);
 

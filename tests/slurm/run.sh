@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The README's script for Slurm, on four ranks: their losses are to be those of four threads. Slurm is one of this machine alone, of
+# The script for Slurm of docs/clusters.md, on four ranks: their losses must be those of four threads. Slurm runs on this machine alone, as
 # root, in a temporary folder, and is gone afterwards.
 #
 #     apt-get install slurm-wlm munge
 #     cargo build -p hsdp-candle --features mpi --example train_gpt
 #     tests/slurm/run.sh target/debug/examples/train_gpt         # built with Open MPI; with MPICH: MPI=pmi2 tests/slurm/run.sh ...
 #
-# With a command instead of a program's path (tests/slurm/run.sh -- bash), that runs where sbatch and srun are those of this Slurm.
+# With a command instead of a program's path (tests/slurm/run.sh -- bash), that command runs with the sbatch and srun of this Slurm.
 set -euo pipefail
 [ $# -gt 0 ] || { sed -n '2,/^set/s/^# \?//p' "$0" >&2; exit 2; }
-readme=$(dirname "$(realpath "$0")")/../../README.md
+page=$(dirname "$(realpath "$0")")/../../docs/clusters.md
 PATH=$PATH:/usr/sbin
 for program in munged slurmctld slurmd sbatch srun; do
     command -v "$program" >/dev/null || { echo "$program is missing: apt-get install slurm-wlm munge" >&2; exit 2; }
@@ -42,7 +42,7 @@ mkdir "$folder/state" "$folder/spool"
 head -c 1024 /dev/urandom >"$folder/key"
 chmod 400 "$folder/key"
 export SLURM_CONF=$folder/slurm.conf
-# More processors than there are: four ranks are started on any machine.
+# More processors than the machine has, so that four ranks start on any machine.
 cat >"$SLURM_CONF" <<CONF
 ClusterName=hsdp
 SlurmctldHost=$(hostname -s)(127.0.0.1)
@@ -78,8 +78,8 @@ fi
 train_gpt=$(realpath "$1")
 cd "$folder"
 few=(--steps 6 --layers 2)
-# As it is there, but for the number of ranks, the kind of MPI, and a short run.
-sed -n '/^    #!\/bin\/bash$/,/^$/s/^    //p' "$readme" |
+# The script as it is there, but for the number of ranks, the kind of MPI, and a short run.
+sed -n '/^    #!\/bin\/bash$/,/^$/s/^    //p' "$page" |
     sed "s/--nodes=.*/--nodes=1 --ntasks-per-node=4 --cpus-per-task=2/; s/pmix/${MPI:-pmix}/; s/4x8/2x2/; s/--comm mpi/& ${few[*]}/" >script
 job=$(PATH=$(dirname "$train_gpt"):$PATH sbatch --parsable --output=said script)
 until_true is_over

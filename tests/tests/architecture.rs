@@ -1,11 +1,13 @@
-//! What holds between the rooms of the project, and in each of their files. docs/architecture.md says why.
+//! The rules that hold between the crates of the project, for its files and folders, and for the index of its tests.
+//! docs/architecture.md gives the reasons.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use cargo_metadata::{Metadata, MetadataCommand, Package};
 use hsdp_tests::support::sources::{self, Source};
 
-/// The crates, from the bottom up: each may know those before it, and none beside or behind it.
+/// The crates, from the bottom up: each may depend on those before it, and on none beside or behind it.
 const LAYERS: [&[&str]; 7] = [
     &["hsdp-sharding", "hsdp-checkpoint", "nccl-sys"],
     &["hsdp-kernels", "hsdp-control"],
@@ -16,7 +18,7 @@ const LAYERS: [&[&str]; 7] = [
     &["hsdp-tests", "hsdp-benches"],
 ];
 
-/// Who may know a crate that has a home.
+/// Crates that only some others may depend on, and those others.
 const HOMES: [(&str, &[&str]); 4] = [
     ("nccl-sys", &["hsdp-comm"]),
     ("shuttle", &["hsdp-comm"]),
@@ -24,13 +26,19 @@ const HOMES: [(&str, &[&str]); 4] = [
     ("candle-nn", &["hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
 ];
 
-/// The features, and whose they are where only one crate may have them. There are none for tests: those use `cfg`.
+/// The features, and the crate that may have a feature where only one may. There are none for tests: those use `cfg`.
 const FEATURES: [(&str, Option<&str>); 4] =
     [("cuda", None), ("nccl", None), ("mpi", None), ("candle-cuda", Some("hsdp-candle"))];
 
 /// Lines of code that a file of a crate may have, without blank lines and comments; and one of tests.
 const LONG: usize = 300;
 const LONG_TESTS: usize = 500;
+
+/// Files that a folder may hold, other than a corpus that a test reads.
+const MANY: usize = 60;
+
+/// The index of the tests: its tables have a row for each.
+const INDEX: &str = "tests/README.md";
 
 #[test]
 fn each_crate_knows_only_those_before_it() {
@@ -118,10 +126,84 @@ fn no_file_is_too_long() {
     assert!(long.is_empty(), "{}", long.join("\n"));
 }
 
-/// Neither an integration test nor a file that its parent declares under `#[cfg(test)]`; all of those have
-/// one name.
+/// Whether a file is neither an integration test nor declared by its parent under `#[cfg(test)]`; all of the latter have one name.
 fn is_of_a_crate(source: &Source) -> bool {
     source.path.contains("src/") && !source.path.ends_with("/tests.rs")
+}
+
+#[test]
+fn no_folder_holds_too_many_files() {
+    let mut files: BTreeMap<String, usize> = BTreeMap::new();
+    for path in sources::paths() {
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        *files.entry(folder.to_owned()).or_default() += 1;
+    }
+    let is_a_corpus = |folder: &str| format!("/{folder}/").contains("/tests/fuzz/corpus/");
+    for (folder, count) in files {
+        let most = format!("at most {MANY}: which of them belong together, or were left behind?");
+        assert!(count <= MANY || is_a_corpus(&folder), "{folder} holds {count} files, {most}");
+    }
+}
+
+#[test]
+fn the_index_has_a_row_for_all_tests() {
+    let rows = indexed();
+    for tests in binaries().into_iter().chain(folders_of_crates()) {
+        assert!(rows.contains(&tests), "{INDEX} has no row for `{tests}`: add one to its table");
+    }
+    for row in rows {
+        assert!(
+            sources::root().join(&row).exists(),
+            "{INDEX} has a row for `{row}`, which is gone"
+        );
+    }
+}
+
+#[test]
+fn the_tests_are_found() {
+    let (binaries, folders) = (binaries(), folders_of_crates());
+    for known in ["tests/tests/architecture.rs", "tests/tests/checkpoints"] {
+        assert!(binaries.iter().any(|binary| binary == known), "{known} is not found");
+    }
+    for known in ["sharding/tests", "comm/control/tests"] {
+        assert!(folders.iter().any(|folder| folder == known), "{known} is not found");
+    }
+}
+
+/// The programs of tests across crates: the files of `tests/tests`, and its folders that have a `main.rs`.
+fn binaries() -> Vec<String> {
+    let binary = |path: String| {
+        let name = path.strip_prefix("tests/tests/")?;
+        let is_one = !name.contains('/') && name.ends_with(".rs");
+        let folder = name.strip_suffix("/main.rs").filter(|folder| !folder.contains('/'));
+        folder.map(|folder| format!("tests/tests/{folder}")).or(is_one.then_some(path))
+    };
+    sources::paths().into_iter().filter_map(binary).collect()
+}
+
+/// The `tests` folders of the other crates.
+fn folders_of_crates() -> Vec<String> {
+    let (workspace, paths) = (workspace(), sources::paths());
+    let folder = |member: &Package| {
+        let folder = member.manifest_path.parent().expect("a manifest lies in a folder");
+        let folder = folder.strip_prefix(&workspace.workspace_root).expect("of the workspace");
+        let tests = format!("{}/tests", folder.as_str().replace('\\', "/"));
+        let has_files = paths.iter().any(|path| path.starts_with(&format!("{tests}/")));
+        (has_files && member.name != "hsdp-tests").then_some(tests)
+    };
+    members(&workspace).filter_map(folder).collect()
+}
+
+/// The paths that the rows of the index are for: the first words in backquotes of their second cells.
+fn indexed() -> Vec<String> {
+    let texts = sources::texts();
+    let index = texts.iter().find(|source| source.path == INDEX);
+    let index = index.unwrap_or_else(|| panic!("{INDEX} is missing: it lists all tests"));
+    let row = |line: &str| {
+        let file = line.strip_prefix('|')?.split('|').nth(1)?;
+        file.split('`').nth(1).map(str::to_owned)
+    };
+    index.text.lines().filter_map(row).collect()
 }
 
 #[test]
@@ -174,7 +256,7 @@ fn a_path_of_a_machine_is_told_apart_from_a_link() {
     assert_eq!(machine_path("https://example.org/home/page and docs/work/plan.md"), None);
 }
 
-/// What is said of a dependency of `from` on `to`, both of this workspace, if it is wrong.
+/// The complaint about a dependency of `from` on `to`, both of this workspace, if it is wrong.
 fn what_is_wrong_with(from: &str, to: &str) -> Option<String> {
     let because = "docs/architecture.md says that each crate knows only those before it";
     match (layer(from), layer(to)) {
@@ -187,7 +269,7 @@ fn layer(name: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| layer.contains(&name))
 }
 
-/// Who depends on whom within the workspace, for building, testing or running.
+/// The dependencies between crates of the workspace, for building, testing or running, as pairs `(from, to)`.
 fn edges() -> impl Iterator<Item = (String, String)> {
     let members: Vec<String> =
         members(&workspace()).map(|member| member.name.to_string()).collect();
@@ -217,7 +299,7 @@ fn workspace() -> Metadata {
         .expect("cargo reads its own manifests")
 }
 
-/// The first absolute path in a line that leads into somebody's folders.
+/// The first absolute path in a line that leads into the folders of one machine.
 fn machine_path(line: &str) -> Option<String> {
     ["home", "Users", "root", "work"].into_iter().find_map(|folder| {
         let path = format!("/{folder}/");
@@ -229,7 +311,7 @@ fn machine_path(line: &str) -> Option<String> {
     })
 }
 
-/// A test of this file that reads sources reads all of them.
+/// The tests of this file that read sources read all of them.
 #[test]
 fn the_sources_are_found() {
     let paths: Vec<Source> = sources::rust();

@@ -155,7 +155,7 @@ fn a_step_after_the_first_costs_the_control_traffic_of_two_small_gathers() {
     }
 }
 
-/// A rank of a world of 1,024 whose peers exist on paper only: what it would have moved is counted all the same.
+/// A rank of a world of 1,024 whose peers exist on paper only: the bytes that it would have moved are counted all the same.
 #[test]
 fn a_rank_of_1024_would_move_what_the_plan_says() {
     let options = ModelOptions::on(mesh(8, 128));
@@ -168,7 +168,7 @@ fn a_rank_of_1024_would_move_what_the_plan_says() {
     }
 }
 
-/// What one rank moved in one step.
+/// The traffic of one rank in one step.
 struct Measured {
     moved: Traffic,
     planned: Traffic,

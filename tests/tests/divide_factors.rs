@@ -1,7 +1,7 @@
 //! Averages and divide factors, as ranks on threads see them: each contribution is divided by the objective's
 //! divisor, once, whatever the mesh, the wire, the mode, and the microbatch that it comes in.
 //!
-//! What the pure plan of divides must satisfy is tested beside it, in the runtime; here is what arrives.
+//! The runtime's own tests check the plan of divides; these check the gradients that arrive.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ fn count(number: usize) -> f32 {
     f32::from(u16::try_from(number).expect("a small number"))
 }
 
-/// What a contribution is divided by in all, on a world of `ranks` with microbatches of weight 1.
+/// The number by which a contribution is divided in all, on a world of `ranks` with microbatches of weight 1.
 fn divisor(objective: Objective, ranks: usize, microbatches: usize) -> f32 {
     match objective {
         Objective::RankMean => count(ranks),
@@ -76,7 +76,7 @@ fn divisor(objective: Objective, ranks: usize, microbatches: usize) -> f32 {
 }
 
 /// The ledger of divides, kept in the data: each rank in each microbatch has an element of its own, in which it
-/// contributes the divisor and everybody else nothing. Each comes out as 1 if all the divides that were applied to
+/// contributes the divisor and the other ranks nothing. Each comes out as 1 if all the divides that were applied to
 /// that contribution multiply to the divisor.
 #[test]
 fn every_contribution_is_divided_by_the_divisor_exactly_once() {
@@ -124,8 +124,8 @@ fn the_golden_numbers_of_a_4x8_mesh() {
     }
 }
 
-/// What each of its reduce-scatters adds to a partial. Each replica in each microbatch has an element of its own, so
-/// that what comes out is the partials, one by one, over the four replicas.
+/// The values that each of its reduce-scatters adds to a partial. Each replica in each microbatch has an element of its own, so
+/// that the result is the partials, one by one, over the four replicas.
 #[test]
 fn the_golden_partials_of_a_4x8_mesh() {
     for wire in WIRES {
@@ -216,7 +216,7 @@ fn an_f16_wire_and_gradients_at_the_bottom_of_its_range() {
     }
 }
 
-/// The pre-divides make room for sums, but no more than sums need: what they push below the last number of f16 stays
+/// The pre-divides make room for sums, but no more than sums need: gradients that they push below the last number of f16 stay
 /// within 2e-7 a contribution, even where all ranks have the same gradient and all roundings go the same way.
 #[test]
 fn an_f16_wire_loses_no_more_of_tiny_gradients_than_the_conformance_format_allows() {

@@ -59,7 +59,7 @@ fn gradients_do_not_come_out_of_a_step_that_misses_microbatches() {
         Ok(step.finish().expect_err("a microbatch is missing").to_string())
     });
     for (rank, message) in refused.iter().enumerate() {
-        let expected = "1 microbatches done, the step was begun with 2";
+        let expected = "1 microbatches are done, the step was begun with 2";
         assert_eq!(*message, format!("finish on rank {rank}, step 0: {expected}"));
     }
 }

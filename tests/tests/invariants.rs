@@ -112,7 +112,7 @@ fn parse(page: &str) -> BTreeMap<String, String> {
     defined
 }
 
-/// The tests that a statement names: what stands in backquotes after the word.
+/// The tests that a statement names: the words in backquotes after `Test:`.
 fn tests_in(statement: &str) -> Vec<String> {
     let Some((_, named)) = statement.split_once("Test:") else { return Vec::new() };
     named.split('`').skip(1).step_by(2).map(str::to_owned).collect()
@@ -133,7 +133,7 @@ fn is_test(source: &Source) -> bool {
     source.path.contains("/tests/") || source.path.ends_with("tests.rs")
 }
 
-/// What a comment says after its marker, if it is one of safety.
+/// The text of a comment after its marker, if it is one of safety.
 fn safety_comment(line: &str) -> Option<&str> {
     line.trim_start().strip_prefix("// SAFETY:")
 }

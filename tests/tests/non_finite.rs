@@ -281,7 +281,7 @@ fn an_overflow_at_the_least_scale_is_refused_or_skipped_as_the_options_say() {
                     model.loss_scale(),
                 ));
             }
-            // What was refused has left no trace, and the scale is where it was.
+            // The refused step has left no trace, and the scale is where it was.
             assert_eq!(update(&mut model, &mut sgd, 0.5)?, Update::Applied);
             Ok((told, model.committed_steps()))
         }))

@@ -24,8 +24,8 @@ fn alone() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Trains two steps; in the first, and in no other, rank 1 may hold no more than nothing in `category`. What each rank was
-/// told, and what all parameters are in the end.
+/// Trains two steps; in the first, and in no other, rank 1 may hold no more than nothing in `category`. Returns the
+/// error of each rank.
 fn trained(category: Category, options: &ModelOptions) -> Vec<String> {
     let outcomes = on_ranks(4, |world| {
         let rank = world.rank();
@@ -77,7 +77,7 @@ fn there_is_no_memory_for_a_gather() {
     let told = trained(Category::Full, &ModelOptions::on(mesh(2, 2)));
     assert_told(
         &told,
-        "gather of unit first on rank 1, step 0: out of memory: no 364 bytes to be had",
+        "gather of unit first on rank 1, step 0: out of memory: cannot allocate 364 bytes",
     );
 }
 
@@ -87,7 +87,7 @@ fn there_is_no_memory_for_a_partial() {
     let told = trained(Category::Partial, &ModelOptions::on(mesh(2, 2)));
     assert_told(
         &told,
-        "reduction of unit third on rank 1, step 0: out of memory: no 256 bytes to be had",
+        "reduction of unit third on rank 1, step 0: out of memory: cannot allocate 256 bytes",
     );
 }
 
@@ -101,6 +101,6 @@ fn there_is_no_memory_for_an_unsharded_gradient() {
     );
     assert_told(
         &told,
-        "accumulation of unit third on rank 1, step 0: out of memory: no 372 bytes to be had",
+        "accumulation of unit third on rank 1, step 0: out of memory: cannot allocate 372 bytes",
     );
 }

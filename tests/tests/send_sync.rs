@@ -104,7 +104,7 @@ table!(KERNELS {
     hsdp_kernels::AdamWStep: Send Sync Unpin,
     hsdp_kernels::DisjointBuffer: Send Sync Unpin,
     hsdp_kernels::DisjointVec<f32>: Send Sync Unpin,
-    // What a shared vector hands out is exclusive: elements that may be sent need not be shareable,
+    // The parts that a shared vector hands out are exclusive: elements that may be sent need not be shareable,
     hsdp_kernels::DisjointVec<std::cell::Cell<u8>>: Send Sync Unpin,
     // and elements that may not be sent keep it on its thread.
     hsdp_kernels::DisjointVec<std::rc::Rc<u8>>: Unpin,
@@ -210,7 +210,7 @@ table!(RUNTIME {
     hsdp::Origin: Send Sync Unpin,
     hsdp::Objective: Send Sync Unpin,
     hsdp::Pass<'static>: Send Sync Unpin,
-    // What an autograd's operations hold: they run on whatever thread it likes.
+    // An autograd's operations hold it, and run on any thread that the autograd chooses.
     hsdp::PassHandle: Send Sync Unpin,
     hsdp::Placement: Send Sync Unpin,
     hsdp::Precision: Send Sync Unpin,

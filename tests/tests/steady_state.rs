@@ -30,7 +30,7 @@ const COUNTED_SMALL: usize = 60;
 /// than ever before still allocates for that. What every step allocates, it allocates each time.
 const ATTEMPTS: usize = 50;
 
-/// What is trained, and how.
+/// A model and the options with which it is trained.
 struct Case {
     options: ModelOptions,
     numel: usize,
@@ -149,7 +149,7 @@ impl Training {
         self.adamw.step(&mut self.model, gradients).map(drop)
     }
 
-    /// What is said when all ranks are here, and before one goes on.
+    /// Calls `say` when all ranks are here, and before any goes on.
     fn meet<T>(&self, say: impl FnOnce() -> T) -> Result<T, Error> {
         self.all.barrier(Tag::default())?.wait()?;
         let said = say();

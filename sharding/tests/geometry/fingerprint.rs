@@ -33,8 +33,8 @@ fn equal_plans_have_equal_fingerprints() {
 
 #[test]
 fn it_is_the_same_everywhere_and_always() {
-    // A change of this number means that ranks of old and new builds refuse each other: raise the
-    // version.
+    // If this number changes, ranks of old and new builds refuse each other. Raise the version
+    // then.
     assert_eq!(base(), 0xb8ad_da1a_3941_0117, "{:#018x}", base());
 }
 

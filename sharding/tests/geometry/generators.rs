@@ -1,4 +1,5 @@
-//! Models and meshes to test on. Seeds are fixed: a test that passes goes on passing.
+//! Generated models and meshes for the tests. Seeds are fixed, so a test gives the same result in
+//! every run.
 
 use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Unit};
 use proptest::prelude::*;
@@ -42,7 +43,7 @@ pub(crate) fn unit() -> impl Strategy<Value = Unit> {
     prop::collection::vec(param(), 1..=6).prop_map(|params| named_unit("unit", params))
 }
 
-/// A unit whose parameters are cut between rows, where they have any, mixed with others.
+/// A unit in which some parameters are cut between rows, where they have rows.
 pub(crate) fn unit_with_rows() -> impl Strategy<Value = Unit> {
     let param =
         (param(), prop::option::weighted(0.8, 1usize..=6)).prop_map(|(param, rows)| match rows {

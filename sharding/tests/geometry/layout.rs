@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use crate::generators::{cases, mesh, unit, unit_with_rows};
 
-/// How often each element of each parameter is in some shard, and each element of each shard in
-/// some piece.
+/// Each element of each parameter is in exactly one shard, and each element of a shard in at most
+/// one piece.
 fn assert_covers_once(layout: &UnitLayout) {
     let mut params: Vec<Vec<u8>> = layout.params().iter().map(|slot| vec![0; slot.len]).collect();
     for shard_index in 0..layout.shard_size() {
@@ -23,8 +23,8 @@ fn assert_covers_once(layout: &UnitLayout) {
     assert!(params.iter().flatten().all(|&times| times == 1));
 }
 
-/// The unit's parameters, each element a different number, and `full` as the layout's picture says:
-/// parameters at their starts, zeros elsewhere.
+/// The unit's parameters, in which each element is a different number, and `full`: parameters at
+/// their starts, zeros elsewhere.
 fn numbered(layout: &UnitLayout) -> (Vec<Vec<f64>>, Vec<f64>) {
     let mut next = 0.0;
     let mut full = vec![0.0; layout.full_len()];

@@ -1,10 +1,10 @@
-//! What holds for every layout and plan, on generated models; each formula against a count that is
-//! written without it.
+//! Properties of every layout and plan, on generated models. Each formula is compared with a count
+//! that does not use it.
 
 mod fingerprint;
 mod generators;
 mod layout;
-mod memory;
+mod memory_formulas;
 mod refusals;
 mod rows;
 mod scale;

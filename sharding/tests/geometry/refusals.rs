@@ -1,4 +1,4 @@
-//! Plans and layouts that are refused, and the sentence that says why.
+//! Plans and layouts that are refused, and the texts of their errors.
 
 use hsdp_sharding::{DType, Error, Mesh, ModelSpec, Param, Plan, PlanOptions, Unit, UnitLayout};
 

@@ -1,4 +1,4 @@
-//! Row granularity: it is honoured, and costs no more than it must.
+//! Row granularity: every cut respects it, and it needs no more padding than necessary.
 
 use std::time::Instant;
 
@@ -88,7 +88,7 @@ proptest! {
 fn a_matrix_over_many_shards_is_cut_into_equal_groups_of_rows() {
     let unit = Unit::new("u").param(Param::new("w", [100, 48]).rows(2));
     let layout = UnitLayout::new(&unit, 8).unwrap();
-    // 600 elements a rank would do; 2 rows are 96 elements, and 7 groups of them 672.
+    // 600 elements per rank would be enough. 2 rows are 96 elements, and 7 groups of them 672.
     assert_eq!(layout.shard_len(), 672);
     assert_eq!(layout.padding(), ElemCount(8 * 672 - 4800));
     assert_rows_are_whole(&unit, &layout);
@@ -133,7 +133,7 @@ fn a_transformer_block_pays_little() {
         .param(matrix("down", width, 4 * width));
     let layout = UnitLayout::new(&unit, shards).unwrap();
     assert_rows_are_whole(&unit, &layout);
-    // 110,604 elements a rank would do; rows of 3072 make it 37 of them: 113,664.
+    // 110,604 elements per rank would be enough. Rows of 3072 make it 37 of them: 113,664.
     assert_eq!(layout.shard_len(), 37 * 4 * width);
     assert!(layout.padding().get() * 100 < 3 * layout.full_len() as u64, "under 3%");
 }

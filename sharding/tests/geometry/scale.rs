@@ -7,7 +7,7 @@ use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
 
 const UNITS: usize = 10_000;
 
-/// For all that is asked, from the first parameter to the last rank's costs.
+/// The limit for all of it, from the first parameter to the last rank's costs.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// A transformer block of twelve parameters.
@@ -32,7 +32,7 @@ fn block(index: usize, adapt: fn(Param) -> Param) -> Unit {
     })
 }
 
-/// Builds, plans, and asks one rank for everything; says how long it took.
+/// Builds and plans a model, and computes all costs of one rank. Returns a text with the times.
 fn plan_all(adapt: fn(Param) -> Param) -> String {
     let started = Instant::now();
     let units = (0..UNITS).map(|index| block(index, adapt));

@@ -1,4 +1,4 @@
-//! The formulas of traffic against a count, element by element, of what each rank would receive.
+//! The formulas of traffic against a count, element by element, of the bytes that each rank would receive.
 
 use hsdp_sharding::{
     Accumulation, AfterForward, Axis, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Plan,
@@ -8,12 +8,12 @@ use proptest::prelude::*;
 
 use crate::generators::{accumulation, cases, full_copies, mesh, model, wire};
 
-/// Which shard owns each element of a region.
+/// The shard that owns each element of a region.
 fn owners(region: Region) -> impl Iterator<Item = usize> {
     (0..region.len).map(move |element| element / region.shard_len)
 }
 
-/// Which of `parts` owns each of `len` elements when they are dealt out as evenly as possible, in
+/// The part that owns each of `len` elements when they are split over `parts` as evenly as possible, in
 /// order.
 fn dealt(len: usize, parts: usize) -> Vec<usize> {
     let mut shares = vec![0; parts];
@@ -21,7 +21,7 @@ fn dealt(len: usize, parts: usize) -> Vec<usize> {
     shares.into_iter().enumerate().flat_map(|(part, share)| vec![part; share]).collect()
 }
 
-/// Plays a step and counts what one rank receives.
+/// Plays a step and counts the bytes that one rank receives.
 struct Counter<'a> {
     plan: &'a Plan,
     rank: Rank,
@@ -34,7 +34,8 @@ impl Counter<'_> {
         flow.bytes += ByteCount::of(bytes);
     }
 
-    /// Every element that another member of the shard group owns; where there is one copy, for the rank that holds it.
+    /// Receives every element that another member of the shard group owns; with one copy, only on the rank that holds
+    /// it.
     fn all_gather(&mut self, unit: usize) {
         let layout = &self.plan.layouts()[unit];
         let own = self.plan.mesh().coordinate(self.rank).shard_index;
@@ -55,7 +56,7 @@ impl Counter<'_> {
         }
     }
 
-    /// For every element that it owns, one contribution of each other member of the shard group.
+    /// Receives, for every element that it owns, one contribution of each other member of the shard group.
     fn reduce_scatter(&mut self, unit: usize) {
         let layout = &self.plan.layouts()[unit];
         let group = self.plan.mesh().group(Axis::Shard, self.rank);
@@ -71,8 +72,8 @@ impl Counter<'_> {
         }
     }
 
-    /// For every element that it sums, the others' contributions; every other element once,
-    /// finished.
+    /// Receives, for every element that it sums, the contributions of the others, and every other
+    /// element once, as a finished sum.
     fn all_reduce(&mut self, unit: usize) {
         let layout = &self.plan.layouts()[unit];
         let replicas = self.plan.mesh().replicate_size();
@@ -111,7 +112,7 @@ impl Counter<'_> {
     }
 }
 
-/// Where a microbatch stands in its step.
+/// The place of a microbatch in its step.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     Earlier,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub struct Source {
     /// Relative to the root of the workspace, with `/` between its parts.
     pub path: String,
-    /// What is in it.
+    /// Its content.
     pub text: String,
 }
 
@@ -36,17 +36,32 @@ pub fn root() -> PathBuf {
     here.parent().expect("this crate is a folder of the workspace").to_owned()
 }
 
-/// Every file with text in it, in order of path; what builds and runs leave behind is left out.
+/// Every file with text in it, in order of path. The files that [`paths`] leaves out are left out.
 ///
 /// # Panics
 /// If a folder cannot be read.
 #[must_use]
 pub fn texts() -> Vec<Source> {
     let root = root();
-    let mut sources = Vec::new();
-    collect(&root, &root, &mut sources);
-    sources.sort_by(|one, other| one.path.cmp(&other.path));
-    sources
+    let read = |path: String| {
+        let text = fs::read_to_string(root.join(&path)).ok()?;
+        Some(Source { path, text })
+    };
+    paths().into_iter().filter_map(read).collect()
+}
+
+/// The path of every file, text or not, in order: relative to the root of the workspace, with `/` between its parts. The files
+/// that builds, runs and fuzzers leave behind are left out.
+///
+/// # Panics
+/// If a folder cannot be read.
+#[must_use]
+pub fn paths() -> Vec<String> {
+    let root = root();
+    let mut paths = Vec::new();
+    collect(&root, &root, &mut paths);
+    paths.sort();
+    paths
 }
 
 /// Every file of Rust.
@@ -57,7 +72,7 @@ pub fn rust() -> Vec<Source> {
     sources
 }
 
-fn collect(root: &Path, folder: &Path, sources: &mut Vec<Source>) {
+fn collect(root: &Path, folder: &Path, paths: &mut Vec<String>) {
     let entries = fs::read_dir(folder).expect("a folder of the workspace can be read");
     for entry in entries {
         let path = entry.expect("a folder of the workspace can be read").path();
@@ -65,16 +80,17 @@ fn collect(root: &Path, folder: &Path, sources: &mut Vec<Source>) {
             continue;
         }
         if path.is_dir() {
-            collect(root, &path, sources);
-        } else if let Ok(text) = fs::read_to_string(&path) {
+            collect(root, &path, paths);
+        } else {
             let parts = path.strip_prefix(root).expect("it lies below the root");
             let parts: Vec<_> = parts.iter().map(|part| part.to_string_lossy()).collect();
-            sources.push(Source { path: parts.join("/"), text });
+            paths.push(parts.join("/"));
         }
     }
 }
 
-/// What `.gitignore` names, and the version control's own.
+/// Whether `.gitignore` names the path, or it is git's own folder.
 fn is_left_behind(root: &Path, path: &Path) -> bool {
-    [".git", "target", "out"].iter().any(|name| path == root.join(name))
+    let at_the_root = [".git", "target", "out"].iter().any(|name| path == root.join(name));
+    at_the_root || path.ends_with("fuzz/found")
 }

@@ -261,7 +261,7 @@ fn nothing_is_loaded_while_a_save_is_under_way() {
         training.save_in_background(&mut checkpoints)?;
         let Training { model, optimizer } = &mut training;
         let refused = checkpoints.load_latest(model, optimizer).expect_err("it is under way");
-        assert!(refused.to_string().contains("first `finish`"), "{refused}");
+        assert!(refused.to_string().contains("call `finish` first"), "{refused}");
         checkpoints.finish(model)?;
         assert_eq!(checkpoints.load_latest(model, optimizer)?.map(|it| it.step), Some(0));
         Ok(())
@@ -281,5 +281,5 @@ fn what_ranks_save_of_the_program_is_the_same_on_all() {
         training.save(&mut checkpoints)?;
         Ok(told)
     });
-    assert!(common(told).contains("what the program saves is not the same as on rank"));
+    assert!(common(told).contains("the value `user` is not the same as on rank"));
 }

@@ -88,8 +88,8 @@ fn all_that_is_missing_reshaped_or_left_over_is_listed_at_once() {
         "importing at step 0, on rank 0: ",
         "is of another model: `rows.weight` has shape [40, 5], not [13, 7]",
         "`scale` is missing",
-        "`first.weight` is left over",
-        "`mixed.scale` is left over",
+        "`first.weight` is not in the model",
+        "`mixed.scale` is not in the model",
     ] {
         assert!(told.contains(what), "{what}: {told}");
     }

@@ -44,8 +44,8 @@ fn row_42_all_that_differs_between_models_is_listed_at_once() {
     let wrong = "the number of updates of `d` is missing; `b` has shape [2, 3], not [3, 2]; `optimizer:exp_avg:b` has shape [2, 3], not [3, 2]; \
                  `optimizer:exp_avg_sq:b` has shape [2, 3], not [3, 2]; `d` is missing; \
                  `optimizer:exp_avg:d` is missing; `optimizer:exp_avg_sq:d` is missing; \
-                 `c` is a parameter that this model has not; `optimizer:exp_avg:c` is state that this model has not; \
-                 `optimizer:exp_avg_sq:c` is state that this model has not";
+                 `c` is a parameter that this model does not have; `optimizer:exp_avg:c` is state that this model does not have; \
+                 `optimizer:exp_avg_sq:c` is state that this model does not have";
     assert_eq!(
         error.to_string(),
         format!("loading at step 0, on rank 0: {path}/step-00000000 is of another model: {wrong}")
@@ -99,8 +99,7 @@ fn ranks_that_would_save_different_things_are_named() {
         Ok(refused.expect_err("they differ").to_string())
     });
     let told = common(refusals);
-    let expected =
-        "saving at step 0, on rank 1: what the program saves is not the same as on rank 0";
+    let expected = "saving at step 0, on rank 1: the value `user` is not the same as on rank 0";
     assert_eq!(told, expected);
 }
 
@@ -136,7 +135,7 @@ fn within_a_step_nothing_is_saved_or_loaded() {
         let loaded = checkpoints.load_latest(&mut training.model, &mut training.optimizer);
         for refused in [saved, loaded.map(drop)] {
             let told = refused.expect_err("its gradients are there").to_string();
-            let expected = "a step is under way, or its gradients are there: first the optimizer's step, or their drop";
+            let expected = "a step is under way, or its gradients still exist: first apply the gradients with an optimizer, or drop them";
             assert!(told.ends_with(expected), "{told}");
         }
         drop(pending);
@@ -186,6 +185,6 @@ fn a_parameter_that_has_the_name_of_a_state_is_refused_before_anything_is_traine
             let model = ShardedModel::new(world, spec(), options(), springs::initial)?;
             Checkpoints::open(&model, folder.path(), CheckpointOptions::default()).map(drop)
         }));
-        assert!(error.to_string().starts_with(&format!("a parameter `{name}`: ")), "{error}");
+        assert!(error.to_string().starts_with(&format!("parameter `{name}`: ")), "{error}");
     }
 }

@@ -164,7 +164,8 @@ fn a_product_of_too_many_is_refused_before_anything_is_issued() {
             "reduce_scatter",
             "reduce",
         ]) {
-            let what = "a product of 16777218 elements, 16777216 are the most that have a gradient";
+            let what =
+                "the input has 16777218 elements, a product with a gradient takes at most 16777216";
             assert_eq!(*error, format!("{operation} on rank {rank}: {what}"));
         }
     }

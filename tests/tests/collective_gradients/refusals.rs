@@ -81,8 +81,8 @@ fn counts_that_do_not_fit() {
         receive: receive.to_vec(),
     };
     let rows = [
-        (of(&[4], &[2, 2]), "1 counts to send and 2 to receive, for 2 members"),
-        (of(&[2, 2], &[1, 1, 2]), "2 counts to send and 3 to receive, for 2 members"),
+        (of(&[4], &[2, 2]), "it has 1 counts to send and 2 to receive, for 2 members"),
+        (of(&[2, 2], &[1, 1, 2]), "it has 2 counts to send and 3 to receive, for 2 members"),
         (of(&[1, 2], &[2, 2]), "the input has 4 elements, the counts to send are [1, 2]"),
         (
             of(&[usize::MAX, 5], &[2, 2]),
@@ -101,16 +101,17 @@ fn counts_that_do_not_fit() {
         assert_eq!(world.ledger(), before, "nothing is issued");
         Ok(refused.map(|refused| refused.expect_err("it is refused").to_string()))
     });
-    let expected = "all_to_all on rank 0: it sends 1 elements to itself and expects 2 from itself";
+    let expected =
+        "all_to_all on rank 0: this member sends 1 elements to itself and expects 2 from itself";
     assert_eq!(said[0].as_deref(), Some(expected));
 }
 
 #[test]
 fn destinations_that_do_not_fit() {
     let rows = [
-        (vec![None], "1 destinations for 2 members"),
+        (vec![None], "it has 1 destinations for 2 members"),
         (vec![None, Some(2)], "a destination is member 2, but the group has 2 members"),
-        (vec![Some(1), Some(1)], "members 0 and 1 both hand on to member 1"),
+        (vec![Some(1), Some(1)], "members 0 and 1 both send to member 1"),
     ];
     for (destinations, what) in rows {
         let collective = Collective::Permute { destinations };

@@ -1,4 +1,4 @@
-//! Row 23: some ranks have more batches than others. tests/uneven_inputs has the cases one by one.
+//! Row 23: some ranks have more batches than others. tests/tests/uneven_inputs has the cases one by one.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -24,7 +24,7 @@ pub(crate) fn uneven() -> Happened {
     let took = started.elapsed();
     let refused = refused.expect_err("it is the policy");
     assert!(
-        refused.starts_with("step 3: ranks 0, 2, 3 have no more data, ranks 1 have"),
+        refused.starts_with("step 3: ranks 0, 2, 3 have no more data, ranks 1 still have data"),
         "{refused}"
     );
     assert_near(&kept, &reference(3, &[0, 1, 2, 3]));

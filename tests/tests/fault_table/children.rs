@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use crate::runner::Happened;
-use crate::{memory, processes};
+use crate::{processes, without_memory};
 
 const ROLE: &str = "HSDP_FAULT_TABLE_ROLE";
 
@@ -18,7 +18,7 @@ type Play = fn() -> Happened;
 
 /// What a child may play.
 const ROLES: [(&str, Play); 5] = [
-    ("without_memory", memory::refused_by_the_allocator),
+    ("without_memory", without_memory::refused_by_the_allocator),
     ("panicking", processes::panic_in_a_thread),
     ("stopped", processes::train_slowly),
     ("stopped_while_coming", processes::come_slowly),

@@ -16,7 +16,6 @@ mod coming_together;
 mod gradients;
 mod late;
 mod leaving;
-mod memory;
 mod mismatches;
 mod options;
 mod page;
@@ -25,6 +24,7 @@ mod rows;
 mod runner;
 mod samples;
 mod training;
+mod without_memory;
 
 use hsdp::memory::CountingAllocator;
 use libtest_mimic::{Arguments, Trial};

@@ -16,7 +16,7 @@ const OF_PROCESSES: &str = "\n## Rows of processes\n";
 const LISTS: [&str; 4] = [
     "comm/control/tests/processes/main.rs",
     "tests/tests/mpi/faults.rs",
-    "tests/tests/mpi/memory.rs",
+    "tests/tests/mpi/killed_for_memory.rs",
     "tests/tests/mpi/starting.rs",
 ];
 

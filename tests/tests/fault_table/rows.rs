@@ -2,8 +2,8 @@
 
 use crate::runner::{Happened, Row};
 use crate::{
-    absent_ranks, bits, calls, coming_together, gradients, late, leaving, memory, mismatches,
-    options, processes, samples,
+    absent_ranks, bits, calls, coming_together, gradients, late, leaving, mismatches, options,
+    processes, samples, without_memory,
 };
 
 /// A line of the table: its number, what goes wrong, what is claimed then, and what shows it.
@@ -65,7 +65,7 @@ pub(crate) static ROWS: [Row; 32] = [
         "an_update_without_finish_does_not_compile_and_a_dropped_step_is_told_to_all",
         leaving::forgets_the_all_reduce),
     row(45, "a rank has no memory",
-        "a_rank_without_memory_says_to_all_how_much_and_for_what", memory::out),
+        "a_rank_without_memory_says_to_all_how_much_and_for_what", without_memory::out),
     row(49, "a thread panics that is a rank",
         "a_panic_leaves_no_thread_behind", processes::panic_leaves_no_thread),
     row(50, "a collective is called while a gradient is lent",

@@ -1,17 +1,17 @@
-//! What needs a CUDA device: kernels beside their twins on the CPU, streams, memory.
+//! Tests that need a CUDA device: kernels against their twins on the CPU, streams, memory, and whole steps.
 //!
 //! ```text
 //! cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored
 //! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
-//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `memory`, `foreign`, `streams`; `units`
+//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update` (the kernels), `device_buffers`, `foreign`, `streams`; `units`
 //! (collectives of ranks that share a device), `steps` (whole steps of models); `nccl`, `nccl_world`; `compile` (which needs no device).
 
 mod compile;
+mod device_buffers;
 mod foreign;
 mod inspect;
-mod memory;
 #[cfg(feature = "nccl")]
 mod nccl;
 #[cfg(feature = "nccl")]

@@ -156,7 +156,7 @@ fn a_rank_that_hangs_in_a_step_is_given_up_by_the_others_and_their_streams_go_on
         let late = comm.wait(&stream, Duration::from_millis(300)).expect_err("nobody comes");
         assert!(matches!(late, NcclError::Late { .. }), "{late}");
         let again = comm.all_reduce(&stream, &mut value).expect_err("it was given up");
-        assert_eq!(again.to_string(), "all_reduce of rank 0 of 2: the communicator was given up");
+        assert_eq!(again.to_string(), "all_reduce of rank 0 of 2: the communicator was aborted");
         stream.wait("what was issued", PATIENCE).expect("the stream goes on");
         Some(())
     });
@@ -177,10 +177,10 @@ fn buffers_that_do_not_fit_are_refused_before_nccl_sees_them() {
         ];
         let said = refused.map(|it| it.expect_err("it does not fit").to_string());
         let expected = [
-            "all_gather of rank 0 of 1: 32 elements, where 64 are meant",
-            "all_gather of rank 0 of 1: elements 8..72 of a buffer of 64",
-            "all_gather of rank 0 of 1: elements of f32 into bf16",
-            "reduce_scatter of rank 0 of 1: 48 elements, where 32 are meant",
+            "all_gather of rank 0 of 1: 32 elements, expected 64",
+            "all_gather of rank 0 of 1: elements 8..72 are not within a buffer of 64",
+            "all_gather of rank 0 of 1: the input has elements of f32, the output of bf16",
+            "reduce_scatter of rank 0 of 1: 48 elements, expected 32",
         ];
         assert_eq!(said, expected);
     });

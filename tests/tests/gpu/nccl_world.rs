@@ -210,7 +210,7 @@ fn worlds_that_cannot_connect_say_why() {
     let alone = World::counting(4, Rank::new(2)).expect("a rank of four");
     let said = alone.connect_nccl(&device()).expect_err("nobody is there").to_string();
     let expected =
-        "the world of rank 2 cannot use NCCL: it is counted only, and has no other ranks";
+        "the world of rank 2 cannot use NCCL: it only counts operations, and has no other ranks";
     assert_eq!(said, expected);
     let world = World::single();
     let group = world.world_group(Channel::Gather);

@@ -114,8 +114,9 @@ fn members_that_do_not_fit_are_refused_by_number() {
             .map_err(|it| it.to_string())
     };
     assert_eq!(sum(&[&long], 8), Ok(()));
-    let said = "sum: member 1 has 30 elements of f32, where 40 of f32 are meant".to_owned();
+    let said = "sum: member 1 has 30 elements of f32, but 40 of f32 are expected".to_owned();
     assert_eq!(sum(&[&long, &short], 8), Err(said));
-    assert_eq!(sum(&[], 0), Err("sum: 0 members, where 1 to 480 are meant".to_owned()));
-    assert_eq!(sum(&[&long], 6), Err("sum: a range from 6, which is no multiple of 4".to_owned()));
+    assert_eq!(sum(&[], 0), Err("sum: 0 members, but 1 to 480 are expected".to_owned()));
+    let said = "sum: the range 6..38 does not start at a multiple of 4".to_owned();
+    assert_eq!(sum(&[&long], 6), Err(said));
 }

@@ -173,7 +173,10 @@ fn pieces_that_do_not_fit_are_refused() {
         let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
         let piece = PieceOfStep { range: range.clone(), step: number };
         let refused = stream.adamw(update, &[piece], &step, (first, second));
-        let said = format!("adamw: a piece of {range:?} of 64, update {number}, after 0");
+        let said = format!(
+            "adamw: piece {range:?} of update {number} is invalid: it must start at a multiple of 4 \
+             from 0 on, lie within 64 elements, and updates count from 1"
+        );
         assert_eq!(refused.expect_err("it does not fit").to_string(), said);
     }
     assert_eq!(DeviceBuffer::new(&device(), DType::F32, 0, "a test").map(|it| it.len()), Ok(0));

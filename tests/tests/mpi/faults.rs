@@ -170,7 +170,7 @@ fn never_comes() -> Result<(), String> {
     let started = Instant::now();
     let ended = run(command)?;
     badly(&ended)?;
-    has(&ended.err, &["not all processes of the job came within 2s"])?;
+    has(&ended.err, &["not all processes of the job arrived within 2s"])?;
     let took = ended.at - started;
     if took < Duration::from_secs(20) { Ok(()) } else { Err(format!("it took {took:?}")) }
 }

@@ -12,7 +12,7 @@ mod devices;
 mod faults;
 mod hosts;
 mod job;
-mod memory;
+mod killed_for_memory;
 mod starting;
 mod training;
 
@@ -20,16 +20,22 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() {
     let arguments = Arguments::from_args();
-    let on_one_host =
-        [cases::TRIALS, training::TRIALS, starting::TRIALS, faults::TRIALS, memory::TRIALS]
-            .concat();
+    let on_one_host = [
+        cases::TRIALS,
+        training::TRIALS,
+        starting::TRIALS,
+        faults::TRIALS,
+        killed_for_memory::TRIALS,
+    ]
+    .concat();
     let lacks = job::family().is_none().then_some("no mpirun");
     let lacks_hosts = lacks.or_else(hosts::lacks);
     let trials = on_one_host.into_iter().map(|trial| (trial, lacks));
     let trials = trials.chain(hosts::TRIALS.iter().map(|trial| (*trial, lacks_hosts)));
     let lacks_netem = lacks_hosts.or_else(hosts::lacks_netem);
     let trials = trials.chain([(hosts::ON_A_BAD_LINE, lacks_netem)]);
-    let trials = trials.chain([(memory::BY_THE_KERNEL, lacks.or_else(memory::lacks))]);
+    let trials =
+        trials.chain([(killed_for_memory::BY_THE_KERNEL, lacks.or_else(killed_for_memory::lacks))]);
     #[cfg(feature = "nccl")]
     let lacks_devices = lacks.or_else(devices::lacks);
     #[cfg(feature = "nccl")]

@@ -42,7 +42,7 @@ fn two_units_ahead_gain_nothing_where_all_are_alike() {
     expect_ticks(&gathering(2, 2, 1), 2 * PASSES + 1, UNITS / 2);
 }
 
-/// The forward computes twice as long as a gather takes, the backward not at all. What was gathered ahead at the end of the forward is
+/// The forward computes twice as long as a gather takes, the backward not at all. The units gathered ahead at the end of the forward are
 /// there when the backward begins: one unit, or four.
 #[test]
 fn what_is_further_ahead_gains_where_units_differ() {

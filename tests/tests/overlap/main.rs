@@ -1,4 +1,4 @@
-//! What goes on at once in a step: gathers beside the computation that is before them, reductions and the deferred
+//! The operations of a step that overlap: gathers beside the computation that is before them, reductions and the deferred
 //! all-reduce beside the backward.
 //!
 //! Computation is a sleep, and collectives go over channels that are slow on purpose, so that times add up or do not whatever

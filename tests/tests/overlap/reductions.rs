@@ -1,4 +1,4 @@
-//! Reductions: nobody waits for a reduce-scatter before the next microbatch adds to the same partial, nor for an all-reduce
+//! Reductions: no rank waits for a reduce-scatter before the next microbatch adds to the same partial, nor for an all-reduce
 //! before the step ends.
 
 use hsdp::{Accumulation, Channel, ModelOptions, StepOptions};
@@ -45,7 +45,7 @@ fn all_reduces_hide_behind_the_last_backward_if_it_is_known_to_be_the_last() {
     let backwards = MICROBATCHES * UNITS;
     // A unit's all-reduce is issued with the next unit's reduction; those of the last two are left at the end.
     expect_ticks(&timed, backwards + 1, UNITS / 2);
-    // Nobody knows, so all of them come at the end: the sum.
+    // Without a known number of microbatches all of them come at the end: the sum.
     let unknown = Timed { begin: StepOptions::as_many_as_come(), ..timed };
     expect_ticks(&unknown, backwards + UNITS, UNITS / 2);
 }

@@ -3,15 +3,16 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hsdp::testing::SlowChannel;
 use hsdp::{
-    Channel, Error, LossSum, ModelOptions, ModelSpec, Pass, ShardedModel, SlowChannel, StepOptions,
-    UnitId, World, WorldOptions,
+    Channel, Error, LossSum, ModelOptions, ModelSpec, Pass, ShardedModel, StepOptions, UnitId,
+    World, WorldOptions,
 };
 use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::layer;
 use hsdp_tests::support::springs;
 
-/// The unit of time: what a slow operation and what a computation takes.
+/// The unit of time: the duration of a slow operation, and of a computation.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 
 pub(crate) const UNITS: u32 = 8;

@@ -50,8 +50,8 @@ fn refused(in_loop: Act) -> String {
     error.to_string()
 }
 
-const UNEVEN: &str = "step 5: ranks 0 have no more data, ranks 1 have: give every rank as many batches, or choose \
-                      Uneven::Stop or Uneven::ZeroWeight";
+const UNEVEN: &str = "step 5: ranks 0 have no more data, ranks 1 still have data: give every rank the same number of \
+                      batches, or choose Uneven::Stop or Uneven::ZeroWeight";
 
 #[test]
 fn case_1_join() {
@@ -116,7 +116,7 @@ fn case_4_join_and_another_collective_in_the_loop() {
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     let told: Vec<String> =
         told.into_iter().map(|it| it.expect_err("refused").to_string()).collect();
-    let absent = "all_reduce on rank 1: ranks [0] have no data in this step: only a barrier does without them";
+    let absent = "all_reduce on rank 1: ranks [0] have no data in this step: only a barrier can run without them";
     assert_eq!(told, [&format!("step 5 aborted by rank 1: {absent}"), absent]);
 }
 
@@ -136,10 +136,10 @@ fn plain_loop(world: World, uneven: Uneven, in_loop: Act) -> Result<ShardedModel
     Ok(model)
 }
 
-const ENDS: &str = "step 5: ranks 0 end their run after 5 steps, ranks 1 have data for another: give every rank as many \
-                    batches, or choose Uneven::Stop or Uneven::ZeroWeight";
+const ENDS: &str = "step 5: ranks 0 end their run after 5 steps, ranks 1 have data for another step: give every rank the \
+                    same number of batches, or choose Uneven::Stop or Uneven::ZeroWeight";
 
-/// Cases 2 and 3 with a loop that knows nothing of policies, and says where it ends: nobody has a success to print.
+/// Cases 2 and 3 with a loop that knows nothing of policies, and says where it ends: no rank succeeds.
 #[test]
 fn cases_2_and_3_a_plain_loop_that_says_where_it_ends_is_refused_on_all_ranks() {
     for in_loop in [nothing, barrier] as [Act; 2] {
@@ -166,7 +166,7 @@ fn cases_2_and_3_a_plain_loop_that_says_nothing_has_left() {
     }
 }
 
-/// What is left over under `Stop` is nobody's error, and who asks without data is at its end, too.
+/// Data that is left over under `Stop` is not an error, and a rank that asks without data is at the end, too.
 #[test]
 fn the_end_of_a_run_is_common_where_nobody_has_data_that_is_to_be_used() {
     let stopped = common(on_ranks(2, |world| {

@@ -1,10 +1,16 @@
-//! Ranks with more data than others. Parameters end as on one rank that sees the data that there is, on every mesh, with
-//! optimizers that have state; and whoever does not want that is told on all ranks, at once.
+//! Ranks that bring different things: data for more steps than others, more microbatches, or other units and another order
+//! within a microbatch.
+//!
+//! Parameters end as on one rank that sees all the data, on every mesh, with optimizers that have state. A policy that does not
+//! allow uneven data fails on all ranks, in the same step.
+//!
+//! `cases`, `policies`: steps. `microbatches`: microbatches. `skipped_units`: units. `golden`: a run in numbers.
 
 mod cases;
 mod golden;
 mod microbatches;
 mod policies;
+mod skipped_units;
 
 use std::collections::BTreeMap;
 
@@ -41,7 +47,7 @@ impl Recipe {
     }
 }
 
-/// What a rank does after its microbatches, in each step for which it has data.
+/// The action of a rank after its microbatches, in each step for which it has data.
 type AfterStep<'a> = &'a dyn Fn(&World) -> Result<(), Error>;
 
 /// Trains for as many steps of one microbatch as this rank has data for, and as others have. Returns the end that all
@@ -63,7 +69,7 @@ fn train(
         if number < steps {
             springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
             if let Err(error) = after_step(&world) {
-                // What this rank was told is told to all: a drop alone would only say that it dropped the step.
+                // All ranks get this rank's error: a drop alone would only say that it dropped the step.
                 step.abandon(error.to_string());
                 return Err(error);
             }

@@ -70,7 +70,7 @@ fn stop_ends_the_step_where_the_first_rank_is_out() {
             springs::forward_and_backward(pass, Batch::of(rank, 0, done))?;
             done += 1;
         }
-        // Whoever asks again is told again, without another exchange.
+        // A rank that asks again gets the same error, without another exchange.
         if done < brings[rank] {
             let error = step.microbatch().map(drop).expect_err("the step is full");
             assert!(matches!(error, Error::EndOfData { microbatch: Some(3), .. }), "{error}");
@@ -98,7 +98,7 @@ fn a_step_of_no_microbatches_is_the_end_of_data_on_all_ranks() {
         }))
     };
     let message = ended(Uneven::Stop, [1, 0, 2, 0]).to_string();
-    assert_eq!(message, "step 0, microbatch 0: ranks 1, 3 have no more data, so it ends here");
+    assert_eq!(message, "step 0, microbatch 0 does not begin: ranks 1, 3 have no more data");
     for uneven in [Uneven::Error, Uneven::Stop, Uneven::ZeroWeight] {
         let error = ended(uneven, [0; 4]);
         assert!(matches!(error, Error::EndOfData { step: 0, microbatch: Some(0), .. }), "{error}");
@@ -140,8 +140,8 @@ fn error_names_who_has_another_microbatch() {
     }));
     assert_eq!(
         error.to_string(),
-        "step 0, microbatch 1: ranks 0 have no more data, ranks 1 have: give every rank as many batches, or choose \
-         Uneven::Stop or Uneven::ZeroWeight"
+        "step 0, microbatch 1: ranks 0 have no more data, ranks 1 still have data: give every rank the same number of \
+         batches, or choose Uneven::Stop or Uneven::ZeroWeight"
     );
 }
 
@@ -167,4 +167,21 @@ fn the_exchanges_of_a_step_are_counted() {
     };
     assert_eq!(exchanges(StepOptions::microbatches(3), 3), 2);
     assert_eq!(exchanges(StepOptions::as_many_as_come(), 3), 2 + 3 + 1);
+}
+
+#[test]
+fn a_rank_without_data_weighs_nothing() {
+    let options = ModelOptions::on(mesh(2, 2));
+    let gradients = |items: fn(usize) -> Batch| {
+        common(on_ranks(4, |world| {
+            let batch = items(world.rank().index());
+            let mut model = model(world, &options)?;
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            springs::microbatch(&mut step, batch)?;
+            step.finish()?.full(&model)
+        }))
+    };
+    let uneven = gradients(|rank| if rank == 0 { Batch(0..8) } else { Batch(0..0) });
+    let even = gradients(|rank| Batch(2 * rank as u64..2 * rank as u64 + 2));
+    assert_eq!(uneven, even);
 }

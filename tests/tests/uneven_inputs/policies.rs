@@ -51,7 +51,7 @@ fn after_zero_weight_even_steps_keep_replicas_bit_identical() {
     }
 }
 
-/// Nobody expects gradients of a rank that has no data.
+/// A rank that has no data need not have gradients.
 #[test]
 fn a_rank_without_data_leaves_no_parameter_unused() {
     let unused = Unused::Error;
@@ -134,8 +134,8 @@ fn error_names_who_is_out_on_all_ranks_and_leaves_the_parameters() {
     let (error, found) = common(ends);
     assert_eq!(
         error,
-        "step 2: ranks 0, 3 have no more data, ranks 1, 2 have: give every rank as many batches, or choose \
-         Uneven::Stop or Uneven::ZeroWeight"
+        "step 2: ranks 0, 3 have no more data, ranks 1, 2 still have data: give every rank the same number of \
+         batches, or choose Uneven::Stop or Uneven::ZeroWeight"
     );
     assert_near(&found, &reference(Recipe::AdamW, &[2; 4]), "two whole steps");
 }
@@ -150,7 +150,7 @@ fn a_rank_that_asks_for_no_end_is_told_of_it_as_an_error() {
         model.begin_step(begin).map(drop)
     }));
     assert!(matches!(&error, Error::EndOfData { step: 0, .. }), "{error}");
-    assert_eq!(error.to_string(), "step 0: ranks 0 have no more data, so it ends here");
+    assert_eq!(error.to_string(), "step 0 does not begin: ranks 0 have no more data");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_rank_that_said_that_it_has_no_data_brings_none() {
         Ok(weighed.err().map(|error| error.to_string()))
     });
     let said = messages[0].as_deref().expect("it is refused");
-    let expected = "a loss of weight 3 on a rank that began the step without data";
+    let expected = "the loss has weight 3, but the rank began the step without data";
     assert!(said.ends_with(expected), "{said}");
 }
 

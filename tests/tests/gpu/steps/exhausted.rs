@@ -147,8 +147,8 @@ fn a_rank_whose_device_has_no_memory_ends_the_step_for_all() {
         assert_eq!(
             told(before, mode),
             format!(
-                "{operation} on rank 1, step 0: CUDA device 0 is out of memory: no {bytes} bytes to be had for \
-                 {what}, 0 of {MEMORY} are free"
+                "{operation} on rank 1, step 0: CUDA device 0 is out of memory: cannot allocate {bytes} bytes for \
+                 {what}, 0 of {MEMORY} bytes are free"
             ),
         );
     }

@@ -2,7 +2,7 @@
 //!
 //! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters, norms, bytes), `non_finite`, `drops`
 //! (steps that are given up), `full` (a gathered unit), `updates`, `refused`, `exhausted` (no memory left),
-//! `memory` (what is held, as planned), `offload`, `steady`, `checkpoints`; `apart` gives a test a process of its own.
+//! `planned_memory` (the memory that a model holds, against the plan), `offload`, `steady`, `checkpoints`; `apart` gives a test a process of its own.
 
 mod apart;
 mod bits;
@@ -10,9 +10,9 @@ mod checkpoints;
 mod drops;
 mod exhausted;
 mod full;
-mod memory;
 mod non_finite;
 mod offload;
+mod planned_memory;
 mod refused;
 mod steady;
 mod training;

@@ -20,7 +20,8 @@ fn a_device_that_is_not_there_is_named() {
     let error = model(World::single(), &placed(NOWHERE, [1, 1])).expect_err("it is not there");
     assert!(matches!(error, Error::Placement { .. }) && !error.is_fatal(), "{error:?}");
     let said = error.to_string();
-    let begins = "a model cannot be placed there: there is no CUDA device 9999: the driver has ";
+    let begins =
+        "the model cannot be placed on the device: there is no CUDA device 9999: the driver has ";
     assert!(said.starts_with(begins), "{said}");
 }
 
@@ -34,7 +35,7 @@ fn a_rank_without_its_device_is_named_to_the_others() {
     });
     let told: Vec<String> =
         told.into_iter().map(|end| end.expect_err("no rank has a model").to_string()).collect();
-    assert!(told[1].starts_with("a model cannot be placed there: "), "{}", told[1]);
+    assert!(told[1].starts_with("the model cannot be placed on the device: "), "{}", told[1]);
     assert!(told[0].starts_with("world aborted: rank 1"), "{}", told[0]);
 }
 

@@ -9,7 +9,7 @@ use hsdp::{
     ModelSpec, Optimizer, Param, Precision, ShardedModel, StepOptions, Unit, UnitId, Values, World,
 };
 
-use super::super::{device, memory, stream, upload};
+use super::super::{device, device_buffers, stream, upload};
 use super::{DEVICE, placed};
 
 const UNIT: UnitId = UnitId::new(0);
@@ -59,7 +59,7 @@ impl Training {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn nothing_is_allocated_after_the_first_steps() {
-    let _pool = memory::pool();
+    let _pool = device_buffers::pool();
     let (scattered, local) = (Accumulation::ReduceScatter, Accumulation::Local);
     for (accumulation, dtype) in [(scattered, DType::F32), (local, DType::BF16)] {
         let precision = Precision { parameters: dtype, wire: dtype, output: None };

@@ -11,7 +11,7 @@ use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, on_ranks};
 
-use super::super::{device, memory};
+use super::super::{device, device_buffers};
 use super::training::spec;
 use super::{DEVICE, PLACES, placed};
 
@@ -48,7 +48,7 @@ fn a_model_on_a_device_is_not_updated_on_the_host() {
     let told = refused(&placed(DEVICE, [1, 1]), 1.0, |model, gradients| {
         model.update(gradients, |_| panic!("nothing lies on the host"))
     });
-    let what = "this model lies on a device: its shards are updated there";
+    let what = "the shards of this model are updated on a device: call `update_on_device`";
     assert_eq!(told, format!("optimizer step on rank 0, step 0: {what}"));
 }
 
@@ -69,14 +69,14 @@ fn a_model_on_the_host_is_not_updated_on_a_device() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn an_update_that_the_device_refuses_says_why() {
-    let _pool = memory::pool();
+    let _pool = device_buffers::pool();
     let told = refused(&placed(DEVICE, [1, 1]), 1.0, |model, gradients| {
         model.update_on_device(gradients, |_| {
             DeviceBuffer::new(&device(), DType::F32, 1 << 45, "the moon").map(drop)
         })
     });
-    let begins = "optimizer step on rank 0, step 0: CUDA device 0 is out of memory: no 140737488355328 bytes to be \
-                  had for the moon, ";
+    let begins = "optimizer step on rank 0, step 0: CUDA device 0 is out of memory: cannot allocate \
+                  140737488355328 bytes for the moon, ";
     assert!(told.starts_with(begins), "{told}");
 }
 
@@ -127,5 +127,5 @@ fn one_full_copy_for_all_ranks_is_refused_on_a_device() {
     let options = ModelOptions { full_copies: FullCopies::PerProcess, ..placed(DEVICE, [1, 1]) };
     let error = model(World::single(), &options).map(drop).expect_err("it is refused");
     assert!(matches!(error, Error::Options { .. }), "{error:?}");
-    assert_eq!(error.to_string(), "one full copy for all ranks, of a model that lies on a device");
+    assert_eq!(error.to_string(), "FullCopies::PerProcess with a model that lies on a device");
 }

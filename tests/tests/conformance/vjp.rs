@@ -16,7 +16,7 @@ fn run(case: &Value) -> Verdict {
     read(case).expect("it makes sense").run()
 }
 
-/// A case without a name that anybody reads: inputs, cotangents, outputs, gradients.
+/// A case with a name that no test reads: inputs, cotangents, outputs, gradients.
 fn case(op: &str, reduce: Option<&str>, values: [Value; 4]) -> Value {
     let [inputs, cotangents, outputs, gradients] = values;
     json!({
@@ -75,7 +75,7 @@ fn a_permutation_in_which_some_send_nothing() {
     assert_exact(&with(permute, "destination", json!([1, null, 0])));
 }
 
-/// On one rank everything is the identity, but for a permutation to nobody.
+/// On one rank every operation is the identity, except for a permutation without a destination.
 #[test]
 fn one_rank() {
     let reduces = ["sum", "avg", "prod", "min", "max"];

@@ -1,6 +1,6 @@
-//! Ranks that do different things in the same microbatch: they skip units, bring them in another order, or have nothing
-//! to do. Every rank takes part in every collective all the same, so none waits for another, and what comes out is the
-//! sum of what there was.
+//! Ranks that differ within a microbatch: they skip units, run their backward in another order, or have no backward, no loss, or
+//! nothing to do. Every rank takes part in every collective all the same, so no rank waits for another, and each gradient is the
+//! sum over the ranks that bring one.
 
 use hsdp::{
     Accumulation, Error, LossSum, ModelOptions, ModelSpec, Objective, Pass, ShardedModel,
@@ -14,7 +14,7 @@ use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 const UNITS: usize = 6;
 const MICROBATCHES: usize = 2;
 
-/// What a rank does in a microbatch.
+/// The part of a microbatch that a rank does.
 #[derive(Clone, Copy, Debug)]
 enum Share {
     /// Units forward, loss, units backward.

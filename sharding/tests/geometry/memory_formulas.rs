@@ -10,12 +10,12 @@ use proptest::prelude::*;
 
 use crate::generators::{accumulation, cases, full_copies, mesh, model, wire};
 
-/// Allocations by name, and the largest sum that they had.
+/// Allocations by name, and the peak of their sum.
 #[derive(Default)]
 struct Ledger {
     live: HashMap<(usize, &'static str), usize>,
     peak: usize,
-    /// The largest sum in each half of the microbatch.
+    /// The peak in each half of the microbatch.
     most: HashMap<&'static str, usize>,
 }
 
@@ -66,7 +66,7 @@ impl Player {
         self.note(copy);
     }
 
-    /// Notes what is live in this half.
+    /// Records the bytes that are live in this half.
     fn note(&mut self, half: &'static str) {
         let held: usize = self.ledger.live.values().sum();
         let most = self.ledger.most.entry(half).or_default();
@@ -94,8 +94,8 @@ impl Player {
     }
 }
 
-/// Two ranks that read one copy of each unit, for three microbatches: one reads the `slow`-th still, the other, who holds the copies,
-/// runs ahead as far as the gathers let it. What it holds then.
+/// Two ranks read one copy of each unit, for three microbatches. One still reads the `slow`-th gather; the other, which holds the
+/// copies, runs ahead as far as the gathers allow. Returns the elements that it holds then.
 fn held_for(player: &Player, slow: usize) -> usize {
     let queue = player.queue();
     let issued_by = |asked: usize| {
@@ -111,7 +111,7 @@ fn held_for(player: &Player, slow: usize) -> usize {
         let params = &player.units[queue[index % queue.len()].0].params;
         player.size * params.iter().map(Param::numel).sum::<usize>()
     };
-    // Of the forwards before, those of kept units whose backward is still to come: the units before the one in use.
+    // Of the earlier forwards, those of kept units whose backward is still to come: the units before the one in use.
     let before = (0..slow).filter(|&index| kept(index) && queue[index].0 < queue[slow].0);
     before.chain(slow..issued_by(fast)).map(bytes).sum()
 }
@@ -134,8 +134,8 @@ fn peak_full(plan: &Plan) -> usize {
     }
 }
 
-/// f32 words that a rank holds: counted parameter by parameter and piece by piece, padding by what
-/// is left.
+/// The f32 values that a rank holds, counted parameter by parameter and piece by piece; padding is the
+/// rest.
 fn counted(plan: &Plan) -> MemoryPlan {
     let options = plan.options();
     let (mut shard, mut trainable, mut grad_full) = (0, 0, 0);
@@ -193,7 +193,7 @@ proptest! {
     }
 }
 
-/// By hand, of sizes that need no padding.
+/// Computed by hand, for sizes that need no padding.
 #[test]
 fn what_is_offloaded_moves_from_the_device_to_the_host() {
     let small = Unit::new("small").param(Param::new("a", [64]));
@@ -229,7 +229,7 @@ fn what_is_offloaded_moves_from_the_device_to_the_host() {
 proptest! {
     #![proptest_config(cases(256))]
 
-    /// All ranks together save every element once, of what they have; and copy that, and the state of what is trained.
+    /// All ranks together save every element once, each from its own pieces. A snapshot holds these and their optimizer state.
     #[test]
     fn every_element_is_saved_by_one_rank(
         spec in model(),
@@ -287,7 +287,7 @@ fn peaks_of_full_parameters_by_hand() {
     assert_eq!(full(&equal, 0), 2 * 10);
     assert_eq!(full(&equal, 1), 2 * 20);
     assert_eq!(full(&equal, 7), 2 * 80, "both copies of each unit at once");
-    assert_eq!(full(&[(10, Keep); 4], 1), 2 * 40, "what is kept adds up");
+    assert_eq!(full(&[(10, Keep); 4], 1), 2 * 40, "kept units add up");
     assert_eq!(full(&[(30, Keep), (10, Reshard), (10, Reshard)], 1), 2 * 50);
     assert_eq!(full(&[(10, Reshard), (10, Reshard), (30, Keep)], 1), 2 * 40);
     assert_eq!(full(&[(10, Reshard)], 1), 2 * 20, "forward and backward copy of the only unit");

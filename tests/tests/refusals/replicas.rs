@@ -1,4 +1,4 @@
-//! Replicas that hold the same shard compare its bits, if they are asked to.
+//! Replicas of a shard compare its bits where the options ask for that, and a difference is an error.
 
 use std::num::NonZeroU64;
 

@@ -13,10 +13,10 @@ use crate::faults::{ends_as_if_killed, folder, four, steps};
 use crate::job::{Job, mpirun, runs, train_gpt};
 
 pub(crate) const TRIALS: &[Named] =
-    &[("memory::row_46_a_process_that_gets_no_memory", gets_no_memory)];
+    &[("killed_for_memory::row_46_a_process_that_gets_no_memory", gets_no_memory)];
 
 pub(crate) const BY_THE_KERNEL: Named =
-    ("memory::row_46_a_process_that_the_kernel_kills", killed_by_the_kernel);
+    ("killed_for_memory::row_46_a_process_that_the_kernel_kills", killed_by_the_kernel);
 
 /// Why the kernel kills nobody here for its memory, if so.
 pub(crate) fn lacks() -> Option<&'static str> {

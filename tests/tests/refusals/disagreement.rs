@@ -1,4 +1,5 @@
-//! Ranks that mean different things are found before data is mixed up, and named on all ranks.
+//! Ranks were given different options, models, steps or values: all ranks get an error that names the difference, before any data
+//! is mixed up.
 
 use hsdp::{
     AdamW, AdamWOptions, DType, Error, ModelOptions, ModelSpec, Optimizer, Param, Precision,
@@ -82,7 +83,7 @@ fn ranks_with_different_models_are_told_the_first_parameter_that_differs() {
     }));
     assert_eq!(
         error.to_string(),
-        "what is planned for differs between ranks: rank 2 has parameter `w` [5, 3] in unit 0, \
+        "the model spec differs between ranks: rank 2 has parameter `w` [5, 3] in unit 0, \
          rank 0 has parameter `w` [4, 3] in unit 0"
     );
 }

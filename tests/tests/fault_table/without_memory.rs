@@ -19,7 +19,7 @@ pub(crate) fn out() -> Happened {
     assert!(*bytes > 0 && what.contains("unit 1"), "{own}");
 
     let refused = children::plays("without_memory");
-    assert!(refused.told.contains("out of memory: no "), "{}", refused.told);
+    assert!(refused.told.contains("out of memory: cannot allocate "), "{}", refused.told);
     happened
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn refused_by_the_allocator() -> Happened {
     told_to_all(&run)
 }
 
-/// The others are told what the culprit was told, and all go on.
+/// The others get the culprit's error, and all ranks go on.
 fn told_to_all(run: &Run) -> Happened {
     let (error, happened) = run.told(&SURVIVORS);
     let own = run.fared(CULPRIT).told.last().expect("it was told").0.to_string();

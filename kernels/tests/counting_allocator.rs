@@ -1,4 +1,5 @@
-//! The counting allocator, installed. Each test counts for ranks of its own, since tests run at once in one process.
+//! The counting allocator, installed. Each test counts for ranks of its own, since all tests run in one process at
+//! once.
 
 use std::sync::Barrier;
 use std::thread;
@@ -118,7 +119,7 @@ fn threads_hand_their_blocks_to_one_another() {
             let next = senders[(index + 1) % THREADS].clone();
             let barrier = &barrier;
             scope.spawn(move || {
-                // Two ranks: each is allocated for by two threads, and freed for by the other two.
+                // For each of two ranks, two threads allocate and the other two free.
                 memory::set_rank(Rank::new(20 + index % 2));
                 let mut held = Vec::with_capacity(ROUNDS);
                 for round in 0..ROUNDS {
@@ -145,7 +146,7 @@ fn a_scope_counts_this_thread_alone() {
     let _scope = memory::scope(Category::Optimizer);
     let elsewhere = thread::spawn(|| vec![0_u8; 10_000]);
     let block = elsewhere.join().unwrap();
-    // What spawning allocates here is counted too, and given back but for nothing that is as large as the block.
+    // The allocations of the spawn are counted too. All but a few bytes, less than the block, are freed again.
     assert!(memory::usage(rank, Category::Optimizer).live < ByteCount(10_000));
     drop(block);
 }
@@ -173,7 +174,7 @@ fn a_budget_is_kept_and_what_does_not_fit_is_an_error() {
     let first = HostBuffer::zeros(DType::F32, 1000).expect("it fits");
     let refused =
         HostBuffer::zeros(DType::F32, 1000).expect_err("it does not fit beside the first");
-    assert_eq!(refused.to_string(), "out of memory: no 4000 bytes to be had");
+    assert_eq!(refused.to_string(), "out of memory: cannot allocate 4000 bytes");
     assert_eq!(memory::usage(rank, Category::Full).live, ByteCount(4000));
     drop(first);
     HostBuffer::zeros(DType::F32, 1000).expect("it fits again");

@@ -1,4 +1,4 @@
-//! What a model holds on a device, by category, beside the plan's formulas.
+//! The memory that a model holds on a device, by category, against the plan's formulas.
 
 use hsdp::memory::{self, Category};
 use hsdp::{Accumulation, ByteCount, DType, ModelOptions, Offload, Precision, StepOptions};
@@ -31,7 +31,7 @@ fn in_order(plan: &MemoryPlan) -> [ByteCount; 7] {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn peaks_on_a_device_are_as_planned() {
-    if !is_apart("steps::memory::peaks_on_a_device_are_as_planned") {
+    if !is_apart("steps::planned_memory::peaks_on_a_device_are_as_planned") {
         return;
     }
     for accumulation in Accumulation::ALL {

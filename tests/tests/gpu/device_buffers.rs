@@ -1,4 +1,4 @@
-//! Device memory that goes from hand to hand.
+//! Device buffers: allocation, reuse through the pool, copies, and refusals.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use hsdp_sharding::DType;
 use super::numbers::ordinary;
 use super::{PATIENCE, assert_same, device, download, stream, upload};
 
-/// Held by tests of what the pool does: who runs out of memory empties it for all.
+/// Held by tests of the pool: an allocation that runs out of memory empties the pool for all.
 static POOL: Mutex<()> = Mutex::new(());
 
 /// The pool, for one test alone.
@@ -35,7 +35,7 @@ fn round(streams: &[Stream; 3], seed: u64, len: usize) {
     assert_same(found.values(), Values::F32(&expected), "cast and back");
 }
 
-/// pytorch issue 180900: a slow operation read memory that had been given to somebody else.
+/// pytorch issue 180900: a slow operation read memory that another buffer had been given.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn memory_that_is_given_back_is_not_overwritten_before_it_was_read() {
@@ -70,7 +70,7 @@ fn a_device_without_memory_says_how_much_was_asked_for() {
     let refused = DeviceBuffer::new(&device(), DType::F32, 1 << 45, "the moon").map(drop);
     let said = refused.expect_err("no device has that").to_string();
     let begins =
-        "CUDA device 0 is out of memory: no 140737488355328 bytes to be had for the moon, ";
+        "CUDA device 0 is out of memory: cannot allocate 140737488355328 bytes for the moon, ";
     assert!(said.starts_with(begins), "{said}");
     // And it goes on.
     let values = ordinary(1, 100);
@@ -87,7 +87,9 @@ fn lengths_and_dtypes_that_no_buffer_has_are_refused() {
     assert!(said.starts_with("CUDA device 0 is out of memory: "), "{said}");
     let integers = DeviceBuffer::new(&device(), DType::I64, 8, "a test").map(drop);
     let said = integers.expect_err("kernels know no integers").to_string();
-    assert_eq!(said, "a device buffer: i64 is no dtype of parameters or gradients");
+    let expected = "make a device buffer: i64 is not a dtype of parameters or gradients: \
+                    expected f32, f16 or bf16";
+    assert_eq!(said, expected);
 }
 
 /// As shards of several ranks become one flat buffer.
@@ -109,6 +111,12 @@ fn parts_of_buffers_are_copied_to_parts_of_others() {
         let outcome = full.copy(&streams[0], to, (&other, from));
         outcome.expect_err("it does not fit").to_string()
     };
-    assert_eq!(refused(0..8, 60..68), "copy: 60..68 of 64, beside 8 elements");
-    assert_eq!(refused(0..9, 0..8), "copy: 0..9 of 30000, beside 8 elements");
+    assert_eq!(
+        refused(0..8, 60..68),
+        "copy: range 60..68 of a buffer of 64 elements, in a copy of 8 elements"
+    );
+    assert_eq!(
+        refused(0..9, 0..8),
+        "copy: range 0..9 of a buffer of 30000 elements, in a copy of 8 elements"
+    );
 }

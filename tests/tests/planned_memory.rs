@@ -186,7 +186,7 @@ fn a_full_unit_that_is_dropped_serves_the_next_gather_of_its_size() {
     });
 }
 
-/// Who holds more units than the plan knows of has more memory than planned; none of it stays when they are dropped.
+/// A caller that holds more units than the plan counts on uses more memory than planned; dropping them frees all of the excess.
 #[test]
 fn what_waits_and_what_is_held_are_together_no_more_than_planned() {
     let _turn = alone();
@@ -241,7 +241,7 @@ fn nothing_is_left_of_steps_that_were_aborted() {
     assert_nothing_is_left("aborted steps");
 }
 
-/// A model of 4 MB that four ranks import: from its beginning on each asks for its quarter, and for blocks of the file.
+/// A model of 4 MB that four ranks import: each allocates its quarter, and blocks of the file.
 #[test]
 fn no_rank_has_more_than_its_part_of_what_it_imports() {
     let _turn = alone();
@@ -272,7 +272,7 @@ fn no_rank_has_more_than_its_part_of_what_it_imports() {
     assert!((whole..whole + blocks).contains(&allocated[0].0), "{allocated:?}");
 }
 
-/// What is copied for a save in the background is what the plan says, and the next one lies where the first did.
+/// The copy that a background save makes is as large as planned, and the next save uses the same memory.
 #[test]
 fn a_save_in_the_background_holds_one_copy_of_what_a_rank_writes() {
     let _turn = alone();

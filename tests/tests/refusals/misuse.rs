@@ -1,4 +1,4 @@
-//! What the types cannot forbid is refused at run time, with names and numbers.
+//! A rank misuses the API in a way that the types cannot forbid: it gets an error at run time, with names and numbers.
 
 use hsdp::{
     DType, Error, LossScaling, LossSum, Mesh, ModelOptions, Objective, Pass, PassHandle, Precision,
@@ -18,7 +18,7 @@ fn a_handle_used_after_its_microbatch_names_both() {
     });
     assert_eq!(
         message,
-        "unshard on rank 0: this belongs to microbatch 0 of step 0, and the model is in microbatch 1 of step 0; \
+        "unshard on rank 0: the handle belongs to microbatch 0 of step 0, and the model is in microbatch 1 of step 0; \
          a graph can be used in its own microbatch only"
     );
 }
@@ -51,7 +51,8 @@ fn a_handle_used_in_a_later_step_names_both_steps() {
     let pass = step.microbatch().expect("a microbatch");
     let message = stale.unshard(unit(0)).expect_err("it is stale").to_string();
     assert!(
-        message.starts_with("unshard on rank 0: this belongs to microbatch 0 of step 0, and "),
+        message
+            .starts_with("unshard on rank 0: the handle belongs to microbatch 0 of step 0, and "),
         "{message}"
     );
     drop(pass);
@@ -198,7 +199,8 @@ fn a_step_without_a_microbatch_is_refused() {
     );
     let empty = model.begin_step(StepOptions::microbatches(2)).expect("two are to come").finish();
     let message = empty.expect_err("none came").to_string();
-    assert_eq!(message, "finish on rank 0, step 0: 0 microbatches done, the step was begun with 2");
+    let expected = "finish on rank 0, step 0: 0 microbatches are done, the step was begun with 2";
+    assert_eq!(message, expected);
 }
 
 #[test]
@@ -242,8 +244,8 @@ fn weights_that_have_no_sum_are_refused() {
         pass.finish()?;
         step.finish().map(drop)
     }));
-    let expected = "step 0: the weights of ranks 0, 1 add up to 2^64 or more; the heaviest, rank 0, has \
-                    9223372036854775808";
+    let expected = "step 0: the weights of ranks 0, 1 add up to 2^64 or more; rank 0 has the largest \
+                    weight, 9223372036854775808";
     assert_eq!(error.to_string(), expected);
 }
 
@@ -277,11 +279,11 @@ fn options_that_make_no_sense_are_refused_with_their_value() {
     let on = || ModelOptions::on(Mesh::SINGLE);
     let refused = |options| model(options).expect_err("it makes no sense").to_string();
     let factor = refused(ModelOptions { objective: Objective::Factor(-2.0), ..on() });
-    assert_eq!(factor, "objective Factor(-2): a divide factor is finite and above 0");
+    assert_eq!(factor, "objective Factor(-2): a divide factor must be finite and above 0");
     let scale = refused(ModelOptions { loss_scaling: LossScaling::Fixed(0.0), ..on() });
-    assert_eq!(scale, "loss scale 0: it is finite and above 0");
+    assert_eq!(scale, "loss scale 0: it must be finite and above 0");
     let dtype = refused(ModelOptions { precision: Precision::compute_in(DType::I32), ..on() });
-    assert_eq!(dtype, "parameters dtype i32: gradients and parameters are f32, bf16 or f16");
+    assert_eq!(dtype, "parameters dtype i32: gradients and parameters must be f32, bf16 or f16");
 }
 
 /// The error of something done in a step of two microbatches, on a world of one rank.

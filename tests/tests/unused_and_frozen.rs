@@ -1,15 +1,14 @@
-//! Parameters that are used by some, by none, never trained, or known by two names.
+//! Parameters that no rank or only some ranks use, frozen parameters, and tied parameters, which have two names.
 
 use std::collections::BTreeMap;
 
 use hsdp::{
-    AdamW, AdamWOptions, DType, Error, LossSum, ModelOptions, ModelSpec, Objective, Optimizer,
-    Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions, Unit, Unused, World,
+    AdamW, AdamWOptions, Error, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param, Sgd,
+    SgdOptions, ShardedModel, StepOptions, Unit, Unused, World,
 };
-use hsdp_kernels::Wire;
 use hsdp_sharding::Role;
 use hsdp_tests::support::handmade::lend;
-use hsdp_tests::support::models::{layer, partly_frozen, three_units, unit};
+use hsdp_tests::support::models::{partly_frozen, three_units, unit};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 use hsdp_tests::support::{slopes, springs};
 
@@ -17,80 +16,6 @@ type Parameters = BTreeMap<String, Vec<f32>>;
 
 /// The parameter that some of these tests do not use.
 const SPARE: &str = "second.bias";
-
-#[test]
-fn full_parameters_are_what_init_gave_on_every_mesh_and_in_every_dtype() {
-    for (replicate, shard) in [(1, 1), (1, 4), (4, 1), (2, 3), (1, 8)] {
-        for parameters in [DType::F32, DType::BF16, DType::F16] {
-            let precision = Precision::compute_in(parameters);
-            let options = ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
-            let full = on_ranks(options.mesh.world_size(), |world| {
-                model(world, &partly_frozen(), &options)?.full_parameters()
-            });
-            assert_eq!(common(full), initial(&partly_frozen()));
-        }
-    }
-}
-
-/// What gathers read is a copy of the parameters in the compute dtype: whatever changes them changes both.
-#[test]
-fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let precision = Precision::compute_in(dtype);
-        let options = ModelOptions { precision, ..ModelOptions::on(mesh(2, 3)) };
-        on_ranks(6, |world| {
-            let spec = partly_frozen().unit(layer("large", [70, 500]));
-            let mut model = model(world, &spec, &options)?;
-            let mut adamw = AdamW::new(&model, AdamWOptions::default());
-            gathers_the_rounded(&mut model)?;
-            let large = spec.unit_ids().last().expect("units");
-            for number in 0..4 {
-                let mut step = model.begin_step(StepOptions::microbatches(1))?;
-                slopes::microbatch_by(&mut step, &|param| {
-                    (number != 1 || !param.name.starts_with("large")).then_some(0.3)
-                })?;
-                let gradients = step.finish()?.clip(2.0);
-                // A step is given up while others may still read.
-                if number == 2 {
-                    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-                    if let Ok(mut pass) = step.microbatch() {
-                        drop(pass.unshard(unit(0)));
-                    }
-                    drop(step);
-                }
-                let held = model.shard(large)?;
-                adamw.step(&mut model, gradients)?;
-                assert_eq!(
-                    held != model.shard(large)?,
-                    number != 1,
-                    "who holds it keeps what it was"
-                );
-                gathers_the_rounded(&mut model)?;
-            }
-            Ok(())
-        });
-    }
-}
-
-/// Compares every unit as it is gathered with the f32 parameters, in a step without gradients that no optimizer takes.
-fn gathers_the_rounded(model: &mut ShardedModel) -> Result<(), Error> {
-    let full = model.full_parameters()?;
-    let spec = model.plan().spec().clone();
-    let wire = Wire::try_from(model.options().precision.parameters)?;
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    let mut pass = step.microbatch()?;
-    for id in spec.unit_ids() {
-        let gathered = pass.unshard(id)?;
-        for (index, param) in spec[id].params.iter().enumerate() {
-            let rounded: Vec<f32> =
-                full[&param.name].iter().map(|value| wire.round(*value)).collect();
-            assert!(gathered.values(index).to_f32() == rounded, "{} in {wire}", param.name);
-        }
-    }
-    let _ = pass.loss(LossSum::new(0.0, 1))?;
-    pass.finish()?;
-    step.finish().map(drop)
-}
 
 #[test]
 fn a_parameter_that_nobody_uses_is_left_alone() {
@@ -279,7 +204,7 @@ fn step(model: &mut ShardedModel, adamw: &mut AdamW, usage: Usage) -> Result<(),
     adamw.step(model, gradients).map(drop)
 }
 
-/// The mean over ranks, summed over three microbatches, where rank, microbatch and name say what a slope is.
+/// The mean over ranks, summed over three microbatches, where rank, microbatch and name determine the slope.
 fn gradient(ranks: usize, slope: impl Fn(usize, usize, &str) -> Option<f32> + Sync) -> Parameters {
     let options =
         ModelOptions { objective: Objective::RankMean, ..ModelOptions::on(mesh(2, ranks / 2)) };

@@ -1,0 +1,8 @@
+//! Calls and options that are refused, with names and numbers.
+//!
+//! `misuse`: a rank misuses the API. `disagreement`: ranks were given different things. `replicas`: replicas of a shard have
+//! come to differ.
+
+mod disagreement;
+mod misuse;
+mod replicas;
