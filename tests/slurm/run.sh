@@ -79,7 +79,7 @@ train_gpt=$(realpath "$1")
 cd "$folder"
 few=(--steps 6 --layers 2)
 # The script as it is there, but for the number of ranks, the kind of MPI, and a short run.
-sed -n '/^    #!\/bin\/bash$/,/^$/s/^    //p' "$page" |
+sed -n '/^#!\/bin\/bash$/,/^```$/{/^```$/!p}' "$page" |
     sed "s/--nodes=.*/--nodes=1 --ntasks-per-node=4 --cpus-per-task=2/; s/pmix/${MPI:-pmix}/; s/4x8/2x2/; s/--comm mpi/& ${few[*]}/" >script
 job=$(PATH=$(dirname "$train_gpt"):$PATH sbatch --parsable --output=said script)
 until_true is_over

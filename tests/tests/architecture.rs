@@ -37,6 +37,10 @@ const LONG_TESTS: usize = 500;
 /// Files that a folder may hold, other than a corpus that a test reads.
 const MANY: usize = 60;
 
+/// Words that a page may have, code and tables included: a reader has five minutes for the first, and ten for each other.
+const PAGES: [(&str, usize); 3] =
+    [("README.md", 900), ("docs/guide.md", 3000), ("docs/performance.md", 2000)];
+
 /// The index of the tests: its tables have a row for each.
 const INDEX: &str = "tests/README.md";
 
@@ -142,6 +146,31 @@ fn no_folder_holds_too_many_files() {
     for (folder, count) in files {
         let most = format!("at most {MANY}: which of them belong together, or were left behind?");
         assert!(count <= MANY || is_a_corpus(&folder), "{folder} holds {count} files, {most}");
+    }
+}
+
+#[test]
+fn the_pages_are_short() {
+    for (path, most) in PAGES {
+        let page = sources::texts().into_iter().find(|source| source.path == path);
+        let words = page.expect("the page is there").text.split_whitespace().count();
+        assert!(words <= most, "{path} has {words} words, at most {most}: move a part elsewhere");
+    }
+}
+
+/// A program depends on `hsdp` and an adapter alone: examples and pages show that they have all names that it needs.
+#[test]
+fn examples_name_no_crate_below_hsdp() {
+    let below = ["hsdp_sharding", "hsdp_kernels", "hsdp_comm", "hsdp_control", "hsdp_checkpoint"];
+    let is_shown = |source: &Source| {
+        let path = &source.path;
+        path.contains("/examples/") || path == "README.md" || path.starts_with("docs/")
+    };
+    for source in sources::texts().iter().filter(|source| is_shown(source)) {
+        for (number, line) in source.lines() {
+            let named = below.iter().find(|name| line.contains(**name));
+            assert_eq!(named, None, "{}:{number}: `hsdp` has this crate's names", source.path);
+        }
     }
 }
 
