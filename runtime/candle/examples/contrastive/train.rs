@@ -1,11 +1,11 @@
 //! A rank's whole work.
 
 use candle_core::{DType, Tensor};
+use hsdp::Channel;
 use hsdp::dist::{OnShard, Sum};
-use hsdp::{World, WorldOptions};
+use hsdp::prelude::*;
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{Functions as _, Pairs as _, Tape, gradient_of};
-use hsdp_comm::Channel;
 use parking_lot::Mutex;
 
 use super::data::{Pairs, partners};

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use hsdp::{AdamWOptions, Mesh};
+use hsdp::prelude::*;
 use hsdp_candle::gpt::{Gpt, GptConfig};
 
 use crate::account::Account;

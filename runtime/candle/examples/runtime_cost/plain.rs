@@ -178,15 +178,15 @@ impl<'a> Rank<'a> {
             }
         }
         let weight = TOKENS * (MICROBATCHES * self.work.mesh.world_size()) as u64;
-        hsdp_kernels::divide_in_place(&mut self.sum, weight as f64);
-        *self.shared.squared_norms[self.rank].lock() = hsdp_kernels::squared_norm(&self.sum);
+        hsdp::kernels::divide_in_place(&mut self.sum, weight as f64);
+        *self.shared.squared_norms[self.rank].lock() = hsdp::kernels::squared_norm(&self.sum);
     }
 
     /// Clips by the norm of all parts, and updates this thread's part.
     fn update(&mut self, step: u64) {
         let squares = self.shared.squared_norms.iter().map(|squared| *squared.lock());
         let step = adamw_step(&self.work.adamw, step, squares.sum::<f64>().sqrt());
-        hsdp_kernels::adamw(
+        hsdp::kernels::adamw(
             &step,
             &mut self.shared.parameters.of(self.rank),
             &self.sum,

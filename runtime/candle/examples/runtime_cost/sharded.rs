@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use hsdp::{AdamW, ModelOptions, Optimizer as _, ShardedModel, StepOptions, World, WorldOptions};
+use hsdp::prelude::*;
 use hsdp_candle::{Pass, gpt};
 use tracing::info_span;
 

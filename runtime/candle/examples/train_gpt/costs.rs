@@ -2,10 +2,8 @@
 
 #[cfg(feature = "cuda")]
 use hsdp::Offload;
-use hsdp::{ByteCount, Rank, ShardedModel};
-use hsdp_comm::{Channel, LedgerSnapshot, Op};
-use hsdp_kernels::memory::{self, Category, Usage};
-use hsdp_sharding::{Flow, MemoryPlan};
+use hsdp::memory::{self, Category, Usage};
+use hsdp::{ByteCount, Channel, Flow, LedgerSnapshot, MemoryPlan, Op, Rank, ShardedModel};
 
 use super::failure::Failure;
 use super::options::Options;

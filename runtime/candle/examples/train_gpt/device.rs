@@ -25,7 +25,7 @@ pub(crate) fn connect(world: &World, options: &Options) -> std::result::Result<(
 #[cfg(feature = "nccl")]
 fn by_nccl(world: &World, device: Placement) -> std::result::Result<(), Failure> {
     let Placement::Cuda { ordinal, .. } = device else { return Ok(()) };
-    let device = hsdp_kernels::cuda::Device::new(ordinal).map_err(Failure::training)?;
+    let device = hsdp::kernels::cuda::Device::new(ordinal).map_err(Failure::training)?;
     Ok(world.connect_nccl(&device).map_err(hsdp::Error::from)?)
 }
 

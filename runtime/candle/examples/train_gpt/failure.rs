@@ -4,7 +4,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use hsdp_comm::{FlightRecord, explain};
+use hsdp::{FlightRecord, explain};
 
 /// The number of the signal.
 const SIGTERM: u8 = 15;

@@ -35,8 +35,8 @@ mod verify;
 
 use std::process::ExitCode;
 
+use hsdp::memory::CountingAllocator;
 use hsdp_candle::gpt::{Gpt, GptConfig};
-use hsdp_kernels::memory::CountingAllocator;
 
 use self::failure::Failure;
 use self::options::{Comm, Options};

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use hsdp::testing::Fault;
 use hsdp::{Accumulation, DType, Mesh, Offload, Placement};
-use hsdp_comm::Fault;
 
 use super::failure::Failure;
 use super::size;

@@ -1,10 +1,11 @@
 //! How the ranks run: as threads of this process, or as processes under MPI or on GPUs.
 
+use hsdp::RankFailure;
 #[cfg(feature = "nccl")]
 use hsdp::control;
 #[cfg(feature = "mpi")]
 use hsdp::mpi;
-use hsdp::{RankFailure, World, WorldOptions};
+use hsdp::prelude::*;
 
 use super::failure::Failure;
 use super::options::{Comm, Options};

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use hsdp::{
-    AdamWOptions, DType, DynamicScale, LearningRate, LossScaling, ModelOptions, Precision,
-    WorldOptions,
-};
+use hsdp::prelude::*;
+use hsdp::{DynamicScale, LearningRate, LossScaling};
 
 use super::options::Options;
 

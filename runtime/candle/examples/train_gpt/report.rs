@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp::{ByteCount, Precision};
+use hsdp::{ByteCount, Flow, Precision};
 use hsdp_candle::Plain;
 use hsdp_candle::gpt::{self, Draw};
 use serde_json::{Value, json};
@@ -142,8 +142,7 @@ pub(crate) fn summary(job: &Job<'_>, run: &Run) -> Value {
 }
 
 fn rank_summary(rank: usize, costs: &Costs) -> Value {
-    let flow =
-        |flow: hsdp_sharding::Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
+    let flow = |flow: Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
     let traffic = costs.traffic.iter().map(|(op, compared)| {
         let sides =
             json!({ "planned": flow(compared.planned), "measured": flow(compared.measured) });

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use hsdp::Error;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
-use hsdp::{AdamW, Error, ShardedModel};
+use hsdp::prelude::*;
 use serde_json::{Value, json};
 
 use super::failure::Failure;

@@ -5,10 +5,8 @@ use std::process::ExitCode;
 
 use candle_core::Device;
 use clap::Parser as _;
-use hsdp::{ByteCount, NonFiniteGradient, Origin, Rank, Verdict};
+use hsdp::{ByteCount, Flow, NonFiniteGradient, Op, Origin, Rank, Verdict};
 use hsdp_candle::gpt::{Gpt, GptConfig};
-use hsdp_comm::Op;
-use hsdp_sharding::Flow;
 use tempfile::TempDir;
 
 use super::costs::{Compared, Costs, check_traffic};

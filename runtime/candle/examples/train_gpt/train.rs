@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use hsdp::{AdamW, Gradients, Optimizer as _, ShardedModel, Shutdown, StepOptions, Update, World};
+use hsdp::prelude::*;
+use hsdp::{Gradients, Shutdown, Update, memory};
 use hsdp_candle::Pass;
 use hsdp_candle::gpt::{self, Gpt};
-use hsdp_kernels::memory;
 use parking_lot::Mutex;
 use tracing::info_span;
 

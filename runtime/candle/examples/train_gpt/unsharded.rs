@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use candle_core::Device;
-use hsdp::{Accumulation, AdamWOptions, Axis, Mesh, Precision, Rank};
+use hsdp::prelude::*;
+use hsdp::{Accumulation, Axis, Rank, kernels};
 use hsdp_candle::Plain;
 use hsdp_candle::gpt::{self, GptConfig};
 
@@ -105,7 +106,7 @@ impl Unsharded {
             let [parameter, first, second] =
                 [&mut self.parameters, &mut self.first_moments, &mut self.second_moments]
                     .map(|tensors| tensors.get_mut(&name).map_or(&mut [][..], Vec::as_mut_slice));
-            hsdp_kernels::adamw(&step, parameter, &gradient, first, second);
+            kernels::adamw(&step, parameter, &gradient, first, second);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! too.
 
 use hsdp::AdamWOptions;
-use hsdp_kernels::AdamWStep;
+use hsdp::kernels::AdamWStep;
 
 /// Gradients longer than this are scaled down to it.
 pub(crate) const MAX_NORM: f64 = 1.0;

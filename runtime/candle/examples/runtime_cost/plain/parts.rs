@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
-use hsdp_sharding::balanced;
+use hsdp::sharding::balanced;
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 /// The vector: one part for each rank, behind a lock of its own.
