@@ -23,5 +23,5 @@ memory_alone=(
 skipped=()
 for name in "${memory_alone[@]}"; do skipped+=(--skip "$name"); done
 
-HSDP_APART=1 cargo test -p hsdp-comm --locked --test absent --test circles --test collectives --test ends --test faults \
+HSDP_APART=1 cargo test --workspace --locked --test absent --test circles --test collectives --test ends --test faults \
     --test flight --test ledger --test mismatch --test pending --test units -- "${skipped[@]}"
