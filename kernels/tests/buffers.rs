@@ -104,7 +104,7 @@ struct Tensor(RwLock<Vec<f32>>);
 
 impl Tensor {
     fn lock(&self) -> RwLockReadGuard<'_, Vec<f32>> {
-        self.0.read().expect("nobody panicked")
+        self.0.read().expect("no thread panicked under the lock")
     }
 }
 
