@@ -73,7 +73,7 @@ pub fn launch<T: Send>(
     returned
 }
 
-/// Runs `size` ranks as threads, for tests, and returns their results in rank order.
+/// Runs `size` ranks as threads with the default options, and returns their results in rank order.
 ///
 /// ```
 /// use hsdp_comm::{Channel, Tag, world};
