@@ -1,14 +1,13 @@
-//! What the flight recorder costs: the same operations in worlds that keep 1024 entries and in worlds that keep none.
+//! The cost of the flight recorder: the same operations in worlds that keep 1024 entries and in worlds that keep none.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench flight
 //! ```
 //!
-//! One thread issues for all ranks, so that nobody waits and nobody is woken: what differs between two lines of a group is
-//! the recorder. An entry is written when it is issued, told how its operation will end, and closed by who waits for it: the
-//! clock is read once for each issue, and once for each operation that is settled, by whoever settles it. After each group
-//! comes the difference, measured by turns: nanoseconds an entry, for all that is written of it. Results are checked before
-//! they are timed.
+//! One thread issues for all ranks, so no thread waits and none is woken: two lines of a group differ only in the recorder. An
+//! entry is written at the issue, gets a handle to the end of its operation, and is closed by the rank that waits. The clock is read
+//! once for each issue, and once for each settled operation, by the thread that settles it. After each group comes the
+//! difference, measured by turns: nanoseconds an entry, for all of its writes. Results are checked before they are timed.
 
 use std::time::{Duration, Instant};
 

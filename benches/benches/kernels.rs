@@ -1,7 +1,7 @@
 //! Every kernel of `hsdp-kernels` against a memory copy, on one thread.
 //!
-//! A throughput counts the bytes that a kernel really reads and writes (elements of f32 unless its name says otherwise),
-//! so it compares with that of `copy` in the same group. The groups are named by the size of their f32 buffers: 1 MiB
+//! A throughput counts the bytes that a kernel really reads and writes (elements of f32 unless its name has another dtype),
+//! so it can be compared with that of `copy` in the same group. The groups are named by the size of their f32 buffers: 1 MiB
 //! stays in a second-level cache, 64 MiB does not. Each kernel's result is checked before it is timed.
 
 use std::hint::black_box;

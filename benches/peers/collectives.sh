@@ -5,7 +5,7 @@
 #
 # Times are medians. A size is that of the larger of a rank's two buffers. Each of the three checks its results before it times them.
 # $RANKS, $FROM, $TO, $FACTOR and $ROWS change the work. Open MPI is taken where mpicc and mpirun are (apt-get install openmpi-bin
-# libopenmpi-dev); gloo from the virtual environment $HSDP_PEER_VENV, or the one that run.sh has made. Who is not there is left out.
+# libopenmpi-dev); gloo from the virtual environment $HSDP_PEER_VENV, or the one that run.sh has made. A missing one is left out.
 # Lines for programs, with the least times too, are kept in target/peers-collectives.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

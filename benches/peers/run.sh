@@ -38,7 +38,7 @@ bench=$(cargo bench --quiet -p hsdp-benches "${features[@]}" --bench accumulatio
 # The least time in the line that a command prints.
 least() { grep -o "$1" <<<"$2" | head -1 | grep -o '[0-9][0-9.]*'; }
 
-# The output of the benchmark by hsdp: the flavour, the dtype of the wire.
+# The output of the benchmark by hsdp. Arguments: the backend, the dtype of the wire.
 hsdp() {
     local launcher=()
     if [ "$1" = mpi ]; then

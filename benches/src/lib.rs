@@ -1,5 +1,5 @@
-//! What benches share: how a program begins and ends, sizes and times on its command line, a model whose gradients are there
-//! already, what the parts of its step take, and the least and the median of times.
+//! Shared code of benches: the begin and the end of a program, sizes and times on its command line, a model whose gradients exist
+//! already, the times of the parts of its step, and the least and the median of times.
 
 pub mod program;
 pub mod size;

@@ -1,13 +1,13 @@
-//! A bench as a program: its command line, and how it ends.
+//! A bench as a program: its command line and its exit code.
 
 use std::fmt::Display;
 use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Reads the command line and measures what it says.
+/// Reads the command line, and calls `measure` with its options.
 ///
-/// Ends with 2 and one line where the command line is not understood, with 1 and one line where a measurement fails.
+/// Prints one line and returns exit code 2 if the command line is invalid, and exit code 1 if the measurement fails.
 #[expect(clippy::print_stderr, reason = "a command-line program")]
 pub fn run<O: Parser, E: Display>(measure: impl FnOnce(O) -> Result<(), E>) -> ExitCode {
     let options = match O::try_parse() {

@@ -1,4 +1,4 @@
-//! Sizes and times as they are written on a command line and in a table.
+//! Sizes and times, as written on a command line and in a table.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no size: write 8B, 64KiB, 16MiB or 1GiB");
+        let wrong = || format!("`{text}` is not a size: write 8B, 64KiB, 16MiB or 1GiB");
         let unit = UNITS.iter().find_map(|(name, bytes)| Some((text.strip_suffix(name)?, bytes)));
         let (number, bytes) = unit.ok_or_else(wrong)?;
         let number: usize = number.trim().parse().map_err(|_| wrong())?;
@@ -33,9 +33,9 @@ impl fmt::Display for Size {
 /// Reads a time: `200us`, `5ms`, `1s`.
 ///
 /// # Errors
-/// A sentence about what is no time.
+/// A message if the text is not a time.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is no time: write 200us, 5ms or 1s");
+    let wrong = || format!("`{text}` is not a time: write 200us, 5ms or 1s");
     let units = [("us", 1_u64), ("ms", 1000), ("s", 1_000_000)];
     let unit = units.iter().find_map(|(name, micros)| Some((text.strip_suffix(name)?, micros)));
     let (number, micros) = unit.ok_or_else(wrong)?;

@@ -1,4 +1,4 @@
-//! A model whose gradients are there already, and its steps.
+//! A model whose gradients exist already, and its steps.
 
 use std::sync::Arc;
 
@@ -9,28 +9,28 @@ use hsdp::{
 
 use crate::stopwatch::{Part, Stopwatch};
 
-/// What every element of every gradient is.
+/// The value of every element of every gradient.
 pub const GRADIENT: f32 = 0.5;
 
-/// How many gradients a rank has.
+/// The number of gradients that a rank has.
 #[derive(Clone, Copy, Debug)]
 pub enum Gradients {
-    /// One for all units: where it is not their traffic that is measured.
+    /// One for all units, for benches that do not measure their traffic.
     OneForAll,
-    /// One for each unit, as a backward leaves them.
+    /// One for each unit, as after a backward.
     OfEachUnit,
 }
 
-/// How large the steps are.
+/// The size of the steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Of units.
+    /// The number of units.
     pub units: u32,
-    /// Elements of each.
+    /// The number of elements of each unit.
     pub numel: u32,
-    /// Of a step.
+    /// The number of microbatches in a step.
     pub microbatches: u32,
-    /// What is reduced.
+    /// The gradients that are reduced.
     pub gradients: Gradients,
 }
 
@@ -57,10 +57,10 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// A model of zeros.
+    /// A model whose parameters are zeros.
     ///
     /// # Errors
-    /// What the runtime says.
+    /// The errors of the runtime.
     pub fn new(world: World, size: Size, options: ModelOptions) -> Result<Self, Error> {
         let model =
             ShardedModel::new(world, size.spec(), options, |param| vec![0.0; param.numel()])?;
@@ -74,23 +74,23 @@ impl Steps {
         &self.model
     }
 
-    /// Has the steps from now on have so many microbatches.
+    /// Sets the number of microbatches of later steps.
     pub fn set_microbatches(&mut self, microbatches: u32) {
         self.size.microbatches = microbatches;
     }
 
-    /// Runs a step, and checks the norm of its gradient: all ranks and microbatches have as many items and the same gradient.
+    /// Runs a step, and checks the norm of its gradient: all ranks and microbatches have the same number of items and the same gradient.
     ///
     /// # Errors
-    /// What the runtime says, or that the norm is another.
+    /// The errors of the runtime, and an error if the norm is not the expected one.
     pub fn step(&mut self, watch: &mut Stopwatch) -> Result<(), Error> {
         self.gradients(watch).map(drop)
     }
 
-    /// The same, and an update.
+    /// As [`step`](Self::step), with an update.
     ///
     /// # Errors
-    /// As of [`step`](Self::step).
+    /// As [`step`](Self::step).
     pub fn train(&mut self, optimizer: &mut impl Optimizer) -> Result<(), Error> {
         let gradients = self.gradients(&mut Stopwatch::still())?;
         optimizer.step(&mut self.model, gradients).map(drop)

@@ -1,4 +1,4 @@
-//! What the parts of a step take.
+//! The times of the parts of a step.
 
 use std::time::{Duration, Instant};
 
@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 pub enum Part {
     /// The step's header.
     Begin,
-    /// A microbatch is begun.
+    /// The begin of a microbatch.
     Microbatch,
     /// An unshard of the forward.
     Forward,
-    /// The loss is taken.
+    /// The loss of a microbatch.
     Loss,
     /// An unshard of the backward.
     Backward,
-    /// A reduction is issued.
+    /// The issue of a reduction.
     Reduce,
-    /// A microbatch is finished.
+    /// The end of a microbatch.
     MicrobatchEnd,
-    /// The step is finished: all-reduces, agreement, division.
+    /// The end of the step: all-reduces, agreement, division.
     Finish,
 }
 
 impl Part {
-    /// In the order in which they come.
+    /// All parts, in the order of a step.
     pub const ALL: [Self; 8] = [
         Self::Begin,
         Self::Microbatch,
@@ -36,7 +36,7 @@ impl Part {
         Self::Finish,
     ];
 
-    /// The part, and what it is counted by.
+    /// The name of the part, and how often it happens.
     #[must_use]
     pub fn name(self) -> (&'static str, Per) {
         match self {
@@ -52,7 +52,7 @@ impl Part {
     }
 }
 
-/// What a part happens once for.
+/// The period in which a part happens once.
 #[derive(Clone, Copy, Debug)]
 pub enum Per {
     /// Each step.
@@ -63,7 +63,7 @@ pub enum Per {
     Unit,
 }
 
-/// Adds up what each part takes; one that stands still reads no clock.
+/// Adds up the time of each part. A stopped stopwatch reads no clock.
 #[derive(Clone, Debug)]
 pub struct Stopwatch {
     last: Option<Instant>,
@@ -71,19 +71,19 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// One that stands still.
+    /// A stopped stopwatch.
     #[must_use]
     pub fn still() -> Self {
         Self { last: None, times: Default::default() }
     }
 
-    /// One that runs from now.
+    /// A stopwatch that runs from now.
     #[must_use]
     pub fn running() -> Self {
         Self { last: Some(Instant::now()), ..Self::still() }
     }
 
-    /// What went by since the last lap was this part.
+    /// Adds the time since the last lap to this part.
     pub fn lap(&mut self, part: Part) {
         if let Some(last) = &mut self.last {
             let now = Instant::now();
@@ -92,7 +92,7 @@ impl Stopwatch {
         }
     }
 
-    /// What a part took in all.
+    /// The total time of a part.
     #[must_use]
     pub fn time(&self, part: Part) -> Duration {
         self.times[part as usize]

@@ -1,14 +1,14 @@
-//! What many times of the same come to.
+//! The least and the median of many times.
 
 use std::time::Duration;
 
-/// The shortest; zero if there is none.
+/// The shortest time; zero if there is none.
 #[must_use]
 pub fn least(times: &[Duration]) -> Duration {
     times.iter().copied().min().unwrap_or_default()
 }
 
-/// The one in the middle; zero if there is none.
+/// The time in the middle; zero if there is none.
 #[must_use]
 pub fn median(times: &[Duration]) -> Duration {
     let mut times = times.to_vec();

@@ -347,7 +347,7 @@ pub enum AbortReason {
         /// Members that had not; none if the work itself took too long.
         missing: Vec<Rank>,
     },
-    /// The rank's process ended without a word to the others.
+    /// The rank's process ended without notice.
     #[error("its process is gone")]
     Gone,
     /// The rank can no longer exchange messages with the others.

@@ -1,5 +1,5 @@
 //! A meeting point at which threads that a program has started itself become the ranks of one world. PROTOCOL.md,
-//! "Coming together".
+//! "Rendezvous".
 
 use std::fmt;
 use std::sync::Arc;

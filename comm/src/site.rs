@@ -1,4 +1,4 @@
-//! Where the members of a call meet. PROTOCOL.md, "Who meets whom".
+//! Where the members of a call meet. PROTOCOL.md, "Matching of calls".
 
 use std::sync::Arc;
 

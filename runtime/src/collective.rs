@@ -2,8 +2,8 @@
 //!
 //! The gradient is that of **the sum of all ranks' losses**: the gradient that every rank gets when each rank starts a backward
 //! from a loss of its own. Where all ranks hold the same loss, and it counts once, the output is [`Copies::Invariant`]. PyTorch
-//! issue 58005 is the question which of the two is meant. `docs/gradients.md` answers it, and with [`dist`](crate::dist) the
-//! compiler asks it.
+//! issue 58005 asks which of the two is meant. `docs/gradients.md` answers the question, and the types of [`dist`](crate::dist)
+//! make a program decide it.
 //!
 //! In the table `g` is the cotangent of the output, `W` the number of members, and sums are over the members `k`:
 //!

@@ -8,7 +8,7 @@
 /// assert_eq!(rate.at(0), 1e-4);          // a tenth of the way up already
 /// assert_eq!(rate.at(9), 1e-3);          // the peak
 /// assert!((rate.at(60) - 5.5e-4).abs() < 1e-12); // half-way down
-/// assert_eq!(rate.at(200), 1e-4);        // the floor, for ever after
+/// assert_eq!(rate.at(200), 1e-4);        // the floor, from then on
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearningRate {

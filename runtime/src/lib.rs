@@ -2,12 +2,12 @@
 //!
 //! Parameters, gradients and optimizer state are split over a 2-D mesh, *replicate x shard*. Each
 //! microbatch reduce-scatters its gradients over the shard axis; the partial results accumulate in f32; one
-//! all-reduce over the replicate axis ends the step. It knows no autograd: gradients come from whatever
-//! made them (`hsdp-candle` is the adapter for candle), and it writes no files but [checkpoints](checkpoint).
+//! all-reduce over the replicate axis ends the step. It knows no autograd: any code may compute
+//! gradients (`hsdp-candle` is the adapter for candle). It writes no files but [checkpoints](checkpoint).
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
-//! | what is sharded, and how | `fully_shard(module, mesh)` | [`ModelSpec`], [`Mesh`], [`Plan`] |
+//! | the model, and how it is sharded | `fully_shard(module, mesh)` | [`ModelSpec`], [`Mesh`], [`Plan`] |
 //! | the sharded model | `FSDPModule` | [`ShardedModel`] |
 //! | one optimizer update's worth of microbatches | `set_requires_all_reduce`, `set_is_last_backward` | [`Step`] |
 //! | one forward and backward | hooks | [`Pass`], [`PassHandle`] |

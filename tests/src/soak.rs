@@ -16,16 +16,16 @@ use rand_chacha::ChaCha8Rng;
 
 pub use self::draw::Trial;
 
-/// How long to soak, and from which seed.
+/// The length of a soak, and its seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoakOptions {
     /// Steps of training, over all worlds.
     pub steps: u64,
-    /// What everything follows from.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 
-/// What was soaked.
+/// The counts of a soak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Worlds that were made.

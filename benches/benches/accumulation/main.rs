@@ -1,17 +1,17 @@
-//! The accumulation benchmark: what a step moves, without the arithmetic of a model.
+//! The accumulation benchmark: the time of a step's data movement, without the arithmetic of a model.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench accumulation -- --mesh 2x2 --units 8 --numel 2000000 --microbatches 8
 //! ```
 //!
 //! A step has some microbatches. Each unshards every unit for the forward, and again for the backward, last unit first, and
-//! reduces a gradient that is there already; the deferred all-reduce and the agreement end the step. The optimizer is not
-//! part of it. `benches/peers/fsdp2.py` is the same work by PyTorch FSDP2.
+//! reduces a gradient that exists already; the deferred all-reduce and the agreement end the step. The optimizer is not
+//! included. `benches/peers/fsdp2.py` does the same work with PyTorch FSDP2.
 //!
-//! In turn with the runtime, on the same threads, a bare loop makes the same passes over as many bytes with nothing else:
-//! no plan, no descriptors, no waiting but at the end. docs/performance.md has the formula of the bytes.
+//! By turns with the runtime, on the same threads, a bare loop makes the same passes over as many bytes and nothing else: it
+//! has no plan and no descriptors, and waits only at the end. docs/performance.md has the formula of the bytes.
 //!
-//! In reading order: `options`, `ranks`, `bare` (the loop), `bytes`, `report`; the step by hsdp is `steps` of this crate.
+//! In reading order: `options`, `ranks`, `bare` (the loop), `bytes`, `report`; the step of hsdp is in the module `steps` of this crate.
 
 mod bare;
 mod bytes;

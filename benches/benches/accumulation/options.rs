@@ -1,4 +1,4 @@
-//! What is measured.
+//! The command line.
 
 use std::fmt;
 
@@ -11,19 +11,19 @@ use hsdp_kernels::Wire;
 #[derive(Debug, Parser)]
 #[command(name = "accumulation")]
 pub(crate) struct Options {
-    /// What the ranks are: threads of this process, or the processes that mpirun has started (built with --features mpi).
+    /// The ranks: threads of this process, or the processes that mpirun has started (needs a build with --features mpi).
     #[arg(long, value_enum, default_value_t = Comm::Local)]
     pub(crate) comm: Comm,
     /// The mesh, replicate x shard.
     #[arg(long, default_value = "2x2")]
     pub(crate) mesh: Mesh,
-    /// Units, all alike.
+    /// The number of units, all of one size.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) units: u32,
-    /// Parameters in a unit.
+    /// The number of elements of a unit.
     #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
-    /// Microbatches in a step.
+    /// The number of microbatches in a step.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) microbatches: u32,
     /// The dtype of gathered parameters and of gradients: f32, bf16 or f16.
@@ -32,24 +32,24 @@ pub(crate) struct Options {
     /// The dtype of gradients on the wire: f32, bf16 or f16.
     #[arg(long, default_value = "f32", value_parser = real)]
     pub(crate) reduce_dtype: DType,
-    /// When microbatches are communicated: reduce-scatter, every or local.
+    /// The accumulation mode: reduce-scatter, every or local.
     #[arg(long, default_value = "reduce-scatter")]
     pub(crate) mode: Accumulation,
-    /// Full copies of a gathered unit: per-rank or per-process.
+    /// The full copies of a gathered unit: per-rank or per-process.
     #[arg(long, default_value = "per-rank")]
     pub(crate) full_copies: FullCopies,
-    /// Units gathered ahead.
+    /// The number of units that are gathered ahead.
     #[arg(long, default_value_t = 1)]
     pub(crate) prefetch: usize,
-    /// Steps measured, after one that is not.
+    /// The number of measured steps, after one that is not measured.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
-    /// What `cargo bench` says to every bench.
+    /// An option that `cargo bench` passes to every bench.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What the ranks are.
+/// The kind of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Comm {
     /// Threads of this process.
@@ -95,7 +95,7 @@ impl Options {
             accumulation: self.mode,
             prefetch: self.prefetch,
             full_copies: self.full_copies,
-            // As FSDP2 does: losses have no weights, and the mean over ranks is what is wanted.
+            // As in FSDP2: losses have no weights, and the objective is the mean over ranks.
             objective: Objective::RankMean,
             ..ModelOptions::on(self.mesh)
         }

@@ -1,39 +1,39 @@
-//! What is measured.
+//! The command line.
 
 use std::path::PathBuf;
 
 use clap::Parser;
 use hsdp::Mesh;
 
-/// Measures for how long a save in the background keeps training waiting.
+/// Measures how long training waits for a save in the background.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "checkpoint")]
 pub(crate) struct Options {
-    /// Replicas x shards.
+    /// The mesh, replicate x shard.
     #[arg(long, default_value = "2x2")]
     pub(crate) mesh: Mesh,
-    /// Units of one parameter each.
+    /// The number of units, each with one parameter.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) units: u32,
-    /// Elements of each.
+    /// The number of elements of a parameter.
     #[arg(long, default_value_t = 2_097_152, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
-    /// Saves that are measured, after one that is told apart: its memory is fresh.
+    /// The number of measured saves, after a first one that is reported separately because its memory is fresh.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
-    /// Where checkpoints are written, in a folder that is removed in the end; the system's folder for such things by default.
+    /// The folder in which the bench makes a folder of checkpoints, which it removes at the end; by default the system's folder for temporary files.
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
-    /// Little of everything, to see that it runs: the numbers mean nothing.
+    /// Run a short version that only checks that the bench works: its numbers mean nothing.
     #[arg(long)]
     smoke: bool,
-    /// What `cargo bench` says to every bench.
+    /// An option that `cargo bench` passes to every bench.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 impl Options {
-    /// The options, made small where only a look is wanted.
+    /// The options, with small sizes for `--smoke`.
     pub(crate) fn scaled(self) -> Self {
         if self.smoke { Self { numel: 4096, repeat: 2, ..self } } else { self }
     }

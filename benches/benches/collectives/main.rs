@@ -1,22 +1,22 @@
-//! Every collective of the local flavour, by size and ranks, as nccl-tests measure them.
+//! Every collective of the local backend, by size and ranks, measured as by nccl-tests.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench collectives
-//! cargo bench -p hsdp-benches --bench collectives -- --ranks 2,4,8,16 --to 256MiB --samples 5   # all of it
+//! cargo bench -p hsdp-benches --bench collectives -- --ranks 2,4,8,16 --to 256MiB --samples 5   # everything
 //! cargo bench -p hsdp-benches --bench collectives -- --ranks 2,3 --to 64KiB --factor 64 --samples 2 --each 200us
 //! ```
 //!
 //! A size is that of the larger of a rank's two buffers: the output of an all_gather, the input of a reduce_scatter. A time is
-//! that of one call and its wait, in a row of calls that all ranks begin together, from the first that begins to the last that
-//! ends. Buffers are lent and come back, so that no call makes any. Each result is compared with its closed form before it is timed;
-//! one that is wrong ends the program with status 1.
+//! that of one call and its wait, in a row of calls that all ranks begin together, from the first rank that begins to the last that
+//! ends. Calls borrow their buffers and return them, so no call allocates one. Each result is compared with its closed form before it is
+//! timed; a wrong result ends the program with status 1.
 //!
-//! Algorithm bandwidth is size by time. Bus bandwidth is that times what makes it comparable with a wire's, whatever the number
-//! of ranks: the factors are those of <https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md>. Both are of the
-//! median. What hands its buffers over has none: nothing is moved.
+//! Algorithm bandwidth is size / time. Bus bandwidth multiplies it by a factor that makes it comparable with the bandwidth of a wire, for any
+//! number of ranks: the factors are those of <https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md>. Both are
+//! of the median. A call that hands its buffers over has no bandwidth: it moves nothing.
 //!
 //! `benches/peers/collectives.sh` measures Open MPI and gloo beside it. In reading order: `options`, `place` (a rank's
-//! part, and what must come out), `case` (a collective with its buffers), `general` and `units` (which there are), `timing`,
+//! part, and its expected result), `case` (a collective with its buffers), `general` and `units` (the collectives), `timing`,
 //! `report`.
 
 mod case;

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The command line.
 
 use std::time::Duration;
 
@@ -8,38 +8,38 @@ use crate::case::{Bus, Collective};
 use crate::{general, units};
 use hsdp_benches::size::{Size, duration};
 
-/// Elements at a latency's size: two of f32.
+/// The size at which latency is measured: two elements of f32.
 const SMALLEST: Size = Size(8);
 
-/// Measures the collectives of the local flavour, by size and ranks. Ranks are threads.
+/// Measures the collectives of the local backend, by size and ranks. Ranks are threads.
 #[derive(Debug, Parser)]
 #[command(name = "collectives")]
 pub(crate) struct Options {
     /// Numbers of ranks.
     #[arg(long, default_value = "2,4", value_delimiter = ',', value_parser = ranks)]
     pub(crate) ranks: Vec<usize>,
-    /// The least size after 8 bytes, which is always measured: of the larger of a rank's two buffers.
+    /// The smallest size, of the larger of a rank's two buffers. 8 bytes are always measured, too.
     #[arg(long, default_value = "1KiB")]
     from: Size,
-    /// The greatest size.
+    /// The largest size.
     #[arg(long, default_value = "16MiB")]
     to: Size,
-    /// From one size to the next.
+    /// The factor from one size to the next.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..))]
     factor: u32,
-    /// Which collectives, by name; all if none is named.
+    /// The names of the collectives to measure; all by default.
     #[arg(long, value_delimiter = ',', value_parser = name)]
     pub(crate) only: Vec<&'static str>,
-    /// Rows of calls that are timed.
+    /// The number of timed rows of calls.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) samples: u32,
-    /// How long a row of calls takes; that of five calls, if they take longer.
+    /// The duration of a row of calls, which has at least five calls.
     #[arg(long, default_value = "10ms", value_parser = duration)]
     pub(crate) each: Duration,
-    /// What is printed.
+    /// The format of the output.
     #[arg(long, value_enum, default_value = "table")]
     pub(crate) format: Format,
-    /// What `cargo bench` says to every bench.
+    /// An option that `cargo bench` passes to every bench.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Options {
 pub(crate) enum Format {
     /// For people.
     Table,
-    /// A line each for programs: name, ranks, bytes, least and median in seconds.
+    /// For programs, one line for each collective and size: name, ranks, bytes, least and median in seconds.
     Lines,
 }
 

@@ -1,29 +1,28 @@
-//! Every kernel of `hsdp_kernels::cuda` against a copy on the same device, and what the host takes to issue them.
+//! Every kernel of `hsdp_kernels::cuda` against a copy on the same device, and the time that the host needs to issue them.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --features cuda --bench gpu_kernels
 //! cargo bench -p hsdp-benches --features cuda --bench gpu_kernels -- --sizes 16MiB --only pack,adamw --csv kernels.csv
-//! tests/emulator/run.sh cargo bench -p hsdp-benches --features cuda --bench gpu_kernels -- --smoke   # that it runs
+//! tests/emulator/run.sh cargo bench -p hsdp-benches --features cuda --bench gpu_kernels -- --smoke   # only checks that it runs
 //! ```
 //!
-//! A size is that of as many elements of f32 as there are: 16 MiB are 4 Mi elements, whatever their dtype. What is moved are
-//! the bytes that a kernel reads and writes, each once. Beside each kernel, by turns with it, a copy from one buffer of the device
-//! to another is timed that moves as many, and the last column is by how much the kernel is faster than that: 1.00 is as good
-//! as a copy. Work buffers are tiled on the device from a small pattern. Before anything is timed, each kernel runs
-//! once on few elements, and its result is compared with that of its twin on the CPU, bit for bit.
+//! A size counts all elements as f32: 16 MiB are 4 Mi elements, whatever their dtype. The moved bytes are those that a kernel
+//! reads and writes, each once. By turns with each kernel, the bench times a copy of as many bytes from one buffer of the device to
+//! another. The last column is the speed of the kernel relative to that copy: 1.00 is as fast as the copy. Work buffers are tiled
+//! on the device from a small pattern. Before the timing, each kernel runs once on few elements, and its result is compared with
+//! that of its twin on the CPU, bit for bit.
 //!
-//! How times are taken: by the host's clock, around a row of many launches. Events of our streams carry no time, and those of
-//! the driver could not leave out what the host takes, either: to issue a kernel may take longer than to run it. So a
-//! row is issued behind a head, copies that keep the device busy until all of the row is there; the clock runs from the end of the head to the
-//! end of the row, and the host looks at both without sleeping. A row whose head was over too early is thrown away, and tried
-//! again with a longer one. `inspect` waits for what it has seen: its rows are one call, from its begin to its return, which
-//! may be 0.1 ms too long.
+//! The host's clock measures a row of many launches. Events of our streams carry no time, and events of the driver with times
+//! could not exclude the host's part either: to issue a kernel may take longer than to run it. So each row follows a head, copies
+//! that keep the device busy until the whole row is issued. The clock runs from the end of the head to the end of the row, and the
+//! host polls both without sleeping. If the head ends too early, the row is discarded and repeated with a longer head. `inspect`
+//! waits for its result. So its rows are one call each, from its begin to its return, and may be 0.1 ms too long.
 //!
-//! The rows named `issue` are what the host takes for a launch, of a unit of twelve parameters, without a wait for the device; beside
-//! each, as above, what it takes to issue a copy. How often the host allocates for it is said too.
+//! The rows named `issue` have the time that the host needs for a launch, for a unit of twelve parameters, without a wait for the
+//! device; beside each, as above, the time to issue a copy. They also have the number of allocations on the host.
 //!
-//! `benches/peers/gpu_kernels.py` measures what PyTorch has for the same. In reading order: `options`, `source` (what buffers are
-//! made of), `case` (a kernel with its buffers), `pack`, `sum`, `inspect`, `update`, `copy` (which there are), `kernels` (all of
+//! `benches/peers/gpu_kernels.py` measures PyTorch's operations for the same work. In reading order: `options`, `source` (the content of
+//! buffers), `case` (a kernel with its buffers), `pack`, `sum`, `inspect`, `update`, `copy` (the kernels), `kernels` (all of
 //! them, by name), `timing`, `issue`, `report`.
 
 mod case;

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The command line.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,32 +6,32 @@ use std::time::Duration;
 use clap::Parser;
 use hsdp_benches::size::{Size, duration};
 
-/// Measures the kernels of a CUDA device against a copy, and what it takes to issue them.
+/// Measures the kernels of a CUDA device against a copy, and the time that the host needs to issue them.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpu_kernels")]
 pub(crate) struct Options {
-    /// Sizes: of as many elements of f32.
+    /// The sizes, in bytes of f32: 16MiB means 4 Mi elements, in every dtype.
     #[arg(long, default_value = "1MiB,16MiB,256MiB", value_delimiter = ',', value_parser = size)]
     pub(crate) sizes: Vec<Size>,
-    /// Which kernels, by how their names begin (`issue` is one of them); all if none is named.
+    /// The beginnings of the names of the kernels to measure (`issue` is one of the names); all by default.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Rows of launches that are timed.
+    /// The number of timed rows of launches.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) samples: u32,
-    /// How long a row takes, in up to 100 launches and no fewer than three.
+    /// The duration of a row, which has 3 to 100 launches.
     #[arg(long, default_value = "2ms", value_parser = duration)]
     pub(crate) each: Duration,
-    /// Which of the driver's devices.
+    /// The ordinal of the device, as the driver counts.
     #[arg(long, default_value_t = 0)]
     pub(crate) device: usize,
-    /// A file for what every row took, in seconds a launch.
+    /// The file for the time of each row, in seconds a launch, as CSV.
     #[arg(long)]
     pub(crate) csv: Option<PathBuf>,
-    /// Little of everything, to see that it runs: the numbers mean nothing.
+    /// Run a short version that only checks that the bench works: its numbers mean nothing.
     #[arg(long)]
     pub(crate) smoke: bool,
-    /// What `cargo bench` says to every bench.
+    /// An option that `cargo bench` passes to every bench.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Options {
 const LEAST: Size = Size(64 << 10);
 
 impl Options {
-    /// The options, made small where only a look is wanted.
+    /// The options, with small sizes for `--smoke`.
     pub(crate) fn scaled(self) -> Self {
         if !self.smoke {
             return self;

@@ -1,13 +1,13 @@
-//! What the deferred all-reduce saves: a step that reduces over both axes in every microbatch, one that reduce-scatters in
-//! every microbatch and all-reduces once, and one that does both once.
+//! The time that the deferred all-reduce saves: a step that reduces over both axes in every microbatch, a step that reduce-scatters in
+//! every microbatch and all-reduces once, and a step that does both once.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench modes -- --plot "$PWD/docs/modes.svg"
 //! ```
 //!
-//! Gradients are there already, so a step is what it moves. It is measured twice: with collectives as fast as this machine's
-//! memory, and with links that take a latency and the time of their bytes, as on a network. That time is injected; nothing is
-//! sent anywhere. Beside the times stand what the plan says that a rank receives and holds.
+//! Gradients exist already, so the time of a step is that of its data movement. It is measured twice: with collectives as fast as this
+//! machine's memory, and with links that take a latency and the time of their bytes, as on a network. That time is injected; no
+//! network is used. The table also has the bytes that a rank receives and holds, according to the plan.
 //!
 //! In reading order: `options`, `measure`, `table`, `plot`.
 

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The command line.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -8,57 +8,57 @@ use clap::Parser;
 use hsdp::testing::SlowChannel;
 use hsdp::{Channel, Mesh};
 
-/// Measures a step in each of the three accumulation modes, over memory and over links that are slow on purpose.
+/// Measures a step in each of the three accumulation modes, over memory and over artificially slow links.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "modes")]
 pub(crate) struct Options {
     /// The mesh, replicate x shard. Ranks are threads.
     #[arg(long, default_value = "2x2")]
     pub(crate) mesh: Mesh,
-    /// Units, all alike.
+    /// The number of units, all of one size.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) units: u32,
-    /// Parameters in a unit.
+    /// The number of elements of a unit.
     #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
-    /// Microbatches of a step: each of these numbers.
+    /// The numbers of microbatches in a step; a step is measured for each of them.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8",
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) microbatches: Vec<u32>,
-    /// Worlds of each mode, by turns; in each a step of each number of microbatches is measured.
+    /// The number of worlds of each mode, by turns. Each world measures a step for each number of microbatches.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
-    /// The latency of slow links, of both axes, in microseconds.
+    /// The latency of slow links, on both axes, in microseconds.
     #[arg(long, default_value_t = 50)]
     latency_us: u64,
-    /// Megabytes that a slow link of the shard axis carries in a second.
+    /// The speed of a slow link of the shard axis, in megabytes a second.
     #[arg(long, default_value = "10000")]
     shard_mb_s: NonZeroU64,
-    /// Megabytes that a slow link of the replicate axis carries in a second: by default about a quarter of 10 Gb Ethernet.
+    /// The speed of a slow link of the replicate axis, in megabytes a second; by default about a quarter of 10 Gb Ethernet.
     #[arg(long, default_value = "300")]
     replicate_mb_s: NonZeroU64,
-    /// Where to draw the times, as SVG.
+    /// The file into which the times are drawn, as SVG.
     #[arg(long)]
     pub(crate) plot: Option<PathBuf>,
-    /// Little of everything, to see that it runs: the numbers mean nothing.
+    /// Run a short version that only checks that the bench works: its numbers mean nothing.
     #[arg(long)]
     smoke: bool,
-    /// What `cargo bench` says to every bench.
+    /// An option that `cargo bench` passes to every bench.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// Over what collectives go.
+/// The links of the collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
     /// As fast as this machine's memory.
     Memory,
-    /// As slow as the options say: the time is injected, no network is there.
+    /// As slow as in the options: the time is injected, there is no network.
     Slow,
 }
 
 impl Options {
-    /// The options, made small where only a look is wanted.
+    /// The options, with small sizes for `--smoke`.
     pub(crate) fn scaled(self) -> Self {
         if !self.smoke {
             return self;

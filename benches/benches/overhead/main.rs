@@ -1,12 +1,12 @@
-//! What the runtime itself takes, without bytes to move or a model to compute.
+//! The time of the runtime itself, without bytes to move or a model to compute.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench overhead
 //! ```
 //!
-//! Three subjects: what a unit of one element costs in a microbatch (two unshards and a reduction), and where; how much
-//! longer a step takes on 256 ranks than on 64 when each rank moves as much; and how long it takes to plan 10,000 units
-//! for 1,024 ranks. docs/performance.md says what is to be expected.
+//! There are three subjects: the time of a unit of one element in a microbatch (two unshards and a reduction), and its parts; the ratio of
+//! a step's time on 256 ranks to that on 64 ranks, where each rank moves as many bytes; and the time to plan 10,000 units for
+//! 1,024 ranks. docs/performance.md has the goals.
 //!
 //! In reading order: `options`, `units`, `ranks`, `plan`.
 

@@ -1,36 +1,36 @@
-//! What is measured.
+//! The command line.
 
 use clap::{Parser, ValueEnum};
 
-/// Measures what the runtime itself takes: a unit, many ranks, a large plan.
+/// Measures the time of the runtime itself: for a unit, for many ranks, for a large plan.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "overhead")]
 pub(crate) struct Options {
-    /// What to measure; may be given several times. All by default.
+    /// The subject to measure; repeat the option for more; all by default.
     #[arg(long, value_enum)]
     pub(crate) only: Vec<Subject>,
-    /// Units of one element each, of the steps whose parts are measured.
+    /// The number of units of one element, in the steps whose parts are measured.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) units: u32,
-    /// Microbatches of such a step.
+    /// The number of microbatches in such a step.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) microbatches: u32,
-    /// Such steps that are measured, after one that is not.
+    /// The number of such steps, after one that is not measured.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
-    /// Parameters in a unit where 64 ranks are compared with 256.
+    /// The number of elements of a unit, in the comparison of 256 ranks with 64.
     #[arg(long, default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
-    /// Worlds of 64 and of 256 ranks, by turns, on each mesh.
+    /// The number of worlds of 64 and of 256 ranks, by turns, on each mesh.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
-    /// Units that are planned, of twelve parameters each.
+    /// The number of units in the plan, each with twelve parameters.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) planned_units: u32,
-    /// Little of everything, to see that it runs: the numbers mean nothing.
+    /// Run a short version that only checks that the bench works: its numbers mean nothing.
     #[arg(long)]
     smoke: bool,
-    /// What `cargo bench` says to every bench.
+    /// An option that `cargo bench` passes to every bench.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Options {
 /// One of the three things that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Subject {
-    /// What a unit of one element costs in a microbatch.
+    /// The time of a unit of one element in a microbatch.
     Units,
     /// A step of 256 ranks beside one of 64.
     Ranks,
@@ -47,7 +47,7 @@ pub(crate) enum Subject {
 }
 
 impl Options {
-    /// The options, made small where only a look is wanted.
+    /// The options, with small sizes for `--smoke`.
     pub(crate) fn scaled(self) -> Self {
         if !self.smoke {
             return self;

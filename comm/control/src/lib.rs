@@ -3,7 +3,7 @@
 //! process is a member ([`Membership`]).
 //!
 //! This crate knows no collective, no tensor and no device. A value or a message has at most 64 KiB. **It does not
-//! encrypt.** Every message is authenticated with the job's [`Secret`], and anyone who can read the network can read it.
+//! encrypt.** Every message is authenticated with the job's [`Secret`], and every reader of the network can read it.
 //!
 //! | concept | in PyTorch | here |
 //! |---|---|---|

@@ -1,5 +1,5 @@
 //! What lies on devices, where members share no memory: parcels are empty, and this process issues its own part by NCCL when all have
-//! come. `REMOTE.md`, "What lies on devices".
+//! come. `REMOTE.md`, "Operations on devices".
 
 use hsdp_kernels::Scaling;
 use hsdp_kernels::cuda::DeviceBuffer;

@@ -78,7 +78,7 @@ impl Core {
     /// Ends an epoch: operations for which members are missing fail, those that are being worked on complete.
     ///
     /// Where members share no memory, those fail for which a member is missing that brings nothing more, and all of them say
-    /// so: `REMOTE.md`, "Steps that are given up".
+    /// so: `REMOTE.md`, "Aborted steps".
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
         let end = self.status().end_epoch(epoch, error);
         if let Some(office) = self.office() {

@@ -1,4 +1,4 @@
-//! The work that is waiting for a thread, and the threads that wait for work. PROTOCOL.md, "Who does the work".
+//! The work that is waiting for a thread, and the threads that wait for work. PROTOCOL.md, "Execution".
 //!
 //! Work in the queue is shared: the queue holds an `Arc`, and so does each thread that is claiming blocks. They are cloned and
 //! dropped under the queue's lock alone. So whoever lets go last sees that, has the work to itself, and knows that no block

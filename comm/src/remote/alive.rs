@@ -1,4 +1,4 @@
-//! Whether the processes of other ranks still run, as far as this machine knows. `REMOTE.md`, "Processes that are gone".
+//! Whether the processes of other ranks still run, as far as this machine knows. `REMOTE.md`, "Lost processes".
 
 use std::fs;
 use std::time::{Duration, Instant};

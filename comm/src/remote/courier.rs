@@ -1,4 +1,4 @@
-//! What is done with letters that go and come, one after the other. `REMOTE.md`, "The courier".
+//! What is done with letters that go and come, one after the other. `REMOTE.md`, "Progress".
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Where parcels wait for this rank to issue their operation, or are laid into it. `REMOTE.md`, "The desk".
+//! Where parcels wait for this rank to issue their operation, or are laid into it. `REMOTE.md`, "An operation".
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;

@@ -1,4 +1,4 @@
-//! What other processes send, as it is read and written anew: for `comm/tests/fuzz`, and the fuzzers that run the same.
+//! Messages of other processes, read and written again: for `comm/tests/fuzz`, and for the fuzzers, which run the same.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,32 +12,32 @@ use super::statement::{self, Brought, end_bytes, end_of, parcel_bytes, parcel_of
 use crate::Error;
 use crate::mismatch::MismatchRow;
 
-/// A letter that was read.
+/// A message that was read.
 #[derive(Debug)]
 pub struct Letter(letter::Letter);
 
 impl Letter {
-    /// Reads a letter of whole blocks: where these bytes are none, zeros fill them up.
+    /// Reads a message of whole blocks. Zeros fill up an incomplete last block.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The problem, in words.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         let mut buffer = Arc::<Shelf>::default().take(bytes.len()).ok_or("no memory")?;
         buffer.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
         letter::Letter::read(buffer).map(Self)
     }
 
-    /// What it is about.
+    /// The kind of message.
     pub fn kind(&self) -> Kind {
         self.0.kind()
     }
 
-    /// What it says beside elements.
+    /// Its statement: its content besides elements.
     pub fn statement(&self) -> &[u8] {
         self.0.statement()
     }
 
-    /// A letter that says the same, as it is sent. `None` if there is no memory.
+    /// The bytes of a message with the same content. `None` if there is no memory.
     pub fn written_anew(&self) -> Option<Vec<u8>> {
         let (head, body) = ((self.0.kind(), self.0.round()), self.0.body());
         let shelf = Arc::default();
@@ -47,7 +47,7 @@ impl Letter {
     }
 }
 
-/// What a letter says.
+/// The content of a message besides elements.
 #[derive(Debug, PartialEq)]
 pub struct Statement(Said);
 
@@ -61,10 +61,10 @@ enum Said {
 }
 
 impl Statement {
-    /// Reads what a letter of this kind says.
+    /// Reads the statement of a message of this kind.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The problem, in words.
     pub fn read(kind: Kind, bytes: &[u8]) -> Result<Self, String> {
         Ok(Self(match kind {
             Kind::Hello => Said::Hello(statement::read(bytes)?),
@@ -78,7 +78,7 @@ impl Statement {
         }))
     }
 
-    /// The same, as it is written.
+    /// The same statement as bytes.
     pub fn bytes(&self) -> Vec<u8> {
         match &self.0 {
             Said::Hello(hello) => statement::bytes(hello),
@@ -89,7 +89,7 @@ impl Statement {
         }
     }
 
-    /// The error that it passes on, of a stop or an end.
+    /// The error in a stop or an end.
     pub fn error(&self) -> Option<&Error> {
         match &self.0 {
             Said::End(_, error) => Some(error),
@@ -98,7 +98,7 @@ impl Statement {
     }
 }
 
-/// As those are told who use the library.
+/// The text that users of the library get.
 impl fmt::Display for Statement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {

@@ -1,4 +1,4 @@
-//! What travels between ranks that share no memory: a head, a statement, and elements. `REMOTE.md`, "Letters".
+//! What travels between ranks that share no memory: a head, a statement, and elements. `REMOTE.md`, "Messages".
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ const MAGIC: [u8; 8] = *b"hsdpltr1";
 /// Longer statements are refused: none of ours comes near.
 pub(crate) const MOST_STATEMENT: usize = 1 << 20;
 
-/// What a letter is about.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Who its sender is: the first that it sends.
+    /// The identity of its sender: the first message of a rank.
     Hello,
-    /// What its sender brings to an operation.
+    /// Its sender's part in an operation.
     Parcel,
-    /// Its sender brings nothing more to an epoch.
+    /// Its sender sends nothing more in an epoch.
     Stop,
-    /// Ranks that wait for each other, as far as it has come.
+    /// Ranks that wait for each other, as far as the probe has come.
     Probe,
     /// The world is over.
     End,

@@ -1,5 +1,5 @@
-//! Operations that are opened one after the other, in the order in which this rank has issued them. `REMOTE.md`, "What lies on
-//! devices".
+//! Operations that are opened one after the other, in the order in which this rank has issued them. `REMOTE.md`,
+//! "Operations on devices".
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};

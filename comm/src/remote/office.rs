@@ -1,5 +1,5 @@
 //! Where a rank whose peers share no memory with it hands in what is to be sent, and the thread that sends and receives.
-//! `REMOTE.md`, "The courier".
+//! `REMOTE.md`, "Progress".
 
 mod closing;
 mod ends;

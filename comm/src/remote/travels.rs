@@ -1,4 +1,4 @@
-//! What of a member's deposit travels to the others, and what it makes of theirs. `REMOTE.md`, "What travels".
+//! What of a member's deposit travels to the others, and what it makes of theirs. `REMOTE.md`, "Data of each call".
 
 use std::sync::Arc;
 

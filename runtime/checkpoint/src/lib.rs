@@ -18,7 +18,7 @@
 //!
 //! let folder = tempfile::tempdir().expect("a folder");
 //! let store = Store::new(folder.path(), Arc::new(Disk));
-//! let mut lease = store.lease("this example").expect("nobody else writes here");
+//! let mut lease = store.lease("this example").expect("no other job writes here");
 //!
 //! // Each of two writers has a half of a tensor of three rows.
 //! let draft = lease.begin(120).expect("no such step yet");

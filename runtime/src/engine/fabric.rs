@@ -83,7 +83,7 @@ impl Fabric {
 
     /// Whether the order in which a rank issues operations must follow from the plan alone, and not from work that may
     /// be done earlier on one rank than on another. This is so where processes launch on devices (`comm/REMOTE.md`,
-    /// "What lies on devices").
+    /// "Operations on devices").
     pub(crate) fn issues_in_one_order(&self) -> bool {
         self.device.is_some() && !self.world.shares_memory()
     }

@@ -1,6 +1,6 @@
 //! Runs conformance cases and prints one line a case, then a closing count.
 //!
-//! Exits 1 if a case failed, 2 if an argument makes no sense or a case cannot be read.
+//! Exits 1 if a case failed, 2 if an argument is invalid or a case cannot be read.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -16,10 +16,10 @@ use hsdp_tests::conformance::{Carrier, Case, Site, Verdict};
 #[derive(Debug, Parser)]
 #[command(name = "conformance")]
 struct Arguments {
-    /// Who carries the collectives.
+    /// The backend of the collectives.
     #[arg(long, value_enum, default_value_t = Comm::Local)]
     comm: Comm,
-    /// Where the arithmetic is done.
+    /// The device of the arithmetic.
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     device: Device,
     /// Folders with a case.json.
@@ -29,11 +29,11 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Comm {
-    /// Ranks are threads of this process: as many as a case needs.
+    /// Ranks are threads of this process, as many as a case needs.
     Local,
-    /// Ranks are processes under MPI; NCCL goes between their buffers on GPUs.
+    /// Ranks are processes under MPI; NCCL carries their buffers on GPUs.
     Mpi,
-    /// Ranks are threads, and NCCL goes between their buffers on the GPU.
+    /// Ranks are threads; NCCL carries their buffers on the GPU.
     Nccl,
 }
 
@@ -45,7 +45,7 @@ enum Device {
     Cuda,
 }
 
-/// How many cases ended how.
+/// The number of cases by result.
 #[derive(Debug, Default)]
 struct Counts {
     passed: usize,

@@ -1,4 +1,4 @@
-//! Soaks: random steps with random faults on random meshes. Exits 1 with what it found, 2 on an argument that makes no sense.
+//! Random steps with random faults on random meshes. Exits 1 with the error that it found, 2 if an argument is invalid.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -11,18 +11,18 @@ use hsdp_tests::soak::{Report, SoakOptions, Trial, soak};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Random steps with random faults on random meshes: after each fault the survivors hold the last committed step, bit for
-/// bit, and nothing is left behind.
+/// Runs random steps with random faults on random meshes. Checks after each fault that the surviving ranks hold the last committed
+/// step, bit for bit, and that no thread and no memory is left behind.
 #[derive(Debug, Parser)]
 #[command(name = "soak")]
 struct Arguments {
     /// Steps to commit, over all worlds.
     #[arg(long, default_value_t = 10_000)]
     steps: u64,
-    /// What everything follows from.
+    /// The seed of all random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Says what the world of this seed is, and nothing else.
+    /// Only print the random world of this seed.
     #[arg(long, value_name = "SEED", value_parser = seed)]
     show: Option<u64>,
 }
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         say(&mut io::stdout(), &Trial::of(seed));
         return ExitCode::SUCCESS;
     }
-    // Panics are injected by the hundred: what they say is in the errors of the others.
+    // Hundreds of panics are injected: their messages are in the errors of the other ranks.
     std::panic::set_hook(Box::new(|_| {}));
     let mut next = 0;
     let progress = |Report { steps, worlds, .. }: &Report| {
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whoever closed the other end does not want to hear it.
+/// A closed pipe is no error.
 fn say(to: &mut dyn Write, what: &dyn fmt::Display) {
     let _ = writeln!(to, "{what}");
 }

@@ -107,7 +107,7 @@ pub(super) fn real_dtype(field: &str, text: &str) -> Result<DType, String> {
     }
 }
 
-/// Reads a JSON file; fields that nobody asks for are ignored.
+/// Reads a JSON file, and ignores unknown fields.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, CaseError> {
     let text =
         fs::read_to_string(path).map_err(|source| CaseError::Io { path: path.into(), source })?;

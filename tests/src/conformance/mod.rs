@@ -1,7 +1,7 @@
-//! The conformance runner: cases that somebody else's software produced, run against the runtime.
+//! The conformance runner: runs cases with the results of other software against the runtime.
 //!
 //! A case is a folder in the format of `cases/FORMAT.md`. [`Case::read`] checks all that can be checked without
-//! running, so that what fails afterwards is the runtime; [`Case::run`] starts as many ranks as the case needs and
+//! running, so that later failures are errors of the runtime; [`Case::run`] starts as many ranks as the case needs and
 //! compares.
 //!
 //! | kind | drives | file |

@@ -17,33 +17,33 @@ use serde::de::DeserializeOwned;
 /// No operation of a case takes longer, on the slowest machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Where a case runs.
+/// The place at which a case runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Site {
-    /// Where each rank's part of the model lies.
+    /// The place of each rank's part of the model.
     pub placement: Placement,
-    /// Who carries its collectives.
+    /// The backend of its collectives.
     pub carrier: Carrier,
 }
 
-/// Who carries collectives.
+/// The backend of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carrier {
     /// This process itself.
     #[default]
     Local,
-    /// MPI, between processes; what lies on devices NCCL.
+    /// MPI, between processes; NCCL for buffers on devices.
     #[cfg(feature = "mpi")]
     Mpi {
-        /// Which of them this is.
+        /// The number of this process.
         process: usize,
-        /// Which of the driver's devices it has, if it has one.
+        /// The ordinal of its device, if it has one.
         device: Option<usize>,
     },
     /// NCCL, on a device.
     #[cfg(feature = "nccl")]
     Nccl {
-        /// Which of the driver's devices.
+        /// The ordinal of the device.
         ordinal: usize,
     },
 }

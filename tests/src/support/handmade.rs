@@ -25,7 +25,7 @@ pub trait Handmade {
 pub enum Until {
     /// One unit has been through the forward.
     FirstForward,
-    /// The forward is done, nobody has heard of a loss.
+    /// The forward is done, and the loss is not given yet.
     Forward,
     /// One unit has been through the backward.
     FirstBackward,

@@ -1,4 +1,4 @@
-//! What the behaviour tests share: small worlds, small models, a driver that plays the autograd, and the source tree.
+//! Shared code of the behavior tests: small worlds, small models, a driver that plays the autograd, and the source tree.
 
 pub mod handmade;
 pub mod models;

@@ -1,4 +1,4 @@
-//! How a rank goes that shares no memory with the others. `REMOTE.md`, "The courier".
+//! How a rank goes that shares no memory with the others. `REMOTE.md`, "Progress".
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -58,7 +58,7 @@ impl ReduceCase {
         }
     }
 
-    /// All ranks equal bit for bit: replicas their shards with the padding, everybody the whole gradient.
+    /// Checks that all ranks are equal bit for bit: replicas in their shards with the padding, all ranks in the whole gradient.
     fn check_agreement(&self, reduced: &[Reduced]) -> Result<(), String> {
         for (rank, of_rank) in self.mesh.ranks().zip(reduced) {
             let twin = self.mesh.coordinate(rank).shard_index;
