@@ -9,7 +9,7 @@ use hsdp_tests::support::sources::{self, Source};
 
 /// The crates, from the bottom up: each may depend on those before it, and on none beside or behind it.
 const LAYERS: [&[&str]; 7] = [
-    &["hsdp-sharding", "hsdp-checkpoint", "nccl-sys"],
+    &["hsdp-sharding", "hsdp-checkpoint", "hsdp-program", "nccl-sys"],
     &["hsdp-kernels", "hsdp-control"],
     &["hsdp-comm"],
     &["hsdp"],
