@@ -184,7 +184,7 @@ impl Collective {
         forward::apply(self, group, tag, input)
     }
 
-    /// The collective's name: that of the [`hsdp_comm::Op`] where there is one.
+    /// The collective's name: that of the [`Op`](crate::Op) where there is one.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

@@ -106,7 +106,7 @@ impl<'model> Step<'model> {
 
     /// Aborts the step for a reason of the caller, such as a batch that cannot be read.
     ///
-    /// Not collective, and does not block. Every other rank gets [`hsdp_comm::Error::StepAborted`] from its next call or
+    /// Not collective, and does not block. Every other rank gets [`CommError::StepAborted`](crate::CommError) from its next call or
     /// wait, with this rank, the step and the reason (or the first error of the step on this rank, if it had one).
     /// All ranks discard their partials, and the next step starts without them. A drop does the same without a reason.
     pub fn abandon(self, reason: impl Into<String>) {

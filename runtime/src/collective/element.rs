@@ -17,7 +17,7 @@ use hsdp_kernels::Element;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "elements of type `{Self}` have no gradient",
-    note = "differentiable collectives take f64, f32, f16 or bf16; `hsdp_comm::Group` has the same collectives for integers"
+    note = "differentiable collectives take f64, f32, f16 or bf16; `hsdp::Group` has the same collectives for integers"
 )]
 pub trait Differentiable: Element + sealed::Sealed {
     /// The same value in f64, exactly.

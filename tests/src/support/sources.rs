@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A file of the project.
 #[derive(Clone, Debug)]
@@ -64,6 +65,20 @@ pub fn paths() -> Vec<String> {
     paths
 }
 
+/// The path of every file that git has or would take with the next `git add`, as [`paths`] writes them. Without git, as in an
+/// unpacked archive, those of [`paths`].
+///
+/// # Panics
+/// If a path is not UTF-8, or a folder cannot be read.
+#[must_use]
+pub fn in_git() -> Vec<String> {
+    let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+    let git = Command::new("git").args(list).current_dir(root()).output();
+    let Some(listed) = git.ok().filter(|git| git.status.success()) else { return paths() };
+    let listed = String::from_utf8(listed.stdout).expect("paths of the project are UTF-8");
+    listed.split_terminator('\0').map(str::to_owned).collect()
+}
+
 /// Every file of Rust.
 #[must_use]
 pub fn rust() -> Vec<Source> {
@@ -91,6 +106,7 @@ fn collect(root: &Path, folder: &Path, paths: &mut Vec<String>) {
 
 /// Whether `.gitignore` names the path, or it is git's own folder.
 fn is_left_behind(root: &Path, path: &Path) -> bool {
-    let at_the_root = [".git", "target", "out"].iter().any(|name| path == root.join(name));
+    let at_the_root =
+        [".git", "target", "out", "run", "logs"].iter().any(|name| path == root.join(name));
     at_the_root || path.ends_with("fuzz/found")
 }
