@@ -6,8 +6,8 @@
 //! operation.
 //!
 //! This crate does no arithmetic of its own (that is `hsdp-kernels`). It moves whole units by their layouts, and its tags
-//! carry step, unit and microbatch. It knows no plan and no schedule: the runtime decides when a unit is gathered, and what
-//! a failed step means.
+//! carry step, unit and microbatch. It knows no plan and no schedule: the runtime decides when to gather a unit, and
+//! how to treat a failed step.
 //!
 //! # Where ranks run
 //!
@@ -17,7 +17,7 @@
 //! | ranks are | made by | data goes | feature |
 //! |---|---|---|---|
 //! | threads of one process | [`launch`], [`World::local`], [`Rendezvous`] | through shared memory | |
-//! | the same threads, run as if they were processes | the same, with [`Between::Letters`] | as messages within the process | |
+//! | the same threads, run as if they were processes | the same, with [`Between::Messages`] | as messages within the process | |
 //! | processes that `mpirun` or `srun` started | `mpi::Job`, [`World::from_env`] | by MPI | `mpi` |
 //! | processes that `hsdp launch` or torchrun started | `control::Job`, [`World::from_env`] | over TCP, through rank 0's process (`hsdp-control`); device buffers by NCCL | `nccl` |
 //! | one rank without peers | [`World::counting`] | nowhere: calls and bytes are counted | |

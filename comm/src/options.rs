@@ -33,7 +33,7 @@ pub struct WorldOptions {
     pub circle_grace: Duration,
     /// Worker threads that do the work of operations beside the ranks.
     pub workers: Workers,
-    /// How ranks that are threads of one process exchange data. Default [`Between::Memory`], or [`Between::Letters`] if the
+    /// How ranks that are threads of one process exchange data. Default [`Between::Memory`], or [`Between::Messages`] if the
     /// environment has `HSDP_APART=1`.
     pub between: Between,
     /// How many operations each rank records for [`World::flight_record`](crate::World::flight_record): some 200
@@ -71,14 +71,14 @@ pub enum Between {
     Memory,
     /// The ranks share no memory and exchange messages, as ranks in separate processes do. It is slower, and serves to
     /// test a program as if its ranks were processes.
-    Letters,
+    Messages,
 }
 
-/// Reads the environment: [`Between::Letters`] with `HSDP_APART=1`, else [`Between::Memory`].
+/// Reads the environment: [`Between::Messages`] with `HSDP_APART=1`, else [`Between::Memory`].
 impl Default for Between {
     fn default() -> Self {
         let apart = env::var_os("HSDP_APART").is_some_and(|value| value == "1");
-        if apart { Self::Letters } else { Self::Memory }
+        if apart { Self::Messages } else { Self::Memory }
     }
 }
 

@@ -29,7 +29,7 @@ impl World {
     /// use [`launch`](crate::launch), which also tells the others when a rank panics.
     #[must_use]
     pub fn local(size: usize, options: WorldOptions) -> Vec<Self> {
-        if options.between == Between::Letters {
+        if options.between == Between::Messages {
             return Self::apart(size, &options);
         }
         let core = Core::new(size, options);
@@ -153,7 +153,7 @@ impl World {
         match &self.seat.flavour {
             Flavour::Counting => Some("it only counts operations, and has no other ranks"),
             Flavour::Local { core, .. } => {
-                let is_by_letters = core.options().between == Between::Letters;
+                let is_by_letters = core.options().between == Between::Messages;
                 is_by_letters.then_some("its ranks are threads that share no memory")
             }
         }

@@ -31,7 +31,7 @@ fn same<T: PartialEq + std::fmt::Debug + Send>(rank: impl Fn(&Group) -> Result<T
             });
             ranks.into_iter().map(|it| it.expect("it succeeds")).collect()
         };
-        assert_eq!(of(Between::Letters), of(Between::Memory), "{size} ranks");
+        assert_eq!(of(Between::Messages), of(Between::Memory), "{size} ranks");
     }
 }
 
@@ -180,7 +180,7 @@ fn who_made_a_sum_infinite_is_the_same() {
 #[test]
 fn a_step_that_is_given_up_is_complete_for_all_or_for_none() {
     for _ in 0..30 {
-        let ends = run(4, Between::Letters, |world| {
+        let ends = run(4, Between::Messages, |world| {
             let group = world.world_group(Channel::User);
             let first = group.all_reduce(Tag::default(), Reduction::Sum, vec![1.0_f32; 8]);
             if world.rank().index() == 2 {
@@ -201,7 +201,7 @@ fn a_step_that_is_given_up_is_complete_for_all_or_for_none() {
 #[test]
 fn all_get_one_end_whoever_saw_one_first() {
     for _ in 0..20 {
-        let ends = run(4, Between::Letters, |world| {
+        let ends = run(4, Between::Messages, |world| {
             if world.rank().index() > 1 {
                 world.abort(&format!("rank {} wants it", world.rank()));
             }
@@ -217,7 +217,7 @@ fn all_get_one_end_whoever_saw_one_first() {
 
 #[test]
 fn a_rank_that_leaves_keeps_what_it_has_promised() {
-    let sums = run(3, Between::Letters, |world| {
+    let sums = run(3, Between::Messages, |world| {
         let group = world.world_group(Channel::User);
         let pending = group.all_reduce(Tag::default(), Reduction::Sum, vec![1.0_f32; 100_000])?;
         // It neither waits nor stays: its second round is sent all the same.
@@ -229,7 +229,7 @@ fn a_rank_that_leaves_keeps_what_it_has_promised() {
 #[test]
 fn a_rank_that_is_missing_is_named_by_the_deadline() {
     let options = WorldOptions {
-        between: Between::Letters,
+        between: Between::Messages,
         deadline: Duration::from_millis(300),
         ..WorldOptions::default()
     };
@@ -258,7 +258,7 @@ fn a_rank_that_is_missing_is_named_by_the_deadline() {
 
 #[test]
 fn what_needs_shared_memory_is_refused_by_name() {
-    let refused = run(2, Between::Letters, |world| {
+    let refused = run(2, Between::Messages, |world| {
         assert!(!world.shares_memory());
         let group = world.world_group(Channel::User);
         let layout = layout(2);

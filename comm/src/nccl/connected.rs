@@ -131,7 +131,7 @@ impl World {
     /// # Errors
     /// [`Error::Connect`] on all ranks, if one of them cannot load NCCL or the ranks do not join in time;
     /// [`Error::NotConnected`] in a counting world, or in a world whose ranks are threads with
-    /// [`Between::Letters`](crate::Between::Letters), since these share the memory of the device.
+    /// [`Between::Messages`](crate::Between::Messages), since these share the memory of the device.
     pub fn connect_nccl(&self, device: &Device) -> Result<(), Error> {
         if let Some(problem) = self.keeps_off_devices() {
             return Err(Error::NotConnected { rank: self.rank(), problem });
