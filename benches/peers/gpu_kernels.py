@@ -28,7 +28,7 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 def size(text):
     found = re.fullmatch(r"(\d+) ?(KiB|MiB|GiB)", text)
     if not found or int(found[1]) * UNITS[found[2]] < 64 << 10:
-        raise argparse.ArgumentTypeError(f"`{text}` is no size of 64KiB or more: write 16MiB")
+        raise argparse.ArgumentTypeError(f"`{text}` is not a size of 64KiB or more: write 16MiB")
     return int(found[1]) * UNITS[found[2]]
 
 
@@ -38,7 +38,7 @@ def size_name(bytes):
 
 
 def options():
-    parser = argparse.ArgumentParser(description="What PyTorch has for the kernels of hsdp.")
+    parser = argparse.ArgumentParser(description="Times PyTorch's operations for the work of hsdp's kernels.")
     parser.add_argument("--sizes", type=lambda text: [size(one) for one in text.split(",")],
                         default="1MiB,16MiB,256MiB")
     parser.add_argument("--only", default="", help="how names begin, with commas between them")

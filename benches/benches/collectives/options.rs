@@ -67,7 +67,7 @@ impl Options {
 
 fn ranks(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| (1..=64).contains(number));
-    number.ok_or_else(|| format!("`{text}` is no number of ranks: 1 to 64"))
+    number.ok_or_else(|| format!("`{text}` is not a number of ranks from 1 to 64"))
 }
 
 fn name(text: &str) -> Result<&'static str, String> {

@@ -280,7 +280,7 @@ async fn next(frames: &mut Streaming<Frame>) -> Result<Kind, Miss> {
 /// The error of gRPC, with its causes.
 fn said(status: &GrpcStatus) -> String {
     let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
-    format!("a server that is no coordinator: {} {cause}", status.message()).trim().to_owned()
+    format!("a server that is not a coordinator: {} {cause}", status.message()).trim().to_owned()
 }
 
 /// An error with its causes, in one line.

@@ -57,7 +57,7 @@ pub enum ControlError {
     },
     /// The process at the address did not prove that it knows the job's secret.
     #[error(
-        "the process at {server} does not know the secret of the job {job}: it has another secret, or is no coordinator of hsdp"
+        "the process at {server} does not know the secret of the job {job}: it has another secret, or is not an hsdp coordinator"
     )]
     Secret {
         /// The address.

@@ -155,7 +155,7 @@ impl Membership {
         let within = self.deadlines.handshake;
         let heard = self.shared.wait_for_farewell(Instant::now() + within);
         heard.unwrap_or_else(|| {
-            Err(self.lost(&format!("it has not answered a goodbye for {within:?}")))
+            Err(self.lost(&format!("it has not confirmed within {within:?} that this rank leaves")))
         })
     }
 

@@ -243,7 +243,7 @@ fn connections(
     tokio_stream::wrappers::ReceiverStream::new(receiver)
 }
 
-/// Checks the deadlines until it is cancelled.
+/// Checks the deadlines until it is canceled.
 async fn clock(room: &Room) {
     let mut ticks = time::interval(room.deadlines().tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

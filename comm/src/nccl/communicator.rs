@@ -113,17 +113,17 @@ impl Communicator {
     /// NCCL does not complete the split, this communicator is aborted.
     pub fn split(
         &mut self,
-        colour: Option<usize>,
+        color: Option<usize>,
         key: usize,
         patience: Duration,
     ) -> Result<Option<Self>, NcclError> {
-        self.split_while(colour, key, &Patience::of(patience))
+        self.split_while(color, key, &Patience::of(patience))
     }
 
     /// The same, with a patience that may end early.
     pub(super) fn split_while(
         &mut self,
-        colour: Option<usize>,
+        color: Option<usize>,
         key: usize,
         patience: &Patience<'_>,
     ) -> Result<Option<Self>, NcclError> {
@@ -132,8 +132,8 @@ impl Communicator {
         let mut config = self.nccl.config();
         config.blocking = 0;
         let place = Place::new();
-        let number = colour.map_or(NCCL_SPLIT_NOCOLOR, of);
-        // SAFETY: NC-4, the parent lives; a handle is written to its place, now or later, or null for no colour.
+        let number = color.map_or(NCCL_SPLIT_NOCOLOR, of);
+        // SAFETY: NC-4, the parent lives; a handle is written to its place, now or later, or null for no color.
         let status = unsafe {
             (self.nccl.functions().ncclCommSplit)(
                 raw,
@@ -148,7 +148,7 @@ impl Communicator {
             self.give_up();
             return Err(error);
         }
-        if colour.is_none() {
+        if color.is_none() {
             return Ok(None);
         }
         let of_nobody = ((0, 0), patience.limit);
@@ -373,7 +373,7 @@ pub(super) fn refused(
     NcclError::Refused { operation, rank, size, status: status.to_string(), meaning, last }
 }
 
-/// A rank, a count or a colour, as NCCL takes them. More than 2^31 ranks there are not.
+/// A rank, a count or a color, as NCCL takes them. More than 2^31 ranks there are not.
 fn of(number: usize) -> std::os::raw::c_int {
     number.try_into().unwrap_or(std::os::raw::c_int::MAX)
 }

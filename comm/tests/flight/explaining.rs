@@ -262,11 +262,17 @@ fn a_world_that_ended_before_anybody_waited() {
     let worlds = World::local(2, WorldOptions::default());
     let pending = reducer(&worlds[0]).all_gather(tag(Stage::Gather, 2), vec![1_f32; 4]);
     worlds[1].abort("out of batches");
-    let records: Vec<_> = worlds.iter().map(World::flight_record).collect();
+    let mut records: Vec<_> = worlds.iter().map(World::flight_record).collect();
     let expected = "step 7, microbatch 0: rank 0 has issued all_gather of unit 2 (sequence 0); \
                     rank 1 has not issued it, nor anything else\n\
                     the world ended: world aborted: rank 1, step 0, before its first operation: out of batches";
     assert_eq!(explain(&records).to_string(), expected);
+    records[1].end = Some("out of memory".to_owned());
+    let reported = [
+        "\nrank 0 reports that the world ended: world aborted: rank 1, ",
+        "\nrank 1 reports that the world ended: out of memory",
+    ];
+    reads(&explain(&records), &reported);
     drop(pending);
 }
 

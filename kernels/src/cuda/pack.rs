@@ -147,8 +147,8 @@ fn check_places(
             end = start + count;
             continue;
         };
-        let problem =
-            format!("entry {index}, of {count} elements from {start} on of {len}, {problem}");
+        let beyond = start.saturating_add(count);
+        let problem = format!("entry {index} (elements {start}..{beyond} of {len}) {problem}");
         return Err(CudaError::Mismatch { operation, problem });
     }
     Ok(())
@@ -180,13 +180,13 @@ mod tests {
         for (places, expected) in [
             (
                 vec![(0, 30), (22, 4)],
-                "entry 1, of 4 elements from 22 on of 100, does not start at a multiple of 4",
+                "entry 1 (elements 22..26 of 100) does not start at a multiple of 4",
             ),
             (
                 vec![(0, 30), (24, 4)],
-                "entry 1, of 4 elements from 24 on of 100, starts before the end of the entry before",
+                "entry 1 (elements 24..28 of 100) starts before the end of the entry before",
             ),
-            (vec![(96, 5)], "entry 0, of 5 elements from 96 on of 100, reaches beyond the end"),
+            (vec![(96, 5)], "entry 0 (elements 96..101 of 100) reaches beyond the end"),
         ] {
             let said = check(&places).expect_err("it does not fit").to_string();
             assert_eq!(said, format!("pack: {expected}"));

@@ -117,7 +117,7 @@ impl<'step> Pass<'step> {
     ///
     /// # Errors
     /// [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
-    /// [`Error::Candle`] if `loss` is no scalar, or an op has no backward.
+    /// [`Error::Candle`] if `loss` is not a scalar, or an op has no backward.
     pub fn backward(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
         self.backward_of(loss, |value| LossSum::from_mean(value, weight))
     }

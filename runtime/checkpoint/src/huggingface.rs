@@ -222,8 +222,9 @@ impl Folder {
         let place =
             place.ok_or_else(|| Error::tensor(tensor, "the folder has no tensor of that name"))?;
         let Place { path, dtype, shape, begin } = place;
-        let convert = converter(*dtype)
-            .ok_or_else(|| Error::tensor(tensor, format!("its elements are {dtype}, no floats")))?;
+        let convert = converter(*dtype).ok_or_else(|| {
+            Error::tensor(tensor, format!("its elements are {dtype}, not floats"))
+        })?;
         let numel: u64 = shape.iter().product();
         if offset.checked_add(values.len() as u64).is_none_or(|end| end > numel) {
             let problem =

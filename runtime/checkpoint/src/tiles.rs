@@ -11,7 +11,7 @@ pub(crate) fn check(tensor: &TensorEntry, files: &[FileEntry]) -> Result<(), Str
     let numel = tensor.numel().ok_or_else(|| format!("shape {:?} is too large", tensor.shape))?;
     let bytes = tensor
         .element_bytes()
-        .ok_or_else(|| format!("an element of {} is no whole number of bytes", tensor.dtype))?;
+        .ok_or_else(|| format!("an element of {} is not a whole number of bytes", tensor.dtype))?;
     let mut covered = 0;
     for chunk in &tensor.chunks {
         if chunk.offset != covered {

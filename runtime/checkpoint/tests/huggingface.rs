@@ -102,7 +102,7 @@ fn every_float_of_others_is_read_as_f32() {
     let told = |refused: Result<Vec<f32>, Error>| refused.expect_err("refused").to_string();
     assert_eq!(
         told(read.read_whole("I32", &[2, 2])),
-        "tensor `I32`: its elements are I32, no floats"
+        "tensor `I32`: its elements are I32, not floats"
     );
     let other = "tensor `F32`: it has shape [2, 2], not [4]";
     assert_eq!(told(read.read_whole("F32", &[4])), other);

@@ -65,7 +65,7 @@ pub(crate) struct Options {
     device: Device,
 
     /// Part of a model on a device that is kept in host memory: none, optimizer (its state) or all (also shards)
-    #[arg(long, value_name = "WHAT", default_value = "none")]
+    #[arg(long, value_name = "PART", default_value = "none")]
     offload: Offload,
 
     /// Print JSON

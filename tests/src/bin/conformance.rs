@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where cases are to run, if this build can do what is asked for.
+/// Where cases are to run, if this build can do it.
 fn site(arguments: &Arguments) -> Result<Site, String> {
     let placement = placement(arguments.device)?.dealt_to(process_here()?)?;
     let carrier = match arguments.comm {
@@ -133,7 +133,7 @@ fn mpi(_: Placement) -> Result<Carrier, String> {
     Err("--comm mpi: this build has no such collectives: add --features mpi".to_owned())
 }
 
-/// Whether this process tells what comes of it: of several, the first.
+/// Whether this process prints the results: of several processes, the first.
 fn tells(site: Site) -> bool {
     match site.carrier {
         #[cfg(feature = "mpi")]
@@ -146,7 +146,9 @@ fn tells(site: Site) -> bool {
 fn nccl(placement: Placement) -> Result<Carrier, String> {
     match placement {
         Placement::Cuda { ordinal, .. } => Ok(Carrier::Nccl { ordinal }),
-        _ => Err("--comm nccl: it carries what lies on a device: add --device cuda".to_owned()),
+        _ => {
+            Err("--comm nccl needs --device cuda: NCCL carries only buffers on a device".to_owned())
+        }
     }
 }
 
@@ -197,7 +199,7 @@ fn refuse(what: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// clap explains itself in several paragraphs; the first says what is wrong.
+/// clap explains itself in several paragraphs; the first has the error.
 fn first_paragraph(message: &str) -> String {
     let lines: Vec<&str> =
         message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();

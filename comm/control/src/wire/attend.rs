@@ -1,6 +1,6 @@
 //! The one method of the gRPC service, from both ends: a stream of frames in each direction.
 //!
-//! This is what `tonic-build` would write, by hand: no `protoc` is needed.
+//! The code that `tonic-build` would generate, written by hand, so that the build needs no `protoc`.
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};

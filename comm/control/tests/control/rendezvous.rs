@@ -154,7 +154,7 @@ fn another_secret_is_found_out_by_its_owner_and_by_nobody_else() {
         refused,
         format!(
             "the process at {address} does not know the secret of the job `test` (start 1): \
-             it has another secret, or is no coordinator of hsdp"
+             it has another secret, or is not an hsdp coordinator"
         )
     );
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
@@ -213,7 +213,7 @@ fn a_web_server_is_no_coordinator() {
     });
     let said = unreachable(address);
     let expected = format!(
-        "after 3s rank 1 has found no coordinator at {address}: a server that is no coordinator: "
+        "after 3s rank 1 has found no coordinator at {address}: a server that is not a coordinator: "
     );
     assert!(said.starts_with(&expected), "{said}");
 }

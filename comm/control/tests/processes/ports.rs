@@ -7,8 +7,8 @@ use crate::world::{Ended, Launch, all_say, end};
 pub(crate) fn row_10_a_port_in_use_ends_all_ranks_by_their_deadline() {
     let found = [
         ("says nothing", "a server that sends nothing for 1s"),
-        ("speaks HTTP", "a server that is no coordinator: "),
-        ("closes at once", "a server that is no coordinator: "),
+        ("speaks HTTP", "a server that is not a coordinator: "),
+        ("closes at once", "a server that is not a coordinator: "),
     ];
     let launches = found.map(|(kind, _)| {
         let launch = Launch::new(3, "rounds").set("HSDP_TEST_SQUATTER", kind);

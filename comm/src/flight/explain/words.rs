@@ -67,7 +67,10 @@ impl Explanation {
             let text = end.text.lines().next().unwrap_or_default().trim_end_matches(':');
             match self.ends.len() {
                 1 => write!(f, "\nthe world ended: {text}")?,
-                _ => write!(f, "\nthe world ended, say {}: {text}", Ranks(&end.ranks))?,
+                _ => {
+                    let report = if end.ranks.len() == 1 { "reports" } else { "report" };
+                    write!(f, "\n{} {report} that the world ended: {text}", Ranks(&end.ranks))?;
+                }
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::error::Error;
 /// A gradient that is to be all-reduced must exist on all ranks, also on a rank whose batch was empty.
 ///
 /// # Errors
-/// [`hsdp::Error::Collective`] if there is no gradient and `value` is no variable: candle keeps the gradients of variables
+/// [`hsdp::Error::Collective`] if there is no gradient and `value` is not a variable: candle keeps the gradients of variables
 /// only. [`Error::Candle`] if candle fails.
 pub fn gradient_of<R: State, S: State>(
     gradients: &Gradients<Candle>,
@@ -26,7 +26,7 @@ pub fn gradient_of<R: State, S: State>(
     }
     let (shape, dtype) = (tensor.shape(), tensor.dtype().as_str());
     let what = format!(
-        "the tensor {shape:?} of {dtype} is no variable, and candle keeps the gradients of variables only"
+        "the tensor {shape:?} of {dtype} is not a variable, and candle keeps the gradients of variables only"
     );
     let rank = value.tape().group(Axes::Both).rank();
     Err(hsdp::Error::Collective { operation: "gradient_of", rank, what }.into())

@@ -131,7 +131,7 @@ fn the_gradient_of_what_is_no_variable() {
         Ok(gradient_of(&gradients, &y).map(drop).expect_err("candle has not kept it").to_string())
     });
     let said =
-        "the tensor [1] of f64 is no variable, and candle keeps the gradients of variables only";
+        "the tensor [1] of f64 is not a variable, and candle keeps the gradients of variables only";
     assert_eq!(messages[1], format!("gradient_of on rank 1: {said}"));
 }
 
@@ -188,8 +188,8 @@ fn the_gradient_of_a_variable_that_was_taken_for_terms_of_a_sum() {
         let gradients = loss.sum_all()?.backward()?;
         let of_own = gradient_of(&gradients, &own)?.tensor().to_vec1::<f64>()?;
         let of_terms = gradient_of(&gradients, &terms).map(drop);
-        Ok((of_own, of_terms.expect_err("it is no variable").to_string()))
+        Ok((of_own, of_terms.expect_err("it is not a variable").to_string()))
     });
     assert_eq!([&messages[0].0, &messages[1].0], [&[2.0], &[3.0]], "1 of the sum, and its place");
-    assert!(messages[1].1.contains("is no variable"), "{messages:?}");
+    assert!(messages[1].1.contains("is not a variable"), "{messages:?}");
 }
