@@ -17,13 +17,13 @@ fn main() -> Result<(), hsdp::Error> {
 }
 
 fn train(world: World) -> Result<f64, hsdp::Error> {
-    // 1. Declare the parameters in units: what is gathered, and what is reduced, together.
+    // 1. Declare the parameters in units: hsdp gathers and reduces a unit as a whole.
     let spec = ModelSpec::new()
         .unit(Unit::new("hidden").param(Param::new("w1", [HIDDEN, INPUTS])))
         .unit(Unit::new("output").param(Param::new("w2", [HIDDEN])));
     let rank = world.rank().index();
 
-    // 2. Shard them over a mesh, replicate x shard: each rank keeps its shard of what `init` gives.
+    // 2. Shard them over a mesh, replicate x shard: each rank keeps its shard of the values that `init` returns.
     let init = |p: &Param| (0..p.numel()).map(|at| 0.7 * noise(at * 7 + p.numel())).collect();
     let mut model = ShardedModel::new(world, spec, ModelOptions::on(Mesh::new(2, 2)?), init)?;
     let mut adamw = AdamW::new(&model, AdamWOptions { learning_rate: 0.02, ..Default::default() });
@@ -48,7 +48,7 @@ fn train(world: World) -> Result<f64, hsdp::Error> {
 /// One microbatch: forward, loss, backward.
 fn train_on((x, want): (Vec<f32>, Vec<f32>), mut pass: Pass<'_>) -> Result<(), hsdp::Error> {
     let [hidden, output] = UNITS;
-    // 4. Forward. A unit is there while you hold it; dropping it frees its memory.
+    // 4. Forward. A gathered unit lives until you drop it.
     let w1 = pass.unshard(hidden)?;
     let hidden_of = |x| rows(&w1, INPUTS).map(move |w| dot(w, x).max(0.0));
     let active: Vec<f32> = x.chunks(INPUTS).flat_map(hidden_of).collect();
@@ -62,7 +62,7 @@ fn train_on((x, want): (Vec<f32>, Vec<f32>), mut pass: Pass<'_>) -> Result<(), h
     let sum = LossSum::new(f64::from(dot(&miss, &miss)), miss.len() as u64);
     let seed = pass.loss(sum)?.value() as f32;
 
-    // 6. Backward, last unit first: hand over each unit's gradients as soon as they are there.
+    // 6. Backward, last unit first: hand over each unit's gradients as soon as they are complete.
     let w2 = pass.unshard(output)?;
     let back: Vec<f32> = miss.iter().map(|miss| 2.0 * miss * seed).collect();
     pass.reduce(output, vec![Some(Arc::new(outer(&back, 1, &active, HIDDEN)))])?;

@@ -1,8 +1,8 @@
 //! The soak: random steps of a tiny model on random meshes, with random faults. After each fault the survivors hold the
 //! last committed step, bit for bit, and nothing is left behind.
 //!
-//! Everything follows from the seed, so what it finds can be run again. In reading order: `draw` (a random world),
-//! `training` (what its ranks do), `survivors` (what must hold afterwards).
+//! Everything follows from the seed, so every finding can be run again. In reading order: `draw` (a random world),
+//! `training` (the steps of its ranks), `survivors` (the checks afterwards).
 
 mod draw;
 mod survivors;
@@ -60,7 +60,7 @@ impl fmt::Display for Report {
 /// Soaks, and calls `progress` after each world.
 ///
 /// # Errors
-/// What was found, with the seed of the world in which it was: [`Trial::of`] makes the same one again.
+/// A finding, with the seed of the world in which it was: [`Trial::of`] makes the same one again.
 pub fn soak(options: SoakOptions, mut progress: impl FnMut(&Report)) -> Result<Report, String> {
     let mut random = ChaCha8Rng::seed_from_u64(options.seed);
     let mut report = Report::default();

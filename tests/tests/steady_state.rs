@@ -46,7 +46,7 @@ fn a_step_allocates_nothing() {
         (mesh(1, 1), SMALL),
         (mesh(4, 1), LARGE),
         (mesh(2, 8), LARGE),
-        // Where shards of neighbours are put together.
+        // Where shards of neighbors are put together.
         (mesh(1, 20), LARGE),
     ] {
         for accumulation in Accumulation::ALL {

@@ -1,5 +1,5 @@
-//! The same passes over as many bytes, and nothing else: what the machine can do. The kernels are the runtime's own, one pass each,
-//! so what is left is the runtime: plan, descriptors, blocks, waiting.
+//! The same passes over as many bytes, and nothing else: the limit of the machine. The kernels are the runtime's own, one pass each,
+//! so the difference is the runtime: plan, descriptors, blocks, waiting.
 
 use std::sync::{Barrier, Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! What the ranks are: threads of this process, or processes under MPI.
+//! The ranks: threads of this process, or processes under MPI.
 
 use hsdp::World;
 use hsdp_comm::{RankFailure, WorldOptions, launch as launch_threads};

@@ -1,4 +1,4 @@
-//! What is printed.
+//! The printed report.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub(crate) fn print(options: &Options, times: &Times) {
     );
 }
 
-/// The one in the middle of the ratios of neighbouring steps: a machine whose memory is faster at times, as one that others share, is so for both.
+/// The one in the middle of the ratios of neighboring steps: a machine whose memory is faster at times, as one that others share, is so for both.
 fn of_turns(times: &Times) -> f64 {
     let turns = times.runtime.iter().zip(&times.bare);
     let mut ratios: Vec<f64> =

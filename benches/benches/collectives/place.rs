@@ -1,4 +1,4 @@
-//! A rank's part of the data, and what must come out, in closed form of rank and index.
+//! A rank's part of the data, and the expected result, in closed form of rank and index.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What is printed.
+//! The printed report.
 
 use std::time::Duration;
 

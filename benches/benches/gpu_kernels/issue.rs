@@ -1,4 +1,4 @@
-//! What the host takes to issue launches, without a wait for the device.
+//! The time in which the host issues launches, without a wait for the device.
 
 use std::time::{Duration, Instant};
 

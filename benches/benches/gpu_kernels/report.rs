@@ -1,4 +1,4 @@
-//! What is printed, and what is kept.
+//! The printed report, and the file of results.
 
 use std::fmt::Display;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! What buffers are made of: the same numbers on the device and on the host.
+//! The values of the buffers: the same numbers on the device and on the host.
 
 use std::time::Duration;
 

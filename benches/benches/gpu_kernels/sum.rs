@@ -1,4 +1,4 @@
-//! Sums of what members sent, and casts.
+//! Sums of the members' contributions, and casts.
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Noted, Notes, Stream};
 use hsdp_kernels::{Divisor, Fold, HostBuffer, Scaling, Wire, sum_contributions};

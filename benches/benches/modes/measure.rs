@@ -1,4 +1,4 @@
-//! The times of the steps, and what the plan says of them.
+//! The times of the steps, and the plan's figures for them.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What is printed: a table in Markdown.
+//! The printed report: a table in Markdown.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A step of 256 ranks beside one of 64, each rank with the same bytes: how much more than four times as long it takes is
-//! what ranks cost each other.
+//! A step of 256 ranks beside one of 64, each rank with the same bytes: the time beyond four times as long is
+//! the cost of ranks to each other.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What a unit of one element costs in a microbatch.
+//! The cost of a unit of one element in a microbatch.
 
 use std::time::{Duration, Instant};
 

@@ -23,8 +23,8 @@ use crate::model::ShardedModel;
 impl Checkpoints {
     /// Begins a save like [`save`](Self::save), and returns as soon as the saved state is copied to host memory: the
     /// next step need not wait for the disk. Call [`poll`](Self::poll) after each step, and [`finish`](Self::finish) in
-    /// the end. If this value is dropped before that, the save is given up, and the directory is free for another job
-    /// once the written files are removed.
+    /// the end. If this value is dropped before that, hsdp cancels the save and removes its files; then another job can
+    /// use the directory.
     ///
     /// There is one save at a time: the call waits for one that is under way, and `poll` returns the result of that
     /// one, too. The copy takes [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) bytes, which the next save reuses.

@@ -23,7 +23,7 @@ pub enum Case {
     Vjp(VjpCase),
 }
 
-/// What every kind of case says first.
+/// The fields that every kind of case has first.
 #[derive(Deserialize)]
 struct Head {
     kind: String,

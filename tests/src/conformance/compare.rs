@@ -1,15 +1,15 @@
-//! Results held against what was expected.
+//! Comparisons of results with the expected values.
 
 use std::fmt;
 
-/// What came of a case. Displayed as the end of its line.
+/// The result of a case. Displayed as the end of its line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// Everything is within its bound.
     Passed(Worst),
-    /// Something is not, or the run failed: what and where.
+    /// Something is not, or the run failed: the value or the error, with its place.
     Failed(String),
-    /// It was not run: why.
+    /// It was not run: the reason.
     Skipped(String),
 }
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a case, before anything runs.
+//! The errors of a case that cannot be read or makes no sense, before anything runs.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub enum CaseError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and in which line.
+        /// The error, with its line.
         source: serde_json::Error,
     },
     /// A file of tensors is not in the safetensors format.
@@ -27,7 +27,7 @@ pub enum CaseError {
     SafeTensors {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         source: safetensors::SafeTensorError,
     },
     /// A file can be read, and says something that makes no sense.
@@ -35,7 +35,7 @@ pub enum CaseError {
     Senseless {
         /// The file.
         path: PathBuf,
-        /// What makes no sense.
+        /// The invalid field, and the reason.
         what: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What a step communicated, against the case format and the plan.
+//! The communication of a step, compared with the case format and the plan.
 
 use hsdp::{Accumulation, Axis, Plan, Rank};
 use hsdp_comm::{Channel, LedgerSnapshot, Op};
@@ -6,7 +6,7 @@ use hsdp_sharding::Flow;
 
 use super::ReduceCase;
 
-/// Holds what `rank` counted in the one step of `case` against the format's calls and the plan's bytes.
+/// Compares the counts of `rank` in the one step of `case` with the format's calls and the plan's bytes.
 ///
 /// # Errors
 /// The first count that differs.
@@ -33,7 +33,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Holds what `rank` counted in some steps of some microbatches each against the plan.
+/// Compares the counts of `rank` in some steps of some microbatches each with the plan.
 ///
 /// # Errors
 /// The first count that differs.

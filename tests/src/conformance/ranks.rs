@@ -82,7 +82,7 @@ fn connect(_: &World, _: usize) -> Result<(), String> {
     Err("this build has no NCCL: add --features nccl".to_owned())
 }
 
-/// Runs `act` on every rank of `mesh` and gives what each of them made, in rank order.
+/// Runs `act` on every rank of `mesh` and returns their results, in rank order.
 ///
 /// # Errors
 /// The first rank that failed or panicked, and how.
@@ -119,7 +119,7 @@ static JOB: Mutex<Option<Job>> = Mutex::new(None);
 /// Has cases run on the processes of the job in which this one was started: which it is, and how many there are.
 ///
 /// # Errors
-/// What MPI says.
+/// The error of MPI.
 #[cfg(feature = "mpi")]
 pub fn join() -> Result<(Rank, usize), MpiError> {
     let job = Job::join(DEADLINE)?;
@@ -140,7 +140,7 @@ fn job() -> Option<Job> {
     JOB.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// As many processes as the mesh has ranks make a world; each of them gets what all have made. The others fail.
+/// As many processes as the mesh has ranks make a world; each of them gets the results of all. The others fail.
 #[cfg(feature = "mpi")]
 fn on_processes<T: Serialize + DeserializeOwned>(
     mesh: Mesh,
@@ -160,7 +160,7 @@ fn on_processes<T: Serialize + DeserializeOwned>(
     made.into_iter().enumerate().map(of).collect()
 }
 
-/// What each rank has made, on all of them.
+/// The results of all ranks, on each of them.
 #[cfg(feature = "mpi")]
 fn exchanged<T: Serialize + DeserializeOwned>(world: &World, made: &T) -> Result<Vec<T>, String> {
     use hsdp_comm::{Channel, Tag};

@@ -1,4 +1,4 @@
-//! What must hold when a world has ended, however it did.
+//! The properties that hold after a world has ended, for any cause.
 
 use std::fs;
 use std::thread;

@@ -1,4 +1,4 @@
-//! What the ranks of a world do: steps until all are committed or the world is over, each on data of its own.
+//! The work of the ranks of a world: steps until all are committed or the world is over, each on data of its own.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pub(super) struct Ended {
     pub(super) workers: usize,
 }
 
-/// What became of a step.
+/// The outcome of a step.
 enum Made {
     /// This.
     Update(Update),

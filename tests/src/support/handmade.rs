@@ -38,7 +38,7 @@ pub enum Until {
 /// Runs one microbatch of `model`, as an autograd would: units forward, the loss, units backward.
 ///
 /// # Errors
-/// What the runtime says.
+/// The error of the runtime.
 pub fn microbatch(step: &mut Step<'_>, model: &mut dyn Handmade) -> Result<(), Error> {
     microbatch_until(step, model, Until::End)
 }
@@ -46,7 +46,7 @@ pub fn microbatch(step: &mut Step<'_>, model: &mut dyn Handmade) -> Result<(), E
 /// Runs one microbatch of `model` as far as `until`.
 ///
 /// # Errors
-/// What the runtime says.
+/// The error of the runtime.
 pub fn microbatch_until(
     step: &mut Step<'_>,
     model: &mut dyn Handmade,
@@ -58,7 +58,7 @@ pub fn microbatch_until(
 /// Runs a microbatch of `model` that has begun as far as `until`.
 ///
 /// # Errors
-/// What the runtime says.
+/// The error of the runtime.
 pub fn run(mut pass: Pass<'_>, model: &mut dyn Handmade, until: Until) -> Result<(), Error> {
     let handle = pass.handle();
     let spec = handle.plan().spec();

@@ -24,15 +24,15 @@ impl Handmade for Slopes<'_> {
 /// Runs one microbatch of weight 1 in which every element of every trainable parameter has the derivative `slope`.
 ///
 /// # Errors
-/// What the runtime says.
+/// The error of the runtime.
 pub fn microbatch(step: &mut Step<'_>, slope: f32) -> Result<(), Error> {
     microbatch_by(step, &|_| Some(slope))
 }
 
-/// Runs one microbatch of weight 1 in which `slope` says what derivative a parameter has, if any.
+/// Runs one microbatch of weight 1 in which `slope` returns the derivative of a parameter, if it has one.
 ///
 /// # Errors
-/// What the runtime says.
+/// The error of the runtime.
 pub fn microbatch_by(step: &mut Step<'_>, slope: Slope<'_>) -> Result<(), Error> {
     handmade::microbatch(step, &mut Slopes(slope))
 }

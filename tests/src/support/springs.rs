@@ -80,7 +80,7 @@ impl Handmade for Springs {
 /// Runs one microbatch on `batch`.
 ///
 /// # Errors
-/// What the runtime says.
+/// The error of the runtime.
 pub fn microbatch(step: &mut Step<'_>, batch: Batch) -> Result<(), Error> {
     microbatch_until(step, batch, Until::End)
 }
@@ -88,7 +88,7 @@ pub fn microbatch(step: &mut Step<'_>, batch: Batch) -> Result<(), Error> {
 /// Runs a microbatch that has begun on `batch`.
 ///
 /// # Errors
-/// What the runtime says.
+/// The error of the runtime.
 pub fn forward_and_backward(pass: Pass<'_>, batch: Batch) -> Result<(), Error> {
     handmade::run(pass, &mut Springs { batch, sum: 0.0 }, Until::End)
 }
@@ -96,7 +96,7 @@ pub fn forward_and_backward(pass: Pass<'_>, batch: Batch) -> Result<(), Error> {
 /// Runs one microbatch on `batch` as far as `until`.
 ///
 /// # Errors
-/// What the runtime says.
+/// The error of the runtime.
 pub fn microbatch_until(step: &mut Step<'_>, batch: Batch, until: Until) -> Result<(), Error> {
     handmade::microbatch_until(step, &mut Springs { batch, sum: 0.0 }, until)
 }

@@ -1,4 +1,4 @@
-//! Worlds of threads with a short deadline, and what their ranks end with.
+//! Worlds of threads with a short deadline, and the results of their ranks.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use hsdp::{Error, Mesh, World, WorldOptions};
 /// How long a rank of a test waits for one operation. Nothing here takes a tenth of it.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Runs `run` on every rank of a world of `size` threads and gives what each returned, in rank order.
+/// Runs `run` on every rank of a world of `size` threads and returns their results, in rank order.
 ///
 /// # Panics
 /// If a rank fails: with the errors of all ranks that did.
@@ -48,7 +48,7 @@ pub fn common_error<T: Debug>(outcomes: Vec<Result<T, Error>>) -> Error {
     errors.into_iter().next().expect("a world has a rank")
 }
 
-/// What all ranks hold.
+/// The value that all ranks hold.
 ///
 /// # Panics
 /// If a rank holds something else than rank 0.

@@ -1,4 +1,4 @@
-//! Checks that the ranks compute what one rank with the whole batch computes.
+//! Compares the ranks' results with those of one rank that has the whole batch.
 //!
 //! After each step the twin takes over the ranks' parameters. So differences do not grow from step to step, except for those
 //! that the momentum keeps: a tenth of a gradient's at most, at this learning rate.

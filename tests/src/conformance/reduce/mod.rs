@@ -25,7 +25,7 @@ pub struct ReduceCase {
     pub param_dtype: DType,
     /// The dtype in which they travel.
     pub reduce_dtype: DType,
-    /// By what the sum over ranks is divided, if not by their number.
+    /// The divisor of the sum over ranks, if it is not their number.
     pub divide_factor: Option<f64>,
     /// Whether results must be equal bit for bit.
     pub exact: bool,
@@ -75,7 +75,7 @@ impl ReduceCase {
         })
     }
 
-    /// By what the sum over ranks is divided.
+    /// The divisor of the sum over ranks.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a world has few ranks")]
     pub fn divisor(&self) -> f64 {

@@ -174,7 +174,7 @@ fn uploaded(gradient: &dyn GradientValues, ordinal: usize) -> Arc<dyn GradientVa
     Arc::new(there.expect("lent once"))
 }
 
-/// What one rank has after the step.
+/// The results of one rank after the step.
 #[derive(Serialize, Deserialize)]
 struct Reduced {
     full: BTreeMap<String, Vec<f32>>,

@@ -28,7 +28,7 @@ pub struct TrainCase {
     expected: Expected,
 }
 
-/// What the unsharded model in f64 came to.
+/// The results of the unsharded model in f64.
 #[derive(Debug)]
 struct Expected {
     /// Of each step.
@@ -39,7 +39,7 @@ struct Expected {
     parameters: Option<BTreeMap<String, Vec<f32>>>,
 }
 
-/// How far a run may be off, relative to what is expected.
+/// How far a run may be off, relative to the expected values.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     loss: f64,

@@ -19,7 +19,7 @@ use crate::conformance::{Verdict, ledger};
 /// The scale of losses where gradients or the wire are f16: a power of two, which comes out again exactly.
 const F16_LOSS_SCALE: f64 = 1024.0;
 
-/// What one rank has after the last step.
+/// The results of one rank after the last step.
 #[derive(Serialize, Deserialize)]
 struct Trained {
     loss: Vec<f64>,
@@ -74,7 +74,7 @@ impl TrainCase {
         }
     }
 
-    /// Norm of the difference over norm of what is expected.
+    /// Norm of the difference over norm of the expected values.
     fn relative_error(&self, name: &str, got: &[f32], expected: &[f32]) -> f64 {
         let width = self.model.width;
         // The true gradient of the keys' bias is zero, and Adam amplifies the noise.

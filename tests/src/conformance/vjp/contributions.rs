@@ -1,4 +1,4 @@
-//! What contributes to each element of a case, in absolute values: the measure of how far it may be off.
+//! The contributions to each element of a case, in absolute values: the measure of its bound.
 //!
 //! The same sums as in the case, in one process, of absolute values. Elements that only travel are the one contribution to
 //! themselves.

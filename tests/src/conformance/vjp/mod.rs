@@ -10,7 +10,7 @@ use hsdp::collective::Collective;
 #[derive(Clone, Debug)]
 pub struct VjpCase {
     name: String,
-    /// What every rank applies. The copies of its output are `Replicate`: each rank has a loss of its own.
+    /// The operation that every rank applies. The copies of its output are `Replicate`: each rank has a loss of its own.
     collective: Collective,
     /// Of each rank, equally many elements.
     inputs: Vec<Vec<f64>>,
@@ -19,7 +19,7 @@ pub struct VjpCase {
     expected: Expected,
 }
 
-/// What one process came to that had the inputs of all ranks.
+/// The results of one process that had the inputs of all ranks.
 #[derive(Clone, Debug)]
 struct Expected {
     /// Of each rank; `None` where it has none.

@@ -35,7 +35,7 @@ impl VjpCase {
         described.understood().map_err(|what| CaseError::senseless(path, what))
     }
 
-    /// Whether the cotangents and what is expected fit the inputs.
+    /// Whether the cotangents and the expected values fit the inputs.
     fn check(&self) -> Result<(), String> {
         for rank in 0..self.world_size() {
             let [len, wanted] = [Some(self.inputs[rank].len()), self.output_len(rank)];

@@ -13,7 +13,7 @@ use crate::conformance::ranks::{Carrier, on_ranks};
 /// How far an element may be off, in parts of the sum of its absolute contributions.
 const BOUND: f64 = 1e-12;
 
-/// What one rank has after the backward.
+/// The results of one rank after the backward.
 #[derive(Serialize, Deserialize)]
 struct Differentiated {
     output: Option<Vec<f64>>,
@@ -67,7 +67,7 @@ impl VjpCase {
     }
 }
 
-/// Compares what `rank` has with what is expected, and with what contributes to it.
+/// Compares the results of `rank` with the expected ones, within a bound from their contributions.
 fn compare(
     tally: &mut Tally,
     (what, rank): (&str, usize),
