@@ -6,6 +6,7 @@ use hsdp_kernels::Scaling;
 use hsdp_sharding::{DType, Rank};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::collectives::sum_of;
 use crate::{Channel, Op, Reduction, Tag};
 
 #[cfg(test)]
@@ -72,12 +73,12 @@ pub enum Counts {
 }
 
 impl Counts {
-    /// The number of elements that the member sends in total.
+    /// The number of elements that the member sends in total; `usize::MAX` if they are more.
     #[must_use]
     pub fn total(&self) -> usize {
         match self {
             Self::Each(count) => *count,
-            Self::Splits { send, .. } => send.iter().sum(),
+            Self::Splits { send, .. } => sum_of(send),
         }
     }
 

@@ -173,7 +173,7 @@ impl Collective {
     ///
     /// # Errors
     /// [`Error::Collective`] if the input, a count, a root, a factor or a list does not fit the group; nothing was issued then.
-    /// [`Error::Comm`] if the communication fails.
+    /// [`Error::Comm`] if the communication fails; [`Error::Kernel`] if a `Place` finds no memory for its output.
     pub fn forward<T: Differentiable>(
         &self,
         group: &Group,

@@ -2,7 +2,7 @@
 
 use hsdp_kernels::Element;
 
-use super::bytes;
+use super::{bytes, sum_of};
 use crate::call::Call;
 use crate::work::{Copies, Exchange, Source, anew};
 use crate::{Error, Group, Op, Pending, Tag};
@@ -19,7 +19,7 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::BadCount`] if there is not one count for each member, the send counts do not add up to the elements, or the
-    /// two counts of this member for itself differ.
+    /// two counts of this member for itself differ; [`Error::OutOfMemory`] if the receive counts add up to more than memory can hold.
     pub fn all_to_all<T: Element>(
         &self,
         tag: Tag,
@@ -28,7 +28,7 @@ impl Group {
         receive_counts: Vec<usize>,
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_splits(values.len(), &send_counts, &receive_counts)?;
-        let target = Some(self.room(Op::AllToAll, tag, receive_counts.iter().sum())?);
+        let target = Some(self.room(Op::AllToAll, tag, sum_of(&receive_counts))?);
         let exchange = Exchange { source: Source::Given(values), target };
         self.issue_all_to_all(tag, Splits { exchange, send: send_counts, receive: receive_counts })
     }
@@ -40,9 +40,9 @@ impl Group {
         splits: Splits<T>,
     ) -> Result<Pending<O>, Error> {
         let (send_counts, receive_counts) = (&splits.send, &splits.receive);
-        let (index, len) = (self.index(), receive_counts.iter().sum::<usize>());
-        let own_start: usize = send_counts[..index].iter().sum();
-        let own_at: usize = receive_counts[..index].iter().sum();
+        let (index, len) = (self.index(), sum_of(receive_counts));
+        let own_start = sum_of(&send_counts[..index]);
+        let own_at = sum_of(&receive_counts[..index]);
         let own = receive_counts[index];
         let call =
             Call::new(Op::AllToAll, tag).splits::<T>(send_counts.clone(), receive_counts.clone());
@@ -79,7 +79,7 @@ impl Group {
                 ));
             }
         }
-        if send.iter().sum::<usize>() != len {
+        if sum_of(send) != len {
             return Err(self.bad_count(
                 op,
                 "the input",

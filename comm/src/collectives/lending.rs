@@ -3,6 +3,7 @@
 use hsdp_kernels::Element;
 
 use super::dealing::Splits;
+use super::sum_of;
 use crate::work::{Exchange, Source};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
@@ -142,7 +143,7 @@ impl Group {
         receive_counts: Vec<usize>,
     ) -> Result<Pending<Lent<T>>, Error> {
         self.check_splits(lent.source.len(), &send_counts, &receive_counts)?;
-        self.check_target(Op::AllToAll, lent.target.len(), receive_counts.iter().sum())?;
+        self.check_target(Op::AllToAll, lent.target.len(), sum_of(&receive_counts))?;
         let (exchange, send, receive) = (lent.into(), send_counts, receive_counts);
         self.issue_all_to_all(tag, Splits { exchange, send, receive })
     }

@@ -139,10 +139,11 @@ impl Group {
         let received = if self.index() == root { 0 } else { bytes::<T>(count) };
         let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
         let work = anew(move |all| Ok(Copies::dealt_by(all, root, count)));
-        let own = self.index() * count;
+        // Without a source the range is not used, and may lie beyond all numbers.
+        let own = self.index().saturating_mul(count);
         self.issue(call, exchange, work, |mine| {
             let part = |target: &mut [T], source: &[T]| {
-                if let Some(part) = source.get(own..own + count) {
+                if let Some(part) = source.get(own..own.saturating_add(count)) {
                     target.copy_from_slice(part);
                 }
             };

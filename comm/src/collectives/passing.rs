@@ -68,7 +68,7 @@ impl Group {
     /// Output `[count]`; the sender must send as many.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `from`.
+    /// [`Error::BadMember`] if there is no member `from`; [`Error::OutOfMemory`] if the rank has no peers, and no memory for the output.
     pub fn recv<T: Element>(
         &self,
         tag: Tag,
@@ -78,14 +78,13 @@ impl Group {
         let peer = self.member(Op::Recv, "the source", from)?;
         let call = Call::new(Op::Recv, tag).elements::<T>(count).peer(peer);
         let ticket = self.transfer(call, [peer, self.rank()], Vec::<T>::new(), anew(given))?;
-        Ok(ticket.map_or_else(
-            || {
-                let received = if peer == self.rank() { 0 } else { bytes::<T>(count) };
-                self.imagine_received(Op::Recv, received);
-                Pending::ready(bytemuck::zeroed_vec(count))
-            },
-            Pending::issued::<Vec<T>>,
-        ))
+        if let Some(ticket) = ticket {
+            return Ok(Pending::issued::<Vec<T>>(ticket));
+        }
+        let zeros = self.room(Op::Recv, tag, count)?;
+        let received = if peer == self.rank() { 0 } else { bytes::<T>(count) };
+        self.imagine_received(Op::Recv, received);
+        Ok(Pending::ready(zeros))
     }
 
     /// Completes when every member has issued it. To wait for the others, call [`Pending::wait`].

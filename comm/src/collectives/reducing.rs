@@ -123,7 +123,7 @@ impl Group {
         let call =
             Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
         let work = anew(move |all| Reduce::new(all, reduction, root));
-        let received = if is_root { bytes::<T>((size - 1) * len) } else { 0 };
+        let received = if is_root { bytes::<T>((size - 1).saturating_mul(len)) } else { 0 };
         // What the root brings is where its result goes.
         let (source, target) = if is_root {
             (Source::nothing(), Some(values.into_elements()))

@@ -131,7 +131,7 @@ impl Seat {
             op: call.op,
             rank: self.rank,
             step: self.record.step(),
-            bytes: call.counts.total() * size,
+            bytes: call.counts.total().saturating_mul(size),
             what: format!("its elements, in {} (an injected fault)", call.tag),
         }
     }

@@ -14,7 +14,7 @@ pub(super) fn tell(kind: FaultKind, call: &mut Call, rank: Rank, ranks: &[Rank])
         FaultKind::WrongDType => call.dtype = Some(other_dtype(call.dtype)),
         FaultKind::WrongCount => {
             // Whether splits fit together is known when all are there: a single count never agrees with them.
-            call.counts = Counts::Each(call.counts.total() + 1);
+            call.counts = Counts::Each(call.counts.total().wrapping_add(1));
             call.dtype = call.dtype.or(Some(DType::F32));
         }
         FaultKind::WrongRoot => call.root = Some(other_root(call.root, rank, ranks)),

@@ -116,7 +116,8 @@ impl<T: Element> Travels for Vec<T> {
             (Op::Recv, _) => at.descriptor.counts.total(),
             _ => 0,
         };
-        parcels.check(at, |from| count(from) * size_of::<T>())
+        // The count of a receiver is its caller's, and no buffer of this rank has so many elements.
+        parcels.check(at, |from| count(from).saturating_mul(size_of::<T>()))
     }
 
     fn unpack(mut self, at: &At, parcels: &Parcels) -> Turn<Self> {

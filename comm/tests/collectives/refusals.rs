@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use hsdp_comm::{Channel, Error, Group, Pending, Reduction, Tag, World, WorldOptions, world};
+use hsdp_comm::{Channel, Error, Group, Lent, Pending, Reduction, Tag, World, WorldOptions, world};
 use hsdp_sharding::Rank;
 
 use super::settled;
@@ -85,4 +85,39 @@ fn an_output_that_no_memory_is_large_enough_for() {
 /// One element from this member, `count` from the other.
 fn splits(group: &Group, count: usize) -> Vec<usize> {
     (0..2).map(|member| if member == group.index() { 1 } else { count }).collect()
+}
+
+/// Counts whose sum wraps around to the length of the input: they were accepted, and the call aborted on its allocation.
+#[test]
+fn counts_whose_sum_is_no_number_are_refused() {
+    let half = vec![1_usize << 63; 2];
+    world(2, |world| {
+        let (group, tag) = (world.world_group(Channel::User), Tag::default());
+        let refused = refusal(group.all_to_all(tag, Vec::<f32>::new(), half.clone(), half.clone()));
+        let expected = "the input has 0 elements, expected the sum of the send counts [9223372036854775808, 9223372036854775808]";
+        assert_eq!(refused, format!("all_to_all on rank {}: {expected}", world.rank()));
+
+        let receive = splits(&group, usize::MAX);
+        let refused = refusal(group.all_to_all(tag, vec![1_f32; 2], vec![1, 1], receive.clone()));
+        assert!(refused.contains(&format!("out of memory: {} bytes", usize::MAX)), "{refused}");
+
+        let lent = Lent { source: vec![1_f32; 2], target: Vec::new() };
+        let refused = refusal(group.all_to_all_into(tag, lent, vec![1, 1], receive));
+        let expected = format!("the target has 0 elements, expected {}", usize::MAX);
+        assert!(refused.ends_with(&expected), "{refused}");
+        // Nothing was issued: the next call is the first.
+        settled(group.barrier(tag));
+    });
+}
+
+/// A rank without peers allocates the elements that it would receive, and counts their bytes.
+#[test]
+fn a_rank_without_peers_refuses_counts_that_no_memory_is_large_enough_for() {
+    let world = World::counting(usize::MAX, Rank::new(7)).expect("a rank");
+    let (group, tag) = (world.group(&[7, 9].map(Rank::new), Channel::User), Tag::default());
+    let group = group.expect("a group");
+    let refused = refusal(group.recv::<f64>(tag, 1, usize::MAX / 2));
+    assert!(refused.contains("recv on rank 7, step 0: out of memory"), "{refused}");
+    let refused = refusal(group.scatter::<f64>(tag, 1, None, usize::MAX / 2));
+    assert!(refused.contains("scatter on rank 7, step 0: out of memory"), "{refused}");
 }

@@ -171,7 +171,7 @@ impl<T: Differentiable> Backward<T> {
         let (group, tag) = (&self.group, self.tag);
         Ok(match &self.way {
             Way::Share => group.all_reduce(tag, Reduction::Sum, cotangent)?.wait()?,
-            Way::Slice(Copies::Replicate) => placed(group, &cotangent),
+            Way::Slice(Copies::Replicate) => placed(group, &cotangent)?,
             Way::Slice(Copies::Invariant) => group.all_gather(tag, cotangent)?.wait()?,
             Way::Place => own_part(group, &cotangent),
             Way::OnlyFirst => only_first(group, cotangent),

@@ -5,6 +5,7 @@ use std::ops::Range;
 use hsdp_comm::Group;
 
 use super::Differentiable;
+use crate::error::Error;
 
 /// This member's elements of a whole.
 pub(super) fn own_part<T: Differentiable>(group: &Group, whole: &[T]) -> Vec<T> {
@@ -13,10 +14,13 @@ pub(super) fn own_part<T: Differentiable>(group: &Group, whole: &[T]) -> Vec<T> 
 }
 
 /// A whole that is zero, but for this member's part.
-pub(super) fn placed<T: Differentiable>(group: &Group, part: &[T]) -> Vec<T> {
-    let mut whole = vec![T::from_f64(0.0); part.len() * group.size()];
+///
+/// # Errors
+/// If there is no memory for the whole.
+pub(super) fn placed<T: Differentiable>(group: &Group, part: &[T]) -> Result<Vec<T>, Error> {
+    let mut whole = hsdp_kernels::zeros(part.len().saturating_mul(group.size()))?;
     whole[own_range(group, part.len())].copy_from_slice(part);
-    whole
+    Ok(whole)
 }
 
 /// The values on the first member, zeros on the others.

@@ -27,7 +27,7 @@ pub(super) fn apply<T: Differentiable>(
         Collective::Share
         | Collective::Slice { .. }
         | Collective::Place
-        | Collective::OnlyFirst => convert(collective, group, input),
+        | Collective::OnlyFirst => convert(collective, group, input)?,
         _ => pass_on(collective, group, tag, input)?,
     };
     Ok((output, Backward::new(group, tag, (collective.name(), len), way)))
@@ -124,17 +124,13 @@ fn pass_on<T: Differentiable>(
     })
 }
 
-fn convert<T: Differentiable>(
-    collective: &Collective,
-    group: &Group,
-    input: Vec<T>,
-) -> (Option<Vec<T>>, Way<T>) {
+fn convert<T: Differentiable>(collective: &Collective, group: &Group, input: Vec<T>) -> Forward<T> {
     let (output, way) = match collective {
         Collective::Share => (input, Way::Share),
         Collective::Slice { input: copies } => (own_part(group, &input), Way::Slice(*copies)),
-        Collective::Place => (placed(group, &input), Way::Place),
+        Collective::Place => (placed(group, &input)?, Way::Place),
         Collective::OnlyFirst => (only_first(group, input), Way::OnlyFirst),
         _ => unreachable!("the others move something"),
     };
-    (Some(output), way)
+    Ok((Some(output), way))
 }

@@ -30,7 +30,7 @@ pub(super) fn apply<T: Element + WithDType>(
         Collective::Share
         | Collective::Slice { .. }
         | Collective::Place
-        | Collective::OnlyFirst => Some(converted(&collective, call.group, input)),
+        | Collective::OnlyFirst => Some(converted(&collective, call.group, input)?),
         _ => moved(&collective, (call.group, call.tag), input)?,
     };
     let output = output.zip(shape).map(|(output, shape)| tensor_of(output, shape));
@@ -101,20 +101,20 @@ fn converted<T: Element + WithDType>(
     collective: &Collective,
     group: &Group,
     input: Vec<T>,
-) -> Vec<T> {
+) -> Result<Vec<T>, hsdp::Error> {
     let (index, size, len) = (group.index(), group.size(), input.len());
-    match collective {
+    Ok(match collective {
         Collective::Slice { .. } => {
             input[index * (len / size)..(index + 1) * (len / size)].to_vec()
         }
         Collective::Place => {
-            let mut whole = vec![T::zero(); len * size];
+            let mut whole = hsdp_kernels::zeros(len.saturating_mul(size))?;
             whole[index * len..(index + 1) * len].copy_from_slice(&input);
             whole
         }
         Collective::OnlyFirst if index != 0 => vec![T::zero(); len],
         _ => input,
-    }
+    })
 }
 
 fn wait<O>(pending: hsdp_comm::Pending<O>) -> Result<O, hsdp_comm::Error> {

@@ -9,20 +9,25 @@ use crate::error::Error;
 
 /// The same collective with its counts in elements. A row has as many as a row of `input`.
 pub(super) fn in_elements(collective: &Collective, input: &Tensor) -> Collective {
-    let len: usize = input.dims().iter().skip(1).product();
+    let len = row_len(input);
     match collective {
         Collective::AllToAll { send, receive } => {
-            let [send, receive] =
-                [send, receive].map(|rows| rows.iter().map(|rows| rows * len).collect());
+            let elements = |rows: &usize| rows.saturating_mul(len);
+            let [send, receive] = [send, receive].map(|rows| rows.iter().map(elements).collect());
             Collective::AllToAll { send, receive }
         }
         other => other.clone(),
     }
 }
 
+/// The number of elements of a row; `usize::MAX` if they are more, as in a tensor that has no rows.
+fn row_len(input: &Tensor) -> usize {
+    input.dims().iter().skip(1).fold(1, |len: usize, dim| len.saturating_mul(*dim))
+}
+
 /// The shape of this rank's output, if it has one. Refuses inputs that cannot be split into the rows that the call needs.
 pub(super) fn output_shape(call: &Call<'_, Tensor>) -> Result<Option<Shape>, Error> {
-    let (size, is_at) = (call.group.size(), |root: usize| call.group.index() == root);
+    let is_at = |root: usize| call.group.index() == root;
     Ok(match call.collective {
         Collective::AllReduce { .. }
         | Collective::Broadcast { .. }
@@ -33,10 +38,10 @@ pub(super) fn output_shape(call: &Call<'_, Tensor>) -> Result<Option<Shape>, Err
         | Collective::OnlyFirst => Some(call.input.shape().clone()),
         Collective::Reduce { root, .. } => is_at(*root).then(|| call.input.shape().clone()),
         Collective::AllGather { .. } | Collective::Place => {
-            Some(with_rows(call, rows(call)? * size))
+            Some(with_rows(call, rows_of_all(call)?))
         }
         Collective::Gather { root } => {
-            let all = with_rows(call, rows(call)? * size);
+            let all = with_rows(call, rows_of_all(call)?);
             is_at(*root).then_some(all)
         }
         Collective::ReduceScatter { .. }
@@ -54,6 +59,13 @@ pub(super) fn output_shape(call: &Call<'_, Tensor>) -> Result<Option<Shape>, Err
 fn rows(call: &Call<'_, Tensor>) -> Result<usize, Error> {
     let scalar = || refuse(call, "a scalar has no rows: reshape it to [1]".to_owned());
     call.input.dims().first().copied().ok_or_else(scalar)
+}
+
+/// The number of rows of all members together. Refuses inputs whose rows, which have no elements, overflow `usize`.
+fn rows_of_all(call: &Call<'_, Tensor>) -> Result<usize, Error> {
+    let (rows, size) = (rows(call)?, call.group.size());
+    let what = || format!("the input has {rows} rows, and those of {size} members overflow");
+    rows.checked_mul(size).ok_or_else(|| refuse(call, what()))
 }
 
 fn own_rows(call: &Call<'_, Tensor>) -> Result<usize, Error> {
@@ -75,7 +87,7 @@ fn check_sent(call: &Call<'_, Tensor>, send: &[usize]) -> Result<(), Error> {
 
 /// The number of rows that this rank receives. Refuses counts whose elements overflow `usize`.
 fn received(call: &Call<'_, Tensor>, receive: &[usize]) -> Result<usize, Error> {
-    let len: usize = call.input.dims().iter().skip(1).product();
+    let len = row_len(call.input);
     let rows = sum(receive).filter(|rows| rows.checked_mul(len).is_some());
     let what =
         || format!("the counts to receive are {receive:?}, of {len} elements each, which overflow");
