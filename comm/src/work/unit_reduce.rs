@@ -284,21 +284,24 @@ impl Gradient {
 /// Has a gradient lent.
 ///
 /// # Panics
-/// If the gradient is not lent exactly once, with as many elements as were asked for: while its owner is the one to name.
+/// If the gradient is not lent exactly once, with as many elements as were asked for: while its owner is the one to name. Also if
+/// `read` catches a panic of the visit, which may have added a part of the elements.
 pub(crate) fn visit_once(
     values: &dyn GradientValues,
     (param, range): (usize, &Range<usize>),
     visit: &mut dyn FnMut(Values<'_>),
 ) {
-    let mut visits = 0;
+    let (mut begun, mut ended) = (0, 0);
     values.read(range.clone(), &mut |values| {
-        visits += 1;
+        begun += 1;
         let (lent, asked) = (values.len(), range.len());
         assert!(
             lent == asked,
             "the gradient of parameter {param} was lent with {lent} elements, not {asked}"
         );
         visit(values);
+        ended += 1;
     });
-    assert!(visits == 1, "the gradient of parameter {param} was lent {visits} times, not once");
+    assert!(begun == 1, "the gradient of parameter {param} was lent {begun} times, not once");
+    assert!(ended == 1, "the gradient of parameter {param} hid a panic of the code that reads it");
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Channel, Error, Pending, Tag, Targets, Workers, World, WorldOptions, launch};
+use hsdp_comm::{
+    Between, Channel, Error, Pending, Tag, Targets, Workers, World, WorldOptions, launch,
+};
 use hsdp_kernels::{GradientValues, Values};
 
 use super::{LARGE, Reading, layout, reduce};
@@ -183,4 +185,72 @@ fn a_group_of_one_that_panicked_may_be_used_again() {
     assert!(panicked.is_err());
     let again = reduce(&group, &layout(1, 10), Arc::new(vec![2.0_f32; 10]));
     assert_eq!(again.and_then(Pending::wait).map(|reduced| reduced.partial[9]), Ok(2.0));
+}
+
+/// A gradient whose `read` catches the panic of the visit: it lends too few elements, or it comes before a member whose gradient panics. If
+/// it is `stubborn`, it then lends again.
+#[derive(Debug)]
+struct Catching {
+    len: usize,
+    lends: usize,
+    stubborn: bool,
+}
+
+impl GradientValues for Catching {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        let ones = vec![1.0; range.len()];
+        let lent = &ones[..self.lends.min(range.len())];
+        let caught = catch_unwind(AssertUnwindSafe(|| visit(Values::F32(lent))));
+        if caught.is_err() && self.stubborn {
+            visit(Values::F32(&ones));
+        }
+    }
+}
+
+/// The error of all ranks of a world of two, in which rank 0 catches panics; rank 1 panics if `second` does.
+fn end_with_caught(apart: Between, first: Catching, second: bool) -> String {
+    let len = first.len;
+    let first = Arc::new(first);
+    let options = WorldOptions { between: apart, ..WorldOptions::default() };
+    let ends = launch(2, options, |world| {
+        let group = world.world_group(Channel::Reduce);
+        let read = move || assert!(!second, "the tensor is gone");
+        let gradient: Arc<dyn GradientValues> = match world.rank().index() {
+            0 => Arc::clone(&first) as _,
+            _ => Arc::new(Reading(len, read)),
+        };
+        reduce(&group, &layout(2, len), gradient).and_then(Pending::wait)
+    });
+    let ends = ends.into_iter().map(|end| end.expect("no rank panics").expect_err("it fails"));
+    let ends: Vec<Error> = ends.collect();
+    assert_eq!(ends[0], ends[1], "all ranks get one error");
+    ends[0].to_string()
+}
+
+#[test]
+fn a_gradient_that_hides_the_panic_of_its_visit_ends_the_world() {
+    for between in [Between::Memory, Between::Letters] {
+        for len in [100, LARGE] {
+            let text = end_with_caught(between, Catching { len, lends: 3, stubborn: false }, false);
+            assert!(text.starts_with("world aborted: rank 0, "), "{text}");
+            assert!(text.contains("hid a panic of the code that reads it"), "{text}");
+            let text = end_with_caught(between, Catching { len, lends: 3, stubborn: true }, false);
+            assert!(text.contains("was lent 2 times, not once"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_hides_the_panic_of_another_member_ends_the_world() {
+    for (stubborn, hidden) in [(false, "hid a panic"), (true, "the tensor is gone")] {
+        let catching = Catching { len: 100, lends: 100, stubborn };
+        let text = end_with_caught(Between::Memory, catching, true);
+        // The member whose gradient panicked is the one to name.
+        assert!(text.starts_with("world aborted: rank 1, "), "{text}");
+        assert!(text.contains(hidden), "{text}");
+    }
 }

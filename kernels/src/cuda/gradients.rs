@@ -143,7 +143,7 @@ impl Stream {
     /// The errors of [`pack`](Self::pack); [`CudaError::OutOfMemory`] if the device has no memory for a copy.
     ///
     /// # Panics
-    /// If [`GradientValues::read`] of a gradient panics.
+    /// If [`GradientValues::read`] of a gradient panics, or does not visit all elements exactly once.
     pub fn pack_gradients(
         &self,
         flat: &mut DeviceBuffer,
@@ -173,8 +173,11 @@ impl Stream {
         let Some(gradient) = gradient.filter(|it| !it.on_device().is_some_and(is_there)) else {
             return Ok(None);
         };
-        let mut copy = None;
+        let (mut copy, mut visits) = (None, 0);
         gradient.read(0..gradient.len(), &mut |values| {
+            visits += 1;
+            let (lent, len) = (values.len(), gradient.len());
+            assert!(lent == len, "a gradient was lent with {lent} elements, not {len}");
             let buffer =
                 DeviceBuffer::new(self.device(), values.dtype(), values.len(), "a gradient");
             copy = Some(buffer.and_then(|mut buffer| {
@@ -182,6 +185,11 @@ impl Stream {
                 Ok(buffer)
             }));
         });
+        // A gradient without a copy would stand for one that is absent.
+        assert!(
+            visits == 1 && copy.is_some(),
+            "a gradient was lent {visits} times, not once, or hid a panic of the code that reads it"
+        );
         copy.transpose()
     }
 }
