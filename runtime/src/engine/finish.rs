@@ -31,6 +31,7 @@ impl Engine {
         let Some(step) = step.as_mut().filter(|step| step.opened == opened) else {
             return Err(self.fabric.misuse("finish", opened.step, "the step is over".to_owned()));
         };
+        step.check_whole(&self.fabric)?;
         let grad_shards = step.note(|step| {
             step.check_closed(&self.fabric)?;
             step.run_out(&self.fabric, shards)?;

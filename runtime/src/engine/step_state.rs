@@ -1,6 +1,8 @@
 //! One step, from its header to its finish.
 
-use hsdp_comm::Stage;
+use std::mem;
+
+use hsdp_comm::{Error as CommError, Stage};
 use hsdp_sharding::{ParamId, Rank, UnitId};
 
 use crate::engine::Opened;
@@ -64,6 +66,9 @@ pub(crate) struct StepState {
     pub(super) open: Option<OpenMicrobatch>,
     /// The first error of this rank in this step, for telling the others why it ended.
     failure: Option<String>,
+    /// Whether each call has either done all of its work or refused its arguments. A call that failed or panicked in between may
+    /// have lost a partial or a weight.
+    is_whole: bool,
 }
 
 impl StepState {
@@ -84,6 +89,7 @@ impl StepState {
             outcome,
             open: None,
             failure: None,
+            is_whole: true,
         }
     }
 
@@ -123,11 +129,24 @@ impl StepState {
         &mut self,
         act: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        // Where `act` panics, and a caller catches that, this stays so.
+        let was_whole = mem::replace(&mut self.is_whole, false);
         let result = act(self);
+        self.is_whole = was_whole && result.as_ref().err().is_none_or(leaves_whole);
         if let (Err(error), None) = (&result, &self.failure) {
             self.failure = Some(error.to_string());
         }
         result
+    }
+
+    /// Refuses to finish a step of which a call has failed in the middle of its work.
+    pub(super) fn check_whole(&self, fabric: &Fabric) -> Result<(), Error> {
+        if self.is_whole {
+            return Ok(());
+        }
+        let failure = self.failure().unwrap_or("a call panicked, and the panic was caught");
+        let what = format!("an earlier call of the step failed ({failure}): drop the step");
+        Err(fabric.misuse("finish", self.number(), what))
     }
 
     pub(crate) fn unshard(
@@ -155,16 +174,13 @@ impl StepState {
     ) -> Result<(), Error> {
         let number = self.number();
         self.check_weight(fabric, loss.weight())?;
-        let open = self.open_microbatch();
-        if open.loss.replace(loss).is_some() {
-            return Err(fabric.misuse(
-                "loss",
-                number,
-                "this microbatch has its loss already".to_owned(),
-            ));
+        if self.open_microbatch().loss.is_some() {
+            let what = "this microbatch has its loss already".to_owned();
+            return Err(fabric.misuse("loss", number, what));
         }
-        self.workings.gathers.end_forward(fabric, shards)?;
         self.add_weight(fabric, loss.weight())?;
+        self.open_microbatch().loss = Some(loss);
+        self.workings.gathers.end_forward(fabric, shards)?;
         self.largest_weight = self.largest_weight.max(loss.weight());
         self.loss += match fabric.options.objective {
             Objective::RankMean => loss.mean(),
@@ -282,6 +298,16 @@ impl StepState {
 
     fn open_microbatch(&mut self) -> &mut OpenMicrobatch {
         self.open.as_mut().expect("`at` has checked that a microbatch is open")
+    }
+}
+
+/// Whether a call with this error has changed nothing, or every later call of the step has an error too.
+fn leaves_whole(error: &Error) -> bool {
+    match error {
+        Error::Comm(error) => error.is_fatal() || matches!(error, CommError::StepAborted { .. }),
+        Error::Misuse { .. } | Error::Size { .. } => true,
+        Error::UnevenInputs { .. } | Error::EndOfData { .. } => true,
+        _ => false,
     }
 }
 
