@@ -281,7 +281,7 @@ pub enum Error {
         /// The process that called.
         called_in: u32,
     },
-    /// A text does not describe a [`Fault`](crate::Fault).
+    /// A text does not describe a [`Fault`](crate::Fault), or a world cannot have the fault, and does not begin.
     #[error("`{fault}` is not a fault such as `rank 1, step 3, unit 2: panic`: {problem}")]
     BadFault {
         /// The text.
@@ -314,7 +314,10 @@ impl Error {
     pub const fn is_fatal(&self) -> bool {
         matches!(
             self,
-            Self::CollectiveMismatch { .. } | Self::WorldAborted { .. } | Self::WorkFailed { .. }
+            Self::CollectiveMismatch { .. }
+                | Self::WorldAborted { .. }
+                | Self::WorkFailed { .. }
+                | Self::BadFault { .. }
         )
     }
 }

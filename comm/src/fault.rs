@@ -12,11 +12,12 @@ mod poisoned;
 use std::fmt;
 use std::time::Duration;
 
+use half::f16;
 use hsdp_sharding::{Rank, UnitId};
 
 pub(crate) use self::injection::{Injected, Manner};
 pub(crate) use self::injector::Injector;
-use crate::{Stage, Tag};
+use crate::{Error, Stage, Tag};
 
 /// An injected fault: on one rank, in one step, at one of its calls. Fires once.
 ///
@@ -98,7 +99,7 @@ pub enum FaultKind {
     /// A barrier is issued on the same group before the call, and no thread waits for it.
     ExtraCall,
     /// Element 0 of the first gradient that is passed to [`Group::reduce_unit`](crate::Group::reduce_unit) reads as this
-    /// value, rounded to the gradient's dtype. The fault waits for a call with a gradient: with [`FaultPlace::Call`],
+    /// value, rounded to the gradient's dtype: NaN, an infinity, or at least 65520, which is infinite in f16. The fault waits for a call with a gradient: with [`FaultPlace::Call`],
     /// the first such call from that number on.
     NonFinite(f32),
     /// The call returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), with the bytes of its elements; nothing is
@@ -111,6 +112,30 @@ impl Fault {
     #[must_use]
     pub fn at(rank: Rank, step: u64, place: impl Into<FaultPlace>, kind: FaultKind) -> Self {
         Self { rank, step, place: place.into(), kind }
+    }
+
+    /// Checks that a world of `size` ranks can have this fault.
+    ///
+    /// # Errors
+    /// [`Error::BadFault`] if it has no such rank, or a gradient that is to be non-finite would be finite.
+    pub(crate) fn check(&self, size: usize) -> Result<(), Error> {
+        let refused = |problem| Error::BadFault { fault: self.to_string(), problem };
+        if self.rank.index() >= size {
+            let problem = format!("the world has {size} ranks, numbered from 0");
+            return Err(refused(problem));
+        }
+        self.check_kind().map_err(refused)
+    }
+
+    /// Checks the value of the kind.
+    fn check_kind(&self) -> Result<(), String> {
+        match self.kind {
+            // No dtype of gradients has a smaller range.
+            FaultKind::NonFinite(value) if f16::from_f32(value).is_finite() => {
+                Err(format!("a gradient of {value} is finite in every dtype"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

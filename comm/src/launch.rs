@@ -37,7 +37,8 @@ pub struct RankFailure {
 /// closure has ended or when all closures have.
 ///
 /// Memory is counted for each rank separately, so at most [`memory::MAX_RANKS`] ranks can run: the others panic before
-/// they begin. [`World::local`] has no such limit.
+/// they begin. [`World::local`] has no such limit. No rank begins if a world of `size` [cannot have](WorldOptions::check) the options:
+/// each fails with that error.
 ///
 /// ```
 /// use hsdp_comm::{Channel, Reduction, Tag, WorldOptions, launch};
@@ -54,6 +55,11 @@ pub fn launch<T: Send>(
     options: WorldOptions,
     rank: impl Fn(World) -> T + Sync,
 ) -> Vec<Result<T, RankFailure>> {
+    if let Err(error) = options.check(size) {
+        let message: Arc<str> = error.to_string().into();
+        let refused = |rank| RankFailure { rank: Rank::new(rank), message: Arc::clone(&message) };
+        return (0..size).map(|rank| Err(refused(rank))).collect();
+    }
     let folder = options.flight_dir.as_deref().map(Arc::from);
     let worlds = World::local(size, options);
     let dump = |world: &World| Dump::of(world.seat(), folder.clone());

@@ -4,7 +4,7 @@ use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{Fault, SlowChannel};
+use crate::{Error, Fault, SlowChannel};
 
 /// Options of a world.
 ///
@@ -42,10 +42,21 @@ pub struct WorldOptions {
     /// The folder into which each rank of a [`launch`](crate::launch) that ends early writes its flight record, as
     /// `rank-<n>.json`; none by default. The folder is made if it does not exist. A failed write is a warning.
     pub flight_dir: Option<PathBuf>,
-    /// Faults to inject, for tests. Each fires once.
+    /// Faults to inject, for tests. Each fires once. A world that [cannot have](Self::check) one of them does not begin.
     pub faults: Vec<Fault>,
     /// Channels to slow down, for tests and benches. Of several entries for one channel, only the first counts.
     pub slow: Vec<SlowChannel>,
+}
+
+impl WorldOptions {
+    /// Checks that a world of `size` ranks can have these options. Every world checks them when it is made: a program that has them
+    /// from its user can call this first.
+    ///
+    /// # Errors
+    /// [`Error::BadFault`] for a fault of a rank that the world does not have, or of a gradient that would be finite.
+    pub fn check(&self, size: usize) -> Result<(), Error> {
+        self.faults.iter().try_for_each(|fault| fault.check(size))
+    }
 }
 
 impl Default for WorldOptions {

@@ -54,9 +54,9 @@ impl Rendezvous {
     /// `options`.
     #[must_use]
     pub fn new(size: usize, options: WorldOptions) -> Self {
-        let deadline = options.deadline;
+        let (deadline, failure) = (options.deadline, options.check(size).err());
         let places = World::local(size, options).into_iter().map(Place::Free).collect();
-        let meeting = Meeting { places, missing: size, failure: None };
+        let meeting = Meeting { places, missing: size, failure };
         Self { deadline, size, meeting: Mutex::new(meeting), changed: Condvar::new() }
     }
 
@@ -66,7 +66,7 @@ impl Rendezvous {
     /// # Errors
     /// At once: [`Error::BadRank`] if the world has no such rank; [`Error::DuplicateRank`] if another thread has joined as
     /// this rank, and that thread is not affected; [`Error::WorldSize`] if the size is not that of the world, then on all
-    /// ranks, also those that join later.
+    /// ranks, also those that join later; [`Error::BadFault`] on all ranks if the world [cannot have](WorldOptions::check) its options.
     /// After the deadline: [`Error::Incomplete`] on all ranks that joined. Time in which the process was stopped does
     /// not count.
     pub fn join(&self, rank: Rank, size: usize) -> Result<World, Error> {

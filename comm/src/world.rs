@@ -27,11 +27,29 @@ pub struct World {
 impl World {
     /// Makes a world in this process and returns the handles of its ranks, in order. Give each to a thread of its own, or
     /// use [`launch`](crate::launch), which also tells the others when a rank panics.
+    ///
+    /// If the world [cannot have](WorldOptions::check) its options, it has ended before it begins: every call on it returns that error.
     #[must_use]
     pub fn local(size: usize, options: WorldOptions) -> Vec<Self> {
-        if options.between == Between::Messages {
-            return Self::apart(size, &options);
+        let refused = options.check(size).err();
+        let worlds = match options.between {
+            Between::Memory => Self::together(size, options),
+            Between::Messages => Self::apart(size, &options),
+        };
+        if let Some(error) = refused {
+            worlds.iter().for_each(|world| world.end_here(&error));
         }
+        worlds
+    }
+
+    /// The world is over for the ranks of this process.
+    fn end_here(&self, error: &Error) {
+        if let Flavour::Local { core, .. } = &self.seat.flavour {
+            core.end_here(error.clone(), &[]);
+        }
+    }
+
+    fn together(size: usize, options: WorldOptions) -> Vec<Self> {
         let core = Core::new(size, options);
         let lifeline = Lifeline::new(core);
         let seat = |rank| Seat::local(Arc::clone(&lifeline), Rank::new(rank));
@@ -206,6 +224,15 @@ impl World {
     /// waits for no rank; a rank with another list joins another barrier than the others.
     pub fn set_absent(&self, ranks: &[Rank]) {
         self.seat.set_absent(ranks);
+    }
+
+    /// The faults of all ranks: [`WorldOptions::faults`], as this process has them.
+    #[must_use]
+    pub fn faults(&self) -> &[Fault] {
+        match &self.seat.flavour {
+            Flavour::Local { core, .. } => &core.options().faults,
+            Flavour::Counting => &[],
+        }
     }
 
     /// The faults of this rank in [`WorldOptions::faults`] that have not fired yet.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hsdp_comm::World;
+use hsdp_comm::{Error as CommError, Fault, FaultPlace, World};
 use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 
 use crate::comparison;
@@ -55,7 +55,7 @@ impl ShardedModel {
     /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option has a value that is not allowed, or
     /// the mesh does not have the world's size; [`Error::Size`] if `init` returns another number of elements;
     /// [`Error::Kernel`] if there is not enough memory; [`Error::Disagreement`] on all ranks if ranks differ; [`Error::Comm`] if the
-    /// communication fails; on a device also `Error::Placement` if the device cannot be used, and `Error::Device` if it has not enough
+    /// communication fails, or if a fault is at a unit that the model does not have, which ends the world; on a device also `Error::Placement` if the device cannot be used, and `Error::Device` if it has not enough
     /// memory.
     pub fn new(
         world: World,
@@ -94,6 +94,7 @@ impl ShardedModel {
             return Err(Error::Options { what: what.to_owned() });
         }
         let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
+        check_faults(&world, plan.spec().units().len())?;
         Fabric::new(world, plan, options)
     }
 
@@ -232,6 +233,20 @@ impl ShardedModel {
     pub fn take_events(&self) -> Vec<Event> {
         self.engine.fabric.events.take()
     }
+}
+
+/// Refuses a fault at a unit that the model does not have. Each rank refuses the faults of all ranks. If another process was not given
+/// the fault, it learns of it from the end of the world.
+fn check_faults(world: &World, units: usize) -> Result<(), Error> {
+    let lacking = |fault: &&Fault| match fault.place {
+        FaultPlace::Unit(unit) | FaultPlace::UnitStage(unit, _) => unit.index() >= units,
+        FaultPlace::Stage(_) | FaultPlace::Call(_) => false,
+    };
+    let Some(fault) = world.faults().iter().find(lacking) else { return Ok(()) };
+    let problem = format!("the model has {units} units, numbered from 0");
+    let error = CommError::BadFault { fault: fault.to_string(), problem };
+    world.abort(&error.to_string());
+    Err(error.into())
 }
 
 /// Keeps this rank's pieces of every parameter, also in the compute dtype.

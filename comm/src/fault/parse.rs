@@ -25,26 +25,27 @@ impl FromStr for Fault {
             |problem: &str| Error::BadFault { fault: text.to_owned(), problem: problem.to_owned() };
         let (place, kind) = text.rsplit_once(": ").ok_or_else(|| bad("there is no `: KIND`"))?;
         let mut words = place.split(", ");
-        let mut numbered = |what: &str| words.next().and_then(|word| number(word, what));
-        let rank = numbered("rank").ok_or_else(|| bad("it must begin with `rank N`"))?;
-        let step = numbered("step").ok_or_else(|| bad("`step N` must follow the rank"))?;
+        let rank = words.next().and_then(|word| number::<u32>(word, "rank"));
+        let rank = rank.ok_or_else(|| bad("it must begin with `rank N`, N below 2^32"))?;
+        let step = words.next().and_then(|word| number(word, "step"));
+        let step = step.ok_or_else(|| bad("`step N` must follow the rank, N below 2^64"))?;
         let rest: Vec<&str> = words.collect();
         let place = place_of(&rest).ok_or_else(|| {
             bad("the place must be `unit N`, `unit N, STAGE`, `STAGE` or `call N`")
         })?;
         let kind = kind_of(kind).ok_or_else(|| bad(&kinds()))?;
-        let rank = usize::try_from(rank).map_err(|_| bad("the rank is too large"))?;
-        Ok(Self { rank: Rank::new(rank), step, place, kind })
+        let fault = Self { rank: Rank::new(rank as usize), step, place, kind };
+        fault.check_kind().map_err(|problem| bad(&problem)).map(|()| fault)
     }
 }
 
 /// `word` without its name.
-fn number(word: &str, name: &str) -> Option<u64> {
+fn number<N: FromStr>(word: &str, name: &str) -> Option<N> {
     word.strip_prefix(name)?.trim().parse().ok()
 }
 
 fn place_of(words: &[&str]) -> Option<FaultPlace> {
-    let unit = |word| Some(UnitId::new(usize::try_from(number(word, "unit")?).ok()?));
+    let unit = |word| Some(UnitId::new(number::<u32>(word, "unit")? as usize));
     let stage = |word: &str| Stage::ALL.into_iter().find(|stage| stage.to_string() == word);
     match words {
         [word] => number(word, "call")
@@ -113,6 +114,15 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_numbers_are_read() {
+        let text = "rank 4294967295, step 18446744073709551615, unit 4294967295: panic";
+        assert_eq!(text.parse::<Fault>().expect("a fault").to_string(), text);
+        // Finite in f32, but not in f16.
+        let text = "rank 0, step 0, call 18446744073709551615: a gradient of 65520";
+        assert_eq!(text.parse::<Fault>().expect("a fault").to_string(), text);
+    }
+
+    #[test]
     fn what_is_no_fault_is_refused_with_what_is_missing() {
         let refused = [
             ("panic", "there is no `: KIND`"),
@@ -122,6 +132,13 @@ mod tests {
             ("rank 1, step 2, unit x: panic", "the place must be"),
             ("rank 1, step 2, unit 0: explode", "the kind must be one of panic, error"),
             ("rank 1, step 2, unit 0: delay of 3 parsecs", "the kind must be one of"),
+            ("rank 4294967296, step 2, unit 0: panic", "N below 2^32"),
+            ("rank -1, step 2, unit 0: panic", "N below 2^32"),
+            ("rank 1, step 18446744073709551616, unit 0: panic", "N below 2^64"),
+            ("rank 1, step 2, unit 4294967296: panic", "the place must be"),
+            ("rank 1, step 2, call 18446744073709551616: panic", "the place must be"),
+            ("rank 1, step 2, unit 0: a gradient of 5", "5 is finite in every dtype"),
+            ("rank 1, step 2, unit 0: a gradient of -65504", "-65504 is finite in every dtype"),
         ];
         for (text, problem) in refused {
             let message = text.parse::<Fault>().expect_err("it is none").to_string();

@@ -15,6 +15,7 @@ mod descriptors;
 mod ending;
 mod non_finite;
 mod order;
+mod refused;
 mod waiting;
 
 /// Within which every rank ends: a second, and what a busy machine adds.

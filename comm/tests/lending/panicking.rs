@@ -233,7 +233,7 @@ fn end_with_caught(apart: Between, first: Catching, second: bool) -> String {
 
 #[test]
 fn a_gradient_that_hides_the_panic_of_its_visit_ends_the_world() {
-    for between in [Between::Memory, Between::Letters] {
+    for between in [Between::Memory, Between::Messages] {
         for len in [100, LARGE] {
             let text = end_with_caught(between, Catching { len, lends: 3, stubborn: false }, false);
             assert!(text.starts_with("world aborted: rank 0, "), "{text}");

@@ -4,5 +4,6 @@
 //! come to differ.
 
 mod disagreement;
+mod faults;
 mod misuse;
 mod replicas;

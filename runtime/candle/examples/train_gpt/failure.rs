@@ -4,7 +4,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use hsdp::{FlightRecord, explain};
+use hsdp::{CommError, FlightRecord, explain};
 
 /// The number of the signal.
 const SIGTERM: u8 = 15;
@@ -86,6 +86,10 @@ impl fmt::Display for Failure {
 impl From<hsdp_candle::Error> for Failure {
     fn from(error: hsdp_candle::Error) -> Self {
         match error {
+            // A fault that the world or the model cannot have comes from the command line.
+            hsdp_candle::Error::Runtime(hsdp::Error::Comm(bad @ CommError::BadFault { .. })) => {
+                Self::Input(bad.to_string())
+            }
             hsdp_candle::Error::Runtime(hsdp::Error::Comm(echo)) => Self::Peer(echo.to_string()),
             error => Self::Training(error.to_string()),
         }
