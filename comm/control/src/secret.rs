@@ -22,8 +22,8 @@ const BYTES: usize = 32;
 
 /// The secret of a job: 32 bytes. A process that knows it can join as any rank.
 ///
-/// `Debug` never shows it, and its memory is overwritten when it is dropped. Put it into the environment or into a file of
-/// mode 0600, never on a command line, which all users of a machine can read.
+/// `Debug` never shows it, and its memory is overwritten when it is dropped. Put it into the environment or into a file that only
+/// its owner may read, never on a command line, which all users of a machine can read.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<[u8; BYTES]>);
 
@@ -68,11 +68,12 @@ impl Secret {
         }
     }
 
-    /// The secret in a file of 64 hexadecimal digits, which belongs to this user and has mode 0600.
+    /// The secret in a file of 64 hexadecimal digits. The file belongs to this user, and its mode gives group and others no access:
+    /// 0400 or 0600, for example.
     ///
     /// # Errors
-    /// [`ControlError::SecretFile`] if the file cannot be read, is a link, has another mode or another owner, or does
-    /// not hold 64 hexadecimal digits.
+    /// [`ControlError::SecretFile`] if the file cannot be read, is a link, has another owner, gives group or others any access, or
+    /// does not hold 64 hexadecimal digits.
     pub fn from_file(path: &Path) -> Result<Self, ControlError> {
         let wrong = |problem| ControlError::SecretFile { path: path.to_owned(), problem };
         let digits = read_private(path).map_err(wrong)?;
@@ -122,8 +123,11 @@ fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
             about.uid()
         ));
     }
-    if about.mode() & 0o7777 != 0o600 {
-        return Err(format!("its mode is {:04o}, it must be 0600", about.mode() & 0o7777));
+    if about.mode() & 0o077 != 0 {
+        return Err(format!(
+            "its mode is {:04o}, but group and others must have no access, as with 0400 or 0600",
+            about.mode() & 0o7777
+        ));
     }
     let mut digits = Zeroizing::new(Vec::with_capacity(4 * BYTES));
     let read = file.take(4 * BYTES as u64).read_to_end(&mut digits);

@@ -46,21 +46,27 @@ fn file_of(mode: u32, content: &str) -> (tempfile::TempDir, std::path::PathBuf) 
 }
 
 #[test]
-fn a_file_of_mode_0600_is_read() {
+fn a_file_that_only_its_owner_may_read_is_read() {
     let secret = Secret::from_bytes([0x5a; 32]);
-    let (_folder, path) = file_of(0o600, &format!("{}\n", *secret.to_hex()));
-    assert_eq!(Secret::from_file(&path).expect("as it should be").bytes(), secret.bytes());
+    for mode in [0o600, 0o400, 0o500, 0o700] {
+        let (_folder, path) = file_of(mode, &format!("{}\n", *secret.to_hex()));
+        let read = Secret::from_file(&path).unwrap_or_else(|error| panic!("{mode:o}: {error}"));
+        assert_eq!(read.bytes(), secret.bytes());
+    }
 }
 
 #[test]
 fn other_files_are_refused() {
     let digits = "5a".repeat(32);
-    for mode in [0o644, 0o640, 0o660, 0o700, 0o604] {
+    for mode in [0o644, 0o640, 0o660, 0o610, 0o604, 0o440, 0o404, 0o402, 0o401] {
         let (_folder, path) = file_of(mode, &digits);
         let refused = Secret::from_file(&path).expect_err("others may read it").to_string();
         assert_eq!(
             refused,
-            format!("the secret in {}: its mode is {mode:04o}, it must be 0600", path.display())
+            format!(
+                "the secret in {}: its mode is {mode:04o}, but group and others must have no access, as with 0400 or 0600",
+                path.display()
+            )
         );
     }
     let (_folder, long) = file_of(0o600, &digits.repeat(3));
