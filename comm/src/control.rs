@@ -2,9 +2,10 @@
 //! forwards them (`hsdp-control`), and NCCL carries buffers of devices. `REMOTE.md`, "The control plane", beside the
 //! sources of this crate, describes the messages.
 //!
-//! In reading order: `passage` (between two ranks), `member` (this process, for all its worlds), `transport`, `job`.
+//! In reading order: `passage` (between two ranks), `member` (this process, for all its worlds), `losses`, `transport`, `job`.
 
 mod job;
+mod losses;
 mod member;
 mod passage;
 mod transport;

@@ -39,6 +39,8 @@ pub(crate) use self::office::Office;
 pub(crate) use self::transport::Transport;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::transport::TransportError;
+#[cfg(feature = "nccl")]
+pub(crate) use self::transport::{Cause, Loss};
 pub(crate) use self::travels::Travels;
 #[cfg(feature = "cuda")]
 pub(crate) use self::{

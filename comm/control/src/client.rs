@@ -18,7 +18,7 @@ use crate::pauses::Pauses;
 use crate::proof::{Side, Transcript, nonce};
 use crate::status::Shared;
 use crate::wire::{
-    self, Failure, Frame, FromCoordinator, Hello, Kind, PROTOCOL, Proof, Refusal, Welcome,
+    self, Failure, Frame, FromCoordinator, Hello, Kind, Loss, PROTOCOL, Proof, Refusal, Welcome,
 };
 use crate::{ControlError, Deadlines, Job, Member, Membership, Secret, Terms};
 
@@ -61,8 +61,8 @@ impl Client {
     /// # Errors
     /// The same on all ranks that join: [`ControlError::Incomplete`], [`ControlError::ConfigMismatch`]. On this rank alone:
     /// [`ControlError::DuplicateRank`], [`ControlError::OtherJob`], [`ControlError::Secret`], [`ControlError::Refused`],
-    /// [`ControlError::Unreachable`], [`ControlError::CoordinatorLost`], [`ControlError::NoSuchRank`], [`ControlError::Deadline`],
-    /// [`ControlError::System`].
+    /// [`ControlError::Unreachable`], [`ControlError::CoordinatorLost`], [`ControlError::BadMessage`], [`ControlError::DeclaredLost`],
+    /// [`ControlError::NoSuchRank`], [`ControlError::Deadline`], [`ControlError::System`].
     pub fn join(options: ClientOptions) -> Result<Membership, ControlError> {
         let (rank, world) = (options.rank, options.terms.world());
         if rank.get() >= world {
@@ -122,6 +122,14 @@ impl ClientOptions {
 
     fn lost(&self, problem: String) -> ControlError {
         ControlError::CoordinatorLost { rank: self.rank, server: self.server, problem }
+    }
+
+    fn bad_message(&self, problem: String) -> ControlError {
+        ControlError::BadMessage { rank: self.rank, server: self.server, problem }
+    }
+
+    fn declared_lost(&self, why: String) -> ControlError {
+        ControlError::DeclaredLost { rank: self.rank, server: self.server, why }
     }
 }
 
@@ -193,7 +201,10 @@ async fn shake_hands(options: &ClientOptions) -> Result<Wires, Miss> {
     let mut heard = transcript.seals(&options.secret, Side::Coordinator);
     let first = match next(&mut frames).await? {
         Kind::Refusal(refusal) => return Err(options.refused(refusal)),
-        kind => opened(&mut heard, kind).map_err(Miss::Again)?,
+        kind => {
+            let opened = opened(&mut heard, Ok(Some(kind.into())));
+            opened.map_err(|(_, problem)| Miss::Again(problem))?
+        }
     };
     match first {
         FromCoordinator::Failed(failure) => Err(Miss::Never(options.failed(&failure))),
@@ -219,12 +230,12 @@ impl ClientOptions {
 impl Entered {
     /// Reads one of the messages that arrive until all ranks have joined.
     async fn read(&mut self, options: &ClientOptions) -> Result<(), ControlError> {
-        let ended = || "its connection ended before all ranks had joined".to_owned();
-        let frame = self.wires.frames.message().await.ok().flatten();
-        let kind = frame.ok_or_else(|| options.lost(ended()))?.checked();
-        let kind = kind.map_err(|error| options.lost(error.to_string()))?;
-        let letter = opened(&mut self.wires.heard, kind);
-        match letter.map_err(|problem| options.lost(problem))? {
+        let letter = opened(&mut self.wires.heard, self.wires.frames.message().await);
+        let letter = letter.map_err(|(loss, problem)| match loss {
+            Loss::Ended => options.lost(format!("{problem} before all ranks had joined")),
+            _ => options.bad_message(problem),
+        });
+        match letter? {
             FromCoordinator::Present(present) => {
                 let member = Member::try_from(&present);
                 self.members.push(member.map_err(|error| options.lost(error.to_string()))?);
@@ -237,7 +248,7 @@ impl Entered {
                 self.welcome = Some(welcome);
             }
             FromCoordinator::Failed(failure) => return Err(options.failed(&failure)),
-            FromCoordinator::Ended(ended) => return Err(options.lost(ended.why)),
+            FromCoordinator::Ended(ended) => return Err(options.declared_lost(ended.why)),
             _ => {}
         }
         Ok(())

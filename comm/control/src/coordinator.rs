@@ -18,7 +18,8 @@ use crate::deadlines::Wakefulness;
 use crate::limits::cut;
 use crate::wire::{
     Abort, Aborted, Absence, Changed, Difference, Ended, Failure, FromCoordinator, FromMember,
-    Give, Grounds, Hello, Incompleteness, Occupied, PROTOCOL, Pass, Present, Standing, Welcome,
+    Give, Grounds, Hello, Incompleteness, Loss, Occupied, PROTOCOL, Pass, Present, Quit, Standing,
+    Welcome,
 };
 use crate::{Deadlines, Member, Terms};
 
@@ -104,10 +105,10 @@ impl Coordinator {
             return;
         }
         if !matches!(self.phase, Phase::Begun) {
-            return self.gone(rank, "it sent a message before all ranks had joined");
+            return self.gone(rank, Loss::Invalid, "it sent a message before all ranks had joined");
         }
         if self.places.hear(rank, now) {
-            self.announce(rank, Standing::Alive, "");
+            self.announce(rank, Standing::Alive);
         }
         match says {
             FromMember::Beat(()) => self.send(rank, FromCoordinator::Beat(())),
@@ -115,12 +116,25 @@ impl Coordinator {
             FromMember::Abort(Abort { reason }) => self.abort(rank, &reason),
             FromMember::Goodbye(()) => self.goodbye(rank),
             FromMember::Pass(pass) => self.pass_on(rank, pass),
+            FromMember::Quit(quit) => self.quit(rank, quit),
         }
+    }
+
+    fn quit(&mut self, rank: Rank, quit: Quit) {
+        let silent = self.deadlines.until_lost();
+        let why = match quit.loss() {
+            Loss::Ended => "it ended its connection".to_owned(),
+            Loss::Silent => format!("it has heard nothing from the coordinator for {silent:?}"),
+            Loss::Forged => "a message to it failed authentication".to_owned(),
+            Loss::Invalid => "it got a message that no coordinator sends".to_owned(),
+        };
+        self.gone(rank, quit.loss(), &why);
     }
 
     fn pass_on(&mut self, from: Rank, Pass { rank, what }: Pass) {
         if rank >= self.terms.world() {
-            return self.gone(from, "it sent a message to a rank that the world does not have");
+            let why = "it sent a message to a rank that the world does not have";
+            return self.gone(from, Loss::Invalid, why);
         }
         let to = Rank::new(rank as usize);
         if self.places.is_there(to) {
@@ -129,7 +143,7 @@ impl Coordinator {
     }
 
     /// Handles the end of a member's connection, or a reason to end it.
-    pub(crate) fn gone(&mut self, rank: Rank, why: &str) {
+    pub(crate) fn gone(&mut self, rank: Rank, loss: Loss, why: &str) {
         if !self.places.is_there(rank) {
             return;
         }
@@ -139,7 +153,9 @@ impl Coordinator {
             Phase::Failed { .. } => {}
             Phase::Begun => {
                 self.places.lose(rank);
-                self.announce(rank, Standing::Lost, why);
+                let (number, standing) = (rank.get(), Standing::Lost.into());
+                let changed = Changed { rank: number, standing, why: cut(why), loss: loss.into() };
+                self.tell_all(&FromCoordinator::Changed(changed));
                 self.fail_rounds();
             }
         }
@@ -230,7 +246,7 @@ impl Coordinator {
         }
         match self.rounds.give(rank, give, &self.terms, now) {
             Ok(letters) => self.send_all(letters),
-            Err(again) => return self.gone(rank, &again.to_string()),
+            Err(again) => return self.gone(rank, Loss::Invalid, &again.to_string()),
         }
         self.fail_rounds();
     }
@@ -260,22 +276,22 @@ impl Coordinator {
     fn goodbye(&mut self, rank: Rank) {
         self.send(rank, FromCoordinator::Farewell(()));
         self.places.finish(rank);
-        self.announce(rank, Standing::Finished, "");
+        self.announce(rank, Standing::Finished);
         self.fail_rounds();
     }
 
     fn look_for_silence(&mut self, now: Instant) {
         for rank in self.places.silent(self.deadlines.until_lost(), now) {
             let why = format!("silent for {:?}", self.deadlines.until_lost());
-            self.gone(rank, &why);
+            self.gone(rank, Loss::Silent, &why);
         }
         for rank in self.places.suspect(self.deadlines.until_suspect(), now) {
-            self.announce(rank, Standing::Suspect, "");
+            self.announce(rank, Standing::Suspect);
         }
     }
 
-    fn announce(&mut self, rank: Rank, standing: Standing, why: &str) {
-        let changed = Changed { rank: rank.get(), standing: standing.into(), why: cut(why) };
+    fn announce(&mut self, rank: Rank, standing: Standing) {
+        let changed = Changed { rank: rank.get(), standing: standing.into(), ..Changed::default() };
         self.tell_all(&FromCoordinator::Changed(changed));
     }
 

@@ -175,7 +175,7 @@ pub enum ControlError {
         /// Its reason.
         reason: String,
     },
-    /// The coordinator is gone, or has declared this member lost.
+    /// The connection to the coordinator has ended, or the coordinator reads or answers nothing.
     #[error("rank {rank} has lost the coordinator at {server}: {problem}")]
     CoordinatorLost {
         /// The rank that has lost it.
@@ -185,7 +185,28 @@ pub enum ControlError {
         /// The problem that the member observed.
         problem: String,
     },
-    /// The coordinator was silent for too long: the network between it and this member may be cut.
+    /// The coordinator has declared this member lost.
+    #[error("the coordinator at {server} has declared rank {rank} lost: {why}")]
+    DeclaredLost {
+        /// The rank that is lost.
+        rank: Rank,
+        /// The address of the coordinator.
+        server: SocketAddr,
+        /// The reason that the coordinator gives.
+        why: String,
+    },
+    /// A message to this member was not a message of the coordinator, so the member has ended its connection.
+    #[error("rank {rank} has ended its connection to the coordinator at {server}: {problem}")]
+    BadMessage {
+        /// The rank that got the message.
+        rank: Rank,
+        /// The address of the coordinator.
+        server: SocketAddr,
+        /// The problem with the message.
+        problem: String,
+    },
+    /// The coordinator was silent for too long: its process may be stopped, or the network between
+    /// it and this member cut.
     #[error("rank {rank} is cut off: nothing from the coordinator at {server} for {silent:?}")]
     CutOff {
         /// The rank that is cut off.

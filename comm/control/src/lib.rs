@@ -83,3 +83,4 @@ pub use self::membership::Membership;
 pub use self::secret::Secret;
 pub use self::server::{Bind, Server, ServerOptions};
 pub use self::status::{State, Status};
+pub use self::wire::Loss;

@@ -3,20 +3,26 @@
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 use prost::Message as _;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{self, MissedTickBehavior};
-use tonic::Streaming;
+use tonic::{Status, Streaming};
 
 use crate::deadlines::Wakefulness;
 use crate::membership::Voice;
 use crate::proof::Seals;
 use crate::status::Shared;
-use crate::wire::{CoordinatorLetter, Frame, FromCoordinator, FromMember, Kind, MemberLetter};
+use crate::wire::{
+    CoordinatorLetter, Frame, FromCoordinator, FromMember, Kind, Loss, Malformed, MemberLetter,
+    Quit,
+};
 use crate::{ControlError, Deadlines};
+
+/// The time until the coordinator has got the last message of a member that ends its connection.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Both directions of the stream, with the state of their MACs.
 pub(crate) struct Wires {
@@ -36,6 +42,19 @@ pub(crate) struct Line {
     pub(crate) deadlines: Deadlines,
 }
 
+/// An error that ends the connection, with its kind if the coordinator can be told.
+struct Failure {
+    error: Box<ControlError>,
+    told: Option<Loss>,
+}
+
+impl From<ControlError> for Failure {
+    /// An error of which the coordinator knows, or that it cannot be told.
+    fn from(error: ControlError) -> Self {
+        Self { error: Box::new(error), told: None }
+    }
+}
+
 /// Times of past and coming events.
 struct Times {
     heard: Instant,
@@ -50,15 +69,32 @@ impl Line {
     /// Runs until the coordinator has sent its last message, or the membership is dropped, or the coordinator is lost.
     /// Calls get the error of a loss.
     pub(crate) async fn run(mut self, mut letters: mpsc::UnboundedReceiver<FromMember>) {
-        if let Err(error) = self.carry(&mut letters).await {
-            self.shared.ended(error);
+        if let Err(Failure { error, told }) = self.carry(&mut letters).await {
+            self.shared.ended(*error);
+            if let Some(loss) = told {
+                self.quit(loss).await;
+            }
         }
+    }
+
+    /// Tells the coordinator why the connection ends: otherwise the others would learn that it has ended, and no reason. Stays until
+    /// the coordinator has ended the connection, since a frame that waits in this process is lost with it.
+    async fn quit(&mut self, loss: Loss) {
+        let frame = sealed(&mut self.wires.said, FromMember::Quit(Quit { loss: loss.into() }));
+        let Wires { frames, out, .. } = &mut self.wires;
+        let told = async {
+            if out.send(frame).await.is_ok() {
+                while let Ok(Some(_)) = frames.message().await {}
+                out.closed().await;
+            }
+        };
+        let _ = time::timeout(LAST_WORDS, told).await;
     }
 
     async fn carry(
         &mut self,
         letters: &mut mpsc::UnboundedReceiver<FromMember>,
-    ) -> Result<(), ControlError> {
+    ) -> Result<(), Failure> {
         let now = Instant::now();
         let awake = Wakefulness::new(now, &self.deadlines);
         let mut times = Times { heard: now, next_beat: now, awake, next: None };
@@ -68,10 +104,11 @@ impl Line {
         loop {
             tokio::select! {
                 frame = self.wires.frames.message() => {
-                    let frame = frame.ok().flatten();
-                    let frame = frame.ok_or_else(|| self.lost("its connection ended"))?;
+                    let says = opened(&mut self.wires.heard, frame);
+                    let says = says.map_err(|(loss, problem)| self.refused(loss, problem))?;
                     times.heard = Instant::now();
-                    if self.hear(frame)?.is_break() {
+                    self.shared.heard(times.heard);
+                    if self.hear(says)?.is_break() {
                         return Ok(());
                     }
                 }
@@ -91,9 +128,7 @@ impl Line {
         }
     }
 
-    fn hear(&mut self, frame: Frame) -> Result<ControlFlow<()>, ControlError> {
-        let kind = frame.checked().map_err(|error| self.lost(&error.to_string()))?;
-        let says = opened(&mut self.wires.heard, kind).map_err(|problem| self.lost(&problem))?;
+    fn hear(&mut self, says: FromCoordinator) -> Result<ControlFlow<()>, ControlError> {
         match says {
             FromCoordinator::Value(value) => self.shared.value(value),
             FromCoordinator::Passed(pass) => self.shared.passed(pass),
@@ -108,7 +143,8 @@ impl Line {
                 return Ok(ControlFlow::Break(()));
             }
             FromCoordinator::Ended(ended) => {
-                return Err(self.lost(&format!("it has declared this rank lost: {}", ended.why)));
+                let (rank, server) = (self.rank, self.server);
+                return Err(ControlError::DeclaredLost { rank, server, why: ended.why });
             }
             FromCoordinator::Beat(())
             | FromCoordinator::Present(_)
@@ -118,7 +154,7 @@ impl Line {
         Ok(ControlFlow::Continue(()))
     }
 
-    fn tick(&mut self, times: &mut Times) -> Result<(), ControlError> {
+    fn tick(&mut self, times: &mut Times) -> Result<(), Failure> {
         let now = Instant::now();
         if times.awake.was_asleep(now) {
             times.heard = now;
@@ -126,15 +162,13 @@ impl Line {
         let silent = now.saturating_duration_since(times.heard);
         let most = self.deadlines.until_lost();
         if silent > most {
-            return Err(ControlError::CutOff {
-                rank: self.rank,
-                server: self.server,
-                silent: most,
-            });
+            let (rank, server) = (self.rank, self.server);
+            let error = ControlError::CutOff { rank, server, silent: most };
+            return Err(Failure { error: Box::new(error), told: Some(Loss::Silent) });
         }
         let waits_since = times.next.as_ref().map_or(now, |(_, since)| *since);
         if now.saturating_duration_since(waits_since) > most {
-            return Err(self.lost(&format!("it has read nothing for {most:?}")));
+            return Err(self.lost(&format!("it has read nothing for {most:?}")).into());
         }
         if now >= times.next_beat && *self.voice.borrow() == Voice::Speaking {
             times.next_beat = now + self.deadlines.beat;
@@ -144,6 +178,16 @@ impl Line {
             }
         }
         Ok(())
+    }
+
+    /// The failure in which a frame that is no message of the coordinator ends the connection.
+    fn refused(&self, loss: Loss, problem: String) -> Failure {
+        if loss == Loss::Ended {
+            return self.lost(&problem).into();
+        }
+        let (rank, server) = (self.rank, self.server);
+        let error = Box::new(ControlError::BadMessage { rank, server, problem });
+        Failure { error, told: Some(loss) }
     }
 
     fn lost(&self, problem: &str) -> ControlError {
@@ -157,10 +201,17 @@ fn sealed(seals: &mut Seals, says: FromMember) -> Frame {
 }
 
 /// The message of the coordinator in a frame, or the reason why the frame is refused.
-pub(crate) fn opened(seals: &mut Seals, kind: Kind) -> Result<FromCoordinator, String> {
-    let Kind::Sealed(sealed) = kind else {
-        return Err("it sent a frame that no coordinator sends".to_owned());
-    };
-    let letter = seals.open(sealed).ok_or("a message had a wrong MAC")?;
-    CoordinatorLetter::read(&letter).map_err(|error| error.to_string())
+pub(crate) fn opened(
+    seals: &mut Seals,
+    frame: Result<Option<Frame>, Status>,
+) -> Result<FromCoordinator, (Loss, String)> {
+    let forged = || (Loss::Forged, "a message to it failed authentication".to_owned());
+    let frame = Frame::arrived(frame).map_err(|loss| match loss {
+        Loss::Forged => forged(),
+        loss => (loss, "its connection ended".to_owned()),
+    })?;
+    let letter = frame.sealed().and_then(|sealed| seals.open(sealed)).ok_or_else(forged)?;
+    CoordinatorLetter::read(&letter).map_err(|Malformed(what)| {
+        (Loss::Invalid, format!("it got a message that no coordinator sends: {what}"))
+    })
 }

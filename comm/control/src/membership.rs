@@ -76,7 +76,8 @@ impl Membership {
     /// [`ControlError::TooLong`] if the key has more than 256 bytes or the value more than [`MOST_VALUE`](crate::MOST_VALUE);
     /// [`ControlError::KeyBusy`] if another thread uses this key; [`ControlError::Crowded`] if too many keys are in use.
     /// The same on all ranks: [`ControlError::Late`], [`ControlError::Absent`], [`ControlError::MixedRound`],
-    /// [`ControlError::Aborted`]. Without a coordinator: [`ControlError::CoordinatorLost`], [`ControlError::CutOff`].
+    /// [`ControlError::Aborted`]. Without a connection: [`ControlError::CoordinatorLost`], [`ControlError::CutOff`],
+    /// [`ControlError::BadMessage`], [`ControlError::DeclaredLost`].
     pub fn exchange(&self, key: &str, value: &[u8]) -> Result<Vec<Vec<u8>>, ControlError> {
         self.round(key, RoundKind::Exchange, Some(value))
     }
@@ -100,7 +101,7 @@ impl Membership {
     ///
     /// # Errors
     /// [`ControlError::TooLong`] if the message has more than [`MOST_VALUE`](crate::MOST_VALUE) bytes. Without a coordinator:
-    /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`].
+    /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`], [`ControlError::BadMessage`], [`ControlError::DeclaredLost`].
     pub fn pass(&self, to: Rank, what: Vec<u8>) -> Result<(), ControlError> {
         if what.len() > MOST_VALUE {
             let bytes = what.len();
@@ -149,7 +150,8 @@ impl Membership {
     /// Leaves: the others see this rank as finished, and not as lost. Works after an abort, too.
     ///
     /// # Errors
-    /// [`ControlError::CoordinatorLost`] or [`ControlError::CutOff`] if the coordinator has not confirmed it.
+    /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`], [`ControlError::BadMessage`] or [`ControlError::DeclaredLost`]
+    /// if the coordinator has not confirmed it.
     pub fn leave(self) -> Result<(), ControlError> {
         self.say(FromMember::Goodbye(()))?;
         let within = self.deadlines.handshake;
@@ -157,6 +159,18 @@ impl Membership {
         heard.unwrap_or_else(|| {
             Err(self.lost(&format!("it has not confirmed within {within:?} that this rank leaves")))
         })
+    }
+
+    /// Asks the coordinator for a heartbeat now. Does not wait for it.
+    pub fn ask(&self) {
+        // After the end of the connection there is no answer, and the status has the reason.
+        let _ = self.say(FromMember::Beat(()));
+    }
+
+    /// The time since the last message of the coordinator. Does not wait.
+    #[must_use]
+    pub fn silence(&self) -> Duration {
+        self.shared.silence()
     }
 
     /// For tests: stops the heartbeats.

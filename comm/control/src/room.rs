@@ -13,7 +13,7 @@ use crate::coordinator::Coordinator;
 use crate::gate::Ticket;
 use crate::limits::most_waiting;
 use crate::server::ServerOptions;
-use crate::wire::{Failure, FromCoordinator, FromMember, Hello};
+use crate::wire::{Failure, FromCoordinator, FromMember, Hello, Loss};
 use crate::{Deadlines, Job, Secret};
 
 /// State that all connections share.
@@ -90,9 +90,9 @@ impl Room {
         self.deliver(&mut inside);
     }
 
-    pub(crate) fn gone(&self, rank: Rank, why: &str) {
+    pub(crate) fn gone(&self, rank: Rank, loss: Loss, why: &str) {
         let mut inside = self.inside.lock();
-        inside.coordinator.gone(rank, why);
+        inside.coordinator.gone(rank, loss, why);
         self.deliver(&mut inside);
     }
 
@@ -128,7 +128,7 @@ impl Room {
                 }
                 if !sent && !last {
                     let why = "it does not read its messages";
-                    inside.coordinator.gone(letter.to, why);
+                    inside.coordinator.gone(letter.to, Loss::Silent, why);
                 }
             }
         }

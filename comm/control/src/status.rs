@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 use prost::bytes::Bytes;
 
 use crate::ControlError;
-use crate::wire::{Changed, Pass, RoundFailed, RoundKind, Standing, Value};
+use crate::wire::{Changed, Loss, Pass, RoundFailed, RoundKind, Standing, Value};
 
 /// The state of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum State {
     Finished,
     /// It is lost, for good.
     Lost {
+        /// The kind of reason.
+        loss: Loss,
         /// The reason that the coordinator gives.
         why: Box<str>,
     },
@@ -65,7 +67,8 @@ impl Status {
     }
 
     /// The error with which every further call fails: [`Aborted`](ControlError::Aborted),
-    /// [`CoordinatorLost`](ControlError::CoordinatorLost) or [`CutOff`](ControlError::CutOff). `None` while the job goes on.
+    /// [`CoordinatorLost`](ControlError::CoordinatorLost), [`CutOff`](ControlError::CutOff), [`BadMessage`](ControlError::BadMessage) or
+    /// [`DeclaredLost`](ControlError::DeclaredLost). `None` while the job goes on.
     #[must_use]
     pub fn ended(&self) -> Option<&ControlError> {
         self.ended.as_ref()
@@ -91,6 +94,8 @@ struct Inside {
     rounds: BTreeMap<String, Round>,
     passed: VecDeque<Pass>,
     farewell: bool,
+    /// The time of the last frame of the coordinator.
+    heard: Instant,
 }
 
 /// The results so far of a round that a call waits for.
@@ -105,12 +110,22 @@ impl Shared {
     pub(crate) fn new(rank: Rank, world: u32) -> Self {
         let status = Status { states: vec![State::Alive; world as usize], ended: None };
         let (rounds, passed) = (BTreeMap::new(), VecDeque::new());
-        let inside = Inside { status, rounds, passed, farewell: false };
+        let inside = Inside { status, rounds, passed, farewell: false, heard: Instant::now() };
         Self { inside: Mutex::new(inside), changed: Condvar::new(), rank }
     }
 
     pub(crate) fn status(&self) -> Status {
         self.inside.lock().status.clone()
+    }
+
+    /// Notes that a frame of the coordinator has arrived.
+    pub(crate) fn heard(&self, now: Instant) {
+        self.inside.lock().heard = now;
+    }
+
+    /// The time since the last frame of the coordinator.
+    pub(crate) fn silence(&self) -> Duration {
+        self.inside.lock().heard.elapsed()
     }
 
     /// Stores a message of another member.
@@ -208,7 +223,9 @@ impl Shared {
             Ok(Standing::Alive) | Err(_) => State::Alive,
             Ok(Standing::Suspect) => State::Suspect,
             Ok(Standing::Finished) => State::Finished,
-            Ok(Standing::Lost) => State::Lost { why: changed.why.as_str().into() },
+            Ok(Standing::Lost) => {
+                State::Lost { loss: changed.loss(), why: changed.why.as_str().into() }
+            }
         };
         self.with(|inside| {
             if let Some(old) = inside.status.states.get_mut(changed.rank as usize) {

@@ -14,8 +14,8 @@ use crate::limits::cut;
 use crate::proof::{Seals, Side, Transcript, nonce};
 use crate::room::Room;
 use crate::wire::{
-    Challenge, CoordinatorLetter, Frame, FromCoordinator, FromMember, Hello, Kind, MemberLetter,
-    Refusal,
+    Challenge, CoordinatorLetter, Frame, FromCoordinator, FromMember, Hello, Kind, Loss, Malformed,
+    MemberLetter, Refusal,
 };
 
 /// One connection.
@@ -102,7 +102,7 @@ impl Visit {
                     let last = says.is_last();
                     let taken = self.say(&mut attendance.said, says).await;
                     if !taken && !last && !given_up {
-                        self.room.gone(rank, "it does not read its messages");
+                        self.room.gone(rank, Loss::Silent, "it does not read its messages");
                     }
                     if !taken || last {
                         return;
@@ -111,9 +111,9 @@ impl Visit {
                 frame = self.frames.message(), if !given_up => {
                     match opened(&mut attendance.heard, frame) {
                         Ok(says) => self.room.hear(rank, says),
-                        Err(why) => {
+                        Err((loss, why)) => {
                             given_up = true;
-                            self.room.gone(rank, &why);
+                            self.room.gone(rank, loss, &why);
                         }
                     }
                 }
@@ -146,14 +146,17 @@ fn refusal(reason: &str) -> Refusal {
 }
 
 /// The message of a member in a frame, or the reason why the member is lost.
-fn opened(seals: &mut Seals, frame: Result<Option<Frame>, Status>) -> Result<FromMember, String> {
-    let frame = match frame {
-        Ok(Some(frame)) => frame,
-        Ok(None) | Err(_) => return Err("its connection ended before it left".to_owned()),
-    };
-    let Ok(Kind::Sealed(sealed)) = frame.checked() else {
-        return Err("it sent a frame that no member sends".to_owned());
-    };
-    let letter = seals.open(sealed).ok_or("a message had a wrong MAC")?;
-    MemberLetter::read(&letter).map_err(|error| error.to_string())
+fn opened(
+    seals: &mut Seals,
+    frame: Result<Option<Frame>, Status>,
+) -> Result<FromMember, (Loss, String)> {
+    let forged = || (Loss::Forged, "a message from it failed authentication".to_owned());
+    let frame = Frame::arrived(frame).map_err(|loss| match loss {
+        Loss::Forged => forged(),
+        loss => (loss, "its connection ended before it left".to_owned()),
+    })?;
+    let letter = frame.sealed().and_then(|sealed| seals.open(sealed)).ok_or_else(forged)?;
+    MemberLetter::read(&letter).map_err(|Malformed(what)| {
+        (Loss::Invalid, format!("it sent a message that no member sends: {what}"))
+    })
 }

@@ -17,14 +17,14 @@ pub use self::failure::{
 pub use self::frame::{Frame, Kind, Sealed};
 pub use self::handshake::{Challenge, Hello, Proof, Refusal};
 pub use self::letter::{
-    Abort, Aborted, Changed, CoordinatorLetter, Ended, FromCoordinator, FromMember, Give,
-    MemberLetter, Pass, Present, RoundFailed, RoundKind, Standing, Value, Welcome,
+    Abort, Aborted, Changed, CoordinatorLetter, Ended, FromCoordinator, FromMember, Give, Loss,
+    MemberLetter, Pass, Present, Quit, RoundFailed, RoundKind, Standing, Value, Welcome,
 };
 
 use crate::limits::{MOST_STRING, MOST_VALUE};
 
 /// The version of the protocol. Another version may differ in all but the frames of the handshake.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Bytes of a nonce, a proof and a MAC.
 pub const TAG: usize = 32;

@@ -1,7 +1,7 @@
 //! Which public types are `Send` and `Sync`.
 
 use hsdp_control::{
-    Bind, Bootstrap, Client, ClientOptions, ControlError, Deadlines, Job, Joined, Member,
+    Bind, Bootstrap, Client, ClientOptions, ControlError, Deadlines, Job, Joined, Loss, Member,
     Membership, Secret, Server, ServerOptions, State, Status, Subject, Terms,
 };
 
@@ -25,5 +25,6 @@ fn the_table() {
     everywhere::<Deadlines>();
     everywhere::<Status>();
     everywhere::<State>();
+    everywhere::<Loss>();
     everywhere::<ControlError>();
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use hsdp_control::{ControlError, Joined, Membership, Server, Status};
+use hsdp_control::{Joined, Membership, Server, Status};
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
@@ -67,6 +67,9 @@ impl Member {
     pub(super) fn status(&self) -> Status {
         let status = self.membership().status();
         let mut mail = self.mail.lock();
+        if status.ended().is_some() {
+            mail.passages.iter_mut().for_each(Passage::give_up);
+        }
         for rank in status.finished().into_iter().chain(status.lost()) {
             mail.passages[rank.index()].give_up();
         }
@@ -83,10 +86,27 @@ impl Member {
         self.pass(&mut mail, to)
     }
 
+    /// Asks the coordinator for an answer.
+    pub(super) fn ask(&self) {
+        self.membership().ask();
+    }
+
+    /// The time since the last message of the coordinator.
+    pub(super) fn silence(&self) -> Duration {
+        self.membership().silence()
+    }
+
     /// Passes on what may be.
     fn pass(&self, mail: &mut Mail, to: Rank) -> Result<(), TransportError> {
         while let Some(piece) = mail.passages[to.index()].next() {
-            self.membership().pass(to, piece).map_err(|error| failed(&error))?;
+            match self.membership().pass(to, piece) {
+                Ok(()) => {}
+                // No message passes any more, for a reason that the status has.
+                Err(_) if self.membership().status().ended().is_some() => return Ok(()),
+                Err(error) => {
+                    return Err(TransportError { peer: None, problem: error.to_string() });
+                }
+            }
         }
         Ok(())
     }
@@ -118,10 +138,6 @@ impl Member {
         mail.over.insert(world);
         mail.arrived.remove(&world);
     }
-}
-
-pub(super) fn failed(error: &ControlError) -> TransportError {
-    TransportError { peer: None, problem: error.to_string() }
 }
 
 /// Waits for the others to have heard it, and on rank 0 for their goodbyes, for the deadline at the most: who ends the coordinator before

@@ -5,13 +5,17 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 
-use super::member::{Member, failed};
+use super::losses::{COORDINATOR, end_of, losses_of};
+use super::member::Member;
 use crate::Error;
-use crate::remote::{Buffer, Letter, Shelf, Transport, TransportError};
+use crate::remote::{Buffer, Cause, Letter, Loss, Shelf, Transport, TransportError};
 use crate::sync;
 
 /// How often is looked what has become of the others.
 const PERIOD: Duration = Duration::from_millis(100);
+
+/// How long a coordinator that runs may take to answer, at most.
+const ANSWER: Duration = Duration::from_millis(250);
 
 /// The letters of one world.
 #[derive(Debug)]
@@ -20,12 +24,13 @@ pub(super) struct ControlTransport {
     world: u32,
     shelf: Arc<Shelf>,
     looked: Option<Instant>,
+    asked: Option<Instant>,
 }
 
 impl ControlTransport {
     pub(super) fn new(member: Arc<Member>) -> Self {
         let world = member.next_world();
-        Self { member, world, shelf: Arc::default(), looked: None }
+        Self { member, world, shelf: Arc::default(), looked: None, asked: None }
     }
 
     /// A letter that came, as others read it: its length is a multiple of what buffers have, or it is none.
@@ -56,7 +61,7 @@ impl Transport for ControlTransport {
         Ok(self.member.under_way(self.world))
     }
 
-    fn gone(&mut self) -> Result<Vec<Rank>, TransportError> {
+    fn lost(&mut self) -> Result<Vec<Loss>, Loss> {
         let now = sync::now();
         if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < PERIOD) {
             return Ok(Vec::new());
@@ -64,9 +69,28 @@ impl Transport for ControlTransport {
         self.looked = Some(now);
         let status = self.member.status();
         match status.ended() {
-            Some(error) => Err(failed(error)),
-            None => Ok(status.lost()),
+            Some(error) => Err(end_of(self.member.rank(), error)),
+            None => Ok(losses_of(&status)),
         }
+    }
+
+    fn ask(&mut self) {
+        self.asked.get_or_insert_with(|| {
+            self.member.ask();
+            sync::now()
+        });
+    }
+
+    fn silent(&mut self) -> Option<Loss> {
+        let asked = sync::now().saturating_duration_since(self.asked?);
+        let silence = self.member.silence();
+        if asked < ANSWER || silence < asked {
+            return None;
+        }
+        let millis = Duration::from_millis(u64::try_from(silence.as_millis()).unwrap_or(u64::MAX));
+        let own = self.member.rank();
+        let problem = format!("rank {own} has heard nothing from its coordinator for {millis:?}");
+        Some(Loss { rank: COORDINATOR, cause: Cause::Unreachable(problem) })
     }
 
     fn close(&mut self, _ended: Option<&Error>) {

@@ -24,6 +24,8 @@ pub(super) struct Watch {
     watched: Vec<(Rank, Process)>,
     /// Those that were not there when they were last looked for: letters that they had sent may still come.
     suspects: Vec<Rank>,
+    /// Ranks whose connections have ended, as the transport has reported before.
+    disconnected: Vec<Rank>,
     looked: Option<Instant>,
 }
 
@@ -50,6 +52,17 @@ impl Watch {
         self.suspects = suspects;
         self.suspects.extend(&still);
         still
+    }
+
+    /// Whether the process of a rank whose connection has ended is known to be gone. `None` at the first call: a process that is
+    /// ending closes its connections shortly before it is gone.
+    pub(super) fn is_gone(&mut self, rank: Rank) -> Option<bool> {
+        if !self.disconnected.contains(&rank) {
+            self.disconnected.push(rank);
+            return None;
+        }
+        let watched = self.watched.iter().find(|(other, _)| *other == rank);
+        Some(watched.is_some_and(|(_, process)| !is_running(*process)))
     }
 
     /// A rank is not looked for any more.
@@ -102,6 +115,22 @@ mod tests {
         watch.forget(Rank::new(1));
         watch.looked = None;
         assert_eq!(watch.gone(), []);
+    }
+
+    #[test]
+    fn an_ended_connection_alone_does_not_show_that_a_process_is_gone() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("it starts");
+        let own = Hello::of(2, &WorldOptions::default());
+        let other = own.clone().by(child.id(), started(child.id()).expect("it runs"));
+        let mut watch = Watch::default();
+        watch.see(Rank::new(1), &other);
+        for elsewhere in [Rank::new(1), Rank::new(2)] {
+            assert_eq!(watch.is_gone(elsewhere), None, "it may be ending");
+            assert_eq!(watch.is_gone(elsewhere), Some(false));
+        }
+        drop(child.stdin.take());
+        child.wait().expect("it ends");
+        assert_eq!(watch.is_gone(Rank::new(1)), Some(true));
     }
 
     #[test]

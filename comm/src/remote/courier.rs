@@ -14,7 +14,7 @@ use super::line::InLine;
 use super::office::{Errand, Office};
 use super::probes::Probes;
 use super::statement::{self, end_of, parcel_of, probe_of};
-use super::transport::{Transport, TransportError};
+use super::transport::{Cause, Loss, Transport, TransportError};
 use super::travels::Parcel;
 use crate::local::{Core, Operation};
 use crate::{AbortReason, Error, Op};
@@ -110,24 +110,54 @@ impl Courier {
                 core.end(core.ended_by(peer.unwrap_or(self.rank), reason));
                 Turned::Awaits
             });
-            office.try_end(&core);
+            if office.is_deciding(&core) {
+                self.transport.ask();
+            }
+            office.try_end(&core, || {
+                let Loss { rank, cause } = self.transport.silent()?;
+                Some(core.ended_by(rank, self.reason(rank, cause)?))
+            });
             turned
         })
     }
 
-    /// Ends the world if the process of a rank is gone that has not said that it leaves.
-    fn look_for_processes(&mut self, core: &Core) -> Result<(), TransportError> {
-        let known = self.transport.gone()?;
-        let known = known.into_iter().filter(|rank| rank.index() < core.records().len());
-        for rank in self.watch.gone().into_iter().chain(known) {
-            self.watch.forget(rank);
-            if !core.record(rank).has_left() {
-                // Nobody waits for what it says of the end.
-                core.record(rank).leave();
-                core.end(core.ended_by(rank, AbortReason::Gone));
+    /// Ends the world if a rank is lost that has not said that it leaves, or if this process reaches no other rank.
+    fn look_for_losses(&mut self, core: &Core) {
+        let mut lost: Vec<(Rank, AbortReason)> = Vec::new();
+        match self.transport.lost() {
+            Ok(losses) => {
+                for Loss { rank, cause } in losses {
+                    lost.extend(self.reason(rank, cause).map(|reason| (rank, reason)));
+                }
+            }
+            Err(Loss { rank, cause }) => {
+                if core.status().check_world().is_ok()
+                    && let Some(reason) = self.reason(rank, cause)
+                {
+                    core.end(core.ended_by(rank, reason));
+                }
             }
         }
-        Ok(())
+        let gone = self.watch.gone().into_iter().map(|rank| (rank, AbortReason::Gone));
+        for (rank, reason) in gone.chain(lost) {
+            self.watch.forget(rank);
+            // The rank may be one of a larger world only.
+            if core.records().get(rank.index()).is_some_and(|record| !record.has_left()) {
+                // No rank waits for its answer about the end.
+                core.record(rank).leave();
+                core.end(core.ended_by(rank, reason));
+            }
+        }
+    }
+
+    /// The reason that the error gives for a loss; `None` if it is known at the next report.
+    fn reason(&mut self, rank: Rank, cause: Cause) -> Option<AbortReason> {
+        Some(match cause {
+            Cause::Ended(_) if self.watch.is_gone(rank)? => AbortReason::Gone,
+            Cause::Ended(problem) | Cause::Unreachable(problem) => {
+                AbortReason::Unreachable { problem: problem.into() }
+            }
+        })
     }
 
     fn try_turn(&mut self, core: &Arc<Core>, office: &Office) -> Result<Turned, TransportError> {
@@ -147,7 +177,7 @@ impl Courier {
                 core.end(core.ended_by(from, reason));
             }
         }
-        self.look_for_processes(core)?;
+        self.look_for_losses(core);
         let under_way = self.transport.under_way()?;
         if core.status().world_end().is_some() {
             self.desk.clear();

@@ -21,13 +21,44 @@ pub(crate) trait Transport: Debug + Send {
     /// How many letters are still being sent or received.
     fn under_way(&mut self) -> Result<usize, TransportError>;
 
-    /// The ranks whose processes are known to be gone.
-    fn gone(&mut self) -> Result<Vec<Rank>, TransportError> {
+    /// The ranks of which the transport knows that they are lost. It reports them again at each call, every 100 ms at most.
+    ///
+    /// # Errors
+    /// This process reaches no other rank any more; the loss names the rank at fault.
+    fn lost(&mut self) -> Result<Vec<Loss>, Loss> {
         Ok(Vec::new())
+    }
+
+    /// Asks the process that forwards all messages for an answer, if there is such a process: once.
+    fn ask(&mut self) {}
+
+    /// The rank of the process that forwards all messages, if it has not answered in time since it was asked.
+    fn silent(&mut self) -> Option<Loss> {
+        None
     }
 
     /// Nothing more is to be sent or received. `ended` says how the world ended, if it ended early.
     fn close(&mut self, ended: Option<&Error>);
+}
+
+/// A rank that can exchange no messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Loss {
+    pub(crate) rank: Rank,
+    pub(crate) cause: Cause,
+}
+
+/// What is known of a loss.
+#[cfg_attr(
+    not(any(feature = "nccl", test)),
+    expect(dead_code, reason = "the control plane makes it")
+)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The connection of its process has ended. The process may be gone.
+    Ended(String),
+    /// Its messages do not arrive, or not as they were sent.
+    Unreachable(String),
 }
 
 /// A transport failed.

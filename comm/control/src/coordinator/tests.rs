@@ -154,7 +154,7 @@ fn a_second_claimant_is_refused_and_the_first_stays() {
     told.arrive(&hello(0, 2)).expect("the rendezvous goes on");
     assert!(told.letters().iter().any(|(_, says)| matches!(says, FromCoordinator::Welcome(_))));
     assert!(told.arrive(&second).is_err(), "nor when all are there");
-    told.coordinator.gone(Rank::new(1), "gone");
+    told.coordinator.gone(Rank::new(1), Loss::Ended, "gone");
     assert!(told.arrive(&hello(1, 2)).is_err(), "nor when the first is lost");
 }
 
@@ -162,14 +162,14 @@ fn a_second_claimant_is_refused_and_the_first_stays() {
 fn a_member_that_goes_before_all_have_come_can_come_again() {
     let mut told = Told::of(2);
     told.arrive(&hello(1, 2)).expect("a place");
-    told.coordinator.gone(Rank::new(1), "its connection ended");
+    told.coordinator.gone(Rank::new(1), Loss::Ended, "its connection ended");
     told.arrive(&hello(1, 2)).expect("the place is free");
 }
 
 #[test]
 fn who_differs_ends_the_rendezvous_for_all_with_both_sides() {
     let cases = [
-        (Hello { protocol: 9, ..hello(1, 2) }, "the protocol's version differs", "9", "1"),
+        (Hello { protocol: 9, ..hello(1, 2) }, "the protocol's version differs", "9", "2"),
         (hello(1, 3), "the world size differs", "3", "2"),
         (Hello { build: "c".to_owned(), ..hello(1, 2) }, "the build differs", "c", "b"),
         (
@@ -228,6 +228,25 @@ fn a_silent_member_is_suspected_and_comes_back_or_is_lost() {
     });
     assert_eq!(changed, Some((0, 1, Standing::Lost)));
     assert_eq!(told.coordinator.there(), [Rank::new(0)]);
+}
+
+#[test]
+fn the_others_learn_why_a_member_has_ended_its_connection() {
+    let cases = [
+        (Loss::Silent, "it has heard nothing from the coordinator for 10.5s"),
+        (Loss::Forged, "a message to it failed authentication"),
+        (Loss::Invalid, "it got a message that no coordinator sends"),
+    ];
+    for (loss, why) in cases {
+        let mut told = Told::begun(2);
+        told.hear(1, FromMember::Quit(Quit { loss: loss.into() }));
+        let (number, standing) = (1, Standing::Lost.into());
+        let changed = Changed { rank: number, standing, why: why.to_owned(), loss: loss.into() };
+        let ended = Ended { why: why.to_owned() };
+        let expected = [(1, FromCoordinator::Ended(ended)), (0, FromCoordinator::Changed(changed))];
+        assert_eq!(told.letters(), expected);
+        assert_eq!(told.coordinator.there(), [Rank::new(0)]);
+    }
 }
 
 #[test]
@@ -325,7 +344,7 @@ fn a_late_rank_gets_what_the_others_got() {
 fn a_round_fails_when_a_member_is_not_there_any_more() {
     let mut told = Told::begun(3);
     told.exchange(0, "a");
-    told.coordinator.gone(Rank::new(1), "gone");
+    told.coordinator.gone(Rank::new(1), Loss::Ended, "gone");
     let expected = "`k` needs all ranks: lost [1], finished []".to_owned();
     assert_eq!(told.failures(), [(0, expected.clone())]);
     told.exchange(2, "c");
@@ -373,7 +392,7 @@ fn a_goodbye_is_no_loss() {
     told.hear(1, FromMember::Goodbye(()));
     let letters = told.letters();
     assert_eq!(letters[0], (1, FromCoordinator::Farewell(())));
-    told.coordinator.gone(Rank::new(1), "its connection ended");
+    told.coordinator.gone(Rank::new(1), Loss::Ended, "its connection ended");
     assert!(!told.changes().iter().any(|(_, _, standing)| *standing == Standing::Lost));
     assert_eq!(told.coordinator.there(), [Rank::new(0)]);
 }

@@ -1,8 +1,11 @@
 //! One message of the stream, in either direction.
 
-use prost::bytes::Bytes;
+use std::error::Error as _;
 
-use super::{Challenge, Hello, Malformed, Proof, Refusal, tag};
+use prost::bytes::Bytes;
+use tonic::Status;
+
+use super::{Challenge, Hello, Loss, Malformed, Proof, Refusal, tag};
 use crate::limits::MOST_FRAME;
 
 /// One message of the stream.
@@ -45,6 +48,25 @@ pub struct Sealed {
 }
 
 impl Frame {
+    /// The frame of an authenticated connection, or the kind of loss that the result of the read shows. Bytes that cannot be decoded
+    /// have no MAC, so they count as forged.
+    pub(crate) fn arrived(read: Result<Option<Self>, Status>) -> Result<Self, Loss> {
+        match read {
+            Ok(Some(frame)) => Ok(frame),
+            // A status with a source is an error of HTTP/2 or of the system. Any other status is about the bytes themselves.
+            Err(status) if status.source().is_none() => Err(Loss::Forged),
+            Ok(None) | Err(_) => Err(Loss::Ended),
+        }
+    }
+
+    /// The authenticated message in the frame, if it has one.
+    pub(crate) fn sealed(self) -> Option<Sealed> {
+        match self.checked() {
+            Ok(Kind::Sealed(sealed)) => Some(sealed),
+            Ok(_) | Err(_) => None,
+        }
+    }
+
     /// The content of the frame, checked against its bounds.
     ///
     /// # Errors

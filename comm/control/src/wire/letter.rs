@@ -10,7 +10,7 @@ use crate::limits::MOST_RANKS;
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct MemberLetter {
     /// The message.
-    #[prost(oneof = "FromMember", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "FromMember", tags = "1, 2, 3, 4, 5, 6")]
     pub says: Option<FromMember>,
 }
 
@@ -32,6 +32,9 @@ pub enum FromMember {
     /// A message for another member.
     #[prost(message, tag = "5")]
     Pass(Pass),
+    /// The member ends its connection because of an error.
+    #[prost(message, tag = "6")]
+    Quit(Quit),
 }
 
 /// A member's part in a round.
@@ -75,6 +78,14 @@ pub struct Abort {
     /// The reason.
     #[prost(string, tag = "1")]
     pub reason: String,
+}
+
+/// The error because of which a member ends its connection.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Quit {
+    /// The kind of error.
+    #[prost(enumeration = "Loss", tag = "1")]
+    pub loss: i32,
 }
 
 /// A message of the coordinator, as it is encoded.
@@ -194,6 +205,23 @@ pub struct Changed {
     /// The reason, if it is lost.
     #[prost(string, tag = "3")]
     pub why: String,
+    /// The kind of that reason.
+    #[prost(enumeration = "Loss", tag = "4")]
+    pub loss: i32,
+}
+
+/// The kind of reason for which a member is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum Loss {
+    /// Its connection ended before it left. Its process may be gone, or the connection was cut.
+    Ended = 0,
+    /// Nothing arrived from it, or nothing was delivered to it, for too long. Its process may be stopped, or the network cut.
+    Silent = 1,
+    /// A message from it or to it failed authentication: it was changed on the way, or another process has sent it.
+    Forged = 2,
+    /// It has sent, or was sent, an authenticated message that does not follow the protocol.
+    Invalid = 3,
 }
 
 /// The state of a member.
@@ -246,6 +274,7 @@ impl MemberLetter {
             }
             FromMember::Abort(abort) => string(&abort.reason, "a reason that is too long")?,
             FromMember::Pass(pass) => pass.check()?,
+            FromMember::Quit(Quit { loss }) => known(*loss)?,
         }
         Ok(says)
     }
@@ -290,6 +319,7 @@ impl FromCoordinator {
             Self::Changed(changed) => {
                 rank(changed.rank)?;
                 Standing::try_from(changed.standing).map_err(|_| Malformed("an unknown state"))?;
+                known(changed.loss)?;
                 string(&changed.why, "a reason that is too long")
             }
             Self::Aborted(aborted) => {
@@ -312,6 +342,10 @@ impl Pass {
         rank(self.rank)?;
         value(&self.what)
     }
+}
+
+fn known(loss: i32) -> Result<(), Malformed> {
+    Loss::try_from(loss).map(drop).map_err(|_| Malformed("an unknown kind of loss"))
 }
 
 fn rank(rank: u32) -> Result<(), Malformed> {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp_control::{ControlError, Deadlines, Rank, Server, ServerOptions, State};
+use hsdp_control::{ControlError, Deadlines, Loss, Rank, Server, ServerOptions, State};
 
 use crate::world::{LONG, World, each, job, quick, secret, terms};
 
@@ -88,7 +88,7 @@ fn finished_is_told_from_lost() {
     };
     let status = members[0].wait_for(LONG, done);
     assert_eq!((status.finished(), status.lost()), (vec![Rank::new(1)], vec![Rank::new(2)]));
-    let why = State::Lost { why: "its connection ended before it left".into() };
+    let why = State::Lost { loss: Loss::Ended, why: "its connection ended before it left".into() };
     assert_eq!(status.state(Rank::new(2)), Some(&why));
     assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
     let refused = members[0].exchange("more", b"").expect_err("nobody is there").to_string();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp_control::{ControlError, Rank, State};
+use hsdp_control::{ControlError, Loss, Rank, State};
 
 use crate::world::{LONG, World, quick};
 
@@ -32,13 +32,12 @@ fn who_stays_silent_is_lost_and_is_told_so() {
     let members = world.join();
     members[1].fall_silent();
     let status = members[0].wait_for(LONG, |status| !status.lost().is_empty());
-    let lost = State::Lost { why: "silent for 1.05s".into() };
+    let lost = State::Lost { loss: Loss::Silent, why: "silent for 1.05s".into() };
     assert_eq!(status.state(Rank::new(1)), Some(&lost));
     let status = members[1].wait_for(LONG, |status| status.ended().is_some());
     let address = world.server.address();
-    let expected = format!(
-        "rank 1 has lost the coordinator at {address}: it has declared this rank lost: silent for 1.05s"
-    );
+    let expected =
+        format!("the coordinator at {address} has declared rank 1 lost: silent for 1.05s");
     assert_eq!(status.ended().map(ControlError::to_string), Some(expected.clone()));
     let refused = members[1].exchange("more", b"").expect_err("it is a member no more");
     assert_eq!(refused.to_string(), expected);

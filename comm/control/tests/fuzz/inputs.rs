@@ -45,7 +45,7 @@ pub(crate) fn member(input: &[u8]) {
         }
         FromMember::Abort(abort) => is_short(&[&abort.reason]),
         FromMember::Pass(pass) => assert!(pass.what.len() <= MOST_VALUE),
-        FromMember::Beat(()) | FromMember::Goodbye(()) => {}
+        FromMember::Beat(()) | FromMember::Goodbye(()) | FromMember::Quit(_) => {}
     }
 }
 

@@ -27,7 +27,7 @@ fn the_corpora_have_what_is_taken_and_what_is_refused() {
     let frame = |input: &[u8]| Frame::decode(input).is_ok_and(|frame| frame.checked().is_ok());
     assert_eq!(corpus::taken("frame", frame), (7, 16));
     let member = |input: &[u8]| MemberLetter::read(input).is_ok();
-    assert_eq!(corpus::taken("member", member), (8, 13));
+    assert_eq!(corpus::taken("member", member), (9, 15));
     let coordinator = |input: &[u8]| CoordinatorLetter::read(input).is_ok();
-    assert_eq!(corpus::taken("coordinator", coordinator), (20, 29));
+    assert_eq!(corpus::taken("coordinator", coordinator), (20, 30));
 }

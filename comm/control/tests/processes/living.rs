@@ -19,7 +19,7 @@ pub(crate) fn a_killed_member_is_lost() {
     all_say(&mut world, "joined");
     let killed = Instant::now();
     world[1].signal(Signal::KILL);
-    let lost = "rank 1: Lost { why: \"its connection ended before it left\" }";
+    let lost = "rank 1: Lost { loss: Ended, why: \"its connection ended before it left\" }";
     world[0].wait_until_says(lost);
     world[2].wait_until_says(lost);
     let took = killed.elapsed();

@@ -9,7 +9,7 @@ use super::{FIRST_NAP, Office};
 use crate::Error;
 use crate::local::{Core, Operation, from_now};
 use crate::remote::courier;
-use crate::remote::ending::Proposal;
+use crate::remote::ending::{Proposal, late};
 use crate::remote::letter::Kind;
 use crate::remote::statement::end_bytes;
 use crate::sync;
@@ -67,8 +67,9 @@ impl Office {
         self.ending.lock().has_begun() && core.status().check_world().is_ok()
     }
 
-    /// Ends the world, if it is known how.
-    pub(in crate::remote) fn try_end(&self, core: &Core) {
+    /// Ends the world, if it is known how. If a rank is late, and the process that forwards all messages is `silent`, the error is
+    /// that of the silence: the messages of the late rank may wait in that process.
+    pub(in crate::remote) fn try_end(&self, core: &Core, silent: impl FnOnce() -> Option<Error>) {
         let mut ending = self.ending.lock();
         if !ending.has_begun() || core.status().world_end().is_some() {
             return;
@@ -77,7 +78,8 @@ impl Office {
         let verdict = ending.verdict(is_there);
         drop(ending);
         if let Some((end, doomed)) = verdict {
-            core.end_here(end, &doomed);
+            let silence = late(&end).and_then(|_| silent());
+            core.end_here(silence.unwrap_or(end), &doomed);
         }
     }
 }

@@ -9,12 +9,16 @@ use super::*;
 use crate::remote::buffer::Buffer;
 use crate::remote::courier;
 use crate::remote::ending::Proposal;
-use crate::remote::transport::TransportError;
+use crate::remote::transport::{Cause, Loss, TransportError};
+use crate::{AbortReason, Channel, Counts, GroupId, Op, Tag};
 
 /// The others say nothing, and never take so many letters.
 #[derive(Debug, Default)]
 struct Silent {
     under_way: usize,
+    /// What the transport reports: a rank that it has lost, and the rank that forwards all messages and does not answer.
+    lost: Option<Loss>,
+    silent: Option<Loss>,
     /// There as long as this is.
     _held: Arc<()>,
 }
@@ -32,7 +36,32 @@ impl Transport for Silent {
         Ok(self.under_way)
     }
 
+    fn lost(&mut self) -> Result<Vec<Loss>, Loss> {
+        Ok(self.lost.iter().cloned().collect())
+    }
+
+    fn silent(&mut self) -> Option<Loss> {
+        self.silent.clone()
+    }
+
     fn close(&mut self, _: Option<&Error>) {}
+}
+
+fn loss(rank: usize, cause: Cause) -> Loss {
+    Loss { rank: Rank::new(rank), cause }
+}
+
+/// The rank that the world's end names, and the reason, after as many turns as that takes.
+fn end_after_turns(core: &Core, office: &Office) -> (Rank, AbortReason) {
+    let until = from_now(Duration::from_secs(30));
+    while Instant::now() < until {
+        let _ = office.hear();
+        if let Some(Error::WorldAborted { rank, reason, .. }) = core.status().world_end() {
+            return (rank, reason);
+        }
+        thread::yield_now();
+    }
+    panic!("the world has not ended");
 }
 
 /// Of three ranks, the first.
@@ -97,7 +126,8 @@ fn a_turn_within_a_turn_leaves_the_outer_one() {
 #[test]
 fn a_turn_does_not_wait_for_its_own_end() {
     let held = Arc::new(());
-    let (core, office) = opened(Silent { under_way: 1, _held: Arc::clone(&held) });
+    let (core, office) =
+        opened(Silent { under_way: 1, _held: Arc::clone(&held), ..Silent::default() });
     office.start().expect("a thread");
     courier::in_turn(|| office.close(core.status(), Duration::from_millis(20)));
     assert!(!office.outgoing.lock().has_ended, "it goes on");
@@ -112,7 +142,8 @@ fn a_turn_does_not_wait_for_its_own_end() {
 #[test]
 fn who_gives_up_leaves_nothing_to_a_thread() {
     let held = Arc::new(());
-    let (core, office) = opened(Silent { under_way: 1, _held: Arc::clone(&held) });
+    let (core, office) =
+        opened(Silent { under_way: 1, _held: Arc::clone(&held), ..Silent::default() });
     office.start().expect("a thread");
     office.close(core.status(), Duration::ZERO);
     assert!(office.has_given_up());
@@ -128,4 +159,53 @@ fn others_are_told_of_a_step_that_is_given_up_but_not_where_the_world_is_over() 
     core.end_here(gone(), &[]);
     core.end_epoch(1, gone());
     assert_eq!(letters(&office), []);
+}
+
+/// The process may have ended, or the network may have been cut: the connection looks the same.
+#[test]
+fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_to_be_gone() {
+    let lost = Some(loss(1, Cause::Ended("its connection ended".to_owned())));
+    let (core, office) = opened(Silent { lost, ..Silent::default() });
+    let _ = office.hear();
+    assert!(!office.is_deciding(&core), "it is looked at again");
+    let (rank, reason) = end_after_turns(&core, &office);
+    let problem = "its connection ended".into();
+    assert_eq!((rank, reason), (Rank::new(1), AbortReason::Unreachable { problem }));
+}
+
+/// The end that a rank proposes whose deadline has passed.
+fn late(core: &Core) -> Error {
+    let ranks = [0, 1, 2].map(Rank::new);
+    let awaited = Descriptor {
+        group: GroupId::of(&ranks, Channel::User),
+        channel: Channel::User,
+        epoch: 0,
+        sequence: 0,
+        op: Op::Barrier,
+        reduction: None,
+        dtype: None,
+        counts: Counts::Each(0),
+        root: None,
+        peer: None,
+        scaling: None,
+        tag: Tag::default(),
+    };
+    let (arrived, missing) = (vec![Rank::new(0)], vec![Rank::new(1), Rank::new(2)]);
+    let deadline = Duration::from_secs(1);
+    let reason = AbortReason::Deadline { awaited: Arc::new(awaited), deadline, arrived, missing };
+    core.ended_by(Rank::new(1), reason)
+}
+
+#[test]
+fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
+    let silent = Some(loss(2, Cause::Unreachable("it does not answer".to_owned())));
+    let (core, office) = opened(Silent { silent, ..Silent::default() });
+    core.end(late(&core));
+    let (rank, reason) = end_after_turns(&core, &office);
+    let problem = "it does not answer".into();
+    assert_eq!((rank, reason), (Rank::new(2), AbortReason::Unreachable { problem }));
+
+    let (core, _) = opened(Silent::default());
+    let late = late(&core);
+    assert_eq!(core.end(late.clone()), late, "messages pass, and the rank is late");
 }

@@ -61,7 +61,7 @@ impl Members {
             Event::Abort(rank) => self.says(rank, FromMember::Abort(Abort::default())),
             Event::Goodbye(rank) => self.says(rank, FromMember::Goodbye(())),
             Event::Gone(rank) if self.open.contains(&rank) => {
-                self.told.coordinator.gone(Rank::new(rank), "gone");
+                self.told.coordinator.gone(Rank::new(rank), Loss::Ended, "gone");
             }
             Event::Gone(_) => {}
             Event::Pass(millis) => self.told.pass(Duration::from_millis(millis)),

@@ -1,0 +1,53 @@
+//! A network that changes a message: the members learn whose message failed authentication.
+
+use std::time::{Duration, Instant};
+
+use hsdp_control::{ControlError, Loss, Membership, Rank, State};
+
+use crate::way::{Direction, Spot, Way};
+use crate::world::{LONG, World, quick};
+
+/// The members of a world, the last of which is lost for a changed message, and the address at which that one has connected.
+fn changed(direction: Direction, spot: Spot) -> (Vec<Membership>, String) {
+    let world = World::of(3, quick());
+    let (way, members) = Way::in_world(&world);
+    way.change(direction, spot);
+    let started = Instant::now();
+    for member in &members[..2] {
+        let status = member.wait_for(LONG, |status| !status.lost().is_empty());
+        let why = match direction {
+            Direction::ToCoordinator => "a message from it failed authentication",
+            Direction::ToMember => "a message to it failed authentication",
+        };
+        let lost = State::Lost { loss: Loss::Forged, why: why.into() };
+        assert_eq!(status.state(Rank::new(2)), Some(&lost), "{direction:?}, {spot:?}");
+    }
+    members[2].wait_for(LONG, |status| status.ended().is_some());
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    (members, way.address.to_string())
+}
+
+#[test]
+fn a_changed_message_from_a_member_is_told_to_all() {
+    for spot in [Spot::Mac, Spot::Head] {
+        let (members, address) = changed(Direction::ToCoordinator, spot);
+        let said = members[2].status().ended().map(ControlError::to_string);
+        let expected = format!(
+            "the coordinator at {address} has declared rank 2 lost: a message from it failed authentication"
+        );
+        assert_eq!(said, Some(expected), "{spot:?}");
+    }
+}
+
+/// Only the member sees that the message is wrong. It tells the coordinator.
+#[test]
+fn a_changed_message_to_a_member_is_told_to_all() {
+    for spot in [Spot::Mac, Spot::Head] {
+        let (members, address) = changed(Direction::ToMember, spot);
+        let said = members[2].status().ended().map(ControlError::to_string);
+        let expected = format!(
+            "rank 2 has ended its connection to the coordinator at {address}: a message to it failed authentication"
+        );
+        assert_eq!(said, Some(expected), "{spot:?}");
+    }
+}

@@ -1,0 +1,39 @@
+//! The losses that the control plane reports, and the ranks at fault. `control/CONTROL.md`, "Reasons of a loss".
+
+use hsdp_control::{ControlError, Loss as Kind, State, Status};
+use hsdp_sharding::Rank;
+
+use crate::remote::{Cause, Loss};
+
+/// The rank whose process runs the coordinator.
+pub(super) const COORDINATOR: Rank = Rank::new(0);
+
+/// The ranks that are lost.
+pub(super) fn losses_of(status: &Status) -> Vec<Loss> {
+    let loss = |(index, state): (usize, &State)| match state {
+        State::Lost { loss, why } => {
+            Some(Loss { rank: Rank::new(index), cause: cause(*loss, why.to_string()) })
+        }
+        State::Alive | State::Suspect | State::Finished => None,
+    };
+    status.states().iter().enumerate().filter_map(loss).collect()
+}
+
+/// The loss for which rank `own` reaches no other rank.
+pub(super) fn end_of(own: Rank, error: &ControlError) -> Loss {
+    let text = error.to_string();
+    let (rank, cause) = match error {
+        ControlError::CoordinatorLost { .. } => (COORDINATOR, Cause::Ended(text)),
+        ControlError::CutOff { .. } => (COORDINATOR, Cause::Unreachable(text)),
+        ControlError::Aborted { rank, .. } => (*rank, Cause::Unreachable(text)),
+        _ => (own, Cause::Unreachable(text)),
+    };
+    Loss { rank, cause }
+}
+
+fn cause(kind: Kind, why: String) -> Cause {
+    match kind {
+        Kind::Ended => Cause::Ended(why),
+        Kind::Silent | Kind::Forged | Kind::Invalid => Cause::Unreachable(why),
+    }
+}
