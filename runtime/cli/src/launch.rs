@@ -13,16 +13,18 @@
 //! socket closes, and the attendant kills its group. When the attendant dies, the system kills the command.
 //!
 //! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a rank, and to signals), `job` (the
-//! processes to start), `ranks` (messages from attendants), `frame` (their encoding), `attendant`, `replace`, `terminal` and `lines`
+//! processes to start), `ranks` (messages from attendants), `claims` and `peer` (the attendants that it takes), `frame` (their encoding), `attendant`, `replace`, `terminal` and `lines`
 //! (output and logs).
 
 mod attempt;
 pub(crate) mod attendant;
+mod claims;
 mod end;
 mod environment;
 mod frame;
 mod job;
 mod lines;
+mod peer;
 mod ranks;
 pub(crate) mod replace;
 mod signals;
@@ -96,6 +98,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let mut number = 0;
     loop {
         terminal.begin(number, options.ranks, job.starter())?;
+        ranks.begin(number, options.ranks);
         let attempt = Attempt { number, job: &job, grace: options.grace(), terminal: &terminal };
         let ended = attempt.run((&events, &received), &ranks)?;
         let outlook = if number < options.restarts { Outlook::Again } else { Outlook::Last };

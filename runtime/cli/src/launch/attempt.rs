@@ -184,7 +184,7 @@ impl Running<'_> {
             return Vec::new();
         }
         match news.event {
-            // A second attendant of one rank is disconnected, since orders for the rank go to the first one.
+            // The process of the rank may have ended, and been reaped, before this.
             Event::Joined { rank, orders } if self.supervisor.awaits(rank) => {
                 self.orders.insert(rank, orders);
                 self.supervisor.joined(rank)

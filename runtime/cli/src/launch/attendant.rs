@@ -24,7 +24,7 @@ use signal_hook::iterator::Signals;
 use super::end::End;
 use super::frame::{Frame, Order, Stream};
 use super::replace::{self, split};
-use super::{environment, lines};
+use super::{environment, lines, peer};
 use crate::outcome::Outcome;
 
 /// The options of `hsdp launch-rank`.
@@ -36,6 +36,9 @@ pub(crate) struct Options {
 
 /// How long the pipes of a command that has ended may stay open: a process that left the command's group may still hold them.
 const DRAINING: Duration = Duration::from_secs(2);
+
+/// How long the launcher may take to answer a claim.
+const ANSWER: Duration = Duration::from_secs(120);
 
 /// The command's process group, as long as its number is valid.
 type Group = Arc<Mutex<Option<Pid>>>;
@@ -50,8 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let socket = env::var_os(environment::SOCKET);
     let socket = socket.ok_or_else(|| format!("{} is not set", environment::SOCKET))?;
     let socket = PathBuf::from(socket);
-    let launcher = UnixStream::connect(&socket)?;
-    Frame::Hello { attempt, rank }.write_to(&launcher)?;
+    let launcher = claim(&socket, (attempt, rank))?;
     let mut child = start(&options.command)?;
     let pid = Pid::from_raw(i32::try_from(child.id())?);
     let group: Group = Arc::new(Mutex::new(Some(pid)));
@@ -68,6 +70,30 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         let _ = dismissed.recv();
     }
     Ok(Outcome::Ended(end.exit_code()))
+}
+
+/// Connects to the launcher, and claims the rank. No command runs before the launcher has agreed: two commands of one rank would
+/// write to the same files.
+///
+/// # Errors
+/// In words, if the rank is another process's, or the launcher does not answer.
+fn claim(socket: &Path, (attempt, rank): (u32, u32)) -> Result<UnixStream, Box<dyn Error>> {
+    let place = socket.display();
+    let failed =
+        |error: io::Error| format!("rank {rank} cannot reach the launcher at {place}: {error}");
+    let launcher = UnixStream::connect(socket).map_err(failed)?;
+    peer::check(&launcher).map_err(failed)?;
+    launcher.set_read_timeout(Some(ANSWER))?;
+    Frame::Hello { attempt, rank }.write_to(&launcher).map_err(failed)?;
+    let answer = Order::read_from(&launcher).map_err(failed)?;
+    launcher.set_read_timeout(None)?;
+    match answer {
+        Order::Begin => Ok(launcher),
+        _ => Err(format!(
+            "the launcher has refused this process as rank {rank} of attempt {attempt}"
+        )
+        .into()),
+    }
 }
 
 fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
@@ -115,7 +141,8 @@ fn obey((launcher, socket): (UnixStream, PathBuf), group: &Group) -> Receiver<()
         loop {
             match Order::read_from(&launcher) {
                 Ok(Order::Signal(signal)) => send(&group, signal),
-                Ok(Order::Leave) => return,
+                // The launcher sends the first two only before the command runs.
+                Ok(Order::Begin | Order::Refuse | Order::Leave) => return,
                 Err(_) => {
                     send(&group, Signal::SIGKILL as i32);
                     return tidy(&socket);

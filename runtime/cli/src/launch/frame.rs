@@ -28,6 +28,10 @@ pub(super) enum Stream {
 /// A message of the launcher to an attendant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
+    /// Run the command. The first order, if the launcher takes the attendant.
+    Begin,
+    /// End without running the command: the rank is not this attendant's.
+    Refuse,
     /// Send the command this signal.
     Signal(i32),
     /// End, with the command's exit code.
@@ -43,8 +47,10 @@ const STDERR: u8 = b'e';
 const CODE: u8 = b'C';
 const SIGNAL: u8 = b'S';
 
-/// No signal has this number.
+/// No signals have these numbers.
 const LEAVE: u8 = 0;
+const BEGIN: u8 = 254;
+const REFUSE: u8 = 255;
 
 impl Frame {
     pub(super) fn write_to(&self, mut to: impl Write) -> io::Result<()> {
@@ -102,6 +108,8 @@ impl Order {
     pub(super) fn write_to(self, mut to: impl Write) -> io::Result<()> {
         let byte = match self {
             Self::Signal(signal) => u8::try_from(signal).map_err(io::Error::other)?,
+            Self::Begin => BEGIN,
+            Self::Refuse => REFUSE,
             Self::Leave => LEAVE,
         };
         to.write_all(&[byte])
@@ -115,7 +123,12 @@ impl Order {
         let mut byte = [0];
         from.read_exact(&mut byte)?;
         let [byte] = byte;
-        Ok(if byte == LEAVE { Self::Leave } else { Self::Signal(i32::from(byte)) })
+        Ok(match byte {
+            BEGIN => Self::Begin,
+            REFUSE => Self::Refuse,
+            LEAVE => Self::Leave,
+            signal => Self::Signal(i32::from(signal)),
+        })
     }
 }
 
@@ -154,7 +167,7 @@ mod tests {
     #[test]
     fn orders_are_read_as_they_were_written() {
         let mut bytes = Vec::new();
-        let orders = [Order::Signal(15), Order::Leave];
+        let orders = [Order::Begin, Order::Signal(15), Order::Leave, Order::Refuse];
         orders.iter().for_each(|order| order.write_to(&mut bytes).expect("written"));
         let mut rest = &*bytes;
         assert_eq!(orders.map(|_| Order::read_from(&mut rest).expect("an order")), orders);

@@ -1,17 +1,21 @@
 //! The messages that attendants send to the launcher.
 
-use std::io::{self, BufReader};
+use std::fs::Permissions;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::claims::Claims;
 use super::end::End;
-use super::frame::Frame;
+use super::frame::{Frame, Order};
+use super::peer;
 use super::terminal::Terminal;
 
 /// An event of a job.
@@ -38,64 +42,114 @@ pub(super) struct News {
 #[derive(Debug)]
 pub(super) struct Ranks {
     folder: TempDir,
+    claims: Arc<Mutex<Claims>>,
 }
 
 /// How long an attendant may take to name its rank, or to read an order.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The pause after a connection that could not be accepted, for example because too many files are open.
+const PAUSE: Duration = Duration::from_millis(20);
+
 const SOCKET: &str = "ranks.sock";
 
 impl Ranks {
-    /// Listens in a folder that only this user may enter.
+    /// Listens in a folder that only this user may enter, from its first moment on.
     ///
     /// # Errors
     /// In words.
     pub(super) fn listen(events: &Sender<News>, terminal: &Arc<Terminal>) -> Result<Self, String> {
-        let folder = tempfile::Builder::new().prefix("hsdp-").tempdir();
+        let private = Permissions::from_mode(0o700);
+        let folder = tempfile::Builder::new().prefix("hsdp-").permissions(private).tempdir();
         let folder =
             folder.map_err(|error| format!("cannot make a folder for the socket: {error}"))?;
         let path = folder.path().join(SOCKET);
         let listener = UnixListener::bind(&path)
             .map_err(|error| format!("cannot listen at {}: {error}", path.display()))?;
-        let (events, terminal) = (events.clone(), Arc::clone(terminal));
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (events, terminal) = (events.clone(), Arc::clone(&terminal));
-                thread::spawn(move || {
-                    // If an attendant fails before it names its rank, the end of its process reports the failure.
-                    let _ = hear(stream, &events, &terminal);
-                });
-            }
-        });
-        Ok(Self { folder })
+        let claims = Arc::<Mutex<Claims>>::default();
+        let reception = Reception {
+            events: events.clone(),
+            terminal: Arc::clone(terminal),
+            claims: Arc::clone(&claims),
+        };
+        thread::spawn(move || reception.accept(&listener));
+        Ok(Self { folder, claims })
     }
 
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join(SOCKET)
     }
+
+    /// From now on attendants claim the ranks of this attempt.
+    pub(super) fn begin(&self, attempt: u32, ranks: u32) {
+        *locked(&self.claims) = Claims::of(attempt, ranks);
+    }
 }
 
-/// Receives the frames of one attendant, from the first to the last.
-fn hear(stream: UnixStream, events: &Sender<News>, terminal: &Terminal) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut from = BufReader::new(stream.try_clone()?);
-    let Frame::Hello { attempt, rank } = Frame::read_from(&mut from)? else {
-        return Err(io::ErrorKind::InvalidData.into());
-    };
-    stream.set_read_timeout(None)?;
-    let tell = |event| {
-        let _ = events.send(News { attempt: Some(attempt), event });
-    };
-    tell(Event::Joined { rank, orders: stream });
-    let who = rank.to_string();
-    let end = loop {
-        match Frame::read_from(&mut from) {
-            Ok(Frame::Line(stream, line)) => terminal.line(&who, stream, &line),
-            Ok(Frame::Ended(end)) => break end,
-            Ok(Frame::Hello { .. }) | Err(_) => break End::LOST,
+/// The state that the threads of the connections share.
+#[derive(Clone)]
+struct Reception {
+    events: Sender<News>,
+    terminal: Arc<Terminal>,
+    claims: Arc<Mutex<Claims>>,
+}
+
+impl Reception {
+    fn accept(&self, listener: &UnixListener) {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else {
+                thread::park_timeout(PAUSE);
+                continue;
+            };
+            let reception = self.clone();
+            // If the system has no thread for it, the connection ends, and the attendant with it.
+            let _ = thread::Builder::new().spawn(move || {
+                // If an attendant fails before it names its rank, the end of its process reports the failure.
+                let _ = reception.hear(stream);
+            });
         }
-    };
-    tell(Event::Ended { rank, end });
-    Ok(())
+    }
+
+    /// Receives the frames of one attendant, from the first to the last.
+    fn hear(&self, stream: UnixStream) -> io::Result<()> {
+        if let Err(refused) = peer::check(&stream) {
+            self.terminal.say(&format!("a connection to the launcher is refused: {refused}"));
+            return Err(refused);
+        }
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut from = BufReader::new(stream.try_clone()?);
+        let Frame::Hello { attempt, rank } = Frame::read_from(&mut from)? else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let claimed = locked(&self.claims).take(attempt, rank);
+        if let Err(refused) = claimed {
+            self.terminal.say(&format!("a process that claims rank {rank} is refused: {refused}"));
+            return Order::Refuse.write_to(&stream);
+        }
+        Order::Begin.write_to(&stream)?;
+        stream.set_read_timeout(None)?;
+        let tell = |event| {
+            let _ = self.events.send(News { attempt: Some(attempt), event });
+        };
+        tell(Event::Joined { rank, orders: stream });
+        let end = self.show(&rank.to_string(), from);
+        tell(Event::Ended { rank, end });
+        Ok(())
+    }
+
+    /// Shows the lines of a rank, until its end.
+    fn show(&self, who: &str, mut from: impl Read) -> End {
+        loop {
+            match Frame::read_from(&mut from) {
+                Ok(Frame::Line(stream, line)) => self.terminal.line(who, stream, &line),
+                Ok(Frame::Ended(end)) => return end,
+                Ok(Frame::Hello { .. }) | Err(_) => return End::LOST,
+            }
+        }
+    }
+}
+
+fn locked(claims: &Mutex<Claims>) -> MutexGuard<'_, Claims> {
+    claims.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -60,11 +60,12 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn start(options: &[&str], script: &str) -> Self {
-        let mut child = command(&[options, &["--", "sh", "-c", script]].concat())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
+        Self::spawn(command(&[options, &["--", "sh", "-c", script]].concat()))
+    }
+
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the program starts");
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
         Self { child, stdout }
     }

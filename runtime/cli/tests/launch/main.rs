@@ -4,6 +4,7 @@
 #[path = "../program/mod.rs"]
 mod program;
 
+mod claims;
 mod ends;
 mod job;
 mod mpi;

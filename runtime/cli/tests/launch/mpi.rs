@@ -164,14 +164,19 @@ fn an_mpirun_that_starts_nothing_is_told() {
     assert_eq!(lines, expected);
 }
 
-/// This happens where variables of another job hide those of this one.
+/// This happens where variables of another job hide those of this one. The second process fails, and mpirun ends with it, as mpirun
+/// does.
 #[test]
 fn two_of_one_rank_are_an_end_and_no_wait() {
     let twice = r#"
         if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; exit; fi
         while [ "${1#-}" != "$1" ] || [ "$1" = 2 ]; do shift; done
-        OMPI_COMM_WORLD_RANK=0 "$@" & OMPI_COMM_WORLD_RANK=0 "$@"; wait"#;
-    let (code, _, told) = by(twice, "while :; do sleep 0.02; done");
-    assert_eq!(code, Some(128 + 9), "{told}");
-    assert!(told.contains("rank 0 was killed by signal 9 (SIGKILL)"), "{told}");
+        one() { OMPI_COMM_WORLD_RANK=0 "$@" || kill $$; }
+        one "$@" & one "$@" & wait"#;
+    let (code, said, told) = by(twice, "echo here; while :; do sleep 0.02; done");
+    assert_eq!((code, &*said), (Some(128 + 15), "[0] here\n"), "{told}");
+    let refused = "hsdp: a process that claims rank 0 is refused: another process runs the rank\n";
+    assert_eq!(told.matches(refused).count(), 1, "{told}");
+    let expected = "hsdp: attempt 0 failed: mpirun was killed by signal 15 (SIGTERM)\n";
+    assert!(told.ends_with(expected), "{told}");
 }
