@@ -18,6 +18,9 @@ use crate::wire::{
     MemberLetter, Refusal,
 };
 
+/// The words for an ended connection, whichever of reading and writing has found its end.
+const ENDED: &str = "its connection ended before it left";
+
 /// One connection.
 pub(crate) struct Visit {
     pub(crate) room: Arc<Room>,
@@ -102,7 +105,8 @@ impl Visit {
                     let last = says.is_last();
                     let taken = self.say(&mut attendance.said, says).await;
                     if !taken && !last && !given_up {
-                        self.room.gone(rank, Loss::Silent, "it does not read its messages");
+                        let (loss, why) = self.undelivered();
+                        self.room.gone(rank, loss, why);
                     }
                     if !taken || last {
                         return;
@@ -118,6 +122,15 @@ impl Visit {
                     }
                 }
             }
+        }
+    }
+
+    /// The reason why the connection did not take a message.
+    fn undelivered(&self) -> (Loss, &'static str) {
+        if self.replies.is_closed() {
+            (Loss::Ended, ENDED)
+        } else {
+            (Loss::Silent, "it does not read its messages")
         }
     }
 
@@ -153,7 +166,7 @@ fn opened(
     let forged = || (Loss::Forged, "a message from it failed authentication".to_owned());
     let frame = Frame::arrived(frame).map_err(|loss| match loss {
         Loss::Forged => forged(),
-        loss => (loss, "its connection ended before it left".to_owned()),
+        loss => (loss, ENDED.to_owned()),
     })?;
     let letter = frame.sealed().and_then(|sealed| seals.open(sealed)).ok_or_else(forged)?;
     MemberLetter::read(&letter).map_err(|Malformed(what)| {

@@ -54,15 +54,20 @@ impl Watch {
         still
     }
 
-    /// Whether the process of a rank whose connection has ended is known to be gone. `None` at the first call: a process that is
-    /// ending closes its connections shortly before it is gone.
-    pub(super) fn is_gone(&mut self, rank: Rank) -> Option<bool> {
-        if !self.disconnected.contains(&rank) {
-            self.disconnected.push(rank);
-            return None;
-        }
+    /// Whether the process of a rank is known to be gone now.
+    pub(super) fn is_gone(&self, rank: Rank) -> bool {
         let watched = self.watched.iter().find(|(other, _)| *other == rank);
-        Some(watched.is_some_and(|(_, process)| !is_running(*process)))
+        watched.is_some_and(|(_, process)| !is_running(*process))
+    }
+
+    /// Whether it is settled if the process of a rank whose connection has ended is gone: it is, or it still ran at an earlier look. A
+    /// process that is ending closes its connections shortly before it is gone.
+    pub(super) fn is_settled(&mut self, rank: Rank) -> bool {
+        if self.is_gone(rank) || self.disconnected.contains(&rank) {
+            return true;
+        }
+        self.disconnected.push(rank);
+        false
     }
 
     /// A rank is not looked for any more.
@@ -125,12 +130,14 @@ mod tests {
         let mut watch = Watch::default();
         watch.see(Rank::new(1), &other);
         for elsewhere in [Rank::new(1), Rank::new(2)] {
-            assert_eq!(watch.is_gone(elsewhere), None, "it may be ending");
-            assert_eq!(watch.is_gone(elsewhere), Some(false));
+            assert!(!watch.is_settled(elsewhere), "it may be ending");
+            assert!(watch.is_settled(elsewhere) && !watch.is_gone(elsewhere));
         }
         drop(child.stdin.take());
         child.wait().expect("it ends");
-        assert_eq!(watch.is_gone(Rank::new(1)), Some(true));
+        assert!(watch.is_gone(Rank::new(1)) && !watch.is_gone(Rank::new(2)));
+        watch.disconnected.clear();
+        assert!(watch.is_settled(Rank::new(1)), "a process that is gone needs no second look");
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl Courier {
             }
             office.try_end(&core, || {
                 let Loss { rank, cause } = self.transport.silent()?;
-                Some(core.ended_by(rank, self.reason(rank, cause)?))
+                Some(core.ended_by(rank, self.reason(rank, cause)))
             });
             turned
         })
@@ -127,14 +127,15 @@ impl Courier {
         match self.transport.lost() {
             Ok(losses) => {
                 for Loss { rank, cause } in losses {
-                    lost.extend(self.reason(rank, cause).map(|reason| (rank, reason)));
+                    if matches!(cause, Cause::Unreachable(_)) || self.watch.is_settled(rank) {
+                        lost.push((rank, self.reason(rank, cause)));
+                    }
                 }
             }
+            // At once: the rank at fault may hear of this loss from others, and end its process for it.
             Err(Loss { rank, cause }) => {
-                if core.status().check_world().is_ok()
-                    && let Some(reason) = self.reason(rank, cause)
-                {
-                    core.end(core.ended_by(rank, reason));
+                if core.status().check_world().is_ok() {
+                    core.end(core.ended_by(rank, self.reason(rank, cause)));
                 }
             }
         }
@@ -150,14 +151,14 @@ impl Courier {
         }
     }
 
-    /// The reason that the error gives for a loss; `None` if it is known at the next report.
-    fn reason(&mut self, rank: Rank, cause: Cause) -> Option<AbortReason> {
-        Some(match cause {
-            Cause::Ended(_) if self.watch.is_gone(rank)? => AbortReason::Gone,
+    /// The reason that the error gives for a loss.
+    fn reason(&self, rank: Rank, cause: Cause) -> AbortReason {
+        match cause {
+            Cause::Ended(_) if self.watch.is_gone(rank) => AbortReason::Gone,
             Cause::Ended(problem) | Cause::Unreachable(problem) => {
                 AbortReason::Unreachable { problem: problem.into() }
             }
-        })
+        }
     }
 
     fn try_turn(&mut self, core: &Arc<Core>, office: &Office) -> Result<Turned, TransportError> {

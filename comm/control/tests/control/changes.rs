@@ -51,3 +51,27 @@ fn a_changed_message_to_a_member_is_told_to_all() {
         assert_eq!(said, Some(expected), "{spot:?}");
     }
 }
+
+/// HTTP/2 itself ends the connection. The coordinator may see that where it reads or where it writes, and it says the same.
+#[test]
+fn a_broken_connection_is_told_as_ended_while_messages_flow() {
+    for _ in 0..8 {
+        let world = World::of(2, quick());
+        let (way, members) = Way::in_world(&world);
+        let [near, far] = &members[..] else { panic!("two members") };
+        way.change(Direction::ToCoordinator, Spot::Stream);
+        let (started, mut under_way) = (Instant::now(), 0);
+        while near.status().lost().is_empty() && started.elapsed() < LONG {
+            while under_way < near.most_passed() {
+                near.pass(Rank::new(1), vec![0; 100]).expect("it is passed on, or dropped");
+                under_way += 1;
+            }
+            while far.take_passed().is_some() {
+                under_way -= 1;
+            }
+        }
+        let why = "its connection ended before it left".into();
+        let lost = State::Lost { loss: Loss::Ended, why };
+        assert_eq!(near.status().state(Rank::new(1)), Some(&lost));
+    }
+}

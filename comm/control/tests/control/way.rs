@@ -23,6 +23,8 @@ pub(crate) enum Spot {
     Mac,
     /// The first byte of the frame, which then cannot be decoded.
     Head,
+    /// The number of the stream of HTTP/2, which then ends the connection.
+    Stream,
 }
 
 /// The damage that the network does in each direction. It forwards bytes unchanged where there is none.
@@ -121,6 +123,7 @@ fn change(mut frames: &mut [u8], spot: Spot) -> bool {
             match spot {
                 Spot::Mac => *frame.last_mut().expect("it has bytes") ^= 1,
                 Spot::Head => frame[HEAD + MESSAGE_HEAD] |= 7,
+                Spot::Stream => frame[HEAD - 1] = 0,
             }
             return true;
         }
