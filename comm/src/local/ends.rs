@@ -120,7 +120,7 @@ impl Core {
             // Where nobody has arrived yet, whoever does will look.
             let waits = operation.attendance().is_some_and(|there| there.others_await(rank));
             if let (true, Some(awaited)) = (waits, operation.awaited()) {
-                self.end(self.ended_by(rank, AbortReason::Left { awaited }));
+                let _ = self.end_left(rank, &operation, awaited);
             }
         }
     }
@@ -144,11 +144,20 @@ impl Core {
         let Some(there) = operation.attendance() else { return Ok(()) };
         let gone = |rank: &&Rank| left(rank) && there.others_await(**rank);
         match there.missing.iter().find(gone) {
-            Some(rank) => {
-                let awaited = Arc::clone(awaited);
-                Err(self.end(self.ended_by(*rank, AbortReason::Left { awaited })))
-            }
+            Some(rank) => Err(self.end_left(*rank, operation, Arc::clone(awaited))),
             None => Ok(()),
+        }
+    }
+
+    /// A member that has left is missing at an operation. That ends the world, or, if the epoch has ended before, only the
+    /// operation: the thread that has announced the end of the epoch may not have come to this operation yet. Returns that end.
+    fn end_left(&self, rank: Rank, operation: &Operation, awaited: Arc<Descriptor>) -> Error {
+        match self.status().check(awaited.epoch) {
+            Ok(()) => self.end(self.ended_by(rank, AbortReason::Left { awaited })),
+            Err(end) => {
+                self.fail_in_epoch(operation, awaited.epoch);
+                end
+            }
         }
     }
 

@@ -3,8 +3,8 @@
 use hsdp_comm::{Error, StepFailure, World};
 
 use super::{
-    LARGE, SMALL, all_schedules, assert_alike, ones, options, run, schedules, settled, sum_of_ones,
-    user,
+    LARGE, SMALL, all_schedules, assert_alike, ones, options, run, run_alone, schedules, settled,
+    sum_of_ones, user,
 };
 
 fn failure(step: u64) -> StepFailure {
@@ -108,6 +108,22 @@ fn the_next_step_is_given_up_before_all_have_left_the_first() {
         assert_eq!(outcomes[0], outcomes[1]);
         assert_eq!(outcomes[0].1, Ok(sum_of_ones(2, SMALL)));
         assert_eq!(worlds.iter().map(World::epoch).collect::<Vec<_>>(), [2, 2]);
+    });
+}
+
+/// A rank that is told of the end of a step leaves before the thread that announces it has come to the operation of another rank.
+#[test]
+fn ranks_that_leave_after_an_aborted_step_are_not_blamed_for_it() {
+    all_schedules(10_000, || {
+        let told = run_alone(World::local(3, options(0)), |world| {
+            if world.rank().index() == 0 {
+                world.abort_step(failure(7));
+            }
+            settled(ones(&user(&world), SMALL)).expect_err("it was given up")
+        });
+        for error in told {
+            assert!(matches!(error, Error::StepAborted { step: 7, .. }), "{error}");
+        }
     });
 }
 
