@@ -1,13 +1,17 @@
 //! Comparisons of values that must be the same on all ranks: options and plans once, the bits of shards then and again later.
 
+use std::borrow::Cow;
+
 use hsdp_comm::Stage;
 use hsdp_sharding::{Axis, Rank};
 
 use crate::description;
 use crate::digest;
 use crate::engine::fabric::Fabric;
+use crate::engine::joint;
 use crate::engine::shard::Shard;
 use crate::error::Error;
+use crate::updated::Updated;
 
 /// A word that ranks compare: its name, and lists of ranks that must have the same word.
 struct Field {
@@ -15,10 +19,18 @@ struct Field {
     peers: fn(&Fabric) -> Vec<Vec<Rank>>,
 }
 
-/// A difference about which [`in_detail`] can say more.
-pub(crate) const OPTIONS: &str = "the digest of the model's options";
-/// As [`OPTIONS`].
-pub(crate) const PLAN: &str = "the fingerprint of the plan";
+/// Differences about which [`in_detail`] can say more.
+const OPTIONS: &str = "the digest of the model's options";
+const PLAN: &str = "the fingerprint of the plan";
+pub(crate) const MODEL: &str = "the digest of the model's options and plan";
+pub(crate) const UPDATE: &str = "the digest of the optimizer's options";
+
+/// The update of the last of the `finished` steps, which has another text from step to step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Texts<'a> {
+    pub(crate) updated: &'a Updated,
+    pub(crate) finished: u64,
+}
 
 const INITIAL: Field = Field { what: "the initial value of a shard", peers: holders_of_each_shard };
 const SHARD: Field = Field { what: "the content of a shard", peers: holders_of_each_shard };
@@ -47,16 +59,27 @@ pub(crate) fn odd_one(values: &[u64]) -> Option<[usize; 2]> {
 /// # Errors
 /// [`Error::Disagreement`] on all ranks, which names the first rank that differs; [`Error::Comm`].
 pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
-    let mine = vec![
-        fabric.options_digest,
-        fabric.plan.fingerprint(),
-        digest::of_parameters(shards.iter().map(|shard| shard.master(fabric)))?,
-    ];
+    let mine = [fabric.options_digest, fabric.plan.fingerprint(), of_shards(fabric, shards, 0)?];
     let tag = fabric.tag(None, Stage::Setup, 0, 0);
     let said = fabric.control.exchange(tag, mine, <[u64]>::to_vec)?;
     // Field by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
     let [options, plan] = [OPTIONS, PLAN].map(|what| Field { what, peers: all });
-    compare(fabric, &said, &[options, plan, INITIAL]).map_err(|error| in_detail(fabric, error))
+    let compared = compare(fabric, &said, &[options, plan, INITIAL]);
+    let texts = Texts { updated: &Updated::default(), finished: 0 };
+    compared.map_err(|error| in_detail(fabric, texts, error))
+}
+
+/// Compares the last update with those of the other ranks. Collective over the world.
+///
+/// # Errors
+/// As [`of_models`].
+pub(crate) fn of_updates(fabric: &Fabric, texts: Texts<'_>) -> Result<(), Error> {
+    let Texts { updated, finished } = texts;
+    let tag = fabric.tag(None, Stage::Setup, finished, 0);
+    let update = [Field { what: UPDATE, peers: all }];
+    let compare = |said: &[u64]| compare(fabric, said, &update);
+    let compared = fabric.control.exchange(tag, [updated.digest(finished)], compare)?;
+    compared.map_err(|error| in_detail(fabric, texts, error))
 }
 
 /// Compares the bits of the shards with those of the replicas, before `step`. Collective over the world.
@@ -64,9 +87,15 @@ pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> 
 /// # Errors
 /// As [`of_models`].
 pub(crate) fn of_replicas(fabric: &Fabric, shards: &[Shard], step: u64) -> Result<(), Error> {
-    let mine = [digest::of_parameters(shards.iter().map(|shard| shard.master(fabric)))?];
+    let mine = [of_shards(fabric, shards, step)?];
     let tag = fabric.tag(None, Stage::Setup, step, 0);
     fabric.control.exchange(tag, mine, |said| compare(fabric, said, &[SHARD]))?
+}
+
+/// The digest of the bits of the shards. A failure is told to the other ranks.
+fn of_shards(fabric: &Fabric, shards: &[Shard], step: u64) -> Result<u64, Error> {
+    let masters = || shards.iter().map(|shard| shard.master(fabric));
+    joint::run(&fabric.world, step, || digest::of_parameters(masters()))
 }
 
 fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error> {
@@ -77,7 +106,7 @@ fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error>
             if let Some(places) = odd_one(&values) {
                 let [got, want] = places.map(|place| format!("{:#018x}", values[place]));
                 let [rank, other] = places.map(|place| peers[place]);
-                return Err(Error::Disagreement { what, rank, got, other, want });
+                return Err(Error::Disagreement { what: (*what).into(), rank, got, other, want });
             }
         }
     }
@@ -87,18 +116,38 @@ fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error>
 /// Replaces a difference between digests by the first line of text in which the two ranks differ.
 ///
 /// Collective over the world: all ranks have found the same error.
-pub(crate) fn in_detail(fabric: &Fabric, error: Error) -> Error {
-    let Error::Disagreement { what: digest, rank, other, .. } = error else { return error };
-    let (what, lines) = match digest {
-        OPTIONS => ("an option of the model", description::of_options(&fabric.options)),
-        PLAN => ("the model spec", description::of_model(fabric.plan.spec())),
-        _ => return error,
-    };
-    match first_difference(fabric, [rank, other], &lines) {
-        Ok(Some([got, want])) => Error::Disagreement { what, rank, got, other, want },
-        // The planners have different versions, say.
-        Ok(None) => error,
-        Err(failed) => failed,
+pub(crate) fn in_detail(fabric: &Fabric, texts: Texts<'_>, error: Error) -> Error {
+    let Error::Disagreement { what: digest, rank, other, .. } = &error else { return error };
+    let (rank, other) = (*rank, *other);
+    for (what, lines) in texts_behind(digest, (fabric, texts)) {
+        match first_difference(fabric, [rank, other], &lines) {
+            Ok(Some([got, want])) => return Error::Disagreement { what, rank, got, other, want },
+            Ok(None) => {}
+            Err(failed) => return failed,
+        }
+    }
+    // The planners have different versions, say.
+    error
+}
+
+/// The texts of which a digest was made, each with the name of one of its lines.
+fn texts_behind(
+    digest: &str,
+    (fabric, texts): (&Fabric, Texts<'_>),
+) -> Vec<(Cow<'static, str>, Vec<String>)> {
+    let options = || ("an option of the model".into(), description::of_options(&fabric.options));
+    let spec = || ("the model spec".into(), description::of_model(fabric.plan.spec()));
+    match digest {
+        OPTIONS => vec![options()],
+        PLAN => vec![spec()],
+        MODEL => vec![options(), spec()],
+        UPDATE => {
+            let Texts { updated, finished } = texts;
+            let step = finished.saturating_sub(1);
+            let what = format!("an option of the optimizer in step {step}");
+            vec![(what.into(), updated.lines(finished))]
+        }
+        _ => Vec::new(),
     }
 }
 

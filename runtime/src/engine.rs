@@ -11,6 +11,7 @@
 //! | the parameters, which an optimizer changes | `shard` |
 //! | the gathers of a microbatch | `gathers`, `full_pool` |
 //! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `recycled`; `place`, `replicas`, `scaling` |
+//! | the begin of a step | `opening`, `joint` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
 //! | the exchange of small records between ranks | `control` |
 //! | the end of a step | `finish` |
@@ -25,7 +26,9 @@ pub(crate) mod fabric;
 mod finish;
 pub(crate) mod full_pool;
 mod gathers;
+pub(crate) mod joint;
 mod microbatches;
+mod opening;
 mod partial;
 mod place;
 pub(crate) mod recycled;
@@ -37,25 +40,22 @@ mod step_state;
 pub(crate) mod sums;
 mod unsharded;
 
-use std::mem;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hsdp_comm::{Stage, StepFailure};
+use hsdp_comm::StepFailure;
 use hsdp_sharding::UnitId;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::agreement::Agreement;
-use crate::comparison;
 use crate::error::Error;
 use crate::full::Full;
-use crate::header::{Agreed, Intent, StepHeader};
+use crate::gradients::{Gradients, Verdict};
 use crate::model::ModelId;
 use crate::objective::{LossSum, Seed};
-use crate::options::StepOptions;
 use crate::precision::LossScale;
-use crate::samples;
-use crate::uneven::{Course, EndOfRun, Shutdown, Supply};
-use exponent::exponent_known_early;
+use crate::uneven::{EndOfRun, Shutdown, Supply};
+use crate::updated::Updated;
 use fabric::Fabric;
 pub(crate) use microbatches::NoMore;
 use reductions::UnitGradients;
@@ -101,6 +101,8 @@ pub(crate) struct State {
     pub(crate) next_step: u64,
     /// Steps that an optimizer has completed, with an update or a skip.
     pub(crate) committed: u64,
+    /// How an optimizer has updated the last step.
+    pub(crate) updated: Updated,
     /// The largest weight that a microbatch of the last step had on this rank.
     pub(crate) last_weight: u64,
     /// Attempts at steps so far: a step that was aborted is tried again with the same number.
@@ -118,6 +120,14 @@ impl State {
     pub(crate) fn is_in_step(&self) -> bool {
         self.step.is_some()
     }
+
+    /// Counts the last step as committed, and notes the options of its update, if it has one.
+    pub(crate) fn commit(&mut self, gradients: &Gradients, options: &dyn Display) {
+        self.committed += 1;
+        if gradients.verdict == Verdict::Apply {
+            self.updated.note(self.next_step, options, gradients.max_norm);
+        }
+    }
 }
 
 impl Engine {
@@ -127,6 +137,7 @@ impl Engine {
             loss_scale: LossScale::new(fabric.options.loss_scaling),
             next_step: 0,
             committed: 0,
+            updated: Updated::default(),
             last_weight: 0,
             attempts: 0,
             agreement: Agreement::default(),
@@ -144,130 +155,6 @@ impl Engine {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
-    }
-
-    /// Exchanges headers, and opens the step if it takes place.
-    pub(crate) fn begin_step(&self, options: StepOptions) -> Result<Begun, Error> {
-        let mut state = self.state();
-        let step = state.next_step;
-        if options.microbatches == Some(0) {
-            let what = "a step of 0 microbatches has nothing to reduce".to_owned();
-            return Err(self.fabric.misuse("begin_step", step, what));
-        }
-        self.check_over(&state, "begin_step")?;
-        let said = Intent::Step(options.input);
-        let epoch = self.fabric.world.epoch();
-        let (Agreed { largest_hint, supply, shutdown, .. }, course) =
-            self.meet(&mut state, said, options)?;
-        match course {
-            Course::Goes => self.fabric.world.set_absent(&supply.exhausted),
-            Course::Ends => {
-                self.fabric.world.set_absent(&[]);
-                return Ok(Begun::End(EndOfRun { step, supply }));
-            }
-        }
-        if self.is_compared_before(step) {
-            let compared = comparison::of_replicas(&self.fabric, &state.shards, step);
-            compared.inspect_err(|error| self.give_up_opening(step, error))?;
-        }
-        state.attempts += 1;
-        let attempt = state.attempts;
-        let opened = Opened { step, attempt, epoch };
-        let mut begun = StepState::new(&self.fabric, opened, options);
-        begun.absent = supply.exhausted.clone();
-        (state.supply, state.shutdown) = (supply, shutdown);
-        begun.exponent = exponent_known_early(self.fabric.options.objective, largest_hint);
-        state.step = Some(begun);
-        self.under_way.store(attempt, Ordering::Release);
-        Ok(Begun::Step(opened))
-    }
-
-    /// Tells all ranks that this one makes no more steps, and learns whether another rank does.
-    pub(crate) fn end_run(&self) -> Result<(), Error> {
-        let mut state = self.state();
-        self.check_over(&state, "end_run")?;
-        self.meet(&mut state, Intent::End, StepOptions::default())?;
-        self.fabric.world.set_absent(&[]);
-        Ok(())
-    }
-
-    /// Refuses an operation between steps while a step is under way.
-    fn check_over(&self, state: &State, operation: &'static str) -> Result<(), Error> {
-        let Some(leaked) = &state.step else { return Ok(()) };
-        let what = format!("step {} was neither finished nor dropped", leaked.number());
-        Err(self.fabric.misuse(operation, state.next_step, what))
-    }
-
-    /// Exchanges headers where the next step would begin. Returns the agreement of the ranks and the course that follows.
-    fn meet(
-        &self,
-        state: &mut State,
-        intent: Intent,
-        options: StepOptions,
-    ) -> Result<(Agreed, Course), Error> {
-        let step = state.next_step;
-        self.fabric.world.set_step(step);
-        let before = mem::take(&mut state.supply);
-        let header = StepHeader {
-            step,
-            committed: state.committed,
-            microbatches: options.microbatches,
-            plan: self.fabric.plan.fingerprint(),
-            options: self.fabric.options_digest,
-            loss_scale: state.loss_scale.value().to_bits(),
-            weight_hint: options.weight_hint.unwrap_or(state.last_weight),
-            intent,
-            shutdown: options.shutdown,
-            samples: options.samples,
-        };
-        let agreed = self.exchange(&header, before)?;
-        let Agreed { supply, ending, .. } = &agreed;
-        match supply.course(self.fabric.options.uneven) {
-            Some(Course::Ends) => Ok((agreed, Course::Ends)),
-            // A rank that ends its run takes no part in steps of other ranks, not even without data.
-            _ if !ending.is_empty() => Err(Error::UnevenEnds {
-                step,
-                committed: state.committed,
-                ending: ending.clone(),
-                ready: supply.ready.clone(),
-            }),
-            Some(Course::Goes) => Ok((agreed, Course::Goes)),
-            None => {
-                let supply = Supply::clone(supply);
-                Err(Error::UnevenInputs { step, microbatch: None, supply })
-            }
-        }
-    }
-
-    fn exchange(&self, header: &StepHeader, before: Supply) -> Result<Agreed, Error> {
-        let tag = self.fabric.tag(None, Stage::Header, header.step, 0);
-        let agree = |said: &[u64]| StepHeader::agree(said, before);
-        let agreed = self.fabric.control.exchange(tag, header.encode(), agree);
-        let agreed = agreed
-            .inspect_err(|_| self.leave_aborted_epoch())?
-            .map_err(|error| comparison::in_detail(&self.fabric, error))?;
-        let compared = samples::compare(&self.fabric.control, header, &agreed);
-        compared.inspect_err(|_| self.leave_aborted_epoch()).map(|()| agreed)
-    }
-
-    /// Leaves the epoch of a step that was aborted before this rank had begun it: this rank has no step to discard or drop.
-    fn leave_aborted_epoch(&self) {
-        self.fabric.world.next_epoch();
-    }
-
-    /// Announces that this rank does not begin the step: other ranks have its header, and wait for it in the step. An error that
-    /// is fatal needs no announcement, since all ranks have it.
-    fn give_up_opening(&self, step: u64, error: &Error) {
-        if !error.is_fatal() {
-            self.fabric.world.abort_step(StepFailure { step, reason: error.to_string() });
-        }
-        self.leave_aborted_epoch();
-    }
-
-    /// Whether replicas compare their shards before this step.
-    fn is_compared_before(&self, step: u64) -> bool {
-        let every = self.fabric.options.compare_replicas;
-        step > 0 && every.is_some_and(|every| step.is_multiple_of(every.get()))
     }
 
     /// Begins a microbatch. Returns `Err` inside `Ok` where the step has no next microbatch, because ranks have no more data.

@@ -1,5 +1,6 @@
 //! The errors of the runtime, each with the numbers that explain it.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use hsdp_sharding::Rank;
@@ -139,11 +140,11 @@ pub enum Error {
         /// The reason.
         problem: String,
     },
-    /// Ranks entered a step, or made a model, with different values of something that must be the same on all ranks.
+    /// Ranks entered a step, made a model, or updated it, with different values of something that must be the same on all ranks.
     #[error("{what} differs between ranks: rank {rank} has {got}, rank {other} has {want}")]
     Disagreement {
         /// The name of the value that differs.
-        what: &'static str,
+        what: Cow<'static, str>,
         /// The first rank that differs.
         rank: Rank,
         /// The value of this rank.

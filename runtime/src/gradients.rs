@@ -6,6 +6,7 @@ use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
 use crate::engine::fabric::Fabric;
+use crate::engine::joint;
 use crate::engine::recycled::GradShards;
 use crate::error::Error;
 use crate::export;
@@ -26,7 +27,8 @@ pub enum Verdict {
 /// The buffers hold sums. The one division of the step happens where they are read: in the optimizer's pass, and in the copies
 /// that [`shard`](Self::shard) and [`full`](Self::full) return. Clipping happens in the optimizer's pass only.
 ///
-/// The next step uses this memory again. Drop this value before the next step, or that step allocates as much again.
+/// The next step uses this memory again. Drop this value before the next step, or that step allocates as much again. If it is
+/// dropped without an update, the next step warns, once.
 ///
 /// Only [`Step::finish`](crate::Step::finish) makes this value, so gradients without the final all-reduce cannot reach an
 /// optimizer.
@@ -44,6 +46,8 @@ pub struct Gradients {
     pub(crate) loss: f64,
     pub(crate) weight: u64,
     pub(crate) clip: f32,
+    /// The norm to which the gradient was clipped, as given.
+    pub(crate) max_norm: Option<f64>,
     pub(crate) verdict: Verdict,
 }
 
@@ -118,7 +122,7 @@ impl Gradients {
             reason = "a factor of at most 1, applied in f32"
         )]
         let factor = (max_norm / (self.norm + 1e-6)).min(1.0) as f32;
-        self.clip = factor;
+        (self.clip, self.max_norm) = (factor, Some(max_norm));
         self
     }
 
@@ -161,6 +165,7 @@ impl Gradients {
     /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the gradients lie on
     /// a device that fails.
     pub fn full(&self, model: &ShardedModel) -> Result<BTreeMap<String, Vec<f32>>, Error> {
-        export::full_gradients(&model.engine.fabric, self)
+        let fabric = &model.engine.fabric;
+        joint::run(&fabric.world, self.step, || export::full_gradients(fabric, self))
     }
 }

@@ -1,7 +1,7 @@
 //! The step header: 64 bytes that ranks exchange before the first data collective of a step.
 //!
 //! It detects, before any data moves, a rank that is at another step (because it failed between `finish` and the optimizer,
-//! for example), has another plan, or has other options.
+//! for example), has another plan or other options, or has updated the last step in another way.
 
 use hsdp_sharding::Rank;
 
@@ -17,8 +17,10 @@ pub(crate) struct StepHeader {
     /// Steps that an optimizer has completed on this rank, with an update or a skip.
     pub(crate) committed: u64,
     pub(crate) microbatches: Option<usize>,
-    pub(crate) plan: u64,
-    pub(crate) options: u64,
+    /// The digest of options and plan.
+    pub(crate) model: u64,
+    /// The digest of the update of the step before.
+    pub(crate) update: u64,
     pub(crate) loss_scale: u64,
     /// The approximate weight of a microbatch; 0 means unknown. May differ between ranks.
     pub(crate) weight_hint: u64,
@@ -56,7 +58,7 @@ pub(crate) struct Agreed {
 
 const WORDS: usize = 8;
 /// The first word, except its lowest byte, which holds flags.
-const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst2\0");
+const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst3\0");
 const FLAGS: u64 = 0xff;
 const EXHAUSTED: u64 = 1;
 const ENDS: u64 = 2;
@@ -83,8 +85,8 @@ impl StepHeader {
             self.step,
             self.committed,
             self.microbatches.map_or(UNKNOWN, |count| count as u64),
-            self.options,
-            self.plan,
+            self.model,
+            self.update,
             self.loss_scale,
             self.weight_hint,
         ]
@@ -130,8 +132,8 @@ fn compare(gathered: &[u64]) -> Result<(), Error> {
         "the number of the step",
         "the number of committed steps",
         "the number of microbatches of the step",
-        comparison::OPTIONS,
-        comparison::PLAN,
+        comparison::MODEL,
+        comparison::UPDATE,
         "the loss scale",
     ];
     let headers = || gathered.chunks_exact(WORDS);
@@ -152,7 +154,7 @@ fn compare(gathered: &[u64]) -> Result<(), Error> {
             let said = |rank: usize| gathered[rank * WORDS + field];
             let [got, want] = [rank, other].map(|rank| describe(field, said(rank)));
             let [rank, other] = [rank, other].map(Rank::new);
-            return Err(Error::Disagreement { what, rank, got, other, want });
+            return Err(Error::Disagreement { what: what.into(), rank, got, other, want });
         }
     }
     Ok(())
@@ -176,8 +178,8 @@ mod tests {
             step: 7,
             committed: 7,
             microbatches: Some(4),
-            plan: 1,
-            options: 2,
+            model: 1,
+            update: 2,
             loss_scale: 1.0_f64.to_bits(),
             weight_hint: 0,
             intent: Intent::Step(Input::Ready),

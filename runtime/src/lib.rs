@@ -91,6 +91,7 @@ mod samples;
 mod step;
 pub mod testing;
 mod uneven;
+mod updated;
 
 pub use engine::events::Event;
 pub use engine::reductions::UnitGradients;

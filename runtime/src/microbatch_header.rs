@@ -21,7 +21,7 @@ pub(crate) fn decode(gathered: &[u64], own: Rank, before: Supply) -> Result<Supp
     let mut headers = gathered.chunks_exact(WORDS);
     if let Some(rank) = headers.position(|header| header[0] != MAGIC) {
         let [got, want] = [gathered[rank * WORDS], MAGIC].map(|magic| format!("{magic:#018x}"));
-        let (what, rank) = ("the protocol of the microbatch header", Rank::new(rank));
+        let (what, rank) = ("the protocol of the microbatch header".into(), Rank::new(rank));
         return Err(Error::Disagreement { what, rank, got, other: own, want });
     }
     let input = |header: &[u64]| if header[1] == 0 { Input::Ready } else { Input::Exhausted };

@@ -9,6 +9,7 @@ use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 use crate::comparison;
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
+use crate::engine::joint;
 use crate::engine::shard::Shard;
 use crate::engine::{Begun, Engine};
 use crate::error::Error;
@@ -64,12 +65,21 @@ impl ShardedModel {
         init: impl FnMut(&Param) -> Vec<f32>,
     ) -> Result<Self, Error> {
         let fabric = Self::fabric(world, spec, options)?;
-        let shards = cut(&fabric, init)?;
+        let shards = joint::run(&fabric.world, 0, || cut(&fabric, init))?;
         Self::of(fabric, shards)
     }
 
-    /// The constant parts of a model: plan, options and groups.
+    /// The constant parts of a model: plan, options and groups. A failure is told to the other ranks.
     pub(crate) fn fabric(
+        world: World,
+        spec: ModelSpec,
+        options: ModelOptions,
+    ) -> Result<Fabric, Error> {
+        let telling = world.clone();
+        joint::run(&telling, 0, || Self::checked_fabric(world, spec, options))
+    }
+
+    fn checked_fabric(
         world: World,
         spec: ModelSpec,
         options: ModelOptions,
@@ -128,7 +138,8 @@ impl ShardedModel {
         &self.engine.fabric.options
     }
 
-    /// Begins a step. The ranks exchange headers of 64 bytes, and compare step, plan, options and loss scale.
+    /// Begins a step. The ranks exchange headers of 64 bytes, and compare step, plan, options, loss scale, and the
+    /// [options](Self::update_as) with which an optimizer has updated the last step.
     ///
     /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is open on this rank, and there is no
     /// step to drop. This rank calls this method again, and so do the others: they may have another error (`StepAborted` if they
@@ -153,7 +164,7 @@ impl ShardedModel {
     /// # Errors
     /// [`Error::UnevenInputs`] on all ranks if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that, and
     /// [`Error::UnevenEnds`] if some ranks [end their run](Self::end_run); [`Error::Disagreement`] if ranks differ in step, plan, options,
-    /// loss scale or number of microbatches, or replicas in the [bits of their shards](ModelOptions::compare_replicas);
+    /// loss scale, number of microbatches or the [options](Self::update_as) of the last update, or replicas in the [bits of their shards](ModelOptions::compare_replicas);
     /// [`Error::SameSamples`] if two ranks name the same [samples](StepOptions::samples); [`Error::Misuse`] for a step of 0 microbatches, or
     /// while a step is neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
@@ -174,7 +185,8 @@ impl ShardedModel {
     ///
     /// # Errors
     /// [`Error::UnevenEnds`] on all ranks if another rank has data for a step, except under
-    /// [`Uneven::Stop`](crate::Uneven::Stop); [`Error::Disagreement`] if ranks have committed different numbers of steps;
+    /// [`Uneven::Stop`](crate::Uneven::Stop); [`Error::Disagreement`] if ranks have committed different numbers of steps, or differ in
+    /// the [options](Self::update_as) of the last update;
     /// [`Error::Misuse`] if a step was neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn end_run(&mut self) -> Result<(), Error> {
         self.engine.end_run()
@@ -219,8 +231,10 @@ impl ShardedModel {
     /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the parameters lie on
     /// a device that fails.
     pub fn full_parameters(&self) -> Result<BTreeMap<String, Vec<f32>>, Error> {
-        let shards = self.engine.state().shards.clone();
-        export::full_parameters(&self.engine.fabric, &shards)
+        let (fabric, state) = (&self.engine.fabric, self.engine.state());
+        let (shards, step) = (state.shards.clone(), state.next_step);
+        drop(state);
+        joint::run(&fabric.world, step, || export::full_parameters(fabric, &shards))
     }
 
     /// Starts a recording of the engine's [events](Event).

@@ -5,6 +5,7 @@ mod adamw;
 mod device;
 mod sgd;
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use hsdp_kernels::memory::{self, Category};
@@ -77,8 +78,24 @@ impl ShardedModel {
     pub fn update(
         &mut self,
         gradients: Gradients,
+        update: impl FnMut(Run<'_>),
+    ) -> Result<Update, Error> {
+        self.update_as("", gradients, update)
+    }
+
+    /// As [`update`](Self::update), by an optimizer with these options: a line for each option, with its value. The ranks compare the
+    /// lines when the next step begins, before a checkpoint is saved, and at the [end of the run](Self::end_run): ranks with
+    /// another learning rate, for example, get [`Error::Disagreement`]. Not collective.
+    ///
+    /// # Errors
+    /// As [`update`](Self::update).
+    pub fn update_as(
+        &mut self,
+        options: impl Display,
+        mut gradients: Gradients,
         mut update: impl FnMut(Run<'_>),
     ) -> Result<Update, Error> {
+        gradients.grad_shards.taken();
         gradients.check_model(self)?;
         let fabric = &self.engine.fabric;
         let mut state = self.engine.state();
@@ -93,7 +110,7 @@ impl ShardedModel {
                 update_unit(fabric, shard, &gradients, &mut update)?;
             }
         }
-        state.committed += 1;
+        state.commit(&gradients, &options);
         Ok(update_of(gradients.verdict))
     }
 }

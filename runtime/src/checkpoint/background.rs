@@ -33,7 +33,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks, if `user` differs between ranks, or a rank cannot make its copy;
-    /// [`Error::Misuse`] and [`Error::Comm`] as for [`save`](Self::save).
+    /// [`Error::Misuse`], [`Error::Disagreement`] and [`Error::Comm`] as for [`save`](Self::save).
     pub fn save_in_background<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,

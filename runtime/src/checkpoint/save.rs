@@ -39,7 +39,8 @@ impl Checkpoints {
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks: it names the first rank that failed, or whose `user` or optimizer options
     /// differ. [`Error::Misuse`] within a step, while its gradients exist, or if the optimizer was made for another
-    /// model. [`Error::Comm`], also if ranks are at different steps.
+    /// model. [`Error::Disagreement`] if ranks have updated the last step with different options. [`Error::Comm`], also if
+    /// ranks are at different steps.
     pub fn save<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -103,8 +104,10 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     /// The place that rank 0 has chosen for the files, and the manifest's head. Collective over the world.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks; [`Error::Comm`].
+    /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks, [`Error::Disagreement`] if they differed in
+    /// the last update; [`Error::Comm`].
     pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
+        self.model.engine.compare_updates()?;
         let [user, optimizer] = [self.user.to_string(), self.optimizer.options().to_string()];
         let digests = [user, optimizer].map(|text| digest::of_text(&text));
         let hint = self.model.engine.state().last_weight;

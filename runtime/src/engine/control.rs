@@ -2,30 +2,46 @@
 
 use std::mem;
 
-use hsdp_comm::{Error, Group, Lent, Tag};
+use hsdp_comm::{Channel, Error, Group, Lent, Tag, World};
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
+
+use crate::engine::joint;
 
 /// The control channel of one rank.
 #[derive(Debug)]
 pub(crate) struct Control {
+    world: World,
     group: Group,
     said: Mutex<Vec<u64>>,
     heard: Mutex<Vec<u64>>,
 }
 
 impl Control {
-    /// On a group of all ranks.
-    pub(crate) fn new(group: Group) -> Self {
-        Self { group, said: Mutex::default(), heard: Mutex::default() }
+    pub(crate) fn new(world: &World) -> Self {
+        let group = world.world_group(Channel::Control);
+        Self { world: world.clone(), group, said: Mutex::default(), heard: Mutex::default() }
     }
 
-    /// Sends `words`, as many as every rank sends, and calls `hear` with the words of all ranks, in rank order.
-    /// Collective over the world.
+    /// Sends `words`, as many as every rank sends, and calls `hear` with the words of all ranks, in rank order. A failure is
+    /// told to the other ranks: the exchange is between steps. Collective over the world.
     ///
     /// # Errors
     /// Those of an all-gather.
     pub(crate) fn exchange<R>(
+        &self,
+        tag: Tag,
+        words: impl IntoIterator<Item = u64>,
+        hear: impl FnOnce(&[u64]) -> R,
+    ) -> Result<R, Error> {
+        joint::run(&self.world, tag.step, || self.exchange_in_step(tag, words, hear))
+    }
+
+    /// As [`exchange`](Self::exchange), in a step: the step tells the other ranks of a failure when it is dropped.
+    ///
+    /// # Errors
+    /// Those of an all-gather.
+    pub(crate) fn exchange_in_step<R>(
         &self,
         tag: Tag,
         words: impl IntoIterator<Item = u64>,
@@ -43,7 +59,8 @@ impl Control {
         Ok(heard)
     }
 
-    /// The text of `rank`; the texts of other ranks are ignored. Collective over the world.
+    /// The text of `rank`; the texts of other ranks are ignored. A failure is told to the other ranks, as by
+    /// [`exchange`](Self::exchange). Collective over the world.
     ///
     /// # Errors
     /// Those of an all-gather and a broadcast.
@@ -53,7 +70,8 @@ impl Control {
         let longest = self.exchange(tag, [mine.len() as u64], most)?;
         let mut padded: Vec<u64> = mine.chunks(size_of::<u64>()).map(word).collect();
         padded.resize(usize::try_from(longest).unwrap_or(usize::MAX).div_ceil(size_of::<u64>()), 0);
-        Ok(text_of(&self.group.broadcast(tag, rank.index(), padded)?.wait()?))
+        let send = || self.group.broadcast(tag, rank.index(), padded)?.wait();
+        joint::run(&self.world, tag.step, send).map(|words| text_of(&words))
     }
 }
 

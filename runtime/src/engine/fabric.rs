@@ -6,6 +6,7 @@ use hsdp_comm::{Channel, Group, Stage, Tag, World};
 use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::{Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
 
+use crate::digest;
 use crate::engine::control::Control;
 use crate::engine::device::DeviceSeat;
 use crate::engine::events::Events;
@@ -20,8 +21,10 @@ pub(crate) struct Fabric {
     pub(crate) world: World,
     pub(crate) plan: Arc<Plan>,
     pub(crate) options: ModelOptions,
-    /// The digest of the options, which every header has.
+    /// The digest of the options.
     pub(crate) options_digest: u64,
+    /// The digest of the options and the plan, which every header has.
+    pub(crate) digest: u64,
     /// The shard group, or the world where ranks share their full copies. Gathers and reductions are two sequences, so
     /// that neither waits for the other's turn.
     pub(crate) gather: Group,
@@ -45,7 +48,7 @@ pub(crate) struct Fabric {
 
 impl Fabric {
     pub(crate) fn new(world: World, plan: Arc<Plan>, options: ModelOptions) -> Result<Self, Error> {
-        let mesh = plan.mesh();
+        let (mesh, options_digest) = (plan.mesh(), options.digest());
         let shard_group = mesh.group(Axis::Shard, world.rank());
         let replicate_group = mesh.group(Axis::Replicate, world.rank());
         let gather = match options.full_copies {
@@ -63,14 +66,15 @@ impl Fabric {
             device,
             reduce,
             all_reduce,
-            control: Control::new(world.world_group(Channel::Control)),
+            control: Control::new(&world),
             export: world.group(&shard_group, Channel::Control)?,
             events: Events::default(),
             recycled: Arc::default(),
             full_pool: Arc::new(FullPool::new(options.precision.parameters, plan.memory().full)),
             first_parameter: first_parameters(&plan),
             turns: turns(&plan),
-            options_digest: options.digest(),
+            digest: digest::of_words([options_digest, plan.fingerprint()]),
+            options_digest,
             world,
             plan,
             options,

@@ -77,7 +77,7 @@ fn reduce_and_agree(
     let tag = fabric.tag(None, Stage::Agreement, number, place.microbatch);
     let ranks = fabric.plan.mesh().world_size();
     let renew = |said: &[u64]| agreement.renew(said, ranks, fabric.parameters());
-    fabric.control.exchange(tag, statement.words(), renew)?;
+    fabric.control.exchange_in_step(tag, statement.words(), renew)?;
     *presence = statement.presence;
     Ok(grad_shards)
 }
@@ -123,7 +123,10 @@ impl Ended<'_> {
         let squared = self.agreement.squared_norm(self.fabric.plan.mesh(), self.fabric.rank());
         let verdict = self.verdict(state, squared.sqrt(), divisor)?;
         match verdict {
-            Verdict::Apply => state.loss_scale.after_finite_step(),
+            Verdict::Apply => {
+                grad_shards.await_update(self.step.number());
+                state.loss_scale.after_finite_step();
+            }
             Verdict::Skip(_) => state.loss_scale.after_overflow(),
         }
         Ok(Gradients {
@@ -135,6 +138,7 @@ impl Ended<'_> {
             loss: self.loss(weight),
             weight,
             clip: 1.0,
+            max_norm: None,
             verdict,
         })
     }

@@ -75,7 +75,8 @@ impl StepState {
         let tag = fabric.tag(None, Stage::Header, self.number(), self.finished);
         let before = mem::take(&mut self.workings.supply);
         let decode = |said: &[u64]| microbatch_header::decode(said, fabric.rank(), before);
-        let supply = fabric.control.exchange(tag, microbatch_header::encode(input), decode)??;
+        let supply =
+            fabric.control.exchange_in_step(tag, microbatch_header::encode(input), decode)??;
         match supply.course(fabric.options.uneven) {
             Some(Course::Goes) => fabric.world.set_absent(&supply.exhausted),
             Some(Course::Ends) => {

@@ -4,6 +4,7 @@
 use std::mem;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::thread;
 
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::Plan;
@@ -57,6 +58,18 @@ struct Held {
     finished: Option<Finished>,
     /// How often all memory was released.
     generation: u64,
+    forgotten: Forgotten,
+}
+
+/// Whether gradients were dropped without the update for which they were made.
+#[derive(Clone, Copy, Debug, Default)]
+enum Forgotten {
+    #[default]
+    None,
+    /// Those of this step.
+    Step(u64),
+    /// The caller has been told, and is not told again.
+    Told,
 }
 
 impl Recycled {
@@ -76,6 +89,14 @@ impl Recycled {
         workings.presence.clear();
         workings.reductions.begin(fabric, &mut finished.sums);
         (workings, finished)
+    }
+
+    /// The step whose gradients were dropped without an update: once, and the first such step.
+    pub(crate) fn take_forgotten(&self) -> Option<u64> {
+        let forgotten = &mut self.0.lock().forgotten;
+        let Forgotten::Step(step) = *forgotten else { return None };
+        *forgotten = Forgotten::Told;
+        Some(step)
     }
 
     pub(crate) fn keep(&self, workings: Workings) {
@@ -114,12 +135,24 @@ pub(crate) struct GradShards {
     finished: Finished,
     recycled: Arc<Recycled>,
     generation: u64,
+    /// The step, until an optimizer has taken the gradients, if all ranks have agreed to apply them.
+    awaits_update: Option<u64>,
 }
 
 impl GradShards {
     pub(crate) fn new(finished: Finished, recycled: &Arc<Recycled>) -> Self {
         let generation = recycled.0.lock().generation;
-        Self { finished, recycled: Arc::clone(recycled), generation }
+        Self { finished, recycled: Arc::clone(recycled), generation, awaits_update: None }
+    }
+
+    /// Notes that an optimizer should take the gradients.
+    pub(crate) fn await_update(&mut self, step: u64) {
+        self.awaits_update = Some(step);
+    }
+
+    /// Notes that an optimizer has taken the gradients.
+    pub(crate) fn taken(&mut self) {
+        self.awaits_update = None;
     }
 
     /// By unit and parameter: whether it got a gradient on any rank in the step.
@@ -143,6 +176,11 @@ impl Deref for GradShards {
 impl Drop for GradShards {
     fn drop(&mut self) {
         let mut held = self.recycled.0.lock();
+        // A panic ends more than the step, and is told of itself.
+        let forgotten = self.awaits_update.filter(|_| !thread::panicking());
+        if let (Some(step), Forgotten::None) = (forgotten, held.forgotten) {
+            held.forgotten = Forgotten::Step(step);
+        }
         // If the gradients of another step are kept already, these are freed.
         if held.finished.is_none() && held.generation == self.generation {
             held.finished = Some(mem::take(&mut self.finished));

@@ -219,7 +219,7 @@ impl Reductions {
         let sighting = self.with_noted(fabric, place.step, held)?;
         let said = Interim { all_reduces: self.all_reduced, sighting }.encode();
         let tag = fabric.tag(None, Stage::Agreement, place.step, place.microbatch);
-        let overflow = fabric.control.exchange(tag, said, Interim::overflow)?;
+        let overflow = fabric.control.exchange_in_step(tag, said, Interim::overflow)?;
         Ok(overflow.map(|overflow| overflow.all_reduces))
     }
 

@@ -217,7 +217,7 @@ impl StepState {
     fn agree_on_exponent(&self, fabric: &Fabric, loss: LossSum) -> Result<i32, Error> {
         let tag = fabric.tag(None, Stage::Header, self.number(), self.finished);
         let heaviest = |weights: &[u64]| weights.iter().copied().max().unwrap_or(0);
-        Ok(exponent_of(fabric.control.exchange(tag, [loss.weight()], heaviest)?))
+        Ok(exponent_of(fabric.control.exchange_in_step(tag, [loss.weight()], heaviest)?))
     }
 
     pub(crate) fn reduce(

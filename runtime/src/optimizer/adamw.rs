@@ -1,6 +1,7 @@
 //! AdamW, as PyTorch computes it.
 
 use std::borrow::Cow;
+use std::fmt::{self, Display};
 
 use hsdp_kernels::AdamWStep;
 use hsdp_sharding::UnitId;
@@ -36,6 +37,17 @@ impl Default for AdamWOptions {
 }
 
 impl AdamWOptions {
+    /// A line for each option, for the comparison of ranks.
+    fn lines(&self) -> impl Display {
+        let Self { learning_rate, betas, eps, weight_decay } = *self;
+        fmt::from_fn(move |f| {
+            writeln!(f, "adamw learning_rate {learning_rate:?}")?;
+            writeln!(f, "adamw betas {betas:?}")?;
+            writeln!(f, "adamw eps {eps:?}")?;
+            writeln!(f, "adamw weight_decay {weight_decay:?}")
+        })
+    }
+
     /// An update, the `step`-th of its parameter.
     fn of_step(&self, step: u64, clip: f32) -> AdamWStep {
         AdamWStep {
@@ -86,7 +98,7 @@ impl AdamW {
         gradients: Gradients,
     ) -> Result<Update, Error> {
         let Self { options, on_device: [first, second], updates, .. } = self;
-        model.update_on_device(gradients, |run| {
+        model.update_on_device_as(options.lines(), gradients, |run| {
             let DeviceRun { unit, stream, update, pieces, clip } = run;
             let of_unit = (unit, update.gradient.len());
             let moments = (first.of(stream, of_unit)?, second.of(stream, of_unit)?);
@@ -118,7 +130,7 @@ impl Optimizer for AdamW {
             return self.step_on_device(model, gradients);
         }
         let Self { options, first_moments, second_moments, updates, .. } = self;
-        model.update(gradients, |run| {
+        model.update_as(options.lines(), gradients, |run| {
             let unit = run.unit.index();
             let range = run.piece.shard_range();
             let step = options.of_step(updates[unit][run.piece.param], run.clip);

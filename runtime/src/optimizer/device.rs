@@ -1,5 +1,7 @@
 //! Updates of shards that lie on a device: one or two launches for each unit, and no wait.
 
+use std::fmt::Display;
+
 use hsdp_kernels::Values;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
 use hsdp_kernels::memory::{self, Category};
@@ -52,8 +54,22 @@ impl ShardedModel {
     pub fn update_on_device(
         &mut self,
         gradients: Gradients,
+        update: impl FnMut(DeviceRun<'_>) -> Result<(), CudaError>,
+    ) -> Result<Update, Error> {
+        self.update_on_device_as("", gradients, update)
+    }
+
+    /// As [`update_on_device`](Self::update_on_device), by an optimizer with these options, as in [`update_as`](Self::update_as).
+    ///
+    /// # Errors
+    /// As [`update_on_device`](Self::update_on_device).
+    pub fn update_on_device_as(
+        &mut self,
+        options: impl Display,
+        mut gradients: Gradients,
         mut update: impl FnMut(DeviceRun<'_>) -> Result<(), CudaError>,
     ) -> Result<Update, Error> {
+        gradients.grad_shards.taken();
         gradients.check_model(self)?;
         let (fabric, step) = (&self.engine.fabric, gradients.step);
         let Some(seat) = fabric.device.as_ref().filter(|seat| seat.updates_there()) else {
@@ -68,7 +84,7 @@ impl ShardedModel {
                 updated.map_err(|error| fabric.device_error("optimizer step", step, error))?;
             }
         }
-        state.committed += 1;
+        state.commit(&gradients, &options);
         Ok(update_of(gradients.verdict))
     }
 }

@@ -1,6 +1,7 @@
 //! SGD, with momentum if wanted, as PyTorch computes it.
 
 use std::borrow::Cow;
+use std::fmt::{self, Display};
 
 use hsdp_kernels::{MomentumKind, SgdStep};
 use hsdp_sharding::UnitId;
@@ -46,6 +47,16 @@ impl Default for SgdOptions {
 }
 
 impl SgdOptions {
+    /// A line for each option, for the comparison of ranks.
+    fn lines(&self) -> impl Display {
+        let Self { learning_rate, momentum, weight_decay } = *self;
+        fmt::from_fn(move |f| {
+            writeln!(f, "sgd learning_rate {learning_rate:?}")?;
+            writeln!(f, "sgd momentum {momentum:?}")?;
+            writeln!(f, "sgd weight_decay {weight_decay:?}")
+        })
+    }
+
     /// An update.
     fn of_step(&self, clip: f32) -> SgdStep {
         let (momentum, kind) = match self.momentum {
@@ -94,7 +105,7 @@ impl Sgd {
         if options.momentum != Momentum::Off {
             on_device.make(model, gradients.step())?;
         }
-        model.update_on_device(gradients, |run| {
+        model.update_on_device_as(options.lines(), gradients, |run| {
             let DeviceRun { unit, stream, update, pieces, clip } = run;
             let of_unit = (unit, update.gradient.len());
             let has_velocity = options.momentum != Momentum::Off;
@@ -112,7 +123,7 @@ impl Optimizer for Sgd {
             return self.step_on_device(model, gradients);
         }
         let Self { options, velocities, .. } = self;
-        model.update(gradients, |run| {
+        model.update_as(options.lines(), gradients, |run| {
             let range = run.piece.shard_range();
             let velocity = velocities.as_mut().map(|all| &mut all[run.unit.index()][range]);
             hsdp_kernels::sgd(&options.of_step(run.clip), run.parameters, run.gradient, velocity);

@@ -1,8 +1,9 @@
-//! Shared code of the behavior tests: small worlds, small models, a driver that plays the autograd, and the source tree.
+//! Shared code of the behavior tests: small worlds, small models, a driver that plays the autograd, warnings, and the source tree.
 
 pub mod handmade;
 pub mod models;
 pub mod slopes;
 pub mod sources;
 pub mod springs;
+pub mod warnings;
 pub mod worlds;

@@ -21,7 +21,7 @@ pub(crate) fn flipped() -> Happened {
     let took = flipped_at.into_inner().expect("not poisoned").map(|at: Instant| at.elapsed());
     let error = common_error(told);
     let Error::Disagreement { what, rank, other, .. } = &error else { panic!("{error}") };
-    assert_eq!((*what, rank.index(), other.index()), ("the content of a shard", CULPRIT, 0));
+    assert_eq!((&**what, rank.index(), other.index()), ("the content of a shard", CULPRIT, 0));
     assert!(error.is_fatal());
     Happened::in_time(&error, took.expect("it flips"))
 }

@@ -41,7 +41,7 @@ fn disagreement(differs: &str, [usual, other]: [(ModelOptions, usize); 2]) -> Ha
     }));
     let took = started.elapsed();
     let Error::Disagreement { what, rank, .. } = &error else { panic!("{error}") };
-    assert_eq!((*what, rank.index()), (differs, CULPRIT));
+    assert_eq!((&**what, rank.index()), (differs, CULPRIT));
     assert!(error.is_fatal());
     Happened::in_time(&error, took)
 }

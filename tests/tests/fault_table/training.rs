@@ -11,9 +11,9 @@ use hsdp::{
 use hsdp_comm::{Fault, FaultKind, FaultPlace, RankFailure};
 use hsdp_tests::support::models::{Shards, layer, shards};
 use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{DEADLINE, mesh};
 
-use crate::late::Said;
 use crate::runner::{Happened, becomes};
 
 pub(crate) const RANKS: usize = 4;

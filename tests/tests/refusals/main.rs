@@ -1,9 +1,10 @@
 //! Calls and options that are refused, with names and numbers.
 //!
 //! `misuse`: a rank misuses the API. `disagreement`: ranks were given different things. `replicas`: replicas of a shard have
-//! come to differ.
+//! come to differ. `updates`: ranks update a step in different ways.
 
 mod disagreement;
 mod faults;
 mod misuse;
 mod replicas;
+mod updates;

@@ -2,41 +2,23 @@
 
 use std::num::NonZeroU64;
 
-use hsdp::{
-    Error, Gradients, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, Update,
-    World,
-};
+use hsdp::{Error, Gradients, ModelOptions, ShardedModel, StepOptions, World};
 use hsdp_comm::{Channel, Op};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
-/// SGD on a machine that flips one bit, in one step of one rank.
-struct Flips {
-    sgd: Sgd,
-    at_step: Option<u64>,
-}
-
-impl Optimizer for Flips {
-    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
-        if self.at_step != Some(gradients.step()) {
-            return self.sgd.step(model, gradients);
+/// An update of SGD, on a machine that flips one bit if `flips` says so.
+fn update(model: &mut ShardedModel, gradients: Gradients, mut flips: bool) -> Result<(), Error> {
+    let updated = model.update(gradients, |run| {
+        for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
+            *parameter -= 1e-3 * gradient;
         }
-        let mut flipped = false;
-        model.update(gradients, |run| {
-            for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
-                *parameter -= 1e-3 * gradient;
-            }
-            if !flipped && run.unit.index() == 1 {
-                run.parameters[0] = f32::from_bits(run.parameters[0].to_bits() ^ 1);
-                flipped = true;
-            }
-        })
-    }
-
-    fn set_learning_rate(&mut self, rate: f64) {
-        self.sgd.set_learning_rate(rate);
-    }
+        if run.unit.index() == 1 && std::mem::take(&mut flips) {
+            run.parameters[0] = f32::from_bits(run.parameters[0].to_bits() ^ 1);
+        }
+    });
+    updated.map(drop)
 }
 
 fn train(world: World, every: Option<u64>, flip: Option<u64>) -> Result<u64, Error> {
@@ -44,15 +26,12 @@ fn train(world: World, every: Option<u64>, flip: Option<u64>) -> Result<u64, Err
     let options = ModelOptions { compare_replicas, ..ModelOptions::on(mesh(3, 2)) };
     let rank = world.rank().index();
     let mut model = ShardedModel::new(world.clone(), three_units(), options, springs::initial)?;
-    let sgd = Sgd::new(&model, SgdOptions::default());
-    let at_step = flip.filter(|_| rank == 4);
-    let mut optimizer = Flips { sgd, at_step };
     let before = world.ledger().op(Channel::Control, Op::AllGather).calls;
     for number in 0..10 {
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
         let gradients = step.finish()?;
-        optimizer.step(&mut model, gradients)?;
+        update(&mut model, gradients, rank == 4 && flip == Some(number))?;
     }
     Ok(world.ledger().op(Channel::Control, Op::AllGather).calls - before)
 }

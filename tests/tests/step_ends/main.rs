@@ -1,6 +1,8 @@
 //! Steps that end early: a rank gives one up, all ranks refuse one alike, or the world ends.
 
 mod another_thread;
+mod between_steps;
+mod every_call;
 mod failed_calls;
 mod reasons;
 mod without_a_trace;

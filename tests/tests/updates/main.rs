@@ -1,5 +1,6 @@
 //! The way from a finished step to changed parameters: norms, clipping, learning rates, losses, and optimizers.
 
+mod forgotten;
 mod norms_and_rates;
 mod own_optimizer;
 mod refusals;

@@ -1,0 +1,161 @@
+//! Where a step begins, or a rank ends its run: the ranks exchange headers. PROTOCOL.md, "A step".
+
+use std::mem;
+use std::sync::atomic::Ordering;
+
+use hsdp_comm::Stage;
+use parking_lot::MutexGuard;
+
+use crate::comparison::{self, Texts};
+use crate::engine::exponent::exponent_known_early;
+use crate::engine::step_state::StepState;
+use crate::engine::{Begun, Engine, Opened, State, joint};
+use crate::error::Error;
+use crate::header::{Agreed, Intent, StepHeader};
+use crate::options::StepOptions;
+use crate::samples;
+use crate::uneven::{Course, EndOfRun, Supply};
+
+impl Engine {
+    /// Exchanges headers, and opens the step if it takes place.
+    pub(crate) fn begin_step(&self, options: StepOptions) -> Result<Begun, Error> {
+        let mut state = self.state_between_steps("begin_step")?;
+        let step = state.next_step;
+        joint::run(&self.fabric.world, step, || self.check_microbatches(step, options))?;
+        let said = Intent::Step(options.input);
+        let epoch = self.fabric.world.epoch();
+        let (Agreed { largest_hint, supply, shutdown, .. }, course) =
+            self.meet(&mut state, said, options)?;
+        match course {
+            Course::Goes => self.fabric.world.set_absent(&supply.exhausted),
+            Course::Ends => {
+                self.fabric.world.set_absent(&[]);
+                return Ok(Begun::End(EndOfRun { step, supply }));
+            }
+        }
+        if self.is_compared_before(step) {
+            comparison::of_replicas(&self.fabric, &state.shards, step)?;
+        }
+        self.warn_of_forgotten(step);
+        state.attempts += 1;
+        let attempt = state.attempts;
+        let opened = Opened { step, attempt, epoch };
+        let mut begun = StepState::new(&self.fabric, opened, options);
+        begun.absent = supply.exhausted.clone();
+        (state.supply, state.shutdown) = (supply, shutdown);
+        begun.exponent = exponent_known_early(self.fabric.options.objective, largest_hint);
+        state.step = Some(begun);
+        self.under_way.store(attempt, Ordering::Release);
+        Ok(Begun::Step(opened))
+    }
+
+    /// Tells all ranks that this one makes no more steps, and learns whether another rank does.
+    pub(crate) fn end_run(&self) -> Result<(), Error> {
+        let mut state = self.state_between_steps("end_run")?;
+        self.meet(&mut state, Intent::End, StepOptions::default())?;
+        self.fabric.world.set_absent(&[]);
+        Ok(())
+    }
+
+    /// Compares the last update with those of all ranks. Collective over the world.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] on all ranks; [`Error::Comm`].
+    pub(crate) fn compare_updates(&self) -> Result<(), Error> {
+        let state = self.state();
+        let texts = Texts { updated: &state.updated, finished: state.next_step };
+        comparison::of_updates(&self.fabric, texts)
+    }
+
+    /// The state, if no step is under way. A step that was leaked is discarded: no caller can finish it any more.
+    fn state_between_steps(&self, operation: &'static str) -> Result<MutexGuard<'_, State>, Error> {
+        let state = self.state();
+        let Some(leaked) = &state.step else { return Ok(state) };
+        let what = format!("step {} was neither finished nor dropped", leaked.number());
+        let (opened, error) = (leaked.opened, self.fabric.misuse(operation, state.next_step, what));
+        drop(state);
+        self.abort_step(opened, Some(error.to_string()));
+        Err(error)
+    }
+
+    fn check_microbatches(&self, step: u64, options: StepOptions) -> Result<(), Error> {
+        if options.microbatches != Some(0) {
+            return Ok(());
+        }
+        let what = "a step of 0 microbatches has nothing to reduce".to_owned();
+        Err(self.fabric.misuse("begin_step", step, what))
+    }
+
+    /// Exchanges headers where the next step would begin. Returns the agreement of the ranks and the course that follows.
+    fn meet(
+        &self,
+        state: &mut State,
+        intent: Intent,
+        options: StepOptions,
+    ) -> Result<(Agreed, Course), Error> {
+        let step = state.next_step;
+        self.fabric.world.set_step(step);
+        let before = mem::take(&mut state.supply);
+        let header = StepHeader {
+            step,
+            committed: state.committed,
+            microbatches: options.microbatches,
+            model: self.fabric.digest,
+            update: state.updated.digest(step),
+            loss_scale: state.loss_scale.value().to_bits(),
+            weight_hint: options.weight_hint.unwrap_or(state.last_weight),
+            intent,
+            shutdown: options.shutdown,
+            samples: options.samples,
+        };
+        let agreed = self.exchange(&header, before, state)?;
+        let Agreed { supply, ending, .. } = &agreed;
+        match supply.course(self.fabric.options.uneven) {
+            Some(Course::Ends) => Ok((agreed, Course::Ends)),
+            // A rank that ends its run takes no part in steps of other ranks, not even without data.
+            _ if !ending.is_empty() => Err(Error::UnevenEnds {
+                step,
+                committed: state.committed,
+                ending: ending.clone(),
+                ready: supply.ready.clone(),
+            }),
+            Some(Course::Goes) => Ok((agreed, Course::Goes)),
+            None => {
+                let supply = Supply::clone(supply);
+                Err(Error::UnevenInputs { step, microbatch: None, supply })
+            }
+        }
+    }
+
+    fn exchange(
+        &self,
+        header: &StepHeader,
+        before: Supply,
+        state: &State,
+    ) -> Result<Agreed, Error> {
+        let tag = self.fabric.tag(None, Stage::Header, header.step, 0);
+        let agree = |said: &[u64]| StepHeader::agree(said, before);
+        let texts = Texts { updated: &state.updated, finished: header.step };
+        let agreed = self.fabric.control.exchange(tag, header.encode(), agree)?;
+        let agreed = agreed.map_err(|error| comparison::in_detail(&self.fabric, texts, error))?;
+        samples::compare(&self.fabric.control, header, &agreed).map(|()| agreed)
+    }
+
+    /// Whether replicas compare their shards before this step.
+    fn is_compared_before(&self, step: u64) -> bool {
+        let every = self.fabric.options.compare_replicas;
+        step > 0 && every.is_some_and(|every| step.is_multiple_of(every.get()))
+    }
+
+    /// Warns, once, of gradients that an optimizer should have taken.
+    fn warn_of_forgotten(&self, next: u64) {
+        let Some(step) = self.fabric.recycled.take_forgotten() else { return };
+        let rank = self.fabric.rank().index();
+        tracing::warn!(
+            rank,
+            step,
+            next,
+            "the gradients of a step were dropped, and no optimizer has updated the parameters with them: pass them to an optimizer"
+        );
+    }
+}

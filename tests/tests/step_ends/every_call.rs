@@ -1,0 +1,214 @@
+//! A call that fails on one rank alone, at every call of a run: all other ranks get an error that names this rank and its
+//! reason, and the run goes on.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+use hsdp::{
+    AdamW, AdamWOptions, DType, DynamicScale, Error, LossScaling, ModelOptions, Optimizer,
+    Precision, Rank, Samples, ShardedModel, StepOptions, World, WorldOptions,
+};
+use hsdp_comm::{Between, Error as CommError, Fault, FaultKind, FaultPlace, Stage};
+use hsdp_tests::support::models::{shards, three_units};
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{DEADLINE, mesh};
+use serde_json::json;
+
+const RANKS: usize = 4;
+const STEPS: u64 = 2;
+
+/// Calls that a rank makes in a step at the most, more than there are.
+const MANY: u64 = 400;
+
+/// What a rank does with an error that is not fatal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// It makes the call again.
+    Again,
+    /// It returns it, and so leaves the world.
+    Leave,
+}
+
+#[test]
+fn ranks_that_go_on_are_told_of_every_call_that_fails_between_threads() {
+    fail_everywhere(Between::Memory, Then::Again);
+}
+
+#[test]
+fn ranks_that_go_on_are_told_of_every_call_that_fails_between_ranks_apart() {
+    fail_everywhere(Between::Letters, Then::Again);
+}
+
+#[test]
+fn ranks_that_leave_are_told_of_every_call_that_fails_between_threads() {
+    fail_everywhere(Between::Memory, Then::Leave);
+}
+
+#[test]
+fn ranks_that_leave_are_told_of_every_call_that_fails_between_ranks_apart() {
+    fail_everywhere(Between::Letters, Then::Leave);
+}
+
+/// Has each call of two ranks fail, in each way, and checks the errors of all ranks.
+fn fail_everywhere(between: Between, then: Then) {
+    let undisturbed = run(None, between, then);
+    let undisturbed = ended(&undisturbed);
+    let mut stages = BTreeSet::new();
+    for (culprit, kind) in [(3, FaultKind::Error), (0, FaultKind::OutOfMemory)] {
+        for step in 0..=STEPS {
+            for call in 0..MANY {
+                let fault = Fault::at(Rank::new(culprit), step, FaultPlace::Call(call), kind);
+                let ranks = run(Some(fault), between, then);
+                let Some((own, _)) = ranks[culprit].told.first() else {
+                    assert!(call > 0, "step {step} has {call} calls");
+                    break;
+                };
+                stages.insert(stage_of(own));
+                for (rank, fared) in ranks.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
+                    assert_told(&fault, (rank, fared), own);
+                }
+                if then == Then::Again {
+                    assert_eq!(ended(&ranks), undisturbed, "{fault}: {own}");
+                }
+            }
+        }
+    }
+    let stages: Vec<&str> = stages.iter().map(String::as_str).collect();
+    let all = ["agreement", "all_reduce", "export", "gather", "header", "reduce", "setup"];
+    assert_eq!(stages, all);
+}
+
+/// The stage in the error of a call that was made to fail.
+fn stage_of(own: &str) -> String {
+    let stages = [
+        Stage::Setup,
+        Stage::Header,
+        Stage::Gather,
+        Stage::Reduce,
+        Stage::AllReduce,
+        Stage::Agreement,
+        Stage::Export,
+    ];
+    let named = stages.into_iter().find(|stage| own.contains(&format!(", {stage}, step")));
+    let named =
+        named.or_else(|| stages.into_iter().find(|it| own.contains(&format!("in {it}, step"))));
+    named.unwrap_or_else(|| panic!("{own}")).to_string()
+}
+
+/// The first error of a rank is that of the culprit.
+fn assert_told(fault: &Fault, (rank, fared): (usize, &Fared), own: &str) {
+    let Some((told, aborted)) = fared.told.first() else {
+        panic!("{fault}: rank {rank} is told nothing of {own}");
+    };
+    assert_eq!(*aborted, Some(fault.rank), "{fault}: rank {rank} is told {told}");
+    let expected = format!(" aborted by rank {}: {own}", fault.rank);
+    assert!(told.ends_with(&expected), "{fault}: rank {rank} is told {told}");
+}
+
+/// How a rank fared.
+#[derive(Debug, Default)]
+struct Fared {
+    /// Its errors, each with the rank that has aborted the step by it.
+    told: Vec<(String, Option<Rank>)>,
+    /// The bits of its parameters in the end.
+    bits: Vec<Vec<u32>>,
+}
+
+fn ended(ranks: &[Fared]) -> Vec<&[Vec<u32>]> {
+    let bits: Vec<&[Vec<u32>]> = ranks.iter().map(|fared| &*fared.bits).collect();
+    assert!(bits.iter().all(|bits| !bits.is_empty()), "a rank has not ended: {ranks:?}");
+    bits
+}
+
+/// Trains, saves and loads on all ranks.
+fn run(fault: Option<Fault>, between: Between, then: Then) -> Vec<Fared> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let faults = fault.into_iter().collect();
+    let options = WorldOptions { faults, between, deadline: DEADLINE, ..WorldOptions::default() };
+    let ends = hsdp::launch(RANKS, options, |world| {
+        let mut rank = Attempts { then, fared: Fared::default() };
+        let ended = rank.train(world, folder.path());
+        assert!(then == Then::Leave || ended.is_ok(), "{ended:?}");
+        rank.fared
+    });
+    ends.into_iter().map(|end| end.expect("no panic")).collect()
+}
+
+/// The calls of a rank, each repeated after an error.
+struct Attempts {
+    then: Then,
+    fared: Fared,
+}
+
+impl Attempts {
+    fn of<T>(&mut self, mut call: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        loop {
+            let error = match call() {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            let aborted = match &error {
+                Error::Comm(CommError::StepAborted { rank, .. }) => Some(*rank),
+                _ => None,
+            };
+            self.fared.told.push((error.to_string(), aborted));
+            let often = self.fared.told.len() > 3;
+            if self.then == Then::Leave || error.is_fatal() || often {
+                return Err(error);
+            }
+        }
+    }
+
+    fn train(&mut self, world: World, folder: &Path) -> Result<(), Error> {
+        let on = ModelOptions {
+            precision: Precision { wire: DType::F16, ..Precision::default() },
+            loss_scaling: LossScaling::Dynamic(DynamicScale::default()),
+            compare_replicas: NonZeroU64::new(1),
+            ..ModelOptions::on(mesh(2, 2))
+        };
+        let make = || ShardedModel::new(world.clone(), three_units(), on.clone(), springs::initial);
+        let mut model = self.of(make)?;
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        let with = CheckpointOptions::default();
+        let mut checkpoints = self.of(|| Checkpoints::open(&model, folder, with.clone()))?;
+        self.step(&mut model, &mut adamw, StepOptions::as_many_as_come())?;
+        self.of(|| checkpoints.save_in_background(&model, &adamw, &json!(1)))?;
+        self.step(&mut model, &mut adamw, StepOptions::microbatches(2))?;
+        self.of(|| checkpoints.poll(&model))?;
+        self.of(|| checkpoints.finish(&model))?;
+        self.of(|| match checkpoints.save(&model, &adamw, &json!(2)) {
+            // The exchange after the commit has failed: the checkpoint is there.
+            Err(Error::Checkpoint { problem, .. }) if problem.contains("exists and is intact") => {
+                Ok(())
+            }
+            saved => saved.map(drop),
+        })?;
+        self.of(|| checkpoints.load_latest(&mut model, &mut adamw))?;
+        self.of(|| model.full_parameters())?;
+        self.of(|| model.end_run())?;
+        let bits = |shard: &std::sync::Arc<Vec<f32>>| shard.iter().map(|it| it.to_bits()).collect();
+        self.fared.bits = shards(&model).iter().map(bits).collect();
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        model: &mut ShardedModel,
+        adamw: &mut AdamW,
+        options: StepOptions,
+    ) -> Result<(), Error> {
+        let (rank, number) = (model.rank().index(), model.committed_steps());
+        let samples = Some(Samples::of([rank as u64]));
+        let gradients = self.of(|| {
+            let mut step = model.begin_step(StepOptions { samples, ..options })?;
+            for microbatch in 0..2 {
+                springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
+            }
+            step.finish()
+        })?;
+        self.of(|| gradients.full(model))?;
+        adamw.step(model, gradients.clip(1.0)).map(drop)
+    }
+}
