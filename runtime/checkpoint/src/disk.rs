@@ -1,9 +1,13 @@
 //! The file system of the machine.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, symlink};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::files::{Files, Sink, Source};
 
@@ -47,15 +51,42 @@ impl Files for Disk {
         Ok(entries)
     }
 
-    /// Refuses a link in the call that opens the file, so that no link can replace the file between a check and the opening.
+    /// Refuses links in the calls that open the directory and the file, so that no link can replace one of them between a check
+    /// and the opening. Does not wait for the writer of a FIFO.
     fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        let name = path.file_name().ok_or_else(|| refused("it names no file"))?;
+        let directory = path.parent().filter(|above| !above.as_os_str().is_empty());
+        let directory = open_directory(directory.unwrap_or(Path::new(".")))?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+            Err(Errno::LOOP) => return Err(refused("it is a link")),
+            opened => File::from(opened?),
+        };
         if file.metadata()?.is_file() {
             return Ok(Box::new(file));
         }
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+        Err(refused("it is not a regular file"))
     }
+}
+
+/// The access to a directory that contains a file. Linux opens it without reading it, and so without the right to list it.
+#[cfg(target_os = "linux")]
+const ACCESS: OFlags = OFlags::PATH;
+#[cfg(not(target_os = "linux"))]
+const ACCESS: OFlags = OFlags::RDONLY;
+
+fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let flags = ACCESS | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(Errno::LOOP | Errno::NOTDIR) => {
+            Err(refused("its directory is a link, or no directory"))
+        }
+        opened => Ok(opened?),
+    }
+}
+
+fn refused(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
 /// The file system of the machine, following links when it opens files: for folders that a user names, such as a folder of

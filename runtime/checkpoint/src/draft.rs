@@ -36,7 +36,8 @@ pub struct Draft<'a> {
 pub struct Committed {
     /// Its directory.
     pub path: PathBuf,
-    /// Failures after the commit, which harm no generation: replacing the link `latest`, or removing old generations.
+    /// Failures after the commit, which harm no generation: replacing the link `latest`, reading old generations or removing
+    /// them.
     pub left_undone: Vec<Error>,
 }
 
@@ -130,8 +131,8 @@ impl<'a> Draft<'a> {
     pub fn commit(self, head: Head, writers: usize) -> Result<Committed, Error> {
         match self.publish(head, writers) {
             Ok(path) => {
-                let left_undone = [self.link_latest(), self.delete_old()];
-                let left_undone = left_undone.into_iter().filter_map(Result::err).collect();
+                let old = self.lease.remove_old(self.place.step);
+                let left_undone = self.link_latest().err().into_iter().chain(old).collect();
                 Ok(Committed { path, left_undone })
             }
             Err(error) => {
@@ -209,14 +210,6 @@ impl<'a> Draft<'a> {
         let target = generation(self.place.step);
         files.link(Path::new(&target), &new).map_err(Error::io("make", &new))?;
         files.rename(&new, &latest).map_err(Error::io("replace", &latest))
-    }
-
-    /// W10.
-    fn delete_old(&self) -> Result<(), Error> {
-        let store = self.lease.store();
-        let steps = store.steps()?;
-        let old = steps.len().saturating_sub(store.kept());
-        steps.into_iter().take(old).try_for_each(|step| store.delete(step))
     }
 }
 

@@ -49,14 +49,17 @@ pub enum Error {
         /// The problem, in words.
         problem: String,
     },
-    /// A manifest has a format that this program does not know.
-    #[error("{} has format {found}; this program knows format {known}", path.display())]
+    /// A newer version of this program wrote the generation. It is no damage, and no other generation takes its place.
+    #[error(
+        "{}: this checkpoint was written by a newer version: format {found}, this program reads up to {known}",
+        path.display()
+    )]
     Version {
-        /// The file.
+        /// The manifest.
         path: PathBuf,
         /// Its format.
         found: u64,
-        /// The format that this program knows.
+        /// The newest format that this program reads.
         known: u64,
     },
     /// A file is shorter or longer than its manifest or header says.
@@ -71,8 +74,8 @@ pub enum Error {
     },
     /// The bytes of a chunk differ from those that were written.
     #[error(
-        "{}: elements {offset} to {end} of tensor `{tensor}` are not those that were written: their hash differs",
-        path.display()
+        "{}: elements {offset} to {end} of tensor `{}` are not those that were written: their hash differs",
+        path.display(), tensor.escape_debug()
     )]
     Corrupt {
         /// The file.
@@ -85,7 +88,7 @@ pub enum Error {
         end: u64,
     },
     /// A requested tensor or range does not exist, or a slice that was passed in is invalid.
-    #[error("tensor `{tensor}`: {problem}")]
+    #[error("tensor `{}`: {problem}", tensor.escape_debug())]
     Tensor {
         /// Its name.
         tensor: Box<str>,
@@ -121,7 +124,7 @@ impl Error {
     }
 
     /// Whether the generation itself is damaged, so that an older one may be readable. False for problems that every generation
-    /// would have, such as a process that may not open more files.
+    /// would have, such as a process that may not open more files, and for a generation that a newer version wrote.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         if let Self::Io { source, .. } = self {
@@ -130,12 +133,6 @@ impl Error {
             let kinds = [io::ErrorKind::PermissionDenied, io::ErrorKind::OutOfMemory];
             return !lacks_files && !kinds.contains(&source.kind());
         }
-        matches!(
-            self,
-            Self::Manifest { .. }
-                | Self::Version { .. }
-                | Self::Truncated { .. }
-                | Self::Corrupt { .. }
-        )
+        matches!(self, Self::Manifest { .. } | Self::Truncated { .. } | Self::Corrupt { .. })
     }
 }

@@ -49,10 +49,11 @@ pub trait Files: Debug + Send + Sync {
     /// `NotFound`, or another error of the system.
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
 
-    /// Opens a file for reading. A link is refused, except by [`LinkedDisk`](crate::LinkedDisk).
+    /// Opens a regular file for reading. A link in the place of the file or of its directory is refused, except by
+    /// [`LinkedDisk`](crate::LinkedDisk). Does not wait, whatever is in that place.
     ///
     /// # Errors
-    /// `NotFound`, or another error of the system.
+    /// `NotFound`; `InvalidInput` if a link, a FIFO, a device or a directory is there; another error of the system.
     fn open(&self, path: &Path) -> io::Result<Box<dyn Source>>;
 }
 

@@ -1,17 +1,24 @@
 //! Headers of safetensors files: encoding, and decoding of untrusted files.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
+use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
+use crate::bounds;
 use crate::error::Error;
 use crate::files::Source;
+use crate::name::RESERVED;
 
 /// The bytes at the beginning of a file that hold the length of its header.
 pub(crate) const LENGTH_BYTES: usize = 8;
 
 /// The most bytes of a header, by the definition of the format.
-const MOST_BYTES: u64 = 100_000_000;
+pub(crate) const MOST_BYTES: u64 = 100_000_000;
 
 /// The first bytes of a file with these tensors, in this order: the header's length, and the header.
 ///
@@ -50,11 +57,88 @@ pub(crate) fn decode(path: &Path, source: &dyn Source) -> Result<(u64, Metadata)
     };
     let mut header = vec![0; usize::try_from(data).map_err(|error| Error::manifest(path, error))?];
     source.read_at(0, &mut header).map_err(Error::io("read", path))?;
-    let metadata: Metadata = serde_json::from_slice(&header[LENGTH_BYTES..])
-        .map_err(|error| Error::manifest(path, error))?;
+    let metadata = parsed(&header[LENGTH_BYTES..]).map_err(|error| Error::manifest(path, error))?;
     match data.checked_add(metadata.data_len() as u64) {
         Some(want) if want == size => Ok((data, metadata)),
         Some(want) => Err(Error::Truncated { path: path.to_owned(), got: size, want }),
         None => Err(Error::manifest(path, "the size in its header does not fit 64 bits")),
+    }
+}
+
+/// The tensors of a header, in the order of their data. The `safetensors` crate checks that they cover the data exactly.
+fn parsed(json: &[u8]) -> serde_json::Result<Metadata> {
+    let Tensors(tensors) = serde_json::from_slice(json)?;
+    let mut tensors: Vec<(String, TensorInfo)> = tensors.into_iter().collect();
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    Metadata::new(None, tensors).map_err(serde_json::Error::custom)
+}
+
+/// The tensors of a header, by name. The parser of the `safetensors` crate holds every value of the text in memory at first, which
+/// may take 30 times the bytes of the text.
+struct Tensors(BTreeMap<String, TensorInfo>);
+
+impl<'de> Deserialize<'de> for Tensors {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(TensorsVisitor)
+    }
+}
+
+struct TensorsVisitor;
+
+impl<'de> Visitor<'de> for TensorsVisitor {
+    type Value = Tensors;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Tensors, A::Error> {
+        let (mut tensors, mut has_metadata) = (BTreeMap::new(), false);
+        while let Some(name) = entries.next_key::<String>()? {
+            if name != RESERVED {
+                let Info { dtype, shape, data_offsets } = entries.next_value()?;
+                bounds::insert(&mut tensors, name, TensorInfo { dtype, shape, data_offsets })?;
+            } else if has_metadata {
+                return Err(A::Error::duplicate_field(RESERVED));
+            } else {
+                has_metadata = true;
+                entries.next_value::<Option<Texts>>()?;
+            }
+        }
+        Ok(Tensors(tensors))
+    }
+}
+
+/// What a header says of a tensor.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Info {
+    dtype: Dtype,
+    #[serde(deserialize_with = "bounds::shape")]
+    shape: Vec<usize>,
+    data_offsets: (usize, usize),
+}
+
+/// The metadata of a header: a map from texts to texts, which this crate does not need.
+struct Texts;
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(TextsVisitor)
+    }
+}
+
+struct TextsVisitor;
+
+impl<'de> Visitor<'de> for TextsVisitor {
+    type Value = Texts;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from texts to texts")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Texts, A::Error> {
+        while entries.next_entry::<String, String>()?.is_some() {}
+        Ok(Texts)
     }
 }

@@ -1,8 +1,9 @@
 //! Folders of Hugging Face models: whole tensors in `model-00001-of-00003.safetensors`, and an index that says which tensor is in
 //! which file.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -10,11 +11,12 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
 
+use crate::bounds;
 use crate::error::Error;
 use crate::files::{Files, read_whole};
 use crate::generation::Generation;
 use crate::header;
-use crate::manifest::{MOST_BYTES, TensorEntry};
+use crate::manifest::TensorEntry;
 use crate::name::{STATE, is_plain};
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -23,11 +25,20 @@ const SINGLE: &str = "model.safetensors";
 /// Elements that are read and converted at a time.
 const BLOCK: usize = 1 << 16;
 
+/// The most bytes of an index: 600,000 tensors.
+const MOST_INDEX_BYTES: u64 = 64 << 20;
+
 /// The content of the index file.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 struct Index {
-    #[serde(default)]
     metadata: BTreeMap<String, serde_json::Value>,
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The part of the index file that a reader needs.
+#[derive(Debug, Deserialize)]
+struct FileOf {
+    #[serde(deserialize_with = "bounds::unique")]
     weight_map: BTreeMap<String, String>,
 }
 
@@ -167,7 +178,7 @@ pub struct Folder {
 /// The position of a tensor in a file.
 #[derive(Clone, Debug)]
 struct Place {
-    path: PathBuf,
+    path: Arc<Path>,
     dtype: Dtype,
     shape: Vec<u64>,
     begin: u64,
@@ -177,34 +188,18 @@ impl Folder {
     /// Reads the index and the headers of a folder: `model.safetensors.index.json` with its files, or `model.safetensors` alone.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Manifest`] if the index or a header is invalid, two files have a tensor of one name, or a tensor is
-    /// not in the file that the index names; [`Error::Truncated`] if a file has another size than its header says.
+    /// [`Error::Io`]; [`Error::Manifest`] if the index or a header is invalid or too large, two files have a tensor of one name, or a
+    /// tensor is not in the file that the index names; [`Error::Truncated`] if a file has another size than its header says.
     pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, Error> {
         let names = files.list(folder).map_err(Error::io("list", folder))?;
         let index = folder.join(INDEX);
-        let mut tensors = BTreeMap::new();
-        if !names.contains(&index) {
-            add_file(&*files, &folder.join(SINGLE), &mut tensors)?;
-            return Ok(Self { files, tensors });
+        let mut found = Found::default();
+        if names.contains(&index) {
+            found.add_indexed(&*files, (folder, &index))?;
+        } else {
+            found.add_file(&*files, &folder.join(SINGLE))?;
         }
-        let text = read_whole(&*files, &index, MOST_BYTES).map_err(Error::io("read", &index))?;
-        let Index { weight_map, .. } =
-            serde_json::from_slice(&text).map_err(|error| Error::manifest(&index, error))?;
-        let mut in_files: Vec<&str> = weight_map.values().map(|name| &**name).collect();
-        in_files.sort_unstable();
-        in_files.dedup();
-        for name in in_files {
-            if !is_plain(name) {
-                return Err(Error::manifest(&index, format!("`{name}` is not a valid file name")));
-            }
-            add_file(&*files, &folder.join(name), &mut tensors)?;
-        }
-        for (tensor, file) in &weight_map {
-            if tensors.get(tensor).is_none_or(|place| place.path != folder.join(file)) {
-                return Err(Error::manifest(&index, format!("`{tensor}` is not in {file}")));
-            }
-        }
-        Ok(Self { files, tensors })
+        Ok(Self { files, tensors: found.tensors })
     }
 
     /// The names of all tensors, with their shapes.
@@ -262,24 +257,66 @@ impl Folder {
     }
 }
 
-/// Adds the tensors of a file.
-fn add_file(
-    files: &dyn Files,
-    path: &Path,
-    tensors: &mut BTreeMap<String, Place>,
-) -> Result<(), Error> {
-    let source = files.open(path).map_err(Error::io("open", path))?;
-    let (data, metadata) = header::decode(path, &*source)?;
-    for (name, info) in metadata.tensors() {
-        let begin = data + info.data_offsets.0 as u64;
-        let shape = info.shape.iter().map(|size| *size as u64).collect();
-        let place = Place { path: path.to_owned(), dtype: info.dtype, shape, begin };
-        if let Some(other) = tensors.insert(name.clone(), place) {
-            let problem = format!("`{name}` is also in {}", other.path.display());
+/// The files of a folder that have been read so far.
+#[derive(Default)]
+struct Found {
+    tensors: BTreeMap<String, Place>,
+    header_bytes: u64,
+}
+
+impl Found {
+    /// Adds the files that an index names.
+    fn add_indexed(
+        &mut self,
+        files: &dyn Files,
+        (folder, index): (&Path, &Path),
+    ) -> Result<(), Error> {
+        let text = read_whole(files, index, MOST_INDEX_BYTES).map_err(Error::io("read", index))?;
+        let FileOf { weight_map } =
+            serde_json::from_slice(&text).map_err(|error| Error::manifest(index, error))?;
+        let in_files: BTreeSet<&String> = weight_map.values().collect();
+        for name in in_files {
+            if !is_plain(name) {
+                let name = name.escape_debug();
+                return Err(Error::manifest(index, format!("`{name}` is not a valid file name")));
+            }
+            self.add_file(files, &folder.join(name))?;
+        }
+        for (tensor, file) in &weight_map {
+            let place = self.tensors.get(tensor);
+            if place.is_none_or(|place| place.path.file_name() != Some(OsStr::new(file))) {
+                let tensor = tensor.escape_debug();
+                return Err(Error::manifest(index, format!("`{tensor}` is not in {file}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the tensors of a file.
+    fn add_file(&mut self, files: &dyn Files, path: &Path) -> Result<(), Error> {
+        let source = files.open(path).map_err(Error::io("open", path))?;
+        let (data, metadata) = header::decode(path, &*source)?;
+        self.header_bytes += data;
+        if self.header_bytes > header::MOST_BYTES {
+            let problem = format!(
+                "the headers up to this file have {} bytes, more than {}",
+                self.header_bytes,
+                header::MOST_BYTES
+            );
             return Err(Error::manifest(path, problem));
         }
+        let path: Arc<Path> = path.into();
+        for (name, info) in metadata.tensors() {
+            let begin = data + info.data_offsets.0 as u64;
+            let shape = info.shape.iter().map(|size| *size as u64).collect();
+            let place = Place { path: Arc::clone(&path), dtype: info.dtype, shape, begin };
+            if let Some(other) = self.tensors.insert(name.clone(), place) {
+                let (name, other) = (name.escape_debug(), other.path.display());
+                return Err(Error::manifest(&path, format!("`{name}` is also in {other}")));
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Converts little-endian elements to f32.

@@ -1,5 +1,6 @@
 //! The right to write to a store.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -20,6 +21,8 @@ pub struct Lease {
     store: Store,
     /// Locked as long as it is open.
     _locked: File,
+    /// The steps of generations that a load has found broken.
+    broken: BTreeSet<u64>,
 }
 
 impl Lease {
@@ -30,10 +33,7 @@ impl Lease {
     pub(crate) fn take(store: &Store, holder: &str) -> Result<Self, Error> {
         let path = store.root().join(LEASE);
         make_directory(store.root()).map_err(Error::io("make", store.root()))?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        options.custom_flags(libc::O_NOFOLLOW);
-        let mut file = options.open(&path).map_err(Error::io("open", &path))?;
+        let mut file = open(&path).map_err(Error::io("open", &path))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -45,7 +45,7 @@ impl Lease {
             }
         }
         name_holder(&mut file, holder).map_err(Error::io("write", &path))?;
-        let lease = Self { store: store.clone(), _locked: file };
+        let lease = Self { store: store.clone(), _locked: file, broken: BTreeSet::new() };
         lease.clean(None)?;
         Ok(lease)
     }
@@ -77,8 +77,19 @@ impl Lease {
         for later in self.store.steps()?.into_iter().filter(|it| *it >= step) {
             self.remove_broken(later)?;
         }
+        self.broken.split_off(&step);
         place.make()?;
         Ok(Draft::new(self, place))
+    }
+
+    /// Notes that a load has found the generation of a step broken: it takes the place of no readable one.
+    pub fn note_broken(&mut self, step: u64) {
+        self.broken.insert(step);
+    }
+
+    /// Whether a load has found the generation of a step broken.
+    pub(crate) fn has_noted(&self, step: u64) -> bool {
+        self.broken.contains(&step)
     }
 
     /// Reads a generation from its beginning to its end, and removes it if it is broken.
@@ -135,14 +146,23 @@ fn make_directory(path: &Path) -> io::Result<()> {
     File::open(above)?.sync_all()
 }
 
-/// The name that the holder gave itself.
-fn words(file: &mut File) -> String {
-    let mut said = String::new();
-    let read = file.take(MOST_WORDS).read_to_string(&mut said);
-    match said.trim() {
-        said if read.is_ok() && !said.is_empty() => said.to_owned(),
-        _ => "another job".to_owned(),
+/// Opens or makes the file. A link is not followed, and a FIFO is not waited for.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
     }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+}
+
+/// The name that the holder gave itself, on one line.
+fn words(file: &mut File) -> String {
+    let mut said = Vec::new();
+    let read = file.take(MOST_WORDS).read_to_end(&mut said);
+    let said = String::from_utf8_lossy(&said).trim().escape_debug().to_string();
+    if read.is_ok() && !said.is_empty() { said } else { "another job".to_owned() }
 }
 
 fn name_holder(file: &mut File, holder: &str) -> io::Result<()> {

@@ -38,10 +38,11 @@
 //! # Modules
 //!
 //! All modules are private, and the crate root re-exports their items. In reading order: `error`; `files`, `disk` (the operations
-//! of a file system); `name`, `hash`; `manifest`, `tiles` (the contents of a generation, and the check that they are complete);
-//! `part` (the data of one writer), `lease`, `draft` (a generation that is being written); `generation` (reading), `store`;
-//! `header` (headers of safetensors files), `huggingface` (folders of Hugging Face models).
+//! of a file system); `name`, `hash`; `bounds` (of untrusted JSON), `manifest`, `tiles` (the contents of a generation, and the check
+//! that they are complete); `part` (the data of one writer), `lease`, `retention`, `draft` (a generation that is being written);
+//! `generation` (reading), `store`; `header` (headers of safetensors files), `huggingface` (folders of Hugging Face models).
 
+mod bounds;
 mod disk;
 mod draft;
 mod error;
@@ -54,9 +55,11 @@ mod lease;
 mod manifest;
 mod name;
 mod part;
+mod retention;
 mod store;
 mod tiles;
 
+pub use self::bounds::MOST_USER_BYTES;
 pub use self::disk::{Disk, LinkedDisk};
 pub use self::draft::{Committed, Draft, Place};
 pub use self::error::Error;

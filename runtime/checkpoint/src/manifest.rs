@@ -7,15 +7,16 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::bounds;
 use crate::error::Error;
 use crate::hash::Hash;
 use crate::name::is_plain;
 use crate::tiles;
 
-/// The format that this program writes, and the only one that it reads.
+/// The format that this program writes, and the newest one that it reads. The first format was 1.
 pub(crate) const FORMAT: u64 = 1;
 
-/// The most bytes of a manifest: a reader takes no more from a file that is not a manifest.
+/// The most bytes of a manifest or a note: those of the largest models on thousands of ranks. CHECKPOINT.md counts them.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
 
 /// The most bytes of a chunk: a reader reads and hashes this much to get at one element.
@@ -35,7 +36,8 @@ pub struct Head {
     pub training: Training,
     /// The optimizer, if its state is saved.
     pub optimizer: Option<OptimizerHead>,
-    /// The program's own values, which it needs to go on: a data cursor, seeds.
+    /// The program's own values, which it needs to go on: a data cursor, seeds. At most
+    /// [`MOST_USER_BYTES`](crate::MOST_USER_BYTES) as JSON.
     pub user: serde_json::Value,
 }
 
@@ -90,8 +92,10 @@ pub struct OptimizerHead {
     /// The kind of optimizer, such as `adamw`.
     pub kind: String,
     /// The options with which it was made.
+    #[serde(deserialize_with = "bounds::value")]
     pub options: serde_json::Value,
     /// The number of updates so far, by parameter name.
+    #[serde(deserialize_with = "bounds::unique")]
     pub updates: BTreeMap<String, u64>,
 }
 
@@ -107,12 +111,15 @@ pub struct Manifest {
     /// The values that one step passes on to the next, besides parameters.
     pub training: Training,
     /// The optimizer, if its state is saved.
+    #[serde(deserialize_with = "bounds::optimizer")]
     pub optimizer: Option<OptimizerHead>,
     /// The program's own values, which it needs to go on.
+    #[serde(deserialize_with = "bounds::value")]
     pub user: serde_json::Value,
     /// The files. [`Chunk::file`] is an index into this list.
     pub files: Vec<FileEntry>,
     /// The tensors, by name.
+    #[serde(deserialize_with = "bounds::unique")]
     pub tensors: BTreeMap<String, TensorEntry>,
 }
 
@@ -132,7 +139,8 @@ pub struct FileEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    /// Its global shape.
+    /// Its global shape, of at most 64 dims.
+    #[serde(deserialize_with = "bounds::shape")]
     pub shape: Vec<u64>,
     /// The dtype of its elements.
     pub dtype: Dtype,
@@ -227,14 +235,17 @@ impl Manifest {
     /// Reads a manifest from the bytes of its file. `path` is for errors only.
     ///
     /// # Errors
-    /// [`Error::Version`] if its format is another one; [`Error::Manifest`] if the hash differs, a field is missing, unknown or
-    /// invalid, or chunks do not cover a tensor exactly once.
+    /// [`Error::Version`] if a newer version of this program wrote it; [`Error::Manifest`] if the hash differs, a field is missing,
+    /// unknown, invalid or too large, or chunks do not cover a tensor exactly once.
     pub fn decode(path: &Path, bytes: &[u8]) -> Result<Self, Error> {
         let text = unseal(path, bytes)?;
         let Versioned { format } =
             serde_json::from_str(text).map_err(|error| Error::manifest(path, error))?;
-        if format != FORMAT {
+        if format > FORMAT {
             return Err(Error::Version { path: path.to_owned(), found: format, known: FORMAT });
+        }
+        if format == 0 {
+            return Err(Error::manifest(path, "its format is 0; the first one was 1"));
         }
         let manifest: Self =
             serde_json::from_str(text).map_err(|error| Error::manifest(path, error))?;
@@ -282,10 +293,12 @@ impl Manifest {
             ));
         }
         for (name, tensor) in &self.tensors {
-            tiles::check(tensor, &self.files)
-                .map_err(|problem| Error::manifest(path, format!("tensor `{name}`: {problem}")))?;
+            tiles::check(tensor, &self.files).map_err(|problem| {
+                Error::manifest(path, format!("tensor `{}`: {problem}", name.escape_debug()))
+            })?;
         }
-        Ok(())
+        tiles::check_files(&self.files, &self.tensors)
+            .map_err(|problem| Error::manifest(path, problem))
     }
 }
 

@@ -6,6 +6,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
 
+use crate::bounds;
 use crate::error::Error;
 use crate::files::{Files, Sink};
 use crate::hash::Hash;
@@ -68,6 +69,7 @@ pub(crate) struct PartOfTensor {
     /// Its name.
     pub(crate) tensor: String,
     /// Its global shape.
+    #[serde(deserialize_with = "bounds::shape")]
     pub(crate) shape: Vec<u64>,
     /// Its chunks in this file. Their `file` is 0 here, since the number of the file is not known yet.
     pub(crate) chunks: Vec<Chunk>,

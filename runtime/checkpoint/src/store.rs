@@ -38,7 +38,7 @@ impl Store {
         Self { root: root.to_owned(), files, kept: KEPT_AT_LEAST }
     }
 
-    /// Sets how many generations the store keeps: at least two.
+    /// Sets how many readable generations the store keeps: at least two.
     #[must_use]
     pub fn keeping(self, generations: usize) -> Self {
         Self { kept: generations.max(KEPT_AT_LEAST), ..self }
@@ -94,14 +94,16 @@ impl Store {
     /// The newest generation whose manifest and file sizes are intact. With `before`, only generations of earlier steps count.
     ///
     /// # Errors
-    /// [`Error::Io`] if the directory exists and cannot be read.
+    /// [`Error::Version`] if a newer version wrote a generation that is newer than all intact ones; [`Error::Io`] if the directory
+    /// exists and cannot be read, or for a problem that every generation would have.
     pub fn newest(&self, before: Option<u64>) -> Result<Fallback, Error> {
         let mut broken = Vec::new();
         let is_meant = |step: &u64| before.is_none_or(|before| *step < before);
         for step in self.steps()?.into_iter().rev().filter(is_meant) {
             match self.open(step) {
                 Ok(generation) => return Ok(Fallback { generation: Some(generation), broken }),
-                Err(error) => broken.push((step, error)),
+                Err(error) if error.is_damage() => broken.push((step, error)),
+                Err(error) => return Err(error),
             }
         }
         Ok(Fallback { generation: None, broken })
@@ -111,7 +113,7 @@ impl Store {
     /// newer one that is broken.
     ///
     /// # Errors
-    /// [`Error::Io`]. If there are generations and none is intact, the error of the newest one.
+    /// The errors of [`newest`](Self::newest). If there are generations and none is intact, the error of the newest one.
     pub fn latest(&self) -> Result<Option<Generation>, Error> {
         let Fallback { generation, mut broken } = self.newest(None)?;
         if generation.is_none() && !broken.is_empty() {

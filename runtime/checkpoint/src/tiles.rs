@@ -1,5 +1,7 @@
 //! The check that chunks cover a tensor exactly once, and lie inside their files.
 
+use std::collections::BTreeMap;
+
 use crate::manifest::{CHUNK_BYTES, Chunk, FileEntry, TensorEntry};
 
 /// Checks a tensor's chunks: they are in order, without a gap or an overlap, and each has as many bytes in its file as its
@@ -55,6 +57,26 @@ fn check_place(chunk: &Chunk, files: &[FileEntry], element_bytes: u64) -> Result
         chunk.offset,
         end - begin
     ))
+}
+
+/// Checks that the chunks of each file have at most as many bytes as the file: a small file cannot stand for large tensors.
+/// [`check`] has passed for each tensor.
+///
+/// # Errors
+/// The problem, in words.
+pub(crate) fn check_files(
+    files: &[FileEntry],
+    tensors: &BTreeMap<String, TensorEntry>,
+) -> Result<(), String> {
+    let mut held = vec![0_u64; files.len()];
+    for chunk in tensors.values().flat_map(|tensor| &tensor.chunks) {
+        let file = usize::try_from(chunk.file).expect("a checked chunk names a file of the list");
+        held[file] = held[file].saturating_add(chunk.end - chunk.begin);
+    }
+    let too_many = files.iter().zip(held).find(|(file, held)| *held > file.bytes);
+    too_many.map_or(Ok(()), |(FileEntry { name, bytes, .. }, held)| {
+        Err(format!("its chunks have {held} bytes in {name}, a file of {bytes} bytes"))
+    })
 }
 
 #[cfg(test)]

@@ -1,81 +1,20 @@
 //! The guarantees that a store gives its users.
+//!
+//! `fixture` has a store and changes of it; `retention`, `formats` (newer ones), `links` (and other files that are not regular),
+//! `bounds` (sizes, memory).
+
+mod bounds;
+mod fixture;
+mod formats;
+mod links;
+mod retention;
 
 use std::fs::{self, OpenOptions};
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-use hsdp_checkpoint::{
-    Disk, Error, Fallback, Generation, Hash, Head, Lease, Manifest, Slice, Store, Writer,
-    state_tensor,
-};
+use fixture::{Fixture, elements, flip_bit, read, save};
+use hsdp_checkpoint::{Error, Fallback, Generation, Head, Manifest, Slice, Writer};
 use serde_json::Value;
-use tempfile::TempDir;
-
-/// A store in a temporary folder of its own.
-struct Fixture {
-    folder: TempDir,
-}
-
-/// The elements of the tensor `w` in a step. Each encodes the step and its place.
-fn elements(step: u64, len: usize) -> Vec<f32> {
-    (0..len).map(|place| (step * 1000) as f32 + place as f32).collect()
-}
-
-impl Fixture {
-    fn new() -> Self {
-        Self { folder: tempfile::tempdir().expect("a folder") }
-    }
-
-    fn store(&self) -> Store {
-        Store::new(self.folder.path(), Arc::new(Disk))
-    }
-
-    fn path(&self, step: u64) -> PathBuf {
-        self.folder.path().join(format!("step-{step:08}"))
-    }
-
-    fn file(&self, step: u64) -> PathBuf {
-        self.path(step).join("r00000-of-00002.safetensors")
-    }
-}
-
-/// Saves a step. Two writers each have about half of `w`, of shape 10 x 3, and the second one has all of a state.
-fn save(lease: &mut Lease, step: u64) -> Result<(), Error> {
-    let values = elements(step, 30);
-    let draft = lease.begin(step)?;
-    let half = |offset: usize, values| Slice {
-        tensor: "w",
-        shape: &[10, 3],
-        offset: offset as u64,
-        values,
-    };
-    let of = 2;
-    draft.place().write(Writer { index: 0, of }, &[half(0, &values[..14])])?;
-    let state = state_tensor("exp_avg", "w");
-    let state = Slice { tensor: &state, shape: &[10, 3], offset: 0, values: &values };
-    draft.place().write(Writer { index: 1, of }, &[state, half(14, &values[14..])])?;
-    let committed = draft.commit(Head::of_step(step), of)?;
-    assert!(committed.left_undone.is_empty(), "{:?}", committed.left_undone);
-    Ok(())
-}
-
-fn read(generation: &Generation, tensor: &str) -> Vec<f32> {
-    let mut values = vec![0.0; 30];
-    generation.read(tensor, 0, &mut values).expect("readable");
-    values
-}
-
-fn flip_bit(path: &Path, at: u64) {
-    let mut file = OpenOptions::new().read(true).write(true).open(path).expect("there");
-    let mut byte = [0];
-    file.seek(SeekFrom::Start(at)).expect("there");
-    file.read_exact(&mut byte).expect("a byte");
-    byte[0] ^= 4;
-    file.seek(SeekFrom::Start(at)).expect("there");
-    file.write_all(&byte).expect("written");
-}
 
 #[test]
 fn what_was_saved_is_read_in_any_ranges() {
@@ -233,23 +172,6 @@ fn row_36_every_flipped_bit_of_a_manifest_is_found() {
 }
 
 #[test]
-fn row_36_a_manifest_of_another_format_is_told_apart_from_a_broken_one() {
-    let fixture = Fixture::new();
-    let mut lease = fixture.store().lease("test").expect("free");
-    save(&mut lease, 1).expect("saved");
-    let path = fixture.path(1).join("manifest.json");
-    let text = fs::read_to_string(&path).expect("there");
-    let (_, value) = text.split_once("\"checkpoint\":").expect("an envelope");
-    let value = value.strip_suffix('}').expect("its end");
-    // A later format may have fields that this one does not have.
-    let later = value.replace("\"format\":1", "\"format\":2,\"more\":[]");
-    let hash = Hash::of(later.as_bytes());
-    fs::write(&path, format!("{{\"hash\":\"{hash}\",\"checkpoint\":{later}}}")).expect("written");
-    let error = fixture.store().open(1).expect_err("another format");
-    assert!(matches!(error, Error::Version { found: 2, known: 1, .. }), "{error}");
-}
-
-#[test]
 fn what_no_reader_would_take_is_not_written() {
     let fixture = Fixture::new();
     let mut lease = fixture.store().lease("test").expect("free");
@@ -260,16 +182,6 @@ fn what_no_reader_would_take_is_not_written() {
     let refused = draft.commit(Head { user: deep, ..Head::of_step(1) }, 1).expect_err("too deep");
     assert!(refused.to_string().contains("recursion limit"), "{refused}");
     assert_eq!(fixture.store().steps().expect("listed"), [0_u64; 0]);
-}
-
-#[test]
-fn a_lease_that_is_a_link_is_not_written_through() {
-    let fixture = Fixture::new();
-    let elsewhere = fixture.folder.path().join("elsewhere");
-    fs::write(&elsewhere, "something of value").expect("written");
-    symlink(&elsewhere, fixture.folder.path().join("lease")).expect("linked");
-    assert!(matches!(fixture.store().lease("test"), Err(Error::Io { action: "open", .. })));
-    assert_eq!(fs::read(&elsewhere).expect("there"), b"something of value");
 }
 
 #[test]
@@ -294,17 +206,6 @@ fn a_manifest_of_another_step_in_a_directory_is_refused() {
     fs::rename(fixture.path(1), fixture.path(9)).expect("renamed");
     let told = fixture.store().open(9).expect_err("renamed").to_string();
     assert!(told.ends_with("it holds step 1, but its name says step 9"), "{told}");
-}
-
-#[test]
-fn a_link_in_the_place_of_a_file_is_refused() {
-    let fixture = Fixture::new();
-    let mut lease = fixture.store().lease("test").expect("free");
-    save(&mut lease, 1).expect("saved");
-    let elsewhere = fixture.folder.path().join("elsewhere");
-    fs::rename(fixture.file(1), &elsewhere).expect("renamed");
-    symlink(&elsewhere, fixture.file(1)).expect("linked");
-    assert!(matches!(fixture.store().open(1), Err(Error::Io { action: "open", .. })));
 }
 
 #[test]
