@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Disk, Folder, Head, Slice, Store, Writer, state_tensor};
+use hsdp_checkpoint::{Disk, Folder, Hash, Head, Slice, Store, Writer, state_tensor};
 use program::{Said, hsdp};
 use tempfile::TempDir;
 
@@ -82,6 +82,30 @@ fn ls_lists_and_tells_what_is_broken() {
     assert_eq!((&list[0]["step"], &list[0]["files"]), (&10.into(), &2.into()));
     assert_eq!(list[0]["parameters"], 12);
     assert!(list[1]["broken"].as_str().is_some_and(|it| it.contains("manifest.json")), "{text}");
+}
+
+#[test]
+fn the_checkpoint_of_a_newer_version_is_no_broken_one_and_no_older_one_takes_its_place() {
+    let place = Place::new(&[10, 20]);
+    let path = place.path("run/step-00000020/manifest.json");
+    let text = fs::read_to_string(&path).expect("there");
+    let (_, value) = text.split_once("\"checkpoint\":").expect("an outer object");
+    let value = value.strip_suffix('}').expect("its end").replace("\"format\":1", "\"format\":9");
+    let hash = Hash::of(value.as_bytes());
+    fs::write(&path, format!("{{\"hash\":\"{hash}\",\"checkpoint\":{value}}}")).expect("written");
+    let newer = format!(
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 1\n",
+        path.display()
+    );
+    let (code, text, _) = place.checkpoint(&["ls", "/run"]);
+    assert_eq!(code, Some(1));
+    assert!(text.contains("newer") && text.ends_with(&newer) && !text.contains("broken"), "{text}");
+    let (_, text, _) = place.checkpoint(&["ls", "/run", "--format", "json"]);
+    let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert!(list[1]["newer"].is_string() && list[1]["broken"].is_null(), "{text}");
+    let refused = (Some(2), String::new(), format!("hsdp: {newer}"));
+    assert_eq!(place.checkpoint(&["export", "/run", "/model"]), refused);
+    assert_eq!(place.checkpoint(&["export", "/run", "/model", "--step", "10"]).0, Some(0));
 }
 
 #[test]

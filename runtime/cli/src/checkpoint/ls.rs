@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp_checkpoint::{Generation, Manifest, STATE};
+use hsdp_checkpoint::{Error as Unread, Generation, Manifest, STATE};
 use serde_json::{Value, json};
 
 use super::{Format, store};
@@ -23,24 +23,35 @@ pub(crate) struct Options {
     format: Format,
 }
 
-/// Lists all checkpoints. The outcome is `Wrong` if the manifest or the file sizes of one are broken.
+/// Lists all checkpoints. The outcome is `Wrong` if the manifest or the file sizes of one are broken, or a newer version of this
+/// program wrote one.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let steps = store.steps()?;
     if steps.is_empty() {
         return Err(format!("there is no checkpoint in {}", options.directory.display()).into());
     }
-    let rows = steps.into_iter().map(|step| (step, store.open(step).map_err(|it| it.to_string())));
-    let rows: Vec<(u64, Result<Generation, String>)> = rows.collect();
+    let rows: Vec<Row> = steps.into_iter().map(|step| (step, store.open(step))).collect();
     match options.format {
-        Format::Text => print(&format!("{}\n{}", table(&rows), broken(&rows)))?,
+        Format::Text => print(&format!("{}\n{}", table(&rows), unread(&rows)))?,
         Format::Json => print(&Value::Array(rows.iter().map(in_json).collect()).to_string())?,
     }
     let is_well = rows.iter().all(|(_, opened)| opened.is_ok());
     Ok(if is_well { Outcome::Well } else { Outcome::Wrong })
 }
 
-fn table(rows: &[(u64, Result<Generation, String>)]) -> Table {
+/// A step, and its checkpoint.
+type Row = (u64, Result<Generation, Unread>);
+
+/// Why a checkpoint cannot be read.
+fn state(unread: &Unread) -> &'static str {
+    match unread {
+        Unread::Version { .. } => "newer",
+        _ => "broken",
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(["step", "mesh", "files", "parameters", "bytes", "optimizer"]);
@@ -58,7 +69,7 @@ fn table(rows: &[(u64, Result<Generation, String>)]) -> Table {
                     optimizer(manifest).unwrap_or("none").to_owned(),
                 ]
             }
-            Err(_) => vec![step.to_string(), "broken".to_owned()],
+            Err(unread) => vec![step.to_string(), state(unread).to_owned()],
         });
     }
     for column in table.column_iter_mut().filter(|column| [0, 2, 3, 4].contains(&column.index)) {
@@ -67,15 +78,14 @@ fn table(rows: &[(u64, Result<Generation, String>)]) -> Table {
     table
 }
 
-/// A line for each broken checkpoint.
-fn broken(rows: &[(u64, Result<Generation, String>)]) -> String {
-    let line = |(step, opened): &(u64, Result<Generation, String>)| {
-        opened.as_ref().err().map(|broken| format!("step {step}: {broken}"))
-    };
+/// A line for each checkpoint that cannot be read.
+fn unread(rows: &[Row]) -> String {
+    let line =
+        |(step, opened): &Row| opened.as_ref().err().map(|unread| format!("step {step}: {unread}"));
     rows.iter().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn in_json((step, opened): &(u64, Result<Generation, String>)) -> Value {
+fn in_json((step, opened): &Row) -> Value {
     match opened {
         Ok(generation) => {
             let manifest = generation.manifest();
@@ -85,7 +95,7 @@ fn in_json((step, opened): &(u64, Result<Generation, String>)) -> Value {
                 "bytes": bytes(manifest), "optimizer": optimizer(manifest), "user": manifest.user,
             })
         }
-        Err(broken) => json!({ "step": step, "broken": broken }),
+        Err(unread) => json!({ "step": step, state(unread): unread.to_string() }),
     }
 }
 
