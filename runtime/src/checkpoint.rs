@@ -66,8 +66,11 @@ use crate::model::ShardedModel;
 
 /// The checkpoints of one model, in one directory.
 ///
+/// The next call after a save in the background has failed returns its error, whichever call it is, and does nothing else: a save
+/// is not begun, nothing is loaded. Call it again. Each error is returned once, by the same call on all ranks.
+///
 /// No other job can write to the directory while this value exists. If it is dropped during a save in the background, the directory
-/// stays locked until that save has ended.
+/// stays locked until that save has ended, and a warning says that the save is given up.
 #[derive(Debug)]
 pub struct Checkpoints {
     store: Store,
@@ -75,8 +78,8 @@ pub struct Checkpoints {
     lease: Option<Arc<Mutex<Lease>>>,
     /// A save in the background.
     in_flight: Option<InFlight>,
-    /// The results of earlier saves in the background, oldest first, until the caller takes them.
-    ended: VecDeque<Result<Saved, Error>>,
+    /// The earlier saves in the background that have succeeded, oldest first, until the caller takes them.
+    saved: VecDeque<Saved>,
     /// The memory to which the next save in the background copies.
     snapshot: Snapshot,
 }
@@ -124,7 +127,7 @@ impl Checkpoints {
             store,
             lease,
             in_flight: None,
-            ended: VecDeque::new(),
+            saved: VecDeque::new(),
             snapshot: Snapshot::default(),
         })
     }

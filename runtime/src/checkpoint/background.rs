@@ -26,14 +26,16 @@ impl Checkpoints {
     /// the end. If this value is dropped before that, hsdp cancels the save and removes its files; then another job can
     /// use the directory.
     ///
-    /// There is one save at a time: the call waits for one that is under way, and `poll` returns the result of that
-    /// one, too. The copy takes [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) bytes, which the next save reuses.
+    /// There is one save at a time: the call waits for one that is under way, and `poll` returns the success of that
+    /// one, too. If that one has failed, this call returns its error, and begins nothing: call it again. The copy takes
+    /// [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) bytes, which the next save reuses.
     ///
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks, if `user` differs between ranks, or a rank cannot make its copy;
-    /// [`Error::Misuse`], [`Error::Disagreement`] and [`Error::Comm`] as for [`save`](Self::save).
+    /// [`Error::Checkpoint`] on all ranks, if an earlier save has failed and no call has said so, `user` differs between
+    /// ranks or is too large, or a rank cannot make its copy; [`Error::Misuse`], [`Error::Disagreement`] and
+    /// [`Error::Comm`] as for [`save`](Self::save).
     pub fn save_in_background<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -57,8 +59,8 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// The result of a save in the background, once, the oldest first. `None` while the save is under way, or if there
-    /// is none.
+    /// The result of a save in the background, once: a failure first, then the oldest success. `None` while the save is
+    /// under way, or if there is none.
     ///
     /// Collective over the model's world, between steps: all ranks get the result of the same save in the same call.
     /// The call waits for no file. Rank 0 makes the generation only after a call has told it that all ranks have
@@ -68,14 +70,12 @@ impl Checkpoints {
     /// [`Error::Checkpoint`] on all ranks if the save failed: earlier checkpoints are as they were, and training may go
     /// on. [`Error::Comm`].
     pub fn poll(&mut self, model: &ShardedModel) -> Result<Option<Saved>, Error> {
-        if self.ended.is_empty() {
-            self.look(model)?;
-        }
-        self.ended.pop_front().transpose()
+        self.look(model)?;
+        Ok(self.saved.pop_front())
     }
 
-    /// Waits for a save in the background. Returns its result, or that of an earlier save that no call has returned
-    /// yet; `None` when all results were returned.
+    /// Waits for a save in the background. Returns its result, or first that of an earlier save that has succeeded and
+    /// that no call has returned yet; `None` when all results were returned.
     ///
     /// Collective over the model's world, between steps.
     ///
@@ -83,55 +83,59 @@ impl Checkpoints {
     /// As [`poll`](Self::poll).
     pub fn finish(&mut self, model: &ShardedModel) -> Result<Option<Saved>, Error> {
         self.settle(model)?;
-        self.ended.pop_front().transpose()
+        Ok(self.saved.pop_front())
     }
 
     /// Goes on to the next stage if all ranks have ended this one.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if the save has failed, and [`Error::Comm`].
     fn look(&mut self, model: &ShardedModel) -> Result<(), Error> {
         let Some(in_flight) = &mut self.in_flight else { return Ok(()) };
         let together = in_flight.together(model);
-        if together.at_work(!in_flight.has_ended(Duration::ZERO))?.is_empty() {
-            self.go_on(together)?;
+        if !together.at_work(!in_flight.has_ended(Duration::ZERO))?.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.go_on(together)?.map_or(Ok(()), Err)
     }
 
-    /// Waits until nothing is in flight.
+    /// Waits until nothing is in flight. After a failure it waits until the files are removed, too.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if a save has failed, and [`Error::Comm`].
     pub(super) fn settle(&mut self, model: &ShardedModel) -> Result<(), Error> {
+        let mut failure = None;
         while let Some(in_flight) = &mut self.in_flight {
             let together = in_flight.together(model);
             together.wait(|within| in_flight.has_ended(within))?;
-            self.go_on(together)?;
+            failure = self.go_on(together)?.or(failure);
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
-    /// Exchanges how the ranks have ended a stage, and begins the next one.
-    fn go_on(&mut self, together: Together<'_>) -> Result<(), Error> {
-        let Some(in_flight) = &mut self.in_flight else { return Ok(()) };
+    /// Exchanges how the ranks have ended a stage, and begins the next one. Returns the failure of the save, if this
+    /// stage has failed.
+    fn go_on(&mut self, together: Together<'_>) -> Result<Option<Error>, Error> {
+        let Some(in_flight) = &mut self.in_flight else { return Ok(None) };
         let agreed = together.agree(in_flight.end.clone().unwrap_or(Ok(None)))?;
         match (mem::replace(&mut in_flight.stage, Stage::Ending), agreed) {
             (Stage::Writing(head), Ok(_)) => in_flight.tell(Verdict::Commit(head)),
             (Stage::Writing(_), Err(failed)) => {
                 in_flight.stage = Stage::Discarding;
                 in_flight.tell(Verdict::Discard);
-                self.ended.push_back(Err(failure(together.error(failed))));
+                return Ok(Some(failure(together.error(failed))));
             }
-            (Stage::Ending, agreed) => {
-                let step = in_flight.step;
-                let ended = agreed.map(|path| Saved { step, path });
-                self.ended.push_back(ended.map_err(|failed| failure(together.error(failed))));
+            (Stage::Ending, Ok(path)) => {
+                self.saved.push_back(Saved { step: in_flight.step, path });
                 self.land();
+            }
+            (Stage::Ending, Err(failed)) => {
+                self.land();
+                return Ok(Some(failure(together.error(failed))));
             }
             (Stage::Discarding, _) => self.land(),
         }
-        Ok(())
-    }
-
-    /// Whether a save may become a generation yet.
-    pub(super) fn is_saving(&self) -> bool {
-        let stage = self.in_flight.as_ref().map(|in_flight| &in_flight.stage);
-        matches!(stage, Some(Stage::Writing(_) | Stage::Ending))
+        Ok(None)
     }
 
     /// Ends the save. Its memory serves the next one.
@@ -139,6 +143,17 @@ impl Checkpoints {
         let thread = self.in_flight.take().and_then(|in_flight| in_flight.thread);
         if let Some(Ok(snapshot)) = thread.map(JoinHandle::join) {
             self.snapshot = snapshot;
+        }
+    }
+}
+
+impl Drop for Checkpoints {
+    /// Warns of a save whose result no call has returned.
+    fn drop(&mut self) {
+        let Some(in_flight) = &self.in_flight else { return };
+        if let Some(what) = in_flight.unreported() {
+            let step = in_flight.step;
+            tracing::warn!(step, %what, "the last checkpoint may be missing");
         }
     }
 }
@@ -214,6 +229,17 @@ impl InFlight {
             };
         }
         self.end.is_some()
+    }
+
+    /// The end of a save that no call has returned, as far as it is known. Does not wait for it.
+    fn unreported(&self) -> Option<String> {
+        let end = self.end.clone().or_else(|| self.ends.as_ref()?.try_recv().ok());
+        match (&self.stage, end) {
+            (Stage::Discarding, _) => None,
+            (_, Some(Err(Problem { what, .. }))) => Some(format!("it has failed: {what}")),
+            (Stage::Writing(_), _) => Some("it is given up: no call has waited for it".to_owned()),
+            (Stage::Ending, _) => Some("no call has waited for its result".to_owned()),
+        }
     }
 
     /// The problem of a thread that ended without a result.
@@ -311,4 +337,45 @@ fn give_way() {
 /// Sends how a stage has ended. If the receiver is gone, the save was given up.
 fn say(says: &Sender<End>, end: End) {
     let _ = says.send(end);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::together::Kind;
+
+    fn in_flight(begun: Result<Begun, Problem>) -> InFlight {
+        InFlight::new((3, Head::of_step(3)), begun)
+    }
+
+    fn begun(end: Option<End>) -> (InFlight, Sender<End>) {
+        let (says, ends) = channel::unbounded();
+        end.into_iter().for_each(|end| say(&says, end));
+        (in_flight(Ok((thread::spawn(Snapshot::default), ends, None))), says)
+    }
+
+    fn failed() -> Problem {
+        Problem { kind: Kind::Lasting, what: "the disk is full".to_owned() }
+    }
+
+    #[test]
+    fn a_failure_that_no_call_has_returned_is_told_when_it_is_dropped() {
+        let told = Some("it has failed: the disk is full".to_owned());
+        assert_eq!(in_flight(Err(failed())).unreported(), told);
+        assert_eq!(begun(Some(Err(failed()))).0.unreported(), told);
+    }
+
+    #[test]
+    fn a_save_that_no_call_has_waited_for_is_told_when_it_is_dropped() {
+        for (end, stage, expected) in [
+            (None, None, Some("it is given up: no call has waited for it")),
+            (Some(Ok(None)), None, Some("it is given up: no call has waited for it")),
+            (None, Some(Stage::Ending), Some("no call has waited for its result")),
+            (None, Some(Stage::Discarding), None),
+        ] {
+            let (mut in_flight, _says) = begun(end);
+            in_flight.stage = stage.unwrap_or(in_flight.stage);
+            assert_eq!(in_flight.unreported().as_deref(), expected);
+        }
+    }
 }

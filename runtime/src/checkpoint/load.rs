@@ -32,26 +32,30 @@ const NONE: u64 = u64::MAX;
 impl Checkpoints {
     /// Loads the newest intact checkpoint into the model and the optimizer, whatever mesh it was saved on. `None` if
     /// there is no checkpoint at all. The result lists newer checkpoints that are broken, and each of them is logged as
-    /// a warning.
+    /// a warning. The call waits for a save in the background that is under way.
     ///
     /// Collective over the model's world, between steps.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, or the newest is of another model
-    /// or optimizer: it lists all differences. The model and the optimizer are then as they were. [`Error::Misuse`] as
-    /// for [`save`](Self::save), and while a save is under way in the background; [`Error::Comm`].
+    /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, a newer version of this program wrote
+    /// the newest, it is of another model or optimizer (the error lists all differences), or an earlier save has failed
+    /// and no call has said so. The model and the optimizer are then as they were. [`Error::Misuse`] as for
+    /// [`save`](Self::save); [`Error::Comm`].
     pub fn load_latest<O: Checkpointed>(
-        &self,
+        &mut self,
         model: &mut ShardedModel,
         optimizer: &mut O,
     ) -> Result<Option<Resumed>, Error> {
-        self.check_loads(model, optimizer)?;
+        self.begin_load(model, optimizer)?;
         let mut broken: Vec<Failed> = Vec::new();
         let mut before = NONE;
         while let Some(step) = self.newest_before(model, before)? {
             match self.load_step(model, optimizer, step)? {
                 Ok(resumed) => return Ok(Some(Resumed { broken: told(broken), ..resumed })),
-                Err(failed) if failed.problem.kind == Kind::Damage => broken.push(failed),
+                Err(failed) if failed.problem.kind == Kind::Damage => {
+                    self.note_broken(step);
+                    broken.push(failed);
+                }
                 Err(failed) => return Err(loading(model, step).error(failed)),
             }
             before = step;
@@ -74,30 +78,32 @@ impl Checkpoints {
     /// # Errors
     /// As [`load_latest`](Self::load_latest), for this checkpoint alone.
     pub fn load<O: Checkpointed>(
-        &self,
+        &mut self,
         model: &mut ShardedModel,
         optimizer: &mut O,
         step: u64,
     ) -> Result<Resumed, Error> {
-        self.check_loads(model, optimizer)?;
+        self.begin_load(model, optimizer)?;
         let loaded = self.load_step(model, optimizer, step)?;
         loaded.map_err(|failed| loading(model, step).error(failed))
     }
 
-    /// # Errors
-    /// [`Error::Misuse`], also while a save is under way: it would depend on timing which checkpoint is the latest.
-    fn check_loads<O: Checkpointed>(
-        &self,
+    /// Waits for a save that is under way: without that it would depend on timing which checkpoint is the latest.
+    fn begin_load<O: Checkpointed>(
+        &mut self,
         model: &ShardedModel,
         optimizer: &O,
     ) -> Result<(), Error> {
         super::check_between_steps(model, "loading")?;
         super::check_owner(model, optimizer, "loading")?;
-        if !self.is_saving() {
-            return Ok(());
+        self.settle(model)
+    }
+
+    /// Keeps a broken generation from taking the place of a readable one in the next save.
+    fn note_broken(&self, step: u64) {
+        if let Some(lease) = &self.lease {
+            lease.lock().note_broken(step);
         }
-        let what = "a save is under way in the background: call `finish` first".to_owned();
-        Err(model.engine.fabric.misuse("loading", model.committed_steps(), what))
     }
 
     /// The newest generation before a step, by its name, as rank 0 sees it.

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hsdp_checkpoint::{
-    Committed, Draft, Head, Lease, MeshShape, OptimizerHead, Place, Slice, Store, Training, Writer,
+    Committed, Draft, Head, Lease, MOST_USER_BYTES, MeshShape, OptimizerHead, Place, Slice, Store,
+    Training, Writer,
 };
 use hsdp_sharding::{Rank, UnitId};
 use serde_json::Value;
@@ -31,16 +32,17 @@ pub struct Saved {
 impl Checkpoints {
     /// Saves the model, its optimizer, and `user`, the values that the program needs to go on: a data cursor, seeds of
     /// random numbers. All of it is on the disk when the call returns. If the save fails, earlier checkpoints are as
-    /// they were, and training may go on. The call waits for a save in the background that is under way;
-    /// [`poll`](Self::poll) then returns the result of that one.
+    /// they were, and training may go on. The call waits for a save in the background that is under way. If that one has
+    /// succeeded, [`poll`](Self::poll) says so; if it has failed, this call returns its error, and saves nothing: call it
+    /// again.
     ///
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks: it names the first rank that failed, or whose `user` or optimizer options
-    /// differ. [`Error::Misuse`] within a step, while its gradients exist, or if the optimizer was made for another
-    /// model. [`Error::Disagreement`] if ranks have updated the last step with different options. [`Error::Comm`], also if
-    /// ranks are at different steps.
+    /// differ or are too large ([`MOST_USER_BYTES`]). [`Error::Misuse`] within a step, while its gradients exist, or if
+    /// the optimizer was made for another model. [`Error::Disagreement`] if ranks have updated the last step with
+    /// different options. [`Error::Comm`], also if ranks are at different steps.
     pub fn save<O: Checkpointed>(
         &mut self,
         model: &ShardedModel,
@@ -108,12 +110,13 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     /// the last update; [`Error::Comm`].
     pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
         self.model.engine.compare_updates()?;
-        let [user, optimizer] = [self.user.to_string(), self.optimizer.options().to_string()];
-        let digests = [user, optimizer].map(|text| digest::of_text(&text));
+        let texts = [self.user.to_string(), self.optimizer.options().to_string()];
+        let digests = texts.each_ref().map(|text| digest::of_text(text));
         let hint = self.model.engine.state().last_weight;
         let said = self.together().tell([digests[0], digests[1], hint, nonce])?;
         self.check_same("the value `user` is", said.iter().map(|it| it[0]))?;
         self.check_same("the options of its optimizer are", said.iter().map(|it| it[1]))?;
+        self.check_size(&texts)?;
         let place = self.store.place(self.step, said[0][3]);
         Ok((place, self.head(said.iter().map(|it| it[2]).max().unwrap_or(0))))
     }
@@ -130,6 +133,19 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         let what = format!("{what} not the same as on rank {other}");
         let problem = Problem { kind: Kind::Lasting, what };
         Err(self.together().error(Failed { rank: Rank::new(rank), problem }))
+    }
+
+    /// # Errors
+    /// [`Error::Checkpoint`] if a manifest cannot hold one of these texts, which are the same on all ranks.
+    fn check_size(&self, texts: &[String; 2]) -> Result<(), Error> {
+        let names = ["the value `user` has", "the options of the optimizer have"];
+        let sizes = names.into_iter().zip(texts.iter().map(String::len));
+        let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > MOST_USER_BYTES) else {
+            return Ok(());
+        };
+        let what = format!("{name} {size} bytes as JSON, more than {MOST_USER_BYTES}");
+        let problem = Problem { kind: Kind::Lasting, what };
+        Err(self.together().error(Failed { rank: Rank::new(0), problem }))
     }
 
     /// Rank 0 makes a generation of the parts that all ranks have written. Returns its directory, on rank 0.

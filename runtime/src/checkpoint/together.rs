@@ -1,6 +1,7 @@
 //! Operations of all ranks outside their steps, and the exchange of their results.
 
 use std::any::Any;
+use std::cmp::Reverse;
 use std::io;
 use std::sync::mpsc;
 use std::thread::{self, ScopedJoinHandle};
@@ -67,6 +68,13 @@ fn at_work(said: &[u64]) -> Vec<usize> {
     said.iter().enumerate().filter(|(_, is_alive)| **is_alive != 0).map(|(rank, _)| rank).collect()
 }
 
+/// The rank whose problem all ranks report, and the code of its kind: the first lasting one, or else the first damage.
+/// Another generation would not help where one rank says so.
+fn worst(said: &[u64]) -> Option<(usize, u64)> {
+    let failed = said.iter().copied().enumerate().filter(|(_, code)| *code != 0);
+    failed.max_by_key(|(rank, code)| (*code, Reverse(*rank)))
+}
+
 /// An operation of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Together<'a> {
@@ -75,7 +83,7 @@ pub(super) struct Together<'a> {
     step: u64,
 }
 
-/// The first rank whose part failed, and why: the same on all ranks.
+/// The rank whose problem all ranks report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failed {
     pub(super) rank: Rank,
@@ -182,8 +190,7 @@ impl<'a> Together<'a> {
             Err(Problem { kind: Kind::Damage, .. }) => 1,
             Err(Problem { kind: Kind::Lasting, .. }) => 2,
         };
-        let first = |said: &[u64]| said.iter().copied().enumerate().find(|(_, code)| *code != 0);
-        let Some((rank, code)) = self.fabric.control.exchange(self.tag(), [code], first)? else {
+        let Some((rank, code)) = self.fabric.control.exchange(self.tag(), [code], worst)? else {
             return Ok(mine.map_err(|_| unreachable!("this rank has said that it succeeded")));
         };
         let rank = Rank::new(rank);
@@ -209,5 +216,18 @@ impl<'a> Together<'a> {
     pub(super) fn error(&self, Failed { rank, problem }: Failed) -> Error {
         let Self { operation, step, .. } = *self;
         Error::Checkpoint { operation, step, rank, problem: problem.what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::worst;
+
+    #[test]
+    fn a_lasting_problem_is_reported_before_damage_and_the_first_of_each() {
+        assert_eq!(worst(&[0, 0]), None);
+        assert_eq!(worst(&[0, 1, 1]), Some((1, 1)));
+        assert_eq!(worst(&[1, 2, 2]), Some((1, 2)));
+        assert_eq!(worst(&[2, 1]), Some((0, 2)));
     }
 }

@@ -1,9 +1,7 @@
 //! Saves while training goes on: what is saved is what was there when it was asked for, and nothing waits for the disk.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Saved};
@@ -131,47 +129,6 @@ fn one_is_in_flight_at_most() {
     assert_eq!(steps(folder.path()), [2, 3], "two are kept");
 }
 
-/// What nobody has asked for is told later, oldest first, whatever was saved meanwhile.
-#[test]
-fn no_outcome_is_lost() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let told = on_ranks(RANKS, |world| {
-        let rank = world.rank().index();
-        let mut training = Training::new(world, &options())?;
-        let saves = AtomicUsize::new(0);
-        // The first save fails.
-        let files = Hooked::by(move |operation, _| match operation {
-            "create" if saves.fetch_add(1, Ordering::Relaxed) == 0 && rank == 0 => {
-                Err(io::Error::other("this one fails"))
-            }
-            _ => Ok(()),
-        });
-        let mut checkpoints =
-            Checkpoints::open(&training.model, folder.path(), with(Arc::new(files)))?;
-        for _ in 0..3 {
-            training.train(1)?;
-            training.save_in_background(&mut checkpoints)?;
-        }
-        training.train(1)?;
-        training.save(&mut checkpoints)?;
-        let mut told = Vec::new();
-        for _ in 0..4 {
-            told.push(match checkpoints.finish(&training.model) {
-                Ok(saved) => saved.map(|saved| saved.step.to_string()),
-                Err(error) => Some(error.to_string()),
-            });
-        }
-        Ok(told)
-    });
-    let [first, second, third, none] = &common(told)[..] else { panic!("four were asked for") };
-    assert!(
-        first.as_ref().is_some_and(|it| it.starts_with("saving at step 1, on rank 0: cannot "))
-    );
-    assert_eq!([second, third], [&Some("2".to_owned()), &Some("3".to_owned())]);
-    assert_eq!(*none, None);
-    assert_eq!(steps(folder.path()), [3, 4]);
-}
-
 /// A bug in a file system is told like any other failure.
 #[test]
 fn a_panic_of_a_thread_that_writes_is_a_failed_save() {
@@ -250,22 +207,6 @@ fn a_step_that_is_given_up_meanwhile_is_no_matter() {
         Ok((1, bits))
     });
     assert_eq!(resumed(&options(), folder.path()), then);
-}
-
-#[test]
-fn nothing_is_loaded_while_a_save_is_under_way() {
-    let folder = tempfile::tempdir().expect("a folder");
-    on_ranks(2, |world| {
-        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
-        let mut checkpoints = training.checkpoints(folder.path())?;
-        training.save_in_background(&mut checkpoints)?;
-        let Training { model, optimizer } = &mut training;
-        let refused = checkpoints.load_latest(model, optimizer).expect_err("it is under way");
-        assert!(refused.to_string().contains("call `finish` first"), "{refused}");
-        checkpoints.finish(model)?;
-        assert_eq!(checkpoints.load_latest(model, optimizer)?.map(|it| it.step), Some(0));
-        Ok(())
-    });
 }
 
 /// Who says something else than the others is told before anything is copied.

@@ -142,6 +142,53 @@ fn where_all_are_broken_all_are_listed_and_nothing_changes() {
     }
 }
 
+/// It is no damage, so no older one is loaded in its place.
+#[test]
+fn row_36_the_checkpoint_of_a_newer_version_is_an_error_on_all_ranks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    saved(folder.path());
+    let path = folder.path().join("step-00000004/manifest.json");
+    let text = fs::read_to_string(&path).expect("there");
+    let (_, value) = text.split_once("\"checkpoint\":").expect("an outer object");
+    let value = value.replace("\"format\":1", "\"format\":9");
+    let hash = Hash::of(value.strip_suffix('}').expect("its end").as_bytes());
+    fs::write(&path, format!("{{\"hash\":\"{hash}\",\"checkpoint\":{value}")).expect("written");
+    let error = common_error(outcomes(RANKS, |world| {
+        let mut training = Training::new(world, &options())?;
+        let before = training.bits()?;
+        let loaded = training.load_latest(folder.path());
+        assert_eq!((training.bits()?, training.model.committed_steps()), (before, 0));
+        loaded
+    }));
+    let expected = format!(
+        "loading at step 4, on rank 0: {}: this checkpoint was written by a newer version: format 9, this program reads up to 1",
+        path.display()
+    );
+    assert_eq!(error.to_string(), expected);
+}
+
+/// The damage is in the data, so only the load finds it.
+#[test]
+fn a_later_save_keeps_the_intact_one_and_does_not_count_the_one_that_a_load_found_broken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    saved(folder.path());
+    damage(&file(folder.path(), 4, 1));
+    on_ranks(RANKS, |world| {
+        let mut training = Training::new(world, &options())?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
+        let (model, optimizer) = (&mut training.model, &mut training.optimizer);
+        let resumed = checkpoints.load_latest(model, optimizer)?.expect("the one before");
+        assert_eq!(resumed.step, 2);
+        training.train(4)?;
+        training.save(&mut checkpoints)?;
+        assert_eq!(checkpoints.store().steps().expect("listed"), [2, 4, 6]);
+        training.train(1)?;
+        training.save(&mut checkpoints)?;
+        assert_eq!(checkpoints.store().steps().expect("listed"), [6, 7]);
+        Ok(())
+    });
+}
+
 #[test]
 fn one_that_is_asked_for_by_its_step_is_loaded_or_refused() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -149,7 +196,7 @@ fn one_that_is_asked_for_by_its_step_is_loaded_or_refused() {
     damage(&file(folder.path(), 4, 1));
     let loaded = on_ranks(RANKS, |world| {
         let mut training = Training::new(world, &options())?;
-        let checkpoints = training.checkpoints(folder.path())?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
         let (model, optimizer) = (&mut training.model, &mut training.optimizer);
         let mut refused = |step| checkpoints.load(model, optimizer, step).map(|it| it.step);
         let refusals = [4, 3].map(|step| refused(step).expect_err("broken, or none").to_string());

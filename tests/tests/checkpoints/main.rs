@@ -2,7 +2,7 @@
 //!
 //! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`; `faulty` (a file system with a fault),
 //! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `hooked` (one that keeps waiting, or does what a test
-//! likes), `background`; `importing`.
+//! likes), `background`, `reported` (a failed save, to the next call); `importing`.
 
 mod background;
 mod broken;
@@ -13,5 +13,6 @@ mod hooked;
 mod importing;
 mod meshes;
 mod refused;
+mod reported;
 mod resuming;
 mod training;

@@ -35,7 +35,7 @@ fn row_42_all_that_differs_between_models_is_listed_at_once() {
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         let before = model.full_parameters()?;
         let options = CheckpointOptions::default();
-        let checkpoints = Checkpoints::open(&model, folder.path(), options)?;
+        let mut checkpoints = Checkpoints::open(&model, folder.path(), options)?;
         let loaded = checkpoints.load_latest(&mut model, &mut adamw);
         assert_eq!(model.full_parameters()?, before);
         loaded

@@ -86,7 +86,7 @@ impl<O: Optimizer + Checkpointed> Training<O> {
     }
 
     pub(crate) fn load_latest(&mut self, directory: &Path) -> Result<Option<Resumed>, Error> {
-        let checkpoints = self.checkpoints(directory)?;
+        let mut checkpoints = self.checkpoints(directory)?;
         checkpoints.load_latest(&mut self.model, &mut self.optimizer)
     }
 

@@ -43,7 +43,7 @@ impl Saving {
     /// # Errors
     /// `Failure::Input` if the checkpoint is of a run with another seed or text, whose batches differ from this run's.
     pub(crate) fn resume(
-        &self,
+        &mut self,
         model: &mut ShardedModel,
         optimizer: &mut AdamW,
     ) -> Result<(), Failure> {

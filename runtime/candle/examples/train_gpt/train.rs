@@ -157,7 +157,7 @@ impl<'a> Rank<'a> {
     }
 
     fn train(mut self, mut desk: Option<Desk>) -> Result<Outcome, Failure> {
-        if let Some(saving) = self.saving.as_ref().filter(|_| self.job.options.resume) {
+        if let Some(saving) = self.saving.as_mut().filter(|_| self.job.options.resume) {
             saving.resume(&mut self.model, &mut self.optimizer)?;
         }
         let first = self.steps()?;
