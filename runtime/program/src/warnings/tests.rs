@@ -1,0 +1,103 @@
+use std::fs;
+
+use serde_json::Value;
+use tracing::subscriber::with_default;
+
+use super::*;
+
+/// Runs `work` and returns its warnings.
+fn warnings_of(work: impl FnOnce(&Warnings)) -> Warnings {
+    let warnings = Warnings::of("test");
+    with_default(Registry::default().with(warnings.layer()), || work(&warnings));
+    warnings
+}
+
+fn lines(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn a_warning_that_repeats_is_counted_and_not_shown() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("warnings.jsonl");
+    let warnings = warnings_of(|warnings| {
+        warnings.keep_in(&file);
+        for step in 0..5000 {
+            tracing::warn!("the same");
+            tracing::warn!(step, "one of a kind");
+        }
+        tracing::error!("another");
+    });
+    assert_eq!(warnings.count(), 10_001);
+    let messages: Vec<_> = lines(&file).iter().map(|line| line["message"].clone()).collect();
+    let many = messages.iter().filter(|message| *message == "one of a kind").count();
+    assert_eq!((messages.len(), many), (12, 10), "{messages:?}");
+    assert_eq!(messages[11], "another");
+}
+
+#[test]
+fn a_kind_is_shown_again_after_a_minute_with_the_number_left_out() {
+    let mut repeats = Repeats::default();
+    let begun = Instant::now();
+    let mut at = |seconds| {
+        let now = begun + std::time::Duration::from_secs(seconds);
+        repeats.admit("a kind", "the same", now)
+    };
+    let admitted = [0, 1, 59, 61, 62, 130].map(&mut at);
+    assert_eq!(
+        admitted,
+        [Some(Shown::AtOnce), None, None, Some(Shown::Again(2)), None, Some(Shown::Again(1))]
+    );
+}
+
+#[test]
+fn warnings_before_the_file_is_named_are_in_it_and_those_of_an_earlier_run_stay() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("warnings.jsonl");
+    for run in 0..2 {
+        warnings_of(|warnings| {
+            warnings.set_rank(3);
+            tracing::warn!(run, "before");
+            warnings.keep_in(&file);
+            tracing::warn!("after");
+            tracing::info!("no warning");
+        });
+    }
+    let lines = lines(&file);
+    let messages: Vec<_> = lines.iter().map(|line| line["message"].clone()).collect();
+    assert_eq!(messages, ["before", "after", "before", "after"]);
+    assert_eq!([&lines[2]["fields"]["run"], &lines[2]["level"]], ["1", "WARN"]);
+    assert_eq!(lines[2]["rank"], 3);
+}
+
+#[test]
+fn no_file_is_made_without_a_warning() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("warnings.jsonl");
+    warnings_of(|warnings| warnings.keep_in(&file));
+    assert!(!file.exists());
+}
+
+#[test]
+fn a_warning_is_one_line_of_bounded_length() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("warnings.jsonl");
+    warnings_of(|warnings| {
+        warnings.keep_in(&file);
+        tracing::warn!(peer = "a\nb\x1b[2J", long = "x".repeat(1 << 20), "refused");
+    });
+    let fields = &lines(&file)[0]["fields"];
+    assert_eq!(fields["peer"], "a\\nb\\u{1b}[2J");
+    assert_eq!(fields["long"].as_str().map(str::len), Some(1003));
+}
+
+#[test]
+fn a_file_that_cannot_be_written_does_not_stop_the_warnings() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let warnings = warnings_of(|warnings| {
+        warnings.keep_in(&folder.path().join("missing").join("warnings.jsonl"));
+        (0..3).for_each(|step| tracing::warn!(step, "one"));
+    });
+    assert_eq!(warnings.count(), 3);
+}

@@ -1,0 +1,123 @@
+//! One warning as text.
+
+use std::fmt::{self, Write as _};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level};
+
+use super::repeats::Shown;
+
+/// The most characters of a message or a field. A line stays readable, whatever a peer has sent.
+const MOST_CHARACTERS: usize = 1000;
+
+/// An event, with its texts cut to one line each.
+#[derive(Debug)]
+pub(super) struct Warning {
+    level: Level,
+    target: &'static str,
+    message: String,
+    fields: Vec<(&'static str, String)>,
+}
+
+impl Warning {
+    pub(super) fn of(event: &Event<'_>) -> Self {
+        let metadata = event.metadata();
+        let (level, target) = (*metadata.level(), metadata.target());
+        let mut warning = Self { level, target, message: String::new(), fields: Vec::new() };
+        event.record(&mut warning);
+        if warning.message.is_empty() {
+            warning.message = metadata.name().to_owned();
+        }
+        warning
+    }
+
+    /// `warning: the disk is full (free: 0, path: out)`
+    pub(super) fn text(&self) -> String {
+        let word = if self.level == Level::ERROR { "error" } else { "warning" };
+        let fields: Vec<String> =
+            self.fields.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        match fields.as_slice() {
+            [] => format!("{word}: {}", self.message),
+            fields => format!("{word}: {} ({})", self.message, fields.join(", ")),
+        }
+    }
+
+    /// The line of JSON of the file.
+    pub(super) fn line(&self, (rank, shown): (Option<usize>, Shown)) -> String {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let field = |(name, value): &(&str, String)| ((*name).to_owned(), value.as_str().into());
+        let line = Line {
+            unix_seconds: since_1970.as_secs_f64(),
+            level: self.level.as_str(),
+            target: self.target,
+            rank,
+            message: &self.message,
+            fields: self.fields.iter().map(field).collect(),
+            left_out: match shown {
+                Shown::AtOnce => 0,
+                Shown::Again(left_out) => left_out,
+            },
+        };
+        serde_json::to_string(&line).unwrap_or_default()
+    }
+
+    fn add(&mut self, field: &Field, value: &dyn fmt::Display) {
+        let mut line = Cut::default();
+        // It stops with an error where the text is cut.
+        let cut = write!(line, "{value}").is_err();
+        let text = if cut { line.text + "..." } else { line.text };
+        match field.name() {
+            "message" => self.message = text,
+            name => self.fields.push((name, text)),
+        }
+    }
+}
+
+impl Visit for Warning {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, &value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.add(field, &format_args!("{value:?}"));
+    }
+}
+
+/// A line of the file.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    unix_seconds: f64,
+    level: &'a str,
+    target: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rank: Option<usize>,
+    message: &'a str,
+    fields: Map<String, Value>,
+    left_out: u64,
+}
+
+/// Text of one line and bounded length. Control characters, which could end the line or change the terminal, are escaped.
+#[derive(Debug, Default)]
+struct Cut {
+    text: String,
+    characters: usize,
+}
+
+impl fmt::Write for Cut {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            if self.characters == MOST_CHARACTERS {
+                return Err(fmt::Error);
+            }
+            self.characters += 1;
+            match character.is_control() {
+                true => self.text.extend(character.escape_default()),
+                false => self.text.push(character),
+            }
+        }
+        Ok(())
+    }
+}
