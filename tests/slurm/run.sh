@@ -10,6 +10,7 @@
 set -euo pipefail
 [ $# -gt 0 ] || { sed -n '2,/^set/s/^# \?//p' "$0" >&2; exit 2; }
 page=$(dirname "$(realpath "$0")")/../../docs/clusters.md
+text=$(dirname "$(realpath "$0")")/../tests/mpi/text.txt
 PATH=$PATH:/usr/sbin
 for program in munged slurmctld slurmd sbatch srun; do
     command -v "$program" >/dev/null || { echo "$program is missing: apt-get install slurm-wlm munge" >&2; exit 2; }
@@ -77,7 +78,9 @@ fi
 
 train_gpt=$(realpath "$1")
 cd "$folder"
-few=(--steps 6 --layers 2)
+# The default text is the project's pages, which may change meanwhile.
+cp "$text" text
+few=(--steps 6 --layers 2 --data text)
 # The script as it is there, but for the number of ranks, the kind of MPI, and a short run.
 sed -n '/^#!\/bin\/bash$/,/^```$/{/^```$/!p}' "$page" |
     sed "s/--nodes=.*/--nodes=1 --ntasks-per-node=4 --cpus-per-task=2/; s/pmix/${MPI:-pmix}/; s/4x8/2x2/; s/--comm mpi/& ${few[*]}/" >script

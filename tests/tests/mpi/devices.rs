@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use crate::Named;
 use crate::cases;
 use crate::faults::{folder, four, kill_rank_2, named_by, steps};
-use crate::job::{Job, built, has, mpirun, train_gpt};
+use crate::job::{Job, ON_TEXT, built, has, mpirun, train_gpt};
 use crate::training::ended_well;
 
 pub(crate) const TRIALS: &[Named] = &[
@@ -100,7 +100,8 @@ fn killed() -> Result<(), String> {
 fn killed_without_mpi() -> Result<(), String> {
     let (out, meeting) = (folder()?, folder()?);
     let mut command = by_the_launcher();
-    command.args(["--mesh", "2x2", "--layers", "2", "--steps", "100000", "--out"]).arg(out.path());
+    command.args(["--mesh", "2x2", "--layers", "2", "--steps", "100000"]).args(ON_TEXT);
+    command.arg("--out").arg(out.path());
     let job = Job::start(on_devices(command, meeting.path()))?;
     job.until(|| (steps(out.path()) >= 3).then_some(()))?;
     let processes = job.processes(4)?;

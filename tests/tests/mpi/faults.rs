@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 
 use crate::Named;
-use crate::job::{Ended, Family, Job, family, has, hsdp_launch, mpirun, run, train_gpt};
+use crate::job::{Ended, Family, Job, ON_TEXT, family, has, hsdp_launch, mpirun, run, train_gpt};
 
 pub(crate) const TRIALS: &[Named] = &[
     ("faults::row_1_a_process_is_killed", killed),
@@ -38,7 +38,7 @@ pub(crate) fn four(arguments: &[&str], out: &Path) -> Command {
 
 fn train(mut command: Command, arguments: &[&str], out: &Path) -> Command {
     command.arg(train_gpt()).args(["--comm", "mpi", "--mesh", "2x2", "--layers", "2"]);
-    command.args(arguments).arg("--out").arg(out);
+    command.args(ON_TEXT).args(arguments).arg("--out").arg(out);
     command
 }
 
@@ -192,9 +192,9 @@ fn asked_for() -> Result<(), String> {
 
 fn two_kinds(first: &Path, second: (&Path, &[&str])) -> Command {
     let mut command = mpirun();
-    command.args(["-n", "1"]).arg(first).args(["--comm", "mpi", "--mesh", "1x2", "--steps", "2"]);
-    command.args([":", "-n", "1"]).arg(second.0);
-    command.args(["--comm", "mpi", "--mesh", "1x2", "--steps", "2"]).args(second.1);
+    let two_steps = ["--comm", "mpi", "--mesh", "1x2", "--steps", "2"];
+    command.args(["-n", "1"]).arg(first).args(two_steps).args(ON_TEXT);
+    command.args([":", "-n", "1"]).arg(second.0).args(two_steps).args(ON_TEXT).args(second.1);
     command
 }
 

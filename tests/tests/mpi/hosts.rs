@@ -9,7 +9,7 @@ use std::process::{self, Command};
 use tempfile::TempDir;
 
 use crate::Named;
-use crate::job::{Family, Job, family, has, mpirun, run, train_gpt};
+use crate::job::{Family, Job, ON_TEXT, family, has, mpirun, run, train_gpt};
 use crate::training::{losses, of_threads};
 
 pub(crate) const TRIALS: &[Named] = &[
@@ -120,6 +120,7 @@ impl Hosts {
         command
             .arg(train_gpt())
             .args(["--comm", "mpi", "--mesh", "2x2", "--layers", "2"])
+            .args(ON_TEXT)
             .args(arguments);
         command.arg("--out").arg(self.out());
         command

@@ -72,6 +72,11 @@ pub(crate) fn train_gpt() -> PathBuf {
     built("examples/train_gpt")
 }
 
+/// The options of `train_gpt` for a text that does not change. Its default text is the project's pages, which may be edited while
+/// ranks read them.
+pub(crate) const ON_TEXT: [&str; 2] =
+    ["--data", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mpi/text.txt")];
+
 /// A program beside those of these tests.
 pub(crate) fn built(path: &str) -> PathBuf {
     let conformance = Path::new(env!("CARGO_BIN_EXE_conformance"));

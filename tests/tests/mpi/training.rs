@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::Named;
-use crate::job::{has, mpirun, run, train_gpt};
+use crate::job::{ON_TEXT, has, mpirun, run, train_gpt};
 
 pub(crate) const TRIALS: &[Named] = &[
     ("training::f32_on_the_wire", f32_on_the_wire),
@@ -21,7 +21,7 @@ pub(crate) const TRIALS: &[Named] = &[
     ("training::another_number_of_processes_is_refused_once", refused),
 ];
 
-const STEPS: [&str; 6] = ["--mesh", "2x2", "--steps", "6", "--layers", "2"];
+const STEPS: [&str; 8] = [ON_TEXT[0], ON_TEXT[1], "--mesh", "2x2", "--steps", "6", "--layers", "2"];
 
 /// Runs six steps; the bits of their losses and norms.
 pub(crate) fn ended_well(mut command: Command, out: &Path) -> Result<Vec<[u64; 2]>, String> {
