@@ -85,6 +85,17 @@ fn bad_input_is_one_line_and_exit_code_2() {
 }
 
 #[test]
+fn bad_input_of_a_process_among_others_names_its_rank() {
+    let mut program = example("train_gpt");
+    program.args(["--steps", "0"]);
+    program.env("OMPI_COMM_WORLD_RANK", "3").env("OMPI_COMM_WORLD_SIZE", "4");
+    let output = program.output().expect("the program starts");
+    let message = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.starts_with("train_gpt: rank 3: invalid value '0' for '--steps"), "{message}");
+}
+
+#[test]
 fn help_is_no_failure() {
     assert!(stdout(&run(&["--help"])).contains("--mesh <RxS>"));
 }

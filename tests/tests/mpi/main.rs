@@ -11,6 +11,7 @@ mod cases;
 mod devices;
 mod faults;
 mod hosts;
+mod inputs;
 mod job;
 mod killed_for_memory;
 mod starting;
@@ -24,6 +25,7 @@ fn main() {
         cases::TRIALS,
         training::TRIALS,
         starting::TRIALS,
+        inputs::TRIALS,
         faults::TRIALS,
         killed_for_memory::TRIALS,
     ]

@@ -6,13 +6,14 @@
 //! ```
 //!
 //! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `recipe`,
-//! `ranks`, `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
+//! `ranks`, `inputs` and `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
 //! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace`, `threads`. The modules import each other
 //! through `super`, because `tests/verify.rs` includes this file as a module to run `tests`.
 
 mod costs;
 mod device;
 mod failure;
+mod inputs;
 mod options;
 mod output;
 mod plot;
@@ -36,16 +37,16 @@ mod verify;
 use std::process::ExitCode;
 
 use hsdp::memory::CountingAllocator;
-use hsdp_candle::gpt::{Gpt, GptConfig};
+use hsdp_program::Warnings;
 
 use self::failure::Failure;
+use self::inputs::Inputs;
 use self::options::{Comm, Options};
 use self::output::Output;
 use self::progress::Progress;
 use self::ranks::Ranks;
-use self::signals::Signals;
-use self::text::Corpus;
-use self::train::{Job, Run, train};
+use self::trace::Recorder;
+use self::train::{Ended, Job, Run, train};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -65,49 +66,64 @@ fn tell(failure: &Failure) -> ExitCode {
 }
 
 fn run() -> Result<ExitCode, Failure> {
-    let options = Options::read()?;
-    let corpus = Corpus::read(&options)?;
-    let Options { layers, width, heads, context, .. } = options;
-    let config = GptConfig { vocab: corpus.vocabulary(), context, width, heads, layers };
-    let gpt = Gpt::new(config).map_err(Failure::input)?;
-    // The input is checked. Threads and files exist only from here on.
+    let options = Options::read().map_err(ranks::named)?;
     threads::divide_cores(options.mesh.world_size()).map_err(Failure::training)?;
+    let warnings = Warnings::of("train_gpt");
+    let recorder = Recorder::listen(&warnings)?;
     let ranks = Ranks::of(&options)?;
-    let trained = run_on(&ranks, options, &corpus, gpt);
+    if let Some(rank) = ranks.of_process() {
+        warnings.set_rank(rank);
+    }
+    let trained = run_on(&ranks, &options, (&recorder, &warnings));
     // The failure is printed before the ranks end: a launcher kills the others as soon as one process is gone.
     Ok(trained.map_or_else(|failure| tell(&failure), |()| ExitCode::SUCCESS))
 }
 
-fn run_on(ranks: &Ranks, options: Options, corpus: &Corpus, gpt: Gpt) -> Result<(), Failure> {
-    let device = if options.comm == Comm::Threads {
-        options.device
-    } else {
-        device::of_process(options.device)?
-    };
-    let options = Options { device, ..options };
-    let out = options.out.as_deref().filter(|_| ranks.has_first());
-    let output = out.map(Output::create).transpose()?;
-
-    let signals = Signals::listen().map_err(Failure::training)?;
-    let job = Job { options: &options, corpus, gpt, signals };
-    let ended = train(&job, ranks, Progress::new(options.steps, output.as_ref())?)?;
-    ended.run.as_ref().map_or(Ok(()), |run| report(&job, run, output))?;
-    match ended.was_stopped {
-        true => Err(Failure::Stopped { signal: job.signals.caught(), steps: ended.steps }),
-        false => Ok(()),
-    }
+fn run_on(
+    ranks: &Ranks,
+    options: &Options,
+    (recorder, warnings): (&Recorder, &Warnings),
+) -> Result<(), Failure> {
+    let inputs = Inputs::read(ranks, options, (recorder, warnings));
+    // Other processes wait for this one: they learn of its problem where they meet.
+    let inputs = if options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
+    let output = inputs.as_ref().ok().and_then(Inputs::output);
+    let progress = Progress::new(options.steps, output, warnings)?;
+    let job = inputs.as_ref().map(|inputs| inputs.job(warnings));
+    let job = job.as_ref().map_err(|failure| *failure);
+    let ended = train((options, job), ranks, progress)?;
+    let Ok(job) = job else { return Ok(()) };
+    ended.run.as_ref().map_or(Ok(()), |run| report(job, run, output))?;
+    outcome(job, ended)
 }
 
-/// Prints the report of rank 0, and writes its files.
-fn report(job: &Job<'_>, run: &Run, output: Option<Output>) -> Result<(), Failure> {
-    let options = job.options;
-    if run.records.is_empty() {
-        return Err(Failure::Input(format!("--resume: all {} steps are made", options.steps)));
-    }
+/// Prints the report of rank 0, and writes its files. Both stay as they are if all steps were made before this run.
+fn report(job: &Job<'_>, run: &Run, output: Option<&Output>) -> Result<(), Failure> {
     report::print(job, run)?;
+    if run.records.is_empty() {
+        return Ok(());
+    }
     if let Some(output) = output {
         output.finish(job, run)?;
     }
     costs::check_traffic(&run.costs)?;
     Ok(())
+}
+
+/// The end of a run whose results are reported: it fails if the last checkpoint was not saved, or a signal has ended it.
+fn outcome(job: &Job<'_>, ended: Ended) -> Result<(), Failure> {
+    let signal = job.signals.caught();
+    let stopped = ended.was_stopped.then_some(Failure::Stopped { signal, steps: ended.steps });
+    match (ended.unsaved, stopped) {
+        (None, None) => Ok(()),
+        (None, Some(stopped)) => Err(stopped),
+        // Rank 0 is still writing its files, and a launcher would kill it.
+        (Some(_), _) if ended.run.is_none() => Err(Failure::Elsewhere),
+        (Some(problem), None) => {
+            Err(Failure::Training(format!("the last checkpoint was not saved: {problem}")))
+        }
+        (Some(problem), Some(stopped)) => {
+            Err(Failure::Training(format!("{stopped}, and no checkpoint was saved: {problem}")))
+        }
+    }
 }

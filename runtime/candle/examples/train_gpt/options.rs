@@ -110,8 +110,8 @@ pub(crate) struct Options {
     #[arg(long, requires = "out", conflicts_with = "verify")]
     pub(crate) resume: bool,
 
-    /// Directory for loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev), and for flight/ if the run
-    /// fails; by default no file is written
+    /// Directory for loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev), for warnings.jsonl if there
+    /// are warnings, and for flight/ if the run fails; one run at a time writes to it; by default no file is written
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
@@ -158,9 +158,10 @@ impl Options {
         Ok(())
     }
 
-    /// The options that must be equal on all ranks. The number of a rank's device may differ.
+    /// The options that must be equal on all ranks. The number of a rank's device and the path of its text may differ.
     pub(crate) fn shared(&self) -> String {
-        format!("{:?} on {}", Self { device: Placement::Host, ..self.clone() }, self.device)
+        let alike = Self { device: Placement::Host, data: None, ..self.clone() };
+        format!("{alike:?} on {}", self.device)
     }
 
     /// Tokens of a microbatch on a rank.

@@ -5,9 +5,13 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use hsdp::World;
+use hsdp_program::{FolderLock, Warnings};
+
 use super::failure::Failure;
+use super::options::Options;
 use super::progress::StepRecord;
-use super::trace::{Switch, Trace};
+use super::trace::{Recorder, Trace};
 use super::train::{Job, Run};
 use super::{plot, report, saving};
 
@@ -15,22 +19,28 @@ use super::{plot, report, saving};
 pub(crate) struct Output {
     folder: PathBuf,
     trace: Trace,
+    /// Dropped last: another run may then write to the folder.
+    _lock: FolderLock,
 }
 
 impl Output {
-    /// Makes the folder, and begins to trace.
-    pub(crate) fn create(folder: &Path) -> Result<Self, Failure> {
+    /// Makes the folder, locks it, and begins to keep warnings and to trace.
+    pub(crate) fn create(
+        (folder, options): (&Path, &Options),
+        (recorder, warnings): (&Recorder, &Warnings),
+    ) -> Result<Self, Failure> {
         let refuse =
             |error| Failure::Input(format!("cannot write to {}: {error}", folder.display()));
         fs::create_dir_all(folder).map_err(refuse)?;
-        let file = folder.join("trace.json");
-        File::create(&file).map_err(refuse)?;
-        Ok(Self { folder: folder.to_owned(), trace: Trace::start(&file)? })
+        let lock = FolderLock::take(folder).map_err(Failure::input)?;
+        let trace = recorder.start(&folder.join("trace.json"))?;
+        keep_warnings(&folder.join("warnings.jsonl"), options, warnings)?;
+        Ok(Self { folder: folder.to_owned(), trace, _lock: lock })
     }
 
-    /// The switch that ends the trace.
-    pub(crate) fn trace_switch(&self) -> Switch {
-        self.trace.switch()
+    /// The recording of what the threads do.
+    pub(crate) fn trace(&self) -> &Trace {
+        &self.trace
     }
 
     /// The file of losses and gradient norms.
@@ -39,10 +49,11 @@ impl Output {
     }
 
     /// Writes the summary and the plot of the loss, at the end of the run.
-    pub(crate) fn finish(self, job: &Job<'_>, run: &Run) -> Result<(), Failure> {
+    pub(crate) fn finish(&self, job: &Job<'_>, run: &Run) -> Result<(), Failure> {
         let summary =
             serde_json::to_string_pretty(&report::summary(job, run)).map_err(Failure::training)?;
-        fs::write(self.folder.join("summary.json"), summary + "\n").map_err(Failure::training)?;
+        let file = self.folder.join("summary.json");
+        fs::write(&file, summary + "\n").map_err(|error| cannot_write(&file, &error))?;
         plot::loss(&self.folder.join("loss.svg"), &run.records)
     }
 }
@@ -53,9 +64,30 @@ impl fmt::Debug for Output {
     }
 }
 
+/// Keeps the warnings of a rank that is another process than rank 0 in a file of its own, once rank 0 holds the lock.
+pub(crate) fn keep_warnings_of(world: &World, job: &Job<'_>) -> Result<(), Failure> {
+    let rank = world.rank().index();
+    let folder = job.options.out.as_ref().filter(|_| rank > 0 && !world.shares_memory());
+    let Some(folder) = folder else { return Ok(()) };
+    let file = folder.join(format!("warnings-rank-{rank}.jsonl"));
+    keep_warnings(&file, job.options, job.warnings)
+}
+
+/// Keeps warnings in a file, which begins anew unless the run goes on with an earlier one.
+fn keep_warnings(file: &Path, options: &Options, warnings: &Warnings) -> Result<(), Failure> {
+    if !options.resume && file.exists() {
+        fs::remove_file(file).map_err(|error| cannot_write(file, &error))?;
+    }
+    warnings.keep_in(file);
+    Ok(())
+}
+
 /// `metrics.jsonl`, one line for each step.
 #[derive(Debug)]
-pub(crate) struct Metrics(BufWriter<File>);
+pub(crate) struct Metrics {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
 
 impl Metrics {
     /// Begins the file with its existing lines for the steps before `first`, the first step that this run makes.
@@ -67,15 +99,22 @@ impl Metrics {
             let mut file = File::create(&new)?;
             kept.iter().try_for_each(|line| writeln!(file, "{line}"))?;
             fs::rename(&new, path)?;
-            Ok(Self(BufWriter::new(file)))
+            Ok(BufWriter::new(file))
         };
-        rewrite().map_err(Failure::training::<io::Error>)
+        let file = rewrite().map_err(|error| cannot_write(path, &error))?;
+        Ok(Self { path: path.to_owned(), file })
     }
 
     pub(crate) fn add(&mut self, record: &StepRecord) -> Result<(), Failure> {
-        serde_json::to_writer(&mut self.0, record).map_err(Failure::training)?;
-        writeln!(self.0).map_err(Failure::training)?;
         // If the run is killed, the file has the lines of all steps that it made.
-        self.0.flush().map_err(Failure::training)
+        let added = serde_json::to_writer(&mut self.file, record)
+            .map_err(io::Error::from)
+            .and_then(|()| writeln!(self.file))
+            .and_then(|()| self.file.flush());
+        added.map_err(|error| cannot_write(&self.path, &error))
     }
+}
+
+fn cannot_write(file: &Path, error: &io::Error) -> Failure {
+    Failure::Training(format!("cannot write {}: {error}", file.display()))
 }

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use hsdp_program::Warnings;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::failure::Failure;
 use super::output::{Metrics, Output};
-use super::trace::{Switch, TRACED_STEPS};
+use super::trace::{self, Switch, TRACED_STEPS};
 
 /// A line of `metrics.jsonl`.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -28,23 +29,33 @@ pub(crate) struct StepRecord {
 pub(crate) struct Progress {
     bar: ProgressBar,
     metrics: Option<(PathBuf, Option<Metrics>)>,
-    trace: Option<Switch>,
+    trace: Option<(PathBuf, Switch)>,
     records: Vec<StepRecord>,
 }
 
 impl Progress {
-    /// A bar of `steps` steps, which is silent where stderr is no terminal.
-    pub(crate) fn new(steps: usize, output: Option<&Output>) -> Result<Self, Failure> {
+    /// A bar of `steps` steps, which is silent where stderr is no terminal. Warnings are shown beside it.
+    pub(crate) fn new(
+        steps: usize,
+        output: Option<&Output>,
+        warnings: &Warnings,
+    ) -> Result<Self, Failure> {
         let template = "{bar:32} {pos}/{len} {elapsed}  {msg}";
         let style = ProgressStyle::with_template(template).map_err(Failure::training)?;
         let bar = ProgressBar::new(steps as u64).with_style(style);
+        warnings.show_beside(&bar);
         let metrics = output.map(|output| (output.metrics(), None));
-        Ok(Self { bar, metrics, trace: output.map(Output::trace_switch), records: Vec::new() })
+        let trace = output.map(Output::trace);
+        let trace = trace.map(|trace| (trace.file().to_owned(), trace.switch()));
+        Ok(Self { bar, metrics, trace, records: Vec::new() })
     }
 
-    /// Starts at step `first`.
-    pub(crate) fn resume(&mut self, first: usize) -> Result<(), Failure> {
+    /// Starts at step `first`, which is about to be made. Files of an earlier run are replaced here, not before.
+    pub(crate) fn start(&mut self, first: usize) -> Result<(), Failure> {
         self.bar.set_position(first as u64);
+        if let Some((file, _)) = &self.trace {
+            trace::keep(file)?;
+        }
         if let Some((path, metrics)) = &mut self.metrics {
             *metrics = Some(Metrics::from_step(path, first)?);
         }
@@ -62,8 +73,8 @@ impl Progress {
             metrics.add(&record)?;
         }
         self.records.push(record);
-        if let Some(trace) = self.trace.take_if(|_| self.records.len() == TRACED_STEPS) {
-            trace.turn_off();
+        if let Some((_, switch)) = self.trace.take_if(|_| self.records.len() == TRACED_STEPS) {
+            switch.turn_off();
         }
         Ok(())
     }

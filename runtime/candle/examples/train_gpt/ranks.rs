@@ -1,11 +1,11 @@
 //! How the ranks run: as threads of this process, or as processes under MPI or on GPUs.
 
-use hsdp::RankFailure;
 #[cfg(feature = "nccl")]
 use hsdp::control;
 #[cfg(feature = "mpi")]
 use hsdp::mpi;
 use hsdp::prelude::*;
+use hsdp::{Launched, RankFailure};
 
 use super::failure::Failure;
 use super::options::{Comm, Options};
@@ -52,6 +52,12 @@ impl Ranks {
             #[cfg(feature = "nccl")]
             Self::Nccl(job) => (job.rank().index(), job.size()),
         }
+    }
+
+    /// The rank of this process, if it is one of several.
+    pub(crate) fn of_process(&self) -> Option<usize> {
+        let (rank, processes) = self.place();
+        (processes > 1).then_some(rank)
     }
 
     /// Whether this process has rank 0, which shows progress and writes the files.
@@ -105,4 +111,15 @@ fn by_nccl(world: WorldOptions) -> Result<Ranks, Failure> {
 #[cfg(not(feature = "nccl"))]
 fn by_nccl(_: WorldOptions) -> Result<Ranks, Failure> {
     Err(Failure::input("--comm nccl: build with --features nccl"))
+}
+
+/// The same failure, with the rank that a launcher has given to this process: the ranks have not joined yet.
+pub(crate) fn named(failure: Failure) -> Failure {
+    let launched = Launched::from_env().ok().flatten().filter(|launched| launched.size > 1);
+    match (failure, launched) {
+        (Failure::Input(what), Some(launched)) => {
+            Failure::Input(format!("rank {}: {what}", launched.rank))
+        }
+        (failure, _) => failure,
+    }
 }

@@ -15,22 +15,28 @@ use super::train::{Job, Run};
 const SAMPLE_LENGTH: usize = 240;
 const SAMPLE_TEMPERATURE: f32 = 0.8;
 
-/// Prints tables and a sample to stdout.
+/// Prints tables and a sample to stdout. A resumed run that had no step to make is one line.
 pub(crate) fn print(job: &Job<'_>, run: &Run) -> Result<(), Failure> {
-    let costs = &run.costs[0];
-    let mut text =
-        format!("{}\n\n{}\n", overview(job, run), traffic_table(costs, run.records.len()));
-    text += &format!(
-        "{}\n\n{}\n\nsample:\n{}\n",
-        exactness(run),
-        memory_table(costs),
-        sample(job, run)?
-    );
+    let text = match run.records.is_empty() {
+        true => format!("all {} steps are made\n", job.options.steps),
+        false => text(job, run)?,
+    };
     match io::stdout().lock().write_all(text.as_bytes()) {
         // The reader that closed the pipe needs no more.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.map_err(Failure::training),
     }
+}
+
+fn text(job: &Job<'_>, run: &Run) -> Result<String, Failure> {
+    let costs = &run.costs[0];
+    let text = format!("{}\n\n{}\n", overview(job, run), traffic_table(costs, run.records.len()));
+    Ok(format!(
+        "{text}{}\n\n{}\n\nsample:\n{}\n",
+        exactness(run),
+        memory_table(costs),
+        sample(job, run)?
+    ))
 }
 
 fn overview(job: &Job<'_>, run: &Run) -> Table {
@@ -54,6 +60,9 @@ fn overview(job: &Job<'_>, run: &Run) -> Table {
             "skipped".to_owned(),
             format!("{skipped} steps, in which a gradient overflowed"),
         ]);
+    }
+    if run.warnings > 0 {
+        rows.push(["warnings".to_owned(), run.warnings.to_string()]);
     }
     if let Some(verified) = &run.verified {
         rows.push(["verified".to_owned(), verified.to_string()]);
@@ -136,6 +145,7 @@ pub(crate) fn summary(job: &Job<'_>, run: &Run) -> Value {
         "units": spec.units().len(),
         "loss": { "first": first, "last": last },
         "seconds": run.records.iter().map(|record| record.seconds).sum::<f64>(),
+        "warnings": run.warnings,
         "verified": run.verified.as_ref().map(ToString::to_string),
         "ranks": ranks,
     })

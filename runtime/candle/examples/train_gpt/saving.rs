@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hsdp::Error;
-use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Saved};
 use hsdp::prelude::*;
 use serde_json::{Value, json};
 
@@ -20,6 +20,8 @@ pub(crate) struct Saving {
     checkpoints: Checkpoints,
     every: usize,
     recipe: Value,
+    /// The error of the last save, if that failed. A later save that succeeds makes up for it.
+    unsaved: Option<Error>,
 }
 
 impl Saving {
@@ -35,7 +37,8 @@ impl Saving {
         let with = CheckpointOptions::default();
         let checkpoints = Checkpoints::open(model, &out.join(FOLDER), with)?;
         let every = options.save_every.unwrap_or(usize::MAX);
-        Ok(Some(Self { checkpoints, every, recipe: recipe(options, corpus) }))
+        let recipe = recipe(options, corpus);
+        Ok(Some(Self { checkpoints, every, recipe, unsaved: None }))
     }
 
     /// Loads the newest checkpoint, if there is one. Collective.
@@ -65,23 +68,63 @@ impl Saving {
 
     /// Saves after a step: in the background if a checkpoint is due, or before it returns if the run ends. Collective.
     ///
-    /// A save that fails while the run goes on is only a warning, because the next one may succeed.
+    /// A save that fails does not end the run, because the next one may succeed: see [`unsaved`](Self::unsaved).
     pub(crate) fn after_step(
         &mut self,
         (model, optimizer): (&ShardedModel, &AdamW),
         ends: Ends,
     ) -> Result<(), Failure> {
         let step = usize::try_from(model.committed_steps()).map_err(Failure::training)?;
-        match self.checkpoints.poll(model) {
-            Ok(_) | Err(Error::Checkpoint { .. }) => {}
+        if ends == Ends::No && !step.is_multiple_of(self.every) {
+            let ended = self.checkpoints.poll(model);
+            return self.note(ended).map(drop);
+        }
+        self.finish_earlier(model)?;
+        let recipe = &self.recipe;
+        let saved = match ends {
+            Ends::Yes => self.checkpoints.save(model, optimizer, recipe).map(Some),
+            Ends::No => {
+                let begun = self.checkpoints.save_in_background(model, optimizer, recipe);
+                warn_of(&begun, model);
+                begun.map(|()| None)
+            }
+        };
+        self.note(saved).map(drop)
+    }
+
+    /// The error of the last save that was asked for, if it has failed: the run then ends with exit code 1.
+    pub(crate) fn unsaved(&self) -> Option<String> {
+        self.unsaved.as_ref().map(Error::to_string)
+    }
+
+    /// Takes the results of earlier saves, so that an error of the next call is of the save that it begins.
+    fn finish_earlier(&mut self, model: &ShardedModel) -> Result<(), Failure> {
+        loop {
+            let ended = self.checkpoints.finish(model);
+            if !self.note(ended)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Notes how a save has ended. Returns whether one has.
+    fn note(&mut self, ended: Result<Option<Saved>, Error>) -> Result<bool, Failure> {
+        match ended {
+            Ok(None) => return Ok(false),
+            Ok(Some(_)) => self.unsaved = None,
+            Err(error @ Error::Checkpoint { .. }) => self.unsaved = Some(error),
             Err(error) => return Err(error.into()),
         }
-        if ends == Ends::Yes {
-            self.checkpoints.save(model, optimizer, &self.recipe)?;
-        } else if step.is_multiple_of(self.every) {
-            self.checkpoints.save_in_background(model, optimizer, &self.recipe)?;
-        }
-        Ok(())
+        Ok(true)
+    }
+}
+
+/// Warns of a save that could not begin. The library warns of one that fails later.
+fn warn_of(begun: &Result<(), Error>, model: &ShardedModel) {
+    if let Err(error @ Error::Checkpoint { .. }) = begun
+        && model.rank().index() == 0
+    {
+        tracing::warn!(%error, "a checkpoint failed: training goes on without it");
     }
 }
 
@@ -96,7 +139,7 @@ pub(crate) enum Ends {
 
 /// The values that determine a step's batches, besides its number and the mesh.
 fn recipe(options: &Options, corpus: &Corpus) -> Value {
-    json!({ "seed": options.seed, "text": format!("{:016x}", corpus.digest()) })
+    json!({ "seed": options.seed, "text": format!("{:016x}", corpus.digest().hash()) })
 }
 
 /// The complete lines of `metrics` that are of steps before `step`.

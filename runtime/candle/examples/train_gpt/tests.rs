@@ -7,10 +7,12 @@ use candle_core::Device;
 use clap::Parser as _;
 use hsdp::{ByteCount, Flow, NonFiniteGradient, Op, Origin, Rank, Verdict};
 use hsdp_candle::gpt::{Gpt, GptConfig};
+use hsdp_program::Warnings;
 use tempfile::TempDir;
 
 use super::costs::{Compared, Costs, check_traffic};
 use super::failure::Failure;
+use super::inputs;
 use super::options::Options;
 use super::recipe;
 use super::signals::Signals;
@@ -22,11 +24,19 @@ use super::verify::{Sharded, Twin};
 /// The name of a parameter to whose gradient every microbatch contributes.
 const NAME: &str = "h.0.mlp.fc.weight";
 
+/// The line of which most texts here consist.
+const LINE: &str = "she sells sea shells by the sea shore. ";
+
 /// Runs `test` with a job of one step on four ranks.
 fn with_job(arguments: &[&str], test: impl FnOnce(&Job<'_>)) {
+    with_text(LINE, arguments, test);
+}
+
+/// The same, on a text of other lines, in a file of its own.
+fn with_text(line: &str, arguments: &[&str], test: impl FnOnce(&Job<'_>)) {
     let folder = TempDir::new().expect("a folder");
     let text = folder.path().join("text");
-    fs::write(&text, "she sells sea shells by the sea shore. ".repeat(10)).expect("a file");
+    fs::write(&text, line.repeat(10)).expect("a file");
     let text = text.display().to_string();
     let small = ["train_gpt", "--data", &text, "--layers", "1", "--width", "8", "--heads", "2"];
     let context = ["--context", "8", "--verify"];
@@ -36,7 +46,8 @@ fn with_job(arguments: &[&str], test: impl FnOnce(&Job<'_>)) {
     let (layers, width, heads, context) = (1, 8, 2, 8);
     let config = GptConfig { vocab: corpus.vocabulary(), context, width, heads, layers };
     let gpt = Gpt::new(config).expect("sizes that fit");
-    test(&Job { options: &options, corpus: &corpus, gpt, signals: Signals::default() });
+    let (signals, warnings) = (Signals::default(), &Warnings::of("test"));
+    test(&Job { options: &options, corpus: &corpus, gpt, signals, warnings });
 }
 
 /// The loss and gradients of a correct run in its first step.
@@ -155,5 +166,60 @@ fn the_ranks_wait_for_the_twin_of_rank_0() {
         assert!(recipe::world(job.options).deadline > day);
         let unverified = Options { verify: false, ..job.options.clone() };
         assert!(recipe::world(&unverified).deadline < day);
+    });
+}
+
+/// What two ranks with these jobs say: the text of a failure that rank 0 reports, and none where the other one is silent.
+fn agreed(jobs: [Result<&Job<'_>, &Failure>; 2], options: &Options) -> [Option<String>; 2] {
+    let ends = hsdp::world(2, |world| {
+        let rank = world.rank().index();
+        match (inputs::agree(&world, options, jobs[rank]), rank) {
+            (Ok(_), _) => None,
+            (Err(Failure::Input(what)), 0) => Some(what),
+            (Err(Failure::Elsewhere), 1) => Some(String::new()),
+            (Err(failure), _) => panic!("rank {rank}: {failure}"),
+        }
+    });
+    ends.try_into().expect("two ranks")
+}
+
+#[test]
+fn ranks_with_other_texts_of_one_vocabulary_do_not_train() {
+    let other = LINE.replace("by the", "yb the");
+    with_job(&[], |one| {
+        with_text(&other, &[], |two| {
+            let [first, second] = agreed([Ok(one), Ok(two)], one.options);
+            let said = first.expect("they differ");
+            let text = "390 bytes with hash ";
+            let expected = format!("ranks 0 and 1 differ in their text: {text}");
+            assert!(said.starts_with(&expected), "{said}");
+            assert_eq!((said.matches(text).count(), second.as_deref()), (2, Some("")), "{said}");
+        });
+    });
+}
+
+#[test]
+fn ranks_with_one_text_at_two_paths_train() {
+    with_job(&[], |one| {
+        with_job(&[], |two| {
+            assert_ne!(one.options.data, two.options.data);
+            let shared = [one, two].map(|job| job.options.shared());
+            assert_eq!(shared[0], shared[1]);
+            assert_eq!(agreed([Ok(one), Ok(two)], one.options), [None, None]);
+        });
+    });
+}
+
+#[test]
+fn the_ranks_learn_the_problem_of_one_that_has_no_text() {
+    with_job(&[], |one| {
+        let problem = Failure::input("cannot read x");
+        let expected = ["rank 1: cannot read x", ""].map(|said| Some(said.to_owned()));
+        assert_eq!(agreed([Ok(one), Err(&problem)], one.options), expected);
+        let expected = ["rank 0: cannot read x", ""].map(|said| Some(said.to_owned()));
+        assert_eq!(agreed([Err(&problem), Ok(one)], one.options), expected);
+        // All have it, which is no matter of one rank.
+        let expected = ["cannot read x", ""].map(|said| Some(said.to_owned()));
+        assert_eq!(agreed([Err(&problem); 2], one.options), expected);
     });
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Result as CandleResult, Tensor};
 use hsdp::Rank;
+use hsdp_program::Digest;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -20,6 +21,7 @@ pub(crate) struct Corpus {
     tokens: Vec<u32>,
     /// The characters that occur, sorted: token `t` is `vocabulary[t]`.
     vocabulary: Vec<char>,
+    digest: Digest,
     batch: usize,
     context: usize,
     seed: u64,
@@ -41,11 +43,9 @@ pub(crate) struct Batch {
 }
 
 impl Corpus {
-    /// A hash of the text.
-    pub(crate) fn digest(&self) -> u64 {
-        let text: String =
-            self.tokens.iter().map(|token| self.vocabulary[*token as usize]).collect();
-        xxh3_64_with_seed(text.as_bytes(), 0)
+    /// What the text contains. The vocabulary follows from it.
+    pub(crate) fn digest(&self) -> Digest {
+        self.digest
     }
 
     /// Reads the text that the options name.
@@ -67,7 +67,8 @@ impl Corpus {
             )));
         }
         let Options { batch, context, seed, .. } = *options;
-        Ok(Self { tokens, vocabulary, batch, context, seed })
+        let digest = Digest::of(text.as_bytes());
+        Ok(Self { tokens, vocabulary, digest, batch, context, seed })
     }
 
     /// The number of different characters.

@@ -1,49 +1,133 @@
 //! A trace of the ranks' work over time, for <https://ui.perfetto.dev>, with one lane for each thread.
 
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tracing_chrome::{ChromeLayerBuilder, FlushGuard};
-use tracing_subscriber::filter::dynamic_filter_fn;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::{Layer as _, Registry};
+use hsdp_program::Warnings;
+use tracing::Metadata;
+use tracing::callsite::rebuild_interest_cache;
+use tracing_chrome::{ChromeLayer, ChromeLayerBuilder, FlushGuard};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
+use tracing_subscriber::{Layer as _, Registry, reload};
 
 use super::failure::Failure;
 
 /// The number of steps that are recorded: enough to see the pattern, and few enough for a file that opens at once.
 pub(crate) const TRACED_STEPS: usize = 10;
 
+/// The name of the file until the first step is made: a run that makes none leaves the trace of an earlier one as it is.
+const NEW: &str = "json.new";
+
+/// Receives the events and spans of all threads. The trace itself begins later, when the process of rank 0 is known.
+pub(crate) struct Recorder {
+    switch: Switch,
+    layer: reload::Handle<Option<ChromeLayer<Registry>>, Registry>,
+}
+
 /// A recording. Dropping it completes the file.
 pub(crate) struct Trace {
     switch: Switch,
-    _file: FlushGuard,
+    file: PathBuf,
+    _writer: FlushGuard,
 }
 
-/// Ends a recording, from any thread.
-#[derive(Clone, Debug)]
+/// Whether spans are recorded. Any thread may turn it off.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Switch(Arc<AtomicBool>);
 
-impl Trace {
-    /// Records all spans of all threads into `file`, until the switch is turned off.
-    pub(crate) fn start(file: &Path) -> Result<Self, Failure> {
-        let switch = Switch(Arc::new(AtomicBool::new(true)));
-        let (layer, guard) = ChromeLayerBuilder::new().file(file).include_args(true).build();
-        let on = Arc::clone(&switch.0);
-        let filter = dynamic_filter_fn(move |_, _| on.load(Ordering::Relaxed));
-        let subscriber = Registry::default().with(layer.with_filter(filter));
+impl Recorder {
+    /// Makes the subscriber of the process: warnings are shown from now on.
+    pub(crate) fn listen(warnings: &Warnings) -> Result<Self, Failure> {
+        let switch = Switch::default();
+        let (layer, handle) = reload::Layer::new(None);
+        let traced = Registry::default().with(layer.with_filter(switch.clone()));
+        let subscriber = traced.with(warnings.layer());
         tracing::subscriber::set_global_default(subscriber).map_err(Failure::training)?;
-        Ok(Self { switch, _file: guard })
+        Ok(Self { switch, layer: handle })
     }
 
+    /// Records all spans of all threads into `file`, until the switch is turned off. The file gets its name by [`keep`].
+    pub(crate) fn start(&self, file: &Path) -> Result<Trace, Failure> {
+        let new = file.with_extension(NEW);
+        let writer = Unfailing { file: File::create(&new).map_err(Failure::input)?, failed: false };
+        let (layer, guard) = ChromeLayerBuilder::new().writer(writer).include_args(true).build();
+        self.switch.turn(true);
+        self.layer.reload(layer).map_err(Failure::training)?;
+        Ok(Trace { switch: self.switch.clone(), file: file.to_owned(), _writer: guard })
+    }
+}
+
+impl Trace {
     pub(crate) fn switch(&self) -> Switch {
         self.switch.clone()
     }
+
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        // There is none after `keep`.
+        let _ = fs::remove_file(self.file.with_extension(NEW));
+    }
+}
+
+/// Gives a trace that has begun its name, in the place of an earlier one.
+pub(crate) fn keep(file: &Path) -> Result<(), Failure> {
+    fs::rename(file.with_extension(NEW), file).map_err(Failure::training)
 }
 
 impl Switch {
     /// Records no span that begins from now on.
     pub(crate) fn turn_off(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.turn(false);
+        // Without it each further span would ask the filter.
+        rebuild_interest_cache();
+    }
+
+    fn turn(&self, on: bool) {
+        self.0.store(on, Ordering::Relaxed);
+    }
+
+    fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl<S> Filter<S> for Switch {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        self.is_on()
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(if self.is_on() { LevelFilter::TRACE } else { LevelFilter::OFF })
+    }
+}
+
+/// The file of a trace. The thread of `tracing-chrome` would panic at an error, so an error ends the trace only.
+struct Unfailing {
+    file: File,
+    failed: bool,
+}
+
+impl Write for Unfailing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.failed
+            && let Err(error) = self.file.write_all(bytes)
+        {
+            self.failed = true;
+            tracing::warn!(%error, "the trace ends early, because its file cannot be written");
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -5,16 +5,19 @@ use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use hsdp::prelude::*;
-use hsdp::{Gradients, Shutdown, Update, memory};
+use hsdp::{Channel, Gradients, Reduction, Shutdown, Tag, Update, memory};
 use hsdp_candle::Pass;
 use hsdp_candle::gpt::{self, Gpt};
+use hsdp_program::Warnings;
 use parking_lot::Mutex;
 use tracing::info_span;
 
 use super::costs::Costs;
 use super::device;
 use super::failure::Failure;
+use super::inputs;
 use super::options::Options;
+use super::output;
 use super::progress::{Progress, StepRecord};
 use super::ranks::Ranks;
 use super::recipe;
@@ -31,6 +34,7 @@ pub(crate) struct Job<'a> {
     pub(crate) corpus: &'a Corpus,
     pub(crate) gpt: Gpt,
     pub(crate) signals: Signals,
+    pub(crate) warnings: &'a Warnings,
 }
 
 /// How training ended in this process.
@@ -42,6 +46,8 @@ pub(crate) struct Ended {
     pub(crate) steps: usize,
     /// Whether a signal has ended the run. The signal may have come to another process.
     pub(crate) was_stopped: bool,
+    /// The error of the last save that was asked for, if that failed.
+    pub(crate) unsaved: Option<String>,
 }
 
 /// The results of a training run.
@@ -53,17 +59,26 @@ pub(crate) struct Run {
     /// The trained parameters, by name.
     pub(crate) parameters: BTreeMap<String, Vec<f32>>,
     pub(crate) verified: Option<Verified>,
+    /// The number of warnings of all ranks.
+    pub(crate) warnings: u64,
 }
 
-/// Trains the ranks of this process.
-pub(crate) fn train(job: &Job<'_>, ranks: &Ranks, progress: Progress) -> Result<Ended, Failure> {
+/// Trains the ranks of this process, which has a job, or a problem that the ranks of other processes learn.
+pub(crate) fn train(
+    (options, job): (&Options, Result<&Job<'_>, &Failure>),
+    ranks: &Ranks,
+    progress: Progress,
+) -> Result<Ended, Failure> {
     // Only rank 0 shows progress and compares with the twin, so it takes this state; the other ranks have `None`.
-    let desk = Mutex::new(Some(Desk::new(job, progress)));
+    let progress = Mutex::new(Some(progress));
     memory::reset_peaks();
-    let outcomes = ranks.launch(job.options, |world| {
-        let desk = if world.rank().index() == 0 { desk.lock().take() } else { None };
+    let outcomes = ranks.launch(options, |world| {
+        let progress = if world.rank().index() == 0 { progress.lock().take() } else { None };
         let flight = world.clone();
-        let outcome = Rank::new(world, job).and_then(|rank| rank.train(desk));
+        let outcome = inputs::agree(&world, options, job).and_then(|job| {
+            let desk = progress.map(|progress| Desk::new(job, progress));
+            Rank::new(world, job).and_then(|rank| rank.train(desk))
+        });
         // The record has the operations before the failure, which explain more than the error alone.
         let record = outcome.is_err().then(|| flight.flight_record());
         (outcome, record)
@@ -88,18 +103,18 @@ fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Ended, Failure> {
         return Err(first);
     }
     let (mut costs, mut first) = (Vec::new(), None);
-    let (mut steps, mut was_stopped) = (0, false);
+    let mut ended = Ended { run: None, steps: 0, was_stopped: false, unsaved: None };
     for outcome in done.into_iter().flatten() {
-        (steps, was_stopped) = (outcome.steps, outcome.was_stopped);
+        let Outcome { steps, was_stopped, unsaved, .. } = outcome;
+        ended = Ended { run: None, steps, was_stopped, unsaved };
         costs.push(outcome.costs);
-        first = first.or(outcome.desk.map(|desk| (desk, outcome.parameters)));
+        first = first.or(outcome.desk.map(|desk| (desk, outcome.parameters, outcome.warnings)));
     }
-    let Some((desk, parameters)) = first else {
-        return Ok(Ended { run: None, steps, was_stopped });
-    };
+    let Some((desk, parameters, warnings)) = first else { return Ok(ended) };
     let verified = desk.twin.map(Twin::verified).transpose()?;
     let records = desk.progress.finish()?;
-    Ok(Ended { run: Some(Run { records, costs, parameters, verified }), steps, was_stopped })
+    let run = Run { records, costs, parameters, verified, warnings };
+    Ok(Ended { run: Some(run), ..ended })
 }
 
 /// The state that only rank 0 has.
@@ -123,6 +138,9 @@ struct Outcome {
     desk: Option<Desk>,
     steps: usize,
     was_stopped: bool,
+    unsaved: Option<String>,
+    /// Of all ranks.
+    warnings: u64,
 }
 
 /// The state of one rank in training.
@@ -138,8 +156,7 @@ struct Rank<'a> {
 
 impl<'a> Rank<'a> {
     fn new(world: World, job: &'a Job<'a>) -> Result<Self, Failure> {
-        // Each process has its own command line.
-        world.compare("options", &job.options.shared()).map_err(hsdp::Error::from)?;
+        output::keep_warnings_of(&world, job)?;
         let spec = job.gpt.config().spec();
         device::connect(&world, job.options)?;
         let seed = job.options.seed;
@@ -161,17 +178,33 @@ impl<'a> Rank<'a> {
             saving.resume(&mut self.model, &mut self.optimizer)?;
         }
         let first = self.steps()?;
-        if let Some(Desk { progress, .. }) = &mut desk {
-            progress.resume(first)?;
+        if let Some(Desk { progress, .. }) =
+            desk.as_mut().filter(|_| first < self.job.options.steps)
+        {
+            progress.start(first)?;
         }
         let before = self.model.world().ledger();
         let was_stopped = self.train_from(first, &mut desk)?;
         let steps = self.steps()?;
         let made = (steps - first) as u64;
         let costs = Costs::of(&self.model, (&before, made), self.job.options);
+        let warnings = self.warnings()?;
         self.model.end_run()?;
         let parameters = self.model.full_parameters()?;
-        Ok(Outcome { costs, parameters, desk, steps, was_stopped })
+        let unsaved = self.saving.as_ref().and_then(Saving::unsaved);
+        Ok(Outcome { costs, parameters, desk, steps, was_stopped, unsaved, warnings })
+    }
+
+    /// The number of warnings of all ranks. Collective.
+    fn warnings(&self) -> Result<u64, Failure> {
+        let world = self.model.world();
+        // Ranks of one process count together.
+        let counts = !world.shares_memory() || world.rank().index() == 0;
+        let own = if counts { self.job.warnings.count() } else { 0 };
+        let group = world.world_group(Channel::User);
+        let sum = group.all_reduce(Tag::default(), Reduction::Sum, vec![own]);
+        let sum = sum.and_then(|pending| pending.wait()).map_err(hsdp::Error::from)?;
+        Ok(sum[0])
     }
 
     /// Trains from step `first` on. Returns whether a signal has ended the run.
@@ -228,7 +261,7 @@ impl<'a> Rank<'a> {
     /// Computes one step's gradients: forward and backward of each microbatch, and the reductions. Also returns whether the step
     /// is the last because of a signal.
     fn gradients(&mut self, step: usize) -> Result<(Gradients, Shutdown), Failure> {
-        let Job { options, corpus, gpt, signals } = self.job;
+        let Job { options, corpus, gpt, signals, .. } = self.job;
         let rank = self.model.rank();
         let weight = options.tokens();
         let begin = StepOptions {

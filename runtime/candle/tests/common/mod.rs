@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "every test crate uses its own part of this")]
 
+#[cfg(unix)]
+pub(crate) mod place;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,6 @@
 use std::fs;
 
+use indicatif::{ProgressDrawTarget, ProgressStyle, TermLike};
 use serde_json::Value;
 use tracing::subscriber::with_default;
 
@@ -100,4 +101,73 @@ fn a_file_that_cannot_be_written_does_not_stop_the_warnings() {
         (0..3).for_each(|step| tracing::warn!(step, "one"));
     });
     assert_eq!(warnings.count(), 3);
+}
+
+/// A terminal that notes what a progress bar does to it.
+#[derive(Clone, Debug, Default)]
+struct Terminal(Arc<Mutex<Vec<String>>>);
+
+impl Terminal {
+    fn note(&self, done: &str) -> io::Result<()> {
+        self.0.lock().push(done.to_owned());
+        Ok(())
+    }
+}
+
+impl TermLike for Terminal {
+    fn width(&self) -> u16 {
+        80
+    }
+
+    fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.note(text)
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        self.note(text)
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.note("cleared")
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_progress_bar_is_cleared_before_a_warning_and_drawn_after_it() {
+    let terminal = Terminal::default();
+    let target = ProgressDrawTarget::term_like_with_hz(Box::new(terminal.clone()), u8::MAX);
+    let style = ProgressStyle::with_template("the bar").expect("a template");
+    let bar = ProgressBar::with_draw_target(Some(2), target).with_style(style);
+    let done = || std::mem::take(&mut *terminal.0.lock()).concat().trim().to_owned();
+    warnings_of(|warnings| {
+        warnings.show_beside(&bar);
+        bar.tick();
+        assert_eq!(done(), "the bar");
+        tracing::warn!("beside the bar");
+        assert_eq!(done(), "clearedthe bar");
+        bar.finish();
+        done();
+        tracing::warn!("after the bar");
+        assert_eq!(done(), "", "a finished bar is left alone");
+    });
 }

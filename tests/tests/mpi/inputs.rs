@@ -1,0 +1,99 @@
+//! Jobs whose processes have other inputs, and a folder that is in use or broken: all processes end in time, and one line names the
+//! rank and the problem.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::Named;
+use crate::faults::{folder, four, steps};
+use crate::job::{Ended, Job, ON_TEXT, has, mpirun, run, train_gpt};
+
+pub(crate) const TRIALS: &[Named] = &[
+    ("inputs::a_rank_without_its_text_is_named_at_once", no_text),
+    ("inputs::ranks_with_other_texts_do_not_train", other_text),
+    ("inputs::ranks_with_one_text_at_two_paths_train", other_path),
+    ("inputs::a_second_job_in_one_folder_is_refused", second_job),
+    ("inputs::warnings_name_their_rank", warnings),
+];
+
+/// A job that is refused has ended so long after its start, though its deadline is two minutes.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Rank 0 has the text of all these tests, and rank 1 this one.
+fn with_text_of_rank_1(text: &Path) -> Result<Ended, String> {
+    let two_steps = ["--comm", "mpi", "--mesh", "1x2", "--steps", "2", "--layers", "1"];
+    let mut command = mpirun();
+    command.args(["-n", "1"]).arg(train_gpt()).args(two_steps).args(ON_TEXT);
+    command.args([":", "-n", "1"]).arg(train_gpt()).args(two_steps).arg("--data").arg(text);
+    run(command)
+}
+
+/// The job has told this once, with exit code 2, and soon.
+fn refused(ended: &Ended, told: &str, started: Instant) -> Result<(), String> {
+    let took = ended.at - started;
+    match (ended.err.matches(told).count(), ended.code) {
+        (1, Some(2)) if took < SOON => Ok(()),
+        _ => Err(format!("exit code {:?} after {took:?}: {}", ended.code, ended.err)),
+    }
+}
+
+fn no_text() -> Result<(), String> {
+    let started = Instant::now();
+    let ended = with_text_of_rank_1(Path::new("/no/such/text"))?;
+    refused(&ended, "train_gpt: rank 1: cannot read /no/such/text: ", started)
+}
+
+fn other_text() -> Result<(), String> {
+    let (out, started) = (folder()?, Instant::now());
+    let (text, other) = (fs::read_to_string(ON_TEXT[1]), out.path().join("text"));
+    let text = text.map_err(|error| error.to_string())?.replacen("thee", "eeth", 1);
+    fs::write(&other, text).map_err(|error| error.to_string())?;
+    let ended = with_text_of_rank_1(&other)?;
+    refused(&ended, "train_gpt: ranks 0 and 1 differ in their text: ", started)
+}
+
+fn other_path() -> Result<(), String> {
+    let out = folder()?;
+    let other = out.path().join("text");
+    fs::copy(ON_TEXT[1], &other).map_err(|error| error.to_string())?;
+    let ended = with_text_of_rank_1(&other)?;
+    if ended.code == Some(0) { Ok(()) } else { Err(ended.err) }
+}
+
+fn second_job() -> Result<(), String> {
+    let out = folder()?;
+    let first = Job::start(four(&["--steps", "100000"], out.path()))?;
+    first.until(|| (steps(out.path()) >= 1).then_some(()))?;
+    let started = Instant::now();
+    let told = format!(") writes to {}", out.path().display());
+    refused(&run(four(&["--steps", "2"], out.path()))?, &told, started)?;
+    // The first goes on.
+    let made = steps(out.path());
+    first.until(|| (steps(out.path()) > made).then_some(()))
+}
+
+fn warnings() -> Result<(), String> {
+    let out = folder()?;
+    let command = four(&["--steps", "100000", "--save-every", "3"], out.path());
+    let job = Job::start(command)?;
+    let processes = job.processes(4)?;
+    job.until(|| (steps(out.path()) >= 1).then_some(()))?;
+    // No save succeeds from here on.
+    let checkpoints = out.path().join("checkpoints");
+    fs::remove_dir_all(&checkpoints).map_err(|error| error.to_string())?;
+    fs::write(&checkpoints, "").map_err(|error| error.to_string())?;
+    for name in ["warnings.jsonl", "warnings-rank-3.jsonl"] {
+        let kept = || fs::read_to_string(out.path().join(name)).unwrap_or_default();
+        job.until(|| kept().contains("saving at step ").then_some(()))?;
+    }
+    kill(processes[2], Signal::SIGTERM).map_err(|error| error.to_string())?;
+    let ended = job.end()?;
+    for rank in 0..4 {
+        has(&ended.err, &[&format!("train_gpt: rank {rank}: warning: a checkpoint failed")])?;
+    }
+    has(&ended.err, &["and no checkpoint was saved: saving at step "])?;
+    if ended.code == Some(1) { Ok(()) } else { Err(format!("exit code {:?}", ended.code)) }
+}
