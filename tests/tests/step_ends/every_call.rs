@@ -38,7 +38,7 @@ fn ranks_that_go_on_are_told_of_every_call_that_fails_between_threads() {
 
 #[test]
 fn ranks_that_go_on_are_told_of_every_call_that_fails_between_ranks_apart() {
-    fail_everywhere(Between::Letters, Then::Again);
+    fail_everywhere(Between::Messages, Then::Again);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn ranks_that_leave_are_told_of_every_call_that_fails_between_threads() {
 
 #[test]
 fn ranks_that_leave_are_told_of_every_call_that_fails_between_ranks_apart() {
-    fail_everywhere(Between::Letters, Then::Leave);
+    fail_everywhere(Between::Messages, Then::Leave);
 }
 
 /// Has each call of two ranks fail, in each way, and checks the errors of all ranks.
