@@ -282,7 +282,7 @@ pub enum Error {
         called_in: u32,
     },
     /// A text does not describe a [`Fault`](crate::Fault), or a world cannot have the fault, and does not begin.
-    #[error("`{fault}` is not a fault such as `rank 1, step 3, unit 2: panic`: {problem}")]
+    #[error("fault `{fault}`: {problem}")]
     BadFault {
         /// The text.
         fault: String,

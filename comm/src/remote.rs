@@ -32,6 +32,7 @@ pub(crate) use self::buffer::BLOCK_BYTES;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::buffer::{Buffer, Shelf};
 
+pub(crate) use self::hello::Asked;
 pub(crate) use self::journey::Journey;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::letter::Letter;

@@ -8,7 +8,7 @@ use hsdp_sharding::Rank;
 use crate::ledger::LedgerSnapshot;
 use crate::local::{Core, Lifeline};
 use crate::options::{Between, WorldOptions};
-use crate::remote::{self, Office, Transport};
+use crate::remote::{self, Asked, Office, Transport};
 use crate::seat::{Flavour, Seat};
 use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, StepFailure};
 
@@ -59,42 +59,55 @@ impl World {
     /// The same, where they share no memory. Threads that cannot be started end the world before it begins.
     fn apart(size: usize, options: &WorldOptions) -> Vec<Self> {
         let wires = remote::wires(size);
-        let world = |(rank, wire)| Self::by(size, Rank::new(rank), options.clone(), wire);
+        let asked = Asked { size, processes: size };
+        let world = |(rank, wire)| Self::by(size, (Rank::new(rank), asked), options.clone(), wire);
         wires.into_iter().enumerate().map(world).collect()
     }
 
     /// The world of the first `size` processes of a job, of which this is number `rank` of `processes`; `None` if it is not among
-    /// them.
+    /// them. All processes of the job compare what they ask for, also those that are no ranks.
     ///
     /// # Errors
-    /// [`Error::BadRank`] if there are fewer processes; those of greeting.
-    #[cfg(any(feature = "mpi", feature = "nccl"))]
+    /// Those of the comparison; [`Error::BadRank`] if there are fewer processes; [`Error::BadFault`], of which the other ranks are told.
+    #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn of_first(
         size: usize,
         (rank, processes): (Rank, usize),
         options: WorldOptions,
-        mut transport: Box<dyn Transport>,
+        transport: Box<dyn Transport>,
     ) -> Result<Option<Self>, Error> {
-        if size <= processes && rank.index() < size {
-            let world = Self::by(size, rank, options, transport);
-            return world.greet().map(|()| Some(world));
+        let (asked, refused) = (Asked { size, processes }, options.check(size).err());
+        let is_rank = size <= processes && rank.index() < size;
+        let world = if is_rank {
+            Self::by(size, (rank, asked), options, transport)
+        } else {
+            // It is there for the comparison alone, and issues nothing.
+            let options = WorldOptions { flight_entries: 0, faults: Vec::new(), ..options };
+            Self::by(processes, (rank, asked), options, transport)
+        };
+        world.greet()?;
+        if size > processes {
+            let last = Rank::new((size - 1).min(u32::MAX as usize));
+            return Err(Error::BadRank { rank: last, size: processes });
         }
-        transport.close(None);
-        match size > processes {
-            true => Err(Error::BadRank { rank: Rank::new(size - 1), size: processes }),
-            false => Ok(None),
+        match refused.filter(|_| is_rank) {
+            Some(error) => {
+                world.abort(&error.to_string());
+                Err(error)
+            }
+            None => Ok(is_rank.then_some(world)),
         }
     }
 
     /// One rank, whose peers are at the other end of a transport.
     pub(crate) fn by(
         size: usize,
-        rank: Rank,
+        (rank, asked): (Rank, Asked),
         options: WorldOptions,
         transport: Box<dyn Transport>,
     ) -> Self {
         let core = Core::new(size, options);
-        let office = Office::new(&core, rank, transport);
+        let office = Office::new(&core, (rank, asked), transport);
         core.open_office(Arc::clone(&office));
         if let Err(error) = office.start() {
             let problem = format!("the progress thread could not be started: {error}");
@@ -104,15 +117,18 @@ impl World {
         Self { seat: Arc::new(Seat::local(Lifeline::new(core), rank)) }
     }
 
-    /// Compares with the other ranks what all must have in common, where they share no memory; **collective**.
+    /// Compares with the other processes what all must have in common, where they share no memory; **collective**. Without all of them
+    /// there is no world: it is over, so that its end waits for none of them either.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn greet(&self) -> Result<(), Error> {
-        match &self.seat.flavour {
-            Flavour::Local { core, .. } => {
-                core.office().map_or(Ok(()), |office| office.greet(core, core.options().deadline))
+        let Flavour::Local { core, .. } = &self.seat.flavour else { return Ok(()) };
+        let Some(office) = core.office() else { return Ok(()) };
+        let greeted = office.greet(core, core.options().deadline);
+        greeted.inspect_err(|error| {
+            if matches!(error, Error::Incomplete { .. }) {
+                self.end_here(error);
             }
-            Flavour::Counting => Ok(()),
-        }
+        })
     }
 
     /// A world of one rank. Its collectives copy at most, and do not count in the ledger.
@@ -298,44 +314,4 @@ impl World {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Worlds apart whose options may differ.
-    fn greet(options: [WorldOptions; 2]) -> Vec<Result<(), Error>> {
-        let wires = remote::wires(2);
-        let worlds = (0..).map(Rank::new).zip(wires).zip(options);
-        let worlds: Vec<_> =
-            worlds.map(|((rank, wire), options)| World::by(2, rank, options, wire)).collect();
-        let greet = |world: &World| world.greet();
-        std::thread::scope(|scope| {
-            let greeting: Vec<_> =
-                worlds.iter().map(|world| scope.spawn(|| greet(world))).collect();
-            greeting.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-        })
-    }
-
-    #[test]
-    fn ranks_that_have_all_in_common_make_a_world_and_others_are_told_why_not() {
-        let options = WorldOptions::default();
-        assert_eq!(greet([options.clone(), options.clone()]), [Ok(()), Ok(())]);
-        let other = WorldOptions { deadline: Duration::from_secs(7), ..options.clone() };
-        let [one, two] = <[_; 2]>::try_from(greet([options, other])).expect("two ranks");
-        let refused = one.expect_err("they differ");
-        assert!(
-            refused.to_string().starts_with("ranks 0 and 1 differ in their deadline: 120s (proc")
-        );
-        assert_eq!(two, Err(refused));
-    }
-
-    #[test]
-    fn who_does_not_come_is_missed_by_name() {
-        let deadline = Duration::from_millis(50);
-        let options = WorldOptions { deadline, ..WorldOptions::default() };
-        let mut wires = remote::wires(2).into_iter();
-        let wire = wires.next().expect("two ranks");
-        let alone = World::by(2, Rank::new(0), options, wire);
-        let missed = Error::Incomplete { deadline, arrived: vec![0], missing: vec![1] };
-        assert_eq!(alone.greet(), Err(missed));
-    }
-}
+mod tests;

@@ -56,12 +56,13 @@ impl Job {
 
     /// Makes a world of the first `size` processes, each of them a rank; `None` on the other processes.
     ///
-    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in the same order. The
-    /// first `size` processes wait for each other, and compare versions, programs and options.
+    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in the same order. They wait
+    /// for each other, and compare sizes, versions, programs and options.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all ranks if these differ, [`Error::Incomplete`] if a rank does not join within the
-    /// deadline of the options, [`Error::BadRank`] if the job has fewer processes.
+    /// [`Error::ConfigMismatch`] on all processes if these differ, [`Error::Incomplete`] if a process does not come within the
+    /// deadline of the options, [`Error::BadRank`] if the job has fewer processes, [`Error::BadFault`] if the world cannot have
+    /// a fault of the options.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
         let transport = Box::new(ControlTransport::new(Arc::clone(&self.member)));
         World::of_first(size, (self.rank(), self.size()), options, transport)

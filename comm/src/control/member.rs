@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hsdp_control::{Joined, Membership, Server, Status};
@@ -23,8 +23,13 @@ pub(super) struct Member {
     /// How long the others are waited for at the end.
     deadline: Duration,
     worlds: AtomicU32,
+    /// Whether a process did not come to a world: then it is not waited for at the end either.
+    failed: AtomicBool,
     mail: Mutex<Mail>,
 }
+
+/// How long the others are waited for after that: they miss the same process, and say goodbye soon.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What goes and comes.
 struct Mail {
@@ -42,8 +47,8 @@ impl Member {
         let passage = |_| Passage::new(membership.most_passed());
         let passages = (0..membership.size()).map(passage).collect();
         let mail = Mail { passages, arrived: HashMap::new(), over: BTreeSet::new() };
-        let (worlds, mail) = (AtomicU32::new(0), Mutex::new(mail));
-        Self { membership: Some(membership), server, deadline, worlds, mail }
+        let (worlds, failed, mail) = (AtomicU32::new(0), AtomicBool::new(false), Mutex::new(mail));
+        Self { membership: Some(membership), server, deadline, worlds, failed, mail }
     }
 
     fn membership(&self) -> &Membership {
@@ -132,6 +137,11 @@ impl Member {
         self.mail.lock().passages.iter().map(|passage| passage.under_way(world)).sum()
     }
 
+    /// Has the process wait only briefly for the others when it ends.
+    pub(super) fn fail(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
     /// Nobody takes what comes of a world any more.
     pub(super) fn forget(&self, world: u32) {
         let mut mail = self.mail.lock();
@@ -144,8 +154,10 @@ impl Member {
 /// would end them.
 impl Drop for Member {
     fn drop(&mut self) {
+        let failed = *self.failed.get_mut();
+        let within = if failed { self.deadline.min(FAREWELL) } else { self.deadline };
         let heard = mem::take(&mut self.membership).map_or(Ok(()), Membership::leave);
-        let finished = self.server.take().map_or(Ok(()), |server| server.finish(self.deadline));
+        let finished = self.server.take().map_or(Ok(()), |server| server.finish(within));
         if let Err(error) = heard.and(finished) {
             tracing::warn!(%error, "the job did not end together");
         }

@@ -93,7 +93,10 @@ impl Transport for ControlTransport {
         Some(Loss { rank: COORDINATOR, cause: Cause::Unreachable(problem) })
     }
 
-    fn close(&mut self, _ended: Option<&Error>) {
+    fn close(&mut self, ended: Option<&Error>) {
+        if matches!(ended, Some(Error::Incomplete { .. })) {
+            self.member.fail();
+        }
         self.member.forget(self.world);
     }
 }

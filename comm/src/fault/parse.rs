@@ -21,8 +21,10 @@ impl FromStr for Fault {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let bad =
-            |problem: &str| Error::BadFault { fault: text.to_owned(), problem: problem.to_owned() };
+        let refused = |problem| Error::BadFault { fault: text.to_owned(), problem };
+        let bad = |problem: &str| {
+            refused(format!("{problem} (a fault is written as `rank 1, step 3, unit 2: panic`)"))
+        };
         let (place, kind) = text.rsplit_once(": ").ok_or_else(|| bad("there is no `: KIND`"))?;
         let mut words = place.split(", ");
         let rank = words.next().and_then(|word| number::<u32>(word, "rank"));
@@ -35,7 +37,7 @@ impl FromStr for Fault {
         })?;
         let kind = kind_of(kind).ok_or_else(|| bad(&kinds()))?;
         let fault = Self { rank: Rank::new(rank as usize), step, place, kind };
-        fault.check_kind().map_err(|problem| bad(&problem)).map(|()| fault)
+        fault.check_kind().map_err(refused).map(|()| fault)
     }
 }
 

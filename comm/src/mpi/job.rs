@@ -34,7 +34,8 @@ impl Job {
     ///
     /// # Errors
     /// [`MpiError::Late`] if a process does not call it in time; [`MpiError::Threads`] if MPI provides a thread level below
-    /// `MPI_THREAD_SERIALIZED`; [`MpiError::Finalized`]; [`MpiError::Thread`]; [`MpiError::Call`] with the error of MPI.
+    /// `MPI_THREAD_SERIALIZED`; [`MpiError::ProgramThreads`] if the program has initialized MPI with a level below `MPI_THREAD_MULTIPLE`,
+    /// since its own calls could run at the same time as those of a progress thread; [`MpiError::Finalized`]; [`MpiError::Thread`]; [`MpiError::Call`] with the error of MPI.
     pub fn join(deadline: Duration) -> Result<Self, MpiError> {
         // MPI_Init_thread waits for all processes, and has no deadline: where some never come, its thread is left behind.
         let (begun, begin) = crossbeam::channel::bounded(1);
@@ -60,12 +61,13 @@ impl Job {
 
     /// Makes a world of the first `size` processes, each of them a rank; `None` on the other processes.
     ///
-    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in the same order. The
-    /// first `size` processes wait for each other, and compare versions, programs and options.
+    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in the same order. They wait
+    /// for each other, and compare sizes, versions, programs and options.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all ranks if these differ, [`Error::Incomplete`] if a rank does not join within the
-    /// deadline of the options, [`Error::BadRank`] if the job has fewer processes.
+    /// [`Error::ConfigMismatch`] on all processes if these differ, [`Error::Incomplete`] if a process does not come within the
+    /// deadline of the options, [`Error::BadRank`] if the job has fewer processes, [`Error::BadFault`] if the world cannot have
+    /// a fault of the options.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
         let tag = self.library.next_world() % TAGS;
         let transport = Box::new(MpiTransport::new(Arc::clone(&self.library), tag));

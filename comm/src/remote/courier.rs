@@ -168,7 +168,8 @@ impl Courier {
             let Some((from, buffer)) = self.transport.receive()? else { break };
             is_busy = true;
             if from.index() >= core.records().len() {
-                // Of a larger world, as that rank has it: those of both compare their sizes.
+                // A process that is no rank of this world: only what it asks for is compared.
+                let _ = Letter::read(buffer).and_then(|letter| greeted(office, from, &letter));
                 continue;
             }
             let read =
@@ -301,9 +302,8 @@ impl Courier {
                 Ok(())
             }
             Kind::Hello => {
-                let hello = statement::read(letter.statement())?;
-                self.watch.see(from, &hello);
-                office.greeted(from, hello)
+                self.watch.see(from, &statement::read(letter.statement())?);
+                greeted(office, from, &letter)
             }
         }
     }
@@ -344,5 +344,13 @@ impl Courier {
                 return;
             }
         }
+    }
+}
+
+/// A process has said who it is, if that is what its letter says.
+fn greeted(office: &Office, from: Rank, letter: &Letter) -> Result<(), String> {
+    match letter.kind() {
+        Kind::Hello => office.greeted(from, statement::read(letter.statement())?),
+        _ => Ok(()),
     }
 }

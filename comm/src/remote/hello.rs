@@ -17,6 +17,13 @@ use super::alive;
 use crate::Error;
 use crate::WorldOptions;
 
+/// What a process asks for: a world of `size` ranks, made by all processes of its job. Ranks that are threads are their job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) size: usize,
+    pub(crate) processes: usize,
+}
+
 /// Who a rank is, and what it must have in common with all others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {

@@ -22,7 +22,7 @@ use super::desk::Receiver;
 use super::ending::Ending;
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
 use super::hello;
-use super::hello::Hello;
+use super::hello::{Asked, Hello};
 use super::letter::{Kind, Letter, MOST_STATEMENT};
 use super::line::{InLine, Line};
 use super::outgoing::{Leaving, Outgoing};
@@ -57,7 +57,7 @@ pub(crate) struct Office {
     /// Held by whoever sends and receives.
     courier: Mutex<Courier>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// What the ranks have said first.
+    /// What the processes of the job have said first, by number: the ranks, and those that are none.
     hellos: Mutex<Vec<Option<Hello>>>,
     ending: Mutex<Ending>,
     /// What stands in line to be opened.
@@ -75,7 +75,11 @@ const LINGERING: Duration = Duration::from_secs(1);
 
 impl Office {
     /// The office of a world, whose courier has no thread yet.
-    pub(crate) fn new(core: &Arc<Core>, rank: Rank, transport: Box<dyn Transport>) -> Arc<Self> {
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        (rank, asked): (Rank, Asked),
+        transport: Box<dyn Transport>,
+    ) -> Arc<Self> {
         let office = Arc::new(Self {
             rank,
             size: core.records().len(),
@@ -84,11 +88,11 @@ impl Office {
             bell: Condvar::new(),
             courier: Mutex::new(Courier::new(core, rank, transport)),
             thread: Mutex::new(None),
-            hellos: Mutex::new(vec![None; core.records().len()]),
+            hellos: Mutex::new(vec![None; asked.processes]),
             ending: Mutex::new(Ending::of(core.records().len())),
             line: Mutex::default(),
         });
-        office.introduce(core.options());
+        office.introduce(asked, core.options());
         office
     }
 
@@ -193,25 +197,28 @@ impl Office {
         }
     }
 
-    /// Tells the others who this rank is: the first that they hear of it.
-    fn introduce(&self, options: &WorldOptions) {
-        let own = Hello::of(self.size, options);
-        self.outgoing.lock().errands.extend(self.to_all(Kind::Hello, &statement::bytes(&own)));
+    /// Tells the other processes who this rank is, and for what it asks: the first that they hear of it.
+    fn introduce(&self, asked: Asked, options: &WorldOptions) {
+        let own = Hello::of(asked.size, options);
+        let hello = self.to_first(asked.processes, Kind::Hello, &statement::bytes(&own));
+        self.outgoing.lock().errands.extend(hello);
         self.hellos.lock()[self.rank.index()] = Some(own);
     }
 
-    /// A rank has said who it is.
+    /// A process has said who it is.
     pub(super) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
-        match self.hellos.lock()[from.index()].replace(hello) {
+        let mut hellos = self.hellos.lock();
+        let said = hellos.get_mut(from.index()).ok_or("it is no process of the job")?;
+        match said.replace(hello) {
             None => Ok(()),
             Some(_) => Err("it is a second hello of the rank".to_owned()),
         }
     }
 
-    /// Waits until all have said who they are, within the deadline of the world, and compares.
+    /// Waits until all processes have said who they are, within the deadline of the world, and compares.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all ranks; [`Error::Incomplete`] if some do not come.
+    /// [`Error::ConfigMismatch`] on all processes; [`Error::Incomplete`] if some do not come.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn greet(&self, core: &Core, deadline: Duration) -> Result<(), Error> {
         let mut clock = Clock::until(deadline);
@@ -242,10 +249,15 @@ impl Office {
         self.bell.notify_one();
     }
 
-    /// A letter to everybody else; none where there is no memory even for that.
+    /// A letter to all other ranks; none where there is no memory even for that.
     fn to_all(&self, kind: Kind, statement: &[u8]) -> Option<Errand> {
+        self.to_first(self.size, kind, statement)
+    }
+
+    /// The same, to all other processes of the first `count`.
+    fn to_first(&self, count: usize, kind: Kind, statement: &[u8]) -> Option<Errand> {
         let letter = Arc::new(Letter::write(&self.shelf, (kind, 0), statement, 0)?);
-        let others = (0..self.size).map(Rank::new).filter(|rank| *rank != self.rank);
+        let others = (0..count).map(Rank::new).filter(|rank| *rank != self.rank);
         Some(Errand::Send { to: others.collect(), letter })
     }
 

@@ -169,6 +169,52 @@ fn other_options_are_refused_with_both_sides() {
     }
 }
 
+/// What each process of a job gets that asks for a world of its own size.
+fn asking(sizes: &[usize]) -> Vec<Result<Option<usize>, Error>> {
+    let jobs = jobs(u32::try_from(sizes.len()).expect("a few"));
+    thread::scope(|scope| {
+        let run = |(job, size): (Job, usize)| {
+            scope.spawn(move || Ok(job.world(size, options())?.map(|world| world.size())))
+        };
+        let running: Vec<_> = jobs.into_iter().zip(sizes.iter().copied()).map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    })
+}
+
+#[test]
+fn other_sizes_are_refused_at_once_on_all_processes() {
+    let began = Instant::now();
+    for sizes in [[4, 4, 4, 6], [4, 4, 4, 2], [2, 2, 2, 4]] {
+        for refused in asking(&sizes) {
+            let said = refused.expect_err("they differ").to_string();
+            let [one, other] = [sizes[0], sizes[3]].map(|size| format!("{size} (process "));
+            assert!(
+                said.starts_with("ranks 0 and 3 differ in their size of the world: "),
+                "{said}"
+            );
+            assert!(said.contains(&one) && said.contains(&other), "{said}");
+        }
+    }
+    assert!(began.elapsed() < DEADLINE / 2, "after {:?}", began.elapsed());
+    for refused in asking(&[3, 3]) {
+        assert!(matches!(refused, Err(Error::BadRank { size: 2, .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_process_that_does_not_come_to_a_world_is_not_waited_for_twice() {
+    let mut jobs = jobs(2);
+    let (absent, first) = (jobs.pop(), jobs.pop().expect("rank 0"));
+    let deadline = Duration::from_millis(100);
+    let missed = first.world(2, WorldOptions { deadline, ..options() }).map(drop);
+    let expected = Error::Incomplete { deadline, arrived: vec![0], missing: vec![1] };
+    assert_eq!(missed, Err(expected));
+    let began = Instant::now();
+    drop(first);
+    assert!(began.elapsed() < DEADLINE / 2, "after {:?}", began.elapsed());
+    drop(absent);
+}
+
 /// What each rank of a world says that waits for one that does not come.
 fn said_by_each(jobs: Vec<Job>, size: usize, meanwhile: impl FnOnce()) -> Vec<String> {
     thread::scope(|scope| {

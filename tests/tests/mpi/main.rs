@@ -17,9 +17,15 @@ mod killed_for_memory;
 mod starting;
 mod training;
 
+use std::env;
+use std::process::ExitCode;
+
 use libtest_mimic::{Arguments, Failed, Trial};
 
-fn main() {
+fn main() -> ExitCode {
+    if env::var_os(starting::PROCESS).is_some() {
+        return as_process();
+    }
     let arguments = Arguments::from_args();
     let on_one_host = [
         cases::TRIALS,
@@ -52,7 +58,20 @@ fn main() {
     };
     // Each takes all cores, and some look at the clock.
     let arguments = Arguments { test_threads: Some(1), ..arguments };
-    libtest_mimic::run(&arguments, trials.map(trial).collect()).exit();
+    libtest_mimic::run(&arguments, trials.map(trial).collect()).exit_code()
+}
+
+/// This program as a process of a job.
+#[expect(clippy::print_stderr, reason = "the test reads it")]
+fn as_process() -> ExitCode {
+    let ended = starting::as_process();
+    ended.map_or_else(
+        |error| {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        },
+        |()| ExitCode::SUCCESS,
+    )
 }
 
 /// A test and its name.

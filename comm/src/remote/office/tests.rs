@@ -67,7 +67,8 @@ fn end_after_turns(core: &Core, office: &Office) -> (Rank, AbortReason) {
 /// Of three ranks, the first.
 fn opened(transport: Silent) -> (Arc<Core>, Arc<Office>) {
     let core = Core::new(3, WorldOptions::default());
-    let office = Office::new(&core, Rank::new(0), Box::new(transport));
+    let asked = Asked { size: 3, processes: 3 };
+    let office = Office::new(&core, (Rank::new(0), asked), Box::new(transport));
     core.open_office(Arc::clone(&office));
     (core, office)
 }

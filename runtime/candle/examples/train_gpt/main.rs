@@ -74,7 +74,8 @@ fn run() -> Result<ExitCode, Failure> {
     if let Some(rank) = ranks.of_process() {
         warnings.set_rank(rank);
     }
-    let trained = run_on(&ranks, &options, (&recorder, &warnings));
+    let train = || run_on(&ranks, &options, (&recorder, &warnings));
+    let trained = ranks.check(&options).and_then(|()| train());
     // The failure is printed before the ranks end: a launcher kills the others as soon as one process is gone.
     Ok(trained.map_or_else(|failure| tell(&failure), |()| ExitCode::SUCCESS))
 }

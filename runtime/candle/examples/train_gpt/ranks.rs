@@ -1,5 +1,7 @@
 //! How the ranks run: as threads of this process, or as processes under MPI or on GPUs.
 
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+use hsdp::CommError;
 #[cfg(feature = "nccl")]
 use hsdp::control;
 #[cfg(feature = "mpi")]
@@ -27,19 +29,29 @@ pub(crate) enum Ranks {
 impl Ranks {
     /// Joins the ranks as the command line says. Processes wait for each other here.
     pub(crate) fn of(options: &Options) -> Result<Self, Failure> {
-        let ranks = match options.comm {
-            Comm::Threads => return Ok(Self::Threads),
-            Comm::Mpi => by_mpi(recipe::world(options))?,
-            Comm::Nccl => by_nccl(recipe::world(options))?,
-        };
-        let (mesh, (rank, processes)) = (options.mesh, ranks.place());
-        match (mesh.world_size() == processes, rank) {
-            (true, _) => Ok(ranks),
-            (false, 0) => Err(Failure::Input(format!(
+        recipe::world(options).check(options.mesh.world_size()).map_err(Failure::input)?;
+        match options.comm {
+            Comm::Threads => Ok(Self::Threads),
+            Comm::Mpi => by_mpi(recipe::world(options)),
+            Comm::Nccl => by_nccl(recipe::world(options)),
+        }
+    }
+
+    /// Refuses a mesh that does not have as many ranks as there are processes. Where only some processes have such a mesh, all are told so
+    /// with the sizes of both sides, since all compare them when they make a world.
+    pub(crate) fn check(&self, options: &Options) -> Result<(), Failure> {
+        let (mesh, (rank, processes)) = (options.mesh, self.place());
+        if matches!(self, Self::Threads) || mesh.world_size() == processes {
+            return Ok(());
+        }
+        // The others launch a world, too.
+        match (self.launch(options, drop), rank) {
+            (Err(differs @ Failure::Input(_)), _) => Err(differs),
+            (_, 0) => Err(Failure::Input(format!(
                 "mesh {mesh} has {} ranks, and there are {processes} processes",
                 mesh.world_size()
             ))),
-            (false, _) => Err(Failure::Elsewhere),
+            _ => Err(Failure::Elsewhere),
         }
     }
 
@@ -76,15 +88,24 @@ impl Ranks {
             Self::Threads => Ok(hsdp::launch(size, world, rank)),
             #[cfg(feature = "mpi")]
             Self::Mpi(job) => {
-                let ended = job.launch(size, world, rank).map_err(Failure::training)?;
+                let ended = job.launch(size, world, rank).map_err(no_world)?;
                 Ok(ended.into_iter().collect())
             }
             #[cfg(feature = "nccl")]
             Self::Nccl(job) => {
-                let ended = job.launch(size, world, rank).map_err(Failure::training)?;
+                let ended = job.launch(size, world, rank).map_err(no_world)?;
                 Ok(ended.into_iter().collect())
             }
         }
+    }
+}
+
+/// The failure to make a world. Processes whose command lines differ are mistakes of the input.
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+fn no_world(error: CommError) -> Failure {
+    match error {
+        CommError::ConfigMismatch { .. } => Failure::input(error),
+        error => Failure::training(error),
     }
 }
 
