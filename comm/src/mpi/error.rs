@@ -17,14 +17,24 @@ pub enum MpiError {
         message: String,
     },
     /// The library supports a lower thread level than is needed.
-    #[error(
-        "MPI provides thread level {provided}, but level {needed} is needed (MPI_THREAD_SERIALIZED)"
-    )]
+    #[error("MPI provides {provided}, but {needed} is needed")]
     Threads {
-        /// The level that the library provides.
-        provided: i32,
-        /// The level that is needed.
-        needed: i32,
+        /// The name of the level that the library provides.
+        provided: &'static str,
+        /// The name of the level that is needed.
+        needed: &'static str,
+    },
+    /// The program has initialized MPI itself, with a thread level that does not allow its own calls beside those of hsdp's progress
+    /// thread.
+    #[error(
+        "the program has initialized MPI with {provided}, but {needed} is needed: hsdp's progress thread calls MPI at any time; \
+         initialize MPI with {needed}, or leave that to hsdp"
+    )]
+    ProgramThreads {
+        /// The name of the level that MPI provides.
+        provided: &'static str,
+        /// The name of the level that is needed.
+        needed: &'static str,
     },
     /// MPI was finalized, and cannot be initialized again.
     #[error("MPI was finalized in this process: keep the job for as long as worlds are made")]

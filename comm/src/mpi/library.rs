@@ -25,6 +25,9 @@ static CALLS: Mutex<()> = Mutex::new(());
 /// The one that is there, if one is: MPI is begun once, and ended once.
 static CURRENT: Mutex<Weak<Library>> = Mutex::new(Weak::new());
 
+/// Whether MPI was begun here, and not by the program.
+static BEGUN_HERE: AtomicBool = AtomicBool::new(false);
+
 /// MPI, of this process. When nobody has it any more, it is finalized.
 pub(super) struct Library {
     /// Ours alone: what the program sends itself meets nothing of it.
@@ -87,11 +90,7 @@ impl Library {
         if is_finalized()? {
             return Err(MpiError::Finalized);
         }
-        let provided = if is_ours { init()? } else { threads()? };
-        let needed = constant(&raw const ffi::RSMPI_THREAD_SERIALIZED);
-        if provided < needed {
-            return Err(MpiError::Threads { provided, needed });
-        }
+        check_threads(if is_ours { init()? } else { threads()? })?;
         let world = constant(&raw const ffi::RSMPI_COMM_WORLD);
         return_errors(world)?;
         let communicator = duplicate(world, deadline)?;
@@ -250,7 +249,34 @@ fn init() -> Result<c_int, MpiError> {
     // SAFETY: MP-2, it was not begun before. No arguments are passed, which MPI 2 and later allow.
     let code = unsafe { ffi::MPI_Init_thread(ptr::null_mut(), none, needed, &raw mut provided) };
     check("MPI_Init_thread", code)?;
+    BEGUN_HERE.store(true, Ordering::Relaxed);
     Ok(provided)
+}
+
+/// Whether MPI serves enough threads. The calls of a program that has begun MPI itself are not under the lock.
+fn check_threads(provided: c_int) -> Result<(), MpiError> {
+    let is_ours = BEGUN_HERE.load(Ordering::Relaxed);
+    let [.., serialized, multiple] = levels();
+    let (needed, needed_name) = if is_ours { serialized } else { multiple };
+    if provided >= needed {
+        return Ok(());
+    }
+    let known = levels().into_iter().find(|(level, _)| *level == provided);
+    let (provided, needed) = (known.map_or("no known thread level", |(_, name)| name), needed_name);
+    Err(match is_ours {
+        true => MpiError::Threads { provided, needed },
+        false => MpiError::ProgramThreads { provided, needed },
+    })
+}
+
+/// The thread levels, lowest first: each library has its own numbers for them, in this order.
+fn levels() -> [(c_int, &'static str); 4] {
+    [
+        (constant(&raw const ffi::RSMPI_THREAD_SINGLE), "MPI_THREAD_SINGLE"),
+        (constant(&raw const ffi::RSMPI_THREAD_FUNNELED), "MPI_THREAD_FUNNELED"),
+        (constant(&raw const ffi::RSMPI_THREAD_SERIALIZED), "MPI_THREAD_SERIALIZED"),
+        (constant(&raw const ffi::RSMPI_THREAD_MULTIPLE), "MPI_THREAD_MULTIPLE"),
+    ]
 }
 
 /// How far MPI serves threads, which somebody else has begun.

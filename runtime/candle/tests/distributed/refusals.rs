@@ -51,6 +51,8 @@ fn rows_that_do_not_fit() {
             "the counts to receive are [9223372036854775807, 1], of 3",
         ),
         (GATHER, zeros(&[], DType::F64), "a scalar has no rows"),
+        // Rows without elements need no memory, and their number may still be too large.
+        (GATHER, zeros(&[1 << 63, 0], DType::F64), "those of 2 members overflow"),
         (
             // 6 elements could be split among 2 members, 3 rows cannot.
             Collective::ReduceScatter { reducer: Reducer::Max },
