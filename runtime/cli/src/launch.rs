@@ -14,7 +14,7 @@
 //!
 //! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a rank, and to signals), `job` (the
 //! processes to start), `ranks` (messages from attendants), `claims` and `peer` (the attendants that it takes), `frame` (their encoding), `attendant`, `replace`, `terminal` and `lines`
-//! (output and logs).
+//! (output and logs), `threads`.
 
 mod attempt;
 pub(crate) mod attendant;
@@ -30,6 +30,7 @@ pub(crate) mod replace;
 mod signals;
 mod supervisor;
 mod terminal;
+mod threads;
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -91,15 +92,25 @@ impl Options {
 /// Starts the ranks, and starts them again after a failure as often as the options say. The exit code is that of the last attempt.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let job = Job::of(options)?;
+    let terminal = Arc::new(Terminal::new(options.logs.clone())?);
+    let outcome = run_attempts(options, &job, &terminal);
+    terminal.finish();
+    outcome
+}
+
+fn run_attempts(
+    options: &Options,
+    job: &Job,
+    terminal: &Arc<Terminal>,
+) -> Result<Outcome, Box<dyn Error>> {
     let (events, received) = mpsc::channel();
-    let terminal = Arc::new(Terminal::new(options.logs.clone()));
-    let ranks = Ranks::listen(&events, &terminal)?;
+    let ranks = Ranks::listen(&events, terminal)?;
     signals::forward(&events)?;
     let mut number = 0;
     loop {
         terminal.begin(number, options.ranks, job.starter())?;
         ranks.begin(number, options.ranks);
-        let attempt = Attempt { number, job: &job, grace: options.grace(), terminal: &terminal };
+        let attempt = Attempt { number, job, grace: options.grace(), terminal };
         let ended = attempt.run((&events, &received), &ranks)?;
         let outlook = if number < options.restarts { Outlook::Again } else { Outlook::Last };
         if let Some(line) = ended.tell(number, outlook) {

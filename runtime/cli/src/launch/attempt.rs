@@ -7,7 +7,6 @@ use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
@@ -21,6 +20,7 @@ use super::lines;
 use super::ranks::{Event, News, Ranks};
 use super::supervisor::{Action, Bad, Supervisor};
 use super::terminal::Terminal;
+use super::threads;
 
 /// How long the started processes may take to end after all ranks have ended.
 const LEAVING: Duration = Duration::from_secs(10);
@@ -87,12 +87,12 @@ impl Attempt<'_> {
     ) -> io::Result<Ended> {
         let mut children = self.job.start(self.number, &ranks.socket())?;
         for (place, child) in children.iter_mut().enumerate() {
-            self.show(child);
+            self.show(child)?;
             self.watch(
                 place,
                 Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?),
                 events,
-            );
+            )?;
         }
         let mut running = Running {
             attempt: self,
@@ -106,7 +106,7 @@ impl Attempt<'_> {
     }
 
     /// Shows the lines that a started process itself writes, such as the messages of mpirun.
-    fn show(&self, child: &mut Child) {
+    fn show(&self, child: &mut Child) -> io::Result<()> {
         let stdout = child
             .stdout
             .take()
@@ -118,24 +118,25 @@ impl Attempt<'_> {
         let name = self.job.starter().unwrap_or_default();
         for (stream, from) in stdout.into_iter().chain(stderr) {
             let terminal = Arc::clone(self.terminal);
-            thread::spawn(move || {
+            threads::start(move || {
                 // A pipe that fails has no more lines.
                 let _ = lines::each(from, |line| {
                     terminal.line(name, stream, &line);
                     Ok(())
                 });
-            });
+            })?;
         }
+        Ok(())
     }
 
     /// Sends an event when the process has ended. Does not reap it, so its pid stays valid.
-    fn watch(&self, place: usize, pid: Pid, events: &Sender<News>) {
+    fn watch(&self, place: usize, pid: Pid, events: &Sender<News>) -> io::Result<()> {
         let (attempt, events) = (self.number, events.clone());
-        thread::spawn(move || {
+        threads::start(move || {
             let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
             while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), flags) {}
             let _ = events.send(News { attempt: Some(attempt), event: Event::Started { place } });
-        });
+        })
     }
 }
 

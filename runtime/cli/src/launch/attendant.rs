@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use clap::Args;
@@ -24,7 +23,7 @@ use signal_hook::iterator::Signals;
 use super::end::End;
 use super::frame::{Frame, Order, Stream};
 use super::replace::{self, split};
-use super::{environment, lines, peer};
+use super::{environment, lines, peer, threads};
 use crate::outcome::Outcome;
 
 /// The options of `hsdp launch-rank`.
@@ -58,9 +57,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let pid = Pid::from_raw(i32::try_from(child.id())?);
     let group: Group = Arc::new(Mutex::new(Some(pid)));
     pass_on_signals(&group)?;
-    let dismissed = obey((launcher.try_clone()?, socket), &group);
+    let dismissed = obey((launcher.try_clone()?, socket), &group)?;
     let words: Words = Arc::new(Mutex::new(launcher));
-    let drained = pump(&mut child, &words);
+    let drained = pump(&mut child, &words)?;
     let end = bury(&mut child, &group)?;
     // Nothing is sent on this channel: it closes when the threads of the pipes end.
     let _ = drained.recv_timeout(DRAINING);
@@ -110,7 +109,7 @@ fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
 }
 
 /// Sends all lines that the command writes. The channel closes after the last one.
-fn pump(child: &mut Child, words: &Words) -> Receiver<()> {
+fn pump(child: &mut Child, words: &Words) -> io::Result<Receiver<()>> {
     let (open, drained) = mpsc::channel();
     let pipe = |stream, pipe: Option<Box<dyn Read + Send>>| pipe.map(|pipe| (stream, pipe));
     let stdout = child.stdout.take().map(|it| Box::new(it) as _);
@@ -118,13 +117,13 @@ fn pump(child: &mut Child, words: &Words) -> Receiver<()> {
     let pipes = [pipe(Stream::Stdout, stdout), pipe(Stream::Stderr, stderr)];
     for (stream, from) in pipes.into_iter().flatten() {
         let (words, open) = (Arc::clone(words), open.clone());
-        thread::spawn(move || {
+        threads::start(move || {
             // If the launcher has died, the group is killed.
             let _ = lines::each(from, |line| say(&words, &Frame::Line(stream, line)));
             drop(open);
-        });
+        })?;
     }
-    drained
+    Ok(drained)
 }
 
 fn say(words: &Words, frame: &Frame) -> io::Result<()> {
@@ -133,10 +132,10 @@ fn say(words: &Words, frame: &Frame) -> io::Result<()> {
 
 /// Carries out the orders of the launcher. If the launcher has died, kills the command. The channel closes after that, or when the
 /// launcher lets this process end.
-fn obey((launcher, socket): (UnixStream, PathBuf), group: &Group) -> Receiver<()> {
+fn obey((launcher, socket): (UnixStream, PathBuf), group: &Group) -> io::Result<Receiver<()>> {
     let (serving, dismissed) = mpsc::channel::<()>();
     let group = Arc::clone(group);
-    thread::spawn(move || {
+    threads::start(move || {
         let _serving = serving;
         loop {
             match Order::read_from(&launcher) {
@@ -149,8 +148,8 @@ fn obey((launcher, socket): (UnixStream, PathBuf), group: &Group) -> Receiver<()
                 }
             }
         }
-    });
-    dismissed
+    })?;
+    Ok(dismissed)
 }
 
 /// Removes the socket of a launcher that was killed, and the socket's folder.
@@ -163,12 +162,11 @@ fn tidy(socket: &Path) {
 fn pass_on_signals(group: &Group) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let group = Arc::clone(group);
-    thread::Builder::new().spawn(move || {
+    threads::start(move || {
         for signal in signals.forever() {
             send(&group, signal);
         }
-    })?;
-    Ok(())
+    })
 }
 
 fn send(group: &Group, signal: i32) {

@@ -17,6 +17,7 @@ use super::end::End;
 use super::frame::{Frame, Order};
 use super::peer;
 use super::terminal::Terminal;
+use super::threads;
 
 /// An event of a job.
 #[derive(Debug)]
@@ -72,7 +73,7 @@ impl Ranks {
             terminal: Arc::clone(terminal),
             claims: Arc::clone(&claims),
         };
-        thread::spawn(move || reception.accept(&listener));
+        threads::start(move || reception.accept(&listener)).map_err(|error| error.to_string())?;
         Ok(Self { folder, claims })
     }
 
@@ -103,7 +104,7 @@ impl Reception {
             };
             let reception = self.clone();
             // If the system has no thread for it, the connection ends, and the attendant with it.
-            let _ = thread::Builder::new().spawn(move || {
+            let _ = threads::start(move || {
                 // If an attendant fails before it names its rank, the end of its process reports the failure.
                 let _ = reception.hear(stream);
             });

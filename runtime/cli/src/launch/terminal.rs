@@ -4,22 +4,58 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::frame::Stream;
+use super::threads;
 
 /// The terminal and the log files. Lines are written one at a time.
+///
+/// If the reader of stdout or stderr stands still, threads that show lines of ranks wait for it, and so the ranks wait. The launcher
+/// itself does not: a thread writes its lines, so that it can always end the job.
 #[derive(Debug)]
 pub(super) struct Terminal {
     folder: Option<PathBuf>,
-    /// The files of this attempt. The lock is held while a line is written, so that no two lines are mixed.
-    files: Mutex<HashMap<String, File>>,
+    output: Arc<Output>,
+    said: SyncSender<Said>,
 }
+
+/// The files of this attempt, and the streams that take no more. The lock is held while a line is written, so that no two lines are
+/// mixed.
+type Output = Mutex<Files>;
+
+#[derive(Debug, Default)]
+struct Files {
+    logs: HashMap<String, File>,
+    full: Vec<Stream>,
+}
+
+/// A line of the launcher, or the question whether all lines before it are written.
+#[derive(Debug)]
+enum Said {
+    Line(String),
+    All(SyncSender<()>),
+}
+
+/// The lines of the launcher that wait for the terminal, at most. Further ones are dropped.
+const WAITING: usize = 1024;
+
+/// How long the terminal may take to take the last lines of the launcher.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 impl Terminal {
     /// Log files go into this folder, if there is one.
-    pub(super) fn new(folder: Option<PathBuf>) -> Self {
-        Self { folder, files: Mutex::default() }
+    ///
+    /// # Errors
+    /// The error of the system, which may have no thread for the lines of the launcher.
+    pub(super) fn new(folder: Option<PathBuf>) -> io::Result<Self> {
+        let output = Arc::<Output>::default();
+        let (said, waiting) = mpsc::sync_channel(WAITING);
+        let locked = Arc::clone(&output);
+        threads::start(move || write_all(&waiting, &locked))?;
+        Ok(Self { folder, output, said })
     }
 
     /// Makes the log files of an attempt: one for each rank, and one for the program that starts them. Files of an earlier job are
@@ -36,44 +72,83 @@ impl Terminal {
         let Some(folder) = &self.folder else { return Ok(()) };
         let folder = folder.join(format!("attempt-{attempt}"));
         fs::create_dir_all(&folder).map_err(|error| cannot_make(&folder, &error))?;
-        let mut files = HashMap::new();
+        let mut logs = HashMap::new();
         let names = (0..ranks).map(|rank| (rank.to_string(), format!("rank-{rank}.log")));
         let starter = starter.map(|name| (name.to_owned(), format!("{name}.log")));
         for (who, name) in names.chain(starter) {
             let path = folder.join(name);
             let file = File::create(&path).map_err(|error| cannot_make(&path, &error))?;
-            files.insert(who, file);
+            logs.insert(who, file);
         }
-        *self.files() = files;
+        files(&self.output).logs = logs;
         Ok(())
     }
 
-    /// Writes a line of a rank, or of the program that starts them. An error of the terminal is ignored; the files continue.
+    /// Writes a line of a rank, or of the program that starts them. After an error of the terminal, only the files continue.
     pub(super) fn line(&self, who: &str, stream: Stream, line: &[u8]) {
         let whole = [b"[", who.as_bytes(), b"] ", line, b"\n"].concat();
-        let mut files = self.files();
-        let _ = match stream {
-            Stream::Stdout => io::stdout().lock().write_all(&whole),
-            Stream::Stderr => io::stderr().lock().write_all(&whole),
-        };
-        let Some(file) = files.get_mut(who) else { return };
+        let mut files = files(&self.output);
+        if !files.full.contains(&stream)
+            && let Err(error) = stream.write(&whole)
+        {
+            files.full.push(stream);
+            self.miss(stream, &error);
+        }
+        let Some(file) = files.logs.get_mut(who) else { return };
         let kept = file.write_all(&[line, b"\n"].concat());
         if let Err(error) = kept {
-            files.remove(who);
-            drop(files);
+            files.logs.remove(who);
             self.say(&format!("the log of [{who}] ends here: {error}"));
         }
     }
 
-    /// Prints a line of the launcher itself.
-    pub(super) fn say(&self, line: &str) {
-        let _files = self.files();
-        let _ = writeln!(io::stderr().lock(), "hsdp: {line}");
+    /// Tells the user that a stream takes no more, unless its reader has ended on purpose, as `head` does.
+    fn miss(&self, stream: Stream, error: &io::Error) {
+        if stream == Stream::Stdout && error.kind() != io::ErrorKind::BrokenPipe {
+            self.say(&format!("stdout ends here: {error}"));
+        }
     }
 
-    fn files(&self) -> MutexGuard<'_, HashMap<String, File>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Prints a line of the launcher itself. Does not wait for the terminal.
+    pub(super) fn say(&self, line: &str) {
+        let _ = self.said.try_send(Said::Line(format!("hsdp: {line}\n")));
     }
+
+    /// Waits until all lines of the launcher are written, for at most a second.
+    pub(super) fn finish(&self) {
+        let (all, written) = mpsc::sync_channel(1);
+        if self.said.try_send(Said::All(all)).is_ok() {
+            let _ = written.recv_timeout(LAST_LINES);
+        }
+    }
+}
+
+/// Writes the lines of the launcher until it ends.
+fn write_all(waiting: &Receiver<Said>, output: &Output) {
+    for said in waiting {
+        match said {
+            Said::Line(line) => {
+                let _files = files(output);
+                let _ = io::stderr().lock().write_all(line.as_bytes());
+            }
+            Said::All(written) => {
+                let _ = written.try_send(());
+            }
+        }
+    }
+}
+
+impl Stream {
+    fn write(self, line: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Stdout => io::stdout().lock().write_all(line),
+            Self::Stderr => io::stderr().lock().write_all(line),
+        }
+    }
+}
+
+fn files(output: &Output) -> MutexGuard<'_, Files> {
+    output.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn cannot_make(path: &Path, error: &io::Error) -> String {

@@ -1,10 +1,13 @@
 //! The output of ranks.
 
-use std::fs;
+use std::fs::{self, File};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::job::{NCCL, ran};
+use crate::job::{Job, NCCL, command, ran, until_gone};
 
 /// Each rank writes lines in two parts, on both streams, as fast as it can.
 #[test]
@@ -75,4 +78,41 @@ fn logs_that_cannot_be_kept_are_refused_before_anything_starts() {
     assert_eq!((code, &*said), (Some(2), ""));
     assert!(told.starts_with(&format!("hsdp: cannot make {logs}/attempt-0: ")), "{told}");
     assert_eq!(told.lines().count(), 1);
+}
+
+/// A thread of the launcher waits in a write to the test, which reads nothing.
+#[test]
+fn a_reader_that_stands_still_does_not_keep_a_signal_from_the_ranks() {
+    let folder = TempDir::new().expect("a folder");
+    let count = folder.path().join("count");
+    let script = format!(
+        "echo $$; i=0; while :; do i=$((i + 1)); printf '%09000d\\n' $i; echo $i > {}; done",
+        count.display()
+    );
+    let mut job = Job::start(&[&NCCL[..], &["-n", "1"]].concat(), &script);
+    let pid = job.lines(1).remove(0)[4..].trim().to_owned();
+    let (mut last, mut since) = (Vec::new(), Instant::now());
+    while last.is_empty() || since.elapsed() < Duration::from_millis(300) {
+        let now = fs::read(&count).unwrap_or_default();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        std::thread::yield_now();
+    }
+    job.signal(Signal::SIGTERM);
+    until_gone(&[pid]);
+    let (code, _, told) = job.ended();
+    assert_eq!(code, Some(128 + 15), "{told}");
+}
+
+#[test]
+fn an_output_that_takes_no_more_is_told_once() {
+    let full = File::options().write(true).open("/dev/full");
+    let Ok(full) = full else { return crate::mpi::skipped("/dev/full") };
+    let mut command =
+        command(&["launch", "--comm", "nccl", "-n", "2", "--", "sh", "-c", "echo a; echo b"]);
+    let output = command.stdout(full).stderr(Stdio::piped()).output().expect("it starts");
+    let told = String::from_utf8(output.stderr).expect("UTF-8");
+    let expected = "hsdp: stdout ends here: No space left on device (os error 28)\n";
+    assert_eq!((output.status.code(), &*told), (Some(0), expected));
 }

@@ -69,3 +69,17 @@ fn root_has_to_allow_itself() {
     let refused = refused(&[], &["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"]);
     assert_eq!(refused, (Some(2), expected.to_owned()));
 }
+
+/// Where a thread has no memory, the launcher or an attendant of it is the first to notice. No job hangs, and none panics.
+#[test]
+fn a_limit_of_memory_is_an_error_and_no_panic() {
+    for most in [20_000, 30_000, 40_000, 60_000] {
+        let job = command(&["launch", "--comm", "nccl", "-n", "8", "--grace", "1", "--", "true"]);
+        let mut limited = std::process::Command::new("sh");
+        limited.args(["-c", &format!("ulimit -v {most}; exec \"$@\""), "sh"]);
+        let output =
+            limited.arg(job.get_program()).args(job.get_args()).output().expect("it starts");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!told.contains("panicked"), "{most} KiB: {told}");
+    }
+}
