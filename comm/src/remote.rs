@@ -41,7 +41,7 @@ pub(crate) use self::transport::Transport;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::transport::TransportError;
 #[cfg(feature = "nccl")]
-pub(crate) use self::transport::{Cause, Loss};
+pub(crate) use self::transport::{Answer, Cause, Loss};
 pub(crate) use self::travels::Travels;
 #[cfg(feature = "cuda")]
 pub(crate) use self::{

@@ -8,14 +8,14 @@ use hsdp_sharding::Rank;
 use super::losses::{COORDINATOR, end_of, losses_of};
 use super::member::Member;
 use crate::Error;
-use crate::remote::{Buffer, Cause, Letter, Loss, Shelf, Transport, TransportError};
+use crate::remote::{Answer, Buffer, Cause, Letter, Loss, Shelf, Transport, TransportError};
 use crate::sync;
 
 /// How often is looked what has become of the others.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// How long a coordinator that runs may take to answer, at most.
-const ANSWER: Duration = Duration::from_millis(250);
+const ANSWER: Duration = Duration::from_millis(500);
 
 /// The letters of one world.
 #[derive(Debug)]
@@ -74,23 +74,23 @@ impl Transport for ControlTransport {
         }
     }
 
-    fn ask(&mut self) {
-        self.asked.get_or_insert_with(|| {
+    fn forwarder(&mut self) -> Answer {
+        let asked = *self.asked.get_or_insert_with(|| {
             self.member.ask();
             sync::now()
         });
-    }
-
-    fn silent(&mut self) -> Option<Loss> {
-        let asked = sync::now().saturating_duration_since(self.asked?);
-        let silence = self.member.silence();
-        if asked < ANSWER || silence < asked {
-            return None;
+        let (since, silence) =
+            (sync::now().saturating_duration_since(asked), self.member.silence());
+        if silence < since {
+            return Answer::Heard;
+        }
+        if since < ANSWER {
+            return Answer::Awaited;
         }
         let millis = Duration::from_millis(u64::try_from(silence.as_millis()).unwrap_or(u64::MAX));
         let own = self.member.rank();
         let problem = format!("rank {own} has heard nothing from its coordinator for {millis:?}");
-        Some(Loss { rank: COORDINATOR, cause: Cause::Unreachable(problem) })
+        Answer::Silent(Loss { rank: COORDINATOR, cause: Cause::Unreachable(problem) })
     }
 
     fn close(&mut self, ended: Option<&Error>) {

@@ -14,7 +14,7 @@ use super::line::InLine;
 use super::office::{Errand, Office};
 use super::probes::Probes;
 use super::statement::{self, end_of, parcel_of, probe_of};
-use super::transport::{Cause, Loss, Transport, TransportError};
+use super::transport::{Answer, Cause, Loss, Transport, TransportError};
 use super::travels::Parcel;
 use crate::local::{Core, Operation};
 use crate::{AbortReason, Error, Op};
@@ -110,15 +110,14 @@ impl Courier {
                 core.end(core.ended_by(peer.unwrap_or(self.rank), reason));
                 Turned::Awaits
             });
-            if office.is_deciding(&core) {
-                self.transport.ask();
-            }
-            office.try_end(&core, || {
-                let Loss { rank, cause } = self.transport.silent()?;
-                Some(core.ended_by(rank, self.reason(rank, cause)))
-            });
+            office.try_end(&core);
             turned
         })
+    }
+
+    /// Whether the process that forwards all messages answers.
+    pub(super) fn forwarder(&mut self) -> Answer {
+        self.transport.forwarder()
     }
 
     /// Ends the world if a rank is lost that has not said that it leaves, or if this process reaches no other rank.
@@ -152,7 +151,7 @@ impl Courier {
     }
 
     /// The reason that the error gives for a loss.
-    fn reason(&self, rank: Rank, cause: Cause) -> AbortReason {
+    pub(super) fn reason(&self, rank: Rank, cause: Cause) -> AbortReason {
         match cause {
             Cause::Ended(_) if self.watch.is_gone(rank) => AbortReason::Gone,
             Cause::Ended(problem) | Cause::Unreachable(problem) => {

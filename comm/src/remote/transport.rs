@@ -29,12 +29,9 @@ pub(crate) trait Transport: Debug + Send {
         Ok(Vec::new())
     }
 
-    /// Asks the process that forwards all messages for an answer, if there is such a process: once.
-    fn ask(&mut self) {}
-
-    /// The rank of the process that forwards all messages, if it has not answered in time since it was asked.
-    fn silent(&mut self) -> Option<Loss> {
-        None
+    /// Whether the process that forwards all messages answers, if there is such a process. The first call asks it.
+    fn forwarder(&mut self) -> Answer {
+        Answer::Heard
     }
 
     /// Nothing more is to be sent or received. `ended` says how the world ended, if it ended early.
@@ -59,6 +56,21 @@ pub(crate) enum Cause {
     Ended(String),
     /// Its messages do not arrive, or not as they were sent.
     Unreachable(String),
+}
+
+/// The answer of the process that forwards all messages.
+#[cfg_attr(
+    not(any(feature = "nccl", test)),
+    expect(dead_code, reason = "the control plane makes it")
+)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// A message has come since it was asked; or messages need no such process.
+    Heard,
+    /// It may still answer.
+    Awaited,
+    /// It has not answered in time.
+    Silent(Loss),
 }
 
 /// A transport failed.

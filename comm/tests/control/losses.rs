@@ -131,3 +131,14 @@ fn a_silent_coordinator_makes_no_rank_late() {
         assert!(said.contains(&why), "{said}");
     }
 }
+
+/// Its messages arrive, and it is the first whose deadline passes. The others must not take it at its word that they are late.
+#[test]
+fn a_rank_that_hears_nothing_blames_no_other_rank() {
+    let world = World::of(3, Deadlines { beat: Duration::from_secs(1), ..quick() });
+    let (ways, members) = through_ways(&world);
+    let deadline = Duration::from_millis(700);
+    for said in said_by_each(members, deadline, || ways[0].cut(&[Direction::ToMember])) {
+        assert!(said.starts_with("world aborted: rank 0, "), "{said}");
+    }
+}

@@ -12,6 +12,7 @@ use crate::remote::courier;
 use crate::remote::ending::{Proposal, late};
 use crate::remote::letter::Kind;
 use crate::remote::statement::end_bytes;
+use crate::remote::transport::{Answer, Loss};
 use crate::sync;
 
 /// The end of the world is known before that, or the courier is gone.
@@ -20,7 +21,20 @@ const PATIENCE: Duration = Duration::from_secs(2);
 impl Office {
     /// This rank sees an end of the world: what all get is known when the others have answered. Waits for that, but in the turn of
     /// the courier, who is the one to hear them.
+    ///
+    /// If other ranks are late, and the process that forwards all messages is silent, they may all have come: then this rank proposes
+    /// nothing about them. It names that process, and tells the others, if they hear it, that it hears nothing.
     pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
+        if late(error).is_some()
+            && let Some(Loss { rank, cause }) = self.silence(core)
+        {
+            let reason = self.courier.lock().reason(rank, cause);
+            let own = core.ended_by(self.rank, reason.clone());
+            self.pass_on(Some(Proposal { origin: self.rank, error: own }));
+            let doomed = self.ending.lock().take_doomed();
+            core.end_here(core.ended_by(rank, reason), &doomed);
+            return;
+        }
         self.hear_end(self.rank, Proposal { origin: self.rank, error: error.clone() });
         let until = from_now(PATIENCE);
         while !courier::is_in_turn() && core.status().world_end().is_none() {
@@ -34,6 +48,21 @@ impl Office {
             }
             self.sleep(FIRST_NAP);
         }
+    }
+
+    /// The loss of the process that forwards all messages, if it is silent: waits for its answer, for half a second at most.
+    fn silence(&self, core: &Core) -> Option<Loss> {
+        while !courier::is_in_turn() && core.status().world_end().is_none() {
+            match self.courier.lock().forwarder() {
+                Answer::Heard => break,
+                Answer::Silent(loss) => return Some(loss),
+                Answer::Awaited => {}
+            }
+            if !self.hear() {
+                self.sleep(FIRST_NAP);
+            }
+        }
+        None
     }
 
     /// A rank says how the world ends; what is news is passed on.
@@ -67,9 +96,8 @@ impl Office {
         self.ending.lock().has_begun() && core.status().check_world().is_ok()
     }
 
-    /// Ends the world, if it is known how. If a rank is late, and the process that forwards all messages is `silent`, the error is
-    /// that of the silence: the messages of the late rank may wait in that process.
-    pub(in crate::remote) fn try_end(&self, core: &Core, silent: impl FnOnce() -> Option<Error>) {
+    /// Ends the world, if it is known how.
+    pub(in crate::remote) fn try_end(&self, core: &Core) {
         let mut ending = self.ending.lock();
         if !ending.has_begun() || core.status().world_end().is_some() {
             return;
@@ -78,8 +106,7 @@ impl Office {
         let verdict = ending.verdict(is_there);
         drop(ending);
         if let Some((end, doomed)) = verdict {
-            let silence = late(&end).and_then(|_| silent());
-            core.end_here(silence.unwrap_or(end), &doomed);
+            core.end_here(end, &doomed);
         }
     }
 }

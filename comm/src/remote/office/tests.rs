@@ -9,7 +9,7 @@ use super::*;
 use crate::remote::buffer::Buffer;
 use crate::remote::courier;
 use crate::remote::ending::Proposal;
-use crate::remote::transport::{Cause, Loss, TransportError};
+use crate::remote::transport::{Answer, Cause, Loss, TransportError};
 use crate::{AbortReason, Channel, Counts, GroupId, Op, Tag};
 
 /// The others say nothing, and never take so many letters.
@@ -40,8 +40,8 @@ impl Transport for Silent {
         Ok(self.lost.iter().cloned().collect())
     }
 
-    fn silent(&mut self) -> Option<Loss> {
-        self.silent.clone()
+    fn forwarder(&mut self) -> Answer {
+        self.silent.clone().map_or(Answer::Heard, Answer::Silent)
     }
 
     fn close(&mut self, _: Option<&Error>) {}
@@ -201,10 +201,9 @@ fn late(core: &Core) -> Error {
 fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     let silent = Some(loss(2, Cause::Unreachable("it does not answer".to_owned())));
     let (core, office) = opened(Silent { silent, ..Silent::default() });
-    core.end(late(&core));
-    let (rank, reason) = end_after_turns(&core, &office);
-    let problem = "it does not answer".into();
-    assert_eq!((rank, reason), (Rank::new(2), AbortReason::Unreachable { problem }));
+    let reason = AbortReason::Unreachable { problem: "it does not answer".into() };
+    assert_eq!(core.end(late(&core)), core.ended_by(Rank::new(2), reason));
+    assert_eq!(letters(&office), [Kind::Hello, Kind::End], "that this rank hears nothing");
 
     let (core, _) = opened(Silent::default());
     let late = late(&core);
