@@ -142,6 +142,7 @@ pub use self::flight::{
 pub use self::group::Group;
 pub use self::launch::{RankFailure, launch, world};
 pub use self::ledger::LedgerSnapshot;
+pub use self::local::in_work;
 pub use self::mismatch::{Mismatch, MismatchRow, Wanted};
 pub use self::op::{Channel, Op, Reduction};
 pub use self::options::{Between, Workers, WorldOptions};

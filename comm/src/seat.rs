@@ -9,7 +9,7 @@ use hsdp_sharding::Rank;
 use crate::call::Call;
 use crate::fault::Injector;
 use crate::flight::{EntryNumber, Origin, Recorder};
-use crate::local::{Access, Lifeline, Record, Status, in_block};
+use crate::local::{Access, Lifeline, Record, Status, in_work};
 use crate::process::Process;
 use crate::remote::Office;
 use crate::sequence::Sequence;
@@ -180,7 +180,7 @@ impl Seat {
 
     /// Whether an operation may be issued now.
     pub(crate) fn check(&self, op: Op) -> Result<(), Error> {
-        if in_block() {
+        if in_work() {
             return Err(Error::Reentrant { op, rank: self.rank });
         }
         if !self.process.is_this() {

@@ -27,6 +27,7 @@ mod finish;
 pub(crate) mod full_pool;
 mod gathers;
 pub(crate) mod joint;
+mod lock;
 mod microbatches;
 mod opening;
 mod partial;
@@ -43,9 +44,8 @@ mod unsharded;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hsdp_comm::StepFailure;
+use hsdp_comm::{StepFailure, in_work};
 use hsdp_sharding::UnitId;
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::agreement::Agreement;
 use crate::error::Error;
@@ -57,6 +57,7 @@ use crate::precision::LossScale;
 use crate::uneven::{EndOfRun, Shutdown, Supply};
 use crate::updated::Updated;
 use fabric::Fabric;
+use lock::{Lock, Locked};
 pub(crate) use microbatches::NoMore;
 use reductions::UnitGradients;
 use shard::Shard;
@@ -68,7 +69,7 @@ pub(crate) use step_state::Token;
 pub(crate) struct Engine {
     pub(crate) fabric: Fabric,
     pub(crate) id: ModelId,
-    state: Mutex<State>,
+    state: Lock<State>,
     /// The attempt that is under way, or [`NO_ATTEMPT`]. It is outside the lock, so that a step can be aborted while
     /// another thread waits in it.
     under_way: AtomicU64,
@@ -103,6 +104,8 @@ pub(crate) struct State {
     pub(crate) committed: u64,
     /// How an optimizer has updated the last step.
     pub(crate) updated: Updated,
+    /// The step whose update has begun and has not ended.
+    pub(crate) half_updated: Option<u64>,
     /// The largest weight that a microbatch of the last step had on this rank.
     pub(crate) last_weight: u64,
     /// Attempts at steps so far: a step that was aborted is tried again with the same number.
@@ -121,12 +124,19 @@ impl State {
         self.step.is_some()
     }
 
-    /// Counts the last step as committed, and notes the options of its update, if it has one.
-    pub(crate) fn commit(&mut self, gradients: &Gradients, options: &dyn Display) {
-        self.committed += 1;
+    /// Begins the update of the last step, if all ranks have agreed on one, and notes its options. Until
+    /// [`commit`](Self::commit) some parameters may be updated, and others not.
+    pub(crate) fn begin_update(&mut self, gradients: &Gradients, options: &dyn Display) {
         if gradients.verdict == Verdict::Apply {
             self.updated.note(self.next_step, options, gradients.max_norm);
+            self.half_updated = Some(gradients.step);
         }
+    }
+
+    /// Counts the last step as committed.
+    pub(crate) fn commit(&mut self) {
+        self.half_updated = None;
+        self.committed += 1;
     }
 }
 
@@ -138,6 +148,7 @@ impl Engine {
             next_step: 0,
             committed: 0,
             updated: Updated::default(),
+            half_updated: None,
             last_weight: 0,
             attempts: 0,
             agreement: Agreement::default(),
@@ -148,18 +159,31 @@ impl Engine {
         Self {
             fabric,
             id: ModelId::new(),
-            state: Mutex::new(state),
+            state: Lock::new(state),
             under_way: AtomicU64::new(NO_ATTEMPT),
         }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> Locked<'_, State> {
         self.state.lock()
+    }
+
+    /// The state, for a call that the caller's code may make from inside another call of this model.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if it does.
+    fn enter(&self, operation: &'static str, step: u64) -> Result<Locked<'_, State>, Error> {
+        let entered = if in_work() { None } else { self.state.enter() };
+        entered.ok_or_else(|| {
+            let what = "called from inside another call of this model: from a gradient that is read, or from an \
+                        optimizer's update";
+            self.fabric.misuse(operation, step, what.to_owned())
+        })
     }
 
     /// Begins a microbatch. Returns `Err` inside `Ok` where the step has no next microbatch, because ranks have no more data.
     pub(crate) fn begin_microbatch(&self, opened: Opened) -> Result<Result<Token, NoMore>, Error> {
-        let mut state = self.state();
+        let mut state = self.enter("microbatch", opened.step)?;
         match state.step.as_mut().filter(|step| step.opened == opened) {
             Some(step) => step.note(|step| step.begin_microbatch(&self.fabric)),
             None => {
@@ -179,7 +203,7 @@ impl Engine {
 
     /// Waits for the next gather of `unit` in the plan's order.
     pub(crate) fn unshard(&self, token: Token, unit: UnitId) -> Result<Full, Error> {
-        let mut state = self.state();
+        let mut state = self.enter("unshard", token.opened.step)?;
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "unshard")?;
         step.note(|step| {
@@ -190,7 +214,7 @@ impl Engine {
 
     /// Takes the loss of a microbatch and returns the seed of its backward.
     pub(crate) fn loss(&self, token: Token, loss: LossSum) -> Result<Seed, Error> {
-        let mut state = self.state();
+        let mut state = self.enter("loss", token.opened.step)?;
         let scale = state.loss_scale.value();
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "loss")?;
@@ -207,7 +231,7 @@ impl Engine {
         unit: UnitId,
         gradients: UnitGradients,
     ) -> Result<(), Error> {
-        let mut state = self.state();
+        let mut state = self.enter("reduce", token.opened.step)?;
         let scale = state.loss_scale.value();
         let State { step, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "reduce")?;
@@ -218,7 +242,7 @@ impl Engine {
     }
 
     pub(crate) fn finish_microbatch(&self, token: Token) -> Result<(), Error> {
-        let mut state = self.state();
+        let mut state = self.enter("finish of a microbatch", token.opened.step)?;
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "finish of a microbatch")?;
         step.note(|step| step.finish_microbatch(&self.fabric, shards))
@@ -229,6 +253,10 @@ impl Engine {
     /// The announcement waits for no rank. A thread that waits in the step at this moment gets its error from it, and then
     /// releases the state.
     pub(crate) fn abort_step(&self, opened: Opened, given: Option<String>) {
+        // A step that is dropped inside one of its own calls is as good as leaked: the next `begin_step` aborts it.
+        if self.state.is_held_here() {
+            return;
+        }
         let (attempt, acq_rel, relaxed) = (opened.attempt, Ordering::AcqRel, Ordering::Relaxed);
         if self.under_way.compare_exchange(attempt, NO_ATTEMPT, acq_rel, relaxed).is_err() {
             return;

@@ -271,9 +271,11 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
         let layout = fabric.plan.layout(UnitId::new(unit));
         let mut shard = {
             let _shard = fabric.scope_of_masters();
-            vec![0.0; layout.shard_len()]
+            hsdp_kernels::zeros(layout.shard_len())?
         };
-        let pieces: Vec<Piece> = layout.pieces(shard_index).collect();
+        let mut pieces: Vec<Piece> = layout.pieces(shard_index).collect();
+        pieces.sort_unstable_by_key(|piece| piece.param);
+        let mut pieces = pieces.into_iter().peekable();
         for (index, parameter) in spec.params.iter().enumerate() {
             let full = init(parameter);
             if full.len() != parameter.numel() {
@@ -285,7 +287,7 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
                     want: parameter.numel(),
                 });
             }
-            for piece in pieces.iter().filter(|piece| piece.param == index) {
+            while let Some(piece) = pieces.next_if(|piece| piece.param == index) {
                 shard[piece.shard_start..][..piece.len]
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
             }

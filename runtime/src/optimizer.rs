@@ -42,7 +42,8 @@ pub trait Optimizer {
     ///
     /// # Errors
     /// [`Error::Misuse`] if the gradients are not those of the model's last step, or the optimizer was
-    /// made for another model; [`Error::Device`](Error) if the model lies on a device that fails.
+    /// made for another model; [`Error::Options`] if an option has a value that would destroy the parameters, such as a learning rate
+    /// that is NaN or below 0; [`Error::Device`](Error) if the model lies on a device that fails.
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error>;
 
     /// Sets the learning rate for the next steps.
@@ -104,13 +105,14 @@ impl ShardedModel {
                 .to_owned();
             return Err(fabric.misuse("optimizer step", gradients.step, what));
         }
+        state.begin_update(&gradients, &options);
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
                 let shard = (unit, &mut state.shards[unit.index()]);
                 update_unit(fabric, shard, &gradients, &mut update)?;
             }
         }
-        state.commit(&gradients, &options);
+        state.commit();
         Ok(update_of(gradients.verdict))
     }
 }
@@ -178,6 +180,29 @@ fn update_of(verdict: Verdict) -> Update {
     }
 }
 
+/// The values that an option of an optimizer may have.
+#[derive(Clone, Copy, Debug)]
+enum Allowed {
+    /// Finite, and 0 or more.
+    NotNegative,
+    /// From 0 to below 1.
+    Fraction,
+}
+
+/// Refuses options with which an update would destroy the parameters: each has a name and a value.
+fn check_options<const N: usize>(options: [(&str, f64, Allowed); N]) -> Result<(), Error> {
+    for (name, value, allowed) in options {
+        let (is_allowed, must) = match allowed {
+            Allowed::NotNegative => (value.is_finite() && value >= 0.0, "finite, and 0 or more"),
+            Allowed::Fraction => ((0.0..1.0).contains(&value), "0 or more, and below 1"),
+        };
+        if !is_allowed {
+            return Err(Error::Options { what: format!("{name} {value:?}: it must be {must}") });
+        }
+    }
+    Ok(())
+}
+
 /// Refuses a model that is not the optimizer's.
 fn check_owner(owner: &ModelId, model: &ShardedModel, gradients: &Gradients) -> Result<(), Error> {
     if owner == model.id() {
@@ -212,13 +237,17 @@ fn part_of(piece: Piece, range: Range<usize>) -> Piece {
 }
 
 /// Zeroed optimizer state on the host, for the trainable region of every unit; empty for a model that is updated on a device.
+///
+/// # Panics
+/// If there is no memory for it.
 fn state_like_shards(model: &ShardedModel) -> Vec<Vec<f32>> {
     let zeros = |unit| {
         let on_host = !model.engine.fabric.updates_on_device();
         let trainable = model.plan().layout(UnitId::new(unit)).trainable().shard_len;
         let elements = if on_host { trainable } else { 0 };
         let _optimizer = memory::scope(Category::Optimizer);
-        vec![0.0; elements]
+        let zeros = hsdp_kernels::zeros(elements);
+        zeros.unwrap_or_else(|error| panic!("optimizer state of unit {unit}: {error}"))
     };
     (0..model.plan().spec().units().len()).map(zeros).collect()
 }

@@ -105,8 +105,13 @@ impl LossScaling {
     }
 }
 
+/// The largest power of two.
+const LARGEST_SCALE: f64 = f64::from_bits(0x7fe0_0000_0000_0000);
+
+/// Whether a normal number is a power of two: its fraction is 0.
 fn is_power_of_two(value: f64) -> bool {
-    value.is_finite() && value > 0.0 && value.log2().fract() == 0.0
+    const FRACTION: u64 = (1 << (f64::MANTISSA_DIGITS - 1)) - 1;
+    value.is_normal() && value > 0.0 && value.to_bits() & FRACTION == 0
 }
 
 /// The loss scale, which changes from step to step. The same on all ranks, because it depends only on their agreement.
@@ -159,7 +164,8 @@ impl LossScale {
     pub(crate) fn after_finite_step(&mut self) {
         let LossScaling::Dynamic(dynamic) = self.scaling else { return };
         self.steps_since_change += 1;
-        if self.steps_since_change >= dynamic.growth_interval {
+        // An infinite scale could not be halved any more.
+        if self.steps_since_change >= dynamic.growth_interval && self.scale < LARGEST_SCALE {
             self.scale *= 2.0;
             self.steps_since_change = 0;
         }

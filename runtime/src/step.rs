@@ -199,7 +199,8 @@ impl Pass<'_> {
 }
 
 /// A handle of a microbatch for an autograd's custom ops. Its use after the microbatch is an error, which names the handle's
-/// microbatch and the model's.
+/// microbatch and the model's. So is its use inside another call of the model ([`Error::Misuse`]): while a gradient is read, or
+/// in an optimizer's update.
 #[derive(Clone, Debug)]
 pub struct PassHandle {
     engine: Arc<Engine>,

@@ -23,6 +23,9 @@ pub(crate) struct Updated {
 impl Updated {
     /// Notes the options of an update, one line each, and the norm to which the gradients were clipped. `finished` steps are
     /// finished, of which it updates the last.
+    ///
+    /// # Panics
+    /// If `options` cannot be displayed.
     pub(crate) fn note(&mut self, finished: u64, options: &dyn Display, max_norm: Option<f64>) {
         self.lines.clear();
         self.lines.reserve(ROOM);
@@ -30,8 +33,12 @@ impl Updated {
             Some(norm) => writeln!(lines, "gradients clipped to {norm:?}"),
             None => writeln!(lines, "gradients that are not clipped"),
         };
-        let written = write!(self.lines, "{options}").and_then(|()| clipping(&mut self.lines));
-        written.expect("a String takes all text");
+        let mut written = write!(self.lines, "{options}");
+        if !matches!(self.lines.as_bytes(), [] | [.., b'\n']) {
+            self.lines.push('\n');
+        }
+        written = written.and_then(|()| clipping(&mut self.lines));
+        written.expect("the options of an optimizer have a text");
         self.digest = digest::of_text(&self.lines).max(NONE + 1);
         self.finished = finished;
     }
@@ -71,6 +78,8 @@ mod tests {
     fn the_lines_are_those_of_the_options_and_of_the_clipping() {
         let lines = ["adamw eps 1e-8", "gradients that are not clipped"];
         assert_eq!(noted(7, "adamw eps 1e-8\n").lines(7), lines);
+        assert_eq!(noted(7, "adamw eps 1e-8").lines(7), lines);
+        assert_eq!(noted(7, "").lines(7), lines[1..]);
         assert_eq!(noted(7, "").lines(9), ["no update"]);
     }
 }

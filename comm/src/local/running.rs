@@ -22,8 +22,10 @@ thread_local! {
     static IN_BLOCK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is running a block, so that what is called from a block can be refused.
-pub(crate) fn in_block() -> bool {
+/// Whether this thread is in the work of an operation, in which it reads lent gradients. There it can issue no operation, and wait for
+/// none ([`Error::Reentrant`](crate::Error::Reentrant)).
+#[must_use]
+pub fn in_work() -> bool {
     IN_BLOCK.with(Cell::get)
 }
 

@@ -10,7 +10,7 @@ use hsdp_sharding::Rank;
 use super::clock::{Alarm, Clock, from_now};
 use super::core::{Access, Core, Member};
 use super::operation::Operation;
-use super::running::in_block;
+use super::running::in_work;
 use crate::flight::EntryNumber;
 use crate::sync::{hint, thread};
 use crate::{Descriptor, Error};
@@ -59,7 +59,7 @@ impl Ticket {
 
     /// Waits until the operation is settled, by completion, deadline or abort.
     pub(crate) fn wait<O: 'static>(mut self) -> Result<O, Error> {
-        if in_block() {
+        if in_work() {
             return Err(Error::Reentrant { op: self.descriptor.op, rank: self.rank });
         }
         if !self.is_settled() {

@@ -26,7 +26,7 @@ impl Engine {
     /// An error before the agreement leaves the step open, for its owner to abort. The errors of the
     /// agreement itself are the same on all ranks: the step is over then, and needs no announcement.
     pub(crate) fn finish_step(&self, opened: Opened) -> Result<Gradients, Error> {
-        let mut state = self.state();
+        let mut state = self.enter("finish", opened.step)?;
         let State { step, shards, agreement, .. } = &mut *state;
         let Some(step) = step.as_mut().filter(|step| step.opened == opened) else {
             return Err(self.fabric.misuse("finish", opened.step, "the step is over".to_owned()));

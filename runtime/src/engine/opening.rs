@@ -4,10 +4,10 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
-use parking_lot::MutexGuard;
 
 use crate::comparison::{self, Texts};
 use crate::engine::exponent::exponent_known_early;
+use crate::engine::lock::Locked;
 use crate::engine::step_state::StepState;
 use crate::engine::{Begun, Engine, Opened, State, joint};
 use crate::error::Error;
@@ -67,15 +67,27 @@ impl Engine {
         comparison::of_updates(&self.fabric, texts)
     }
 
-    /// The state, if no step is under way. A step that was leaked is discarded: no caller can finish it any more.
-    fn state_between_steps(&self, operation: &'static str) -> Result<MutexGuard<'_, State>, Error> {
+    /// The state, if no step is under way, and the last update has ended. A step that was leaked is discarded: no caller can finish it any more.
+    fn state_between_steps(&self, operation: &'static str) -> Result<Locked<'_, State>, Error> {
         let state = self.state();
+        if let Some(half) = state.half_updated {
+            return Err(self.end_half_updated(half));
+        }
         let Some(leaked) = &state.step else { return Ok(state) };
         let what = format!("step {} was neither finished nor dropped", leaked.number());
         let (opened, error) = (leaked.opened, self.fabric.misuse(operation, state.next_step, what));
         drop(state);
         self.abort_step(opened, Some(error.to_string()));
         Err(error)
+    }
+
+    /// Ends the world, since parameters are neither those before the update of a step nor those after it.
+    fn end_half_updated(&self, step: u64) -> Error {
+        let what = "the update has not ended, by a panic or a device that failed: some parameters are updated and others \
+                    are not";
+        let error = self.fabric.misuse("optimizer step", step, what.to_owned());
+        self.fabric.world.abort(&error.to_string());
+        self.fabric.world.end().map_or(error, Error::Comm)
     }
 
     fn check_microbatches(&self, step: u64, options: StepOptions) -> Result<(), Error> {

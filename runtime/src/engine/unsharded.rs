@@ -162,12 +162,13 @@ impl Sum {
         let (mut start, mut non_finite) = (0, None);
         gradient.read(0..gradient.len(), &mut |values| {
             let end = start + values.len();
+            assert!(end <= sum.len(), "a gradient of {} elements lends {end}", sum.len());
             let scaling = Scaling::on(Wire::F32);
             let found = sum_contributions(&mut sum[start..end], &[values], scaling, fold);
             non_finite = non_finite.or_else(|| Some(start + found?));
             start = end;
         });
-        assert_eq!(start, gradient.len(), "a gradient must lend as many elements as it has");
+        assert!(start == sum.len(), "a gradient of {} elements lends {start}", sum.len());
         self.state = SumState::Some;
         Ok(non_finite)
     }

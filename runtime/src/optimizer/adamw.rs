@@ -15,7 +15,9 @@ use crate::gradients::{Gradients, Verdict};
 use crate::model::{ModelId, ShardedModel};
 #[cfg(feature = "cuda")]
 use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step};
-use crate::optimizer::{Optimizer, Update, check_owner, count_per_parameter, state_like_shards};
+use crate::optimizer::{
+    Allowed, Optimizer, Update, check_options, check_owner, count_per_parameter, state_like_shards,
+};
 
 /// The parameters of AdamW. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +39,17 @@ impl Default for AdamWOptions {
 }
 
 impl AdamWOptions {
+    fn check(&self) -> Result<(), Error> {
+        let Self { learning_rate, betas, eps, weight_decay } = *self;
+        check_options([
+            ("adamw learning_rate", learning_rate, Allowed::NotNegative),
+            ("adamw betas.0", betas.0, Allowed::Fraction),
+            ("adamw betas.1", betas.1, Allowed::Fraction),
+            ("adamw eps", eps, Allowed::NotNegative),
+            ("adamw weight_decay", weight_decay, Allowed::NotNegative),
+        ])
+    }
+
     /// A line for each option, for the comparison of ranks.
     fn lines(&self) -> impl Display {
         let Self { learning_rate, betas, eps, weight_decay } = *self;
@@ -78,6 +91,9 @@ pub struct AdamW {
 
 impl AdamW {
     /// Makes the state for this rank's shards of `model`: two f32 for each trainable element.
+    ///
+    /// # Panics
+    /// If there is not enough memory.
     #[must_use]
     pub fn new(model: &ShardedModel, options: AdamWOptions) -> Self {
         Self {
@@ -117,9 +133,15 @@ impl AdamW {
 }
 
 impl Optimizer for AdamW {
-    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+    fn step(
+        &mut self,
+        model: &mut ShardedModel,
+        mut gradients: Gradients,
+    ) -> Result<Update, Error> {
+        gradients.grad_shards.taken();
         check_owner(&self.model, model, &gradients)?;
         gradients.check_model(model)?;
+        self.options.check()?;
         #[cfg(feature = "cuda")]
         self.on_device.iter_mut().try_for_each(|state| state.make(model, gradients.step()))?;
         if *gradients.verdict() == Verdict::Apply {

@@ -77,6 +77,7 @@ impl ShardedModel {
             return Err(fabric.misuse("optimizer step", step, what));
         };
         let mut state = self.engine.state();
+        state.begin_update(&gradients, &options);
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
                 let shard = (unit, &mut state.shards[unit.index()]);
@@ -84,7 +85,7 @@ impl ShardedModel {
                 updated.map_err(|error| fabric.device_error("optimizer step", step, error))?;
             }
         }
-        state.commit(&gradients, &options);
+        state.commit();
         Ok(update_of(gradients.verdict))
     }
 }

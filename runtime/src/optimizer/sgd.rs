@@ -15,7 +15,7 @@ use crate::gradients::Gradients;
 use crate::model::{ModelId, ShardedModel};
 #[cfg(feature = "cuda")]
 use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step};
-use crate::optimizer::{Optimizer, Update, check_owner, state_like_shards};
+use crate::optimizer::{Allowed, Optimizer, Update, check_options, check_owner, state_like_shards};
 
 /// Whether and how past gradients enter an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -47,6 +47,19 @@ impl Default for SgdOptions {
 }
 
 impl SgdOptions {
+    fn check(&self) -> Result<(), Error> {
+        let Self { learning_rate, momentum, weight_decay } = *self;
+        let momentum = match momentum {
+            Momentum::Off => 0.0,
+            Momentum::Classic(momentum) | Momentum::Nesterov(momentum) => momentum,
+        };
+        check_options([
+            ("sgd learning_rate", learning_rate, Allowed::NotNegative),
+            ("sgd momentum", momentum, Allowed::NotNegative),
+            ("sgd weight_decay", weight_decay, Allowed::NotNegative),
+        ])
+    }
+
     /// A line for each option, for the comparison of ranks.
     fn lines(&self) -> impl Display {
         let Self { learning_rate, momentum, weight_decay } = *self;
@@ -83,6 +96,9 @@ pub struct Sgd {
 
 impl Sgd {
     /// Makes the state for this rank's shards of `model`.
+    ///
+    /// # Panics
+    /// If there is not enough memory.
     #[must_use]
     pub fn new(model: &ShardedModel, options: SgdOptions) -> Self {
         let velocities = (options.momentum != Momentum::Off).then(|| state_like_shards(model));
@@ -116,8 +132,14 @@ impl Sgd {
 }
 
 impl Optimizer for Sgd {
-    fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
+    fn step(
+        &mut self,
+        model: &mut ShardedModel,
+        mut gradients: Gradients,
+    ) -> Result<Update, Error> {
+        gradients.grad_shards.taken();
         check_owner(&self.model, model, &gradients)?;
+        self.options.check()?;
         #[cfg(feature = "cuda")]
         if model.updates_on_device() {
             return self.step_on_device(model, gradients);

@@ -51,49 +51,52 @@ fn ranks_that_leave_are_told_of_every_call_that_fails_between_ranks_apart() {
     fail_everywhere(Between::Messages, Then::Leave);
 }
 
-/// Has each call of two ranks fail, in each way, and checks the errors of all ranks.
+/// Has each stage of each step fail in each way, and then each call of a rank, and checks the errors of all ranks.
 fn fail_everywhere(between: Between, then: Then) {
     let undisturbed = run(None, between, then);
     let undisturbed = ended(&undisturbed);
-    let mut stages = BTreeSet::new();
-    for (culprit, kind) in [(3, FaultKind::Error), (0, FaultKind::OutOfMemory)] {
-        for step in 0..=STEPS {
-            for call in 0..MANY {
-                let fault = Fault::at(Rank::new(culprit), step, FaultPlace::Call(call), kind);
-                let ranks = run(Some(fault), between, then);
-                let Some((own, _)) = ranks[culprit].told.first() else {
-                    assert!(call > 0, "step {step} has {call} calls");
-                    break;
-                };
-                stages.insert(stage_of(own));
-                for (rank, fared) in ranks.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
-                    assert_told(&fault, (rank, fared), own);
-                }
-                if then == Then::Again {
-                    assert_eq!(ended(&ranks), undisturbed, "{fault}: {own}");
-                }
-            }
+    let fails = |fault: Fault| -> Option<String> {
+        let ranks = run(Some(fault), between, then);
+        let own = &ranks[fault.rank.index()].told.first()?.0;
+        for (rank, fared) in
+            ranks.iter().enumerate().filter(|(rank, _)| *rank != fault.rank.index())
+        {
+            assert_told(&fault, (rank, fared), own);
         }
+        if then == Then::Again {
+            assert_eq!(ended(&ranks), undisturbed, "{fault}: {own}");
+        }
+        Some(stage_of(own))
+    };
+    let ways = [(3, FaultKind::Error), (0, FaultKind::OutOfMemory)];
+    for (culprit, kind) in ways {
+        let at_step = |step| move |stage| Fault::at(Rank::new(culprit), step, stage, kind);
+        let faults = (0..=STEPS).flat_map(|step| STAGES.into_iter().map(at_step(step)));
+        let failed: BTreeSet<String> = faults.filter_map(&fails).collect();
+        assert_eq!(failed, STAGES.iter().map(ToString::to_string).collect(), "{kind}");
     }
-    let stages: Vec<&str> = stages.iter().map(String::as_str).collect();
-    let all = ["agreement", "all_reduce", "export", "gather", "header", "reduce", "setup"];
-    assert_eq!(stages, all);
+    let (culprit, kind) = ways[usize::from(then == Then::Leave)];
+    for step in 0..=STEPS {
+        let at = |call| Fault::at(Rank::new(culprit), step, FaultPlace::Call(call), kind);
+        let calls = (0..MANY).take_while(|call| fails(at(*call)).is_some()).count();
+        assert!(calls > 0, "step {step} has calls");
+    }
 }
+
+const STAGES: [Stage; 7] = [
+    Stage::Setup,
+    Stage::Header,
+    Stage::Gather,
+    Stage::Reduce,
+    Stage::AllReduce,
+    Stage::Agreement,
+    Stage::Export,
+];
 
 /// The stage in the error of a call that was made to fail.
 fn stage_of(own: &str) -> String {
-    let stages = [
-        Stage::Setup,
-        Stage::Header,
-        Stage::Gather,
-        Stage::Reduce,
-        Stage::AllReduce,
-        Stage::Agreement,
-        Stage::Export,
-    ];
-    let named = stages.into_iter().find(|stage| own.contains(&format!(", {stage}, step")));
-    let named =
-        named.or_else(|| stages.into_iter().find(|it| own.contains(&format!("in {it}, step"))));
+    let names = |stage: &Stage| own.contains(&format!(" {stage}, step"));
+    let named = STAGES.into_iter().find(names);
     named.unwrap_or_else(|| panic!("{own}")).to_string()
 }
 

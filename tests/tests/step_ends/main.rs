@@ -4,6 +4,7 @@ mod another_thread;
 mod between_steps;
 mod every_call;
 mod failed_calls;
+mod misused;
 mod reasons;
 mod without_a_trace;
 
