@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::draft::{Draft, Place};
@@ -146,15 +146,19 @@ fn make_directory(path: &Path) -> io::Result<()> {
     File::open(above)?.sync_all()
 }
 
-/// Opens or makes the file. A link is not followed, and a FIFO is not waited for.
+/// Opens or makes the file. A link is refused, symbolic or hard, and a FIFO is not waited for.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
-    if file.metadata()?.is_file() {
-        return Ok(file);
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+    let metadata = file.metadata()?;
+    let problem = match metadata.nlink() {
+        _ if !metadata.is_file() => "it is not a regular file",
+        // The holder's name would be written into the file of the other name.
+        2.. => "it has another name, by a hard link: remove this one",
+        _ => return Ok(file),
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
 }
 
 /// The name that the holder gave itself, on one line.

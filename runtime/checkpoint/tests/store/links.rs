@@ -30,6 +30,17 @@ fn a_lease_that_is_a_link_is_not_written_through() {
 }
 
 #[test]
+fn a_lease_that_is_a_hard_link_is_not_written_through() {
+    let fixture = Fixture::saved(&[1]);
+    let lease = fixture.folder.path().join("lease");
+    fs::remove_file(&lease).expect("removed");
+    fs::hard_link(fixture.file(1), &lease).expect("linked");
+    let told = told(fixture.store().lease("test"));
+    assert!(told.ends_with("it has another name, by a hard link: remove this one"), "{told}");
+    assert_eq!(read(&fixture.store().open(1).expect("intact"), "w"), elements(1, 30));
+}
+
+#[test]
 fn a_lease_that_is_a_fifo_is_refused_at_once() {
     let fixture = Fixture::new();
     make_fifo(&fixture.folder.path().join("lease"));
