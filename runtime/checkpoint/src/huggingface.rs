@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::files::{Files, read_whole};
 use crate::generation::Generation;
 use crate::header;
+use crate::lease::nonce;
 use crate::manifest::TensorEntry;
 use crate::name::{STATE, is_plain};
 
@@ -64,7 +65,8 @@ pub fn export(
     most: u64,
 ) -> Result<Exported, Error> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    let writing = folder.with_file_name(format!(".{name}.writing"));
+    // An export that was killed leaves its folder behind: the next one has another name for its own.
+    let writing = folder.with_file_name(format!(".{name}.writing-{:016x}", nonce()));
     if folder.exists() {
         let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
         return Err(Error::io("make", folder)(exists));

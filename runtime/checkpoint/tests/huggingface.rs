@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use hsdp_checkpoint::{
-    Disk, Error, Exported, Folder, Generation, Head, Slice, Store, Writer, export, state_tensor,
+    Disk, Error, Exported, Files, Folder, Generation, Head, Sink, Slice, Source, Store, Writer,
+    export, state_tensor,
 };
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, serialize_to_file};
@@ -76,6 +78,56 @@ fn parameters_are_exported_and_read_again_whatever_the_files() {
         }
         let again = export((&generation, &Disk), &folder, most).expect_err("it is there");
         assert!(again.to_string().starts_with("cannot make "), "{again}");
+    }
+}
+
+#[test]
+fn an_export_that_was_killed_keeps_no_later_one_from_its_name() {
+    let root = tempfile::tempdir().expect("a folder");
+    let (generation, _) = generation(&root.path().join("store"));
+    let folder = root.path().join("model");
+    // The sink fails where the process would die: nothing is removed.
+    let killed = export((&generation, &Mortal), &folder, 1).expect_err("killed");
+    assert!(killed.to_string().contains("killed"), "{killed}");
+    assert_eq!(files(root.path()).len(), 2, "{:?}", files(root.path()));
+    export((&generation, &Disk), &folder, 1).expect("exported");
+}
+
+/// A disk of a process that dies when it makes its first file: the directory that it made stays.
+#[derive(Debug)]
+struct Mortal;
+
+impl Files for Mortal {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        Disk.create_dir(path)
+    }
+
+    fn create(&self, _: &Path) -> io::Result<Box<dyn Sink>> {
+        Err(io::Error::other("killed"))
+    }
+
+    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+        Err(io::Error::other("killed"))
+    }
+
+    fn rename(&self, _: &Path, _: &Path) -> io::Result<()> {
+        Err(io::Error::other("killed"))
+    }
+
+    fn link(&self, _: &Path, _: &Path) -> io::Result<()> {
+        Err(io::Error::other("killed"))
+    }
+
+    fn remove(&self, _: &Path) -> io::Result<()> {
+        Err(io::Error::other("killed"))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        Disk.list(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Source>> {
+        Disk.open(path)
     }
 }
 
