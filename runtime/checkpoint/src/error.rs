@@ -108,8 +108,12 @@ impl Error {
         Self::Tensor { tensor: name.into(), problem: problem.into() }
     }
 
+    /// The problem may quote untrusted text: it becomes one line without control characters.
     pub(crate) fn manifest(path: &Path, problem: impl ToString) -> Self {
-        Self::Manifest { path: path.to_owned(), problem: problem.to_string() }
+        let escaped =
+            |it: char| if it.is_control() { it.escape_debug().to_string() } else { it.into() };
+        let problem = problem.to_string().chars().map(escaped).collect();
+        Self::Manifest { path: path.to_owned(), problem }
     }
 
     /// Whether bytes of the generation are certainly lost, so that no reader can ever read it.

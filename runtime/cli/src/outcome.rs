@@ -15,8 +15,11 @@ pub(crate) enum Outcome {
     Ended(u8),
 }
 
-/// Prints to stderr why a command was not carried out.
+/// Prints to stderr why a command was not carried out, on one line, whatever names the reason quotes.
 pub(crate) fn refuse(why: &str) -> ExitCode {
+    let escaped =
+        |it: char| if it.is_control() { it.escape_debug().to_string() } else { it.into() };
+    let why: String = why.chars().map(escaped).collect();
     // An error of stderr cannot be reported anywhere.
     let _ = writeln!(io::stderr().lock(), "hsdp: {why}");
     ExitCode::from(2)

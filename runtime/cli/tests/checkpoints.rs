@@ -69,6 +69,15 @@ fn read(root: &Path, step: u64) -> Vec<f32> {
     values
 }
 
+/// Changes a manifest, and puts the hash of the new text in front of it.
+fn rewrite(path: &Path, change: impl Fn(&str) -> String) {
+    let text = fs::read_to_string(path).expect("there");
+    let (_, value) = text.split_once("\"checkpoint\":").expect("an outer object");
+    let value = change(value.strip_suffix('}').expect("its end"));
+    let hash = Hash::of(value.as_bytes());
+    fs::write(path, format!("{{\"hash\":\"{hash}\",\"checkpoint\":{value}}}")).expect("written");
+}
+
 #[test]
 fn ls_lists_and_tells_what_is_broken() {
     let place = Place::new(&[10, 20]);
@@ -88,11 +97,7 @@ fn ls_lists_and_tells_what_is_broken() {
 fn the_checkpoint_of_a_newer_version_is_no_broken_one_and_no_older_one_takes_its_place() {
     let place = Place::new(&[10, 20]);
     let path = place.path("run/step-00000020/manifest.json");
-    let text = fs::read_to_string(&path).expect("there");
-    let (_, value) = text.split_once("\"checkpoint\":").expect("an outer object");
-    let value = value.strip_suffix('}').expect("its end").replace("\"format\":1", "\"format\":9");
-    let hash = Hash::of(value.as_bytes());
-    fs::write(&path, format!("{{\"hash\":\"{hash}\",\"checkpoint\":{value}}}")).expect("written");
+    rewrite(&path, |value| value.replace("\"format\":1", "\"format\":9"));
     let newer = format!(
         "{}: this checkpoint was written by a newer version: format 9, this program reads up to 1\n",
         path.display()
@@ -106,6 +111,39 @@ fn the_checkpoint_of_a_newer_version_is_no_broken_one_and_no_older_one_takes_its
     let refused = (Some(2), String::new(), format!("hsdp: {newer}"));
     assert_eq!(place.checkpoint(&["export", "/run", "/model"]), refused);
     assert_eq!(place.checkpoint(&["export", "/run", "/model", "--step", "10"]).0, Some(0));
+}
+
+#[test]
+fn names_in_a_manifest_cannot_write_to_the_terminal() {
+    let place = Place::new(&[10]);
+    for (from, to) in [
+        ("\"user\":", "\"\\u001b[31m\":0,\"user\":"),
+        ("\"w\":", "\"\\u001b[31m\\n\":"),
+        (
+            "\"optimizer\":null",
+            "\"optimizer\":{\"kind\":\"\\u001b[31m\\n\",\"options\":0,\"updates\":{}}",
+        ),
+    ] {
+        let folder = place.path("run/step-00000010/manifest.json");
+        let intact = fs::read_to_string(&folder).expect("there");
+        rewrite(&folder, |value| value.replace(from, to));
+        for arguments in [
+            &["ls", "/run"][..],
+            &["verify", "/run"],
+            &["diff", "/run", "/run"],
+            &["export", "/run", "/m"],
+        ] {
+            let (_, said, told) = place.checkpoint(arguments);
+            let is_control = |it: char| it.is_control() && it != '\n';
+            assert!(!said.contains(is_control), "{arguments:?}: {said:?}");
+            assert!(
+                !told.contains(is_control) && told.lines().count() < 2,
+                "{arguments:?}: {told:?}"
+            );
+        }
+        fs::write(&folder, intact).expect("written");
+        drop(fs::remove_dir_all(place.path("m")));
+    }
 }
 
 #[test]
@@ -180,6 +218,13 @@ fn what_makes_no_sense_is_one_line_and_exit_code_2() {
         (
             &["reshard", "/run", "/out", "--files", "0"],
             "hsdp: invalid value '0' for '--files <COUNT>': 0 is not in 1..=65535\n".to_owned(),
+        ),
+        (
+            &["ls", "/no\nwhere\u{1b}[31m"],
+            format!(
+                "hsdp: there is no checkpoint in {}\n",
+                nowhere.replace("nowhere", "no\\nwhere\\u{1b}[31m")
+            ),
         ),
         (&["ls"], "hsdp: the following required arguments were not provided: <DIR>\n".to_owned()),
         (&["frobnicate"], "hsdp: unrecognized subcommand 'frobnicate'\n".to_owned()),

@@ -246,7 +246,7 @@ fn differences<O: Checkpointed>(
     match &manifest.optimizer {
         Some(OptimizerHead { kind, .. }) if kind == O::KIND => {}
         Some(OptimizerHead { kind, .. }) => {
-            wrong.push(format!("its optimizer is {kind}, not {}", O::KIND));
+            wrong.push(format!("its optimizer is {}, not {}", kind.escape_debug(), O::KIND));
             return wrong;
         }
         None => wrong.push("it has no optimizer".to_owned()),
@@ -271,7 +271,7 @@ fn differences<O: Checkpointed>(
     let left_over = manifest.tensors.keys().filter(|name| !expected.contains(*name));
     wrong.extend(left_over.map(|name| {
         let what = if name.starts_with(STATE) { "state" } else { "a parameter" };
-        format!("`{name}` is {what} that this model does not have")
+        format!("`{}` is {what} that this model does not have", name.escape_debug())
     }));
     wrong
 }

@@ -41,11 +41,12 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let [one, other] = [&first, &second].map(|it| &it.manifest().tensors);
     let names: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
     for name in names {
+        let shown = name.escape_debug();
         lines.extend(match (one.get(name), other.get(name)) {
-            (Some(_), None) => Some(format!("{name}: only in the first")),
-            (None, _) => Some(format!("{name}: only in the second")),
+            (Some(_), None) => Some(format!("{shown}: only in the first")),
+            (None, _) => Some(format!("{shown}: only in the second")),
             (Some(a), Some(b)) if (&a.shape, a.dtype) != (&b.shape, b.dtype) => Some(format!(
-                "{name}: {} {:?} in the first, {} {:?} in the second",
+                "{shown}: {} {:?} in the first, {} {:?} in the second",
                 a.dtype, a.shape, b.dtype, b.shape
             )),
             (Some(a), Some(_)) => of_tensors(name, a.numel().unwrap_or(0), [&first, &second])?,
@@ -97,6 +98,7 @@ fn of_tensors(
             most = most.max((a - b).abs());
         }
     }
+    let name = name.escape_debug();
     let line = format!("{name}: {differ} of {numel} elements differ, by at most {most:e}");
     Ok((differ > 0).then_some(line))
 }

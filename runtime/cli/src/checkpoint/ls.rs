@@ -47,7 +47,8 @@ type Row = (u64, Result<Generation, Unread>);
 fn state(unread: &Unread) -> &'static str {
     match unread {
         Unread::Version { .. } => "newer",
-        _ => "broken",
+        damage if damage.is_damage() => "broken",
+        _ => "unreadable",
     }
 }
 
@@ -66,7 +67,7 @@ fn table(rows: &[Row]) -> Table {
                     manifest.files.len().to_string(),
                     parameters(manifest).to_string(),
                     bytes(manifest).to_string(),
-                    optimizer(manifest).unwrap_or("none").to_owned(),
+                    optimizer(manifest).unwrap_or("none").escape_debug().to_string(),
                 ]
             }
             Err(unread) => vec![step.to_string(), state(unread).to_owned()],
