@@ -163,6 +163,21 @@ fn every_float_of_others_is_read_as_f32() {
 }
 
 #[test]
+fn the_headers_of_a_folder_are_bounded_together() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let header = [b"{}".as_slice(), &vec![b' '; 60_000_000]].concat();
+    let file = [&(header.len() as u64).to_le_bytes(), &*header].concat();
+    for name in ["a.safetensors", "b.safetensors"] {
+        fs::write(folder.path().join(name), &file).expect("written");
+    }
+    let index = r#"{"weight_map":{"w":"a.safetensors","v":"b.safetensors"}}"#;
+    fs::write(folder.path().join("model.safetensors.index.json"), index).expect("written");
+    let refused = Folder::open(Arc::new(Disk), folder.path()).expect_err("120 MB").to_string();
+    let expected = "the headers up to this file have 120000020 bytes, more than 100000000";
+    assert!(refused.ends_with(expected), "{refused}");
+}
+
+#[test]
 fn hostile_folders_are_refused_without_a_panic() {
     let folder = tempfile::tempdir().expect("a folder");
     let [model, index] =
