@@ -1,4 +1,4 @@
-//! What an input contains, in short.
+//! The content of an input, in short.
 
 use std::fmt;
 

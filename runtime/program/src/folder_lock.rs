@@ -73,13 +73,13 @@ impl FolderLock {
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    // A link could lead to a file of somebody else, which would then have this process's number.
+    // A link could lead to another user's file, which would then have this process's number.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW);
     options.open(path)
 }
 
-/// Writes the number of this process. A second run can do without it, so an error is none of the lock.
+/// Writes the number of this process. The lock holds without it, so an error is ignored.
 fn name_holder(file: &mut File) {
     let _ = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
 }

@@ -2,7 +2,7 @@
 //!
 //! Input is bounded in memory and time. Bad input is one line on stderr and exit code 2. Warnings of the libraries are lines on
 //! stderr ([`Warnings`]). One run at a time writes to the folder of a run ([`FolderLock`]). Ranks that are processes compare
-//! what they train on ([`Digest`]).
+//! the digests of their inputs ([`Digest`]).
 
 mod digest;
 mod folder_lock;

@@ -38,7 +38,7 @@ use self::warning::Warning;
 /// use hsdp_program::Warnings;
 ///
 /// let warnings = Warnings::of("train");
-/// warnings.listen()?; // or with_layer: beside other layers
+/// warnings.listen()?; // or `layer`, beside other layers
 /// tracing::warn!(free = 12, "the disk is nearly full");
 /// // On stderr: `train: warning: the disk is nearly full (free: 12)`
 /// assert_eq!(warnings.count(), 1);
@@ -133,7 +133,7 @@ impl State {
         }
     }
 
-    /// Writes a line to stderr. An error of stderr cannot be told to anybody.
+    /// Writes a line to stderr, in one write. An error of stderr cannot be reported anywhere, and is ignored.
     fn show(&self, text: &str) {
         let rank = self.rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
         let line = format!("{}: {rank}{text}\n", self.program);

@@ -22,13 +22,23 @@ pub(crate) const TRIALS: &[Named] = &[
 /// A job that is refused has ended so long after its start, though its deadline is two minutes.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Rank 0 has the text of all these tests, and rank 1 this one.
-fn with_text_of_rank_1(text: &Path) -> Result<Ended, String> {
-    let two_steps = ["--comm", "mpi", "--mesh", "1x2", "--steps", "2", "--layers", "1"];
+/// Two ranks, each with a text in its own working directory, by name.
+fn with_texts(texts: [&Path; 2]) -> Result<Ended, String> {
     let mut command = mpirun();
-    command.args(["-n", "1"]).arg(train_gpt()).args(two_steps).args(ON_TEXT);
-    command.args([":", "-n", "1"]).arg(train_gpt()).args(two_steps).arg("--data").arg(text);
+    for text in texts {
+        let (folder, name) = (text.parent(), text.file_name());
+        let (folder, name) = (folder.ok_or("no folder")?, name.ok_or("no name")?);
+        command.args(["-n", "1", "-wdir"]).arg(folder).arg(train_gpt()).arg("--data").arg(name);
+        command.args(["--comm", "mpi", "--mesh", "1x2", "--steps", "2", "--layers", "1", ":"]);
+    }
     run(command)
+}
+
+/// Writes the text of these tests to a file, with another word in place of one.
+fn write(file: &Path, [word, other]: [&str; 2]) -> Result<(), String> {
+    let text = fs::read_to_string(ON_TEXT[1]).map_err(|error| error.to_string())?;
+    fs::create_dir_all(file.parent().ok_or("no folder")?).map_err(|error| error.to_string())?;
+    fs::write(file, text.replace(word, other)).map_err(|error| error.to_string())
 }
 
 /// The job has told this once, with exit code 2, and soon.
@@ -41,25 +51,25 @@ fn refused(ended: &Ended, told: &str, started: Instant) -> Result<(), String> {
 }
 
 fn no_text() -> Result<(), String> {
-    let started = Instant::now();
-    let ended = with_text_of_rank_1(Path::new("/no/such/text"))?;
-    refused(&ended, "train_gpt: rank 1: cannot read /no/such/text: ", started)
+    let (out, started) = (folder()?, Instant::now());
+    let ended = with_texts([Path::new(ON_TEXT[1]), &out.path().join("none")])?;
+    refused(&ended, "train_gpt: rank 1: cannot read none: ", started)
 }
 
 fn other_text() -> Result<(), String> {
     let (out, started) = (folder()?, Instant::now());
-    let (text, other) = (fs::read_to_string(ON_TEXT[1]), out.path().join("text"));
-    let text = text.map_err(|error| error.to_string())?.replacen("thee", "eeth", 1);
-    fs::write(&other, text).map_err(|error| error.to_string())?;
-    let ended = with_text_of_rank_1(&other)?;
+    let [first, second] = ["first", "second"].map(|name| out.path().join(name).join("text"));
+    write(&first, ["thee", "thee"])?;
+    write(&second, ["thee", "eeth"])?;
+    let ended = with_texts([&first, &second])?;
     refused(&ended, "train_gpt: ranks 0 and 1 differ in their text: ", started)
 }
 
 fn other_path() -> Result<(), String> {
     let out = folder()?;
-    let other = out.path().join("text");
-    fs::copy(ON_TEXT[1], &other).map_err(|error| error.to_string())?;
-    let ended = with_text_of_rank_1(&other)?;
+    let copy = out.path().join("copy");
+    write(&copy, ["thee", "thee"])?;
+    let ended = with_texts([Path::new(ON_TEXT[1]), &copy])?;
     if ended.code == Some(0) { Ok(()) } else { Err(ended.err) }
 }
 
@@ -70,6 +80,9 @@ fn second_job() -> Result<(), String> {
     let started = Instant::now();
     let told = format!(") writes to {}", out.path().display());
     refused(&run(four(&["--steps", "2"], out.path()))?, &told, started)?;
+    if out.path().join("flight").exists() {
+        return Err("the second job has written flight records".to_owned());
+    }
     // The first goes on.
     let made = steps(out.path());
     first.until(|| (steps(out.path()) > made).then_some(()))

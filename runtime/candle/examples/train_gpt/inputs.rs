@@ -1,4 +1,4 @@
-//! The inputs of this process, and what the ranks compare before they train.
+//! The inputs of this process, and their comparison between ranks before they train.
 
 use hsdp::{CommError, World};
 use hsdp_candle::gpt::{Gpt, GptConfig};
@@ -31,7 +31,7 @@ impl Inputs {
     /// Reads the text, and prepares the folder of `--out` in the process of rank 0.
     ///
     /// # Errors
-    /// A problem of this process alone, perhaps: [`agree`] tells the others.
+    /// The problem of this process. The others may have none: [`agree`] tells them.
     pub(crate) fn read(
         ranks: &Ranks,
         options: &Options,

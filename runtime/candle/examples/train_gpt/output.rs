@@ -38,7 +38,7 @@ impl Output {
         Ok(Self { folder: folder.to_owned(), trace, _lock: lock })
     }
 
-    /// The recording of what the threads do.
+    /// The trace.
     pub(crate) fn trace(&self) -> &Trace {
         &self.trace
     }

@@ -169,7 +169,7 @@ fn the_ranks_wait_for_the_twin_of_rank_0() {
     });
 }
 
-/// What two ranks with these jobs say: the text of a failure that rank 0 reports, and none where the other one is silent.
+/// The failures of two ranks with these jobs: rank 0 reports one, and rank 1 must be silent.
 fn agreed(jobs: [Result<&Job<'_>, &Failure>; 2], options: &Options) -> [Option<String>; 2] {
     let ends = hsdp::world(2, |world| {
         let rank = world.rank().index();

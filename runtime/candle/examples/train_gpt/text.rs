@@ -43,7 +43,7 @@ pub(crate) struct Batch {
 }
 
 impl Corpus {
-    /// What the text contains. The vocabulary follows from it.
+    /// The digest of the text, and so of its vocabulary.
     pub(crate) fn digest(&self) -> Digest {
         self.digest
     }

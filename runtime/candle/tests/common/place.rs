@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::example;
 
-/// The longest time that a program may take for what a test waits for.
+/// The longest wait of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A program that runs. It is killed if a test ends before it.

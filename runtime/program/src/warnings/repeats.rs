@@ -1,4 +1,4 @@
-//! Which warnings are shown, so that one that comes a thousand times does not hide the others.
+//! The choice of warnings that are shown: a warning that comes a thousand times does not hide the others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,7 +10,7 @@ const AT_ONCE: u64 = 10;
 /// The time after which a kind is shown again.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// The kinds of warnings so far, each by what identifies it.
+/// The kinds of warnings so far, by their identifiers.
 #[derive(Debug)]
 pub(super) struct Repeats<K>(HashMap<K, Kind>);
 

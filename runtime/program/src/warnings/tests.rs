@@ -103,7 +103,7 @@ fn a_file_that_cannot_be_written_does_not_stop_the_warnings() {
     assert_eq!(warnings.count(), 3);
 }
 
-/// A terminal that notes what a progress bar does to it.
+/// A terminal that records the operations of a progress bar.
 #[derive(Clone, Debug, Default)]
 struct Terminal(Arc<Mutex<Vec<String>>>);
 
