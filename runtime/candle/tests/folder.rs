@@ -108,6 +108,20 @@ fn a_stop_whose_checkpoint_fails_is_a_failure() {
 }
 
 #[test]
+fn a_folder_in_the_place_of_a_file_is_refused_before_the_run() {
+    for name in ["loss.svg", "metrics.jsonl", "run.lock", "summary.json", "trace.json"] {
+        let place = Place::new();
+        let path = place.out().join(name);
+        fs::create_dir_all(&path).expect("a folder");
+        let refused = place.run(&["--steps", "2"]);
+        let said = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains(&path.display().to_string()), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
 fn a_second_run_in_one_folder_is_refused_and_changes_nothing() {
     let place = Place::new();
     ended_well(&place.run(&["--steps", "3"]));

@@ -15,6 +15,13 @@ use super::trace::{Recorder, Trace};
 use super::train::{Job, Run};
 use super::{plot, report, saving};
 
+/// The files of a run.
+const METRICS: &str = "metrics.jsonl";
+const PLOT: &str = "loss.svg";
+const SUMMARY: &str = "summary.json";
+const TRACE: &str = "trace.json";
+const WARNINGS: &str = "warnings.jsonl";
+
 /// A folder for the files of one run.
 pub(crate) struct Output {
     folder: PathBuf,
@@ -33,8 +40,9 @@ impl Output {
             |error| Failure::Input(format!("cannot write to {}: {error}", folder.display()));
         fs::create_dir_all(folder).map_err(refuse)?;
         let lock = FolderLock::take(folder).map_err(Failure::input)?;
-        let trace = recorder.start(&folder.join("trace.json"))?;
-        keep_warnings(&folder.join("warnings.jsonl"), options, warnings)?;
+        check_files(folder)?;
+        let trace = recorder.start(&folder.join(TRACE))?;
+        keep_warnings(&folder.join(WARNINGS), options, warnings)?;
         Ok(Self { folder: folder.to_owned(), trace, _lock: lock })
     }
 
@@ -45,16 +53,16 @@ impl Output {
 
     /// The file of losses and gradient norms.
     pub(crate) fn metrics(&self) -> PathBuf {
-        self.folder.join("metrics.jsonl")
+        self.folder.join(METRICS)
     }
 
     /// Writes the summary and the plot of the loss, at the end of the run.
     pub(crate) fn finish(&self, job: &Job<'_>, run: &Run) -> Result<(), Failure> {
         let summary =
             serde_json::to_string_pretty(&report::summary(job, run)).map_err(Failure::training)?;
-        let file = self.folder.join("summary.json");
+        let file = self.folder.join(SUMMARY);
         fs::write(&file, summary + "\n").map_err(|error| cannot_write(&file, &error))?;
-        plot::loss(&self.folder.join("loss.svg"), &run.records)
+        plot::loss(&self.folder.join(PLOT), &run.records)
     }
 }
 
@@ -62,6 +70,15 @@ impl fmt::Debug for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Output").field("folder", &self.folder).finish_non_exhaustive()
     }
+}
+
+/// Refuses a folder in which a file could not be written at the end of the run.
+fn check_files(folder: &Path) -> Result<(), Failure> {
+    let mut files =
+        [METRICS, PLOT, SUMMARY, TRACE, WARNINGS].map(|name| folder.join(name)).into_iter();
+    files.find(|file| file.is_dir()).map_or(Ok(()), |file| {
+        Err(Failure::Input(format!("cannot write {}: it is a directory", file.display())))
+    })
 }
 
 /// Keeps the warnings of a rank that is another process than rank 0 in a file of its own, once rank 0 holds the lock.

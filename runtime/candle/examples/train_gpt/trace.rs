@@ -53,7 +53,9 @@ impl Recorder {
     /// Records all spans of all threads into `file`, until the switch is turned off. The file gets its name by [`keep`].
     pub(crate) fn start(&self, file: &Path) -> Result<Trace, Failure> {
         let new = file.with_extension(NEW);
-        let writer = Unfailing { file: File::create(&new).map_err(Failure::input)?, failed: false };
+        let opened = File::create(&new)
+            .map_err(|error| Failure::Input(format!("cannot write {}: {error}", new.display())))?;
+        let writer = Unfailing { file: opened, failed: false };
         let (layer, guard) = ChromeLayerBuilder::new().writer(writer).include_args(true).build();
         self.switch.turn(true);
         self.layer.reload(layer).map_err(Failure::training)?;
