@@ -1,13 +1,24 @@
-//! The conventions that hsdp's programs share: `hsdp`, the examples and the conformance runner.
+#![doc = include_str!("../BOUNDS.md")]
 //!
-//! Input is bounded in memory and time. Bad input is one line on stderr and exit code 2. Warnings of the libraries are lines on
-//! stderr ([`Warnings`]). One run at a time writes to the folder of a run ([`FolderLock`]). Ranks that are processes compare
-//! the digests of their inputs ([`Digest`]).
+//! Warnings of the libraries are lines on stderr ([`Warnings`]). One run at a time writes to the folder of a run ([`FolderLock`]).
+//! Ranks that are processes compare the digests of their inputs ([`Digest`]).
 
+pub mod command_line;
 mod digest;
+pub mod failure;
+pub mod file;
 mod folder_lock;
+pub mod memory;
+pub mod number;
+pub mod stderr;
+pub mod stdout;
+#[cfg(unix)]
+pub mod testing;
 mod warnings;
 
-pub use digest::Digest;
-pub use folder_lock::{FolderLock, LockError};
-pub use warnings::Warnings;
+pub use self::digest::Digest;
+pub use self::failure::{Failure, run};
+pub use self::folder_lock::{FolderLock, LockError};
+pub use self::stderr::tell;
+pub use self::stdout::print;
+pub use self::warnings::Warnings;

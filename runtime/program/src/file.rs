@@ -1,0 +1,114 @@
+//! Files that a user names: regular files, up to a length.
+
+use std::fmt;
+use std::fs::{File, FileType};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use crate::stderr::in_one_line;
+
+/// The reason why a file was not read. The text is one line, which begins with the path.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// The file is missing, or the system does not let this process read it.
+    #[error("{}: {source}", Shown(.path))]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// It is a directory, a device, a FIFO or a socket, from which a read may never return.
+    #[error("{}: it is {kind}; only regular files are read", Shown(.path))]
+    NotRegular {
+        /// The file.
+        path: PathBuf,
+        /// Its kind, with an article.
+        kind: &'static str,
+    },
+    /// It is longer than the program reads.
+    #[error("{}: it has more than {most} bytes", Shown(.path))]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The most bytes that are read.
+        most: u64,
+    },
+    /// It is not UTF-8.
+    #[error("{}: it is not UTF-8 text", Shown(.path))]
+    NotText {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Reads a regular file of at most `most` bytes. Nothing waits, and no more than `most` bytes are held.
+///
+/// # Errors
+/// [`FileError`]
+pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    let file = open(path).map_err(failed)?;
+    // This describes the opened file, so no other file can take its place after the check.
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        return Err(FileError::NotRegular { path: path.to_owned(), kind: kind(found.file_type()) });
+    }
+    let too_long = || FileError::TooLong { path: path.to_owned(), most };
+    if found.len() > most {
+        return Err(too_long());
+    }
+    // The file may grow meanwhile, and the files of /proc have no length.
+    let mut bytes = Vec::new();
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > most { Err(too_long()) } else { Ok(bytes) }
+}
+
+/// As [`read`], for UTF-8 text.
+///
+/// # Errors
+/// [`FileError`]
+pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
+    String::from_utf8(read(path, most)?).map_err(|_| FileError::NotText { path: path.to_owned() })
+}
+
+/// Opens a file without a wait for the other end of a FIFO.
+#[cfg(unix)]
+fn open(path: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+#[cfg(not(unix))]
+fn open(path: &Path) -> io::Result<File> {
+    File::open(path)
+}
+
+#[cfg(unix)]
+fn kind(of: FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt as _;
+
+    match of {
+        of if of.is_dir() => "a directory",
+        of if of.is_fifo() => "a FIFO",
+        of if of.is_char_device() || of.is_block_device() => "a device",
+        _ => "no file",
+    }
+}
+
+#[cfg(not(unix))]
+fn kind(of: FileType) -> &'static str {
+    if of.is_dir() { "a directory" } else { "no file" }
+}
+
+/// A path in one line.
+struct Shown<'a>(&'a Path);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&in_one_line(&self.0.to_string_lossy()))
+    }
+}

@@ -1,0 +1,68 @@
+//! Files that a user names: only regular ones are read, up to a length, and at once.
+#![cfg(unix)]
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use hsdp_program::file::{read, read_text};
+use tempfile::TempDir;
+
+/// No file takes longer, on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The error of a file of which at most 1000 bytes are read.
+fn refusal(path: &Path) -> String {
+    let (done, ended) = mpsc::channel();
+    let path = path.to_owned();
+    thread::spawn(move || done.send(read_text(&path, 1000)));
+    let read = ended.recv_timeout(PATIENCE).expect("the read waits for nothing");
+    read.expect_err("a file that is refused").to_string()
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    let folder = TempDir::new().expect("a folder");
+    let fifo = folder.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
+    assert!(refusal(&fifo).ends_with("/fifo: it is a FIFO; only regular files are read"));
+    assert!(refusal(folder.path()).ends_with(": it is a directory; only regular files are read"));
+    let expected = "/dev/zero: it is a device; only regular files are read";
+    assert_eq!(refusal(Path::new("/dev/zero")), expected);
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&fifo, &link).expect("a link");
+    assert!(refusal(&link).ends_with("/link: it is a FIFO; only regular files are read"));
+}
+
+#[test]
+fn a_file_is_read_up_to_its_limit() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("file");
+    fs::write(&path, vec![b'x'; 1000]).expect("written");
+    assert_eq!(read(&path, 1000).expect("a file"), vec![b'x'; 1000]);
+    assert_eq!(read_text(&path, u64::MAX).expect("a text").len(), 1000);
+    fs::write(&path, vec![b'x'; 1001]).expect("written");
+    assert!(refusal(&path).ends_with("/file: it has more than 1000 bytes"));
+    // A hole takes no room on the disk, and would take memory.
+    let hole = File::create(&path).expect("a file");
+    hole.set_len(1 << 40).expect("a hole");
+    assert!(refusal(&path).ends_with("/file: it has more than 1000 bytes"));
+    fs::write(&path, [0xff]).expect("written");
+    assert!(refusal(&path).ends_with("/file: it is not UTF-8 text"));
+}
+
+/// The files of /proc say that they have no bytes.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_that_is_longer_than_it_says_is_refused() {
+    assert_eq!(refusal(Path::new("/proc/kallsyms")), "/proc/kallsyms: it has more than 1000 bytes");
+}
+
+#[test]
+fn the_error_is_one_line_whatever_the_name_is() {
+    let error = refusal(Path::new("/no\nsuch\u{1b}[2Jfile"));
+    assert_eq!(error, "/no\\nsuch\\u{1b}[2Jfile: No such file or directory (os error 2)");
+}
