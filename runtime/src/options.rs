@@ -85,7 +85,9 @@ impl ModelOptions {
         Ok(self)
     }
 
-    pub(crate) fn plan_options(&self) -> PlanOptions {
+    /// The part of the options that a [`Plan`](crate::Plan) depends on, for a plan before a model is made.
+    #[must_use]
+    pub fn plan_options(&self) -> PlanOptions {
         PlanOptions {
             param_dtype: self.precision.parameters,
             reduce_dtype: self.precision.wire,

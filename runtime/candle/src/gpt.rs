@@ -11,12 +11,14 @@
 mod config;
 mod init;
 mod layers;
+mod memory;
 mod sample;
 
 use candle_core::{DType, Result, Tensor};
 
 pub use self::config::{ConfigError, GptConfig};
 pub use self::init::init;
+pub use self::memory::Kept;
 pub use self::sample::{Draw, sample};
 use crate::model::{Parameters, Units};
 
@@ -33,7 +35,7 @@ impl Gpt {
     /// A GPT of these sizes.
     ///
     /// # Errors
-    /// [`ConfigError`], if a size is 0 or the heads do not divide the width.
+    /// [`ConfigError`], if a size is 0 or too large, or the heads do not divide the width.
     pub fn new(config: GptConfig) -> std::result::Result<Self, ConfigError> {
         config.check()?;
         Ok(Self { config })

@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use super::options::Options;
 
 /// Coordinates of a point.
-const LATENT: usize = 6;
+pub(crate) const LATENT: usize = 6;
 
 /// Numbers of a view.
 pub(crate) const VIEW: usize = 24;

@@ -17,6 +17,10 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    pub(crate) fn input(what: impl fmt::Display) -> Self {
+        Self::Input(what.to_string())
+    }
+
     pub(crate) fn training(what: impl fmt::Display) -> Self {
         Self::Training(what.to_string())
     }

@@ -33,10 +33,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
-            {
-                eprintln!("contrastive: {failure}");
-            }
+            hsdp_program::tell("contrastive", &failure);
             failure.exit_code()
         }
     }
@@ -47,6 +44,5 @@ fn run() -> Result<(), Failure> {
     threads::divide_cores(options.ranks).map_err(Failure::training)?;
     let progress = Progress::new(options.steps)?;
     let run = train::train(&options, progress)?;
-    report::print(&options, &run);
-    Ok(())
+    hsdp_program::print(report::text(&options, &run)).map_err(Failure::training)
 }

@@ -15,7 +15,7 @@ pub(crate) type Copied = Dist<Invariant, Replicate>;
 pub(crate) type Own = Dist<Invariant, Varying>;
 
 /// Numbers of an embedding.
-const EMBEDDING: usize = 16;
+pub(crate) const EMBEDDING: usize = 16;
 
 /// Similarities are divided by this before they are compared.
 pub(crate) const TEMPERATURE: f64 = 0.1;

@@ -2,30 +2,47 @@
 
 use candle_core::DType;
 use clap::{Parser, ValueEnum};
+use hsdp_program::command_line;
+use hsdp_program::memory::{Limit, Need, product};
+use hsdp_program::number::count;
 
+use super::data::{LATENT, VIEW};
 use super::failure::Failure;
+use super::model::EMBEDDING;
+use super::report::Record;
+use super::threads;
 
-/// The most ranks that may run as threads of one process.
-const MAX_RANKS: usize = 64;
+/// The largest batch and width: their products fit 64 bits. The memory of the process allows less.
+const MAX: usize = 1 << 24;
+
+/// The most steps.
+const MAX_STEPS: usize = 1_000_000_000;
+
+/// Tensors that a forward keeps for its backward: of the hidden layers, and of the similarities in both directions.
+const HIDDEN: usize = 4;
+const LOGITS: usize = 10;
+
+/// Tensors of the size of the parameters: they, their velocities and their gradients.
+const PARAMETERS: usize = 3;
 
 /// Trains two towers by a contrastive loss, on ranks that are threads
 #[derive(Clone, Debug, Parser)]
 #[command(name = "contrastive", version)]
 pub(crate) struct Options {
-    /// Number of ranks; each has its own part of a batch
-    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = counted)]
+    /// Number of ranks, at most 64; each has its own part of a batch
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = count::<1, { usize::MAX }>)]
     pub(crate) ranks: usize,
 
-    /// Number of steps; each step updates the parameters once
-    #[arg(long, value_name = "COUNT", default_value_t = 300, value_parser = counted)]
+    /// Number of steps, at most 1000000000; each step updates the parameters once
+    #[arg(long, value_name = "COUNT", default_value_t = 300, value_parser = count::<1, MAX_STEPS>)]
     pub(crate) steps: usize,
 
-    /// Number of pairs in a batch, of all ranks together; a multiple of --ranks
-    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = counted)]
+    /// Number of pairs in a batch, of all ranks together, as far as memory allows; a multiple of --ranks
+    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = count::<1, MAX>)]
     pub(crate) batch: usize,
 
-    /// Number of elements of the towers' hidden layer
-    #[arg(long, value_name = "SIZE", default_value_t = 64, value_parser = counted)]
+    /// Number of elements of the towers' hidden layer, as far as memory allows
+    #[arg(long, value_name = "SIZE", default_value_t = 64, value_parser = count::<1, MAX>)]
     pub(crate) width: usize,
 
     /// Seed of the data and of the initial parameters
@@ -68,25 +85,14 @@ impl Float {
 impl Options {
     /// Reads the command line. `--help` and `--version` end the program here.
     pub(crate) fn read() -> Result<Self, Failure> {
-        let options = Self::try_parse().map_err(|error| {
-            if !error.use_stderr() {
-                error.exit();
-            }
-            // The first line is the error; the rest is advice and usage.
-            let text = error.to_string();
-            let line = text.lines().next().unwrap_or_default();
-            Failure::Input(line.strip_prefix("error: ").unwrap_or(line).to_owned())
-        })?;
+        let options: Self = command_line::read().map_err(Failure::input)?;
         options.check()?;
         Ok(options)
     }
 
     fn check(&self) -> Result<(), Failure> {
         let Self { ranks, batch, .. } = *self;
-        if ranks > MAX_RANKS {
-            let what = format!("{ranks} ranks: at most {MAX_RANKS} run as threads of one process");
-            return Err(Failure::Input(what));
-        }
+        threads::check(ranks).map_err(Failure::Input)?;
         if !batch.is_multiple_of(ranks) {
             let what = format!("a batch of {batch} pairs cannot be shared evenly by {ranks} ranks");
             return Err(Failure::Input(what));
@@ -95,18 +101,30 @@ impl Options {
             let what = "a batch of 1 pair has no other pair to compare with: at least 2".to_owned();
             return Err(Failure::Input(what));
         }
-        Ok(())
+        self.need().check(Limit::of_process()).map_err(Failure::input)
+    }
+
+    /// The memory of a step of all ranks: the tensors that a forward keeps for its backward, and the parameters with their velocities
+    /// and gradients. Each rank makes the whole batch of views.
+    fn need(&self) -> Need {
+        let Self { ranks, batch, width, steps, .. } = *self;
+        let (share, size) = (self.share(), self.dtype.dtype().size_in_bytes());
+        // With --verify rank 0 also compares all pairs with all pairs.
+        let compared = if self.verify { batch.saturating_add(batch) } else { batch };
+        let layers = 2 * (VIEW + EMBEDDING);
+        Need::default()
+            .with("a record of each step", product(&[steps, size_of::<Record>()]))
+            .with(
+                "the batch of each rank",
+                product(&[ranks, batch, LATENT + 2 * VIEW, size_of::<f64>()]),
+            )
+            .with("the hidden layers", product(&[ranks, share, width, HIDDEN, size]))
+            .with("the comparison of all pairs", product(&[compared, batch, LOGITS, size]))
+            .with("the parameters of each rank", product(&[ranks, layers, width, PARAMETERS, size]))
     }
 
     /// Pairs of each rank.
     pub(crate) fn share(&self) -> usize {
         self.batch / self.ranks
     }
-}
-
-fn counted(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|count| *count > 0)
-        .ok_or_else(|| "expected a whole number from 1".to_owned())
 }

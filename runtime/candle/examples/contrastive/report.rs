@@ -5,6 +5,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::failure::Failure;
 use super::options::Options;
 use super::train::Run;
+use super::verify::Verified;
 
 /// Lines of the table at the end.
 const LINES: usize = 10;
@@ -49,29 +50,30 @@ impl Progress {
     }
 }
 
-/// Prints the means of each tenth of the steps, and the result of `--verify`.
-#[expect(clippy::print_stdout, reason = "this is where the program tells its user")]
-pub(crate) fn print(options: &Options, run: &Run) {
+/// The means of each tenth of the steps, and the result of `--verify`.
+pub(crate) fn text(options: &Options, run: &Run) -> String {
     let Options { ranks, batch, .. } = *options;
-    println!("{ranks} ranks with {} of {batch} pairs each", options.share());
-    println!("{:>12}  {:>8}  {:>8}", "steps", "loss", "found");
+    let mut lines = vec![
+        format!("{ranks} ranks with {} of {batch} pairs each", options.share()),
+        format!("{:>12}  {:>8}  {:>8}", "steps", "loss", "found"),
+    ];
     for part in run.records.chunks(run.records.len().div_ceil(LINES).max(1)) {
         let mean = |of: fn(&Record) -> f64| part.iter().map(of).sum::<f64>() / part.len() as f64;
         let steps = format!("{}-{}", part[0].step, part[0].step + part.len() - 1);
         let (loss, accuracy) = (mean(|record| record.loss), mean(|record| record.accuracy));
-        println!("{steps:>12}  {loss:>8.4}  {:>6.1} %", 100.0 * accuracy);
+        lines.push(format!("{steps:>12}  {loss:>8.4}  {:>6.1} %", 100.0 * accuracy));
     }
-    if let Some(verified) = run.verified {
-        let steps = options.steps;
-        match verified.bound {
-            0.0 => {
-                println!("losses and parameters of {steps} steps bit-identical to plain candle's")
-            }
-            bound => println!(
-                "losses and parameters of {steps} steps within {:.1e} of plain candle's with the whole batch; rounding \
-                 explains up to {bound:.1e}",
-                verified.apart
-            ),
-        }
+    lines.extend(run.verified.map(|verified| comparison(options, verified)));
+    lines.join("\n")
+}
+
+fn comparison(options: &Options, Verified { apart, bound }: Verified) -> String {
+    let steps = options.steps;
+    match bound {
+        0.0 => format!("losses and parameters of {steps} steps bit-identical to plain candle's"),
+        bound => format!(
+            "losses and parameters of {steps} steps within {apart:.1e} of plain candle's with the whole batch; rounding \
+             explains up to {bound:.1e}"
+        ),
     }
 }

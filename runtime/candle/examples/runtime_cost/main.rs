@@ -22,28 +22,30 @@ mod threads;
 mod update;
 
 use std::error::Error;
-use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use hsdp::prelude::*;
 use hsdp_candle::gpt::{Gpt, GptConfig};
+use hsdp_program::number::count;
+use hsdp_program::{Failure, command_line, print};
 
 use crate::account::Account;
 
 /// Measures a sharded training step against the same threads that each train on the whole model.
 #[derive(Debug, Parser)]
+#[command(name = "runtime_cost")]
 struct Options {
-    /// Mesh of replicas x shards; the product is the number of threads
+    /// Mesh of replicas x shards; the product is the number of threads, at most 64
     #[arg(long, default_value = size::MESH)]
     mesh: Mesh,
-    /// Number of runs of each side
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
-    /// Number of steps in a run; the first is not counted
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..))]
-    steps: u32,
+    /// Number of runs of each side, at most 1000
+    #[arg(long, default_value_t = 5, value_parser = count::<1, 1000>)]
+    rounds: usize,
+    /// Number of steps in a run, at most 1000000; the first is not counted
+    #[arg(long, default_value_t = 20, value_parser = count::<2, 1_000_000>)]
+    steps: usize,
     /// Fail if the median sharded step takes more than RATIO times the median plain one; no limit by default
     #[arg(long, value_name = "RATIO")]
     at_most: Option<f64>,
@@ -70,8 +72,16 @@ struct Work {
 /// Times of steps, on rank 0.
 type Times = Vec<Duration>;
 
-fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let options = Options::parse();
+fn main() -> ExitCode {
+    hsdp_program::run("runtime_cost", || {
+        let options: Options = command_line::read()?;
+        threads::check(options.mesh.world_size())
+            .map_err(|problem| Failure::Input(format!("mesh {} has {problem}", options.mesh)))?;
+        run(&options).map_err(Failure::work)
+    })
+}
+
+fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     threads::divide_cores(options.mesh.world_size())?;
     let config = GptConfig {
         vocab: data::VOCABULARY,
@@ -83,7 +93,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let work = Work {
         gpt: Gpt::new(config)?,
         mesh: options.mesh,
-        steps: options.steps as usize,
+        steps: options.steps,
         adamw: AdamWOptions::default(),
     };
     if let Some(side) = options.only {
@@ -109,31 +119,28 @@ impl Side {
 }
 
 /// The median sharded step over the median plain one.
-fn compare(work: &Work, rounds: u32) -> Result<f64, Box<dyn Error>> {
-    let mut out = io::stdout().lock();
+fn compare(work: &Work, rounds: usize) -> Result<f64, Box<dyn Error>> {
     let (mut plain_times, mut sharded_times) = (Times::new(), Times::new());
     for round in 1..=rounds {
         let (plain, sharded) = run_both(work, round)?;
         let [one, other] = [median(&plain), median(&sharded)];
-        writeln!(
-            out,
+        print(format_args!(
             "round {round}: plain {one:.2} ms, sharded {other:.2} ms, ratio {:.3}",
             other / one
-        )?;
+        ))?;
         plain_times.extend(plain);
         sharded_times.extend(sharded);
     }
     let [plain, sharded] = [median(&plain_times), median(&sharded_times)];
     let (mesh, ratio) = (work.mesh, sharded / plain);
-    writeln!(
-        out,
+    print(format_args!(
         "median step on mesh {mesh}: plain {plain:.2} ms, sharded {sharded:.2} ms, ratio {ratio:.3}"
-    )?;
+    ))?;
     Ok(ratio)
 }
 
 /// Plain and sharded; in every second round the sharded side goes first.
-fn run_both(work: &Work, round: u32) -> Result<(Times, Times), Box<dyn Error>> {
+fn run_both(work: &Work, round: usize) -> Result<(Times, Times), Box<dyn Error>> {
     if round.is_multiple_of(2) {
         let sharded = Side::Sharded.run(work)?;
         return Ok((Side::Plain.run(work)?, sharded));
@@ -143,12 +150,11 @@ fn run_both(work: &Work, round: u32) -> Result<(Times, Times), Box<dyn Error>> {
 
 /// Runs each side once more, and prints the parts of its steps.
 fn show_accounts(work: &Work) -> Result<(), Box<dyn Error>> {
-    let mut out = io::stdout().lock();
     let account = Account::open()?;
     let counted = (work.steps - 1) * work.mesh.world_size();
     for (side, name) in [(Side::Plain, "plain"), (Side::Sharded, "sharded")] {
         side.run(work)?;
-        write!(out, "a {name} step, mean of all ranks:\n{}", account.take(counted))?;
+        print(format_args!("a {name} step, mean of all ranks:\n{}", account.take(counted)))?;
     }
     Ok(())
 }

@@ -67,10 +67,7 @@ pub(crate) fn run(work: &Work) -> Result<Times, Box<dyn Error>> {
 /// barrier forever.
 fn or_give_up(rank: impl FnOnce() -> candle_core::Result<Times>) -> Times {
     let give_up = |what: &dyn Display| -> ! {
-        #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
-        {
-            eprintln!("runtime_cost: a rank of the plain side failed: {what}");
-        }
+        hsdp_program::tell("runtime_cost", format_args!("a rank of the plain side failed: {what}"));
         process::exit(1)
     };
     match catch_unwind(AssertUnwindSafe(rank)) {

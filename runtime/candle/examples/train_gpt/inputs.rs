@@ -4,7 +4,7 @@ use hsdp::{CommError, World};
 use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_program::Warnings;
 
-use super::device;
+use super::{bounds, device};
 use super::failure::Failure;
 use super::options::{Comm, Options};
 use super::output::Output;
@@ -46,6 +46,7 @@ impl Inputs {
         let Options { layers, width, heads, context, .. } = options;
         let config = GptConfig { vocab: corpus.vocabulary(), context, width, heads, layers };
         let gpt = Gpt::new(config).map_err(Failure::input)?;
+        bounds::check(&options, &gpt)?;
         let signals = Signals::listen().map_err(Failure::training)?;
         // Files are touched only now: the other input is checked.
         let out = options.out.as_deref().filter(|_| ranks.has_first());

@@ -5,11 +5,12 @@
 //! cargo run --release --example train_gpt -- --mesh 2x3 --steps 50 --verify --out run
 //! ```
 //!
-//! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `recipe`,
+//! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `bounds`, `recipe`,
 //! `ranks`, `inputs` and `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
 //! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace`, `threads`. The modules import each other
 //! through `super`, because `tests/verify.rs` includes this file as a module to run `tests`.
 
+mod bounds;
 mod costs;
 mod device;
 mod failure;
@@ -57,10 +58,7 @@ fn main() -> ExitCode {
 
 fn tell(failure: &Failure) -> ExitCode {
     if failure.is_told() {
-        #[expect(clippy::print_stderr, reason = "this is where the program tells its user")]
-        {
-            eprintln!("train_gpt: {failure}");
-        }
+        hsdp_program::tell("train_gpt", failure);
     }
     failure.exit_code()
 }

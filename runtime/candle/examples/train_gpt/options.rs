@@ -5,18 +5,17 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use hsdp::testing::Fault;
 use hsdp::{Accumulation, DType, Mesh, Offload, Placement};
+use hsdp_program::command_line;
+use hsdp_program::number::{count, positive, seconds};
 
 use super::failure::Failure;
-use super::size;
-
-/// The most ranks that may run as threads of one process.
-const MAX_RANKS: usize = 64;
+use super::{bounds, size, threads};
 
 /// Trains a character-level GPT on a mesh of replicas x shards whose ranks are threads or processes
 #[derive(Clone, Debug, Parser)]
 #[command(name = "train_gpt", version)]
 pub(crate) struct Options {
-    /// UTF-8 text file to train on; by default the Markdown files of this repository
+    /// UTF-8 text file to train on, of at most 256 MiB; by default the Markdown files of this repository
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Option<PathBuf>,
 
@@ -37,16 +36,16 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PART", default_value = "none")]
     pub(crate) offload: Offload,
 
-    /// Number of microbatches in a step, on each rank
-    #[arg(long, value_name = "COUNT", default_value_t = size::MICROBATCHES, value_parser = counted)]
+    /// Number of microbatches in a step, on each rank; at most 65536
+    #[arg(long, value_name = "COUNT", default_value_t = size::MICROBATCHES, value_parser = count::<1, { bounds::MAX_MICROBATCHES }>)]
     pub(crate) microbatches: usize,
 
-    /// Number of sequences in a microbatch
-    #[arg(long, value_name = "COUNT", default_value_t = size::BATCH, value_parser = counted)]
+    /// Number of sequences in a microbatch, as far as memory allows
+    #[arg(long, value_name = "COUNT", default_value_t = size::BATCH, value_parser = count::<1, { bounds::MAX }>)]
     pub(crate) batch: usize,
 
-    /// Number of steps; each step updates the parameters once
-    #[arg(long, value_name = "COUNT", default_value_t = 300, value_parser = counted)]
+    /// Number of steps, at most 1000000000; each step updates the parameters once
+    #[arg(long, value_name = "COUNT", default_value_t = 300, value_parser = count::<1, { bounds::MAX_STEPS }>)]
     pub(crate) steps: usize,
 
     /// Dtype of gathered parameters and of the model's computation: f32, bf16 or f16
@@ -62,28 +61,28 @@ pub(crate) struct Options {
     #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
     pub(crate) accumulation: Accumulation,
 
-    /// Number of units that are gathered before they are needed
-    #[arg(long, value_name = "UNITS", default_value_t = 1)]
+    /// Number of units that are gathered before they are needed, at most 10000
+    #[arg(long, value_name = "UNITS", default_value_t = 1, value_parser = count::<0, { bounds::MAX_LAYERS }>)]
     pub(crate) prefetch: usize,
 
-    /// Number of transformer blocks
-    #[arg(long, value_name = "COUNT", default_value_t = size::LAYERS, value_parser = counted)]
+    /// Number of transformer blocks, at most 10000
+    #[arg(long, value_name = "COUNT", default_value_t = size::LAYERS, value_parser = count::<1, { bounds::MAX_LAYERS }>)]
     pub(crate) layers: usize,
 
-    /// Number of elements of the residual stream; a multiple of --heads
-    #[arg(long, value_name = "SIZE", default_value_t = size::WIDTH, value_parser = counted)]
+    /// Number of elements of the residual stream, as far as memory allows; a multiple of --heads
+    #[arg(long, value_name = "SIZE", default_value_t = size::WIDTH, value_parser = count::<1, { bounds::MAX }>)]
     pub(crate) width: usize,
 
-    /// Number of attention heads in a block
-    #[arg(long, value_name = "COUNT", default_value_t = size::HEADS, value_parser = counted)]
+    /// Number of attention heads in a block; it divides --width
+    #[arg(long, value_name = "COUNT", default_value_t = size::HEADS, value_parser = count::<1, { bounds::MAX }>)]
     pub(crate) heads: usize,
 
-    /// Number of characters in a sequence
-    #[arg(long, value_name = "LENGTH", default_value_t = size::CONTEXT, value_parser = counted)]
+    /// Number of characters in a sequence, as far as memory allows; the text has at least one more
+    #[arg(long, value_name = "LENGTH", default_value_t = size::CONTEXT, value_parser = count::<1, { bounds::MAX }>)]
     pub(crate) context: usize,
 
     /// Peak learning rate; it rises linearly over the first twentieth of the steps, then falls along a cosine to a tenth
-    #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = rate)]
+    #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = positive)]
     pub(crate) lr: f64,
 
     /// Seed of the initial parameters, the batches and the sample
@@ -103,7 +102,7 @@ pub(crate) struct Options {
     pub(crate) faults: Vec<Fault>,
 
     /// Save a checkpoint in DIR/checkpoints after every STEPS steps, at the end, and on SIGINT or SIGTERM; off by default
-    #[arg(long, value_name = "STEPS", value_parser = counted, requires = "out")]
+    #[arg(long, value_name = "STEPS", value_parser = count::<1, { bounds::MAX_STEPS }>, requires = "out")]
     pub(crate) save_every: Option<usize>,
 
     /// Resume from the newest checkpoint in DIR/checkpoints, if there is one; the mesh may differ; off by default
@@ -130,17 +129,7 @@ pub(crate) enum Comm {
 impl Options {
     /// Reads the command line. `--help` and `--version` end the program here.
     pub(crate) fn read() -> Result<Self, Failure> {
-        let options = Self::try_parse().map_err(|error| {
-            if !error.use_stderr() {
-                error.exit();
-            }
-            // The lines before the first empty one are the error; the rest is advice and usage.
-            let text = error.to_string();
-            let said: Vec<&str> =
-                text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-            let line = said.join(" ");
-            Failure::input(line.strip_prefix("error: ").unwrap_or(&line))
-        })?;
+        let options: Self = command_line::read().map_err(Failure::input)?;
         options.check_mesh()?;
         let device = options.device.offloading(options.offload);
         let device = device.map_err(|problem| Failure::input(format!("--offload: {problem}")))?;
@@ -148,14 +137,11 @@ impl Options {
     }
 
     fn check_mesh(&self) -> Result<(), Failure> {
-        let ranks = self.mesh.world_size();
-        if self.comm == Comm::Threads && ranks > MAX_RANKS {
-            let (mesh, most) = (self.mesh, MAX_RANKS);
-            return Err(Failure::Input(format!(
-                "mesh {mesh} has {ranks} ranks: at most {most} run as threads of one process"
-            )));
+        match self.comm {
+            Comm::Threads => threads::check(self.mesh.world_size())
+                .map_err(|problem| Failure::Input(format!("mesh {} has {problem}", self.mesh))),
+            Comm::Mpi | Comm::Nccl => Ok(()),
         }
-        Ok(())
     }
 
     /// The options that must be equal on all ranks. The number of a rank's device and the path of its text may differ.
@@ -170,27 +156,8 @@ impl Options {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if seconds > 0.0 && seconds <= 1e9 => Ok(seconds),
-        _ => Err("expected a number of seconds above 0 and at most 1e9".to_owned()),
-    }
-}
-
-fn counted(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|count| *count > 0)
-        .ok_or_else(|| "expected a whole number from 1".to_owned())
-}
-
 fn real(text: &str) -> Result<DType, String> {
     let dtype =
         text.parse().ok().filter(|dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16));
     dtype.ok_or_else(|| "expected f32, bf16 or f16".to_owned())
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    rate.ok_or_else(|| "expected a number above 0".to_owned())
 }

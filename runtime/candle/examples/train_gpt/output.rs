@@ -109,7 +109,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// Begins the file with its existing lines for the steps before `first`, the first step that this run makes.
     pub(crate) fn from_step(path: &Path, first: usize) -> Result<Self, Failure> {
-        let kept = saving::lines_before(path, first);
+        let kept = saving::lines_before(path, first)?;
         // If the run is killed here, the file has either all its old lines or the kept ones.
         let new = path.with_extension("jsonl.new");
         let rewrite = || {

@@ -1,7 +1,5 @@
 //! The end of a run: the printed report, and `summary.json`.
 
-use std::io::{self, Write};
-
 use comfy_table::{CellAlignment, Table, presets};
 use hsdp::{ByteCount, Flow, Precision};
 use hsdp_candle::Plain;
@@ -21,11 +19,7 @@ pub(crate) fn print(job: &Job<'_>, run: &Run) -> Result<(), Failure> {
         true => format!("all {} steps are made\n", job.options.steps),
         false => text(job, run)?,
     };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        // The reader that closed the pipe needs no more.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(Failure::training),
-    }
+    hsdp_program::print(text).map_err(Failure::training)
 }
 
 fn text(job: &Job<'_>, run: &Run) -> Result<String, Failure> {

@@ -1,10 +1,12 @@
 //! Checkpoints of the run: when they are saved, and how the run resumes from one.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use hsdp::Error;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Saved};
 use hsdp::prelude::*;
+use hsdp_program::file::{self, FileError};
 use serde_json::{Value, json};
 
 use super::failure::Failure;
@@ -142,12 +144,18 @@ fn recipe(options: &Options, corpus: &Corpus) -> Value {
     json!({ "seed": options.seed, "text": format!("{:016x}", corpus.digest().hash()) })
 }
 
-/// The complete lines of `metrics` that are of steps before `step`.
-pub(crate) fn lines_before(metrics: &Path, step: usize) -> Vec<String> {
-    let text = std::fs::read_to_string(metrics).unwrap_or_default();
+/// The most bytes of `metrics.jsonl` that are read: ten million steps.
+const MAX_METRICS: u64 = 1 << 30;
+
+/// The complete lines of `metrics` that are of steps before `step`; none if there is no such file.
+pub(crate) fn lines_before(metrics: &Path, step: usize) -> Result<Vec<String>, Failure> {
+    let text = match file::read_text(metrics, MAX_METRICS) {
+        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => String::new(),
+        text => text.map_err(Failure::input)?,
+    };
     let is_before = |line: &&str| {
         let line: Option<Value> = serde_json::from_str(line).ok();
         line.and_then(|line| line["step"].as_u64()).is_some_and(|it| it < step as u64)
     };
-    text.lines().filter(is_before).map(str::to_owned).collect()
+    Ok(text.lines().filter(is_before).map(str::to_owned).collect())
 }

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Result as CandleResult, Tensor};
 use hsdp::Rank;
-use hsdp_program::Digest;
+use hsdp_program::{Digest, file};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::bounds::MAX_TEXT;
 use super::failure::Failure;
 use super::options::Options;
 
@@ -51,7 +52,7 @@ impl Corpus {
     /// Reads the text that the options name.
     pub(crate) fn read(options: &Options) -> Result<Self, Failure> {
         let text = match &options.data {
-            Some(file) => read_file(file)?,
+            Some(path) => file::read_text(path, MAX_TEXT).map_err(Failure::input)?,
             None => read_repository()?,
         };
         let vocabulary: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
@@ -115,16 +116,6 @@ impl Corpus {
     }
 }
 
-fn read_file(file: &Path) -> Result<String, Failure> {
-    fs::read_to_string(file).map_err(|error| {
-        let name = file.display();
-        match error.kind() {
-            io::ErrorKind::InvalidData => Failure::Input(format!("{name} is not UTF-8 text")),
-            _ => Failure::Input(format!("cannot read {name}: {error}")),
-        }
-    })
-}
-
 /// The Markdown files of the repository that this program was built from, by path.
 fn read_repository() -> Result<String, Failure> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -133,7 +124,8 @@ fn read_repository() -> Result<String, Failure> {
         Failure::Input(format!("cannot look for Markdown files in {}: {error}", root.display()))
     })?;
     files.sort();
-    let texts: Vec<String> = files.iter().map(|file| read_file(file)).collect::<Result<_, _>>()?;
+    let texts = files.iter().map(|path| file::read_text(path, MAX_TEXT));
+    let texts = texts.collect::<Result<Vec<String>, _>>().map_err(Failure::input)?;
     Ok(texts.join("\n"))
 }
 

@@ -27,6 +27,16 @@ pub enum ConfigError {
         /// The name of the size.
         size: &'static str,
     },
+    /// A size is above [`GptConfig::MAX_SIZE`] or [`GptConfig::MAX_LAYERS`].
+    #[error("{size} is {count}: the most is {most}")]
+    TooLarge {
+        /// The name of the size.
+        size: &'static str,
+        /// The size.
+        count: usize,
+        /// The largest size.
+        most: usize,
+    },
     /// The heads do not divide the width.
     #[error("width {width} is not divisible by {heads} heads")]
     Heads {
@@ -38,16 +48,26 @@ pub enum ConfigError {
 }
 
 impl GptConfig {
+    /// The largest `vocab`, `context`, `width` and `heads`, 2^24: the elements of a block fit 64 bits, whatever the sizes are.
+    pub const MAX_SIZE: usize = 1 << 24;
+
+    /// The most blocks: a description of more would take long to plan.
+    pub const MAX_LAYERS: usize = 10_000;
+
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let sizes = [
-            ("vocab", self.vocab),
-            ("context", self.context),
-            ("width", self.width),
-            ("heads", self.heads),
-            ("layers", self.layers),
+            ("vocab", self.vocab, Self::MAX_SIZE),
+            ("context", self.context, Self::MAX_SIZE),
+            ("width", self.width, Self::MAX_SIZE),
+            ("heads", self.heads, Self::MAX_SIZE),
+            ("layers", self.layers, Self::MAX_LAYERS),
         ];
-        if let Some((size, _)) = sizes.into_iter().find(|(_, count)| *count == 0) {
-            return Err(ConfigError::Zero { size });
+        for (size, count, most) in sizes {
+            match count {
+                0 => return Err(ConfigError::Zero { size }),
+                count if count > most => return Err(ConfigError::TooLarge { size, count, most }),
+                _ => {}
+            }
         }
         if !self.width.is_multiple_of(self.heads) {
             return Err(ConfigError::Heads { width: self.width, heads: self.heads });

@@ -6,7 +6,6 @@
 pub(crate) mod place;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Command;
 
 use candle_core::{DType, Device, Result as CandleResult, Tensor};
@@ -18,15 +17,7 @@ use hsdp_candle::{Error, Parameters, Pass, Plain, Units};
 
 /// An example as a program: `cargo test` builds it along with the tests.
 pub(crate) fn example(name: &str) -> Command {
-    let test = std::env::current_exe().expect("this test has a path");
-    let folder = test.parent().and_then(Path::parent).expect("target/profile/deps");
-    let program = folder.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        program.exists(),
-        "{} is missing: `cargo build --example {name}` makes it",
-        program.display()
-    );
-    Command::new(program)
+    Command::new(hsdp_program::testing::example(name))
 }
 
 /// Gradients by name.

@@ -1,0 +1,93 @@
+//! The bounds of a run. Sizes that no run can have are refused before they take memory or time.
+//!
+//! | option | at most | reason |
+//! |---|---|---|
+//! | `--data` | 256 MiB | a character takes 4 bytes of memory |
+//! | `--layers`, `--prefetch` | 10,000 | more units would take long to plan |
+//! | `--batch`, `--context`, `--width`, `--heads` | 2^24, and all together the memory of the process | products fit 64 bits |
+//! | `--microbatches` | 65,536 | the bytes of a step fit 64 bits |
+//! | `--steps`, `--save-every` | 10^9, and 48 bytes of memory for each step | a record of each step is kept for the report |
+//! | `--mesh` | 64 ranks that are threads | each takes memory |
+//! | tokens of a step | 2^53 | a loss is divided by their number, in f64 |
+
+use hsdp::{Placement, Plan};
+use hsdp_candle::gpt::{Gpt, GptConfig, Kept};
+use hsdp_program::memory::{Limit, Need, product};
+
+use super::failure::Failure;
+use super::options::{Comm, Options};
+use super::progress::StepRecord;
+use super::recipe;
+
+/// The largest batch, width, number of heads and context.
+pub(crate) const MAX: usize = GptConfig::MAX_SIZE;
+/// The most transformer blocks, and the most units that are gathered ahead.
+pub(crate) const MAX_LAYERS: usize = GptConfig::MAX_LAYERS;
+/// The most microbatches of a step.
+pub(crate) const MAX_MICROBATCHES: usize = 1 << 16;
+/// The most steps.
+pub(crate) const MAX_STEPS: usize = 1_000_000_000;
+/// The most bytes of the text.
+pub(crate) const MAX_TEXT: u64 = 256 << 20;
+
+/// The most tokens of a step: every number up to it is an f64.
+const MAX_TOKENS: usize = 1 << 53;
+
+/// Copies of all parameters that the unsharded twin has: parameters, moments, variables, gradients and their magnitudes.
+const TWIN: usize = 8;
+
+/// Checks that the run's memory is within that of the process, and that a step's tokens can be counted.
+pub(crate) fn check(options: &Options, gpt: &Gpt) -> Result<(), Failure> {
+    check_tokens(options)?;
+    let plan = Plan::new(gpt.config().spec(), options.mesh, recipe::model(options).plan_options());
+    let need = need(options, gpt, &plan.map_err(Failure::input)?);
+    need.check(Limit::of_process()).map_err(Failure::input)
+}
+
+fn check_tokens(options: &Options) -> Result<(), Failure> {
+    let Options { batch, context, microbatches, mesh, .. } = *options;
+    let ranks = mesh.world_size();
+    let factors = [batch, context, microbatches, ranks];
+    let tokens = factors.into_iter().try_fold(1_usize, usize::checked_mul);
+    tokens.filter(|tokens| *tokens <= MAX_TOKENS).map(drop).ok_or_else(|| {
+        Failure::Input(format!(
+            "a batch of {batch}, a context of {context}, {microbatches} microbatches and {ranks} ranks: a step has at most \
+             {MAX_TOKENS} tokens"
+        ))
+    })
+}
+
+/// The memory of this process in a step, and at the end of the run. Memory on a device is the driver's matter.
+fn need(options: &Options, gpt: &Gpt, plan: &Plan) -> Need {
+    let steps = product(&[options.steps, size_of::<StepRecord>()]);
+    let need = Need::default().with("a record of each step", steps);
+    let need = match options.verify {
+        true => need.with("the unsharded twin", product(&[TWIN, elements(plan), size_of::<f32>()])),
+        false => need,
+    };
+    let on_all_ranks = |bytes: u64| bytes.saturating_mul(ranks_here(options));
+    let on_host = options.device == Placement::Host;
+    let need = match on_host {
+        true => need.with("the sharded model", on_all_ranks(plan.memory().total().get())),
+        false => need,
+    };
+    if !on_host && cfg!(feature = "candle-cuda") {
+        return need;
+    }
+    let Kept { activations, scores, mask, logits, .. } =
+        gpt.kept(options.batch, options.param_dtype);
+    need.with("activations", on_all_ranks(activations))
+        .with("attention scores", on_all_ranks(scores))
+        .with("causal masks", on_all_ranks(mask))
+        .with("logits", on_all_ranks(logits))
+}
+
+/// The ranks that are threads of this process.
+fn ranks_here(options: &Options) -> u64 {
+    if options.comm == Comm::Threads { options.mesh.world_size() as u64 } else { 1 }
+}
+
+/// The elements of all parameters, with padding.
+fn elements(plan: &Plan) -> usize {
+    plan.layouts().iter().map(|layout| layout.full_len()).sum()
+}

@@ -1,0 +1,50 @@
+//! The memory of a forward, before it runs.
+
+use hsdp_sharding::DType;
+
+use super::Gpt;
+
+/// Tensors that a block keeps: as wide as the residual stream (in widths), and of attention scores.
+///
+/// A norm keeps 5 widths, `attn.qkv` 6, the contiguous q, k and v 3, the mixed values 2, each projection 2, `mlp.fc` 8, GELU 20,
+/// and each residual sum 1. The scores are kept as products, scaled, masked, shifted, as exponentials and as shares.
+const WIDTHS: usize = 55;
+const SCORES: usize = 6;
+
+/// Tensors of logits that the loss keeps: the logits, shifted, and their exponentials.
+const LOGITS: usize = 3;
+
+const F32: usize = size_of::<f32>();
+
+/// The bytes of the tensors that the forward of one microbatch keeps for its backward, on one rank. Small tensors are left out.
+/// A number beyond `u64::MAX` counts as `u64::MAX`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Of norms, linear layers and GELU, in all blocks.
+    pub activations: u64,
+    /// Of attention, in all blocks.
+    pub scores: u64,
+    /// Of the causal mask.
+    pub mask: u64,
+    /// Of the loss.
+    pub logits: u64,
+}
+
+impl Gpt {
+    /// The memory of a forward of `batch` sequences as long as the context, with parameters in `compute`. With 16-bit parameters
+    /// it is a lower bound, because norms and GELU compute in f32.
+    #[must_use]
+    pub fn kept(&self, batch: usize, compute: DType) -> Kept {
+        let super::GptConfig { vocab, context, width, heads, layers } = self.config;
+        Kept {
+            activations: product([batch, context, layers, WIDTHS, width, compute.size_bytes()]),
+            scores: product([batch, context, context, layers, heads, SCORES, F32]),
+            mask: product([context, context, F32]),
+            logits: product([batch, context, LOGITS, vocab, F32]),
+        }
+    }
+}
+
+fn product(factors: impl IntoIterator<Item = usize>) -> u64 {
+    factors.into_iter().fold(1, |product: u64, factor| product.saturating_mul(factor as u64))
+}
