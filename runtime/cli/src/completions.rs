@@ -4,9 +4,10 @@ use std::error::Error;
 
 use clap::{Args, Command, CommandFactory as _, ValueEnum};
 use clap_complete::{Shell, generate};
+use hsdp_program::print;
 
 use crate::Options as Program;
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
 
 /// The options of `hsdp completions`.
 #[derive(Args, Debug)]
@@ -36,7 +37,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     };
     let mut script = Vec::new();
     generate(shell, &mut shown(), "hsdp", &mut script);
-    print(&String::from_utf8(script)?)?;
+    print(String::from_utf8(script)?)?;
     Ok(Outcome::Well)
 }
 

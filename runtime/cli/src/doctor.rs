@@ -10,10 +10,11 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
+use hsdp_program::print;
 use serde_json::{Value, json};
 
 use self::library::{Places, Sought};
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
 
 /// The options of `hsdp doctor`.
 #[derive(Args, Debug)]
@@ -86,8 +87,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         machine::copies(),
     ]);
     match options.json {
-        true => print(&Value::Array(findings.iter().map(Finding::json).collect()).to_string())?,
-        false => print(&findings.iter().map(|it| format!("{it}\n")).collect::<String>())?,
+        true => print(Value::Array(findings.iter().map(Finding::json).collect()))?,
+        false => print(findings.iter().map(|it| format!("{it}\n")).collect::<String>())?,
     }
     Ok(Outcome::Well)
 }

@@ -117,7 +117,9 @@ fn run_attempts(
             terminal.say(&line);
         }
         if ended.is_final() || outlook == Outlook::Last {
-            return Ok(Outcome::Ended(ended.code()));
+            // Ranks whose output is lost have not succeeded.
+            let code = if terminal.has_lost() { ended.code().max(1) } else { ended.code() };
+            return Ok(Outcome::Ended(code));
         }
         number += 1;
     }

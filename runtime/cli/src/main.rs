@@ -28,6 +28,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use hsdp_program::{Failure, command_line};
 
 use outcome::Outcome;
 
@@ -66,19 +67,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let options = match Options::try_parse() {
-        Ok(options) => options,
-        // Help, and the version.
-        Err(error) if !error.use_stderr() => error.exit(),
-        Err(error) => return outcome::refuse(&in_one_line(&error.to_string())),
-    };
-    match options.command.run() {
-        Ok(Outcome::Well) => ExitCode::SUCCESS,
-        Ok(Outcome::Wrong) => ExitCode::FAILURE,
-        #[cfg(unix)]
-        Ok(Outcome::Ended(code)) => ExitCode::from(code),
-        Err(error) => outcome::refuse(&error.to_string()),
-    }
+    hsdp_program::run("hsdp", || {
+        let options: Options = command_line::read()?;
+        match options.command.run().map_err(Failure::input)? {
+            Outcome::Well => Ok(ExitCode::SUCCESS),
+            Outcome::Wrong => Ok(ExitCode::FAILURE),
+            #[cfg(unix)]
+            Outcome::Ended(code) => Ok(ExitCode::from(code)),
+        }
+    })
 }
 
 impl Command {
@@ -97,11 +94,4 @@ impl Command {
             Self::LaunchExec(options) => launch::replace::run(&options),
         }
     }
-}
-
-/// The text before the first empty line, as one line. The text after it is advice and usage.
-fn in_one_line(text: &str) -> String {
-    let said = text.lines().map(str::trim).take_while(|line| !line.is_empty());
-    let line = said.collect::<Vec<_>>().join(" ");
-    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }

@@ -1,7 +1,4 @@
-//! The exit codes of the program, and its output.
-
-use std::io::{self, Write as _};
-use std::process::ExitCode;
+//! The exit codes of the program.
 
 /// The result of a command that could be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,25 +10,4 @@ pub(crate) enum Outcome {
     /// The launched ranks have ended with this exit code.
     #[cfg(unix)]
     Ended(u8),
-}
-
-/// Prints to stderr why a command was not carried out, on one line, whatever names the reason quotes.
-pub(crate) fn refuse(why: &str) -> ExitCode {
-    let escaped =
-        |it: char| if it.is_control() { it.escape_debug().to_string() } else { it.into() };
-    let why: String = why.chars().map(escaped).collect();
-    // An error of stderr cannot be reported anywhere.
-    let _ = writeln!(io::stderr().lock(), "hsdp: {why}");
-    ExitCode::from(2)
-}
-
-/// Prints text to stdout.
-///
-/// # Errors
-/// The error of the system. A closed pipe is not an error, since its reader has read enough.
-pub(crate) fn print(text: &str) -> io::Result<()> {
-    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
-    }
 }

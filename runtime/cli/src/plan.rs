@@ -13,11 +13,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use hsdp_program::print;
 use hsdp_sharding::{Accumulation, DType, Mesh, ModelSpec, Offload, Plan, PlanOptions};
 
 use self::memory::Memory;
 use self::traffic::World;
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
 
 /// The most ranks of a mesh: the traffic is computed for each replica.
 const MAX_RANKS: usize = 1 << 20;
@@ -28,11 +29,11 @@ const MAX_MICROBATCHES: u64 = 1 << 20;
 /// The options of `hsdp plan`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// File that describes a model (PLAN.md), or gpt2-small, llama3-8b or llama3-70b
+    /// File that describes a model (PLAN.md), of at most 16 MiB, or gpt2-small, llama3-8b or llama3-70b
     #[arg(value_name = "MODEL")]
     model: String,
 
-    /// Replicas x shards, such as 2x64
+    /// Replicas x shards, such as 2x64; at most 1048576 ranks
     #[arg(long, value_name = "RxS")]
     mesh: Mesh,
 
@@ -48,7 +49,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
     accumulation: Accumulation,
 
-    /// Microbatches of a step, on each rank
+    /// Microbatches of a step, on each rank; at most 1048576
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MAX_MICROBATCHES))]
     microbatches: u64,
 
@@ -126,9 +127,9 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         fs::write(file, picture).map_err(|error| cannot_write(file, &error))?;
     }
     if options.json {
-        print(&json::of(&planned).to_string())?;
+        print(json::of(&planned))?;
     } else {
-        print(&report::text(&planned))?;
+        print(report::text(&planned))?;
     }
     Ok(Outcome::Well)
 }

@@ -8,13 +8,19 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hsdp_comm::{FlightRecord, explain};
+use hsdp_program::file::{self, FileError};
+use hsdp_program::print;
 
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
+
+/// The most bytes of a record, and of all records together: a record of 1,024 entries has some 300 KB.
+const MAX_RECORD: u64 = 64 << 20;
+const MAX_BYTES: u64 = 1 << 30;
 
 /// The options of `hsdp trace`.
 #[derive(Args, Debug)]
 pub(crate) struct Options {
-    /// Flight records (rank-N.json) of one world, or folders with them
+    /// Flight records (rank-N.json, each of at most 64 MiB, together of at most 1 GiB) of one world, or folders with them
     #[arg(value_name = "DUMP", required = true)]
     dumps: Vec<PathBuf>,
 
@@ -25,16 +31,16 @@ pub(crate) struct Options {
 
 /// Reads and explains the records.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let mut records = Vec::new();
+    let (mut records, mut left) = (Vec::new(), MAX_BYTES);
     for dump in &options.dumps {
         for file in files(dump)? {
-            records.push(read(&file)?);
+            records.push(read(&file, &mut left)?);
         }
     }
     let explanation = explain(&records);
     match options.json {
-        true => print(&json::of(&explanation).to_string())?,
-        false => print(&explanation.to_string())?,
+        true => print(json::of(&explanation))?,
+        false => print(explanation)?,
     }
     Ok(Outcome::Well)
 }
@@ -65,11 +71,14 @@ fn rank(path: &Path) -> Option<u32> {
     name.strip_prefix("rank-")?.strip_suffix(".json")?.parse().ok()
 }
 
-fn read(file: &Path) -> Result<FlightRecord, String> {
-    FlightRecord::read_from(file).map_err(|error| {
-        let said = error.to_string();
-        // An error of the system names the file already.
-        let named = format!("{}: ", file.display());
-        if said.starts_with(&named) { said } else { format!("{named}{said}") }
-    })
+/// Reads a record. Its bytes are taken from those that are `left`.
+fn read(file: &Path, left: &mut u64) -> Result<FlightRecord, String> {
+    let text = file::read_text(file, MAX_RECORD.min(*left)).map_err(|error| match error {
+        FileError::TooLong { .. } if *left < MAX_RECORD => {
+            format!("{error}: all records together have at most {MAX_BYTES}")
+        }
+        error => error.to_string(),
+    })?;
+    *left -= text.len() as u64;
+    FlightRecord::from_json(&text).map_err(|error| format!("{}: {error}", file.display()))
 }

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hsdp_checkpoint::Generation;
+use hsdp_program::print;
 
 use super::open;
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
 
 /// Elements that are compared at a time.
 const BLOCK: usize = 1 << 20;
@@ -56,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         print("the checkpoints are the same, bit by bit")?;
         return Ok(Outcome::Well);
     }
-    print(&lines.join("\n"))?;
+    print(lines.join("\n"))?;
     Ok(Outcome::Wrong)
 }
 

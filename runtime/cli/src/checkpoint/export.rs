@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hsdp_checkpoint::{Disk, Exported, export};
+use hsdp_program::print;
 
 use super::Which;
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
 
 /// The options of `hsdp checkpoint export`.
 #[derive(Args, Debug)]
@@ -30,6 +31,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let most = options.file_size.saturating_mul(1_000_000);
     let Exported { files, tensors, bytes } = export((&generation, &Disk), &options.out, most)?;
     let (step, out) = (generation.manifest().step, options.out.display());
-    print(&format!("step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"))?;
+    print(format_args!(
+        "step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"
+    ))?;
     Ok(Outcome::Well)
 }

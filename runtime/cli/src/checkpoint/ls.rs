@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use hsdp_checkpoint::{Error as Unread, Generation, Manifest, STATE};
+use hsdp_program::print;
 use serde_json::{Value, json};
 
 use super::{Format, store};
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
 
 /// The options of `hsdp checkpoint ls`.
 #[derive(Args, Debug)]
@@ -33,8 +34,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     }
     let rows: Vec<Row> = steps.into_iter().map(|step| (step, store.open(step))).collect();
     match options.format {
-        Format::Text => print(&format!("{}\n{}", table(&rows), unread(&rows)))?,
-        Format::Json => print(&Value::Array(rows.iter().map(in_json).collect()).to_string())?,
+        Format::Text => print(format_args!("{}\n{}", table(&rows), unread(&rows)))?,
+        Format::Json => print(Value::Array(rows.iter().map(in_json).collect()))?,
     }
     let is_well = rows.iter().all(|(_, opened)| opened.is_ok());
     Ok(if is_well { Outcome::Well } else { Outcome::Wrong })

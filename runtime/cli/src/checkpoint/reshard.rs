@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hsdp_checkpoint::{Generation, Head, Manifest, Slice, Writer};
+use hsdp_program::print;
 
 use super::{Which, store};
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
 
 /// The options of `hsdp checkpoint reshard`.
 #[derive(Args, Debug)]
@@ -38,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
         }
     }
     let committed = draft.commit(head(manifest), count)?;
-    print(&format!("step {}: {count} files, in {}", manifest.step, committed.path.display()))?;
+    print(format_args!("step {}: {count} files, in {}", manifest.step, committed.path.display()))?;
     Ok(Outcome::Well)
 }
 

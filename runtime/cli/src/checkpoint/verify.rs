@@ -4,9 +4,10 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use clap::Args;
+use hsdp_program::print;
 
 use super::store;
-use crate::outcome::{Outcome, print};
+use crate::outcome::Outcome;
 
 /// The options of `hsdp checkpoint verify`.
 #[derive(Args, Debug)]
@@ -35,11 +36,11 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
             Err(error) => vec![error],
         };
         if wrong.is_empty() {
-            print(&format!("step {step}: intact"))?;
+            print(format_args!("step {step}: intact"))?;
         }
         for error in wrong {
             outcome = Outcome::Wrong;
-            print(&format!("step {step}: {error}"))?;
+            print(format_args!("step {step}: {error}"))?;
         }
     }
     Ok(outcome)

@@ -8,6 +8,8 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hsdp_program::stdout::{self, PrintError};
+
 use super::frame::Stream;
 use super::threads;
 
@@ -22,14 +24,15 @@ pub(super) struct Terminal {
     said: SyncSender<Said>,
 }
 
-/// The files of this attempt, and the streams that take no more. The lock is held while a line is written, so that no two lines are
+/// The files of this attempt, and whether stdout takes lines. The lock is held while a line is written, so that no two lines are
 /// mixed.
 type Output = Mutex<Files>;
 
 #[derive(Debug, Default)]
 struct Files {
     logs: HashMap<String, File>,
-    full: Vec<Stream>,
+    /// Whether stdout has refused a line. It gets no further ones.
+    has_lost: bool,
 }
 
 /// A line of the launcher, or the question whether all lines before it are written.
@@ -84,15 +87,12 @@ impl Terminal {
         Ok(())
     }
 
-    /// Writes a line of a rank, or of the program that starts them. After an error of the terminal, only the files continue.
+    /// Writes a line of a rank, or of the program that starts them. The first error of stdout is told, and the files continue.
     pub(super) fn line(&self, who: &str, stream: Stream, line: &[u8]) {
         let whole = [b"[", who.as_bytes(), b"] ", line, b"\n"].concat();
         let mut files = files(&self.output);
-        if !files.full.contains(&stream)
-            && let Err(error) = stream.write(&whole)
-        {
-            files.full.push(stream);
-            self.miss(stream, &error);
+        if let Err(error) = files.show(stream, &whole) {
+            self.say(&format!("{error}: some output of the ranks is lost"));
         }
         let Some(file) = files.logs.get_mut(who) else { return };
         let kept = file.write_all(&[line, b"\n"].concat());
@@ -102,11 +102,9 @@ impl Terminal {
         }
     }
 
-    /// Tells the user that a stream takes no more, unless its reader has ended on purpose, as `head` does.
-    fn miss(&self, stream: Stream, error: &io::Error) {
-        if stream == Stream::Stdout && error.kind() != io::ErrorKind::BrokenPipe {
-            self.say(&format!("stdout ends here: {error}"));
-        }
+    /// Whether a line could not be written to stdout.
+    pub(super) fn has_lost(&self) -> bool {
+        files(&self.output).has_lost
     }
 
     /// Prints a line of the launcher itself. Does not wait for the terminal.
@@ -138,11 +136,16 @@ fn write_all(waiting: &Receiver<Said>, output: &Output) {
     }
 }
 
-impl Stream {
-    fn write(self, line: &[u8]) -> io::Result<()> {
-        match self {
-            Self::Stdout => io::stdout().lock().write_all(line),
-            Self::Stderr => io::stderr().lock().write_all(line),
+impl Files {
+    fn show(&mut self, stream: Stream, line: &[u8]) -> Result<(), PrintError> {
+        match stream {
+            Stream::Stdout if self.has_lost => Ok(()),
+            Stream::Stdout => stdout::write(line).inspect_err(|_| self.has_lost = true),
+            Stream::Stderr => {
+                // An error of stderr cannot be reported anywhere.
+                let _ = io::stderr().lock().write_all(line);
+                Ok(())
+            }
         }
     }
 }

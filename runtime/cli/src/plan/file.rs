@@ -1,9 +1,8 @@
 //! Models in files: the format of `PLAN.md`.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 
+use hsdp_program::file::{self, FileError};
 use hsdp_sharding::{ModelSpec, Param, Unit};
 use serde::Deserialize;
 
@@ -71,17 +70,12 @@ pub(super) fn read(path: &Path) -> Result<ModelSpec, String> {
 }
 
 fn text(path: &Path) -> Result<String, String> {
-    let failed = |error: std::io::Error| {
-        let known = bundled::NAMES.join(", ");
-        format!("{}: {error}; a model is a file, or one of {known}", path.display())
-    };
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(format!("{}: it has more than {MAX_BYTES} bytes", path.display()));
-    }
-    String::from_utf8(bytes).map_err(|error| format!("{}: {error}", path.display()))
+    file::read_text(path, MAX_BYTES).map_err(|error| match error {
+        FileError::Io { .. } => {
+            format!("{error}; a model is a file, or one of {}", bundled::NAMES.join(", "))
+        }
+        error => error.to_string(),
+    })
 }
 
 /// Checks the limits that the library does not have, or would take long to check.

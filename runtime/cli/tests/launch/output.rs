@@ -106,13 +106,18 @@ fn a_reader_that_stands_still_does_not_keep_a_signal_from_the_ranks() {
 }
 
 #[test]
-fn an_output_that_takes_no_more_is_told_once() {
-    let full = File::options().write(true).open("/dev/full");
-    let Ok(full) = full else { return crate::mpi::skipped("/dev/full") };
-    let mut command =
-        command(&["launch", "--comm", "nccl", "-n", "2", "--", "sh", "-c", "echo a; echo b"]);
-    let output = command.stdout(full).stderr(Stdio::piped()).output().expect("it starts");
-    let told = String::from_utf8(output.stderr).expect("UTF-8");
-    let expected = "hsdp: stdout ends here: No space left on device (os error 28)\n";
-    assert_eq!((output.status.code(), &*told), (Some(0), expected));
+fn output_that_a_full_disk_takes_away_is_told_once_and_is_no_success() {
+    let folder = TempDir::new().expect("a folder");
+    let logs = folder.path().join("logs");
+    let logs = logs.display().to_string();
+    let script = ["sh", "-c", "echo one; echo two"];
+    let mut command = crate::job::command(
+        &[&["launch", "--comm", "nccl", "-n", "2", "--logs", &*logs, "--"], &script[..]].concat(),
+    );
+    let output = hsdp_program::testing::on_a_full_disk(&mut command).expect("the program starts");
+    let told = String::from_utf8_lossy(&output.stderr);
+    let expected = "hsdp: cannot print to stdout: No space left on device (os error 28): some output of the ranks is lost\n";
+    assert_eq!((output.status.code(), &*told), (Some(1), expected));
+    let log = fs::read_to_string(format!("{logs}/attempt-0/rank-1.log")).expect("kept");
+    assert_eq!(log, "one\ntwo\n");
 }

@@ -1,0 +1,99 @@
+//! The program with limits on time and memory: files that never end, JSON that is deep or huge, full disks.
+#![cfg(unix)]
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+
+use hsdp_program::testing::{bounded, on_a_full_disk, refusal};
+use tempfile::TempDir;
+
+fn hsdp(arguments: &[&str]) -> Command {
+    let mut command = bounded(env!("CARGO_BIN_EXE_hsdp"));
+    command.args(arguments);
+    command
+}
+
+/// The error of a command with a file as its argument, without the file's path.
+fn refused(command: &str, file: &Path) -> String {
+    let path = file.display().to_string();
+    let rest: &[&str] = if command == "plan" { &["--mesh", "1x2"] } else { &[] };
+    let error = refusal(&mut hsdp(&[&[command, &path], rest].concat()));
+    let named = format!("hsdp: {path}: ");
+    error.strip_prefix(&named).unwrap_or_else(|| panic!("{named} begins no {error}")).to_owned()
+}
+
+#[test]
+fn only_regular_files_of_bounded_length_are_read() {
+    let folder = TempDir::new().expect("a folder");
+    let [fifo, huge] = ["rank-0.json", "huge.json"].map(|name| folder.path().join(name));
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
+    File::create(&huge).and_then(|file| file.set_len(1 << 40)).expect("a hole");
+    for (command, most) in [("plan", 16 << 20), ("trace", 64 << 20)] {
+        let problem = "it is a FIFO; only regular files are read\n";
+        assert_eq!(refused(command, &fifo), problem);
+        let problem = "it is a device; only regular files are read\n";
+        assert_eq!(refused(command, Path::new("/dev/zero")), problem);
+        assert_eq!(refused(command, &huge), format!("it has more than {most} bytes\n"));
+    }
+    let error = refused("plan", folder.path());
+    assert_eq!(error, "it is a directory; only regular files are read\n");
+    // A folder has records by their names.
+    let error = refusal(&mut hsdp(&["trace", &folder.path().display().to_string()]));
+    assert!(
+        error.ends_with("/rank-0.json: it is a FIFO; only regular files are read\n"),
+        "{error}"
+    );
+}
+
+/// Seventeen records of almost 64 MiB, all of them spaces.
+#[test]
+fn all_records_together_are_bounded() {
+    let folder = TempDir::new().expect("a folder");
+    let record = folder.path().join("record.json");
+    fs::write(&record, r#"{"version": 1, "rank": 0, "size": 1, "step": 0, "epoch": 0, "began_unix_us": 0, "taken_ns": 0,
+        "overwritten": 0, "groups": [], "entries": []}"#.to_owned() + &" ".repeat((64 << 20) - 300)).expect("written");
+    let path = record.display().to_string();
+    let error = refusal(&mut hsdp(&[&["trace"], &[&*path; 17][..]].concat()));
+    assert!(error.ends_with("all records together have at most 1073741824\n"), "{error}");
+}
+
+#[test]
+fn deep_and_wide_json_is_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("file.json");
+    let deep = "[".repeat(8 << 20);
+    let wide = r#"{"name":"u","params":[]},"#.repeat(600_000);
+    for (command, text, problem) in [
+        ("plan", deep.clone(), "invalid type: sequence"),
+        ("plan", format!(r#"{{"units": {deep}"#), "invalid type: sequence"),
+        (
+            "plan",
+            format!(r#"{{"units": [{}]}}"#, wide.trim_end_matches(',')),
+            "at most 10000 are planned",
+        ),
+        ("trace", format!(r#"{{"version": 1, "rank": {deep}"#), "not a flight record: "),
+        ("trace", format!(r#"{{"version": 1, "more": {deep}"#), "not a flight record: "),
+    ] {
+        fs::write(&file, text).expect("written");
+        let error = refused(command, &file);
+        assert!(error.contains(problem), "{command}: {error}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_one_line_and_no_success() {
+    for arguments in [
+        &["plan", "gpt2-small", "--mesh", "1x2"][..],
+        &["plan", "gpt2-small", "--mesh", "1x2", "--json"],
+        &["doctor"],
+        &["completions", "bash"],
+        &["--help"],
+        &["--version"],
+    ] {
+        let output = on_a_full_disk(&mut hsdp(arguments)).expect("the program starts");
+        let error = String::from_utf8_lossy(&output.stderr);
+        let expected = "hsdp: cannot print to stdout: No space left on device (os error 28)\n";
+        assert_eq!((output.status.code(), &*error), (Some(2), expected), "{arguments:?}");
+    }
+}
