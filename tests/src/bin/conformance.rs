@@ -1,8 +1,7 @@
 //! Runs conformance cases and prints one line a case, then a closing count.
 //!
-//! Exits 1 if a case failed, 2 if an argument is invalid or a case cannot be read.
+//! Exits 1 if a case failed or a line cannot be printed, 2 if an argument is invalid or a case cannot be read.
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +9,8 @@ use clap::{Parser, ValueEnum};
 #[cfg(feature = "cuda")]
 use hsdp::Offload;
 use hsdp::Placement;
+use hsdp_program::stdout::PrintError;
+use hsdp_program::{Failure, command_line, print};
 use hsdp_tests::conformance::{Carrier, Case, Site, Verdict};
 
 /// Runs conformance cases: folders in the format of tests/cases/FORMAT.md.
@@ -22,7 +23,7 @@ struct Arguments {
     /// The device of the arithmetic.
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     device: Device,
-    /// Folders with a case.json.
+    /// Folders with a case.json of at most 4 MiB; a file of tensors has at most 256 MiB.
     #[arg(value_name = "CASE_DIR", required = true)]
     cases: Vec<PathBuf>,
 }
@@ -54,30 +55,16 @@ struct Counts {
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error) if !error.use_stderr() => {
-            return match error.print() {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(_) => ExitCode::FAILURE,
-            };
-        }
-        Err(error) => return refuse(&first_paragraph(&error.to_string())),
-    };
-    let site = match site(&arguments) {
-        Ok(site) => site,
-        Err(what) => return refuse(&what),
-    };
-    let cases = arguments.cases.iter().map(|dir| Case::read(dir)).collect::<Result<Vec<_>, _>>();
-    match cases {
-        Ok(cases) => {
-            let ended = run(&cases, site);
-            #[cfg(feature = "mpi")]
-            hsdp_tests::conformance::leave();
-            ended.unwrap_or_else(|error| refuse(&format!("standard output: {error}")))
-        }
-        Err(error) => refuse(&error.to_string()),
-    }
+    hsdp_program::run("conformance", || {
+        let arguments: Arguments = command_line::read()?;
+        let site = site(&arguments).map_err(Failure::input)?;
+        let cases = arguments.cases.iter().map(|dir| Case::read(dir));
+        let cases = cases.collect::<Result<Vec<_>, _>>().map_err(Failure::input)?;
+        let ended = run(&cases, site);
+        #[cfg(feature = "mpi")]
+        hsdp_tests::conformance::leave();
+        Ok(ended?)
+    })
 }
 
 /// Where cases are to run, if this build can do it.
@@ -157,26 +144,21 @@ fn nccl(_: Placement) -> Result<Carrier, String> {
     Err("--comm nccl: this build has no such collectives, only local".to_owned())
 }
 
-fn run(cases: &[Case], site: Site) -> io::Result<ExitCode> {
+fn run(cases: &[Case], site: Site) -> Result<ExitCode, PrintError> {
     if !tells(site) {
         cases.iter().for_each(|case| drop(case.run_on(site)));
         return Ok(ExitCode::SUCCESS);
     }
-    let mut out = io::stdout().lock();
     let width = cases.iter().map(|case| case.name().len()).max().unwrap_or(0);
     let mut counts = Counts::default();
     for case in cases {
         let verdict = case.run_on(site);
         let word = counts.count(&verdict);
-        writeln!(out, "{word:<4}  {:width$}  {verdict}", case.name())?;
-        out.flush()?;
+        print(format_args!("{word:<4}  {:width$}  {verdict}", case.name()))?;
     }
-    writeln!(
-        out,
-        "{} passed, {} failed, {} skipped",
-        counts.passed, counts.failed, counts.skipped
-    )?;
-    Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let Counts { passed, failed, skipped } = counts;
+    print(format_args!("{passed} passed, {failed} failed, {skipped} skipped"))?;
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl Counts {
@@ -190,19 +172,4 @@ impl Counts {
         *count += 1;
         word
     }
-}
-
-/// One clear line, and exit code 2.
-fn refuse(what: &str) -> ExitCode {
-    // If nobody reads standard error there is nobody to tell.
-    let _ = writeln!(io::stderr(), "conformance: {what}");
-    ExitCode::from(2)
-}
-
-/// clap explains itself in several paragraphs; the first has the error.
-fn first_paragraph(message: &str) -> String {
-    let lines: Vec<&str> =
-        message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    let text = lines.join(" ");
-    text.strip_prefix("error: ").unwrap_or(&text).to_owned()
 }

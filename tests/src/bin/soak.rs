@@ -1,11 +1,10 @@
-//! Random steps with random faults on random meshes. Exits 1 with the error that it found, 2 if an argument is invalid.
+//! Random steps with random faults on random meshes. Exits 1 with the error that it found, or if a line cannot be printed, 2 if an argument is invalid.
 
-use std::fmt;
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 use hsdp::memory::CountingAllocator;
+use hsdp_program::{Failure, command_line, print};
 use hsdp_tests::soak::{Report, SoakOptions, Trial, soak};
 
 #[global_allocator]
@@ -35,33 +34,28 @@ fn seed(text: &str) -> Result<u64, std::num::ParseIntError> {
 }
 
 fn main() -> ExitCode {
-    let Arguments { steps, seed, show } = Arguments::parse();
-    if let Some(seed) = show {
-        say(&mut io::stdout(), &Trial::of(seed));
-        return ExitCode::SUCCESS;
-    }
+    hsdp_program::run("soak", || {
+        let Arguments { steps, seed, show } = command_line::read()?;
+        match show {
+            Some(seed) => print(Trial::of(seed))?,
+            None => run(SoakOptions { steps, seed })?,
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn run(options: SoakOptions) -> Result<(), Failure> {
     // Hundreds of panics are injected: their messages are in the errors of the other ranks.
     std::panic::set_hook(Box::new(|_| {}));
     let mut next = 0;
+    let mut printed = Ok(());
     let progress = |Report { steps, worlds, .. }: &Report| {
-        if *steps >= next {
-            say(&mut io::stdout(), &format_args!("{steps} steps, {worlds} worlds"));
+        if *steps >= next && printed.is_ok() {
+            printed = print(format_args!("{steps} steps, {worlds} worlds"));
             next = steps + 1000;
         }
     };
-    match soak(SoakOptions { steps, seed }, progress) {
-        Ok(report) => {
-            say(&mut io::stdout(), &report);
-            ExitCode::SUCCESS
-        }
-        Err(found) => {
-            say(&mut io::stderr(), &found);
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// A closed pipe is no error.
-fn say(to: &mut dyn Write, what: &dyn fmt::Display) {
-    let _ = writeln!(to, "{what}");
+    let report = soak(options, progress).map_err(Failure::work)?;
+    printed?;
+    Ok(print(report)?)
 }

@@ -1,9 +1,10 @@
 //! A case, from its folder to its verdict.
 
-use std::fs;
 use std::path::Path;
 
-use hsdp::{DType, Mesh};
+use hsdp::{DType, Mesh, ModelOptions, ModelSpec, Plan};
+use hsdp_program::file;
+use hsdp_program::memory::{Limit, Need};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -11,6 +12,12 @@ use super::{CaseError, ReduceCase, Site, TrainCase, Verdict, VjpCase};
 
 /// So many threads every machine has room for.
 pub const MOST_RANKS: usize = 128;
+
+/// The most bytes of a `case.json`.
+const MAX_JSON: u64 = 4 << 20;
+
+/// The most microbatches of a step.
+const MAX_MICROBATCHES: usize = 1024;
 
 /// A case that has been read: everything in it makes sense, and nothing has run.
 #[derive(Debug)]
@@ -94,6 +101,32 @@ impl Case {
     }
 }
 
+/// Checks the number of microbatches of a step.
+pub(super) fn check_microbatches(count: usize) -> Result<(), String> {
+    match (1..=MAX_MICROBATCHES).contains(&count) {
+        true => Ok(()),
+        false => Err(format!("microbatches is {count}: expected 1 to {MAX_MICROBATCHES}")),
+    }
+}
+
+/// Checks that the memory of all ranks is within that of this process: of their models as planned, and of `own` on each rank.
+pub(super) fn check_memory(
+    spec: ModelSpec,
+    options: &ModelOptions,
+    own: &[(&str, u64)],
+) -> Result<(), String> {
+    let plan = Plan::new(spec, options.mesh, options.plan_options());
+    let plan = plan.map_err(|error| error.to_string())?;
+    // More ranks are skipped.
+    let ranks = options.mesh.world_size().min(MOST_RANKS) as u64;
+    let model = [("the model", plan.memory().total().get())];
+    let of_rank = own.iter().chain(&model);
+    let of_all = of_rank.fold(Need::default(), |need, (part, bytes)| {
+        need.with(format!("{part} of {ranks} ranks"), bytes.saturating_mul(ranks))
+    });
+    of_all.check(Limit::of_process()).map_err(|error| error.to_string())
+}
+
 /// A mesh as a case spells it: replicate, then shard.
 pub(super) fn mesh([replicate, shard]: [usize; 2]) -> Result<Mesh, String> {
     Mesh::new(replicate, shard).map_err(|error| error.to_string())
@@ -109,7 +142,6 @@ pub(super) fn real_dtype(field: &str, text: &str) -> Result<DType, String> {
 
 /// Reads a JSON file, and ignores unknown fields.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, CaseError> {
-    let text =
-        fs::read_to_string(path).map_err(|source| CaseError::Io { path: path.into(), source })?;
+    let text = file::read_text(path, MAX_JSON)?;
     serde_json::from_str(&text).map_err(|source| CaseError::Json { path: path.into(), source })
 }

@@ -2,18 +2,15 @@
 
 use std::path::PathBuf;
 
+use hsdp_program::file::FileError;
+
 /// A case that cannot be read. Its message is one line that begins with the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaseError {
-    /// A file is not there, or cannot be read.
-    #[error("{}: {source}", .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    /// A file is missing, no regular file, or too long.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// `case.json` is no JSON, or lacks a field.
     #[error("{}: {source}", .path.display())]
     Json {

@@ -1,12 +1,15 @@
 //! Tensors from safetensors files, by name.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use hsdp_program::file;
 use safetensors::{Dtype, SafeTensors};
 
 use super::CaseError;
+
+/// The most bytes of a file.
+const MAX_BYTES: u64 = 256 << 20;
 
 /// The tensors of one file, all of the same dtype.
 #[derive(Debug)]
@@ -47,7 +50,7 @@ impl Number for i32 {
 impl<T: Number> TensorFile<T> {
     /// Reads a whole file.
     pub(super) fn read(path: &Path) -> Result<Self, CaseError> {
-        let bytes = fs::read(path).map_err(|source| CaseError::Io { path: path.into(), source })?;
+        let bytes = file::read(path, MAX_BYTES)?;
         let file = SafeTensors::deserialize(&bytes)
             .map_err(|source| CaseError::SafeTensors { path: path.into(), source })?;
         let mut tensors = BTreeMap::new();

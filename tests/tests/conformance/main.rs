@@ -1,5 +1,6 @@
 //! Conformance cases: those in `tests/cases`, which `FORMAT.md` there describes, cases made at random, and the runner as a program.
 
+mod bounds;
 mod cases;
 mod program;
 mod vjp;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,15 +25,12 @@ pub(super) struct Terminal {
     said: SyncSender<Said>,
 }
 
-/// The files of this attempt, and whether stdout takes lines. The lock is held while a line is written, so that no two lines are
-/// mixed.
-type Output = Mutex<Files>;
-
 #[derive(Debug, Default)]
-struct Files {
-    logs: HashMap<String, File>,
+struct Output {
+    /// The files of this attempt. The lock is held while a line is written, so that no two lines are mixed.
+    logs: Mutex<HashMap<String, File>>,
     /// Whether stdout has refused a line. It gets no further ones.
-    has_lost: bool,
+    has_lost: AtomicBool,
 }
 
 /// A line of the launcher, or the question whether all lines before it are written.
@@ -83,28 +81,28 @@ impl Terminal {
             let file = File::create(&path).map_err(|error| cannot_make(&path, &error))?;
             logs.insert(who, file);
         }
-        files(&self.output).logs = logs;
+        *self.output.lock() = logs;
         Ok(())
     }
 
     /// Writes a line of a rank, or of the program that starts them. The first error of stdout is told, and the files continue.
     pub(super) fn line(&self, who: &str, stream: Stream, line: &[u8]) {
         let whole = [b"[", who.as_bytes(), b"] ", line, b"\n"].concat();
-        let mut files = files(&self.output);
-        if let Err(error) = files.show(stream, &whole) {
+        let mut logs = self.output.lock();
+        if let Err(error) = self.output.show(stream, &whole) {
             self.say(&format!("{error}: some output of the ranks is lost"));
         }
-        let Some(file) = files.logs.get_mut(who) else { return };
+        let Some(file) = logs.get_mut(who) else { return };
         let kept = file.write_all(&[line, b"\n"].concat());
         if let Err(error) = kept {
-            files.logs.remove(who);
+            logs.remove(who);
             self.say(&format!("the log of [{who}] ends here: {error}"));
         }
     }
 
-    /// Whether a line could not be written to stdout.
+    /// Whether a line could not be written to stdout. Does not wait for the terminal.
     pub(super) fn has_lost(&self) -> bool {
-        files(&self.output).has_lost
+        self.output.has_lost.load(Ordering::Relaxed)
     }
 
     /// Prints a line of the launcher itself. Does not wait for the terminal.
@@ -126,7 +124,7 @@ fn write_all(waiting: &Receiver<Said>, output: &Output) {
     for said in waiting {
         match said {
             Said::Line(line) => {
-                let _files = files(output);
+                let _logs = output.lock();
                 let _ = io::stderr().lock().write_all(line.as_bytes());
             }
             Said::All(written) => {
@@ -136,11 +134,17 @@ fn write_all(waiting: &Receiver<Said>, output: &Output) {
     }
 }
 
-impl Files {
-    fn show(&mut self, stream: Stream, line: &[u8]) -> Result<(), PrintError> {
+impl Output {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, File>> {
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a line that is not mixed with others, while the caller holds the lock.
+    fn show(&self, stream: Stream, line: &[u8]) -> Result<(), PrintError> {
         match stream {
-            Stream::Stdout if self.has_lost => Ok(()),
-            Stream::Stdout => stdout::write(line).inspect_err(|_| self.has_lost = true),
+            Stream::Stdout if self.has_lost.load(Ordering::Relaxed) => Ok(()),
+            Stream::Stdout => stdout::write(line)
+                .inspect_err(|_| self.has_lost.store(true, Ordering::Relaxed)),
             Stream::Stderr => {
                 // An error of stderr cannot be reported anywhere.
                 let _ = io::stderr().lock().write_all(line);
@@ -148,10 +152,6 @@ impl Files {
             }
         }
     }
-}
-
-fn files(output: &Output) -> MutexGuard<'_, Files> {
-    output.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn cannot_make(path: &Path, error: &io::Error) -> String {

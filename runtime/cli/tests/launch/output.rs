@@ -1,13 +1,12 @@
 //! The output of ranks.
 
-use std::fs::{self, File};
-use std::process::Stdio;
+use std::fs;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::job::{Job, NCCL, command, ran, until_gone};
+use crate::job::{Job, NCCL, ran, until_gone};
 
 /// Each rank writes lines in two parts, on both streams, as fast as it can.
 #[test]

@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use hsdp::Accumulation;
+use hsdp::{Accumulation, Placement};
 use serde::Deserialize;
 
 use super::{CaseParam, ReduceCase};
 use crate::conformance::CaseError;
-use crate::conformance::case::{mesh, read_json, real_dtype};
+use crate::conformance::case::{check_memory, check_microbatches, mesh, read_json, real_dtype};
 use crate::conformance::tensors::TensorFile;
+
+/// The most units of a model.
+const MAX_UNITS: usize = 10_000;
 
 /// `case.json`.
 #[derive(Deserialize)]
@@ -56,10 +59,9 @@ impl ReduceCase {
 
 impl Described {
     fn understood(self) -> Result<ReduceCase, String> {
-        if self.microbatches == 0 {
-            return Err("microbatches is 0: the least is 1".to_owned());
-        }
-        Ok(ReduceCase {
+        check_microbatches(self.microbatches)?;
+        self.check_units()?;
+        let case = ReduceCase {
             mesh: mesh(self.mesh)?,
             accumulation: accumulation(&self.accumulation)?,
             param_dtype: real_dtype("param_dtype", &self.param_dtype)?,
@@ -71,7 +73,23 @@ impl Described {
             exact: self.exact,
             gradients: BTreeMap::new(),
             expected: BTreeMap::new(),
-        })
+        };
+        check_memory(case.spec(), &case.options(Placement::Host), &[])?;
+        Ok(case)
+    }
+
+    fn check_units(&self) -> Result<(), String> {
+        let (units, microbatches) = (self.units.len(), self.microbatches);
+        if units > MAX_UNITS {
+            return Err(format!("units has {units} units: the most is {MAX_UNITS}"));
+        }
+        let used_in = self.units.iter().flatten().filter_map(|param| param.used_in.as_ref());
+        match used_in.map(Vec::len).max() {
+            Some(most) if most > microbatches => {
+                Err(format!("used_in has {most} microbatches, the case has {microbatches}"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

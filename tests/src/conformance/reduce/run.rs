@@ -109,7 +109,7 @@ impl ReduceCase {
         Ok(Reduced { full: gradients.full(&model)?, shards, ledger })
     }
 
-    fn spec(&self) -> ModelSpec {
+    pub(super) fn spec(&self) -> ModelSpec {
         let declare = |unit: usize, params: &Vec<CaseParam>| {
             params.iter().fold(Unit::new(unit.to_string()), |declared, param| {
                 let parameter = Param::new(format!("{unit}.{}", param.name), param.shape.clone());
@@ -120,7 +120,7 @@ impl ReduceCase {
         units.fold(ModelSpec::new(), |spec, (unit, params)| spec.unit(declare(unit, params)))
     }
 
-    fn options(&self, placement: Placement) -> ModelOptions {
+    pub(super) fn options(&self, placement: Placement) -> ModelOptions {
         ModelOptions {
             placement,
             precision: Precision {

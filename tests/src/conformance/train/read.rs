@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use hsdp::AdamWOptions;
-use hsdp_candle::gpt::{Gpt, GptConfig};
+use hsdp::{AdamWOptions, Placement};
+use hsdp_candle::gpt::{Gpt, GptConfig, Kept};
 use serde::Deserialize;
 
 use super::{Expected, TrainCase};
 use crate::conformance::CaseError;
-use crate::conformance::case::{mesh, read_json, real_dtype};
+use crate::conformance::case::{check_memory, check_microbatches, mesh, read_json, real_dtype};
 use crate::conformance::tensors::TensorFile;
 
 /// `case.json`.
@@ -91,11 +91,21 @@ impl TrainCase {
     }
 }
 
+/// The tensors that a forward keeps for its backward.
+fn kept(gpt: &Gpt, case: &TrainCase) -> [(&'static str, u64); 4] {
+    let Kept { activations, scores, mask, logits, .. } = gpt.kept(case.batch, case.param_dtype);
+    [
+        ("activations", activations),
+        ("attention scores", scores),
+        ("causal masks", mask),
+        ("logits", logits),
+    ]
+}
+
 impl Described {
     fn understood(self) -> Result<TrainCase, String> {
-        for (field, count) in
-            [("steps", self.steps), ("microbatches", self.microbatches), ("batch", self.batch)]
-        {
+        check_microbatches(self.microbatches)?;
+        for (field, count) in [("steps", self.steps), ("batch", self.batch)] {
             if count == 0 {
                 return Err(format!("{field} is 0: the least is 1"));
             }
@@ -113,9 +123,9 @@ impl Described {
         }
         let Model { vocab, context, width, heads, layers } = self.model;
         let model = GptConfig { vocab, context, width, heads, layers };
-        Gpt::new(model).map_err(|error| error.to_string())?;
+        let gpt = Gpt::new(model).map_err(|error| error.to_string())?;
         let AdamW { lr: learning_rate, betas, eps, weight_decay } = self.adamw;
-        Ok(TrainCase {
+        let case = TrainCase {
             mesh: mesh(self.mesh)?,
             param_dtype: real_dtype("param_dtype", &self.param_dtype)?,
             reduce_dtype: real_dtype("reduce_dtype", &self.reduce_dtype)?,
@@ -133,6 +143,8 @@ impl Described {
                 grad_norm: self.expected.grad_norm,
                 parameters: None,
             },
-        })
+        };
+        check_memory(model.spec(), &case.options(Placement::Host), &kept(&gpt, &case))?;
+        Ok(case)
     }
 }

@@ -138,7 +138,7 @@ impl TrainCase {
         Ok(Trained { loss, grad_norm, parameters: model.full_parameters()?, ledger })
     }
 
-    fn options(&self, placement: Placement) -> ModelOptions {
+    pub(super) fn options(&self, placement: Placement) -> ModelOptions {
         let f16 = [self.param_dtype, self.reduce_dtype].contains(&DType::F16);
         ModelOptions {
             precision: Precision {
