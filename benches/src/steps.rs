@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use hsdp::{
-    Error, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param,
+    Error, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param, Plan,
     ShardedModel, Step, StepOptions, Unit, UnitId, World,
 };
+
+use hsdp_program::Failure;
+use hsdp_program::memory::{Need, product};
 
 use crate::stopwatch::{Part, Stopwatch};
 
@@ -43,6 +46,23 @@ impl Size {
             Unit::new(format!("unit-{index}")).param(Param::new(format!("w{index}"), [numel]))
         };
         (0..self.units).fold(ModelSpec::new(), |spec, index| spec.unit(unit(index)))
+    }
+
+    /// The memory of steps on all ranks of this process.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] if the model cannot be planned.
+    pub fn need(&self, options: &ModelOptions) -> Result<Need, Failure> {
+        let plan = Plan::new(self.spec(), options.mesh, options.plan_options());
+        let model = plan.map_err(Failure::input)?.memory().total().get();
+        let units = match self.gradients {
+            Gradients::OneForAll => 1,
+            Gradients::OfEachUnit => self.units as usize,
+        };
+        let ranks = options.mesh.world_size();
+        let gradients = product(&[ranks, units, self.numel as usize, size_of::<f32>()]);
+        let need = Need::default().with("the gradients of all ranks", gradients);
+        Ok(need.with("the models of all ranks", model.saturating_mul(ranks as u64)))
     }
 }
 

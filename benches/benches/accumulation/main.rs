@@ -34,10 +34,11 @@ use crate::report::Times;
 
 fn main() -> ExitCode {
     program::run(|options: Options| {
-        if let Some(times) = measure(&options)? {
-            report::print(&options, &times);
+        options.check()?;
+        match measure(&options)? {
+            Some(times) => Ok(report::show(&options, &times)?),
+            None => Ok(()),
         }
-        Ok::<_, String>(())
     })
 }
 

@@ -4,8 +4,13 @@ use std::fmt;
 
 use clap::{Parser, ValueEnum};
 use hsdp::{Accumulation, DType, FullCopies, Mesh, ModelOptions, Objective, Precision};
+use hsdp_benches::program::check_threads;
 use hsdp_benches::steps::{Gradients, Size};
 use hsdp_kernels::Wire;
+use hsdp_program::Failure;
+use hsdp_program::memory::Limit;
+
+use crate::bare::Bare;
 
 /// Measures the step of a sharded model without its arithmetic, beside a bare loop over the same bytes.
 #[derive(Debug, Parser)]
@@ -17,14 +22,14 @@ pub(crate) struct Options {
     /// The mesh, replicate x shard.
     #[arg(long, default_value = "2x2")]
     pub(crate) mesh: Mesh,
-    /// The number of units, all of one size.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The number of units, all of one size; at most 10000.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) units: u32,
     /// The number of elements of a unit.
     #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
-    /// The number of microbatches in a step.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The number of microbatches in a step; at most 65536.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) microbatches: u32,
     /// The dtype of gathered parameters and of gradients: f32, bf16 or f16.
     #[arg(long, default_value = "f32", value_parser = real)]
@@ -41,8 +46,8 @@ pub(crate) struct Options {
     /// The number of units that are gathered ahead.
     #[arg(long, default_value_t = 1)]
     pub(crate) prefetch: usize,
-    /// The number of measured steps, after one that is not measured.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The number of measured steps, after one that is not measured; at most 1000000.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) repeat: u32,
     /// An option that `cargo bench` passes to every bench.
     #[arg(long, hide = true)]
@@ -77,6 +82,17 @@ fn real(text: &str) -> Result<DType, String> {
 impl Options {
     pub(crate) fn ranks(&self) -> usize {
         self.mesh.world_size()
+    }
+
+    /// Checks that the memory of all ranks, and of the bare loop beside them, is within that of this process.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.comm == Comm::Mpi {
+            return Ok(());
+        }
+        check_threads(self.mesh)?;
+        let need = self.size().need(&self.of_model())?;
+        let of_loop = if Bare::serves(self) { need.bytes() } else { 0 };
+        Ok(need.with("the bare loop", of_loop).check(Limit::of_process())?)
     }
 
     pub(crate) fn numel(&self) -> usize {

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use hsdp_benches::times::{least, median};
+use hsdp_program::print;
+use hsdp_program::stdout::PrintError;
 
 use crate::bare::Bare;
 use crate::bytes;
@@ -22,34 +24,33 @@ impl Times {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "a command-line program")]
-pub(crate) fn print(options: &Options, times: &Times) {
+pub(crate) fn show(options: &Options, times: &Times) -> Result<(), PrintError> {
     let Options { mesh, units, numel, microbatches, param_dtype, reduce_dtype, .. } = options;
     let Options { mode, full_copies, comm, .. } = options;
-    println!(
+    print(format_args!(
         "{comm}, mesh {mesh}, {units} units of {numel} parameters in {param_dtype}, {microbatches} microbatches, \
          {reduce_dtype} wire, {mode}, full copies {full_copies}"
-    );
+    ))?;
     let bytes = bytes::of_a_step(options);
     let measured = [("hsdp", &times.runtime), ("bare loop", &times.bare)];
     let measured = if Bare::serves(options) { &measured[..] } else { &measured[..1] };
     for (name, times) in measured {
         let [least, median] = [least(times), median(times)].map(|time| time.as_secs_f64());
         let rate = bytes as f64 / least / 1e9;
-        println!(
+        print(format_args!(
             "  {name:<10} least {least:.3} s, median {median:.3} s, {rate:.1} GB/s of {:.2} GB",
             bytes as f64 / 1e9
-        );
+        ))?;
     }
     if !Bare::serves(options) {
-        return;
+        return Ok(());
     }
     let [least, median] =
         [least, median].map(|of| of(&times.runtime).as_secs_f64() / of(&times.bare).as_secs_f64());
     let turns = of_turns(times);
-    println!(
+    print(format_args!(
         "  hsdp / bare loop: {least:.3} (least), {median:.3} (median), {turns:.3} (median of the ratios of turns)"
-    );
+    ))
 }
 
 /// The one in the middle of the ratios of neighboring steps: a machine whose memory is faster at times, as one that others share, is so for both.

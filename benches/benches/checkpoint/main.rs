@@ -16,9 +16,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hsdp_benches::program;
+use hsdp::ModelOptions;
+use hsdp_benches::program::{self, check_threads};
 use hsdp_benches::times::{least, median};
 use hsdp_checkpoint::{Disk, Store};
+use hsdp_program::memory::Limit;
+use hsdp_program::stdout::PrintError;
+use hsdp_program::{Failure, print};
 
 use crate::measure::{Measured, Round, measure};
 use crate::options::Options;
@@ -27,7 +31,10 @@ fn main() -> ExitCode {
     program::run(|options: Options| run(&options.scaled()))
 }
 
-fn run(options: &Options) -> Result<(), String> {
+fn run(options: &Options) -> Result<(), Failure> {
+    check_threads(options.mesh)?;
+    let model = ModelOptions::on(options.mesh);
+    options.size().need(&model)?.check(Limit::of_process())?;
     let folder = match &options.out {
         Some(out) => tempfile::tempdir_in(out),
         None => tempfile::tempdir(),
@@ -35,21 +42,24 @@ fn run(options: &Options) -> Result<(), String> {
     let folder = folder.map_err(|error| format!("cannot make a folder: {error}"))?;
     let measured = measure(options, folder.path()).map_err(|error| error.to_string())?;
     let newest = Store::new(folder.path(), Arc::new(Disk)).latest();
-    let newest = newest.map_err(|error| error.to_string())?.ok_or("no checkpoint is there")?;
+    let newest = newest
+        .map_err(|error| error.to_string())?
+        .ok_or_else(|| "no checkpoint is there".to_owned())?;
     if let Some(damage) = newest.verify().first() {
-        return Err(damage.to_string());
+        return Err(Failure::work(damage));
     }
-    print(options, &measured);
-    Ok(())
+    Ok(show(options, &measured)?)
 }
 
-#[expect(clippy::print_stdout, reason = "what a bench is for")]
-fn print(options: &Options, measured: &Measured) {
+fn show(options: &Options, measured: &Measured) -> Result<(), PrintError> {
     let Options { mesh, units, numel, repeat, .. } = options;
-    println!("{units} units of {numel} parameters on {mesh}, AdamW: {} a save", measured.bytes);
+    print(format_args!(
+        "{units} units of {numel} parameters on {mesh}, AdamW: {} a save",
+        measured.bytes
+    ))?;
     let (first, later) = measured.rounds.split_at(1);
-    println!("first save: {}", line(first));
-    println!("{repeat} more:     {}", line(later));
+    print(format_args!("first save: {}", line(first)))?;
+    print(format_args!("{repeat} more:     {}", line(later)))
 }
 
 /// The least and the median of what some rounds took, and the ratios of these.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{AdamW, AdamWOptions, ByteCount, Error, ModelOptions, World};
-use hsdp_benches::steps::{Gradients, Size, Steps};
+use hsdp_benches::steps::Steps;
 use hsdp_comm::{Channel, Group, Stage, Tag};
 use hsdp_kernels::copy_past_caches;
 use serde_json::Value;
@@ -62,10 +62,9 @@ fn rank(
     world: World,
     (options, folder): (&Options, &Path),
 ) -> Result<(ByteCount, Vec<Round>), Error> {
-    let Options { mesh, units, numel, repeat, .. } = *options;
-    let size = Size { units, numel, microbatches: 1, gradients: Gradients::OneForAll };
+    let Options { mesh, repeat, .. } = *options;
     let together = world.world_group(Channel::User);
-    let mut steps = Steps::new(world, size, ModelOptions::on(mesh))?;
+    let mut steps = Steps::new(world, options.size(), ModelOptions::on(mesh))?;
     let mut adamw = AdamW::new(steps.model(), AdamWOptions::default());
     let with = CheckpointOptions::default();
     let mut checkpoints = Checkpoints::open(steps.model(), folder, with)?;

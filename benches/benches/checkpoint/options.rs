@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use hsdp::Mesh;
+use hsdp_benches::steps::{Gradients, Size};
 
 /// Measures how long training waits for a save in the background.
 #[derive(Clone, Debug, Parser)]
@@ -12,14 +13,14 @@ pub(crate) struct Options {
     /// The mesh, replicate x shard.
     #[arg(long, default_value = "2x2")]
     pub(crate) mesh: Mesh,
-    /// The number of units, each with one parameter.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The number of units, each with one parameter; at most 10000.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) units: u32,
     /// The number of elements of a parameter.
     #[arg(long, default_value_t = 2_097_152, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
-    /// The number of measured saves, after a first one that is reported separately because its memory is fresh.
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The number of measured saves, after a first one that is reported separately because its memory is fresh; at most 1000000.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) repeat: u32,
     /// The folder in which the bench makes a folder of checkpoints, which it removes at the end; by default the system's folder for temporary files.
     #[arg(long)]
@@ -33,6 +34,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    pub(crate) fn size(&self) -> Size {
+        let Self { units, numel, .. } = *self;
+        Size { units, numel, microbatches: 1, gradients: Gradients::OneForAll }
+    }
+
     /// The options, with small sizes for `--smoke`.
     pub(crate) fn scaled(self) -> Self {
         if self.smoke { Self { numel: 4096, repeat: 2, ..self } } else { self }

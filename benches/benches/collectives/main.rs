@@ -30,6 +30,7 @@ mod units;
 use std::process::ExitCode;
 
 use hsdp_benches::program;
+use hsdp_program::Failure;
 
 use crate::case::Collective;
 use crate::options::Options;
@@ -38,8 +39,9 @@ fn main() -> ExitCode {
     program::run(|options: Options| measure(&options))
 }
 
-fn measure(options: &Options) -> Result<(), String> {
-    report::heading(options);
+fn measure(options: &Options) -> Result<(), Failure> {
+    options.check()?;
+    report::heading(options)?;
     let asked_for = |it: &&Collective| options.only.is_empty() || options.only.contains(&it.name);
     for collective in general::ALL.iter().chain(&units::ALL).filter(asked_for) {
         for &ranks in &options.ranks {
@@ -50,7 +52,7 @@ fn measure(options: &Options) -> Result<(), String> {
                     collective,
                     place,
                     &timing::measure(options, collective, place)?,
-                );
+                )?;
             }
         }
     }

@@ -7,6 +7,7 @@ use clap::{Parser, ValueEnum};
 use crate::case::{Bus, Collective};
 use crate::{general, units};
 use hsdp_benches::size::{Size, duration};
+use hsdp_program::memory::{Limit, Need, TooMuch, product};
 
 /// The size at which latency is measured: two elements of f32.
 const SMALLEST: Size = Size(8);
@@ -15,13 +16,13 @@ const SMALLEST: Size = Size(8);
 #[derive(Debug, Parser)]
 #[command(name = "collectives")]
 pub(crate) struct Options {
-    /// Numbers of ranks.
+    /// Numbers of ranks, at most 64.
     #[arg(long, default_value = "2,4", value_delimiter = ',', value_parser = ranks)]
     pub(crate) ranks: Vec<usize>,
     /// The smallest size, of the larger of a rank's two buffers. 8 bytes are always measured, too.
     #[arg(long, default_value = "1KiB")]
     from: Size,
-    /// The largest size.
+    /// The largest size, as far as memory allows.
     #[arg(long, default_value = "16MiB")]
     to: Size,
     /// The factor from one size to the next.
@@ -30,8 +31,8 @@ pub(crate) struct Options {
     /// The names of the collectives to measure; all by default.
     #[arg(long, value_delimiter = ',', value_parser = name)]
     pub(crate) only: Vec<&'static str>,
-    /// The number of timed rows of calls.
-    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The number of timed rows of calls, at most 1000000.
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) samples: u32,
     /// The duration of a row of calls, which has at least five calls.
     #[arg(long, default_value = "10ms", value_parser = duration)]
@@ -53,6 +54,15 @@ pub(crate) enum Format {
 }
 
 impl Options {
+    /// Checks that the two buffers of all ranks are within the memory of this process.
+    pub(crate) fn check(&self) -> Result<(), TooMuch> {
+        let most = self.ranks.iter().max().copied().unwrap_or(1);
+        let buffers = product(&[most, 2, self.to.0]);
+        Need::default()
+            .with(format!("the buffers of {most} ranks"), buffers)
+            .check(Limit::of_process())
+    }
+
     /// The sizes at which a collective is measured.
     pub(crate) fn sizes_of(&self, collective: &Collective) -> Vec<Size> {
         if collective.bus == Bus::Empty {

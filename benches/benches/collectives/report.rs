@@ -2,29 +2,35 @@
 
 use std::time::Duration;
 
+use hsdp_program::print;
+use hsdp_program::stdout::PrintError;
+
 use crate::case::{Bus, Collective};
 use crate::options::{Format, Options};
 use crate::place::Place;
 use crate::timing::Times;
 
-#[expect(clippy::print_stdout, reason = "a command-line program")]
-pub(crate) fn heading(options: &Options) {
+pub(crate) fn heading(options: &Options) -> Result<(), PrintError> {
     if options.format == Format::Table {
         let names = ["size", "least", "median", "alg GB/s", "bus GB/s"];
         let names: String = names.iter().map(|name| format!("{name:>12}")).collect();
-        println!("{:<22} {:>5}{names}", "collective", "ranks");
+        print(format_args!("{:<22} {:>5}{names}", "collective", "ranks"))?;
     }
+    Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "a command-line program")]
-pub(crate) fn row(options: &Options, collective: &Collective, place: Place, times: &Times) {
+pub(crate) fn row(
+    options: &Options,
+    collective: &Collective,
+    place: Place,
+    times: &Times,
+) -> Result<(), PrintError> {
     let Collective { name, bus, .. } = collective;
     let (ranks, Times { least, median }) = (place.ranks, times);
     let bytes = if *bus == Bus::Empty { 0 } else { place.size().0 };
     if options.format == Format::Lines {
         let [least, median] = [least, median].map(Duration::as_secs_f64);
-        println!("{name} {ranks} {bytes} {least:.9} {median:.9}");
-        return;
+        return print(format_args!("{name} {ranks} {bytes} {least:.9} {median:.9}"));
     }
     let algorithm = bytes as f64 / median.as_secs_f64() / 1e9;
     let size = if bytes == 0 { String::new() } else { place.size().to_string() };
@@ -33,7 +39,9 @@ pub(crate) fn row(options: &Options, collective: &Collective, place: Place, time
         None => ["-", "-"].map(str::to_owned),
     };
     let [least, median] = [least, median].map(time);
-    println!("{name:<22} {ranks:>5}{size:>12}{least:>12}{median:>12}{algorithm:>12}{on_bus:>12}");
+    print(format_args!(
+        "{name:<22} {ranks:>5}{size:>12}{least:>12}{median:>12}{algorithm:>12}{on_bus:>12}"
+    ))
 }
 
 fn time(time: &Duration) -> String {

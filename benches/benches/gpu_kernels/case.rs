@@ -3,6 +3,7 @@
 use std::fmt;
 
 use hsdp_kernels::cuda::{CudaError, Stream};
+use hsdp_program::stdout::PrintError;
 
 use crate::source::Source;
 
@@ -52,6 +53,12 @@ impl Failure {
 impl From<CudaError> for Failure {
     fn from(error: CudaError) -> Self {
         Self::Cuda(error)
+    }
+}
+
+impl From<PrintError> for Failure {
+    fn from(error: PrintError) -> Self {
+        Self::Wrong(error.to_string())
     }
 }
 

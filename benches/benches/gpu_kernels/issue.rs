@@ -52,7 +52,7 @@ pub(crate) fn measure(
         }
         let name = format!("{NAME}: {name}, {PARAMS} parameters");
         report.row(&name, None, &Measured { bytes: case.bytes(), times, copies })?;
-        report.allocations(&name, allocations as f64 / f64::from(LAUNCHES));
+        report.allocations(&name, allocations as f64 / f64::from(LAUNCHES))?;
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const CHECKED: usize = 20_000;
 
 fn main() -> ExitCode {
-    program::run(|options: Options| measure(&options.scaled()).map_err(|it| it.to_string()))
+    program::run(|options: Options| measure(&options.scaled()).map_err(hsdp_program::Failure::work))
 }
 
 fn measure(options: &Options) -> Result<(), Failure> {

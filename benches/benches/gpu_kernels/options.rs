@@ -16,8 +16,8 @@ pub(crate) struct Options {
     /// The beginnings of the names of the kernels to measure (`issue` is one of the names); all by default.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// The number of timed rows of launches.
-    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The number of timed rows of launches; at most 1000000.
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) samples: u32,
     /// The duration of a row, which has 3 to 100 launches.
     #[arg(long, default_value = "2ms", value_parser = duration)]

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use hsdp_benches::size::Size;
+use hsdp_program::print;
 
 use crate::case::Failure;
 use crate::options::Options;
@@ -20,19 +21,17 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    #[expect(clippy::print_stdout, reason = "a command-line program")]
     pub(crate) fn new(options: &Options) -> Result<Self, Failure> {
         let file = options.csv.as_ref().map(File::create).transpose().map_err(failed)?;
         let mut report = Self { file };
         report.line(&COLUMNS)?;
         let names = ["size", "MB moved", "least", "median", "GB/s", "of a copy"];
         let names: String = names.iter().map(|name| format!("{name:>11}")).collect();
-        println!("{:<28}{names}", "kernel");
+        print(format_args!("{:<28}{names}", "kernel"))?;
         Ok(report)
     }
 
     /// Of a kernel; without a size it is what the host takes to issue it.
-    #[expect(clippy::print_stdout, reason = "a command-line program")]
     pub(crate) fn row(
         &mut self,
         name: &str,
@@ -51,14 +50,15 @@ impl Report {
         let size = size.map_or("-".to_owned(), |it| it.to_string());
         let (moved, least, median) = (bytes as f64 / 1e6, time(least), time(median));
         let ratio = measured.of_a_copy();
-        println!("{name:<28}{size:>11}{moved:>11.2}{least:>11}{median:>11}{rate:>11}{ratio:>11.2}");
+        print(format_args!(
+            "{name:<28}{size:>11}{moved:>11.2}{least:>11}{median:>11}{rate:>11}{ratio:>11.2}"
+        ))?;
         Ok(())
     }
 
     /// How often the host allocates for one launch.
-    #[expect(clippy::print_stdout, reason = "a command-line program")]
-    pub(crate) fn allocations(&self, name: &str, each: f64) {
-        println!("{name:<28} {each:.2} allocations of the host a launch");
+    pub(crate) fn allocations(&self, name: &str, each: f64) -> Result<(), Failure> {
+        Ok(print(format_args!("{name:<28} {each:.2} allocations of the host a launch"))?)
     }
 
     fn line(&mut self, line: &dyn Display) -> Result<(), Failure> {

@@ -19,6 +19,7 @@ mod table;
 use std::process::ExitCode;
 
 use hsdp_benches::program;
+use hsdp_program::Failure;
 
 use crate::options::Options;
 
@@ -26,12 +27,13 @@ fn main() -> ExitCode {
     program::run(|options: Options| run(&options.scaled()))
 }
 
-fn run(options: &Options) -> Result<(), String> {
+fn run(options: &Options) -> Result<(), Failure> {
+    options.check()?;
     let rows = measure::rows(options)?;
-    table::print(options, &rows);
+    table::show(options, &rows)?;
     match &options.plot {
         None => Ok(()),
         Some(file) => plot::draw(file, options, &rows)
-            .map_err(|error| format!("cannot draw {}: {error}", file.display())),
+            .map_err(|error| Failure::Work(format!("cannot draw {}: {error}", file.display()))),
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hsdp::{
     Accumulation, ByteCount, Channel, Error, ModelOptions, Rank, Tag, World, WorldOptions, launch,
 };
-use hsdp_benches::steps::{Gradients, Size, Steps};
+use hsdp_benches::steps::Steps;
 use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_benches::times::median;
 use hsdp_sharding::{Plan, PlanOptions, Traffic};
@@ -59,7 +59,7 @@ fn row(
     [memory, slow]: [Duration; 2],
 ) -> Result<Row, String> {
     let plan_options = PlanOptions { accumulation: mode, ..PlanOptions::default() };
-    let plan = Plan::new(size(options).spec(), options.mesh, plan_options);
+    let plan = Plan::new(options.size().spec(), options.mesh, plan_options);
     let plan = plan.map_err(|error| error.to_string())?;
     let traffic = plan.traffic(Rank::new(0), microbatches.into());
     let held = plan.memory();
@@ -74,15 +74,6 @@ fn row(
     })
 }
 
-fn size(options: &Options) -> Size {
-    Size {
-        units: options.units,
-        numel: options.numel,
-        microbatches: 1,
-        gradients: Gradients::OneForAll,
-    }
-}
-
 /// What rank 0 measures of a world: a step of each number of microbatches.
 fn steps_of_a_world(
     options: &Options,
@@ -92,7 +83,7 @@ fn steps_of_a_world(
     let model = ModelOptions { accumulation: mode, ..ModelOptions::on(options.mesh) };
     let world_options = WorldOptions { slow: options.slow(links), ..WorldOptions::default() };
     let ran = launch(options.mesh.world_size(), world_options, |world| {
-        let mut steps = Steps::new(world.clone(), size(options), model.clone())?;
+        let mut steps = Steps::new(world.clone(), options.size(), model.clone())?;
         // These touch pages.
         for _ in 0..WARM_UP {
             steps.step(&mut Stopwatch::still())?;

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use clap::Parser;
 use hsdp::testing::SlowChannel;
-use hsdp::{Channel, Mesh};
+use hsdp::{Accumulation, Channel, Mesh, ModelOptions};
+use hsdp_benches::program::check_threads;
+use hsdp_benches::steps::{Gradients, Size};
+use hsdp_program::Failure;
+use hsdp_program::memory::Limit;
 
 /// Measures a step in each of the three accumulation modes, over memory and over artificially slow links.
 #[derive(Clone, Debug, Parser)]
@@ -15,21 +19,21 @@ pub(crate) struct Options {
     /// The mesh, replicate x shard. Ranks are threads.
     #[arg(long, default_value = "2x2")]
     pub(crate) mesh: Mesh,
-    /// The number of units, all of one size.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The number of units, all of one size; at most 10000.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) units: u32,
     /// The number of elements of a unit.
     #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
-    /// The numbers of microbatches in a step; a step is measured for each of them.
+    /// The numbers of microbatches in a step, each at most 65536; a step is measured for each of them.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8",
-        value_parser = clap::value_parser!(u32).range(1..))]
+        value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) microbatches: Vec<u32>,
-    /// The number of worlds of each mode, by turns. Each world measures a step for each number of microbatches.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The number of worlds of each mode, by turns; at most 10000. Each world measures a step for each number of microbatches.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) rounds: u32,
-    /// The latency of slow links, on both axes, in microseconds.
-    #[arg(long, default_value_t = 50)]
+    /// The latency of slow links, on both axes, in microseconds; at most 1000000.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     latency_us: u64,
     /// The speed of a slow link of the shard axis, in megabytes a second.
     #[arg(long, default_value = "10000")]
@@ -58,6 +62,20 @@ pub(crate) enum Links {
 }
 
 impl Options {
+    /// Checks that the ranks may be threads, and that the memory of the largest mode is within that of this process.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        check_threads(self.mesh)?;
+        let model =
+            ModelOptions { accumulation: Accumulation::Local, ..ModelOptions::on(self.mesh) };
+        Ok(self.size().need(&model)?.check(Limit::of_process())?)
+    }
+
+    /// The size of a step of one microbatch.
+    pub(crate) fn size(&self) -> Size {
+        let Self { units, numel, .. } = *self;
+        Size { units, numel, microbatches: 1, gradients: Gradients::OneForAll }
+    }
+
     /// The options, with small sizes for `--smoke`.
     pub(crate) fn scaled(self) -> Self {
         if !self.smoke {

@@ -3,23 +3,24 @@
 use std::time::Duration;
 
 use hsdp::ByteCount;
+use hsdp_program::print;
+use hsdp_program::stdout::PrintError;
 
 use crate::measure::Row;
 use crate::options::Options;
 
-#[expect(clippy::print_stdout, reason = "a command-line program")]
-pub(crate) fn print(options: &Options, rows: &[Row]) {
+pub(crate) fn show(options: &Options, rows: &[Row]) -> Result<(), PrintError> {
     let Options { mesh, units, numel, rounds, .. } = options;
-    println!(
+    print(format_args!(
         "local, mesh {mesh}, {units} units of {numel} parameters in f32, f32 wire; median of {rounds} steps"
-    );
-    println!("slow links, injected: {}", options.words());
-    println!();
-    println!(
-        "| microbatches | mode | step, memory | step, slow links | calls | received along a row | along a column | partial | grad_full |"
-    );
-    println!("|---|---|---|---|---|---|---|---|---|");
-    rows.iter().for_each(|row| println!("{}", line(row)));
+    ))?;
+    print(format_args!("slow links, injected: {}", options.words()))?;
+    print("")?;
+    print(
+        "| microbatches | mode | step, memory | step, slow links | calls | received along a row | along a column | partial | grad_full |",
+    )?;
+    print("|---|---|---|---|---|---|---|---|---|")?;
+    rows.iter().try_for_each(|row| print(line(row)))
 }
 
 fn line(row: &Row) -> String {

@@ -18,6 +18,7 @@ mod units;
 use std::process::ExitCode;
 
 use hsdp_benches::program;
+use hsdp_program::Failure;
 
 use crate::options::{Options, Subject};
 
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
     program::run(|options: Options| measure(&options.scaled()))
 }
 
-fn measure(options: &Options) -> Result<(), String> {
+fn measure(options: &Options) -> Result<(), Failure> {
     if options.measures(Subject::Units) {
         units::measure(options)?;
     }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use hsdp_program::{Failure, print};
 use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
 
 use crate::options::Options;
@@ -31,10 +32,9 @@ const BLOCK: [(&str, usize, Option<usize>); 12] = [
 /// What makes a parameter of another layout.
 type Adapt = fn(Param) -> Param;
 
-#[expect(clippy::print_stdout, reason = "a command-line program")]
-pub(crate) fn measure(options: &Options) -> Result<(), String> {
+pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     let units = options.planned_units;
-    println!("{units} units of {} parameters for 1,024 ranks", BLOCK.len());
+    print(format_args!("{units} units of {} parameters for 1,024 ranks", BLOCK.len()))?;
     let mesh = Mesh::new(16, 64).map_err(|error| error.to_string())?;
     let by_rows: Adapt = |param| param.rows(1);
     for (name, adapt) in [("cut anywhere", (|param| param) as Adapt), ("by whole rows", by_rows)] {
@@ -45,10 +45,10 @@ pub(crate) fn measure(options: &Options) -> Result<(), String> {
         let bytes = plan.traffic(Rank::new(1023), 8).total().bytes;
         let memory = plan.memory().total();
         let with_costs = started.elapsed().as_secs_f64();
-        println!(
+        print(format_args!(
             "  {name}: planned in {planned:.3} s, with a rank's costs ({bytes} a step, {memory} held) {with_costs:.3} s; \
              the goal is {GOAL} s"
-        );
+        ))?;
     }
     Ok(())
 }

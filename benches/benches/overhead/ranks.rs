@@ -8,6 +8,8 @@ use hsdp_benches::steps::{Gradients, Size, Steps};
 use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
+use hsdp_program::memory::Limit;
+use hsdp_program::{Failure, print};
 use hsdp_sharding::PlanOptions;
 
 use crate::options::Options;
@@ -24,12 +26,17 @@ const MICROBATCHES: u32 = 2;
 /// Of one world: its first step touches pages, and is not measured.
 const STEPS: u32 = 3;
 
-#[expect(clippy::print_stdout, reason = "a command-line program")]
-pub(crate) fn measure(options: &Options) -> Result<(), String> {
+pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     let numel = options.numel;
     let gradients = Gradients::OneForAll;
     let size = Size { units: UNITS, numel, microbatches: MICROBATCHES, gradients };
-    println!("{UNITS} units of {numel} parameters, {MICROBATCHES} microbatches, threads as ranks");
+    for [_, (replicate, shard)] in PAIRS {
+        let model = ModelOptions::on(mesh((replicate, shard))?);
+        size.need(&model)?.check(Limit::of_process())?;
+    }
+    print(format_args!(
+        "{UNITS} units of {numel} parameters, {MICROBATCHES} microbatches, threads as ranks"
+    ))?;
     for pair in PAIRS {
         let mut times = [Vec::new(), Vec::new()];
         let meshes = [mesh(pair[0])?, mesh(pair[1])?];
@@ -40,15 +47,17 @@ pub(crate) fn measure(options: &Options) -> Result<(), String> {
         }
         for (times, mesh) in times.iter().zip(meshes) {
             let [least, median] = [least, median].map(|of| of(times).as_secs_f64() * 1e3);
-            println!(
+            print(format_args!(
                 "  mesh {:<6} {least:>8.1} ms (least) {median:>8.1} ms (median) a step, {} bytes received a rank",
                 mesh.to_string(),
                 received(mesh, size)?
-            );
+            ))?;
         }
         let [least, median] =
             [least, median].map(|of| of(&times[1]).as_secs_f64() / of(&times[0]).as_secs_f64());
-        println!("  ratio {least:.2} (least), {median:.2} (median); the goal is {GOAL}");
+        print(format_args!(
+            "  ratio {least:.2} (least), {median:.2} (median); the goal is {GOAL}"
+        ))?;
     }
     Ok(())
 }

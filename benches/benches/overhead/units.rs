@@ -7,6 +7,8 @@ use hsdp_benches::steps::{Gradients, Size, Steps};
 use hsdp_benches::stopwatch::{Part, Per, Stopwatch};
 use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
+use hsdp_program::stdout::PrintError;
+use hsdp_program::{Failure, print};
 
 use crate::options::Options;
 
@@ -19,22 +21,21 @@ struct Measured {
     parts: Vec<Stopwatch>,
 }
 
-#[expect(clippy::print_stdout, reason = "a command-line program")]
-pub(crate) fn measure(options: &Options) -> Result<(), String> {
+pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     let Options { units, microbatches, .. } = *options;
-    println!(
+    print(format_args!(
         "units of one element, {units} of them, {microbatches} microbatches a step; rank 0, {} steps",
         options.repeat
-    );
+    ))?;
     for ranks in [1, 2] {
         let mesh = Mesh::new(1, ranks).map_err(|error| error.to_string())?;
         let size = Size { units, numel: 1, microbatches, gradients: Gradients::OneForAll };
         let measured = launch(ranks, WorldOptions::default(), |world| {
             run(Steps::new(world.clone(), size, ModelOptions::on(mesh))?, &world, options)
         });
-        let of_rank_0 = measured.into_iter().next().ok_or("no ranks")?;
+        let of_rank_0 = measured.into_iter().next().ok_or_else(|| "no ranks".to_owned())?;
         let of_rank_0 = of_rank_0.map_err(|failure| failure.to_string())?;
-        print(ranks, size, &of_rank_0.map_err(|error| error.to_string())?);
+        show(ranks, size, &of_rank_0.map_err(|error| error.to_string())?)?;
     }
     Ok(())
 }
@@ -56,14 +57,13 @@ fn run(mut steps: Steps, world: &World, options: &Options) -> Result<Measured, E
     Ok(measured)
 }
 
-#[expect(clippy::print_stdout, reason = "a command-line program")]
-fn print(ranks: usize, size: Size, measured: &Measured) {
+fn show(ranks: usize, size: Size, measured: &Measured) -> Result<(), PrintError> {
     let each = size.units * size.microbatches;
     let [least_us, median_us] =
         [least, median].map(|of| of(&measured.steps).as_secs_f64() * 1e6 / f64::from(each));
-    println!(
+    print(format_args!(
         "  {ranks} ranks: {least_us:.2} us (least), {median_us:.2} us (median) a unit and microbatch; the goal is {GOAL} us"
-    );
+    ))?;
     for part in Part::ALL {
         let times: Vec<_> = measured.parts.iter().map(|watch| watch.time(part)).collect();
         let (name, per) = part.name();
@@ -74,6 +74,9 @@ fn print(ranks: usize, size: Size, measured: &Measured) {
         };
         let [least, median] =
             [least, median].map(|of| of(&times).as_secs_f64() * 1e6 / f64::from(count));
-        println!("    {name:<20} {least:>8.2} us (least) {median:>8.2} us (median) {per}");
+        print(format_args!(
+            "    {name:<20} {least:>8.2} us (least) {median:>8.2} us (median) {per}"
+        ))?;
     }
+    Ok(())
 }
