@@ -34,23 +34,35 @@ impl FlightRecord {
         named.map(|()| path)
     }
 
-    /// Reads a record from a file.
+    /// Reads a record from a regular file.
     ///
     /// # Errors
-    /// [`FlightError::Io`] if the file cannot be read; the errors of [`from_json`](Self::from_json).
+    /// [`FlightError::Io`] if the file cannot be read, or is a FIFO, a device or a directory; the errors of [`from_json`](Self::from_json).
     pub fn read_from(path: &Path) -> Result<Self, FlightError> {
         let failed = |source| FlightError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
-        let bytes = file.metadata().map_err(failed)?.len();
+        let file = open(path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() {
+            return Err(failed(io::Error::other("it is not a regular file")));
+        }
+        let bytes = found.len();
         let limit = MAX_BYTES as u64;
         if bytes > limit {
             return Err(FlightError::TooLong { bytes, limit });
         }
         let mut text = String::new();
-        // What is no regular file may have no length, and no end.
+        // It may grow meanwhile.
         file.take(limit + 1).read_to_string(&mut text).map_err(failed)?;
         Self::from_json(&text)
     }
+}
+
+/// Opens a file without a wait for the other end of a FIFO.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    options.read(true).open(path)
 }
 
 /// What is needed to write the record of a rank when its world has ended early: it outlives the rank.
