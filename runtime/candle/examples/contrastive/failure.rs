@@ -3,11 +3,15 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use hsdp_program::stdout::PrintError;
+
 /// The reason for which the program fails.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The options cannot be used. Exit code 2.
     Input(String),
+    /// The report cannot be printed. Exit code 1.
+    Output(PrintError),
     /// Training failed. Exit code 1.
     Training(String),
     /// A collective failed, most often because another rank gave up. Exit code 1.
@@ -28,7 +32,9 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Input(_) => ExitCode::from(2),
-            Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => ExitCode::FAILURE,
+            Self::Output(_) | Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => {
+                ExitCode::FAILURE
+            }
         }
     }
 }
@@ -37,6 +43,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(what) => write!(f, "{what}"),
+            Self::Output(error) => write!(f, "{error}"),
             Self::Training(what) | Self::Peer(what) => write!(f, "training failed: {what}"),
             Self::Disagreement(what) => write!(f, "verification failed: {what}"),
         }

@@ -44,5 +44,5 @@ fn run() -> Result<(), Failure> {
     threads::divide_cores(options.ranks).map_err(Failure::training)?;
     let progress = Progress::new(options.steps)?;
     let run = train::train(&options, progress)?;
-    hsdp_program::print(report::text(&options, &run)).map_err(Failure::training)
+    hsdp_program::print(report::text(&options, &run)).map_err(Failure::Output)
 }

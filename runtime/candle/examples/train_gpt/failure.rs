@@ -5,6 +5,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use hsdp::{CommError, FlightRecord, explain};
+use hsdp_program::stdout::PrintError;
 
 /// The number of the signal.
 const SIGTERM: u8 = 15;
@@ -17,6 +18,8 @@ pub(crate) enum Failure {
     /// The same, reported by rank 0 with its exit code. Exit code 0 here: with any other, a launcher would end rank 0 before its
     /// report.
     Elsewhere,
+    /// The report cannot be printed. Exit code 1.
+    Output(PrintError),
     /// Training failed. Exit code 1.
     Training(String),
     /// A collective failed, most often because another rank gave up. Exit code 1.
@@ -60,7 +63,9 @@ impl Failure {
             Self::Input(_) => ExitCode::from(2),
             Self::Elsewhere => ExitCode::SUCCESS,
             Self::Stopped { signal, .. } => ExitCode::from(128 + signal.unwrap_or(SIGTERM)),
-            Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => ExitCode::FAILURE,
+            Self::Output(_) | Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => {
+                ExitCode::FAILURE
+            }
         }
     }
 }
@@ -69,6 +74,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(what) => write!(f, "{what}"),
+            Self::Output(error) => write!(f, "{error}"),
             Self::Elsewhere => f.write_str("rank 0 reports the failure"),
             Self::Training(what) | Self::Peer(what) => write!(f, "training failed: {what}"),
             Self::Stopped { signal: Some(signal), steps } => {

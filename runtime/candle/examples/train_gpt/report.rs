@@ -19,7 +19,7 @@ pub(crate) fn print(job: &Job<'_>, run: &Run) -> Result<(), Failure> {
         true => format!("all {} steps are made\n", job.options.steps),
         false => text(job, run)?,
     };
-    hsdp_program::print(text).map_err(Failure::training)
+    hsdp_program::print(text).map_err(Failure::Output)
 }
 
 fn text(job: &Job<'_>, run: &Run) -> Result<String, Failure> {

@@ -1,5 +1,8 @@
 //! The memory that this process may have.
 
+use std::fs;
+use std::path::Path;
+
 /// The most memory that this process may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -11,6 +14,9 @@ pub struct Limit {
 
 /// The addresses that a process has on the processors of today: 2^47.
 const ADDRESSES: Limit = Limit { bytes: 1 << 47, reason: "a process has addresses for" };
+
+/// The folder of control groups.
+const GROUPS: &str = "/sys/fs/cgroup";
 
 impl Limit {
     /// The least of the machine's memory, the limit of the control group, and the limit on the address space (`ulimit -v`).
@@ -52,26 +58,54 @@ fn address_space() -> Option<Limit> {
 /// The least limit of the control group of this process and of the groups around it. A container has its own group, and so has a
 /// step of a job of Slurm.
 fn control_group() -> Option<Limit> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let bytes = groups.lines().filter_map(of_group).min()?;
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let bytes = groups.lines().filter_map(|line| of_group(line, Path::new(GROUPS))).min()?;
     Some(Limit { bytes, reason: "the control group of this process may have" })
 }
 
 /// The least limit of a line such as `0::/job_7/step_0` (version 2) or `4:memory:/job_7` (version 1), and of the groups around.
-fn of_group(line: &str) -> Option<u64> {
+fn of_group(line: &str, groups: &Path) -> Option<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, group) = (fields.next()?, fields.next()?);
     let (root, file) = match controllers {
-        "" => ("/sys/fs/cgroup", "memory.max"),
+        "" => (groups.to_owned(), "memory.max"),
         _ if controllers.split(',').any(|name| name == "memory") => {
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            (groups.join("memory"), "memory.limit_in_bytes")
         }
         _ => return None,
     };
-    let folders = std::path::Path::new(group.trim_start_matches('/')).ancestors();
-    let limit = |folder| {
-        let path = std::path::Path::new(root).join(folder).join(file);
-        std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok()
+    let around = Path::new(group.trim_start_matches('/')).ancestors();
+    let limit = |group| {
+        let text = fs::read_to_string(root.join(group).join(file)).ok()?;
+        text.trim().parse::<u64>().ok()
     };
-    folders.filter_map(limit).min()
+    around.filter_map(limit).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_limit_of_the_groups_around_counts() {
+        let groups = tempfile::tempdir().expect("a folder");
+        let write = |folder: &str, file: &str, limit: &str| {
+            let folder = groups.path().join(folder);
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join(file), limit).expect("written");
+        };
+        write("job/step", "memory.max", "max\n");
+        write("job", "memory.max", "4096\n");
+        write("", "memory.max", "8192\n");
+        write("memory/job", "memory.limit_in_bytes", "1024\n");
+        for (line, limit) in [
+            ("0::/job/step", Some(4096)),
+            ("0::/other", Some(8192)),
+            ("4:cpu,memory:/job", Some(1024)),
+            ("4:cpu:/job", None),
+            ("nonsense", None),
+        ] {
+            assert_eq!(of_group(line, groups.path()), limit, "{line}");
+        }
+    }
 }
