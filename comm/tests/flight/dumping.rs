@@ -137,9 +137,11 @@ fn what_is_no_regular_file_is_not_read() {
     for path in [&*fifo, folder.path(), Path::new("/dev/zero")] {
         let (done, ended) = std::sync::mpsc::channel();
         let read = path.to_owned();
-        std::thread::spawn(move || done.send(FlightRecord::read_from(&read)));
-        let read = ended.recv_timeout(std::time::Duration::from_secs(20)).expect("no wait");
-        let error = read.expect_err("no record").to_string();
+        std::thread::spawn(move || {
+            let error = FlightRecord::read_from(&read).expect_err("no record");
+            done.send(error.to_string())
+        });
+        let error = ended.recv_timeout(std::time::Duration::from_secs(20)).expect("no wait");
         assert_eq!(error, format!("{}: it is not a regular file", path.display()));
     }
 }

@@ -20,7 +20,7 @@ pub fn print(text: impl Display) -> Result<(), PrintError> {
 /// Writes bytes to stdout, and returns when the system has them.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn write(bytes: &[u8]) -> Result<(), PrintError> {
     let mut out = io::stdout().lock();
     unless_closed(out.write_all(bytes).and_then(|()| out.flush()))
