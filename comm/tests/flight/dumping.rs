@@ -129,7 +129,7 @@ fn a_file_that_is_not_there_is_said_by_name() {
 /// A read of a FIFO would wait for a writer, which never comes.
 #[test]
 #[cfg(unix)]
-fn what_is_no_regular_file_is_not_read() {
+fn only_a_regular_file_is_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let fifo = folder.path().join("rank-0.json");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status().expect("it starts");

@@ -10,6 +10,10 @@ use tempfile::TempDir;
 /// The largest number of 64 bits.
 const MOST: &str = "18446744073709551615";
 
+/// A model that trains in no time.
+const SMALL: [&str; 10] =
+    ["--mesh", "1x1", "--layers", "1", "--width", "8", "--heads", "2", "--context", "8"];
+
 fn refused(program: &str, arguments: &[&str]) -> String {
     refusal(bounded(example(program)).args(arguments))
 }
@@ -106,14 +110,15 @@ fn metrics_that_cannot_be_read_are_refused() {
     let folder = TempDir::new().expect("a folder");
     let [text, out] = ["text", "out"].map(|name| folder.path().join(name));
     fs::write(&text, "how much wood would a woodchuck chuck? ".repeat(20)).expect("a file");
-    fs::create_dir(&out).expect("a folder");
-    let fifo = out.join("metrics.jsonl");
-    assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
+    let metrics = out.join("metrics.jsonl");
     let [text, out] = [text, out].map(|path| path.display().to_string());
-    let small =
-        ["--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--mesh", "1x1"];
-    let files = ["--steps", "1", "--data", &text, "--out", &out];
-    let error = refused("train_gpt", &[&small[..], &files].concat());
+    let run = ["--data", &text, "--out", &out, "--save-every", "1", "--resume", "--steps"];
+    let run = [&SMALL[..], &run].concat();
+    let first = bounded(example("train_gpt")).args(&run).arg("1").output().expect("it starts");
+    assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    fs::remove_file(&metrics).expect("there");
+    assert!(Command::new("mkfifo").arg(&metrics).status().expect("it starts").success());
+    let error = refused("train_gpt", &[&run[..], &["2"]].concat());
     assert!(error.contains("metrics.jsonl: it is a FIFO"), "{error}");
 }
 
@@ -123,9 +128,7 @@ fn a_full_disk_is_one_line_and_no_success() {
     let text = folder.path().join("text");
     fs::write(&text, "how much wood would a woodchuck chuck? ".repeat(20)).expect("a file");
     let text = text.display().to_string();
-    let small =
-        ["--mesh", "1x1", "--layers", "1", "--width", "8", "--heads", "2", "--context", "8"];
-    let trained = [&small[..], &["--steps", "1", "--data", &text]].concat();
+    let trained = [&SMALL[..], &["--steps", "1", "--data", &text]].concat();
     for (program, arguments) in [
         ("train_gpt", &trained[..]),
         ("contrastive", &["--steps", "2"]),

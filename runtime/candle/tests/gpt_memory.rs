@@ -1,4 +1,4 @@
-//! The memory of a GPT's forward: what it keeps for its backward, as counted by the allocator.
+//! The tensors that a GPT's forward keeps for its backward, as counted by the allocator.
 
 use std::collections::BTreeMap;
 

@@ -97,3 +97,11 @@ fn a_full_disk_is_one_line_and_no_success() {
         assert_eq!((output.status.code(), &*error), (Some(2), expected), "{arguments:?}");
     }
 }
+
+#[test]
+fn a_missing_command_is_named() {
+    for arguments in [&[][..], &["checkpoint"]] {
+        let error = refusal(&mut hsdp(arguments));
+        assert_eq!(error, "hsdp: a command is missing; --help lists them\n", "{arguments:?}");
+    }
+}

@@ -33,6 +33,10 @@ pub fn read<O: Parser>() -> Result<O, CommandLineError> {
             Ok(()) => std::process::exit(0),
             Err(error) => error.into(),
         },
+        // Here clap's text is the help.
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            CommandLineError::Invalid { line: "a command is missing; --help lists them".to_owned() }
+        }
         _ => CommandLineError::Invalid { line: first_paragraph(&error.to_string()) },
     })
 }

@@ -8,9 +8,9 @@ use std::process::{Command, Output, Stdio};
 
 /// The memory and the seconds that a program gets.
 const KIBIBYTES: u64 = 4 << 20;
-const SECONDS: u64 = 20;
+const SECONDS: u64 = 60;
 
-/// A command that runs a program with 4 GiB of addresses and 20 seconds. A program that takes longer is killed.
+/// A command that runs a program with 4 GiB of addresses and 60 seconds. A program that takes longer is killed.
 pub fn bounded(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit -v {KIBIBYTES} && exec timeout -s KILL {SECONDS} \"$0\" \"$@\"");

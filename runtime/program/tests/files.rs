@@ -24,7 +24,7 @@ fn refusal(path: &Path) -> String {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_at_once() {
+fn a_fifo_a_device_and_a_directory_are_refused_at_once() {
     let folder = TempDir::new().expect("a folder");
     let fifo = folder.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
@@ -62,7 +62,7 @@ fn a_file_that_is_longer_than_it_says_is_refused() {
 }
 
 #[test]
-fn the_error_is_one_line_whatever_the_name_is() {
+fn the_error_is_one_line_for_a_name_with_newlines() {
     let error = refusal(Path::new("/no\nsuch\u{1b}[2Jfile"));
     assert_eq!(error, "/no\\nsuch\\u{1b}[2Jfile: No such file or directory (os error 2)");
 }

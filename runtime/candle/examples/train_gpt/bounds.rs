@@ -1,14 +1,4 @@
-//! The bounds of a run. Sizes that no run can have are refused before they take memory or time.
-//!
-//! | option | at most | reason |
-//! |---|---|---|
-//! | `--data` | 256 MiB | a character takes 4 bytes of memory |
-//! | `--layers`, `--prefetch` | 10,000 | more units would take long to plan |
-//! | `--batch`, `--context`, `--width`, `--heads` | 2^24, and all together the memory of the process | products fit 64 bits |
-//! | `--microbatches` | 65,536 | the bytes of a step fit 64 bits |
-//! | `--steps`, `--save-every` | 10^9, and 48 bytes of memory for each step | a record of each step is kept for the report |
-//! | `--mesh` | 64 ranks that are threads | each takes memory |
-//! | tokens of a step | 2^53 | a loss is divided by their number, in f64 |
+//! The bounds of a run (`runtime/program/BOUNDS.md`). Sizes that no run can have are refused before they take memory or time.
 
 use hsdp::{Placement, Plan};
 use hsdp_candle::gpt::{Gpt, GptConfig, Kept};
@@ -23,11 +13,11 @@ use super::recipe;
 pub(crate) const MAX: usize = GptConfig::MAX_SIZE;
 /// The most transformer blocks, and the most units that are gathered ahead.
 pub(crate) const MAX_LAYERS: usize = GptConfig::MAX_LAYERS;
-/// The most microbatches of a step.
+/// The most microbatches of a step: its bytes fit 64 bits.
 pub(crate) const MAX_MICROBATCHES: usize = 1 << 16;
-/// The most steps.
+/// The most steps. Each leaves a record in memory for the report, so memory may allow less.
 pub(crate) const MAX_STEPS: usize = 1_000_000_000;
-/// The most bytes of the text.
+/// The most bytes of the text. A character takes 4 bytes of memory.
 pub(crate) const MAX_TEXT: u64 = 256 << 20;
 
 /// The most tokens of a step: every number up to it is an f64.

@@ -147,12 +147,16 @@ fn recipe(options: &Options, corpus: &Corpus) -> Value {
 /// The most bytes of `metrics.jsonl` that are read: ten million steps.
 const MAX_METRICS: u64 = 1 << 30;
 
-/// The complete lines of `metrics` that are of steps before `step`; none if there is no such file.
+/// The complete lines of `metrics` that are of steps before `step`; none if there is no such file. Other lines are left out.
 pub(crate) fn lines_before(metrics: &Path, step: usize) -> Result<Vec<String>, Failure> {
-    let text = match file::read_text(metrics, MAX_METRICS) {
-        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => String::new(),
-        text => text.map_err(Failure::input)?,
+    if step == 0 {
+        return Ok(Vec::new());
+    }
+    let bytes = match file::read(metrics, MAX_METRICS) {
+        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Vec::new(),
+        bytes => bytes.map_err(Failure::input)?,
     };
+    let text = String::from_utf8_lossy(&bytes);
     let is_before = |line: &&str| {
         let line: Option<Value> = serde_json::from_str(line).ok();
         line.and_then(|line| line["step"].as_u64()).is_some_and(|it| it < step as u64)
