@@ -18,12 +18,11 @@ const MAX: usize = 1 << 24;
 /// The most steps.
 const MAX_STEPS: usize = 1_000_000_000;
 
-/// Tensors that a forward keeps for its backward: of the hidden layers, and of the similarities in both directions.
-const HIDDEN: usize = 4;
-const LOGITS: usize = 10;
-
-/// Tensors of the size of the parameters: they, their velocities and their gradients.
-const PARAMETERS: usize = 3;
+/// Tensors that a step holds at its peak, in the backward or in the update, measured with one large size each: of the size of a
+/// hidden layer, of all similarities in one direction, and of the parameters.
+const HIDDEN: usize = 20;
+const LOGITS: usize = 18;
+const PARAMETERS: usize = 6;
 
 /// Trains two towers by a contrastive loss, on ranks that are threads
 #[derive(Clone, Debug, Parser)]
@@ -104,8 +103,7 @@ impl Options {
         self.need().check(Limit::of_process()).map_err(Failure::input)
     }
 
-    /// The memory of a step of all ranks: the tensors that a forward keeps for its backward, and the parameters with their velocities
-    /// and gradients. Each rank makes the whole batch of views.
+    /// The memory of a step of all ranks. Each rank makes the whole batch of views.
     fn need(&self) -> Need {
         let Self { ranks, batch, width, steps, .. } = *self;
         let (share, size) = (self.share(), self.dtype.dtype().size_in_bytes());

@@ -64,12 +64,13 @@ fn need(options: &Options, gpt: &Gpt, plan: &Plan) -> Need {
     if !on_host && cfg!(feature = "candle-cuda") {
         return need;
     }
-    let Kept { activations, scores, mask, logits, .. } =
+    let Kept { activations, scores, mask, logits, gradients, .. } =
         gpt.kept(options.batch, options.param_dtype);
     need.with("activations", on_all_ranks(activations))
         .with("attention scores", on_all_ranks(scores))
         .with("causal masks", on_all_ranks(mask))
         .with("logits", on_all_ranks(logits))
+        .with("the backward of a block", on_all_ranks(gradients))
 }
 
 /// The ranks that are threads of this process.

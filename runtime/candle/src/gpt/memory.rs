@@ -1,4 +1,4 @@
-//! The memory of a forward, before it runs.
+//! The memory of a microbatch, before it runs.
 
 use hsdp_sharding::DType;
 
@@ -16,7 +16,8 @@ const LOGITS: usize = 3;
 
 const F32: usize = size_of::<f32>();
 
-/// The bytes of the tensors that the forward of one microbatch keeps for its backward, on one rank. Small tensors are left out.
+/// The bytes of the tensors that one microbatch needs on one rank: those that the forward keeps for the backward, and the gradients
+/// that the backward holds. Small tensors are left out.
 /// A number beyond `u64::MAX` counts as `u64::MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
@@ -28,17 +29,22 @@ pub struct Kept {
     pub mask: u64,
     /// Of the loss.
     pub logits: u64,
+    /// The gradients of one block's tensors, which the backward holds beside them.
+    pub gradients: u64,
 }
 
 impl Gpt {
-    /// The memory of a forward of `batch` sequences as long as the context, with parameters in `compute`. With 16-bit parameters
+    /// The memory of a microbatch of `batch` sequences as long as the context, with parameters in `compute`. With 16-bit parameters
     /// it is a lower bound, because norms and GELU compute in f32.
     #[must_use]
     pub fn kept(&self, batch: usize, compute: DType) -> Kept {
         let super::GptConfig { vocab, context, width, heads, layers } = self.config;
+        let activations = product([batch, context, WIDTHS, width, compute.size_bytes()]);
+        let scores = product([batch, context, context, heads, SCORES, F32]);
         Kept {
-            activations: product([batch, context, layers, WIDTHS, width, compute.size_bytes()]),
-            scores: product([batch, context, context, layers, heads, SCORES, F32]),
+            activations: activations.saturating_mul(layers as u64),
+            scores: scores.saturating_mul(layers as u64),
+            gradients: activations.saturating_add(scores),
             mask: product([context, context, F32]),
             logits: product([batch, context, LOGITS, vocab, F32]),
         }

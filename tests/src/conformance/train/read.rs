@@ -91,14 +91,16 @@ impl TrainCase {
     }
 }
 
-/// The tensors that a forward keeps for its backward.
-fn kept(gpt: &Gpt, case: &TrainCase) -> [(&'static str, u64); 4] {
-    let Kept { activations, scores, mask, logits, .. } = gpt.kept(case.batch, case.param_dtype);
+/// The tensors of a microbatch.
+fn kept(gpt: &Gpt, case: &TrainCase) -> [(&'static str, u64); 5] {
+    let Kept { activations, scores, mask, logits, gradients, .. } =
+        gpt.kept(case.batch, case.param_dtype);
     [
         ("activations", activations),
         ("attention scores", scores),
         ("causal masks", mask),
         ("logits", logits),
+        ("the backward of a block", gradients),
     ]
 }
 
