@@ -4,7 +4,6 @@ use hsdp::{CommError, World};
 use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_program::Warnings;
 
-use super::{bounds, device};
 use super::failure::Failure;
 use super::options::{Comm, Options};
 use super::output::Output;
@@ -13,6 +12,7 @@ use super::signals::Signals;
 use super::text::Corpus;
 use super::trace::Recorder;
 use super::train::Job;
+use super::{bounds, device};
 
 /// The beginning of a text that is compared, if a rank has a problem in place of a text to train on.
 const PROBLEM: &str = "problem: ";

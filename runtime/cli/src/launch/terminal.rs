@@ -143,8 +143,9 @@ impl Output {
     fn show(&self, stream: Stream, line: &[u8]) -> Result<(), PrintError> {
         match stream {
             Stream::Stdout if self.has_lost.load(Ordering::Relaxed) => Ok(()),
-            Stream::Stdout => stdout::write(line)
-                .inspect_err(|_| self.has_lost.store(true, Ordering::Relaxed)),
+            Stream::Stdout => {
+                stdout::write(line).inspect_err(|_| self.has_lost.store(true, Ordering::Relaxed))
+            }
             Stream::Stderr => {
                 // An error of stderr cannot be reported anywhere.
                 let _ = io::stderr().lock().write_all(line);
