@@ -1,7 +1,10 @@
 //! Many parameters to and from one flat buffer.
 
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use hsdp_kernels::cuda::{DeviceBuffer, FirstFound, Noted, Notes, Packed, Unpacked, WhatWasNoted};
-use hsdp_kernels::{Divisor, HostBuffer};
+use hsdp_kernels::{Divisor, GradientValues, HostBuffer, Values};
 use hsdp_sharding::DType;
 
 use super::numbers::{DTYPES, of};
@@ -108,4 +111,41 @@ fn what_does_not_fit_is_refused_by_name() {
     let refused = stream.pack(&mut flat, &packed, Divisor::ONE, None).expect_err("it is too long");
     let said = "pack: entry 0, of 40 elements from 32 on of 64, reaches beyond the end";
     assert_eq!(refused.to_string(), said);
+}
+
+/// A gradient of 8 elements on the host, which visits this many elements each time.
+#[derive(Debug)]
+struct Lending(Vec<usize>);
+
+impl GradientValues for Lending {
+    fn len(&self) -> usize {
+        8
+    }
+
+    fn read(&self, _: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        for lent in &self.0 {
+            // It hides a panic of the visit, too.
+            let visited = catch_unwind(AssertUnwindSafe(|| visit(Values::F32(&vec![1.0; *lent]))));
+            drop(visited);
+        }
+    }
+}
+
+/// A gradient that is not copied would stand for zeros.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_gradient_that_is_not_lent_once_and_whole_is_refused() {
+    let stream = stream();
+    let mut flat = DeviceBuffer::new(&device(), DType::F32, 8, "a test").expect("memory");
+    let mut pack = |lends: &[usize]| {
+        let gradient = Lending(lends.to_vec());
+        let gradients: [(usize, Option<&dyn GradientValues>); 1] = [(0, Some(&gradient))];
+        catch_unwind(AssertUnwindSafe(|| {
+            stream.pack_gradients(&mut flat, &gradients, Divisor::ONE, None)
+        }))
+    };
+    for lends in [&[][..], &[8, 8], &[7], &[7, 8]] {
+        assert!(pack(lends).is_err(), "{lends:?}");
+    }
+    pack(&[8]).expect("it is lent once").expect("packed");
 }
