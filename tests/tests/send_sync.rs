@@ -350,6 +350,7 @@ table!(GPT {
     hsdp_candle::gpt::Draw: Send Sync Unpin,
     hsdp_candle::gpt::Gpt: Send Sync Unpin,
     hsdp_candle::gpt::GptConfig: Send Sync Unpin,
+    hsdp_candle::gpt::Kept: Send Sync Unpin,
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
