@@ -1,6 +1,7 @@
-//! What fuzzers have found, and changes of it that are made here: part of `tests/fuzz/main.rs` of each crate that reads what others write.
+//! Inputs that fuzzers have found, and changes of them that are made here: part of `tests/fuzz/main.rs` of each crate that reads bytes
+//! of others.
 //!
-//! `tests/fuzz/run.sh` looks for more.
+//! A corpus is a file with a line for each input: its name, and its bytes in hexadecimal digits. `tests/fuzz/run.sh` looks for more inputs.
 
 use std::fs;
 use std::panic;
@@ -13,17 +14,22 @@ use rand_chacha::ChaCha8Rng;
 /// Changes of each input.
 const CHANGES: u64 = 1000;
 
-/// What was found for a target, by name.
+/// The inputs for a target, with their names.
 pub(crate) fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(target);
-    let entries = fs::read_dir(&folder).expect("a corpus");
-    let read = |entry: fs::DirEntry| {
-        (entry.path().display().to_string(), fs::read(entry.path()).expect("an input"))
-    };
-    let mut inputs: Vec<_> = entries.map(|entry| read(entry.expect("an entry"))).collect();
-    inputs.sort();
-    assert!(inputs.len() > 5, "{}: {} inputs", folder.display(), inputs.len());
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(target);
+    let text = fs::read_to_string(&file).expect("a corpus");
+    let inputs: Vec<_> = text.lines().map(input).collect();
+    assert!(inputs.len() > 5, "{}: {} inputs", file.display(), inputs.len());
     inputs
+}
+
+fn input(line: &str) -> (String, Vec<u8>) {
+    let (name, digits) = line.split_once(' ').expect("a name, and bytes");
+    let byte = |pair: &[u8]| {
+        let pair = str::from_utf8(pair).expect("hexadecimal digits");
+        u8::from_str_radix(pair, 16).expect("a byte")
+    };
+    (name.to_owned(), digits.as_bytes().chunks(2).map(byte).collect())
 }
 
 /// How many inputs of a target are taken, and how many there are.
@@ -34,12 +40,12 @@ pub(crate) fn taken(target: &str, is_taken: impl Fn(&[u8]) -> bool) -> (usize, u
 
 /// Runs a target with each of its inputs, and with changes of them.
 pub(crate) fn run(name: &str, target: fn(&[u8])) {
-    for (number, (path, input)) in (0..).zip(corpus(name)) {
-        run_one(target, &input, &path);
+    for (number, (input_name, input)) in (0..).zip(corpus(name)) {
+        run_one(target, &input, &input_name);
         for change in 0..CHANGES {
             let mut random = ChaCha8Rng::seed_from_u64(number * CHANGES + change);
             let changed = changed(&mut random, &input);
-            run_one(target, &changed, &format!("{path}, change {change}: {changed:?}"));
+            run_one(target, &changed, &format!("{input_name}, change {change}: {changed:?}"));
         }
     }
 }

@@ -13,6 +13,12 @@ if [[ ! -f "src/bin/$target.rs" ]]; then
 fi
 shopt -s nullglob
 corpora=(../../*/tests/fuzz/corpus/"$target" ../../*/*/tests/fuzz/corpus/"$target")
+known="$(mktemp -d)"
+trap 'rm -r "$known"' EXIT
+while read -r name digits; do
+    # shellcheck disable=SC2001,SC2059
+    printf "$(sed 's/../\\x&/g' <<<"$digits")" >"$known/$name"
+done < <(cat "${corpora[@]}")
 
 CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-../../target}")/fuzz"
 export CARGO_TARGET_DIR
@@ -25,4 +31,4 @@ cargo build --release --quiet --locked --target "$host" --bin "$target"
 found="$CARGO_TARGET_DIR/found/$target"
 mkdir -p "$found" "$CARGO_TARGET_DIR/broken"
 "$CARGO_TARGET_DIR/$host/release/$target" -max_total_time="${2:-60}" -max_len=70000 -timeout=10 -rss_limit_mb=2048 \
-    -artifact_prefix="$CARGO_TARGET_DIR/broken/$target-" "$found" "${corpora[@]}"
+    -artifact_prefix="$CARGO_TARGET_DIR/broken/$target-" "$found" "$known"

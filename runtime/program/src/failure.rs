@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use crate::command_line::CommandLineError;
 use crate::file::FileError;
 use crate::memory::TooMuch;
-use crate::stderr::tell;
+use crate::stderr::{in_one_line, tell};
 use crate::stdout::PrintError;
 
 /// The reason why a program fails.
@@ -73,10 +73,10 @@ impl From<String> for Failure {
     }
 }
 
-/// Runs the work of a program. If it fails, prints a line to stderr.
+/// Runs the work of a program. If it fails, prints a line to stderr, with escapes in place of control characters.
 pub fn run(program: &str, work: impl FnOnce() -> Result<ExitCode, Failure>) -> ExitCode {
     work().unwrap_or_else(|failure| {
-        tell(program, &failure);
+        tell(program, in_one_line(&failure.to_string()));
         failure.exit_code()
     })
 }
