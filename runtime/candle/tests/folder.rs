@@ -128,7 +128,7 @@ fn a_second_run_in_one_folder_is_refused_and_changes_nothing() {
     let mut first = place.start(&["--steps", "1000000"]);
     // It has begun the files anew, which had three steps.
     place.wait_for(3, &mut first);
-    first.send(Signal::SIGSTOP);
+    first.stop();
     let files = place.files();
     let refused = place.run(&["--steps", "2"]);
     let process = first.process();

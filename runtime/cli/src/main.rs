@@ -28,7 +28,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use hsdp_program::{Failure, command_line};
+use hsdp_program::{Failure, Warnings, command_line};
 
 use outcome::Outcome;
 
@@ -69,6 +69,7 @@ enum Command {
 fn main() -> ExitCode {
     hsdp_program::run("hsdp", || {
         let options: Options = command_line::read()?;
+        Warnings::of("hsdp").listen().map_err(Failure::work)?;
         match options.command.run().map_err(Failure::input)? {
             Outcome::Well => Ok(ExitCode::SUCCESS),
             Outcome::Wrong => Ok(ExitCode::FAILURE),

@@ -53,7 +53,7 @@ fn refused(ended: &Ended, told: &str, started: Instant) -> Result<(), String> {
 fn no_text() -> Result<(), String> {
     let (out, started) = (folder()?, Instant::now());
     let ended = with_texts([Path::new(ON_TEXT[1]), &out.path().join("none")])?;
-    refused(&ended, "train_gpt: rank 1: cannot read none: ", started)
+    refused(&ended, "train_gpt: rank 1: none: No such file", started)
 }
 
 fn other_text() -> Result<(), String> {

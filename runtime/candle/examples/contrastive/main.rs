@@ -25,6 +25,8 @@ mod verify;
 
 use std::process::ExitCode;
 
+use hsdp_program::Warnings;
+
 use self::failure::Failure;
 use self::options::Options;
 use self::report::Progress;
@@ -42,7 +44,9 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Failure> {
     let options = Options::read()?;
     threads::divide_cores(options.ranks).map_err(Failure::training)?;
-    let progress = Progress::new(options.steps)?;
+    let warnings = Warnings::of("contrastive");
+    warnings.listen().map_err(Failure::training)?;
+    let progress = Progress::new(options.steps, &warnings)?;
     let run = train::train(&options, progress)?;
     hsdp_program::print(report::text(&options, &run)).map_err(Failure::Output)
 }

@@ -1,5 +1,6 @@
 //! The progress bar while training runs, and the report at its end.
 
+use hsdp_program::Warnings;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::failure::Failure;
@@ -28,11 +29,13 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A bar of `steps` steps, which is silent where stderr is no terminal.
-    pub(crate) fn new(steps: usize) -> Result<Self, Failure> {
+    /// A bar of `steps` steps, which is silent where stderr is no terminal. Warnings are shown beside it.
+    pub(crate) fn new(steps: usize, warnings: &Warnings) -> Result<Self, Failure> {
         let template = "{bar:32} {pos}/{len} {elapsed}  {msg}";
         let style = ProgressStyle::with_template(template).map_err(Failure::training)?;
-        Ok(Self { bar: ProgressBar::new(steps as u64).with_style(style), records: Vec::new() })
+        let bar = ProgressBar::new(steps as u64).with_style(style);
+        warnings.show_beside(&bar);
+        Ok(Self { bar, records: Vec::new() })
     }
 
     /// Shows and records a step that is done.

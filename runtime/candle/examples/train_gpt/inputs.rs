@@ -47,12 +47,11 @@ impl Inputs {
         let config = GptConfig { vocab: corpus.vocabulary(), context, width, heads, layers };
         let gpt = Gpt::new(config).map_err(Failure::input)?;
         bounds::check(&options, &gpt)?;
-        let signals = Signals::listen().map_err(Failure::training)?;
         // Files are touched only now: the other input is checked.
         let out = options.out.as_deref().filter(|_| ranks.has_first());
         let create = |folder| Output::create((folder, &options), (recorder, warnings));
         let output = out.map(create).transpose()?;
-        Ok(Self { options, corpus, gpt, signals, output })
+        Ok(Self { options, corpus, gpt, signals: Signals::default(), output })
     }
 
     pub(crate) fn job<'a>(&'a self, warnings: &'a Warnings) -> Job<'a> {

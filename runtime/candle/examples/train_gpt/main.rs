@@ -96,15 +96,16 @@ fn run_on(
     outcome(job, ended)
 }
 
-/// Prints the report of rank 0, and writes its files. Both stay as they are if all steps were made before this run.
+/// Writes the files of rank 0, and prints its report. The files stay as they are if all steps were made before this run.
 fn report(job: &Job<'_>, run: &Run, output: Option<&Output>) -> Result<(), Failure> {
-    report::print(job, run)?;
     if run.records.is_empty() {
-        return Ok(());
+        return report::print(job, run);
     }
+    // The files come first: a stdout that takes no more does not lose them.
     if let Some(output) = output {
         output.finish(job, run)?;
     }
+    report::print(job, run)?;
     costs::check_traffic(&run.costs)?;
     Ok(())
 }

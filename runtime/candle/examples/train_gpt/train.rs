@@ -157,6 +157,10 @@ struct Rank<'a> {
 impl<'a> Rank<'a> {
     fn new(world: World, job: &'a Job<'a>) -> Result<Self, Failure> {
         output::keep_warnings_of(&world, job)?;
+        // Until the ranks have met, a signal ends the process at once: there is no step to complete.
+        if world.rank().index() == 0 || !world.shares_memory() {
+            job.signals.listen().map_err(Failure::training)?;
+        }
         let spec = job.gpt.config().spec();
         device::connect(&world, job.options)?;
         let seed = job.options.seed;

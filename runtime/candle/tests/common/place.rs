@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -30,8 +31,19 @@ impl Running {
     }
 
     pub(crate) fn send(&mut self, signal: Signal) {
-        let process = i32::try_from(self.process()).expect("a number of a process");
-        kill(Pid::from_raw(process), signal).expect("it runs");
+        kill(self.pid(), signal).expect("it runs");
+    }
+
+    /// Stops it, and returns when all its threads stand still.
+    #[allow(dead_code, reason = "one of the programs that share this module stops no run")]
+    pub(crate) fn stop(&mut self) {
+        self.send(Signal::SIGSTOP);
+        let stopped = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED));
+        assert!(matches!(stopped, Ok(WaitStatus::Stopped(..))), "{stopped:?}");
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.process()).expect("a number of a process"))
     }
 
     /// Waits until it ends.

@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
@@ -24,6 +24,9 @@ use super::threads;
 
 /// How long the started processes may take to end after all ranks have ended.
 const LEAVING: Duration = Duration::from_secs(10);
+
+/// How long their last lines may take. A process that they have left behind may keep their output open.
+const DRAINING: Duration = Duration::from_secs(2);
 
 /// An attempt to start.
 pub(super) struct Attempt<'a> {
@@ -86,8 +89,9 @@ impl Attempt<'_> {
         ranks: &Ranks,
     ) -> io::Result<Ended> {
         let mut children = self.job.start(self.number, &ranks.socket())?;
+        let (open, drained) = mpsc::channel();
         for (place, child) in children.iter_mut().enumerate() {
-            self.show(child)?;
+            self.show(child, &open)?;
             self.watch(
                 place,
                 Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?),
@@ -102,11 +106,14 @@ impl Attempt<'_> {
         };
         running.until_over(received);
         running.leave(received);
+        drop(open);
+        // Nothing is sent on this channel: it closes when the threads that show lines have ended.
+        let _ = drained.recv_timeout(DRAINING);
         Ok(Ended { first: running.supervisor.first(), signal: running.supervisor.signalled() })
     }
 
-    /// Shows the lines that a started process itself writes, such as the messages of mpirun.
-    fn show(&self, child: &mut Child) -> io::Result<()> {
+    /// Shows the lines that a started process itself writes, such as the messages of mpirun. Clones of `open` live until the last one.
+    fn show(&self, child: &mut Child, open: &Sender<()>) -> io::Result<()> {
         let stdout = child
             .stdout
             .take()
@@ -117,13 +124,14 @@ impl Attempt<'_> {
             .map(|it| (Stream::Stderr, Box::new(it) as Box<dyn io::Read + Send>));
         let name = self.job.starter().unwrap_or_default();
         for (stream, from) in stdout.into_iter().chain(stderr) {
-            let terminal = Arc::clone(self.terminal);
+            let (terminal, open) = (Arc::clone(self.terminal), open.clone());
             threads::start(move || {
                 // A pipe that fails has no more lines.
                 let _ = lines::each(from, |line| {
                     terminal.line(name, stream, &line);
                     Ok(())
                 });
+                drop(open);
             })?;
         }
         Ok(())
