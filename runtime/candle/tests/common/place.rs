@@ -42,7 +42,7 @@ impl Running {
         assert!(matches!(stopped, Ok(WaitStatus::Stopped(..))), "{stopped:?}");
     }
 
-    fn pid(&self) -> Pid {
+    fn pid(&mut self) -> Pid {
         Pid::from_raw(i32::try_from(self.process()).expect("a number of a process"))
     }
 
