@@ -109,7 +109,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let mut flat = DeviceBuffer::new(&device(), DType::BF16, 64, "a test").expect("memory");
     let packed = [Packed { gradient: (&gradient).into(), start: 32 }];
     let refused = stream.pack(&mut flat, &packed, Divisor::ONE, None).expect_err("it is too long");
-    let said = "pack: entry 0, of 40 elements from 32 on of 64, reaches beyond the end";
+    let said = "pack: entry 0 (elements 32..72 of 64) reaches beyond the end";
     assert_eq!(refused.to_string(), said);
 }
 
