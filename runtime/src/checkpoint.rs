@@ -61,6 +61,7 @@ use together::Together;
 use self::background::InFlight;
 use self::snapshot::Snapshot;
 
+use crate::engine::joint;
 use crate::error::Error;
 use crate::model::ShardedModel;
 
@@ -152,6 +153,21 @@ fn check_names(model: &ShardedModel) -> Result<(), Error> {
             Err(Error::Options { what })
         }
     }
+}
+
+/// Refuses a call that does not fit the model's state. The other ranks get the reason.
+///
+/// # Errors
+/// [`Error::Misuse`] within a step, while its gradients exist, or if the optimizer was made for another model.
+fn check<O: Checkpointed>(
+    model: &ShardedModel,
+    optimizer: &O,
+    operation: &'static str,
+) -> Result<(), Error> {
+    joint::run(model.world(), model.committed_steps(), || {
+        check_between_steps(model, operation)?;
+        check_owner(model, optimizer, operation)
+    })
 }
 
 /// # Errors

@@ -109,7 +109,7 @@ impl<'de> Visitor<'de> for TensorsVisitor {
     }
 }
 
-/// What a header says of a tensor.
+/// The entry of a tensor in a header.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Info {

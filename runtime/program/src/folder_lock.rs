@@ -1,6 +1,6 @@
 //! One run at a time in the folder of a run.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -73,13 +73,28 @@ impl FolderLock {
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    // A link could lead to another user's file, which would then have this process's number.
+    // A link could lead to a file of somebody else, which would then have this process's number. An open of a FIFO could wait.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(
         &mut options,
-        rustix::fs::OFlags::NOFOLLOW.bits().cast_signed(),
+        (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits().cast_signed(),
     );
-    options.open(path)
+    let file = options.open(path)?;
+    match is_plain(&file.metadata()?) {
+        true => Ok(file),
+        false => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is not a regular file with one name",
+        )),
+    }
+}
+
+fn is_plain(file: &Metadata) -> bool {
+    #[cfg(unix)]
+    let names = std::os::unix::fs::MetadataExt::nlink(file);
+    #[cfg(not(unix))]
+    let names = 1;
+    file.is_file() && names == 1
 }
 
 /// Writes the number of this process. The lock holds without it, so an error is ignored.
@@ -116,5 +131,21 @@ mod tests {
         let refused = FolderLock::take(folder.path()).expect_err("a folder is no file");
         assert!(matches!(refused, LockError::Io { .. }), "{refused}");
         assert!(refused.to_string().contains(NAME), "{refused}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_hard_link_and_a_fifo_are_refused_and_stay() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (other, lock) = (folder.path().join("other"), folder.path().join(NAME));
+        std::fs::write(&other, "precious").expect("written");
+        std::fs::hard_link(&other, &lock).expect("linked");
+        FolderLock::take(folder.path()).expect_err("the file has another name");
+        assert_eq!(std::fs::read_to_string(&other).expect("there"), "precious");
+        std::fs::remove_file(&lock).expect("removed");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &lock, rustix::fs::FileType::Fifo, mode, 0)
+            .expect("a FIFO");
+        FolderLock::take(folder.path()).expect_err("a FIFO is no regular file");
     }
 }

@@ -42,8 +42,7 @@ impl Checkpoints {
         optimizer: &O,
         user: &Value,
     ) -> Result<(), Error> {
-        super::check_between_steps(model, "saving")?;
-        super::check_owner(model, optimizer, "saving")?;
+        super::check(model, optimizer, "saving")?;
         self.settle(model)?;
         let saving = Saving::of(&self.store, (model, optimizer), user);
         let (place, head) = saving.agree(nonce())?;

@@ -14,6 +14,7 @@ use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::updated::Updated;
 
 /// A checkpoint from which a model goes on.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,8 +95,7 @@ impl Checkpoints {
         model: &ShardedModel,
         optimizer: &O,
     ) -> Result<(), Error> {
-        super::check_between_steps(model, "loading")?;
-        super::check_owner(model, optimizer, "loading")?;
+        super::check(model, optimizer, "loading")?;
         self.settle(model)
     }
 
@@ -170,6 +170,8 @@ fn take(model: &ShardedModel, shards: Vec<Shard>, (step, training): (u64, Traini
     state.loss_scale = state.loss_scale.resumed(loss_scale);
     (state.shards, state.last_weight) = (shards, weight_hint);
     (state.next_step, state.committed) = (step, step);
+    // All shards are those of the checkpoint, whatever an update has done to the earlier ones.
+    (state.half_updated, state.updated) = (None, Updated::default());
 }
 
 /// The state that was read.

@@ -49,8 +49,7 @@ impl Checkpoints {
         optimizer: &O,
         user: &Value,
     ) -> Result<Saved, Error> {
-        super::check_between_steps(model, "saving")?;
-        super::check_owner(model, optimizer, "saving")?;
+        super::check(model, optimizer, "saving")?;
         self.settle(model)?;
         let saving = Saving::of(&self.store, (model, optimizer), user);
         let mut lease = self.lease.as_ref().map(|lease| lease.lock());

@@ -76,8 +76,8 @@ impl fmt::Debug for Output {
 fn check_files(folder: &Path) -> Result<(), Failure> {
     let mut files =
         [METRICS, PLOT, SUMMARY, TRACE, WARNINGS].map(|name| folder.join(name)).into_iter();
-    files.find(|file| file.is_dir()).map_or(Ok(()), |file| {
-        Err(Failure::Input(format!("cannot write {}: it is a directory", file.display())))
+    files.find(|file| file.exists() && !file.is_file()).map_or(Ok(()), |file| {
+        Err(Failure::Input(format!("cannot write {}: it is not a regular file", file.display())))
     })
 }
 

@@ -53,9 +53,6 @@ impl Saving {
         optimizer: &mut AdamW,
     ) -> Result<(), Failure> {
         let Some(resumed) = self.checkpoints.load_latest(model, optimizer)? else { return Ok(()) };
-        for broken in &resumed.broken {
-            tracing::warn!(%broken, "a checkpoint is broken");
-        }
         for (what, value) in self.recipe.as_object().into_iter().flatten() {
             let saved = &resumed.user[what];
             if saved != value {

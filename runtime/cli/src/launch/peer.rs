@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use nix::unistd::Uid;
 
-/// Refuses a connection of another user: who may send frames or orders can end the processes of the job.
+/// Refuses a connection of another user: a process that may send frames or orders can end the processes of the job.
 ///
 /// # Errors
 /// `PermissionDenied`, with both users; the error of the system.
