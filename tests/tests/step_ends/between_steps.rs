@@ -2,7 +2,8 @@
 
 use std::mem::ManuallyDrop;
 
-use hsdp::{Error, ModelOptions, Param, Rank, ShardedModel, StepOptions, World};
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
+use hsdp::{Error, ModelOptions, Param, Rank, Sgd, SgdOptions, ShardedModel, StepOptions, World};
 use hsdp_comm::Error as CommError;
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
@@ -57,6 +58,22 @@ fn a_step_of_no_microbatches_is_told_to_all() {
     });
     let own = "begin_step on rank 3, step 0: a step of 0 microbatches has nothing to reduce";
     assert_told(told, own);
+}
+
+#[test]
+fn a_save_that_one_rank_alone_is_refused_is_told_to_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = outcomes(4, |world| {
+        let rank = world.rank().index();
+        let [model, other] = [world.clone(), world].map(|world| make(world, springs::initial));
+        let (model, other) = (model?, other?);
+        let [own, others] = [&model, &other].map(|of| Sgd::new(of, SgdOptions::default()));
+        let options = CheckpointOptions::default();
+        let mut checkpoints = Checkpoints::open(&model, folder.path(), options)?;
+        let optimizer = if rank == 3 { &others } else { &own };
+        checkpoints.save(&model, optimizer, &serde_json::Value::Null).map(drop)
+    });
+    assert_told(told, "saving on rank 3, step 0: the optimizer was made for another model");
 }
 
 /// A step that is leaked cannot be finished by anyone. It costs this step, not the run.
