@@ -6,7 +6,6 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::{FIRST_NAP, Office};
-use crate::Error;
 use crate::local::{Core, Operation, from_now};
 use crate::remote::courier;
 use crate::remote::ending::{Proposal, late};
@@ -14,6 +13,7 @@ use crate::remote::letter::Kind;
 use crate::remote::statement::end_bytes;
 use crate::remote::transport::{Answer, Loss};
 use crate::sync;
+use crate::{AbortReason, Error};
 
 /// The end of the world is known before that, or the courier is gone.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -26,9 +26,8 @@ impl Office {
     /// nothing about them. It names that process, and tells the others, if they hear it, that it hears nothing.
     pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
         if late(error).is_some()
-            && let Some(Loss { rank, cause }) = self.silence(core)
+            && let Some((rank, reason)) = self.silence(core)
         {
-            let reason = self.courier.lock().reason(rank, cause);
             let own = core.ended_by(self.rank, reason.clone());
             self.pass_on(Some(Proposal { origin: self.rank, error: own }));
             let doomed = self.ending.lock().take_doomed();
@@ -50,19 +49,31 @@ impl Office {
         }
     }
 
-    /// The loss of the process that forwards all messages, if it is silent: waits for its answer, for half a second at most.
-    fn silence(&self, core: &Core) -> Option<Loss> {
-        while !courier::is_in_turn() && core.status().world_end().is_none() {
-            match self.courier.lock().forwarder() {
-                Answer::Heard => break,
-                Answer::Silent(loss) => return Some(loss),
-                Answer::Awaited => {}
+    /// The process that forwards all messages, with the reason of its loss, if it is silent. Waits for its answer, for half a second at
+    /// most; or for `PATIENCE`, if the progress thread hangs in its turn.
+    fn silence(&self, core: &Core) -> Option<(Rank, AbortReason)> {
+        let until = from_now(PATIENCE);
+        let goes_on = || core.status().world_end().is_none() && sync::now() < until;
+        while !courier::is_in_turn() && goes_on() {
+            if let Some(answer) = self.answer_of_forwarder() {
+                return answer.err();
             }
             if !self.hear() {
                 self.sleep(FIRST_NAP);
             }
         }
         None
+    }
+
+    /// Whether the process that forwards all messages has answered, or is lost. `None` while that is not known, and while the progress
+    /// thread is in its turn: one that hangs there never ends it.
+    fn answer_of_forwarder(&self) -> Option<Result<(), (Rank, AbortReason)>> {
+        let mut courier = self.courier.try_lock()?;
+        match courier.forwarder() {
+            Answer::Heard => Some(Ok(())),
+            Answer::Silent(Loss { rank, cause }) => Some(Err((rank, courier.reason(rank, cause)))),
+            Answer::Awaited => None,
+        }
     }
 
     /// A rank says how the world ends; what is news is passed on.

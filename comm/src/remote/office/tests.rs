@@ -209,3 +209,14 @@ fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     let late = late(&core);
     assert_eq!(core.end(late.clone()), late, "messages pass, and the rank is late");
 }
+
+/// The lock of the transport is held as by a call of MPI that does not return.
+#[test]
+fn a_progress_thread_that_hangs_in_its_turn_delays_the_end_for_a_bounded_time() {
+    let (core, office) = opened(Silent::default());
+    let (started, late) = (Instant::now(), late(&core));
+    let turn = office.courier.lock();
+    assert_eq!(core.end(late.clone()), late);
+    drop(turn);
+    assert!(started.elapsed() < Duration::from_secs(20), "it does not wait for the turn");
+}
