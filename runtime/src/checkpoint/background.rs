@@ -43,6 +43,7 @@ impl Checkpoints {
         user: &Value,
     ) -> Result<(), Error> {
         super::check(model, optimizer, "saving")?;
+        model.engine.check_updated()?;
         self.settle(model)?;
         let saving = Saving::of(&self.store, (model, optimizer), user);
         let (place, head) = saving.agree(nonce())?;

@@ -172,6 +172,7 @@ fn take(model: &ShardedModel, shards: Vec<Shard>, (step, training): (u64, Traini
     (state.next_step, state.committed) = (step, step);
     // All shards are those of the checkpoint, whatever an update has done to the earlier ones.
     (state.half_updated, state.updated) = (None, Updated::default());
+    model.engine.fabric.recycled.forgive();
 }
 
 /// The state that was read.

@@ -50,6 +50,7 @@ impl Checkpoints {
         user: &Value,
     ) -> Result<Saved, Error> {
         super::check(model, optimizer, "saving")?;
+        model.engine.check_updated()?;
         self.settle(model)?;
         let saving = Saving::of(&self.store, (model, optimizer), user);
         let mut lease = self.lease.as_ref().map(|lease| lease.lock());

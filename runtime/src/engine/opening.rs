@@ -67,6 +67,15 @@ impl Engine {
         comparison::of_updates(&self.fabric, texts)
     }
 
+    /// Ends the world if an update has stopped in its middle: the values of no step are there to be saved.
+    ///
+    /// # Errors
+    /// The end of the world.
+    pub(crate) fn check_updated(&self) -> Result<(), Error> {
+        let half_updated = self.state().half_updated;
+        half_updated.map_or(Ok(()), |step| Err(self.end_half_updated(step)))
+    }
+
     /// The state, if no step is under way, and the last update has ended. A step that was leaked is discarded: no caller can finish it any more.
     fn state_between_steps(&self, operation: &'static str) -> Result<Locked<'_, State>, Error> {
         let state = self.state();

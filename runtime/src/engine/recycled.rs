@@ -99,6 +99,14 @@ impl Recycled {
         Some(step)
     }
 
+    /// Gradients that were dropped until now are not missed: their parameters have been replaced.
+    pub(crate) fn forgive(&self) {
+        let forgotten = &mut self.0.lock().forgotten;
+        if let Forgotten::Step(_) = *forgotten {
+            *forgotten = Forgotten::None;
+        }
+    }
+
     pub(crate) fn keep(&self, workings: Workings) {
         self.0.lock().workings = Some(workings);
     }
