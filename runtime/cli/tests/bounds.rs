@@ -30,18 +30,18 @@ fn only_regular_files_of_bounded_length_are_read() {
     assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
     File::create(&huge).and_then(|file| file.set_len(1 << 40)).expect("a hole");
     for (command, most) in [("plan", 16 << 20), ("trace", 64 << 20)] {
-        let problem = "it is a FIFO; only regular files are read\n";
+        let problem = "it is a FIFO; a regular file is needed\n";
         assert_eq!(refused(command, &fifo), problem);
-        let problem = "it is a device; only regular files are read\n";
+        let problem = "it is a device; a regular file is needed\n";
         assert_eq!(refused(command, Path::new("/dev/zero")), problem);
         assert_eq!(refused(command, &huge), format!("it has more than {most} bytes\n"));
     }
     let error = refused("plan", folder.path());
-    assert_eq!(error, "it is a directory; only regular files are read\n");
+    assert_eq!(error, "it is a directory; a regular file is needed\n");
     // A folder has records by their names.
     let error = refusal(&mut hsdp(&["trace", &folder.path().display().to_string()]));
     assert!(
-        error.ends_with("/rank-0.json: it is a FIFO; only regular files are read\n"),
+        error.ends_with("/rank-0.json: it is a FIFO; a regular file is needed\n"),
         "{error}"
     );
 }

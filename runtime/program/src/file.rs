@@ -1,7 +1,7 @@
 //! Files that a user names: regular files, up to a length.
 
 use std::fmt;
-use std::fs::{File, FileType};
+use std::fs::{File, FileType, Metadata};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub enum FileError {
         source: io::Error,
     },
     /// It is a directory, a device, a FIFO or a socket, from which a read may never return.
-    #[error("{}: it is {kind}; only regular files are read", Shown(.path))]
+    #[error("{}: it is {kind}; a regular file is needed", Shown(.path))]
     NotRegular {
         /// The file.
         path: PathBuf,
@@ -52,9 +52,7 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     let file = open(path).map_err(failed)?;
     // This describes the opened file, so no other file can take its place after the check.
     let found = file.metadata().map_err(failed)?;
-    if !found.is_file() {
-        return Err(FileError::NotRegular { path: path.to_owned(), kind: kind(found.file_type()) });
-    }
+    regular(path, &found)?;
     let too_long = || FileError::TooLong { path: path.to_owned(), most };
     if found.len() > most {
         return Err(too_long());
@@ -71,6 +69,25 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
 /// [`FileError`]
 pub fn read_text(path: &Path, most: u64) -> Result<String, FileError> {
     String::from_utf8(read(path, most)?).map_err(|_| FileError::NotText { path: path.to_owned() })
+}
+
+/// Refuses a path at which a file cannot be written: what is there, if anything, has to be a regular file.
+///
+/// # Errors
+/// [`FileError::NotRegular`], and [`FileError::Io`] where the system does not tell.
+pub fn check_writable(path: &Path) -> Result<(), FileError> {
+    match path.metadata() {
+        Ok(found) => regular(path, &found),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(FileError::Io { path: path.to_owned(), source }),
+    }
+}
+
+fn regular(path: &Path, found: &Metadata) -> Result<(), FileError> {
+    if found.is_file() {
+        return Ok(());
+    }
+    Err(FileError::NotRegular { path: path.to_owned(), kind: kind(found.file_type()) })
 }
 
 /// Opens a file without a wait for the other end of a FIFO.

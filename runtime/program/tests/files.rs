@@ -28,13 +28,13 @@ fn a_fifo_a_device_and_a_directory_are_refused_at_once() {
     let folder = TempDir::new().expect("a folder");
     let fifo = folder.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
-    assert!(refusal(&fifo).ends_with("/fifo: it is a FIFO; only regular files are read"));
-    assert!(refusal(folder.path()).ends_with(": it is a directory; only regular files are read"));
-    let expected = "/dev/zero: it is a device; only regular files are read";
+    assert!(refusal(&fifo).ends_with("/fifo: it is a FIFO; a regular file is needed"));
+    assert!(refusal(folder.path()).ends_with(": it is a directory; a regular file is needed"));
+    let expected = "/dev/zero: it is a device; a regular file is needed";
     assert_eq!(refusal(Path::new("/dev/zero")), expected);
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(&fifo, &link).expect("a link");
-    assert!(refusal(&link).ends_with("/link: it is a FIFO; only regular files are read"));
+    assert!(refusal(&link).ends_with("/link: it is a FIFO; a regular file is needed"));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use hsdp::World;
-use hsdp_program::{FolderLock, Warnings};
+use hsdp_program::{FolderLock, Warnings, file};
 
 use super::failure::Failure;
 use super::options::Options;
@@ -74,11 +74,10 @@ impl fmt::Debug for Output {
 
 /// Refuses a folder in which a file could not be written at the end of the run.
 fn check_files(folder: &Path) -> Result<(), Failure> {
-    let mut files =
-        [METRICS, PLOT, SUMMARY, TRACE, WARNINGS].map(|name| folder.join(name)).into_iter();
-    files.find(|file| file.exists() && !file.is_file()).map_or(Ok(()), |file| {
-        Err(Failure::Input(format!("cannot write {}: it is not a regular file", file.display())))
-    })
+    let mut files = [METRICS, PLOT, SUMMARY, TRACE, WARNINGS].into_iter();
+    files
+        .try_for_each(|name| file::check_writable(&folder.join(name)))
+        .map_err(|error| Failure::Input(format!("cannot write {error}")))
 }
 
 /// Keeps the warnings of a rank that is another process than rank 0 in a file of its own, once rank 0 holds the lock.
