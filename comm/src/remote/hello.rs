@@ -17,7 +17,7 @@ use super::alive;
 use crate::Error;
 use crate::WorldOptions;
 
-/// What a process asks for: a world of `size` ranks, made by all processes of its job. Ranks that are threads are their job.
+/// The request of a process: a world of `size` ranks, made by all processes of its job. Ranks that are threads are their job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) size: usize,

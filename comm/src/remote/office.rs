@@ -57,7 +57,7 @@ pub(crate) struct Office {
     /// Held by whoever sends and receives.
     courier: Mutex<Courier>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// What the processes of the job have said first, by number: the ranks, and those that are none.
+    /// The hellos of the processes of the job, by number: of ranks, and of processes that are no ranks.
     hellos: Mutex<Vec<Option<Hello>>>,
     ending: Mutex<Ending>,
     /// What stands in line to be opened.

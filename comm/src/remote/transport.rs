@@ -45,7 +45,7 @@ pub(crate) struct Loss {
     pub(crate) cause: Cause,
 }
 
-/// What is known of a loss.
+/// The cause of a loss, as far as it is known.
 #[cfg_attr(
     not(any(feature = "nccl", test)),
     expect(dead_code, reason = "the control plane makes it")

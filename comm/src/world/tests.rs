@@ -3,7 +3,7 @@ use std::thread;
 use super::*;
 use crate::FaultKind;
 
-/// What each process of a job gets, where each asks for a size and has its own options.
+/// The result of each process of a job. Each asks for a size, and has its own options.
 fn made(asked: &[(usize, WorldOptions)]) -> Vec<Result<Option<World>, Error>> {
     let processes = asked.len();
     let job = (0..).map(Rank::new).zip(remote::wires(processes)).zip(asked.iter().cloned());

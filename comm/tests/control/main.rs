@@ -169,7 +169,7 @@ fn other_options_are_refused_with_both_sides() {
     }
 }
 
-/// What each process of a job gets that asks for a world of its own size.
+/// The result of each process of a job. Each asks for a world of its own size.
 fn asking(sizes: &[usize]) -> Vec<Result<Option<usize>, Error>> {
     let jobs = jobs(u32::try_from(sizes.len()).expect("a few"));
     thread::scope(|scope| {

@@ -1,6 +1,5 @@
 //! The end of a save in the background: its failure is the error of the next call, whichever it is, on all ranks.
 
-use std::fmt::Debug;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,11 +8,9 @@ use std::sync::{Arc, Mutex};
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{Error, ModelOptions};
 use hsdp_checkpoint::{Disk, Store};
+use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use serde_json::{Value, json};
-use tracing::field::Field;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::hooked::{Gate, Hooked};
 use super::training::Training;
@@ -162,36 +159,6 @@ fn a_value_that_is_too_large_is_refused_before_a_file_is_written() {
     }
 }
 
-/// The warnings of a rank's thread.
-#[derive(Clone, Debug, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() == Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut fields = Vec::new();
-        event.record(&mut |field: &Field, value: &dyn Debug| {
-            fields.push(format!("{field}={value:?}"));
-        });
-        self.0.lock().expect("no test panics in here").push(fields.join(" "));
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
 #[test]
 fn a_drop_does_not_wait_for_a_save_and_warns_of_it() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -202,12 +169,11 @@ fn a_drop_does_not_wait_for_a_save_and_warns_of_it() {
         let mut checkpoints = Checkpoints::open(&training.model, folder.path(), options)?;
         training.train(1)?;
         checkpoints.save_in_background(&training.model, &training.optimizer, &Value::Null)?;
-        let warnings = Warnings::default();
-        tracing::subscriber::with_default(warnings.clone(), || drop(checkpoints));
+        let said = Said::default();
+        tracing::subscriber::with_default(said.clone(), || drop(checkpoints));
         // The thread that writes is still before the gate.
         gate.open();
-        let warned = warnings.0.lock().expect("no test panics in here").clone();
-        Ok(warned)
+        Ok(said.warnings().into_iter().map(|(said, _)| said).collect::<Vec<_>>())
     });
     let [warned] = &common(warned)[..] else { panic!("one warning is expected") };
     assert!(

@@ -22,7 +22,7 @@ const STEPS: u64 = 2;
 /// Calls that a rank makes in a step at the most, more than there are.
 const MANY: u64 = 400;
 
-/// What a rank does with an error that is not fatal.
+/// The course of a rank after an error that is not fatal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     /// It makes the call again.

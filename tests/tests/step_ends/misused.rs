@@ -33,7 +33,7 @@ fn finished(model: &mut ShardedModel) -> Result<(PassHandle, Gradients), Error> 
     Ok((handle, step.finish()?))
 }
 
-/// What a call from inside another one ends with.
+/// Whether a call from inside another one was refused, with the name of its operation.
 fn is_refused(called: &Result<(), Error>, operation: &str) -> bool {
     let said = called.as_ref().map_or_else(ToString::to_string, |()| String::new());
     said.starts_with(operation) && said.contains("called from inside another call of this model")

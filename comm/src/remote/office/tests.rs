@@ -16,7 +16,7 @@ use crate::{AbortReason, Channel, Counts, GroupId, Op, Tag};
 #[derive(Debug, Default)]
 struct Silent {
     under_way: usize,
-    /// What the transport reports: a rank that it has lost, and the rank that forwards all messages and does not answer.
+    /// The reports of the transport: a rank that it has lost, and the rank that forwards all messages and does not answer.
     lost: Option<Loss>,
     silent: Option<Loss>,
     /// There as long as this is.
