@@ -13,6 +13,7 @@ use std::sync::Arc;
 pub use self::memory::MemoryPlan;
 pub use self::offload::Offload;
 pub use self::options::{Accumulation, FullCopies, PlanOptions};
+use self::schedule::Schedule;
 pub use self::schedule::{Gather, Phase};
 pub use self::traffic::{Flow, Traffic};
 use crate::layout::MAX_ELEMENTS;
@@ -39,8 +40,7 @@ pub struct Plan {
     mesh: Mesh,
     options: PlanOptions,
     layouts: Vec<Arc<UnitLayout>>,
-    gathers: Vec<Gather>,
-    reductions: Vec<UnitId>,
+    schedule: Schedule,
     fingerprint: u64,
 }
 
@@ -59,8 +59,21 @@ impl Plan {
         let layouts = spec.units().iter().map(layout).collect::<Result<Vec<_>, _>>()?;
         check_size(&layouts)?;
         let fingerprint = fingerprint::of(&spec, mesh, &options, &layouts);
-        let (gathers, reductions) = (schedule::gathers(&spec), schedule::reductions(&spec));
-        Ok(Self { spec, mesh, options, layouts, gathers, reductions, fingerprint })
+        let schedule = Schedule::of(&spec, spec.unit_ids().collect());
+        Ok(Self { spec, mesh, options, layouts, schedule, fingerprint })
+    }
+
+    /// The same plan for a forward that uses the units in another order: only the schedule changes, and with it the memory of
+    /// gathered parameters. Ids of units, layouts and the [`fingerprint`](Self::fingerprint) stay as declared.
+    ///
+    /// # Panics
+    /// If `order` does not have each unit once.
+    #[must_use]
+    pub fn in_order(&self, order: &[UnitId]) -> Self {
+        let mut sorted = order.to_vec();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(self.spec.unit_ids()), "{order:?} is no order of all units");
+        Self { schedule: Schedule::of(&self.spec, order.to_vec()), ..self.clone() }
     }
 
     /// The description of the model.
@@ -104,18 +117,31 @@ impl Plan {
         self.fingerprint
     }
 
-    /// The gathers of one microbatch in the order of issue: all units for the forward, then the
-    /// resharded units for the backward, last unit first.
+    /// All units in the order of the forward: as declared, unless the plan is [in another order](Self::in_order).
+    #[must_use]
+    pub fn order(&self) -> &[UnitId] {
+        &self.schedule.order
+    }
+
+    /// A hash of the [order](Self::order), the 64-bit xxh3 of the units' ids, and the same on every platform.
+    #[must_use]
+    pub fn order_digest(&self) -> u64 {
+        fingerprint::of_order(&self.schedule.order)
+    }
+
+    /// The gathers of one microbatch in the order of issue: all units for the forward, then the resharded units for the backward,
+    /// last unit first. Units without a trainable parameter that come before all units with one are not gathered for the backward,
+    /// because no gradient reaches them.
     #[must_use]
     pub fn gathers(&self) -> &[Gather] {
-        &self.gathers
+        &self.schedule.gathers
     }
 
     /// The units that are reduced in one microbatch, in the order of issue: all units with a trainable
     /// parameter, last unit first. All-reduces go in the same order.
     #[must_use]
     pub fn reductions(&self) -> &[UnitId] {
-        &self.reductions
+        &self.schedule.reductions
     }
 
     /// The calls of `rank`, and the bytes that it receives, in one step of `microbatches` microbatches.

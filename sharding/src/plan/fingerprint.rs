@@ -9,7 +9,9 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Accumulation, FullCopies, PlanOptions};
-use crate::{AfterForward, Granularity, Mesh, ModelSpec, Param, Region, Role, Unit, UnitLayout};
+use crate::{
+    AfterForward, Granularity, Mesh, ModelSpec, Param, Region, Role, Unit, UnitId, UnitLayout,
+};
 
 const VERSION: &str = "hsdp plan 2";
 
@@ -30,6 +32,13 @@ pub(super) fn of(
         encoder.text(target);
     });
     encoder.list(layouts.iter(), |encoder, layout| encoder.layout(layout));
+    encoder.0.digest()
+}
+
+/// A hash of an order of units.
+pub(super) fn of_order(order: &[UnitId]) -> u64 {
+    let mut encoder = Encoder(Xxh3::new());
+    encoder.list(order.iter(), |encoder, unit| encoder.size(unit.index()));
     encoder.0.digest()
 }
 

@@ -1,7 +1,7 @@
 //! Peak memory of a step, by category.
 
 use super::{Accumulation, FullCopies, Gather, Offload, Plan};
-use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, Unit, UnitId, UnitLayout};
+use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout};
 
 /// The peak memory of one rank in each category during a step, in bytes. It is the same on every rank.
 ///
@@ -19,7 +19,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, Unit, UnitId, Unit
 ///
 /// ```text
 /// live(i) = Σ numel of gathers[i ..= i + prefetch]            (as far as the microbatch goes)
-///         + Σ numel of the kept units before gathers[i].unit
+///         + Σ numel of the kept units before gathers[i].unit, in the order of the forward
 /// ```
 ///
 /// With [`FullCopies::PerProcess`] rank 0 holds `full` for all ranks, and the other ranks hold none. The sum then goes on to
@@ -42,7 +42,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, Unit, UnitId, Unit
 /// so the peak comes right after one. A resharded unit's memory is free after each use (later gathers
 /// reuse its buffers, within this bound), so of the gathers before the i-th only kept units remain.
 /// In the forward these are all kept units before it; in the backward they are the kept units whose
-/// backward is still to come. Both are the kept units of a smaller index. The last unit of the forward
+/// backward is still to come. Both are the kept units that come earlier in the [order](Plan::order) of the forward. The last unit of the forward
 /// is resharded and gathered again like all others: with a gather ahead, both of its copies take
 /// memory for a time.
 ///
@@ -265,14 +265,15 @@ impl Prefix {
     }
 }
 
-/// For each unit, the elements of the kept units before it.
+/// For each unit, the elements of the kept units before it in the order of the forward.
 fn kept_before(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount) -> Vec<ElemCount> {
-    let before = |sum: &mut ElemCount, (index, unit): (usize, &Unit)| {
-        let here = *sum;
-        if unit.after_forward == AfterForward::Keep {
-            *sum += elements(UnitId::new(index));
+    let mut before = vec![ElemCount::ZERO; plan.order().len()];
+    let mut sum = ElemCount::ZERO;
+    for &unit in plan.order() {
+        before[unit.index()] = sum;
+        if plan.spec()[unit].after_forward == AfterForward::Keep {
+            sum += elements(unit);
         }
-        Some(here)
-    };
-    plan.spec().units().iter().enumerate().scan(ElemCount::ZERO, before).collect()
+    }
+    before
 }

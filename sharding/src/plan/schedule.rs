@@ -34,15 +34,30 @@ pub struct Gather {
     pub phase: Phase,
 }
 
-/// All units for the forward; then the resharded units for the backward, last first.
-pub(super) fn gathers(spec: &ModelSpec) -> Vec<Gather> {
-    let resharded = |unit: &UnitId| spec[*unit].after_forward == AfterForward::Reshard;
-    let forward = spec.unit_ids().map(|unit| Gather { unit, phase: Phase::Forward });
-    let backward = spec.unit_ids().rev().filter(resharded);
-    forward.chain(backward.map(|unit| Gather { unit, phase: Phase::Backward })).collect()
+/// The order of a microbatch's collectives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Schedule {
+    /// All units, in the order of the forward.
+    pub(super) order: Vec<UnitId>,
+    pub(super) gathers: Vec<Gather>,
+    pub(super) reductions: Vec<UnitId>,
 }
 
-/// The units with a gradient, last first.
-pub(super) fn reductions(spec: &ModelSpec) -> Vec<UnitId> {
-    spec.unit_ids().rev().filter(|unit| spec[*unit].is_trainable()).collect()
+impl Schedule {
+    /// The schedule of a forward that uses all units in this order.
+    ///
+    /// A gradient flows into a unit only through a trainable parameter. So the units before the first one that has any are gathered
+    /// for the forward alone.
+    pub(super) fn of(spec: &ModelSpec, order: Vec<UnitId>) -> Self {
+        let is_trainable = |unit: &UnitId| spec[*unit].is_trainable();
+        let first = order.iter().position(is_trainable).unwrap_or(order.len());
+        let resharded = |unit: &UnitId| spec[*unit].after_forward == AfterForward::Reshard;
+        let forward = order.iter().map(|&unit| Gather { unit, phase: Phase::Forward });
+        let backward = order[first..].iter().copied().rev();
+        let again = backward.clone().filter(resharded);
+        let again = again.map(|unit| Gather { unit, phase: Phase::Backward });
+        let gathers = forward.chain(again).collect();
+        let reductions = backward.filter(is_trainable).collect();
+        Self { order, gathers, reductions }
+    }
 }

@@ -1,7 +1,7 @@
 //! Generated models and meshes for the tests. Seeds are fixed, so a test gives the same result in
 //! every run.
 
-use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Unit};
+use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Unit, UnitId};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -62,6 +62,14 @@ pub(crate) fn model() -> impl Strategy<Value = ModelSpec> {
             if keep { unit.keep() } else { unit }
         });
         named.fold(ModelSpec::new(), ModelSpec::unit)
+    })
+}
+
+/// A model, and an order in which its forward uses the units.
+pub(crate) fn ordered() -> impl Strategy<Value = (ModelSpec, Vec<UnitId>)> {
+    model().prop_flat_map(|spec| {
+        let order = Just(spec.unit_ids().collect::<Vec<_>>()).prop_shuffle();
+        (Just(spec), order)
     })
 }
 

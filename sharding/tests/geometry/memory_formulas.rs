@@ -8,7 +8,7 @@ use hsdp_sharding::{
 };
 use proptest::prelude::*;
 
-use crate::generators::{accumulation, cases, full_copies, mesh, model, wire};
+use crate::generators::{accumulation, cases, full_copies, mesh, model, ordered, wire};
 
 /// Allocations by name, and the peak of their sum.
 #[derive(Default)]
@@ -33,6 +33,8 @@ impl Ledger {
 /// Plays the gathers of one microbatch, each use in turn, as a training loop would.
 struct Player {
     units: Vec<Unit>,
+    /// The units as the forward uses them.
+    order: Vec<usize>,
     size: usize,
     prefetch: usize,
     issued: usize,
@@ -45,12 +47,22 @@ impl Player {
         self.units[unit].after_forward == AfterForward::Keep
     }
 
+    /// Whether a gradient reaches the unit: it is trained, or used after a unit that is.
+    fn is_reached(&self, unit: usize) -> bool {
+        let trained = |unit: &usize| self.units[*unit].is_trainable();
+        self.order.iter().take_while(|used| **used != unit).chain([&unit]).any(trained)
+    }
+
+    /// Whether the unit is gathered for the backward.
+    fn comes_back(&self, unit: usize) -> bool {
+        !self.kept(unit) && self.is_reached(unit)
+    }
+
     /// All gathers in order.
     fn queue(&self) -> Vec<(usize, &'static str)> {
-        let units = self.units.len();
-        let mut queue: Vec<_> = (0..units).map(|unit| (unit, "forward")).collect();
-        queue.extend((0..units).rev().filter(|&unit| !self.kept(unit)).map(|u| (u, "backward")));
-        queue
+        let back = self.order.iter().rev().filter(|unit| self.comes_back(**unit));
+        let forward = self.order.iter().map(|unit| (*unit, "forward"));
+        forward.chain(back.map(|unit| (*unit, "backward"))).collect()
     }
 
     fn ask(&mut self, unit: usize, copy: &'static str) {
@@ -74,17 +86,17 @@ impl Player {
     }
 
     fn play(mut self) -> Ledger {
-        for unit in 0..self.units.len() {
+        for unit in self.order.clone() {
             self.ask(unit, "forward");
             if !self.kept(unit) {
                 self.ledger.free(unit, "forward");
             }
         }
-        for unit in (0..self.units.len()).rev() {
+        for unit in self.order.clone().into_iter().rev() {
             self.note("backward");
             if self.kept(unit) {
                 self.ledger.free(unit, "forward");
-            } else {
+            } else if self.comes_back(unit) {
                 self.ask(unit, "backward");
                 self.ledger.free(unit, "backward");
             }
@@ -111,15 +123,17 @@ fn held_for(player: &Player, slow: usize) -> usize {
         let params = &player.units[queue[index % queue.len()].0].params;
         player.size * params.iter().map(Param::numel).sum::<usize>()
     };
-    // Of the earlier forwards, those of kept units whose backward is still to come: the units before the one in use.
-    let before = (0..slow).filter(|&index| kept(index) && queue[index].0 < queue[slow].0);
+    // Of the earlier forwards, those of kept units whose backward is still to come: the units that are used before this one.
+    let used = |index: usize| player.order.iter().position(|unit| *unit == queue[index].0);
+    let before = (0..slow).filter(|&index| kept(index) && used(index) < used(slow));
     before.chain(slow..issued_by(fast)).map(bytes).sum()
 }
 
 fn player(plan: &Plan) -> Player {
     let units = plan.spec().units().to_vec();
     let (size, prefetch) = (plan.options().param_dtype.size_bytes(), plan.options().prefetch);
-    Player { units, size, prefetch, issued: 0, asked: 0, ledger: Ledger::default() }
+    let order = plan.order().iter().map(|unit| unit.index()).collect();
+    Player { units, order, size, prefetch, issued: 0, asked: 0, ledger: Ledger::default() }
 }
 
 fn peak_full(plan: &Plan) -> usize {
@@ -169,7 +183,7 @@ proptest! {
 
     #[test]
     fn the_formulas_are_what_is_counted(
-        spec in model(),
+        (spec, order) in ordered(),
         mesh in mesh(),
         param_dtype in wire(),
         accumulation in accumulation(),
@@ -179,7 +193,7 @@ proptest! {
         let options = PlanOptions {
             param_dtype, accumulation, prefetch, optimizer_slots, full_copies, ..Default::default()
         };
-        let plan = Plan::new(spec, mesh, options).unwrap();
+        let plan = Plan::new(spec, mesh, options).unwrap().in_order(&order);
         prop_assert_eq!(plan.memory(), counted(&plan));
         let phases = [Phase::Forward, Phase::Backward].map(|phase| plan.full_in(phase));
         prop_assert_eq!(phases.into_iter().max(), Some(plan.memory().full));
@@ -310,4 +324,28 @@ fn the_total_adds_all_categories() {
         gather_input: ByteCount(100_000),
     };
     assert_eq!(memory.total(), ByteCount(111_111));
+}
+
+/// Another order changes the schedule, and neither the layouts nor the fingerprint.
+#[test]
+fn a_kept_unit_is_held_from_its_use_on() {
+    let units = [("a", 1000), ("b", 100), ("c", 10)];
+    let unit = |(name, len)| Unit::new(name).param(Param::new(format!("{name}.w"), [len]));
+    let spec = ModelSpec::new().unit(unit(units[0]).keep());
+    let spec = spec.unit(unit(units[1])).unit(unit(units[2]));
+    let options = PlanOptions { prefetch: 0, ..PlanOptions::default() };
+    let declared = Plan::new(spec, Mesh::new(1, 1).unwrap(), options).unwrap();
+    let used = declared.in_order(&[1, 2, 0].map(UnitId::new));
+    assert_eq!(declared.memory().full, ByteCount(4 * 1100));
+    assert_eq!(used.memory().full, ByteCount(4 * 1000));
+    assert_eq!(used.fingerprint(), declared.fingerprint());
+    assert_ne!(used.order_digest(), declared.order_digest());
+}
+
+#[test]
+#[should_panic(expected = "is no order of all units")]
+fn an_order_has_each_unit_once() {
+    let spec = ModelSpec::new().unit(Unit::new("a").param(Param::new("w", [1])));
+    let plan = Plan::new(spec, Mesh::new(1, 1).unwrap(), PlanOptions::default()).unwrap();
+    let _ = plan.in_order(&[0, 0].map(UnitId::new));
 }

@@ -13,17 +13,46 @@ fn model() -> ModelSpec {
         .unit(Unit::new("head").param(Param::new("head", [4])))
 }
 
+fn schedule(order: &[usize]) -> Schedule {
+    Schedule::of(&model(), ids(order))
+}
+
+fn gathered(schedule: &Schedule, phase: Phase) -> Vec<UnitId> {
+    let of_phase = schedule.gathers.iter().filter(|gather| gather.phase == phase);
+    of_phase.map(|gather| gather.unit).collect()
+}
+
 #[test]
 fn gathers_go_forward_and_come_back_without_what_was_kept() {
-    let gathers = gathers(&model());
-    let (forward, backward) = gathers.split_at(4);
-    assert!(forward.iter().all(|gather| gather.phase == Phase::Forward));
-    assert!(backward.iter().all(|gather| gather.phase == Phase::Backward));
-    assert!(forward.iter().map(|gather| gather.unit).eq(ids(&[0, 1, 2, 3])));
-    assert!(backward.iter().map(|gather| gather.unit).eq(ids(&[3, 2, 0])));
+    let schedule = schedule(&[0, 1, 2, 3]);
+    assert_eq!(gathered(&schedule, Phase::Forward), ids(&[0, 1, 2, 3]));
+    assert_eq!(gathered(&schedule, Phase::Backward), ids(&[3, 2, 0]));
+    assert!(schedule.gathers[..4].iter().all(|gather| gather.phase == Phase::Forward));
 }
 
 #[test]
 fn reductions_come_back_without_what_is_frozen() {
-    assert_eq!(reductions(&model()), ids(&[3, 1, 0]));
+    assert_eq!(schedule(&[0, 1, 2, 3]).reductions, ids(&[3, 1, 0]));
+}
+
+#[test]
+fn another_order_comes_back_in_reverse() {
+    let schedule = schedule(&[3, 0, 1, 2]);
+    assert_eq!(gathered(&schedule, Phase::Forward), ids(&[3, 0, 1, 2]));
+    assert_eq!(gathered(&schedule, Phase::Backward), ids(&[2, 0, 3]));
+    assert_eq!(schedule.reductions, ids(&[1, 0, 3]));
+}
+
+#[test]
+fn frozen_units_before_the_first_trainable_one_do_not_come_back() {
+    let schedule = schedule(&[2, 1, 0, 3]);
+    assert_eq!(gathered(&schedule, Phase::Forward), ids(&[2, 1, 0, 3]));
+    assert_eq!(gathered(&schedule, Phase::Backward), ids(&[3, 0]));
+}
+
+#[test]
+fn a_model_that_trains_nothing_goes_forward_only() {
+    let frozen = Unit::new("table").param(Param::new("sin", [4]).frozen());
+    let schedule = Schedule::of(&ModelSpec::new().unit(frozen), ids(&[0]));
+    assert_eq!((schedule.gathers.len(), schedule.reductions.len()), (1, 0));
 }
