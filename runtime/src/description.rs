@@ -20,6 +20,7 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
         unused,
         non_finite,
         uneven,
+        order,
         compare_replicas,
         optimizer_slots,
     } = options;
@@ -42,6 +43,7 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
         format!("unused {unused:?}"),
         format!("non_finite {non_finite:?}"),
         format!("uneven {uneven:?}"),
+        format!("order {order:?}"),
         compared,
         format!("optimizer_slots {optimizer_slots}"),
     ]

@@ -9,12 +9,13 @@
 //! |---|---|
 //! | constant state: plan, options, groups | `fabric` |
 //! | the parameters, which an optimizer changes | `shard` |
+//! | the order of the units | `schedule` |
 //! | the gathers of a microbatch | `gathers`, `full_pool` |
 //! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `recycled`; `place`, `replicas`, `scaling` |
 //! | the begin of a step | `opening`, `joint` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
 //! | the exchange of small records between ranks | `control` |
-//! | the end of a step | `finish` |
+//! | the end of a step | `finish`, `unused` |
 //! | the state that lies on a device | `device` |
 
 mod check;
@@ -36,10 +37,12 @@ pub(crate) mod recycled;
 pub(crate) mod reductions;
 mod replicas;
 mod scaling;
+pub(crate) mod schedule;
 pub(crate) mod shard;
 mod step_state;
 pub(crate) mod sums;
 mod unsharded;
+mod unused;
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -233,11 +236,11 @@ impl Engine {
     ) -> Result<(), Error> {
         let mut state = self.enter("reduce", token.opened.step)?;
         let scale = state.loss_scale.value();
-        let State { step, .. } = &mut *state;
+        let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "reduce")?;
         step.note(|step| {
             check::unit(&self.fabric, step.number(), unit, "reduce")?;
-            step.reduce(&self.fabric, scale, (unit, gradients))
+            step.reduce((&self.fabric, shards), scale, (unit, gradients))
         })
     }
 
@@ -246,6 +249,14 @@ impl Engine {
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "finish of a microbatch")?;
         step.note(|step| step.finish_microbatch(&self.fabric, shards))
+    }
+
+    /// Notes the error of a caller, if the step has none so far.
+    pub(crate) fn note_failure(&self, token: Token, reason: &dyn Display) {
+        let Some(mut state) = self.state.enter() else { return };
+        if let Ok(step) = StepState::at(&mut state.step, &self.fabric, token, "note_failure") {
+            step.note_failure(reason);
+        }
     }
 
     /// Announces that this rank aborts the step, and discards it. Every other rank will discard it too.
@@ -271,6 +282,7 @@ impl Engine {
         }
         self.fabric.recycled.clear();
         self.fabric.full_pool.let_go();
+        self.fabric.schedules.forget();
         // A rank that has aborted the epoch itself may have left it already: this step must not end the next epoch.
         if self.fabric.world.epoch() == epoch {
             self.fabric.world.next_epoch();

@@ -225,15 +225,15 @@ pub enum Error {
     /// A gradient or the loss is not finite, and the model's options do not skip such steps. No parameter has changed.
     #[error("{0}")]
     NonFinite(NonFiniteGradient),
-    /// `Unused::Error`: a trainable parameter got no gradient on some ranks.
-    #[error("step {step}: parameter {parameter} got no gradient on ranks {ranks:?}")]
-    UnusedParameter {
+    /// `Unused::Error`: trainable parameters got no gradient on some ranks.
+    #[error("step {step}: {}{causes}", Unused(.parameters))]
+    UnusedParameters {
         /// The step.
         step: u64,
-        /// The name of the first such parameter.
-        parameter: String,
-        /// The ranks on which it got no gradient.
-        ranks: Vec<usize>,
+        /// The names of all such parameters, each with the ranks on which it got no gradient.
+        parameters: Vec<(String, Vec<usize>)>,
+        /// The usual causes, where the adapter of an autograd names them; otherwise empty.
+        causes: String,
     },
 }
 
@@ -257,6 +257,19 @@ impl fmt::Display for InMicrobatch {
             Some(microbatch) => write!(f, ", microbatch {microbatch}"),
             None => Ok(()),
         }
+    }
+}
+
+/// `parameter a got no gradient on ranks [0, 1]; parameter b got no gradient on ranks [1]`
+struct Unused<'a>(&'a [(String, Vec<usize>)]);
+
+impl fmt::Display for Unused<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, (name, ranks)) in self.0.iter().enumerate() {
+            let separator = if place == 0 { "" } else { "; " };
+            write!(f, "{separator}parameter {name} got no gradient on ranks {ranks:?}")?;
+        }
+        Ok(())
     }
 }
 

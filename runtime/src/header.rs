@@ -1,4 +1,4 @@
-//! The step header: 64 bytes that ranks exchange before the first data collective of a step.
+//! The step header: 72 bytes that ranks exchange before the first data collective of a step.
 //!
 //! It detects, before any data moves, a rank that is at another step (because it failed between `finish` and the optimizer,
 //! for example), has another plan or other options, or has updated the last step in another way.
@@ -19,6 +19,8 @@ pub(crate) struct StepHeader {
     pub(crate) microbatches: Option<usize>,
     /// The digest of options and plan.
     pub(crate) model: u64,
+    /// The digest of the order of units; 0 until the ranks have agreed on one.
+    pub(crate) order: u64,
     /// The digest of the update of the step before.
     pub(crate) update: u64,
     pub(crate) loss_scale: u64,
@@ -56,9 +58,9 @@ pub(crate) struct Agreed {
     pub(crate) compares_samples: bool,
 }
 
-const WORDS: usize = 8;
+const WORDS: usize = 9;
 /// The first word, except its lowest byte, which holds flags.
-const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst3\0");
+const MAGIC: u64 = u64::from_be_bytes(*b"hsdpst4\0");
 const FLAGS: u64 = 0xff;
 const EXHAUSTED: u64 = 1;
 const ENDS: u64 = 2;
@@ -86,6 +88,7 @@ impl StepHeader {
             self.committed,
             self.microbatches.map_or(UNKNOWN, |count| count as u64),
             self.model,
+            self.order,
             self.update,
             self.loss_scale,
             self.weight_hint,
@@ -133,6 +136,7 @@ fn compare(gathered: &[u64]) -> Result<(), Error> {
         "the number of committed steps",
         "the number of microbatches of the step",
         comparison::MODEL,
+        "the order of units",
         comparison::UPDATE,
         "the loss scale",
     ];
@@ -164,7 +168,7 @@ fn describe(field: usize, value: u64) -> String {
     match (field, value) {
         (MICROBATCHES, UNKNOWN) => "as many as come".to_owned(),
         (1..=3, value) => value.to_string(),
-        (6, value) => f64::from_bits(value).to_string(),
+        (7, value) => f64::from_bits(value).to_string(),
         (_, value) => format!("{value:#018x}"),
     }
 }
@@ -179,6 +183,7 @@ mod tests {
             committed: 7,
             microbatches: Some(4),
             model: 1,
+            order: 3,
             update: 2,
             loss_scale: 1.0_f64.to_bits(),
             weight_hint: 0,
@@ -194,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_64_bytes() {
-        assert_eq!(header().encode().len() * size_of::<u64>(), 64);
+    fn a_header_is_72_bytes() {
+        assert_eq!(header().encode().len() * size_of::<u64>(), 72);
     }
 
     #[test]

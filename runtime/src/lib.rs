@@ -91,6 +91,7 @@ mod samples;
 mod step;
 pub mod testing;
 mod uneven;
+mod unit_use;
 mod updated;
 
 pub use engine::events::Event;
@@ -105,7 +106,7 @@ pub use objective::{LossSum, Objective, Seed};
 #[cfg(feature = "cuda")]
 pub use optimizer::DeviceRun;
 pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Run, Sgd, SgdOptions, Update};
-pub use options::{ModelOptions, NonFinite, StepOptions, Unused};
+pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
 pub use placement::Placement;
 pub use precision::{DynamicScale, LossScaling, Precision};
 pub use samples::Samples;

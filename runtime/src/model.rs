@@ -114,10 +114,11 @@ impl ShardedModel {
         Ok(Self { engine: Arc::new(Engine::new(fabric, shards)) })
     }
 
-    /// The plan: layouts, order of collectives, memory and bytes.
+    /// The plan: layouts, order of collectives, memory and bytes. Until a first step is finished, its order of units is the declared
+    /// one; then it is as [`UnitOrder`](crate::UnitOrder) says.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        &self.engine.fabric.plan
+        self.engine.fabric.schedules.plan()
     }
 
     /// The world in which the model's collectives run.
@@ -138,7 +139,7 @@ impl ShardedModel {
         &self.engine.fabric.options
     }
 
-    /// Begins a step. The ranks exchange headers of 64 bytes, and compare step, plan, options, loss scale, and the
+    /// Begins a step. The ranks exchange headers of 72 bytes, and compare step, plan, options, loss scale, and the
     /// [options](Self::update_as) with which an optimizer has updated the last step.
     ///
     /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is open on this rank, and there is no

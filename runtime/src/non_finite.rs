@@ -70,10 +70,7 @@ impl fmt::Display for NonFiniteGradient {
                  {rank}, though each of them is"
             ),
             Origin::Loss { rank } => {
-                write!(
-                    f,
-                    "step {step}: the loss of rank {rank} is not finite, though the gradients are"
-                )
+                write!(f, "step {step}: the loss of rank {rank} is not finite")
             }
             Origin::Division { norm, divisor } => {
                 write!(

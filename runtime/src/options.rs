@@ -41,6 +41,8 @@ pub struct ModelOptions {
     pub non_finite: NonFinite,
     /// The policy for steps in which some ranks have data and others have none.
     pub uneven: Uneven,
+    /// The policy for a forward that uses the units in another order than the declared one.
+    pub order: UnitOrder,
     /// The number of steps between comparisons of the bits of shards with those of the replicas; `None` for no comparison. A
     /// comparison detects silent errors of memory or arithmetic. It needs one small exchange and one pass over the shard.
     pub compare_replicas: Option<NonZeroU64>,
@@ -67,6 +69,7 @@ impl ModelOptions {
             unused: Unused::default(),
             non_finite: NonFinite::default(),
             uneven: Uneven::default(),
+            order: UnitOrder::default(),
             compare_replicas: None,
             optimizer_slots: 2,
         }
@@ -112,10 +115,26 @@ impl ModelOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unused {
     /// The parameter contributes zeros. If it got no gradient on any rank in the whole step, the optimizer does not change it.
-    #[default]
     Zeros,
-    /// The step fails on all ranks with [`Error::UnusedParameter`], which names the parameter and the ranks without a gradient. Ranks
+    /// As `Zeros`. After the first step rank 0 warns once of all parameters that got no gradient on any rank.
+    #[default]
+    Warn,
+    /// The step fails on all ranks with [`Error::UnusedParameters`], which names the parameters and the ranks without a gradient. Ranks
     /// without items (whose weights in the step add up to 0) need no gradient, unless the objective is `RankMean`.
+    Error,
+}
+
+/// The policy for a forward that uses the units in another order than the declared one. A unit that is needed before its turn makes
+/// all units before it wait in memory, in the worst case the whole model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnitOrder {
+    /// The order of use becomes the schedule. In the first microbatch the ranks agree on each unit before they gather it, without
+    /// prefetch, and [`ShardedModel::plan`](crate::ShardedModel::plan) is in that order once the step is finished. Ids of units,
+    /// layouts, checkpoints and the order of norms stay as declared. If ranks use the units in different orders, the declared order
+    /// stays, with a warning. Later forwards in another order are correct, and need more memory.
+    #[default]
+    Follow,
+    /// A unit that is used after a unit that is declared behind it is [`Error::Misuse`], which names both.
     Error,
 }
 

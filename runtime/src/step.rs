@@ -1,5 +1,6 @@
 //! A step and its microbatches, as types that allow only the right order of calls.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -96,7 +97,7 @@ impl<'model> Step<'model> {
     ///
     /// # Errors
     /// On all ranks: [`Error::EmptyStep`] if all weights are 0 and the objective is `WeightedMean`, [`Error::WeightOverflow`] if the
-    /// sum of the weights exceeds a `u64`, [`Error::NonFinite`] and [`Error::UnusedParameter`] as the model's options say. In a step
+    /// sum of the weights exceeds a `u64`, [`Error::NonFinite`] and [`Error::UnusedParameters`] as the model's options say. In a step
     /// without a given number of microbatches [`Error::EndOfData`] if ranks had no data for the first microbatch, and [`Error::UnevenInputs`] if
     /// ranks differ and the model's [`Uneven`](crate::Uneven) refuses that. [`Error::Misuse`] if a microbatch is missing or not
     /// finished, or an earlier call of the step failed or panicked on this rank; [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective fails.
@@ -232,10 +233,23 @@ impl PassHandle {
         self.engine.reduce(self.token, unit, gradients)
     }
 
+    /// Notes why this rank's step will fail: the text of an error outside of the runtime, such as one of the model's forward. The
+    /// other ranks get it when the step is dropped. Only the first note of a step counts, errors of the runtime among them. Not
+    /// collective.
+    pub fn note_failure(&self, reason: &dyn fmt::Display) {
+        self.engine.note_failure(self.token, reason);
+    }
+
+    /// Names the usual causes of a parameter without a gradient, for warnings and errors: an adapter knows its autograd. Not
+    /// collective.
+    pub fn explain_unused(&self, causes: &'static str) {
+        self.engine.fabric.unused.set_causes(causes);
+    }
+
     /// The model's plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        &self.engine.fabric.plan
+        self.engine.fabric.schedules.plan()
     }
 
     /// The dtypes of the model.

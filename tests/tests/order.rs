@@ -12,7 +12,7 @@
 
 use hsdp::{
     Accumulation, Error, Event, LossSum, Mesh, ModelOptions, ModelSpec, Pass, Phase, ShardedModel,
-    StepOptions, World,
+    StepOptions, UnitOrder, World,
 };
 use hsdp_comm::{Channel, Tag};
 use hsdp_tests::support::handmade::lend;
@@ -35,6 +35,15 @@ fn one_ahead_gathers_the_next_unit_before_this_one_is_handed_out() {
     let ahead = ModelOptions { prefetch: 1, ..plain(mesh(1, 2)) };
     let expected = "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' r1 u0' r0";
     assert_eq!(order(&three_units(), &ahead, once()), expected);
+}
+
+#[test]
+fn nothing_is_gathered_ahead_while_the_order_is_found() {
+    let follow = ModelOptions { prefetch: 1, ..ModelOptions::on(mesh(1, 2)) };
+    let first = "g0 u0 g1 u1 g2 u2 g2' g1' u2' r2 g0' u1' r1 u0' r0";
+    let second = "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' r1 u0' r0";
+    let step = StepOptions::microbatches(2);
+    assert_eq!(order(&three_units(), &follow, step), [first, second].join("\n"));
 }
 
 #[test]
@@ -198,9 +207,9 @@ fn an_all_reduce_starts_while_the_backward_goes_on() {
     }
 }
 
-/// Nothing ahead, everything else as it comes.
+/// Nothing ahead, the declared order from the first microbatch on, everything else as it comes.
 fn plain(mesh: Mesh) -> ModelOptions {
-    ModelOptions { prefetch: 0, ..ModelOptions::on(mesh) }
+    ModelOptions { prefetch: 0, order: UnitOrder::Error, ..ModelOptions::on(mesh) }
 }
 
 fn once() -> StepOptions {
@@ -219,11 +228,19 @@ fn order(spec: &ModelSpec, options: &ModelOptions, step: StepOptions) -> String 
     common(on_ranks(options.mesh.world_size(), |world| recorded(world, spec, options, run)))
 }
 
-/// The order of a step of one microbatch on two ranks, each of which follows the script in its own way.
+/// The order of the second step on two ranks, each of which follows the script in its own way. The first step has found that the
+/// units are used as declared.
 fn scripted(script: impl Fn(&mut Pass<'_>, usize) -> Result<(), Error> + Sync) -> Vec<String> {
     on_ranks(2, |world| {
         let rank = world.rank().index();
-        recorded(world, &three_units(), &plain(mesh(1, 2)), |model| {
+        let options = ModelOptions { order: UnitOrder::Follow, ..plain(mesh(1, 2)) };
+        recorded(world, &three_units(), &options, |model| {
+            let mut step = model.begin_step(once())?;
+            slopes::microbatch(&mut step, 1.0)?;
+            let gradients = step.finish()?;
+            model.update(gradients, |_| {})?;
+            let _ = model.take_events();
+            model.record_events();
             let mut step = model.begin_step(once())?;
             let mut pass = step.microbatch()?;
             script(&mut pass, rank)?;

@@ -9,7 +9,7 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::memory::{self, Category, CountingAllocator, Usage};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec,
-    Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, World,
+    Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, UnitOrder, World,
 };
 use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::{ByteCount, MemoryPlan};
@@ -89,7 +89,8 @@ fn peaks_are_as_planned_with_frozen_parameters() {
 fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
     let _turn = alone();
     on_ranks(2, |world| {
-        let options = ModelOptions { prefetch: 0, ..ModelOptions::on(mesh(1, 2)) };
+        let order = UnitOrder::Error;
+        let options = ModelOptions { prefetch: 0, order, ..ModelOptions::on(mesh(1, 2)) };
         let mut model = model(world, &uneven_units(), &options)?;
         let (rank, planned) = (model.rank(), model.plan().memory().full);
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -108,6 +109,53 @@ fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
         pass.finish()?;
         step.finish().map(drop)
     });
+}
+
+/// The head is declared before the layers, and used after them: in the declared order the backward would gather the whole model.
+#[test]
+fn a_forward_in_another_order_needs_the_memory_of_its_own_order() {
+    let _turn = alone();
+    let layers = (0..4).map(|at| layer(&format!("layer.{at}"), [64, 64]));
+    let first = ModelSpec::new().unit(layer("embed", [128, 64])).unit(layer("head", [192, 64]));
+    let spec = layers.fold(first, ModelSpec::unit);
+    for prefetch in 0..=2 {
+        let peaks = on_ranks(2, |world| {
+            let options = ModelOptions { prefetch, ..ModelOptions::on(mesh(1, 2)) };
+            let mut model = model(world, &spec, &options)?;
+            let first = held_in_order(&mut model, &[0, 2, 3, 4, 5, 1])?;
+            let second = held_in_order(&mut model, &[0, 2, 3, 4, 5, 1])?;
+            Ok((first, second, model.plan().memory().full))
+        });
+        for (first, second, planned) in peaks {
+            assert!(
+                first <= planned,
+                "{prefetch} ahead, {first} while the order is found, planned {planned}"
+            );
+            assert_eq!(second, planned, "{prefetch} ahead");
+        }
+    }
+}
+
+/// The most bytes of gathered parameters in a step that uses the units in this order.
+fn held_in_order(model: &mut ShardedModel, used: &[usize]) -> Result<ByteCount, Error> {
+    let rank = model.rank();
+    let mut held = ByteCount::ZERO;
+    let mut note = || held = held.max(memory::usage(rank, Category::Full).live);
+    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+    let mut pass = step.microbatch()?;
+    for index in used {
+        let _full = pass.unshard(unit(*index))?;
+        note();
+    }
+    let _ = pass.loss(LossSum::new(0.0, 1))?;
+    for index in used.iter().rev() {
+        let _full = pass.unshard(unit(*index))?;
+        note();
+    }
+    pass.finish()?;
+    let gradients = step.finish()?;
+    model.update(gradients, |_| {})?;
+    Ok(held)
 }
 
 /// A bound there: it is reached where one rank is as far ahead of another as can be.

@@ -226,6 +226,7 @@ table!(RUNTIME {
     hsdp::Supply: Send Sync Unpin,
     hsdp::Uneven: Send Sync Unpin,
     hsdp::UnitGradients: Send Sync Unpin,
+    hsdp::UnitOrder: Send Sync Unpin,
     hsdp::Unused: Send Sync Unpin,
     hsdp::Update: Send Sync Unpin,
     hsdp::Verdict: Send Sync Unpin,

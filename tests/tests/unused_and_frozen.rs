@@ -9,6 +9,7 @@ use hsdp::{
 use hsdp_sharding::Role;
 use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::{partly_frozen, three_units, unit};
+use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 use hsdp_tests::support::{slopes, springs};
 
@@ -91,6 +92,57 @@ fn an_unused_parameter_can_be_refused_by_name_and_ranks() {
         "step 0: parameter second.bias got no gradient on ranks [0, 1, 3]"
     );
     assert!(!error.is_fatal());
+}
+
+#[test]
+fn all_unused_parameters_are_named_with_their_ranks() {
+    let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh(1, 2)) };
+    let error = common_error(outcomes(2, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world, &three_units(), &options)?;
+        let mut step = model.begin_step(StepOptions::microbatches(2))?;
+        let pass = step.microbatch()?;
+        pass.handle().explain_unused("an op without a backward cuts gradients");
+        pass.finish()?;
+        slopes::microbatch_by(&mut step, &|param| {
+            let used = param.name != SPARE && (rank == 0 || param.name != "first.weight");
+            used.then_some(1.0)
+        })?;
+        step.finish().map(drop)
+    }));
+    assert_eq!(
+        error.to_string(),
+        "step 0: parameter first.weight got no gradient on ranks [1]; parameter second.bias got no gradient on ranks [0, 1]; \
+         an op without a backward cuts gradients"
+    );
+}
+
+/// The default: one warning, on rank 0, after the first step, of the parameters that have no gradient on any rank.
+#[test]
+fn unused_parameters_are_warned_of_once() {
+    let warned = on_ranks(2, |world| {
+        let (said, rank) = (Said::default(), world.rank().index());
+        tracing::subscriber::with_default(said.clone(), || {
+            let mut model = model(world, &three_units(), &ModelOptions::on(mesh(1, 2)))?;
+            for _ in 0..2 {
+                let mut step = model.begin_step(StepOptions::microbatches(1))?;
+                slopes::microbatch_by(&mut step, &|param| {
+                    let unused = param.name == SPARE || param.name == "third.weight";
+                    let here_only = param.name == "first.weight" && rank == 0;
+                    (!unused && !here_only).then_some(1.0)
+                })?;
+                let gradients = step.finish()?;
+                model.update(gradients, |_| {})?;
+            }
+            Ok::<_, Error>(())
+        })?;
+        Ok(said.warnings().into_iter().map(|(said, _)| said).collect::<Vec<_>>())
+    });
+    let [told, silent] = &warned[..] else { panic!("two ranks") };
+    assert!(silent.is_empty(), "{silent:?}");
+    let [told] = &told[..] else { panic!("one warning is expected: {told:?}") };
+    let expected = "2 trainable parameters got no gradient on any rank, and are not updated: second.bias, third.weight";
+    assert!(told.contains(expected), "{told}");
 }
 
 #[test]

@@ -12,6 +12,8 @@ use crate::engine::device::DeviceSeat;
 use crate::engine::events::Events;
 use crate::engine::full_pool::FullPool;
 use crate::engine::recycled::Recycled;
+use crate::engine::schedule::Schedules;
+use crate::engine::unused::UnusedReports;
 use crate::error::Error;
 use crate::options::ModelOptions;
 
@@ -19,7 +21,9 @@ use crate::options::ModelOptions;
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) world: World,
+    /// The plan as declared. Its order of units is that of [`Self::schedules`].
     pub(crate) plan: Arc<Plan>,
+    pub(crate) schedules: Schedules,
     pub(crate) options: ModelOptions,
     /// The digest of the options.
     pub(crate) options_digest: u64,
@@ -34,6 +38,7 @@ pub(crate) struct Fabric {
     /// Gathers for export, outside any step.
     pub(crate) export: Group,
     pub(crate) events: Events,
+    pub(crate) unused: UnusedReports,
     /// The source of the reductions' buffers.
     pub(crate) recycled: Arc<Recycled>,
     /// The source of the gathers' buffers.
@@ -42,8 +47,6 @@ pub(crate) struct Fabric {
     pub(crate) device: Option<DeviceSeat>,
     /// The number in the model of each unit's first parameter, and the count of all parameters.
     first_parameter: Vec<usize>,
-    /// By unit: the positions of its gathers in the plan's order, for the forward and for the backward.
-    turns: Vec<[Option<usize>; 2]>,
 }
 
 impl Fabric {
@@ -69,11 +72,12 @@ impl Fabric {
             control: Control::new(&world),
             export: world.group(&shard_group, Channel::Control)?,
             events: Events::default(),
+            unused: UnusedReports::default(),
             recycled: Arc::default(),
             full_pool: Arc::new(FullPool::new(options.precision.parameters, plan.memory().full)),
             first_parameter: first_parameters(&plan),
-            turns: turns(&plan),
             digest: digest::of_words([options_digest, plan.fingerprint()]),
+            schedules: Schedules::new(Arc::clone(&plan), options.order),
             options_digest,
             world,
             plan,
@@ -143,11 +147,6 @@ impl Fabric {
         Some(self.number_of(ParamId { unit, index }))
     }
 
-    /// The positions of a unit's gathers in the plan's order: its turns in a microbatch.
-    pub(crate) fn turns_of(&self, unit: UnitId) -> impl Iterator<Item = usize> {
-        self.turns[unit.index()].into_iter().flatten()
-    }
-
     pub(crate) fn misuse(&self, operation: &'static str, step: u64, what: String) -> Error {
         Error::Misuse { operation, rank: self.rank(), step, what }
     }
@@ -185,12 +184,4 @@ fn first_parameters(plan: &Plan) -> Vec<usize> {
         first.push(first[first.len() - 1] + unit.params.len());
     }
     first
-}
-
-fn turns(plan: &Plan) -> Vec<[Option<usize>; 2]> {
-    let mut turns = vec![[None; 2]; plan.spec().units().len()];
-    for (index, gather) in plan.gathers().iter().enumerate() {
-        turns[gather.unit.index()][gather.phase as usize] = Some(index);
-    }
-    turns
 }

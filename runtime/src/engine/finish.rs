@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
-use hsdp_sharding::{ParamId, Role, UnitId};
+use hsdp_sharding::{ParamId, UnitId};
 
 use crate::agreement::{Agreement, Statement};
 use crate::divide::final_divisor;
@@ -12,13 +12,13 @@ use crate::engine::fabric::Fabric;
 use crate::engine::recycled::{GradShards, Workings};
 use crate::engine::step_state::StepState;
 use crate::engine::sums::{Seen, Sums};
-use crate::engine::{Engine, NO_ATTEMPT, Opened, State};
+use crate::engine::{Engine, NO_ATTEMPT, Opened, State, unused};
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::ModelId;
 use crate::non_finite::{NonFiniteGradient, Origin, Sighting, When};
 use crate::objective::Objective;
-use crate::options::{NonFinite, Unused};
+use crate::options::NonFinite;
 
 impl Engine {
     /// Finishes the reductions, agrees with all ranks, and returns the gradients.
@@ -40,6 +40,7 @@ impl Engine {
         let agreement = mem::take(agreement);
         let step = state.step.take().expect("it was there a moment ago");
         self.under_way.store(NO_ATTEMPT, Ordering::Release);
+        self.fabric.schedules.settle();
         state.next_step += 1;
         state.last_weight = step.largest_weight;
         let ended =
@@ -112,7 +113,7 @@ impl Ended<'_> {
         mut grad_shards: GradShards,
     ) -> Result<Gradients, Error> {
         self.fill(grad_shards.present_mut());
-        self.check_unused()?;
+        unused::check(self.fabric, self.step.number(), self.agreement)?;
         let weight = self.weight()?;
         let divisor = final_divisor(
             self.fabric.options.objective,
@@ -181,23 +182,6 @@ impl Ended<'_> {
         }
     }
 
-    fn check_unused(&self) -> Result<(), Error> {
-        if self.fabric.options.unused == Unused::Zeros {
-            return Ok(());
-        }
-        for number in 0..self.fabric.parameters() {
-            let id = self.fabric.parameter(number);
-            let trainable =
-                self.fabric.plan.spec()[id.unit].params[id.index].role == Role::Trainable;
-            let ranks = self.agreement.ranks_without(number, self.fabric.options.objective);
-            if trainable && !ranks.is_empty() {
-                let parameter = self.fabric.name_of(number);
-                return Err(Error::UnusedParameter { step: self.step.number(), parameter, ranks });
-            }
-        }
-        Ok(())
-    }
-
     fn verdict(&self, state: &State, norm: f64, divisor: f64) -> Result<Verdict, Error> {
         let Some(origin) = self.origin(norm, divisor) else { return Ok(Verdict::Apply) };
         let found = NonFiniteGradient { step: self.step.number(), origin };
@@ -206,16 +190,16 @@ impl Ended<'_> {
         if skips { Ok(Verdict::Skip(found)) } else { Err(Error::NonFinite(found)) }
     }
 
-    /// The origin of a gradient or a loss that is not finite, if there is one.
+    /// The origin of a gradient or a loss that is not finite, if there is one. A loss comes first: the gradients follow from it.
     fn origin(&self, norm: f64, divisor: f64) -> Option<Origin> {
+        if let Some(rank) = self.agreement.first_loss_not_finite() {
+            return Some(Origin::Loss { rank });
+        }
         let name_of = |parameter| self.fabric.name_of(parameter);
         if let Some((holder, sighting)) = self.agreement.first_non_finite() {
             return Some(sighting.origin(holder, name_of));
         }
         // No element is larger than the norm of the whole gradient.
-        if norm / divisor > f64::from(f32::MAX) {
-            return Some(Origin::Division { norm, divisor });
-        }
-        self.agreement.first_loss_not_finite().map(|rank| Origin::Loss { rank })
+        (norm / divisor > f64::from(f32::MAX)).then_some(Origin::Division { norm, divisor })
     }
 }

@@ -19,13 +19,13 @@ use parking_lot::Mutex;
 #[derive(Debug)]
 pub(crate) struct FullPool {
     dtype: DType,
-    /// The most bytes that are lent and waiting together.
-    limit: ByteCount,
     held: Mutex<Held>,
 }
 
 #[derive(Debug, Default)]
 struct Held {
+    /// The most bytes that are lent and waiting together.
+    limit: ByteCount,
     /// Bytes that are lent.
     lent: ByteCount,
     /// Bytes that wait.
@@ -61,7 +61,12 @@ pub(crate) struct SharedPooled(Option<Arc<Pooled>>);
 
 impl FullPool {
     pub(crate) fn new(dtype: DType, limit: ByteCount) -> Self {
-        Self { dtype, limit, held: Mutex::default() }
+        Self { dtype, held: Mutex::new(Held { limit, ..Held::default() }) }
+    }
+
+    /// Changes the most bytes that are lent and waiting together.
+    pub(crate) fn set_limit(&self, limit: ByteCount) {
+        self.held.lock().limit = limit;
     }
 
     /// A buffer for each of `lens`, with arbitrary elements.
@@ -79,7 +84,8 @@ impl FullPool {
             let mut buffers = held.lists.pop().unwrap_or_default();
             let found = lens.clone().map(|len| held.take(len).unwrap_or_else(missing));
             buffers.buffers_mut().extend(found);
-            held.shrink_to(self.limit);
+            let limit = held.limit;
+            held.shrink_to(limit);
             let loan = Loan { pool: Arc::clone(self), bytes, generation: held.generation };
             Pooled { buffers, loan: Some(loan) }
         };

@@ -1,15 +1,18 @@
 //! The gathers of one microbatch, issued in the plan's order whatever the order in which they are asked for.
 
+mod finding;
+
 use std::mem;
 use std::sync::Arc;
 
 use hsdp_comm::{Pending, Stage, Targets};
-use hsdp_sharding::{AfterForward, FullCopies, Phase, UnitId};
+use hsdp_sharding::{AfterForward, FullCopies, Gather, Phase, UnitId};
 
 use crate::engine::device::DeviceArriving;
 use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::engine::full_pool::Pooled;
+use crate::engine::schedule::Schedule;
 use crate::engine::shard::Shard;
 use crate::error::Error;
 use crate::full::Full;
@@ -53,11 +56,27 @@ impl Arriving {
     }
 }
 
+/// The order of the gathers.
+#[derive(Debug)]
+enum Sequence {
+    /// As the plan says.
+    Known(Arc<Schedule>),
+    /// As the forward goes: the units on which the ranks have agreed so far. There is no gather ahead.
+    Finding(Vec<UnitId>),
+}
+
+impl Default for Sequence {
+    fn default() -> Self {
+        Self::Finding(Vec::new())
+    }
+}
+
 /// The gathers of one microbatch.
 #[derive(Debug, Default)]
 pub(crate) struct GatherQueue {
     step: u64,
     microbatch: usize,
+    sequence: Sequence,
     slots: Vec<Slot>,
     /// The number of slots that were issued: all before that index, and none from it on.
     issued: usize,
@@ -68,7 +87,17 @@ impl GatherQueue {
     pub(crate) fn begin(&mut self, fabric: &Fabric, step: u64, microbatch: usize) {
         (self.step, self.microbatch, self.issued) = (step, microbatch, 0);
         self.slots.clear();
-        self.slots.extend(fabric.plan.gathers().iter().map(|_| Slot::Waiting));
+        if fabric.schedules.is_open() {
+            self.sequence = Sequence::default();
+        } else {
+            self.follow(fabric.schedules.current());
+        }
+    }
+
+    /// Goes on by a schedule, of which the gathers so far are the first.
+    fn follow(&mut self, schedule: Arc<Schedule>) {
+        self.slots.resize_with(schedule.gathers().len(), || Slot::Waiting);
+        self.sequence = Sequence::Known(schedule);
     }
 
     /// Waits for the next gather of `unit`, after issuing all before it and those that are prefetched.
@@ -78,12 +107,14 @@ impl GatherQueue {
         shards: &[Shard],
         unit: UnitId,
     ) -> Result<Full, Error> {
+        self.find(fabric, shards, unit)?;
         let index = self.next_of(fabric, unit)?;
+        self.check_order(fabric, index)?;
         self.issue_through(fabric, shards, index.saturating_add(fabric.options.prefetch))?;
         let Slot::Issued(arriving) = mem::replace(&mut self.slots[index], Slot::Taken) else {
             unreachable!("slot {index} was found not taken, and has just been issued");
         };
-        let phase = fabric.plan.gathers()[index].phase;
+        let phase = self.gather(index).phase;
         let span = tracing::trace_span!(
             "unshard",
             unit = unit.index(),
@@ -99,22 +130,24 @@ impl GatherQueue {
 
     /// Whether the next gather of `unit` belongs to the backward pass.
     pub(crate) fn next_is_backward(&self, fabric: &Fabric, unit: UnitId) -> bool {
-        self.next_of(fabric, unit)
-            .is_ok_and(|index| fabric.plan.gathers()[index].phase == Phase::Backward)
+        match &self.sequence {
+            Sequence::Finding(found) => found.contains(&unit),
+            Sequence::Known(_) => self
+                .next_of(fabric, unit)
+                .is_ok_and(|index| self.gather(index).phase == Phase::Backward),
+        }
     }
 
     /// Ends the forward pass. Issues its remaining gathers, whether this rank uses them or not, since other ranks may
     /// wait for them. Drops gathered units that this rank did not take and that the backward gathers again.
     pub(crate) fn end_forward(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
-        let gathers = fabric.plan.gathers();
-        if let Some(last) = gathers.iter().rposition(|gather| gather.phase == Phase::Forward) {
-            self.issue_through(fabric, shards, last)?;
-        }
-        let resharded =
-            |unit: UnitId| fabric.plan.spec()[unit].after_forward == AfterForward::Reshard;
-        for (index, gather) in gathers.iter().enumerate() {
-            if gather.phase == Phase::Forward && resharded(gather.unit) {
-                self.discard(fabric, index, gather.unit)?;
+        self.end_finding(fabric, shards)?;
+        let units = fabric.plan.spec().units().len();
+        self.issue_through(fabric, shards, units - 1)?;
+        for index in 0..units {
+            let unit = self.gather(index).unit;
+            if fabric.plan.spec()[unit].after_forward == AfterForward::Reshard {
+                self.discard(fabric, index, unit)?;
             }
         }
         Ok(())
@@ -139,14 +172,26 @@ impl GatherQueue {
                 continue;
             }
             self.issue_through(fabric, shards, index)?;
-            self.discard(fabric, index, fabric.plan.gathers()[index].unit)?;
+            self.discard(fabric, index, self.gather(index).unit)?;
         }
         Ok(())
     }
 
+    /// The gather at a place of the sequence.
+    fn gather(&self, index: usize) -> Gather {
+        match &self.sequence {
+            Sequence::Known(schedule) => schedule.gathers()[index],
+            Sequence::Finding(found) => Gather { unit: found[index], phase: Phase::Forward },
+        }
+    }
+
     fn next_of(&self, fabric: &Fabric, unit: UnitId) -> Result<usize, Error> {
         let open = |index: &usize| !matches!(self.slots[*index], Slot::Taken);
-        if let Some(index) = fabric.turns_of(unit).find(open) {
+        let next = match &self.sequence {
+            Sequence::Known(schedule) => schedule.turns_of(unit).find(open),
+            Sequence::Finding(found) => found.iter().position(|it| *it == unit).filter(open),
+        };
+        if let Some(index) = next {
             return Ok(index);
         }
         let name = &fabric.plan.spec()[unit].name;
@@ -173,7 +218,7 @@ impl GatherQueue {
     }
 
     fn issue(&self, fabric: &Fabric, shards: &[Shard], index: usize) -> Result<Arriving, Error> {
-        let gather = fabric.plan.gathers()[index];
+        let gather = self.gather(index);
         let tag = fabric.tag(Some(gather.unit), Stage::Gather, self.step, self.microbatch);
         let event =
             Event::Gather { unit: gather.unit, microbatch: self.microbatch, phase: gather.phase };

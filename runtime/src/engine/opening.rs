@@ -122,6 +122,7 @@ impl Engine {
             committed: state.committed,
             microbatches: options.microbatches,
             model: self.fabric.digest,
+            order: self.fabric.schedules.digest(),
             update: state.updated.digest(step),
             loss_scale: state.loss_scale.value().to_bits(),
             weight_hint: options.weight_hint.unwrap_or(state.last_weight),

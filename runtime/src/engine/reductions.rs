@@ -251,7 +251,8 @@ impl Reductions {
 
     /// Offers the unsharded sums of every unit that was not offered; without sums, a list of `None`.
     fn offer_rest(&mut self, fabric: &Fabric) {
-        for unit in fabric.plan.reductions()[self.scattered..].iter().copied() {
+        let plan = &fabric.schedules.current().plan;
+        for unit in plan.reductions()[self.scattered..].iter().copied() {
             if matches!(self.offers[unit.index()], Offer::Nothing) {
                 let rest = self.take_unsharded(fabric, unit);
                 self.offers[unit.index()] = Offer::Waiting(rest);
@@ -261,7 +262,8 @@ impl Reductions {
 
     /// Issues the reductions that are next in the plan's order, as far as their gradients were offered.
     fn advance(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
-        while let Some(unit) = fabric.plan.reductions().get(self.scattered).copied() {
+        let plan = &fabric.schedules.current().plan;
+        while let Some(unit) = plan.reductions().get(self.scattered).copied() {
             let Some(gradients) = self.offers[unit.index()].take() else { break };
             self.scattered += 1;
             self.scatter(fabric, place, (unit, gradients))?;
@@ -321,7 +323,8 @@ impl Reductions {
         if !replicas::exist(fabric) || fabric.plan.options().accumulation == Accumulation::Every {
             return Ok(());
         }
-        while let Some(unit) = fabric.plan.reductions().get(self.all_reduced).copied() {
+        let plan = &fabric.schedules.current().plan;
+        while let Some(unit) = plan.reductions().get(self.all_reduced).copied() {
             let issued = self.all_reduced < self.scattered;
             let ready = match patience {
                 Patience::IfComplete => self.partials[unit.index()].is_complete(),

@@ -1,5 +1,6 @@
 //! One step, from its header to its finish.
 
+use std::fmt::Display;
 use std::mem;
 
 use hsdp_comm::{Error as CommError, Stage};
@@ -139,6 +140,11 @@ impl StepState {
         result
     }
 
+    /// Remembers an error of the caller as the reason for which the step will end, unless there is one.
+    pub(crate) fn note_failure(&mut self, reason: &dyn Display) {
+        self.failure.get_or_insert_with(|| reason.to_string());
+    }
+
     /// Refuses to finish a step of which a call has failed in the middle of its work.
     pub(super) fn check_whole(&self, fabric: &Fabric) -> Result<(), Error> {
         if self.is_whole {
@@ -222,7 +228,7 @@ impl StepState {
 
     pub(crate) fn reduce(
         &mut self,
-        fabric: &Fabric,
+        (fabric, shards): (&Fabric, &[Shard]),
         scale: f64,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
@@ -234,6 +240,8 @@ impl StepState {
                 self.workings.presence.insert(fabric.number_of(ParamId { unit, index }));
             }
         }
+        // The order of reductions is that of the forward, which is over on this rank.
+        self.workings.gathers.end_finding(fabric, shards)?;
         let place = self.place();
         let span =
             tracing::trace_span!("reduce", unit = unit.index(), microbatch = place.microbatch);

@@ -46,7 +46,7 @@ fn trained_with(unused: Unused, given: Option<f32>) -> Vec<Trained> {
             slopes::microbatch_by(&mut step, &slope)?;
             match step.finish() {
                 Ok(gradients) => drop(adamw.step(&mut model, gradients)?),
-                Err(error @ Error::UnusedParameter { .. }) => told.push(error.to_string()),
+                Err(error @ Error::UnusedParameters { .. }) => told.push(error.to_string()),
                 Err(error) => return Err(error),
             }
         }

@@ -1,0 +1,127 @@
+//! The first forward: the ranks agree on each unit before they gather it. PROTOCOL.md, "The order of units".
+
+use std::mem;
+use std::sync::Arc;
+
+use hsdp_comm::Stage;
+use hsdp_sharding::{Phase, Rank, UnitId};
+
+use super::{GatherQueue, Sequence, Slot};
+use crate::engine::fabric::Fabric;
+use crate::engine::schedule::Schedule;
+use crate::engine::shard::Shard;
+use crate::error::Error;
+use crate::options::UnitOrder;
+use crate::unit_use::{self, NextUnit, UnitUse};
+
+impl GatherQueue {
+    /// Where the order of the units is being found: agrees with the other ranks on `unit` as the next one. A second use of a unit
+    /// belongs to the backward, and ends the finding.
+    pub(super) fn find(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Shard],
+        unit: UnitId,
+    ) -> Result<(), Error> {
+        match &self.sequence {
+            Sequence::Finding(found) if found.contains(&unit) => self.end_finding(fabric, shards),
+            Sequence::Finding(_) => self.agree(fabric, UnitUse::Needs(unit)).map(drop),
+            Sequence::Known(_) => Ok(()),
+        }
+    }
+
+    /// Ends the forward of this rank, where the order of the units is being found. A rank that has used no unit gathers along with
+    /// the others.
+    pub(crate) fn end_finding(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
+        let Sequence::Finding(found) = &self.sequence else { return Ok(()) };
+        let said = if found.is_empty() { UnitUse::Follows } else { UnitUse::Ends };
+        while let Some(unit) = self.agree(fabric, said)? {
+            let index = self.slots.len() - 1;
+            self.issue_through(fabric, shards, index)?;
+            self.discard(fabric, index, unit)?;
+        }
+        Ok(())
+    }
+
+    /// Exchanges records. Returns the next unit; `None` where the order is found, or the declared one stays.
+    fn agree(&mut self, fabric: &Fabric, said: UnitUse) -> Result<Option<UnitId>, Error> {
+        let tag = fabric.tag(None, Stage::Header, self.step, self.microbatch);
+        let decide = |said: &[u64]| unit_use::decide(said, fabric.rank());
+        match fabric.control.exchange_in_step(tag, said.encode(), decide)?? {
+            NextUnit::Gather(unit) => {
+                self.add(unit);
+                return Ok(Some(unit));
+            }
+            NextUnit::Over => {
+                let found = self.end_of_finding(fabric);
+                if self.issued > 0 {
+                    fabric.schedules.find(&found);
+                }
+            }
+            NextUnit::Differ(ranks) => {
+                self.warn(fabric, ranks);
+                self.end_of_finding(fabric);
+                fabric.schedules.keep_declared();
+            }
+        }
+        let plan = &fabric.schedules.current().plan;
+        fabric.full_pool.set_limit(plan.memory().full);
+        Ok(None)
+    }
+
+    fn add(&mut self, unit: UnitId) {
+        if let Sequence::Finding(found) = &mut self.sequence {
+            found.push(unit);
+            self.slots.push(Slot::Waiting);
+        }
+    }
+
+    /// Goes on with the units that were not used so far, in the declared order.
+    fn end_of_finding(&mut self, fabric: &Fabric) -> Arc<Schedule> {
+        let Sequence::Finding(found) = &mut self.sequence else {
+            unreachable!("an order is found where it is not known");
+        };
+        let mut order = mem::take(found);
+        let rest = fabric.plan.spec().unit_ids().filter(|unit| !order.contains(unit));
+        let rest: Vec<UnitId> = rest.collect();
+        order.extend(rest);
+        let schedule = fabric.schedules.of(&order);
+        self.follow(Arc::clone(&schedule));
+        schedule
+    }
+
+    /// Warns, on one rank, that the declared order stays.
+    fn warn(&self, fabric: &Fabric, [(one, first), (other, second)]: [(Rank, UnitUse); 2]) {
+        if fabric.rank().index() > 0 {
+            return;
+        }
+        let spec = fabric.plan.spec();
+        tracing::warn!(
+            step = self.step,
+            "ranks use the units of the model in different orders: rank {one} {}, rank {other} {}; the gathers stay in the declared \
+             order, and may need more memory than planned",
+            first.in_words(spec),
+            second.in_words(spec)
+        );
+    }
+
+    /// Refuses a unit of the forward behind which another one was used, if the options say so.
+    pub(super) fn check_order(&self, fabric: &Fabric, index: usize) -> Result<(), Error> {
+        let gather = self.gather(index);
+        if fabric.options.order == UnitOrder::Follow || gather.phase == Phase::Backward {
+            return Ok(());
+        }
+        let forward = index + 1..fabric.plan.spec().units().len();
+        let Some(later) = forward.rev().find(|at| matches!(self.slots[*at], Slot::Taken)) else {
+            return Ok(());
+        };
+        let name = |unit: UnitId| &fabric.plan.spec()[unit].name;
+        let what = format!(
+            "unit {} is used after unit {}, which is declared behind it: declare the units in the order of the forward, or choose \
+             UnitOrder::Follow",
+            name(gather.unit),
+            name(self.gather(later).unit)
+        );
+        Err(fabric.misuse("unshard", self.step, what))
+    }
+}
