@@ -84,6 +84,8 @@ pub enum Stage {
     Export,
     /// The backward of a collective that users call: it never meets a forward.
     Backward,
+    /// A batch of an evaluation, or its means.
+    Evaluation,
     /// Anything that the runtime did not issue.
     #[default]
     User,
@@ -91,7 +93,7 @@ pub enum Stage {
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Setup,
         Self::Header,
         Self::Gather,
@@ -100,6 +102,7 @@ impl Stage {
         Self::Agreement,
         Self::Export,
         Self::Backward,
+        Self::Evaluation,
         Self::User,
     ];
 
@@ -115,6 +118,7 @@ impl Stage {
             Self::Agreement => "agreement",
             Self::Export => "export",
             Self::Backward => "backward",
+            Self::Evaluation => "evaluation",
             Self::User => "user",
         }
     }

@@ -16,11 +16,13 @@
 //! | the step itself | `step_state`, `microbatches`, `check` |
 //! | the exchange of small records between ranks | `control` |
 //! | the end of a step | `finish`, `unused` |
+//! | forwards without a backward | `evaluation` |
 //! | the state that lies on a device | `device` |
 
 mod check;
 pub(crate) mod control;
 pub(crate) mod device;
+mod evaluation;
 pub(crate) mod events;
 mod exponent;
 pub(crate) mod fabric;
@@ -59,6 +61,7 @@ use crate::objective::{LossSum, Seed};
 use crate::precision::LossScale;
 use crate::uneven::{EndOfRun, Shutdown, Supply};
 use crate::updated::Updated;
+use evaluation::EvaluationState;
 use fabric::Fabric;
 use lock::{Lock, Locked};
 pub(crate) use microbatches::NoMore;
@@ -120,11 +123,17 @@ pub(crate) struct State {
     /// Whether a rank asked then that the step be the last.
     pub(crate) shutdown: Shutdown,
     step: Option<StepState>,
+    evaluation: Option<EvaluationState>,
 }
 
 impl State {
     pub(crate) fn is_in_step(&self) -> bool {
         self.step.is_some()
+    }
+
+    /// The batch of an evaluation that `token` means, if it is open.
+    fn batch_at(&self, token: Token) -> Option<&EvaluationState> {
+        self.evaluation.as_ref().filter(|evaluation| evaluation.is_at(token))
     }
 
     /// Begins the update of the last step, if all ranks have agreed on one, and notes its options. Until
@@ -158,6 +167,7 @@ impl Engine {
             supply: Supply::default(),
             shutdown: Shutdown::default(),
             step: None,
+            evaluation: None,
         };
         Self {
             fabric,
@@ -207,6 +217,9 @@ impl Engine {
     /// Waits for the next gather of `unit` in the plan's order.
     pub(crate) fn unshard(&self, token: Token, unit: UnitId) -> Result<Full, Error> {
         let mut state = self.enter("unshard", token.opened.step)?;
+        if state.batch_at(token).is_some() {
+            return self.unshard_in_batch(&mut state, (token, unit));
+        }
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "unshard")?;
         step.note(|step| {
@@ -218,6 +231,7 @@ impl Engine {
     /// Takes the loss of a microbatch and returns the seed of its backward.
     pub(crate) fn loss(&self, token: Token, loss: LossSum) -> Result<Seed, Error> {
         let mut state = self.enter("loss", token.opened.step)?;
+        self.check_has_backward(&state, token, "loss")?;
         let scale = state.loss_scale.value();
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "loss")?;
@@ -235,6 +249,7 @@ impl Engine {
         gradients: UnitGradients,
     ) -> Result<(), Error> {
         let mut state = self.enter("reduce", token.opened.step)?;
+        self.check_has_backward(&state, token, "reduce")?;
         let scale = state.loss_scale.value();
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "reduce")?;
@@ -246,14 +261,38 @@ impl Engine {
 
     pub(crate) fn finish_microbatch(&self, token: Token) -> Result<(), Error> {
         let mut state = self.enter("finish of a microbatch", token.opened.step)?;
+        if state.batch_at(token).is_some() {
+            return self.finish_batch(&mut state);
+        }
         let State { step, shards, .. } = &mut *state;
         let step = StepState::at(step, &self.fabric, token, "finish of a microbatch")?;
         step.note(|step| step.finish_microbatch(&self.fabric, shards))
     }
 
-    /// Notes the error of a caller, if the step has none so far.
+    /// Whether `token` means a batch of an evaluation.
+    pub(crate) fn is_in_batch(&self, token: Token) -> bool {
+        self.state.enter().is_some_and(|state| state.batch_at(token).is_some())
+    }
+
+    fn check_has_backward(
+        &self,
+        state: &State,
+        token: Token,
+        operation: &'static str,
+    ) -> Result<(), Error> {
+        if state.batch_at(token).is_none() {
+            return Ok(());
+        }
+        let what = "a batch of an evaluation has no backward: finish it".to_owned();
+        Err(self.fabric.misuse(operation, token.opened.step, what))
+    }
+
+    /// Notes the error of a caller, if the step or the evaluation has none so far.
     pub(crate) fn note_failure(&self, token: Token, reason: &dyn Display) {
         let Some(mut state) = self.state.enter() else { return };
+        if let Some(evaluation) = state.evaluation.as_mut().filter(|it| it.is_at(token)) {
+            evaluation.failure.get_or_insert_with(|| reason.to_string());
+        }
         if let Ok(step) = StepState::at(&mut state.step, &self.fabric, token, "note_failure") {
             step.note_failure(reason);
         }
@@ -280,6 +319,9 @@ impl Engine {
             // A rank that ran out of data in the middle of the step has data again for the next attempt.
             self.fabric.world.set_absent(&step.absent);
         }
+        if state.evaluation.take().is_some() {
+            self.fabric.world.set_absent(&[]);
+        }
         self.fabric.recycled.clear();
         self.fabric.full_pool.let_go();
         self.fabric.schedules.forget();
@@ -295,6 +337,8 @@ impl Engine {
         let state = self.state.try_lock();
         let step = state.as_ref().and_then(|state| state.step.as_ref());
         let failure = step.and_then(StepState::failure).map(str::to_owned);
+        let evaluation = state.as_ref().and_then(|state| state.evaluation.as_ref());
+        let failure = failure.or_else(|| evaluation?.failure.clone());
         failure.or(given).unwrap_or_else(|| {
             let seen = match state {
                 None => "the step was dropped while another thread was in it",

@@ -86,8 +86,7 @@ impl<'model> Step<'model> {
     }
 
     fn pass(&mut self, token: Token) -> Pass<'_> {
-        let handle = PassHandle { engine: Arc::clone(&self.engine), token };
-        Pass { handle, step: PhantomData }
+        Pass::of(PassHandle::new(&self.engine, token))
     }
 
     /// Completes all reductions, all-reduces the partials over the replicas, and agrees with all ranks on the result.
@@ -131,7 +130,7 @@ pub enum NextStep<'model> {
     End(EndOfRun),
 }
 
-/// A microbatch that is under way: one forward and backward.
+/// A microbatch that is under way: one forward and backward; or a [batch](crate::Evaluation::batch) of an evaluation: one forward.
 #[derive(Debug)]
 #[must_use = "a microbatch that is not finished fails its step"]
 pub struct Pass<'step> {
@@ -140,6 +139,10 @@ pub struct Pass<'step> {
 }
 
 impl Pass<'_> {
+    pub(crate) fn of(handle: PassHandle) -> Self {
+        Self { handle, step: PhantomData }
+    }
+
     /// Gathers a unit's parameters and waits for them. The gathers of the next units are issued ahead.
     ///
     /// Each call takes the unit's next gather in the plan's order: the first call that of the forward, the
@@ -209,6 +212,16 @@ pub struct PassHandle {
 }
 
 impl PassHandle {
+    pub(crate) fn new(engine: &Arc<Engine>, token: Token) -> Self {
+        Self { engine: Arc::clone(engine), token }
+    }
+
+    /// Whether the pass has a backward, or is a batch of an evaluation. Not collective.
+    #[must_use]
+    pub fn has_backward(&self) -> bool {
+        !self.engine.is_in_batch(self.token)
+    }
+
     /// As [`Pass::unshard`].
     ///
     /// # Errors

@@ -192,6 +192,7 @@ table!(RUNTIME {
     hsdp::AdamW: Send Sync Unpin,
     hsdp::AdamWOptions: Send Sync Unpin,
     hsdp::DynamicScale: Send Sync Unpin,
+    hsdp::Evaluation<'static>: Send Sync Unpin,
     hsdp::EndOfRun: Send Sync Unpin,
     hsdp::Error: Send Sync Unpin,
     hsdp::Event: Send Sync Unpin,

@@ -56,6 +56,16 @@ impl Arriving {
     }
 }
 
+/// The gathers that a queue makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Those of a microbatch. The first forward finds the order of the model.
+    #[default]
+    Training,
+    /// Those of a forward alone. An order that it finds counts for this forward.
+    Evaluation,
+}
+
 /// The order of the gathers.
 #[derive(Debug)]
 enum Sequence {
@@ -74,6 +84,7 @@ impl Default for Sequence {
 /// The gathers of one microbatch.
 #[derive(Debug, Default)]
 pub(crate) struct GatherQueue {
+    purpose: Purpose,
     step: u64,
     microbatch: usize,
     sequence: Sequence,
@@ -83,6 +94,11 @@ pub(crate) struct GatherQueue {
 }
 
 impl GatherQueue {
+    /// A queue for the batches of an evaluation.
+    pub(crate) fn of_evaluation() -> Self {
+        Self { purpose: Purpose::Evaluation, ..Self::default() }
+    }
+
     /// Begins a microbatch, when the one before is over.
     pub(crate) fn begin(&mut self, fabric: &Fabric, step: u64, microbatch: usize) {
         (self.step, self.microbatch, self.issued) = (step, microbatch, 0);
@@ -96,7 +112,11 @@ impl GatherQueue {
 
     /// Goes on by a schedule, of which the gathers so far are the first.
     fn follow(&mut self, schedule: Arc<Schedule>) {
-        self.slots.resize_with(schedule.gathers().len(), || Slot::Waiting);
+        let gathers = match self.purpose {
+            Purpose::Training => schedule.gathers().len(),
+            Purpose::Evaluation => schedule.plan.order().len(),
+        };
+        self.slots.resize_with(gathers, || Slot::Waiting);
         self.sequence = Sequence::Known(schedule);
     }
 
@@ -167,6 +187,7 @@ impl GatherQueue {
     /// Issues the gathers for which other ranks may still wait, and waits until no peer reads this rank's shard any
     /// more.
     pub(crate) fn finish(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
+        self.end_finding(fabric, shards)?;
         for index in 0..self.slots.len() {
             if matches!(self.slots[index], Slot::Taken) {
                 continue;
@@ -186,7 +207,8 @@ impl GatherQueue {
     }
 
     fn next_of(&self, fabric: &Fabric, unit: UnitId) -> Result<usize, Error> {
-        let open = |index: &usize| !matches!(self.slots[*index], Slot::Taken);
+        let open =
+            |index: &usize| self.slots.get(*index).is_some_and(|slot| !matches!(slot, Slot::Taken));
         let next = match &self.sequence {
             Sequence::Known(schedule) => schedule.turns_of(unit).find(open),
             Sequence::Finding(found) => found.iter().position(|it| *it == unit).filter(open),

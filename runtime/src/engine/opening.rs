@@ -77,14 +77,21 @@ impl Engine {
     }
 
     /// The state, if no step is under way, and the last update has ended. A step that was leaked is discarded: no caller can finish it any more.
-    fn state_between_steps(&self, operation: &'static str) -> Result<Locked<'_, State>, Error> {
+    pub(super) fn state_between_steps(
+        &self,
+        operation: &'static str,
+    ) -> Result<Locked<'_, State>, Error> {
         let state = self.state();
         if let Some(half) = state.half_updated {
             return Err(self.end_half_updated(half));
         }
-        let Some(leaked) = &state.step else { return Ok(state) };
-        let what = format!("step {} was neither finished nor dropped", leaked.number());
-        let (opened, error) = (leaked.opened, self.fabric.misuse(operation, state.next_step, what));
+        let (opened, leaked) = match (&state.step, &state.evaluation) {
+            (Some(step), _) => (step.opened, format!("step {}", step.number())),
+            (None, Some(evaluation)) => (evaluation.opened, "an evaluation".to_owned()),
+            (None, None) => return Ok(state),
+        };
+        let what = format!("{leaked} was neither finished nor dropped");
+        let error = self.fabric.misuse(operation, state.next_step, what);
         drop(state);
         self.abort_step(opened, Some(error.to_string()));
         Err(error)

@@ -92,9 +92,9 @@ impl Schedules {
         *self.found.lock() = Some(Arc::clone(schedule));
     }
 
-    /// Notes that the declared order stays.
-    pub(crate) fn keep_declared(&self) {
-        self.find(&self.declared);
+    /// The schedule in the declared order.
+    pub(crate) fn declared(&self) -> &Arc<Schedule> {
+        &self.declared
     }
 
     /// Keeps the schedule of a step that all ranks have finished.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_comm::Stage;
 use hsdp_sharding::{Phase, Rank, UnitId};
 
-use super::{GatherQueue, Sequence, Slot};
+use super::{GatherQueue, Purpose, Sequence, Slot};
 use crate::engine::fabric::Fabric;
 use crate::engine::schedule::Schedule;
 use crate::engine::shard::Shard;
@@ -55,18 +55,26 @@ impl GatherQueue {
             NextUnit::Over => {
                 let found = self.end_of_finding(fabric);
                 if self.issued > 0 {
-                    fabric.schedules.find(&found);
+                    self.keep(fabric, &found);
                 }
             }
             NextUnit::Differ(ranks) => {
-                self.warn(fabric, ranks);
                 self.end_of_finding(fabric);
-                fabric.schedules.keep_declared();
+                if self.keep(fabric, fabric.schedules.declared()) == Purpose::Training {
+                    self.warn(fabric, ranks);
+                }
             }
         }
-        let plan = &fabric.schedules.current().plan;
-        fabric.full_pool.set_limit(plan.memory().full);
         Ok(None)
+    }
+
+    /// Makes a schedule the model's, in training.
+    fn keep(&self, fabric: &Fabric, schedule: &Arc<Schedule>) -> Purpose {
+        if self.purpose == Purpose::Training {
+            fabric.schedules.find(schedule);
+            fabric.full_pool.set_limit(schedule.plan.memory().full);
+        }
+        self.purpose
     }
 
     fn add(&mut self, unit: UnitId) {

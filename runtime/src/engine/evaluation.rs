@@ -1,0 +1,230 @@
+//! Evaluations: forwards without a backward, between steps. PROTOCOL.md, "Evaluation".
+
+use std::mem;
+use std::sync::atomic::Ordering;
+
+use hsdp_comm::Stage;
+use hsdp_sharding::{Rank, UnitId};
+
+use crate::engine::gathers::GatherQueue;
+use crate::engine::shard::Shard;
+use crate::engine::step_state::Token;
+use crate::engine::{Engine, NO_ATTEMPT, Opened, State, check};
+use crate::error::Error;
+use crate::full::Full;
+use crate::microbatch_header;
+use crate::uneven::{Input, Supply};
+
+/// How far an evaluation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// Between two batches of this rank.
+    Between,
+    /// In a batch of this rank.
+    InBatch,
+    /// No rank has another batch.
+    Over,
+    /// An exchange or a gather has failed on this rank.
+    Broken,
+}
+
+/// An evaluation that has begun and not ended.
+#[derive(Debug)]
+pub(crate) struct EvaluationState {
+    pub(super) opened: Opened,
+    gathers: GatherQueue,
+    progress: Progress,
+    /// The batches so far. A rank that has no batch left counts those of the others.
+    batches: usize,
+    supply: Supply,
+    /// The first error of this rank, for the other ranks.
+    pub(super) failure: Option<String>,
+}
+
+impl EvaluationState {
+    fn new(opened: Opened) -> Self {
+        Self {
+            opened,
+            gathers: GatherQueue::of_evaluation(),
+            progress: Progress::Between,
+            batches: 0,
+            supply: Supply::default(),
+            failure: None,
+        }
+    }
+
+    /// Whether `token` means the batch that is open.
+    pub(super) fn is_at(&self, token: Token) -> bool {
+        self.progress == Progress::InBatch
+            && token == Token { opened: self.opened, microbatch: self.batches }
+    }
+
+    /// Runs `act` and remembers its error. A call that is refused has changed nothing.
+    fn note<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        act(self).inspect_err(|error| {
+            self.failure.get_or_insert_with(|| error.to_string());
+            if !matches!(error, Error::Misuse { .. }) {
+                self.progress = Progress::Broken;
+            }
+        })
+    }
+
+    /// Asks all ranks whether one has another batch, and begins it.
+    fn ask(&mut self, engine: &Engine, input: Input) -> Result<Progress, Error> {
+        let fabric = &engine.fabric;
+        let tag = fabric.tag(None, Stage::Evaluation, self.opened.step, self.batches);
+        let before = mem::take(&mut self.supply);
+        let decode = |said: &[u64]| microbatch_header::decode(said, fabric.rank(), before);
+        let said = microbatch_header::encode(input);
+        self.supply = fabric.control.exchange_in_step(tag, said, decode)??;
+        if self.supply.ready.is_empty() {
+            return Ok(Progress::Over);
+        }
+        fabric.world.set_absent(&self.supply.exhausted);
+        self.gathers.begin(fabric, self.opened.step, self.batches);
+        Ok(Progress::InBatch)
+    }
+
+    fn end_batch(&mut self, engine: &Engine, shards: &[Shard]) -> Result<(), Error> {
+        self.gathers.finish(&engine.fabric, shards)?;
+        self.batches += 1;
+        self.progress = Progress::Between;
+        Ok(())
+    }
+
+    /// Gathers along in the batches that other ranks still have.
+    fn run_out(&mut self, engine: &Engine, shards: &[Shard]) -> Result<(), Error> {
+        while self.progress == Progress::Between {
+            self.progress = self.ask(engine, Input::Exhausted)?;
+            if self.progress == Progress::InBatch {
+                self.end_batch(engine, shards)?;
+            }
+        }
+        engine.fabric.world.set_absent(&[]);
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Begins an evaluation. Not collective.
+    pub(crate) fn begin_evaluation(&self) -> Result<Opened, Error> {
+        let mut state = self.state_between_steps("evaluation")?;
+        state.attempts += 1;
+        let (step, attempt) = (state.next_step, state.attempts);
+        let opened = Opened { step, attempt, epoch: self.fabric.world.epoch() };
+        self.fabric.world.set_step(step);
+        state.evaluation = Some(EvaluationState::new(opened));
+        self.under_way.store(attempt, Ordering::Release);
+        Ok(opened)
+    }
+
+    /// Begins this rank's next batch.
+    pub(crate) fn begin_batch(&self, opened: Opened) -> Result<Token, Error> {
+        self.in_evaluation(opened, "batch", |engine, evaluation, _| {
+            if evaluation.progress != Progress::Between {
+                let what = "the last batch was begun and not finished, or a mean was taken";
+                return Err(engine.fabric.misuse("batch", opened.step, what.to_owned()));
+            }
+            evaluation.progress = evaluation.ask(engine, Input::Ready)?;
+            Ok(Token { opened, microbatch: evaluation.batches })
+        })
+    }
+
+    /// The next gather of a unit in the batch that `token` means.
+    pub(super) fn unshard_in_batch(
+        &self,
+        state: &mut State,
+        (token, unit): (Token, UnitId),
+    ) -> Result<Full, Error> {
+        let State { evaluation, shards, .. } = state;
+        let evaluation = evaluation.as_mut().expect("the caller has found the batch in it");
+        evaluation.note(|evaluation| {
+            check::unit(&self.fabric, token.opened.step, unit, "unshard")?;
+            evaluation.gathers.take(&self.fabric, shards, unit)
+        })
+    }
+
+    /// Ends the batch that is open.
+    pub(super) fn finish_batch(&self, state: &mut State) -> Result<(), Error> {
+        let State { evaluation, shards, .. } = state;
+        let evaluation = evaluation.as_mut().expect("the caller has found the batch in it");
+        evaluation.note(|evaluation| evaluation.end_batch(self, shards))
+    }
+
+    /// Gathers along until no rank has another batch, and returns the sum of all ranks' sums, divided by all ranks' items.
+    pub(crate) fn evaluated_mean(
+        &self,
+        opened: Opened,
+        (sum, items): (f64, u64),
+    ) -> Result<f64, Error> {
+        // An error on which all ranks agree leaves the evaluation whole.
+        self.in_evaluation(opened, "mean", |engine, evaluation, shards| {
+            if !matches!(evaluation.progress, Progress::Between | Progress::Over) {
+                let what = "the last batch was begun and not finished".to_owned();
+                return Err(engine.fabric.misuse("mean", opened.step, what));
+            }
+            evaluation.run_out(engine, shards)?;
+            let fabric = &engine.fabric;
+            let tag = fabric.tag(None, Stage::Evaluation, opened.step, evaluation.batches);
+            let mean = |said: &[u64]| mean(opened.step, said);
+            Ok(fabric.control.exchange_in_step(tag, [sum.to_bits(), items], mean)?)
+        })?
+    }
+
+    /// Ends an evaluation of which the means were taken; any other is aborted on all ranks.
+    pub(crate) fn end_evaluation(&self, opened: Opened) {
+        if self.state.is_held_here() {
+            return;
+        }
+        let mut state = self.state();
+        let is_over = |evaluation: &EvaluationState| {
+            evaluation.opened == opened && evaluation.progress == Progress::Over
+        };
+        if state.evaluation.as_ref().is_some_and(is_over) {
+            state.evaluation = None;
+            self.under_way.store(NO_ATTEMPT, Ordering::Release);
+            return;
+        }
+        drop(state);
+        let reason = "the evaluation was dropped before its mean".to_owned();
+        self.abort_step(opened, Some(reason));
+    }
+
+    fn in_evaluation<T>(
+        &self,
+        opened: Opened,
+        operation: &'static str,
+        act: impl FnOnce(&Self, &mut EvaluationState, &[Shard]) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut state = self.enter(operation, opened.step)?;
+        let State { evaluation, shards, .. } = &mut *state;
+        match evaluation.as_mut().filter(|evaluation| evaluation.opened == opened) {
+            Some(evaluation) => evaluation.note(|evaluation| act(self, evaluation, shards)),
+            None => {
+                let what = "the evaluation is over".to_owned();
+                Err(self.fabric.misuse(operation, opened.step, what))
+            }
+        }
+    }
+}
+
+/// The mean of what all ranks have said: sums and items.
+#[expect(clippy::cast_precision_loss, reason = "a mean is reported")]
+fn mean(step: u64, said: &[u64]) -> Result<f64, Error> {
+    let records = || said.chunks_exact(2);
+    let sum: f64 = records().map(|record| f64::from_bits(record[0])).sum();
+    let items = records().try_fold(0_u64, |items, record| items.checked_add(record[1]));
+    match items {
+        Some(0) => {
+            let ranks = (0..records().len()).map(Rank::new).collect();
+            Err(Error::EmptyStep { step, ranks })
+        }
+        Some(items) => Ok(sum / items as f64),
+        None => {
+            let heaviest = (0..).zip(records().map(|record| record[1])).max_by_key(|it| it.1);
+            let (rank, weight) = heaviest.unwrap_or_default();
+            let ranks = (0..records().len()).map(Rank::new).collect();
+            Err(Error::WeightOverflow { step, ranks, heaviest: Rank::new(rank), weight })
+        }
+    }
+}

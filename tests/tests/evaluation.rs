@@ -1,0 +1,211 @@
+//! Evaluations: forwards without a backward, on ranks that may have different numbers of batches.
+
+use hsdp::{
+    AdamW, AdamWOptions, Channel, Error, Evaluation, Event, FullCopies, LossSum, ModelOptions,
+    Optimizer, Phase, ShardedModel, StepOptions, World,
+};
+use hsdp_tests::support::models::{three_units, unit};
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{common, mesh, on_ranks};
+
+#[test]
+fn the_mean_is_over_all_items_of_ranks_with_different_numbers_of_batches() {
+    for full_copies in FullCopies::ALL {
+        let mean = common(on_ranks(4, |world| {
+            let rank = world.rank().index();
+            let options = ModelOptions { full_copies, ..ModelOptions::on(mesh(2, 2)) };
+            let mut model = model(world, options)?;
+            let mut evaluation = model.evaluation()?;
+            // Rank 0 has no batch; batch b of rank r has r + b items of value r.
+            let (mut sum, mut items) = (0.0, 0);
+            for batch in 0..rank {
+                forward(&mut evaluation, &[0, 1, 2])?;
+                sum += (rank * (rank + batch)) as f64;
+                items += (rank + batch) as u64;
+            }
+            evaluation.mean(sum, items)
+        }));
+        // Items: 1; 2 + 3; 3 + 4 + 5.
+        let exact = f64::from(1 + 2 * 5 + 3 * 12) / f64::from(1 + 5 + 12);
+        assert_eq!(mean.to_bits(), exact.to_bits(), "{full_copies}");
+    }
+}
+
+#[test]
+fn each_unit_is_gathered_once_a_batch_and_nothing_is_reduced() {
+    let events = on_ranks(4, |world| {
+        let rank = world.rank().index();
+        let ledger = world.clone();
+        let mut model = model(world, ModelOptions::on(mesh(2, 2)))?;
+        train(&mut model, 1)?;
+        let before = ledger.ledger();
+        model.record_events();
+        let mut evaluation = model.evaluation()?;
+        for _ in 0..=rank {
+            forward(&mut evaluation, &[0, 1, 2])?;
+        }
+        let _ = evaluation.mean(0.0, 1)?;
+        drop(evaluation);
+        let moved = ledger.ledger().since(&before);
+        assert_eq!(
+            moved.channel(Channel::Reduce).calls + moved.channel(Channel::AllReduce).calls,
+            0
+        );
+        Ok(model.take_events())
+    });
+    for events in events {
+        let gathers = events.iter().filter(|event| match event {
+            Event::Gather { phase, .. } => *phase == Phase::Forward,
+            Event::Unshard { .. } => false,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(gathers.count(), 4 * 3, "three units in each of four batches, on every rank");
+    }
+}
+
+/// Parameters, moments and the order of the units are as without evaluations: training goes on with the same bits.
+#[test]
+fn training_goes_on_as_if_nothing_had_happened() {
+    let trained = |evaluates: bool| {
+        common(on_ranks(2, |world| {
+            let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+            let mut adamw = AdamW::new(&model, AdamWOptions::default());
+            for number in 0..3 {
+                if evaluates {
+                    let mut evaluation = model.evaluation()?;
+                    forward(&mut evaluation, &[2, 1, 0])?;
+                    let _ = evaluation.mean(1.0, 1)?;
+                }
+                let rank = model.rank().index();
+                let mut step = model.begin_step(StepOptions::microbatches(1))?;
+                springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
+                let gradients = step.finish()?;
+                adamw.step(&mut model, gradients)?;
+            }
+            Ok((model.plan().order().to_vec(), model.full_parameters()?))
+        }))
+    };
+    assert_eq!(trained(true), trained(false));
+}
+
+#[test]
+fn several_means_may_follow_and_no_batch() {
+    let told = common(on_ranks(2, |world| {
+        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut evaluation = model.evaluation()?;
+        forward(&mut evaluation, &[0, 1, 2])?;
+        let means = [evaluation.mean(3.0, 2)?, evaluation.mean(1.0, 4)?];
+        let refused = evaluation.batch().expect_err("the means were taken").to_string();
+        assert!(refused.contains("a mean was taken"), "{refused}");
+        Ok(means)
+    }));
+    assert_eq!(told, [1.5, 0.25]);
+}
+
+#[test]
+fn a_batch_has_no_backward() {
+    on_ranks(2, |world| {
+        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut evaluation = model.evaluation()?;
+        let mut pass = evaluation.batch()?;
+        assert!(!pass.handle().has_backward());
+        for error in [
+            pass.loss(LossSum::new(0.0, 1)).map(drop).expect_err("no backward"),
+            pass.reduce(unit(0), vec![None, None]).expect_err("no backward"),
+        ] {
+            assert!(
+                error.to_string().contains("a batch of an evaluation has no backward"),
+                "{error}"
+            );
+        }
+        let _ = pass.unshard(unit(0))?;
+        let again = pass.unshard(unit(0)).expect_err("it is gathered once").to_string();
+        assert!(again.contains("unit first has been gathered"), "{again}");
+        pass.finish()?;
+        evaluation.mean(0.0, 1).map(drop)
+    });
+}
+
+#[test]
+fn an_evaluation_without_items_is_an_error_on_all_ranks_and_the_run_goes_on() {
+    on_ranks(2, |world| {
+        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut evaluation = model.evaluation()?;
+        forward(&mut evaluation, &[0, 1, 2])?;
+        let error = evaluation.mean(0.0, 0).expect_err("no items");
+        assert!(matches!(error, Error::EmptyStep { .. }), "{error}");
+        drop(evaluation);
+        train(&mut model, 1)
+    });
+}
+
+#[test]
+fn a_rank_that_gives_an_evaluation_up_tells_the_others_and_the_run_goes_on() {
+    on_ranks(4, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world, ModelOptions::on(mesh(2, 2)))?;
+        let mut evaluation = model.evaluation()?;
+        if rank == 3 {
+            evaluation.batch()?.handle().note_failure(&"the tokens cannot be read");
+            drop(evaluation);
+        } else {
+            let ended = forward(&mut evaluation, &[0, 1, 2]);
+            let ended = ended.and_then(|()| evaluation.mean(0.0, 1).map(drop));
+            let error = ended.expect_err("rank 3 gave up").to_string();
+            assert!(error.contains("aborted by rank 3: the tokens cannot be read"), "{error}");
+            drop(evaluation);
+        }
+        train(&mut model, 2)
+    });
+}
+
+#[test]
+fn a_step_that_is_under_way_refuses_an_evaluation() {
+    on_ranks(2, |world| {
+        let rank = world.rank();
+        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        std::mem::forget(model.begin_step(StepOptions::microbatches(1))?);
+        let error = model.evaluation().expect_err("a step is under way").to_string();
+        let expected = "step 0: step 0 was neither finished nor dropped";
+        assert_eq!(error, format!("evaluation on rank {rank}, {expected}"));
+        Ok(())
+    });
+}
+
+#[test]
+fn an_evaluation_that_was_leaked_costs_itself_and_not_the_run() {
+    on_ranks(2, |world| {
+        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        std::mem::forget(model.evaluation()?);
+        let error = model.begin_step(StepOptions::microbatches(1)).expect_err("it was leaked");
+        assert!(
+            error.to_string().ends_with("an evaluation was neither finished nor dropped"),
+            "{error}"
+        );
+        train(&mut model, 1)
+    });
+}
+
+/// One batch that uses the units in this order.
+fn forward(evaluation: &mut Evaluation<'_>, used: &[usize]) -> Result<(), Error> {
+    let mut pass = evaluation.batch()?;
+    for index in used {
+        let _full = pass.unshard(unit(*index))?;
+    }
+    pass.finish()
+}
+
+fn train(model: &mut ShardedModel, steps: u64) -> Result<(), Error> {
+    let rank = model.rank().index();
+    for number in 0..steps {
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
+        let gradients = step.finish()?;
+        model.update(gradients, |_| {})?;
+    }
+    Ok(())
+}
+
+fn model(world: World, options: ModelOptions) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, three_units(), options, springs::initial)
+}
