@@ -1,6 +1,6 @@
 //! Ranks as threads: started together, joined together, and none of them left waiting for one that failed.
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -111,6 +111,34 @@ pub fn world<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
     outputs
 }
 
+/// As [`world`], for ranks that may fail: the error of a rank ends the world, so that all other ranks get its text from the operation for
+/// which they wait, and do not wait for it.
+///
+/// ```
+/// use hsdp_comm::{Channel, Tag, run};
+///
+/// let ends = run(2, |world| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///     if world.rank().index() == 1 {
+///         return Err("the tokens cannot be read".into());
+///     }
+///     Ok(world.world_group(Channel::User).barrier(Tag::default())?.wait()?)
+/// });
+/// let told = ends[0].as_ref().expect_err("rank 1 has failed").to_string();
+/// assert!(told.contains("rank 1") && told.contains("the tokens cannot be read"), "{told}");
+/// ```
+///
+/// # Panics
+/// As [`world`].
+pub fn run<T: Send, E: Display + Send>(
+    size: usize,
+    rank: impl Fn(World) -> Result<T, E> + Sync,
+) -> Vec<Result<T, E>> {
+    world(size, |world| {
+        let telling = world.clone();
+        rank(world).inspect_err(|error| telling.abort(&error.to_string()))
+    })
+}
+
 /// Runs one rank on this thread, as [`launch`] does on one of its own: the others are elsewhere.
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) fn run_one<T>(
@@ -120,7 +148,7 @@ pub(crate) fn run_one<T>(
 ) -> Result<T, RankFailure> {
     let own = world.rank();
     let dump = Dump::of(world.seat(), options.flight_dir.as_deref().map(Arc::from));
-    run(world, &dump, rank).map_err(|message| RankFailure { rank: own, message })
+    run_caught(world, &dump, rank).map_err(|message| RankFailure { rank: own, message })
 }
 
 type Started<'scope, T> = io::Result<ScopedJoinHandle<'scope, Result<T, Arc<str>>>>;
@@ -132,11 +160,11 @@ fn start<'scope, T: Send + 'scope>(
     rank: &'scope (impl Fn(World) -> T + Sync),
 ) -> Started<'scope, T> {
     let builder = Builder::new().name(format!("rank-{}", world.rank())).stack_size(STACK_BYTES);
-    builder.spawn_scoped(scope, move || run(world, dump, rank))
+    builder.spawn_scoped(scope, move || run_caught(world, dump, rank))
 }
 
 /// One rank, from its first line to the moment from which others must not wait for it.
-fn run<T>(world: World, dump: &Dump, rank: impl FnOnce(World) -> T) -> Result<T, Arc<str>> {
+fn run_caught<T>(world: World, dump: &Dump, rank: impl FnOnce(World) -> T) -> Result<T, Arc<str>> {
     let seat = Arc::clone(world.seat());
     seat.watch_this_thread();
     let returned = catch_unwind(AssertUnwindSafe(|| {
@@ -183,7 +211,7 @@ mod tests {
         let last = last.expect("there are ranks");
         let world = last.clone();
         let dump = Dump::of(last.seat(), None);
-        let failure = run(last, &dump, |_| unreachable!("it never begins")).map(|()| "returned");
+        let failure = run_caught(last, &dump, |_| unreachable!("it never begins")).map(|()| "returned");
         let expected = "rank 1024: memory is counted for 1024 ranks";
         assert_eq!(failure, Err(expected.into()));
         let end = world.end().expect("the others are told").to_string();

@@ -140,7 +140,7 @@ pub use self::flight::{
     LastIssued, Lateness, MemberFinding, OftenLast, Presence, WorldEnd, explain,
 };
 pub use self::group::Group;
-pub use self::launch::{RankFailure, launch, world};
+pub use self::launch::{RankFailure, launch, run, world};
 pub use self::ledger::LedgerSnapshot;
 pub use self::local::in_work;
 pub use self::mismatch::{Mismatch, MismatchRow, Wanted};

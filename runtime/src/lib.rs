@@ -123,7 +123,7 @@ pub use hsdp_comm::mpi;
 pub use hsdp_comm::{
     AbortReason, Channel, Explanation, FlightRecord, Group, Launched, Launcher, LedgerSnapshot,
     Lent, Op, Pending, RankFailure, Reduction, Rendezvous, Stage, StepFailure, Tag, Workers, World,
-    WorldOptions, explain, launch, world,
+    WorldOptions, explain, launch, run, world,
 };
 #[cfg(feature = "nccl")]
 pub use hsdp_comm::{control, nccl};

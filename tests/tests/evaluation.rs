@@ -1,5 +1,7 @@
 //! Evaluations: forwards without a backward, on ranks that may have different numbers of batches.
 
+use std::mem::ManuallyDrop;
+
 use hsdp::{
     AdamW, AdamWOptions, Channel, Error, Evaluation, Event, FullCopies, LossSum, ModelOptions,
     Optimizer, Phase, ShardedModel, StepOptions, World,
@@ -164,7 +166,7 @@ fn a_step_that_is_under_way_refuses_an_evaluation() {
     on_ranks(2, |world| {
         let rank = world.rank();
         let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
-        std::mem::forget(model.begin_step(StepOptions::microbatches(1))?);
+        let _leaked = ManuallyDrop::new(model.begin_step(StepOptions::microbatches(1))?);
         let error = model.evaluation().expect_err("a step is under way").to_string();
         let expected = "step 0: step 0 was neither finished nor dropped";
         assert_eq!(error, format!("evaluation on rank {rank}, {expected}"));
@@ -176,7 +178,7 @@ fn a_step_that_is_under_way_refuses_an_evaluation() {
 fn an_evaluation_that_was_leaked_costs_itself_and_not_the_run() {
     on_ranks(2, |world| {
         let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
-        std::mem::forget(model.evaluation()?);
+        let _leaked = ManuallyDrop::new(model.evaluation()?);
         let error = model.begin_step(StepOptions::microbatches(1)).expect_err("it was leaked");
         assert!(
             error.to_string().ends_with("an evaluation was neither finished nor dropped"),
