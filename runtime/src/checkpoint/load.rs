@@ -53,10 +53,7 @@ impl Checkpoints {
         while let Some(step) = self.newest_before(model, before)? {
             match self.load_step(model, optimizer, step)? {
                 Ok(resumed) => return Ok(Some(Resumed { broken: told(broken), ..resumed })),
-                Err(failed) if failed.problem.kind == Kind::Damage => {
-                    self.note_broken(step);
-                    broken.push(failed);
-                }
+                Err(failed) if failed.problem.kind == Kind::Damage => broken.push(failed),
                 Err(failed) => return Err(loading(model, step).error(failed)),
             }
             before = step;
@@ -100,8 +97,8 @@ impl Checkpoints {
     }
 
     /// Keeps a broken generation from taking the place of a readable one in the next save.
-    fn note_broken(&self, step: u64) {
-        if let Some(lease) = &self.lease {
+    fn note_broken(&self, step: u64, failed: &Failed) {
+        if let (Some(lease), Kind::Damage) = (&self.lease, failed.problem.kind) {
             lease.lock().note_broken(step);
         }
     }
@@ -129,7 +126,7 @@ impl Checkpoints {
             let generation = self.store.open(step)?;
             read(&model.engine.fabric, (&generation, optimizer))
         });
-        let read = match read? {
+        let read = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
             Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{Error, ModelOptions};
