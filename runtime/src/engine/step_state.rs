@@ -228,13 +228,14 @@ impl StepState {
     ) -> Result<(), Error> {
         self.check_seeded(fabric, scale)?;
         check::gradients(fabric, self.number(), unit, &gradients)?;
+        let place = self.place();
+        self.workings.reductions.check_offer(fabric, place, unit)?;
         let gradients = self.of_items(fabric, gradients);
         for (index, gradient) in gradients.iter().enumerate() {
             if gradient.is_some() {
                 self.workings.presence.insert(fabric.number_of(ParamId { unit, index }));
             }
         }
-        let place = self.place();
         let span =
             tracing::trace_span!("reduce", unit = unit.index(), microbatch = place.microbatch);
         span.in_scope(|| self.workings.reductions.offer(fabric, place, (unit, gradients)))
