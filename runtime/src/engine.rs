@@ -102,6 +102,8 @@ pub(crate) struct State {
     pub(crate) next_step: u64,
     /// Steps that an optimizer has completed, with an update or a skip.
     pub(crate) committed: u64,
+    /// How often a checkpoint has replaced the parameters.
+    pub(crate) loads: u64,
     /// How an optimizer has updated the last step.
     pub(crate) updated: Updated,
     /// The step whose update has begun and has not ended.
@@ -147,6 +149,7 @@ impl Engine {
             loss_scale: LossScale::new(fabric.options.loss_scaling),
             next_step: 0,
             committed: 0,
+            loads: 0,
             updated: Updated::default(),
             half_updated: None,
             last_weight: 0,

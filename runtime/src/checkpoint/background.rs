@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
-use hsdp_checkpoint::{Head, Lease, Place, Writer, nonce};
+use hsdp_checkpoint::{Head, Lease, Place, Writer};
 use hsdp_kernels::memory;
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
@@ -46,7 +46,7 @@ impl Checkpoints {
         model.engine.check_updated()?;
         self.settle(model)?;
         let saving = Saving::of(&self.store, (model, optimizer), user);
-        let (place, head) = saving.agree(nonce())?;
+        let (place, head) = saving.agree(save::fresh())?;
         // A rank that writes while others still copy would delay them, and so itself, where there are fewer cores than
         // threads.
         let copied = self.snapshot.copy(model, optimizer);

@@ -167,6 +167,7 @@ fn take(model: &ShardedModel, shards: Vec<Shard>, (step, training): (u64, Traini
     state.loss_scale = state.loss_scale.resumed(loss_scale);
     (state.shards, state.last_weight) = (shards, weight_hint);
     (state.next_step, state.committed) = (step, step);
+    state.loads += 1;
     // All shards are those of the checkpoint, whatever an update has done to the earlier ones.
     (state.half_updated, state.updated) = (None, Updated::default());
     model.engine.fabric.recycled.forgive();
