@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, Training, state_tensor};
-use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::{Role, UnitLayout};
 use serde_json::Value;
 
@@ -194,26 +194,31 @@ fn read<O: Checkpointed>(
         return Err(Problem { kind: Kind::Lasting, what });
     }
     let portions = portions::of_rank(fabric);
-    let masters = {
-        let _shard = fabric.scope_of_masters();
-        let len = |layout: &UnitLayout| layout.shard_len();
-        read_tensors((generation, &portions), zeros(fabric, len), |it| Some(it.name.clone()))?
-    };
+    let zeroed = zeros(fabric, || fabric.scope_of_masters(), UnitLayout::shard_len)?;
+    let masters = read_tensors((generation, &portions), zeroed, |it| Some(it.name.clone()))?;
     let of_kind = |kind: &&str| {
-        let _optimizer = memory::scope(Category::Optimizer);
         let is_trained = |it: &Portion| it.role == Role::Trainable;
         let name = |it: &Portion| is_trained(it).then(|| state_tensor(kind, &it.name));
         let len = |layout: &UnitLayout| layout.trainable().shard_len;
-        read_tensors((generation, &portions), zeros(fabric, len), name)
+        let zeroed = zeros(fabric, || memory::scope(Category::Optimizer), len)?;
+        read_tensors((generation, &portions), zeroed, name)
     };
     let elements = optimizer.state_kinds().iter().map(of_kind).collect::<Result<_, _>>()?;
     let state = OptimizerState { elements, updates: updates(fabric, manifest) };
     Ok(Read { masters, state, training: manifest.training, user: manifest.user.clone() })
 }
 
-/// For each unit, as many zeros as `len` says.
-fn zeros(fabric: &Fabric, len: impl Fn(&UnitLayout) -> usize) -> Vec<Vec<f32>> {
-    fabric.plan.layouts().iter().map(|layout| vec![0.0; len(layout)]).collect()
+/// For each unit, as many zeros as `len` says, whose memory counts in `scope`.
+pub(super) fn zeros(
+    fabric: &Fabric,
+    scope: impl Fn() -> Scope,
+    len: impl Fn(&UnitLayout) -> usize,
+) -> Result<Vec<Vec<f32>>, Error> {
+    let of_unit = |layout: &UnitLayout| {
+        let _scope = scope();
+        Ok(hsdp_kernels::zeros(len(layout))?)
+    };
+    fabric.plan.layouts().iter().map(|layout| of_unit(layout)).collect()
 }
 
 /// Reads the portions that have a name into the elements of their units.

@@ -157,7 +157,7 @@ impl DeviceState {
     pub(super) fn to_host(&self, model: &ShardedModel, unit: UnitId) -> Result<Vec<f32>, Error> {
         let fabric = &model.engine.fabric;
         match self.0.get(unit.index()).and_then(Option::as_ref) {
-            None => Ok(vec![0.0; fabric.plan.layout(unit).trainable().shard_len]),
+            None => Ok(hsdp_kernels::zeros(fabric.plan.layout(unit).trainable().shard_len)?),
             Some(state) => read_f32(fabric, state)
                 .map_err(|error| fabric.device_error("saving", model.committed_steps(), error)),
         }
