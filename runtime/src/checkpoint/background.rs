@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::save::{self, Saved, Saving};
 use super::snapshot::Snapshot;
-use super::together::{Problem, Together};
+use super::together::{Failed, Problem, Together};
 use super::{Checkpointed, Checkpoints};
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -123,7 +123,7 @@ impl Checkpoints {
             (Stage::Writing(_), Err(failed)) => {
                 in_flight.stage = Stage::Discarding;
                 in_flight.tell(Verdict::Discard);
-                return Ok(Some(failure(together.error(failed))));
+                return Ok(Some(failure(together, failed)));
             }
             (Stage::Ending, Ok(path)) => {
                 self.saved.push_back(Saved { step: in_flight.step, path });
@@ -131,7 +131,7 @@ impl Checkpoints {
             }
             (Stage::Ending, Err(failed)) => {
                 self.land();
-                return Ok(Some(failure(together.error(failed))));
+                return Ok(Some(failure(together, failed)));
             }
             (Stage::Discarding, _) => self.land(),
         }
@@ -158,9 +158,12 @@ impl Drop for Checkpoints {
     }
 }
 
-/// Logs the error as a warning, and returns it.
-fn failure(error: Error) -> Error {
-    tracing::warn!(%error, "a checkpoint failed: training goes on without it");
+/// The error of a save that has failed. Rank 0 logs it as a warning, for all ranks.
+fn failure(together: Together<'_>, failed: Failed) -> Error {
+    let error = together.error(failed);
+    if together.is_first() {
+        tracing::warn!(%error, "a checkpoint failed: training goes on without it");
+    }
     error
 }
 

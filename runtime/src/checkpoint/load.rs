@@ -32,8 +32,8 @@ const NONE: u64 = u64::MAX;
 
 impl Checkpoints {
     /// Loads the newest intact checkpoint into the model and the optimizer, whatever mesh it was saved on. `None` if
-    /// there is no checkpoint at all. The result lists newer checkpoints that are broken, and each of them is logged as
-    /// a warning. The call waits for a save in the background that is under way.
+    /// there is no checkpoint at all. The result lists newer checkpoints that are broken, and rank 0 logs each
+    /// of them as a warning. The call waits for a save in the background that is under way.
     ///
     /// Collective over the model's world, between steps.
     ///
@@ -52,7 +52,7 @@ impl Checkpoints {
         let mut before = NONE;
         while let Some(step) = self.newest_before(model, before)? {
             match self.load_step(model, optimizer, step)? {
-                Ok(resumed) => return Ok(Some(Resumed { broken: told(broken), ..resumed })),
+                Ok(resumed) => return Ok(Some(Resumed { broken: told(model, broken), ..resumed })),
                 Err(failed) if failed.problem.kind == Kind::Damage => broken.push(failed),
                 Err(failed) => return Err(loading(model, step).error(failed)),
             }
@@ -62,7 +62,8 @@ impl Checkpoints {
             None => Ok(None),
             Some(newest) => {
                 let rank = newest.rank;
-                let what = format!("all checkpoints are broken: {}", told(broken).join("; "));
+                let what =
+                    format!("all checkpoints are broken: {}", told(model, broken).join("; "));
                 let problem = Problem { kind: Kind::Damage, what };
                 Err(loading(model, before).error(Failed { rank, problem }))
             }
@@ -151,11 +152,14 @@ fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
     Together::new(&model.engine.fabric, ("loading", step))
 }
 
-/// The problems as texts. Each is also logged as a warning.
-fn told(broken: Vec<Failed>) -> Vec<String> {
+/// The problems as texts. Rank 0 also logs each as a warning.
+fn told(model: &ShardedModel, broken: Vec<Failed>) -> Vec<String> {
+    let is_first = model.rank().index() == 0;
     let told = |failed: Failed| {
         let what = format!("on rank {}: {}", failed.rank, failed.problem.what);
-        tracing::warn!(%what, "a checkpoint is broken");
+        if is_first {
+            tracing::warn!(%what, "a checkpoint is broken");
+        }
         what
     };
     broken.into_iter().map(told).collect()

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use hsdp::checkpoint::Checkpoints;
 use hsdp::{Error, ModelOptions};
 use hsdp_checkpoint::Hash;
+use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 use super::training::Training;
@@ -48,9 +49,15 @@ fn damage(path: &Path) {
 /// What is told of the newest, when the one before is used.
 fn told(directory: &Path, had: &[[Hash; 2]]) -> String {
     let loaded = on_ranks(RANKS, |world| {
+        let is_first = world.rank().index() == 0;
         let mut training = Training::new(world, &options())?;
-        let resumed = training.load_latest(directory)?.expect("the one before");
-        Ok((resumed, training.bits()?))
+        let said = Said::default();
+        let load = || training.load_latest(directory);
+        let resumed = tracing::subscriber::with_default(said.clone(), load)?;
+        let warnings = said.warnings();
+        let warned = warnings.iter().filter(|(it, _)| it.contains("a checkpoint is broken"));
+        assert_eq!(warned.count(), usize::from(is_first), "{warnings:?}");
+        Ok((resumed.expect("the one before"), training.bits()?))
     });
     let (resumed, bits): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
     assert!(bits.iter().zip(had).all(|(bits, [first, _])| bits == first), "the first is loaded");
