@@ -50,7 +50,8 @@ impl ShardedModel {
     /// order of the spec, and must return the same values on all ranks. Ranks that hold the same shard compare
     /// its bits, so replicas with different initial values are found here.
     ///
-    /// Collective over the world.
+    /// Collective over the world. A rank that is refused, by its options for example, tells the other ranks and does not wait for them.
+    /// A rank that is behind gets `StepAborted` with the reason, also from a collective of its own before this call.
     ///
     /// # Errors
     /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option has a value that is not allowed, or
