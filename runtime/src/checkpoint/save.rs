@@ -139,15 +139,17 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks, [`Error::Disagreement`] if they differed in
     /// the last update; [`Error::Comm`].
     pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
-        self.model.engine.compare_updates()?;
-        let digests = self.digests();
-        let hint = self.model.engine.state().last_weight;
-        let said = self.together().tell([digests[0], digests[1], hint, nonce])?;
-        self.check_same("the value `user` is", said.iter().map(|it| it[0]))?;
-        self.check_same("the options of its optimizer are", said.iter().map(|it| it[1]))?;
+        let (engine, [user, options]) = (&self.model.engine, self.digests());
+        let hint = engine.state().last_weight;
+        let said = [engine.digest_of_update(), user, options, hint, nonce];
+        let said = self.together().tell(said)?;
+        let said = |word: usize| said.iter().map(|it| it[word]).collect::<Vec<_>>();
+        engine.compare_updates(&said(0))?;
+        self.check_same("the value `user` is", &said(1))?;
+        self.check_same("the options of its optimizer are", &said(2))?;
         self.check_size()?;
-        let place = self.store.place(self.step, said[0][3]);
-        Ok((place, self.head(said.iter().map(|it| it[2]).max().unwrap_or(0))))
+        let hint = said(3).into_iter().max().unwrap_or(0);
+        Ok((self.store.place(self.step, said(4)[0]), self.head(hint)))
     }
 
     pub(super) fn writer(&self) -> Writer {
@@ -156,9 +158,8 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
 
     /// # Errors
     /// [`Error::Checkpoint`] if the digests differ between ranks.
-    fn check_same(&self, what: &str, digests: impl Iterator<Item = u64>) -> Result<(), Error> {
-        let digests: Vec<u64> = digests.collect();
-        let Some([rank, other]) = comparison::odd_one(&digests) else { return Ok(()) };
+    fn check_same(&self, what: &str, digests: &[u64]) -> Result<(), Error> {
+        let Some([rank, other]) = comparison::odd_one(digests) else { return Ok(()) };
         let what = format!("{what} not the same as on rank {other}");
         let problem = Problem { kind: Kind::Lasting, what };
         Err(self.together().error(Failed { rank: Rank::new(rank), problem }))
