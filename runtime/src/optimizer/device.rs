@@ -14,7 +14,7 @@ use crate::engine::sums::Sums;
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::ShardedModel;
-use crate::optimizer::{Update, pieces_with_gradient, update_of};
+use crate::optimizer::{Update, pieces_with_gradient, take, update_of};
 
 /// A unit of a model on a device, with its gradient.
 #[derive(Debug)]
@@ -69,8 +69,7 @@ impl ShardedModel {
         mut gradients: Gradients,
         mut update: impl FnMut(DeviceRun<'_>) -> Result<(), CudaError>,
     ) -> Result<Update, Error> {
-        gradients.grad_shards.taken();
-        gradients.check_model(self)?;
+        take(&mut gradients, self, self.id())?;
         let (fabric, step) = (&self.engine.fabric, gradients.step);
         let Some(seat) = fabric.device.as_ref().filter(|seat| seat.updates_there()) else {
             let what = "this model is updated on the host".to_owned();
