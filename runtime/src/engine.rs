@@ -77,6 +77,9 @@ pub(crate) struct Engine {
 
 const NO_ATTEMPT: u64 = 0;
 
+/// The call under way where a thread reads a gradient, which may be another rank's.
+const READING: &str = "the reading of a gradient";
+
 /// A step that was begun: its number, the number of the attempt, and the epoch of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opened {
@@ -175,12 +178,15 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Misuse`] if it does.
-    fn enter(&self, operation: &'static str, step: u64) -> Result<Locked<'_, State>, Error> {
-        let entered = if in_work() { None } else { self.state.enter() };
-        entered.ok_or_else(|| {
-            let what = "called from inside another call of this model: from a gradient that is read, or from an \
-                        optimizer's update";
-            self.fabric.misuse(operation, step, what.to_owned())
+    pub(crate) fn enter(
+        &self,
+        operation: &'static str,
+        step: u64,
+    ) -> Result<Locked<'_, State>, Error> {
+        let entered = if in_work() { Err(READING) } else { self.state.enter(operation) };
+        entered.map_err(|outer| {
+            let what = format!("called from inside another call: {outer}");
+            self.fabric.misuse(operation, step, what)
         })
     }
 

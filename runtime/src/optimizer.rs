@@ -98,7 +98,7 @@ impl ShardedModel {
     ) -> Result<Update, Error> {
         take(&mut gradients, self, self.id())?;
         let fabric = &self.engine.fabric;
-        let mut state = self.engine.state();
+        let mut state = self.engine.enter("optimizer step", gradients.step)?;
         if fabric.updates_on_device() {
             let what = "the shards of this model are updated on a device: call `update_on_device`"
                 .to_owned();

@@ -75,7 +75,7 @@ impl ShardedModel {
             let what = "this model is updated on the host".to_owned();
             return Err(fabric.misuse("optimizer step", step, what));
         };
-        let mut state = self.engine.state();
+        let mut state = self.engine.enter("optimizer step", gradients.step)?;
         state.begin_update(&gradients, &options);
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
