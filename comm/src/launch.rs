@@ -211,7 +211,8 @@ mod tests {
         let last = last.expect("there are ranks");
         let world = last.clone();
         let dump = Dump::of(last.seat(), None);
-        let failure = run_caught(last, &dump, |_| unreachable!("it never begins")).map(|()| "returned");
+        let failure =
+            run_caught(last, &dump, |_| unreachable!("it never begins")).map(|()| "returned");
         let expected = "rank 1024: memory is counted for 1024 ranks";
         assert_eq!(failure, Err(expected.into()));
         let end = world.end().expect("the others are told").to_string();

@@ -16,6 +16,7 @@ use crate::sequence::Sequence;
 use crate::site::Site;
 use crate::spare::Spare;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, StepFailure, WorldOptions};
 
 /// A rank's place in its world. All handles of a rank share it; when the last one goes, the rank has left.
@@ -30,6 +31,8 @@ pub(crate) struct Seat {
     pub(crate) flavour: Flavour,
     /// What goes wrong here on purpose.
     pub(crate) faults: Injector,
+    /// Whether a model has checked the places of the faults.
+    faults_taken: AtomicBool,
     /// The ranks that have no data, in order, each once.
     absent: Mutex<Arc<[Rank]>>,
     /// Whose panics end the world: the thread that a launch has started for this rank.
@@ -97,6 +100,7 @@ impl Seat {
             status,
             flavour,
             faults: Injector::default(),
+            faults_taken: AtomicBool::new(false),
             absent: Mutex::new(Arc::new([])),
             watched: OnceLock::new(),
             withheld: Mutex::default(),
@@ -107,6 +111,11 @@ impl Seat {
             #[cfg(feature = "nccl")]
             nccl: crate::nccl::Held::default(),
         }
+    }
+
+    /// Whether this call is the rank's first one.
+    pub(crate) fn takes_faults(&self) -> bool {
+        !self.faults_taken.swap(true, Ordering::Relaxed)
     }
 
     /// Says that a panic of this thread ends the world, which is announced when it has unwound.

@@ -251,6 +251,13 @@ impl World {
         }
     }
 
+    /// As [`faults`](Self::faults), in this rank's first call; none in a later one. A program that uses a world for several models
+    /// checks the places of the faults with one of them only.
+    #[must_use]
+    pub fn take_faults(&self) -> &[Fault] {
+        if self.seat.takes_faults() { self.faults() } else { &[] }
+    }
+
     /// The faults of this rank in [`WorldOptions::faults`] that have not fired yet.
     #[must_use]
     pub fn armed_faults(&self) -> Vec<Fault> {

@@ -30,13 +30,14 @@
 //! ```
 //!
 //! In reading order: `checkpointed` (an optimizer's state), `portions` (the parts of each tensor that a rank owns), `together`
-//! (operations of all ranks, and the exchange of their results), `save`, `load`; `snapshot`, `background` (saves while training
+//! (operations of all ranks, and the exchange of their results), `save`, `made` (a save that is called again), `load`; `snapshot`, `background` (saves while training
 //! goes on); `import` (folders that other programs wrote).
 
 mod background;
 mod checkpointed;
 mod import;
 mod load;
+mod made;
 mod portions;
 mod save;
 mod snapshot;
@@ -54,6 +55,7 @@ use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
 pub use hsdp_checkpoint::{Exported, Folder, export};
 pub use import::{Import, Imported};
 pub use load::Resumed;
+use made::Made;
 use parking_lot::Mutex;
 pub use save::Saved;
 use together::Together;
@@ -79,6 +81,8 @@ pub struct Checkpoints {
     lease: Option<Arc<Mutex<Lease>>>,
     /// A save in the background.
     in_flight: Option<InFlight>,
+    /// The generation of a save that failed after it was made. `Some` on rank 0 only.
+    made: Option<Made>,
     /// The earlier saves in the background that have succeeded, oldest first, until the caller takes them.
     saved: VecDeque<Saved>,
     /// The memory to which the next save in the background copies.
@@ -128,6 +132,7 @@ impl Checkpoints {
             store,
             lease,
             in_flight: None,
+            made: None,
             saved: VecDeque::new(),
             snapshot: Snapshot::default(),
         })

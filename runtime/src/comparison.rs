@@ -27,7 +27,7 @@ pub(crate) const UPDATE: &str = "the digest of the optimizer's options";
 
 /// The update of the last of the `finished` steps, which has another text from step to step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Texts<'a> {
+pub(crate) struct LastUpdate<'a> {
     pub(crate) updated: &'a Updated,
     pub(crate) finished: u64,
 }
@@ -65,21 +65,17 @@ pub(crate) fn of_models(fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> 
     // Field by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
     let [options, plan] = [OPTIONS, PLAN].map(|what| Field { what, peers: all });
     let compared = compare(fabric, &said, &[options, plan, INITIAL]);
-    let texts = Texts { updated: &Updated::default(), finished: 0 };
-    compared.map_err(|error| in_detail(fabric, texts, error))
+    let last = LastUpdate { updated: &Updated::default(), finished: 0 };
+    compared.map_err(|error| in_detail(fabric, last, error))
 }
 
-/// Compares the last update with those of the other ranks. Collective over the world.
+/// Compares the digests of the last update that all ranks have `said`. Collective over the world if they differ.
 ///
 /// # Errors
 /// As [`of_models`].
-pub(crate) fn of_updates(fabric: &Fabric, texts: Texts<'_>) -> Result<(), Error> {
-    let Texts { updated, finished } = texts;
-    let tag = fabric.tag(None, Stage::Setup, finished, 0);
-    let update = [Field { what: UPDATE, peers: all }];
-    let compare = |said: &[u64]| compare(fabric, said, &update);
-    let compared = fabric.control.exchange(tag, [updated.digest(finished)], compare)?;
-    compared.map_err(|error| in_detail(fabric, texts, error))
+pub(crate) fn of_updates(fabric: &Fabric, last: LastUpdate<'_>, said: &[u64]) -> Result<(), Error> {
+    let compared = compare(fabric, said, &[Field { what: UPDATE, peers: all }]);
+    compared.map_err(|error| in_detail(fabric, last, error))
 }
 
 /// Compares the bits of the shards with those of the replicas, before `step`. Collective over the world.
@@ -116,10 +112,10 @@ fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error>
 /// Replaces a difference between digests by the first line of text in which the two ranks differ.
 ///
 /// Collective over the world: all ranks have found the same error.
-pub(crate) fn in_detail(fabric: &Fabric, texts: Texts<'_>, error: Error) -> Error {
+pub(crate) fn in_detail(fabric: &Fabric, last: LastUpdate<'_>, error: Error) -> Error {
     let Error::Disagreement { what: digest, rank, other, .. } = &error else { return error };
     let (rank, other) = (*rank, *other);
-    for (what, lines) in texts_behind(digest, (fabric, texts)) {
+    for (what, lines) in texts_behind(digest, (fabric, last)) {
         match first_difference(fabric, [rank, other], &lines) {
             Ok(Some([got, want])) => return Error::Disagreement { what, rank, got, other, want },
             Ok(None) => {}
@@ -133,7 +129,7 @@ pub(crate) fn in_detail(fabric: &Fabric, texts: Texts<'_>, error: Error) -> Erro
 /// The texts of which a digest was made, each with the name of one of its lines.
 fn texts_behind(
     digest: &str,
-    (fabric, texts): (&Fabric, Texts<'_>),
+    (fabric, last): (&Fabric, LastUpdate<'_>),
 ) -> Vec<(Cow<'static, str>, Vec<String>)> {
     let options = || ("an option of the model".into(), description::of_options(&fabric.options));
     let spec = || ("the model spec".into(), description::of_model(fabric.plan.spec()));
@@ -142,7 +138,7 @@ fn texts_behind(
         PLAN => vec![spec()],
         MODEL => vec![options(), spec()],
         UPDATE => {
-            let Texts { updated, finished } = texts;
+            let LastUpdate { updated, finished } = last;
             let step = finished.saturating_sub(1);
             let what = format!("an option of the optimizer in step {step}");
             vec![(what.into(), updated.lines(finished))]

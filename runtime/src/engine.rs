@@ -83,6 +83,9 @@ pub(crate) struct Engine {
 
 const NO_ATTEMPT: u64 = 0;
 
+/// The call under way where a thread reads a gradient, which may be another rank's.
+const READING: &str = "the reading of a gradient";
+
 /// A step that was begun: its number, the number of the attempt, and the epoch of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opened {
@@ -108,6 +111,8 @@ pub(crate) struct State {
     pub(crate) next_step: u64,
     /// Steps that an optimizer has completed, with an update or a skip.
     pub(crate) committed: u64,
+    /// How often a checkpoint has replaced the parameters.
+    pub(crate) loads: u64,
     /// How an optimizer has updated the last step.
     pub(crate) updated: Updated,
     /// The step whose update has begun and has not ended.
@@ -159,6 +164,7 @@ impl Engine {
             loss_scale: LossScale::new(fabric.options.loss_scaling),
             next_step: 0,
             committed: 0,
+            loads: 0,
             updated: Updated::default(),
             half_updated: None,
             last_weight: 0,
@@ -185,12 +191,15 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Misuse`] if it does.
-    fn enter(&self, operation: &'static str, step: u64) -> Result<Locked<'_, State>, Error> {
-        let entered = if in_work() { None } else { self.state.enter() };
-        entered.ok_or_else(|| {
-            let what = "called from inside another call of this model: from a gradient that is read, or from an \
-                        optimizer's update";
-            self.fabric.misuse(operation, step, what.to_owned())
+    pub(crate) fn enter(
+        &self,
+        operation: &'static str,
+        step: u64,
+    ) -> Result<Locked<'_, State>, Error> {
+        let entered = if in_work() { Err(READING) } else { self.state.enter(operation) };
+        entered.map_err(|outer| {
+            let what = format!("called from inside another call: {outer}");
+            self.fabric.misuse(operation, step, what)
         })
     }
 

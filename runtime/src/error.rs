@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+#[cfg(feature = "cuda")]
+use hsdp_kernels::cuda::CudaError;
 use hsdp_sharding::Rank;
 
 use crate::non_finite::NonFiniteGradient;
@@ -78,7 +80,8 @@ pub enum Error {
         /// The operation to use instead.
         hint: &'static str,
     },
-    /// A device has refused an operation, or has not enough memory. The step fails on this rank, and the other ranks are told.
+    /// A device has failed, or has not enough memory. The step fails on this rank, and the other ranks are told. A device that is late,
+    /// or whose driver refuses a call, does not recover: the world ends.
     #[cfg(feature = "cuda")]
     #[error("{operation} on rank {rank}, step {step}: {error}")]
     Device {
@@ -89,14 +92,14 @@ pub enum Error {
         /// The step.
         step: u64,
         /// The error of the device.
-        error: hsdp_kernels::cuda::CudaError,
+        error: CudaError,
     },
     /// The model cannot be placed on the device.
     #[cfg(feature = "cuda")]
     #[error("the model cannot be placed on the device: {error}")]
     Placement {
         /// The error of the device.
-        error: hsdp_kernels::cuda::CudaError,
+        error: CudaError,
     },
     /// A buffer could not be allocated. The step fails on this rank, and the other ranks are told.
     #[error(
@@ -244,6 +247,10 @@ impl Error {
         match self {
             Self::Comm(error) => error.is_fatal(),
             Self::Disagreement { .. } => true,
+            #[cfg(feature = "cuda")]
+            Self::Device { error, .. } => {
+                matches!(error, CudaError::Late { .. } | CudaError::Driver { .. })
+            }
             _ => false,
         }
     }
@@ -283,5 +290,21 @@ impl fmt::Display for List<'_> {
             write!(f, "{separator}{rank}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_does_not_recover_is_fatal_and_one_without_memory_is_not() {
+        let error = |error| Error::Device { operation: "norm", rank: Rank::new(1), step: 7, error };
+        let (operation, what, device) = ("a copy".to_owned(), "partials".to_owned(), 0);
+        let late = CudaError::Late { operation: operation.clone(), device, waited_ms: 9 };
+        let meaning = "the launch failed".to_owned();
+        let driver = CudaError::Driver { operation, device, code: 719, meaning };
+        let memory = CudaError::OutOfMemory { device, bytes: 8, what, free: 4, total: 4 };
+        assert_eq!([late, driver, memory].map(|it| error(it).is_fatal()), [true, true, false]);
     }
 }

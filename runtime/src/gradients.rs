@@ -132,7 +132,7 @@ impl Gradients {
     /// If the ranks agreed to skip the step, it holds the sums of the reductions without the division.
     ///
     /// # Errors
-    /// [`Error::Device`](Error) if the gradients lie on a device that fails.
+    /// [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the gradients lie on a device that fails.
     ///
     /// # Panics
     /// If the model has no such unit.
@@ -142,7 +142,7 @@ impl Gradients {
 
     pub(crate) fn shard_in(&self, fabric: &Fabric, unit: UnitId) -> Result<Vec<f32>, Error> {
         let grad_shard = self.grad_shards[unit.index()].to_host(fabric, self.step)?;
-        let mut divided = vec![0.0; grad_shard.len()];
+        let mut divided = hsdp_kernels::zeros(grad_shard.len())?;
         scaled_copy(&mut divided, &grad_shard, self.divisor);
         Ok(divided)
     }

@@ -50,14 +50,15 @@ impl ShardedModel {
     /// order of the spec, and must return the same values on all ranks. Ranks that hold the same shard compare
     /// its bits, so replicas with different initial values are found here.
     ///
-    /// Collective over the world.
+    /// Collective over the world. A rank that is refused, by its options for example, tells the other ranks and does not wait for them.
+    /// A rank that is behind gets `StepAborted` with the reason, also from a collective of its own before this call.
     ///
     /// # Errors
     /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option has a value that is not allowed, or
     /// the mesh does not have the world's size; [`Error::Size`] if `init` returns another number of elements;
     /// [`Error::Kernel`] if there is not enough memory; [`Error::Disagreement`] on all ranks if ranks differ; [`Error::Comm`] if the
-    /// communication fails, or if a fault is at a unit that the model does not have, which ends the world; on a device also `Error::Placement` if the device cannot be used, and `Error::Device` if it has not enough
-    /// memory.
+    /// communication fails, or if this is the world's first model and a fault is at a unit that it does not have, which ends the world; on a device also
+    /// `Error::Placement` if the device cannot be used, and `Error::Device` if it has not enough memory.
     pub fn new(
         world: World,
         spec: ModelSpec,
@@ -250,14 +251,14 @@ impl ShardedModel {
     }
 }
 
-/// Refuses a fault at a unit that the model does not have. Each rank refuses the faults of all ranks. If another process was not given
-/// the fault, it learns of it from the end of the world.
+/// Refuses a fault at a unit that the world's first model does not have; a later model may have fewer units. Each rank refuses the
+/// faults of all ranks. If another process was not given the fault, it learns of it from the end of the world.
 fn check_faults(world: &World, units: usize) -> Result<(), Error> {
     let lacking = |fault: &&Fault| match fault.place {
         FaultPlace::Unit(unit) | FaultPlace::UnitStage(unit, _) => unit.index() >= units,
         FaultPlace::Stage(_) | FaultPlace::Call(_) => false,
     };
-    let Some(fault) = world.faults().iter().find(lacking) else { return Ok(()) };
+    let Some(fault) = world.take_faults().iter().find(lacking) else { return Ok(()) };
     let problem = format!("the model has {units} units, numbered from 0");
     let error = CommError::BadFault { fault: fault.to_string(), problem };
     world.abort(&error.to_string());

@@ -96,10 +96,9 @@ impl ShardedModel {
         mut gradients: Gradients,
         mut update: impl FnMut(Run<'_>),
     ) -> Result<Update, Error> {
-        gradients.grad_shards.taken();
-        gradients.check_model(self)?;
+        take(&mut gradients, self, self.id())?;
         let fabric = &self.engine.fabric;
-        let mut state = self.engine.state();
+        let mut state = self.engine.enter("optimizer step", gradients.step)?;
         if fabric.updates_on_device() {
             let what = "the shards of this model are updated on a device: call `update_on_device`"
                 .to_owned();
@@ -203,10 +202,15 @@ fn check_options<const N: usize>(options: [(&str, f64, Allowed); N]) -> Result<(
     Ok(())
 }
 
-/// Refuses a model that is not the optimizer's.
-fn check_owner(owner: &ModelId, model: &ShardedModel, gradients: &Gradients) -> Result<(), Error> {
+/// Takes gradients for an update of `model`, by the optimizer of the model `owner`. An update begins with this: gradients that it refuses
+/// are not forgotten.
+///
+/// # Errors
+/// [`Error::Misuse`] if the two are not one model, and those of [`Gradients::check_model`].
+fn take(gradients: &mut Gradients, model: &ShardedModel, owner: &ModelId) -> Result<(), Error> {
+    gradients.grad_shards.taken();
     if owner == model.id() {
-        return Ok(());
+        return gradients.check_model(model);
     }
     let what = "the optimizer was made for another model".to_owned();
     Err(model.engine.fabric.misuse("optimizer step", gradients.step, what))

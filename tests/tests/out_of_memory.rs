@@ -2,17 +2,22 @@
 //!
 //! Budgets are per rank and process, so the tests of this file run one at a time.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
+use hsdp::collective::Collective;
 use hsdp::memory::{self, Category, CountingAllocator};
 use hsdp::{
-    Accumulation, Error, ModelOptions, Optimizer, Rank, Sgd, SgdOptions, ShardedModel, StepOptions,
-    World,
+    Accumulation, Error, ModelOptions, Momentum, Optimizer, Rank, Sgd, SgdOptions, ShardedModel,
+    StepOptions, World,
 };
+use hsdp_checkpoint::{Disk, Store, export};
+use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::ByteCount;
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
+use serde_json::Value;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -103,4 +108,90 @@ fn there_is_no_memory_for_an_unsharded_gradient() {
         &told,
         "accumulation of unit third on rank 1, step 0: out of memory: cannot allocate 372 bytes",
     );
+}
+
+/// Makes a call in which rank 1 gets no memory in `category`, and returns the error of this rank.
+fn without<T>(
+    (rank, category): (Rank, Category),
+    call: impl FnOnce() -> Result<T, Error>,
+) -> String {
+    memory::set_budget(rank, category, (rank == Rank::new(1)).then_some(ByteCount(0)));
+    let told = call().map(drop).expect_err("rank 1 has no memory").to_string();
+    memory::set_budget(rank, category, None);
+    told
+}
+
+#[test]
+fn there_is_no_memory_for_the_state_of_a_checkpoint() {
+    let _turn = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    for category in [Category::Shard, Category::Optimizer] {
+        let told = on_ranks(4, |world| {
+            let rank = world.rank();
+            let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+            let momentum = Momentum::Classic(0.9);
+            let mut sgd = Sgd::new(&model, SgdOptions { momentum, ..SgdOptions::default() });
+            let mut checkpoints =
+                Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
+            if category == Category::Shard {
+                checkpoints.save(&model, &sgd, &Value::Null)?;
+            }
+            let told = without((rank, category), || checkpoints.load_latest(&mut model, &mut sgd));
+            assert!(checkpoints.load_latest(&mut model, &mut sgd)?.is_some());
+            Ok(told)
+        });
+        let expected = "loading at step 0, on rank 1: out of memory: cannot allocate 256 bytes";
+        assert_eq!(common(told), expected);
+    }
+}
+
+#[test]
+fn there_is_no_memory_for_an_imported_model() {
+    let _turn = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let [store, from] = ["store", "model"].map(|name| folder.path().join(name));
+    on_ranks(1, |world| {
+        let model = model(world, &ModelOptions::on(mesh(1, 1)))?;
+        let sgd = Sgd::new(&model, SgdOptions::default());
+        let mut checkpoints = Checkpoints::open(&model, &store, CheckpointOptions::default())?;
+        checkpoints.save(&model, &sgd, &Value::Null).map(drop)
+    });
+    let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
+    export((&generation, &Disk), &from, u64::MAX).expect("exported");
+    let told = on_ranks(4, |world| {
+        let (rank, options) = (world.rank(), ModelOptions::on(mesh(2, 2)));
+        let import = || {
+            let import = Import::of(&from);
+            ShardedModel::import(world.clone(), three_units(), options.clone(), &import)
+        };
+        let told = without((rank, Category::Shard), import);
+        import().map(|_| told)
+    });
+    assert_eq!(
+        common(told),
+        "importing at step 0, on rank 1: out of memory: cannot allocate 256 bytes"
+    );
+}
+
+/// The zeros of a member that has no part in the gradient.
+#[test]
+fn there_is_no_memory_for_a_cotangent() {
+    const ELEMENTS: usize = 1 << 20;
+    let _turn = alone();
+    let told = on_ranks(2, |world| {
+        let (rank, group) = (world.rank(), world.world_group(Channel::User));
+        let collective = match rank.index() {
+            0 => Collective::Send { to: 1 },
+            _ => Collective::Receive { from: 0 },
+        };
+        let (output, backward) =
+            collective.forward(&group, Tag::default(), vec![1_f32; ELEMENTS])?;
+        let _scope = memory::scope(Category::Full);
+        memory::set_budget(rank, Category::Full, Some(ByteCount(1 << 20)));
+        let told = backward.gradient(output).map(drop);
+        memory::set_budget(rank, Category::Full, None);
+        Ok(told.map_err(|error| error.to_string()))
+    });
+    let expected = Err("out of memory: cannot allocate 4194304 bytes".to_owned());
+    assert_eq!(told, [Ok(()), expected]);
 }

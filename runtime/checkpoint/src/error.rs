@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 /// An error of this crate. No error harms a generation that existed before the call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -133,10 +135,23 @@ impl Error {
     pub fn is_damage(&self) -> bool {
         if let Self::Io { source, .. } = self {
             let lacks_files =
-                [libc::EMFILE, libc::ENFILE].map(Some).contains(&source.raw_os_error());
+                matches!(Errno::from_io_error(source), Some(Errno::MFILE | Errno::NFILE));
             let kinds = [io::ErrorKind::PermissionDenied, io::ErrorKind::OutOfMemory];
             return !lacks_files && !kinds.contains(&source.kind());
         }
         matches!(self, Self::Manifest { .. } | Self::Truncated { .. } | Self::Corrupt { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_files_left_finds_no_damage() {
+        let is_damage =
+            |errno: Errno| Error::io("open", Path::new("manifest.json"))(errno.into()).is_damage();
+        let errors = [Errno::MFILE, Errno::NFILE, Errno::ACCESS, Errno::NOENT, Errno::IO];
+        assert_eq!(errors.map(is_damage), [false, false, false, true, true]);
     }
 }

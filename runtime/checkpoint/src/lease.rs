@@ -7,6 +7,8 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 use crate::draft::{Draft, Place};
 use crate::error::Error;
 use crate::name::{LEASE, is_left_behind};
@@ -150,7 +152,8 @@ fn make_directory(path: &Path) -> io::Result<()> {
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = options.custom_flags(flags.bits().cast_signed()).open(path)?;
     let metadata = file.metadata()?;
     let problem = match metadata.nlink() {
         _ if !metadata.is_file() => "it is not a regular file",

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
-use hsdp_checkpoint::{Head, Lease, Place, Writer, nonce};
+use hsdp_checkpoint::{Head, Lease, Place, Writer};
 use hsdp_kernels::memory;
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::save::{self, Saved, Saving};
 use super::snapshot::Snapshot;
-use super::together::{Problem, Together};
+use super::together::{Failed, Problem, Together};
 use super::{Checkpointed, Checkpoints};
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -46,7 +46,7 @@ impl Checkpoints {
         model.engine.check_updated()?;
         self.settle(model)?;
         let saving = Saving::of(&self.store, (model, optimizer), user);
-        let (place, head) = saving.agree(nonce())?;
+        let (place, head) = saving.agree(save::fresh())?;
         // A rank that writes while others still copy would delay them, and so itself, where there are fewer cores than
         // threads.
         let copied = self.snapshot.copy(model, optimizer);
@@ -123,7 +123,7 @@ impl Checkpoints {
             (Stage::Writing(_), Err(failed)) => {
                 in_flight.stage = Stage::Discarding;
                 in_flight.tell(Verdict::Discard);
-                return Ok(Some(failure(together.error(failed))));
+                return Ok(Some(failure(together, failed)));
             }
             (Stage::Ending, Ok(path)) => {
                 self.saved.push_back(Saved { step: in_flight.step, path });
@@ -131,7 +131,7 @@ impl Checkpoints {
             }
             (Stage::Ending, Err(failed)) => {
                 self.land();
-                return Ok(Some(failure(together.error(failed))));
+                return Ok(Some(failure(together, failed)));
             }
             (Stage::Discarding, _) => self.land(),
         }
@@ -158,9 +158,12 @@ impl Drop for Checkpoints {
     }
 }
 
-/// Logs the error as a warning, and returns it.
-fn failure(error: Error) -> Error {
-    tracing::warn!(%error, "a checkpoint failed: training goes on without it");
+/// The error of a save that has failed. Rank 0 logs it as a warning, for all ranks.
+fn failure(together: Together<'_>, failed: Failed) -> Error {
+    let error = together.error(failed);
+    if together.is_first() {
+        tracing::warn!(%error, "a checkpoint failed: training goes on without it");
+    }
     error
 }
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use hsdp_checkpoint::{Folder, LinkedDisk};
 use hsdp_comm::World;
-use hsdp_sharding::ModelSpec;
+use hsdp_sharding::{ModelSpec, UnitLayout};
 
+use super::load::zeros;
 use super::portions;
 use super::together::{Kind, Problem, Together};
 use crate::engine::fabric::Fabric;
@@ -111,10 +112,7 @@ fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Vec<
 }
 
 fn read(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Vec<Shard>, Problem> {
-    let mut masters: Vec<Vec<f32>> = {
-        let _shard = fabric.scope_of_masters();
-        fabric.plan.layouts().iter().map(|layout| vec![0.0; layout.shard_len()]).collect()
-    };
+    let mut masters = zeros(fabric, || fabric.scope_of_masters(), UnitLayout::shard_len)?;
     for portion in portions::of_rank(fabric) {
         let elements = &mut masters[portion.unit.index()][portion.range];
         folder.read(&(import.names)(&portion.name), portion.offset, elements)?;

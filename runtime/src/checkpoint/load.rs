@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, Training, state_tensor};
-use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::{Role, UnitLayout};
 use serde_json::Value;
 
@@ -32,8 +32,8 @@ const NONE: u64 = u64::MAX;
 
 impl Checkpoints {
     /// Loads the newest intact checkpoint into the model and the optimizer, whatever mesh it was saved on. `None` if
-    /// there is no checkpoint at all. The result lists newer checkpoints that are broken, and each of them is logged as
-    /// a warning. The call waits for a save in the background that is under way.
+    /// there is no checkpoint at all. The result lists newer checkpoints that are broken, and rank 0 logs each
+    /// of them as a warning. The call waits for a save in the background that is under way.
     ///
     /// Collective over the model's world, between steps.
     ///
@@ -52,11 +52,8 @@ impl Checkpoints {
         let mut before = NONE;
         while let Some(step) = self.newest_before(model, before)? {
             match self.load_step(model, optimizer, step)? {
-                Ok(resumed) => return Ok(Some(Resumed { broken: told(broken), ..resumed })),
-                Err(failed) if failed.problem.kind == Kind::Damage => {
-                    self.note_broken(step);
-                    broken.push(failed);
-                }
+                Ok(resumed) => return Ok(Some(Resumed { broken: told(model, broken), ..resumed })),
+                Err(failed) if failed.problem.kind == Kind::Damage => broken.push(failed),
                 Err(failed) => return Err(loading(model, step).error(failed)),
             }
             before = step;
@@ -65,7 +62,8 @@ impl Checkpoints {
             None => Ok(None),
             Some(newest) => {
                 let rank = newest.rank;
-                let what = format!("all checkpoints are broken: {}", told(broken).join("; "));
+                let what =
+                    format!("all checkpoints are broken: {}", told(model, broken).join("; "));
                 let problem = Problem { kind: Kind::Damage, what };
                 Err(loading(model, before).error(Failed { rank, problem }))
             }
@@ -100,8 +98,8 @@ impl Checkpoints {
     }
 
     /// Keeps a broken generation from taking the place of a readable one in the next save.
-    fn note_broken(&self, step: u64) {
-        if let Some(lease) = &self.lease {
+    fn note_broken(&self, step: u64, failed: &Failed) {
+        if let (Some(lease), Kind::Damage) = (&self.lease, failed.problem.kind) {
             lease.lock().note_broken(step);
         }
     }
@@ -129,7 +127,7 @@ impl Checkpoints {
             let generation = self.store.open(step)?;
             read(&model.engine.fabric, (&generation, optimizer))
         });
-        let read = match read? {
+        let read = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
             Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };
@@ -154,11 +152,14 @@ fn loading(model: &ShardedModel, step: u64) -> Together<'_> {
     Together::new(&model.engine.fabric, ("loading", step))
 }
 
-/// The problems as texts. Each is also logged as a warning.
-fn told(broken: Vec<Failed>) -> Vec<String> {
+/// The problems as texts. Rank 0 also logs each as a warning.
+fn told(model: &ShardedModel, broken: Vec<Failed>) -> Vec<String> {
+    let is_first = model.rank().index() == 0;
     let told = |failed: Failed| {
         let what = format!("on rank {}: {}", failed.rank, failed.problem.what);
-        tracing::warn!(%what, "a checkpoint is broken");
+        if is_first {
+            tracing::warn!(%what, "a checkpoint is broken");
+        }
         what
     };
     broken.into_iter().map(told).collect()
@@ -170,6 +171,7 @@ fn take(model: &ShardedModel, shards: Vec<Shard>, (step, training): (u64, Traini
     state.loss_scale = state.loss_scale.resumed(loss_scale);
     (state.shards, state.last_weight) = (shards, weight_hint);
     (state.next_step, state.committed) = (step, step);
+    state.loads += 1;
     // All shards are those of the checkpoint, whatever an update has done to the earlier ones.
     (state.half_updated, state.updated) = (None, Updated::default());
     model.engine.fabric.recycled.forgive();
@@ -196,26 +198,31 @@ fn read<O: Checkpointed>(
         return Err(Problem { kind: Kind::Lasting, what });
     }
     let portions = portions::of_rank(fabric);
-    let masters = {
-        let _shard = fabric.scope_of_masters();
-        let len = |layout: &UnitLayout| layout.shard_len();
-        read_tensors((generation, &portions), zeros(fabric, len), |it| Some(it.name.clone()))?
-    };
+    let zeroed = zeros(fabric, || fabric.scope_of_masters(), UnitLayout::shard_len)?;
+    let masters = read_tensors((generation, &portions), zeroed, |it| Some(it.name.clone()))?;
     let of_kind = |kind: &&str| {
-        let _optimizer = memory::scope(Category::Optimizer);
         let is_trained = |it: &Portion| it.role == Role::Trainable;
         let name = |it: &Portion| is_trained(it).then(|| state_tensor(kind, &it.name));
         let len = |layout: &UnitLayout| layout.trainable().shard_len;
-        read_tensors((generation, &portions), zeros(fabric, len), name)
+        let zeroed = zeros(fabric, || memory::scope(Category::Optimizer), len)?;
+        read_tensors((generation, &portions), zeroed, name)
     };
     let elements = optimizer.state_kinds().iter().map(of_kind).collect::<Result<_, _>>()?;
     let state = OptimizerState { elements, updates: updates(fabric, manifest) };
     Ok(Read { masters, state, training: manifest.training, user: manifest.user.clone() })
 }
 
-/// For each unit, as many zeros as `len` says.
-fn zeros(fabric: &Fabric, len: impl Fn(&UnitLayout) -> usize) -> Vec<Vec<f32>> {
-    fabric.plan.layouts().iter().map(|layout| vec![0.0; len(layout)]).collect()
+/// For each unit, as many zeros as `len` says, whose memory counts in `scope`.
+pub(super) fn zeros(
+    fabric: &Fabric,
+    scope: impl Fn() -> Scope,
+    len: impl Fn(&UnitLayout) -> usize,
+) -> Result<Vec<Vec<f32>>, Error> {
+    let of_unit = |layout: &UnitLayout| {
+        let _scope = scope();
+        Ok(hsdp_kernels::zeros(len(layout))?)
+    };
+    fabric.plan.layouts().iter().map(|layout| of_unit(layout)).collect()
 }
 
 /// Reads the portions that have a name into the elements of their units.

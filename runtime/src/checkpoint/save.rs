@@ -2,16 +2,17 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hsdp_checkpoint::{
     Committed, Draft, Head, Lease, MOST_USER_BYTES, MeshShape, OptimizerHead, Place, Slice, Store,
-    Training, Writer,
+    Training, Writer, nonce,
 };
 use hsdp_sharding::{Rank, UnitId};
 use serde_json::Value;
 
+use super::made::{Content, Made};
 use super::portions::{self, Written};
 use super::together::{Failed, Kind, Problem, Together};
 use super::{Checkpointed, Checkpoints};
@@ -36,6 +37,9 @@ impl Checkpoints {
     /// succeeded, [`poll`](Self::poll) says so; if it has failed, this call returns its error, and saves nothing: call it
     /// again.
     ///
+    /// The communication may fail when the checkpoint is on the disk already. The same call then returns it, if it comes
+    /// before a step or a load, with the same `user`.
+    ///
     /// Collective over the model's world, between steps. `user` is the same on all ranks.
     ///
     /// # Errors
@@ -53,16 +57,27 @@ impl Checkpoints {
         model.engine.check_updated()?;
         self.settle(model)?;
         let saving = Saving::of(&self.store, (model, optimizer), user);
-        let mut lease = self.lease.as_ref().map(|lease| lease.lock());
-        let draft = saving.begin(lease.as_deref_mut())?;
-        match saving.write(draft.as_ref()) {
-            Ok(head) => Ok(Saved { step: saving.step, path: saving.commit(draft, head)? }),
-            Err(error) => {
-                draft.into_iter().for_each(Draft::discard);
-                Err(error)
-            }
+        let made = self.made.as_ref().and_then(|made| made.path_of(&saving.content()));
+        let (place, head) = saving.agree(if made.is_some() { EXISTS } else { fresh() })?;
+        if place.nonce() == EXISTS {
+            return Ok(Saved { step: saving.step, path: made.map(Path::to_owned) });
         }
+        let mut lease = self.lease.as_ref().map(|lease| lease.lock());
+        let draft = saving.begin(lease.as_deref_mut(), &place)?;
+        if let Err(error) = saving.write(&place) {
+            draft.into_iter().for_each(Draft::discard);
+            return Err(error);
+        }
+        Ok(Saved { step: saving.step, path: saving.commit(draft, head, &mut self.made)? })
     }
+}
+
+/// The nonce of rank 0 where the generation is there already.
+const EXISTS: u64 = 0;
+
+/// The nonce of a new generation.
+pub(super) fn fresh() -> u64 {
+    nonce().max(EXISTS + 1)
 }
 
 /// A save that is under way.
@@ -72,6 +87,8 @@ pub(super) struct Saving<'a, O> {
     optimizer: &'a O,
     user: &'a Value,
     step: u64,
+    /// `user` and the optimizer's options as JSON.
+    texts: [String; 2],
 }
 
 impl<'a, O: Checkpointed> Saving<'a, O> {
@@ -80,27 +97,40 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         (model, optimizer): (&'a ShardedModel, &'a O),
         user: &'a Value,
     ) -> Self {
-        Self { store, model, optimizer, user, step: model.committed_steps() }
+        let texts = [user.to_string(), optimizer.options().to_string()];
+        Self { store, model, optimizer, user, step: model.committed_steps(), texts }
     }
 
     pub(super) fn together(&self) -> Together<'_> {
         Together::new(&self.model.engine.fabric, ("saving", self.step))
     }
 
-    /// Rank 0 makes the directory.
-    fn begin<'l>(&self, lease: Option<&'l mut Lease>) -> Result<Option<Draft<'l>>, Error> {
-        self.together().run(|| Ok(lease.map(|lease| lease.begin(self.step)).transpose()?))
+    fn content(&self) -> Content {
+        let (model, loads) = (self.model.id().clone(), self.model.engine.state().loads);
+        Content { model, loads, step: self.step, digests: self.digests() }
     }
 
-    /// All ranks write their parts. Returns the manifest's head.
-    fn write(&self, draft: Option<&Draft<'_>>) -> Result<Head, Error> {
-        let (place, head) = self.agree(draft.map_or(0, |draft| draft.place().nonce()))?;
+    fn digests(&self) -> [u64; 2] {
+        self.texts.each_ref().map(|text| digest::of_text(text))
+    }
+
+    /// Rank 0 makes the directory.
+    fn begin<'l>(
+        &self,
+        lease: Option<&'l mut Lease>,
+        place: &Place,
+    ) -> Result<Option<Draft<'l>>, Error> {
+        let begin = |lease: &'l mut Lease| lease.begin_at(place.clone());
+        self.together().run(|| Ok(lease.map(begin).transpose()?))
+    }
+
+    /// All ranks write their parts.
+    fn write(&self, place: &Place) -> Result<(), Error> {
         self.together().run(|| {
             let contents = Contents::of(self.model, self.optimizer)?;
             place.write(self.writer(), &contents.slices())?;
             Ok(())
-        })?;
-        Ok(head)
+        })
     }
 
     /// The place that rank 0 has chosen for the files, and the manifest's head. Collective over the world.
@@ -109,16 +139,17 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks, [`Error::Disagreement`] if they differed in
     /// the last update; [`Error::Comm`].
     pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
-        self.model.engine.compare_updates()?;
-        let texts = [self.user.to_string(), self.optimizer.options().to_string()];
-        let digests = texts.each_ref().map(|text| digest::of_text(text));
-        let hint = self.model.engine.state().last_weight;
-        let said = self.together().tell([digests[0], digests[1], hint, nonce])?;
-        self.check_same("the value `user` is", said.iter().map(|it| it[0]))?;
-        self.check_same("the options of its optimizer are", said.iter().map(|it| it[1]))?;
-        self.check_size(&texts)?;
-        let place = self.store.place(self.step, said[0][3]);
-        Ok((place, self.head(said.iter().map(|it| it[2]).max().unwrap_or(0))))
+        let (engine, [user, options]) = (&self.model.engine, self.digests());
+        let hint = engine.state().last_weight;
+        let said = [engine.digest_of_update(), user, options, hint, nonce];
+        let said = self.together().tell(said)?;
+        let said = |word: usize| said.iter().map(|it| it[word]).collect::<Vec<_>>();
+        engine.compare_updates(&said(0))?;
+        self.check_same("the value `user` is", &said(1))?;
+        self.check_same("the options of its optimizer are", &said(2))?;
+        self.check_size()?;
+        let hint = said(3).into_iter().max().unwrap_or(0);
+        Ok((self.store.place(self.step, said(4)[0]), self.head(hint)))
     }
 
     pub(super) fn writer(&self) -> Writer {
@@ -127,9 +158,8 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
 
     /// # Errors
     /// [`Error::Checkpoint`] if the digests differ between ranks.
-    fn check_same(&self, what: &str, digests: impl Iterator<Item = u64>) -> Result<(), Error> {
-        let digests: Vec<u64> = digests.collect();
-        let Some([rank, other]) = comparison::odd_one(&digests) else { return Ok(()) };
+    fn check_same(&self, what: &str, digests: &[u64]) -> Result<(), Error> {
+        let Some([rank, other]) = comparison::odd_one(digests) else { return Ok(()) };
         let what = format!("{what} not the same as on rank {other}");
         let problem = Problem { kind: Kind::Lasting, what };
         Err(self.together().error(Failed { rank: Rank::new(rank), problem }))
@@ -137,9 +167,9 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
 
     /// # Errors
     /// [`Error::Checkpoint`] if a manifest cannot hold one of these texts, which are the same on all ranks.
-    fn check_size(&self, texts: &[String; 2]) -> Result<(), Error> {
+    fn check_size(&self) -> Result<(), Error> {
         let names = ["the value `user` has", "the options of the optimizer have"];
-        let sizes = names.into_iter().zip(texts.iter().map(String::len));
+        let sizes = names.into_iter().zip(self.texts.iter().map(String::len));
         let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > MOST_USER_BYTES) else {
             return Ok(());
         };
@@ -148,11 +178,23 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         Err(self.together().error(Failed { rank: Rank::new(0), problem }))
     }
 
-    /// Rank 0 makes a generation of the parts that all ranks have written. Returns its directory, on rank 0.
-    fn commit(&self, draft: Option<Draft<'_>>, head: Head) -> Result<Option<PathBuf>, Error> {
-        let writers = self.model.world().size();
-        let commit = || Ok(draft.map(|draft| draft.commit(head, writers)).transpose()?);
-        Ok(self.together().run(commit)?.map(told))
+    /// Rank 0 makes a generation of the parts that all ranks have written. Returns its directory, on rank 0, or puts it into
+    /// `made` if the ranks do not learn of it.
+    fn commit(
+        &self,
+        draft: Option<Draft<'_>>,
+        head: Head,
+        made: &mut Option<Made>,
+    ) -> Result<Option<PathBuf>, Error> {
+        let (writers, mut path) = (self.model.world().size(), None);
+        let agreed = self.together().run(|| {
+            path = draft.map(|draft| draft.commit(head, writers)).transpose()?.map(told);
+            Ok(())
+        });
+        if agreed.is_err() {
+            *made = path.take().map(|path| Made { content: self.content(), path });
+        }
+        agreed.map(|()| path)
     }
 
     fn head(&self, weight_hint: u64) -> Head {

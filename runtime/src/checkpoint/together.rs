@@ -212,6 +212,11 @@ impl<'a> Together<'a> {
         Ok(self.fabric.control.exchange(self.tag(), mine, words)?)
     }
 
+    /// Whether this is rank 0, which logs the results that all ranks have alike.
+    pub(super) fn is_first(&self) -> bool {
+        self.fabric.rank().index() == 0
+    }
+
     /// The error that all ranks get.
     pub(super) fn error(&self, Failed { rank, problem }: Failed) -> Error {
         let Self { operation, step, .. } = *self;

@@ -1,8 +1,9 @@
 //! How a cotangent of a collective's output becomes a cotangent of its input.
 
 use hsdp_comm::{Group, Reduction, Stage, Tag};
+use hsdp_kernels::zeros;
 
-use super::conversion::{only_first, own_part, placed, zeros};
+use super::conversion::{only_first, own_part, placed};
 use super::scan::{self, Direction};
 use super::share::{Share, Slope};
 use super::{Copies, Differentiable};
@@ -60,7 +61,7 @@ impl<T: Differentiable> Backward<T> {
     ///
     /// # Errors
     /// [`Error::Collective`] if the cotangent does not have as many elements as the output; nothing is issued then.
-    /// [`Error::Comm`] if the communication fails.
+    /// [`Error::Comm`] if the communication fails; [`Error::Kernel`] if there is not enough memory.
     pub fn gradient(&self, cotangent: Option<Vec<T>>) -> Result<Vec<T>, Error> {
         self.check(cotangent.as_deref())?;
         let cotangent = cotangent.unwrap_or_default();
@@ -118,7 +119,7 @@ impl<T: Differentiable> Backward<T> {
             Way::AllReduce { share, output: Copies::Invariant } => (cotangent, share),
             Way::ReduceScatter { share } => (group.all_gather(tag, cotangent)?.wait()?, share),
             Way::Reduce { root, share } => {
-                let mine = if group.index() == *root { cotangent } else { zeros(self.len) };
+                let mine = if group.index() == *root { cotangent } else { zeros(self.len)? };
                 (group.broadcast(tag, *root, mine)?.wait()?, share)
             }
             _ => unreachable!("the others reduce nothing"),
@@ -136,13 +137,13 @@ impl<T: Differentiable> Backward<T> {
             Way::AllGather(Copies::Invariant) => own_part(group, &cotangent),
             Way::Broadcast { root, output: Copies::Replicate } => {
                 let summed = group.reduce(tag, *root, Reduction::Sum, cotangent)?.wait()?;
-                summed.unwrap_or_else(|| zeros(self.len))
+                summed.map_or_else(|| zeros(self.len), Ok)?
             }
             Way::Broadcast { root, output: Copies::Invariant } => {
                 if at(*root) {
                     cotangent
                 } else {
-                    zeros(self.len)
+                    zeros(self.len)?
                 }
             }
             Way::Gather { root } => {
@@ -151,7 +152,7 @@ impl<T: Differentiable> Backward<T> {
             }
             Way::Scatter { root } => {
                 let parts = group.gather(tag, *root, cotangent)?.wait()?;
-                parts.unwrap_or_else(|| zeros(self.len))
+                parts.map_or_else(|| zeros(self.len), Ok)?
             }
             Way::AllToAll { send, receive } => {
                 group.all_to_all(tag, cotangent, send.clone(), receive.clone())?.wait()?
@@ -160,7 +161,7 @@ impl<T: Differentiable> Backward<T> {
             Way::Send { to } => group.recv(tag, *to, self.len)?.wait()?,
             Way::Receive { from } => {
                 drop(group.send(tag, *from, cotangent)?);
-                zeros(self.len)
+                zeros(self.len)?
             }
             Way::Scan => scan::sums(group, tag, &cotangent, Direction::From)?,
             _ => unreachable!("the others reduce, or move nothing"),

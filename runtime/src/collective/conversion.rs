@@ -24,12 +24,11 @@ pub(super) fn placed<T: Differentiable>(group: &Group, part: &[T]) -> Result<Vec
 }
 
 /// The values on the first member, zeros on the others.
-pub(super) fn only_first<T: Differentiable>(group: &Group, values: Vec<T>) -> Vec<T> {
-    if group.index() == 0 { values } else { zeros(values.len()) }
-}
-
-pub(super) fn zeros<T: Differentiable>(len: usize) -> Vec<T> {
-    vec![T::from_f64(0.0); len]
+pub(super) fn only_first<T: Differentiable>(group: &Group, mut values: Vec<T>) -> Vec<T> {
+    if group.index() != 0 {
+        values.fill(T::from_f64(0.0));
+    }
+    values
 }
 
 /// The member whose elements `member` received, and to which it sends their cotangents.

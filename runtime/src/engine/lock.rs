@@ -1,5 +1,5 @@
 //! The lock of the engine's state. A thread holds it while it runs code of the caller: an optimizer's update, a gradient that is
-//! read. If that code calls the engine again, it gets an error, and does not wait for itself.
+//! read. If that code calls the engine again, it gets an error that names both calls, and does not wait for itself.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr;
@@ -14,9 +14,14 @@ pub(crate) struct Lock<T> {
     /// The mark of the thread that holds the lock, or [`NO_THREAD`]. A thread compares it with its own mark only, and a thread
     /// always sees its own last write.
     holder: AtomicUsize,
+    /// The operation for which the thread has taken the lock.
+    operation: Mutex<&'static str>,
 }
 
 const NO_THREAD: usize = 0;
+
+/// An operation in which no code of the caller runs.
+const SHORT: &str = "a short call";
 
 /// The value, until it is dropped.
 #[derive(Debug)]
@@ -27,7 +32,11 @@ pub(crate) struct Locked<'a, T> {
 
 impl<T> Lock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { value: Mutex::new(value), holder: AtomicUsize::new(NO_THREAD) }
+        Self {
+            value: Mutex::new(value),
+            holder: AtomicUsize::new(NO_THREAD),
+            operation: Mutex::new(SHORT),
+        }
     }
 
     /// Waits for the lock.
@@ -35,17 +44,23 @@ impl<T> Lock<T> {
     /// # Panics
     /// If this thread holds it.
     pub(crate) fn lock(&self) -> Locked<'_, T> {
-        self.enter().expect("a model is not called from inside one of its own calls")
+        self.enter(SHORT).expect("a model is not called from inside one of its own calls")
     }
 
-    /// Waits for the lock; `None` if this thread holds it.
-    pub(crate) fn enter(&self) -> Option<Locked<'_, T>> {
-        (!self.is_held_here()).then(|| self.held(self.value.lock()))
+    /// Waits for the lock, for an operation.
+    ///
+    /// # Errors
+    /// The operation for which this thread holds it.
+    pub(crate) fn enter(&self, operation: &'static str) -> Result<Locked<'_, T>, &'static str> {
+        if self.is_held_here() {
+            return Err(*self.operation.lock());
+        }
+        Ok(self.held(self.value.lock(), operation))
     }
 
     /// The lock, if no thread holds it.
     pub(crate) fn try_lock(&self) -> Option<Locked<'_, T>> {
-        self.value.try_lock().map(|value| self.held(value))
+        self.value.try_lock().map(|value| self.held(value, SHORT))
     }
 
     /// Whether this thread holds the lock.
@@ -53,7 +68,8 @@ impl<T> Lock<T> {
         self.holder.load(Ordering::Relaxed) == mark()
     }
 
-    fn held<'a>(&'a self, value: MutexGuard<'a, T>) -> Locked<'a, T> {
+    fn held<'a>(&'a self, value: MutexGuard<'a, T>, operation: &'static str) -> Locked<'a, T> {
+        *self.operation.lock() = operation;
         self.holder.store(mark(), Ordering::Relaxed);
         Locked { value, holder: &self.holder }
     }
@@ -92,13 +108,14 @@ mod tests {
     #[test]
     fn a_thread_that_holds_the_lock_does_not_wait_for_itself() {
         let lock = Lock::new(7);
-        let held = lock.lock();
-        assert!(lock.enter().is_none() && lock.is_held_here());
+        let held = lock.enter("an update").expect("nothing holds it");
+        assert_eq!(lock.enter("a loss").err(), Some("an update"));
+        assert!(lock.is_held_here());
         std::thread::scope(|scope| {
             let other = scope.spawn(|| (lock.is_held_here(), lock.try_lock().is_some()));
             assert_eq!(other.join().expect("no panic"), (false, false));
         });
         drop(held);
-        assert_eq!(lock.enter().as_deref(), Some(&7));
+        assert_eq!(lock.enter("a loss").as_deref(), Ok(&7));
     }
 }

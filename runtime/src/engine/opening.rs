@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
 
-use crate::comparison::{self, Texts};
+use crate::comparison::{self, LastUpdate};
 use crate::engine::exponent::exponent_known_early;
 use crate::engine::lock::Locked;
 use crate::engine::step_state::StepState;
@@ -57,14 +57,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Compares the last update with those of all ranks. Collective over the world.
+    /// The digest of the last update, for [`compare_updates`](Self::compare_updates).
+    pub(crate) fn digest_of_update(&self) -> u64 {
+        let state = self.state();
+        state.updated.digest(state.next_step)
+    }
+
+    /// Compares the digests of the last update that all ranks have `said`. Collective over the world if they differ.
     ///
     /// # Errors
     /// [`Error::Disagreement`] on all ranks; [`Error::Comm`].
-    pub(crate) fn compare_updates(&self) -> Result<(), Error> {
+    pub(crate) fn compare_updates(&self, said: &[u64]) -> Result<(), Error> {
         let state = self.state();
-        let texts = Texts { updated: &state.updated, finished: state.next_step };
-        comparison::of_updates(&self.fabric, texts)
+        let last = LastUpdate { updated: &state.updated, finished: state.next_step };
+        comparison::of_updates(&self.fabric, last, said)
     }
 
     /// Ends the world if an update has stopped in its middle: the values of no step are there to be saved.
@@ -164,9 +170,9 @@ impl Engine {
     ) -> Result<Agreed, Error> {
         let tag = self.fabric.tag(None, Stage::Header, header.step, 0);
         let agree = |said: &[u64]| StepHeader::agree(said, before);
-        let texts = Texts { updated: &state.updated, finished: header.step };
+        let last = LastUpdate { updated: &state.updated, finished: header.step };
         let agreed = self.fabric.control.exchange(tag, header.encode(), agree)?;
-        let agreed = agreed.map_err(|error| comparison::in_detail(&self.fabric, texts, error))?;
+        let agreed = agreed.map_err(|error| comparison::in_detail(&self.fabric, last, error))?;
         samples::compare(&self.fabric.control, header, &agreed).map(|()| agreed)
     }
 

@@ -95,21 +95,32 @@ impl Reductions {
         self.offers.fill_with(Offer::default);
     }
 
-    /// Takes a unit's gradients of this microbatch, and issues the reductions that are next in the plan's order.
+    /// Refuses a unit whose gradients were offered in this microbatch already.
+    pub(crate) fn check_offer(
+        &self,
+        fabric: &Fabric,
+        place: Place,
+        unit: UnitId,
+    ) -> Result<(), Error> {
+        if matches!(self.offers[unit.index()], Offer::Nothing) {
+            return Ok(());
+        }
+        let what = format!(
+            "unit {} was reduced in microbatch {} before: add its gradients up, and reduce their sum once",
+            fabric.plan.spec()[unit].name,
+            place.microbatch
+        );
+        Err(fabric.misuse("reduce", place.step, what))
+    }
+
+    /// Takes a unit's gradients of this microbatch, which [`check_offer`](Self::check_offer) has let pass, and issues the
+    /// reductions that are next in the plan's order.
     pub(crate) fn offer(
         &mut self,
         fabric: &Fabric,
         place: Place,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
-        if !matches!(self.offers[unit.index()], Offer::Nothing) {
-            let what = format!(
-                "unit {} was reduced in microbatch {} before: add its gradients up, and reduce their sum once",
-                fabric.plan.spec()[unit].name,
-                place.microbatch
-            );
-            return Err(fabric.misuse("reduce", place.step, what));
-        }
         self.offers[unit.index()] = match fabric.plan.options().accumulation {
             Accumulation::Local => self.accumulate(fabric, place, (unit, gradients))?,
             _ => Offer::Waiting(gradients),

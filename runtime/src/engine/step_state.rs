@@ -234,15 +234,16 @@ impl StepState {
     ) -> Result<(), Error> {
         self.check_seeded(fabric, scale)?;
         check::gradients(fabric, self.number(), unit, &gradients)?;
+        let place = self.place();
+        self.workings.reductions.check_offer(fabric, place, unit)?;
+        // The order of reductions is that of the forward, which is over on this rank.
+        self.workings.gathers.end_finding(fabric, shards)?;
         let gradients = self.of_items(fabric, gradients);
         for (index, gradient) in gradients.iter().enumerate() {
             if gradient.is_some() {
                 self.workings.presence.insert(fabric.number_of(ParamId { unit, index }));
             }
         }
-        // The order of reductions is that of the forward, which is over on this rank.
-        self.workings.gathers.end_finding(fabric, shards)?;
-        let place = self.place();
         let span =
             tracing::trace_span!("reduce", unit = unit.index(), microbatch = place.microbatch);
         span.in_scope(|| self.workings.reductions.offer(fabric, place, (unit, gradients)))

@@ -16,7 +16,7 @@ use crate::model::{ModelId, ShardedModel};
 #[cfg(feature = "cuda")]
 use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step};
 use crate::optimizer::{
-    Allowed, Optimizer, Update, check_options, check_owner, count_per_parameter, state_like_shards,
+    Allowed, Optimizer, Update, check_options, count_per_parameter, state_like_shards, take,
 };
 
 /// The parameters of AdamW. The defaults are PyTorch's.
@@ -138,9 +138,7 @@ impl Optimizer for AdamW {
         model: &mut ShardedModel,
         mut gradients: Gradients,
     ) -> Result<Update, Error> {
-        gradients.grad_shards.taken();
-        check_owner(&self.model, model, &gradients)?;
-        gradients.check_model(model)?;
+        take(&mut gradients, model, &self.model)?;
         self.options.check()?;
         #[cfg(feature = "cuda")]
         self.on_device.iter_mut().try_for_each(|state| state.make(model, gradients.step()))?;

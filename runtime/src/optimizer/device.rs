@@ -14,7 +14,7 @@ use crate::engine::sums::Sums;
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::ShardedModel;
-use crate::optimizer::{Update, pieces_with_gradient, update_of};
+use crate::optimizer::{Update, pieces_with_gradient, take, update_of};
 
 /// A unit of a model on a device, with its gradient.
 #[derive(Debug)]
@@ -69,14 +69,13 @@ impl ShardedModel {
         mut gradients: Gradients,
         mut update: impl FnMut(DeviceRun<'_>) -> Result<(), CudaError>,
     ) -> Result<Update, Error> {
-        gradients.grad_shards.taken();
-        gradients.check_model(self)?;
+        take(&mut gradients, self, self.id())?;
         let (fabric, step) = (&self.engine.fabric, gradients.step);
         let Some(seat) = fabric.device.as_ref().filter(|seat| seat.updates_there()) else {
             let what = "this model is updated on the host".to_owned();
             return Err(fabric.misuse("optimizer step", step, what));
         };
-        let mut state = self.engine.state();
+        let mut state = self.engine.enter("optimizer step", gradients.step)?;
         state.begin_update(&gradients, &options);
         if gradients.verdict == Verdict::Apply {
             for unit in fabric.plan.reductions().iter().copied() {
@@ -157,7 +156,7 @@ impl DeviceState {
     pub(super) fn to_host(&self, model: &ShardedModel, unit: UnitId) -> Result<Vec<f32>, Error> {
         let fabric = &model.engine.fabric;
         match self.0.get(unit.index()).and_then(Option::as_ref) {
-            None => Ok(vec![0.0; fabric.plan.layout(unit).trainable().shard_len]),
+            None => Ok(hsdp_kernels::zeros(fabric.plan.layout(unit).trainable().shard_len)?),
             Some(state) => read_f32(fabric, state)
                 .map_err(|error| fabric.device_error("saving", model.committed_steps(), error)),
         }

@@ -15,7 +15,7 @@ use crate::gradients::Gradients;
 use crate::model::{ModelId, ShardedModel};
 #[cfg(feature = "cuda")]
 use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step};
-use crate::optimizer::{Allowed, Optimizer, Update, check_options, check_owner, state_like_shards};
+use crate::optimizer::{Allowed, Optimizer, Update, check_options, state_like_shards, take};
 
 /// Whether and how past gradients enter an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -137,8 +137,7 @@ impl Optimizer for Sgd {
         model: &mut ShardedModel,
         mut gradients: Gradients,
     ) -> Result<Update, Error> {
-        gradients.grad_shards.taken();
-        check_owner(&self.model, model, &gradients)?;
+        take(&mut gradients, model, &self.model)?;
         self.options.check()?;
         #[cfg(feature = "cuda")]
         if model.updates_on_device() {

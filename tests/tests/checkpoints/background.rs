@@ -7,6 +7,7 @@ use std::time::Instant;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Saved};
 use hsdp::{DType, Error, ModelOptions, Precision, StepOptions};
 use hsdp_checkpoint::{Disk, Files, Hash, Store};
+use hsdp_comm::Channel;
 use hsdp_tests::support::worlds::{DEADLINE, common, mesh, on_ranks};
 
 use super::hooked::{Gate, Hooked};
@@ -223,4 +224,21 @@ fn what_ranks_save_of_the_program_is_the_same_on_all() {
         Ok(told)
     });
     assert!(common(told).contains("the value `user` is not the same as on rank"));
+}
+
+/// One compares what is saved, and one says that all ranks have their copies.
+#[test]
+fn the_begin_of_a_save_costs_two_exchanges() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let exchanges = on_ranks(2, |world| {
+        let mut training = Training::new(world.clone(), &ModelOptions::on(mesh(1, 2)))?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
+        training.train(1)?;
+        let before = world.ledger();
+        training.save_in_background(&mut checkpoints)?;
+        let calls = world.ledger().since(&before).channel(Channel::Control).calls;
+        checkpoints.finish(&training.model)?;
+        Ok(calls)
+    });
+    assert_eq!(exchanges, [2; 2]);
 }

@@ -4,8 +4,10 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use hsdp::ModelOptions;
+use hsdp::checkpoint::Checkpoints;
+use hsdp::{Error, ModelOptions};
 use hsdp_checkpoint::Hash;
+use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 use super::training::Training;
@@ -47,9 +49,15 @@ fn damage(path: &Path) {
 /// What is told of the newest, when the one before is used.
 fn told(directory: &Path, had: &[[Hash; 2]]) -> String {
     let loaded = on_ranks(RANKS, |world| {
+        let is_first = world.rank().index() == 0;
         let mut training = Training::new(world, &options())?;
-        let resumed = training.load_latest(directory)?.expect("the one before");
-        Ok((resumed, training.bits()?))
+        let said = Said::default();
+        let load = || training.load_latest(directory);
+        let resumed = tracing::subscriber::with_default(said.clone(), load)?;
+        let warnings = said.warnings();
+        let warned = warnings.iter().filter(|(it, _)| it.contains("a checkpoint is broken"));
+        assert_eq!(warned.count(), usize::from(is_first), "{warnings:?}");
+        Ok((resumed.expect("the one before"), training.bits()?))
     });
     let (resumed, bits): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
     assert!(bits.iter().zip(had).all(|(bits, [first, _])| bits == first), "the first is loaded");
@@ -167,26 +175,37 @@ fn row_36_the_checkpoint_of_a_newer_version_is_an_error_on_all_ranks() {
     assert_eq!(error.to_string(), expected);
 }
 
-/// The damage is in the data, so only the load finds it.
+/// The damage is in the data, so only a load finds it: that of the latest, or one that asks for a step.
 #[test]
 fn a_later_save_keeps_the_intact_one_and_does_not_count_the_one_that_a_load_found_broken() {
-    let folder = tempfile::tempdir().expect("a folder");
-    saved(folder.path());
-    damage(&file(folder.path(), 4, 1));
-    on_ranks(RANKS, |world| {
-        let mut training = Training::new(world, &options())?;
-        let mut checkpoints = training.checkpoints(folder.path())?;
-        let (model, optimizer) = (&mut training.model, &mut training.optimizer);
-        let resumed = checkpoints.load_latest(model, optimizer)?.expect("the one before");
-        assert_eq!(resumed.step, 2);
-        training.train(4)?;
-        training.save(&mut checkpoints)?;
-        assert_eq!(checkpoints.store().steps().expect("listed"), [2, 4, 6]);
-        training.train(1)?;
-        training.save(&mut checkpoints)?;
-        assert_eq!(checkpoints.store().steps().expect("listed"), [6, 7]);
-        Ok(())
-    });
+    for load in [load_latest, load_by_step] {
+        let folder = tempfile::tempdir().expect("a folder");
+        saved(folder.path());
+        damage(&file(folder.path(), 4, 1));
+        on_ranks(RANKS, |world| {
+            let mut training = Training::new(world, &options())?;
+            let mut checkpoints = training.checkpoints(folder.path())?;
+            assert_eq!(load(&mut training, &mut checkpoints)?, 2);
+            training.train(4)?;
+            training.save(&mut checkpoints)?;
+            assert_eq!(checkpoints.store().steps().expect("listed"), [2, 4, 6]);
+            training.train(1)?;
+            training.save(&mut checkpoints)?;
+            assert_eq!(checkpoints.store().steps().expect("listed"), [6, 7]);
+            Ok(())
+        });
+    }
+}
+
+fn load_latest(training: &mut Training, checkpoints: &mut Checkpoints) -> Result<u64, Error> {
+    let Training { model, optimizer } = training;
+    Ok(checkpoints.load_latest(model, optimizer)?.expect("the one before").step)
+}
+
+fn load_by_step(training: &mut Training, checkpoints: &mut Checkpoints) -> Result<u64, Error> {
+    let Training { model, optimizer } = training;
+    checkpoints.load(model, optimizer, 4).expect_err("it is broken");
+    Ok(checkpoints.load(model, optimizer, 2)?.step)
 }
 
 #[test]

@@ -81,6 +81,23 @@ fn the_next_call_returns_a_failure_and_does_nothing_else_and_the_one_after_it_wo
     }
 }
 
+#[test]
+fn a_failure_is_one_warning_however_many_ranks_there_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let warned = on_ranks(RANKS, |world| {
+        let training = Training::new(world, &options())?;
+        let mut checkpoints = failing_once(&training, folder.path(), 0)?;
+        training.save_in_background(&mut checkpoints)?;
+        let said = Said::default();
+        let finish = || checkpoints.finish(&training.model).expect_err("the save has failed");
+        tracing::subscriber::with_default(said.clone(), finish);
+        Ok(said.warnings().into_iter().map(|(said, _)| said).collect::<Vec<_>>())
+    });
+    let [warned, others] = &warned[..] else { panic!("two ranks") };
+    assert!(matches!(&warned[..], [one] if one.contains("a checkpoint failed")), "{warned:?}");
+    assert_eq!(others, &[] as &[String]);
+}
+
 /// `poll` does not wait, so it returns the failure once all ranks have ended.
 #[test]
 fn a_poll_returns_a_failure_once() {

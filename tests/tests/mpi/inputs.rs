@@ -90,7 +90,10 @@ fn second_job() -> Result<(), String> {
 
 fn warnings() -> Result<(), String> {
     let out = folder()?;
-    let command = four(&["--steps", "100000", "--save-every", "3"], out.path());
+    // The others wait for rank 1 so long that each of them warns.
+    let late = ["--fault", "rank 1, step 1, unit 1, reduce: delay of 6s"];
+    let arguments = ["--steps", "100000", "--save-every", "3"];
+    let command = four(&[arguments.as_slice(), &late].concat(), out.path());
     let job = Job::start(command)?;
     let processes = job.processes(4)?;
     job.until(|| (steps(out.path()) >= 1).then_some(()))?;
@@ -98,14 +101,25 @@ fn warnings() -> Result<(), String> {
     let checkpoints = out.path().join("checkpoints");
     fs::remove_dir_all(&checkpoints).map_err(|error| error.to_string())?;
     fs::write(&checkpoints, "").map_err(|error| error.to_string())?;
-    for name in ["warnings.jsonl", "warnings-rank-3.jsonl"] {
-        let kept = || fs::read_to_string(out.path().join(name)).unwrap_or_default();
-        job.until(|| kept().contains("saving at step ").then_some(()))?;
+    for (name, kept) in [
+        ("warnings.jsonl", "saving at step "),
+        ("warnings.jsonl", "ranks are late"),
+        ("warnings-rank-3.jsonl", "ranks are late"),
+    ] {
+        let all = || fs::read_to_string(out.path().join(name)).unwrap_or_default();
+        job.until(|| all().contains(kept).then_some(()))?;
     }
     kill(processes[2], Signal::SIGTERM).map_err(|error| error.to_string())?;
     let ended = job.end()?;
-    for rank in 0..4 {
-        has(&ended.err, &[&format!("train_gpt: rank {rank}: warning: a checkpoint failed")])?;
+    for rank in [0, 2, 3] {
+        has(&ended.err, &[&format!("train_gpt: rank {rank}: warning: ranks are late")])?;
+    }
+    // All ranks have the same result, and the first one says so.
+    has(&ended.err, &["train_gpt: rank 0: warning: a checkpoint failed"])?;
+    if let Some(rank) = (1..4).find(|rank| {
+        ended.err.contains(&format!("train_gpt: rank {rank}: warning: a checkpoint failed"))
+    }) {
+        return Err(format!("rank {rank} says so, too: {}", ended.err));
     }
     has(&ended.err, &["and no checkpoint was saved: saving at step "])?;
     if ended.code == Some(1) { Ok(()) } else { Err(format!("exit code {:?}", ended.code)) }

@@ -7,7 +7,7 @@ use hsdp::{
     CommError, Error, FullCopies, ModelOptions, Rank, ShardedModel, Stage, World, WorldOptions,
     launch,
 };
-use hsdp_tests::support::models::{three_units, unit};
+use hsdp_tests::support::models::{one_parameter, three_units, unit};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::mesh;
 
@@ -46,4 +46,17 @@ fn a_fault_at_the_last_unit_is_one() {
     let fault = Fault::at(Rank::new(1), 7, unit(2), FaultKind::Panic);
     let ended = launch(2, with(fault, Between::Memory), |world| model(world).map(drop));
     assert!(ended.iter().all(|end| matches!(end, Ok(Ok(())))), "{ended:?}");
+}
+
+#[test]
+fn a_second_model_of_the_world_may_have_fewer_units() {
+    let fault = Fault::at(Rank::new(1), 7, unit(2), FaultKind::Panic);
+    for between in [Between::Memory, Between::Messages] {
+        let ended = launch(2, with(fault, between), |world| {
+            model(world.clone())?;
+            let options = ModelOptions::on(mesh(1, 2));
+            ShardedModel::new(world, one_parameter(20), options, springs::initial).map(drop)
+        });
+        assert!(ended.iter().all(|end| matches!(end, Ok(Ok(())))), "{ended:?}");
+    }
 }

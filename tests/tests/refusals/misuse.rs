@@ -1,8 +1,8 @@
 //! A rank misuses the API in a way that the types cannot forbid: it gets an error at run time, with names and numbers.
 
 use hsdp::{
-    DType, Error, LossScaling, LossSum, Mesh, ModelOptions, Objective, Pass, PassHandle, Precision,
-    ShardedModel, Step, StepOptions, UnitGradients, UnitId, World,
+    DType, Error, LossScaling, LossSum, Mesh, ModelOptions, Objective, ParamId, Pass, PassHandle,
+    Precision, ShardedModel, Step, StepOptions, UnitGradients, UnitId, World,
 };
 use hsdp_tests::support::handmade::lend;
 use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
@@ -123,6 +123,23 @@ fn a_unit_that_is_reduced_twice_in_a_microbatch_is_refused() {
         twice(pass)
     });
     assert!(message.contains("unit second") && message.contains("microbatch 0"), "{message}");
+}
+
+#[test]
+fn a_unit_that_is_refused_the_second_time_adds_nothing_to_the_step() {
+    let mut model = model(ModelOptions::on(Mesh::SINGLE)).expect("a model");
+    let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
+    let mut pass = step.microbatch().expect("a microbatch");
+    let _ = pass.loss(LossSum::new(0.0, 1)).expect("the first loss");
+    let first = || lend(vec![1.0; 91]);
+    pass.reduce(unit(0), vec![first(), None]).expect("the first time");
+    let again = pass.reduce(unit(0), vec![first(), lend(vec![1.0; 13])]);
+    let told = again.expect_err("the second time").to_string();
+    assert!(told.contains("unit first was reduced in microbatch 0 before"), "{told}");
+    pass.finish().expect("the microbatch");
+    let gradients = step.finish().expect("the refused call has changed nothing");
+    let present = [0, 1].map(|index| gradients.has_gradient(ParamId { unit: unit(0), index }));
+    assert_eq!(present, [true, false]);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, Gradients, Mesh, ModelOptions, NonFinite, Optimizer, ShardedModel,
-    StepOptions, World,
+    AdamW, AdamWOptions, Error, Gradients, Mesh, ModelOptions, NonFinite, Optimizer, Sgd,
+    SgdOptions, ShardedModel, StepOptions, World,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
@@ -117,6 +117,12 @@ fn gradients_that_are_kept_are_forgotten_only_when_they_are_dropped() {
     assert_eq!(said.len(), 1, "{said:?}");
 }
 
+/// An optimizer that refuses a step: it was made for another model, or has options that it does not allow.
+fn refused(model: &mut ShardedModel, mut optimizer: impl Optimizer) {
+    let gradients = gradients(model);
+    optimizer.step(model, gradients).expect_err("it is refused");
+}
+
 /// The caller has an error, and needs no warning: of the step, of the optimizer that refuses them, or a panic.
 #[test]
 fn what_an_error_or_a_panic_ends_is_not_forgotten() {
@@ -131,6 +137,15 @@ fn what_an_error_or_a_panic_ends_is_not_forgotten() {
         let older = gradients(&mut model);
         updated(&mut model);
         model.update(older, |_| ()).expect_err("they are stale");
+
+        refused(&mut model, AdamW::new(&self::model(), AdamWOptions::default()));
+        refused(&mut model, Sgd::new(&self::model(), SgdOptions::default()));
+        let mut adamw = AdamW::new(&model, AdamWOptions::default());
+        adamw.set_learning_rate(f64::NAN);
+        refused(&mut model, adamw);
+        let mut sgd = Sgd::new(&model, SgdOptions::default());
+        sgd.set_learning_rate(-1.0);
+        refused(&mut model, sgd);
 
         let panics = AssertUnwindSafe(|| {
             let _held = gradients(&mut model);

@@ -117,17 +117,15 @@ impl Fabric {
         self.device.as_ref().expect("a part on a device belongs to a model on that device")
     }
 
-    /// An error of the device, with its operation and step. A device that is late, or whose driver refuses a call, does
-    /// not recover: the world ends.
+    /// An error of the device, with its operation and step. If it is fatal, the world ends.
     pub(crate) fn device_error(
         &self,
         operation: &'static str,
         step: u64,
         error: CudaError,
     ) -> Error {
-        let is_lasting = matches!(error, CudaError::Late { .. } | CudaError::Driver { .. });
         let error = Error::Device { operation, rank: self.rank(), step, error };
-        if is_lasting {
+        if error.is_fatal() {
             self.world.abort(&error.to_string());
         }
         error
