@@ -280,7 +280,7 @@ impl Engine {
 
     /// Whether `token` means a batch of an evaluation.
     pub(crate) fn is_in_batch(&self, token: Token) -> bool {
-        self.state.enter().is_some_and(|state| state.batch_at(token).is_some())
+        self.state.enter("has_backward").is_ok_and(|state| state.batch_at(token).is_some())
     }
 
     fn check_has_backward(
@@ -298,7 +298,7 @@ impl Engine {
 
     /// Notes the error of a caller, if the step or the evaluation has none so far.
     pub(crate) fn note_failure(&self, token: Token, reason: &dyn Display) {
-        let Some(mut state) = self.state.enter() else { return };
+        let Ok(mut state) = self.state.enter("note_failure") else { return };
         if let Some(evaluation) = state.evaluation.as_mut().filter(|it| it.is_at(token)) {
             evaluation.failure.get_or_insert_with(|| reason.to_string());
         }
