@@ -106,9 +106,11 @@ impl Line {
                 frame = self.wires.frames.message() => {
                     let says = opened(&mut self.wires.heard, frame);
                     let says = says.map_err(|(loss, problem)| self.refused(loss, problem))?;
+                    let goes_on = self.hear(says)?;
+                    // After the message is there: a caller that sees the end of the silence finds it.
                     times.heard = Instant::now();
                     self.shared.heard(times.heard);
-                    if self.hear(says)?.is_break() {
+                    if goes_on.is_break() {
                         return Ok(());
                     }
                 }
