@@ -14,10 +14,11 @@ use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
 
 impl Core {
-    /// The error that says that the world ended by `rank`'s doing.
+    /// The error that says that the world ended by `rank`'s doing: that of a rank, or of a process of the job beyond the ranks.
     pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
-        let record = self.record(rank);
-        Error::WorldAborted { rank, step: record.step(), operation: record.last(), reason }
+        let record = self.records().get(rank.index());
+        let (step, operation) = record.map_or((0, None), |it| (it.step(), it.last()));
+        Error::WorldAborted { rank, step, operation, reason }
     }
 
     /// Ends the world since `rank` cannot go on, unless it is over.

@@ -287,7 +287,9 @@ impl Office {
         let mut outgoing = self.outgoing.lock();
         if outgoing.leaving == Leaving::Going && outgoing.errands.is_empty() {
             outgoing.leaving = Leaving::Closed;
-            outgoing.errands.extend(self.to_all(Kind::Left, &[]));
+            // Also to processes beyond the ranks: one that still compares would say that this process is gone.
+            let processes = self.hellos.lock().len();
+            outgoing.errands.extend(self.to_first(processes, Kind::Left, &[]));
         }
     }
 

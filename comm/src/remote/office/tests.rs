@@ -1,3 +1,5 @@
+mod beyond;
+
 use std::panic;
 use std::sync::Arc;
 use std::thread;
