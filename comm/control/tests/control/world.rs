@@ -1,5 +1,7 @@
 //! Worlds whose members are threads of the test, each with a connection of its own.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -74,6 +76,35 @@ impl World {
 /// Joins with each of these options at the same time, and returns all results.
 pub(crate) fn join(options: Vec<ClientOptions>) -> Vec<Result<Membership, ControlError>> {
     each(options, Client::join)
+}
+
+/// A clock whose time passes as a thread gets it that sleeps again and again. On a busy machine it is as late as the threads that are
+/// tested, so what it has measured does not depend on other processes.
+pub(crate) struct Ticks {
+    count: Arc<AtomicU32>,
+}
+
+impl Ticks {
+    const TICK: Duration = Duration::from_millis(5);
+
+    /// Starts a clock. It stops when it is dropped.
+    pub(crate) fn start() -> Self {
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = Arc::downgrade(&count);
+        thread::spawn(move || {
+            loop {
+                thread::sleep(Self::TICK);
+                let Some(count) = counted.upgrade() else { return };
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Self { count }
+    }
+
+    /// The time that has passed; never more than on the wall.
+    pub(crate) fn elapsed(&self) -> Duration {
+        Self::TICK * self.count.load(Ordering::Relaxed)
+    }
 }
 
 /// Runs the closure for each value at the same time, and returns all results.
