@@ -346,7 +346,7 @@ impl Courier {
     }
 }
 
-/// A process has said who it is, if that is what its letter says.
+/// Takes in a hello. Other messages of processes beyond the ranks mean nothing here.
 fn greeted(office: &Office, from: Rank, letter: &Letter) -> Result<(), String> {
     match letter.kind() {
         Kind::Hello => office.greeted(from, statement::read(letter.statement())?),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -82,6 +83,7 @@ pub(crate) fn join(options: Vec<ClientOptions>) -> Vec<Result<Membership, Contro
 /// tested, so what it has measured does not depend on other processes.
 pub(crate) struct Ticks {
     count: Arc<AtomicU32>,
+    _runs: Sender<()>,
 }
 
 impl Ticks {
@@ -89,16 +91,14 @@ impl Ticks {
 
     /// Starts a clock. It stops when it is dropped.
     pub(crate) fn start() -> Self {
-        let count = Arc::new(AtomicU32::new(0));
-        let counted = Arc::downgrade(&count);
+        let (count, (runs, ended)) = (Arc::<AtomicU32>::default(), channel());
+        let counted = Arc::clone(&count);
         thread::spawn(move || {
-            loop {
-                thread::sleep(Self::TICK);
-                let Some(count) = counted.upgrade() else { return };
-                count.fetch_add(1, Ordering::Relaxed);
+            while ended.recv_timeout(Self::TICK) == Err(RecvTimeoutError::Timeout) {
+                counted.fetch_add(1, Ordering::Relaxed);
             }
         });
-        Self { count }
+        Self { count, _runs: runs }
     }
 
     /// The time that has passed; never more than on the wall.
