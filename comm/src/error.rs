@@ -281,6 +281,14 @@ pub enum Error {
         /// The process that called.
         called_in: u32,
     },
+    /// A world in one process cannot have so many ranks.
+    #[error("a world of {size} ranks: at most {most} may be threads of one process")]
+    TooManyRanks {
+        /// The number of ranks.
+        size: usize,
+        /// The most that a world in one process can have.
+        most: usize,
+    },
     /// A text does not describe a [`Fault`](crate::Fault), or a world cannot have the fault, and does not begin.
     #[error("fault `{fault}`: {problem}")]
     BadFault {

@@ -11,6 +11,7 @@ use hsdp_sharding::Rank;
 
 use crate::flight::Dump;
 use crate::local::panic_message;
+use crate::world::{MOST_RANKS, check_size};
 use crate::{AbortReason, Error, World, WorldOptions};
 
 /// The stack of a rank's thread: an autograd recurses.
@@ -37,8 +38,8 @@ pub struct RankFailure {
 /// closure has ended or when all closures have.
 ///
 /// Memory is counted for each rank separately, so at most [`memory::MAX_RANKS`] ranks can run: the others panic before
-/// they begin. [`World::local`] has no such limit. No rank begins if a world of `size` [cannot have](WorldOptions::check) the options:
-/// each fails with that error.
+/// they begin. [`World::local`] does not count, and has at most 4096. If `size` is more, the result is one failure, of the first rank
+/// beyond. No rank begins if a world of `size` [cannot have](WorldOptions::check) the options: each fails with that error.
 ///
 /// ```
 /// use hsdp_comm::{Channel, Reduction, Tag, WorldOptions, launch};
@@ -55,6 +56,10 @@ pub fn launch<T: Send>(
     options: WorldOptions,
     rank: impl Fn(World) -> T + Sync,
 ) -> Vec<Result<T, RankFailure>> {
+    if let Err(error) = check_size(size) {
+        let (rank, message) = (Rank::new(MOST_RANKS), error.to_string().into());
+        return vec![Err(RankFailure { rank, message })];
+    }
     if let Err(error) = options.check(size) {
         let message: Arc<str> = error.to_string().into();
         let refused = |rank| RankFailure { rank: Rank::new(rank), message: Arc::clone(&message) };
@@ -95,7 +100,7 @@ pub fn launch<T: Send>(
 /// # Panics
 /// If a rank panicked. The message lists all ranks that did, each with its own message.
 pub fn world<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
-    let (mut outputs, mut failures) = (Vec::with_capacity(size), Vec::new());
+    let (mut outputs, mut failures) = (Vec::new(), Vec::new());
     for outcome in launch(size, WorldOptions::default(), rank) {
         match outcome {
             Ok(output) => outputs.push(output),

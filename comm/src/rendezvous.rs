@@ -9,6 +9,7 @@ use hsdp_sharding::Rank;
 
 use crate::local::{Alarm, Clock, from_now};
 use crate::sync::{Condvar, Mutex, thread};
+use crate::world::check_size;
 use crate::{Error, World, WorldOptions};
 
 /// A meeting point for `size` threads, each of which knows its rank and the size of the world.
@@ -54,8 +55,10 @@ impl Rendezvous {
     /// `options`.
     #[must_use]
     pub fn new(size: usize, options: WorldOptions) -> Self {
-        let (deadline, failure) = (options.deadline, options.check(size).err());
-        let places = World::local(size, options).into_iter().map(Place::Free).collect();
+        let deadline = options.deadline;
+        let failure = check_size(size).and_then(|()| options.check(size)).err();
+        let size_made = if failure.is_none() { size } else { 0 };
+        let places = World::local(size_made, options).into_iter().map(Place::Free).collect();
         let meeting = Meeting { places, missing: size, failure };
         Self { deadline, size, meeting: Mutex::new(meeting), changed: Condvar::new() }
     }
@@ -66,7 +69,7 @@ impl Rendezvous {
     /// # Errors
     /// At once: [`Error::BadRank`] if the world has no such rank; [`Error::DuplicateRank`] if another thread has joined as
     /// this rank, and that thread is not affected; [`Error::WorldSize`] if the size is not that of the world, then on all
-    /// ranks, also those that join later; [`Error::BadFault`] on all ranks if the world [cannot have](WorldOptions::check) its options.
+    /// ranks, also those that join later; [`Error::TooManyRanks`] on all ranks, if it has more than 4096; [`Error::BadFault`] on all ranks if the world [cannot have](WorldOptions::check) its options.
     /// After the deadline: [`Error::Incomplete`] on all ranks that joined. Time in which the process was stopped does
     /// not count.
     pub fn join(&self, rank: Rank, size: usize) -> Result<World, Error> {

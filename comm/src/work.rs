@@ -35,7 +35,7 @@ pub(crate) use self::reduce::{Receivers, Reduce, ReduceInPlace, combine};
 pub(crate) use self::reduce_scatter::ReduceScatter;
 pub(crate) use self::shared_gather::{SharedGather, SharedGatherDeposit};
 pub(crate) use self::unit_gather::{UnitGather, UnitGatherDeposit};
-pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceDeposit, visit_once};
+pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceDeposit};
 use crate::local::{Again, Record};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Channel, Descriptor, Op};

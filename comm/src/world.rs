@@ -12,6 +12,20 @@ use crate::remote::{self, Asked, Office, Transport};
 use crate::seat::{Flavour, Seat};
 use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, StepFailure};
 
+/// The most ranks of a world in one process, as many as the control plane has.
+pub(crate) const MOST_RANKS: usize = 4096;
+
+/// Checks that `size` ranks may be threads of one process, before memory is taken for them.
+///
+/// # Errors
+/// [`Error::TooManyRanks`].
+pub(crate) fn check_size(size: usize) -> Result<(), Error> {
+    if size > MOST_RANKS {
+        return Err(Error::TooManyRanks { size, most: MOST_RANKS });
+    }
+    Ok(())
+}
+
 /// One rank's handle of its world. All clones stand for the same rank.
 ///
 /// Work ends early in two ways. [`abort_step`](Self::abort_step) aborts a step on all ranks, which then go on
@@ -29,8 +43,14 @@ impl World {
     /// use [`launch`](crate::launch), which also tells the others when a rank panics.
     ///
     /// If the world [cannot have](WorldOptions::check) its options, it has ended before it begins: every call on it returns that error.
+    ///
+    /// # Panics
+    /// If `size` is more than 4096.
     #[must_use]
     pub fn local(size: usize, options: WorldOptions) -> Vec<Self> {
+        if let Err(error) = check_size(size) {
+            panic!("{error}");
+        }
         let refused = options.check(size).err();
         let worlds = match options.between {
             Between::Memory => Self::together(size, options),
@@ -187,8 +207,8 @@ impl World {
         match &self.seat.flavour {
             Flavour::Counting => Some("it only counts operations, and has no other ranks"),
             Flavour::Local { core, .. } => {
-                let is_by_letters = core.options().between == Between::Messages;
-                is_by_letters.then_some("its ranks are threads that share no memory")
+                let exchanges_messages = core.options().between == Between::Messages;
+                exchanges_messages.then_some("its ranks are threads that share no memory")
             }
         }
     }
@@ -242,7 +262,8 @@ impl World {
         self.seat.set_absent(ranks);
     }
 
-    /// The faults of all ranks: [`WorldOptions::faults`], as this process has them.
+    /// For hsdp: the faults of all ranks, [`WorldOptions::faults`], as this process has them.
+    #[doc(hidden)]
     #[must_use]
     pub fn faults(&self) -> &[Fault] {
         match &self.seat.flavour {

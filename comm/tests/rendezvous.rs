@@ -1,9 +1,10 @@
 //! Threads that come by themselves: who is missing, who comes twice, and who was told something else.
 
+use std::panic::catch_unwind;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{Channel, Error, Reduction, Rendezvous, Tag, World, WorldOptions};
+use hsdp_comm::{Channel, Error, Reduction, Rendezvous, Tag, World, WorldOptions, launch};
 use hsdp_sharding::Rank;
 
 fn rendezvous(size: usize, deadline: Duration) -> Rendezvous {
@@ -105,4 +106,23 @@ fn a_rank_that_the_world_does_not_have_is_refused_before_anything_else() {
         "rank 1 of a world of 1: ranks are numbered from 0 to the size less 1"
     );
     assert!(rendezvous.join(Rank::new(0), 1).is_ok());
+}
+
+/// Before memory is taken for them, which would abort the process.
+#[test]
+fn more_ranks_than_a_process_can_have_are_refused_with_their_number() {
+    for size in [4097, 1 << 40, usize::MAX] {
+        let expected =
+            format!("a world of {size} ranks: at most 4096 may be threads of one process");
+        let refused = rendezvous(size, Duration::from_secs(30)).join(Rank::new(0), size);
+        assert_eq!(refused.map(drop).expect_err("no world").to_string(), expected);
+
+        let ended = launch(size, WorldOptions::default(), |_| ());
+        let [Err(failure)] = &ended[..] else { panic!("{ended:?}") };
+        assert_eq!(failure.to_string(), format!("rank 4096: {expected}"));
+
+        let made = catch_unwind(|| World::local(size, WorldOptions::default()));
+        let panic = made.map(drop).expect_err("no world");
+        assert_eq!(panic.downcast_ref::<String>(), Some(&expected));
+    }
 }

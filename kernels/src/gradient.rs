@@ -37,6 +37,33 @@ pub trait GradientValues: Send + Sync + Debug {
     }
 }
 
+/// Has the gradient of parameter `param` lend the elements `range` to `visit`. All code that reads gradients calls this function: a
+/// gradient that breaks its contract would otherwise be summed in part, or twice, without an error.
+///
+/// # Panics
+/// If the gradient is not lent exactly once, with as many elements as `range` has. Also if [`GradientValues::read`] catches a
+/// panic of `visit`, which may have used a part of the elements.
+pub fn read_once(
+    gradient: &dyn GradientValues,
+    param: usize,
+    range: Range<usize>,
+    visit: &mut dyn FnMut(Values<'_>),
+) {
+    let (mut begun, mut ended, asked) = (0, 0, range.len());
+    gradient.read(range, &mut |values| {
+        begun += 1;
+        let lent = values.len();
+        assert!(
+            lent == asked,
+            "the gradient of parameter {param} was lent with {lent} elements, not {asked}"
+        );
+        visit(values);
+        ended += 1;
+    });
+    assert!(begun == 1, "the gradient of parameter {param} was lent {begun} times, not once");
+    assert!(ended == 1, "the gradient of parameter {param} hid a panic of the code that reads it");
+}
+
 impl<T: Real> GradientValues for Vec<T> {
     fn len(&self) -> usize {
         self.as_slice().len()
@@ -44,5 +71,54 @@ impl<T: Real> GradientValues for Vec<T> {
 
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
         visit(T::values(&self[range]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    /// Lends slices of so many elements, one after the other, and hides panics.
+    #[derive(Debug)]
+    struct Lending(Vec<usize>);
+
+    impl GradientValues for Lending {
+        fn len(&self) -> usize {
+            8
+        }
+
+        fn read(&self, _: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+            for lent in &self.0 {
+                let values = vec![1.0; *lent];
+                drop(catch_unwind(AssertUnwindSafe(|| visit(Values::F32(&values)))));
+            }
+        }
+    }
+
+    /// The message of the panic of a read, if it panics.
+    fn refusal(lends: &[usize], visit: &mut dyn FnMut(Values<'_>)) -> Option<String> {
+        let gradient = Lending(lends.to_vec());
+        let read = AssertUnwindSafe(|| read_once(&gradient, 3, 0..8, visit));
+        let panic = catch_unwind(read).err()?;
+        Some(*panic.downcast::<String>().expect("a formatted message"))
+    }
+
+    #[test]
+    fn a_gradient_is_lent_once_and_whole() {
+        let said = |lends: &[usize]| refusal(lends, &mut |_| ());
+        assert_eq!(said(&[8]), None);
+        for (lends, expected) in
+            [(&[][..], "lent 0 times, not once"), (&[8, 8], "lent 2 times, not once")]
+        {
+            let expected = format!("the gradient of parameter 3 was {expected}");
+            assert_eq!(said(lends), Some(expected));
+        }
+        let hidden = "the gradient of parameter 3 hid a panic of the code that reads it".to_owned();
+        assert_eq!(said(&[7]), Some(hidden.clone()));
+        assert_eq!(refusal(&[8], &mut |_| panic!("on purpose")), Some(hidden));
+        // In halves.
+        assert!(said(&[4, 4]).is_some());
     }
 }

@@ -9,7 +9,7 @@
 //! | --- | --- | --- |
 //! | a buffer whose dtype is known at run time | tensor | [`HostBuffer`], borrowed as [`Values`] and [`ValuesMut`] |
 //! | such a buffer with several owners | | [`SharedBuffer`] |
-//! | a gradient that an autograd lends | `param.grad` | [`GradientValues`] |
+//! | a gradient that an autograd lends | `param.grad` | [`GradientValues`], [`read_once`] |
 //! | copy-in of a reduction | `foreach_reduce_scatter_copy_in` | [`contribute`], [`pack`] |
 //! | accumulation | `partial_reduce_output` | [`settle`] with [`Fold::Add`] |
 //! | copy-in and accumulation of all members; copy-in of several members | | [`sum_contributions`], [`contribute_all`] |
@@ -77,7 +77,7 @@ pub use disjoint::{DisjointBuffer, DisjointVec};
 pub use divisor::Divisor;
 pub use element::{Element, Real};
 pub use error::Error;
-pub use gradient::GradientValues;
+pub use gradient::{GradientValues, read_once};
 pub use inspect::{first_non_finite, squared_norm};
 pub use optimizer::{AdamWStep, FusedUpdate, MomentumKind, SgdStep, adamw, sgd, update_in_blocks};
 pub use reduce::{ReduceOp, average_elements, reduce_elements};

@@ -22,7 +22,7 @@ use crate::wire::{
 use crate::{ControlError, Deadlines};
 
 /// The time until the coordinator has got the last message of a member that ends its connection.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const QUIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Both directions of the stream, with the state of their MACs.
 pub(crate) struct Wires {
@@ -88,7 +88,7 @@ impl Line {
                 out.closed().await;
             }
         };
-        let _ = time::timeout(LAST_WORDS, told).await;
+        let _ = time::timeout(QUIT_TIMEOUT, told).await;
     }
 
     async fn carry(
@@ -106,9 +106,11 @@ impl Line {
                 frame = self.wires.frames.message() => {
                     let says = opened(&mut self.wires.heard, frame);
                     let says = says.map_err(|(loss, problem)| self.refused(loss, problem))?;
+                    let goes_on = self.hear(says)?;
+                    // After the message is there: a caller that sees the end of the silence finds it.
                     times.heard = Instant::now();
                     self.shared.heard(times.heard);
-                    if self.hear(says)?.is_break() {
+                    if goes_on.is_break() {
                         return Ok(());
                     }
                 }

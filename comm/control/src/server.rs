@@ -21,7 +21,7 @@ use crate::wire::{Attend, Control, Frame, Replies};
 use crate::{ControlError, Deadlines, Job, Secret, Terms};
 
 /// The time for the delivery of the last messages when the coordinator ends.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The address at which the coordinator listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +209,7 @@ fn serve(
                 time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let _ = time::timeout(LAST_WORDS, empty).await;
+        let _ = time::timeout(DRAIN_TIMEOUT, empty).await;
     });
 }
 

@@ -20,18 +20,18 @@ pub(super) struct Member {
     membership: Option<Membership>,
     /// On rank 0.
     server: Option<Server>,
-    /// How long the others are waited for at the end.
+    /// The time for the goodbyes of the others at the end.
     deadline: Duration,
     worlds: AtomicU32,
-    /// Whether a process did not come to a world: then it is not waited for at the end either.
+    /// Whether a process did not come to a world: then this process does not wait for it at the end either.
     failed: AtomicBool,
     mail: Mutex<Mail>,
 }
 
-/// How long the others are waited for after that: they miss the same process, and say goodbye soon.
+/// The time for the goodbyes of the others after that: they miss the same process, and leave soon.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// What goes and comes.
+/// The messages of all worlds, in both directions.
 struct Mail {
     /// By rank.
     passages: Vec<Passage>,

@@ -14,10 +14,11 @@ use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
 
 impl Core {
-    /// The error that says that the world ended by `rank`'s doing.
+    /// The error that says that the world ended by `rank`'s doing: that of a rank, or of a process of the job beyond the ranks.
     pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
-        let record = self.record(rank);
-        Error::WorldAborted { rank, step: record.step(), operation: record.last(), reason }
+        let record = self.records().get(rank.index());
+        let (step, operation) = record.map_or((0, None), |it| (it.step(), it.last()));
+        Error::WorldAborted { rank, step, operation, reason }
     }
 
     /// Ends the world since `rank` cannot go on, unless it is over.
@@ -210,9 +211,10 @@ impl Core {
         end
     }
 
-    /// Ends the world because somebody has waited for `descriptor` for longer than the deadline.
+    /// Ends the world because somebody has waited for `descriptor` for longer than the deadline. Work of members that have all come at
+    /// the last moment is waited for once more.
     pub(super) fn end_late(&self, operation: &Arc<Operation>, descriptor: &Arc<Descriptor>) {
-        if operation.is_settled() {
+        if operation.is_settled() || self.nobody_is_missing_after_all(operation) {
             return;
         }
         let attendance = operation.attendance();
@@ -234,6 +236,15 @@ impl Core {
         if working {
             self.fail_at_end(operation);
         }
+    }
+
+    /// Whether an operation that misses members misses none when the messages are in that were on their way, or the world has ended
+    /// since none arrive.
+    fn nobody_is_missing_after_all(&self, operation: &Operation) -> bool {
+        let is_gathering = operation.attendance().is_some();
+        let Some(office) = self.office().filter(|_| is_gathering) else { return false };
+        office.await_forwarder(self);
+        operation.attendance().is_none()
     }
 
     /// Who keeps `operation` from ending.

@@ -22,8 +22,9 @@ thread_local! {
     static IN_BLOCK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is in the work of an operation, in which it reads lent gradients. There it can issue no operation, and wait for
+/// For hsdp: whether this thread is in the work of an operation, in which it reads lent gradients. There it can issue no operation, and wait for
 /// none ([`Error::Reentrant`](crate::Error::Reentrant)).
+#[doc(hidden)]
 #[must_use]
 pub fn in_work() -> bool {
     IN_BLOCK.with(Cell::get)

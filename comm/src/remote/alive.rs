@@ -30,7 +30,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// A rank has said who it is: it is looked for, if this machine runs it as another process, and sees it.
+    /// Watches the process of a hello, if it is another process of this machine, which sees it.
     pub(super) fn see(&mut self, rank: Rank, hello: &Hello) {
         let (id, started) = hello.process();
         let process = Process { id, started };

@@ -166,13 +166,13 @@ impl Courier {
         for _ in 0..LETTERS {
             let Some((from, buffer)) = self.transport.receive()? else { break };
             is_busy = true;
-            if from.index() >= core.records().len() {
-                // A process that is no rank of this world: only what it asks for is compared.
-                let _ = Letter::read(buffer).and_then(|letter| greeted(office, from, &letter));
-                continue;
-            }
-            let read =
-                Letter::read(buffer).and_then(|letter| self.deliver((core, office), from, letter));
+            let read = Letter::read(buffer).and_then(|letter| {
+                if from.index() >= core.records().len() {
+                    // A process that is no rank of this world: only what it asks for is compared.
+                    return greeted(office, from, &letter);
+                }
+                self.deliver((core, office), from, letter)
+            });
             if let Err(problem) = read {
                 let reason = AbortReason::Garbled { problem: problem.into() };
                 core.end(core.ended_by(from, reason));
@@ -346,7 +346,7 @@ impl Courier {
     }
 }
 
-/// A process has said who it is, if that is what its letter says.
+/// Takes in a hello. Other messages of processes beyond the ranks mean nothing here.
 fn greeted(office: &Office, from: Rank, letter: &Letter) -> Result<(), String> {
     match letter.kind() {
         Kind::Hello => office.greeted(from, statement::read(letter.statement())?),

@@ -24,7 +24,7 @@ pub(crate) struct Asked {
     pub(crate) processes: usize,
 }
 
-/// Who a rank is, and what it must have in common with all others.
+/// The identity of a rank, and the settings that all ranks must share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     host: String,

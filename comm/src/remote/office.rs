@@ -54,13 +54,13 @@ pub(crate) struct Office {
     outgoing: Mutex<Outgoing>,
     /// Rung when there is something to be done.
     bell: Condvar,
-    /// Held by whoever sends and receives.
+    /// One thread at a time holds it, sends and receives.
     courier: Mutex<Courier>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// The hellos of the processes of the job, by number: of ranks, and of processes that are no ranks.
+    /// The hello of each process of the job, also of processes beyond the ranks, by number.
     hellos: Mutex<Vec<Option<Hello>>>,
     ending: Mutex<Ending>,
-    /// What stands in line to be opened.
+    /// Operations that wait in line to be opened.
     line: Mutex<Line>,
 }
 
@@ -197,7 +197,7 @@ impl Office {
         }
     }
 
-    /// Tells the other processes who this rank is, and for what it asks: the first that they hear of it.
+    /// Sends the identity of this rank and its request to all other processes: the first message to each.
     fn introduce(&self, asked: Asked, options: &WorldOptions) {
         let own = Hello::of(asked.size, options);
         let hello = self.to_first(asked.processes, Kind::Hello, &statement::bytes(&own));
@@ -205,7 +205,7 @@ impl Office {
         self.hellos.lock()[self.rank.index()] = Some(own);
     }
 
-    /// A process has said who it is.
+    /// The hello of a process has come.
     pub(super) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
         let mut hellos = self.hellos.lock();
         let said = hellos.get_mut(from.index()).ok_or("it is no process of the job")?;
@@ -215,7 +215,7 @@ impl Office {
         }
     }
 
-    /// Waits until all processes have said who they are, within the deadline of the world, and compares.
+    /// Waits for the hellos of all processes, within the deadline of the world, and compares them.
     ///
     /// # Errors
     /// [`Error::ConfigMismatch`] on all processes; [`Error::Incomplete`] if some do not come.
@@ -287,7 +287,9 @@ impl Office {
         let mut outgoing = self.outgoing.lock();
         if outgoing.leaving == Leaving::Going && outgoing.errands.is_empty() {
             outgoing.leaving = Leaving::Closed;
-            outgoing.errands.extend(self.to_all(Kind::Left, &[]));
+            // Also to processes beyond the ranks: one that still compares would say that this process is gone.
+            let processes = self.hellos.lock().len();
+            outgoing.errands.extend(self.to_first(processes, Kind::Left, &[]));
         }
     }
 

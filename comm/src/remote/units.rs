@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use hsdp_kernels::{
     Divisor, Fold, GradientValues, Values, ValuesMut, Wire, contribute, copy_all_past_caches, pack,
-    sum_contributions,
+    read_once, sum_contributions,
 };
 use hsdp_sharding::{DType, Role, UnitLayout, balanced};
 use xxhash_rust::xxh3::Xxh3;
@@ -15,7 +15,7 @@ use super::passing::fill_slices;
 use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
 use crate::bytes::{bytes_of, values, values_mut};
-use crate::work::{Scaled, UnitGatherDeposit, UnitReduceDeposit, visit_once};
+use crate::work::{Scaled, UnitGatherDeposit, UnitReduceDeposit};
 use crate::{Error, NonFiniteAt, Reduced, Scaling, Targets};
 
 pub(crate) fn digest(layout: &UnitLayout) -> u64 {
@@ -200,7 +200,7 @@ fn pack_gradient(
     target: ValuesMut<'_>,
 ) {
     let mut target = Some(target);
-    visit_once(gradient, (param, &range), &mut |values| {
+    read_once(gradient, param, range, &mut |values| {
         if let Some(target) = target.take() {
             pack(target, values, scaling.pre);
         }

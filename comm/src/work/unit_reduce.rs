@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hsdp_kernels::{
     DisjointVec, FUSED, Fold, GradientValues, Values, contribute, contribute_all, first_non_finite,
-    settle, sum_contributions,
+    read_once, settle, sum_contributions,
 };
 use hsdp_sharding::{Piece, Role, UnitLayout};
 
@@ -188,7 +188,9 @@ impl UnitReduce {
         match &self.members[slot].gradients[gradient.param] {
             None => lend_rest(Values::F32(&ZEROS[..gradient.range.len()])),
             Some(values) => {
-                meter.lent_by(slot, || visit_once(&**values, gradient.place(), &mut lend_rest));
+                let Gradient { param, range, .. } = gradient;
+                let lend = || read_once(&**values, *param, range.clone(), &mut lend_rest);
+                meter.lent_by(slot, lend);
             }
         }
     }
@@ -223,7 +225,7 @@ impl UnitReduce {
         let Scaling { wire, pre, .. } = self.scaling;
         let mut contribution = [0.0];
         meter.lent_by(slot, || {
-            gradient.read(at..at + 1, &mut |values| {
+            read_once(&**gradient, param, at..at + 1, &mut |values| {
                 contribute(&mut contribution, values, pre, wire, Fold::Replace);
             });
         });
@@ -272,36 +274,4 @@ struct Gradient {
     range: Range<usize>,
     /// Where they begin in the partial.
     start: usize,
-}
-
-impl Gradient {
-    /// Of which parameter, and which elements of it.
-    fn place(&self) -> (usize, &Range<usize>) {
-        (self.param, &self.range)
-    }
-}
-
-/// Has a gradient lent.
-///
-/// # Panics
-/// If the gradient is not lent exactly once, with as many elements as were asked for: while its owner is the one to name. Also if
-/// `read` catches a panic of the visit, which may have added a part of the elements.
-pub(crate) fn visit_once(
-    values: &dyn GradientValues,
-    (param, range): (usize, &Range<usize>),
-    visit: &mut dyn FnMut(Values<'_>),
-) {
-    let (mut begun, mut ended) = (0, 0);
-    values.read(range.clone(), &mut |values| {
-        begun += 1;
-        let (lent, asked) = (values.len(), range.len());
-        assert!(
-            lent == asked,
-            "the gradient of parameter {param} was lent with {lent} elements, not {asked}"
-        );
-        visit(values);
-        ended += 1;
-    });
-    assert!(begun == 1, "the gradient of parameter {param} was lent {begun} times, not once");
-    assert!(ended == 1, "the gradient of parameter {param} hid a panic of the code that reads it");
 }

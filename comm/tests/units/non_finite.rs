@@ -1,12 +1,13 @@
 //! Where an infinity or a NaN in a partial came from: the first parameter, and the first member.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_comm::{Accumulator, Channel, Contribution, NonFiniteAt, Scaling, World, world};
-use hsdp_kernels::{Divisor, Fold, GradientValues, Wire};
+use hsdp_kernels::{Divisor, Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{Param, Rank, Unit, UnitLayout};
 
-use crate::tag;
+use crate::{end_of_reduction, layout, tag};
 
 const MEMBERS: usize = 3;
 const ELEMENTS: usize = 40_000;
@@ -66,4 +67,37 @@ fn a_sum_that_overflows_is_nobodys_doing() {
     let f32 = Scaling::on(Wire::F32);
     assert_eq!(reduced(f32, 0, [f32::MAX, f32::MAX, 0.0]), [sum, None, sum]);
     assert_eq!(reduced_onto(f32::MAX, f32, 0, [f32::MAX, 0.0, 0.0]), [sum, None, sum]);
+}
+
+/// A gradient that lends no single element, against the contract.
+#[derive(Debug)]
+struct NoSingle(Vec<f32>);
+
+impl GradientValues for NoSingle {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        if range.len() > 1 {
+            visit(Values::F32(&self.0[range]));
+        }
+    }
+}
+
+/// The element that is not finite is read once more, alone: without it nobody would be named.
+#[test]
+fn a_gradient_that_does_not_lend_the_element_that_is_not_finite_ends_the_world() {
+    let ends = world(2, |world| {
+        let mut gradients = vec![None, None, None, None, None];
+        if world.rank().index() == 1 {
+            let values = vec![f32::NAN; 37 * 19];
+            gradients[0] = Some(Arc::new(NoSingle(values)) as Arc<dyn GradientValues>);
+        }
+        end_of_reduction(&world, layout(2), gradients)
+    });
+    for end in ends {
+        assert!(end.starts_with("world aborted: rank 1, step 0"), "{end}");
+        assert!(end.ends_with("the gradient of parameter 0 was lent 0 times, not once"), "{end}");
+    }
 }

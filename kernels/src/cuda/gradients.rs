@@ -12,7 +12,7 @@ use super::noted::Notes;
 use super::pack::Packed;
 use super::stream::Stream;
 use crate::Divisor;
-use crate::gradient::GradientValues;
+use crate::gradient::{GradientValues, read_once};
 use crate::values::Values;
 
 /// The time for which the host waits for the copy of a gradient that it reads.
@@ -143,7 +143,8 @@ impl Stream {
     /// The errors of [`pack`](Self::pack); [`CudaError::OutOfMemory`] if the device has no memory for a copy.
     ///
     /// # Panics
-    /// If [`GradientValues::read`] of a gradient panics, or does not visit all elements exactly once.
+    /// If [`GradientValues::read`] of a gradient panics, or does not visit all elements exactly once: the message names the
+    /// parameter, by its place in `gradients`.
     pub fn pack_gradients(
         &self,
         flat: &mut DeviceBuffer,
@@ -151,9 +152,10 @@ impl Stream {
         pre: Divisor,
         notes: Option<Notes<'_>>,
     ) -> Result<(), CudaError> {
-        let copied = |(_, gradient): &(usize, Option<&dyn GradientValues>)| self.copied(*gradient);
-        let copies: Vec<Option<DeviceBuffer>> =
-            gradients.iter().map(copied).collect::<Result<_, _>>()?;
+        let numbered = gradients.iter().enumerate();
+        let copies: Vec<Option<DeviceBuffer>> = numbered
+            .map(|(param, (_, gradient))| self.copied(param, *gradient))
+            .collect::<Result<_, _>>()?;
         let mut packed = Vec::with_capacity(gradients.len());
         for ((start, gradient), copy) in gradients.iter().zip(&copies) {
             let copy = copy.as_ref().map(DeviceSlice::from);
@@ -167,17 +169,15 @@ impl Stream {
     /// A copy of a gradient that does not lie on this device.
     fn copied(
         &self,
+        param: usize,
         gradient: Option<&dyn GradientValues>,
     ) -> Result<Option<DeviceBuffer>, CudaError> {
         let is_there = |on: DeviceSlice<'_>| on.buffer().device() == self.device();
         let Some(gradient) = gradient.filter(|it| !it.on_device().is_some_and(is_there)) else {
             return Ok(None);
         };
-        let (mut copy, mut visits) = (None, 0);
-        gradient.read(0..gradient.len(), &mut |values| {
-            visits += 1;
-            let (lent, len) = (values.len(), gradient.len());
-            assert!(lent == len, "a gradient was lent with {lent} elements, not {len}");
+        let mut copy = None;
+        read_once(gradient, param, 0..gradient.len(), &mut |values| {
             let buffer =
                 DeviceBuffer::new(self.device(), values.dtype(), values.len(), "a gradient");
             copy = Some(buffer.and_then(|mut buffer| {
@@ -185,11 +185,6 @@ impl Stream {
                 Ok(buffer)
             }));
         });
-        // A gradient without a copy would stand for one that is absent.
-        assert!(
-            visits == 1 && copy.is_some(),
-            "a gradient was lent {visits} times, not once, or hid a panic of the code that reads it"
-        );
         copy.transpose()
     }
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use hsdp_comm::NonFiniteAt;
 use hsdp_kernels::memory::Category;
-use hsdp_kernels::{Divisor, Fold, GradientValues, Scaling, Wire, contribute, sum_contributions};
+use hsdp_kernels::{
+    Divisor, Fold, GradientValues, Scaling, Wire, contribute, read_once, sum_contributions,
+};
 use hsdp_sharding::{Plan, Rank, Unit, UnitId};
 
 use crate::engine::device::DeviceUnsharded;
@@ -137,9 +139,9 @@ impl UnshardedGradients {
         let sums = self.sums[unit.index()].iter_mut().zip(gradients).enumerate();
         for (param, (sum, gradient)) in sums {
             let Some(gradient) = gradient.as_deref() else { continue };
-            let non_finite = sum.add(gradient)?;
+            let non_finite = sum.add(param, gradient)?;
             if let (None, Some(at)) = (found, non_finite) {
-                let from = (!is_finite(gradient, at)).then_some(rank);
+                let from = (!is_finite(gradient, param, at)).then_some(rank);
                 found = Some(NonFiniteAt { param, from });
             }
         }
@@ -155,20 +157,18 @@ impl UnshardedGradients {
 }
 
 impl Sum {
-    /// Adds a gradient. Returns the first element of the sum that is not finite.
-    fn add(&mut self, gradient: &dyn GradientValues) -> Result<Option<usize>, hsdp_kernels::Error> {
+    /// Adds the gradient of parameter `param`. Returns the first element of the sum that is not finite.
+    fn add(
+        &mut self,
+        param: usize,
+        gradient: &dyn GradientValues,
+    ) -> Result<Option<usize>, hsdp_kernels::Error> {
         let fold = if self.state == SumState::Some { Fold::Add } else { Fold::Replace };
         let sum = self.exclusive(gradient.len())?;
-        let (mut start, mut non_finite) = (0, None);
-        gradient.read(0..gradient.len(), &mut |values| {
-            let end = start + values.len();
-            assert!(end <= sum.len(), "a gradient of {} elements lends {end}", sum.len());
-            let scaling = Scaling::on(Wire::F32);
-            let found = sum_contributions(&mut sum[start..end], &[values], scaling, fold);
-            non_finite = non_finite.or_else(|| Some(start + found?));
-            start = end;
+        let mut non_finite = None;
+        read_once(gradient, param, 0..gradient.len(), &mut |values| {
+            non_finite = sum_contributions(sum, &[values], Scaling::on(Wire::F32), fold);
         });
-        assert!(start == sum.len(), "a gradient of {} elements lends {start}", sum.len());
         self.state = SumState::Some;
         Ok(non_finite)
     }
@@ -190,11 +190,52 @@ impl Sum {
     }
 }
 
-/// Whether one element of a gradient is finite.
-fn is_finite(gradient: &dyn GradientValues, at: usize) -> bool {
+/// Whether one element of the gradient of parameter `param` is finite.
+fn is_finite(gradient: &dyn GradientValues, param: usize, at: usize) -> bool {
     let mut element = [0.0];
-    gradient.read(at..at + 1, &mut |values| {
+    read_once(gradient, param, at..at + 1, &mut |values| {
         contribute(&mut element, values, Divisor::ONE, Wire::F32, Fold::Replace);
     });
     element[0].is_finite()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use hsdp_kernels::Values;
+
+    use super::*;
+
+    /// A gradient that lends single elements not at all, and more of them in halves, against the contract.
+    #[derive(Debug)]
+    struct Halves(Vec<f32>);
+
+    impl GradientValues for Halves {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+
+        fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+            let half = range.len() / 2;
+            let halves = [range.start..range.start + half, range.start + half..range.end];
+            halves
+                .into_iter()
+                .filter(|_| half > 0)
+                .for_each(|part| visit(Values::F32(&self.0[part])));
+        }
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_lent_once_and_whole_is_refused() {
+        let gradient = Halves(vec![1.0; 8]);
+        let added = catch_unwind(AssertUnwindSafe(|| {
+            let mut sum = Sum { buffer: Arc::default(), state: SumState::Nothing };
+            sum.add(2, &gradient)
+        }));
+        assert!(added.is_err(), "{added:?}");
+        let looked = catch_unwind(AssertUnwindSafe(|| is_finite(&gradient, 2, 0)));
+        assert!(looked.is_err(), "{looked:?}");
+    }
 }

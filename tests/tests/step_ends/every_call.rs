@@ -79,7 +79,8 @@ fn fail_everywhere(between: Between, then: Then) {
     for step in 0..=STEPS {
         let at = |call| Fault::at(Rank::new(culprit), step, FaultPlace::Call(call), kind);
         let calls = (0..MANY).take_while(|call| fails(at(*call)).is_some()).count();
-        assert!(calls > 0, "step {step} has calls");
+        let least = [16, 28, 1].into_iter().nth(usize::try_from(step).expect("few"));
+        assert!(Some(calls) >= least, "step {step} has {calls} calls, not {least:?}");
     }
 }
 

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use hsdp_control::{ControlError, Loss, Membership, Rank, State};
 
 use crate::way::{Direction, Spot, Way};
-use crate::world::{LONG, World, quick};
+use crate::world::{LONG, Ticks, World, quick};
 
 /// The members of a world, the last of which is lost for a changed message, and the address at which that one has connected.
 fn changed(direction: Direction, spot: Spot) -> (Vec<Membership>, String) {
     let world = World::of(3, quick());
     let (way, members) = Way::in_world(&world);
     way.change(direction, spot);
-    let started = Instant::now();
+    let started = Ticks::start();
     for member in &members[..2] {
         let status = member.wait_for(LONG, |status| !status.lost().is_empty());
         let why = match direction {

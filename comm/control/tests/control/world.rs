@@ -1,5 +1,8 @@
 //! Worlds whose members are threads of the test, each with a connection of its own.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -74,6 +77,34 @@ impl World {
 /// Joins with each of these options at the same time, and returns all results.
 pub(crate) fn join(options: Vec<ClientOptions>) -> Vec<Result<Membership, ControlError>> {
     each(options, Client::join)
+}
+
+/// A clock whose time passes as a thread gets it that sleeps again and again. On a busy machine it is as late as the threads that are
+/// tested, so what it has measured does not depend on other processes.
+pub(crate) struct Ticks {
+    count: Arc<AtomicU32>,
+    _runs: Sender<()>,
+}
+
+impl Ticks {
+    const TICK: Duration = Duration::from_millis(5);
+
+    /// Starts a clock. It stops when it is dropped.
+    pub(crate) fn start() -> Self {
+        let (count, (runs, ended)) = (Arc::<AtomicU32>::default(), channel());
+        let counted = Arc::clone(&count);
+        thread::spawn(move || {
+            while ended.recv_timeout(Self::TICK) == Err(RecvTimeoutError::Timeout) {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Self { count, _runs: runs }
+    }
+
+    /// The time that has passed; never more than on the wall.
+    pub(crate) fn elapsed(&self) -> Duration {
+        Self::TICK * self.count.load(Ordering::Relaxed)
+    }
 }
 
 /// Runs the closure for each value at the same time, and returns all results.

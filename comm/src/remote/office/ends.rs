@@ -7,8 +7,8 @@ use hsdp_sharding::Rank;
 
 use super::{FIRST_NAP, Office};
 use crate::local::{Core, Operation, from_now};
-use crate::remote::courier;
-use crate::remote::ending::{Proposal, late};
+use crate::remote::courier::{self, Turned};
+use crate::remote::ending::Proposal;
 use crate::remote::letter::Kind;
 use crate::remote::statement::end_bytes;
 use crate::remote::transport::{Answer, Loss};
@@ -19,21 +19,20 @@ use crate::{AbortReason, Error};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Office {
+    /// Before a rank is blamed as late: its message may wait in the process that forwards all messages. If that process answers, this
+    /// rank takes in what came with the answer. If it is silent, the world ends here: this rank names that process, and tells the
+    /// others, if they hear it, that it hears nothing.
+    pub(crate) fn await_forwarder(&self, core: &Core) {
+        let Some((rank, reason)) = self.silence(core) else { return };
+        let own = core.ended_by(self.rank, reason.clone());
+        self.pass_on(Some(Proposal { origin: self.rank, error: own }));
+        let doomed = self.ending.lock().take_doomed();
+        core.end_here(core.ended_by(rank, reason), &doomed);
+    }
+
     /// This rank sees an end of the world: what all get is known when the others have answered. Waits for that, but in the turn of
     /// the courier, who is the one to hear them.
-    ///
-    /// If other ranks are late, and the process that forwards all messages is silent, they may all have come: then this rank proposes
-    /// nothing about them. It names that process, and tells the others, if they hear it, that it hears nothing.
     pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
-        if late(error).is_some()
-            && let Some((rank, reason)) = self.silence(core)
-        {
-            let own = core.ended_by(self.rank, reason.clone());
-            self.pass_on(Some(Proposal { origin: self.rank, error: own }));
-            let doomed = self.ending.lock().take_doomed();
-            core.end_here(core.ended_by(rank, reason), &doomed);
-            return;
-        }
         self.hear_end(self.rank, Proposal { origin: self.rank, error: error.clone() });
         let until = from_now(PATIENCE);
         while !courier::is_in_turn() && core.status().world_end().is_none() {
@@ -65,12 +64,12 @@ impl Office {
         None
     }
 
-    /// Whether the process that forwards all messages has answered, or is lost. `None` while that is not known, and while the progress
-    /// thread is in its turn: one that hangs there never ends it.
+    /// Whether the process that forwards all messages has answered, and nothing came with the answer that is still to be taken in; or
+    /// is lost. `None` while that is not known, and while the progress thread is in its turn: one that hangs there never ends it.
     fn answer_of_forwarder(&self) -> Option<Result<(), (Rank, AbortReason)>> {
         let mut courier = self.courier.try_lock()?;
         match courier.forwarder() {
-            Answer::Heard => Some(Ok(())),
+            Answer::Heard => (courier.turn(self) != Turned::Something).then_some(Ok(())),
             Answer::Silent(Loss { rank, cause }) => Some(Err((rank, courier.reason(rank, cause)))),
             Answer::Awaited => None,
         }

@@ -1,3 +1,5 @@
+mod beyond;
+
 use std::panic;
 use std::sync::Arc;
 use std::thread;
@@ -6,11 +8,12 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 
 use super::*;
+use crate::remote;
 use crate::remote::buffer::Buffer;
 use crate::remote::courier;
 use crate::remote::ending::Proposal;
 use crate::remote::transport::{Answer, Cause, Loss, TransportError};
-use crate::{AbortReason, Channel, Counts, GroupId, Op, Tag};
+use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World};
 
 /// The others say nothing, and never take so many letters.
 #[derive(Debug, Default)]
@@ -202,12 +205,69 @@ fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     let silent = Some(loss(2, Cause::Unreachable("it does not answer".to_owned())));
     let (core, office) = opened(Silent { silent, ..Silent::default() });
     let reason = AbortReason::Unreachable { problem: "it does not answer".into() };
-    assert_eq!(core.end(late(&core)), core.ended_by(Rank::new(2), reason));
+    office.await_forwarder(&core);
+    assert_eq!(core.status().world_end(), Some(core.ended_by(Rank::new(2), reason)));
     assert_eq!(letters(&office), [Kind::Hello, Kind::End], "that this rank hears nothing");
 
-    let (core, _) = opened(Silent::default());
-    let late = late(&core);
-    assert_eq!(core.end(late.clone()), late, "messages pass, and the rank is late");
+    let (core, office) = opened(Silent::default());
+    office.await_forwarder(&core);
+    assert_eq!(core.status().world_end(), None, "messages pass, and a rank may be late");
+}
+
+/// As if the process that forwards all messages were stopped until this rank asks it: nothing arrives before.
+#[derive(Debug)]
+struct Stopped {
+    other: Box<dyn Transport>,
+    came: VecDeque<(Rank, Buffer)>,
+    has_answered: bool,
+}
+
+impl Transport for Stopped {
+    fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError> {
+        self.other.send(to, letter)
+    }
+
+    fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {
+        self.came.extend(self.other.receive()?);
+        Ok(self.has_answered.then(|| self.came.pop_front()).flatten())
+    }
+
+    fn under_way(&mut self) -> Result<usize, TransportError> {
+        self.other.under_way()
+    }
+
+    /// Answers when it has what the test waits for: the hello of the other rank, and its part in the operation.
+    fn forwarder(&mut self) -> Answer {
+        self.came.extend(self.other.receive().expect("a wire"));
+        self.has_answered |= self.came.len() >= 2;
+        if self.has_answered { Answer::Heard } else { Answer::Awaited }
+    }
+
+    fn close(&mut self, ended: Option<&Error>) {
+        self.other.close(ended);
+    }
+}
+
+#[test]
+fn no_rank_is_late_whose_message_comes_with_the_answer_of_the_process_that_forwards_it() {
+    let mut wires = remote::wires(2).into_iter();
+    let mut rank =
+        |rank, deadline, transport: &dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>| {
+            let asked = Asked { size: 2, processes: 2 };
+            let options = WorldOptions { deadline, ..WorldOptions::default() };
+            let wire = wires.next().expect("two");
+            World::by(2, (Rank::new(rank), asked), options, transport(wire))
+        };
+    let stopped = |other| -> Box<dyn Transport> {
+        Box::new(Stopped { other, came: VecDeque::new(), has_answered: false })
+    };
+    let waiting = rank(0, Duration::from_millis(20), &stopped);
+    let in_time = rank(1, Duration::from_secs(60), &|wire| wire);
+    let barrier = |world: &World| world.world_group(Channel::User).barrier(Tag::default());
+    let came = barrier(&in_time).expect("it is issued");
+    barrier(&waiting).and_then(Pending::wait).expect("the other rank has come");
+    came.wait().expect("both have come");
+    assert_eq!([waiting.end(), in_time.end()], [None, None]);
 }
 
 /// The lock of the transport is held as by a call of MPI that does not return.
@@ -216,6 +276,7 @@ fn a_progress_thread_that_hangs_in_its_turn_delays_the_end_for_a_bounded_time() 
     let (core, office) = opened(Silent::default());
     let (started, late) = (Instant::now(), late(&core));
     let turn = office.courier.lock();
+    office.await_forwarder(&core);
     assert_eq!(core.end(late.clone()), late);
     drop(turn);
     assert!(started.elapsed() < Duration::from_secs(20), "it does not wait for the turn");

@@ -1,9 +1,8 @@
 //! The guarantees that a store gives its users.
 //!
-//! `fixture` has a store and changes of it; `retention`, `formats` (newer ones), `links` (and other files that are not regular),
-//! `bounds` (sizes, memory).
+//! `fixture` has a store and changes of it; `retention`, `formats` (newer ones), `links` (and other files that are not regular).
+//! `tests/bounds.rs` (sizes, memory) uses it, too.
 
-mod bounds;
 mod fixture;
 mod formats;
 mod links;

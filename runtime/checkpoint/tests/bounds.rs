@@ -1,4 +1,8 @@
-//! Sizes that are refused before memory is taken for them.
+//! Sizes that are refused before memory is taken for them. The tests measure the memory of their process, so each runs alone in it.
+
+#[allow(dead_code)]
+#[path = "store/fixture.rs"]
+mod fixture;
 
 use std::fs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hsdp_checkpoint::{Disk, Error, Folder, Head, Lease, MOST_USER_BYTES};
 use serde_json::Value;
 
-use super::fixture::{Fixture, ONLY, save, whole};
+use fixture::{Fixture, ONLY, save, whole};
 
-/// The right to measure the memory of the process, which all tests in here share.
+/// The right to run, and to measure the memory of the process, which all tests in here share.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -110,6 +114,7 @@ fn the_metadata_of_an_index_takes_no_memory() {
 
 #[test]
 fn a_name_that_is_there_twice_is_refused() {
+    let _alone = alone();
     let fixture = Fixture::saved(&[1]);
     fixture.rewrite(1, |text| {
         text.replace(
@@ -123,6 +128,7 @@ fn a_name_that_is_there_twice_is_refused() {
 
 #[test]
 fn chunks_that_share_bytes_of_a_file_are_refused() {
+    let _alone = alone();
     let fixture = Fixture::saved(&[1]);
     fixture.rewrite(1, |text| {
         let mut value: Value = serde_json::from_str(text).expect("JSON");
@@ -143,6 +149,7 @@ fn commit(lease: &mut Lease, user: Value) -> Result<(), Error> {
 
 #[test]
 fn a_value_that_a_reader_would_refuse_is_not_written() {
+    let _alone = alone();
     let fixture = Fixture::new();
     let mut lease = fixture.store().lease("test").expect("free");
     let text = |bytes: usize| Value::String("a".repeat(bytes - 2));
