@@ -40,10 +40,7 @@ fn only_regular_files_of_bounded_length_are_read() {
     assert_eq!(error, "it is a directory; a regular file is needed\n");
     // A folder has records by their names.
     let error = refusal(&mut hsdp(&["trace", &folder.path().display().to_string()]));
-    assert!(
-        error.ends_with("/rank-0.json: it is a FIFO; a regular file is needed\n"),
-        "{error}"
-    );
+    assert!(error.ends_with("/rank-0.json: it is a FIFO; a regular file is needed\n"), "{error}");
 }
 
 /// Seventeen records of almost 64 MiB, all of them spaces.

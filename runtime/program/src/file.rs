@@ -126,6 +126,6 @@ struct Shown<'a>(&'a Path);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&in_one_line(&self.0.to_string_lossy()))
+        f.write_str(&in_one_line(self.0.display()))
     }
 }

@@ -9,7 +9,7 @@ mod tests;
 mod warning;
 
 use std::fmt;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,6 +27,7 @@ use tracing_subscriber::{Layer, Registry};
 use self::kept::Kept;
 use self::repeats::{Repeats, Shown};
 use self::warning::Warning;
+use crate::stderr::tell;
 
 /// The warnings of a process: its `tracing` events of the levels WARN and ERROR.
 ///
@@ -133,14 +134,12 @@ impl State {
         }
     }
 
-    /// Writes a line to stderr, in one write. An error of stderr cannot be reported anywhere, and is ignored.
     fn show(&self, text: &str) {
         let rank = self.rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
-        let line = format!("{}: {rank}{text}\n", self.program);
-        let write = || drop(io::stderr().lock().write_all(line.as_bytes()));
+        let tell = || tell(&self.program, format_args!("{rank}{text}"));
         match self.bar.upgrade().filter(|bar| !bar.is_finished()) {
-            Some(bar) => bar.suspend(write),
-            None => write(),
+            Some(bar) => bar.suspend(tell),
+            None => tell(),
         }
     }
 }

@@ -2,12 +2,11 @@
 
 use candle_core::DType;
 use clap::{Parser, ValueEnum};
-use hsdp_program::command_line;
 use hsdp_program::memory::{Limit, Need, product};
 use hsdp_program::number::count;
+use hsdp_program::{Failure, command_line};
 
 use super::data::{LATENT, VIEW};
-use super::failure::Failure;
 use super::model::EMBEDDING;
 use super::report::Record;
 use super::threads;
@@ -84,7 +83,7 @@ impl Float {
 impl Options {
     /// Reads the command line. `--help` and `--version` end the program here.
     pub(crate) fn read() -> Result<Self, Failure> {
-        let options: Self = command_line::read().map_err(Failure::input)?;
+        let options: Self = command_line::read()?;
         options.check()?;
         Ok(options)
     }
@@ -100,7 +99,7 @@ impl Options {
             let what = "a batch of 1 pair has no other pair to compare with: at least 2".to_owned();
             return Err(Failure::Input(what));
         }
-        self.need().check(Limit::of_process()).map_err(Failure::input)
+        Ok(self.need().check(Limit::of_process())?)
     }
 
     /// The memory of a step of all ranks. Each rank makes the whole batch of views.

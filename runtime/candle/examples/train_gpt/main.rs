@@ -53,14 +53,7 @@ use self::train::{Ended, Job, Run, train};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    run().unwrap_or_else(|failure| tell(&failure))
-}
-
-fn tell(failure: &Failure) -> ExitCode {
-    if failure.is_told() {
-        hsdp_program::tell("train_gpt", failure);
-    }
-    failure.exit_code()
+    run().unwrap_or_else(|failure| failure.tell())
 }
 
 fn run() -> Result<ExitCode, Failure> {
@@ -75,7 +68,7 @@ fn run() -> Result<ExitCode, Failure> {
     let train = || run_on(&ranks, &options, (&recorder, &warnings));
     let trained = ranks.check(&options).and_then(|()| train());
     // The failure is printed before the ranks end: a launcher kills the others as soon as one process is gone.
-    Ok(trained.map_or_else(|failure| tell(&failure), |()| ExitCode::SUCCESS))
+    Ok(trained.map_or_else(|failure| failure.tell(), |()| ExitCode::SUCCESS))
 }
 
 fn run_on(

@@ -129,7 +129,7 @@ pub(crate) enum Comm {
 impl Options {
     /// Reads the command line. `--help` and `--version` end the program here.
     pub(crate) fn read() -> Result<Self, Failure> {
-        let options: Self = command_line::read().map_err(Failure::input)?;
+        let options: Self = command_line::read()?;
         options.check_mesh()?;
         let device = options.device.offloading(options.offload);
         let device = device.map_err(|problem| Failure::input(format!("--offload: {problem}")))?;

@@ -1,6 +1,6 @@
 //! One warning as text.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -9,6 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
 use super::repeats::Shown;
+use crate::stderr::cut;
 
 /// The most characters of a message or a field. A line stays readable, whatever a peer has sent.
 const MOST_CHARACTERS: usize = 1000;
@@ -65,10 +66,7 @@ impl Warning {
     }
 
     fn add(&mut self, field: &Field, value: &dyn fmt::Display) {
-        let mut line = Cut::default();
-        // It stops with an error where the text is cut.
-        let cut = write!(line, "{value}").is_err();
-        let text = if cut { line.text + "..." } else { line.text };
+        let text = cut(value, MOST_CHARACTERS);
         match field.name() {
             "message" => self.message = text,
             name => self.fields.push((name, text)),
@@ -97,27 +95,4 @@ struct Line<'a> {
     message: &'a str,
     fields: Map<String, Value>,
     left_out: u64,
-}
-
-/// Text of one line and bounded length. Control characters, which could end the line or change the terminal, are escaped.
-#[derive(Debug, Default)]
-struct Cut {
-    text: String,
-    characters: usize,
-}
-
-impl fmt::Write for Cut {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for character in text.chars() {
-            if self.characters == MOST_CHARACTERS {
-                return Err(fmt::Error);
-            }
-            self.characters += 1;
-            match character.is_control() {
-                true => self.text.extend(character.escape_default()),
-                false => self.text.push(character),
-            }
-        }
-        Ok(())
-    }
 }
