@@ -17,10 +17,11 @@ use common::place::{Place, ended_well, saved};
 /// and the trace.
 const MOST_BLOCKS: u32 = 24;
 
-/// `train_gpt` on a disk that is full after [`MOST_BLOCKS`]: an error of the system's, and no signal.
-fn on_a_full_disk() -> Command {
+/// `train_gpt` on a disk that is full after [`MOST_BLOCKS`]: an error of the system's, and no signal. The shell sends the
+/// output where `redirection` says.
+fn on_a_full_disk(redirection: &str) -> Command {
     let mut shell = Command::new("sh");
-    let limit = format!("trap '' XFSZ; ulimit -f {MOST_BLOCKS}; exec \"$@\"");
+    let limit = format!("trap '' XFSZ; ulimit -f {MOST_BLOCKS}; exec \"$@\" {redirection}");
     shell.args(["-c", &limit, "sh"]).arg(example("train_gpt").get_program());
     shell
 }
@@ -41,7 +42,7 @@ fn failed_saves(place: &Place) -> Vec<String> {
 fn saves_that_fail_are_told_kept_and_counted_and_the_run_fails() {
     let place = Place::new();
     let recipe = ["--steps", "8", "--save-every", "2", "--mesh", "1x2"];
-    let run = place.start_as(on_a_full_disk(), &recipe);
+    let run = place.start_as(on_a_full_disk(""), &recipe);
     let run = run.ended();
     let said = stderr(&run);
     assert_eq!(run.status.code(), Some(1), "{said}");
@@ -64,6 +65,20 @@ fn saves_that_fail_are_told_kept_and_counted_and_the_run_fails() {
     let summary = place.files()["summary.json"].clone();
     let summary: Value = serde_json::from_slice(&summary).expect("JSON");
     assert!(summary["warnings"].as_u64() >= Some(3), "{summary}");
+}
+
+/// No reader of the report would miss the checkpoint otherwise.
+#[test]
+fn a_lost_checkpoint_is_told_though_the_report_is_lost() {
+    let place = Place::new();
+    let recipe = ["--steps", "1", "--save-every", "1", "--mesh", "1x2"];
+    let run = place.start_as(on_a_full_disk("> /dev/full"), &recipe).ended();
+    let said = stderr(&run);
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    let [.., checkpoint, report] = *said.lines().collect::<Vec<_>>() else { panic!("{said}") };
+    let told = "train_gpt: training failed: the last checkpoint was not saved: saving at step 1";
+    assert!(checkpoint.starts_with(told), "{said}");
+    assert!(report.starts_with("train_gpt: cannot print to stdout: No space left"), "{said}");
 }
 
 #[test]

@@ -85,8 +85,12 @@ fn run_on(
     let job = job.as_ref().map_err(|failure| *failure);
     let ended = train((options, job), ranks, progress)?;
     let Ok(job) = job else { return Ok(()) };
-    ended.run.as_ref().map_or(Ok(()), |run| report(job, run, output))?;
-    outcome(job, ended)
+    let reported = ended.run.as_ref().map_or(Ok(()), |run| report(job, run, output));
+    let ended = outcome(job, ended);
+    if let (Err(_), Err(failure)) = (&reported, &ended) {
+        failure.tell();
+    }
+    reported.and(ended)
 }
 
 /// Writes the files of rank 0, and prints its report. The files stay as they are if all steps were made before this run.
@@ -103,15 +107,15 @@ fn report(job: &Job<'_>, run: &Run, output: Option<&Output>) -> Result<(), Failu
     Ok(())
 }
 
-/// The end of a run whose results are reported: it fails if the last checkpoint was not saved, or a signal has ended it.
+/// The end of a run, whose report may have failed: it fails if the last checkpoint was not saved, or a signal has ended it.
 fn outcome(job: &Job<'_>, ended: Ended) -> Result<(), Failure> {
     let signal = job.signals.caught();
     let stopped = ended.was_stopped.then_some(Failure::Stopped { signal, steps: ended.steps });
     match (ended.unsaved, stopped) {
         (None, None) => Ok(()),
-        (None, Some(stopped)) => Err(stopped),
         // Rank 0 is still writing its files, and a launcher would kill it.
-        (Some(_), _) if ended.run.is_none() => Err(Failure::Elsewhere),
+        _ if ended.run.is_none() => Err(Failure::Elsewhere),
+        (None, Some(stopped)) => Err(stopped),
         (Some(problem), None) => {
             Err(Failure::Training(format!("the last checkpoint was not saved: {problem}")))
         }

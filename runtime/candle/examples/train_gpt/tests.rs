@@ -17,7 +17,7 @@ use super::options::Options;
 use super::recipe;
 use super::signals::Signals;
 use super::text::Corpus;
-use super::train::Job;
+use super::train::{Ended, Job};
 use super::unsharded::{Summed, Tensors, Unsharded};
 use super::verify::{Sharded, Twin};
 
@@ -221,5 +221,19 @@ fn the_ranks_learn_the_problem_of_one_that_has_no_text() {
         // All have it, which is no matter of one rank.
         let expected = ["cannot read x", ""].map(|said| Some(said.to_owned()));
         assert_eq!(agreed([Err(&problem); 2], one.options), expected);
+    });
+}
+
+#[test]
+fn a_run_that_ends_early_fails_in_the_process_of_rank_0_alone() {
+    with_job(&[], |job| {
+        for (was_stopped, unsaved) in [(true, None), (false, Some("full")), (true, Some("full"))] {
+            let unsaved = unsaved.map(str::to_owned);
+            let ended = Ended { run: None, steps: 3, was_stopped, unsaved };
+            let outcome = super::outcome(job, ended);
+            assert!(matches!(outcome, Err(Failure::Elsewhere)), "{outcome:?}");
+        }
+        let ended = Ended { run: None, steps: 3, was_stopped: false, unsaved: None };
+        assert!(super::outcome(job, ended).is_ok());
     });
 }
