@@ -124,7 +124,8 @@ fn a_stop_whose_checkpoint_fails_is_a_failure() {
 
 #[test]
 fn a_folder_in_the_place_of_a_file_is_refused_before_the_run() {
-    for name in ["loss.svg", "metrics.jsonl", "run.lock", "summary.json", "trace.json"] {
+    let files = ["loss.svg", "metrics.jsonl", "run.lock", "summary.json", "trace.json"];
+    for name in files.into_iter().chain(["warnings.jsonl"]) {
         let place = Place::new();
         let path = place.out().join(name);
         fs::create_dir_all(&path).expect("a folder");
@@ -156,4 +157,29 @@ fn a_second_run_in_one_folder_is_refused_and_changes_nothing() {
     first.send(Signal::SIGKILL);
     first.ended();
     ended_well(&place.run(&["--steps", "2", "--resume"]));
+}
+
+#[test]
+fn warnings_of_an_earlier_run_stay_until_another_begins() {
+    let place = Place::new();
+    let recipe = ["--steps", "2", "--save-every", "2"];
+    ended_well(&place.run(&recipe));
+    let names = ["warnings.jsonl", "warnings-rank-1.jsonl", "warnings-rank-7.jsonl"];
+    let other = "warnings-rank-seven.jsonl";
+    for name in names.into_iter().chain([other]) {
+        fs::write(place.out().join(name), "{}\n").expect("written");
+    }
+    let there = || names.map(|name| place.files().contains_key(name));
+    // Both are found when the folder is locked: a unit that the model does not have, and a checkpoint of another seed.
+    let fault = "rank 0, step 1, unit 99: panic";
+    for refused in [["--fault", fault].as_slice(), &["--resume", "--seed", "2"]] {
+        let refused = place.run(&[&recipe[..], refused].concat());
+        assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+        assert_eq!(there(), [true; 3]);
+    }
+    ended_well(&place.run(&["--steps", "3", "--save-every", "1", "--resume"]));
+    assert_eq!(there(), [true; 3], "a run that goes on keeps them");
+    ended_well(&place.run(&["--steps", "2"]));
+    assert_eq!(there(), [false; 3]);
+    assert!(place.files().contains_key(other), "it is no file of a run");
 }

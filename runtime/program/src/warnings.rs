@@ -9,7 +9,6 @@ mod tests;
 mod warning;
 
 use std::fmt;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,6 +26,7 @@ use tracing_subscriber::{Layer, Registry};
 use self::kept::Kept;
 use self::repeats::{Repeats, Shown};
 use self::warning::Warning;
+use crate::file::FileError;
 use crate::stderr::tell;
 
 /// The warnings of a process: its `tracing` events of the levels WARN and ERROR.
@@ -128,9 +128,9 @@ impl State {
         self.tell_if_lost(kept);
     }
 
-    fn tell_if_lost(&self, kept: io::Result<()>) {
-        if let (Err(error), Some(file)) = (kept, self.kept.file()) {
-            self.show(&format!("warning: warnings cannot be kept in {}: {error}", file.display()));
+    fn tell_if_lost(&self, kept: Result<(), FileError>) {
+        if let Err(error) = kept {
+            self.show(&format!("warning: warnings cannot be kept in {error}"));
         }
     }
 

@@ -76,7 +76,7 @@ fn run_on(
     options: &Options,
     (recorder, warnings): (&Recorder, &Warnings),
 ) -> Result<(), Failure> {
-    let inputs = Inputs::read(ranks, options, (recorder, warnings));
+    let inputs = Inputs::read(ranks, options, recorder);
     // Other processes wait for this one: they learn of its problem where they meet.
     let inputs = if options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
     let output = inputs.as_ref().ok().and_then(Inputs::output);

@@ -156,7 +156,6 @@ struct Rank<'a> {
 
 impl<'a> Rank<'a> {
     fn new(world: World, job: &'a Job<'a>) -> Result<Self, Failure> {
-        output::keep_warnings_of(&world, job)?;
         // Until the ranks have met, a signal ends the process at once: there is no step to complete.
         if world.rank().index() == 0 || !world.shares_memory() {
             job.signals.listen().map_err(Failure::training)?;
@@ -182,10 +181,9 @@ impl<'a> Rank<'a> {
             saving.resume(&mut self.model, &mut self.optimizer)?;
         }
         let first = self.steps()?;
-        if let Some(Desk { progress, .. }) =
-            desk.as_mut().filter(|_| first < self.job.options.steps)
-        {
-            progress.start(first)?;
+        if first < self.job.options.steps {
+            output::keep_warnings(self.model.world(), self.job)?;
+            desk.as_mut().map_or(Ok(()), |desk| desk.progress.start(first))?;
         }
         let before = self.model.world().ledger();
         let was_stopped = self.train_from(first, &mut desk)?;
