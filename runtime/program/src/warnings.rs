@@ -24,7 +24,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
 
 use self::kept::Kept;
-use self::repeats::{Repeats, Shown};
+use self::repeats::Repeats;
 use self::warning::Warning;
 use crate::file::FileError;
 use crate::stderr::tell;
@@ -32,8 +32,8 @@ use crate::stderr::tell;
 /// The warnings of a process: its `tracing` events of the levels WARN and ERROR.
 ///
 /// Each is a line on stderr, as soon as it comes, and in the file of [`keep_in`](Self::keep_in). Repeats are left out: a text that
-/// equals the one before it, and the eleventh and later texts of one kind. A minute later the next one is shown again, with the
-/// number of those left out. All are counted. A kind is a place in the source.
+/// equals the one before it, and the eleventh and later texts of one kind. A minute later the next one is shown again. A text that
+/// is shown has the number of those of its kind that were left out before it. All are counted. A kind is a place in the source.
 ///
 /// ```
 /// use hsdp_program::Warnings;
@@ -118,13 +118,12 @@ impl State {
     fn add(&mut self, (event, warning): (&Event<'_>, &Warning), now: Instant) {
         self.count += 1;
         let (kind, text) = (event.metadata().callsite(), warning.text());
-        let Some(shown) = self.repeats.admit(kind, &text, now) else { return };
-        let left_out = match shown {
-            Shown::AtOnce | Shown::Again(0) => String::new(),
-            Shown::Again(more) => format!(" [{more} more like it in the time before]"),
-        };
-        self.show(&format!("{text}{left_out}"));
-        let kept = self.kept.add(warning.line((self.rank, shown)));
+        let Some(left_out) = self.repeats.admit(kind, &text, now) else { return };
+        match left_out {
+            0 => self.show(&text),
+            more => self.show(&format!("{text} [{more} more like it were left out before]")),
+        }
+        let kept = self.kept.add(warning.line((self.rank, left_out)));
         self.tell_if_lost(kept);
     }
 

@@ -7,7 +7,7 @@
 //!
 //! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `bounds`, `recipe`,
 //! `ranks`, `inputs` and `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
-//! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace`, `threads`. The modules import each other
+//! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace` and `switch`, `threads`. The modules import each other
 //! through `super`, because `tests/verify.rs` includes this file as a module to run `tests`.
 
 mod bounds;
@@ -25,6 +25,7 @@ mod report;
 mod saving;
 mod signals;
 mod size;
+mod switch;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -80,7 +81,9 @@ fn run_on(
     // Other processes wait for this one: they learn of its problem where they meet.
     let inputs = if options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
     let output = inputs.as_ref().ok().and_then(Inputs::output);
-    let progress = Progress::new(options.steps, output, warnings)?;
+    // Only rank 0 shows progress. Another process would draw its bar around each of its warnings.
+    let progress = ranks.has_first().then(|| Progress::new(options.steps, output, warnings));
+    let progress = progress.transpose()?;
     let job = inputs.as_ref().map(|inputs| inputs.job(warnings));
     let job = job.as_ref().map_err(|failure| *failure);
     let ended = train((options, job), ranks, progress)?;

@@ -63,14 +63,15 @@ pub(crate) struct Run {
     pub(crate) warnings: u64,
 }
 
-/// Trains the ranks of this process, which has a job, or a problem that the ranks of other processes learn.
+/// Trains the ranks of this process, which has a job, or a problem that the ranks of other processes learn. The process of rank 0 has
+/// the progress.
 pub(crate) fn train(
     (options, job): (&Options, Result<&Job<'_>, &Failure>),
     ranks: &Ranks,
-    progress: Progress,
+    progress: Option<Progress>,
 ) -> Result<Ended, Failure> {
     // Only rank 0 shows progress and compares with the twin, so it takes this state; the other ranks have `None`.
-    let progress = Mutex::new(Some(progress));
+    let progress = Mutex::new(progress);
     memory::reset_peaks();
     let outcomes = ranks.launch(options, |world| {
         let progress = if world.rank().index() == 0 { progress.lock().take() } else { None };

@@ -46,11 +46,21 @@ fn a_kind_is_shown_again_after_a_minute_with_the_number_left_out() {
         let now = begun + std::time::Duration::from_secs(seconds);
         repeats.admit("a kind", "the same", now)
     };
-    let admitted = [0, 1, 59, 61, 62, 130].map(&mut at);
-    assert_eq!(
-        admitted,
-        [Some(Shown::AtOnce), None, None, Some(Shown::Again(2)), None, Some(Shown::Again(1))]
-    );
+    assert_eq!([0, 1, 59, 61, 62, 130].map(&mut at), [Some(0), None, None, Some(2), None, Some(1)]);
+}
+
+#[test]
+fn the_number_left_out_is_told_with_the_next_text_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("warnings.jsonl");
+    warnings_of(|warnings| {
+        warnings.keep_in(&file);
+        for step in [1, 1, 1, 2, 3] {
+            tracing::warn!(step, "late");
+        }
+    });
+    let told: Vec<_> = lines(&file).iter().map(|line| line["left_out"].clone()).collect();
+    assert_eq!(told, [0, 2, 0]);
 }
 
 #[test]

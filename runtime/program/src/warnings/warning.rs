@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
-use super::repeats::Shown;
 use crate::stderr::cut;
 
 /// The most characters of a message or a field. A line stays readable, whatever a peer has sent.
@@ -47,7 +46,7 @@ impl Warning {
     }
 
     /// The line of JSON of the file.
-    pub(super) fn line(&self, (rank, shown): (Option<usize>, Shown)) -> String {
+    pub(super) fn line(&self, (rank, left_out): (Option<usize>, u64)) -> String {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let field = |(name, value): &(&str, String)| ((*name).to_owned(), value.as_str().into());
         let line = Line {
@@ -57,10 +56,7 @@ impl Warning {
             rank,
             message: &self.message,
             fields: self.fields.iter().map(field).collect(),
-            left_out: match shown {
-                Shown::AtOnce => 0,
-                Shown::Again(left_out) => left_out,
-            },
+            left_out,
         };
         serde_json::to_string(&line).unwrap_or_default()
     }
