@@ -110,7 +110,8 @@ pub(crate) struct Options {
     pub(crate) resume: bool,
 
     /// Directory for loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev), for warnings.jsonl if there
-    /// are warnings, and for flight/ if the run fails; one run at a time writes to it; by default no file is written
+    /// are warnings, and for flight/ if the run fails; one run at a time writes to it, and holds the lock on run.lock in it; by
+    /// default no file is written
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
