@@ -4,10 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use hsdp::Mesh;
-use hsdp_program::{Failure, Warnings, command_line};
-
-/// The most ranks that are threads of a bench.
-const MAX_THREADS: usize = 256;
+use hsdp_program::{Failure, Warnings, command_line, threads};
 
 /// Reads the command line, and calls `measure` with its options. Warnings of the libraries are lines on stderr.
 ///
@@ -28,10 +25,6 @@ pub fn run<O: Parser>(measure: impl FnOnce(O) -> Result<(), Failure>) -> ExitCod
 /// # Errors
 /// [`Failure::Input`]
 pub fn check_threads(mesh: Mesh) -> Result<(), Failure> {
-    match mesh.world_size() {
-        ..=MAX_THREADS => Ok(()),
-        ranks => Err(Failure::Input(format!(
-            "mesh {mesh} has {ranks} ranks: at most {MAX_THREADS} run as threads of one process"
-        ))),
-    }
+    threads::check(mesh.world_size(), threads::IN_A_BENCH)
+        .map_err(|problem| Failure::Input(format!("mesh {mesh} has {problem}")))
 }

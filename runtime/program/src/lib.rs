@@ -14,6 +14,7 @@ pub mod stderr;
 pub mod stdout;
 #[cfg(unix)]
 pub mod testing;
+pub mod threads;
 mod warnings;
 
 pub use self::digest::Digest;

@@ -4,12 +4,11 @@ use candle_core::DType;
 use clap::{Parser, ValueEnum};
 use hsdp_program::memory::{Limit, Need, product};
 use hsdp_program::number::count;
-use hsdp_program::{Failure, command_line};
+use hsdp_program::{Failure, command_line, threads};
 
 use super::data::{LATENT, VIEW};
 use super::model::EMBEDDING;
 use super::report::Record;
-use super::threads;
 
 /// The largest batch and width: their products fit 64 bits. The memory of the process allows less.
 const MAX: usize = 1 << 24;
@@ -90,7 +89,7 @@ impl Options {
 
     fn check(&self) -> Result<(), Failure> {
         let Self { ranks, batch, .. } = *self;
-        threads::check(ranks).map_err(Failure::Input)?;
+        threads::check(ranks, threads::IN_EXAMPLES).map_err(Failure::Input)?;
         if !batch.is_multiple_of(ranks) {
             let what = format!("a batch of {batch} pairs cannot be shared evenly by {ranks} ranks");
             return Err(Failure::Input(what));

@@ -77,7 +77,8 @@ type Times = Vec<Duration>;
 fn main() -> ExitCode {
     hsdp_program::run("runtime_cost", || {
         let options: Options = command_line::read()?;
-        threads::check(options.mesh.world_size())
+        let ranks = options.mesh.world_size();
+        hsdp_program::threads::check(ranks, hsdp_program::threads::IN_EXAMPLES)
             .map_err(|problem| Failure::Input(format!("mesh {} has {problem}", options.mesh)))?;
         run(&options).map_err(Failure::work)
     })
