@@ -4,18 +4,19 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use hsdp::Mesh;
-use hsdp_program::{Failure, command_line};
+use hsdp_program::{Failure, Warnings, command_line, threads};
 
-/// The most ranks that are threads of a bench.
-const MAX_THREADS: usize = 256;
-
-/// Reads the command line, and calls `measure` with its options.
+/// Reads the command line, and calls `measure` with its options. Warnings of the libraries are lines on stderr.
 ///
 /// Prints one line and returns exit code 2 if the command line is invalid or more memory would be needed than there is, and exit
 /// code 1 if the measurement fails or its result cannot be printed.
 pub fn run<O: Parser>(measure: impl FnOnce(O) -> Result<(), Failure>) -> ExitCode {
-    hsdp_program::run(O::command().get_name(), || {
-        measure(command_line::read()?).map(|()| ExitCode::SUCCESS)
+    let command = O::command();
+    let name = command.get_name();
+    hsdp_program::run(name, || {
+        let options = command_line::read()?;
+        Warnings::of(name).listen().map_err(Failure::work)?;
+        measure(options).map(|()| ExitCode::SUCCESS)
     })
 }
 
@@ -24,10 +25,6 @@ pub fn run<O: Parser>(measure: impl FnOnce(O) -> Result<(), Failure>) -> ExitCod
 /// # Errors
 /// [`Failure::Input`]
 pub fn check_threads(mesh: Mesh) -> Result<(), Failure> {
-    match mesh.world_size() {
-        ..=MAX_THREADS => Ok(()),
-        ranks => Err(Failure::Input(format!(
-            "mesh {mesh} has {ranks} ranks: at most {MAX_THREADS} run as threads of one process"
-        ))),
-    }
+    threads::check(mesh.world_size(), threads::IN_A_BENCH)
+        .map_err(|problem| Failure::Input(format!("mesh {mesh} has {problem}")))
 }

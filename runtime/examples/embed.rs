@@ -3,7 +3,6 @@
 #![expect(clippy::cast_possible_truncation, reason = "an f32 example")]
 
 use hsdp::prelude::*;
-use std::io::{self, Write as _};
 use std::sync::Arc;
 
 const INPUTS: usize = 4;
@@ -15,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let losses = &ranks[0];
     assert!(ranks.iter().all(|others| others == losses), "all ranks see the same losses");
     for (number, loss) in losses.iter().enumerate().step_by(50) {
-        writeln!(io::stdout(), "step {number:3}  loss {loss:.4}")?;
+        hsdp_program::print(format_args!("step {number:3}  loss {loss:.4}"))?;
     }
     assert!(losses.last().is_some_and(|loss| *loss < 0.05), "it learns");
     Ok(())
@@ -50,7 +49,7 @@ fn train(world: World) -> Result<Vec<f64>, hsdp::Error> {
 /// One microbatch: forward, loss, backward.
 fn train_on((x, want): (Vec<f32>, Vec<f32>), mut pass: Pass<'_>) -> Result<(), hsdp::Error> {
     let [hidden, output] = UNITS;
-    // 4. Forward. A gathered unit lives until you drop it.
+    // 4. Forward. hsdp frees a gathered unit when you drop it.
     let w1 = pass.unshard(hidden)?;
     let hidden_of = |x| rows(&w1, INPUTS).map(move |w| dot(w, x).max(0.0));
     let active: Vec<f32> = x.chunks(INPUTS).flat_map(hidden_of).collect();

@@ -52,6 +52,19 @@ impl DType {
         matches!(self, Self::F32 | Self::F16 | Self::BF16 | Self::F64)
     }
 
+    /// Reads the name of a dtype that parameters and gradients in training can have: `f32`, `bf16` or `f16`.
+    ///
+    /// # Errors
+    /// [`Error::Unparsable`]
+    pub fn of_training(text: &str) -> Result<Self, Error> {
+        let all = [Self::F32, Self::BF16, Self::F16];
+        all.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| Error::Unparsable {
+            what: "dtype of parameters and gradients",
+            text: text.to_owned(),
+            expected: "f32, bf16 or f16",
+        })
+    }
+
     /// Its name: `f32`, `bf16` and so on, as it is displayed and parsed.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -6,7 +6,6 @@ use clap::{Parser, ValueEnum};
 use hsdp::{Accumulation, DType, FullCopies, Mesh, ModelOptions, Objective, Precision};
 use hsdp_benches::program::check_threads;
 use hsdp_benches::steps::{Gradients, Size};
-use hsdp_kernels::Wire;
 use hsdp_program::Failure;
 use hsdp_program::memory::Limit;
 
@@ -32,10 +31,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) microbatches: u32,
     /// The dtype of gathered parameters and of gradients: f32, bf16 or f16.
-    #[arg(long, default_value = "f32", value_parser = real)]
+    #[arg(long, default_value = "f32", value_parser = DType::of_training)]
     pub(crate) param_dtype: DType,
     /// The dtype of gradients on the wire: f32, bf16 or f16.
-    #[arg(long, default_value = "f32", value_parser = real)]
+    #[arg(long, default_value = "f32", value_parser = DType::of_training)]
     pub(crate) reduce_dtype: DType,
     /// The accumulation mode: reduce-scatter, every or local.
     #[arg(long, default_value = "reduce-scatter")]
@@ -70,13 +69,6 @@ impl fmt::Display for Comm {
             Self::Mpi => "mpi",
         })
     }
-}
-
-/// A dtype of parameters and gradients.
-fn real(text: &str) -> Result<DType, String> {
-    let dtype: DType = text.parse().map_err(|_| "expected f32, bf16 or f16")?;
-    Wire::try_from(dtype).map_err(|_| "expected f32, bf16 or f16")?;
-    Ok(dtype)
 }
 
 impl Options {

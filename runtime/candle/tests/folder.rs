@@ -17,10 +17,11 @@ use common::place::{Place, ended_well, saved};
 /// and the trace.
 const MOST_BLOCKS: u32 = 24;
 
-/// `train_gpt` on a disk that is full after [`MOST_BLOCKS`]: an error of the system's, and no signal.
-fn on_a_full_disk() -> Command {
+/// `train_gpt` on a disk that is full after [`MOST_BLOCKS`]: an error of the system's, and no signal. The shell sends the
+/// output where `redirection` says.
+fn on_a_full_disk(redirection: &str) -> Command {
     let mut shell = Command::new("sh");
-    let limit = format!("trap '' XFSZ; ulimit -f {MOST_BLOCKS}; exec \"$@\"");
+    let limit = format!("trap '' XFSZ; ulimit -f {MOST_BLOCKS}; exec \"$@\" {redirection}");
     shell.args(["-c", &limit, "sh"]).arg(example("train_gpt").get_program());
     shell
 }
@@ -41,7 +42,7 @@ fn failed_saves(place: &Place) -> Vec<String> {
 fn saves_that_fail_are_told_kept_and_counted_and_the_run_fails() {
     let place = Place::new();
     let recipe = ["--steps", "8", "--save-every", "2", "--mesh", "1x2"];
-    let run = place.start_as(on_a_full_disk(), &recipe);
+    let run = place.start_as(on_a_full_disk(""), &recipe);
     let run = run.ended();
     let said = stderr(&run);
     assert_eq!(run.status.code(), Some(1), "{said}");
@@ -64,6 +65,20 @@ fn saves_that_fail_are_told_kept_and_counted_and_the_run_fails() {
     let summary = place.files()["summary.json"].clone();
     let summary: Value = serde_json::from_slice(&summary).expect("JSON");
     assert!(summary["warnings"].as_u64() >= Some(3), "{summary}");
+}
+
+/// No reader of the report would miss the checkpoint otherwise.
+#[test]
+fn a_lost_checkpoint_is_told_though_the_report_is_lost() {
+    let place = Place::new();
+    let recipe = ["--steps", "1", "--save-every", "1", "--mesh", "1x2"];
+    let run = place.start_as(on_a_full_disk("> /dev/full"), &recipe).ended();
+    let said = stderr(&run);
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    let [.., checkpoint, report] = *said.lines().collect::<Vec<_>>() else { panic!("{said}") };
+    let told = "train_gpt: training failed: the last checkpoint was not saved: saving at step 1";
+    assert!(checkpoint.starts_with(told), "{said}");
+    assert!(report.starts_with("train_gpt: cannot print to stdout: No space left"), "{said}");
 }
 
 #[test]
@@ -109,7 +124,8 @@ fn a_stop_whose_checkpoint_fails_is_a_failure() {
 
 #[test]
 fn a_folder_in_the_place_of_a_file_is_refused_before_the_run() {
-    for name in ["loss.svg", "metrics.jsonl", "run.lock", "summary.json", "trace.json"] {
+    let files = ["loss.svg", "metrics.jsonl", "run.lock", "summary.json", "trace.json"];
+    for name in files.into_iter().chain(["warnings.jsonl"]) {
         let place = Place::new();
         let path = place.out().join(name);
         fs::create_dir_all(&path).expect("a folder");
@@ -141,4 +157,29 @@ fn a_second_run_in_one_folder_is_refused_and_changes_nothing() {
     first.send(Signal::SIGKILL);
     first.ended();
     ended_well(&place.run(&["--steps", "2", "--resume"]));
+}
+
+#[test]
+fn warnings_of_an_earlier_run_stay_until_another_begins() {
+    let place = Place::new();
+    let recipe = ["--steps", "2", "--save-every", "2"];
+    ended_well(&place.run(&recipe));
+    let names = ["warnings.jsonl", "warnings-rank-1.jsonl", "warnings-rank-7.jsonl"];
+    let other = "warnings-rank-seven.jsonl";
+    for name in names.into_iter().chain([other]) {
+        fs::write(place.out().join(name), "{}\n").expect("written");
+    }
+    let there = || names.map(|name| place.files().contains_key(name));
+    // Both are found when the folder is locked: a unit that the model does not have, and a checkpoint of another seed.
+    let fault = "rank 0, step 1, unit 99: panic";
+    for refused in [["--fault", fault].as_slice(), &["--resume", "--seed", "2"]] {
+        let refused = place.run(&[&recipe[..], refused].concat());
+        assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+        assert_eq!(there(), [true; 3]);
+    }
+    ended_well(&place.run(&["--steps", "3", "--save-every", "1", "--resume"]));
+    assert_eq!(there(), [true; 3], "a run that goes on keeps them");
+    ended_well(&place.run(&["--steps", "2"]));
+    assert_eq!(there(), [false; 3]);
+    assert!(place.files().contains_key(other), "it is no file of a run");
 }

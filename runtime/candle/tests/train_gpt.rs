@@ -95,6 +95,29 @@ fn bad_input_of_a_process_among_others_names_its_rank() {
     assert!(message.starts_with("train_gpt: rank 3: invalid value '0' for '--steps"), "{message}");
 }
 
+#[cfg(unix)]
+#[test]
+fn the_name_of_a_folder_does_not_change_the_terminal() {
+    let place = Workplace::new();
+    let out = place.path("a\nb\u{1b}[2J");
+    fs::create_dir_all(out.join("run.lock")).expect("a folder");
+    let output = place.train(&["--out", &out.display().to_string()]);
+    let message = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("/a\\nb\\u{1b}[2J/run.lock: "), "{message}");
+    assert_eq!(message.chars().filter(|c| c.is_control()).count(), 1, "{message:?}");
+}
+
+#[test]
+fn the_lines_below_a_failure_explain_it() {
+    let arguments = ["--mesh", "1x2", "--steps", "3", "--fault", "rank 1, step 1, unit 1: panic"];
+    let output = Workplace::new().train(&arguments);
+    let message = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    let (_, told) = message.split_once("train_gpt: training failed: rank 1: ").expect(&message);
+    assert!(told.contains("\nno record of rank 1\n"), "{message}");
+}
+
 #[test]
 fn help_is_no_failure() {
     assert!(stdout(&run(&["--help"])).contains("--mesh <RxS>"));

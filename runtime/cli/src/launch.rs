@@ -9,12 +9,12 @@
 //! ```
 //!
 //! An attendant is this program again. It runs its rank's command in a process group of its own. Over a socket it sends the output
-//! and the end of the command to the launcher, and receives the signals that it is to send to the group. When the launcher dies, the
-//! socket closes, and the attendant kills its group. When the attendant dies, the system kills the command.
+//! and the end of the command to the launcher, and receives the signals for the group. When the launcher dies, the socket closes,
+//! and the attendant kills its group. When the attendant dies, the system kills the command.
 //!
 //! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a rank, and to signals), `job` (the
-//! processes to start), `ranks` (messages from attendants), `claims` and `peer` (the attendants that it takes), `frame` (their encoding), `attendant`, `replace`, `terminal` and `lines`
-//! (output and logs), `threads`.
+//! processes to start), `ranks` (messages from attendants), `frame` (their encoding), `claims` and `peer` (the checks of an attendant
+//! that connects), `attendant`, `replace`, `terminal` and `lines` (output and logs), `threads`.
 
 mod attempt;
 pub(crate) mod attendant;

@@ -68,7 +68,7 @@ enum Command {
 
 fn main() -> ExitCode {
     hsdp_program::run("hsdp", || {
-        let options: Options = command_line::read()?;
+        let options: Options = command_line::read().map_err(Failure::input)?;
         Warnings::of("hsdp").listen().map_err(Failure::work)?;
         match options.command.run().map_err(Failure::input)? {
             Outcome::Well => Ok(ExitCode::SUCCESS),

@@ -38,11 +38,11 @@ pub(crate) struct Options {
     mesh: Mesh,
 
     /// Dtype of gathered parameters, in which the model computes: f32, bf16 or f16
-    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = DType::of_training)]
     param_dtype: DType,
 
     /// Dtype of gradients on the wire: f32, bf16 or f16
-    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = DType::of_training)]
     reduce_dtype: DType,
 
     /// Collectives on gradients in each microbatch: reduce-scatter, every (also all-reduce) or local (none before the last)
@@ -193,10 +193,4 @@ fn model(name: &str) -> Result<(String, ModelSpec), String> {
 
 fn cannot_write(file: &Path, error: &std::io::Error) -> String {
     format!("cannot write {}: {error}", file.display())
-}
-
-fn real(text: &str) -> Result<DType, String> {
-    let dtype =
-        text.parse().ok().filter(|dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16));
-    dtype.ok_or_else(|| "expected f32, bf16 or f16".to_owned())
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use crate::command_line::CommandLineError;
 use crate::file::FileError;
 use crate::memory::TooMuch;
-use crate::stderr::{in_one_line, tell};
+use crate::stderr::tell;
 use crate::stdout::PrintError;
 
 /// The reason why a program fails.
@@ -44,7 +44,10 @@ impl Failure {
 
 impl From<CommandLineError> for Failure {
     fn from(error: CommandLineError) -> Self {
-        Self::input(error)
+        match error {
+            CommandLineError::Invalid { line } => Self::Input(line),
+            CommandLineError::Print(error) => error.into(),
+        }
     }
 }
 
@@ -73,10 +76,10 @@ impl From<String> for Failure {
     }
 }
 
-/// Runs the work of a program. If it fails, prints a line to stderr, with escapes in place of control characters.
+/// Runs the work of a program. If it fails, prints a line to stderr.
 pub fn run(program: &str, work: impl FnOnce() -> Result<ExitCode, Failure>) -> ExitCode {
     work().unwrap_or_else(|failure| {
-        tell(program, in_one_line(&failure.to_string()));
+        tell(program, &failure);
         failure.exit_code()
     })
 }

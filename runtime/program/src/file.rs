@@ -1,17 +1,17 @@
 //! Files that a user names: regular files, up to a length.
 
 use std::fmt;
-use std::fs::{File, FileType, Metadata};
-use std::io::{self, Read as _};
+use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use crate::stderr::in_one_line;
 
-/// The reason why a file was not read. The text is one line, which begins with the path.
+/// The reason why a file was not read or written. The text is one line, which begins with the path.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The file is missing, or the system does not let this process read it.
+    /// The file is missing, or the system does not let this process read or write it.
     #[error("{}: {source}", Shown(.path))]
     Io {
         /// The file.
@@ -49,7 +49,7 @@ pub enum FileError {
 /// [`FileError`]
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, FileError> {
     let failed = |source| FileError::Io { path: path.to_owned(), source };
-    let file = open(path).map_err(failed)?;
+    let file = open(path, OpenOptions::new().read(true)).map_err(failed)?;
     // This describes the opened file, so no other file can take its place after the check.
     let found = file.metadata().map_err(failed)?;
     regular(path, &found)?;
@@ -90,18 +90,22 @@ fn regular(path: &Path, found: &Metadata) -> Result<(), FileError> {
     Err(FileError::NotRegular { path: path.to_owned(), kind: kind(found.file_type()) })
 }
 
-/// Opens a file without a wait for the other end of a FIFO.
-#[cfg(unix)]
-fn open(path: &Path) -> io::Result<File> {
-    use rustix::fs::{Mode, OFlags};
-
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+/// Appends to a regular file, which is made if it is missing. Nothing waits for the other end of a FIFO.
+pub(crate) fn append(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    let mut file = open(path, OpenOptions::new().append(true).create(true)).map_err(failed)?;
+    regular(path, &file.metadata().map_err(failed)?)?;
+    file.write_all(bytes).map_err(failed)
 }
 
-#[cfg(not(unix))]
-fn open(path: &Path) -> io::Result<File> {
-    File::open(path)
+/// Opens a file without a wait for the other end of a FIFO.
+fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        options,
+        (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY).bits().cast_signed(),
+    );
+    options.open(path)
 }
 
 #[cfg(unix)]
@@ -126,6 +130,6 @@ struct Shown<'a>(&'a Path);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&in_one_line(&self.0.to_string_lossy()))
+        f.write_str(&in_one_line(self.0.display()))
     }
 }

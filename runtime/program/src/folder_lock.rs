@@ -47,7 +47,7 @@ fn by(holder: Option<u32>) -> String {
 impl FolderLock {
     /// Takes the lock of a folder that exists, without waiting for it. A program takes it before it changes any other file there.
     ///
-    /// A file system without locks is a warning: the user then keeps two runs apart.
+    /// A file system without locks, such as NFS without a lock daemon, is a warning: the user then keeps two runs apart.
     ///
     /// # Errors
     /// [`LockError::Held`] if another run has it; [`LockError::Io`].
@@ -60,7 +60,7 @@ impl FolderLock {
             Err(TryLockError::WouldBlock) => {
                 return Err(LockError::Held { folder: folder.to_owned(), holder: holder(file) });
             }
-            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+            Err(TryLockError::Error(error)) if has_no_locks(&error) => {
                 let folder = folder.display();
                 tracing::warn!(%folder, "this file system has no locks: nothing keeps a second run from this folder");
             }
@@ -97,6 +97,15 @@ fn is_plain(file: &Metadata) -> bool {
     file.is_file() && names == 1
 }
 
+/// Whether an error says that the file system has no locks.
+fn has_no_locks(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    if error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error()) {
+        return true;
+    }
+    error.kind() == io::ErrorKind::Unsupported
+}
+
 /// Writes the number of this process. The lock holds without it, so an error is ignored.
 fn name_holder(file: &mut File) {
     let _ = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
@@ -122,6 +131,19 @@ mod tests {
         assert_eq!(refused.to_string(), expected);
         drop(first);
         FolderLock::take(folder.path()).expect("the first run has ended");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_a_missing_lock_is_forgiven() {
+        use rustix::io::Errno;
+
+        for errno in [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP] {
+            assert!(has_no_locks(&errno.into()), "{errno}");
+        }
+        for errno in [Errno::ACCESS, Errno::IO, Errno::BADF, Errno::INTR] {
+            assert!(!has_no_locks(&errno.into()), "{errno}");
+        }
     }
 
     #[test]

@@ -14,11 +14,12 @@ pub mod stderr;
 pub mod stdout;
 #[cfg(unix)]
 pub mod testing;
+pub mod threads;
 mod warnings;
 
 pub use self::digest::Digest;
 pub use self::failure::{Failure, run};
 pub use self::folder_lock::{FolderLock, LockError};
-pub use self::stderr::tell;
+pub use self::stderr::{tell, tell_with};
 pub use self::stdout::print;
 pub use self::warnings::Warnings;

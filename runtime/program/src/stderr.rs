@@ -1,23 +1,67 @@
-//! Messages on stderr.
+//! Messages on stderr. Control characters in them, which could end a line or change the terminal, are shown as escapes.
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write as _};
+use std::iter;
 
-/// Prints a message of a program to stderr. An error of stderr cannot be reported anywhere, and is ignored.
+/// Prints a message of a program to stderr, as one line. An error of stderr cannot be reported anywhere, and is ignored.
 pub fn tell(program: &str, message: impl Display) {
+    tell_with(program, message, "");
+}
+
+/// As [`tell`], with the lines of a longer text below the message.
+pub fn tell_with(program: &str, message: impl Display, text: &str) {
     // In one write, so that messages of several processes are not mixed.
-    let text = format!("{program}: {message}\n");
-    let _ = io::stderr().lock().write_all(text.as_bytes());
+    let _ = io::stderr().lock().write_all(lines(program, message, text).as_bytes());
+}
+
+fn lines(program: &str, message: impl Display, text: &str) -> String {
+    let first = in_one_line(format_args!("{program}: {message}"));
+    let rest = text.lines().map(in_one_line);
+    iter::once(first).chain(rest).map(|line| line + "\n").collect()
 }
 
 /// The text with escapes in place of its control characters, newlines included.
-pub(crate) fn in_one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character.is_control() {
-            true => line.extend(character.escape_default()),
-            false => line.push(character),
-        }
+pub(crate) fn in_one_line(text: impl Display) -> String {
+    cut(text, usize::MAX)
+}
+
+/// As [`in_one_line`], and of a text of more characters than `most` the beginning, with three points.
+pub(crate) fn cut(text: impl Display, most: usize) -> String {
+    let mut line = Line { text: String::new(), left: most };
+    // It stops with an error where the text is cut.
+    match write!(line, "{text}") {
+        Ok(()) => line.text,
+        Err(fmt::Error) => line.text + "...",
     }
-    line
+}
+
+/// A line, and the number of characters that may follow.
+struct Line {
+    text: String,
+    left: usize,
+}
+
+impl fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
+            match character.is_control() {
+                true => self.text.extend(character.escape_default()),
+                false => self.text.push(character),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lines;
+
+    #[test]
+    fn a_message_is_one_line_and_no_control_character_is_written() {
+        let written = lines("p", "a\nb\u{1b}[2J\u{9b}", "first\r\nsec\tond\u{7}");
+        assert_eq!(written, "p: a\\nb\\u{1b}[2J\\u{9b}\nfirst\nsec\\tond\\u{7}\n");
+    }
 }

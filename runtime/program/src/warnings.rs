@@ -9,7 +9,6 @@ mod tests;
 mod warning;
 
 use std::fmt;
-use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,14 +24,16 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
 
 use self::kept::Kept;
-use self::repeats::{Repeats, Shown};
+use self::repeats::Repeats;
 use self::warning::Warning;
+use crate::file::FileError;
+use crate::stderr::tell;
 
 /// The warnings of a process: its `tracing` events of the levels WARN and ERROR.
 ///
 /// Each is a line on stderr, as soon as it comes, and in the file of [`keep_in`](Self::keep_in). Repeats are left out: a text that
-/// equals the one before it, and the eleventh and later texts of one kind. A minute later the next one is shown again, with the
-/// number of those left out. All are counted. A kind is a place in the source.
+/// equals the one before it, and the eleventh and later texts of one kind. A minute later the next one is shown again. A text that
+/// is shown has the number of those of its kind that were left out before it. All are counted. A kind is a place in the source.
 ///
 /// ```
 /// use hsdp_program::Warnings;
@@ -117,30 +118,27 @@ impl State {
     fn add(&mut self, (event, warning): (&Event<'_>, &Warning), now: Instant) {
         self.count += 1;
         let (kind, text) = (event.metadata().callsite(), warning.text());
-        let Some(shown) = self.repeats.admit(kind, &text, now) else { return };
-        let left_out = match shown {
-            Shown::AtOnce | Shown::Again(0) => String::new(),
-            Shown::Again(more) => format!(" [{more} more like it in the time before]"),
-        };
-        self.show(&format!("{text}{left_out}"));
-        let kept = self.kept.add(warning.line((self.rank, shown)));
+        let Some(left_out) = self.repeats.admit(kind, &text, now) else { return };
+        match left_out {
+            0 => self.show(&text),
+            more => self.show(&format!("{text} [{more} more like it were left out before]")),
+        }
+        let kept = self.kept.add(warning.line((self.rank, left_out)));
         self.tell_if_lost(kept);
     }
 
-    fn tell_if_lost(&self, kept: io::Result<()>) {
-        if let (Err(error), Some(file)) = (kept, self.kept.file()) {
-            self.show(&format!("warning: warnings cannot be kept in {}: {error}", file.display()));
+    fn tell_if_lost(&self, kept: Result<(), FileError>) {
+        if let Err(error) = kept {
+            self.show(&format!("warning: warnings cannot be kept in {error}"));
         }
     }
 
-    /// Writes a line to stderr, in one write. An error of stderr cannot be reported anywhere, and is ignored.
     fn show(&self, text: &str) {
         let rank = self.rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
-        let line = format!("{}: {rank}{text}\n", self.program);
-        let write = || drop(io::stderr().lock().write_all(line.as_bytes()));
+        let tell = || tell(&self.program, format_args!("{rank}{text}"));
         match self.bar.upgrade().filter(|bar| !bar.is_finished()) {
-            Some(bar) => bar.suspend(write),
-            None => write(),
+            Some(bar) => bar.suspend(tell),
+            None => tell(),
         }
     }
 }

@@ -10,7 +10,7 @@ use clap::{Parser, ValueEnum};
 use hsdp::Offload;
 use hsdp::Placement;
 use hsdp_program::stdout::PrintError;
-use hsdp_program::{Failure, command_line, print};
+use hsdp_program::{Failure, Warnings, command_line, print};
 use hsdp_tests::conformance::{Carrier, Case, Site, Verdict};
 
 /// Runs conformance cases: folders in the format of tests/cases/FORMAT.md.
@@ -57,7 +57,12 @@ struct Counts {
 fn main() -> ExitCode {
     hsdp_program::run("conformance", || {
         let arguments: Arguments = command_line::read()?;
+        let warnings = Warnings::of("conformance");
+        warnings.listen().map_err(Failure::work)?;
         let site = site(&arguments).map_err(Failure::input)?;
+        if let Some(rank) = process(site) {
+            warnings.set_rank(rank);
+        }
         let cases = arguments.cases.iter().map(|dir| Case::read(dir));
         let cases = cases.collect::<Result<Vec<_>, _>>().map_err(Failure::input)?;
         let ended = run(&cases, site);
@@ -120,12 +125,12 @@ fn mpi(_: Placement) -> Result<Carrier, String> {
     Err("--comm mpi: this build has no such collectives: add --features mpi".to_owned())
 }
 
-/// Whether this process prints the results: of several processes, the first.
-fn tells(site: Site) -> bool {
+/// The rank of this process, if ranks are processes. The first one prints the results.
+fn process(site: Site) -> Option<usize> {
     match site.carrier {
         #[cfg(feature = "mpi")]
-        Carrier::Mpi { process, .. } => process == 0,
-        _ => true,
+        Carrier::Mpi { process, .. } => Some(process),
+        _ => None,
     }
 }
 
@@ -145,7 +150,7 @@ fn nccl(_: Placement) -> Result<Carrier, String> {
 }
 
 fn run(cases: &[Case], site: Site) -> Result<ExitCode, PrintError> {
-    if !tells(site) {
+    if process(site).is_some_and(|rank| rank > 0) {
         cases.iter().for_each(|case| drop(case.run_on(site)));
         return Ok(ExitCode::SUCCESS);
     }

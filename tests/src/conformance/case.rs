@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use hsdp::{DType, Mesh, ModelOptions, ModelSpec, Plan};
-use hsdp_program::file;
 use hsdp_program::memory::{Limit, Need};
+use hsdp_program::{file, threads};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::{CaseError, ReduceCase, Site, TrainCase, Verdict, VjpCase};
 
-/// So many threads every machine has room for.
-pub const MOST_RANKS: usize = 128;
+/// The most ranks of a case that is run with threads. A case with more is skipped.
+pub const MOST_RANKS: usize = threads::IN_A_CASE;
 
 /// The most bytes of a `case.json`.
 const MAX_JSON: u64 = 4 << 20;
@@ -86,8 +86,8 @@ impl Case {
     #[must_use]
     pub fn run_on(&self, site: Site) -> Verdict {
         let ranks = self.world_size();
-        if ranks > MOST_RANKS {
-            return Verdict::Skipped(format!("{ranks} ranks: {MOST_RANKS} threads are the most"));
+        if let Err(problem) = threads::check(ranks, MOST_RANKS) {
+            return Verdict::Skipped(problem);
         }
         if let Some(most) = site.carrier.most_ranks().filter(|most| ranks > *most) {
             return Verdict::Skipped(format!("{ranks} ranks: there are {most} processes"));
@@ -132,12 +132,9 @@ pub(super) fn mesh([replicate, shard]: [usize; 2]) -> Result<Mesh, String> {
     Mesh::new(replicate, shard).map_err(|error| error.to_string())
 }
 
-/// A dtype of parameters or gradients by its name.
+/// The dtype of parameters or gradients in a field.
 pub(super) fn real_dtype(field: &str, text: &str) -> Result<DType, String> {
-    match text.parse() {
-        Ok(dtype @ (DType::F32 | DType::F16 | DType::BF16)) => Ok(dtype),
-        _ => Err(format!("{field} `{text}`: expected f32, bf16 or f16")),
-    }
+    DType::of_training(text).map_err(|error| format!("{field}: {error}"))
 }
 
 /// Reads a JSON file, and ignores unknown fields.

@@ -57,7 +57,10 @@ fn a_case_with_too_many_ranks_is_skipped() {
     let output = conformance(&[folder.path().to_str().expect("UTF-8"), "vjp-thread-a1"]);
     let printed = text_lines(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{printed:?}");
-    assert_eq!(printed[0], "skip  vjp-thread-a1  129 ranks: 128 threads are the most");
+    assert_eq!(
+        printed[0],
+        "skip  vjp-thread-a1  129 ranks: at most 128 run as threads of one process"
+    );
     assert_eq!(printed[2], "1 passed, 0 failed, 1 skipped");
 }
 

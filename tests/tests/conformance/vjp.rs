@@ -165,7 +165,7 @@ fn more_ranks_than_there_is_room_for_are_skipped() {
     let many = case("permute", None, [ones.clone(), ones.clone(), ones.clone(), ones]);
     let itself: Vec<usize> = (0..ranks).collect();
     let skipped = run(&with(many, "destination", json!(itself)));
-    let expected = format!("{ranks} ranks: {MOST_RANKS} threads are the most");
+    let expected = format!("{ranks} ranks: at most {MOST_RANKS} run as threads of one process");
     assert_eq!(skipped, Verdict::Skipped(expected));
 }
 

@@ -25,28 +25,21 @@ mod verify;
 
 use std::process::ExitCode;
 
-use hsdp_program::Warnings;
+use hsdp_program::{Failure, Warnings};
 
-use self::failure::Failure;
 use self::options::Options;
 use self::report::Progress;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            hsdp_program::tell("contrastive", &failure);
-            failure.exit_code()
-        }
-    }
+    hsdp_program::run("contrastive", || run().map(|()| ExitCode::SUCCESS))
 }
 
 fn run() -> Result<(), Failure> {
     let options = Options::read()?;
-    threads::divide_cores(options.ranks).map_err(Failure::training)?;
+    threads::divide_cores(options.ranks).map_err(Failure::work)?;
     let warnings = Warnings::of("contrastive");
-    warnings.listen().map_err(Failure::training)?;
+    warnings.listen().map_err(Failure::work)?;
     let progress = Progress::new(options.steps, &warnings)?;
     let run = train::train(&options, progress)?;
-    hsdp_program::print(report::text(&options, &run)).map_err(Failure::Output)
+    Ok(hsdp_program::print(report::text(&options, &run, warnings.count()))?)
 }

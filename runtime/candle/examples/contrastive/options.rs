@@ -2,15 +2,13 @@
 
 use candle_core::DType;
 use clap::{Parser, ValueEnum};
-use hsdp_program::command_line;
 use hsdp_program::memory::{Limit, Need, product};
 use hsdp_program::number::count;
+use hsdp_program::{Failure, command_line, threads};
 
 use super::data::{LATENT, VIEW};
-use super::failure::Failure;
 use super::model::EMBEDDING;
 use super::report::Record;
-use super::threads;
 
 /// The largest batch and width: their products fit 64 bits. The memory of the process allows less.
 const MAX: usize = 1 << 24;
@@ -84,14 +82,14 @@ impl Float {
 impl Options {
     /// Reads the command line. `--help` and `--version` end the program here.
     pub(crate) fn read() -> Result<Self, Failure> {
-        let options: Self = command_line::read().map_err(Failure::input)?;
+        let options: Self = command_line::read()?;
         options.check()?;
         Ok(options)
     }
 
     fn check(&self) -> Result<(), Failure> {
         let Self { ranks, batch, .. } = *self;
-        threads::check(ranks).map_err(Failure::Input)?;
+        threads::check(ranks, threads::IN_EXAMPLES).map_err(Failure::Input)?;
         if !batch.is_multiple_of(ranks) {
             let what = format!("a batch of {batch} pairs cannot be shared evenly by {ranks} ranks");
             return Err(Failure::Input(what));
@@ -100,7 +98,7 @@ impl Options {
             let what = "a batch of 1 pair has no other pair to compare with: at least 2".to_owned();
             return Err(Failure::Input(what));
         }
-        self.need().check(Limit::of_process()).map_err(Failure::input)
+        Ok(self.need().check(Limit::of_process())?)
     }
 
     /// The memory of a step of all ranks. Each rank makes the whole batch of views.

@@ -1,9 +1,8 @@
 //! The progress bar while training runs, and the report at its end.
 
-use hsdp_program::Warnings;
+use hsdp_program::{Failure, Warnings};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::failure::Failure;
 use super::options::Options;
 use super::train::Run;
 use super::verify::Verified;
@@ -32,7 +31,7 @@ impl Progress {
     /// A bar of `steps` steps, which is silent where stderr is no terminal. Warnings are shown beside it.
     pub(crate) fn new(steps: usize, warnings: &Warnings) -> Result<Self, Failure> {
         let template = "{bar:32} {pos}/{len} {elapsed}  {msg}";
-        let style = ProgressStyle::with_template(template).map_err(Failure::training)?;
+        let style = ProgressStyle::with_template(template).map_err(Failure::work)?;
         let bar = ProgressBar::new(steps as u64).with_style(style);
         warnings.show_beside(&bar);
         Ok(Self { bar, records: Vec::new() })
@@ -53,8 +52,8 @@ impl Progress {
     }
 }
 
-/// The means of each tenth of the steps, and the result of `--verify`.
-pub(crate) fn text(options: &Options, run: &Run) -> String {
+/// The means of each tenth of the steps, the number of warnings if there were any, and the result of `--verify`.
+pub(crate) fn text(options: &Options, run: &Run, warnings: u64) -> String {
     let Options { ranks, batch, .. } = *options;
     let mut lines = vec![
         format!("{ranks} ranks with {} of {batch} pairs each", options.share()),
@@ -65,6 +64,9 @@ pub(crate) fn text(options: &Options, run: &Run) -> String {
         let steps = format!("{}-{}", part[0].step, part[0].step + part.len() - 1);
         let (loss, accuracy) = (mean(|record| record.loss), mean(|record| record.accuracy));
         lines.push(format!("{steps:>12}  {loss:>8.4}  {:>6.1} %", 100.0 * accuracy));
+    }
+    if warnings > 0 {
+        lines.push(format!("{:>12}  {warnings:>8}", "warnings"));
     }
     lines.extend(run.verified.map(|verified| comparison(options, verified)));
     lines.join("\n")

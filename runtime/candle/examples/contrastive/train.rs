@@ -6,10 +6,11 @@ use hsdp::dist::{OnShard, Sum};
 use hsdp::prelude::*;
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{Functions as _, Pairs as _, Tape, gradient_of};
+use hsdp_program::Failure;
 use parking_lot::Mutex;
 
 use super::data::{Pairs, partners};
-use super::failure::Failure;
+use super::failure::TrainError;
 use super::model::{Contrast, Copied, Own, Parameters, tower};
 use super::options::Options;
 use super::report::{Progress, Record};
@@ -41,18 +42,18 @@ pub(crate) fn train(options: &Options, progress: Progress) -> Result<Run, Failur
     let mut desk = None;
     let mut failures = Vec::new();
     for outcome in outcomes {
-        match outcome.map_err(Failure::training).and_then(|outcome| outcome) {
+        match outcome.map_err(TrainError::from).and_then(|outcome| outcome) {
             Ok(found) => desk = desk.or(found),
             Err(failure) => failures.push(failure),
         }
     }
     // The original failure comes before those that only echo it.
-    failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
+    failures.sort_by_key(TrainError::is_echo);
     if let Some(first) = failures.into_iter().next() {
-        return Err(first);
+        return Err(first.into());
     }
     let Desk { progress, verifier } =
-        desk.ok_or_else(|| Failure::training("rank 0 has kept no records"))?;
+        desk.ok_or_else(|| Failure::work("rank 0 has kept no records"))?;
     Ok(Run { records: progress.finish(), verified: verifier.map(Verifier::verified) })
 }
 
@@ -66,12 +67,12 @@ struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    fn new(world: World, options: &'a Options) -> Result<Self, Failure> {
+    fn new(world: World, options: &'a Options) -> Result<Self, TrainError> {
         let (parameters, sgd) = (Parameters::new(options)?, Sgd::default());
         Ok(Self { world, options, parameters, sgd })
     }
 
-    fn train(mut self, mut desk: Option<Desk>) -> Result<Option<Desk>, Failure> {
+    fn train(mut self, mut desk: Option<Desk>) -> Result<Option<Desk>, TrainError> {
         for step in 0..self.options.steps {
             let record = self.step(step)?;
             let Some(Desk { progress, verifier }) = &mut desk else { continue };

@@ -10,7 +10,7 @@
 
 use candle_core::{DType, Tensor};
 
-use super::failure::Failure;
+use super::failure::TrainError;
 use super::model::Parameters;
 use super::options::Options;
 use super::report::Record;
@@ -35,7 +35,7 @@ pub(crate) struct Verifier {
 }
 
 impl Verifier {
-    pub(crate) fn new(options: &Options) -> Result<Self, Failure> {
+    pub(crate) fn new(options: &Options) -> Result<Self, TrainError> {
         let longest = options.batch.max(options.width) as f64;
         let bound = if options.ranks == 1 { 0.0 } else { SUMS * longest * options.dtype.epsilon() };
         let (twin, verified) = (Twin::new(options)?, Verified { apart: 0.0, bound });
@@ -43,7 +43,7 @@ impl Verifier {
     }
 
     /// Compares a step's loss, and the parameters after it.
-    pub(crate) fn check(&mut self, record: &Record, ranks: &Parameters) -> Result<(), Failure> {
+    pub(crate) fn check(&mut self, record: &Record, ranks: &Parameters) -> Result<(), TrainError> {
         let loss = numbers(&self.twin.step(&self.options, record.step)?)?;
         self.compare("loss", record.step, [&[record.loss], &loss])?;
         for (number, parameter) in ranks.0.iter().enumerate() {
@@ -65,13 +65,13 @@ impl Verifier {
         what: &str,
         step: usize,
         [got, want]: [&[f64]; 2],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), TrainError> {
         let largest = want.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
         for (got, want) in got.iter().zip(want) {
             let apart = if got == want { 0.0 } else { (got - want).abs() / largest };
             if apart.is_nan() || apart > self.verified.bound {
                 let (ranks, bound) = (self.options.ranks, self.verified.bound);
-                return Err(Failure::Disagreement(format!(
+                return Err(TrainError::Disagreement(format!(
                     "step {step}: {what} is {got:e} on {ranks} ranks and {want:e} on one rank: the difference is \
                      {apart:.1e} of the largest number, rounding explains up to {bound:.1e}"
                 )));

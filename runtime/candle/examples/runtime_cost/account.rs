@@ -5,17 +5,20 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hsdp_program::Warnings;
 use parking_lot::Mutex;
 use tracing::span::Id;
+use tracing::subscriber::SetGlobalDefaultError;
 use tracing::{Span, Subscriber, info_span};
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
+
+use crate::switch::Switch;
 
 /// The span of a step that is counted. All other spans are inside it.
 const STEP: &str = "step";
@@ -42,7 +45,10 @@ pub(crate) fn counted(step: usize) -> Span {
 
 /// The sums of spans. There is one for the whole program.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Account(Arc<Mutex<BTreeMap<&'static str, Duration>>>);
+pub(crate) struct Account {
+    charged: Arc<Mutex<BTreeMap<&'static str, Duration>>>,
+    switch: Switch,
+}
 
 thread_local! {
     /// The spans that this thread is in: the name, the start, and the time of listed spans inside.
@@ -50,17 +56,28 @@ thread_local! {
 }
 
 impl Account {
-    /// Starts to charge the spans of all threads.
-    pub(crate) fn open() -> Result<Self, Box<dyn Error>> {
+    /// Makes the subscriber of the process: warnings are shown from now on, and spans are charged from [`open`](Self::open) on.
+    pub(crate) fn listen(warnings: &Warnings) -> Result<Self, SetGlobalDefaultError> {
         let account = Self::default();
-        tracing::subscriber::set_global_default(Registry::default().with(account.clone()))?;
+        let charged = Registry::default().with(account.clone().with_filter(account.switch.clone()));
+        tracing::subscriber::set_global_default(charged.with(warnings.layer()))?;
         Ok(account)
+    }
+
+    /// Starts to charge the spans of all threads.
+    pub(crate) fn open(&self) {
+        self.switch.turn_on();
+    }
+
+    /// Charges no span that begins from now on.
+    pub(crate) fn close(&self) {
+        self.switch.turn_off();
     }
 
     /// Returns the sums, a line for each part, as means of `steps` steps of all ranks together. Then
     /// all sums are 0.
     pub(crate) fn take(&self, steps: usize) -> String {
-        let charged = std::mem::take(&mut *self.0.lock());
+        let charged = std::mem::take(&mut *self.charged.lock());
         let total: Duration = charged.values().sum();
         let mut lines = String::new();
         for (name, what) in PARTS {
@@ -89,7 +106,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Account {
         OPEN.with_borrow_mut(|open| {
             let Some((_, since, inside)) = open.pop_if(|open| open.0 == name) else { return };
             let lasted = since.elapsed();
-            *self.0.lock().entry(name).or_default() += lasted.saturating_sub(inside);
+            *self.charged.lock().entry(name).or_default() += lasted.saturating_sub(inside);
             if let Some((_, _, inside)) = open.last_mut() {
                 *inside += lasted;
             }

@@ -16,6 +16,8 @@ mod plain;
 mod sharded;
 #[path = "../train_gpt/size.rs"]
 mod size;
+#[path = "../train_gpt/switch.rs"]
+mod switch;
 #[path = "../train_gpt/threads.rs"]
 mod threads;
 #[path = "../train_gpt/update.rs"]
@@ -29,7 +31,7 @@ use clap::{Parser, ValueEnum};
 use hsdp::prelude::*;
 use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_program::number::count;
-use hsdp_program::{Failure, command_line, print};
+use hsdp_program::{Failure, Warnings, command_line, print};
 
 use crate::account::Account;
 
@@ -75,7 +77,8 @@ type Times = Vec<Duration>;
 fn main() -> ExitCode {
     hsdp_program::run("runtime_cost", || {
         let options: Options = command_line::read()?;
-        threads::check(options.mesh.world_size())
+        let ranks = options.mesh.world_size();
+        hsdp_program::threads::check(ranks, hsdp_program::threads::IN_EXAMPLES)
             .map_err(|problem| Failure::Input(format!("mesh {} has {problem}", options.mesh)))?;
         run(&options).map_err(Failure::work)
     })
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     threads::divide_cores(options.mesh.world_size())?;
+    let account = Account::listen(&Warnings::of("runtime_cost"))?;
     let config = GptConfig {
         vocab: data::VOCABULARY,
         context: size::CONTEXT,
@@ -103,7 +107,7 @@ fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
         return Ok(ExitCode::SUCCESS);
     }
     let ratio = compare(&work, options.rounds)?;
-    show_accounts(&work)?;
+    show_accounts(&work, &account)?;
     // Not the other way around: a NaN must not pass.
     let passes = options.at_most.is_none_or(|most| ratio <= most);
     Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -149,13 +153,14 @@ fn run_both(work: &Work, round: usize) -> Result<(Times, Times), Box<dyn Error>>
 }
 
 /// Runs each side once more, and prints the parts of its steps.
-fn show_accounts(work: &Work) -> Result<(), Box<dyn Error>> {
-    let account = Account::open()?;
+fn show_accounts(work: &Work, account: &Account) -> Result<(), Box<dyn Error>> {
+    account.open();
     let counted = (work.steps - 1) * work.mesh.world_size();
     for (side, name) in [(Side::Plain, "plain"), (Side::Sharded, "sharded")] {
         side.run(work)?;
         print(format_args!("a {name} step, mean of all ranks:\n{}", account.take(counted)))?;
     }
+    account.close();
     Ok(())
 }
 

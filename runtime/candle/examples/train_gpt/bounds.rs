@@ -1,7 +1,7 @@
 //! The bounds of a run (`runtime/program/BOUNDS.md`). Sizes that no run can have are refused before they take memory or time.
 
 use hsdp::{Placement, Plan};
-use hsdp_candle::gpt::{Gpt, GptConfig, Kept};
+use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_program::memory::{Limit, Need, product};
 
 use super::failure::Failure;
@@ -64,13 +64,8 @@ fn need(options: &Options, gpt: &Gpt, plan: &Plan) -> Need {
     if !on_host && cfg!(feature = "candle-cuda") {
         return need;
     }
-    let Kept { activations, scores, mask, logits, gradients, .. } =
-        gpt.kept(options.batch, options.param_dtype);
-    need.with("activations", on_all_ranks(activations))
-        .with("attention scores", on_all_ranks(scores))
-        .with("causal masks", on_all_ranks(mask))
-        .with("logits", on_all_ranks(logits))
-        .with("the backward of a block", on_all_ranks(gradients))
+    let kept = gpt.kept(options.batch, options.param_dtype).parts();
+    kept.into_iter().fold(need, |need, (part, bytes)| need.with(part, on_all_ranks(bytes)))
 }
 
 /// The ranks that are threads of this process.

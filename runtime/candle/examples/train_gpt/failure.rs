@@ -5,7 +5,9 @@ use std::fmt;
 use std::process::ExitCode;
 
 use hsdp::{CommError, FlightRecord, explain};
+use hsdp_program::command_line::CommandLineError;
 use hsdp_program::stdout::PrintError;
+use hsdp_program::{tell, tell_with};
 
 /// The number of the signal.
 const SIGTERM: u8 = 15;
@@ -29,6 +31,8 @@ pub(crate) enum Failure {
     Stopped { signal: Option<u8>, steps: usize },
     /// The sharded run differs from its unsharded twin, or from its plan. Exit code 1.
     Disagreement(String),
+    /// A failure, with the lines of an explanation from the ranks' last operations.
+    Explained(Box<Self>, String),
 }
 
 impl Failure {
@@ -42,26 +46,29 @@ impl Failure {
 
     /// The same failure, with an explanation from the ranks' last operations.
     pub(crate) fn explained(self, records: &[FlightRecord]) -> Self {
-        let explain = |what: String| match records {
-            [] => what,
-            records => format!("{what}\n{}", explain(records)),
-        };
         match self {
-            Self::Training(what) => Self::Training(explain(what)),
-            Self::Peer(what) => Self::Peer(explain(what)),
+            Self::Training(_) | Self::Peer(_) if !records.is_empty() => {
+                Self::Explained(Box::new(self), explain(records).to_string())
+            }
             other => other,
         }
     }
 
-    /// Whether this process reports the failure.
-    pub(crate) fn is_told(&self) -> bool {
-        !matches!(self, Self::Elsewhere)
+    /// Prints the failure, unless another process does. Returns the exit code.
+    pub(crate) fn tell(&self) -> ExitCode {
+        match self {
+            Self::Elsewhere => {}
+            Self::Explained(failure, lines) => tell_with("train_gpt", failure, lines),
+            failure => tell("train_gpt", failure),
+        }
+        self.exit_code()
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Input(_) => ExitCode::from(2),
             Self::Elsewhere => ExitCode::SUCCESS,
+            Self::Explained(failure, _) => failure.exit_code(),
             Self::Stopped { signal, .. } => ExitCode::from(128 + signal.unwrap_or(SIGTERM)),
             Self::Output(_) | Self::Training(_) | Self::Peer(_) | Self::Disagreement(_) => {
                 ExitCode::FAILURE
@@ -84,6 +91,16 @@ impl fmt::Display for Failure {
                 write!(f, "stopped by a signal to another rank after step {steps}")
             }
             Self::Disagreement(what) => write!(f, "verification failed: {what}"),
+            Self::Explained(failure, _) => write!(f, "{failure}"),
+        }
+    }
+}
+
+impl From<CommandLineError> for Failure {
+    fn from(error: CommandLineError) -> Self {
+        match error {
+            CommandLineError::Print(error) => Self::Output(error),
+            invalid => Self::input(invalid),
         }
     }
 }

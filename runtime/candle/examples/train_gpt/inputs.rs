@@ -35,7 +35,7 @@ impl Inputs {
     pub(crate) fn read(
         ranks: &Ranks,
         options: &Options,
-        (recorder, warnings): (&Recorder, &Warnings),
+        recorder: &Recorder,
     ) -> Result<Self, Failure> {
         let device = match options.comm {
             Comm::Threads => options.device,
@@ -49,8 +49,7 @@ impl Inputs {
         bounds::check(&options, &gpt)?;
         // Files are touched only now: the other input is checked.
         let out = options.out.as_deref().filter(|_| ranks.has_first());
-        let create = |folder| Output::create((folder, &options), (recorder, warnings));
-        let output = out.map(create).transpose()?;
+        let output = out.map(|folder| Output::create(folder, recorder)).transpose()?;
         Ok(Self { options, corpus, gpt, signals: Signals::default(), output })
     }
 

@@ -7,7 +7,7 @@
 //!
 //! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `bounds`, `recipe`,
 //! `ranks`, `inputs` and `text`, `device`, `verify`, `unsharded` and `update` (the unsharded twin), `costs` and `report` (plan against
-//! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace`, `threads`. The modules import each other
+//! measurement), `output`, `plot`, `saving` and `signals` (checkpoints), `trace` and `switch`, `threads`. The modules import each other
 //! through `super`, because `tests/verify.rs` includes this file as a module to run `tests`.
 
 mod bounds;
@@ -25,6 +25,7 @@ mod report;
 mod saving;
 mod signals;
 mod size;
+mod switch;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -53,14 +54,7 @@ use self::train::{Ended, Job, Run, train};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    run().unwrap_or_else(|failure| tell(&failure))
-}
-
-fn tell(failure: &Failure) -> ExitCode {
-    if failure.is_told() {
-        hsdp_program::tell("train_gpt", failure);
-    }
-    failure.exit_code()
+    run().unwrap_or_else(|failure| failure.tell())
 }
 
 fn run() -> Result<ExitCode, Failure> {
@@ -75,7 +69,7 @@ fn run() -> Result<ExitCode, Failure> {
     let train = || run_on(&ranks, &options, (&recorder, &warnings));
     let trained = ranks.check(&options).and_then(|()| train());
     // The failure is printed before the ranks end: a launcher kills the others as soon as one process is gone.
-    Ok(trained.map_or_else(|failure| tell(&failure), |()| ExitCode::SUCCESS))
+    Ok(trained.map_or_else(|failure| failure.tell(), |()| ExitCode::SUCCESS))
 }
 
 fn run_on(
@@ -83,17 +77,23 @@ fn run_on(
     options: &Options,
     (recorder, warnings): (&Recorder, &Warnings),
 ) -> Result<(), Failure> {
-    let inputs = Inputs::read(ranks, options, (recorder, warnings));
+    let inputs = Inputs::read(ranks, options, recorder);
     // Other processes wait for this one: they learn of its problem where they meet.
     let inputs = if options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
     let output = inputs.as_ref().ok().and_then(Inputs::output);
-    let progress = Progress::new(options.steps, output, warnings)?;
+    // Only rank 0 shows progress. Another process would draw its bar around each of its warnings.
+    let progress = ranks.has_first().then(|| Progress::new(options.steps, output, warnings));
+    let progress = progress.transpose()?;
     let job = inputs.as_ref().map(|inputs| inputs.job(warnings));
     let job = job.as_ref().map_err(|failure| *failure);
     let ended = train((options, job), ranks, progress)?;
     let Ok(job) = job else { return Ok(()) };
-    ended.run.as_ref().map_or(Ok(()), |run| report(job, run, output))?;
-    outcome(job, ended)
+    let reported = ended.run.as_ref().map_or(Ok(()), |run| report(job, run, output));
+    let ended = outcome(job, ended);
+    if let (Err(_), Err(failure)) = (&reported, &ended) {
+        failure.tell();
+    }
+    reported.and(ended)
 }
 
 /// Writes the files of rank 0, and prints its report. The files stay as they are if all steps were made before this run.
@@ -110,15 +110,15 @@ fn report(job: &Job<'_>, run: &Run, output: Option<&Output>) -> Result<(), Failu
     Ok(())
 }
 
-/// The end of a run whose results are reported: it fails if the last checkpoint was not saved, or a signal has ended it.
+/// The end of a run, whose report may have failed: it fails if the last checkpoint was not saved, or a signal has ended it.
 fn outcome(job: &Job<'_>, ended: Ended) -> Result<(), Failure> {
     let signal = job.signals.caught();
     let stopped = ended.was_stopped.then_some(Failure::Stopped { signal, steps: ended.steps });
     match (ended.unsaved, stopped) {
         (None, None) => Ok(()),
-        (None, Some(stopped)) => Err(stopped),
         // Rank 0 is still writing its files, and a launcher would kill it.
-        (Some(_), _) if ended.run.is_none() => Err(Failure::Elsewhere),
+        _ if ended.run.is_none() => Err(Failure::Elsewhere),
+        (None, Some(stopped)) => Err(stopped),
         (Some(problem), None) => {
             Err(Failure::Training(format!("the last checkpoint was not saved: {problem}")))
         }

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use hsdp::testing::Fault;
 use hsdp::{Accumulation, DType, Mesh, Offload, Placement};
-use hsdp_program::command_line;
 use hsdp_program::number::{count, positive, seconds};
+use hsdp_program::{command_line, threads};
 
 use super::failure::Failure;
-use super::{bounds, size, threads};
+use super::{bounds, size};
 
 /// Trains a character-level GPT on a mesh of replicas x shards whose ranks are threads or processes
 #[derive(Clone, Debug, Parser)]
@@ -49,11 +49,11 @@ pub(crate) struct Options {
     pub(crate) steps: usize,
 
     /// Dtype of gathered parameters and of the model's computation: f32, bf16 or f16
-    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = DType::of_training)]
     pub(crate) param_dtype: DType,
 
     /// Dtype of gradients on the wire: f32, bf16 or f16
-    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = real)]
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = DType::of_training)]
     pub(crate) reduce_dtype: DType,
 
     /// When gradients are communicated: reduce-scatter (scattered in each microbatch, all-reduced once a step), every (both in
@@ -110,7 +110,8 @@ pub(crate) struct Options {
     pub(crate) resume: bool,
 
     /// Directory for loss.svg, metrics.jsonl, summary.json and trace.json (for ui.perfetto.dev), for warnings.jsonl if there
-    /// are warnings, and for flight/ if the run fails; one run at a time writes to it; by default no file is written
+    /// are warnings, and for flight/ if the run fails; one run at a time writes to it, and holds the lock on run.lock in it; by
+    /// default no file is written
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 }
@@ -129,7 +130,7 @@ pub(crate) enum Comm {
 impl Options {
     /// Reads the command line. `--help` and `--version` end the program here.
     pub(crate) fn read() -> Result<Self, Failure> {
-        let options: Self = command_line::read().map_err(Failure::input)?;
+        let options: Self = command_line::read()?;
         options.check_mesh()?;
         let device = options.device.offloading(options.offload);
         let device = device.map_err(|problem| Failure::input(format!("--offload: {problem}")))?;
@@ -138,7 +139,7 @@ impl Options {
 
     fn check_mesh(&self) -> Result<(), Failure> {
         match self.comm {
-            Comm::Threads => threads::check(self.mesh.world_size())
+            Comm::Threads => threads::check(self.mesh.world_size(), threads::IN_EXAMPLES)
                 .map_err(|problem| Failure::Input(format!("mesh {} has {problem}", self.mesh))),
             Comm::Mpi | Comm::Nccl => Ok(()),
         }
@@ -154,10 +155,4 @@ impl Options {
     pub(crate) fn tokens(&self) -> u64 {
         (self.batch * self.context) as u64
     }
-}
-
-fn real(text: &str) -> Result<DType, String> {
-    let dtype =
-        text.parse().ok().filter(|dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16));
-    dtype.ok_or_else(|| "expected f32, bf16 or f16".to_owned())
 }

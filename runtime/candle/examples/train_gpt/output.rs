@@ -6,10 +6,9 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use hsdp::World;
-use hsdp_program::{FolderLock, Warnings, file};
+use hsdp_program::{FolderLock, file};
 
 use super::failure::Failure;
-use super::options::Options;
 use super::progress::StepRecord;
 use super::trace::{Recorder, Trace};
 use super::train::{Job, Run};
@@ -22,6 +21,10 @@ const SUMMARY: &str = "summary.json";
 const TRACE: &str = "trace.json";
 const WARNINGS: &str = "warnings.jsonl";
 
+/// The beginning and the end of the name of the warnings of another process.
+const OF_RANK: &str = "warnings-rank-";
+const OF_RANK_END: &str = ".jsonl";
+
 /// A folder for the files of one run.
 pub(crate) struct Output {
     folder: PathBuf,
@@ -31,18 +34,14 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Makes the folder, locks it, and begins to keep warnings and to trace.
-    pub(crate) fn create(
-        (folder, options): (&Path, &Options),
-        (recorder, warnings): (&Recorder, &Warnings),
-    ) -> Result<Self, Failure> {
+    /// Makes the folder, locks it, and begins to trace. Files of an earlier run stay until this one makes its first step.
+    pub(crate) fn create(folder: &Path, recorder: &Recorder) -> Result<Self, Failure> {
         let refuse =
             |error| Failure::Input(format!("cannot write to {}: {error}", folder.display()));
         fs::create_dir_all(folder).map_err(refuse)?;
         let lock = FolderLock::take(folder).map_err(Failure::input)?;
         check_files(folder)?;
         let trace = recorder.start(&folder.join(TRACE))?;
-        keep_warnings(&folder.join(WARNINGS), options, warnings)?;
         Ok(Self { folder: folder.to_owned(), trace, _lock: lock })
     }
 
@@ -80,22 +79,52 @@ fn check_files(folder: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::Input(format!("cannot write {error}")))
 }
 
-/// Keeps the warnings of a rank that is another process than rank 0 in a file of its own, once rank 0 holds the lock.
-pub(crate) fn keep_warnings_of(world: &World, job: &Job<'_>) -> Result<(), Failure> {
-    let rank = world.rank().index();
-    let folder = job.options.out.as_ref().filter(|_| rank > 0 && !world.shares_memory());
-    let Some(folder) = folder else { return Ok(()) };
-    let file = folder.join(format!("warnings-rank-{rank}.jsonl"));
-    keep_warnings(&file, job.options, job.warnings)
+/// Keeps the warnings of this rank's process in a file, when its first step is about to be made and rank 0 holds the lock. The
+/// warnings of an earlier run are removed, unless this run goes on with it.
+pub(crate) fn keep_warnings(world: &World, job: &Job<'_>) -> Result<(), Failure> {
+    let (rank, processes) =
+        (world.rank().index(), if world.shares_memory() { 1 } else { world.size() });
+    // A process keeps its warnings in the file of its first rank.
+    let Some(folder) = job.options.out.as_ref().filter(|_| rank < processes) else { return Ok(()) };
+    let file = folder.join(match rank {
+        0 => WARNINGS.to_owned(),
+        rank => format!("{OF_RANK}{rank}{OF_RANK_END}"),
+    });
+    if !job.options.resume {
+        remove(&file)?;
+    }
+    if rank == 0 && !job.options.resume {
+        of_missing_ranks(folder, processes)?.iter().try_for_each(|file| remove(file))?;
+    }
+    job.warnings.keep_in(&file);
+    Ok(())
 }
 
-/// Keeps warnings in a file, which begins anew unless the run goes on with an earlier one.
-fn keep_warnings(file: &Path, options: &Options, warnings: &Warnings) -> Result<(), Failure> {
-    if !options.resume && file.exists() {
-        fs::remove_file(file).map_err(|error| cannot_write(file, &error))?;
+/// The warnings of ranks that an earlier run with more processes had.
+fn of_missing_ranks(folder: &Path, processes: usize) -> Result<Vec<PathBuf>, Failure> {
+    let rank_of = |name: &str| {
+        let rank = name.strip_prefix(OF_RANK)?.strip_suffix(OF_RANK_END)?;
+        rank.parse().ok().filter(|rank: &usize| *rank >= processes)
+    };
+    let cannot_list = |error| {
+        Failure::Training(format!("cannot list the files of {}: {error}", folder.display()))
+    };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(cannot_list)? {
+        let entry = entry.map_err(cannot_list)?;
+        if entry.file_name().to_str().and_then(rank_of).is_some() {
+            files.push(entry.path());
+        }
     }
-    warnings.keep_in(file);
-    Ok(())
+    Ok(files)
+}
+
+/// Removes a file, if it is there.
+fn remove(file: &Path) -> Result<(), Failure> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(cannot_write(file, &error)),
+        _ => Ok(()),
+    }
 }
 
 /// `metrics.jsonl`, one line for each step.

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::failure::Failure;
 use super::output::{Metrics, Output};
-use super::trace::{self, Switch, TRACED_STEPS};
+use super::switch::Switch;
+use super::trace::{self, TRACED_STEPS};
 
 /// A line of `metrics.jsonl`.
 #[derive(Clone, Copy, Debug, Serialize)]

@@ -16,8 +16,9 @@ use super::inputs;
 use super::options::Options;
 use super::recipe;
 use super::signals::Signals;
-use super::text::Corpus;
-use super::train::Job;
+use super::text::{Corpus, read_markdown};
+use super::trace;
+use super::train::{Ended, Job};
 use super::unsharded::{Summed, Tensors, Unsharded};
 use super::verify::{Sharded, Twin};
 
@@ -222,4 +223,48 @@ fn the_ranks_learn_the_problem_of_one_that_has_no_text() {
         let expected = ["cannot read x", ""].map(|said| Some(said.to_owned()));
         assert_eq!(agreed([Err(&problem); 2], one.options), expected);
     });
+}
+
+#[test]
+fn a_run_that_ends_early_fails_in_the_process_of_rank_0_alone() {
+    with_job(&[], |job| {
+        for (was_stopped, unsaved) in [(true, None), (false, Some("full")), (true, Some("full"))] {
+            let unsaved = unsaved.map(str::to_owned);
+            let ended = Ended { run: None, steps: 3, was_stopped, unsaved };
+            let outcome = super::outcome(job, ended);
+            assert!(matches!(outcome, Err(Failure::Elsewhere)), "{outcome:?}");
+        }
+        let ended = Ended { run: None, steps: 3, was_stopped: false, unsaved: None };
+        assert!(super::outcome(job, ended).is_ok());
+    });
+}
+
+#[cfg(unix)]
+#[test]
+fn the_default_text_is_of_regular_files_with_a_bound_on_their_sum() {
+    let folder = TempDir::new().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    for folder in ["b", "target", ".hidden", "folder.md"] {
+        fs::create_dir(path(folder)).expect("a folder");
+    }
+    for name in ["c.md", "b/a.md", "a.md", "a.txt", "target/a.md", ".hidden/a.md", "folder.md/d.md"]
+    {
+        fs::write(path(name), name).expect("written");
+    }
+    // A read of it would not be of this text, or never end.
+    std::os::unix::fs::symlink("/dev/zero", path("zero.md")).expect("a link");
+    let fifo = std::process::Command::new("mkfifo").arg(path("fifo.md")).status();
+    assert!(fifo.expect("it starts").success());
+    let text = "a.md\nb/a.md\nc.md\nfolder.md/d.md";
+    let most = text.len() as u64;
+    assert_eq!(read_markdown(folder.path(), most).expect("a text"), text);
+    let refused = read_markdown(folder.path(), most - 1).expect_err("too long").to_string();
+    assert!(refused.ends_with(&format!("have more than {} bytes together", most - 1)), "{refused}");
+}
+
+#[test]
+fn a_trace_that_is_gone_is_named() {
+    let folder = TempDir::new().expect("a folder");
+    let lost = trace::keep(&folder.path().join("trace.json")).expect_err("there is none");
+    assert!(lost.to_string().contains("trace.json: No such file"), "{lost}");
 }

@@ -9,20 +9,6 @@ use std::thread;
 /// The variable that candle and its matmul read, at every call.
 const VARIABLE: &str = "RAYON_NUM_THREADS";
 
-/// The most ranks that may run as threads of one process.
-const MAX_RANKS: usize = 64;
-
-/// Checks that so many ranks may run as threads of one process.
-///
-/// # Errors
-/// In words, which begin with the number.
-pub(crate) fn check(ranks: usize) -> Result<(), String> {
-    match ranks <= MAX_RANKS {
-        true => Ok(()),
-        false => Err(format!("{ranks} ranks: at most {MAX_RANKS} run as threads of one process")),
-    }
-}
-
 /// Divides the cores among `ranks`, unless the user has set the variable.
 ///
 /// By default candle uses all cores for each op, and the ranks of this process would compete for

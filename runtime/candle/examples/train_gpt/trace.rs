@@ -3,18 +3,14 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use hsdp_program::Warnings;
-use tracing::Metadata;
-use tracing::callsite::rebuild_interest_cache;
 use tracing_chrome::{ChromeLayer, ChromeLayerBuilder, FlushGuard};
-use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::{Layer as _, Registry, reload};
 
 use super::failure::Failure;
+use super::switch::Switch;
 
 /// The number of steps that are recorded: enough to see the pattern, and few enough for a file that opens at once.
 pub(crate) const TRACED_STEPS: usize = 10;
@@ -35,10 +31,6 @@ pub(crate) struct Trace {
     _writer: FlushGuard,
 }
 
-/// Whether spans are recorded. Any thread may turn it off.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Switch(Arc<AtomicBool>);
-
 impl Recorder {
     /// Makes the subscriber of the process: warnings are shown from now on.
     pub(crate) fn listen(warnings: &Warnings) -> Result<Self, Failure> {
@@ -57,7 +49,7 @@ impl Recorder {
             .map_err(|error| Failure::Input(format!("cannot write {}: {error}", new.display())))?;
         let writer = Unfailing { file: opened, failed: false };
         let (layer, guard) = ChromeLayerBuilder::new().writer(writer).include_args(true).build();
-        self.switch.turn(true);
+        self.switch.turn_on();
         self.layer.reload(layer).map_err(Failure::training)?;
         Ok(Trace { switch: self.switch.clone(), file: file.to_owned(), _writer: guard })
     }
@@ -82,34 +74,8 @@ impl Drop for Trace {
 
 /// Gives a trace that has begun its name, in the place of an earlier one.
 pub(crate) fn keep(file: &Path) -> Result<(), Failure> {
-    fs::rename(file.with_extension(NEW), file).map_err(Failure::training)
-}
-
-impl Switch {
-    /// Records no span that begins from now on.
-    pub(crate) fn turn_off(&self) {
-        self.turn(false);
-        // Without it each further span would ask the filter.
-        rebuild_interest_cache();
-    }
-
-    fn turn(&self, on: bool) {
-        self.0.store(on, Ordering::Relaxed);
-    }
-
-    fn is_on(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl<S> Filter<S> for Switch {
-    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
-        self.is_on()
-    }
-
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(if self.is_on() { LevelFilter::TRACE } else { LevelFilter::OFF })
-    }
+    fs::rename(file.with_extension(NEW), file)
+        .map_err(|error| Failure::Training(format!("cannot write {}: {error}", file.display())))
 }
 
 /// The file of a trace. The thread of `tracing-chrome` would panic at an error, so an error ends the trace only.

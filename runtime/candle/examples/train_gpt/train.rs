@@ -63,14 +63,15 @@ pub(crate) struct Run {
     pub(crate) warnings: u64,
 }
 
-/// Trains the ranks of this process, which has a job, or a problem that the ranks of other processes learn.
+/// Trains the ranks of this process, which has a job, or a problem that the ranks of other processes learn. The process of rank 0 has
+/// the progress.
 pub(crate) fn train(
     (options, job): (&Options, Result<&Job<'_>, &Failure>),
     ranks: &Ranks,
-    progress: Progress,
+    progress: Option<Progress>,
 ) -> Result<Ended, Failure> {
     // Only rank 0 shows progress and compares with the twin, so it takes this state; the other ranks have `None`.
-    let progress = Mutex::new(Some(progress));
+    let progress = Mutex::new(progress);
     memory::reset_peaks();
     let outcomes = ranks.launch(options, |world| {
         let progress = if world.rank().index() == 0 { progress.lock().take() } else { None };
@@ -156,7 +157,6 @@ struct Rank<'a> {
 
 impl<'a> Rank<'a> {
     fn new(world: World, job: &'a Job<'a>) -> Result<Self, Failure> {
-        output::keep_warnings_of(&world, job)?;
         // Until the ranks have met, a signal ends the process at once: there is no step to complete.
         if world.rank().index() == 0 || !world.shares_memory() {
             job.signals.listen().map_err(Failure::training)?;
@@ -182,10 +182,9 @@ impl<'a> Rank<'a> {
             saving.resume(&mut self.model, &mut self.optimizer)?;
         }
         let first = self.steps()?;
-        if let Some(Desk { progress, .. }) =
-            desk.as_mut().filter(|_| first < self.job.options.steps)
-        {
-            progress.start(first)?;
+        if first < self.job.options.steps {
+            output::keep_warnings(self.model.world(), self.job)?;
+            desk.as_mut().map_or(Ok(()), |desk| desk.progress.start(first))?;
         }
         let before = self.model.world().ledger();
         let was_stopped = self.train_from(first, &mut desk)?;

@@ -33,6 +33,21 @@ pub struct Kept {
     pub gradients: u64,
 }
 
+impl Kept {
+    /// Each part with its name, for a sum or a table.
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, u64); 5] {
+        let Self { activations, scores, mask, logits, gradients } = *self;
+        [
+            ("activations", activations),
+            ("attention scores", scores),
+            ("causal masks", mask),
+            ("logits", logits),
+            ("the backward of a block", gradients),
+        ]
+    }
+}
+
 impl Gpt {
     /// The memory of a microbatch of `batch` sequences as long as the context, with parameters in `compute`. With 16-bit parameters
     /// it is a lower bound, because norms and GELU compute in f32.

@@ -22,6 +22,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Running(Option<Child>);
 
 impl Running {
+    pub(crate) fn of(mut program: Command) -> Self {
+        program.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(Some(program.spawn().expect("the program starts")))
+    }
+
     fn child(&mut self) -> &mut Child {
         self.0.as_mut().expect("it has not ended")
     }
@@ -108,8 +113,8 @@ impl Place {
             "--batch",
             "2",
         ]);
-        program.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Running(Some(program.spawn().expect("the program starts")))
+        program.args(arguments);
+        Running::of(program)
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Output {

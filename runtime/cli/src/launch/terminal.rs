@@ -107,7 +107,7 @@ impl Terminal {
 
     /// Prints a line of the launcher itself. Does not wait for the terminal.
     pub(super) fn say(&self, line: &str) {
-        let _ = self.said.try_send(Said::Line(format!("hsdp: {line}\n")));
+        let _ = self.said.try_send(Said::Line(line.to_owned()));
     }
 
     /// Waits until all lines of the launcher are written, for at most a second.
@@ -125,7 +125,7 @@ fn write_all(waiting: &Receiver<Said>, output: &Output) {
         match said {
             Said::Line(line) => {
                 let _logs = output.lock();
-                let _ = io::stderr().lock().write_all(line.as_bytes());
+                hsdp_program::tell("hsdp", line);
             }
             Said::All(written) => {
                 let _ = written.try_send(());

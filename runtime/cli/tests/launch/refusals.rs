@@ -34,6 +34,16 @@ fn what_makes_no_sense_is_one_line() {
     }
 }
 
+#[test]
+fn the_name_of_a_program_does_not_change_the_terminal() {
+    let parent = std::process::id().to_string();
+    let arguments = ["launch-exec", "--parent", &parent, "--", "./no\nsuch\u{1b}[2J"];
+    let (code, _, told) = hsdp(&arguments);
+    let expected =
+        "hsdp: cannot start ./no\\nsuch\\u{1b}[2J: No such file or directory (os error 2)\n";
+    assert_eq!((code, &*told), (Some(127), expected));
+}
+
 /// Exit code and stderr.
 fn refused(variables: &[(&str, &str)], without: &[&str]) -> (Option<i32>, String) {
     let mut command = command(&["launch", "-n", "2", "--", "/bin/true"]);

@@ -1,8 +1,8 @@
 //! The file of the warnings.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+
+use crate::file::{self, FileError};
 
 /// The most lines that wait for a file.
 const MOST_EARLY: usize = 100;
@@ -15,7 +15,7 @@ pub(super) enum Kept {
     /// The file, to which lines are appended.
     In(PathBuf),
     /// The file cannot be written.
-    Lost(PathBuf),
+    Lost,
 }
 
 impl Default for Kept {
@@ -29,7 +29,7 @@ impl Kept {
     ///
     /// # Errors
     /// If it cannot be written; later lines are then dropped.
-    pub(super) fn begin(&mut self, file: &Path) -> io::Result<()> {
+    pub(super) fn begin(&mut self, file: &Path) -> Result<(), FileError> {
         let before = std::mem::replace(self, Self::In(file.to_owned()));
         let Self::Early(lines) = before else { return Ok(()) };
         lines.into_iter().try_for_each(|line| self.add(line))
@@ -39,30 +39,16 @@ impl Kept {
     ///
     /// # Errors
     /// Once, if the file cannot be written; later lines are then dropped.
-    pub(super) fn add(&mut self, line: String) -> io::Result<()> {
+    pub(super) fn add(&mut self, line: String) -> Result<(), FileError> {
         match self {
             Self::Early(lines) if lines.len() < MOST_EARLY => lines.push(line),
-            Self::Early(_) | Self::Lost(_) => {}
+            Self::Early(_) | Self::Lost => {}
             Self::In(file) => {
-                if let Err(error) = append(file, &line) {
-                    *self = Self::Lost(std::mem::take(file));
-                    return Err(error);
-                }
+                // Warnings are rare: the file is opened for each, and so it exists only if there was one.
+                let added = file::append(file, format!("{line}\n").as_bytes());
+                return added.inspect_err(|_| *self = Self::Lost);
             }
         }
         Ok(())
     }
-
-    pub(super) fn file(&self) -> Option<&Path> {
-        match self {
-            Self::Early(_) => None,
-            Self::In(file) | Self::Lost(file) => Some(file),
-        }
-    }
-}
-
-/// Warnings are rare: the file is opened for each, so that none is there without any.
-fn append(file: &Path, line: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().append(true).create(true).open(file)?;
-    file.write_all(format!("{line}\n").as_bytes())
 }

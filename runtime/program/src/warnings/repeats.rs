@@ -23,29 +23,18 @@ struct Kind {
     left_out: u64,
 }
 
-/// A warning that is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shown {
-    /// At once. Since the last one of its kind, equal ones may have come, as from several ranks.
-    AtOnce,
-    /// For the first time in a minute, after so many of its kind that were left out.
-    Again(u64),
-}
-
 impl<K: Eq + Hash> Repeats<K> {
-    /// Whether a warning is shown.
-    pub(super) fn admit(&mut self, kind: K, text: &str, now: Instant) -> Option<Shown> {
+    /// The number of warnings of this kind that were left out since the last one that was shown; `None` if this one is left out, too.
+    pub(super) fn admit(&mut self, kind: K, text: &str, now: Instant) -> Option<u64> {
         let kind = self.0.entry(kind).or_insert_with(|| Kind::new(now));
-        let shown = if kind.shown < AT_ONCE && kind.text != text {
-            Shown::AtOnce
-        } else if now.duration_since(kind.at) >= AGAIN {
-            Shown::Again(kind.left_out)
-        } else {
+        let is_new = kind.shown < AT_ONCE && kind.text != text;
+        if !is_new && now.duration_since(kind.at) < AGAIN {
             kind.left_out += 1;
             return None;
-        };
+        }
+        let left_out = kind.left_out;
         *kind = Kind { text: text.to_owned(), shown: kind.shown + 1, at: now, left_out: 0 };
-        Some(shown)
+        Some(left_out)
     }
 }
 

@@ -1,4 +1,5 @@
 use std::fs;
+use std::io;
 
 use indicatif::{ProgressDrawTarget, ProgressStyle, TermLike};
 use serde_json::Value;
@@ -45,11 +46,21 @@ fn a_kind_is_shown_again_after_a_minute_with_the_number_left_out() {
         let now = begun + std::time::Duration::from_secs(seconds);
         repeats.admit("a kind", "the same", now)
     };
-    let admitted = [0, 1, 59, 61, 62, 130].map(&mut at);
-    assert_eq!(
-        admitted,
-        [Some(Shown::AtOnce), None, None, Some(Shown::Again(2)), None, Some(Shown::Again(1))]
-    );
+    assert_eq!([0, 1, 59, 61, 62, 130].map(&mut at), [Some(0), None, None, Some(2), None, Some(1)]);
+}
+
+#[test]
+fn the_number_left_out_is_told_with_the_next_text_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("warnings.jsonl");
+    warnings_of(|warnings| {
+        warnings.keep_in(&file);
+        for step in [1, 1, 1, 2, 3] {
+            tracing::warn!(step, "late");
+        }
+    });
+    let told: Vec<_> = lines(&file).iter().map(|line| line["left_out"].clone()).collect();
+    assert_eq!(told, [0, 2, 0]);
 }
 
 #[test]
@@ -101,6 +112,35 @@ fn a_file_that_cannot_be_written_does_not_stop_the_warnings() {
         (0..3).for_each(|step| tracing::warn!(step, "one"));
     });
     assert_eq!(warnings.count(), 3);
+}
+
+/// An open of a FIFO waits for a reader, unless it is told not to.
+#[cfg(unix)]
+#[test]
+fn a_fifo_in_the_place_of_the_file_holds_nothing_up() {
+    use rustix::fs::{CWD, FileType, Mode, OFlags};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let fifo = folder.path().join("warnings.jsonl");
+    let mode = Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, mode, 0).expect("a FIFO");
+    let (done, ended) = std::sync::mpsc::channel();
+    let name = fifo.clone();
+    let warn = move || {
+        let warnings = warnings_of(|warnings| {
+            warnings.keep_in(&name);
+            tracing::warn!("one");
+        });
+        let _ = done.send(warnings.count());
+    };
+    std::thread::spawn(warn.clone());
+    let patience = std::time::Duration::from_secs(20);
+    assert_eq!(ended.recv_timeout(patience), Ok(1), "nothing reads the FIFO");
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+    let reader = rustix::fs::open(&fifo, flags, Mode::empty()).expect("a reader");
+    warn();
+    let mut read = [0; 8];
+    assert_eq!(rustix::io::read(&reader, &mut read).expect("no writer"), 0, "nothing is written");
 }
 
 /// A terminal that records the operations of a progress bar.

@@ -1,6 +1,6 @@
 //! One warning as text.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
-use super::repeats::Shown;
+use crate::stderr::cut;
 
 /// The most characters of a message or a field. A line stays readable, whatever a peer has sent.
 const MOST_CHARACTERS: usize = 1000;
@@ -46,7 +46,7 @@ impl Warning {
     }
 
     /// The line of JSON of the file.
-    pub(super) fn line(&self, (rank, shown): (Option<usize>, Shown)) -> String {
+    pub(super) fn line(&self, (rank, left_out): (Option<usize>, u64)) -> String {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let field = |(name, value): &(&str, String)| ((*name).to_owned(), value.as_str().into());
         let line = Line {
@@ -56,19 +56,13 @@ impl Warning {
             rank,
             message: &self.message,
             fields: self.fields.iter().map(field).collect(),
-            left_out: match shown {
-                Shown::AtOnce => 0,
-                Shown::Again(left_out) => left_out,
-            },
+            left_out,
         };
         serde_json::to_string(&line).unwrap_or_default()
     }
 
     fn add(&mut self, field: &Field, value: &dyn fmt::Display) {
-        let mut line = Cut::default();
-        // It stops with an error where the text is cut.
-        let cut = write!(line, "{value}").is_err();
-        let text = if cut { line.text + "..." } else { line.text };
+        let text = cut(value, MOST_CHARACTERS);
         match field.name() {
             "message" => self.message = text,
             name => self.fields.push((name, text)),
@@ -97,27 +91,4 @@ struct Line<'a> {
     message: &'a str,
     fields: Map<String, Value>,
     left_out: u64,
-}
-
-/// Text of one line and bounded length. Control characters, which could end the line or change the terminal, are escaped.
-#[derive(Debug, Default)]
-struct Cut {
-    text: String,
-    characters: usize,
-}
-
-impl fmt::Write for Cut {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for character in text.chars() {
-            if self.characters == MOST_CHARACTERS {
-                return Err(fmt::Error);
-            }
-            self.characters += 1;
-            match character.is_control() {
-                true => self.text.extend(character.escape_default()),
-                false => self.text.push(character),
-            }
-        }
-        Ok(())
-    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use hsdp::{AdamWOptions, Placement};
-use hsdp_candle::gpt::{Gpt, GptConfig, Kept};
+use hsdp_candle::gpt::{Gpt, GptConfig};
 use serde::Deserialize;
 
 use super::{Expected, TrainCase};
@@ -91,19 +91,6 @@ impl TrainCase {
     }
 }
 
-/// The tensors of a microbatch.
-fn kept(gpt: &Gpt, case: &TrainCase) -> [(&'static str, u64); 5] {
-    let Kept { activations, scores, mask, logits, gradients, .. } =
-        gpt.kept(case.batch, case.param_dtype);
-    [
-        ("activations", activations),
-        ("attention scores", scores),
-        ("causal masks", mask),
-        ("logits", logits),
-        ("the backward of a block", gradients),
-    ]
-}
-
 impl Described {
     fn understood(self) -> Result<TrainCase, String> {
         check_microbatches(self.microbatches)?;
@@ -146,7 +133,8 @@ impl Described {
                 parameters: None,
             },
         };
-        check_memory(model.spec(), &case.options(Placement::Host), &kept(&gpt, &case))?;
+        let kept = gpt.kept(case.batch, case.param_dtype).parts();
+        check_memory(model.spec(), &case.options(Placement::Host), &kept)?;
         Ok(case)
     }
 }

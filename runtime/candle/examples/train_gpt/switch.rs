@@ -1,0 +1,40 @@
+//! Turns the recording of spans on and off. `runtime_cost` uses it too.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tracing::Metadata;
+use tracing::callsite::rebuild_interest_cache;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::{Context, Filter};
+
+/// Whether spans are recorded. Any thread may turn it on or off, for spans that begin from then on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Switch(Arc<AtomicBool>);
+
+impl Switch {
+    pub(crate) fn turn_on(&self) {
+        self.0.store(true, Ordering::Relaxed);
+        rebuild_interest_cache();
+    }
+
+    pub(crate) fn turn_off(&self) {
+        self.0.store(false, Ordering::Relaxed);
+        // Without it each further span would ask the filter.
+        rebuild_interest_cache();
+    }
+
+    fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl<S> Filter<S> for Switch {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        self.is_on()
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(if self.is_on() { LevelFilter::TRACE } else { LevelFilter::OFF })
+    }
+}
