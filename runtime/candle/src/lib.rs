@@ -13,6 +13,7 @@
 //! | the parameters, grouped into units to shard | `fully_shard(module, mesh)` | [`hsdp::ModelSpec`] |
 //! | the sharded model | `FSDPModule` | [`hsdp::ShardedModel`] |
 //! | the module's forward | `forward` with pre- and post-forward hooks | [`Pass::unit`] |
+//! | `checkpoint_wrapper` (activation checkpointing) | [`Pass::recomputed`] |
 //! | `loss.backward()` | pre-backward hooks, gradient-ready hooks | [`Pass::backward`] |
 //! | a module without FSDP | the plain module | [`Plain`] |
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
@@ -70,12 +71,13 @@ mod model;
 mod ops;
 mod pass;
 mod plain;
+mod recompute;
 mod storage;
 mod unit;
 mod usage;
 
 pub use dtype::candle_dtype;
 pub use error::Error;
-pub use model::{Forward, Parameters, Units};
+pub use model::{Forward, Parameters, RepeatableForward, Units};
 pub use pass::Pass;
 pub use plain::Plain;
