@@ -9,6 +9,8 @@ use candle_core::{DType, Device, Result, Tensor};
 use hsdp_sharding::ModelSpec;
 
 /// Gives a unit's forward its parameters.
+///
+/// Layers whose constructors take a `VarBuilder` read them through [`var_builder`](crate::var_builder).
 pub trait Parameters: Sync {
     /// The parameter with this name or alias, in full, in the compute dtype and the declared shape.
     ///
