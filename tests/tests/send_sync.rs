@@ -342,9 +342,11 @@ table!(DIST {
 
 table!(CANDLE {
     hsdp_candle::Error: Send Sync Unpin,
-    // Forward and backward of a microbatch belong to one thread at a time.
-    hsdp_candle::Pass<'static>: Send Unpin,
+    // Its parameters may be read by several threads. Its backward consumes it.
+    hsdp_candle::Pass<'static>: Send Sync Unpin,
     hsdp_candle::Plain: Send Sync Unpin,
+    hsdp_candle::Recorded: Send Sync Unpin,
+    hsdp_candle::RepeatableForward: Send Sync Unpin,
 });
 
 table!(GPT {

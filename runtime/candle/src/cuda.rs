@@ -84,20 +84,38 @@ pub(crate) fn tensor_of(parameter: &Parameter, shape: Shape) -> Result<Tensor> {
 
 /// Puts a parameter into the storage of `tensor`, where all views of it see it.
 pub(crate) fn fill(tensor: &Tensor, parameter: &Parameter) -> Result<()> {
-    exchange(tensor, parameter.storage()?)
+    exchange(tensor, parameter.storage()?).map(drop)
 }
 
 /// Frees the storage of `tensor`, for all views of it. The storage that remains has a dtype that every candle op refuses.
 pub(crate) fn vacate(tensor: &Tensor) -> Result<()> {
+    exchange(tensor, vacant(tensor)?).map(drop)
+}
+
+/// Moves the storage of `tensor`, a whole parameter, into a new variable. `tensor` is vacant until [`move_back`].
+pub(crate) fn move_to_variable(tensor: &Tensor) -> Result<Tensor> {
+    let storage = Storage::Cuda(exchange(tensor, vacant(tensor)?)?);
+    Ok(Tensor::from_storage(storage, tensor.shape(), candle_core::op::BackpropOp::none(), true))
+}
+
+/// Moves the storage of `variable` back into `tensor`.
+pub(crate) fn move_back(variable: &Tensor, tensor: &Tensor) -> Result<()> {
+    exchange(tensor, exchange(variable, vacant(tensor)?)?).map(drop)
+}
+
+fn vacant(tensor: &Tensor) -> Result<CudaStorage> {
     let candle_core::Device::Cuda(device) = tensor.device() else {
         bail!("the parameter to free is not on a GPU")
     };
     let slice = CudaStorageSlice::F4(device.alloc_zeros::<u8>(1)?);
-    exchange(tensor, CudaStorage { slice, device: device.clone() })
+    Ok(CudaStorage { slice, device: device.clone() })
 }
 
-fn exchange(tensor: &Tensor, storage: CudaStorage) -> Result<()> {
-    tensor.inplace_op1(&Exchange(Mutex::new(storage)))
+/// Puts `storage` into `tensor`, and returns the storage that it replaces.
+fn exchange(tensor: &Tensor, storage: CudaStorage) -> Result<CudaStorage> {
+    let exchange = Exchange(Mutex::new(storage));
+    tensor.inplace_op1(&exchange)?;
+    Ok(exchange.0.into_inner())
 }
 
 /// Exchanges a storage as a whole. candle lends it under its lock, so no other code may be reading the tensor.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use candle_core::{DType, Error as CandleError};
+use candle_core::{DType, DeviceLocation, Error as CandleError};
 
 /// An error of the adapter, of the runtime below it, or of candle.
 ///
@@ -42,6 +42,109 @@ pub enum Error {
         /// The unit.
         unit: String,
     },
+    /// A constructor asks for a parameter in another shape than the model declares.
+    #[error(
+        "parameter {parameter} of unit {unit} is asked for as {asked:?}, and declared as {declared:?}"
+    )]
+    Shape {
+        /// The parameter.
+        parameter: String,
+        /// The unit that holds it.
+        unit: String,
+        /// The shape in the call.
+        asked: Vec<usize>,
+        /// The shape in the model's description.
+        declared: Vec<usize>,
+    },
+    /// A constructor asks for a parameter in another dtype than that in which the model computes.
+    #[error(
+        "parameter {parameter} of unit {unit} is asked for as {asked:?}, and the model computes in \
+         {computed:?}: cast the activations, or set `Precision::parameters`"
+    )]
+    Dtype {
+        /// The parameter.
+        parameter: String,
+        /// The unit that holds it.
+        unit: String,
+        /// The dtype in the call.
+        asked: DType,
+        /// The dtype of the gathered parameters.
+        computed: DType,
+    },
+    /// A constructor asks for a parameter on another device than that of the model.
+    #[error(
+        "parameter {parameter} of unit {unit} is asked for on {asked:?}, and lies on {lies_on:?}"
+    )]
+    Device {
+        /// The parameter.
+        parameter: String,
+        /// The unit that holds it.
+        unit: String,
+        /// The device in the call.
+        asked: DeviceLocation,
+        /// The device of the gathered parameters.
+        lies_on: DeviceLocation,
+    },
+    /// A constructor asks for a parameter twice, with different shapes.
+    #[error("parameter {parameter} is asked for as {first:?}, and later as {second:?}")]
+    Reshaped {
+        /// The parameter.
+        parameter: String,
+        /// The shape in the first call.
+        first: Vec<usize>,
+        /// The shape in the later call.
+        second: Vec<usize>,
+    },
+    /// A constructor that is recorded asks for a parameter without a shape.
+    #[error(
+        "parameter {parameter} is asked for by `get_unchecked`, which gives no shape to record: \
+         use `get`"
+    )]
+    NoShape {
+        /// The parameter.
+        parameter: String,
+    },
+    /// No pattern takes these parameters.
+    #[error("no pattern takes {parameters}: the pattern `root` takes all that others leave")]
+    NoUnit {
+        /// The names, separated by commas.
+        parameters: String,
+    },
+    /// A pattern takes no parameter.
+    #[error(
+        "pattern {pattern} takes no parameter: either none matches it, or earlier patterns take all"
+    )]
+    EmptyPattern {
+        /// The pattern.
+        pattern: String,
+    },
+    /// A recomputed unit captures a tensor that has a history.
+    #[error(
+        "the output of recomputed unit {unit} has a history though its parameters and its input have \
+         none: its forward captures a tensor whose gradient would be lost; make that tensor the \
+         input, or detach it"
+    )]
+    History {
+        /// The unit.
+        unit: String,
+    },
+    /// The forward of a recomputed unit did something else in the backward.
+    #[error("recomputed unit {unit} is not repeatable: {how}")]
+    NotRepeatable {
+        /// The unit.
+        unit: String,
+        /// The difference.
+        how: String,
+    },
+    /// A gradient came from a backward that the pass did not run.
+    #[error(
+        "a gradient came to unit {unit} outside of the backward of its pass: call \
+         Pass::backward, not Tensor::backward"
+    )]
+    TensorBackward {
+        /// The unit.
+        unit: String,
+    },
     /// An op read a parameter after it was freed.
     #[error(
         "candle's {op} read a parameter whose unit is resharded: a parameter can be read only \
@@ -76,6 +179,14 @@ impl From<CandleError> for Error {
                 Ok(ours) => ours,
                 Err(carrier) => Self::Candle(CandleError::Io(carrier)),
             },
+            // A context stays around candle's own errors, and is dropped around one of ours, which stays typed.
+            CandleError::Context { inner, context } => match Self::from(*inner) {
+                Self::Candle(inner) => {
+                    Self::Candle(CandleError::Context { inner: Box::new(inner), context })
+                }
+                ours => ours,
+            },
+            CandleError::WrappedContext { wrapped, context } => of_wrapped(wrapped, context),
             CandleError::UnsupportedDTypeForOp(VACANT, op)
             | CandleError::DTypeMismatchBinaryOp { lhs: VACANT, op, .. }
             | CandleError::DTypeMismatchBinaryOp { rhs: VACANT, op, .. } => Self::Resharded { op },
@@ -84,6 +195,22 @@ impl From<CandleError> for Error {
             }
             error => Self::Candle(error),
         }
+    }
+}
+
+/// The error that candle's `Context` trait has wrapped. It wraps candle's own errors too.
+fn of_wrapped(wrapped: Box<dyn std::error::Error + Send + Sync>, context: String) -> Error {
+    let wrapped = match wrapped.downcast::<Error>() {
+        Ok(ours) => return *ours,
+        Err(wrapped) => wrapped,
+    };
+    match wrapped.downcast::<CandleError>().map(|candles| Error::from(*candles)) {
+        Ok(Error::Candle(inner)) => {
+            let wrapped = Box::new(inner);
+            Error::Candle(CandleError::WrappedContext { wrapped, context })
+        }
+        Ok(ours) => ours,
+        Err(wrapped) => Error::Candle(CandleError::WrappedContext { wrapped, context }),
     }
 }
 

@@ -55,3 +55,21 @@ pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
     }
     storage::vacate(tensor)
 }
+
+/// Moves the storage of `tensor`, a whole parameter, into a new variable. `tensor` is vacant until [`move_back`].
+pub(crate) fn move_to_variable(tensor: &Tensor) -> Result<Tensor> {
+    #[cfg(feature = "candle-cuda")]
+    if tensor.device().is_cuda() {
+        return cuda::move_to_variable(tensor);
+    }
+    storage::move_to_variable(tensor)
+}
+
+/// Moves the storage of `variable` back into `tensor`.
+pub(crate) fn move_back(variable: &Tensor, tensor: &Tensor) -> Result<()> {
+    #[cfg(feature = "candle-cuda")]
+    if tensor.device().is_cuda() {
+        return cuda::move_back(variable, tensor);
+    }
+    storage::move_back(variable, tensor)
+}

@@ -3,16 +3,18 @@
 //! unit are reduced as soon as they are complete. Models that no wrapper shards can use collectives
 //! with gradients: [`distributed`].
 //!
-//! candle has no hooks and is not patched: three custom ops drive the sharding, and three more carry
-//! the collectives. The crate does not wrap modules: a model is written against two small traits,
-//! [`Units`] and [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It supports
-//! the CPU, and with the feature `candle-cuda` GPUs.
+//! candle has no hooks and is not patched: custom ops drive the sharding, and others carry the
+//! collectives. The crate does not wrap modules: a forward is written against two small traits,
+//! [`Units`] and [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It makes its
+//! layers by their own constructors, from a [`var_builder`]. The crate supports the CPU, and with
+//! the feature `candle-cuda` GPUs.
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
 //! | the parameters, grouped into units to shard | `fully_shard(module, mesh)` | [`hsdp::ModelSpec`] |
 //! | the sharded model | `FSDPModule` | [`hsdp::ShardedModel`] |
 //! | the module's forward | `forward` with pre- and post-forward hooks | [`Pass::unit`] |
+//! | `checkpoint_wrapper` (activation checkpointing) | [`Pass::recomputed`] |
 //! | `loss.backward()` | pre-backward hooks, gradient-ready hooks | [`Pass::backward`] |
 //! | a module without FSDP | the plain module | [`Plain`] |
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
@@ -52,12 +54,86 @@
 //! # Ok::<(), hsdp_candle::Error>(())
 //! ```
 //!
-//! In reading order: `model` (the two traits), `plain`, `pass` (their implementations), `ops` (the custom
-//! ops that candle calls), `usage`, `unit` (the state of a unit in a microbatch), `gathered`, `storage`,
-//! `gradient`, `cuda` (moving and lending buffers), `error`; [`distributed`]; [`gpt`].
+//! # Models with constructors
+//!
+//! A model whose constructors take a `VarBuilder` is not rewritten. [`record`] finds its parameters,
+//! without memory for them, and groups them to units; and each unit's forward makes its own layers.
+//! Here the backward runs the blocks again instead of keeping their tensors ([`Units::recomputed`]):
+//!
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
+//! use hsdp::prelude::*;
+//! use hsdp_candle::{Pass, Units, record, var_builder};
+//! use std::sync::Arc;
+//!
+//! // The model: candle code, as it is.
+//! struct Block(Linear, Linear);
+//!
+//! impl Block {
+//!     fn load(vb: VarBuilder) -> candle_core::Result<Self> {
+//!         Ok(Self(linear(4, 16, vb.pp("up"))?, linear(16, 4, vb.pp("down"))?))
+//!     }
+//!
+//!     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+//!         x + self.1.forward(&self.0.forward(x)?.silu()?)?
+//!     }
+//! }
+//!
+//! # #[allow(dead_code)]
+//! struct Model {
+//!     embed: Embedding,
+//!     blocks: Vec<Block>,
+//! }
+//!
+//! impl Model {
+//!     fn load(vb: VarBuilder) -> candle_core::Result<Self> {
+//!         let blocks = vec![Block::load(vb.pp("h.0"))?, Block::load(vb.pp("h.1"))?];
+//!         Ok(Self { embed: embedding(10, 4, vb.pp("embed"))?, blocks })
+//!     }
+//! }
+//!
+//! // Its forward, unit by unit.
+//! fn forward(units: &dyn Units, tokens: &Tensor) -> candle_core::Result<Tensor> {
+//!     let mut x = units.unit("embed", tokens, &mut |p, tokens| {
+//!         embedding(10, 4, var_builder(p).pp("embed"))?.forward(tokens)
+//!     })?;
+//!     for name in ["h.0", "h.1"] {
+//!         let block = move |p: &dyn hsdp_candle::Parameters, x: &Tensor| {
+//!             Block::load(var_builder(p).pp(name))?.forward(x)
+//!         };
+//!         x = units.recomputed(name, &x, Arc::new(block))?;
+//!     }
+//!     units.output(&x)
+//! }
+//!
+//! let recorded = record(Model::load)?;
+//! let spec = recorded.spec(&["embed", "h.*"])?;
+//! assert_eq!(spec.units()[1].name, "h.0");
+//! let norms = hsdp::world(4, |world| -> Result<f64, hsdp_candle::Error> {
+//!     let options = ModelOptions::on(Mesh::new(2, 2)?);
+//!     let mut model = ShardedModel::new(world, spec.clone(), options, recorded.init(42))?;
+//!     let mut step = model.begin_step(StepOptions::microbatches(1))?;
+//!     let pass = Pass::new(step.microbatch()?)?;
+//!     let tokens = Tensor::new(&[3_u32, 1, 4, 1], &Device::Cpu)?;
+//!     let loss = forward(&pass, &tokens)?.sqr()?.mean_all()?;
+//!     pass.backward(&loss, 4)?;
+//!     Ok(step.finish()?.norm())
+//! });
+//! for norm in norms {
+//!     assert!(norm? > 0.0);
+//! }
+//! # Ok::<(), hsdp_candle::Error>(())
+//! ```
+//!
+//! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors), `plain`,
+//! `pass` (implementations of the traits), `ops` (the custom ops that candle calls), `usage`, `unit` (the
+//! state of a unit in a microbatch), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and
+//! lending buffers), `error`; [`distributed`]; [`gpt`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 
+mod builder;
 #[cfg(feature = "candle-cuda")]
 mod cuda;
 pub mod distributed;
@@ -70,12 +146,16 @@ mod model;
 mod ops;
 mod pass;
 mod plain;
+mod recompute;
+mod recorded;
 mod storage;
 mod unit;
 mod usage;
 
+pub use builder::var_builder;
 pub use dtype::candle_dtype;
 pub use error::Error;
-pub use model::{Forward, Parameters, Units};
+pub use model::{Forward, Parameters, RepeatableForward, Units};
 pub use pass::Pass;
 pub use plain::Plain;
+pub use recorded::{Recorded, record};

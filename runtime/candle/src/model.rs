@@ -3,10 +3,15 @@
 //! A model written against these two traits is ordinary candle code. [`Pass`](crate::Pass) runs it
 //! sharded, [`Plain`](crate::Plain) runs it on whole [`Var`](candle_core::Var)s.
 
-use candle_core::{Result, Tensor};
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Result, Tensor};
+use hsdp_sharding::ModelSpec;
 
 /// Gives a unit's forward its parameters.
-pub trait Parameters {
+///
+/// Layers whose constructors take a `VarBuilder` read them through [`var_builder`](crate::var_builder).
+pub trait Parameters: Sync {
     /// The parameter with this name or alias, in full, in the compute dtype and the declared shape.
     ///
     /// Two calls with one name return the same tensor, so its gradient comes in one piece.
@@ -14,10 +19,28 @@ pub trait Parameters {
     /// # Errors
     /// If the model has no such parameter, or it cannot be gathered.
     fn get(&self, name: &str) -> Result<Tensor>;
+
+    /// The description of the model, with the declared shape of each parameter.
+    fn spec(&self) -> &ModelSpec;
+
+    /// The names and aliases that [`get`](Self::get) accepts: parameters in declared order, then aliases.
+    fn names(&self) -> Vec<&str> {
+        let parameters = self.spec().params().map(|(_, param)| param.name.as_str());
+        parameters.chain(self.spec().ties().map(|(alias, _)| alias)).collect()
+    }
+
+    /// The dtype of all parameters, in which the model computes.
+    fn dtype(&self) -> DType;
+
+    /// The device of all parameters.
+    fn device(&self) -> &Device;
 }
 
 /// A unit's forward: from its parameters and its input to its output.
 pub type Forward<'a> = &'a mut dyn FnMut(&dyn Parameters, &Tensor) -> Result<Tensor>;
+
+/// A unit's forward that may run twice, in the forward and again in the backward. It must give the same output, bit by bit.
+pub type RepeatableForward = Arc<dyn Fn(&dyn Parameters, &Tensor) -> Result<Tensor> + Send + Sync>;
 
 /// Runs a model unit by unit.
 pub trait Units {
@@ -26,6 +49,15 @@ pub trait Units {
     /// # Errors
     /// If there is no such unit, its parameters cannot be gathered, or `forward` fails.
     fn unit(&self, name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor>;
+
+    /// As [`unit`](Self::unit). An implementation may drop the tensors that `forward` makes, and run it again in the backward
+    /// (activation checkpointing), as [`Pass`](crate::Pass::recomputed) does. This one runs `forward` once.
+    ///
+    /// # Errors
+    /// As [`unit`](Self::unit).
+    fn recomputed(&self, name: &str, input: &Tensor, forward: RepeatableForward) -> Result<Tensor> {
+        self.unit(name, input, &mut |parameters, input| forward(parameters, input))
+    }
 
     /// Casts the output of the model to its output dtype. Without one, the output is unchanged.
     ///

@@ -1,4 +1,4 @@
-//! The three custom ops that tie a unit's forward to the runtime.
+//! The custom ops that tie a unit's forward to the runtime.
 //!
 //! ```text
 //!   input --AfterBackward--+-------------------+--> forward --BeforeBackward--> output
@@ -14,6 +14,9 @@
 //! is written: where a weight stands on the left of a matmul, all units would be reduced at the end
 //! of the backward, and in forward order. With the input as second parent, a unit's gradients are
 //! complete before the backward leaves it.
+//!
+//! A recomputed unit is one op, [`Recompute`](crate::recompute::Recompute), which runs a backward of
+//! its own. [`Seed`] ends the graph of that.
 
 use std::sync::Arc;
 
@@ -79,7 +82,7 @@ impl CustomOp2 for Unshard {
         _parameter: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        self.unit.accept(self.index, gradient)?;
+        self.unit.accept(self.index, Some(gradient))?;
         Ok((None, self.usage.gradient_of(input)?))
     }
 }
@@ -130,8 +133,31 @@ impl CustomOp1 for AfterBackward {
     }
 }
 
+/// The identity; its backward gives a gradient that came before. A backward that begins here begins with that gradient, and not
+/// with ones.
+pub(crate) struct Seed(pub(crate) Tensor);
+
+impl CustomOp1 for Seed {
+    fn name(&self) -> &'static str {
+        "seed of a recomputed unit"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        copy(storage, layout)
+    }
+
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        cuda::copy(storage, layout)
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(self.0.clone()))
+    }
+}
+
 /// candle gives the result of each op its own storage, so an identity copies.
-fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+pub(crate) fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
     let Some((start, end)) = layout.contiguous_offsets() else {
         bail!("the input and the output of a unit must be contiguous, this one has {layout:?}")
     };

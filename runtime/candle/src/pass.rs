@@ -1,18 +1,22 @@
 //! A microbatch driven by candle's autograd.
 
-use std::cell::RefCell;
+mod reader;
+mod recomputed;
+
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Device, Tensor, Var};
 use hsdp::{FullCopies, LossSum, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use crate::dtype::cast_output;
+use self::reader::Reader;
+use crate::dtype::{candle_dtype, cast_output};
 use crate::error::Error;
-use crate::model::{Forward, Parameters, Units};
-use crate::ops::{AfterBackward, BeforeBackward, Unshard};
+use crate::model::{Forward, Parameters, RepeatableForward, Units};
+use crate::ops::{AfterBackward, BeforeBackward};
 use crate::unit::UnitState;
 use crate::usage::{Usage, Watch};
 
@@ -21,7 +25,8 @@ use crate::usage::{Usage, Watch};
 ///
 /// [`unit`](Self::unit) gathers a unit's parameters, runs its forward on them, and frees them.
 /// [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients as
-/// soon as they are complete. A parameter that is read twice, by one unit or by several, is one
+/// soon as they are complete. [`recomputed`](Self::recomputed) does not keep the tensors that a forward
+/// makes either: the backward makes them again, unit by unit. A parameter that is read twice, by one unit or by several, is one
 /// tensor.
 ///
 /// A unit that runs more than once in a forward, or of which another unit reads a parameter (by a
@@ -31,7 +36,10 @@ pub struct Pass<'step> {
     inner: hsdp::Pass<'step>,
     units: LiveUnits,
     /// Parameters that were read in this microbatch.
-    tensors: RefCell<HashMap<ParamId, Tensor>>,
+    tensors: Mutex<HashMap<ParamId, Tensor>>,
+    /// The dtype of the parameters.
+    dtype: DType,
+    device: Device,
     /// First parent of all parameters: a variable, so that candle tracks the tensors made from it.
     anchor: Var,
     watch: Watch,
@@ -61,15 +69,17 @@ impl<'step> Pass<'step> {
             return Err(hsdp::Error::Options { what: what.to_owned() }.into());
         }
         let spec = handle.plan().spec();
-        let units = spec
-            .unit_ids()
-            .map(|id| Arc::new(UnitState::new(id, handle.clone(), device.clone())))
-            .collect();
+        let in_forward = Arc::new(AtomicBool::new(true));
+        let on = || (device.clone(), Arc::clone(&in_forward));
+        let unit = |id| Arc::new(UnitState::new(id, handle.clone(), on()));
+        let states = spec.unit_ids().map(unit).collect();
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
         Ok(Self {
             inner,
-            units: LiveUnits(units),
-            tensors: RefCell::default(),
+            units: LiveUnits { states, in_forward },
+            tensors: Mutex::default(),
+            dtype: candle_dtype(handle.precision().parameters)?,
+            device: device.clone(),
             anchor: Var::zeros((), DType::F32, device)?,
             watch: if frozen { Watch::Input } else { Watch::Off },
         })
@@ -92,16 +102,16 @@ impl<'step> Pass<'step> {
         input: &Tensor,
         forward: impl FnOnce(&dyn Parameters, &Tensor) -> candle_core::Result<Tensor>,
     ) -> Result<Tensor, Error> {
-        let unit = self.find(name)?;
+        let own = self.find(name)?;
         let watch = if input.track_op() { self.watch } else { Watch::Off };
         let usage = Arc::new(Usage::default());
-        usage.reads(unit);
-        unit.gather()?;
+        usage.reads(own);
+        own.gather()?;
         let input = match watch {
             Watch::Input => &input.apply_op1(AfterBackward(Arc::clone(&usage)))?,
             Watch::Off => input,
         };
-        let output = forward(&Reader { pass: self, unit: name, usage: &usage, input }, input)?;
+        let output = forward(&Reader { pass: self, own, usage: &usage, input }, input)?;
         let output = match output.track_op() {
             true => output.apply_op1(BeforeBackward(Arc::clone(&usage)))?,
             false => output,
@@ -140,10 +150,11 @@ impl<'step> Pass<'step> {
         // The mean over no items is NaN, and so would be its gradient. Such a loss has seed 0.
         if seed != 0.0 {
             let _span = tracing::info_span!("backward").entered();
+            self.units.in_forward.store(false, Ordering::Relaxed);
             (loss * seed)?.backward()?;
         }
         // Last unit first, which is the order of the plan.
-        self.units.0.iter().rev().try_for_each(|unit| unit.finish())?;
+        self.units.states.iter().rev().try_for_each(|unit| unit.finish())?;
         self.inner.finish()?;
         Ok(value)
     }
@@ -152,7 +163,7 @@ impl<'step> Pass<'step> {
         let handle = self.inner.handle();
         let units = handle.plan().spec().units();
         match units.iter().position(|unit| unit.name == name) {
-            Some(index) => Ok(&self.units.0[index]),
+            Some(index) => Ok(&self.units.states[index]),
             None => {
                 let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
                 Err(Error::UnknownUnit { name: name.to_owned(), known: known.join(", ") })
@@ -171,6 +182,15 @@ impl Units for Pass<'_> {
         Ok(Pass::unit(self, name, input, forward)?)
     }
 
+    fn recomputed(
+        &self,
+        name: &str,
+        input: &Tensor,
+        forward: RepeatableForward,
+    ) -> candle_core::Result<Tensor> {
+        Ok(Pass::recomputed(self, name, input, forward)?)
+    }
+
     fn output(&self, tensor: &Tensor) -> candle_core::Result<Tensor> {
         cast_output(self.inner.handle().precision(), tensor)
     }
@@ -179,63 +199,19 @@ impl Units for Pass<'_> {
 /// Frees the remaining parameters when the microbatch ends, with or without an error. Tensors of its
 /// graph may live on.
 #[derive(Debug)]
-struct LiveUnits(Vec<Arc<UnitState>>);
+struct LiveUnits {
+    states: Vec<Arc<UnitState>>,
+    /// Whether the backward has not begun. Gradients that come after the microbatch are stale, which the runtime says.
+    in_forward: Arc<AtomicBool>,
+}
 
 impl Drop for LiveUnits {
     fn drop(&mut self) {
-        for unit in &self.0 {
+        self.in_forward.store(false, Ordering::Relaxed);
+        for unit in &self.states {
             if let Err(error) = unit.end() {
                 tracing::error!(%error, "a unit could not be freed");
             }
         }
-    }
-}
-
-/// Gives the forward of one use of a unit its parameters.
-struct Reader<'a> {
-    pass: &'a Pass<'a>,
-    unit: &'a str,
-    usage: &'a Arc<Usage>,
-    input: &'a Tensor,
-}
-
-impl Reader<'_> {
-    fn read(&self, name: &str) -> Result<Tensor, Error> {
-        let handle = self.pass.inner.handle();
-        let Some(id) = handle.plan().spec().find(name) else {
-            return Err(Error::UnknownParameter {
-                unit: self.unit.to_owned(),
-                name: name.to_owned(),
-            });
-        };
-        let unit = &self.pass.units.0[id.unit.index()];
-        self.usage.reads(unit);
-        unit.gather()?;
-        if unit.role(id.index) == Role::Frozen {
-            self.usage.reads_frozen(unit);
-        }
-        if let Some(tensor) = self.pass.tensors.borrow().get(&id) {
-            return Ok(tensor.clone());
-        }
-        let tensor = self.make(unit, id.index)?;
-        unit.was_read(id.index, &tensor);
-        self.pass.tensors.borrow_mut().insert(id, tensor.clone());
-        Ok(tensor)
-    }
-
-    fn make(&self, unit: &Arc<UnitState>, index: usize) -> Result<Tensor, Error> {
-        let parameter = unit.take(index);
-        if unit.role(index) == Role::Frozen {
-            return Ok(parameter.into_tensor(unit.shape(index))?);
-        }
-        let (unit, usage) = (Arc::clone(unit), Arc::clone(self.usage));
-        let op = Unshard { unit, index, usage, parameter: Mutex::new(Some(parameter)) };
-        Ok(self.pass.anchor.apply_op2(self.input, op)?)
-    }
-}
-
-impl Parameters for Reader<'_> {
-    fn get(&self, name: &str) -> candle_core::Result<Tensor> {
-        Ok(self.read(name)?)
     }
 }

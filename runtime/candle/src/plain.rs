@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{Device, Result, Shape, Tensor, Var, bail};
+use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use hsdp::Precision;
 use hsdp_sharding::ModelSpec;
 
@@ -15,6 +15,9 @@ use crate::model::{Forward, Parameters, Units};
 pub struct Plain {
     spec: ModelSpec,
     precision: Precision,
+    /// The dtype of the parameters.
+    dtype: DType,
+    device: Device,
     parameters: BTreeMap<String, Var>,
 }
 
@@ -52,7 +55,7 @@ impl Plain {
             Ok((param.name.clone(), Var::from_tensor(&tensor)?))
         };
         let parameters = spec.params().map(|(_, param)| var(param)).collect::<Result<_>>()?;
-        Ok(Self { spec, precision, parameters })
+        Ok(Self { spec, precision, dtype, device: device.clone(), parameters })
     }
 
     /// The parameters by name.
@@ -66,6 +69,18 @@ impl Parameters for Plain {
     fn get(&self, name: &str) -> Result<Tensor> {
         let Some(id) = self.spec.find(name) else { bail!("the model has no parameter {name}") };
         Ok(self.parameters[&self.spec[id].name].as_tensor().clone())
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::mem;
 
-use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Shape, Tensor};
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor};
 use hsdp_kernels::HostBuffer;
 use parking_lot::Mutex;
 
@@ -34,12 +35,28 @@ pub(crate) fn fill(tensor: &Tensor, buffer: HostBuffer) -> Result<()> {
 /// The storage that remains has the dtype [`VACANT`](crate::error::VACANT), which every candle op
 /// refuses. It is not an empty f32 storage, because candle's matmul would read beyond its end.
 pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
-    Ok(match exchange(tensor, CpuStorage::F4(Vec::new()))? {
+    Ok(match exchange(tensor, vacant())? {
         CpuStorage::F32(values) => Some(values.into()),
         CpuStorage::F16(values) => Some(values.into()),
         CpuStorage::BF16(values) => Some(values.into()),
         _ => None,
     })
+}
+
+/// Moves the storage of `tensor`, which has no other elements in it, into a new variable. `tensor` is vacant until
+/// [`move_back`].
+pub(crate) fn move_to_variable(tensor: &Tensor) -> Result<Tensor> {
+    let storage = Storage::Cpu(exchange(tensor, vacant())?);
+    Ok(Tensor::from_storage(storage, tensor.shape(), BackpropOp::none(), true))
+}
+
+/// Moves the storage of `variable` back into `tensor`.
+pub(crate) fn move_back(variable: &Tensor, tensor: &Tensor) -> Result<()> {
+    exchange(tensor, exchange(variable, vacant())?).map(drop)
+}
+
+fn vacant() -> CpuStorage {
+    CpuStorage::F4(Vec::new())
 }
 
 /// Puts `storage` into `tensor`, and returns the storage that it replaces.
@@ -83,6 +100,23 @@ mod tests {
         assert!(view.contiguous().is_err());
         fill(&tensor, HostBuffer::F32(vec![5.0, 6.0, 7.0, 8.0])).expect("no code reads it");
         assert_eq!(view.to_vec2::<f32>().expect("f32"), [[5.0, 7.0], [6.0, 8.0]]);
+    }
+
+    #[test]
+    fn a_storage_moves_to_a_variable_and_back_without_a_copy() {
+        let address = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {
+            Storage::Cpu(CpuStorage::F32(values)) => values.as_ptr(),
+            _ => panic!("another storage"),
+        };
+        let tensor = parameter();
+        let before = address(&tensor);
+        let variable = move_to_variable(&tensor).expect("no code reads it");
+        assert!(variable.is_variable());
+        assert_eq!((variable.dims(), address(&variable)), (&[2, 2][..], before));
+        assert!(tensor.exp().is_err());
+        move_back(&variable, &tensor).expect("no code reads it");
+        assert_eq!(address(&tensor), before);
+        assert!(variable.exp().is_err());
     }
 
     #[test]

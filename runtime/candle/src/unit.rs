@@ -8,17 +8,21 @@
 //! ```
 //!
 //! A unit is done when two conditions hold. Every trainable parameter that was read has its
-//! gradient: candle finishes all readers of a tensor before the tensor itself. And no use holds the
-//! unit for its frozen parameters, which have no gradient (see [`Usage`](crate::usage::Usage)).
+//! gradient, in all its pieces: one from candle's graph, where candle finishes all readers of a
+//! tensor before the tensor itself, and one from each recomputed use, which has a graph of its own.
+//! And no use holds the unit for its frozen parameters, which have no gradient (see
+//! [`Usage`](crate::usage::Usage)).
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::{Device, Shape, Tensor};
-use hsdp::{Full, GradientValues, PassHandle, UnitId};
+use candle_core::{DType, Device, Shape, Tensor};
+use hsdp::{Full, ModelSpec, PassHandle, UnitId};
 use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
+use crate::dtype::candle_dtype;
 use crate::error::Error;
 use crate::gathered::{Gathered, vacate};
 use crate::gradient;
@@ -31,19 +35,30 @@ pub(crate) struct UnitState {
     handle: PassHandle,
     /// The device on which candle computes.
     device: Device,
+    /// Whether the pass has not begun its backward. A pass that is over has.
+    in_forward: Arc<AtomicBool>,
     ledger: Mutex<Ledger>,
 }
 
 #[derive(Debug)]
 struct Ledger {
     contents: Contents,
-    /// For each parameter that was read, a tensor without an op that shares its storage.
-    storages: Vec<Option<Tensor>>,
-    gradients: Vec<Option<Arc<dyn GradientValues>>>,
-    /// Trainable parameters that were read and have no gradient yet.
+    parameters: Vec<Parameter>,
+    /// The pieces of gradients that are still to come.
     awaited: usize,
     /// Uses whose backward may still read frozen parameters.
     holds: usize,
+}
+
+/// A parameter of the unit in this microbatch.
+#[derive(Clone, Debug, Default)]
+struct Parameter {
+    /// A tensor without an op that shares its storage, if it was read.
+    storage: Option<Tensor>,
+    /// Whether candle's graph reads it, and so gives one piece of its gradient.
+    in_graph: bool,
+    /// The sum of the pieces of its gradient that came.
+    gradient: Option<Tensor>,
 }
 
 #[derive(Debug)]
@@ -59,26 +74,46 @@ enum Contents {
 }
 
 impl UnitState {
-    pub(crate) fn new(id: UnitId, handle: PassHandle, device: Device) -> Self {
-        let parameters = handle.plan().spec()[id].params.len();
-        let ledger = Ledger {
-            contents: Contents::Unused,
-            storages: vec![None; parameters],
-            gradients: vec![None; parameters],
-            awaited: 0,
-            holds: 0,
-        };
-        Self { id, handle, device, ledger: Mutex::new(ledger) }
+    pub(crate) fn new(id: UnitId, handle: PassHandle, on: (Device, Arc<AtomicBool>)) -> Self {
+        let parameters = vec![Parameter::default(); handle.plan().spec()[id].params.len()];
+        let ledger = Ledger { contents: Contents::Unused, parameters, awaited: 0, holds: 0 };
+        let (device, in_forward) = on;
+        Self { id, handle, device, in_forward, ledger: Mutex::new(ledger) }
+    }
+
+    /// Its place in the model.
+    pub(crate) fn id(&self) -> UnitId {
+        self.id
+    }
+
+    /// The device on which candle computes.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The description of the model.
+    pub(crate) fn spec(&self) -> &ModelSpec {
+        self.handle.plan().spec()
+    }
+
+    /// The dtype of its parameters.
+    pub(crate) fn dtype(&self) -> candle_core::Result<DType> {
+        candle_dtype(self.handle.precision().parameters)
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.spec()[self.id].name
     }
 
     /// Whether the parameter is trainable or frozen.
     pub(crate) fn role(&self, index: usize) -> Role {
-        self.handle.plan().spec()[self.id].params[index].role
+        self.spec()[self.id].params[index].role
     }
 
     /// The shape of a parameter.
     pub(crate) fn shape(&self, index: usize) -> Shape {
-        Shape::from(self.handle.plan().spec()[self.id].params[index].shape.clone())
+        Shape::from(self.spec()[self.id].params[index].shape.clone())
     }
 
     /// Makes the parameters full for a use in the forward. May wait for a gather, and so for other
@@ -88,14 +123,13 @@ impl UnitState {
         match ledger.contents {
             Contents::Full(_) => Ok(()),
             Contents::Unused => self.unshard(&mut ledger),
-            Contents::Freed | Contents::Done => {
-                Err(Error::Freed { unit: self.handle.plan().spec()[self.id].name.clone() })
-            }
+            Contents::Freed | Contents::Done => Err(Error::Freed { unit: self.name().to_owned() }),
         }
     }
 
     /// Makes the parameters full for the backward of a use.
     pub(crate) fn gather_again(&self) -> Result<(), Error> {
+        self.check_backward()?;
         let mut ledger = self.ledger.lock();
         match ledger.contents {
             Contents::Full(_) | Contents::Done => Ok(()),
@@ -106,11 +140,9 @@ impl UnitState {
     fn unshard(&self, ledger: &mut Ledger) -> Result<(), Error> {
         let _span = tracing::trace_span!("gather", unit = self.id.index()).entered();
         let mut full = self.handle.unshard(self.id)?;
-        for (index, storage) in ledger.storages.iter().enumerate() {
-            if let Some(storage) = storage {
-                let parameter = Gathered::take(&mut full, index, &self.device);
-                parameter.map_or(Ok(()), |parameter| parameter.fill(storage))?;
-            }
+        for (index, storage) in ledger.storages() {
+            let parameter = Gathered::take(&mut full, index, &self.device);
+            parameter.map_or(Ok(()), |parameter| parameter.fill(storage))?;
         }
         ledger.contents = Contents::Full(full);
         Ok(())
@@ -129,27 +161,58 @@ impl UnitState {
         }
     }
 
-    /// Notes that a parameter was read, as `tensor`.
-    pub(crate) fn was_read(&self, index: usize, tensor: &Tensor) {
+    /// Notes that a parameter was taken out, as `tensor`.
+    pub(crate) fn was_taken(&self, index: usize, tensor: &Tensor) {
+        self.ledger.lock().parameters[index].storage = Some(tensor.detach());
+    }
+
+    /// A tensor without an op that shares the storage of a parameter, if that was read.
+    pub(crate) fn taken(&self, index: usize) -> Option<Tensor> {
+        self.ledger.lock().parameters[index].storage.clone()
+    }
+
+    /// Awaits the piece of a gradient that candle's graph gives, which is one for all its reads.
+    pub(crate) fn awaits_graph(&self, index: usize) {
         let mut ledger = self.ledger.lock();
-        ledger.storages[index] = Some(tensor.detach());
-        ledger.awaited += usize::from(self.role(index) == Role::Trainable);
+        let known = mem::replace(&mut ledger.parameters[index].in_graph, true);
+        ledger.awaited += usize::from(!known && self.role(index) == Role::Trainable);
+    }
+
+    /// Awaits a piece of the gradient of a trainable parameter from a recomputed use.
+    pub(crate) fn awaits_recomputed(&self) {
+        self.ledger.lock().awaited += 1;
     }
 
     /// Frees the parameters after a use in the forward, unless the unit is kept.
     pub(crate) fn reshard(&self) -> Result<(), Error> {
-        match self.handle.plan().spec()[self.id].after_forward {
+        match self.spec()[self.id].after_forward {
             AfterForward::Reshard => self.ledger.lock().free(Contents::Freed),
             AfterForward::Keep => Ok(()),
         }
     }
 
-    /// Takes the complete gradient of a parameter. The last one starts the reduction of the unit.
-    pub(crate) fn accept(&self, index: usize, gradient: &Tensor) -> Result<(), Error> {
+    /// Takes a piece of a parameter's gradient; `None` if a recomputed use found that it has none. The last piece starts the
+    /// reduction of the unit.
+    pub(crate) fn accept(&self, index: usize, piece: Option<&Tensor>) -> Result<(), Error> {
+        self.check_backward()?;
         let mut ledger = self.ledger.lock();
-        ledger.gradients[index] = Some(gradient::lent(gradient)?);
+        if let Some(piece) = piece {
+            let gradient = &mut ledger.parameters[index].gradient;
+            let piece = piece.detach(); // or it would keep its graph alive
+            *gradient = Some(match gradient.take() {
+                Some(sum) => (sum + piece)?,
+                None => piece,
+            });
+        }
         ledger.awaited -= 1;
         self.settle(&mut ledger)
+    }
+
+    fn check_backward(&self) -> Result<(), Error> {
+        match self.in_forward.load(Ordering::Relaxed) {
+            true => Err(Error::TensorBackward { unit: self.name().to_owned() }),
+            false => Ok(()),
+        }
     }
 
     /// Keeps the unit full until a [`release`](Self::release), whatever gradients come; without one,
@@ -191,20 +254,26 @@ impl UnitState {
 
     /// Reduces the gradients that there are. A unit without any is left to the end of the microbatch.
     fn reduce(&self, ledger: &mut Ledger) -> Result<(), Error> {
-        if ledger.gradients.iter().all(Option::is_none) {
+        let gradients: Vec<_> = ledger.parameters.iter_mut().map(|it| it.gradient.take()).collect();
+        if gradients.iter().all(Option::is_none) {
             return Ok(());
         }
-        let none = vec![None; ledger.gradients.len()];
-        let gradients = mem::replace(&mut ledger.gradients, none);
+        let lent = |gradient: Option<Tensor>| gradient.map(|it| gradient::lent(&it)).transpose();
+        let gradients = gradients.into_iter().map(lent).collect::<candle_core::Result<_>>()?;
         Ok(self.handle.reduce(self.id, gradients)?)
     }
 }
 
 impl Ledger {
+    /// The storages of the parameters that were read, with their indices.
+    fn storages(&self) -> impl Iterator<Item = (usize, &Tensor)> {
+        let parameters = self.parameters.iter().enumerate();
+        parameters.filter_map(|(index, parameter)| Some((index, parameter.storage.as_ref()?)))
+    }
+
     fn free(&mut self, contents: Contents) -> Result<(), Error> {
         let mut before = mem::replace(&mut self.contents, contents);
-        for (index, storage) in self.storages.iter().enumerate() {
-            let Some(storage) = storage else { continue };
+        for (index, storage) in self.storages() {
             if let (Some(buffer), Contents::Full(full)) = (vacate(storage)?, &mut before) {
                 full.put_back(index, buffer);
             }

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 use hsdp::{Mesh, StepOptions, World};
 use hsdp_candle::{Error, Pass};
@@ -109,4 +111,29 @@ fn a_loss_over_nothing_counts_for_nothing() {
         step.finish().expect("finite gradients").norm()
     });
     assert!(results[0] > 0.0 && results[0] == results[1], "{results:?}");
+}
+
+#[test]
+fn a_backward_of_candle_is_told_that_the_pass_has_one() {
+    let mut model = sharded(alone(), layers(2, 4), mesh());
+    for recomputed in [false, true] {
+        let failed = step(&mut model, |pass| {
+            let loss = match recomputed {
+                false => loss_of_layers(pass, 2, &input(0, 3, 4))?,
+                true => pass
+                    .recomputed("layer.1", &input(0, 3, 4), Arc::new(|p, x| layer(p, 1, x)))?
+                    .sqr()?
+                    .mean_all()?,
+            };
+            loss.backward()?;
+            Ok(loss)
+        });
+        let error = failed.expect_err("the pass has not begun its backward");
+        assert!(matches!(&error, Error::TensorBackward { unit } if unit == "layer.1"), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            "a gradient came to unit layer.1 outside of the backward of its pass: call \
+             Pass::backward, not Tensor::backward"
+        );
+    }
 }

@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::sync::{Arc, Mutex};
+
 use candle_core::{Result, Tensor};
 use hsdp::memory::{self, Category, CountingAllocator};
-use hsdp::{Mesh, ModelOptions, Rank, StepOptions};
-use hsdp_candle::Pass;
+use hsdp::{Mesh, ModelOptions, ModelSpec, Rank, StepOptions, Unit, World};
+use hsdp_candle::{Parameters, Pass};
 
 use common::{input, layer, layer_unit, layers, sharded_with};
 
@@ -62,4 +64,39 @@ fn parameters_make_room_after_forward_and_after_backward() {
         assert_eq!(live(rank), 0, "after the step was dropped");
         drop(loss);
     });
+    hsdp::world(2, recomputed_units_with_frozen_parameters_make_room);
+}
+
+/// The forwards of the backward see one layer each: those behind them are freed, though they have frozen parameters.
+fn recomputed_units_with_frozen_parameters_make_room(world: World) {
+    let rank = world.rank();
+    let freeze = |mut unit: Unit| {
+        unit.params[0] = unit.params[0].clone().frozen();
+        unit
+    };
+    let spec = layers(3, WIDTH)
+        .units()
+        .iter()
+        .cloned()
+        .map(freeze)
+        .fold(ModelSpec::new(), ModelSpec::unit);
+    let options =
+        ModelOptions { prefetch: 0, ..ModelOptions::on(Mesh::new(1, 2).expect("two shards")) };
+    let mut model = sharded_with(world, spec, options);
+    let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
+    let pass = Pass::new(step.microbatch().expect("the first")).expect("a pass");
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let mut x = input(0, 4, WIDTH);
+    for index in 0..3 {
+        let seen = Arc::clone(&seen);
+        let forward = move |p: &dyn Parameters, x: &Tensor| {
+            seen.lock().expect("no panic").push(live(rank));
+            layer(p, index, x)
+        };
+        x = pass.recomputed(&format!("layer.{index}"), &x, Arc::new(forward)).expect("a forward");
+    }
+    let loss = x.sqr().and_then(|x| x.mean_all()).expect("a loss");
+    pass.backward(&loss, 1).expect("a backward");
+    let _ = step.finish().expect("a step");
+    assert_eq!(*seen.lock().expect("no panic"), [LAYER; 6]);
 }

@@ -12,6 +12,7 @@ use common::{input, layers, sharded, step, words};
 enum Side {
     Left,
     Right,
+    Both,
 }
 
 fn loss(pass: &Pass<'_>, side: Side) -> Result<Tensor> {
@@ -22,6 +23,10 @@ fn loss(pass: &Pass<'_>, side: Side) -> Result<Tensor> {
             match side {
                 Side::Left => weight.matmul(x)?.tanh(),
                 Side::Right => x.matmul(&weight)?.tanh(),
+                Side::Both => {
+                    let again = p.get(&format!("layer.{layer}.weight"))?;
+                    weight.matmul(x)?.matmul(&again)?.tanh()
+                }
             }
         })?;
     }
@@ -50,7 +55,7 @@ fn a_weight_on_either_side_of_a_matmul_gives_the_same_events() {
         "reduce 1",
         "reduce 0",
     ];
-    for side in [Side::Left, Side::Right] {
+    for side in [Side::Left, Side::Right, Side::Both] {
         for events in hsdp::world(2, |world| events(world, side)) {
             assert_eq!(events, want, "{side:?}");
         }

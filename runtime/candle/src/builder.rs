@@ -1,0 +1,83 @@
+//! candle-nn's `VarBuilder` over the parameters of a unit, so that constructors that take one need no change.
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+
+use crate::error::Error;
+use crate::model::Parameters;
+
+/// A `VarBuilder` of `parameters`, in their dtype and on their device.
+///
+/// A layer that is made inside a unit's forward reads the parameters that are gathered for it:
+///
+/// ```
+/// # use candle_core::{Result, Tensor};
+/// # use candle_nn::{Module, linear};
+/// # use hsdp_candle::Units;
+/// fn forward(units: &dyn Units, x: &Tensor) -> Result<Tensor> {
+///     units.unit("h.0", x, &mut |p, x| linear(4, 4, hsdp_candle::var_builder(p).pp("h.0"))?.forward(x))
+/// }
+/// ```
+///
+/// It asks for a parameter when the constructor does, and copies nothing. It has the names of the whole model; a parameter of
+/// another unit is gathered with that unit. Its `get` fails with [`Error::Shape`], [`Error::Dtype`] or [`Error::Device`] if the
+/// constructor asks for something other than the model declares: an f32 builder over a bf16 model would copy each parameter.
+/// Initialization hints have no effect (see [`record`](crate::record)).
+#[must_use]
+pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {
+    let (dtype, device) = (parameters.dtype(), parameters.device().clone());
+    VarBuilder::from_backend(Box::new(OfUnit(parameters)), dtype, device)
+}
+
+struct OfUnit<'a>(&'a dyn Parameters);
+
+impl OfUnit<'_> {
+    /// Gets a parameter, after a check of its shape if one is asked for.
+    fn checked(
+        &self,
+        name: &str,
+        shape: Option<&Shape>,
+        (dtype, device): (DType, &Device),
+    ) -> Result<Tensor> {
+        let spec = self.0.spec();
+        if let Some(id) = spec.find(name) {
+            let declared = &spec[id].shape;
+            let (parameter, unit) = (|| name.to_owned(), || spec[id.unit].name.clone());
+            if let Some(asked) = shape.filter(|shape| shape.dims() != declared.as_slice()) {
+                let (asked, declared) = (asked.dims().to_vec(), declared.clone());
+                Err(Error::Shape { parameter: parameter(), unit: unit(), asked, declared })?;
+            }
+            if dtype != self.0.dtype() {
+                let (asked, computed) = (dtype, self.0.dtype());
+                Err(Error::Dtype { parameter: parameter(), unit: unit(), asked, computed })?;
+            }
+            if !device.same_device(self.0.device()) {
+                let (asked, lies_on) = (device.location(), self.0.device().location());
+                Err(Error::Device { parameter: parameter(), unit: unit(), asked, lies_on })?;
+            }
+        }
+        self.0.get(name) // It has the error of a name that the model does not have.
+    }
+}
+
+impl SimpleBackend for OfUnit<'_> {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        self.checked(name, Some(&shape), (dtype, device))
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        self.checked(name, None, (dtype, device))
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.0.spec().find(name).is_some()
+    }
+}

@@ -1,0 +1,86 @@
+//! Parameters for one use of a unit.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use hsdp::{ModelSpec, ParamId};
+use hsdp_sharding::Role;
+use parking_lot::Mutex;
+
+use super::Pass;
+use crate::error::Error;
+use crate::model::Parameters;
+use crate::ops::Unshard;
+use crate::unit::UnitState;
+use crate::usage::Usage;
+
+/// Gives the forward of one use of a unit its parameters, as tensors of candle's graph.
+pub(super) struct Reader<'a> {
+    pub(super) pass: &'a Pass<'a>,
+    pub(super) own: &'a Arc<UnitState>,
+    pub(super) usage: &'a Arc<Usage>,
+    pub(super) input: &'a Tensor,
+}
+
+impl Reader<'_> {
+    fn read(&self, name: &str) -> Result<Tensor, Error> {
+        let (unit, id) = self.gathered(name)?;
+        match unit.role(id.index) {
+            Role::Frozen => self.usage.reads_frozen(unit),
+            Role::Trainable => unit.awaits_graph(id.index),
+        }
+        self.tensor(unit, id)
+    }
+
+    /// Finds a parameter, and gathers its unit.
+    pub(super) fn gathered(&self, name: &str) -> Result<(&Arc<UnitState>, ParamId), Error> {
+        let Some(id) = self.spec().find(name) else {
+            let (unit, name) = (self.own.name().to_owned(), name.to_owned());
+            return Err(Error::UnknownParameter { unit, name });
+        };
+        let unit = &self.pass.units.states[id.unit.index()];
+        self.usage.reads(unit);
+        unit.gather()?;
+        Ok((unit, id))
+    }
+
+    /// The tensor of a parameter, which is one in the whole pass.
+    pub(super) fn tensor(&self, unit: &Arc<UnitState>, id: ParamId) -> Result<Tensor, Error> {
+        let mut tensors = self.pass.tensors.lock();
+        if let Some(tensor) = tensors.get(&id) {
+            return Ok(tensor.clone());
+        }
+        let tensor = self.make(unit, id.index)?;
+        unit.was_taken(id.index, &tensor);
+        tensors.insert(id, tensor.clone());
+        Ok(tensor)
+    }
+
+    fn make(&self, unit: &Arc<UnitState>, index: usize) -> Result<Tensor, Error> {
+        let parameter = unit.take(index);
+        if unit.role(index) == Role::Frozen {
+            return Ok(parameter.into_tensor(unit.shape(index))?);
+        }
+        let (unit, usage) = (Arc::clone(unit), Arc::clone(self.usage));
+        let op = Unshard { unit, index, usage, parameter: Mutex::new(Some(parameter)) };
+        Ok(self.pass.anchor.apply_op2(self.input, op)?)
+    }
+}
+
+impl Parameters for Reader<'_> {
+    fn get(&self, name: &str) -> candle_core::Result<Tensor> {
+        Ok(self.read(name)?)
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        self.own.spec()
+    }
+
+    fn dtype(&self) -> DType {
+        self.pass.dtype
+    }
+
+    fn device(&self) -> &Device {
+        &self.pass.device
+    }
+}

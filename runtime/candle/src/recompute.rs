@@ -1,0 +1,226 @@
+//! The second run of a recomputed unit, in the backward.
+//!
+//! ```text
+//!   input ---+
+//!            +--> Recompute --> output          candle's graph
+//!   anchor --+
+//!
+//!   variable of the input ------+
+//!                               +--> forward --> Seed    the graph of a second run, inside Recompute's backward
+//!   variables of parameters ----+
+//! ```
+//!
+//! The gradients of the second run go to the units, as those of [`Unshard`](crate::ops::Unshard) do, when it is over.
+
+mod bits;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[cfg(feature = "candle-cuda")]
+use candle_core::CudaStorage;
+use candle_core::backprop::GradStore;
+use candle_core::{
+    CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor, Var, bail,
+};
+use hsdp::{ModelSpec, ParamId};
+use hsdp_sharding::Role;
+use parking_lot::Mutex;
+
+use self::bits::are_same_bits;
+use crate::error::Error;
+use crate::gathered::{move_back, move_to_variable};
+use crate::model::{Parameters, RepeatableForward};
+use crate::ops::{Seed, copy};
+use crate::unit::UnitState;
+use crate::usage::Usage;
+
+/// Whether candle's backward comes to this tensor: it has a history, and is not of integers.
+pub(crate) fn is_differentiated(tensor: &Tensor) -> bool {
+    tensor.track_op() && tensor.dtype().is_float()
+}
+
+/// A parameter that a recomputed use reads.
+pub(crate) struct Read {
+    pub(crate) unit: Arc<UnitState>,
+    /// The index of the parameter in the unit.
+    pub(crate) index: usize,
+}
+
+impl Read {
+    pub(crate) fn is(&self, id: ParamId) -> bool {
+        (self.unit.id(), self.index) == (id.unit, id.index)
+    }
+
+    pub(crate) fn is_trainable(&self) -> bool {
+        self.unit.role(self.index) == Role::Trainable
+    }
+
+    fn taken(&self) -> Option<Tensor> {
+        self.unit.taken(self.index)
+    }
+}
+
+/// A use of a unit as one op. Its backward runs the forward again.
+pub(crate) struct Recompute {
+    pub(crate) own: Arc<UnitState>,
+    pub(crate) forward: RepeatableForward,
+    pub(crate) usage: Arc<Usage>,
+    pub(crate) reads: Vec<Read>,
+    /// The output of the first run, until it becomes that of the op.
+    pub(crate) output: Mutex<Option<Tensor>>,
+}
+
+impl Recompute {
+    /// Runs the forward again and its backward, and delivers the gradients of the parameters. Returns that of the input.
+    fn rerun(&self, input: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let _span = tracing::trace_span!("recompute", unit = self.own.id().index()).entered();
+        let leaf = match is_differentiated(input) {
+            true => Var::from_tensor(&input.detach())?.into_inner(),
+            false => input.detach(),
+        };
+        let run = SecondRun::of(self)?;
+        let mut gradients = {
+            let again = (self.forward)(&run, &leaf)?;
+            if !are_same_bits(&again, output)? {
+                let how = "its second output differs from its first, as with a dropout that draws a new seed";
+                Err(self.not_repeatable(how.to_owned()))?;
+            }
+            again.apply_op1(Seed(gradient.clone()))?.backward()?
+        };
+        run.deliver(&mut gradients)?;
+        if !is_differentiated(input) {
+            return Ok(None);
+        }
+        // candle's gradients have a history, which keeps tensors of this run alive.
+        let of_input = gradients.remove(&leaf).map(|gradient| gradient.detach());
+        of_input.map_or_else(|| input.zeros_like(), Ok).map(Some)
+    }
+
+    fn not_repeatable(&self, how: String) -> Error {
+        Error::NotRepeatable { unit: self.own.name().to_owned(), how }
+    }
+
+    fn take_output(&self) -> Result<Tensor> {
+        match self.output.lock().take() {
+            Some(output) => Ok(output),
+            None => bail!("a recomputed unit ran its first forward twice"),
+        }
+    }
+}
+
+impl CustomOp2 for Recompute {
+    fn name(&self) -> &'static str {
+        "recomputed unit"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let output = self.take_output()?;
+        let (storage, layout) = output.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(storage) => copy(storage, layout),
+            _ => bail!("the output of a recomputed unit is on another device than its pass"),
+        }
+    }
+
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let output = self.take_output()?;
+        let (storage, layout) = output.storage_and_layout();
+        match &*storage {
+            Storage::Cuda(storage) => crate::cuda::copy(storage, layout),
+            _ => bail!("the output of a recomputed unit is on another device than its pass"),
+        }
+    }
+
+    fn bwd(
+        &self,
+        _anchor: &Tensor,
+        input: &Tensor,
+        output: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        self.usage.gather()?;
+        let of_input = self.rerun(input, output, gradient)?;
+        self.usage.release()?;
+        Ok((None, of_input))
+    }
+}
+
+/// Gives the second run its parameters. The trainable ones are variables, each of which has the storage of a parameter while the
+/// run lasts.
+struct SecondRun<'a> {
+    op: &'a Recompute,
+    dtype: DType,
+    /// Variables, and the tensors to which their storages go back, by the parameter's place in `reads`.
+    leaves: Mutex<BTreeMap<usize, (Tensor, Tensor)>>,
+}
+
+impl<'a> SecondRun<'a> {
+    fn of(op: &'a Recompute) -> Result<Self> {
+        Ok(Self { op, dtype: op.own.dtype()?, leaves: Mutex::default() })
+    }
+
+    fn read(&self, name: &str) -> Result<Tensor> {
+        let known = |id| self.op.reads.iter().position(|read| read.is(id));
+        let place = self.spec().find(name).and_then(known);
+        let read = place.and_then(|place| Some((place, self.op.reads[place].taken()?)));
+        let Some((place, tensor)) = read else {
+            let how = format!("its second run reads parameter {name}, and its first did not");
+            return Err(self.op.not_repeatable(how).into());
+        };
+        if !self.op.reads[place].is_trainable() {
+            return Ok(tensor);
+        }
+        let mut leaves = self.leaves.lock();
+        if let Some((leaf, _)) = leaves.get(&place) {
+            return Ok(leaf.clone());
+        }
+        let leaf = move_to_variable(&tensor)?;
+        leaves.insert(place, (leaf.clone(), tensor));
+        Ok(leaf)
+    }
+
+    /// Gives the storages back, and then the gradients to the units. The last one frees the unit.
+    fn deliver(self, gradients: &mut GradStore) -> Result<()> {
+        let leaves = self.leaves.into_inner();
+        leaves.values().try_for_each(|(leaf, tensor)| move_back(leaf, tensor))?;
+        for (place, read) in self.op.reads.iter().enumerate() {
+            if read.is_trainable() {
+                let piece = leaves.get(&place).and_then(|(leaf, _)| gradients.remove(leaf));
+                read.unit.accept(read.index, piece.as_ref())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Parameters for SecondRun<'_> {
+    fn get(&self, name: &str) -> Result<Tensor> {
+        self.read(name)
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        self.op.own.spec()
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn device(&self) -> &Device {
+        self.op.own.device()
+    }
+}

@@ -1,0 +1,163 @@
+//! The parameters that a model's constructors ask a `VarBuilder` for.
+
+mod initial;
+mod patterns;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use hsdp_sharding::{ModelSpec, Param};
+use parking_lot::Mutex;
+
+use crate::error::Error;
+
+/// Calls `load` with a `VarBuilder` that records the parameters that it is asked for. Not collective.
+///
+/// The tensors that `load` gets have one element each, which is repeated over the shape, so a model larger than the memory can be
+/// recorded. (A constructor that computes with them, by a concatenation, say, allocates the result.) The builder has the
+/// dtype f32 and the CPU. Its `contains_tensor` is true for the names that were asked for before; `get_unchecked` fails, because
+/// it gives no shape.
+///
+/// # Errors
+/// The error of `load`; [`Error::Reshaped`] if it asks for one name with two shapes, and [`Error::NoShape`].
+pub fn record<M>(
+    load: impl FnOnce(VarBuilder<'static>) -> CandleResult<M>,
+) -> Result<Recorded, Error> {
+    let asked = Arc::<Mutex<Asked>>::default();
+    let recorder = Box::new(Recorder(Arc::clone(&asked)));
+    load(VarBuilder::from_backend(recorder, DType::F32, Device::Cpu))?;
+    let parameters = std::mem::take(&mut asked.lock().parameters);
+    Ok(Recorded { parameters, kept: Vec::new() })
+}
+
+/// The parameters that a model's constructors asked for, in this order, with their shapes and initialization hints.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    parameters: Vec<Parameter>,
+    /// Names of units to keep.
+    kept: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Parameter {
+    param: Param,
+    init: Init,
+    /// Whether the constructors asked for it more than once.
+    is_tied: bool,
+}
+
+impl Recorded {
+    /// The parameters, in the order in which the constructors asked for them.
+    pub fn params(&self) -> impl ExactSizeIterator<Item = &Param> {
+        self.parameters.iter().map(|parameter| &parameter.param)
+    }
+
+    /// Replaces the declaration of each parameter by that which `change` makes of it: `map(Param::frozen)` freezes all. Names
+    /// and shapes stay as they were recorded.
+    #[must_use]
+    pub fn map(mut self, mut change: impl FnMut(Param) -> Param) -> Self {
+        for Parameter { param, .. } in &mut self.parameters {
+            let changed = change(param.clone());
+            (param.role, param.granularity) = (changed.role, changed.granularity);
+        }
+        self
+    }
+
+    /// Marks a unit of the [`spec`](Self::spec) as [`keep`](hsdp_sharding::Unit::keep): one that the forward enters twice, or of which another
+    /// unit reads a parameter. (A unit with a name that was asked for twice is kept without this.)
+    #[must_use]
+    pub fn keep(mut self, unit: impl Into<String>) -> Self {
+        self.kept.push(unit.into());
+        self
+    }
+
+    /// Makes units by patterns, which stand in the order of the forward: `["model.embed_tokens", "model.layers.*", "root"]`.
+    ///
+    /// A pattern is compared with the first components of a name, which dots separate; `*` is any one component. The first
+    /// pattern that matches takes the name. Each distinct match makes a unit, which has the matched components as its name:
+    /// `model.layers.0`. The units of one pattern are in the order of the recording. The pattern `root`, wherever it stands, makes
+    /// one unit of all names that no other pattern takes. A unit with a name that was asked for twice (tied weights) is kept.
+    ///
+    /// # Errors
+    /// [`Error::NoUnit`] if no pattern takes a name; [`Error::EmptyPattern`] if a pattern takes no name; [`Error::UnknownUnit`] if
+    /// a unit to keep does not exist; the planner's error if the units make no model.
+    pub fn spec(&self, patterns: &[&str]) -> Result<ModelSpec, Error> {
+        let mut units = patterns::group(&self.parameters, patterns)?;
+        for name in &self.kept {
+            let known =
+                || units.iter().map(|unit| unit.name.as_str()).collect::<Vec<_>>().join(", ");
+            let Some(place) = units.iter().position(|unit| unit.name == *name) else {
+                return Err(Error::UnknownUnit { name: name.clone(), known: known() });
+            };
+            units[place] = units[place].clone().keep();
+        }
+        let spec = units.into_iter().fold(ModelSpec::new(), ModelSpec::unit);
+        spec.validate()?;
+        Ok(spec)
+    }
+
+    /// The initial values of parameters by their hints, for [`ShardedModel::new`](hsdp::ShardedModel::new). They depend on seed
+    /// and name only, so they are the same on all ranks of any mesh. The distributions are those of [`candle_nn::Init`]; the
+    /// numbers are not those that candle draws. A parameter that was not recorded gets no values, which the model refuses.
+    pub fn init(&self, seed: u64) -> impl FnMut(&Param) -> Vec<f32> + use<> {
+        let hints: HashMap<String, Init> =
+            self.parameters.iter().map(|it| (it.param.name.clone(), it.init)).collect();
+        move |param| match hints.get(&param.name) {
+            Some(init) => initial::values(param, *init, seed),
+            None => Vec::new(),
+        }
+    }
+}
+
+/// The parameters that were asked for so far.
+#[derive(Default)]
+struct Asked {
+    parameters: Vec<Parameter>,
+    /// Where they are, by name.
+    places: HashMap<String, usize>,
+}
+
+impl Asked {
+    fn note(&mut self, name: &str, shape: &Shape, init: Init) -> Result<(), Error> {
+        let Some(&place) = self.places.get(name) else {
+            self.places.insert(name.to_owned(), self.parameters.len());
+            let param = Param::new(name, shape.dims());
+            self.parameters.push(Parameter { param, init, is_tied: false });
+            return Ok(());
+        };
+        let known = &mut self.parameters[place];
+        if known.param.shape != shape.dims() {
+            let (parameter, first) = (name.to_owned(), known.param.shape.clone());
+            return Err(Error::Reshaped { parameter, first, second: shape.dims().to_vec() });
+        }
+        known.is_tied = true;
+        Ok(())
+    }
+}
+
+struct Recorder(Arc<Mutex<Asked>>);
+
+impl SimpleBackend for Recorder {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> CandleResult<Tensor> {
+        self.0.lock().note(name, &shape, init)?;
+        Tensor::zeros((), dtype, device)?.broadcast_as(shape)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> CandleResult<Tensor> {
+        Err(Error::NoShape { parameter: name.to_owned() }.into())
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.0.lock().places.contains_key(name)
+    }
+}

@@ -1,0 +1,85 @@
+//! Recomputed units keep their outputs only, as the allocator counts.
+
+mod common;
+
+use std::sync::Arc;
+
+use candle_core::{Result, Tensor};
+use hsdp::memory::{self, Category, CountingAllocator};
+use hsdp::{Mesh, Rank, StepOptions, World};
+use hsdp_candle::{Parameters, Pass, Units};
+
+use common::{input, layer, layers, sharded};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const ROWS: usize = 512;
+const WIDTH: usize = 16;
+/// Bytes of one activation, in f32. The parameters of all layers have a quarter of them.
+const ACTIVATION: u64 = 4 * (ROWS * WIDTH) as u64;
+
+/// A layer that makes eleven activations, and its output once more.
+fn deep(p: &dyn Parameters, index: usize, x: &Tensor) -> Result<Tensor> {
+    let mut x = layer(p, index, x)?;
+    for _ in 0..8 {
+        x = x.sin()?;
+    }
+    Ok(x)
+}
+
+/// Activations of a number of layers that are alive after the forward, and at most alive in the backward.
+fn activations(
+    count: usize,
+    run: impl Fn(&Pass<'_>, usize, &Tensor) -> Result<Tensor>,
+) -> [f64; 2] {
+    let mesh = Mesh::new(1, 1).expect("one rank");
+    let mut model = sharded(World::single(), layers(count, WIDTH), mesh);
+    let mut step = model.begin_step(StepOptions::microbatches(2)).expect("a step");
+    let mut measured = [0.0; 2];
+    for _ in 0..2 {
+        // The first microbatch makes the workspaces that stay.
+        let pass = Pass::new(step.microbatch().expect("a microbatch")).expect("a pass");
+        let usage = || memory::usage(Rank::new(0), Category::Full);
+        let before = usage().live;
+        let _scope = memory::scope(Category::Full);
+        let mut x = input(0, ROWS, WIDTH);
+        for index in 0..count {
+            x = run(&pass, index, &x).expect("a forward");
+        }
+        let loss = x.sqr().and_then(|x| x.mean_all()).expect("a loss");
+        drop(x);
+        let in_activations = |bytes: u64| bytes as f64 / ACTIVATION as f64;
+        measured[0] = in_activations((usage().live - before).get());
+        memory::reset_peaks();
+        pass.backward(&loss, 1).expect("a backward");
+        measured[1] = in_activations((usage().peak - before).get());
+    }
+    measured
+}
+
+fn kept(pass: &Pass<'_>, index: usize, x: &Tensor) -> Result<Tensor> {
+    Units::unit(pass, &format!("layer.{index}"), x, &mut |p, x| deep(p, index, x))
+}
+
+fn recomputed(pass: &Pass<'_>, index: usize, x: &Tensor) -> Result<Tensor> {
+    let forward = move |p: &dyn Parameters, x: &Tensor| deep(p, index, x);
+    Units::recomputed(pass, &format!("layer.{index}"), x, Arc::new(forward))
+}
+
+/// One test, because the counters belong to the whole process.
+#[test]
+fn recomputed_units_keep_their_outputs_only() {
+    for count in [4, 16] {
+        // The input, an output of each layer, and the squares of the loss.
+        let (outputs, layers) = ((count + 2) as f64, count as f64);
+        let [forward, backward] = activations(count, recomputed);
+        // Small tensors and the graph have less than a tenth of an activation a layer.
+        let most = outputs + layers / 10.0;
+        assert!((outputs..most).contains(&forward), "{count}: {forward}, expected {outputs}");
+        // The backward has one layer's tensors more, and candle's gradients, however many layers there are.
+        assert!(backward < most + 29.0, "{count}: {backward}, expected {outputs} and 29");
+        let [forward, _] = activations(count, kept);
+        assert!(forward > 12.0 * layers, "{count}: {forward}");
+    }
+}
