@@ -262,21 +262,15 @@ impl World {
         self.seat.set_absent(ranks);
     }
 
-    /// For hsdp: the faults of all ranks, [`WorldOptions::faults`], as this process has them.
+    /// For hsdp: the faults of all ranks, [`WorldOptions::faults`], as this process has them, in this rank's first call; none in a
+    /// later one. A program that uses a world for several models checks the places of the faults with one of them only.
     #[doc(hidden)]
     #[must_use]
-    pub fn faults(&self) -> &[Fault] {
-        match &self.seat.flavour {
-            Flavour::Local { core, .. } => &core.options().faults,
-            Flavour::Counting => &[],
-        }
-    }
-
-    /// As [`faults`](Self::faults), in this rank's first call; none in a later one. A program that uses a world for several models
-    /// checks the places of the faults with one of them only.
-    #[must_use]
     pub fn take_faults(&self) -> &[Fault] {
-        if self.seat.takes_faults() { self.faults() } else { &[] }
+        match &self.seat.flavour {
+            Flavour::Local { core, .. } if self.seat.takes_faults() => &core.options().faults,
+            Flavour::Local { .. } | Flavour::Counting => &[],
+        }
     }
 
     /// The faults of this rank in [`WorldOptions::faults`] that have not fired yet.
