@@ -14,7 +14,8 @@
 //! | the parameters, grouped into units to shard | `fully_shard(module, mesh)` | [`hsdp::ModelSpec`] |
 //! | the sharded model | `FSDPModule` | [`hsdp::ShardedModel`] |
 //! | the module's forward | `forward` with pre- and post-forward hooks | [`Pass::unit`] |
-//! | `checkpoint_wrapper` (activation checkpointing) | [`Pass::recomputed`] |
+//! | activation checkpointing | `checkpoint_wrapper` | [`Pass::recomputed`] |
+//! | evaluation | `model.eval()`, `torch.no_grad()` | [`hsdp::Evaluation`], [`Pass::finish`] |
 //! | `loss.backward()` | pre-backward hooks, gradient-ready hooks | [`Pass::backward`] |
 //! | a module without FSDP | the plain module | [`Plain`] |
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
