@@ -5,8 +5,9 @@
 //!
 //! candle has no hooks and is not patched: three custom ops drive the sharding, and three more carry
 //! the collectives. The crate does not wrap modules: a model is written against two small traits,
-//! [`Units`] and [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It supports
-//! the CPU, and with the feature `candle-cuda` GPUs.
+//! [`Units`] and [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. Layers of
+//! transformers with gradients, which candle-nn lacks, are in [`nn`]. It supports the CPU, and with the
+//! feature `candle-cuda` GPUs.
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
@@ -16,6 +17,7 @@
 //! | `loss.backward()` | pre-backward hooks, gradient-ready hooks | [`Pass::backward`] |
 //! | a module without FSDP | the plain module | [`Plain`] |
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
+//! | layers | `torch.nn.functional` | [`nn`] |
 //! | an example model | `torchtitan` | [`gpt`] |
 //!
 //! A linear model on two ranks that are threads. The runtime begins and ends the step; candle runs
@@ -54,7 +56,7 @@
 //!
 //! In reading order: `model` (the two traits), `plain`, `pass` (their implementations), `ops` (the custom
 //! ops that candle calls), `usage`, `unit` (the state of a unit in a microbatch), `gathered`, `storage`,
-//! `gradient`, `cuda` (moving and lending buffers), `error`; [`distributed`]; [`gpt`].
+//! `gradient`, `cuda` (moving and lending buffers), `error`; [`distributed`]; [`nn`]; [`gpt`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 
@@ -67,6 +69,7 @@ mod gathered;
 pub mod gpt;
 mod gradient;
 mod model;
+pub mod nn;
 mod ops;
 mod pass;
 mod plain;
