@@ -56,6 +56,7 @@ pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
         let kept = match unit.after_forward {
             AfterForward::Reshard => "",
             AfterForward::Keep => ", kept after the forward",
+            AfterForward::Discard => ", for the forward alone",
         };
         lines.push(format!("unit {index} `{}`{kept}", unit.name));
         lines.extend(unit.params.iter().map(|param| of_param(index, param)));

@@ -213,6 +213,12 @@ pub enum Error {
         /// All ranks of the world; each has weight 0.
         ranks: Vec<Rank>,
     },
+    /// An evaluation has no items on any rank, so its mean has no divisor. Evaluations and steps may follow.
+    #[error("evaluation before step {step}: the items of all ranks add up to 0")]
+    EmptyEvaluation {
+        /// The next step.
+        step: u64,
+    },
     /// The sum of the weights of a step exceeds a `u64`.
     #[error("step {step}: the weights of ranks {} add up to 2^64 or more; rank {heaviest} has the largest weight, {weight}", List(.ranks))]
     WeightOverflow {

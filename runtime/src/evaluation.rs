@@ -81,8 +81,8 @@ impl Evaluation<'_> {
     /// Collective over the world. The first mean takes part in the batches that other ranks still have.
     ///
     /// # Errors
-    /// On all ranks: [`Error::EmptyStep`] if there are no items, [`Error::WeightOverflow`] if they are 2^64 or more. [`Error::Misuse`]
-    /// if a batch was not finished; [`Error::Comm`] if an exchange or a gather fails.
+    /// [`Error::EmptyEvaluation`] on all ranks if there are no items; [`Error::Misuse`] if a batch was not finished; [`Error::Comm`] if
+    /// an exchange or a gather fails.
     pub fn mean(&mut self, sum: f64, items: u64) -> Result<f64, Error> {
         self.engine.evaluated_mean(self.opened, (sum, items))
     }

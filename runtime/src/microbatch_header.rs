@@ -18,14 +18,24 @@ pub(crate) fn encode(input: Input) -> [u64; WORDS] {
 /// # Errors
 /// `Disagreement` names the first rank whose protocol differs from this rank's.
 pub(crate) fn decode(gathered: &[u64], own: Rank, before: Supply) -> Result<Supply, Error> {
-    let mut headers = gathered.chunks_exact(WORDS);
-    if let Some(rank) = headers.position(|header| header[0] != MAGIC) {
-        let [got, want] = [gathered[rank * WORDS], MAGIC].map(|magic| format!("{magic:#018x}"));
-        let (what, rank) = ("the protocol of the microbatch header".into(), Rank::new(rank));
-        return Err(Error::Disagreement { what, rank, got, other: own, want });
-    }
+    check_magic(gathered, (WORDS, MAGIC), ("the protocol of the microbatch header", own))?;
     let input = |header: &[u64]| if header[1] == 0 { Input::Ready } else { Input::Exhausted };
     Ok(before.renewed(gathered.chunks_exact(WORDS).map(input)))
+}
+
+/// Compares the first words of the records of all ranks.
+///
+/// # Errors
+/// `Disagreement` names the first rank whose protocol differs from this rank's.
+pub(crate) fn check_magic(
+    gathered: &[u64],
+    (words, magic): (usize, u64),
+    (what, own): (&'static str, Rank),
+) -> Result<(), Error> {
+    let mut firsts = gathered.iter().step_by(words);
+    let Some(rank) = firsts.position(|first| *first != magic) else { return Ok(()) };
+    let [got, want] = [gathered[rank * words], magic].map(|magic| format!("{magic:#018x}"));
+    Err(Error::Disagreement { what: what.into(), rank: Rank::new(rank), got, other: own, want })
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ impl ModelOptions {
 pub enum Unused {
     /// The parameter contributes zeros. If it got no gradient on any rank in the whole step, the optimizer does not change it.
     Zeros,
-    /// As `Zeros`. After the first step rank 0 warns once of all parameters that got no gradient on any rank.
+    /// As `Zeros`. After the first step that is applied, rank 0 warns once of all parameters that got no gradient on any rank.
     #[default]
     Warn,
     /// The step fails on all ranks with [`Error::UnusedParameters`], which names the parameters and the ranks without a gradient. Ranks
@@ -129,7 +129,7 @@ pub enum Unused {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnitOrder {
     /// The order of use becomes the schedule. In the first microbatch the ranks agree on each unit before they gather it, without
-    /// prefetch, and [`ShardedModel::plan`](crate::ShardedModel::plan) is in that order once the step is finished. Ids of units,
+    /// prefetch, so [`Pass::unshard`](crate::Pass::unshard) is then collective over the world, and [`ShardedModel::plan`](crate::ShardedModel::plan) is in that order once the step is finished. Ids of units,
     /// layouts, checkpoints and the order of norms stay as declared. If ranks use the units in different orders, the declared order
     /// stays, with a warning. Later forwards in another order are correct, and need more memory.
     #[default]

@@ -148,7 +148,9 @@ impl Pass<'_> {
     /// Each call takes the unit's next gather in the plan's order: the first call that of the forward, the
     /// second that of the backward. A unit that the plan keeps has one gather, and the caller keeps the result.
     /// Collective over the shard group, or over the world with [`FullCopies::PerProcess`](crate::FullCopies::PerProcess). Gathers
-    /// are issued in the plan's order, whatever the order of calls.
+    /// are issued in the plan's order, whatever the order of calls. In the first forward under
+    /// [`UnitOrder::Follow`](crate::UnitOrder::Follow) it is collective over the world, with the `unshard` of all other ranks, and with
+    /// the `loss`, `reduce` or `finish` that ends their forward.
     ///
     /// # Errors
     /// [`Error::Misuse`] if the unit has no gather left, the model has no such unit, or the gather is that of the backward
@@ -216,7 +218,7 @@ impl PassHandle {
         Self { engine: Arc::clone(engine), token }
     }
 
-    /// Whether the pass has a backward, or is a batch of an evaluation. Not collective.
+    /// Whether the pass has a backward; false for a batch of an evaluation. Not collective.
     #[must_use]
     pub fn has_backward(&self) -> bool {
         !self.engine.is_in_batch(self.token)

@@ -6,6 +6,7 @@ use std::fmt;
 use hsdp_sharding::{ModelSpec, Rank, UnitId};
 
 use crate::error::Error;
+use crate::microbatch_header::check_magic;
 
 const WORDS: usize = 2;
 const MAGIC: u64 = u64::from_be_bytes(*b"hsdp-un1");
@@ -71,13 +72,9 @@ impl UnitUse {
 /// # Errors
 /// `Disagreement` names the first rank whose protocol differs from this rank's.
 pub(crate) fn decide(gathered: &[u64], own: Rank) -> Result<NextUnit, Error> {
-    let records = || gathered.chunks_exact(WORDS);
-    if let Some(rank) = records().position(|record| record[0] != MAGIC) {
-        let [got, want] = [gathered[rank * WORDS], MAGIC].map(|magic| format!("{magic:#018x}"));
-        let (what, rank) = ("the protocol of the unit records".into(), Rank::new(rank));
-        return Err(Error::Disagreement { what, rank, got, other: own, want });
-    }
-    let uses = (0..).map(Rank::new).zip(records().map(|record| UnitUse::decode(record[1])));
+    check_magic(gathered, (WORDS, MAGIC), ("the protocol of the unit records", own))?;
+    let records = gathered.chunks_exact(WORDS);
+    let uses = (0..).map(Rank::new).zip(records.map(|record| UnitUse::decode(record[1])));
     let mut uses = uses.filter(|(_, said)| *said != UnitUse::Follows);
     let Some(first) = uses.next() else { return Ok(NextUnit::Over) };
     Ok(match (uses.find(|(_, said)| *said != first.1), first.1) {

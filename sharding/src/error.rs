@@ -78,6 +78,17 @@ pub enum Error {
         /// Rows of a piece, as asked for.
         rows: usize,
     },
+    /// A unit is gathered for the forward alone, and has a trainable parameter.
+    #[error(
+        "unit `{unit}` is gathered for the forward alone, and its parameter `{param}` is trained: freeze it, or gather the \
+         unit for the backward too"
+    )]
+    TrainedForwardOnly {
+        /// Name of the unit.
+        unit: String,
+        /// Name of its first trainable parameter.
+        param: String,
+    },
     /// A tie does not lead from a new name to a parameter.
     #[error("tie `{alias}` -> `{target}`: {problem}")]
     InvalidTie {

@@ -103,7 +103,7 @@ impl Plan {
         &self.layouts[unit.index()]
     }
 
-    /// The layouts of all units, in forward order.
+    /// The layouts of all units, in the declared order.
     #[must_use]
     pub fn layouts(&self) -> &[Arc<UnitLayout>] {
         &self.layouts
@@ -130,8 +130,7 @@ impl Plan {
     }
 
     /// The gathers of one microbatch in the order of issue: all units for the forward, then the resharded units for the backward,
-    /// last unit first. Units without a trainable parameter that come before all units with one are not gathered for the backward,
-    /// because no gradient reaches them.
+    /// last unit first.
     #[must_use]
     pub fn gathers(&self) -> &[Gather] {
         &self.schedule.gathers

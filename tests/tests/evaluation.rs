@@ -1,14 +1,17 @@
 //! Evaluations: forwards without a backward, on ranks that may have different numbers of batches.
 
 use std::mem::ManuallyDrop;
+use std::thread;
+use std::time::Instant;
 
+use hsdp::testing::{Fault, FaultKind, FaultPlace};
 use hsdp::{
-    AdamW, AdamWOptions, Channel, Error, Evaluation, Event, FullCopies, LossSum, ModelOptions,
-    Optimizer, Phase, ShardedModel, StepOptions, World,
+    AdamW, AdamWOptions, Channel, Error, Evaluation, Event, FullCopies, LossSum, ModelOptions, Op,
+    Optimizer, Phase, Rank, ShardedModel, StepOptions, Tag, Uneven, UnitOrder, World, WorldOptions,
 };
 use hsdp_tests::support::models::{three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
-use hsdp_tests::support::worlds::{common, mesh, on_ranks};
+use hsdp_tests::support::worlds::{DEADLINE, common, mesh, on_ranks};
 
 #[test]
 fn the_mean_is_over_all_items_of_ranks_with_different_numbers_of_batches() {
@@ -57,7 +60,10 @@ fn each_unit_is_gathered_once_a_batch_and_nothing_is_reduced() {
     });
     for events in events {
         let gathers = events.iter().filter(|event| match event {
-            Event::Gather { phase, .. } => *phase == Phase::Forward,
+            Event::Gather { phase, .. } => {
+                assert_eq!(*phase, Phase::Forward);
+                true
+            }
             Event::Unshard { .. } => false,
             other => panic!("{other:?}"),
         });
@@ -135,7 +141,7 @@ fn an_evaluation_without_items_is_an_error_on_all_ranks_and_the_run_goes_on() {
         let mut evaluation = model.evaluation()?;
         forward(&mut evaluation, &[0, 1, 2])?;
         let error = evaluation.mean(0.0, 0).expect_err("no items");
-        assert!(matches!(error, Error::EmptyStep { .. }), "{error}");
+        assert!(matches!(error, Error::EmptyEvaluation { .. }), "{error}");
         drop(evaluation);
         train(&mut model, 1)
     });
@@ -186,6 +192,80 @@ fn an_evaluation_that_was_leaked_costs_itself_and_not_the_run() {
         );
         train(&mut model, 1)
     });
+}
+
+/// A thread of rank 0 waits in a gather for which rank 1 does not come: the drop is announced without waiting for it.
+#[test]
+fn a_drop_is_announced_though_another_thread_waits_in_a_batch() {
+    let started = Instant::now();
+    on_ranks(2, |world| {
+        let order = UnitOrder::Error;
+        let mut model =
+            model(world.clone(), ModelOptions { order, ..ModelOptions::on(mesh(1, 2)) })?;
+        let mut evaluation = model.evaluation()?;
+        let handle = evaluation.batch()?.handle();
+        let told = if world.rank().index() == 0 {
+            let waiting = thread::spawn(move || handle.unshard(unit(0)).map(drop));
+            while world.ledger().op(Channel::Gather, Op::AllGather).calls == 0 {
+                thread::yield_now();
+            }
+            drop(evaluation);
+            waiting.join().expect("no panic").expect_err("it is gone").to_string()
+        } else {
+            let group = world.world_group(Channel::User);
+            let met = group.barrier(Tag::default()).and_then(|pending| pending.wait());
+            met.expect_err("rank 0 does not come").to_string()
+        };
+        assert!(told.contains("aborted by rank 0"), "{told}");
+        Ok(())
+    });
+    assert!(started.elapsed() < DEADLINE / 2, "{:?}", started.elapsed());
+}
+
+/// Each call of a rank fails in turn, in the making of the model and in an evaluation: all ranks learn of it, and try again.
+#[test]
+fn whatever_call_of_a_rank_fails_all_ranks_can_evaluate_again() {
+    for (culprit, kind) in [(0, FaultKind::Error), (1, FaultKind::OutOfMemory)] {
+        let mut call = 0;
+        while evaluated_with(Fault::at(Rank::new(culprit), 0, FaultPlace::Call(call), kind)) > 0 {
+            call += 1;
+        }
+        assert!(call > 10, "rank {culprit} makes {call} calls");
+    }
+}
+
+/// Evaluates until it succeeds, and returns how often a rank has failed.
+fn evaluated_with(fault: Fault) -> usize {
+    let options =
+        WorldOptions { deadline: DEADLINE, faults: vec![fault], ..WorldOptions::default() };
+    let failed = hsdp::launch(2, options, |world| -> Result<usize, Error> {
+        let options = ModelOptions { uneven: Uneven::ZeroWeight, ..ModelOptions::on(mesh(1, 2)) };
+        let (mut model, first) = tried(|| model(world.clone(), options.clone()))?;
+        let rank = model.rank().index();
+        let (mean, then) = tried(|| {
+            let mut evaluation = model.evaluation()?;
+            for _ in 0..rank {
+                forward(&mut evaluation, &[2, 0, 1])?;
+            }
+            evaluation.mean(3.0, 2)
+        })?;
+        assert_eq!(mean, 1.5);
+        Ok(first + then)
+    });
+    let failed = failed.into_iter().map(|end| end.expect("no panic").expect("they recover"));
+    common(failed.collect())
+}
+
+/// The result of the first try without an error, and the number of tries before it.
+fn tried<T>(mut act: impl FnMut() -> Result<T, Error>) -> Result<(T, usize), Error> {
+    let mut failed = 0;
+    loop {
+        match act() {
+            Ok(result) => return Ok((result, failed)),
+            Err(error) if error.is_fatal() => return Err(error),
+            Err(_) => failed += 1,
+        }
+    }
 }
 
 /// One batch that uses the units in this order.

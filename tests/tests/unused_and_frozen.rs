@@ -145,6 +145,30 @@ fn unused_parameters_are_warned_of_once() {
     assert!(told.contains(expected), "{told}");
 }
 
+/// A step without items says nothing about the parameters that are used.
+#[test]
+fn a_step_without_items_does_not_take_the_warning() {
+    let warned = on_ranks(1, |world| {
+        let said = Said::default();
+        tracing::subscriber::with_default(said.clone(), || {
+            let mut model = model(world, &three_units(), &ModelOptions::on(mesh(1, 1)))?;
+            let mut empty = model.begin_step(StepOptions::microbatches(1))?;
+            empty.microbatch()?.finish()?;
+            empty.finish().expect_err("it has no items");
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            slopes::microbatch_by(&mut step, &|param| (param.name != SPARE).then_some(1.0))?;
+            let gradients = step.finish()?;
+            model.update(gradients, |_| {}).map(drop)
+        })?;
+        Ok(said.warnings().into_iter().map(|(said, _)| said).collect::<Vec<_>>())
+    });
+    let [told] = &warned[0][..] else { panic!("one warning is expected: {warned:?}") };
+    assert!(
+        told.contains("1 trainable parameters got no gradient") && told.contains(SPARE),
+        "{told}"
+    );
+}
+
 #[test]
 fn a_step_goes_on_after_one_that_was_refused() {
     let options = ModelOptions { unused: Unused::Error, ..ModelOptions::on(mesh(2, 2)) };

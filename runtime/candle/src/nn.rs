@@ -1,7 +1,7 @@
 //! Layers of transformers with gradients.
 //!
 //! candle-nn has fused norms, softmax and rotary embeddings, but these have no backward: a model that trains with them loses
-//! gradients without a word. The layers here are custom ops with a backward. On the CPU a forward is one pass over
+//! gradients in silence. The layers here are custom ops with a backward. On the CPU a forward is one pass over
 //! memory, and so is a backward. It needs no more than the inputs, which the graph keeps in any case.
 //!
 //! | function | PyTorch |

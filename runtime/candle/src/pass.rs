@@ -151,7 +151,8 @@ impl<'step> Pass<'step> {
         let output = forward(&Reader { pass: self, own, usage: &usage, input }, input)?;
         let output = match output.track_op() {
             true => output.apply_op1(BeforeBackward(Arc::clone(&usage)))?,
-            false => output,
+            // It may be a view of a parameter, which is freed.
+            false => output.copy()?,
         };
         usage.reshard()?;
         Ok(output)
@@ -207,7 +208,6 @@ impl<'step> Pass<'step> {
             self.units.in_forward.store(false, Ordering::Relaxed);
             (loss * seed)?.backward()?;
         }
-        // Last unit first, which is the order of the plan.
         self.finish()?;
         Ok(value)
     }

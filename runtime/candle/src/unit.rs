@@ -186,7 +186,9 @@ impl UnitState {
     /// Frees the parameters after a use in the forward, unless the unit is kept.
     pub(crate) fn reshard(&self) -> Result<(), Error> {
         match self.spec()[self.id].after_forward {
-            AfterForward::Reshard => self.ledger.lock().free(Contents::Freed),
+            AfterForward::Reshard | AfterForward::Discard => {
+                self.ledger.lock().free(Contents::Freed)
+            }
             AfterForward::Keep => Ok(()),
         }
     }

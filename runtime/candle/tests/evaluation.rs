@@ -72,6 +72,30 @@ fn units_are_gathered_once_and_nothing_has_a_history() {
     }
 }
 
+/// The rows of a table leave the unit as a view of a parameter, which is freed.
+#[test]
+fn a_view_of_a_parameter_may_be_the_output() {
+    let table = hsdp::Unit::new("table").param(hsdp::Param::new("table.rows", [4, 4]));
+    let layer_unit = common::layer_unit(0, 4);
+    let spec = hsdp::ModelSpec::new().unit(table).unit(layer_unit);
+    let outputs = hsdp::world(2, |world| -> Result<_, Error> {
+        let mut model = sharded(world, spec.clone(), mesh());
+        let mut evaluation = model.evaluation()?;
+        let pass = Pass::new(evaluation.batch()?)?;
+        let rows =
+            pass.unit("table", &input(0, 3, 4), |p, _| p.get("table.rows")?.narrow(0, 1, 3))?;
+        let output = pass.unit("layer.0", &rows, |p, x| layer(p, 0, x))?.to_vec2::<f32>()?;
+        pass.finish()?;
+        evaluation.mean(0.0, 1)?;
+        Ok((output, rows.to_vec2::<f32>()?))
+    });
+    for output in outputs {
+        let (_, rows) = output.expect("an evaluation");
+        let all = common::values(&hsdp::Param::new("table.rows", [4, 4]));
+        assert_eq!(rows.concat(), all[4..]);
+    }
+}
+
 #[test]
 fn an_evaluation_has_no_backward() {
     let mut model = sharded(World::single(), layers(1, 4), Mesh::new(1, 1).expect("one rank"));

@@ -1,4 +1,4 @@
-//! Layers without a backward, and failures of one rank: nobody is left to guess.
+//! Layers without a backward are named, and the failure of one rank reaches the others.
 
 mod common;
 

@@ -12,7 +12,7 @@ use crate::engine::step_state::Token;
 use crate::engine::{Engine, NO_ATTEMPT, Opened, State, check};
 use crate::error::Error;
 use crate::full::Full;
-use crate::microbatch_header;
+use crate::microbatch_header::{self, check_magic};
 use crate::uneven::{Input, Supply};
 
 /// How far an evaluation is.
@@ -69,6 +69,27 @@ impl EvaluationState {
         })
     }
 
+    /// Refuses a call that the evaluation is not ready for.
+    fn check(
+        &self,
+        engine: &Engine,
+        operation: &'static str,
+        allowed: &[Progress],
+    ) -> Result<(), Error> {
+        if allowed.contains(&self.progress) {
+            return Ok(());
+        }
+        let failure = || self.failure.as_deref().unwrap_or("an earlier call failed").to_owned();
+        let what = match self.progress {
+            Progress::Broken => format!("{}: drop the evaluation", failure()),
+            Progress::Over => "a mean was taken: no batch may follow".to_owned(),
+            Progress::InBatch | Progress::Between => {
+                "the last batch was begun and not finished".to_owned()
+            }
+        };
+        Err(engine.fabric.misuse(operation, self.opened.step, what))
+    }
+
     /// Asks all ranks whether one has another batch, and begins it.
     fn ask(&mut self, engine: &Engine, input: Input) -> Result<Progress, Error> {
         let fabric = &engine.fabric;
@@ -121,10 +142,7 @@ impl Engine {
     /// Begins this rank's next batch.
     pub(crate) fn begin_batch(&self, opened: Opened) -> Result<Token, Error> {
         self.in_evaluation(opened, "batch", |engine, evaluation, _| {
-            if evaluation.progress != Progress::Between {
-                let what = "the last batch was begun and not finished, or a mean was taken";
-                return Err(engine.fabric.misuse("batch", opened.step, what.to_owned()));
-            }
+            evaluation.check(engine, "batch", &[Progress::Between])?;
             evaluation.progress = evaluation.ask(engine, Input::Ready)?;
             Ok(Token { opened, microbatch: evaluation.batches })
         })
@@ -159,16 +177,15 @@ impl Engine {
     ) -> Result<f64, Error> {
         // An error on which all ranks agree leaves the evaluation whole.
         self.in_evaluation(opened, "mean", |engine, evaluation, shards| {
-            if !matches!(evaluation.progress, Progress::Between | Progress::Over) {
-                let what = "the last batch was begun and not finished".to_owned();
-                return Err(engine.fabric.misuse("mean", opened.step, what));
-            }
+            evaluation.check(engine, "mean", &[Progress::Between, Progress::Over])?;
             evaluation.run_out(engine, shards)?;
             let fabric = &engine.fabric;
             let tag = fabric.tag(None, Stage::Evaluation, opened.step, evaluation.batches);
-            let mean = |said: &[u64]| mean(opened.step, said);
-            Ok(fabric.control.exchange_in_step(tag, [sum.to_bits(), items], mean)?)
-        })?
+            let said = [MAGIC, sum.to_bits(), items];
+            let sums = |said: &[u64]| sums(said, fabric.rank());
+            fabric.control.exchange_in_step(tag, said, sums)?
+        })
+        .and_then(|sums| sums.mean(opened.step))
     }
 
     /// Ends an evaluation of which the means were taken; any other is aborted on all ranks.
@@ -176,16 +193,17 @@ impl Engine {
         if self.state.is_held_here() {
             return;
         }
-        let mut state = self.state();
         let is_over = |evaluation: &EvaluationState| {
             evaluation.opened == opened && evaluation.progress == Progress::Over
         };
-        if state.evaluation.as_ref().is_some_and(is_over) {
+        // Another thread of the rank may wait in a batch: then the evaluation is not over, and the announcement waits for no rank.
+        if let Some(mut state) = self.state.try_lock()
+            && state.evaluation.as_ref().is_some_and(is_over)
+        {
             state.evaluation = None;
             self.under_way.store(NO_ATTEMPT, Ordering::Release);
             return;
         }
-        drop(state);
         let reason = "the evaluation was dropped before its mean".to_owned();
         self.abort_step(opened, Some(reason));
     }
@@ -208,23 +226,32 @@ impl Engine {
     }
 }
 
-/// The mean of what all ranks have said: sums and items.
-#[expect(clippy::cast_precision_loss, reason = "a mean is reported")]
-fn mean(step: u64, said: &[u64]) -> Result<f64, Error> {
-    let records = || said.chunks_exact(2);
-    let sum: f64 = records().map(|record| f64::from_bits(record[0])).sum();
-    let items = records().try_fold(0_u64, |items, record| items.checked_add(record[1]));
-    match items {
-        Some(0) => {
-            let ranks = (0..records().len()).map(Rank::new).collect();
-            Err(Error::EmptyStep { step, ranks })
-        }
-        Some(items) => Ok(sum / items as f64),
-        None => {
-            let heaviest = (0..).zip(records().map(|record| record[1])).max_by_key(|it| it.1);
-            let (rank, weight) = heaviest.unwrap_or_default();
-            let ranks = (0..records().len()).map(Rank::new).collect();
-            Err(Error::WeightOverflow { step, ranks, heaviest: Rank::new(rank), weight })
+/// The first word of a record of sums: it may meet the record of a batch.
+const MAGIC: u64 = u64::from_be_bytes(*b"hsdp-ev1");
+const WORDS: usize = 3;
+
+/// The sums of all ranks.
+#[derive(Clone, Copy, Debug)]
+struct Sums {
+    sum: f64,
+    /// In 128 bits no number of ranks overflows it.
+    items: u128,
+}
+
+/// Adds the records of all ranks, in rank order.
+fn sums(said: &[u64], own: Rank) -> Result<Sums, Error> {
+    check_magic(said, (WORDS, MAGIC), ("the protocol of the means", own))?;
+    let records = || said.chunks_exact(WORDS);
+    let sum = records().map(|record| f64::from_bits(record[1])).sum();
+    Ok(Sums { sum, items: records().map(|record| u128::from(record[2])).sum() })
+}
+
+impl Sums {
+    #[expect(clippy::cast_precision_loss, reason = "a mean is reported")]
+    fn mean(self, step: u64) -> Result<f64, Error> {
+        match self.items {
+            0 => Err(Error::EmptyEvaluation { step }),
+            items => Ok(self.sum / items as f64),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::options::ModelOptions;
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) world: World,
-    /// The plan as declared. Its order of units is that of [`Self::schedules`].
+    /// The plan as declared. For the order of units in use see [`Self::schedules`].
     pub(crate) plan: Arc<Plan>,
     pub(crate) schedules: Schedules,
     pub(crate) options: ModelOptions,

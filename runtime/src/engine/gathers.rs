@@ -57,13 +57,13 @@ impl Arriving {
 }
 
 /// The gathers that a queue makes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Purpose {
+#[derive(Debug, Default)]
+enum Purpose {
     /// Those of a microbatch. The first forward finds the order of the model.
     #[default]
     Training,
-    /// Those of a forward alone. An order that it finds counts for this forward.
-    Evaluation,
+    /// Those of a forward alone, in the order that the first forward of the evaluation has found, if that of the model is open.
+    Evaluation(Option<Arc<Schedule>>),
 }
 
 /// The order of the gathers.
@@ -96,25 +96,29 @@ pub(crate) struct GatherQueue {
 impl GatherQueue {
     /// A queue for the batches of an evaluation.
     pub(crate) fn of_evaluation() -> Self {
-        Self { purpose: Purpose::Evaluation, ..Self::default() }
+        Self { purpose: Purpose::Evaluation(None), ..Self::default() }
     }
 
     /// Begins a microbatch, when the one before is over.
     pub(crate) fn begin(&mut self, fabric: &Fabric, step: u64, microbatch: usize) {
         (self.step, self.microbatch, self.issued) = (step, microbatch, 0);
         self.slots.clear();
-        if fabric.schedules.is_open() {
-            self.sequence = Sequence::default();
-        } else {
-            self.follow(fabric.schedules.current());
+        let known = match &self.purpose {
+            _ if !fabric.schedules.is_open() => Some(fabric.schedules.current()),
+            Purpose::Evaluation(found) => found.clone(),
+            Purpose::Training => None,
+        };
+        match known {
+            Some(schedule) => self.follow(schedule),
+            None => self.sequence = Sequence::default(),
         }
     }
 
     /// Goes on by a schedule, of which the gathers so far are the first.
     fn follow(&mut self, schedule: Arc<Schedule>) {
-        let gathers = match self.purpose {
+        let gathers = match &self.purpose {
             Purpose::Training => schedule.gathers().len(),
-            Purpose::Evaluation => schedule.plan.order().len(),
+            Purpose::Evaluation(_) => schedule.plan.order().len(),
         };
         self.slots.resize_with(gathers, || Slot::Waiting);
         self.sequence = Sequence::Known(schedule);
@@ -166,7 +170,7 @@ impl GatherQueue {
         self.issue_through(fabric, shards, units - 1)?;
         for index in 0..units {
             let unit = self.gather(index).unit;
-            if fabric.plan.spec()[unit].after_forward == AfterForward::Reshard {
+            if fabric.plan.spec()[unit].after_forward != AfterForward::Keep {
                 self.discard(fabric, index, unit)?;
             }
         }
@@ -216,11 +220,14 @@ impl GatherQueue {
         if let Some(index) = next {
             return Ok(index);
         }
-        let name = &fabric.plan.spec()[unit].name;
+        let unit = &fabric.plan.spec()[unit];
+        let advice = match unit.after_forward {
+            AfterForward::Discard => "a gradient reaches it: do not mark it `forward_only`",
+            _ => "hold on to it, or mark it `keep` to use it more than once",
+        };
         let what = format!(
-            "unit {name} has been gathered as often as the plan says for microbatch {}; \
-             hold on to it, or mark it `keep` to use it more than once",
-            self.microbatch
+            "unit {} has been gathered as often as the plan says for microbatch {}; {advice}",
+            unit.name, self.microbatch
         );
         Err(fabric.misuse("unshard", self.step, what))
     }

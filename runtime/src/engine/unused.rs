@@ -33,36 +33,28 @@ impl UnusedReports {
     }
 }
 
-/// Checks the gradients of a step as the options say. All ranks come to the same end.
+/// Refuses a step with parameters without a gradient, if the options say so. All ranks come to the same end.
 ///
 /// # Errors
-/// [`Error::UnusedParameters`], under `Unused::Error`.
+/// [`Error::UnusedParameters`].
 pub(super) fn check(fabric: &Fabric, step: u64, agreement: &Agreement) -> Result<(), Error> {
-    match fabric.options.unused {
-        Unused::Zeros => {}
-        Unused::Warn if fabric.unused.is_first() => warn(fabric, step, agreement),
-        Unused::Warn => {}
-        Unused::Error => {
-            let objective = fabric.options.objective;
-            let without =
-                |number| (fabric.name_of(number), agreement.ranks_without(number, objective));
-            let unused = trainable(fabric).map(without).filter(|(_, ranks)| !ranks.is_empty());
-            let parameters: Vec<_> = unused.collect();
-            if !parameters.is_empty() {
-                return Err(Error::UnusedParameters {
-                    step,
-                    parameters,
-                    causes: fabric.unused.causes(),
-                });
-            }
-        }
+    if fabric.options.unused != Unused::Error {
+        return Ok(());
     }
-    Ok(())
+    let objective = fabric.options.objective;
+    let without = |number| (fabric.name_of(number), agreement.ranks_without(number, objective));
+    let unused = trainable(fabric).map(without).filter(|(_, ranks)| !ranks.is_empty());
+    let parameters: Vec<_> = unused.collect();
+    if parameters.is_empty() {
+        return Ok(());
+    }
+    Err(Error::UnusedParameters { step, parameters, causes: fabric.unused.causes() })
 }
 
-/// Warns, on one rank, of the parameters that got no gradient on any rank.
-fn warn(fabric: &Fabric, step: u64, agreement: &Agreement) {
-    if fabric.rank().index() > 0 {
+/// Warns, on one rank and after the first step that is applied, of the parameters that got no gradient on any rank.
+pub(super) fn warn_once(fabric: &Fabric, step: u64, agreement: &Agreement) {
+    let warns = fabric.options.unused == Unused::Warn && fabric.rank().index() == 0;
+    if !warns || !fabric.unused.is_first() {
         return;
     }
     let unused = trainable(fabric).filter(|number| !agreement.present_anywhere().contains(*number));

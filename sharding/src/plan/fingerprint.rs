@@ -84,6 +84,7 @@ impl Encoder {
         self.number(match unit.after_forward {
             AfterForward::Reshard => 0,
             AfterForward::Keep => 1,
+            AfterForward::Discard => 2,
         });
         self.list(unit.params.iter(), Self::param);
     }

@@ -197,7 +197,7 @@ fn most_in(plan: &Plan, elements: &dyn Fn(UnitId) -> ElemCount, phase: Phase) ->
     let most = |live: &[ElemCount]| live.iter().max().copied().unwrap_or(ElemCount::ZERO);
     let last = plan.gathers()[forward.len() - 1].unit;
     let freed = match plan.spec()[last].after_forward {
-        AfterForward::Reshard => elements(last),
+        AfterForward::Reshard | AfterForward::Discard => elements(last),
         AfterForward::Keep => ElemCount::ZERO,
     };
     match phase {

@@ -45,19 +45,14 @@ pub(super) struct Schedule {
 
 impl Schedule {
     /// The schedule of a forward that uses all units in this order.
-    ///
-    /// A gradient flows into a unit only through a trainable parameter. So the units before the first one that has any are gathered
-    /// for the forward alone.
     pub(super) fn of(spec: &ModelSpec, order: Vec<UnitId>) -> Self {
-        let is_trainable = |unit: &UnitId| spec[*unit].is_trainable();
-        let first = order.iter().position(is_trainable).unwrap_or(order.len());
         let resharded = |unit: &UnitId| spec[*unit].after_forward == AfterForward::Reshard;
         let forward = order.iter().map(|&unit| Gather { unit, phase: Phase::Forward });
-        let backward = order[first..].iter().copied().rev();
+        let backward = order.iter().copied().rev();
         let again = backward.clone().filter(resharded);
         let again = again.map(|unit| Gather { unit, phase: Phase::Backward });
         let gathers = forward.chain(again).collect();
-        let reductions = backward.filter(is_trainable).collect();
+        let reductions = backward.filter(|unit| spec[*unit].is_trainable()).collect();
         Self { order, gathers, reductions }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::{Granularity, ModelSpec, Param, Unit};
+use super::{AfterForward, Granularity, ModelSpec, Param, Role, Unit};
 use crate::Error;
 
 /// The reason why a tie is invalid.
@@ -45,6 +45,7 @@ impl ModelSpec {
     /// - [`Error::DuplicateName`] if two parameters or two units have the same name.
     /// - [`Error::ZeroDim`] if a dim of a parameter has size 0, [`Error::InvalidRows`] if it asks
     ///   for pieces of 0 rows, or for rows without having a dim.
+    /// - [`Error::TrainedForwardOnly`] if a unit for the forward alone has a trainable parameter.
     /// - [`Error::InvalidTie`] if an alias is taken, or does not lead to a parameter.
     pub fn validate(&self) -> Result<(), Error> {
         if self.units().is_empty() {
@@ -110,6 +111,11 @@ impl Unit {
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.params.is_empty() {
             return Err(Error::EmptyUnit { unit: self.name.clone() });
+        }
+        let trained = self.params.iter().find(|param| param.role == Role::Trainable);
+        if let (AfterForward::Discard, Some(param)) = (self.after_forward, trained) {
+            let (unit, param) = (self.name.clone(), param.name.clone());
+            return Err(Error::TrainedForwardOnly { unit, param });
         }
         self.params.iter().try_for_each(Param::check)
     }

@@ -1,4 +1,4 @@
-//! The model: its units in forward order, and its ties.
+//! The model: its units in declared order, and its ties.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::ops::Index;
 use super::{Param, Unit};
 use crate::ElemCount;
 
-/// The id of a unit: its place in forward order, from 0.
+/// The id of a unit: its place in the declared order, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitId(u32);
 
@@ -122,13 +122,13 @@ impl ModelSpec {
         self
     }
 
-    /// Its units, in forward order.
+    /// Its units, in declared order.
     #[must_use]
     pub fn units(&self) -> &[Unit] {
         &self.units
     }
 
-    /// The ids of its units, in forward order.
+    /// The ids of its units, in declared order.
     pub fn unit_ids(&self) -> impl DoubleEndedIterator<Item = UnitId> + ExactSizeIterator + use<> {
         (0..self.units.len()).map(UnitId::new)
     }

@@ -124,3 +124,11 @@ fn ties_that_lead_nowhere_new_are_refused() {
     let spec = model([weight("a")]).tie("head", "nowhere");
     assert_eq!(refusal(&spec), "tie `head` -> `nowhere`: no parameter has the target's name");
 }
+
+#[test]
+fn a_unit_for_the_forward_alone_trains_nothing() {
+    let unit = Unit::new("u").param(weight("a").frozen()).param(weight("b")).forward_only();
+    let expected = "unit `u` is gathered for the forward alone, and its parameter `b` is trained: freeze it, or gather the unit for \
+                    the backward too";
+    assert_eq!(refusal(&ModelSpec::new().unit(unit)), expected);
+}

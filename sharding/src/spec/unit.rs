@@ -15,6 +15,9 @@ pub enum AfterForward {
     /// The full parameters are kept until the unit's backward is done, which saves a gather and
     /// takes more memory.
     Keep,
+    /// The full parameters are freed, and not gathered for the backward. Only for units without a trainable parameter whose output
+    /// needs no gradient: all that goes into it is data, or comes from other such units.
+    Discard,
 }
 
 impl fmt::Display for AfterForward {
@@ -22,6 +25,7 @@ impl fmt::Display for AfterForward {
         f.pad(match self {
             Self::Reshard => "reshard",
             Self::Keep => "keep",
+            Self::Discard => "discard",
         })
     }
 }
@@ -55,6 +59,12 @@ impl Unit {
     #[must_use]
     pub fn keep(self) -> Self {
         Self { after_forward: AfterForward::Keep, ..self }
+    }
+
+    /// Gathers the unit for the forward alone: no gradient reaches it. For example the frozen embedding below trained blocks.
+    #[must_use]
+    pub fn forward_only(self) -> Self {
+        Self { after_forward: AfterForward::Discard, ..self }
     }
 
     /// The number of elements of all its parameters, without padding. Saturates at `u64::MAX`,

@@ -55,11 +55,15 @@ pub(crate) fn unit_with_rows() -> impl Strategy<Value = Unit> {
 
 /// A few units, some of them kept after their forward.
 pub(crate) fn model() -> impl Strategy<Value = ModelSpec> {
-    let unit = (prop::collection::vec(param(), 1..=3), any::<bool>());
+    let unit = (prop::collection::vec(param(), 1..=3), 0..3);
     prop::collection::vec(unit, 1..=6).prop_map(|units| {
-        let named = units.into_iter().enumerate().map(|(index, (params, keep))| {
+        let named = units.into_iter().enumerate().map(|(index, (params, after))| {
             let unit = named_unit(&format!("h.{index}"), params);
-            if keep { unit.keep() } else { unit }
+            match after {
+                0 => unit.keep(),
+                1 if !unit.is_trainable() => unit.forward_only(),
+                _ => unit,
+            }
         });
         named.fold(ModelSpec::new(), ModelSpec::unit)
     })

@@ -47,15 +47,9 @@ impl Player {
         self.units[unit].after_forward == AfterForward::Keep
     }
 
-    /// Whether a gradient reaches the unit: it is trained, or used after a unit that is.
-    fn is_reached(&self, unit: usize) -> bool {
-        let trained = |unit: &usize| self.units[*unit].is_trainable();
-        self.order.iter().take_while(|used| **used != unit).chain([&unit]).any(trained)
-    }
-
     /// Whether the unit is gathered for the backward.
     fn comes_back(&self, unit: usize) -> bool {
-        !self.kept(unit) && self.is_reached(unit)
+        self.units[unit].after_forward == AfterForward::Reshard
     }
 
     /// All gathers in order.

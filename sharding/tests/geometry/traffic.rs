@@ -90,10 +90,9 @@ impl Counter<'_> {
 
     fn microbatch(&mut self, place: Place) {
         let units = self.plan.spec().units();
-        let first = units.iter().position(Unit::is_trainable).unwrap_or(units.len());
         (0..units.len()).for_each(|unit| self.all_gather(unit));
         for unit in (0..units.len()).rev() {
-            if unit >= first && units[unit].after_forward == AfterForward::Reshard {
+            if units[unit].after_forward == AfterForward::Reshard {
                 self.all_gather(unit);
             }
             if units[unit].params.iter().any(|param| param.role == Role::Trainable) {
@@ -211,6 +210,6 @@ fn units_of_frozen_parameters_are_gathered_only() {
     let mesh = Mesh::new(2, 2).unwrap();
     let plan = Plan::new(ModelSpec::new().unit(unit), mesh, PlanOptions::default()).unwrap();
     let traffic = plan.traffic(Rank::new(3), 2);
-    assert_eq!(traffic.all_gather, Flow { calls: 2, bytes: ByteCount(2 * 64 * 4) });
+    assert_eq!(traffic.all_gather, Flow { calls: 4, bytes: ByteCount(4 * 64 * 4) });
     assert_eq!((traffic.reduce_scatter, traffic.all_reduce), (Flow::NONE, Flow::NONE));
 }

@@ -68,7 +68,7 @@ impl Pass<'_> {
                 let output = Mutex::new(Some(output));
                 self.anchor.apply_op2(&input, Recompute { own, forward, usage, reads, output })?
             }
-            false => output,
+            false => output.copy()?,
         };
         usage.reshard()?;
         Ok(output)

@@ -105,6 +105,24 @@ fn masks_of_all_kinds() {
 }
 
 #[test]
+fn an_additive_mask_takes_part_in_the_backward() {
+    for shape in [&[9][..], &[4, 9], &[3, 1, 9], &[2, 1, 1, 9]] {
+        let mask = noise(2, shape, DType::F32);
+        let weights = noise(3, &[2, 3, 4, 9], DType::F32);
+        let gradient = |softmax: fn(&Tensor, f64, Mask<'_>) -> candle_core::Result<Tensor>| {
+            let scores =
+                Var::from_tensor(&noise(1, &[2, 3, 4, 9], DType::F32)).expect("a variable");
+            let shares = softmax(&scores, 0.5, Mask::Additive(&mask)).expect("shares");
+            let loss = (shares * &weights).and_then(|weighted| weighted.sum_all());
+            let gradients = loss.and_then(|loss| loss.backward()).expect("a backward");
+            gradients.get(&scores).expect("a gradient").clone()
+        };
+        let [got, want] = [nn::softmax_of_scores, composed::softmax_of_scores].map(gradient);
+        assert_near(&got, &want, &format!("the gradient under a mask {shape:?}"));
+    }
+}
+
+#[test]
 fn a_causal_mask_is_the_additive_one_and_later_queries_see_earlier_keys() {
     let scores = noise(1, &[2, 2, 5], DType::F32);
     let no = f32::NEG_INFINITY;

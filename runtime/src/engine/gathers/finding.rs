@@ -60,7 +60,8 @@ impl GatherQueue {
             }
             NextUnit::Differ(ranks) => {
                 self.end_of_finding(fabric);
-                if self.keep(fabric, fabric.schedules.declared()) == Purpose::Training {
+                self.keep(fabric, fabric.schedules.declared());
+                if let Purpose::Training = self.purpose {
                     self.warn(fabric, ranks);
                 }
             }
@@ -68,13 +69,15 @@ impl GatherQueue {
         Ok(None)
     }
 
-    /// Makes a schedule the model's, in training.
-    fn keep(&self, fabric: &Fabric, schedule: &Arc<Schedule>) -> Purpose {
-        if self.purpose == Purpose::Training {
-            fabric.schedules.find(schedule);
-            fabric.full_pool.set_limit(schedule.plan.memory().full);
+    /// Keeps a schedule: for the model, or for the rest of the evaluation.
+    fn keep(&mut self, fabric: &Fabric, schedule: &Arc<Schedule>) {
+        match &mut self.purpose {
+            Purpose::Training => {
+                fabric.schedules.find(schedule);
+                fabric.full_pool.set_limit(schedule.plan.memory().full);
+            }
+            Purpose::Evaluation(found) => *found = Some(Arc::clone(schedule)),
         }
-        self.purpose
     }
 
     fn add(&mut self, unit: UnitId) {
