@@ -7,13 +7,11 @@ use std::sync::Arc;
 
 use hsdp_checkpoint::{Folder, LinkedDisk};
 use hsdp_comm::World;
-use hsdp_sharding::{ModelSpec, UnitLayout};
+use hsdp_sharding::ModelSpec;
 
-use super::load::zeros;
-use super::portions;
+use super::load::shards_of;
 use super::together::{Kind, Problem, Together};
 use crate::engine::fabric::Fabric;
-use crate::engine::shard::Shard;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::ModelOptions;
@@ -58,7 +56,8 @@ pub struct Imported {
 
 impl ShardedModel {
     /// As [`new`](Self::new), with the parameters of a folder. Each rank reads only the elements of its own shards, as
-    /// f32. Beside its shards it holds one block of a file in memory.
+    /// f32. Beside its shards it holds one block of a file in memory. Parameters that are [stored](hsdp_sharding::Param::stored_in) in
+    /// the compute dtype are rounded once, to nearest, ties to even; one unit of them at a time is held in f32.
     ///
     /// Collective over the world.
     ///
@@ -77,7 +76,10 @@ impl ShardedModel {
         let (shards, left_over) = together.run(|| {
             let folder = Folder::open(Arc::new(LinkedDisk), &import.folder)?;
             let left_over = compare(&fabric, &folder, import)?;
-            Ok((read(&fabric, &folder, import)?, left_over))
+            let shards = shards_of(&fabric, |portion, elements| {
+                Ok(folder.read(&(import.names)(&portion.name), portion.offset, elements)?)
+            })?;
+            Ok((shards, left_over))
         })?;
         Ok(Imported { model: Self::of(fabric, shards)?, left_over })
     }
@@ -109,14 +111,4 @@ fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Vec<
     let folder = import.folder.display();
     let what = format!("{folder} is of another model: {}", wrong.join("; "));
     Err(Problem { kind: Kind::Lasting, what })
-}
-
-fn read(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Vec<Shard>, Problem> {
-    let mut masters = zeros(fabric, || fabric.scope_of_masters(), UnitLayout::shard_len)?;
-    for portion in portions::of_rank(fabric) {
-        let elements = &mut masters[portion.unit.index()][portion.range];
-        folder.read(&(import.names)(&portion.name), portion.offset, elements)?;
-    }
-    let shards = masters.into_iter().map(|master| Shard::new(fabric, master));
-    Ok(shards.collect::<Result<_, Error>>()?)
 }
