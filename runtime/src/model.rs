@@ -299,15 +299,7 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
         let mut pieces = pieces.into_iter().peekable();
         for (index, parameter) in spec.params.iter().enumerate() {
             let full = init(parameter);
-            if full.len() != parameter.numel() {
-                return Err(Error::Size {
-                    operation: "init",
-                    name: parameter.name.clone(),
-                    rank: fabric.rank(),
-                    got: full.len(),
-                    want: parameter.numel(),
-                });
-            }
+            check_size(fabric, parameter, &full)?;
             while let Some(piece) = pieces.next_if(|piece| piece.param == index) {
                 shard[piece.shard_start..][..piece.len]
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
@@ -316,4 +308,11 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
         shards.push(Shard::new(fabric, (unit, shard))?);
     }
     Ok(shards)
+}
+
+/// # Errors
+/// [`Error::Size`] if an initial value has another number of elements than its parameter.
+pub(crate) fn check_size(fabric: &Fabric, param: &Param, full: &[f32]) -> Result<(), Error> {
+    let (name, rank, got, want) = (param.name.clone(), fabric.rank(), full.len(), param.numel());
+    if got == want { Ok(()) } else { Err(Error::Size { operation: "init", name, rank, got, want }) }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, Training, state_tensor};
 use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::{Role, UnitLayout};
+use hsdp_sharding::{Role, UnitId, UnitLayout};
 use serde_json::Value;
 
 use super::portions::{self, Portion};
@@ -193,8 +193,11 @@ fn read<O: Checkpointed>(
         return Err(Problem { kind: Kind::Lasting, what });
     }
     let portions = portions::of_rank(fabric);
-    let shards = shards_of(fabric, |portion, elements| {
-        Ok(generation.read(&portion.name, portion.offset, elements)?)
+    let shards = shards_of(fabric, |_, portions, parameters| {
+        for Portion { name, offset, range, .. } in portions {
+            generation.read(name, *offset, &mut parameters[range.clone()])?;
+        }
+        Ok(())
     })?;
     let of_kind = |kind: &&str| {
         let mut units = zeroed_state(fabric)?;
@@ -209,21 +212,20 @@ fn read<O: Checkpointed>(
     Ok(Read { shards, state, training: manifest.training, user: manifest.user.clone() })
 }
 
-/// This rank's shards, made unit by unit: `read` fills the elements of each portion, in f32.
+/// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
 pub(super) fn shards_of(
     fabric: &Fabric,
-    read: impl Fn(&Portion, &mut [f32]) -> Result<(), Problem>,
+    fill: impl Fn(UnitId, &[Portion], &mut [f32]) -> Result<(), Problem>,
 ) -> Result<Vec<Shard>, Problem> {
     let portions = portions::of_rank(fabric);
-    let mut portions = portions.iter().peekable();
     let shard = |unit| {
         let mut parameters = {
             let _scope = fabric.scope_of_parameters(unit);
             zeros(fabric.plan.layout(unit).shard_len())?
         };
-        while let Some(portion) = portions.next_if(|portion| portion.unit == unit) {
-            read(portion, &mut parameters[portion.range.clone()])?;
-        }
+        let [start, end] = [unit, UnitId::new(unit.index() + 1)]
+            .map(|unit| portions.partition_point(|portion| portion.unit < unit));
+        fill(unit, &portions[start..end], &mut parameters)?;
         Ok(Shard::new(fabric, (unit, parameters))?)
     };
     fabric.plan.spec().unit_ids().map(shard).collect()
