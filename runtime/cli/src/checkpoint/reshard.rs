@@ -66,12 +66,12 @@ fn write(
         tensor,
         shape,
         offset: *offset,
-        values,
+        values: values[..].into(),
     });
     Ok(place.write(writer, &slices.collect::<Vec<_>>())?)
 }
 
 fn head(manifest: &Manifest) -> Head {
-    let Manifest { step, mesh, training, optimizer, user, .. } = manifest.clone();
-    Head { step, mesh, training, optimizer, user }
+    let Manifest { step, mesh, training, optimizer, user, frozen_digest, .. } = manifest.clone();
+    Head { step, mesh, training, optimizer, user, frozen_digest }
 }

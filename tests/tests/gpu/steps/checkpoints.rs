@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints};
+use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Content};
 use hsdp::{
-    AdamW, AdamWOptions, Error, Momentum, Offload, Optimizer, Placement, Sgd, SgdOptions,
+    AdamW, AdamWOptions, Error, Momentum, Offload, Optimizer, Param, Placement, Sgd, SgdOptions,
     ShardedModel, StepOptions,
 };
-use hsdp_tests::support::models::three_units;
+use hsdp_sharding::Role;
+use hsdp_tests::support::models::partly_frozen;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, on_ranks};
 
@@ -37,14 +38,19 @@ enum Begin {
 /// Parameters after that and two steps more.
 fn run<O: Optimizer + Checkpointed>(
     (placement, begin): (Placement, Begin),
-    folder: &Path,
+    (folder, content): (&Path, Content),
     optimizer: impl Fn(&ShardedModel) -> O + Sync,
 ) -> Vec<u32> {
     let parameters = on_ranks(4, |world| {
         let options = placed(placement, [2, 2]);
-        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let init = |param: &Param| match (begin, param.role) {
+            (Begin::Resumed, Role::Trainable) => vec![0.0; param.numel()],
+            _ => springs::initial(param),
+        };
+        let mut model = ShardedModel::new(world, partly_frozen(), options, init)?;
         let mut optimizer = optimizer(&model);
-        let mut checkpoints = Checkpoints::open(&model, folder, CheckpointOptions::default())?;
+        let with = CheckpointOptions { content, ..CheckpointOptions::default() };
+        let mut checkpoints = Checkpoints::open(&model, folder, with)?;
         match begin {
             Begin::Anew => {
                 train(&mut model, &mut optimizer)?;
@@ -65,10 +71,12 @@ fn compare<O: Optimizer + Checkpointed>(
     [from, to]: [Placement; 2],
     optimizer: impl Fn(&ShardedModel) -> O + Sync + Copy,
 ) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let expected = run((from, Begin::Anew), folder.path(), optimizer);
-    let found = run((to, Begin::Resumed), folder.path(), optimizer);
-    assert!(found == expected, "{} from {from:?} to {to:?}", O::KIND);
+    for content in [Content::All, Content::Trainable] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let expected = run((from, Begin::Anew), (folder.path(), content), optimizer);
+        let found = run((to, Begin::Resumed), (folder.path(), content), optimizer);
+        assert!(found == expected, "{} from {from:?} to {to:?}, {content:?}", O::KIND);
+    }
 }
 
 #[test]
