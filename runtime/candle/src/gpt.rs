@@ -14,13 +14,14 @@ mod layers;
 mod memory;
 mod sample;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 
 pub use self::config::{ConfigError, GptConfig};
 pub use self::init::init;
 pub use self::memory::Kept;
 pub use self::sample::{Draw, sample};
 use crate::model::{Parameters, Units};
+use crate::nn;
 
 /// The unit of the parameters that are in no block.
 const ROOT: &str = "root";
@@ -53,11 +54,10 @@ impl Gpt {
     /// # Errors
     /// If `length` is above the context, a token is not below `vocab`, or a unit cannot be run.
     pub fn logits(&self, units: &dyn Units, tokens: &Tensor) -> Result<Tensor> {
-        let mask = layers::causal_mask(tokens.dim(1)?, tokens.device())?;
         let mut x = units.unit(ROOT, tokens, &mut |p, tokens| embed(p, tokens))?;
         for layer in 0..self.config.layers {
             let name = format!("h.{layer}");
-            x = units.unit(&name, &x, &mut |p, x| self.block(p, &name, x, &mask))?;
+            x = units.unit(&name, &x, &mut |p, x| self.block(p, &name, x))?;
         }
         units.output(&units.unit(ROOT, &x, &mut |p, x| head(p, x))?)
     }
@@ -67,17 +67,17 @@ impl Gpt {
     /// # Errors
     /// As [`logits`](Self::logits).
     pub fn loss(&self, units: &dyn Units, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let logits = self.logits(units, tokens)?.to_dtype(DType::F32)?;
-        layers::cross_entropy(&logits, &targets.flatten_all()?)
+        let logits = self.logits(units, tokens)?;
+        nn::cross_entropy(&logits, &targets.flatten_all()?, nn::IGNORED)?.mean()
     }
 
-    fn block(&self, p: &dyn Parameters, name: &str, x: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    fn block(&self, p: &dyn Parameters, name: &str, x: &Tensor) -> Result<Tensor> {
         let normed = layers::layer_norm(p, &format!("{name}.ln_1"), x)?;
         let qkv = layers::linear(p, &format!("{name}.attn.qkv"), &normed)?;
-        let attended = layers::attention(&qkv, self.config.heads, mask)?;
+        let attended = layers::attention(&qkv, self.config.heads)?;
         let x = (x + layers::linear(p, &format!("{name}.attn.proj"), &attended)?)?;
         let normed = layers::layer_norm(p, &format!("{name}.ln_2"), &x)?;
-        let hidden = layers::gelu(&layers::linear(p, &format!("{name}.mlp.fc"), &normed)?)?;
+        let hidden = nn::gelu(&layers::linear(p, &format!("{name}.mlp.fc"), &normed)?)?;
         x + layers::linear(p, &format!("{name}.mlp.proj"), &hidden)?
     }
 }

@@ -6,8 +6,8 @@
 //! candle has no hooks and is not patched: custom ops drive the sharding, and others carry the
 //! collectives. The crate does not wrap modules: a forward is written against two small traits,
 //! [`Units`] and [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It makes its
-//! layers by their own constructors, from a [`var_builder`]. The crate supports the CPU, and with
-//! the feature `candle-cuda` GPUs.
+//! layers by their own constructors, from a [`var_builder`]. Layers of transformers with gradients, which
+//! candle-nn lacks, are in [`nn`]. The crate supports the CPU, and with the feature `candle-cuda` GPUs.
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
@@ -18,6 +18,7 @@
 //! | `loss.backward()` | pre-backward hooks, gradient-ready hooks | [`Pass::backward`] |
 //! | a module without FSDP | the plain module | [`Plain`] |
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
+//! | layers | `torch.nn.functional` | [`nn`] |
 //! | an example model | `torchtitan` | [`gpt`] |
 //!
 //! A linear model on two ranks that are threads. The runtime begins and ends the step; candle runs
@@ -129,7 +130,7 @@
 //! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors), `plain`,
 //! `pass` (implementations of the traits), `ops` (the custom ops that candle calls), `usage`, `unit` (the
 //! state of a unit in a microbatch), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and
-//! lending buffers), `error`; [`distributed`]; [`gpt`].
+//! lending buffers), `error`; [`distributed`]; [`nn`]; [`gpt`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 
@@ -143,6 +144,7 @@ mod gathered;
 pub mod gpt;
 mod gradient;
 mod model;
+pub mod nn;
 mod ops;
 mod pass;
 mod plain;

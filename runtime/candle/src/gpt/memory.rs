@@ -6,15 +6,16 @@ use super::Gpt;
 
 /// Tensors that a block keeps: as wide as the residual stream (in widths), and of attention scores.
 ///
-/// A norm keeps 5 widths, `attn.qkv` 6, the contiguous q, k and v 3, the mixed values 2, each projection 2, `mlp.fc` 8, GELU 20,
-/// and each residual sum 1. The scores are kept as products, scaled, masked, shifted, as exponentials and as shares.
-const WIDTHS: usize = 55;
-const SCORES: usize = 6;
+/// A norm keeps 1 width, `attn.qkv` 6, the contiguous q, k and v 3, the mixed values 2, each projection 2, `mlp.fc` 8, GELU 4,
+/// and each residual sum 1. The scores are kept as products and as shares.
+const WIDTHS: usize = 31;
+const SCORES: usize = 2;
 
-/// Tensors of logits that the loss keeps: the logits, shifted, and their exponentials.
-const LOGITS: usize = 3;
-
-const F32: usize = size_of::<f32>();
+/// The most such tensors that the backward of a block holds beside them, and that of the loss, of logits: as measured. candle adds each
+/// gradient to zeros, so three of a kind exist at once; those of a matmul's input remain while the op before it does the same.
+const GRADIENT_WIDTHS: usize = 21;
+const GRADIENT_SCORES: usize = 6;
+const GRADIENT_LOGITS: usize = 3;
 
 /// The bytes of the tensors that one microbatch needs on one rank: those that the forward keeps for the backward, and the gradients
 /// that the backward holds. Small tensors are left out.
@@ -25,11 +26,12 @@ pub struct Kept {
     pub activations: u64,
     /// Of attention, in all blocks.
     pub scores: u64,
-    /// Of the causal mask.
+    /// Of the causal mask: 0, because the softmax knows which keys a query may see.
     pub mask: u64,
     /// Of the loss.
     pub logits: u64,
-    /// The gradients of one block's tensors, which the backward holds beside them.
+    /// The most that the backward holds beside them: gradients of one block's tensors, or of the logits. With 16-bit
+    /// parameters it is a lower bound, because candle's matmul widens its operands.
     pub gradients: u64,
 }
 
@@ -49,19 +51,22 @@ impl Kept {
 }
 
 impl Gpt {
-    /// The memory of a microbatch of `batch` sequences as long as the context, with parameters in `compute`. With 16-bit parameters
-    /// it is a lower bound, because norms and GELU compute in f32.
+    /// The memory of a microbatch of `batch` sequences as long as the context, with parameters in `compute`, if candle computes on the
+    /// CPU. On a GPU the layers take more.
     #[must_use]
     pub fn kept(&self, batch: usize, compute: DType) -> Kept {
         let super::GptConfig { vocab, context, width, heads, layers } = self.config;
-        let activations = product([batch, context, WIDTHS, width, compute.size_bytes()]);
-        let scores = product([batch, context, context, heads, SCORES, F32]);
+        let bytes = compute.size_bytes();
+        let widths = |count| product([count, batch, context, width, bytes]);
+        let scores = |count| product([count, batch, context, context, heads, bytes]);
+        let logits = |count| product([count, batch, context, vocab, bytes]);
+        let of_block = widths(GRADIENT_WIDTHS).max(scores(GRADIENT_SCORES));
         Kept {
-            activations: activations.saturating_mul(layers as u64),
-            scores: scores.saturating_mul(layers as u64),
-            gradients: activations.saturating_add(scores),
-            mask: product([context, context, F32]),
-            logits: product([batch, context, LOGITS, vocab, F32]),
+            activations: widths(WIDTHS).saturating_mul(layers as u64),
+            scores: scores(SCORES).saturating_mul(layers as u64),
+            gradients: of_block.max(logits(GRADIENT_LOGITS)),
+            mask: 0,
+            logits: logits(1),
         }
     }
 }

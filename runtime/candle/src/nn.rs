@@ -1,0 +1,46 @@
+//! Layers of transformers with gradients.
+//!
+//! candle-nn has fused norms, softmax and rotary embeddings, but these have no backward: a model that trains with them loses
+//! gradients without a word. The layers here are custom ops with a backward. On the CPU a forward is one pass over
+//! memory, and so is a backward. It needs no more than the inputs, which the graph keeps in any case.
+//!
+//! | function | PyTorch |
+//! |---|---|
+//! | [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
+//! | [`softmax`] | `torch.softmax(x, dim=-1)` |
+//! | [`softmax_of_scores`] | `torch.softmax(scores * scale + mask, dim=-1)` |
+//! | [`rope`], [`rope_interleaved`] | `apply_rotary_pos_emb` of transformers' Llama; the layout of GPT-J |
+//! | [`cross_entropy`] | `torch.nn.functional.cross_entropy(..., reduction="sum")` |
+//! | [`gelu`] | `torch.nn.functional.gelu(x, approximate="tanh")` |
+//! | [`silu_mul`], [`gelu_mul`] | `silu(gate) * up`, `gelu(gate, approximate="tanh") * up` |
+//!
+//! **Dtypes.** Inputs are f32, bf16 or f16. Arithmetic and sums are in f32, and each result is rounded once. A gradient has the dtype of
+//! its input. Weights and tables may have another dtype than the input.
+//!
+//! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, as candle's matmul is. The results do not depend on the
+//! number of threads, and exponentials do not depend on the system's mathematical library.
+//!
+//! **Devices.** Tensors that are not on the CPU go to the function of the same name in [`composed`], which is made of candle's ops.
+//!
+//! **Errors.** A shape or a dtype that a layer does not take is an error that names the layer. No function is collective.
+
+pub mod composed;
+mod cross_entropy;
+mod element;
+mod exp;
+mod gated;
+mod gelu;
+mod lanes;
+mod layer_norm;
+mod rms_norm;
+mod rope;
+mod rows;
+mod scores;
+
+pub use cross_entropy::{CrossEntropy, IGNORED, cross_entropy};
+pub use gated::{gelu_mul, silu_mul};
+pub use gelu::gelu;
+pub use layer_norm::layer_norm;
+pub use rms_norm::rms_norm;
+pub use rope::{rope, rope_interleaved};
+pub use scores::{Mask, softmax, softmax_of_scores};

@@ -1,0 +1,159 @@
+//! The layers of [`nn`](super), made of candle's own ops: for tensors that are not on the CPU, and to compare with.
+//!
+//! The mathematics is that of the functions in [`nn`](super), in f32 with one rounding at the end, and so are the arguments. They
+//! take more time and memory, because each op reads and writes whole tensors and keeps them for the backward. They do not check
+//! their arguments: an error is candle's, of the op that did not take them.
+
+use candle_core::{D, DType, Device, Result, Tensor};
+use candle_nn::ops::sigmoid;
+
+use super::Mask;
+use super::cross_entropy::{CrossEntropy, targets};
+
+/// As [`rms_norm`](super::rms_norm()).
+///
+/// # Errors
+/// Those of candle.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    let wide = x.to_dtype(DType::F32)?;
+    let mean_square = wide.sqr()?.mean_keepdim(D::Minus1)?;
+    let normed = wide.broadcast_div(&(mean_square + eps)?.sqrt()?)?;
+    normed.broadcast_mul(&weight.to_dtype(DType::F32)?)?.to_dtype(x.dtype())
+}
+
+/// As [`layer_norm`](super::layer_norm()).
+///
+/// # Errors
+/// Those of candle.
+pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
+    let wide = x.to_dtype(DType::F32)?;
+    let centred = wide.broadcast_sub(&wide.mean_keepdim(D::Minus1)?)?;
+    let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
+    let normed = centred.broadcast_div(&(variance + eps)?.sqrt()?)?;
+    let scaled = normed.broadcast_mul(&weight.to_dtype(DType::F32)?)?;
+    scaled.broadcast_add(&bias.to_dtype(DType::F32)?)?.to_dtype(x.dtype())
+}
+
+/// As [`softmax_of_scores`](super::softmax_of_scores).
+///
+/// # Errors
+/// Those of candle.
+pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<Tensor> {
+    let wide = (scores.to_dtype(DType::F32)? * scale)?;
+    let masked = match mask {
+        Mask::None => wide,
+        Mask::Causal => wide.broadcast_add(&causal_mask(scores)?)?,
+        Mask::Additive(mask) => wide.broadcast_add(&mask.to_dtype(DType::F32)?)?,
+    };
+    // The maximum only keeps exp in range: the result, and so the gradient, does not depend on it.
+    let shifted = masked.broadcast_sub(&masked.detach().max_keepdim(D::Minus1)?)?;
+    let exponentials = shifted.exp()?;
+    let shares = exponentials.broadcast_div(&exponentials.sum_keepdim(D::Minus1)?)?;
+    shares.to_dtype(scores.dtype())
+}
+
+/// `[queries, keys]`, 0 where a query may attend and minus infinity where it may not.
+fn causal_mask(scores: &Tensor) -> Result<Tensor> {
+    let (queries, keys) = (scores.dim(D::Minus2)?, scores.dim(D::Minus1)?);
+    let is_hidden = |index: usize| index % keys + queries > index / keys + keys;
+    let mask: Vec<f32> = (0..queries * keys)
+        .map(|index| if is_hidden(index) { f32::NEG_INFINITY } else { 0.0 })
+        .collect();
+    Tensor::from_vec(mask, (queries, keys), &Device::Cpu)?.to_device(scores.device())
+}
+
+/// As [`rope`](super::rope()).
+///
+/// # Errors
+/// Those of candle.
+pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    let pairs = cos.dim(1)?;
+    let wide = x.to_dtype(DType::F32)?;
+    let halves = [wide.narrow(D::Minus1, 0, pairs)?, wide.narrow(D::Minus1, pairs, pairs)?];
+    let [first, second] = rotated(halves, [cos, sin])?;
+    Tensor::cat(&[first, second], D::Minus1)?.to_dtype(x.dtype())
+}
+
+/// As [`rope_interleaved`](super::rope_interleaved).
+///
+/// # Errors
+/// Those of candle.
+pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    let mut dims = x.dims().to_vec();
+    dims.pop();
+    dims.extend([cos.dim(1)?, 2]);
+    let wide = x.to_dtype(DType::F32)?.reshape(dims)?;
+    let part = |index| wide.narrow(D::Minus1, index, 1)?.squeeze(D::Minus1);
+    let [first, second] = rotated([part(0)?, part(1)?], [cos, sin])?;
+    Tensor::stack(&[first, second], D::Minus1)?.reshape(x.shape())?.to_dtype(x.dtype())
+}
+
+/// The first and the second elements of pairs, rotated.
+fn rotated([first, second]: [Tensor; 2], [cos, sin]: [&Tensor; 2]) -> Result<[Tensor; 2]> {
+    let length = first.dim(D::Minus2)?;
+    let table = |table: &Tensor| table.narrow(0, 0, length)?.to_dtype(DType::F32);
+    let (cos, sin) = (table(cos)?, table(sin)?);
+    let turned = (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?;
+    Ok([turned, (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?])
+}
+
+/// As [`cross_entropy`](super::cross_entropy()).
+///
+/// # Errors
+/// Those of candle, and those of labels.
+pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i64) -> Result<CrossEntropy> {
+    let targets = targets(logits, labels, ignored)?;
+    let classes = logits.dim(D::Minus1)?;
+    let counting: Vec<u32> =
+        (0..).zip(&targets).filter(|(_, target)| target.is_some()).map(|(item, _)| item).collect();
+    let labels: Vec<i64> = targets.into_iter().flatten().map(|target| target as i64).collect();
+    let count = labels.len();
+    if count == 0 {
+        return Ok(CrossEntropy { sum: none(logits)?, count: 0 });
+    }
+    let counting = Tensor::from_vec(counting, count, logits.device())?;
+    let labels = Tensor::from_vec(labels, (count, 1), logits.device())?;
+    let wide = logits.reshape(((), classes))?.index_select(&counting, 0)?.to_dtype(DType::F32)?;
+    let shifted = wide.broadcast_sub(&wide.detach().max_keepdim(D::Minus1)?)?;
+    let log_sum = shifted.exp()?.sum_keepdim(D::Minus1)?.log()?;
+    let sum = (log_sum - shifted.gather(&labels, 1)?)?.sum_all()?;
+    Ok(CrossEntropy { sum, count: count as u64 })
+}
+
+/// The sum over no items, which depends on the logits so that a backward finds its way.
+fn none(logits: &Tensor) -> Result<Tensor> {
+    logits.flatten_all()?.narrow(0, 0, 0)?.to_dtype(DType::F32)?.sum_all()
+}
+
+/// As [`gelu`](super::gelu()).
+///
+/// # Errors
+/// Those of candle.
+pub fn gelu(x: &Tensor) -> Result<Tensor> {
+    wide_gelu(x)?.to_dtype(x.dtype())
+}
+
+fn wide_gelu(x: &Tensor) -> Result<Tensor> {
+    // (1 + tanh z) / 2 is the sigmoid of 2 z, which takes candle an eighth of the time.
+    let scale = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
+    let wide = x.to_dtype(DType::F32)?;
+    let twice_z = (&wide * wide.sqr()?.affine(0.044715 * scale, scale)?)?;
+    wide * sigmoid(&twice_z)?
+}
+
+/// As [`gelu_mul`](super::gelu_mul).
+///
+/// # Errors
+/// Those of candle.
+pub fn gelu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    (wide_gelu(gate)? * up.to_dtype(DType::F32)?)?.to_dtype(gate.dtype())
+}
+
+/// As [`silu_mul`](super::silu_mul).
+///
+/// # Errors
+/// Those of candle.
+pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let wide = gate.to_dtype(DType::F32)?;
+    ((&wide * sigmoid(&wide)?)? * up.to_dtype(DType::F32)?)?.to_dtype(gate.dtype())
+}

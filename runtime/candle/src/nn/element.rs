@@ -1,0 +1,166 @@
+//! Elements of tensors on the CPU: f32, bf16 and f16, which kernels see as f32.
+
+use std::borrow::Cow;
+
+use candle_core::{
+    CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType, bail,
+};
+use half::{bf16, f16};
+use hsdp_kernels::{Real, Values, unpack};
+use parking_lot::RwLockReadGuard;
+
+/// An element type of the layers.
+pub(super) trait Element: Real + WithDType {}
+
+impl Element for f32 {}
+impl Element for bf16 {}
+impl Element for f16 {}
+
+/// Evaluates an expression with the element type of a dtype. Other dtypes are an error of the op; so is a freed parameter, whose
+/// storage has a dtype of its own.
+macro_rules! with_element {
+    ($dtype:expr, $op:expr, $T:ident => $result:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $T = f32;
+                $result
+            }
+            candle_core::DType::BF16 => {
+                type $T = half::bf16;
+                $result
+            }
+            candle_core::DType::F16 => {
+                type $T = half::f16;
+                $result
+            }
+            other => Err(candle_core::Error::UnsupportedDTypeForOp(other, $op)),
+        }
+    };
+}
+pub(super) use with_element;
+
+/// The elements of a contiguous tensor.
+pub(super) fn elements<'a, T: Element>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+) -> Result<&'a [T]> {
+    let Some((start, end)) = layout.contiguous_offsets() else {
+        bail!("a layer was applied to a tensor that is not contiguous, {layout:?}")
+    };
+    Ok(&storage.as_slice::<T>()?[start..end])
+}
+
+/// The elements of a contiguous tensor, in f32.
+pub(super) fn wide<'a>(
+    op: &'static str,
+    storage: &'a CpuStorage,
+    layout: &Layout,
+) -> Result<Cow<'a, [f32]>> {
+    use candle_core::backend::BackendStorage;
+    with_element!(storage.dtype(), op, T => Ok(widened(T::values(elements::<T>(storage, layout)?))))
+}
+
+fn widened(values: Values<'_>) -> Cow<'_, [f32]> {
+    match values {
+        Values::F32(values) => Cow::Borrowed(values),
+        values => {
+            let mut wide = vec![0.0; values.len()];
+            unpack(&mut wide, values);
+            Cow::Owned(wide)
+        }
+    }
+}
+
+/// The elements of a contiguous tensor on the CPU while its storage is locked for reading.
+pub(super) struct Lent<'a> {
+    storage: RwLockReadGuard<'a, Storage>,
+    layout: &'a Layout,
+}
+
+impl<'a> Lent<'a> {
+    pub(super) fn of(tensor: &'a Tensor) -> Self {
+        let (storage, layout) = tensor.storage_and_layout();
+        Self { storage, layout }
+    }
+
+    pub(super) fn elements<T: Element>(&self) -> Result<&[T]> {
+        elements(self.storage()?, self.layout)
+    }
+
+    pub(super) fn wide(&self, op: &'static str) -> Result<Cow<'_, [f32]>> {
+        wide(op, self.storage()?, self.layout)
+    }
+
+    /// All elements of the storage, of an f32 tensor with any layout, and the layout.
+    pub(super) fn all(&self) -> Result<(&[f32], &Layout)> {
+        Ok((self.storage()?.as_slice()?, self.layout))
+    }
+
+    fn storage(&self) -> Result<&CpuStorage> {
+        match &*self.storage {
+            Storage::Cpu(storage) => Ok(storage),
+            _ => bail!("the backward of a layer on the CPU was applied to another device"),
+        }
+    }
+}
+
+/// The gradient of a tensor, if candle tracks it.
+pub(super) fn gradient<T: Element>(of: &Tensor, values: Vec<T>) -> Result<Option<Tensor>> {
+    let make = || Tensor::from_vec(values, of.shape(), &Device::Cpu);
+    of.track_op().then(make).transpose()
+}
+
+/// The gradient of a weight in the weight's dtype, from f32, if candle tracks the weight.
+pub(super) fn weight_gradient(of: &Tensor, values: Vec<f32>) -> Result<Option<Tensor>> {
+    gradient(of, values)?.map(|gradient| gradient.to_dtype(of.dtype())).transpose()
+}
+
+/// Refuses dtypes that the layers do not have.
+pub(super) fn check_dtypes(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
+    let is_known = |dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+    match tensors.iter().map(|tensor| tensor.dtype()).find(|dtype| !is_known(*dtype)) {
+        Some(dtype) => Err(Error::UnsupportedDTypeForOp(dtype, op)),
+        None => Ok(()),
+    }
+}
+
+/// A number as kernels take it.
+#[expect(clippy::cast_possible_truncation, reason = "kernels compute in f32")]
+pub(super) fn narrow(number: f64) -> f32 {
+    number as f32
+}
+
+/// The length of the last dim.
+pub(super) fn last_dim(op: &'static str, x: &Tensor) -> Result<usize> {
+    match x.dims().last() {
+        Some(last) => Ok(*last),
+        None => bail!("{op}: a scalar has no last dim"),
+    }
+}
+
+/// Refuses a weight that is not as long as the last dim of `x`.
+pub(super) fn check_weight(
+    op: &'static str,
+    x: &Tensor,
+    (name, weight): (&str, &Tensor),
+) -> Result<()> {
+    if weight.dims() != [last_dim(op, x)?] {
+        let (x, weight) = (x.dims(), weight.dims());
+        bail!(
+            "{op}: the {name} has the shape {weight:?}, and the last dim of x, {x:?}, needs one dim of its length"
+        )
+    }
+    Ok(())
+}
+
+/// Refuses two inputs that differ in shape or dtype.
+pub(super) fn check_alike(op: &'static str, a: (&str, &Tensor), b: (&str, &Tensor)) -> Result<()> {
+    let described = |tensor: &Tensor| (tensor.dtype(), tensor.dims().to_vec());
+    if described(a.1) != described(b.1) {
+        let said = |(name, tensor): (&str, &Tensor)| {
+            format!("{name} is {} {:?}", tensor.dtype().as_str(), tensor.dims())
+        };
+        bail!("{op}: {} and {}: both must be alike", said(a), said(b))
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+"""Writes golden.safetensors: PyTorch's values and gradients, with which golden.rs compares the layers of `hsdp_candle::nn`.
+
+    pip install torch safetensors
+    python golden.py
+
+The committed file is of torch 2.15.0 on an x86-64 CPU. For each layer and each dtype of f32, bf16 and f16 it has
+
+    LAYER.DTYPE.in.NAME     the inputs, in the dtype
+    LAYER.DTYPE.in.g        the gradient of the output, in the dtype (cross_entropy: the output is the sum, and its gradient 0.5)
+    LAYER.DTYPE.out         the output
+    LAYER.DTYPE.grad.NAME   the gradient of an input
+
+The last two are f32 and computed by PyTorch in f32 from these inputs: for bf16 and f16 they are the truth before it is rounded.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+ROWS, WIDTH = 5, 23
+EPS = 1e-5
+
+
+def rotate_half(x):
+    """As transformers' models/llama/modeling_llama.py has it."""
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def rope(x, cos, sin):
+    """`apply_rotary_pos_emb` of transformers; its tables have each angle twice, once for either half."""
+    cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+    return x * cos + rotate_half(x) * sin
+
+
+def rope_interleaved(x, cos, sin):
+    """As models/gptj/modeling_gptj.py: `rotate_every_two`, and tables that repeat each angle."""
+    rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    return x * cos.repeat_interleave(2, -1) + rotated * sin.repeat_interleave(2, -1)
+
+
+def causal(x):
+    hidden = torch.ones(x.shape[-2:]).triu(1).bool()
+    return F.softmax((x * 0.25).masked_fill(hidden, float("-inf")), dim=-1)
+
+
+def cross_entropy(logits):
+    return F.cross_entropy(logits, LABELS, ignore_index=-100, reduction="sum")
+
+
+def normal(*shape, scale=1.0):
+    return torch.randn(shape) * scale
+
+
+def angles():
+    frequencies = 10000.0 ** (-torch.arange(4) / 4)
+    return torch.outer(torch.arange(7).float(), frequencies)
+
+
+torch.manual_seed(1)
+LABELS = torch.tensor([3, -100, 0, WIDTH - 1, 11])
+X = {"x": normal(ROWS, WIDTH, scale=2.0) + 0.5}
+WEIGHT = {"weight": 1 + normal(WIDTH, scale=0.3)}
+GATED = {"gate": normal(ROWS, WIDTH, scale=3.0), "up": normal(ROWS, WIDTH)}
+ROTATED = {"x": normal(2, 3, 5, 8)}
+LAYERS = {
+    "rms_norm": (lambda x, weight: F.rms_norm(x, [WIDTH], weight, EPS), X | WEIGHT),
+    "layer_norm": (
+        lambda x, weight, bias: F.layer_norm(x, [WIDTH], weight, bias, EPS),
+        X | WEIGHT | {"bias": normal(WIDTH)},
+    ),
+    "softmax": (lambda x: F.softmax(x, dim=-1), X),
+    "softmax_causal": (causal, {"x": normal(3, 7, 7, scale=4.0)}),
+    "cross_entropy": (cross_entropy, {"logits": normal(ROWS, WIDTH, scale=4.0)}),
+    "gelu": (lambda x: F.gelu(x, approximate="tanh"), X),
+    "silu_mul": (lambda gate, up: F.silu(gate) * up, GATED),
+    "gelu_mul": (lambda gate, up: F.gelu(gate, approximate="tanh") * up, GATED),
+    "rope": (rope, ROTATED),
+    "rope_interleaved": (rope_interleaved, ROTATED),
+}
+
+
+def case(layer, inputs, tables, dtype):
+    given = {name: value.to(dtype) for name, value in (inputs | tables).items()}
+    wide = {name: value.float().clone().requires_grad_(name in inputs) for name, value in given.items()}
+    out = layer(**wide)
+    g = normal(*out.shape).to(dtype) if out.dim() else torch.tensor(0.5)
+    out.backward(g.float())
+    case = {f"in.{name}": value for name, value in given.items()} | {"in.g": g, "out": out.detach()}
+    return case | {f"grad.{name}": wide[name].grad for name in inputs}
+
+
+def main():
+    tensors = {}
+    for name, (layer, inputs) in LAYERS.items():
+        tables = {"cos": angles().cos(), "sin": angles().sin()} if name.startswith("rope") else {}
+        for dtype, torch_dtype in DTYPES.items():
+            if tables:  # x is shorter than the tables
+                short = lambda x, cos, sin, layer=layer: layer(x, cos[: x.shape[-2]], sin[: x.shape[-2]])
+                values = case(short, inputs, tables, torch_dtype)
+            else:
+                values = case(layer, inputs, tables, torch_dtype)
+            tensors |= {f"{name}.{dtype}.{key}": value.contiguous().clone() for key, value in values.items()}
+    tensors["labels"] = LABELS
+    save_file(tensors, Path(__file__).parent / "golden.safetensors", {"torch": torch.__version__})
+
+
+main()

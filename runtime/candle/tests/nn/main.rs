@@ -1,0 +1,8 @@
+//! The layers of `hsdp_candle::nn`: values, gradients, bits and refusals.
+
+mod composed;
+mod golden;
+mod layers;
+mod refusals;
+mod shapes;
+mod threads;
