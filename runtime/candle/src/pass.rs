@@ -4,6 +4,7 @@ mod reader;
 mod recomputed;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,8 +21,14 @@ use crate::ops::{AfterBackward, BeforeBackward};
 use crate::unit::UnitState;
 use crate::usage::{Usage, Watch};
 
+/// The operations of candle that have no backward: parameters before them get no gradient, and candle does not say so.
+const CUT: &str = "in candle, softmax_last_dim, layer_norm, rms_norm, rope, rope_i, rope_thd and sdpa of candle_nn have no backward \
+                   (LayerNorm::forward and RmsNorm::forward use them), and neither have detach and argsort: hsdp_candle::nn has such \
+                   layers with gradients";
+
 /// One forward and backward of a model in candle, on parameters that exist only while they are
-/// needed.
+/// needed. On a [batch](hsdp::Evaluation::batch) of an evaluation it is a forward alone: no graph is made, and
+/// [`finish`](Self::finish) ends it.
 ///
 /// [`unit`](Self::unit) gathers a unit's parameters, runs its forward on them, and frees them.
 /// [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients as
@@ -43,6 +50,16 @@ pub struct Pass<'step> {
     /// First parent of all parameters: a variable, so that candle tracks the tensors made from it.
     anchor: Var,
     watch: Watch,
+    kind: Kind,
+}
+
+/// Whether a pass makes a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Yes, for a backward.
+    Training,
+    /// No: parameters are tensors without a history.
+    Evaluation,
 }
 
 impl<'step> Pass<'step> {
@@ -74,6 +91,8 @@ impl<'step> Pass<'step> {
         let unit = |id| Arc::new(UnitState::new(id, handle.clone(), on()));
         let states = spec.unit_ids().map(unit).collect();
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
+        let kind = if handle.has_backward() { Kind::Training } else { Kind::Evaluation };
+        handle.explain_unused(CUT);
         Ok(Self {
             inner,
             units: LiveUnits { states, in_forward },
@@ -81,7 +100,8 @@ impl<'step> Pass<'step> {
             dtype: candle_dtype(handle.precision().parameters)?,
             device: device.clone(),
             anchor: Var::zeros((), DType::F32, device)?,
-            watch: if frozen { Watch::Input } else { Watch::Off },
+            watch: if frozen && kind == Kind::Training { Watch::Input } else { Watch::Off },
+            kind,
         })
     }
 
@@ -90,13 +110,30 @@ impl<'step> Pass<'step> {
     /// A value computed from a parameter must leave the unit as its output: when `unit` returns, the
     /// parameters are freed, and an op that reads one fails with [`Error::Resharded`].
     ///
-    /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
+    /// Waits for a gather over the shard group, which all its ranks issue in the plan's order. If it fails, the other ranks get its
+    /// error, with this rank and the unit, when the step is dropped.
     ///
     /// # Errors
     /// [`Error::UnknownUnit`], [`Error::UnknownParameter`]; [`Error::Freed`] if a unit that is not
     /// kept is needed a second time; [`Error::Runtime`] if a gather fails; and the error that
     /// `forward` returns.
     pub fn unit(
+        &self,
+        name: &str,
+        input: &Tensor,
+        forward: impl FnOnce(&dyn Parameters, &Tensor) -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor, Error> {
+        self.told(&format_args!("unit {name}"), self.run(name, input, forward))
+    }
+
+    /// Notes an error for the other ranks.
+    fn told<T>(&self, place: &dyn fmt::Display, result: Result<T, Error>) -> Result<T, Error> {
+        result.inspect_err(|error| {
+            self.inner.handle().note_failure(&format_args!("{place}: {error}"));
+        })
+    }
+
+    fn run(
         &self,
         name: &str,
         input: &Tensor,
@@ -140,7 +177,24 @@ impl<'step> Pass<'step> {
         self.backward_of(loss, |value| LossSum::new(value, weight))
     }
 
-    fn backward_of(
+    /// Ends a batch of an evaluation; or a microbatch without a backward, whose weight is 0.
+    ///
+    /// Collective over the shard group: it issues the gathers that this rank has not issued.
+    ///
+    /// # Errors
+    /// [`Error::Runtime`] if a gather fails.
+    pub fn finish(self) -> Result<(), Error> {
+        self.units.states.iter().rev().try_for_each(|unit| unit.finish())?;
+        Ok(self.inner.finish()?)
+    }
+
+    fn backward_of(self, loss: &Tensor, as_sum: impl FnOnce(f64) -> LossSum) -> Result<f64, Error> {
+        let handle = self.inner.handle();
+        let result = self.run_backward(loss, as_sum);
+        result.inspect_err(|error| handle.note_failure(&format_args!("backward: {error}")))
+    }
+
+    fn run_backward(
         mut self,
         loss: &Tensor,
         as_sum: impl FnOnce(f64) -> LossSum,
@@ -154,8 +208,7 @@ impl<'step> Pass<'step> {
             (loss * seed)?.backward()?;
         }
         // Last unit first, which is the order of the plan.
-        self.units.states.iter().rev().try_for_each(|unit| unit.finish())?;
-        self.inner.finish()?;
+        self.finish()?;
         Ok(value)
     }
 

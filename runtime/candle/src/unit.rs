@@ -209,10 +209,12 @@ impl UnitState {
     }
 
     fn check_backward(&self) -> Result<(), Error> {
-        match self.in_forward.load(Ordering::Relaxed) {
-            true => Err(Error::TensorBackward { unit: self.name().to_owned() }),
-            false => Ok(()),
+        if !self.in_forward.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        let error = Error::TensorBackward { unit: self.name().to_owned() };
+        self.handle.note_failure(&error);
+        Err(error)
     }
 
     /// Keeps the unit full until a [`release`](Self::release), whatever gradients come; without one,

@@ -7,7 +7,7 @@ use hsdp::{ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use super::Pass;
+use super::{Kind, Pass};
 use crate::error::Error;
 use crate::model::Parameters;
 use crate::ops::Unshard;
@@ -25,6 +25,9 @@ pub(super) struct Reader<'a> {
 impl Reader<'_> {
     fn read(&self, name: &str) -> Result<Tensor, Error> {
         let (unit, id) = self.gathered(name)?;
+        if self.pass.kind == Kind::Evaluation {
+            return self.tensor(unit, id);
+        }
         match unit.role(id.index) {
             Role::Frozen => self.usage.reads_frozen(unit),
             Role::Trainable => unit.awaits_graph(id.index),
@@ -58,7 +61,7 @@ impl Reader<'_> {
 
     fn make(&self, unit: &Arc<UnitState>, index: usize) -> Result<Tensor, Error> {
         let parameter = unit.take(index);
-        if unit.role(index) == Role::Frozen {
+        if unit.role(index) == Role::Frozen || self.pass.kind == Kind::Evaluation {
             return Ok(parameter.into_tensor(unit.shape(index))?);
         }
         let (unit, usage) = (Arc::clone(unit), Arc::clone(self.usage));

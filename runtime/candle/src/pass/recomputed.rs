@@ -7,8 +7,8 @@ use hsdp::ModelSpec;
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use super::Pass;
 use super::reader::Reader;
+use super::{Kind, Pass};
 use crate::error::Error;
 use crate::model::{Parameters, RepeatableForward};
 use crate::recompute::{Read, Recompute, is_differentiated};
@@ -32,6 +32,18 @@ impl Pass<'_> {
     /// As [`unit`](Self::unit), and [`Error::History`] if the output has a history without the unit's parameters and input. The
     /// backward fails with [`Error::NotRepeatable`] if the second run differs.
     pub fn recomputed(
+        &self,
+        name: &str,
+        input: &Tensor,
+        forward: RepeatableForward,
+    ) -> Result<Tensor, Error> {
+        if self.kind == Kind::Evaluation {
+            return self.unit(name, input, |parameters, input| forward(parameters, input));
+        }
+        self.told(&format_args!("unit {name}"), self.run_first(name, input, forward))
+    }
+
+    fn run_first(
         &self,
         name: &str,
         input: &Tensor,

@@ -1,4 +1,4 @@
-//! Recomputed units keep their outputs only, as the allocator counts.
+//! Recomputed units keep their outputs only, and evaluations keep nothing, as the allocator counts.
 
 mod common;
 
@@ -69,6 +69,35 @@ fn recomputed(pass: &Pass<'_>, index: usize, x: &Tensor) -> Result<Tensor> {
 
 /// One test, because the counters belong to the whole process.
 #[test]
+fn activations_are_kept_as_long_as_a_backward_needs_them() {
+    recomputed_units_keep_their_outputs_only();
+    evaluations_keep_no_activations();
+}
+
+fn evaluations_keep_no_activations() {
+    let mesh = Mesh::new(1, 1).expect("one rank");
+    let mut model = sharded(World::single(), layers(16, WIDTH), mesh);
+    let mut evaluation = model.evaluation().expect("between steps");
+    for _ in 0..2 {
+        // The first batch makes the workspaces that stay.
+        let pass = Pass::new(evaluation.batch().expect("a batch")).expect("a pass");
+        let usage = || memory::usage(Rank::new(0), Category::Full);
+        let before = usage().live;
+        let _scope = memory::scope(Category::Full);
+        memory::reset_peaks();
+        let mut x = input(0, ROWS, WIDTH);
+        for index in 0..16 {
+            x = kept(&pass, index, &x).expect("a forward");
+        }
+        let peak = (usage().peak - before).get() as f64 / ACTIVATION as f64;
+        // The input of a layer, and the input and output of one operation.
+        assert!((2.0..5.0).contains(&peak), "{peak} activations");
+        drop(x);
+        pass.finish().expect("the end");
+    }
+    let _ = evaluation.mean(0.0, 1).expect("a mean");
+}
+
 fn recomputed_units_keep_their_outputs_only() {
     for count in [4, 16] {
         // The input, an output of each layer, and the squares of the loss.
