@@ -3,6 +3,7 @@
 mod adamw;
 #[cfg(feature = "cuda")]
 mod device;
+mod groups;
 mod sgd;
 
 use std::fmt::Display;
@@ -46,7 +47,7 @@ pub trait Optimizer {
     /// that is NaN or below 0; [`Error::Device`](Error) if the model lies on a device that fails.
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error>;
 
-    /// Sets the learning rate for the next steps.
+    /// Sets the learning rate for the next steps. Those of [groups](AdamW::group) keep their ratios to it.
     fn set_learning_rate(&mut self, rate: f64);
 }
 
@@ -188,15 +189,20 @@ enum Allowed {
     Fraction,
 }
 
-/// Refuses options with which an update would destroy the parameters: each has a name and a value.
-fn check_options<const N: usize>(options: [(&str, f64, Allowed); N]) -> Result<(), Error> {
+/// Refuses options of an optimizer or a group with which an update would destroy the parameters: each has a name and a value.
+fn check_options<const N: usize>(
+    of: &str,
+    options: [(&str, f64, Allowed); N],
+) -> Result<(), Error> {
     for (name, value, allowed) in options {
         let (is_allowed, must) = match allowed {
             Allowed::NotNegative => (value.is_finite() && value >= 0.0, "finite, and 0 or more"),
             Allowed::Fraction => ((0.0..1.0).contains(&value), "0 or more, and below 1"),
         };
         if !is_allowed {
-            return Err(Error::Options { what: format!("{name} {value:?}: it must be {must}") });
+            return Err(Error::Options {
+                what: format!("{of} {name} {value:?}: it must be {must}"),
+            });
         }
     }
     Ok(())

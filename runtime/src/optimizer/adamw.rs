@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::{self, Display};
 
 use hsdp_kernels::AdamWStep;
-use hsdp_sharding::UnitId;
+use hsdp_sharding::{Param, UnitId};
 use serde_json::{Value, json};
 
 #[cfg(feature = "cuda")]
@@ -14,7 +14,8 @@ use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::{ModelId, ShardedModel};
 #[cfg(feature = "cuda")]
-use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step};
+use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step, reborrow};
+use crate::optimizer::groups::{Groups, Options};
 use crate::optimizer::{
     Allowed, Optimizer, Update, check_options, count_per_parameter, state_like_shards, take,
 };
@@ -38,29 +39,40 @@ impl Default for AdamWOptions {
     }
 }
 
+impl Options for AdamWOptions {
+    const KIND: &'static str = "adamw";
+
+    fn learning_rate(&mut self) -> &mut f64 {
+        &mut self.learning_rate
+    }
+
+    fn check(&self, of: &str) -> Result<(), Error> {
+        let Self { learning_rate, betas, eps, weight_decay } = *self;
+        let options = [
+            ("learning_rate", learning_rate, Allowed::NotNegative),
+            ("betas.0", betas.0, Allowed::Fraction),
+            ("betas.1", betas.1, Allowed::Fraction),
+            ("eps", eps, Allowed::NotNegative),
+            ("weight_decay", weight_decay, Allowed::NotNegative),
+        ];
+        check_options(of, options)
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result {
+        let Self { learning_rate, betas, eps, weight_decay } = *self;
+        writeln!(f, "{of} learning_rate {learning_rate:?}")?;
+        writeln!(f, "{of} betas {betas:?}")?;
+        writeln!(f, "{of} eps {eps:?}")?;
+        writeln!(f, "{of} weight_decay {weight_decay:?}")
+    }
+
+    fn json(&self) -> Value {
+        let Self { learning_rate, betas, eps, weight_decay } = *self;
+        json!({ "learning_rate": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay })
+    }
+}
+
 impl AdamWOptions {
-    fn check(&self) -> Result<(), Error> {
-        let Self { learning_rate, betas, eps, weight_decay } = *self;
-        check_options([
-            ("adamw learning_rate", learning_rate, Allowed::NotNegative),
-            ("adamw betas.0", betas.0, Allowed::Fraction),
-            ("adamw betas.1", betas.1, Allowed::Fraction),
-            ("adamw eps", eps, Allowed::NotNegative),
-            ("adamw weight_decay", weight_decay, Allowed::NotNegative),
-        ])
-    }
-
-    /// A line for each option, for the comparison of ranks.
-    fn lines(&self) -> impl Display {
-        let Self { learning_rate, betas, eps, weight_decay } = *self;
-        fmt::from_fn(move |f| {
-            writeln!(f, "adamw learning_rate {learning_rate:?}")?;
-            writeln!(f, "adamw betas {betas:?}")?;
-            writeln!(f, "adamw eps {eps:?}")?;
-            writeln!(f, "adamw weight_decay {weight_decay:?}")
-        })
-    }
-
     /// An update, the `step`-th of its parameter.
     fn of_step(&self, step: u64, clip: f32) -> AdamWStep {
         AdamWStep {
@@ -79,7 +91,7 @@ impl AdamWOptions {
 #[derive(Debug)]
 pub struct AdamW {
     model: ModelId,
-    options: AdamWOptions,
+    groups: Groups<AdamWOptions>,
     first_moments: Vec<Vec<f32>>,
     second_moments: Vec<Vec<f32>>,
     /// The two moments of a model on a device.
@@ -98,7 +110,7 @@ impl AdamW {
     pub fn new(model: &ShardedModel, options: AdamWOptions) -> Self {
         Self {
             model: model.id().clone(),
-            options,
+            groups: Groups::none(model, options),
             first_moments: state_like_shards(model),
             second_moments: state_like_shards(model),
             #[cfg(feature = "cuda")]
@@ -107,19 +119,53 @@ impl AdamW {
         }
     }
 
+    /// Gives a group of parameters options of its own: each trainable parameter that `has` accepts, and that is in no earlier group.
+    /// `change` gets the options of the optimizer, and returns those of the group.
+    ///
+    /// The ratio of the group's learning rate to that of the optimizer stays, whatever
+    /// [`set_learning_rate`](Optimizer::set_learning_rate) sets. If the optimizer's rate is 0 there is no ratio: a group that changes
+    /// the rate is then refused by the first step.
+    ///
+    /// All ranks make the same groups, and compare them with the other options of an update.
+    ///
+    /// ```
+    /// use hsdp::prelude::*;
+    /// # fn groups(model: &ShardedModel) -> AdamW {
+    /// // Weight decay for matrices only.
+    /// let options = AdamWOptions { weight_decay: 0.0, ..Default::default() };
+    /// AdamW::new(model, options)
+    ///     .group(|param| param.shape.len() >= 2, |it| AdamWOptions { weight_decay: 0.1, ..it })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn group(
+        self,
+        has: impl Fn(&Param) -> bool,
+        change: impl FnOnce(AdamWOptions) -> AdamWOptions,
+    ) -> Self {
+        Self { groups: self.groups.with(has, change), ..self }
+    }
+
     #[cfg(feature = "cuda")]
     fn step_on_device(
         &mut self,
         model: &mut ShardedModel,
         gradients: Gradients,
     ) -> Result<Update, Error> {
-        let Self { options, on_device: [first, second], updates, .. } = self;
-        model.update_on_device_as(options.lines(), gradients, |run| {
-            let DeviceRun { unit, stream, update, pieces, clip } = run;
+        let Self { groups, on_device: [first, second], updates, .. } = self;
+        model.update_on_device_as(groups.lines(), gradients, |run| {
+            let DeviceRun { unit, stream, mut update, pieces, clip } = run;
             let of_unit = (unit, update.gradient.len());
-            let moments = (first.of(stream, of_unit)?, second.of(stream, of_unit)?);
-            let pieces = pieces_of_step(&pieces, |piece| updates[unit.index()][piece.param]);
-            stream.adamw(update, &pieces, &options.of_step(1, clip), moments)
+            let (first, second) = (first.of(stream, of_unit)?, second.of(stream, of_unit)?);
+            for (options, has) in groups.each() {
+                let pieces = pieces.iter().filter(|piece| has(unit, piece.param));
+                let pieces = pieces_of_step(pieces, |piece| updates[unit.index()][piece.param]);
+                if !pieces.is_empty() {
+                    let (update, step) = (reborrow(&mut update), options.of_step(1, clip));
+                    stream.adamw(update, &pieces, &step, (&mut *first, &mut *second))?;
+                }
+            }
+            Ok(())
         })
     }
 
@@ -139,7 +185,7 @@ impl Optimizer for AdamW {
         mut gradients: Gradients,
     ) -> Result<Update, Error> {
         take(&mut gradients, model, &self.model)?;
-        self.options.check()?;
+        self.groups.check()?;
         #[cfg(feature = "cuda")]
         self.on_device.iter_mut().try_for_each(|state| state.make(model, gradients.step()))?;
         if *gradients.verdict() == Verdict::Apply {
@@ -149,10 +195,11 @@ impl Optimizer for AdamW {
         if model.updates_on_device() {
             return self.step_on_device(model, gradients);
         }
-        let Self { options, first_moments, second_moments, updates, .. } = self;
-        model.update_as(options.lines(), gradients, |run| {
+        let Self { groups, first_moments, second_moments, updates, .. } = self;
+        model.update_as(groups.lines(), gradients, |run| {
             let unit = run.unit.index();
             let range = run.piece.shard_range();
+            let options = groups.of(run.unit, run.piece.param);
             let step = options.of_step(updates[unit][run.piece.param], run.clip);
             let (first, second) =
                 (&mut first_moments[unit][range.clone()], &mut second_moments[unit][range]);
@@ -161,7 +208,7 @@ impl Optimizer for AdamW {
     }
 
     fn set_learning_rate(&mut self, rate: f64) {
-        self.options.learning_rate = rate;
+        self.groups.set_learning_rate(rate);
     }
 }
 
@@ -177,8 +224,7 @@ impl Checkpointed for AdamW {
     }
 
     fn options(&self) -> Value {
-        let AdamWOptions { learning_rate, betas, eps, weight_decay } = self.options;
-        json!({ "learning_rate": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay })
+        self.groups.json()
     }
 
     fn updates(&self, unit: UnitId) -> Vec<u64> {
@@ -220,7 +266,7 @@ impl Checkpointed for AdamW {
             elements.try_into().unwrap_or_default();
         let restored = Self {
             model: model.id().clone(),
-            options: self.options,
+            groups: self.groups.clone(),
             first_moments,
             second_moments,
             #[cfg(feature = "cuda")]

@@ -108,9 +108,22 @@ fn update_unit(
 }
 
 /// The pieces for a kernel: each with the number of its update.
-pub(super) fn pieces_of_step(pieces: &[Piece], number: impl Fn(&Piece) -> u64) -> Vec<PieceOfStep> {
+pub(super) fn pieces_of_step<'a>(
+    pieces: impl Iterator<Item = &'a Piece>,
+    number: impl Fn(&Piece) -> u64,
+) -> Vec<PieceOfStep> {
     let piece = |piece: &Piece| PieceOfStep { range: piece.shard_range(), step: number(piece) };
-    pieces.iter().map(piece).collect()
+    pieces.map(piece).collect()
+}
+
+/// The same update, for one of several groups of its parameters.
+pub(super) fn reborrow<'a>(update: &'a mut DeviceUpdate<'_>) -> DeviceUpdate<'a> {
+    DeviceUpdate {
+        parameters: &mut *update.parameters,
+        rounded: update.rounded.as_deref_mut(),
+        gradient: update.gradient,
+        divisor: update.divisor,
+    }
 }
 
 /// One kind of state, by unit: zeros when it is first used.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::{self, Display};
 
 use hsdp_kernels::{MomentumKind, SgdStep};
-use hsdp_sharding::UnitId;
+use hsdp_sharding::{Param, UnitId};
 use serde_json::{Value, json};
 
 #[cfg(feature = "cuda")]
@@ -14,7 +14,8 @@ use crate::error::Error;
 use crate::gradients::Gradients;
 use crate::model::{ModelId, ShardedModel};
 #[cfg(feature = "cuda")]
-use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step};
+use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step, reborrow};
+use crate::optimizer::groups::{Groups, Options};
 use crate::optimizer::{Allowed, Optimizer, Update, check_options, state_like_shards, take};
 
 /// Whether and how past gradients enter an update.
@@ -46,30 +47,48 @@ impl Default for SgdOptions {
     }
 }
 
-impl SgdOptions {
-    fn check(&self) -> Result<(), Error> {
+impl Options for SgdOptions {
+    const KIND: &'static str = "sgd";
+
+    fn learning_rate(&mut self) -> &mut f64 {
+        &mut self.learning_rate
+    }
+
+    fn check(&self, of: &str) -> Result<(), Error> {
         let Self { learning_rate, momentum, weight_decay } = *self;
         let momentum = match momentum {
             Momentum::Off => 0.0,
             Momentum::Classic(momentum) | Momentum::Nesterov(momentum) => momentum,
         };
-        check_options([
-            ("sgd learning_rate", learning_rate, Allowed::NotNegative),
-            ("sgd momentum", momentum, Allowed::NotNegative),
-            ("sgd weight_decay", weight_decay, Allowed::NotNegative),
-        ])
+        let options = [
+            ("learning_rate", learning_rate, Allowed::NotNegative),
+            ("momentum", momentum, Allowed::NotNegative),
+            ("weight_decay", weight_decay, Allowed::NotNegative),
+        ];
+        check_options(of, options)
     }
 
-    /// A line for each option, for the comparison of ranks.
-    fn lines(&self) -> impl Display {
+    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result {
         let Self { learning_rate, momentum, weight_decay } = *self;
-        fmt::from_fn(move |f| {
-            writeln!(f, "sgd learning_rate {learning_rate:?}")?;
-            writeln!(f, "sgd momentum {momentum:?}")?;
-            writeln!(f, "sgd weight_decay {weight_decay:?}")
+        writeln!(f, "{of} learning_rate {learning_rate:?}")?;
+        writeln!(f, "{of} momentum {momentum:?}")?;
+        writeln!(f, "{of} weight_decay {weight_decay:?}")
+    }
+
+    fn json(&self) -> Value {
+        let Self { learning_rate, momentum, weight_decay } = *self;
+        let (momentum, nesterov) = match momentum {
+            Momentum::Off => (0.0, false),
+            Momentum::Classic(momentum) => (momentum, false),
+            Momentum::Nesterov(momentum) => (momentum, true),
+        };
+        json!({
+            "learning_rate": learning_rate, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
         })
     }
+}
 
+impl SgdOptions {
     /// An update.
     fn of_step(&self, clip: f32) -> SgdStep {
         let (momentum, kind) = match self.momentum {
@@ -86,7 +105,7 @@ impl SgdOptions {
 #[derive(Debug)]
 pub struct Sgd {
     model: ModelId,
-    options: SgdOptions,
+    groups: Groups<SgdOptions>,
     /// One f32 for each trainable element; nothing without momentum.
     velocities: Option<Vec<Vec<f32>>>,
     /// The same for a model on a device.
@@ -104,11 +123,37 @@ impl Sgd {
         let velocities = (options.momentum != Momentum::Off).then(|| state_like_shards(model));
         Self {
             model: model.id().clone(),
-            options,
+            groups: Groups::none(model, options),
             velocities,
             #[cfg(feature = "cuda")]
             on_device: DeviceState::default(),
         }
+    }
+
+    /// Gives a group of parameters options of its own, as [`AdamW::group`](crate::AdamW::group) does. A group has momentum only if the
+    /// optimizer has some, too.
+    #[must_use]
+    pub fn group(
+        self,
+        has: impl Fn(&Param) -> bool,
+        change: impl FnOnce(SgdOptions) -> SgdOptions,
+    ) -> Self {
+        Self { groups: self.groups.with(has, change), ..self }
+    }
+
+    fn has_velocities(&self) -> bool {
+        self.groups.options.momentum != Momentum::Off
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.groups.check()?;
+        let has_momentum = |options: &SgdOptions| options.momentum != Momentum::Off;
+        if self.has_velocities() || !self.groups.of_groups().any(has_momentum) {
+            return Ok(());
+        }
+        let what = "sgd: a group has momentum, and the optimizer has none: no velocities were made"
+            .to_owned();
+        Err(Error::Options { what })
     }
 
     #[cfg(feature = "cuda")]
@@ -117,16 +162,24 @@ impl Sgd {
         model: &mut ShardedModel,
         gradients: Gradients,
     ) -> Result<Update, Error> {
-        let Self { options, on_device, .. } = self;
-        if options.momentum != Momentum::Off {
+        let has_velocities = self.has_velocities();
+        let Self { groups, on_device, .. } = self;
+        if has_velocities {
             on_device.make(model, gradients.step())?;
         }
-        model.update_on_device_as(options.lines(), gradients, |run| {
-            let DeviceRun { unit, stream, update, pieces, clip } = run;
+        model.update_on_device_as(groups.lines(), gradients, |run| {
+            let DeviceRun { unit, stream, mut update, pieces, clip } = run;
             let of_unit = (unit, update.gradient.len());
-            let has_velocity = options.momentum != Momentum::Off;
-            let velocity = has_velocity.then(|| on_device.of(stream, of_unit)).transpose()?;
-            stream.sgd(update, &pieces_of_step(&pieces, |_| 1), &options.of_step(clip), velocity)
+            let mut velocity = has_velocities.then(|| on_device.of(stream, of_unit)).transpose()?;
+            for (options, has) in groups.each() {
+                let pieces = pieces.iter().filter(|piece| has(unit, piece.param));
+                let pieces = pieces_of_step(pieces, |_| 1);
+                if !pieces.is_empty() {
+                    let (update, step) = (reborrow(&mut update), options.of_step(clip));
+                    stream.sgd(update, &pieces, &step, velocity.as_deref_mut())?;
+                }
+            }
+            Ok(())
         })
     }
 }
@@ -138,13 +191,14 @@ impl Optimizer for Sgd {
         mut gradients: Gradients,
     ) -> Result<Update, Error> {
         take(&mut gradients, model, &self.model)?;
-        self.options.check()?;
+        self.check()?;
         #[cfg(feature = "cuda")]
         if model.updates_on_device() {
             return self.step_on_device(model, gradients);
         }
-        let Self { options, velocities, .. } = self;
-        model.update_as(options.lines(), gradients, |run| {
+        let Self { groups, velocities, .. } = self;
+        model.update_as(groups.lines(), gradients, |run| {
+            let options = groups.of(run.unit, run.piece.param);
             let range = run.piece.shard_range();
             let velocity = velocities.as_mut().map(|all| &mut all[run.unit.index()][range]);
             hsdp_kernels::sgd(&options.of_step(run.clip), run.parameters, run.gradient, velocity);
@@ -152,7 +206,7 @@ impl Optimizer for Sgd {
     }
 
     fn set_learning_rate(&mut self, rate: f64) {
-        self.options.learning_rate = rate;
+        self.groups.set_learning_rate(rate);
     }
 }
 
@@ -164,19 +218,11 @@ impl Checkpointed for Sgd {
     }
 
     fn state_kinds(&self) -> &'static [&'static str] {
-        if self.options.momentum == Momentum::Off { &[] } else { &["momentum_buffer"] }
+        if self.has_velocities() { &["momentum_buffer"] } else { &[] }
     }
 
     fn options(&self) -> Value {
-        let SgdOptions { learning_rate, momentum, weight_decay } = self.options;
-        let (momentum, nesterov) = match momentum {
-            Momentum::Off => (0.0, false),
-            Momentum::Classic(momentum) => (momentum, false),
-            Momentum::Nesterov(momentum) => (momentum, true),
-        };
-        json!({
-            "learning_rate": learning_rate, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
-        })
+        self.groups.json()
     }
 
     fn updates(&self, _: UnitId) -> Vec<u64> {
@@ -217,11 +263,12 @@ impl Checkpointed for Sgd {
             let on_device =
                 velocities.map(|all| DeviceState::from_host(model, &all)).transpose()?;
             let on_device = on_device.unwrap_or_default();
-            return Ok(Self { on_device, ..Self::new(model, self.options) });
+            let groups = self.groups.clone();
+            return Ok(Self { groups, on_device, ..Self::new(model, self.groups.options) });
         }
         Ok(Self {
             model: model.id().clone(),
-            options: self.options,
+            groups: self.groups.clone(),
             velocities,
             #[cfg(feature = "cuda")]
             on_device: DeviceState::default(),

@@ -36,6 +36,14 @@ fn momentum(model: &hsdp::ShardedModel) -> Sgd {
     Sgd::new(model, SgdOptions { learning_rate: 0.05, momentum, weight_decay: 0.01 })
 }
 
+/// Whole rows without weight decay, at half the rate.
+fn grouped(model: &hsdp::ShardedModel) -> Sgd {
+    momentum(model).group(
+        |param| param.shape.len() >= 2,
+        |it| SgdOptions { learning_rate: it.learning_rate / 2.0, weight_decay: 0.0, ..it },
+    )
+}
+
 fn plain(model: &hsdp::ShardedModel) -> Sgd {
     Sgd::new(model, SgdOptions { learning_rate: 0.05, ..SgdOptions::default() })
 }
@@ -50,6 +58,25 @@ fn every_mode_and_objective_goes_on_bit_for_bit() {
             compare(&ModelOptions { accumulation, objective, ..on }, plain);
         }
     }
+}
+
+#[test]
+fn groups_go_on_with_their_options() {
+    compare(&ModelOptions::on(mesh(2, 2)), grouped);
+    let folder = tempfile::tempdir().expect("a folder");
+    on_ranks(1, |world| {
+        let training = Training::by(world, &ModelOptions::on(mesh(1, 1)), grouped)?;
+        let mut checkpoints = training.checkpoints(folder.path())?;
+        training.save(&mut checkpoints)?;
+        let generation = checkpoints.store().open(0).expect("it was saved");
+        let optimizer = generation.manifest().optimizer.as_ref().expect("it is saved");
+        let group = &optimizer.options["groups"][0];
+        assert_eq!(
+            (&group["parameters"], &group["options"]["weight_decay"]),
+            (&3.into(), &0.0.into())
+        );
+        Ok(())
+    });
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The way from a finished step to changed parameters: norms, clipping, learning rates, losses, and optimizers.
 
 mod forgotten;
+mod groups;
 mod norms_and_rates;
 mod own_optimizer;
 mod refusals;

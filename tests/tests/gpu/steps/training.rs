@@ -83,15 +83,21 @@ pub(super) enum Trainer {
 }
 
 impl Trainer {
+    /// Of two groups: matrices have another weight decay and another rate.
     pub(super) fn of(self, model: &ShardedModel) -> Box<dyn Optimizer> {
         let (learning_rate, weight_decay) = (0.05, 0.01);
+        let is_matrix = |param: &Param| param.shape.len() >= 2;
         match self {
             Self::Sgd(momentum) => {
-                Box::new(Sgd::new(model, SgdOptions { learning_rate, momentum, weight_decay }))
+                let sgd = Sgd::new(model, SgdOptions { learning_rate, momentum, weight_decay });
+                let changed = |it| SgdOptions { learning_rate: 0.03, weight_decay: 0.1, ..it };
+                Box::new(sgd.group(is_matrix, changed))
             }
             Self::AdamW => {
                 let defaults = AdamWOptions::default();
-                Box::new(AdamW::new(model, AdamWOptions { learning_rate, ..defaults }))
+                let adamw = AdamW::new(model, AdamWOptions { learning_rate, ..defaults });
+                let changed = |it| AdamWOptions { learning_rate: 0.03, weight_decay: 0.1, ..it };
+                Box::new(adamw.group(is_matrix, changed))
             }
         }
     }

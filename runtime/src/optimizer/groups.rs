@@ -1,0 +1,171 @@
+//! Groups of parameters, with options of their own.
+
+use std::fmt::{self, Display};
+use std::sync::Arc;
+
+use hsdp_sharding::{Param, Plan, Role, UnitId};
+use serde_json::{Value, json};
+
+use crate::digest;
+use crate::error::Error;
+use crate::model::ShardedModel;
+
+/// The options of a kind of optimizer.
+pub(super) trait Options: Copy {
+    /// The kind, as errors name it.
+    const KIND: &'static str;
+
+    fn learning_rate(&mut self) -> &mut f64;
+
+    /// Refuses values with which an update would destroy the parameters. `of` has these options: the optimizer or a group.
+    fn check(&self, of: &str) -> Result<(), Error>;
+
+    /// Writes a line for each option, each of which begins with `of`.
+    fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result;
+
+    /// The options for a checkpoint.
+    fn json(&self) -> Value;
+}
+
+/// The options of an optimizer, and those of its groups.
+#[derive(Clone, Debug)]
+pub(super) struct Groups<O> {
+    /// The options of parameters that are in no group.
+    pub(super) options: O,
+    groups: Vec<Group<O>>,
+    plan: Arc<Plan>,
+    /// By unit and parameter: the index of its group. Empty as long as there is no group.
+    of: Vec<Vec<Option<usize>>>,
+}
+
+#[derive(Clone, Debug)]
+struct Group<O> {
+    options: O,
+    /// The learning rate of the group, divided by that of the optimizer; NaN if there is no such number.
+    ratio: f64,
+    /// The number of its parameters.
+    parameters: usize,
+    /// The digest of their names, which ranks compare.
+    names: u64,
+}
+
+impl<O: Options> Groups<O> {
+    pub(super) fn none(model: &ShardedModel, options: O) -> Self {
+        let plan = Arc::clone(&model.engine.fabric.plan);
+        Self { options, groups: Vec::new(), plan, of: Vec::new() }
+    }
+
+    /// Makes a group of the trainable parameters that `has` accepts and that are in no group yet.
+    pub(super) fn with(
+        mut self,
+        has: impl Fn(&Param) -> bool,
+        change: impl FnOnce(O) -> O,
+    ) -> Self {
+        let units = self.plan.spec().units();
+        self.of.resize_with(units.len(), Vec::new);
+        let mut names = Vec::new();
+        for (unit, of) in units.iter().zip(&mut self.of) {
+            of.resize(unit.params.len(), None);
+            for (param, of) in unit.params.iter().zip(of) {
+                if of.is_none() && param.role == Role::Trainable && has(param) {
+                    *of = Some(self.groups.len());
+                    names.push(param.name.clone());
+                }
+            }
+        }
+        let (options, ratio) = changed(self.options, change);
+        let group =
+            Group { options, ratio, parameters: names.len(), names: digest::of_lines(&names) };
+        self.groups.push(group);
+        self
+    }
+
+    /// The options of a parameter.
+    pub(super) fn of(&self, unit: UnitId, param: usize) -> &O {
+        match self.group_of(unit, param) {
+            Some(group) => &self.groups[group].options,
+            None => &self.options,
+        }
+    }
+
+    fn group_of(&self, unit: UnitId, param: usize) -> Option<usize> {
+        self.of.get(unit.index())?[param]
+    }
+
+    /// All options, each with a test of whether a parameter has them.
+    #[cfg(feature = "cuda")]
+    pub(super) fn each(&self) -> impl Iterator<Item = (&O, impl Fn(UnitId, usize) -> bool)> {
+        let groups = self.groups.iter().enumerate();
+        let groups = groups.map(|(index, group)| (Some(index), &group.options));
+        groups.chain([(None, &self.options)]).map(move |(index, options)| {
+            (options, move |unit, param| self.group_of(unit, param) == index)
+        })
+    }
+
+    /// The options of the groups.
+    pub(super) fn of_groups(&self) -> impl Iterator<Item = &O> {
+        self.groups.iter().map(|group| &group.options)
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.options.check(O::KIND)?;
+        for (index, group) in self.groups.iter().enumerate() {
+            let name = format!("{} group {index}", O::KIND);
+            if group.ratio.is_nan() {
+                let what = format!(
+                    "{name} changes the learning rate, which was 0: there is no ratio to keep; make the group of an optimizer whose \
+                     rate is above 0"
+                );
+                return Err(Error::Options { what });
+            }
+            group.options.check(&name)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the learning rate. That of each group keeps its ratio to it.
+    pub(super) fn set_learning_rate(&mut self, rate: f64) {
+        *self.options.learning_rate() = rate;
+        for group in &mut self.groups {
+            *group.options.learning_rate() = rate * group.ratio;
+        }
+    }
+
+    /// A line for each option, and for the parameters of each group, for the comparison of ranks.
+    pub(super) fn lines(&self) -> impl Display {
+        fmt::from_fn(|f| {
+            self.options.write(f, &O::KIND)?;
+            for (index, group) in self.groups.iter().enumerate() {
+                let (kind, Group { options, parameters, names, .. }) = (O::KIND, group);
+                writeln!(f, "{kind} group {index}: {parameters} parameters, names {names:#018x}")?;
+                options.write(f, &format_args!("{kind} group {index}"))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The options for a checkpoint, those of groups by their index.
+    pub(super) fn json(&self) -> Value {
+        let mut options = self.options.json();
+        if !self.groups.is_empty() {
+            let group = |group: &Group<O>| json!({ "parameters": group.parameters, "options": group.options.json() });
+            options["groups"] = self.groups.iter().map(group).collect();
+        }
+        options
+    }
+}
+
+/// The options of a group, and the ratio of its learning rate to that of the optimizer. If the latter is 0, `change` gets 1 instead,
+/// to see whether it changes the rate.
+fn changed<O: Options>(mut options: O, change: impl FnOnce(O) -> O) -> (O, f64) {
+    let rate = *options.learning_rate();
+    if rate != 0.0 {
+        let mut of_group = change(options);
+        let ratio = *of_group.learning_rate() / rate;
+        return (of_group, ratio);
+    }
+    *options.learning_rate() = 1.0;
+    let mut of_group = change(options);
+    let is_changed = std::mem::replace(of_group.learning_rate(), rate) != 1.0;
+    (of_group, if is_changed { f64::NAN } else { 1.0 })
+}
