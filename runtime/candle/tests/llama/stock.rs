@@ -145,7 +145,8 @@ impl Stock {
                 match vars.get(&format!("{name}.{of}.lora_A.weight")) {
                     None => Ok(y),
                     Some(a) => {
-                        let adapted = matmul(&matmul(x, a)?, get(&format!("{name}.{of}.lora_B.weight")))?;
+                        let adapted =
+                            matmul(&matmul(x, a)?, get(&format!("{name}.{of}.lora_B.weight")))?;
                         y + (adapted * (8.0 / a.dims()[0] as f64))?
                     }
                 }

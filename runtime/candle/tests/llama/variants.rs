@@ -119,7 +119,8 @@ fn tied_embeddings_and_as_many_heads_for_keys() {
 
 #[test]
 fn bf16_in_several_files_another_theta_and_one_head_for_keys() {
-    let changes = json!({ "rope_parameters": { "rope_theta": 500_000.0 }, "num_key_value_heads": 1 });
+    let changes =
+        json!({ "rope_parameters": { "rope_theta": 500_000.0 }, "num_key_value_heads": 1 });
     check(&changes, Written::Spread(DType::BF16), ("2x3", 2));
 }
 

@@ -1,0 +1,56 @@
+//! How the model is trained.
+
+use hsdp::prelude::*;
+use hsdp_candle::llama::{Llama, LlamaConfig, Lora, Recomputation};
+
+use super::options::Options;
+use super::shared::size;
+
+/// Gradients longer than this are scaled down to it.
+pub(crate) const MAX_NORM: f64 = 1.0;
+
+/// The inner size of the layers behind attention of a model with random weights, in widths.
+const INNER: usize = 3;
+
+/// The model with the options' adapters and recomputation.
+pub(crate) fn llama(config: LlamaConfig, options: &Options) -> Llama {
+    let llama = Llama::new(config).recomputing(match options.recompute {
+        true => Recomputation::Blocks,
+        false => Recomputation::Off,
+    });
+    match options.lora {
+        Some(rank) => llama.with_lora(Lora::of_rank(rank)),
+        None => llama,
+    }
+}
+
+/// The sizes of a model with random weights.
+pub(crate) fn small(vocab_size: usize, context: usize) -> LlamaConfig {
+    LlamaConfig {
+        vocab_size,
+        hidden_size: size::WIDTH,
+        intermediate_size: INNER * size::WIDTH,
+        num_hidden_layers: size::LAYERS,
+        num_attention_heads: size::HEADS,
+        num_key_value_heads: size::HEADS / 2,
+        head_dim: size::WIDTH / size::HEADS,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        max_position_embeddings: context,
+        tie_word_embeddings: false,
+        initializer_range: 0.02,
+        lora: None,
+    }
+}
+
+/// AdamW, which lets matrices decay, and no norms.
+pub(crate) fn adamw(model: &ShardedModel, options: &Options) -> AdamW {
+    let for_all = AdamWOptions {
+        learning_rate: options.lr,
+        betas: (0.9, 0.95),
+        weight_decay: 0.0,
+        ..AdamWOptions::default()
+    };
+    let decaying = |options| AdamWOptions { weight_decay: 0.1, ..options };
+    AdamW::new(model, for_all).group(|param| param.shape.len() >= 2, decaying)
+}
