@@ -80,7 +80,6 @@ fn close(got: &Numbers, want: &Numbers) {
     within("losses", &got.losses, &want.losses, 2e-5);
     within("norms", &got.norms, &want.norms, 1e-4);
     within("held-out losses", &got.held_out, &want.held_out, 2e-5);
-    assert!(want.losses[STEPS - 1] < want.losses[0], "it learns: {:?}", want.losses);
     for (name, want) in &want.first {
         // In a first step the matrices A of adapters have no gradient, because B is 0.
         assert!((got.first[name] - want).abs() <= 1e-4 * want, "{name}: {}", got.first[name]);
@@ -108,7 +107,8 @@ fn compare(model: Llama, folder: &Path, mesh: (&str, usize)) -> Numbers {
 fn check(changes: &Value, written: Written, mesh: (&str, usize)) {
     let folder = TempDir::new().expect("a folder");
     write(folder.path(), &config(changes), written);
-    compare(llama(folder.path()), folder.path(), mesh);
+    let Numbers { losses, .. } = compare(llama(folder.path()), folder.path(), mesh);
+    assert!(losses[STEPS - 1] < losses[0], "it learns: {losses:?}");
 }
 
 #[test]
@@ -141,5 +141,7 @@ fn adapters_train_and_the_rest_is_frozen() {
         let names: Vec<_> = numbers.first.keys().collect();
         assert_eq!(names.len(), 16, "{names:?}");
         assert!(names.iter().all(|name| name.contains("_proj.lora_")), "{names:?}");
+        let [before, after] = numbers.held_out;
+        assert!((before - after).abs() > 1e-3, "they are trained: {before} and {after}");
     }
 }
