@@ -6,15 +6,17 @@
 //! candle has no hooks and is not patched: custom ops drive the sharding, and others carry the
 //! collectives. The crate does not wrap modules: a forward is written against two small traits,
 //! [`Units`] and [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It makes its
-//! layers by their own constructors, from a [`var_builder`]. Layers of transformers with gradients, which
-//! candle-nn lacks, are in [`nn`]. The crate supports the CPU, and with the feature `candle-cuda` GPUs.
+//! layers by their own constructors, from a [`var_builder`]. Layers of transformers with gradients,
+//! which candle-nn lacks, are in [`nn`]. The crate supports the CPU, and with the feature
+//! `candle-cuda` GPUs.
 //!
 //! | concept | PyTorch FSDP2 | here |
 //! |---|---|---|
 //! | the parameters, grouped into units to shard | `fully_shard(module, mesh)` | [`hsdp::ModelSpec`] |
 //! | the sharded model | `FSDPModule` | [`hsdp::ShardedModel`] |
 //! | the module's forward | `forward` with pre- and post-forward hooks | [`Pass::unit`] |
-//! | `checkpoint_wrapper` (activation checkpointing) | [`Pass::recomputed`] |
+//! | activation checkpointing | `checkpoint_wrapper` | [`Pass::recomputed`] |
+//! | evaluation | `model.eval()`, `torch.no_grad()` | [`hsdp::Evaluation`], [`Pass::finish`] |
 //! | `loss.backward()` | pre-backward hooks, gradient-ready hooks | [`Pass::backward`] |
 //! | a module without FSDP | the plain module | [`Plain`] |
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |

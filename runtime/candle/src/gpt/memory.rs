@@ -26,8 +26,6 @@ pub struct Kept {
     pub activations: u64,
     /// Of attention, in all blocks.
     pub scores: u64,
-    /// Of the causal mask: 0, because the softmax knows which keys a query may see.
-    pub mask: u64,
     /// Of the loss.
     pub logits: u64,
     /// The most that the backward holds beside them: gradients of one block's tensors, or of the logits. With 16-bit
@@ -38,12 +36,11 @@ pub struct Kept {
 impl Kept {
     /// Each part with its name, for a sum or a table.
     #[must_use]
-    pub fn parts(&self) -> [(&'static str, u64); 5] {
-        let Self { activations, scores, mask, logits, gradients } = *self;
+    pub fn parts(&self) -> [(&'static str, u64); 4] {
+        let Self { activations, scores, logits, gradients } = *self;
         [
             ("activations", activations),
             ("attention scores", scores),
-            ("causal masks", mask),
             ("logits", logits),
             ("the backward of a block", gradients),
         ]
@@ -65,7 +62,6 @@ impl Gpt {
             activations: widths(WIDTHS).saturating_mul(layers as u64),
             scores: scores(SCORES).saturating_mul(layers as u64),
             gradients: of_block.max(logits(GRADIENT_LOGITS)),
-            mask: 0,
             logits: logits(1),
         }
     }

@@ -51,6 +51,11 @@ impl Running {
         Pid::from_raw(i32::try_from(self.process()).expect("a number of a process"))
     }
 
+    #[allow(dead_code, reason = "few programs that share this module ask")]
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child().try_wait().expect("a child").is_none()
+    }
+
     /// Waits until it ends.
     pub(crate) fn ended(mut self) -> Output {
         let child = self.0.take().expect("it has not ended");
