@@ -90,8 +90,8 @@ pub(crate) fn of_replicas(fabric: &Fabric, shards: &[Shard], step: u64) -> Resul
 
 /// The digest of the bits of the shards. A failure is told to the other ranks.
 fn of_shards(fabric: &Fabric, shards: &[Shard], step: u64) -> Result<u64, Error> {
-    let masters = || shards.iter().map(|shard| shard.master(fabric));
-    joint::run(&fabric.world, step, || digest::of_parameters(masters()))
+    let parameters = || shards.iter().map(|shard| shard.in_f32(fabric));
+    joint::run(&fabric.world, step, || digest::of_parameters(parameters()))
 }
 
 fn compare(fabric: &Fabric, said: &[u64], fields: &[Field]) -> Result<(), Error> {

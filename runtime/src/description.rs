@@ -69,9 +69,10 @@ fn of_param(unit: usize, param: &Param) -> String {
         Role::Trainable => "",
         Role::Frozen => ", frozen",
     };
+    let stored = param.stored.map_or_else(String::new, |dtype| format!(", stored in {dtype}"));
     let pieces = match param.granularity {
         Granularity::Element => String::new(),
         Granularity::Rows(rows) => format!(", cut at every {rows} rows"),
     };
-    format!("parameter `{}` {:?}{role}{pieces} in unit {unit}", param.name, param.shape)
+    format!("parameter `{}` {:?}{role}{stored}{pieces} in unit {unit}", param.name, param.shape)
 }

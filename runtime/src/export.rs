@@ -19,7 +19,7 @@ pub(crate) fn full_parameters(
 ) -> Result<BTreeMap<String, Vec<f32>>, Error> {
     let mut parameters = BTreeMap::new();
     for (unit, shard) in shards.iter().enumerate() {
-        gather_into(&mut parameters, fabric, UnitId::new(unit), shard.master(fabric)?)?;
+        gather_into(&mut parameters, fabric, UnitId::new(unit), shard.in_f32(fabric)?)?;
     }
     Ok(parameters)
 }

@@ -48,7 +48,8 @@ impl ShardedModel {
     ///
     /// `init` returns a parameter's full value in f32, row-major, `numel` elements. It is called once for each parameter, in the
     /// order of the spec, and must return the same values on all ranks. Ranks that hold the same shard compare
-    /// its bits, so replicas with different initial values are found here.
+    /// its bits, so replicas with different initial values are found here. Parameters that are [stored](Param::stored_in) in the compute
+    /// dtype are rounded once, to nearest, ties to even.
     ///
     /// Collective over the world. A rank that is refused, by its options for example, tells the other ranks and does not wait for them.
     /// A rank that is behind gets `StepAborted` with the reason, also from a collective of its own before this call.
@@ -105,6 +106,7 @@ impl ShardedModel {
             return Err(Error::Options { what: what.to_owned() });
         }
         let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
+        check_stored(&plan, options.placement)?;
         check_faults(&world, plan.spec().units().len())?;
         Fabric::new(world, plan, options)
     }
@@ -212,16 +214,17 @@ impl ShardedModel {
         self.engine.state().loss_scale.value()
     }
 
-    /// This rank's shard of a unit's master parameters, in f32, in the layout's order. It is a handle to the values of this moment,
-    /// which later updates do not change; from a device it is a copy, for which the call waits. Not collective.
+    /// This rank's shard of a unit's parameters, in f32, in the layout's order. It is a handle to the values of this moment,
+    /// which later updates do not change. It is a copy if parameters are [stored](Param::stored_in) in the compute dtype, or lie on a
+    /// device; the call waits for that. Not collective.
     ///
     /// # Errors
-    /// [`Error::Device`](Error) if the parameters lie on a device that fails.
+    /// [`Error::Kernel`] if there is no memory for a copy; [`Error::Device`](Error) if the parameters lie on a device that fails.
     ///
     /// # Panics
     /// If the model has no such unit.
     pub fn shard(&self, unit: UnitId) -> Result<Arc<Vec<f32>>, Error> {
-        self.engine.state().shards[unit.index()].master(&self.engine.fabric)
+        self.engine.state().shards[unit.index()].in_f32(&self.engine.fabric)
     }
 
     /// All parameters in full, in f32, row-major, by name: for export, evaluation and tests.
@@ -251,6 +254,21 @@ impl ShardedModel {
     }
 }
 
+/// Refuses parameters without an f32 master on a device, where an update takes the masters of a whole unit.
+fn check_stored(plan: &Plan, placement: Placement) -> Result<(), Error> {
+    let stored = |(_, param): (_, &Param)| Some((param.name.clone(), param.stored?));
+    match plan.spec().params().find_map(stored) {
+        Some((name, dtype)) if placement != Placement::Host => {
+            let what = format!(
+                "parameter `{name}`, stored in {dtype}: a model on a device has f32 masters of all parameters; do not use `stored_in`, or \
+                 place the model on the host"
+            );
+            Err(Error::Options { what })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses a fault at a unit that the world's first model does not have; a later model may have fewer units. Each rank refuses the
 /// faults of all ranks. If another process was not given the fault, it learns of it from the end of the world.
 fn check_faults(world: &World, units: usize) -> Result<(), Error> {
@@ -270,9 +288,10 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
     let shard_index = fabric.plan.mesh().coordinate(fabric.rank()).shard_index;
     let mut shards = Vec::new();
     for (unit, spec) in fabric.plan.spec().units().iter().enumerate() {
-        let layout = fabric.plan.layout(UnitId::new(unit));
+        let unit = UnitId::new(unit);
+        let layout = fabric.plan.layout(unit);
         let mut shard = {
-            let _shard = fabric.scope_of_masters();
+            let _scope = fabric.scope_of_parameters(unit);
             hsdp_kernels::zeros(layout.shard_len())?
         };
         let mut pieces: Vec<Piece> = layout.pieces(shard_index).collect();
@@ -280,21 +299,20 @@ fn cut(fabric: &Fabric, mut init: impl FnMut(&Param) -> Vec<f32>) -> Result<Vec<
         let mut pieces = pieces.into_iter().peekable();
         for (index, parameter) in spec.params.iter().enumerate() {
             let full = init(parameter);
-            if full.len() != parameter.numel() {
-                return Err(Error::Size {
-                    operation: "init",
-                    name: parameter.name.clone(),
-                    rank: fabric.rank(),
-                    got: full.len(),
-                    want: parameter.numel(),
-                });
-            }
+            check_size(fabric, parameter, &full)?;
             while let Some(piece) = pieces.next_if(|piece| piece.param == index) {
                 shard[piece.shard_start..][..piece.len]
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
             }
         }
-        shards.push(Shard::new(fabric, shard)?);
+        shards.push(Shard::new(fabric, (unit, shard))?);
     }
     Ok(shards)
+}
+
+/// # Errors
+/// [`Error::Size`] if an initial value has another number of elements than its parameter.
+pub(crate) fn check_size(fabric: &Fabric, param: &Param, full: &[f32]) -> Result<(), Error> {
+    let (name, rank, got, want) = (param.name.clone(), fabric.rank(), full.len(), param.numel());
+    if got == want { Ok(()) } else { Err(Error::Size { operation: "init", name, rank, got, want }) }
 }

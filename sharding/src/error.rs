@@ -1,6 +1,6 @@
 //! Errors of a mesh, a model description, a layout or a plan.
 
-use crate::{DType, TieProblem};
+use crate::{DType, StorageProblem, TieProblem};
 
 /// The reason why a mesh, model description, layout or plan was refused. Every variant is a mistake
 /// of the caller, since the functions of this crate depend on their arguments alone.
@@ -77,6 +77,16 @@ pub enum Error {
         shape: Vec<usize>,
         /// Rows of a piece, as asked for.
         rows: usize,
+    },
+    /// A parameter cannot be [stored](crate::Param::stored_in) as it says.
+    #[error("parameter `{param}`, stored in {dtype}: {problem}")]
+    InvalidStorage {
+        /// Name of the parameter.
+        param: String,
+        /// The dtype in which it should be stored.
+        dtype: DType,
+        /// The reason why that is refused.
+        problem: StorageProblem,
     },
     /// A tie does not lead from a new name to a parameter.
     #[error("tie `{alias}` -> `{target}`: {problem}")]

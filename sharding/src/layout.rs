@@ -8,7 +8,7 @@ use std::ops::Range;
 
 pub use self::pieces::{Piece, Pieces};
 use self::place::{Extent, Placement};
-use crate::{ElemCount, Error, Role, Unit};
+use crate::{DType, ElemCount, Error, Role, Unit};
 
 /// Starts of parameters and lengths of shards are multiples of this number of elements: 64 bytes in
 /// a 16-bit dtype, 128 in f32. So no two ranks share a cache line, and vector loads are aligned.
@@ -100,6 +100,7 @@ pub struct UnitLayout {
     /// Indices into `slots` in the order of `full`: the first `trainable_count` are trainable.
     order: Vec<usize>,
     trainable_count: usize,
+    stored: Option<DType>,
 }
 
 impl UnitLayout {
@@ -111,8 +112,8 @@ impl UnitLayout {
     ///
     /// # Errors
     /// - [`Error::EmptyShardGroup`] if `shard_size` is 0.
-    /// - [`Error::EmptyUnit`], [`Error::ZeroDim`], [`Error::InvalidRows`] if the unit cannot be
-    ///   laid out.
+    /// - [`Error::EmptyUnit`], [`Error::ZeroDim`], [`Error::InvalidRows`],
+    ///   [`Error::InvalidStorage`] if the unit cannot be laid out.
     /// - [`Error::TooLarge`] if it takes more than 2^48 elements, or than a `usize` counts.
     pub fn new(unit: &Unit, shard_size: usize) -> Result<Self, Error> {
         if shard_size == 0 {
@@ -129,7 +130,8 @@ impl UnitLayout {
             slots[index].start += frozen.start;
         }
         order.extend(frozen_order);
-        Ok(Self { shard_size, trainable, frozen, slots, order, trainable_count })
+        let stored = unit.params.iter().find_map(|param| param.stored);
+        Ok(Self { shard_size, trainable, frozen, slots, order, trainable_count, stored })
     }
 
     /// The number of ranks of the shard group.
@@ -161,6 +163,24 @@ impl UnitLayout {
     #[must_use]
     pub const fn shard_len(&self) -> usize {
         self.trainable.shard_len + self.frozen.shard_len
+    }
+
+    /// The dtype in which the frozen region is [stored](crate::Param::stored_in), if that is its only
+    /// copy.
+    #[must_use]
+    pub const fn stored(&self) -> Option<DType> {
+        self.stored
+    }
+
+    /// The number of elements of one rank's `shard` that have an f32 master, padding included: those
+    /// of the trainable slice alone if the frozen region is [stored](Self::stored) in the compute
+    /// dtype, and otherwise all.
+    #[must_use]
+    pub const fn master_len(&self) -> usize {
+        match self.stored {
+            Some(_) => self.trainable.shard_len,
+            None => self.shard_len(),
+        }
     }
 
     /// The place of each parameter in `full`, by its index in the unit.

@@ -82,5 +82,6 @@ pub use self::plan::{
 };
 pub use self::rank::Rank;
 pub use self::spec::{
-    AfterForward, Granularity, ModelSpec, Param, ParamId, Role, TieProblem, Unit, UnitId,
+    AfterForward, Granularity, ModelSpec, Param, ParamId, Role, StorageProblem, TieProblem, Unit,
+    UnitId,
 };

@@ -50,11 +50,13 @@ impl Plan {
     /// # Errors
     /// - The errors of [`ModelSpec::validate`] and [`UnitLayout::new`].
     /// - [`Error::UnsupportedDType`] if `param_dtype` or `reduce_dtype` is not f32, f16 or bf16.
+    /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than `param_dtype`.
     /// - [`Error::TooLarge`] if all units together take more than 2^48 elements.
     pub fn new(spec: ModelSpec, mesh: Mesh, options: PlanOptions) -> Result<Self, Error> {
         spec.validate()?;
         check_dtype("param_dtype", options.param_dtype)?;
         check_dtype("reduce_dtype", options.reduce_dtype)?;
+        spec.params().try_for_each(|(_, param)| param.check_gathered_in(options.param_dtype))?;
         let layout = |unit| UnitLayout::new(unit, mesh.shard_size()).map(Arc::new);
         let layouts = spec.units().iter().map(layout).collect::<Result<Vec<_>, _>>()?;
         check_size(&layouts)?;

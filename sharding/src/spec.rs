@@ -8,7 +8,7 @@ mod unit;
 #[cfg(test)]
 mod tests;
 
-pub use self::check::TieProblem;
+pub use self::check::{StorageProblem, TieProblem};
 pub use self::model::{ModelSpec, ParamId, UnitId};
 pub use self::param::{Granularity, Param, Role};
 pub use self::unit::{AfterForward, Unit};

@@ -252,6 +252,25 @@ fn sixteen_bits_train_too() {
     }
 }
 
+/// Bytes of the shards of rank 0, as planned and as measured.
+fn shard_bytes(summary: &Value) -> [u64; 2] {
+    let shard = &summary["ranks"][0]["peak_memory_bytes"]["shard"];
+    ["planned", "measured"].map(|side| shard[side].as_u64().expect("bytes"))
+}
+
+#[test]
+fn a_frozen_model_of_16_bits_has_no_other_copy() {
+    let place = Place::new();
+    let tune = format!("{TUNE} --lora 4 --param-dtype bf16 --steps 2");
+    place.trained(&format!("{tune} --out {{alone}}"));
+    place.trained(&format!("{tune} --out {{whole}} --export {{tuned}}"));
+    assert_eq!(place.losses("alone"), place.losses("whole"));
+    let [alone, whole] =
+        ["alone/summary.json", "whole/summary.json"].map(|it| shard_bytes(&place.json(it)));
+    assert_eq!(alone[0], alone[1]);
+    assert!(alone[0] * 10 < whole[0], "{alone:?} beside {whole:?}");
+}
+
 #[test]
 fn bad_command_lines_are_one_line() {
     let place = Place::new();

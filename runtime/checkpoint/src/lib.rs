@@ -23,7 +23,7 @@
 //! // Each of two writers has a half of a tensor of three rows.
 //! let draft = lease.begin(120).expect("no such step yet");
 //! for (index, values) in [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]].into_iter().enumerate() {
-//!     let half = Slice { tensor: "w", shape: &[3, 2], offset: 3 * index as u64, values: &values };
+//!     let half = Slice { tensor: "w", shape: &[3, 2], offset: 3 * index as u64, values: values[..].into() };
 //!     draft.place().write(Writer { index, of: 2 }, &[half]).expect("written");
 //! }
 //! draft.commit(Head::of_step(120), 2).expect("two halves are the whole");
@@ -73,5 +73,5 @@ pub use self::manifest::{
     Training,
 };
 pub use self::name::{RESERVED, STATE, state_tensor};
-pub use self::part::{Slice, Writer};
+pub use self::part::{Elements, Slice, Writer};
 pub use self::store::{Fallback, Store};

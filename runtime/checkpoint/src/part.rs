@@ -1,7 +1,11 @@
 //! The data of one writer: a safetensors file, and the note that describes it.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::{Deserialize, Serialize};
@@ -48,8 +52,52 @@ pub struct Slice<'a> {
     pub shape: &'a [u64],
     /// The first element, in row-major order.
     pub offset: u64,
-    /// The elements, at least one.
-    pub values: &'a [f32],
+    /// The elements, at least one. They are written as f32.
+    pub values: Elements<'a>,
+}
+
+/// Elements in memory.
+#[derive(Clone, Copy, Debug)]
+pub enum Elements<'a> {
+    /// f32.
+    F32(&'a [f32]),
+    /// f16, each of which is an f32, too.
+    F16(&'a [f16]),
+    /// bf16, each of which is an f32, too.
+    BF16(&'a [bf16]),
+}
+
+impl<'a> Elements<'a> {
+    /// The number of elements.
+    #[must_use]
+    pub fn len(self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F16(values) => values.len(),
+            Self::BF16(values) => values.len(),
+        }
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// A range of the elements, as f32.
+    fn in_f32(self, range: Range<usize>) -> Cow<'a, [f32]> {
+        match self {
+            Self::F32(values) => Cow::Borrowed(&values[range]),
+            Self::F16(values) => Cow::Owned(values[range].to_f32_vec()),
+            Self::BF16(values) => Cow::Owned(values[range].to_f32_vec()),
+        }
+    }
+}
+
+impl<'a> From<&'a [f32]> for Elements<'a> {
+    fn from(values: &'a [f32]) -> Self {
+        Self::F32(values)
+    }
 }
 
 /// A writer's note: its file, and the tensors in it.
@@ -124,7 +172,7 @@ impl Part {
 fn beginning(slices: &[Slice<'_>]) -> Result<Vec<u8>, Error> {
     let mut at = 0;
     let tensors = slices.iter().map(|slice| {
-        let end = at + size_of_val(slice.values);
+        let end = at + slice.values.len() * size_of::<f32>();
         let info =
             TensorInfo { dtype: Dtype::F32, shape: shape_of(slice), data_offsets: (at, end) };
         at = end;
@@ -171,10 +219,11 @@ impl<'a> Hashed<'a> {
     /// Writes elements as little-endian bytes, chunk by chunk.
     fn write_slice(&mut self, slice: &Slice<'_>) -> Result<PartOfTensor, Error> {
         const { assert!(cfg!(target_endian = "little"), "elements are written as they lie") };
-        let mut offset = slice.offset;
+        let (mut offset, all) = (slice.offset, slice.values.len());
         let mut chunks = Vec::new();
-        for values in slice.values.chunks(CHUNK_ELEMENTS) {
-            let (bytes, begin): (&[u8], _) = (bytemuck::cast_slice(values), self.bytes);
+        for start in (0..all).step_by(CHUNK_ELEMENTS) {
+            let values = slice.values.in_f32(start..all.min(start + CHUNK_ELEMENTS));
+            let (bytes, begin): (&[u8], _) = (bytemuck::cast_slice(&values), self.bytes);
             self.write(bytes)?;
             let (len, hash) = (values.len() as u64, Hash::of(bytes));
             chunks.push(Chunk { offset, len, file: 0, begin, end: self.bytes, hash });

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use hsdp_checkpoint::{
-    Disk, Error, Exported, Files, Folder, Generation, Head, Sink, Slice, Source, Store, Writer,
-    export, state_tensor,
+    Disk, Elements, Error, Exported, Files, Folder, Generation, Head, Sink, Slice, Source, Store,
+    Writer, export, state_tensor,
 };
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, serialize_to_file};
@@ -32,11 +32,21 @@ fn generation(root: &Path) -> (Generation, BTreeMap<String, Vec<f32>>) {
             let (offset, values) =
                 if index == 0 { (0, &values[..cut]) } else { (cut, &values[cut..]) };
             if !values.is_empty() {
-                slices.push(Slice { tensor: name, shape, offset: offset as u64, values });
+                slices.push(Slice {
+                    tensor: name,
+                    shape,
+                    offset: offset as u64,
+                    values: values.into(),
+                });
             }
         }
         if index == 0 {
-            slices.push(Slice { tensor: &state, shape: &[6], offset: 0, values: &[0.0; 6] });
+            slices.push(Slice {
+                tensor: &state,
+                shape: &[6],
+                offset: 0,
+                values: Elements::F32(&[0.0; 6]),
+            });
         }
         draft.place().write(Writer { index, of: 2 }, &slices).expect("written");
     }

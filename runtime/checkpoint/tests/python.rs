@@ -33,7 +33,8 @@ fn write(root: &Path, values: &[f32]) {
     let mut lease = store.lease("test").expect("free");
     let draft = lease.begin(1).expect("new");
     for (index, part) in values.chunks(5).enumerate() {
-        let slice = Slice { tensor: "w", shape: &[3, 4], offset: 5 * index as u64, values: part };
+        let slice =
+            Slice { tensor: "w", shape: &[3, 4], offset: 5 * index as u64, values: part.into() };
         draft.place().write(Writer { index, of: 3 }, &[slice]).expect("written");
     }
     draft.commit(Head::of_step(1), 3).expect("whole");

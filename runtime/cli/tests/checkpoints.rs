@@ -29,7 +29,7 @@ impl Place {
                     tensor,
                     shape: &[3, 4],
                     offset: 6 * index as u64,
-                    values: half,
+                    values: half.into(),
                 };
                 let writer = Writer { index, of: 2 };
                 draft.place().write(writer, &[slice("w"), slice(&state)]).expect("written");

@@ -7,15 +7,16 @@ use std::sync::Arc;
 
 use hsdp_checkpoint::{Folder, LinkedDisk};
 use hsdp_comm::World;
-use hsdp_sharding::{ModelSpec, UnitLayout};
+use hsdp_sharding::{ModelSpec, Param, Rank, UnitId};
 
-use super::load::zeros;
-use super::portions;
-use super::together::{Kind, Problem, Together};
+use super::load::shards_of;
+use super::portions::Portion;
+use super::together::{Failed, Kind, Problem, Together};
+use crate::comparison;
+use crate::digest;
 use crate::engine::fabric::Fabric;
-use crate::engine::shard::Shard;
 use crate::error::Error;
-use crate::model::ShardedModel;
+use crate::model::{self, ShardedModel};
 use crate::options::ModelOptions;
 
 /// The folder from which a model is imported.
@@ -23,14 +24,18 @@ pub struct Import<'a> {
     folder: PathBuf,
     /// Maps the name of a parameter to the name of its tensor in the folder.
     names: Box<dyn Fn(&str) -> String + Send + Sync + 'a>,
+    /// The values of parameters whose tensors are missing.
+    init: Option<Init<'a>>,
 }
+
+type Init<'a> = Box<dyn Fn(&Param) -> Vec<f32> + Send + Sync + 'a>;
 
 impl<'a> Import<'a> {
     /// A folder with `model.safetensors`, or with several files and `model.safetensors.index.json`. Its tensors have the names of
     /// parameters. Links in it are followed.
     #[must_use]
     pub fn of(folder: &Path) -> Self {
-        Self { folder: folder.to_owned(), names: Box::new(str::to_owned) }
+        Self { folder: folder.to_owned(), names: Box::new(str::to_owned), init: None }
     }
 
     /// The same folder, where `names` maps the name of a parameter to the name of its tensor. Two parameters may have
@@ -38,6 +43,14 @@ impl<'a> Import<'a> {
     #[must_use]
     pub fn naming(self, names: impl Fn(&str) -> String + Send + Sync + 'a) -> Self {
         Self { names: Box::new(names), ..self }
+    }
+
+    /// The same folder, which may lack tensors: those of parameters that are added to a model, for example. `init` returns the values
+    /// of such a parameter, as that of [`ShardedModel::new`] does: in f32, row-major, `numel` elements, the same on all ranks. It is
+    /// called once for each, in the order of the spec.
+    #[must_use]
+    pub fn or_init(self, init: impl Fn(&Param) -> Vec<f32> + Send + Sync + 'a) -> Self {
+        Self { init: Some(Box::new(init)), ..self }
     }
 }
 
@@ -54,18 +67,21 @@ pub struct Imported {
     pub model: ShardedModel,
     /// The names of the folder's tensors that are not parameters of the model.
     pub left_over: Vec<String>,
+    /// The names of the parameters that the folder lacks, in the order of the spec. They have the values of [`Import::or_init`].
+    pub initialised: Vec<String>,
 }
 
 impl ShardedModel {
     /// As [`new`](Self::new), with the parameters of a folder. Each rank reads only the elements of its own shards, as
-    /// f32. Beside its shards it holds one block of a file in memory.
+    /// f32. Beside its shards it holds one block of a file in memory. Parameters that are [stored](hsdp_sharding::Param::stored_in) in
+    /// the compute dtype are rounded once, to nearest, ties to even; one unit of them at a time is held in f32.
     ///
     /// Collective over the world.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks if tensors are missing or have another
-    /// shape, all of which it names, or if the folder cannot be read. [`Error::Disagreement`] also if ranks have read
-    /// different folders.
+    /// Those of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks if tensors have another shape, or are missing without
+    /// [`Import::or_init`], all of which it names, if that returns another number of elements, if tensors are missing on some ranks
+    /// only, or if the folder cannot be read. [`Error::Disagreement`] also if ranks have read different folders.
     pub fn import(
         world: World,
         spec: ModelSpec,
@@ -74,24 +90,87 @@ impl ShardedModel {
     ) -> Result<Imported, Error> {
         let fabric = Self::fabric(world, spec, options)?;
         let together = Together::new(&fabric, ("importing", 0));
-        let (shards, left_over) = together.run(|| {
+        let (shards, Found { left_over, missing }) = together.run(|| {
             let folder = Folder::open(Arc::new(LinkedDisk), &import.folder)?;
-            let left_over = compare(&fabric, &folder, import)?;
-            Ok((read(&fabric, &folder, import)?, left_over))
+            let found = compare(&fabric, &folder, import)?;
+            let shards = shards_of(&fabric, |unit, portions, parameters| {
+                let (missing, held) =
+                    portions.iter().partition(|it| found.missing.contains(&it.name));
+                init((&fabric, unit), (import, &found), (missing, parameters))?;
+                read(&folder, import, (held, parameters))
+            })?;
+            Ok((shards, found))
         })?;
-        Ok(Imported { model: Self::of(fabric, shards)?, left_over })
+        let params = fabric.plan.spec().params().map(|(_, param)| &param.name);
+        let initialised: Vec<String> =
+            params.filter(|name| missing.contains(*name)).cloned().collect();
+        check_same(together, &initialised)?;
+        Ok(Imported { model: Self::of(fabric, shards)?, left_over, initialised })
     }
 }
 
-/// The folder's tensors that are not parameters of the model. Fails if a parameter's tensor is missing or has another
-/// shape.
-fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Vec<String>, Problem> {
+/// The differences between a folder and a model.
+struct Found {
+    /// The folder's tensors that are not parameters of the model.
+    left_over: Vec<String>,
+    /// The parameters that have no tensor.
+    missing: BTreeSet<String>,
+}
+
+/// Sets the portions of a unit that the folder lacks.
+fn init(
+    (fabric, unit): (&Fabric, UnitId),
+    (import, found): (&Import<'_>, &Found),
+    (portions, parameters): (Vec<&Portion>, &mut [f32]),
+) -> Result<(), Problem> {
+    let Some(init) = &import.init else { return Ok(()) };
+    let params = fabric.plan.spec()[unit].params.iter();
+    for param in params.filter(|param| found.missing.contains(&param.name)) {
+        let full = init(param);
+        model::check_size(fabric, param, &full)?;
+        for portion in portions.iter().filter(|portion| portion.name == param.name) {
+            let from = usize::try_from(portion.offset).expect("it is within the parameter");
+            let into = &mut parameters[portion.range.clone()];
+            into.copy_from_slice(&full[from..from + into.len()]);
+        }
+    }
+    Ok(())
+}
+
+/// Reads the portions of a unit that the folder has.
+fn read(
+    folder: &Folder,
+    import: &Import<'_>,
+    (portions, parameters): (Vec<&Portion>, &mut [f32]),
+) -> Result<(), Problem> {
+    for Portion { name, offset, range, .. } in portions {
+        folder.read(&(import.names)(name), *offset, &mut parameters[range.clone()])?;
+    }
+    Ok(())
+}
+
+/// # Errors
+/// [`Error::Checkpoint`] if the same parameters are not missing on all ranks.
+fn check_same(together: Together<'_>, missing: &[String]) -> Result<(), Error> {
+    let said = together.tell([digest::of_lines(missing)])?;
+    let said: Vec<u64> = said.into_iter().map(|[digest]| digest).collect();
+    let Some([rank, other]) = comparison::odd_one(&said) else { return Ok(()) };
+    let what = format!("other parameters are missing in its folder than on rank {other}");
+    let problem = Problem { kind: Kind::Lasting, what };
+    Err(together.error(Failed { rank: Rank::new(rank), problem }))
+}
+
+/// Compares a folder with the model. Fails if a parameter's tensor has another shape, or is missing without a value in its place.
+fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Found, Problem> {
     let tensors: BTreeMap<&str, &[u64]> = folder.tensors().collect();
-    let (mut used, mut wrong) = (BTreeSet::new(), Vec::new());
+    let (mut used, mut missing, mut wrong) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
     for param in fabric.plan.spec().units().iter().flat_map(|unit| &unit.params) {
         let name = (import.names)(&param.name);
         let shape: Vec<u64> = param.shape.iter().map(|size| *size as u64).collect();
         match tensors.get(&*name) {
+            None if import.init.is_some() => {
+                missing.insert(param.name.clone());
+            }
             None => wrong.push(format!("`{name}` is missing")),
             Some(found) if *found != shape => {
                 wrong.push(format!("`{name}` has shape {found:?}, not {shape:?}"));
@@ -103,20 +182,10 @@ fn compare(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Vec<
     let left_over = tensors.into_keys().filter(|name| !used.contains(*name));
     let left_over: Vec<String> = left_over.map(str::to_owned).collect();
     if wrong.is_empty() {
-        return Ok(left_over);
+        return Ok(Found { left_over, missing });
     }
     wrong.extend(left_over.iter().map(|name| format!("`{name}` is not in the model")));
     let folder = import.folder.display();
     let what = format!("{folder} is of another model: {}", wrong.join("; "));
     Err(Problem { kind: Kind::Lasting, what })
-}
-
-fn read(fabric: &Fabric, folder: &Folder, import: &Import<'_>) -> Result<Vec<Shard>, Problem> {
-    let mut masters = zeros(fabric, || fabric.scope_of_masters(), UnitLayout::shard_len)?;
-    for portion in portions::of_rank(fabric) {
-        let elements = &mut masters[portion.unit.index()][portion.range];
-        folder.read(&(import.names)(&portion.name), portion.offset, elements)?;
-    }
-    let shards = masters.into_iter().map(|master| Shard::new(fabric, master));
-    Ok(shards.collect::<Result<_, Error>>()?)
 }

@@ -1,10 +1,11 @@
 //! Loading: each rank reads its own elements, and either all ranks take them or none does.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, Training, state_tensor};
-use hsdp_kernels::memory::{self, Category, Scope};
-use hsdp_sharding::{Role, UnitLayout};
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{Role, UnitId, UnitLayout};
 use serde_json::Value;
 
 use super::portions::{self, Portion};
@@ -131,18 +132,12 @@ impl Checkpoints {
             Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };
-        let Read { masters, state, training, user } = read;
-        let placed = loading(model, step).attempt(|| {
-            let fabric = &model.engine.fabric;
-            let shards = masters.into_iter().map(|master| Shard::new(fabric, master));
-            let shards: Vec<Shard> = shards.collect::<Result<_, Error>>()?;
-            Ok((shards, optimizer.restored(model, state)?))
-        });
-        let (shards, restored) = match placed? {
-            Ok(placed) => placed,
+        let Read { shards, state, training, user } = read;
+        let restored = loading(model, step).attempt(|| Ok(optimizer.restored(model, state)?));
+        *optimizer = match restored? {
+            Ok(restored) => restored,
             Err(failed) => return Ok(Err(failed)),
         };
-        *optimizer = restored;
         take(model, shards, (step, training));
         Ok(Ok(Resumed { step, user, broken: Vec::new() }))
     }
@@ -180,7 +175,7 @@ fn take(model: &ShardedModel, shards: Vec<Shard>, (step, training): (u64, Traini
 /// The state that was read.
 struct Read {
     /// By unit.
-    masters: Vec<Vec<f32>>,
+    shards: Vec<Shard>,
     state: OptimizerState,
     training: Training,
     user: Value,
@@ -198,46 +193,55 @@ fn read<O: Checkpointed>(
         return Err(Problem { kind: Kind::Lasting, what });
     }
     let portions = portions::of_rank(fabric);
-    let zeroed = zeros(fabric, || fabric.scope_of_masters(), UnitLayout::shard_len)?;
-    let masters = read_tensors((generation, &portions), zeroed, |it| Some(it.name.clone()))?;
+    let shards = shards_of(fabric, |_, portions, parameters| {
+        for Portion { name, offset, range, .. } in portions {
+            generation.read(name, *offset, &mut parameters[range.clone()])?;
+        }
+        Ok(())
+    })?;
     let of_kind = |kind: &&str| {
-        let is_trained = |it: &Portion| it.role == Role::Trainable;
-        let name = |it: &Portion| is_trained(it).then(|| state_tensor(kind, &it.name));
-        let len = |layout: &UnitLayout| layout.trainable().shard_len;
-        let zeroed = zeros(fabric, || memory::scope(Category::Optimizer), len)?;
-        read_tensors((generation, &portions), zeroed, name)
+        let mut units = zeroed_state(fabric)?;
+        for portion in portions.iter().filter(|it| it.role == Role::Trainable) {
+            let elements = &mut units[portion.unit.index()][portion.range.clone()];
+            generation.read(&state_tensor(kind, &portion.name), portion.offset, elements)?;
+        }
+        Ok::<_, Problem>(units)
     };
     let elements = optimizer.state_kinds().iter().map(of_kind).collect::<Result<_, _>>()?;
     let state = OptimizerState { elements, updates: updates(fabric, manifest) };
-    Ok(Read { masters, state, training: manifest.training, user: manifest.user.clone() })
+    Ok(Read { shards, state, training: manifest.training, user: manifest.user.clone() })
 }
 
-/// For each unit, as many zeros as `len` says, whose memory counts in `scope`.
-pub(super) fn zeros(
+/// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
+pub(super) fn shards_of(
     fabric: &Fabric,
-    scope: impl Fn() -> Scope,
-    len: impl Fn(&UnitLayout) -> usize,
-) -> Result<Vec<Vec<f32>>, Error> {
-    let of_unit = |layout: &UnitLayout| {
-        let _scope = scope();
-        Ok(hsdp_kernels::zeros(len(layout))?)
+    fill: impl Fn(UnitId, &[Portion], &mut [f32]) -> Result<(), Problem>,
+) -> Result<Vec<Shard>, Problem> {
+    let portions = portions::of_rank(fabric);
+    let shard = |unit| {
+        let mut parameters = {
+            let _scope = fabric.scope_of_parameters(unit);
+            zeros(fabric.plan.layout(unit).shard_len())?
+        };
+        let [start, end] = [unit, UnitId::new(unit.index() + 1)]
+            .map(|unit| portions.partition_point(|portion| portion.unit < unit));
+        fill(unit, &portions[start..end], &mut parameters)?;
+        Ok(Shard::new(fabric, (unit, parameters))?)
     };
-    fabric.plan.layouts().iter().map(|layout| of_unit(layout)).collect()
+    fabric.plan.spec().unit_ids().map(shard).collect()
 }
 
-/// Reads the portions that have a name into the elements of their units.
-fn read_tensors(
-    (generation, portions): (&Generation, &[Portion]),
-    mut units: Vec<Vec<f32>>,
-    name: impl Fn(&Portion) -> Option<String>,
-) -> Result<Vec<Vec<f32>>, Problem> {
-    for portion in portions {
-        if let Some(name) = name(portion) {
-            let elements = &mut units[portion.unit.index()][portion.range.clone()];
-            generation.read(&name, portion.offset, elements)?;
-        }
-    }
-    Ok(units)
+/// Zeros for one kind of an optimizer's state, by unit.
+fn zeroed_state(fabric: &Fabric) -> Result<Vec<Vec<f32>>, Error> {
+    let of_unit = |layout: &Arc<UnitLayout>| {
+        let _scope = memory::scope(Category::Optimizer);
+        zeros(layout.trainable().shard_len)
+    };
+    fabric.plan.layouts().iter().map(of_unit).collect()
+}
+
+fn zeros(len: usize) -> Result<Vec<f32>, Error> {
+    Ok(hsdp_kernels::zeros(len)?)
 }
 
 fn updates(fabric: &Fabric, manifest: &Manifest) -> Vec<Vec<u64>> {

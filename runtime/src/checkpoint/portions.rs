@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use hsdp_checkpoint::{Slice, state_tensor};
+use hsdp_checkpoint::{Elements, Slice, state_tensor};
 use hsdp_sharding::{Piece, Role, UnitId};
 
 use crate::engine::fabric::Fabric;
@@ -36,7 +36,7 @@ pub(super) struct Written {
 }
 
 impl Written {
-    pub(super) fn slice<'a>(&'a self, values: &'a [f32]) -> Slice<'a> {
+    pub(super) fn slice<'a>(&'a self, values: Elements<'a>) -> Slice<'a> {
         let Portion { shape, offset, .. } = &self.portion;
         Slice { tensor: &self.name, shape, offset: *offset, values }
     }

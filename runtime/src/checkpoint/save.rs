@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use hsdp_checkpoint::{
-    Committed, Draft, Head, Lease, MOST_USER_BYTES, MeshShape, OptimizerHead, Place, Slice, Store,
-    Training, Writer, nonce,
+    Committed, Draft, Elements, Head, Lease, MOST_USER_BYTES, MeshShape, OptimizerHead, Place,
+    Slice, Store, Training, Writer, nonce,
 };
+use hsdp_kernels::Values;
 use hsdp_sharding::{Rank, UnitId};
 use serde_json::Value;
 
@@ -18,6 +18,7 @@ use super::together::{Failed, Kind, Problem, Together};
 use super::{Checkpointed, Checkpoints};
 use crate::comparison;
 use crate::digest;
+use crate::engine::shard::HostShard;
 use crate::error::Error;
 use crate::model::ShardedModel;
 
@@ -235,7 +236,7 @@ pub(super) fn told(committed: Committed) -> PathBuf {
 struct Contents<'a> {
     written: Vec<Written>,
     /// By unit.
-    masters: Vec<Arc<Vec<f32>>>,
+    shards: Vec<HostShard>,
     /// By kind, and by unit.
     states: Vec<Vec<Cow<'a, [f32]>>>,
 }
@@ -246,9 +247,11 @@ impl<'a> Contents<'a> {
         let of_kind = |kind: &&'static str| {
             units().map(|unit| optimizer.state(model, (kind, unit))).collect::<Result<_, _>>()
         };
+        let fabric = &model.engine.fabric;
+        let shards = model.engine.state().shards.clone();
         Ok(Self {
             written: portions::to_write(&model.engine.fabric, kinds),
-            masters: units().map(|unit| model.shard(unit)).collect::<Result<_, _>>()?,
+            shards: shards.iter().map(|shard| shard.kept(fabric)).collect::<Result<_, _>>()?,
             states: kinds.iter().map(of_kind).collect::<Result<_, Error>>()?,
         })
     }
@@ -256,12 +259,21 @@ impl<'a> Contents<'a> {
     fn slices(&self) -> Vec<Slice<'_>> {
         let slices = self.written.iter().map(|written| {
             let unit = written.portion.unit.index();
-            let of_unit: &[f32] = match written.kind {
-                None => &self.masters[unit],
-                Some(kind) => &self.states[kind][unit],
+            let range = written.portion.range.clone();
+            let values = match written.kind {
+                None => self.shards[unit].values(range),
+                Some(kind) => Values::F32(&self.states[kind][unit][range]),
             };
-            written.slice(&of_unit[written.portion.range.clone()])
+            written.slice(elements(values))
         });
         slices.collect()
+    }
+}
+
+fn elements(values: Values<'_>) -> Elements<'_> {
+    match values {
+        Values::F32(values) => Elements::F32(values),
+        Values::F16(values) => Elements::F16(values),
+        Values::BF16(values) => Elements::BF16(values),
     }
 }

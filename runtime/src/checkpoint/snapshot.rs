@@ -52,7 +52,7 @@ impl Snapshot {
         let slices = self.written.iter().map(|written| {
             let (own, rest) = elements.split_at(written.portion.range.len());
             elements = rest;
-            written.slice(own)
+            written.slice(own.into())
         });
         slices.collect()
     }

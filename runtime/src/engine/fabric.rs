@@ -101,9 +101,11 @@ impl Fabric {
         self.device.as_ref().is_some_and(DeviceSeat::updates_there)
     }
 
-    /// The memory scope of f32 shards that are made on the host: they stay there, or go on to a device.
-    pub(crate) fn scope_of_masters(&self) -> Scope {
+    /// The memory scope of the f32 parameters of which a unit's shard is made on the host: they stay there, or go on to a device, or
+    /// only their trained part stays.
+    pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
         let stay = self.device.as_ref().is_none_or(DeviceSeat::leaves_masters_here);
+        let stay = stay && self.plan.layout(unit).stored().is_none();
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 

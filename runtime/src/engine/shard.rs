@@ -1,10 +1,11 @@
 //! A unit's parameters on this rank: the f32 master copy, and the copy that gathers read.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_kernels::memory::{self, Category};
-use hsdp_kernels::{HostBuffer, SharedBuffer, ValuesMut, cast, copy_past_caches};
-use hsdp_sharding::DType;
+use hsdp_kernels::{HostBuffer, SharedBuffer, Values, ValuesMut, cast, copy_past_caches, unpack};
+use hsdp_sharding::{DType, UnitId, UnitLayout};
 
 use crate::engine::device::DeviceShard;
 use crate::engine::fabric::Fabric;
@@ -18,30 +19,42 @@ pub(crate) enum Shard {
 }
 
 impl Shard {
-    /// A shard of these f32 parameters, rounded too where the compute dtype is another.
+    /// A unit's shard of these f32 parameters, rounded too where the compute dtype is another. Parameters that are stored in the
+    /// compute dtype are only rounded.
     ///
     /// # Errors
     /// If there is no memory for it; those of a device.
-    pub(crate) fn new(fabric: &Fabric, master: Vec<f32>) -> Result<Self, Error> {
+    pub(crate) fn new(
+        fabric: &Fabric,
+        (unit, parameters): (UnitId, Vec<f32>),
+    ) -> Result<Self, Error> {
         let compute = fabric.options.precision.parameters;
         Ok(match &fabric.device {
-            Some(seat) => Self::Device(DeviceShard::new(fabric, seat, (master, compute))?),
-            None => Self::Host(HostShard::new(master, compute)?),
+            Some(seat) => Self::Device(DeviceShard::new(fabric, seat, (parameters, compute))?),
+            None => Self::Host(HostShard::new(parameters, fabric.plan.layout(unit), compute)?),
         })
     }
 
-    /// The f32 parameters: another handle to them, or a copy of those on a device.
+    /// The parameters as they are kept: other handles to them, or a copy of those on a device.
     ///
     /// # Errors
     /// Those of a device.
-    pub(crate) fn master(&self, fabric: &Fabric) -> Result<Arc<Vec<f32>>, Error> {
-        match self {
-            Self::Host(shard) => Ok(Arc::clone(&shard.master)),
-            Self::Device(shard) => shard.to_host(fabric),
-        }
+    pub(crate) fn kept(&self, fabric: &Fabric) -> Result<HostShard, Error> {
+        Ok(match self {
+            Self::Host(shard) => shard.clone(),
+            Self::Device(shard) => HostShard { master: shard.to_host(fabric)?, gather_input: None },
+        })
     }
 
-    /// Copies f32 parameters, from the `from`-th on.
+    /// The parameters in f32: another handle to them, or a copy of those that lie on a device or are stored in the compute dtype.
+    ///
+    /// # Errors
+    /// If there is no memory for the copy; those of a device.
+    pub(crate) fn in_f32(&self, fabric: &Fabric) -> Result<Arc<Vec<f32>>, Error> {
+        Ok(self.kept(fabric)?.in_f32()?)
+    }
+
+    /// Copies f32 parameters, from the `from`-th on: parts of a single parameter.
     ///
     /// # Errors
     /// Those of a device.
@@ -52,7 +65,10 @@ impl Shard {
         into: &mut [f32],
     ) -> Result<(), Error> {
         match self {
-            Self::Host(shard) => copy_past_caches(into, &shard.master[from..from + into.len()]),
+            Self::Host(shard) => match shard.values(from..from + into.len()) {
+                Values::F32(values) => copy_past_caches(into, values),
+                stored => unpack(into, stored),
+            },
             Self::Device(shard) => shard.copy_to(fabric, from, into)?,
         }
         Ok(())
@@ -64,18 +80,56 @@ impl Shard {
 /// Both copies are written through [`exclusive`](Self::exclusive) and nothing else, so that they hold the same parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct HostShard {
+    /// The f32 parameters: all of the shard, or the trained ones alone, which are the first.
     master: Arc<Vec<f32>>,
-    /// The master, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
+    /// All parameters, rounded to the compute dtype; `None` where that is f32, and the master itself is gathered.
     gather_input: Option<SharedBuffer>,
 }
 
 impl HostShard {
-    fn new(master: Vec<f32>, compute: DType) -> Result<Self, hsdp_kernels::Error> {
+    fn new(
+        parameters: Vec<f32>,
+        layout: &UnitLayout,
+        compute: DType,
+    ) -> Result<Self, hsdp_kernels::Error> {
         let gather_input = match compute {
             DType::F32 => None,
-            compute => Some(rounded(&master, compute)?.into()),
+            compute => Some(rounded(&parameters, compute)?.into()),
+        };
+        let master = match layout.stored() {
+            None => parameters,
+            Some(_) => {
+                let _shard = memory::scope(Category::Shard);
+                let mut master = hsdp_kernels::zeros(layout.master_len())?;
+                master.copy_from_slice(&parameters[..layout.master_len()]);
+                master
+            }
         };
         Ok(Self { master: Arc::new(master), gather_input })
+    }
+
+    /// The parameters of a range: in f32, or in the compute dtype if that is their only copy.
+    ///
+    /// # Panics
+    /// If some of them have an f32 master, and others have none.
+    pub(crate) fn values(&self, range: Range<usize>) -> Values<'_> {
+        match &self.gather_input {
+            Some(stored) if range.start >= self.master.len() => stored.values().slice(range),
+            _ => Values::F32(&self.master[range]),
+        }
+    }
+
+    /// The parameters in f32: the master, or a copy if it does not have all.
+    fn in_f32(self) -> Result<Arc<Vec<f32>>, hsdp_kernels::Error> {
+        let Some(gather_input) = self.gather_input else { return Ok(self.master) };
+        let (all, masters) = (gather_input.len(), self.master.len());
+        if masters == all {
+            return Ok(self.master);
+        }
+        let mut copy = hsdp_kernels::zeros(all)?;
+        copy[..masters].copy_from_slice(&self.master);
+        unpack(&mut copy[masters..], gather_input.values().slice(masters..all));
+        Ok(Arc::new(copy))
     }
 
     /// The parameters in the compute dtype: another handle to the buffer that peers read in place.

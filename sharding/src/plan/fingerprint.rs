@@ -10,7 +10,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{Accumulation, FullCopies, PlanOptions};
 use crate::{
-    AfterForward, Granularity, Mesh, ModelSpec, Param, Region, Role, Unit, UnitId, UnitLayout,
+    AfterForward, DType, Granularity, Mesh, ModelSpec, Param, Region, Role, Unit, UnitId,
+    UnitLayout,
 };
 
 const VERSION: &str = "hsdp plan 2";
@@ -91,9 +92,12 @@ impl Encoder {
     fn param(&mut self, param: &Param) {
         self.text(&param.name);
         self.list(param.shape.iter(), |encoder, &dim| encoder.size(dim));
-        self.number(match param.role {
-            Role::Trainable => 0,
-            Role::Frozen => 1,
+        // A valid parameter that is stored in the compute dtype is frozen, and of 16 bits.
+        self.number(match (param.role, param.stored) {
+            (Role::Trainable, _) => 0,
+            (Role::Frozen, None) => 1,
+            (Role::Frozen, Some(DType::F16)) => 2,
+            (Role::Frozen, Some(_)) => 3,
         });
         // Granularity "element" is 0 rows, which no valid parameter asks for.
         self.size(match param.granularity {

@@ -6,11 +6,12 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// The peak memory of one rank in each category during a step, in bytes. It is the same on every rank.
 ///
 /// In these formulas `shard_len` is the number of elements of a unit's shard, of which n are
-/// trainable, and `numel` the number of elements of a unit's parameters without padding:
+/// trainable, and `numel` the number of elements of a unit's parameters without padding. `master_len` is n in units whose
+/// frozen parameters are [stored](crate::Param::stored_in) in the compute dtype, and `shard_len` in all others:
 ///
 /// | category | bytes |
 /// |---|---|
-/// | `shard` | 4 · Σ shard_len |
+/// | `shard` | 4 · Σ master_len |
 /// | `gather_input` | size(param_dtype) · Σ shard_len; with f32 parameters 0 |
 /// | `optimizer` | 4 · optimizer_slots · Σ n |
 /// | `partial` | 4 · Σ n; with accumulation `Every` and more than one replica twice that |
@@ -26,7 +27,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// `end(end(i))`, where end(j) = j + prefetch + 1, or the end of the microbatch if that is nearer. The gathers of the next microbatch
 /// follow those of this one. In a world of one rank the formula is that of [`FullCopies::PerRank`].
 ///
-/// On a device a unit lies flat, with its padding ([`Plan::memory_on_device`]). The formula of `full` then uses `full_len` in place of
+/// A model with stored parameters cannot lie on a device. On a device a unit lies flat, with its padding ([`Plan::memory_on_device`]). The formula of `full` then uses `full_len` in place of
 /// `numel`. That of `grad_full` uses the length of the trainable region with its padding: the sum over all units, and once more the
 /// largest, because a gradient is packed before it is added.
 ///
@@ -50,7 +51,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// all of these, need the next one, and have issued `prefetch` beyond that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemoryPlan {
-    /// f32 master copies of the shards.
+    /// f32 master copies of the shards, except frozen parameters that are [stored](crate::Param::stored_in) in the compute dtype.
     pub shard: ByteCount,
     /// The shards in the compute dtype, which gathers read; 0 where gathers read the master copies.
     pub gather_input: ByteCount,
@@ -157,7 +158,7 @@ fn with(plan: &Plan, full: &dyn Fn(UnitId) -> ElemCount, unsharded: ElemCount) -
         compute => shard.bytes(compute),
     };
     MemoryPlan {
-        shard: f32_bytes(shard),
+        shard: f32_bytes(sum(plan, |layout| ElemCount::of(layout.master_len()))),
         gather_input,
         full: peak_full(plan, full).bytes(plan.options().param_dtype),
         grad_full: f32_bytes(grad_full),

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::{Granularity, ModelSpec, Param, Unit};
-use crate::Error;
+use super::{Granularity, ModelSpec, Param, Role, Unit};
+use crate::{DType, Error};
 
 /// The reason why a tie is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +36,41 @@ impl fmt::Display for TieProblem {
     }
 }
 
+/// The reason why a parameter cannot be stored as it says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StorageProblem {
+    /// The parameter is trainable.
+    Trainable,
+    /// The dtype is neither f16 nor bf16.
+    DType,
+    /// This frozen parameter of the same unit is stored in another way.
+    Beside(String),
+    /// The plan gathers parameters in this dtype.
+    Gathered(DType),
+}
+
+impl fmt::Display for StorageProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Trainable => f.pad("it is trained, which needs an f32 master: mark it `frozen`"),
+            Self::DType => f.pad("expected f16 or bf16; f32 needs no `stored_in`"),
+            Self::Beside(other) => {
+                write!(
+                    f,
+                    "`{other}` of the same unit is frozen, and stored in another way: store all frozen parameters of a unit alike"
+                )
+            }
+            Self::Gathered(dtype) => {
+                write!(
+                    f,
+                    "parameters are gathered in {dtype}: set param_dtype to the dtype in which it is stored, or do not use `stored_in`"
+                )
+            }
+        }
+    }
+}
+
 impl ModelSpec {
     /// Checks the description. [`Plan::new`](crate::Plan::new) calls it.
     ///
@@ -45,6 +80,8 @@ impl ModelSpec {
     /// - [`Error::DuplicateName`] if two parameters or two units have the same name.
     /// - [`Error::ZeroDim`] if a dim of a parameter has size 0, [`Error::InvalidRows`] if it asks
     ///   for pieces of 0 rows, or for rows without having a dim.
+    /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than f16 and bf16, is
+    ///   trainable, or is not stored like the other frozen parameters of its unit.
     /// - [`Error::InvalidTie`] if an alias is taken, or does not lead to a parameter.
     pub fn validate(&self) -> Result<(), Error> {
         if self.units().is_empty() {
@@ -111,7 +148,20 @@ impl Unit {
         if self.params.is_empty() {
             return Err(Error::EmptyUnit { unit: self.name.clone() });
         }
-        self.params.iter().try_for_each(Param::check)
+        self.params.iter().try_for_each(Param::check)?;
+        self.check_storage()
+    }
+
+    /// Checks that all frozen parameters are stored alike: the layout has one region for them.
+    fn check_storage(&self) -> Result<(), Error> {
+        let frozen = || self.params.iter().filter(|param| param.role == Role::Frozen);
+        let Some(stored) = frozen().find(|param| param.stored.is_some()) else { return Ok(()) };
+        match frozen().find(|param| param.stored != stored.stored) {
+            None => Ok(()),
+            Some(other) => {
+                stored.check_stored(|_| Some(StorageProblem::Beside(other.name.clone())))
+            }
+        }
     }
 }
 
@@ -121,11 +171,36 @@ impl Param {
         if let Some(dim) = self.shape.iter().position(|&size| size == 0) {
             return Err(Error::ZeroDim { param: param(), shape: shape(), dim });
         }
+        self.check_stored(|dtype| match (self.role, dtype) {
+            (Role::Trainable, _) => Some(StorageProblem::Trainable),
+            (Role::Frozen, DType::F16 | DType::BF16) => None,
+            (Role::Frozen, _) => Some(StorageProblem::DType),
+        })?;
         match self.granularity {
             Granularity::Rows(rows) if rows == 0 || self.shape.is_empty() => {
                 Err(Error::InvalidRows { param: param(), shape: shape(), rows })
             }
             Granularity::Rows(_) | Granularity::Element => Ok(()),
+        }
+    }
+
+    /// Checks that a parameter that is stored in the compute dtype is gathered in it.
+    pub(crate) fn check_gathered_in(&self, param_dtype: DType) -> Result<(), Error> {
+        self.check_stored(|dtype| {
+            (dtype != param_dtype).then_some(StorageProblem::Gathered(param_dtype))
+        })
+    }
+
+    fn check_stored(
+        &self,
+        problem: impl FnOnce(DType) -> Option<StorageProblem>,
+    ) -> Result<(), Error> {
+        let Some(dtype) = self.stored else { return Ok(()) };
+        match problem(dtype) {
+            None => Ok(()),
+            Some(problem) => {
+                Err(Error::InvalidStorage { param: self.name.clone(), dtype, problem })
+            }
         }
     }
 }

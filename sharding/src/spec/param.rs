@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::DType;
+
 /// Whether a parameter is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
@@ -52,6 +54,8 @@ pub struct Param {
     pub role: Role,
     /// The places at which it may be cut.
     pub granularity: Granularity,
+    /// The dtype in which it is stored, if that is its only copy; `None` with an f32 master.
+    pub stored: Option<DType>,
 }
 
 impl Param {
@@ -62,6 +66,7 @@ impl Param {
             shape: shape.into(),
             role: Role::Trainable,
             granularity: Granularity::Element,
+            stored: None,
         }
     }
 
@@ -69,6 +74,22 @@ impl Param {
     #[must_use]
     pub fn frozen(self) -> Self {
         Self { role: Role::Frozen, ..self }
+    }
+
+    /// Stores a frozen parameter in `dtype` alone, f16 or bf16, without an f32 master: 2 bytes an element and not 6. Its values are
+    /// rounded once, when the model is made.
+    ///
+    /// The plan's `param_dtype` must be the same dtype, and all frozen parameters of a unit are stored alike. A plan refuses anything
+    /// else ([`Error::InvalidStorage`](crate::Error::InvalidStorage)).
+    ///
+    /// ```
+    /// use hsdp_sharding::{DType, Param};
+    /// let base = Param::new("h.0.attn.qkv.weight", [2304, 768]).frozen().stored_in(DType::BF16);
+    /// assert_eq!(base.stored, Some(DType::BF16));
+    /// ```
+    #[must_use]
+    pub fn stored_in(self, dtype: DType) -> Self {
+        Self { stored: Some(dtype), ..self }
     }
 
     /// Lets the parameter be cut only between groups of `rows` rows of dim 0, for optimizers that

@@ -44,6 +44,10 @@ fn every_difference_shows() {
     let with_block = |block| fingerprint(model_of(block), "2x3", options);
     let with_mesh = |mesh| fingerprint(model_of(block()), mesh, options);
     let with_options = |options| fingerprint(model_of(block()), "2x3", options);
+    let with_block_in = |param_dtype, block| {
+        fingerprint(model_of(block), "2x3", PlanOptions { param_dtype, ..options })
+    };
+    let stored = |dtype| Param::new("b", [64]).frozen().stored_in(dtype);
     let (w, b) = (|| Param::new("w", [64, 32]), || Param::new("b", [64]));
     let unit = |params: [Param; 2]| params.into_iter().fold(Unit::new("block"), Unit::param);
     let renamed = block().params.into_iter().fold(Unit::new("h.0"), Unit::param);
@@ -61,6 +65,10 @@ fn every_difference_shows() {
         ("shape of equal size", with_block(unit([Param::new("w", [32, 64]), b()]))),
         ("rank of the shape", with_block(unit([Param::new("w", [2048]), b()]))),
         ("frozen", with_block(unit([w(), b().frozen()]))),
+        ("stored in bf16", with_block_in(DType::BF16, unit([w(), stored(DType::BF16)]))),
+        ("frozen of bf16", with_block_in(DType::BF16, unit([w(), b().frozen()]))),
+        ("stored in f16", with_block_in(DType::F16, unit([w(), stored(DType::F16)]))),
+        ("frozen of f16", with_block_in(DType::F16, unit([w(), b().frozen()]))),
         ("rows", with_block(unit([w().rows(1), b()]))),
         ("two rows", with_block(unit([w().rows(2), b()]))),
         ("one parameter more", with_block(block().param(Param::new("c", [1])))),

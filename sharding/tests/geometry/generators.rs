@@ -1,7 +1,7 @@
 //! Generated models and meshes for the tests. Seeds are fixed, so a test gives the same result in
 //! every run.
 
-use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Unit, UnitId};
+use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Role, Unit, UnitId};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -71,6 +71,19 @@ pub(crate) fn ordered() -> impl Strategy<Value = (ModelSpec, Vec<UnitId>)> {
         let order = Just(spec.unit_ids().collect::<Vec<_>>()).prop_shuffle();
         (Just(spec), order)
     })
+}
+
+/// The same model, where the frozen parameters of some units, one for each bit, are stored in `dtype`.
+pub(crate) fn stored(spec: &ModelSpec, dtype: DType, units: u8) -> ModelSpec {
+    let unit = |(index, unit): (usize, &Unit)| {
+        let mut unit = unit.clone();
+        let is_chosen = units & (1 << index) != 0;
+        for param in unit.params.iter_mut().filter(|it| is_chosen && it.role == Role::Frozen) {
+            param.stored = Some(dtype);
+        }
+        unit
+    };
+    spec.units().iter().enumerate().map(unit).fold(ModelSpec::new(), ModelSpec::unit)
 }
 
 /// Any mesh from 1x1 to 8x8.

@@ -8,7 +8,7 @@ use hsdp_sharding::{
 };
 use proptest::prelude::*;
 
-use crate::generators::{accumulation, cases, full_copies, mesh, model, ordered, wire};
+use crate::generators::{accumulation, cases, full_copies, mesh, model, ordered, stored, wire};
 
 /// Allocations by name, and the peak of their sum.
 #[derive(Default)]
@@ -152,10 +152,13 @@ fn peak_full(plan: &Plan) -> usize {
 /// rest.
 fn counted(plan: &Plan) -> MemoryPlan {
     let options = plan.options();
-    let (mut shard, mut trainable, mut grad_full) = (0, 0, 0);
+    let (mut shard, mut trainable, mut grad_full, mut without_master) = (0, 0, 0, 0);
     for (unit, layout) in plan.spec().units().iter().zip(plan.layouts()) {
         let ranks = layout.shard_size();
         shard += layout.full_len() / ranks;
+        if unit.params.iter().any(|param| param.stored.is_some()) {
+            without_master += layout.frozen().len / ranks;
+        }
         trainable += layout.trainable().len / ranks;
         for param in unit.params.iter().filter(|param| param.role == Role::Trainable) {
             grad_full += param.shape.iter().product::<usize>();
@@ -166,7 +169,7 @@ fn counted(plan: &Plan) -> MemoryPlan {
     let local = options.accumulation == Accumulation::Local;
     let words = |words: usize| ByteCount::of(4 * words);
     MemoryPlan {
-        shard: words(shard),
+        shard: words(shard - without_master),
         gather_input: match options.param_dtype.size_bytes() {
             4 => ByteCount::ZERO,
             size => ByteCount::of(size * shard),
@@ -189,10 +192,12 @@ proptest! {
         accumulation in accumulation(),
         (prefetch, optimizer_slots) in (0usize..=14, 0usize..=2),
         full_copies in full_copies(),
+        units in any::<u8>(),
     ) {
         let options = PlanOptions {
             param_dtype, accumulation, prefetch, optimizer_slots, full_copies, ..Default::default()
         };
+        let spec = if param_dtype == DType::F32 { spec } else { stored(&spec, param_dtype, units) };
         let plan = Plan::new(spec, mesh, options).unwrap().in_order(&order);
         prop_assert_eq!(plan.memory(), counted(&plan));
         let phases = [Phase::Forward, Phase::Backward].map(|phase| plan.full_in(phase));

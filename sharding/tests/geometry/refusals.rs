@@ -75,3 +75,42 @@ fn whole_rows_on_too_many_ranks_are_refused_when_padding_explodes() {
         "unit `h.0` takes 1125899906842624 elements with its padding, more than 281474976710656"
     );
 }
+
+fn refused(param_dtype: DType, params: [Param; 2]) -> String {
+    let unit = params.into_iter().fold(Unit::new("h.0"), Unit::param);
+    let options = PlanOptions { param_dtype, ..PlanOptions::default() };
+    let refused = plan(ModelSpec::new().unit(unit), options);
+    refused.expect_err("it is refused").to_string()
+}
+
+#[test]
+fn only_frozen_parameters_are_stored_in_the_dtype_in_which_they_are_gathered() {
+    let (w, base) = (|| Param::new("w", [3]), || Param::new("base", [3]).frozen());
+    assert_eq!(
+        refused(DType::BF16, [w().stored_in(DType::BF16), base()]),
+        "parameter `w`, stored in bf16: it is trained, which needs an f32 master: mark it `frozen`"
+    );
+    assert_eq!(
+        refused(DType::F32, [w(), base().stored_in(DType::F32)]),
+        "parameter `base`, stored in f32: expected f16 or bf16; f32 needs no `stored_in`"
+    );
+    assert_eq!(
+        refused(DType::F32, [w(), base().stored_in(DType::BF16)]),
+        "parameter `base`, stored in bf16: parameters are gathered in f32: set param_dtype to the dtype in which it is stored, \
+         or do not use `stored_in`"
+    );
+    let beside = "stored in another way: store all frozen parameters of a unit alike";
+    let other = || Param::new("other", [3]).frozen();
+    assert_eq!(
+        refused(DType::BF16, [other(), base().stored_in(DType::BF16)]),
+        format!(
+            "parameter `base`, stored in bf16: `other` of the same unit is frozen, and {beside}"
+        )
+    );
+    assert_eq!(
+        refused(DType::BF16, [other().stored_in(DType::F16), base().stored_in(DType::BF16)]),
+        format!(
+            "parameter `other`, stored in f16: `base` of the same unit is frozen, and {beside}"
+        )
+    );
+}

@@ -22,7 +22,7 @@ fn save(lease: &mut Lease, step: u64) -> Result<Vec<Error>, Error> {
     let draft = lease.begin(step)?;
     for (index, third) in values.chunks(LEN / WRITERS).enumerate() {
         let offset = (index * third.len()) as u64;
-        let slice = |tensor| Slice { tensor, shape: &[10, 3], offset, values: third };
+        let slice = |tensor| Slice { tensor, shape: &[10, 3], offset, values: third.into() };
         let writer = Writer { index, of: WRITERS };
         if let Err(error) = draft.place().write(writer, &[slice("w"), slice(&state)]) {
             draft.discard();

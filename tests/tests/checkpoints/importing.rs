@@ -1,12 +1,14 @@
 //! A folder of a model, as others write it, becomes a sharded model of which no rank has ever had the whole.
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use hsdp::checkpoint::{Import, Imported};
-use hsdp::{DType, Error, ModelOptions, ModelSpec, Param, Precision, ShardedModel, World};
+use hsdp::{DType, Error, ModelOptions, ModelSpec, Param, Precision, ShardedModel, Unit, World};
 use hsdp_checkpoint::{Disk, Store, export};
 use hsdp_tests::support::models::layer;
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 use super::training::{Training, spec};
@@ -108,7 +110,7 @@ fn tensors_may_be_shared_or_left_over_and_files_linked() {
     let from = Import::of(&linked).naming(|name| name.replace("second.", "first."));
     let imported = on_ranks(2, |world| {
         let options = ModelOptions::on(mesh(1, 2));
-        let Imported { model, left_over } =
+        let Imported { model, left_over, .. } =
             ShardedModel::import(world, twins.clone(), options, &from)?;
         Ok((model.full_parameters()?, left_over))
     });
@@ -120,6 +122,88 @@ fn tensors_may_be_shared_or_left_over_and_files_linked() {
     );
     let others = expected.iter().map(|(name, _)| name.clone());
     assert_eq!(left_over, others.filter(|name| !name.starts_with("first.")).collect::<Vec<_>>());
+}
+
+/// A model of the folder's units, to each of which a parameter was added. Those come in any order.
+fn adapted() -> ModelSpec {
+    let adapted = |unit: &Unit| {
+        let added = |part: &str| Param::new(format!("{}.{part}", unit.name), [23, 3]);
+        let first = Unit::new(unit.name.clone()).param(added("b"));
+        unit.params.iter().cloned().fold(first, Unit::param).param(added("a"))
+    };
+    spec().units().iter().map(adapted).fold(ModelSpec::new(), ModelSpec::unit)
+}
+
+fn is_added(name: &str) -> bool {
+    name.ends_with(".a") || name.ends_with(".b")
+}
+
+#[test]
+fn what_a_folder_lacks_has_initial_values_on_every_mesh() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut expected: BTreeMap<_, _> = exported(folder.path(), u64::MAX).into_iter().collect();
+    let added: Vec<Param> = adapted().params().map(|(_, param)| param.clone()).collect();
+    let added = || added.iter().filter(|param| is_added(&param.name));
+    expected.extend(added().map(|param| (param.name.clone(), springs::initial(param))));
+    for (replicate, shard) in [(1, 1), (1, 3), (3, 1), (2, 2), (1, 8)] {
+        let found = on_ranks(replicate * shard, |world| {
+            let asked = Mutex::new(Vec::new());
+            let from = Import::of(&folder.path().join("model")).or_init(|param| {
+                asked.lock().expect("free").push(param.name.clone());
+                springs::initial(param)
+            });
+            let options = ModelOptions::on(mesh(replicate, shard));
+            let imported = ShardedModel::import(world, adapted(), options, &from)?;
+            drop(from);
+            assert_eq!(asked.into_inner().expect("free"), imported.initialised);
+            assert_eq!(imported.left_over, [] as [&str; 0]);
+            Ok((imported.model.full_parameters()?, imported.initialised))
+        });
+        let (parameters, initialised) = common(found);
+        assert!(parameters == expected, "{replicate}x{shard}");
+        assert!(initialised.iter().eq(added().map(|param| &param.name)), "{initialised:?}");
+    }
+}
+
+/// The error of all ranks, each of which has its own way to import what was exported.
+fn refused(folder: &Path, from: &(dyn Fn(usize) -> Import<'static> + Sync)) -> String {
+    exported(folder, u64::MAX);
+    let told = common_error(outcomes(2, |world| {
+        let from = from(world.rank().index());
+        ShardedModel::import(world, adapted(), ModelOptions::on(mesh(1, 2)), &from).map(drop)
+    }));
+    told.to_string()
+}
+
+#[test]
+fn initial_values_of_another_length_and_tensors_of_another_shape_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("model");
+    let short = |_: usize| Import::of(&model).or_init(|_| vec![0.0; 5]);
+    let told = refused(folder.path(), &short);
+    assert!(told.contains("init of first.b on rank 0: got 5 elements, the plan has 69"), "{told}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("model");
+    let renamed = |_: usize| {
+        let named = Import::of(&model).or_init(springs::initial);
+        named.naming(|name| if name == "first.a" { "first.bias".into() } else { name.into() })
+    };
+    let told = refused(folder.path(), &renamed);
+    assert!(told.contains("`first.bias` has shape [13], not [23, 3]"), "{told}");
+}
+
+/// It would have parts of both: of a tensor, and of an initial value.
+#[test]
+fn a_parameter_that_is_missing_on_some_ranks_only_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("model");
+    let from = |rank: usize| {
+        let named = Import::of(&model).or_init(springs::initial);
+        named.naming(move |name| if rank == 1 { format!("{name}!") } else { name.into() })
+    };
+    let told = refused(folder.path(), &from);
+    let expected = "on rank 1: other parameters are missing in its folder than on rank 0";
+    assert!(told.contains(expected), "{told}");
 }
 
 #[test]

@@ -1,4 +1,6 @@
-//! Full parameters, as ranks gather and read them: their values, and one copy for all ranks of a process.
+//! Full parameters, as ranks gather and read them: their values, one copy for all ranks of a process, and those that
+//! are stored in the compute dtype alone.
 
 mod one_copy;
+mod stored;
 mod values;

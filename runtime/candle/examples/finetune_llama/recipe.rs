@@ -1,5 +1,6 @@
 //! How the model is trained.
 
+use hsdp::Placement;
 use hsdp::prelude::*;
 use hsdp_candle::llama::{Llama, LlamaConfig, Lora, Recomputation};
 
@@ -18,10 +19,18 @@ pub(crate) fn llama(config: LlamaConfig, options: &Options) -> Llama {
         true => Recomputation::Blocks,
         false => Recomputation::Off,
     });
-    match options.lora {
-        Some(rank) => llama.with_lora(Lora::of_rank(rank)),
-        None => llama,
+    let Some(rank) = options.lora else { return llama };
+    let llama = llama.with_lora(Lora::of_rank(rank));
+    match is_stored(options) {
+        true => llama.storing_frozen_in(options.run.param_dtype),
+        false => llama,
     }
+}
+
+/// Whether the frozen model is kept in 16 bits alone. An export has it as it was read.
+fn is_stored(options: &Options) -> bool {
+    let on_host = options.run.device == Placement::Host;
+    options.run.param_dtype != DType::F32 && on_host && options.export.is_none()
 }
 
 /// The sizes of a model with random weights.

@@ -1,12 +1,10 @@
 //! Training: the work of each rank, and the launch of the ranks.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::Device;
-use hsdp::checkpoint::format::LinkedDisk;
-use hsdp::checkpoint::{Folder, Import, Imported};
+use hsdp::checkpoint::{Import, Imported};
 use hsdp::memory::{self, Category};
 use hsdp::prelude::*;
 use hsdp::{ByteCount, Gradients, Shutdown, Update};
@@ -17,7 +15,6 @@ use serde_json::json;
 use tracing::info_span;
 
 use super::data::{Place, Sequences};
-use super::folder::ModelFolder;
 use super::inputs::{self, Inputs};
 use super::options::Options;
 use super::recipe::{self, MAX_NORM};
@@ -267,13 +264,11 @@ fn model(world: World, inputs: &Inputs) -> Result<ShardedModel, Failure> {
     let Some(folder) = &inputs.folder else {
         return Ok(ShardedModel::new(world, spec, options, init)?);
     };
-    if inputs.options.lora.is_some() {
-        return with_adapters(world, folder, inputs);
-    }
     let import = Import::of(&folder.path);
+    let import = if inputs.options.lora.is_some() { import.or_init(init) } else { import };
     let telling = world.clone();
     let imported = ShardedModel::import(world, spec, options, &import);
-    let Imported { model, left_over } = imported.map_err(|error| match error {
+    let Imported { model, left_over, .. } = imported.map_err(|error| match error {
         // The folder cannot be read, or is of another model.
         hsdp::Error::Checkpoint { .. } => told_once(&telling, error.to_string()),
         error => error.into(),
@@ -285,20 +280,4 @@ fn model(world: World, inputs: &Inputs) -> Result<ShardedModel, Failure> {
         );
     }
     Ok(model)
-}
-
-/// The model of the folder with adapters, which it does not have. Each rank reads whole tensors, one by one.
-fn with_adapters(
-    world: World,
-    from: &ModelFolder,
-    inputs: &Inputs,
-) -> Result<ShardedModel, Failure> {
-    let folder = Folder::open(Arc::new(LinkedDisk), &from.path).map_err(Failure::input)?;
-    let there: Vec<String> = folder.tensors().map(|(name, _)| name.to_owned()).collect();
-    let mut init = inputs.recorded.init(inputs.options.seed);
-    let (spec, options) = (inputs.spec.clone(), model_options(&inputs.options.run));
-    Ok(ShardedModel::new(world, spec, options, |param| match there.contains(&param.name) {
-        true => folder.read_whole(&param.name, &param.shape).unwrap_or_default(),
-        false => init(param),
-    })?)
 }

@@ -35,13 +35,15 @@ pub enum Recomputation {
 pub struct Llama {
     config: Arc<LlamaConfig>,
     recomputation: Recomputation,
+    /// The dtype of frozen parameters, if they have no f32 master.
+    stored: Option<hsdp::DType>,
 }
 
 impl Llama {
     /// A model of these sizes.
     #[must_use]
     pub fn new(config: LlamaConfig) -> Self {
-        Self { config: Arc::new(config), recomputation: Recomputation::Off }
+        Self { config: Arc::new(config), recomputation: Recomputation::Off, stored: None }
     }
 
     /// The same model, with this recomputation.
@@ -57,6 +59,13 @@ impl Llama {
         self
     }
 
+    /// The same model, whose parameters that are [frozen](Self::with_lora) are [stored](Param::stored_in) in 16 bits alone: in the
+    /// dtype of gathered parameters.
+    #[must_use]
+    pub fn storing_frozen_in(self, dtype: hsdp::DType) -> Self {
+        Self { stored: Some(dtype), ..self }
+    }
+
     /// Its sizes.
     #[must_use]
     pub fn config(&self) -> &LlamaConfig {
@@ -70,12 +79,17 @@ impl Llama {
     /// None but those of [`record`].
     pub fn recorded(&self) -> std::result::Result<Recorded, Error> {
         let recorded = record(|vb| self.load(&vb))?;
-        Ok(match self.config.lora {
-            None => recorded,
-            Some(_) => recorded.map(|param| {
-                if linear::is_adapter(&param.name) { param } else { Param::frozen(param) }
-            }),
-        })
+        Ok(recorded.map(|param| match self.config.lora {
+            Some(_) if !linear::is_adapter(&param.name) => self.frozen(param),
+            _ => param,
+        }))
+    }
+
+    fn frozen(&self, param: Param) -> Param {
+        match self.stored {
+            Some(dtype) => param.frozen().stored_in(dtype),
+            None => param.frozen(),
+        }
     }
 
     /// The parameters, grouped to units in the order of the forward.

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use candle_core::Tensor;
-use hsdp::checkpoint::format::LinkedDisk;
-use hsdp::checkpoint::{Folder, Import, Imported};
+use hsdp::checkpoint::{Import, Imported};
 use hsdp::prelude::*;
 use hsdp_candle::llama::{Llama, LlamaConfig};
 use hsdp_candle::{Error, Pass};
@@ -94,28 +92,16 @@ impl Run {
         spec: ModelSpec,
         options: ModelOptions,
     ) -> Result<ShardedModel, Error> {
-        if self.llama.config().lora.is_some() {
-            return self.with_adapters(world, spec, options);
-        }
-        let Imported { model, left_over } =
-            ShardedModel::import(world, spec, options, &Import::of(&self.model))?;
+        let import = Import::of(&self.model);
+        let import = match self.llama.config().lora {
+            None => import,
+            Some(_) => import.or_init(self.llama.recorded()?.init(SEED)),
+        };
+        let imported = ShardedModel::import(world, spec, options, &import)?;
+        let Imported { model, left_over, initialised } = imported;
+        assert!(initialised.iter().all(|name| name.contains(".lora_")), "{initialised:?}");
         assert!(left_over.is_empty(), "{left_over:?}");
         Ok(model)
-    }
-
-    fn with_adapters(
-        &self,
-        world: World,
-        spec: ModelSpec,
-        options: ModelOptions,
-    ) -> Result<ShardedModel, Error> {
-        let folder = Folder::open(Arc::new(LinkedDisk), &self.model).expect("a folder of a model");
-        let mut init = self.llama.recorded()?.init(SEED);
-        let value = |param: &hsdp::Param| match param.name.contains(".lora_") {
-            true => init(param),
-            false => folder.read_whole(&param.name, &param.shape).expect("a tensor"),
-        };
-        Ok(ShardedModel::new(world, spec, options, value)?)
     }
 
     fn gradients(

@@ -31,7 +31,7 @@ impl Stock {
         let files = std::sync::Arc::new(LinkedDisk);
         let folder = Folder::open(files, folder).expect("a folder of a model");
         let there: Vec<String> = folder.tensors().map(|(name, _)| name.to_owned()).collect();
-        let mut init = llama.recorded().expect("a model").init(crate::run::SEED);
+        let init = llama.recorded().expect("a model").init(crate::run::SEED);
         let spec = llama.spec().expect("a model");
         let params = || spec.params().map(|(_, param)| param);
         let value = |param: &hsdp::Param| match there.contains(&param.name) {

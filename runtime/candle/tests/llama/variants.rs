@@ -40,7 +40,7 @@ enum Written {
 fn write(folder: &Path, config: &Value, written: Written) {
     std::fs::write(folder.join("config.json"), config.to_string()).expect("written");
     let llama = Llama::new(LlamaConfig::from_json(&config.to_string()).expect("a model"));
-    let mut init = llama.recorded().expect("a model").init(3);
+    let init = llama.recorded().expect("a model").init(3);
     let (Written::Whole(dtype) | Written::Spread(dtype)) = written;
     let tensor = |param: &hsdp::Param| {
         let values = Tensor::from_vec(init(param), param.shape.as_slice(), &Device::Cpu);

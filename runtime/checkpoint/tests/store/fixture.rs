@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hsdp_checkpoint::{
-    Disk, Error, Generation, Hash, Head, Lease, Slice, Store, Writer, state_tensor,
+    Disk, Elements, Error, Generation, Hash, Head, Lease, Slice, Store, Writer, state_tensor,
 };
 use tempfile::TempDir;
 
@@ -69,12 +69,12 @@ pub(crate) fn save(lease: &mut Lease, step: u64) -> Result<(), Error> {
         tensor: "w",
         shape: &[10, 3],
         offset: offset as u64,
-        values,
+        values: Elements::F32(values),
     };
     let of = 2;
     draft.place().write(Writer { index: 0, of }, &[half(0, &values[..14])])?;
     let state = state_tensor("exp_avg", "w");
-    let state = Slice { tensor: &state, shape: &[10, 3], offset: 0, values: &values };
+    let state = Slice { tensor: &state, shape: &[10, 3], offset: 0, values: values[..].into() };
     draft.place().write(Writer { index: 1, of }, &[state, half(14, &values[14..])])?;
     let committed = draft.commit(Head::of_step(step), of)?;
     assert!(committed.left_undone.is_empty(), "{:?}", committed.left_undone);
@@ -102,5 +102,5 @@ pub(crate) const ONLY: Writer = Writer { index: 0, of: 1 };
 
 /// A whole tensor.
 pub(crate) fn whole() -> Slice<'static> {
-    Slice { tensor: "w", shape: &[2], offset: 0, values: &[1.0, 2.0] }
+    Slice { tensor: "w", shape: &[2], offset: 0, values: Elements::F32(&[1.0, 2.0]) }
 }

@@ -12,7 +12,8 @@ use std::fs::{self, OpenOptions};
 use std::path::Path;
 
 use fixture::{Fixture, elements, flip_bit, read, save};
-use hsdp_checkpoint::{Error, Fallback, Generation, Head, Manifest, Slice, Writer};
+use half::{bf16, f16};
+use hsdp_checkpoint::{Elements, Error, Fallback, Generation, Head, Manifest, Slice, Writer};
 use serde_json::Value;
 
 #[test]
@@ -107,6 +108,26 @@ fn row_33_a_truncated_file_is_named_and_the_one_before_is_used() {
     );
 }
 
+/// Each value of 16 bits is an f32, too.
+#[test]
+fn elements_of_16_bits_are_written_as_f32() {
+    let fixture = Fixture::new();
+    let mut lease = fixture.store().lease("test").expect("free");
+    let draft = lease.begin(1).expect("new");
+    let (halves, brains) =
+        ([0.5, -6.1e-5].map(f16::from_f32), [1e30, f32::NAN].map(bf16::from_f32));
+    let slice = |tensor, values| Slice { tensor, shape: &[2], offset: 0, values };
+    let slices = [slice("a", Elements::F16(&halves)), slice("b", Elements::BF16(&brains))];
+    draft.place().write(Writer { index: 0, of: 1 }, &slices).expect("written");
+    draft.commit(Head::of_step(1), 1).expect("whole");
+    let generation = fixture.store().latest().expect("read").expect("there");
+    for (name, expected) in [("a", halves.map(f16::to_f32)), ("b", brains.map(bf16::to_f32))] {
+        let mut found = [0.0; 2];
+        generation.read(name, 0, &mut found).expect("read");
+        assert_eq!(found.map(f32::to_bits), expected.map(f32::to_bits), "{name}");
+    }
+}
+
 #[test]
 fn row_34_what_is_in_the_making_is_never_seen_and_removed_by_the_next_writer() {
     let fixture = Fixture::new();
@@ -114,7 +135,7 @@ fn row_34_what_is_in_the_making_is_never_seen_and_removed_by_the_next_writer() {
     save(&mut lease, 1).expect("saved");
     let draft = lease.begin(2).expect("new");
     let values = elements(2, 30);
-    let half = Slice { tensor: "w", shape: &[10, 3], offset: 0, values: &values[..14] };
+    let half = Slice { tensor: "w", shape: &[10, 3], offset: 0, values: values[..14].into() };
     draft.place().write(Writer { index: 0, of: 2 }, &[half]).expect("written");
     // The process ends here.
     assert_eq!(fixture.store().steps().expect("listed"), [1]);
@@ -175,7 +196,7 @@ fn what_no_reader_would_take_is_not_written() {
     let fixture = Fixture::new();
     let mut lease = fixture.store().lease("test").expect("free");
     let draft = lease.begin(1).expect("new");
-    let whole = Slice { tensor: "w", shape: &[2], offset: 0, values: &[1.0, 2.0] };
+    let whole = Slice { tensor: "w", shape: &[2], offset: 0, values: Elements::F32(&[1.0, 2.0]) };
     draft.place().write(Writer { index: 0, of: 1 }, &[whole]).expect("written");
     let deep = (0..200).fold(Value::Null, |inside, _| Value::Array(vec![inside]));
     let refused = draft.commit(Head { user: deep, ..Head::of_step(1) }, 1).expect_err("too deep");
@@ -218,12 +239,12 @@ fn parts_that_leave_a_gap_or_differ_in_shape_are_no_generation() {
         (14, 11, "tensor `w`: one writer has shape [10, 3], another [11, 3]"),
     ] {
         let draft = lease.begin(1).expect("new");
-        let first = Slice { tensor: "w", shape: &[10, 3], offset: 0, values: &values[..14] };
+        let first = Slice { tensor: "w", shape: &[10, 3], offset: 0, values: values[..14].into() };
         let second = Slice {
             tensor: "w",
             shape: &[rows, 3],
             offset,
-            values: &values[usize::try_from(offset).expect("small")..],
+            values: values[usize::try_from(offset).expect("small")..].into(),
         };
         for (index, slice) in [first, second].into_iter().enumerate() {
             draft.place().write(Writer { index, of: 2 }, &[slice]).expect("written");
@@ -240,7 +261,7 @@ fn a_writer_that_never_wrote_is_missed() {
     let fixture = Fixture::new();
     let mut lease = fixture.store().lease("test").expect("free");
     let draft = lease.begin(1).expect("new");
-    let whole = Slice { tensor: "w", shape: &[2], offset: 0, values: &[1.0, 2.0] };
+    let whole = Slice { tensor: "w", shape: &[2], offset: 0, values: Elements::F32(&[1.0, 2.0]) };
     draft.place().write(Writer { index: 0, of: 2 }, &[whole]).expect("written");
     let told = draft.commit(Head::of_step(1), 2).expect_err("refused").to_string();
     assert!(told.contains("r00001-of-00002.part.json"), "{told}");

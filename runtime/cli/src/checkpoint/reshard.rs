@@ -66,7 +66,7 @@ fn write(
         tensor,
         shape,
         offset: *offset,
-        values,
+        values: values[..].into(),
     });
     Ok(place.write(writer, &slices.collect::<Vec<_>>())?)
 }

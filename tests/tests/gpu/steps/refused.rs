@@ -1,6 +1,9 @@
 //! Where a model cannot be placed.
 
-use hsdp::{Error, ModelOptions, Offload, Placement, ShardedModel, World};
+use hsdp::{
+    DType, Error, ModelOptions, ModelSpec, Offload, Param, Placement, Precision, ShardedModel,
+    Unit, World,
+};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, outcomes};
@@ -65,4 +68,16 @@ fn ranks_that_offload_differently_disagree() {
         error.to_string(),
         "an option of the model differs between ranks: rank 1 has placement cuda, offloading all, rank 0 has placement cuda"
     );
+}
+
+/// This needs no device: the refusal comes first.
+#[test]
+fn parameters_without_a_master_are_refused_on_a_device() {
+    let base = Param::new("base", [5]).frozen().stored_in(DType::BF16);
+    let spec = ModelSpec::new().unit(Unit::new("unit").param(base));
+    let precision = Precision::compute_in(DType::BF16);
+    let options = ModelOptions { precision, ..placed(DEVICE, [1, 1]) };
+    let made = ShardedModel::new(World::single(), spec, options, springs::initial);
+    let told = made.expect_err("the device has masters").to_string();
+    assert!(told.contains("parameter `base`, stored in bf16: a model on a device"), "{told}");
 }

@@ -1,6 +1,8 @@
 //! Memory, measured by the allocator, against the plan's formulas.
 //!
-//! Counters are per rank and process, so the tests of this file run one at a time.
+//! Counters are per rank and process, so these tests run one at a time.
+
+mod stored;
 
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
