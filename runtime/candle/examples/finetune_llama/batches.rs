@@ -90,8 +90,8 @@ impl Batches {
         &self.held_out
     }
 
-    pub(crate) fn tokens(&self) -> u64 {
-        (self.of_microbatch * self.training.length) as u64
+    pub(crate) fn tokens(&self) -> usize {
+        self.of_microbatch * self.training.length
     }
 
     pub(crate) fn digest(&self) -> Digest {

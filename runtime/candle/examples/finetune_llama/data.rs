@@ -69,7 +69,7 @@ impl Data {
     }
 
     /// The tokens of a microbatch.
-    pub(crate) fn tokens(&self) -> u64 {
+    pub(crate) fn tokens(&self) -> usize {
         match self {
             Self::Batches(batches) => batches.tokens(),
             Self::Text(text) => text.tokens(),

@@ -106,8 +106,8 @@ impl Text {
         &self.held_out
     }
 
-    pub(crate) fn tokens(&self) -> u64 {
-        (self.batch * self.context) as u64
+    pub(crate) fn tokens(&self) -> usize {
+        self.batch.saturating_mul(self.context)
     }
 
     pub(crate) fn digest(&self) -> Digest {

@@ -195,8 +195,9 @@ impl<'a> Rank<'a> {
             self.optimizer.step(&mut self.model, gradients.clip(MAX_NORM))?
         };
         let options = &self.inputs.options.run;
-        let places = (options.microbatches * options.mesh.world_size()) as u64;
-        let (tokens, seconds) = (self.inputs.data.tokens() * places, start.elapsed().as_secs_f64());
+        let places = options.microbatches * options.mesh.world_size();
+        let (tokens, seconds) =
+            ((self.inputs.data.tokens() * places) as u64, start.elapsed().as_secs_f64());
         let applied = update == Update::Applied;
         Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, shutdown))
     }
@@ -237,7 +238,7 @@ impl<'a> Rank<'a> {
         let _span = info_span!("evaluation").entered();
         let (rank, ranks) = (self.model.rank().index(), self.model.world().size());
         let own = all.part(all.count() * rank / ranks, all.count() * (rank + 1) / ranks);
-        let batch = (data.tokens() as usize / all.length).max(1);
+        let batch = (data.tokens() / all.length).max(1);
         let (mut sum, mut items) = (0.0, 0);
         let mut evaluation = self.model.evaluation()?;
         for from in (0..own.count()).step_by(batch) {
