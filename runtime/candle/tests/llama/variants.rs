@@ -88,8 +88,11 @@ fn close(got: &Numbers, want: &Numbers) {
 
 /// Trains sharded and unsharded. Returns the sharded numbers.
 fn compare(model: Llama, folder: &Path, mesh: (&str, usize)) -> Numbers {
-    let batches = Batches::read(&golden("padded"));
-    let want = Stock::read(&model, folder).train(&batches, STEPS);
+    compare_on(&Batches::read(&golden("padded")), model, (folder, mesh))
+}
+
+fn compare_on(batches: &Batches, model: Llama, (folder, mesh): (&Path, (&str, usize))) -> Numbers {
+    let want = Stock::read(&model, folder).train(batches, STEPS);
     let run = |llama: Llama| Run {
         llama,
         model: folder.to_owned(),
@@ -97,9 +100,9 @@ fn compare(model: Llama, folder: &Path, mesh: (&str, usize)) -> Numbers {
         microbatches: mesh.1,
         steps: STEPS,
     };
-    let got = run(model.clone()).numbers(&batches);
+    let got = run(model.clone()).numbers(batches);
     close(&got, &want);
-    let recomputed = run(model.recomputing(Recomputation::Blocks)).numbers(&batches);
+    let recomputed = run(model.recomputing(Recomputation::Blocks)).numbers(batches);
     assert_eq!(recomputed, got);
     got
 }
@@ -128,6 +131,22 @@ fn bf16_in_several_files_another_theta_and_one_head_for_keys() {
 fn f16_and_heads_of_another_width() {
     let changes = json!({ "head_dim": 6, "rope_theta": 100.0 });
     check(&changes, Written::Whole(DType::F16), ("4x1", 1));
+}
+
+#[test]
+fn a_rank_without_a_label_that_counts_has_weight_0() {
+    let folder = TempDir::new().expect("a folder");
+    write(folder.path(), &config(&json!({})), Written::Whole(DType::F32));
+    let mut batches = Batches::read(&golden("padded"));
+    // Those of rank 1 of four, in all steps and in the evaluations.
+    for labels in [&mut batches.training[1], &mut batches.held_out[1]] {
+        let dim = labels.rank() - 2;
+        let none = labels.narrow(dim, 6, 6).and_then(|it| it.zeros_like()? - 100.0);
+        let parts = [labels.narrow(dim, 0, 6), none, labels.narrow(dim, 12, 12)];
+        let parts: Result<Vec<_>, _> = parts.into_iter().collect();
+        *labels = Tensor::cat(&parts.expect("24 sequences"), dim).expect("as before");
+    }
+    compare_on(&batches, llama(folder.path()), (folder.path(), ("2x2", 2)));
 }
 
 #[test]
