@@ -30,11 +30,14 @@
 //! ```
 //!
 //! In reading order: `checkpointed` (an optimizer's state), `portions` (the parts of each tensor that a rank owns), `together`
-//! (operations of all ranks, and the exchange of their results), `save`, `made` (a save that is called again), `load`; `snapshot`, `background` (saves while training
+//! (operations of all ranks, and the exchange of their results), `frozen` (a digest of the parameters that a checkpoint leaves out),
+//! `save`, `made` (a save that is called again), `differences` (between a checkpoint and a model), `load`; `snapshot`, `background` (saves while training
 //! goes on); `import` (folders that other programs wrote).
 
 mod background;
 mod checkpointed;
+mod differences;
+mod frozen;
 mod import;
 mod load;
 mod made;
@@ -53,19 +56,21 @@ pub use checkpointed::{Checkpointed, OptimizerState};
 pub use hsdp_checkpoint as format;
 use hsdp_checkpoint::{Disk, Files, Lease, RESERVED, STATE, Store};
 pub use hsdp_checkpoint::{Exported, Folder, export};
+use hsdp_sharding::{Rank, Role};
 pub use import::{Import, Imported};
 pub use load::Resumed;
 use made::Made;
 use parking_lot::Mutex;
 pub use save::Saved;
-use together::Together;
+use together::{Failed, Problem, Together};
 
 use self::background::InFlight;
 use self::snapshot::Snapshot;
 
+use crate::comparison;
 use crate::engine::joint;
 use crate::error::Error;
-use crate::model::ShardedModel;
+use crate::model::{ModelId, ShardedModel};
 
 /// The checkpoints of one model, in one directory.
 ///
@@ -87,6 +92,31 @@ pub struct Checkpoints {
     saved: VecDeque<Saved>,
     /// The memory to which the next save in the background copies.
     snapshot: Snapshot,
+    content: Content,
+    /// This rank's part of the digest of the frozen parameters of a model after a number of loads, which nothing else changes.
+    frozen: Option<(ModelId, u64, u64)>,
+}
+
+/// The parameters that checkpoints have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Content {
+    /// All parameters. Such a checkpoint can be loaded with either option: it replaces all parameters.
+    #[default]
+    All,
+    /// The trainable parameters, with their optimizer state. This is for adapters of a large frozen base, which the program makes or
+    /// [imports](ShardedModel::import) again. A load replaces the trainable parameters, and leaves the frozen ones as they are. They
+    /// must have the same bits as those of the model that was saved: a checkpoint has a digest of them.
+    ///
+    /// A checkpoint without frozen parameters cannot be loaded with [`Content::All`]. Its [`export`] has the trainable parameters alone.
+    /// A save in the background copies these alone, fewer bytes than [`Plan::snapshot`](hsdp_sharding::Plan::snapshot) says.
+    Trainable,
+}
+
+impl Content {
+    /// Whether a checkpoint has parameters of this role.
+    fn has(self, role: Role) -> bool {
+        self == Self::All || role == Role::Trainable
+    }
 }
 
 /// How checkpoints are written.
@@ -98,12 +128,14 @@ pub struct CheckpointOptions {
     pub holder: String,
     /// The file system.
     pub files: Arc<dyn Files>,
+    /// The parameters that checkpoints have; the same on all ranks.
+    pub content: Content,
 }
 
 impl Default for CheckpointOptions {
     fn default() -> Self {
         let holder = format!("process {}", std::process::id());
-        Self { keep: 2, holder, files: Arc::new(Disk) }
+        Self { keep: 2, holder, files: Arc::new(Disk), content: Content::All }
     }
 }
 
@@ -113,14 +145,15 @@ impl Checkpoints {
     /// Collective over the model's world.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] on all ranks if another job holds the lease, or rank 0 cannot write to the directory; [`Error::Options`] if a
+    /// [`Error::Checkpoint`] on all ranks if another job holds the lease, rank 0 cannot write to the directory, or ranks have another
+    /// [`Content`]; [`Error::Options`] if a
     /// parameter has a name that checkpoints reserve; [`Error::Comm`] if the communication fails.
     pub fn open(
         model: &ShardedModel,
         directory: &Path,
         options: CheckpointOptions,
     ) -> Result<Self, Error> {
-        let CheckpointOptions { keep, holder, files } = options;
+        let CheckpointOptions { keep, holder, files, content } = options;
         let store = Store::new(directory, files).keeping(keep);
         let fabric = &model.engine.fabric;
         check_names(model)?;
@@ -128,6 +161,7 @@ impl Checkpoints {
         let is_first = fabric.rank().index() == 0;
         let lease = together.run(|| Ok(is_first.then(|| store.lease(&holder)).transpose()?))?;
         let lease = lease.map(|lease| Arc::new(Mutex::new(lease)));
+        check_content(together, content)?;
         Ok(Self {
             store,
             lease,
@@ -135,7 +169,32 @@ impl Checkpoints {
             made: None,
             saved: VecDeque::new(),
             snapshot: Snapshot::default(),
+            content,
+            frozen: None,
         })
+    }
+
+    /// This rank's part of the digest of the frozen parameters, if checkpoints leave these out. Collective over the model's world.
+    fn frozen_part(
+        &mut self,
+        model: &ShardedModel,
+        together: Together<'_>,
+    ) -> Result<Option<u64>, Error> {
+        if self.content == Content::All {
+            return Ok(None);
+        }
+        let loads = model.engine.state().loads;
+        if let Some((id, known, part)) = &self.frozen
+            && (id, *known) == (model.id(), loads)
+        {
+            return Ok(Some(*part));
+        }
+        let part = together.run(|| {
+            let shards = model.engine.state().shards.clone();
+            Ok(frozen::part(&model.engine.fabric, &shards)?)
+        })?;
+        self.frozen = Some((model.id().clone(), loads, part));
+        Ok(Some(part))
     }
 
     /// The directory and its generations.
@@ -143,6 +202,16 @@ impl Checkpoints {
     pub fn store(&self) -> &Store {
         &self.store
     }
+}
+
+/// # Errors
+/// [`Error::Checkpoint`] if ranks have another content.
+fn check_content(together: Together<'_>, content: Content) -> Result<(), Error> {
+    let said = together.tell([content as u64])?;
+    let said: Vec<u64> = said.into_iter().map(|[content]| content).collect();
+    let Some([rank, other]) = comparison::odd_one(&said) else { return Ok(()) };
+    let what = format!("the content of its checkpoints is another than on rank {other}");
+    Err(together.error(Failed { rank: Rank::new(rank), problem: Problem::lasting(what) }))
 }
 
 /// # Errors

@@ -191,7 +191,7 @@ enum Allowed {
 
 /// Refuses options of an optimizer or a group with which an update would destroy the parameters: each has a name and a value.
 fn check_options<const N: usize>(
-    of: &str,
+    of: &dyn Display,
     options: [(&str, f64, Allowed); N],
 ) -> Result<(), Error> {
     for (name, value, allowed) in options {

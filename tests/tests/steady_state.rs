@@ -128,6 +128,10 @@ impl Training {
         let model =
             ShardedModel::new(world, spec, case.options.clone(), |param| vec![0.5; param.numel()])?;
         let adamw = AdamW::new(&model, AdamWOptions::default());
+        let adamw = adamw.group(
+            |param| param.name == "w.0",
+            |options| AdamWOptions { weight_decay: 0.0, ..options },
+        );
         Ok(Self { model, adamw, gradient: Arc::new(vec![0.25_f32; numel]), all })
     }
 

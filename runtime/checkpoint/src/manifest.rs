@@ -13,8 +13,14 @@ use crate::hash::Hash;
 use crate::name::is_plain;
 use crate::tiles;
 
-/// The format that this program writes, and the newest one that it reads. The first format was 1.
-pub(crate) const FORMAT: u64 = 1;
+/// The newest format that this program reads.
+pub(crate) const FORMAT: u64 = WITHOUT_FROZEN;
+
+/// The format of generations with all parameters.
+const FIRST: u64 = 1;
+
+/// The format of generations without the frozen parameters: it has [`Manifest::frozen_digest`].
+const WITHOUT_FROZEN: u64 = 2;
 
 /// The most bytes of a manifest or a note: those of the largest models on thousands of ranks. CHECKPOINT.md counts them.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
@@ -39,6 +45,8 @@ pub struct Head {
     /// The program's own values, which it needs to go on: a data cursor, seeds. At most
     /// [`MOST_USER_BYTES`](crate::MOST_USER_BYTES) as JSON.
     pub user: serde_json::Value,
+    /// The digest of the frozen parameters, if the files have the trainable parameters alone.
+    pub frozen_digest: Option<u64>,
 }
 
 impl Head {
@@ -51,6 +59,7 @@ impl Head {
             training: Training { loss_scale: None, weight_hint: 0 },
             optimizer: None,
             user: serde_json::Value::Null,
+            frozen_digest: None,
         }
     }
 }
@@ -116,6 +125,9 @@ pub struct Manifest {
     /// The program's own values, which it needs to go on.
     #[serde(deserialize_with = "bounds::value")]
     pub user: serde_json::Value,
+    /// The digest of the frozen parameters, if the files have the trainable parameters alone. CHECKPOINT.md defines it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen_digest: Option<u64>,
     /// The files. [`Chunk::file`] is an index into this list.
     pub files: Vec<FileEntry>,
     /// The tensors, by name.
@@ -225,9 +237,10 @@ impl Manifest {
         head: Head,
         (files, tensors): (Vec<FileEntry>, BTreeMap<String, TensorEntry>),
     ) -> Result<Self, Error> {
-        let Head { step, mesh, training, optimizer, user } = head;
-        let format = FORMAT;
-        let manifest = Self { format, step, mesh, training, optimizer, user, files, tensors };
+        let Head { step, mesh, training, optimizer, user, frozen_digest } = head;
+        let format = if frozen_digest.is_some() { WITHOUT_FROZEN } else { FIRST };
+        let manifest =
+            Self { format, step, mesh, training, optimizer, user, frozen_digest, files, tensors };
         manifest.check(path)?;
         Ok(manifest)
     }
@@ -276,6 +289,13 @@ impl Manifest {
     }
 
     fn check(&self, path: &Path) -> Result<(), Error> {
+        if self.frozen_digest.is_some() != (self.format == WITHOUT_FROZEN) {
+            let problem = format!(
+                "its format is {}, and only format {WITHOUT_FROZEN} has a frozen_digest",
+                self.format
+            );
+            return Err(Error::manifest(path, problem));
+        }
         let names: BTreeSet<&str> = self.files.iter().map(|file| &*file.name).collect();
         if names.len() < self.files.len() {
             return Err(Error::manifest(path, "it lists a file twice"));

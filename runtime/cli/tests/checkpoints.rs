@@ -99,7 +99,7 @@ fn the_checkpoint_of_a_newer_version_is_no_broken_one_and_no_older_one_takes_its
     let path = place.path("run/step-00000020/manifest.json");
     rewrite(&path, |value| value.replace("\"format\":1", "\"format\":9"));
     let newer = format!(
-        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 1\n",
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 2\n",
         path.display()
     );
     let (code, text, _) = place.checkpoint(&["ls", "/run"]);
@@ -184,6 +184,20 @@ fn reshard_changes_files_and_no_bit() {
             (Some(0), "the checkpoints are the same, bit by bit\n".to_owned(), String::new());
         assert_eq!(place.checkpoint(&["diff", "/run", &out]), same);
     }
+}
+
+#[test]
+fn a_checkpoint_without_frozen_parameters_is_one_after_reshard_and_not_the_same_as_one_with_them() {
+    let place = Place::new(&[10]);
+    let manifest = place.path("run/step-00000010/manifest.json");
+    let left_out = "\"format\":2,\"frozen_digest\":18446744073709551615";
+    rewrite(&manifest, |text| text.replace("\"format\":1", left_out));
+    assert_eq!(place.checkpoint(&["reshard", "/run", "/out", "--files", "3"]).0, Some(0));
+    assert_eq!(place.checkpoint(&["diff", "/run", "/out"]).0, Some(0));
+    rewrite(&manifest, |text| text.replace(left_out, "\"format\":1"));
+    let (code, text, _) = place.checkpoint(&["diff", "/run", "/out"]);
+    let expected = "frozen parameters: with the others in the first, left out, of digest 0xffffffffffffffff in the second\n";
+    assert_eq!((code, &*text), (Some(1), expected));
 }
 
 #[test]

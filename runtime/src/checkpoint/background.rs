@@ -45,11 +45,12 @@ impl Checkpoints {
         super::check(model, optimizer, "saving")?;
         model.engine.check_updated()?;
         self.settle(model)?;
-        let saving = Saving::of(&self.store, (model, optimizer), user);
+        let frozen = self.frozen_part(model, save::saving(model))?;
+        let saving = Saving::of(&self.store, (model, optimizer), (user, frozen));
         let (place, head) = saving.agree(save::fresh())?;
         // A rank that writes while others still copy would delay them, and so itself, where there are fewer cores than
         // threads.
-        let copied = self.snapshot.copy(model, optimizer);
+        let copied = self.snapshot.copy(model, optimizer, self.content);
         let together = saving.together();
         together.agree(copied)?.map_err(|failed| together.error(failed))?;
         let snapshot = mem::take(&mut self.snapshot);

@@ -1,16 +1,15 @@
 //! Loading: each rank reads its own elements, and either all ranks take them or none does.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, Training, state_tensor};
+use hsdp_checkpoint::{Generation, Manifest, Training, state_tensor};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{Role, UnitId, UnitLayout};
 use serde_json::Value;
 
 use super::portions::{self, Portion};
 use super::together::{Failed, Kind, Problem, Together};
-use super::{Checkpointed, Checkpoints, OptimizerState};
+use super::{Checkpointed, Checkpoints, Content, OptimizerState, differences, frozen};
 use crate::engine::fabric::Fabric;
 use crate::engine::shard::Shard;
 use crate::error::Error;
@@ -40,7 +39,8 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`], the same on all ranks, if all checkpoints are broken, a newer version of this program wrote
-    /// the newest, it is of another model or optimizer (the error lists all differences), or an earlier save has failed
+    /// the newest, it is of another model or optimizer (the error lists all differences), it has no frozen parameters
+    /// ([`Content::Trainable`]) and these checkpoints have [`Content::All`] or the model has other ones, or an earlier save has failed
     /// and no call has said so. The model and the optimizer are then as they were. [`Error::Misuse`] as for
     /// [`save`](Self::save); [`Error::Comm`].
     pub fn load_latest<O: Checkpointed>(
@@ -119,27 +119,54 @@ impl Checkpoints {
 
     /// Reads on all ranks. If all succeed, the model and the optimizer take the state that was read.
     fn load_step<O: Checkpointed>(
-        &self,
+        &mut self,
         model: &mut ShardedModel,
         optimizer: &mut O,
         step: u64,
     ) -> Result<Result<Resumed, Failed>, Error> {
         let read = loading(model, step).attempt(|| {
             let generation = self.store.open(step)?;
+            differences::check(&model.engine.fabric, (&generation, optimizer), self.content)?;
             read(&model.engine.fabric, (&generation, optimizer))
         });
         let read = match read?.inspect_err(|failed| self.note_broken(step, failed)) {
             Ok(read) => read,
             Err(failed) => return Ok(Err(failed)),
         };
-        let Read { shards, state, training, user } = read;
-        let restored = loading(model, step).attempt(|| Ok(optimizer.restored(model, state)?));
-        *optimizer = match restored? {
-            Ok(restored) => restored,
+        let Read { parameters, frozen_digest, state, training, user } = read;
+        if let Err(failed) = self.compare_frozen(model, step, frozen_digest)? {
+            return Ok(Err(failed));
+        }
+        let placed = loading(model, step).attempt(|| {
+            let parameters = parameters.placed(model)?;
+            Ok((parameters, optimizer.restored(model, state)?))
+        });
+        let (parameters, restored) = match placed? {
+            Ok(placed) => placed,
             Err(failed) => return Ok(Err(failed)),
         };
-        take(model, shards, (step, training));
+        *optimizer = restored;
+        take(model, parameters, (step, training));
         Ok(Ok(Resumed { step, user, broken: Vec::new() }))
+    }
+
+    /// Compares the frozen parameters with the digest in a checkpoint that has none. Collective if checkpoints may have none.
+    fn compare_frozen(
+        &mut self,
+        model: &ShardedModel,
+        step: u64,
+        saved: Option<u64>,
+    ) -> Result<Result<(), Failed>, Error> {
+        let together = loading(model, step);
+        let Some(part) = self.frozen_part(model, together)? else { return Ok(Ok(())) };
+        let parts: Vec<u64> = together.tell([part])?.into_iter().map(|[part]| part).collect();
+        let here = frozen::of_parts(&model.engine.fabric, &parts);
+        together.agree(match saved {
+            Some(saved) if saved != here => Err(Problem::lasting(format!(
+                "the checkpoint was saved with other frozen parameters than this model has: their digest is {saved:#018x}, and {here:#018x} here"
+            ))),
+            _ => Ok(()),
+        })
     }
 }
 
@@ -160,25 +187,58 @@ fn told(model: &ShardedModel, broken: Vec<Failed>) -> Vec<String> {
     broken.into_iter().map(told).collect()
 }
 
-fn take(model: &ShardedModel, shards: Vec<Shard>, (step, training): (u64, Training)) {
+fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Training)) {
     let mut state = model.engine.state();
     let Training { loss_scale, weight_hint } = training;
     state.loss_scale = state.loss_scale.resumed(loss_scale);
-    (state.shards, state.last_weight) = (shards, weight_hint);
+    state.last_weight = weight_hint;
+    match parameters {
+        Parameters::All(shards) => state.shards = shards,
+        Parameters::Trained(units) => {
+            for (shard, trained) in state.shards.iter_mut().zip(units) {
+                shard.set_trained(&trained);
+            }
+        }
+    }
     (state.next_step, state.committed) = (step, step);
     state.loads += 1;
-    // All shards are those of the checkpoint, whatever an update has done to the earlier ones.
+    // All trained parameters are those of the checkpoint, whatever an update has done to the earlier ones.
     (state.half_updated, state.updated) = (None, Updated::default());
     model.engine.fabric.recycled.forgive();
 }
 
 /// The state that was read.
 struct Read {
-    /// By unit.
-    shards: Vec<Shard>,
+    parameters: Parameters,
+    frozen_digest: Option<u64>,
     state: OptimizerState,
     training: Training,
     user: Value,
+}
+
+/// The parameters that were read, by unit.
+enum Parameters {
+    All(Vec<Shard>),
+    /// The trained elements of this rank's shards, in f32. They take the place of the present ones, and frozen parameters stay.
+    Trained(Vec<Vec<f32>>),
+}
+
+impl Parameters {
+    /// The same, where the model has nothing left to do that can fail: on a device, new shards.
+    fn placed(self, model: &ShardedModel) -> Result<Self, Error> {
+        let fabric = &model.engine.fabric;
+        let Self::Trained(units) = self else { return Ok(self) };
+        if fabric.device.is_none() {
+            return Ok(Self::Trained(units));
+        }
+        let shards = units.into_iter().enumerate().map(|(unit, trained)| {
+            let unit = UnitId::new(unit);
+            let mut parameters = model.shard(unit)?.to_vec();
+            parameters[..trained.len()].copy_from_slice(&trained);
+            Shard::new(fabric, (unit, parameters))
+        });
+        Ok(Self::All(shards.collect::<Result<_, _>>()?))
+    }
 }
 
 fn read<O: Checkpointed>(
@@ -186,30 +246,30 @@ fn read<O: Checkpointed>(
     (generation, optimizer): (&Generation, &O),
 ) -> Result<Read, Problem> {
     let manifest = generation.manifest();
-    let wrong = differences(fabric, (manifest, optimizer));
-    if !wrong.is_empty() {
-        let what =
-            format!("{} is of another model: {}", generation.path().display(), wrong.join("; "));
-        return Err(Problem { kind: Kind::Lasting, what });
-    }
-    let portions = portions::of_rank(fabric);
-    let shards = shards_of(fabric, |_, portions, parameters| {
-        for Portion { name, offset, range, .. } in portions {
-            generation.read(name, *offset, &mut parameters[range.clone()])?;
-        }
-        Ok(())
-    })?;
-    let of_kind = |kind: &&str| {
-        let mut units = zeroed_state(fabric)?;
-        for portion in portions.iter().filter(|it| it.role == Role::Trainable) {
-            let elements = &mut units[portion.unit.index()][portion.range.clone()];
-            generation.read(&state_tensor(kind, &portion.name), portion.offset, elements)?;
+    let trained = |category, name: &dyn Fn(&str) -> String| {
+        let mut units = zeroed(fabric, category)?;
+        let portions = portions::of_rank(fabric).into_iter();
+        for portion in portions.filter(|it| it.role == Role::Trainable) {
+            let elements = &mut units[portion.unit.index()][portion.range];
+            generation.read(&name(&portion.name), portion.offset, elements)?;
         }
         Ok::<_, Problem>(units)
     };
+    let parameters = match differences::content_of(manifest) {
+        Content::All => Parameters::All(shards_of(fabric, |_, portions, parameters| {
+            for Portion { name, offset, range, .. } in portions {
+                generation.read(name, *offset, &mut parameters[range.clone()])?;
+            }
+            Ok(())
+        })?),
+        Content::Trainable => Parameters::Trained(trained(Category::Other, &str::to_owned)?),
+    };
+    let of_kind = |kind: &&str| trained(Category::Optimizer, &|name| state_tensor(kind, name));
     let elements = optimizer.state_kinds().iter().map(of_kind).collect::<Result<_, _>>()?;
     let state = OptimizerState { elements, updates: updates(fabric, manifest) };
-    Ok(Read { shards, state, training: manifest.training, user: manifest.user.clone() })
+    let Manifest { frozen_digest, training, user, .. } = manifest;
+    let (frozen_digest, training, user) = (*frozen_digest, *training, user.clone());
+    Ok(Read { parameters, frozen_digest, state, training, user })
 }
 
 /// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
@@ -231,10 +291,10 @@ pub(super) fn shards_of(
     fabric.plan.spec().unit_ids().map(shard).collect()
 }
 
-/// Zeros for one kind of an optimizer's state, by unit.
-fn zeroed_state(fabric: &Fabric) -> Result<Vec<Vec<f32>>, Error> {
+/// Zeros for the trained elements of this rank's shards, by unit.
+fn zeroed(fabric: &Fabric, category: Category) -> Result<Vec<Vec<f32>>, Error> {
     let of_unit = |layout: &Arc<UnitLayout>| {
-        let _scope = memory::scope(Category::Optimizer);
+        let _scope = memory::scope(category);
         zeros(layout.trainable().shard_len)
     };
     fabric.plan.layouts().iter().map(of_unit).collect()
@@ -249,56 +309,4 @@ fn updates(fabric: &Fabric, manifest: &Manifest) -> Vec<Vec<u64>> {
     let of = |name: &str| counted.and_then(|counted| counted.get(name)).copied().unwrap_or(0);
     let units = fabric.plan.spec().units().iter();
     units.map(|unit| unit.params.iter().map(|param| of(&param.name)).collect()).collect()
-}
-
-/// All differences between a checkpoint and this model and optimizer.
-fn differences<O: Checkpointed>(
-    fabric: &Fabric,
-    (manifest, optimizer): (&Manifest, &O),
-) -> Vec<String> {
-    let mut wrong = Vec::new();
-    match &manifest.optimizer {
-        Some(OptimizerHead { kind, .. }) if kind == O::KIND => {}
-        Some(OptimizerHead { kind, .. }) => {
-            wrong.push(format!("its optimizer is {}, not {}", kind.escape_debug(), O::KIND));
-            return wrong;
-        }
-        None => wrong.push("it has no optimizer".to_owned()),
-    }
-    wrong.extend(missing_counts(fabric, (manifest, optimizer)));
-    let mut expected = BTreeSet::new();
-    for param in fabric.plan.spec().units().iter().flat_map(|unit| &unit.params) {
-        let kinds = if param.role == Role::Trainable { optimizer.state_kinds() } else { &[] };
-        let states = kinds.iter().map(|kind| state_tensor(kind, &param.name));
-        for name in [param.name.clone()].into_iter().chain(states) {
-            let shape: Vec<u64> = param.shape.iter().map(|size| *size as u64).collect();
-            match manifest.tensors.get(&name) {
-                None => wrong.push(format!("`{name}` is missing")),
-                Some(tensor) if tensor.shape != shape => {
-                    wrong.push(format!("`{name}` has shape {:?}, not {shape:?}", tensor.shape));
-                }
-                Some(_) => {}
-            }
-            expected.insert(name);
-        }
-    }
-    let left_over = manifest.tensors.keys().filter(|name| !expected.contains(*name));
-    wrong.extend(left_over.map(|name| {
-        let what = if name.starts_with(STATE) { "state" } else { "a parameter" };
-        format!("`{}` is {what} that this model does not have", name.escape_debug())
-    }));
-    wrong
-}
-
-/// The parameters whose updates the optimizer counts and the checkpoint does not, one text for each.
-fn missing_counts<O: Checkpointed>(
-    fabric: &Fabric,
-    (manifest, optimizer): (&Manifest, &O),
-) -> Vec<String> {
-    let Some(OptimizerHead { updates, .. }) = &manifest.optimizer else { return Vec::new() };
-    let spec = fabric.plan.spec();
-    let counted = spec.unit_ids().filter(|unit| !optimizer.updates(*unit).is_empty());
-    let names = counted.flat_map(|unit| spec[unit].params.iter().map(|param| &param.name));
-    let missing = names.filter(|name| !updates.contains_key(*name));
-    missing.map(|name| format!("the number of updates of `{name}` is missing")).collect()
 }

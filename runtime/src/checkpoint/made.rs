@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use crate::model::ModelId;
 
-/// The content of a save: the parameters after a number of steps and of loads, and digests of `user` and of the optimizer's options.
+/// The identity of a save: the parameters after a number of steps and of loads, and digests of `user` and of the optimizer's options.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Content {
+pub(super) struct Identity {
     pub(super) model: ModelId,
     pub(super) loads: u64,
     pub(super) step: u64,
@@ -16,13 +16,13 @@ pub(super) struct Content {
 /// A generation on rank 0 of which the other ranks have not learned.
 #[derive(Debug)]
 pub(super) struct Made {
-    pub(super) content: Content,
+    pub(super) identity: Identity,
     pub(super) path: PathBuf,
 }
 
 impl Made {
-    /// Its directory, if it has this content.
-    pub(super) fn path_of(&self, content: &Content) -> Option<&Path> {
-        (self.content == *content).then_some(&self.path)
+    /// Its directory, if it is of this save.
+    pub(super) fn path_of(&self, identity: &Identity) -> Option<&Path> {
+        (self.identity == *identity).then_some(&self.path)
     }
 }

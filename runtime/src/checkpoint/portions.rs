@@ -5,6 +5,7 @@ use std::ops::Range;
 use hsdp_checkpoint::{Elements, Slice, state_tensor};
 use hsdp_sharding::{Piece, Role, UnitId};
 
+use super::Content;
 use crate::engine::fabric::Fabric;
 
 /// Some consecutive elements of a parameter in this rank's shard.
@@ -44,8 +45,9 @@ impl Written {
 
 /// The elements that this rank writes of a model and of an optimizer with these kinds of state, in the order of its
 /// file.
-pub(super) fn to_write(fabric: &Fabric, kinds: &[&str]) -> Vec<Written> {
-    let portions = of_pieces(fabric, fabric.plan.pieces_saved_by(fabric.rank()));
+pub(super) fn to_write(fabric: &Fabric, kinds: &[&str], content: Content) -> Vec<Written> {
+    let mut portions = of_pieces(fabric, fabric.plan.pieces_saved_by(fabric.rank()));
+    portions.retain(|portion| content.has(portion.role));
     let of_kind = |kind: Option<usize>| {
         let has = move |it: &&Portion| kind.is_none() || it.role == Role::Trainable;
         let written = move |portion: &Portion| {

@@ -12,10 +12,10 @@ use hsdp_kernels::Values;
 use hsdp_sharding::{Rank, UnitId};
 use serde_json::Value;
 
-use super::made::{Content, Made};
+use super::made::{Identity, Made};
 use super::portions::{self, Written};
 use super::together::{Failed, Kind, Problem, Together};
-use super::{Checkpointed, Checkpoints};
+use super::{Checkpointed, Checkpoints, Content, frozen};
 use crate::comparison;
 use crate::digest;
 use crate::engine::shard::HostShard;
@@ -57,8 +57,9 @@ impl Checkpoints {
         super::check(model, optimizer, "saving")?;
         model.engine.check_updated()?;
         self.settle(model)?;
-        let saving = Saving::of(&self.store, (model, optimizer), user);
-        let made = self.made.as_ref().and_then(|made| made.path_of(&saving.content()));
+        let frozen = self.frozen_part(model, saving(model))?;
+        let saving = Saving::of(&self.store, (model, optimizer), (user, frozen));
+        let made = self.made.as_ref().and_then(|made| made.path_of(&saving.identity()));
         let (place, head) = saving.agree(if made.is_some() { EXISTS } else { fresh() })?;
         if place.nonce() == EXISTS {
             return Ok(Saved { step: saving.step, path: made.map(Path::to_owned) });
@@ -71,6 +72,11 @@ impl Checkpoints {
         }
         Ok(Saved { step: saving.step, path: saving.commit(draft, head, &mut self.made)? })
     }
+}
+
+/// The operation of all ranks.
+pub(super) fn saving(model: &ShardedModel) -> Together<'_> {
+    Together::new(&model.engine.fabric, ("saving", model.committed_steps()))
 }
 
 /// The nonce of rank 0 where the generation is there already.
@@ -88,6 +94,8 @@ pub(super) struct Saving<'a, O> {
     optimizer: &'a O,
     user: &'a Value,
     step: u64,
+    /// This rank's part of the digest of the frozen parameters, if these are left out.
+    frozen: Option<u64>,
     /// `user` and the optimizer's options as JSON.
     texts: [String; 2],
 }
@@ -96,19 +104,23 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     pub(super) fn of(
         store: &'a Store,
         (model, optimizer): (&'a ShardedModel, &'a O),
-        user: &'a Value,
+        (user, frozen): (&'a Value, Option<u64>),
     ) -> Self {
         let texts = [user.to_string(), optimizer.options().to_string()];
-        Self { store, model, optimizer, user, step: model.committed_steps(), texts }
-    }
-
-    pub(super) fn together(&self) -> Together<'_> {
-        Together::new(&self.model.engine.fabric, ("saving", self.step))
+        Self { store, model, optimizer, user, step: model.committed_steps(), frozen, texts }
     }
 
     fn content(&self) -> Content {
+        if self.frozen.is_some() { Content::Trainable } else { Content::All }
+    }
+
+    pub(super) fn together(&self) -> Together<'_> {
+        saving(self.model)
+    }
+
+    fn identity(&self) -> Identity {
         let (model, loads) = (self.model.id().clone(), self.model.engine.state().loads);
-        Content { model, loads, step: self.step, digests: self.digests() }
+        Identity { model, loads, step: self.step, digests: self.digests() }
     }
 
     fn digests(&self) -> [u64; 2] {
@@ -128,7 +140,7 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     /// All ranks write their parts.
     fn write(&self, place: &Place) -> Result<(), Error> {
         self.together().run(|| {
-            let contents = Contents::of(self.model, self.optimizer)?;
+            let contents = Contents::of(self.model, self.optimizer, self.content())?;
             place.write(self.writer(), &contents.slices())?;
             Ok(())
         })
@@ -142,7 +154,8 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
     pub(super) fn agree(&self, nonce: u64) -> Result<(Place, Head), Error> {
         let (engine, [user, options]) = (&self.model.engine, self.digests());
         let hint = engine.state().last_weight;
-        let said = [engine.digest_of_update(), user, options, hint, nonce];
+        let frozen = self.frozen.unwrap_or(0);
+        let said = [engine.digest_of_update(), user, options, hint, nonce, frozen];
         let said = self.together().tell(said)?;
         let said = |word: usize| said.iter().map(|it| it[word]).collect::<Vec<_>>();
         engine.compare_updates(&said(0))?;
@@ -150,7 +163,8 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
         self.check_same("the options of its optimizer are", &said(2))?;
         self.check_size()?;
         let hint = said(3).into_iter().max().unwrap_or(0);
-        Ok((self.store.place(self.step, said(4)[0]), self.head(hint)))
+        let frozen = self.frozen.map(|_| frozen::of_parts(&engine.fabric, &said(5)));
+        Ok((self.store.place(self.step, said(4)[0]), self.head(hint, frozen)))
     }
 
     pub(super) fn writer(&self) -> Writer {
@@ -193,12 +207,12 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
             Ok(())
         });
         if agreed.is_err() {
-            *made = path.take().map(|path| Made { content: self.content(), path });
+            *made = path.take().map(|path| Made { identity: self.identity(), path });
         }
         agreed.map(|()| path)
     }
 
-    fn head(&self, weight_hint: u64) -> Head {
+    fn head(&self, weight_hint: u64, frozen_digest: Option<u64>) -> Head {
         let (state, mesh) = (self.model.engine.state(), self.model.plan().mesh());
         let [replicate, shard] = [mesh.replicate_size(), mesh.shard_size()].map(|it| it as u64);
         Head {
@@ -211,14 +225,16 @@ impl<'a, O: Checkpointed> Saving<'a, O> {
                 updates: self.updates(),
             }),
             user: self.user.clone(),
+            frozen_digest,
         }
     }
 
     fn updates(&self) -> BTreeMap<String, u64> {
         let spec = self.model.plan().spec();
         let of_unit = |unit: UnitId| {
-            let names = spec[unit].params.iter().map(|param| param.name.clone());
-            names.zip(self.optimizer.updates(unit)).collect::<Vec<_>>()
+            let counted = spec[unit].params.iter().zip(self.optimizer.updates(unit));
+            let counted = counted.filter(|(param, _)| self.content().has(param.role));
+            counted.map(|(param, updates)| (param.name.clone(), updates)).collect::<Vec<_>>()
         };
         spec.unit_ids().flat_map(of_unit).collect()
     }
@@ -242,7 +258,11 @@ struct Contents<'a> {
 }
 
 impl<'a> Contents<'a> {
-    fn of<O: Checkpointed>(model: &ShardedModel, optimizer: &'a O) -> Result<Self, Error> {
+    fn of<O: Checkpointed>(
+        model: &ShardedModel,
+        optimizer: &'a O,
+        content: Content,
+    ) -> Result<Self, Error> {
         let (units, kinds) = (|| model.plan().spec().unit_ids(), optimizer.state_kinds());
         let of_kind = |kind: &&'static str| {
             units().map(|unit| optimizer.state(model, (kind, unit))).collect::<Result<_, _>>()
@@ -250,7 +270,7 @@ impl<'a> Contents<'a> {
         let fabric = &model.engine.fabric;
         let shards = model.engine.state().shards.clone();
         Ok(Self {
-            written: portions::to_write(&model.engine.fabric, kinds),
+            written: portions::to_write(fabric, kinds, content),
             shards: shards.iter().map(|shard| shard.kept(fabric)).collect::<Result<_, _>>()?,
             states: kinds.iter().map(of_kind).collect::<Result<_, Error>>()?,
         })

@@ -3,9 +3,9 @@
 use hsdp_checkpoint::Slice;
 use hsdp_kernels::memory::{self, Category};
 
-use super::Checkpointed;
 use super::portions::{self, Portion, Written};
 use super::together::{Kind, Problem};
+use super::{Checkpointed, Content};
 use crate::error::Error;
 use crate::model::{ModelId, ShardedModel};
 
@@ -27,9 +27,10 @@ impl Snapshot {
         &mut self,
         model: &ShardedModel,
         optimizer: &O,
+        content: Content,
     ) -> Result<(), Problem> {
         let kinds = optimizer.state_kinds();
-        self.know(model, kinds);
+        self.know(model, kinds, content);
         self.make_room()?;
         let mut room = &mut *self.elements;
         for Written { portion, kind, .. } in &self.written {
@@ -57,12 +58,12 @@ impl Snapshot {
         slices.collect()
     }
 
-    /// Notes the names and places of the elements, which are the same for each snapshot.
-    fn know(&mut self, model: &ShardedModel, kinds: &'static [&'static str]) {
+    /// Notes the names and places of the elements, which are the same for each snapshot of the checkpoints of a model.
+    fn know(&mut self, model: &ShardedModel, kinds: &'static [&'static str], content: Content) {
         if self.of.as_ref().is_some_and(|(id, known)| id == model.id() && *known == kinds) {
             return;
         }
-        self.written = portions::to_write(&model.engine.fabric, kinds);
+        self.written = portions::to_write(&model.engine.fabric, kinds, content);
         self.of = Some((model.id().clone(), kinds));
     }
 

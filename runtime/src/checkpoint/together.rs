@@ -48,6 +48,10 @@ impl From<Error> for Problem {
 }
 
 impl Problem {
+    pub(super) fn lasting(what: String) -> Self {
+        Self { kind: Kind::Lasting, what }
+    }
+
     pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
         Self { kind: Kind::Lasting, what: format!("it panicked: {}", message(panic)) }
     }

@@ -54,6 +54,22 @@ impl Shard {
         Ok(self.kept(fabric)?.in_f32()?)
     }
 
+    /// Replaces the trained parameters by others, and leaves the frozen ones as they are.
+    ///
+    /// # Panics
+    /// If the shard is on a device.
+    pub(crate) fn set_trained(&mut self, trained: &[f32]) {
+        if trained.is_empty() {
+            return;
+        }
+        let Self::Host(shard) = self else { unreachable!("on a device a shard is made anew") };
+        let (master, gather_input) = shard.exclusive();
+        master[..trained.len()].copy_from_slice(trained);
+        if let Some(gather_input) = gather_input {
+            cast(gather_input.slice(0..trained.len()), trained);
+        }
+    }
+
     /// Copies f32 parameters, from the `from`-th on: parts of a single parameter.
     ///
     /// # Errors

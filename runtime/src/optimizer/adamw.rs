@@ -46,7 +46,7 @@ impl Options for AdamWOptions {
         &mut self.learning_rate
     }
 
-    fn check(&self, of: &str) -> Result<(), Error> {
+    fn check(&self, of: &dyn Display) -> Result<(), Error> {
         let Self { learning_rate, betas, eps, weight_decay } = *self;
         let options = [
             ("learning_rate", learning_rate, Allowed::NotNegative),

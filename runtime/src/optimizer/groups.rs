@@ -18,7 +18,7 @@ pub(super) trait Options: Copy {
     fn learning_rate(&mut self) -> &mut f64;
 
     /// Refuses values with which an update would destroy the parameters. `of` has these options: the optimizer or a group.
-    fn check(&self, of: &str) -> Result<(), Error>;
+    fn check(&self, of: &dyn Display) -> Result<(), Error>;
 
     /// Writes a line for each option, each of which begins with `of`.
     fn write(&self, f: &mut fmt::Formatter<'_>, of: &dyn Display) -> fmt::Result;
@@ -41,8 +41,8 @@ pub(super) struct Groups<O> {
 #[derive(Clone, Debug)]
 struct Group<O> {
     options: O,
-    /// The learning rate of the group, divided by that of the optimizer; NaN if there is no such number.
-    ratio: f64,
+    /// The learning rate of the group, divided by that of the optimizer; `None` if there is no such number.
+    ratio: Option<f64>,
     /// The number of its parameters.
     parameters: usize,
     /// The digest of their names, which ranks compare.
@@ -108,17 +108,17 @@ impl<O: Options> Groups<O> {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        self.options.check(O::KIND)?;
+        self.options.check(&O::KIND)?;
         for (index, group) in self.groups.iter().enumerate() {
-            let name = format!("{} group {index}", O::KIND);
-            if group.ratio.is_nan() {
+            if group.ratio.is_none() {
                 let what = format!(
-                    "{name} changes the learning rate, which was 0: there is no ratio to keep; make the group of an optimizer whose \
-                     rate is above 0"
+                    "{} group {index} changes the learning rate, which was 0: there is no ratio to keep; make the group of an optimizer whose \
+                     rate is above 0",
+                    O::KIND
                 );
                 return Err(Error::Options { what });
             }
-            group.options.check(&name)?;
+            group.options.check(&format_args!("{} group {index}", O::KIND))?;
         }
         Ok(())
     }
@@ -127,7 +127,7 @@ impl<O: Options> Groups<O> {
     pub(super) fn set_learning_rate(&mut self, rate: f64) {
         *self.options.learning_rate() = rate;
         for group in &mut self.groups {
-            *group.options.learning_rate() = rate * group.ratio;
+            *group.options.learning_rate() = rate * group.ratio.unwrap_or(1.0);
         }
     }
 
@@ -157,15 +157,15 @@ impl<O: Options> Groups<O> {
 
 /// The options of a group, and the ratio of its learning rate to that of the optimizer. If the latter is 0, `change` gets 1 instead,
 /// to see whether it changes the rate.
-fn changed<O: Options>(mut options: O, change: impl FnOnce(O) -> O) -> (O, f64) {
+fn changed<O: Options>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Option<f64>) {
     let rate = *options.learning_rate();
     if rate != 0.0 {
         let mut of_group = change(options);
         let ratio = *of_group.learning_rate() / rate;
-        return (of_group, ratio);
+        return (of_group, Some(ratio));
     }
     *options.learning_rate() = 1.0;
     let mut of_group = change(options);
     let is_changed = std::mem::replace(of_group.learning_rate(), rate) != 1.0;
-    (of_group, if is_changed { f64::NAN } else { 1.0 })
+    (of_group, (!is_changed).then_some(1.0))
 }

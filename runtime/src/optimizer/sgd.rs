@@ -54,7 +54,7 @@ impl Options for SgdOptions {
         &mut self.learning_rate
     }
 
-    fn check(&self, of: &str) -> Result<(), Error> {
+    fn check(&self, of: &dyn Display) -> Result<(), Error> {
         let Self { learning_rate, momentum, weight_decay } = *self;
         let momentum = match momentum {
             Momentum::Off => 0.0,

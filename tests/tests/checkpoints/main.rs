@@ -2,7 +2,7 @@
 //!
 //! In reading order: `training` (a model and its optimizer), `resuming`, `meshes`, `broken`, `refused`, `half_updated`; `faulty` (a file system with a fault),
 //! `crashes` (of the files alone), `failing` (of whole saves, on each rank); `hooked` (one that keeps waiting, or does what a test
-//! likes), `background`, `reported` (a failed save, to the next call), `retried`; `importing`.
+//! likes), `background`, `reported` (a failed save, to the next call), `retried`; `importing`, `trainable` (checkpoints without frozen parameters).
 
 mod background;
 mod broken;
@@ -17,4 +17,5 @@ mod refused;
 mod reported;
 mod resuming;
 mod retried;
+mod trainable;
 mod training;

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Content, Import};
 use hsdp::memory::{self, Category};
 use hsdp::{
     AdamW, AdamWOptions, ByteCount, DType, ModelOptions, ModelSpec, Param, Precision, ShardedModel,
     Unit,
 };
 use hsdp_checkpoint::{Disk, Store, export};
+use hsdp_tests::support::models::partly_frozen;
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 use serde_json::Value;
 
@@ -68,6 +69,32 @@ fn stored_parameters_take_two_bytes_also_while_they_are_made_imported_saved_and_
         });
         for [planned, live, peak] in loaded {
             assert_eq!((live, peak), (planned, planned.map(|it| it + it)), "{replicate}x{shard}");
+        }
+    }
+}
+
+/// Frozen parameters stay where they are: there is no second copy of them, also not for a moment.
+#[test]
+fn a_load_of_the_trainable_parameters_copies_no_frozen_one() {
+    for dtype in [DType::F32, DType::BF16] {
+        let _turn = alone();
+        let folder = tempfile::tempdir().expect("a folder");
+        let precision = Precision::compute_in(dtype);
+        let options = ModelOptions { precision, ..ModelOptions::on(mesh(2, 2)) };
+        let spec = if dtype == DType::F32 { partly_frozen() } else { stored_units(dtype) };
+        memory::reset_peaks();
+        let loaded = on_ranks(4, |world| {
+            let mut model = model(world, &spec, &options)?;
+            let mut adamw = AdamW::new(&model, AdamWOptions::default());
+            let content = Content::Trainable;
+            let with = CheckpointOptions { content, ..CheckpointOptions::default() };
+            let mut checkpoints = Checkpoints::open(&model, folder.path(), with)?;
+            checkpoints.save(&model, &adamw, &Value::Null)?;
+            checkpoints.load(&mut model, &mut adamw, 0)?;
+            Ok(held(&model))
+        });
+        for [planned, live, peak] in loaded {
+            assert_eq!((live, peak), (planned, planned), "{dtype}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Generations that a newer version wrote: they are told apart from damage, and nothing takes their place.
 
-use hsdp_checkpoint::{Error, Store};
+use hsdp_checkpoint::{Elements, Error, Head, Lease, Slice, Store, Writer};
 
 use super::fixture::{Fixture, save};
 
@@ -12,7 +12,7 @@ fn make_newer(fixture: &Fixture, step: u64) {
 fn assert_newer(fixture: &Fixture, step: u64, error: &Error) {
     let path = fixture.manifest(step);
     let expected = format!(
-        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 1",
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 2",
         path.display()
     );
     assert_eq!(error.to_string(), expected);
@@ -51,4 +51,40 @@ fn a_format_before_the_first_one_is_damage() {
     assert!(told.ends_with("its format is 0; the first one was 1"), "{told}");
     let newest = fixture.store().newest(None).expect("listed");
     assert_eq!(newest.generation.expect("the one before").manifest().step, 1);
+}
+
+/// Saves a step without its frozen parameters.
+fn save_trainable(lease: &mut Lease, step: u64) {
+    let draft = lease.begin(step).expect("new");
+    let whole = Slice { tensor: "w", shape: &[2], offset: 0, values: Elements::F32(&[1.0, 2.0]) };
+    draft.place().write(Writer { index: 0, of: 1 }, &[whole]).expect("written");
+    let head = Head { frozen_digest: Some(u64::MAX), ..Head::of_step(step) };
+    draft.commit(head, 1).expect("whole");
+}
+
+/// So that programs that know format 1 alone read all others, and refuse these by the number.
+#[test]
+fn only_a_checkpoint_without_its_frozen_parameters_has_format_2() {
+    let fixture = Fixture::saved(&[1]);
+    let mut lease = fixture.store().lease("test").expect("free");
+    save_trainable(&mut lease, 2);
+    let store = fixture.store();
+    let digests = [1, 2].map(|step| store.open(step).expect("read").manifest().frozen_digest);
+    assert_eq!(digests, [None, Some(u64::MAX)]);
+    let text = |step| std::fs::read_to_string(fixture.manifest(step)).expect("read");
+    assert!(text(1).contains("\"format\":1,") && !text(1).contains("frozen_digest"));
+    assert!(text(2).contains("\"format\":2,") && text(2).contains("\"frozen_digest\":"));
+}
+
+#[test]
+fn a_digest_in_format_1_and_format_2_without_one_are_damage() {
+    let fixture = Fixture::saved(&[1, 2]);
+    fixture.rewrite(1, |value| value.replace("\"format\":1", "\"format\":2"));
+    fixture.rewrite(2, |value| value.replace("\"files\":", "\"frozen_digest\":7,\"files\":"));
+    for (step, format) in [(1, 2), (2, 1)] {
+        let told = fixture.store().open(step).expect_err("it is neither");
+        assert!(told.is_damage());
+        let expected = format!("its format is {format}, and only format 2 has a frozen_digest");
+        assert!(told.to_string().ends_with(&expected), "{told}");
+    }
 }

@@ -76,6 +76,11 @@ fn of_heads(first: &Generation, second: &Generation) -> Vec<String> {
     let training = [a.training, b.training].map(|training| format!("{training:?}"));
     compare("training", a.training != b.training, training);
     let optimizer = [&a.optimizer, &b.optimizer].map(|it| format!("{it:?}"));
+    let frozen = [a.frozen_digest, b.frozen_digest].map(|digest| match digest {
+        Some(digest) => format!("left out, of digest {digest:#018x}"),
+        None => "with the others".to_owned(),
+    });
+    compare("frozen parameters", a.frozen_digest != b.frozen_digest, frozen);
     compare("optimizer", a.optimizer != b.optimizer, optimizer);
     lines
 }

@@ -72,6 +72,6 @@ fn write(
 }
 
 fn head(manifest: &Manifest) -> Head {
-    let Manifest { step, mesh, training, optimizer, user, .. } = manifest.clone();
-    Head { step, mesh, training, optimizer, user }
+    let Manifest { step, mesh, training, optimizer, user, frozen_digest, .. } = manifest.clone();
+    Head { step, mesh, training, optimizer, user, frozen_digest }
 }

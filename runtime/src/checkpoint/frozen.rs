@@ -1,0 +1,52 @@
+//! The digest of the frozen parameters, by which a checkpoint without them knows the model of which it is a part.
+
+use hsdp_kernels::unpack;
+use hsdp_sharding::{ALIGNMENT, Axis, Rank, Role};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use super::portions::{self, Portion};
+use crate::engine::fabric::Fabric;
+use crate::engine::shard::{HostShard, Shard};
+use crate::error::Error;
+
+/// Elements of a block, of which each has a hash. Parameters are cut at multiples of it, so each block lies on one rank.
+const BLOCK: usize = 32;
+
+const _: () = assert!(ALIGNMENT.is_multiple_of(BLOCK), "a cut goes through no block");
+
+/// This rank's part of the digest of the frozen parameters: the parts of the first replica sum up to the digest, on every mesh.
+pub(super) fn part(fabric: &Fabric, shards: &[Shard]) -> Result<u64, Error> {
+    let mut portions = portions::of_rank(fabric);
+    portions.retain(|portion| portion.role == Role::Frozen);
+    let mut sum = 0_u64;
+    for of_unit in portions.chunk_by(|one, next| one.unit == next.unit) {
+        let kept = shards[of_unit[0].unit.index()].kept(fabric)?;
+        let parts = of_unit.iter().map(|portion| of_portion(&kept, portion));
+        sum = parts.fold(sum, u64::wrapping_add);
+    }
+    Ok(sum)
+}
+
+/// The digest, of all ranks' parts.
+pub(super) fn of_parts(fabric: &Fabric, parts: &[u64]) -> u64 {
+    let first_replica = fabric.plan.mesh().group(Axis::Shard, Rank::new(0));
+    first_replica.iter().fold(0, |sum, rank| sum.wrapping_add(parts[rank.index()]))
+}
+
+fn of_portion(kept: &HostShard, portion: &Portion) -> u64 {
+    let (mut sum, mut block) = (0_u64, [0.0_f32; BLOCK]);
+    let name = xxh3_64(portion.name.as_bytes());
+    let values = kept.values(portion.range.clone());
+    for start in (0..values.len()).step_by(BLOCK) {
+        let block = &mut block[..BLOCK.min(values.len() - start)];
+        unpack(block, values.slice(start..start + block.len()));
+        let index = (portion.offset + start as u64) / BLOCK as u64;
+        sum = sum.wrapping_add(of_block(name.wrapping_add(index), block));
+    }
+    sum
+}
+
+fn of_block(seed: u64, block: &[f32]) -> u64 {
+    const { assert!(cfg!(target_endian = "little"), "elements are hashed as they lie") };
+    xxh3_64_with_seed(bytemuck::cast_slice(block), seed)
+}
