@@ -206,6 +206,23 @@ fn a_run_that_is_resumed_on_another_mesh_goes_on_where_it_was() {
     assert!(other.contains("was made with seed 1, this run has 2"), "{other}");
 }
 
+#[test]
+fn adapters_are_resumed_without_a_copy_of_the_model() {
+    let place = Place::new();
+    let run = |out: &str, options: &str| {
+        let tune = format!("{TUNE} --lora 4 --save-every 2 --out {{{out}}}");
+        place.trained(&format!("{tune} {options}"));
+        place.losses(out)
+    };
+    let whole = run("whole", "--steps 5");
+    run("out", "--steps 3");
+    assert_eq!(run("out", "--steps 5 --resume"), whole);
+    let files = fs::read_dir(place.path("out/checkpoints/step-00000005")).expect("a checkpoint");
+    let bytes: u64 = files.map(|it| it.expect("there").metadata().expect("a file").len()).sum();
+    // 98624 elements are frozen, and 5120 are trained.
+    assert!(bytes < 4 * 98_624, "{bytes} bytes");
+}
+
 /// A tokenizer of words, of which two are not in the text.
 fn write_tokenizer(path: &Path) {
     let words = ["[UNK]", "she", "sells", "sea", "shells", "by", "the", "shore", "never", "seen"];

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use candle_core::Device;
-use hsdp::checkpoint::{Import, Imported};
+use hsdp::checkpoint::{Content, Import, Imported};
 use hsdp::memory::{self, Category};
 use hsdp::prelude::*;
 use hsdp::{ByteCount, Gradients, Shutdown, Update};
@@ -121,7 +121,11 @@ impl<'a> Rank<'a> {
             "data": format!("{:016x}", inputs.data.digest().hash()),
             "lora": options.lora,
         });
-        let saving = Saving::open(&model, &options.run, batches)?;
+        let content = match options.lora {
+            Some(_) => Content::Trainable,
+            None => Content::All,
+        };
+        let saving = Saving::open(&model, &options.run, (batches, content))?;
         let (device, measured) = (device::of(&options.run)?, Measured::default());
         Ok(Self { inputs, warnings, model, optimizer, saving, device, measured })
     }

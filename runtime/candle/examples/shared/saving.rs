@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use hsdp::Error;
-use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Saved};
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Content, Saved};
 use hsdp::prelude::*;
 use hsdp_program::file::{self, FileError};
 use serde_json::Value;
@@ -31,13 +31,13 @@ impl Saving {
     pub(crate) fn open(
         model: &ShardedModel,
         options: &RunOptions,
-        recipe: Value,
+        (recipe, content): (Value, Content),
     ) -> Result<Option<Self>, Failure> {
         let Some(out) = &options.out else { return Ok(None) };
         if options.save_every.is_none() && !options.resume {
             return Ok(None);
         }
-        let with = CheckpointOptions::default();
+        let with = CheckpointOptions { content, ..CheckpointOptions::default() };
         let checkpoints = Checkpoints::open(model, &out.join(FOLDER), with)?;
         let every = options.save_every.unwrap_or(usize::MAX);
         Ok(Some(Self { checkpoints, every, recipe, unsaved: None }))

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
+use hsdp::checkpoint::Content;
 use hsdp::prelude::*;
 use hsdp::{Gradients, Shutdown, Update};
 use hsdp_candle::Pass;
@@ -133,7 +134,7 @@ impl<'a> Rank<'a> {
         let optimizer = AdamW::new(&model, recipe::adamw(job.options));
         let batches =
             json!({ "seed": seed, "text": format!("{:016x}", job.corpus.digest().hash()) });
-        let saving = Saving::open(&model, &job.options.run, batches)?;
+        let saving = Saving::open(&model, &job.options.run, (batches, Content::All))?;
         Ok(Self { job, model, optimizer, saving, device: device::of(&job.options.run)? })
     }
 
