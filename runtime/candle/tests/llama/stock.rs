@@ -136,34 +136,46 @@ impl Stock {
         let shape = (tokens.dims()[0], tokens.dims()[1], config.hidden_size);
         let mut x = embedding.index_select(&tokens.flatten_all()?, 0)?.reshape(shape)?;
         for layer in 0..config.num_hidden_layers {
-            let name = format!("model.layers.{layer}");
-            let norm = |x: &Tensor, of: &str| {
-                rms_norm(x, get(&format!("{name}.{of}.weight")), config.rms_norm_eps)
-            };
-            let linear = |x: &Tensor, of: &str| {
-                let y = matmul(x, get(&format!("{name}.{of}.weight")))?;
-                match vars.get(&format!("{name}.{of}.lora_A.weight")) {
-                    None => Ok(y),
-                    Some(a) => {
-                        let adapted =
-                            matmul(&matmul(x, a)?, get(&format!("{name}.{of}.lora_B.weight")))?;
-                        y + (adapted * (8.0 / a.dims()[0] as f64))?
-                    }
-                }
-            };
-            let normed = norm(&x, "input_layernorm")?;
-            let [q, k, v] =
-                ["q", "k", "v"].map(|it| linear(&normed, &format!("self_attn.{it}_proj")));
-            let mixed = attention([q?, k?, v?], config)?;
-            x = (&x + linear(&mixed, "self_attn.o_proj")?)?;
-            let normed = norm(&x, "post_attention_layernorm")?;
-            let gated =
-                (linear(&normed, "mlp.gate_proj")?.silu()? * linear(&normed, "mlp.up_proj")?)?;
-            x = (&x + linear(&gated, "mlp.down_proj")?)?;
+            x = Block { vars, name: format!("model.layers.{layer}"), config }.forward(&x)?;
         }
         let normed = rms_norm(&x, get("model.norm.weight"), config.rms_norm_eps)?;
         let head = if config.tie_word_embeddings { embedding } else { get("lm_head.weight") };
         composed::cross_entropy(&matmul(&normed, head)?, labels, IGNORED)
+    }
+}
+
+/// A block, with adapters if there are any.
+struct Block<'a> {
+    vars: &'a BTreeMap<String, Var>,
+    name: String,
+    config: &'a LlamaConfig,
+}
+
+impl Block<'_> {
+    fn get(&self, name: &str) -> Option<&Tensor> {
+        Some(self.vars.get(&format!("{}.{name}.weight", self.name))?.as_tensor())
+    }
+
+    fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        rms_norm(x, self.get(name).expect("a norm"), self.config.rms_norm_eps)
+    }
+
+    fn linear(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        let y = matmul(x, self.get(name).expect("a matrix"))?;
+        let matrices = ["A", "B"].map(|it| self.get(&format!("{name}.lora_{it}")));
+        let [Some(a), Some(b)] = matrices else { return Ok(y) };
+        y + (matmul(&matmul(x, a)?, b)? * (8.0 / a.dims()[0] as f64))?
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let normed = self.norm(x, "input_layernorm")?;
+        let part = |it| self.linear(&normed, &format!("self_attn.{it}_proj"));
+        let mixed = attention([part("q")?, part("k")?, part("v")?], self.config)?;
+        let x = (x + self.linear(&mixed, "self_attn.o_proj")?)?;
+        let normed = self.norm(&x, "post_attention_layernorm")?;
+        let up = self.linear(&normed, "mlp.up_proj")?;
+        let gated = (self.linear(&normed, "mlp.gate_proj")?.silu()? * up)?;
+        &x + self.linear(&gated, "mlp.down_proj")?
     }
 }
 
