@@ -21,7 +21,7 @@
 //! | a module without FSDP | the plain module | [`Plain`] |
 //! | a differentiable collective | `torch.distributed.nn.functional` | [`distributed::Dist`] |
 //! | layers | `torch.nn.functional` | [`nn`] |
-//! | an example model | `torchtitan` | [`gpt`] |
+//! | models | `torchtitan`, `transformers` | [`gpt`], [`llama`] |
 //!
 //! A linear model on two ranks that are threads. The runtime begins and ends the step; candle runs
 //! the microbatch:
@@ -132,7 +132,7 @@
 //! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors), `plain`,
 //! `pass` (implementations of the traits), `ops` (the custom ops that candle calls), `usage`, `unit` (the
 //! state of a unit in a microbatch), `recompute`, `gathered`, `storage`, `gradient`, `cuda` (moving and
-//! lending buffers), `error`; [`distributed`]; [`nn`]; [`gpt`].
+//! lending buffers), `error`; [`distributed`]; [`nn`]; [`gpt`]; [`llama`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 
@@ -145,6 +145,7 @@ mod error;
 mod gathered;
 pub mod gpt;
 mod gradient;
+pub mod llama;
 mod model;
 pub mod nn;
 mod ops;

@@ -62,6 +62,7 @@ impl Recorded {
         for Parameter { param, .. } in &mut self.parameters {
             let changed = change(param.clone());
             (param.role, param.granularity) = (changed.role, changed.granularity);
+            param.stored = changed.stored;
         }
         self
     }
@@ -99,10 +100,11 @@ impl Recorded {
         Ok(spec)
     }
 
-    /// The initial values of parameters by their hints, for [`ShardedModel::new`](hsdp::ShardedModel::new). They depend on seed
+    /// The initial values of parameters by their hints, for [`ShardedModel::new`](hsdp::ShardedModel::new) and
+    /// [`Import::or_init`](hsdp::checkpoint::Import::or_init). They depend on seed
     /// and name only, so they are the same on all ranks of any mesh. The distributions are those of [`candle_nn::Init`]; the
     /// numbers are not those that candle draws. A parameter that was not recorded gets no values, which the model refuses.
-    pub fn init(&self, seed: u64) -> impl FnMut(&Param) -> Vec<f32> + use<> {
+    pub fn init(&self, seed: u64) -> impl Fn(&Param) -> Vec<f32> + Send + Sync + use<> {
         let hints: HashMap<String, Init> =
             self.parameters.iter().map(|it| (it.param.name.clone(), it.init)).collect();
         move |param| match hints.get(&param.name) {

@@ -74,7 +74,7 @@ fn train_unsharded() -> Result<Vec<f64>> {
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
     let model = Llama::load(&vb, &TINY)?;
     let recorded = recorded();
-    let mut init = recorded.init(7);
+    let init = recorded.init(7);
     for param in recorded.params() {
         let values = Tensor::from_vec(init(param), param.shape.as_slice(), &Device::Cpu)?;
         variables.data().lock().expect("no panic")[&param.name].set(&values)?;
@@ -110,7 +110,7 @@ fn a_model_with_constructors_trains_as_it_does_unsharded() {
 fn whole_parameters_have_a_builder_too() {
     let recorded = recorded();
     let spec = recorded.spec(&PATTERNS).expect("units");
-    let mut init = recorded.init(7);
+    let init = recorded.init(7);
     let values = recorded.params().map(|param| (param.name.clone(), init(param))).collect();
     let plain = Plain::new(spec, &values, Precision::default()).expect("a model");
     let (tokens, _) = tokens(0, 0).expect("a batch");

@@ -17,7 +17,7 @@ mod model;
 mod options;
 mod report;
 mod sgd;
-#[path = "../train_gpt/threads.rs"]
+#[path = "../shared/threads.rs"]
 mod threads;
 mod train;
 mod twin;

@@ -14,11 +14,11 @@ mod account;
 mod data;
 mod plain;
 mod sharded;
-#[path = "../train_gpt/size.rs"]
+#[path = "../shared/size.rs"]
 mod size;
-#[path = "../train_gpt/switch.rs"]
+#[path = "../shared/switch.rs"]
 mod switch;
-#[path = "../train_gpt/threads.rs"]
+#[path = "../shared/threads.rs"]
 mod threads;
 #[path = "../train_gpt/update.rs"]
 mod update;

@@ -4,22 +4,16 @@ use hsdp::{Placement, Plan};
 use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_program::memory::{Limit, Need, product};
 
-use super::failure::Failure;
-use super::options::{Comm, Options};
-use super::progress::StepRecord;
-use super::recipe;
+use super::options::Options;
+use super::shared::failure::Failure;
+use super::shared::options::RunOptions;
+use super::shared::progress::StepRecord;
+use super::shared::recipe;
 
 /// The largest batch, width, number of heads and context.
 pub(crate) const MAX: usize = GptConfig::MAX_SIZE;
 /// The most transformer blocks, and the most units that are gathered ahead.
 pub(crate) const MAX_LAYERS: usize = GptConfig::MAX_LAYERS;
-/// The most microbatches of a step: its bytes fit 64 bits.
-pub(crate) const MAX_MICROBATCHES: usize = 1 << 16;
-/// The most steps. Each leaves a record in memory for the report, so memory may allow less.
-pub(crate) const MAX_STEPS: usize = 1_000_000_000;
-/// The most bytes of the text. A character takes 4 bytes of memory.
-pub(crate) const MAX_TEXT: u64 = 256 << 20;
-
 /// The most tokens of a step: every number up to it is an f64.
 const MAX_TOKENS: usize = 1 << 53;
 
@@ -29,13 +23,18 @@ const TWIN: usize = 8;
 /// Checks that the run's memory is within that of the process, and that a step's tokens can be counted.
 pub(crate) fn check(options: &Options, gpt: &Gpt) -> Result<(), Failure> {
     check_tokens(options)?;
-    let plan = Plan::new(gpt.config().spec(), options.mesh, recipe::model(options).plan_options());
+    let plan = Plan::new(
+        gpt.config().spec(),
+        options.run.mesh,
+        recipe::model(&options.run).plan_options(),
+    );
     let need = need(options, gpt, &plan.map_err(Failure::input)?);
     need.check(Limit::of_process()).map_err(Failure::input)
 }
 
 fn check_tokens(options: &Options) -> Result<(), Failure> {
-    let Options { batch, context, microbatches, mesh, .. } = *options;
+    let Options { batch, context, .. } = *options;
+    let RunOptions { microbatches, mesh, .. } = options.run;
     let ranks = mesh.world_size();
     let factors = [batch, context, microbatches, ranks];
     let tokens = factors.into_iter().try_fold(1_usize, usize::checked_mul);
@@ -55,8 +54,8 @@ fn need(options: &Options, gpt: &Gpt, plan: &Plan) -> Need {
         true => need.with("the unsharded twin", product(&[TWIN, elements(plan), size_of::<f32>()])),
         false => need,
     };
-    let on_all_ranks = |bytes: u64| bytes.saturating_mul(ranks_here(options));
-    let on_host = options.device == Placement::Host;
+    let on_all_ranks = |bytes: u64| bytes.saturating_mul(options.run.ranks_here() as u64);
+    let on_host = options.run.device == Placement::Host;
     let need = match on_host {
         true => need.with("the sharded model", on_all_ranks(plan.memory().total().get())),
         false => need,
@@ -64,13 +63,8 @@ fn need(options: &Options, gpt: &Gpt, plan: &Plan) -> Need {
     if !on_host && cfg!(feature = "candle-cuda") {
         return need;
     }
-    let kept = gpt.kept(options.batch, options.param_dtype).parts();
+    let kept = gpt.kept(options.batch, options.run.param_dtype).parts();
     kept.into_iter().fold(need, |need, (part, bytes)| need.with(part, on_all_ranks(bytes)))
-}
-
-/// The ranks that are threads of this process.
-fn ranks_here(options: &Options) -> u64 {
-    if options.comm == Comm::Threads { options.mesh.world_size() as u64 } else { 1 }
 }
 
 /// The elements of all parameters, with padding.

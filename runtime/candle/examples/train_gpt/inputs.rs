@@ -1,21 +1,19 @@
 //! The inputs of this process, and their comparison between ranks before they train.
 
-use hsdp::{CommError, World};
+use hsdp::World;
 use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_program::Warnings;
 
-use super::failure::Failure;
-use super::options::{Comm, Options};
-use super::output::Output;
-use super::ranks::Ranks;
-use super::signals::Signals;
+use super::bounds;
+use super::options::Options;
+use super::shared::agreement::{self, Inputs as Compared};
+use super::shared::failure::Failure;
+use super::shared::output::Output;
+use super::shared::ranks::Ranks;
+use super::shared::signals::Signals;
+use super::shared::trace::Recorder;
 use super::text::Corpus;
-use super::trace::Recorder;
 use super::train::Job;
-use super::{bounds, device};
-
-/// The beginning of a text that is compared, if a rank has a problem in place of a text to train on.
-const PROBLEM: &str = "problem: ";
 
 /// Everything that this process needs before it trains.
 #[derive(Debug)]
@@ -37,18 +35,14 @@ impl Inputs {
         options: &Options,
         recorder: &Recorder,
     ) -> Result<Self, Failure> {
-        let device = match options.comm {
-            Comm::Threads => options.device,
-            Comm::Mpi | Comm::Nccl => device::of_process(options.device)?,
-        };
-        let options = Options { device, ..options.clone() };
+        let options = Options { run: options.run.of_process()?, ..options.clone() };
         let corpus = Corpus::read(&options)?;
         let Options { layers, width, heads, context, .. } = options;
         let config = GptConfig { vocab: corpus.vocabulary(), context, width, heads, layers };
         let gpt = Gpt::new(config).map_err(Failure::input)?;
         bounds::check(&options, &gpt)?;
         // Files are touched only now: the other input is checked.
-        let out = options.out.as_deref().filter(|_| ranks.has_first());
+        let out = options.run.out.as_deref().filter(|_| ranks.has_first());
         let output = out.map(|folder| Output::create(folder, recorder)).transpose()?;
         Ok(Self { options, corpus, gpt, signals: Signals::default(), output })
     }
@@ -63,8 +57,7 @@ impl Inputs {
     }
 }
 
-/// Compares options and text between ranks, since each process has its own command line and files. Texts are compared by their
-/// content: their paths may differ. A rank that has a problem tells the others. Collective.
+/// Compares options and text between ranks. A rank that has a problem tells the others. Collective.
 ///
 /// # Errors
 /// One that rank 0 reports for all ranks.
@@ -73,30 +66,8 @@ pub(crate) fn agree<'j, 'a>(
     options: &Options,
     job: Result<&'j Job<'a>, &Failure>,
 ) -> Result<&'j Job<'a>, Failure> {
-    let text = match job {
-        Ok(job) => job.corpus.digest().to_string(),
-        Err(failure) => format!("{PROBLEM}{failure}"),
-    };
-    let compared = world.compare("options", &options.shared());
-    compared.and_then(|()| world.compare("text", &text)).map_err(|error| refused(world, error))?;
-    job.map_err(|failure| told_once(world, failure.to_string()))
-}
-
-/// The failure of a comparison. A problem is told with its rank, not with the text of another.
-fn refused(world: &World, error: CommError) -> Failure {
-    let CommError::ConfigMismatch { ranks, said, .. } = &error else {
-        return hsdp::Error::from(error).into();
-    };
-    let problem_of = |(rank, said): (&hsdp::Rank, &String)| {
-        said.strip_prefix(PROBLEM).map(|problem| format!("rank {rank}: {problem}"))
-    };
-    let problem = ranks.iter().zip(said.iter()).find_map(problem_of);
-    told_once(world, problem.unwrap_or_else(|| error.to_string()))
-}
-
-fn told_once(world: &World, what: String) -> Failure {
-    match world.rank().index() {
-        0 => Failure::Input(what),
-        _ => Failure::Elsewhere,
-    }
+    let digest = job.map(|job| job.corpus.digest().to_string());
+    let digest = digest.as_deref().map_err(|failure| *failure);
+    agreement::agree(world, Compared { options: &options.shared(), what: "text", digest })?;
+    job.map_err(|failure| Failure::Input(failure.to_string()))
 }

@@ -1,55 +1,20 @@
-//! How the model is trained: the command line as options of the runtime.
+//! How the model is trained: the command line as options of the runtime. The part that does not depend on the model is in `shared/recipe`.
 
 use std::time::Duration;
 
+use hsdp::LearningRate;
 use hsdp::prelude::*;
-use hsdp::{DynamicScale, LearningRate, LossScaling};
 
 use super::options::Options;
+use super::shared::recipe;
 
-/// The options of the world: its deadline, its faults and the folder of its flight records.
+/// The options of the world. With `--verify` rank 0 runs the whole unsharded twin while the others wait for it, however long that takes.
 pub(crate) fn world(options: &Options) -> WorldOptions {
-    let faults = options.faults.clone();
-    let flight_dir = options.out.as_ref().map(|out| out.join("flight"));
-    let common = WorldOptions { faults, flight_dir, ..WorldOptions::default() };
+    let for_ever = Duration::from_hours(365 * 24);
+    let common = recipe::world(&options.run);
     match options.verify {
-        // Rank 0 runs the whole unsharded twin while the others wait for it, however long that takes.
-        true => {
-            let for_ever = Duration::from_hours(365 * 24);
-            WorldOptions { deadline: for_ever, late: for_ever, ..common }
-        }
-        false => {
-            let deadline = Duration::from_secs_f64(options.deadline);
-            WorldOptions { deadline, ..common }
-        }
-    }
-}
-
-/// The dtypes of parameters and of gradients on the wire.
-pub(crate) fn precision(options: &Options) -> Precision {
-    Precision {
-        parameters: options.param_dtype,
-        wire: options.reduce_dtype,
-        ..Precision::default()
-    }
-}
-
-/// How the model is sharded and reduced.
-pub(crate) fn model(options: &Options) -> ModelOptions {
-    let precision = precision(options);
-    // f16 ranges from 6e-8 to 65504: gradients are scaled into its middle.
-    let loss_scaling = match [precision.parameters, precision.wire].contains(&DType::F16) {
-        true => LossScaling::Dynamic(DynamicScale { initial: 1024.0, ..DynamicScale::default() }),
-        false => LossScaling::Off,
-    };
-    let (accumulation, prefetch) = (options.accumulation, options.prefetch);
-    ModelOptions {
-        placement: options.device,
-        precision,
-        accumulation,
-        prefetch,
-        loss_scaling,
-        ..ModelOptions::on(options.mesh)
+        true => WorldOptions { deadline: for_ever, late: for_ever, ..common },
+        false => common,
     }
 }
 

@@ -10,15 +10,17 @@ use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_program::Warnings;
 use tempfile::TempDir;
 
-use super::costs::{Compared, Costs, check_traffic};
-use super::failure::Failure;
 use super::inputs;
 use super::options::Options;
 use super::recipe;
-use super::signals::Signals;
-use super::text::{Corpus, read_markdown};
-use super::trace;
-use super::train::{Ended, Job};
+use super::shared::costs::{Compared, Costs, check_traffic};
+use super::shared::ending::Ended;
+use super::shared::failure::Failure;
+use super::shared::markdown::read_markdown;
+use super::shared::signals::Signals;
+use super::shared::trace;
+use super::text::Corpus;
+use super::train::Job;
 use super::unsharded::{Summed, Tensors, Unsharded};
 use super::verify::{Sharded, Twin};
 
@@ -230,12 +232,12 @@ fn a_run_that_ends_early_fails_in_the_process_of_rank_0_alone() {
     with_job(&[], |job| {
         for (was_stopped, unsaved) in [(true, None), (false, Some("full")), (true, Some("full"))] {
             let unsaved = unsaved.map(str::to_owned);
-            let ended = Ended { run: None, steps: 3, was_stopped, unsaved };
-            let outcome = super::outcome(job, ended);
+            let ended = Ended { steps: 3, was_stopped, unsaved };
+            let outcome = ended.outcome(&job.signals, false);
             assert!(matches!(outcome, Err(Failure::Elsewhere)), "{outcome:?}");
         }
-        let ended = Ended { run: None, steps: 3, was_stopped: false, unsaved: None };
-        assert!(super::outcome(job, ended).is_ok());
+        let ended = Ended { steps: 3, was_stopped: false, unsaved: None };
+        assert!(ended.outcome(&job.signals, false).is_ok());
     });
 }
 

@@ -4,25 +4,29 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
+use hsdp::checkpoint::Content;
 use hsdp::prelude::*;
-use hsdp::{Channel, Gradients, Reduction, Shutdown, Tag, Update, memory};
+use hsdp::{Gradients, Shutdown, Update};
 use hsdp_candle::Pass;
 use hsdp_candle::gpt::{self, Gpt};
 use hsdp_program::Warnings;
 use parking_lot::Mutex;
+use serde_json::json;
 use tracing::info_span;
 
-use super::costs::Costs;
-use super::device;
-use super::failure::Failure;
 use super::inputs;
 use super::options::Options;
-use super::output;
-use super::progress::{Progress, StepRecord};
-use super::ranks::Ranks;
 use super::recipe;
-use super::saving::{Ends, Saving};
-use super::signals::Signals;
+use super::shared::costs::Costs;
+use super::shared::ending::{self, Ended};
+use super::shared::failure::Failure;
+use super::shared::launch::launch;
+use super::shared::progress::{Progress, StepRecord};
+use super::shared::ranks::Ranks;
+use super::shared::recipe::model as model_options;
+use super::shared::saving::{Ends, Saving};
+use super::shared::signals::Signals;
+use super::shared::{device, output};
 use super::text::{Corpus, Place};
 use super::update::MAX_NORM;
 use super::verify::{Sharded, Twin, Verified};
@@ -35,19 +39,6 @@ pub(crate) struct Job<'a> {
     pub(crate) gpt: Gpt,
     pub(crate) signals: Signals,
     pub(crate) warnings: &'a Warnings,
-}
-
-/// How training ended in this process.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    /// The results, if rank 0 is in this process.
-    pub(crate) run: Option<Run>,
-    /// Steps made, including those before the run was resumed.
-    pub(crate) steps: usize,
-    /// Whether a signal has ended the run. The signal may have come to another process.
-    pub(crate) was_stopped: bool,
-    /// The error of the last save that was asked for, if that failed.
-    pub(crate) unsaved: Option<String>,
 }
 
 /// The results of a training run.
@@ -64,58 +55,36 @@ pub(crate) struct Run {
 }
 
 /// Trains the ranks of this process, which has a job, or a problem that the ranks of other processes learn. The process of rank 0 has
-/// the progress.
+/// the progress, and gets the results.
 pub(crate) fn train(
     (options, job): (&Options, Result<&Job<'_>, &Failure>),
     ranks: &Ranks,
     progress: Option<Progress>,
-) -> Result<Ended, Failure> {
+) -> Result<(Option<Run>, Ended), Failure> {
     // Only rank 0 shows progress and compares with the twin, so it takes this state; the other ranks have `None`.
     let progress = Mutex::new(progress);
-    memory::reset_peaks();
-    let outcomes = ranks.launch(options, |world| {
+    let outcomes = launch(ranks, |world| {
         let progress = if world.rank().index() == 0 { progress.lock().take() } else { None };
-        let flight = world.clone();
-        let outcome = inputs::agree(&world, options, job).and_then(|job| {
-            let desk = progress.map(|progress| Desk::new(job, progress));
-            Rank::new(world, job).and_then(|rank| rank.train(desk))
-        });
-        // The record has the operations before the failure, which explain more than the error alone.
-        let record = outcome.is_err().then(|| flight.flight_record());
-        (outcome, record)
+        let job = inputs::agree(&world, options, job)?;
+        let desk = progress.map(|progress| Desk::new(job, progress));
+        Rank::new(world, job)?.train(desk)
     })?;
-    let mut records = Vec::new();
-    let outcomes = outcomes.into_iter().map(|outcome| {
-        let (outcome, record) = outcome.map_err(Failure::training)?;
-        records.extend(record);
-        outcome
-    });
-    let gathered = gather(outcomes.collect());
-    gathered.map_err(|failure| failure.explained(&records))
+    gather(outcomes)
 }
 
-/// Combines the outcomes of this process's ranks, with the results of the run if rank 0 is among them. If ranks failed, returns the
-/// original failure, not one that only echoes it.
-fn gather(outcomes: Vec<Result<Outcome, Failure>>) -> Result<Ended, Failure> {
-    let (done, failed): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
-    let mut failures = failed.into_iter().filter_map(Result::err).collect::<Vec<_>>();
-    failures.sort_by_key(|failure| matches!(failure, Failure::Peer(_)));
-    if let Some(first) = failures.into_iter().next() {
-        return Err(first);
-    }
+/// Combines the outcomes of this process's ranks, with the results of the run if rank 0 is among them.
+fn gather(outcomes: Vec<Outcome>) -> Result<(Option<Run>, Ended), Failure> {
     let (mut costs, mut first) = (Vec::new(), None);
-    let mut ended = Ended { run: None, steps: 0, was_stopped: false, unsaved: None };
-    for outcome in done.into_iter().flatten() {
-        let Outcome { steps, was_stopped, unsaved, .. } = outcome;
-        ended = Ended { run: None, steps, was_stopped, unsaved };
+    let mut ended = Ended { steps: 0, was_stopped: false, unsaved: None };
+    for outcome in outcomes {
+        ended = outcome.ended;
         costs.push(outcome.costs);
         first = first.or(outcome.desk.map(|desk| (desk, outcome.parameters, outcome.warnings)));
     }
-    let Some((desk, parameters, warnings)) = first else { return Ok(ended) };
+    let Some((desk, parameters, warnings)) = first else { return Ok((None, ended)) };
     let verified = desk.twin.map(Twin::verified).transpose()?;
     let records = desk.progress.finish()?;
-    let run = Run { records, costs, parameters, verified, warnings };
-    Ok(Ended { run: Some(run), ..ended })
+    Ok((Some(Run { records, costs, parameters, verified, warnings }), ended))
 }
 
 /// The state that only rank 0 has.
@@ -137,9 +106,7 @@ struct Outcome {
     costs: Costs,
     parameters: BTreeMap<String, Vec<f32>>,
     desk: Option<Desk>,
-    steps: usize,
-    was_stopped: bool,
-    unsaved: Option<String>,
+    ended: Ended,
     /// Of all ranks.
     warnings: u64,
 }
@@ -157,19 +124,18 @@ struct Rank<'a> {
 
 impl<'a> Rank<'a> {
     fn new(world: World, job: &'a Job<'a>) -> Result<Self, Failure> {
-        // Until the ranks have met, a signal ends the process at once: there is no step to complete.
-        if world.rank().index() == 0 || !world.shares_memory() {
-            job.signals.listen().map_err(Failure::training)?;
-        }
+        ending::listen(&world, &job.signals)?;
         let spec = job.gpt.config().spec();
-        device::connect(&world, job.options)?;
+        device::connect(&world, &job.options.run)?;
         let seed = job.options.seed;
-        let model = ShardedModel::new(world, spec, recipe::model(job.options), |param| {
+        let model = ShardedModel::new(world, spec, model_options(&job.options.run), |param| {
             gpt::init(param, seed)
         })?;
         let optimizer = AdamW::new(&model, recipe::adamw(job.options));
-        let saving = Saving::open(&model, (job.options, job.corpus))?;
-        Ok(Self { job, model, optimizer, saving, device: device::of(job.options)? })
+        let batches =
+            json!({ "seed": seed, "text": format!("{:016x}", job.corpus.digest().hash()) });
+        let saving = Saving::open(&model, &job.options.run, (batches, Content::All))?;
+        Ok(Self { job, model, optimizer, saving, device: device::of(&job.options.run)? })
     }
 
     /// The number of steps made, including those before the run was resumed.
@@ -178,36 +144,25 @@ impl<'a> Rank<'a> {
     }
 
     fn train(mut self, mut desk: Option<Desk>) -> Result<Outcome, Failure> {
-        if let Some(saving) = self.saving.as_mut().filter(|_| self.job.options.resume) {
+        if let Some(saving) = self.saving.as_mut().filter(|_| self.job.options.run.resume) {
             saving.resume(&mut self.model, &mut self.optimizer)?;
         }
         let first = self.steps()?;
         if first < self.job.options.steps {
-            output::keep_warnings(self.model.world(), self.job)?;
+            output::keep_warnings(self.model.world(), &self.job.options.run, self.job.warnings)?;
             desk.as_mut().map_or(Ok(()), |desk| desk.progress.start(first))?;
         }
         let before = self.model.world().ledger();
         let was_stopped = self.train_from(first, &mut desk)?;
         let steps = self.steps()?;
         let made = (steps - first) as u64;
-        let costs = Costs::of(&self.model, (&before, made), self.job.options);
-        let warnings = self.warnings()?;
+        let costs = Costs::of(&self.model, (&before, made), &self.job.options.run);
+        let warnings = ending::count_warnings(self.model.world(), self.job.warnings)?;
         self.model.end_run()?;
         let parameters = self.model.full_parameters()?;
         let unsaved = self.saving.as_ref().and_then(Saving::unsaved);
-        Ok(Outcome { costs, parameters, desk, steps, was_stopped, unsaved, warnings })
-    }
-
-    /// The number of warnings of all ranks. Collective.
-    fn warnings(&self) -> Result<u64, Failure> {
-        let world = self.model.world();
-        // Ranks of one process count together.
-        let counts = !world.shares_memory() || world.rank().index() == 0;
-        let own = if counts { self.job.warnings.count() } else { 0 };
-        let group = world.world_group(Channel::User);
-        let sum = group.all_reduce(Tag::default(), Reduction::Sum, vec![own]);
-        let sum = sum.and_then(|pending| pending.wait()).map_err(hsdp::Error::from)?;
-        Ok(sum[0])
+        let ended = Ended { steps, was_stopped, unsaved };
+        Ok(Outcome { costs, parameters, desk, ended, warnings })
     }
 
     /// Trains from step `first` on. Returns whether a signal has ended the run.
@@ -255,7 +210,8 @@ impl<'a> Rank<'a> {
             let full = self.model.full_parameters()?;
             twin.map_or(Ok(()), |twin| twin.follow(full))?;
         }
-        let tokens = options.tokens() * (options.microbatches * options.mesh.world_size()) as u64;
+        let tokens =
+            options.tokens() * (options.run.microbatches * options.run.mesh.world_size()) as u64;
         let applied = update == Update::Applied;
         let seconds = watch.seconds();
         Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, shutdown))
@@ -270,11 +226,11 @@ impl<'a> Rank<'a> {
         let begin = StepOptions {
             weight_hint: Some(weight),
             shutdown: signals.caught().map_or(Shutdown::NotAsked, |_| Shutdown::Asked),
-            ..StepOptions::microbatches(options.microbatches)
+            ..StepOptions::microbatches(options.run.microbatches)
         };
         let mut open = self.model.begin_step(begin)?;
         let shutdown = open.shutdown();
-        for microbatch in 0..options.microbatches {
+        for microbatch in 0..options.run.microbatches {
             let batch = corpus.batch(Place { step, microbatch, rank }, &self.device)?;
             let pass = Pass::on(open.microbatch()?, &self.device)?;
             let loss = {

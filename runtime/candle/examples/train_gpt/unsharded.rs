@@ -9,9 +9,10 @@ use hsdp::{Accumulation, Axis, Rank, kernels};
 use hsdp_candle::Plain;
 use hsdp_candle::gpt::{self, GptConfig};
 
-use super::failure::Failure;
 use super::options::Options;
 use super::recipe;
+use super::shared::failure::Failure;
+use super::shared::recipe::precision;
 use super::text::Place;
 use super::train::Job;
 use super::update::adamw_step;
@@ -56,7 +57,7 @@ impl Unsharded {
             .collect();
         Self {
             config,
-            precision: recipe::precision(job.options),
+            precision: precision(&job.options.run),
             parameters,
             first_moments: zeros.clone(),
             second_moments: zeros,
@@ -79,7 +80,7 @@ impl Unsharded {
         step: usize,
     ) -> Result<Summed, Failure> {
         let plain = Plain::on(self.config.spec(), &self.parameters, self.precision, device)?;
-        let mesh = job.options.mesh;
+        let mesh = job.options.run.mesh;
         let mut losses = vec![0.0; mesh.world_size()];
         let mut magnitudes = self.parameters.clone();
         magnitudes.values_mut().flatten().for_each(|value| *value = 0.0);
@@ -92,8 +93,9 @@ impl Unsharded {
             }
             Ok(gradient)
         };
-        let sums = in_order(mesh, job.options.microbatches, job.options.accumulation, &mut one)?;
-        let microbatches = (job.options.microbatches * mesh.world_size()) as u64;
+        let sums =
+            in_order(mesh, job.options.run.microbatches, job.options.run.accumulation, &mut one)?;
+        let microbatches = (job.options.run.microbatches * mesh.world_size()) as u64;
         Ok(Summed { sums, magnitudes, losses, weight: job.options.tokens() * microbatches })
     }
 

@@ -21,9 +21,9 @@ use std::fmt;
 use candle_core::Device;
 use hsdp::{DType, Gradients, Verdict};
 
-use super::failure::Failure;
 use super::options::Options;
 use super::recipe::learning_rate;
+use super::shared::failure::Failure;
 use super::train::Job;
 use super::unsharded::{Summed, Tensors, Unsharded};
 
@@ -33,7 +33,7 @@ use super::unsharded::{Summed, Tensors, Unsharded};
 /// A contribution is rounded to the wire dtype at most twice: once on each axis. f16 parameters
 /// round the whole backward, whose order of magnitude depends on the loss scale.
 fn bound(options: &Options) -> Option<f64> {
-    match (options.param_dtype, options.reduce_dtype) {
+    match (options.run.param_dtype, options.run.reduce_dtype) {
         (DType::F16, _) => Some(1.0 / 256.0),
         (_, DType::F16) => Some(1.0 / 1024.0),
         (_, DType::BF16) => Some(1.0 / 128.0),

@@ -54,12 +54,12 @@ impl Failure {
         }
     }
 
-    /// Prints the failure, unless another process does. Returns the exit code.
-    pub(crate) fn tell(&self) -> ExitCode {
+    /// Prints the failure of a program, unless another process does. Returns the exit code.
+    pub(crate) fn tell(&self, program: &str) -> ExitCode {
         match self {
             Self::Elsewhere => {}
-            Self::Explained(failure, lines) => tell_with("train_gpt", failure, lines),
-            failure => tell("train_gpt", failure),
+            Self::Explained(failure, lines) => tell_with(program, failure, lines),
+            failure => tell(program, failure),
         }
         self.exit_code()
     }

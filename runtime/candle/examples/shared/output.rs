@@ -6,13 +6,14 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use hsdp::World;
-use hsdp_program::{FolderLock, file};
+use hsdp_program::{FolderLock, Warnings, file};
+use serde_json::Value;
 
 use super::failure::Failure;
+use super::options::RunOptions;
 use super::progress::StepRecord;
 use super::trace::{Recorder, Trace};
-use super::train::{Job, Run};
-use super::{plot, report, saving};
+use super::{plot, saving};
 
 /// The files of a run.
 const METRICS: &str = "metrics.jsonl";
@@ -55,13 +56,16 @@ impl Output {
         self.folder.join(METRICS)
     }
 
-    /// Writes the summary and the plot of the loss, at the end of the run.
-    pub(crate) fn finish(&self, job: &Job<'_>, run: &Run) -> Result<(), Failure> {
-        let summary =
-            serde_json::to_string_pretty(&report::summary(job, run)).map_err(Failure::training)?;
+    /// Writes the summary and the plot of the loss, at the end of the run. `item` is that of the loss: a character, say.
+    pub(crate) fn finish(
+        &self,
+        summary: &Value,
+        (records, item): (&[StepRecord], &str),
+    ) -> Result<(), Failure> {
+        let summary = serde_json::to_string_pretty(summary).map_err(Failure::training)?;
         let file = self.folder.join(SUMMARY);
         fs::write(&file, summary + "\n").map_err(|error| cannot_write(&file, &error))?;
-        plot::loss(&self.folder.join(PLOT), &run.records)
+        plot::loss(&self.folder.join(PLOT), records, item)
     }
 }
 
@@ -81,22 +85,26 @@ fn check_files(folder: &Path) -> Result<(), Failure> {
 
 /// Keeps the warnings of this rank's process in a file, when its first step is about to be made and rank 0 holds the lock. The
 /// warnings of an earlier run are removed, unless this run goes on with it.
-pub(crate) fn keep_warnings(world: &World, job: &Job<'_>) -> Result<(), Failure> {
+pub(crate) fn keep_warnings(
+    world: &World,
+    options: &RunOptions,
+    warnings: &Warnings,
+) -> Result<(), Failure> {
     let (rank, processes) =
         (world.rank().index(), if world.shares_memory() { 1 } else { world.size() });
     // A process keeps its warnings in the file of its first rank.
-    let Some(folder) = job.options.out.as_ref().filter(|_| rank < processes) else { return Ok(()) };
+    let Some(folder) = options.out.as_ref().filter(|_| rank < processes) else { return Ok(()) };
     let file = folder.join(match rank {
         0 => WARNINGS.to_owned(),
         rank => format!("{OF_RANK}{rank}{OF_RANK_END}"),
     });
-    if !job.options.resume {
+    if !options.resume {
         remove(&file)?;
     }
-    if rank == 0 && !job.options.resume {
+    if rank == 0 && !options.resume {
         of_missing_ranks(folder, processes)?.iter().try_for_each(|file| remove(file))?;
     }
-    job.warnings.keep_in(&file);
+    warnings.keep_in(&file);
     Ok(())
 }
 

@@ -9,12 +9,12 @@ use super::failure::Failure;
 use super::progress::StepRecord;
 
 /// Draws the loss of every step into an SVG file.
-pub(crate) fn loss(file: &Path, records: &[StepRecord]) -> Result<(), Failure> {
-    draw(file, records)
+pub(crate) fn loss(file: &Path, records: &[StepRecord], item: &str) -> Result<(), Failure> {
+    draw(file, records, item)
         .map_err(|error| Failure::Training(format!("cannot draw {}: {error}", file.display())))
 }
 
-fn draw(file: &Path, records: &[StepRecord]) -> Result<(), Box<dyn Error>> {
+fn draw(file: &Path, records: &[StepRecord], item: &str) -> Result<(), Box<dyn Error>> {
     let points = || records.iter().map(|record| (record.step as f64, record.loss));
     let highest = points().map(|(_, loss)| loss).fold(0.0, f64::max);
     let area = SVGBackend::new(file, (800, 480)).into_drawing_area();
@@ -28,7 +28,7 @@ fn draw(file: &Path, records: &[StepRecord]) -> Result<(), Box<dyn Error>> {
     chart
         .configure_mesh()
         .x_desc("step")
-        .y_desc("cross-entropy, nats a character")
+        .y_desc(format!("cross-entropy, nats a {item}"))
         .x_label_formatter(&|step| format!("{step:.0}"))
         .y_label_formatter(&|loss| format!("{loss:.1}"))
         .light_line_style(TRANSPARENT)

@@ -6,7 +6,7 @@ use hsdp::memory::{self, Category, Usage};
 use hsdp::{ByteCount, Channel, Flow, LedgerSnapshot, MemoryPlan, Op, Rank, ShardedModel};
 
 use super::failure::Failure;
-use super::options::Options;
+use super::options::RunOptions;
 
 /// A planned and a measured number.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ impl Costs {
     pub(crate) fn of(
         model: &ShardedModel,
         (before, steps): (&LedgerSnapshot, u64),
-        options: &Options,
+        options: &RunOptions,
     ) -> Self {
         let ledger = model.world().ledger().since(before);
         let planned = model.plan().traffic(model.rank(), options.microbatches as u64);

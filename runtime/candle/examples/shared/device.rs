@@ -4,7 +4,7 @@ use candle_core::{Device, Result};
 use hsdp::{Launched, Placement, World};
 
 use super::failure::Failure;
-use super::options::Options;
+use super::options::RunOptions;
 
 /// The placement of this process, from the one on the command line: the processes of one machine get its devices in turn.
 pub(crate) fn of_process(asked: Placement) -> std::result::Result<Placement, Failure> {
@@ -14,7 +14,7 @@ pub(crate) fn of_process(asked: Placement) -> std::result::Result<Placement, Fai
 }
 
 /// Connects the ranks by NCCL if they are processes and the model lies on devices. Collective.
-pub(crate) fn connect(world: &World, options: &Options) -> std::result::Result<(), Failure> {
+pub(crate) fn connect(world: &World, options: &RunOptions) -> std::result::Result<(), Failure> {
     match options.device {
         Placement::Host => Ok(()),
         _ if world.shares_memory() || world.size() == 1 => Ok(()),
@@ -36,7 +36,7 @@ fn by_nccl(_: &World, device: Placement) -> std::result::Result<(), Failure> {
 
 /// The candle device of a rank: the GPU of its part of the model if this program is built with `candle-cuda`, else the CPU. The
 /// rank's own thread must make it, so that it has a stream of its own.
-pub(crate) fn of(options: &Options) -> Result<Device> {
+pub(crate) fn of(options: &RunOptions) -> Result<Device> {
     #[cfg(feature = "candle-cuda")]
     if let hsdp::Placement::Cuda { ordinal, .. } = options.device {
         return Device::new_cuda_with_stream(ordinal);

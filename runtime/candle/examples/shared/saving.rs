@@ -4,14 +4,13 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use hsdp::Error;
-use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Saved};
+use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Content, Saved};
 use hsdp::prelude::*;
 use hsdp_program::file::{self, FileError};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::failure::Failure;
-use super::options::Options;
-use super::text::Corpus;
+use super::options::RunOptions;
 
 /// The folder of checkpoints, in that of `--out`.
 const FOLDER: &str = "checkpoints";
@@ -27,26 +26,27 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
-    /// Opens the run's folder of checkpoints, if the options ask for any. Collective.
+    /// Opens the run's folder of checkpoints, if the options ask for any. The `recipe` has the values that determine a step's batches,
+    /// besides its number and the mesh. Collective.
     pub(crate) fn open(
         model: &ShardedModel,
-        (options, corpus): (&Options, &Corpus),
+        options: &RunOptions,
+        (recipe, content): (Value, Content),
     ) -> Result<Option<Self>, Failure> {
         let Some(out) = &options.out else { return Ok(None) };
         if options.save_every.is_none() && !options.resume {
             return Ok(None);
         }
-        let with = CheckpointOptions::default();
+        let with = CheckpointOptions { content, ..CheckpointOptions::default() };
         let checkpoints = Checkpoints::open(model, &out.join(FOLDER), with)?;
         let every = options.save_every.unwrap_or(usize::MAX);
-        let recipe = recipe(options, corpus);
         Ok(Some(Self { checkpoints, every, recipe, unsaved: None }))
     }
 
     /// Loads the newest checkpoint, if there is one. Collective.
     ///
     /// # Errors
-    /// `Failure::Input` if the checkpoint is of a run with another seed or text, whose batches differ from this run's.
+    /// `Failure::Input` if the checkpoint is of a run with another recipe, whose batches differ from this run's.
     pub(crate) fn resume(
         &mut self,
         model: &mut ShardedModel,
@@ -134,11 +134,6 @@ pub(crate) enum Ends {
     No,
     /// A signal has ended the run, or all steps are made.
     Yes,
-}
-
-/// The values that determine a step's batches, besides its number and the mesh.
-fn recipe(options: &Options, corpus: &Corpus) -> Value {
-    json!({ "seed": options.seed, "text": format!("{:016x}", corpus.digest().hash()) })
 }
 
 /// The most bytes of `metrics.jsonl` that are read: ten million steps.

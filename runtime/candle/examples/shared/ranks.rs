@@ -1,5 +1,7 @@
 //! How the ranks run: as threads of this process, or as processes under MPI or on GPUs.
 
+use std::time::Duration;
+
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 use hsdp::CommError;
 #[cfg(feature = "nccl")]
@@ -10,12 +12,19 @@ use hsdp::prelude::*;
 use hsdp::{Launched, RankFailure};
 
 use super::failure::Failure;
-use super::options::{Comm, Options};
-use super::recipe;
+use super::options::{Comm, RunOptions};
 
-/// How the ranks run.
+/// How the ranks of a mesh run.
 #[derive(Debug)]
-pub(crate) enum Ranks {
+pub(crate) struct Ranks {
+    mesh: Mesh,
+    world: WorldOptions,
+    joined: Joined,
+}
+
+/// The ranks that have joined.
+#[derive(Debug)]
+enum Joined {
     /// Threads of this process, all of them.
     Threads,
     /// Processes under MPI, of which this is one.
@@ -28,24 +37,25 @@ pub(crate) enum Ranks {
 
 impl Ranks {
     /// Joins the ranks as the command line says. Processes wait for each other here.
-    pub(crate) fn of(options: &Options) -> Result<Self, Failure> {
-        recipe::world(options).check(options.mesh.world_size()).map_err(Failure::input)?;
-        match options.comm {
-            Comm::Threads => Ok(Self::Threads),
-            Comm::Mpi => by_mpi(recipe::world(options)),
-            Comm::Nccl => by_nccl(recipe::world(options)),
-        }
+    pub(crate) fn of(options: &RunOptions, world: WorldOptions) -> Result<Self, Failure> {
+        world.check(options.mesh.world_size()).map_err(Failure::input)?;
+        let joined = match options.comm {
+            Comm::Threads => Joined::Threads,
+            Comm::Mpi => by_mpi(world.deadline)?,
+            Comm::Nccl => by_nccl(world.deadline)?,
+        };
+        Ok(Self { mesh: options.mesh, world, joined })
     }
 
     /// Refuses a mesh that does not have as many ranks as there are processes. Where only some processes have such a mesh, all are told so
     /// with the sizes of both sides, since all compare them when they make a world.
-    pub(crate) fn check(&self, options: &Options) -> Result<(), Failure> {
-        let (mesh, (rank, processes)) = (options.mesh, self.place());
-        if matches!(self, Self::Threads) || mesh.world_size() == processes {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let (mesh, (rank, processes)) = (self.mesh, self.place());
+        if matches!(self.joined, Joined::Threads) || mesh.world_size() == processes {
             return Ok(());
         }
         // The others launch a world, too.
-        match (self.launch(options, drop), rank) {
+        match (self.launch(drop), rank) {
             (Err(differs @ Failure::Input(_)), _) => Err(differs),
             (_, 0) => Err(Failure::Input(format!(
                 "mesh {mesh} has {} ranks, and there are {processes} processes",
@@ -57,12 +67,12 @@ impl Ranks {
 
     /// The index of this process, and the number of processes.
     fn place(&self) -> (usize, usize) {
-        match self {
-            Self::Threads => (0, 1),
+        match &self.joined {
+            Joined::Threads => (0, 1),
             #[cfg(feature = "mpi")]
-            Self::Mpi(job) => (job.rank().index(), job.size()),
+            Joined::Mpi(job) => (job.rank().index(), job.size()),
             #[cfg(feature = "nccl")]
-            Self::Nccl(job) => (job.rank().index(), job.size()),
+            Joined::Nccl(job) => (job.rank().index(), job.size()),
         }
     }
 
@@ -80,19 +90,18 @@ impl Ranks {
     /// Runs the ranks of this process, and returns the result of each.
     pub(crate) fn launch<T: Send>(
         &self,
-        options: &Options,
         rank: impl Fn(World) -> T + Sync,
     ) -> Result<Vec<Result<T, RankFailure>>, Failure> {
-        let (size, world) = (options.mesh.world_size(), recipe::world(options));
-        match self {
-            Self::Threads => Ok(hsdp::launch(size, world, rank)),
+        let (size, world) = (self.mesh.world_size(), self.world.clone());
+        match &self.joined {
+            Joined::Threads => Ok(hsdp::launch(size, world, rank)),
             #[cfg(feature = "mpi")]
-            Self::Mpi(job) => {
+            Joined::Mpi(job) => {
                 let ended = job.launch(size, world, rank).map_err(no_world)?;
                 Ok(ended.into_iter().collect())
             }
             #[cfg(feature = "nccl")]
-            Self::Nccl(job) => {
+            Joined::Nccl(job) => {
                 let ended = job.launch(size, world, rank).map_err(no_world)?;
                 Ok(ended.into_iter().collect())
             }
@@ -110,27 +119,27 @@ fn no_world(error: CommError) -> Failure {
 }
 
 #[cfg(feature = "mpi")]
-fn by_mpi(world: WorldOptions) -> Result<Ranks, Failure> {
-    mpi::Job::join(world.deadline).map(Ranks::Mpi).map_err(Failure::training)
+fn by_mpi(deadline: Duration) -> Result<Joined, Failure> {
+    mpi::Job::join(deadline).map(Joined::Mpi).map_err(Failure::training)
 }
 
 #[cfg(not(feature = "mpi"))]
-fn by_mpi(_: WorldOptions) -> Result<Ranks, Failure> {
+fn by_mpi(_: Duration) -> Result<Joined, Failure> {
     Err(Failure::input("--comm mpi: build with --features mpi"))
 }
 
 #[cfg(feature = "nccl")]
-fn by_nccl(world: WorldOptions) -> Result<Ranks, Failure> {
+fn by_nccl(deadline: Duration) -> Result<Joined, Failure> {
     use hsdp::control::ControlError;
-    let joined = control::Job::from_env(world.deadline);
-    joined.map(Ranks::Nccl).map_err(|error| match error {
+    let joined = control::Job::from_env(deadline);
+    joined.map(Joined::Nccl).map_err(|error| match error {
         ControlError::Environment { .. } => Failure::input(format!("--comm nccl: {error}")),
         error => Failure::training(error),
     })
 }
 
 #[cfg(not(feature = "nccl"))]
-fn by_nccl(_: WorldOptions) -> Result<Ranks, Failure> {
+fn by_nccl(_: Duration) -> Result<Joined, Failure> {
     Err(Failure::input("--comm nccl: build with --features nccl"))
 }
 

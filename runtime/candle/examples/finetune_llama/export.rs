@@ -1,0 +1,167 @@
+//! `--export`: the trained model as a folder of Hugging Face.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hsdp_candle::llama::LlamaConfig;
+use hsdp_program::file;
+use safetensors::{Dtype, View};
+use serde_json::{Value, json};
+
+use super::folder::ModelFolder;
+use super::inputs::Inputs;
+use super::shared::failure::Failure;
+
+const CONFIG: &str = "config.json";
+const MODEL: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const ADAPTERS: &str = "adapters.safetensors";
+
+/// Files of the model's folder that are copied if they are there.
+const COPIED: [&str; 6] = [
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+];
+
+/// The most bytes of a file that is copied.
+const MAX_COPIED: u64 = 256 << 20;
+
+/// A folder to write to, and its small files.
+#[derive(Debug)]
+pub(crate) struct Export {
+    folder: PathBuf,
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Export {
+    /// Makes the folder, and reads the files that are copied to it: what cannot be written is found before the run.
+    pub(crate) fn prepare(
+        to: &Path,
+        from: Option<&ModelFolder>,
+        config: &LlamaConfig,
+    ) -> Result<Self, Failure> {
+        let refuse = |error: &dyn std::fmt::Display| {
+            Failure::Input(format!("--export {}: {error}", to.display()))
+        };
+        fs::create_dir_all(to).map_err(|error| refuse(&error))?;
+        if from.is_some_and(|from| is_same(&from.path, to)) {
+            return Err(refuse(&"it is the folder of --model"));
+        }
+        if to.join(INDEX).exists() {
+            return Err(refuse(&format_args!("it holds {INDEX}, of another model")));
+        }
+        let json = from.map_or_else(|| config.to_json(), |from| exported(&from.json, config));
+        let config = serde_json::to_vec_pretty(&json).map_err(Failure::training)?;
+        let mut files = vec![(CONFIG, config)];
+        for name in from.map_or(&[][..], |_| &COPIED) {
+            let path = from.map(|from| from.path.join(name)).unwrap_or_default();
+            if path.exists() {
+                files.push((name, file::read(&path, MAX_COPIED).map_err(Failure::input)?));
+            }
+        }
+        let names = files.iter().map(|(name, _)| *name).chain([MODEL, ADAPTERS]);
+        for name in names {
+            let checked = file::check_writable(&to.join(name));
+            checked.map_err(|error| Failure::Input(format!("cannot write {error}")))?;
+        }
+        Ok(Self { folder: to.to_owned(), files })
+    }
+
+    /// Writes the files, each under another name first. The weights come last.
+    pub(crate) fn write(
+        &self,
+        inputs: &Inputs,
+        parameters: &BTreeMap<String, Vec<f32>>,
+    ) -> Result<(), Failure> {
+        for (name, bytes) in &self.files {
+            self.put(name, |path| fs::write(path, bytes))?;
+        }
+        let base = inputs.recorded.params().map(|param| (param.name.as_str(), &param.shape));
+        let (adapters, base): (Vec<_>, Vec<_>) =
+            base.partition(|(name, _)| name.contains(".lora_"));
+        for (file, tensors) in [(ADAPTERS, adapters), (MODEL, base)] {
+            if tensors.is_empty() {
+                continue;
+            }
+            let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+            let views = tensors.into_iter().filter_map(|(name, shape)| {
+                Some((name, Tensor { shape, values: parameters.get(name)? }))
+            });
+            let views: Vec<_> = views.collect();
+            self.put(file, |path| {
+                safetensors::serialize_to_file(views, Some(metadata), path)
+                    .map_err(io::Error::other)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn put(&self, name: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Failure> {
+        let (path, new) = (self.folder.join(name), self.folder.join(format!("{name}.new")));
+        write(&new)
+            .and_then(|()| fs::rename(&new, &path))
+            .map_err(|error| Failure::Training(format!("cannot write {}: {error}", path.display())))
+    }
+
+    /// A sentence for the report.
+    pub(crate) fn in_words(&self, inputs: &Inputs) -> String {
+        let folder = self.folder.display();
+        match inputs.options.lora {
+            None => format!("exported to {folder}"),
+            Some(_) => {
+                format!(
+                    "exported to {folder}: adapters are in {ADAPTERS}, and not merged into {MODEL}"
+                )
+            }
+        }
+    }
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    }
+}
+
+/// The `config.json` of the model that was read, for weights in f32. Stock candle reads theta at the old place alone.
+fn exported(json: &Value, config: &LlamaConfig) -> Value {
+    let mut json = json.clone();
+    if let Some(fields) = json.as_object_mut() {
+        fields.remove("torch_dtype");
+        fields.insert("dtype".to_owned(), json!("float32"));
+        fields.insert("rope_theta".to_owned(), json!(config.rope_theta));
+    }
+    json
+}
+
+/// A tensor whose bytes are made when it is written.
+struct Tensor<'a> {
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl View for Tensor<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>().into()
+    }
+
+    fn data_len(&self) -> usize {
+        size_of_val(self.values)
+    }
+}

@@ -1,0 +1,99 @@
+//! Trains a Llama on a mesh of replicas x shards: one in a folder of Hugging Face, or a small one from random weights.
+//!
+//! ```text
+//! cargo run --release --example finetune_llama
+//! cargo run --release --example finetune_llama -- --model DIR --batches FILE.safetensors --recompute --out run --export tuned
+//! cargo run --release --example finetune_llama -- --model DIR --data TEXT --lora 8
+//! ```
+//!
+//! In reading order: `train` (a rank's whole work, the code to copy into a program of your own), `options`, `recipe`, `inputs`, `folder`
+//! (a model of Hugging Face), `data` with `batches` and `text`, `report`, `export`, and `shared` (the parts of every program that trains:
+//! ranks, files, checkpoints, signals).
+
+mod batches;
+mod data;
+mod export;
+mod folder;
+mod inputs;
+mod options;
+mod recipe;
+mod report;
+#[path = "../shared/mod.rs"]
+mod shared;
+mod text;
+mod train;
+
+use std::process::ExitCode;
+
+use hsdp::memory::CountingAllocator;
+use hsdp_program::Warnings;
+
+use self::inputs::Inputs;
+use self::options::Options;
+use self::shared::failure::Failure;
+use self::shared::options::Comm;
+use self::shared::output::Output;
+use self::shared::progress::Progress;
+use self::shared::ranks::{self, Ranks};
+use self::shared::trace::Recorder;
+use self::shared::{costs, threads};
+use self::train::{Run, train};
+
+/// The name of the program in its messages.
+const NAME: &str = "finetune_llama";
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+fn main() -> ExitCode {
+    run().unwrap_or_else(|failure| failure.tell(NAME))
+}
+
+fn run() -> Result<ExitCode, Failure> {
+    let options = Options::read().map_err(ranks::named)?;
+    threads::divide_cores(options.run.mesh.world_size()).map_err(Failure::training)?;
+    let warnings = Warnings::of(NAME);
+    let recorder = Recorder::listen(&warnings)?;
+    let ranks = Ranks::of(&options.run, shared::recipe::world(&options.run))?;
+    if let Some(rank) = ranks.of_process() {
+        warnings.set_rank(rank);
+    }
+    let train = || run_on(&ranks, &options, (&recorder, &warnings));
+    let trained = ranks.check().and_then(|()| train());
+    // The failure is printed before the ranks end: a launcher kills the others as soon as one process is gone.
+    Ok(trained.map_or_else(|failure| failure.tell(NAME), |()| ExitCode::SUCCESS))
+}
+
+fn run_on(
+    ranks: &Ranks,
+    options: &Options,
+    (recorder, warnings): (&Recorder, &Warnings),
+) -> Result<(), Failure> {
+    let inputs = Inputs::read(ranks, options, recorder);
+    // Other processes wait for this one: they learn of its problem where they meet.
+    let inputs = if options.run.comm == Comm::Threads { Ok(inputs?) } else { inputs };
+    let output = inputs.as_ref().ok().and_then(|(_, output)| output.as_ref());
+    let inputs = inputs.as_ref().map(|(inputs, _)| inputs);
+    let steps = inputs.map_or(0, |inputs| inputs.steps);
+    let progress = ranks.has_first().then(|| Progress::new(steps, output, warnings)).transpose()?;
+    let (run, ended) = train((options, inputs), ranks, (progress, warnings))?;
+    let Ok(inputs) = inputs else { return Ok(()) };
+    let reported = run.as_ref().map_or(Ok(()), |run| report(inputs, run, output));
+    let ended = ended.outcome(&inputs.signals, run.is_some());
+    if let (Err(_), Err(failure)) = (&reported, &ended) {
+        failure.tell(NAME);
+    }
+    reported.and(ended)
+}
+
+/// Writes the files of rank 0, and prints its report. The files of `--out` stay as they are if all steps were made before this run.
+fn report(inputs: &Inputs, run: &Run, output: Option<&Output>) -> Result<(), Failure> {
+    if let Some(output) = output.filter(|_| !run.records.is_empty()) {
+        output.finish(&report::summary(inputs, run), (&run.records, inputs.data.item()))?;
+    }
+    if let (Some(export), Some(parameters)) = (&inputs.export, &run.parameters) {
+        export.write(inputs, parameters)?;
+    }
+    report::print(inputs, run)?;
+    costs::check_traffic(&run.costs).map(drop)
+}

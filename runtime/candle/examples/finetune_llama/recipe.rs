@@ -1,0 +1,65 @@
+//! How the model is trained.
+
+use hsdp::Placement;
+use hsdp::prelude::*;
+use hsdp_candle::llama::{Llama, LlamaConfig, Lora, Recomputation};
+
+use super::options::Options;
+use super::shared::size;
+
+/// Gradients longer than this are scaled down to it.
+pub(crate) const MAX_NORM: f64 = 1.0;
+
+/// The inner size of the layers behind attention of a model with random weights, in widths.
+const INNER: usize = 3;
+
+/// The model with the options' adapters and recomputation.
+pub(crate) fn llama(config: LlamaConfig, options: &Options) -> Llama {
+    let llama = Llama::new(config).recomputing(match options.recompute {
+        true => Recomputation::Blocks,
+        false => Recomputation::Off,
+    });
+    let Some(rank) = options.lora else { return llama };
+    let llama = llama.with_lora(Lora::of_rank(rank));
+    match is_stored(options) {
+        true => llama.storing_frozen_in(options.run.param_dtype),
+        false => llama,
+    }
+}
+
+/// Whether the frozen model is kept in 16 bits alone. An export has it as it was read.
+fn is_stored(options: &Options) -> bool {
+    let on_host = options.run.device == Placement::Host;
+    options.run.param_dtype != DType::F32 && on_host && options.export.is_none()
+}
+
+/// The sizes of a model with random weights.
+pub(crate) fn small(vocab_size: usize, context: usize) -> LlamaConfig {
+    LlamaConfig {
+        vocab_size,
+        hidden_size: size::WIDTH,
+        intermediate_size: INNER * size::WIDTH,
+        num_hidden_layers: size::LAYERS,
+        num_attention_heads: size::HEADS,
+        num_key_value_heads: size::HEADS / 2,
+        head_dim: size::WIDTH / size::HEADS,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        max_position_embeddings: context,
+        tie_word_embeddings: false,
+        initializer_range: 0.02,
+        lora: None,
+    }
+}
+
+/// AdamW, which lets matrices decay, and no norms.
+pub(crate) fn adamw(model: &ShardedModel, options: &Options) -> AdamW {
+    let for_all = AdamWOptions {
+        learning_rate: options.lr,
+        betas: (0.9, 0.95),
+        weight_decay: 0.0,
+        ..AdamWOptions::default()
+    };
+    let decaying = |options| AdamWOptions { weight_decay: 0.1, ..options };
+    AdamW::new(model, for_all).group(|param| param.shape.len() >= 2, decaying)
+}

@@ -1,0 +1,288 @@
+//! Training: the work of each rank, and the launch of the ranks.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use candle_core::Device;
+use hsdp::checkpoint::{Content, Import, Imported};
+use hsdp::memory::{self, Category};
+use hsdp::prelude::*;
+use hsdp::{ByteCount, Gradients, Shutdown, Update};
+use hsdp_candle::Pass;
+use hsdp_program::Warnings;
+use parking_lot::Mutex;
+use serde_json::json;
+use tracing::info_span;
+
+use super::data::{Place, Sequences};
+use super::inputs::{self, Inputs};
+use super::options::Options;
+use super::recipe::{self, MAX_NORM};
+use super::shared::agreement::told_once;
+use super::shared::costs::Costs;
+use super::shared::ending::{self, Ended};
+use super::shared::failure::Failure;
+use super::shared::launch::launch;
+use super::shared::progress::{Progress, StepRecord};
+use super::shared::ranks::Ranks;
+use super::shared::recipe::model as model_options;
+use super::shared::saving::{Ends, Saving};
+use super::shared::{device, output};
+
+/// The category under which the tensors that candle makes in the first step are counted: no checkpoint is written then.
+const ACTIVATIONS: Category = Category::Snapshot;
+
+/// The results of a run.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) records: Vec<StepRecord>,
+    /// By rank.
+    pub(crate) costs: Vec<Costs>,
+    pub(crate) measured: Measured,
+    /// The trained parameters by name, if they are exported.
+    pub(crate) parameters: Option<BTreeMap<String, Vec<f32>>>,
+}
+
+/// Numbers of a rank, besides those of steps.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Measured {
+    /// The loss on the held-out sequences before the first step and after the last, if there are such sequences.
+    pub(crate) held_out: [Option<f64>; 2],
+    /// The peak bytes of candle's tensors in the first step: activations, and their gradients.
+    pub(crate) activations: ByteCount,
+    /// The number of warnings of all ranks.
+    pub(crate) warnings: u64,
+}
+
+/// Trains the ranks of this process, which has inputs, or a problem that the ranks of other processes learn. The process of rank 0 has
+/// the progress, and gets the results.
+pub(crate) fn train(
+    (options, inputs): (&Options, Result<&Inputs, &Failure>),
+    ranks: &Ranks,
+    (progress, warnings): (Option<Progress>, &Warnings),
+) -> Result<(Option<Run>, Ended), Failure> {
+    // Only rank 0 shows progress.
+    let progress = Mutex::new(progress);
+    let outcomes = launch(ranks, |world| {
+        let progress = if world.rank().index() == 0 { progress.lock().take() } else { None };
+        let inputs = inputs::agree(&world, options, inputs)?;
+        Rank::new(world, (inputs, warnings))?.train(progress)
+    })?;
+    gather(outcomes)
+}
+
+/// Combines the outcomes of this process's ranks, with the results of the run if rank 0 is among them.
+fn gather(outcomes: Vec<Outcome>) -> Result<(Option<Run>, Ended), Failure> {
+    let (mut costs, mut first) = (Vec::new(), None);
+    let mut ended = Ended { steps: 0, was_stopped: false, unsaved: None };
+    for outcome in outcomes {
+        ended = outcome.ended;
+        costs.push(outcome.costs);
+        first = first.or(outcome.progress.map(|it| (it, outcome.measured, outcome.parameters)));
+    }
+    let Some((progress, measured, parameters)) = first else { return Ok((None, ended)) };
+    let records = progress.finish()?;
+    Ok((Some(Run { records, costs, measured, parameters }), ended))
+}
+
+/// The results of one rank.
+#[derive(Debug)]
+struct Outcome {
+    costs: Costs,
+    measured: Measured,
+    /// On rank 0.
+    progress: Option<Progress>,
+    parameters: Option<BTreeMap<String, Vec<f32>>>,
+    ended: Ended,
+}
+
+/// The state of one rank in training.
+#[derive(Debug)]
+struct Rank<'a> {
+    inputs: &'a Inputs,
+    warnings: &'a Warnings,
+    model: ShardedModel,
+    optimizer: AdamW,
+    saving: Option<Saving>,
+    /// The device on which candle computes.
+    device: Device,
+    measured: Measured,
+}
+
+impl<'a> Rank<'a> {
+    fn new(world: World, (inputs, warnings): (&'a Inputs, &'a Warnings)) -> Result<Self, Failure> {
+        ending::listen(&world, &inputs.signals)?;
+        let options = &inputs.options;
+        device::connect(&world, &options.run)?;
+        let model = model(world, inputs)?;
+        let optimizer = recipe::adamw(&model, options);
+        let batches = json!({
+            "seed": options.seed,
+            "data": format!("{:016x}", inputs.data.digest().hash()),
+            "lora": options.lora,
+        });
+        let content = match options.lora {
+            Some(_) => Content::Trainable,
+            None => Content::All,
+        };
+        let saving = Saving::open(&model, &options.run, (batches, content))?;
+        let (device, measured) = (device::of(&options.run)?, Measured::default());
+        Ok(Self { inputs, warnings, model, optimizer, saving, device, measured })
+    }
+
+    /// The number of steps made, including those before the run was resumed.
+    fn steps(&self) -> Result<usize, Failure> {
+        usize::try_from(self.model.committed_steps()).map_err(Failure::training)
+    }
+
+    fn train(mut self, mut progress: Option<Progress>) -> Result<Outcome, Failure> {
+        let options = &self.inputs.options.run;
+        if let Some(saving) = self.saving.as_mut().filter(|_| options.resume) {
+            saving.resume(&mut self.model, &mut self.optimizer)?;
+        }
+        let first = self.steps()?;
+        if first < self.inputs.steps {
+            output::keep_warnings(self.model.world(), options, self.warnings)?;
+            progress.as_mut().map_or(Ok(()), |progress| progress.start(first))?;
+        }
+        self.measured.held_out[0] = self.held_out()?;
+        let before = self.model.world().ledger();
+        let was_stopped = self.train_from(first, &mut progress)?;
+        let steps = self.steps()?;
+        let costs = Costs::of(&self.model, (&before, (steps - first) as u64), options);
+        self.measured.held_out[1] = self.held_out()?;
+        self.measured.warnings = ending::count_warnings(self.model.world(), self.warnings)?;
+        self.model.end_run()?;
+        let is_exported = self.inputs.options.export.is_some() && !was_stopped;
+        let parameters = is_exported.then(|| self.model.full_parameters()).transpose()?;
+        // Only rank 0 writes them.
+        let parameters = parameters.filter(|_| progress.is_some());
+        let unsaved = self.saving.as_ref().and_then(Saving::unsaved);
+        let ended = Ended { steps, was_stopped, unsaved };
+        Ok(Outcome { costs, measured: self.measured, progress, parameters, ended })
+    }
+
+    /// Trains from step `first` on. Returns whether a signal has ended the run.
+    fn train_from(
+        &mut self,
+        first: usize,
+        progress: &mut Option<Progress>,
+    ) -> Result<bool, Failure> {
+        let steps = self.inputs.steps;
+        for step in first..steps {
+            let _span = info_span!("step", step).entered();
+            let counted = (step == first).then(|| memory::scope(ACTIVATIONS));
+            let (record, shutdown) = self.step(step)?;
+            if counted.is_some() {
+                self.measured.activations = memory::usage(self.model.rank(), ACTIVATIONS).peak;
+            }
+            drop(counted);
+            progress.as_mut().map_or(Ok(()), |progress| progress.add(record))?;
+            let is_stopped = shutdown == Shutdown::Asked;
+            let ends = if is_stopped || step + 1 == steps { Ends::Yes } else { Ends::No };
+            if let Some(saving) = &mut self.saving {
+                saving.after_step((&self.model, &self.optimizer), ends)?;
+            }
+            if is_stopped {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn step(&mut self, step: usize) -> Result<(StepRecord, Shutdown), Failure> {
+        let start = Instant::now();
+        let (gradients, shutdown) = self.gradients(step)?;
+        let (loss, grad_norm) = (gradients.loss(), gradients.norm());
+        let update = {
+            let _span = info_span!("optimizer").entered();
+            self.optimizer.step(&mut self.model, gradients.clip(MAX_NORM))?
+        };
+        let options = &self.inputs.options.run;
+        let places = options.microbatches * options.mesh.world_size();
+        let (tokens, seconds) =
+            ((self.inputs.data.tokens() * places) as u64, start.elapsed().as_secs_f64());
+        let applied = update == Update::Applied;
+        Ok((StepRecord { step, loss, grad_norm, tokens, seconds, applied }, shutdown))
+    }
+
+    /// Computes one step's gradients: forward and backward of each microbatch, and the reductions. Also returns whether the step
+    /// is the last because of a signal.
+    fn gradients(&mut self, step: usize) -> Result<(Gradients, Shutdown), Failure> {
+        let Inputs { options, data, llama, signals, .. } = self.inputs;
+        let (rank, microbatches) = (self.model.rank(), options.run.microbatches);
+        let begin = StepOptions {
+            shutdown: signals.caught().map_or(Shutdown::NotAsked, |_| Shutdown::Asked),
+            ..StepOptions::microbatches(microbatches)
+        };
+        let mut open = self.model.begin_step(begin)?;
+        let shutdown = open.shutdown();
+        for microbatch in 0..microbatches {
+            let sequences = data.microbatch(Place { step, microbatch, rank });
+            let [tokens, labels] = sequences.tensors(&self.device)?;
+            let pass = Pass::on(open.microbatch()?, &self.device)?;
+            let loss = {
+                let _span = info_span!("forward", microbatch).entered();
+                llama.loss(&pass, &tokens, &labels)?
+            };
+            // Without a label that counts the weight is 0.
+            pass.backward_sum(&loss.sum, loss.count)?;
+        }
+        let _span = info_span!("finish").entered();
+        Ok((open.finish()?, shutdown))
+    }
+
+    /// The mean loss on the held-out sequences, which are dealt in blocks as far as they go. Collective.
+    fn held_out(&mut self) -> Result<Option<f64>, Failure> {
+        let Inputs { data, llama, .. } = self.inputs;
+        let all = data.held_out();
+        if all.count() == 0 {
+            return Ok(None);
+        }
+        let _span = info_span!("evaluation").entered();
+        let (rank, ranks) = (self.model.rank().index(), self.model.world().size());
+        let own = all.part(all.count() * rank / ranks, all.count() * (rank + 1) / ranks);
+        let batch = (data.tokens() / all.length).max(1);
+        let (mut sum, mut items) = (0.0, 0);
+        let mut evaluation = self.model.evaluation()?;
+        for from in (0..own.count()).step_by(batch) {
+            let [tokens, labels] = part(&own, from, batch).tensors(&self.device)?;
+            let pass = Pass::on(evaluation.batch()?, &self.device)?;
+            let loss = llama.loss(&pass, &tokens, &labels)?;
+            pass.finish()?;
+            sum += f64::from(loss.sum.to_scalar::<f32>()?);
+            items += loss.count;
+        }
+        Ok(Some(evaluation.mean(sum, items)?))
+    }
+}
+
+/// At most `count` sequences from one on.
+fn part(sequences: &Sequences, from: usize, count: usize) -> Sequences {
+    sequences.part(from, sequences.count().min(from + count))
+}
+
+/// The model of the folder, of which each rank reads its part; or one with random weights. Collective.
+fn model(world: World, inputs: &Inputs) -> Result<ShardedModel, Failure> {
+    let (spec, options) = (inputs.spec.clone(), model_options(&inputs.options.run));
+    let init = inputs.recorded.init(inputs.options.seed);
+    let Some(folder) = &inputs.folder else {
+        return Ok(ShardedModel::new(world, spec, options, init)?);
+    };
+    let import = Import::of(&folder.path);
+    let import = if inputs.options.lora.is_some() { import.or_init(init) } else { import };
+    let telling = world.clone();
+    let imported = ShardedModel::import(world, spec, options, &import);
+    let Imported { model, left_over, .. } = imported.map_err(|error| match error {
+        // The folder cannot be read, or is of another model.
+        hsdp::Error::Checkpoint { .. } => told_once(&telling, error.to_string()),
+        error => error.into(),
+    })?;
+    if !left_over.is_empty() && model.rank().index() == 0 {
+        tracing::warn!(
+            tensors = left_over.join(", "),
+            "the folder has tensors that are not of the model"
+        );
+    }
+    Ok(model)
+}

@@ -1,0 +1,116 @@
+//! Linear layers without a bias, and their adapters of low rank.
+
+use candle_core::{Result, Tensor};
+use candle_nn::init::{FanInOut, NonLinearity, NormalOrUniform};
+use candle_nn::{Init, Module, VarBuilder};
+
+use super::config::LlamaConfig;
+
+/// The names of the two matrices of an adapter, as PEFT has them.
+const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
+
+/// Adapters of low rank (LoRA): a projection `W x` becomes `W x + alpha / rank * B A x`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lora {
+    /// The rows of *A* and the columns of *B*.
+    pub rank: usize,
+    /// Divided by the rank, it scales the adapter's output.
+    pub alpha: f64,
+}
+
+impl Lora {
+    /// Adapters of this rank, with an alpha of 8.
+    #[must_use]
+    pub fn of_rank(rank: usize) -> Self {
+        Self { rank, alpha: 8.0 }
+    }
+}
+
+/// Whether a parameter is of an adapter.
+pub(super) fn is_adapter(parameter: &str) -> bool {
+    ADAPTER.iter().any(|matrix| parameter.ends_with(&format!(".{matrix}.weight")))
+}
+
+/// A linear layer without a bias, perhaps with an adapter.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    base: candle_nn::Linear,
+    adapter: Option<Adapter>,
+}
+
+#[derive(Clone, Debug)]
+struct Adapter {
+    a: candle_nn::Linear,
+    b: candle_nn::Linear,
+    scale: f64,
+}
+
+impl Linear {
+    /// The layer of a weight, `[outputs, inputs]`.
+    #[must_use]
+    pub fn new(weight: Tensor) -> Self {
+        Self { base: candle_nn::Linear::new(weight, None), adapter: None }
+    }
+
+    /// Reads `weight` of a layer with these inputs and outputs.
+    ///
+    /// # Errors
+    /// Those of `vb`.
+    pub fn load(
+        vb: VarBuilder<'_>,
+        (inputs, outputs): (usize, usize),
+        config: &LlamaConfig,
+    ) -> Result<Self> {
+        Ok(Self::new(vb.get_with_hints((outputs, inputs), "weight", config.init())?))
+    }
+
+    /// As [`load`](Self::load), and reads the adapter, if the model has adapters.
+    ///
+    /// # Errors
+    /// Those of `vb`.
+    pub fn load_adapted(
+        vb: VarBuilder<'_>,
+        sizes: (usize, usize),
+        config: &LlamaConfig,
+    ) -> Result<Self> {
+        let adapter = config.lora.map(|lora| Adapter::load(&vb, sizes, lora)).transpose()?;
+        Ok(Self { adapter, ..Self::load(vb, sizes, config)? })
+    }
+}
+
+impl Adapter {
+    fn load(
+        vb: &VarBuilder<'_>,
+        (inputs, outputs): (usize, usize),
+        Lora { rank, alpha }: Lora,
+    ) -> Result<Self> {
+        let [a, b] = ADAPTER.map(|matrix| vb.pp(matrix));
+        // The model begins as it is without adapters: B is 0. A is as PEFT has it, uniform between the roots of 1 / inputs.
+        let a = a.get_with_hints((rank, inputs), "weight", uniform())?;
+        let b = b.get_with_hints((outputs, rank), "weight", Init::Const(0.0))?;
+        #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
+        let scale = alpha / rank as f64;
+        let linear = |weight| candle_nn::Linear::new(weight, None);
+        Ok(Self { a: linear(a), b: linear(b), scale })
+    }
+}
+
+/// Kaiming's uniform distribution with the gain of a leaky ReLU of slope 5^(1/2).
+fn uniform() -> Init {
+    Init::Kaiming {
+        dist: NormalOrUniform::Uniform,
+        fan: FanInOut::FanIn,
+        non_linearity: NonLinearity::ExplicitGain((1.0_f64 / 3.0).sqrt()),
+    }
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = self.base.forward(x)?;
+        match &self.adapter {
+            None => Ok(y),
+            // The scale is applied where the tensor is narrow.
+            Some(Adapter { a, b, scale }) => y + b.forward(&(a.forward(x)? * *scale)?)?,
+        }
+    }
+}
