@@ -9,7 +9,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use hsdp_sharding::{ModelSpec, Param};
+use hsdp_sharding::{AfterForward, ModelSpec, Param};
 use parking_lot::Mutex;
 
 use crate::error::Error;
@@ -30,15 +30,15 @@ pub fn record<M>(
     let recorder = Box::new(Recorder(Arc::clone(&asked)));
     load(VarBuilder::from_backend(recorder, DType::F32, Device::Cpu))?;
     let parameters = std::mem::take(&mut asked.lock().parameters);
-    Ok(Recorded { parameters, kept: Vec::new() })
+    Ok(Recorded { parameters, marked: Vec::new() })
 }
 
 /// The parameters that a model's constructors asked for, in this order, with their shapes and initialization hints.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     parameters: Vec<Parameter>,
-    /// Names of units to keep.
-    kept: Vec<String>,
+    /// Units by name, each with its mark.
+    marked: Vec<(String, AfterForward)>,
 }
 
 #[derive(Clone, Debug)]
@@ -71,7 +71,15 @@ impl Recorded {
     /// unit reads a parameter. (A unit with a name that was asked for twice is kept without this.)
     #[must_use]
     pub fn keep(mut self, unit: impl Into<String>) -> Self {
-        self.kept.push(unit.into());
+        self.marked.push((unit.into(), AfterForward::Keep));
+        self
+    }
+
+    /// Marks a unit of the [`spec`](Self::spec) as [`forward_only`](hsdp_sharding::Unit::forward_only): all its parameters are frozen, and
+    /// its input needs no gradient, as that of an embedding.
+    #[must_use]
+    pub fn forward_only(mut self, unit: impl Into<String>) -> Self {
+        self.marked.push((unit.into(), AfterForward::Discard));
         self
     }
 
@@ -84,16 +92,16 @@ impl Recorded {
     ///
     /// # Errors
     /// [`Error::NoUnit`] if no pattern takes a name; [`Error::EmptyPattern`] if a pattern takes no name; [`Error::UnknownUnit`] if
-    /// a unit to keep does not exist; the planner's error if the units make no model.
+    /// a unit that was marked does not exist; the planner's error if the units make no model.
     pub fn spec(&self, patterns: &[&str]) -> Result<ModelSpec, Error> {
         let mut units = patterns::group(&self.parameters, patterns)?;
-        for name in &self.kept {
+        for (name, after_forward) in &self.marked {
             let known =
                 || units.iter().map(|unit| unit.name.as_str()).collect::<Vec<_>>().join(", ");
             let Some(place) = units.iter().position(|unit| unit.name == *name) else {
                 return Err(Error::UnknownUnit { name: name.clone(), known: known() });
             };
-            units[place] = units[place].clone().keep();
+            units[place].after_forward = *after_forward;
         }
         let spec = units.into_iter().fold(ModelSpec::new(), ModelSpec::unit);
         spec.validate()?;

@@ -79,6 +79,9 @@ fn declarations_can_be_changed_and_units_kept() {
     assert_eq!(of("h.0.mlp.weight").role, Role::Frozen);
     assert_eq!(*of("h.1.mlp.weight"), Param::new("h.1.mlp.weight", [4, 4]).rows(2));
     assert_eq!(spec.units()[2].after_forward, AfterForward::Keep);
+    let frozen = recorded.forward_only("h.0").spec(&["embed", "h.*", "root"]);
+    let frozen = frozen.expect("all of its parameters are frozen");
+    assert_eq!(frozen.units()[1].after_forward, AfterForward::Discard);
 }
 
 #[test]

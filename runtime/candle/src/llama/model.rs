@@ -98,7 +98,11 @@ impl Llama {
     /// As [`Recorded::spec`].
     pub fn spec(&self) -> std::result::Result<ModelSpec, Error> {
         let blocks = format!("{LAYERS}.*");
-        self.recorded()?.spec(&[EMBED, &blocks, ROOT])
+        let recorded = self.recorded()?;
+        // The head reads a tied embedding, too, and the backward of the head needs it.
+        let forward_only = self.config.lora.is_some() && !self.config.tie_word_embeddings;
+        let recorded = if forward_only { recorded.forward_only(EMBED) } else { recorded };
+        recorded.spec(&[EMBED, &blocks, ROOT])
     }
 
     fn load(&self, vb: &VarBuilder<'_>) -> Result<()> {
