@@ -93,6 +93,7 @@ table!(SHARDING {
     hsdp_sharding::Rank: Send Sync Unpin,
     hsdp_sharding::Region: Send Sync Unpin,
     hsdp_sharding::Role: Send Sync Unpin,
+    hsdp_sharding::StorageProblem: Send Sync Unpin,
     hsdp_sharding::TieProblem: Send Sync Unpin,
     hsdp_sharding::Traffic: Send Sync Unpin,
     hsdp_sharding::Unit: Send Sync Unpin,
@@ -239,6 +240,7 @@ table!(RUNTIME {
 table!(CHECKPOINTS {
     hsdp::checkpoint::CheckpointOptions: Send Sync Unpin,
     hsdp::checkpoint::Checkpoints: Send Sync Unpin,
+    hsdp::checkpoint::Content: Send Sync Unpin,
     hsdp::checkpoint::Import<'static>: Send Sync Unpin,
     hsdp::checkpoint::Imported: Send Sync Unpin,
     hsdp::checkpoint::OptimizerState: Send Sync Unpin,
@@ -251,6 +253,7 @@ table!(CHECKPOINT {
     hsdp_checkpoint::Committed: Send Sync Unpin,
     hsdp_checkpoint::Disk: Send Sync Unpin,
     hsdp_checkpoint::Draft<'static>: Send Sync Unpin,
+    hsdp_checkpoint::Elements<'static>: Send Sync Unpin,
     hsdp_checkpoint::Error: Send Sync Unpin,
     hsdp_checkpoint::Exported: Send Sync Unpin,
     hsdp_checkpoint::Fallback: Send Sync Unpin,

@@ -1,7 +1,7 @@
 //! Llama, in candle's usual style: modules whose constructors take a `VarBuilder`. The names of parameters and the sizes are those of
 //! Hugging Face, so folders of `transformers` can be trained as they are.
 //!
-//! The model runs unit by unit on [`Units`]: sharded on a [`Pass`](crate::Pass), or whole on [`Plain`](crate::Plain). Each
+//! The model runs unit by unit on [`Units`](crate::Units): sharded on a [`Pass`](crate::Pass), or whole on [`Plain`](crate::Plain). Each
 //! unit makes its modules inside, from the parameters that are gathered for it.
 //!
 //! | unit | parameters |

@@ -15,11 +15,16 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// tells all ranks at once, and the thread that waits gets the same error as rank 1.
 #[test]
 fn a_drop_is_announced_though_another_thread_waits_in_the_step() {
+    // In the declared order the thread waits in a gather; while the order is found, in an exchange.
+    for order in [UnitOrder::Error, UnitOrder::Follow] {
+        a_drop_is_announced(order);
+    }
+}
+
+fn a_drop_is_announced(order: UnitOrder) {
     let started = Instant::now();
     let options = WorldOptions { deadline: DEADLINE, ..WorldOptions::default() };
     let ends = hsdp::launch(2, options, |world| -> Result<String, Error> {
-        // While the order is found, the thread would wait for an exchange, before its gather.
-        let order = UnitOrder::Error;
         let options = ModelOptions { order, ..ModelOptions::on(mesh(1, 2)) };
         let mut model = ShardedModel::new(world.clone(), three_units(), options, springs::initial)?;
         let step = model.begin_step(StepOptions::microbatches(1))?;
@@ -39,8 +44,10 @@ fn a_drop_is_announced_though_another_thread_waits_in_the_step() {
 
 fn dropped_under_a_thread(mut step: Step<'_>, world: &World) -> Result<String, Error> {
     let handle = step.microbatch()?.handle();
+    let before = world.ledger();
+    let calls = |channel| world.ledger().since(&before).op(channel, Op::AllGather).calls;
     let waiting = thread::spawn(move || handle.unshard(unit(0)).map(drop));
-    while world.ledger().op(Channel::Gather, Op::AllGather).calls == 0 {
+    while calls(Channel::Gather) + calls(Channel::Control) == 0 {
         thread::yield_now();
     }
     drop(step);
