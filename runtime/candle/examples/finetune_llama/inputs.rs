@@ -22,7 +22,7 @@ use super::shared::trace::Recorder;
 use super::text::Text;
 
 /// The steps on a text.
-const STEPS: usize = 500;
+const STEPS: usize = 1000;
 
 /// Everything that this process needs before it trains.
 #[derive(Debug)]

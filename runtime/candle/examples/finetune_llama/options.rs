@@ -37,7 +37,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) run: RunOptions,
 
-    /// Number of steps, at most 1000000000; by default all of --batches, or 500
+    /// Number of steps, at most 1000000000; by default all of --batches, or 1000
     #[arg(long, value_name = "COUNT", value_parser = count::<1, { MAX_STEPS }>)]
     pub(crate) steps: Option<usize>,
 
