@@ -279,10 +279,12 @@ pub(super) fn shards_of(
 ) -> Result<Vec<Shard>, Problem> {
     let portions = portions::of_rank(fabric);
     let shard = |unit| {
-        let mut parameters = {
+        // The text of an error is made outside of the scope, in which memory may be short.
+        let made = {
             let _scope = fabric.scope_of_parameters(unit);
-            zeros(fabric.plan.layout(unit).shard_len())?
+            zeros(fabric.plan.layout(unit).shard_len())
         };
+        let mut parameters = made?;
         let [start, end] = [unit, UnitId::new(unit.index() + 1)]
             .map(|unit| portions.partition_point(|portion| portion.unit < unit));
         fill(unit, &portions[start..end], &mut parameters)?;
