@@ -184,14 +184,16 @@ impl Checkpoints {
             return Ok(None);
         }
         let loads = model.engine.state().loads;
-        if let Some((id, known, part)) = &self.frozen
-            && (id, *known) == (model.id(), loads)
-        {
-            return Ok(Some(*part));
-        }
-        let part = together.run(|| {
-            let shards = model.engine.state().shards.clone();
-            Ok(frozen::part(&model.engine.fabric, &shards)?)
+        let known =
+            self.frozen.as_ref().filter(|(id, known, _)| (id, *known) == (model.id(), loads));
+        let known = known.map(|(_, _, part)| *part);
+        // All ranks meet here, whether they know their part or not: an abort may have left the knowledge to some of them.
+        let part = together.run(|| match known {
+            Some(part) => Ok(part),
+            None => {
+                let shards = model.engine.state().shards.clone();
+                Ok(frozen::part(&model.engine.fabric, &shards)?)
+            }
         })?;
         self.frozen = Some((model.id().clone(), loads, part));
         Ok(Some(part))

@@ -29,9 +29,10 @@ pub(super) fn check<O: Checkpointed>(
     if !wrong.is_empty() {
         return refused(format!("{path} is of another model: {}", wrong.join("; ")));
     }
-    if (content_of(manifest), wanted) == (Content::Trainable, Content::All) {
-        let frozen = params(fabric).filter(|param| param.role == Role::Frozen);
-        let frozen: Vec<_> = frozen.map(|param| format!("`{}`", param.name)).collect();
+    let frozen = params(fabric).filter(|param| param.role == Role::Frozen);
+    let frozen: Vec<_> = frozen.map(|param| format!("`{}`", param.name)).collect();
+    let lacks = (content_of(manifest), wanted) == (Content::Trainable, Content::All);
+    if lacks && !frozen.is_empty() {
         let what = format!(
             "{path} has the trainable parameters alone, and lacks the frozen ones: {}; give the model its frozen parameters, and open its \
              checkpoints with Content::Trainable",

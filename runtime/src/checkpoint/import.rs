@@ -81,7 +81,8 @@ impl ShardedModel {
     /// # Errors
     /// Those of [`new`](Self::new), and [`Error::Checkpoint`] on all ranks if tensors have another shape, or are missing without
     /// [`Import::or_init`], all of which it names, if that returns another number of elements, if tensors are missing on some ranks
-    /// only, or if the folder cannot be read. [`Error::Disagreement`] also if ranks have read different folders.
+    /// only, or if the folder cannot be read. [`Error::Disagreement`] also if
+    /// ranks that hold the same shard have read different values for it.
     pub fn import(
         world: World,
         spec: ModelSpec,

@@ -291,6 +291,9 @@ fn a_model_without_frozen_parameters_loads_its_own() {
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         let mut checkpoints = open(&model, folder.path(), Content::Trainable)?;
         checkpoints.save(&model, &adamw, &Value::Null)?;
+        checkpoints.load(&mut model, &mut adamw, 0)?;
+        drop(checkpoints);
+        let mut checkpoints = open(&model, folder.path(), Content::All)?;
         checkpoints.load(&mut model, &mut adamw, 0).map(drop)
     });
 }

@@ -54,9 +54,11 @@ impl Export {
         if from.is_some_and(|from| is_same(&from.path, to)) {
             return Err(refuse(&"it is the folder of --model"));
         }
-        if to.join(INDEX).exists() {
-            return Err(refuse(&format_args!("it holds {INDEX}, of another model")));
+        let stale = [INDEX].into_iter().chain(config.lora.is_none().then_some(ADAPTERS));
+        if let Some(stale) = stale.into_iter().find(|name| to.join(name).exists()) {
+            return Err(refuse(&format_args!("it holds {stale}, of another model")));
         }
+        try_to_write(to).map_err(|error| refuse(&error))?;
         let json = from.map_or_else(|| config.to_json(), |from| exported(&from.json, config));
         let config = serde_json::to_vec_pretty(&json).map_err(Failure::training)?;
         let mut files = vec![(CONFIG, config)];
@@ -91,10 +93,11 @@ impl Export {
                 continue;
             }
             let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-            let views = tensors.into_iter().filter_map(|(name, shape)| {
-                Some((name, Tensor { shape, values: parameters.get(name)? }))
+            let views = tensors.into_iter().map(|(name, shape)| match parameters.get(name) {
+                Some(values) => Ok((name, Tensor { shape, values })),
+                None => Err(Failure::training(format_args!("parameter {name} was not gathered"))),
             });
-            let views: Vec<_> = views.collect();
+            let views = views.collect::<Result<Vec<_>, _>>()?;
             self.put(file, |path| {
                 safetensors::serialize_to_file(views, Some(metadata), path)
                     .map_err(io::Error::other)
@@ -122,6 +125,13 @@ impl Export {
             }
         }
     }
+}
+
+/// Writes a file, and removes it: a run should not end with a folder that cannot be written.
+fn try_to_write(folder: &Path) -> io::Result<()> {
+    let file = folder.join(format!("{CONFIG}.new"));
+    fs::write(&file, [])?;
+    fs::remove_file(file)
 }
 
 fn is_same(one: &Path, other: &Path) -> bool {

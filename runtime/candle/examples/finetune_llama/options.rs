@@ -83,9 +83,16 @@ impl Options {
 
     /// The options that must be equal on all ranks. The number of a rank's device and the paths of files may differ.
     pub(crate) fn shared(&self) -> String {
-        let run = self.run.alike();
-        let alike =
-            Self { model: None, batches: None, data: None, export: None, run, ..self.clone() };
+        // Whether there is such a path decides what a rank does.
+        let given = |path: &Option<PathBuf>| path.as_ref().map(|_| PathBuf::new());
+        let alike = Self {
+            model: given(&self.model),
+            batches: given(&self.batches),
+            data: given(&self.data),
+            export: given(&self.export),
+            run: self.run.alike(),
+            ..self.clone()
+        };
         format!("{alike:?} on {}", self.run.device)
     }
 }

@@ -27,10 +27,9 @@ pub(crate) fn llama(config: LlamaConfig, options: &Options) -> Llama {
     }
 }
 
-/// Whether the frozen model is kept in 16 bits alone. An export has it as it was read.
+/// Whether the frozen model is kept in 16 bits alone. An export then has the rounded values, with which its adapters were trained.
 fn is_stored(options: &Options) -> bool {
-    let on_host = options.run.device == Placement::Host;
-    options.run.param_dtype != DType::F32 && on_host && options.export.is_none()
+    options.run.param_dtype != DType::F32 && options.run.device == Placement::Host
 }
 
 /// The sizes of a model with random weights.

@@ -56,7 +56,9 @@ impl Text {
     ) -> Result<Self, Failure> {
         let refuse = |error| Failure::Input(format!("{}: {error}", tokenizer.display()));
         let bytes = file::read(tokenizer, MAX_TOKENIZER).map_err(Failure::input)?;
-        let read_tokenizer = Tokenizer::from_bytes(&bytes).map_err(refuse)?;
+        let mut read_tokenizer = Tokenizer::from_bytes(&bytes).map_err(refuse)?;
+        // The text is one sequence, as long as it is.
+        read_tokenizer.with_truncation(None).map_err(refuse)?.with_padding(None);
         let text = read(options)?;
         let encoding = read_tokenizer.encode_fast(&*text, false).map_err(refuse)?;
         let tokens = encoding.get_ids().to_vec();

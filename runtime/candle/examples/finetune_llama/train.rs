@@ -119,7 +119,8 @@ impl<'a> Rank<'a> {
         let batches = json!({
             "seed": options.seed,
             "data": format!("{:016x}", inputs.data.digest().hash()),
-            "lora": options.lora,
+            "batch": options.batch,
+            "context": options.context,
         });
         let content = match options.lora {
             Some(_) => Content::Trainable,

@@ -9,6 +9,7 @@ use hsdp::prelude::*;
 use hsdp_program::file::{self, FileError};
 use serde_json::Value;
 
+use super::agreement::told_once;
 use super::failure::Failure;
 use super::options::RunOptions;
 
@@ -46,20 +47,28 @@ impl Saving {
     /// Loads the newest checkpoint, if there is one. Collective.
     ///
     /// # Errors
-    /// `Failure::Input` if the checkpoint is of a run with another recipe, whose batches differ from this run's.
+    /// One that rank 0 reports for all ranks: if no checkpoint can be loaded, or if the checkpoint is of a run with another recipe,
+    /// whose batches differ from this run's.
     pub(crate) fn resume(
         &mut self,
         model: &mut ShardedModel,
         optimizer: &mut AdamW,
     ) -> Result<(), Failure> {
-        let Some(resumed) = self.checkpoints.load_latest(model, optimizer)? else { return Ok(()) };
+        let world = model.world().clone();
+        let loaded =
+            self.checkpoints.load_latest(model, optimizer).map_err(|error| match error {
+                Error::Checkpoint { .. } => told_once(&world, format!("--resume: {error}")),
+                error => error.into(),
+            })?;
+        let Some(resumed) = loaded else { return Ok(()) };
         for (what, value) in self.recipe.as_object().into_iter().flatten() {
             let saved = &resumed.user[what];
             if saved != value {
-                return Err(Failure::Input(format!(
+                let problem = format!(
                     "--resume: the checkpoint of step {} was made with {what} {saved}, this run has {value}",
                     resumed.step
-                )));
+                );
+                return Err(told_once(&world, problem));
             }
         }
         Ok(())

@@ -132,8 +132,8 @@ impl<'a> Rank<'a> {
             gpt::init(param, seed)
         })?;
         let optimizer = AdamW::new(&model, recipe::adamw(job.options));
-        let batches =
-            json!({ "seed": seed, "text": format!("{:016x}", job.corpus.digest().hash()) });
+        let text = format!("{:016x}", job.corpus.digest().hash());
+        let batches = json!({ "seed": seed, "text": text, "batch": job.options.batch });
         let saving = Saving::open(&model, &job.options.run, (batches, Content::All))?;
         Ok(Self { job, model, optimizer, saving, device: device::of(&job.options.run)? })
     }

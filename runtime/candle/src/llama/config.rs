@@ -81,6 +81,8 @@ struct File {
     rope_theta: Option<f64>,
     rope_parameters: Option<Rope>,
     rope_scaling: Option<Rope>,
+    #[serde(default)]
+    attention_dropout: f64,
     #[serde(default = "max_position_embeddings")]
     max_position_embeddings: usize,
     #[serde(default)]
@@ -130,7 +132,8 @@ impl LlamaConfig {
         let file: File = serde_json::from_str(text)?;
         file.check_supported()?;
         let head_dim = file.hidden_size / file.num_attention_heads.max(1);
-        let rope_theta = file.rope_parameters.and_then(|rope| rope.rope_theta).or(file.rope_theta);
+        let ropes = [file.rope_parameters, file.rope_scaling].into_iter().flatten();
+        let rope_theta = ropes.filter_map(|rope| rope.rope_theta).next().or(file.rope_theta);
         let config = Self {
             vocab_size: file.vocab_size,
             hidden_size: file.hidden_size,
@@ -241,6 +244,7 @@ impl File {
             ("hidden_act", text(&self.hidden_act, "silu"), "silu"),
             ("attention_bias", self.attention_bias.to_string(), "false"),
             ("mlp_bias", self.mlp_bias.to_string(), "false"),
+            ("attention_dropout", self.attention_dropout.to_string(), "0"),
         ];
         let of_ropes = ropes.map(|rope| ("rope_type", of_rope(rope), "default"));
         match settings.into_iter().chain(of_ropes).find(|(_, value, only)| value != only) {
@@ -297,6 +301,7 @@ mod tests {
                 "rope_type is linear: only default is supported",
             ),
             (json!({ "attention_bias": true }), "attention_bias is true: only false is supported"),
+            (json!({ "attention_dropout": 0.1 }), "attention_dropout is 0.1: only 0 is supported"),
             (json!({ "mlp_bias": true }), "mlp_bias is true: only false is supported"),
             (json!({ "hidden_act": "gelu" }), "hidden_act is gelu: only silu is supported"),
             (json!({ "model_type": "mistral" }), "model_type is mistral: only llama is supported"),

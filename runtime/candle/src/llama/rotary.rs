@@ -41,13 +41,13 @@ impl Rotary {
     }
 }
 
-/// Angles by position and pair, rounded where transformers rounds them.
-#[expect(clippy::cast_possible_truncation, reason = "frequencies are f32")]
+/// Angles by position and pair, in f32 throughout, as transformers computes them.
+#[expect(clippy::cast_possible_truncation, reason = "theta is a number of f32")]
 #[expect(clippy::cast_precision_loss, reason = "positions are below 2^24")]
 fn angles(config: &LlamaConfig, length: usize) -> Vec<f32> {
     let frequency = |pair: usize| {
-        let exponent = (2 * pair) as f64 / config.head_dim as f64;
-        (1.0 / config.rope_theta.powf(exponent)) as f32
+        let exponent = (2 * pair) as f32 / config.head_dim as f32;
+        1.0 / (config.rope_theta as f32).powf(exponent)
     };
     let frequencies: Vec<f32> = (0..config.head_dim / 2).map(frequency).collect();
     let of_position =

@@ -164,6 +164,12 @@ fn a_text_is_read_by_the_tokenizer_of_the_folder_or_as_characters() {
         "{summary}"
     );
     assert_eq!(place.json("tuned/tokenizer.json"), place.json("model/tokenizer.json"));
+    // Other windows of the text are other data.
+    place.trained(&format!("--model {{model}} {small} --save-every 3 --out {{saved}}"));
+    let other = small.replace("--context 8", "--context 4").replace("--steps 6", "--steps 7");
+    let refused = format!("--model {{model}} {other} --save-every 3 --resume --out {{saved}}");
+    let refused = place.refused(&refused);
+    assert!(refused.contains("was made with context 8, this run has 4"), "{refused}");
     // A model with random weights, of the characters of the text.
     place.trained(&format!("{small} --out {{out}} --export {{new}}"));
     assert_eq!(place.json("new/config.json")["vocab_size"], 11);
@@ -190,12 +196,16 @@ fn shard_bytes(summary: &Value) -> [u64; 2] {
 #[test]
 fn a_frozen_model_of_16_bits_has_no_other_copy() {
     let place = Place::new();
-    let tune = format!("{TUNE} --lora 4 --param-dtype bf16 --steps 2");
-    place.trained(&format!("{tune} --out {{alone}}"));
-    place.trained(&format!("{tune} --out {{whole}} --export {{tuned}}"));
-    assert_eq!(place.losses("alone"), place.losses("whole"));
+    let tune = format!("{TUNE} --lora 4 --save-every 1");
+    place.trained(&format!("{tune} --param-dtype bf16 --steps 2 --out {{alone}}"));
+    place.trained(&format!("{tune} --steps 2 --out {{whole}}"));
     let [alone, whole] =
         ["alone/summary.json", "whole/summary.json"].map(|it| shard_bytes(&place.json(it)));
     assert_eq!(alone[0], alone[1]);
     assert!(alone[0] * 10 < whole[0], "{alone:?} beside {whole:?}");
+    // The adapters go on above the same model, whether it is exported or not.
+    let resumed = "--param-dtype bf16 --steps 3 --resume --out {alone} --export {tuned}";
+    place.trained(&format!("{tune} {resumed}"));
+    let other = place.refused(&format!("{tune} --steps 4 --resume --out {{alone}}"));
+    assert!(other.contains("frozen parameters"), "{other}");
 }
