@@ -76,7 +76,7 @@ impl Llama {
     /// `initializer_range`, norms 1, as in transformers.
     ///
     /// # Errors
-    /// None but those of [`record`].
+    /// Those of [`record`].
     pub fn recorded(&self) -> std::result::Result<Recorded, Error> {
         let recorded = record(|vb| self.load(&vb))?;
         Ok(recorded.map(|param| match self.config.lora {
