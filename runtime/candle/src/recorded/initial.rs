@@ -65,6 +65,7 @@ mod tests {
     };
 
     use super::*;
+    use NormalOrUniform::Uniform;
 
     /// Least, greatest, mean and deviation.
     fn statistics(values: &[f32]) -> [f64; 4] {
@@ -98,9 +99,17 @@ mod tests {
             let candles = init.var(&shape[..], DType::F32, &Device::Cpu).expect("36000 elements");
             let candles = candles.flatten_all().and_then(|it| it.to_vec1()).expect("f32");
             let [ours, candles] = [&ours, &candles].map(|values| statistics(values));
+            let [.., deviation] = candles;
             for (place, (ours, candles)) in ours.into_iter().zip(candles).enumerate() {
-                // Extremes of a normal distribution vary with the draw.
-                let tolerance = if place < 2 { 0.35 } else { 0.03 } * candles.abs().max(0.5);
+                // candle's numbers are new in each run. Extremes of 36000 normal numbers vary by 0.28 deviations (Gumbel), so those of
+                // two draws are 2.5 apart once in 10^9 runs; those of a uniform distribution are at its ends.
+                let tolerance = match (place, init) {
+                    (0 | 1, Init::Uniform { .. } | Init::Kaiming { dist: Uniform, .. }) => {
+                        0.05 * deviation
+                    }
+                    (0 | 1, _) => 2.5 * deviation,
+                    _ => 0.03 * candles.abs().max(0.5),
+                };
                 assert!((ours - candles).abs() <= tolerance, "{init:?}: {ours} and {candles}");
             }
         }
