@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, safetensors};
-use hsdp::Mesh;
+use hsdp::{Mesh, Phase, Plan, UnitId};
 use hsdp_candle::llama::{Llama, LlamaConfig, Lora, Recomputation};
+use hsdp_sharding::{Gather, PlanOptions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -156,6 +157,17 @@ fn adapters_train_and_the_rest_is_frozen() {
         let changes = json!({ "tie_word_embeddings": tie });
         write(folder.path(), &config(&changes), Written::Whole(DType::F32));
         let model = llama(folder.path()).with_lora(Lora::of_rank(4));
+        // No gradient reaches the embedding, unless the head reads it too.
+        let plan = Plan::new(
+            model.spec().expect("units"),
+            Mesh::new(2, 2).expect("four ranks"),
+            PlanOptions::default(),
+        );
+        let backward =
+            |unit| move |gather: &&Gather| gather.unit == unit && gather.phase == Phase::Backward;
+        let gathers = plan.expect("a plan").gathers().to_vec();
+        assert_eq!(gathers.iter().filter(backward(UnitId::new(0))).count(), 0);
+        assert_eq!(gathers.iter().filter(backward(UnitId::new(1))).count(), 1);
         let numbers = compare(model, folder.path(), ("2x2", 1));
         let names: Vec<_> = numbers.first.keys().collect();
         assert_eq!(names.len(), 16, "{names:?}");
