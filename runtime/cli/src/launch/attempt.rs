@@ -170,8 +170,8 @@ impl Running<'_> {
     /// Lets all attendants end, waits for them and for mpirun, and kills processes that do not end. The exit code of mpirun counts
     /// if no rank failed.
     fn leave(&mut self, received: &Receiver<News>) {
-        for orders in self.orders.values() {
-            let _ = Order::Leave.write_to(orders);
+        for rank in 0..self.attempt.job.ranks() {
+            self.dismiss(rank);
         }
         let until = Instant::now() + LEAVING;
         while self.started.iter().any(Option::is_some) {
@@ -185,6 +185,11 @@ impl Running<'_> {
             }
         }
         self.kill_started();
+    }
+
+    /// Lets the attendant of the rank end. One that cannot receive the order is ending.
+    fn dismiss(&self, rank: u32) {
+        let _ = self.orders.get(&rank).map(|orders| Order::Leave.write_to(orders));
     }
 
     fn hear(&mut self, news: News) -> Vec<Action> {
@@ -202,7 +207,13 @@ impl Running<'_> {
                 let _ = orders.shutdown(Shutdown::Both);
                 Vec::new()
             }
-            Event::Ended { rank, end } => self.supervisor.ended(rank, end, now),
+            Event::Ended { rank, end } => {
+                // After a bad end mpirun would end the other ranks in its own way, so that attendant stays.
+                if !end.is_bad() {
+                    self.dismiss(rank);
+                }
+                self.supervisor.ended(rank, end, now)
+            }
             Event::Started { place } => self.reap(place, now),
             Event::Signal(signal) => self.supervisor.signal(signal, now),
         }

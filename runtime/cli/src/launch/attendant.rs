@@ -45,8 +45,8 @@ type Group = Arc<Mutex<Option<Pid>>>;
 /// The socket to the launcher. The lock keeps frames whole.
 type Words = Arc<Mutex<UnixStream>>;
 
-/// Runs the command to its end. If the command failed, this process stays until the launcher lets it end, so that mpirun does not
-/// act before the launcher.
+/// Runs the command to its end. After it, this process stays until the launcher lets it end, so that the launcher knows the end of
+/// the rank before that of mpirun, and acts on it before mpirun does.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let (rank, attempt) = environment::place()?;
     let socket = env::var_os(environment::SOCKET);
@@ -63,9 +63,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let end = bury(&mut child, &group)?;
     // Nothing is sent on this channel: it closes when the threads of the pipes end.
     let _ = drained.recv_timeout(DRAINING);
-    // If the launcher has died, the frame cannot be sent.
-    let told = say(&words, &Frame::Ended(end));
-    if end.is_bad() && told.is_ok() {
+    // If the launcher has died, the frame cannot be sent, and nothing is waited for.
+    if say(&words, &Frame::Ended(end)).is_ok() {
         let _ = dismissed.recv();
     }
     Ok(Outcome::Ended(end.exit_code()))

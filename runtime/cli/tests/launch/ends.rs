@@ -1,5 +1,9 @@
 //! Ranks that fail, and the end of the others.
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -69,4 +73,30 @@ fn a_job_that_always_fails_ends_with_its_last_code() {
     let starts = std::fs::read_to_string(folder.path().join("starts")).expect("written");
     assert_eq!((code, starts.len()), (Some(22), 3));
     assert!(told.ends_with("hsdp: attempt 2 failed: rank 0 ended with exit code 22\n"), "{told}");
+}
+
+/// The test is the launcher. If the attendant did not wait, mpirun could end before the launcher knows of the rank's end.
+#[test]
+fn an_attendant_stays_until_the_launcher_lets_it_end() {
+    const BEGIN: u8 = 254;
+    const LEAVE: u8 = 0;
+    let folder = TempDir::new().expect("a folder");
+    let socket = folder.path().join("ranks.sock");
+    let listener = UnixListener::bind(&socket).expect("bound");
+    let mut attendant = Command::new(env!("CARGO_BIN_EXE_hsdp"))
+        .args(["launch-rank", "--", "true"])
+        .env("HSDP_LAUNCH_SOCKET", &socket)
+        .env("HSDP_RESTART", "0")
+        .env("HSDP_LAUNCH_RANK", "0")
+        .spawn()
+        .expect("it starts");
+    let (mut stream, _) = listener.accept().expect("it connects");
+    stream.write_all(&[BEGIN]).expect("written");
+    let mut frames = [0; 13 + 9];
+    stream.read_exact(&mut frames).expect("the hello, and the end of the command");
+    assert_eq!(frames[13], b'C', "{frames:?}");
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(attendant.try_wait().expect("known"), None, "it has ended");
+    stream.write_all(&[LEAVE]).expect("written");
+    assert!(attendant.wait().expect("it ends").success());
 }
