@@ -87,12 +87,23 @@ impl CustomOp2 for Unshard {
     }
 }
 
-/// The identity; its backward makes the unit's parameters full.
-pub(crate) struct BeforeBackward(pub(crate) Arc<Usage>);
+/// The identity, with a backward of its own.
+pub(crate) enum Identity {
+    /// The backward makes the unit's parameters full.
+    BeforeBackward(Arc<Usage>),
+    /// The backward frees frozen parameters.
+    AfterBackward(Arc<Usage>),
+    /// The backward gives a gradient that came before. A backward that begins here begins with that gradient, and not with ones.
+    Seed(Tensor),
+}
 
-impl CustomOp1 for BeforeBackward {
+impl CustomOp1 for Identity {
     fn name(&self) -> &'static str {
-        "before the backward of a unit"
+        match self {
+            Self::BeforeBackward(_) => "before the backward of a unit",
+            Self::AfterBackward(_) => "after the backward of a unit",
+            Self::Seed(_) => "seed of a recomputed unit",
+        }
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
@@ -105,54 +116,12 @@ impl CustomOp1 for BeforeBackward {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        self.0.gather()?;
+        match self {
+            Self::BeforeBackward(usage) => usage.gather()?,
+            Self::AfterBackward(usage) => usage.release()?,
+            Self::Seed(earlier) => return Ok(Some(earlier.clone())),
+        }
         Ok(Some(gradient.clone()))
-    }
-}
-
-/// The identity; its backward frees frozen parameters.
-pub(crate) struct AfterBackward(pub(crate) Arc<Usage>);
-
-impl CustomOp1 for AfterBackward {
-    fn name(&self) -> &'static str {
-        "after the backward of a unit"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        copy(storage, layout)
-    }
-
-    #[cfg(feature = "candle-cuda")]
-    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        cuda::copy(storage, layout)
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        self.0.release()?;
-        Ok(Some(gradient.clone()))
-    }
-}
-
-/// The identity; its backward gives a gradient that came before. A backward that begins here begins with that gradient, and not
-/// with ones.
-pub(crate) struct Seed(pub(crate) Tensor);
-
-impl CustomOp1 for Seed {
-    fn name(&self) -> &'static str {
-        "seed of a recomputed unit"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        copy(storage, layout)
-    }
-
-    #[cfg(feature = "candle-cuda")]
-    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        cuda::copy(storage, layout)
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(self.0.clone()))
     }
 }
 

@@ -17,7 +17,7 @@ use self::reader::Reader;
 use crate::dtype::{candle_dtype, cast_output};
 use crate::error::Error;
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
-use crate::ops::{AfterBackward, BeforeBackward};
+use crate::ops::Identity;
 use crate::unit::UnitState;
 use crate::usage::{Usage, Watch};
 
@@ -145,12 +145,12 @@ impl<'step> Pass<'step> {
         usage.reads(own);
         own.gather()?;
         let input = match watch {
-            Watch::Input => &input.apply_op1(AfterBackward(Arc::clone(&usage)))?,
+            Watch::Input => &input.apply_op1(Identity::AfterBackward(Arc::clone(&usage)))?,
             Watch::Off => input,
         };
         let output = forward(&Reader { pass: self, own, usage: &usage, input }, input)?;
         let output = match output.track_op() {
-            true => output.apply_op1(BeforeBackward(Arc::clone(&usage)))?,
+            true => output.apply_op1(Identity::BeforeBackward(Arc::clone(&usage)))?,
             // It may be a view of a parameter, which is freed.
             false => output.copy()?,
         };

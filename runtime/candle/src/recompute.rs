@@ -31,7 +31,7 @@ use self::bits::are_same_bits;
 use crate::error::Error;
 use crate::gathered::{move_back, move_to_variable};
 use crate::model::{Parameters, RepeatableForward};
-use crate::ops::{Seed, copy};
+use crate::ops::{Identity, copy};
 use crate::unit::UnitState;
 use crate::usage::Usage;
 
@@ -86,7 +86,7 @@ impl Recompute {
                 let how = "its second output differs from its first, as with a dropout that draws a new seed";
                 Err(self.not_repeatable(how.to_owned()))?;
             }
-            again.apply_op1(Seed(gradient.clone()))?.backward()?
+            again.apply_op1(Identity::Seed(gradient.clone()))?.backward()?
         };
         run.deliver(&mut gradients)?;
         if !is_differentiated(input) {

@@ -36,7 +36,7 @@ use self::shared::output::Output;
 use self::shared::progress::Progress;
 use self::shared::ranks::{self, Ranks};
 use self::shared::trace::Recorder;
-use self::shared::{costs, threads};
+use self::shared::{costs, program};
 use self::train::{Run, train};
 
 /// The name of the program in its messages.
@@ -51,17 +51,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode, Failure> {
     let options = Options::read().map_err(ranks::named)?;
-    threads::divide_cores(options.run.mesh.world_size()).map_err(Failure::training)?;
-    let warnings = Warnings::of(NAME);
-    let recorder = Recorder::listen(&warnings)?;
-    let ranks = Ranks::of(&options.run, shared::recipe::world(&options.run))?;
-    if let Some(rank) = ranks.of_process() {
-        warnings.set_rank(rank);
-    }
-    let train = || run_on(&ranks, &options, (&recorder, &warnings));
-    let trained = ranks.check().and_then(|()| train());
-    // The failure is printed before the ranks end: a launcher kills the others as soon as one process is gone.
-    Ok(trained.map_or_else(|failure| failure.tell(NAME), |()| ExitCode::SUCCESS))
+    let with = (&options.run, shared::recipe::world(&options.run));
+    program::run(NAME, with, |ranks, observers| run_on(ranks, &options, observers))
 }
 
 fn run_on(
@@ -79,11 +70,7 @@ fn run_on(
     let (run, ended) = train((options, inputs), ranks, (progress, warnings))?;
     let Ok(inputs) = inputs else { return Ok(()) };
     let reported = run.as_ref().map_or(Ok(()), |run| report(inputs, run, output));
-    let ended = ended.outcome(&inputs.signals, run.is_some());
-    if let (Err(_), Err(failure)) = (&reported, &ended) {
-        failure.tell(NAME);
-    }
-    reported.and(ended)
+    ended.after((NAME, reported), &inputs.signals, run.is_some())
 }
 
 /// Writes the files of rank 0, and prints its report. The files of `--out` stay as they are if all steps were made before this run.

@@ -22,7 +22,7 @@ use super::shared::agreement::told_once;
 use super::shared::costs::Costs;
 use super::shared::ending::{self, Ended};
 use super::shared::failure::Failure;
-use super::shared::launch::launch;
+use super::shared::launch::{Outcome, Outcomes, launch};
 use super::shared::progress::{Progress, StepRecord};
 use super::shared::ranks::Ranks;
 use super::shared::recipe::model as model_options;
@@ -68,32 +68,18 @@ pub(crate) fn train(
         let inputs = inputs::agree(&world, options, inputs)?;
         Rank::new(world, (inputs, warnings))?.train(progress)
     })?;
-    gather(outcomes)
-}
-
-/// Combines the outcomes of this process's ranks, with the results of the run if rank 0 is among them.
-fn gather(outcomes: Vec<Outcome>) -> Result<(Option<Run>, Ended), Failure> {
-    let (mut costs, mut first) = (Vec::new(), None);
-    let mut ended = Ended { steps: 0, was_stopped: false, unsaved: None };
-    for outcome in outcomes {
-        ended = outcome.ended;
-        costs.push(outcome.costs);
-        first = first.or(outcome.progress.map(|it| (it, outcome.measured, outcome.parameters)));
-    }
-    let Some((progress, measured, parameters)) = first else { return Ok((None, ended)) };
+    let Outcomes { costs, ended, first } = outcomes;
+    let Some(First { progress, measured, parameters }) = first else { return Ok((None, ended)) };
     let records = progress.finish()?;
     Ok((Some(Run { records, costs, measured, parameters }), ended))
 }
 
-/// The results of one rank.
+/// The results of rank 0.
 #[derive(Debug)]
-struct Outcome {
-    costs: Costs,
+struct First {
+    progress: Progress,
     measured: Measured,
-    /// On rank 0.
-    progress: Option<Progress>,
     parameters: Option<BTreeMap<String, Vec<f32>>>,
-    ended: Ended,
 }
 
 /// The state of one rank in training.
@@ -136,7 +122,7 @@ impl<'a> Rank<'a> {
         usize::try_from(self.model.committed_steps()).map_err(Failure::training)
     }
 
-    fn train(mut self, mut progress: Option<Progress>) -> Result<Outcome, Failure> {
+    fn train(mut self, mut progress: Option<Progress>) -> Result<Outcome<First>, Failure> {
         let options = &self.inputs.options.run;
         if let Some(saving) = self.saving.as_mut().filter(|_| options.resume) {
             saving.resume(&mut self.model, &mut self.optimizer)?;
@@ -156,11 +142,11 @@ impl<'a> Rank<'a> {
         self.model.end_run()?;
         let is_exported = self.inputs.options.export.is_some() && !was_stopped;
         let parameters = is_exported.then(|| self.model.full_parameters()).transpose()?;
-        // Only rank 0 writes them.
-        let parameters = parameters.filter(|_| progress.is_some());
         let unsaved = self.saving.as_ref().and_then(Saving::unsaved);
         let ended = Ended { steps, was_stopped, unsaved };
-        Ok(Outcome { costs, measured: self.measured, progress, parameters, ended })
+        let measured = self.measured;
+        let first = progress.map(|progress| First { progress, measured, parameters });
+        Ok(Outcome { costs, ended, first })
     }
 
     /// Trains from step `first` on. Returns whether a signal has ended the run.

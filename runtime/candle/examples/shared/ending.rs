@@ -8,7 +8,7 @@ use super::failure::Failure;
 use super::signals::Signals;
 
 /// How training ended. The same on all ranks.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Ended {
     /// Steps made, including those before the run was resumed.
     pub(crate) steps: usize,
@@ -19,8 +19,22 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// The end of a run, whose report may have failed: it fails if the last checkpoint was not saved, or a signal has ended it. Only
-    /// the process of rank 0, which has the results, says so.
+    /// The end of the program `name`, whose report may have failed. If the run has failed besides, that is printed here.
+    pub(crate) fn after(
+        self,
+        (name, reported): (&str, Result<(), Failure>),
+        signals: &Signals,
+        has_results: bool,
+    ) -> Result<(), Failure> {
+        let ended = self.outcome(signals, has_results);
+        if let (Err(_), Err(failure)) = (&reported, &ended) {
+            failure.tell(name);
+        }
+        reported.and(ended)
+    }
+
+    /// The end of a run: it fails if the last checkpoint was not saved, or a signal has ended it. Only the process of rank 0, which
+    /// has the results, says so.
     pub(crate) fn outcome(self, signals: &Signals, has_results: bool) -> Result<(), Failure> {
         let signal = signals.caught();
         let stopped = self.was_stopped.then_some(Failure::Stopped { signal, steps: self.steps });

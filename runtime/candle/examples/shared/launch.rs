@@ -2,14 +2,54 @@
 
 use hsdp::{World, memory};
 
+use super::costs::Costs;
+use super::ending::Ended;
 use super::failure::Failure;
 use super::ranks::Ranks;
+
+/// The results of one rank.
+#[derive(Debug)]
+pub(crate) struct Outcome<F> {
+    pub(crate) costs: Costs,
+    pub(crate) ended: Ended,
+    /// Those that only rank 0 has.
+    pub(crate) first: Option<F>,
+}
+
+/// The results of this process's ranks.
+#[derive(Debug)]
+pub(crate) struct Outcomes<F> {
+    /// By rank.
+    pub(crate) costs: Vec<Costs>,
+    pub(crate) ended: Ended,
+    /// Those of rank 0, if it is one of them.
+    pub(crate) first: Option<F>,
+}
 
 /// Runs the ranks of this process.
 ///
 /// # Errors
+/// As [`each`].
+pub(crate) fn launch<F: Send>(
+    ranks: &Ranks,
+    rank: impl Fn(World) -> Result<Outcome<F>, Failure> + Sync,
+) -> Result<Outcomes<F>, Failure> {
+    let (mut costs, mut first) = (Vec::new(), None);
+    let mut ended = Ended::default();
+    for outcome in each(ranks, rank)? {
+        costs.push(outcome.costs);
+        // All ranks end alike.
+        ended = outcome.ended;
+        first = first.or(outcome.first);
+    }
+    Ok(Outcomes { costs, ended, first })
+}
+
+/// The result of each rank of this process.
+///
+/// # Errors
 /// The original failure if ranks fail, not one that only echoes it, with an explanation from the ranks' last operations.
-pub(crate) fn launch<T: Send>(
+fn each<T: Send>(
     ranks: &Ranks,
     rank: impl Fn(World) -> Result<T, Failure> + Sync,
 ) -> Result<Vec<T>, Failure> {

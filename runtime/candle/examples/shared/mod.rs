@@ -1,7 +1,7 @@
 //! The parts that programs which train have in common: how ranks run and agree, the files of a run, checkpoints, signals, tables.
 //!
 //! `train_gpt` and `finetune_llama` include this folder as a module. In reading order: `options` and `recipe` (the command line),
-//! `ranks`, `launch`, `agreement` (before training), `ending` (after it), `progress`, `output`, `plot`, `trace` and `switch` (files),
+//! `program`, `ranks`, `launch`, `agreement` (before training), `ending` (after it), `progress`, `output`, `plot`, `trace` and `switch` (files),
 //! `saving` and `signals`, `costs` and `tables` (plan against measurement), `markdown` (a text), `device`, `threads`, `failure`.
 
 pub(crate) mod agreement;
@@ -14,6 +14,7 @@ pub(crate) mod markdown;
 pub(crate) mod options;
 pub(crate) mod output;
 mod plot;
+pub(crate) mod program;
 pub(crate) mod progress;
 pub(crate) mod ranks;
 pub(crate) mod recipe;
@@ -22,5 +23,5 @@ pub(crate) mod signals;
 pub(crate) mod size;
 mod switch;
 pub(crate) mod tables;
-pub(crate) mod threads;
+mod threads;
 pub(crate) mod trace;

@@ -20,7 +20,7 @@ use super::recipe;
 use super::shared::costs::Costs;
 use super::shared::ending::{self, Ended};
 use super::shared::failure::Failure;
-use super::shared::launch::launch;
+use super::shared::launch::{Outcome, Outcomes, launch};
 use super::shared::progress::{Progress, StepRecord};
 use super::shared::ranks::Ranks;
 use super::shared::recipe::model as model_options;
@@ -66,47 +66,34 @@ pub(crate) fn train(
     let outcomes = launch(ranks, |world| {
         let progress = if world.rank().index() == 0 { progress.lock().take() } else { None };
         let job = inputs::agree(&world, options, job)?;
-        let desk = progress.map(|progress| Desk::new(job, progress));
-        Rank::new(world, job)?.train(desk)
+        let observer = progress.map(|progress| Observer::new(job, progress));
+        Rank::new(world, job)?.train(observer)
     })?;
-    gather(outcomes)
-}
-
-/// Combines the outcomes of this process's ranks, with the results of the run if rank 0 is among them.
-fn gather(outcomes: Vec<Outcome>) -> Result<(Option<Run>, Ended), Failure> {
-    let (mut costs, mut first) = (Vec::new(), None);
-    let mut ended = Ended { steps: 0, was_stopped: false, unsaved: None };
-    for outcome in outcomes {
-        ended = outcome.ended;
-        costs.push(outcome.costs);
-        first = first.or(outcome.desk.map(|desk| (desk, outcome.parameters, outcome.warnings)));
-    }
-    let Some((desk, parameters, warnings)) = first else { return Ok((None, ended)) };
-    let verified = desk.twin.map(Twin::verified).transpose()?;
-    let records = desk.progress.finish()?;
+    let Outcomes { costs, ended, first } = outcomes;
+    let Some(First { observer, parameters, warnings }) = first else { return Ok((None, ended)) };
+    let verified = observer.twin.map(Twin::verified).transpose()?;
+    let records = observer.progress.finish()?;
     Ok((Some(Run { records, costs, parameters, verified, warnings }), ended))
 }
 
-/// The state that only rank 0 has.
+/// The state by which rank 0 observes the run.
 #[derive(Debug)]
-struct Desk {
+struct Observer {
     progress: Progress,
     twin: Option<Twin>,
 }
 
-impl Desk {
+impl Observer {
     fn new(job: &Job<'_>, progress: Progress) -> Self {
         Self { progress, twin: job.options.verify.then(|| Twin::new(job)) }
     }
 }
 
-/// The results of one rank.
+/// The results of rank 0.
 #[derive(Debug)]
-struct Outcome {
-    costs: Costs,
+struct First {
+    observer: Observer,
     parameters: BTreeMap<String, Vec<f32>>,
-    desk: Option<Desk>,
-    ended: Ended,
     /// Of all ranks.
     warnings: u64,
 }
@@ -143,17 +130,17 @@ impl<'a> Rank<'a> {
         usize::try_from(self.model.committed_steps()).map_err(Failure::training)
     }
 
-    fn train(mut self, mut desk: Option<Desk>) -> Result<Outcome, Failure> {
+    fn train(mut self, mut observer: Option<Observer>) -> Result<Outcome<First>, Failure> {
         if let Some(saving) = self.saving.as_mut().filter(|_| self.job.options.run.resume) {
             saving.resume(&mut self.model, &mut self.optimizer)?;
         }
         let first = self.steps()?;
         if first < self.job.options.steps {
             output::keep_warnings(self.model.world(), &self.job.options.run, self.job.warnings)?;
-            desk.as_mut().map_or(Ok(()), |desk| desk.progress.start(first))?;
+            observer.as_mut().map_or(Ok(()), |observer| observer.progress.start(first))?;
         }
         let before = self.model.world().ledger();
-        let was_stopped = self.train_from(first, &mut desk)?;
+        let was_stopped = self.train_from(first, &mut observer)?;
         let steps = self.steps()?;
         let made = (steps - first) as u64;
         let costs = Costs::of(&self.model, (&before, made), &self.job.options.run);
@@ -162,16 +149,21 @@ impl<'a> Rank<'a> {
         let parameters = self.model.full_parameters()?;
         let unsaved = self.saving.as_ref().and_then(Saving::unsaved);
         let ended = Ended { steps, was_stopped, unsaved };
-        Ok(Outcome { costs, parameters, desk, ended, warnings })
+        let first = observer.map(|observer| First { observer, parameters, warnings });
+        Ok(Outcome { costs, ended, first })
     }
 
     /// Trains from step `first` on. Returns whether a signal has ended the run.
-    fn train_from(&mut self, first: usize, desk: &mut Option<Desk>) -> Result<bool, Failure> {
+    fn train_from(
+        &mut self,
+        first: usize,
+        observer: &mut Option<Observer>,
+    ) -> Result<bool, Failure> {
         let steps = self.job.options.steps;
         for step in first..steps {
             let _span = info_span!("step", step).entered();
-            let (record, shutdown) = self.step(step, desk.as_mut())?;
-            if let Some(Desk { progress, .. }) = desk {
+            let (record, shutdown) = self.step(step, observer.as_mut())?;
+            if let Some(Observer { progress, .. }) = observer {
                 progress.add(record)?;
             }
             let is_stopped = shutdown == Shutdown::Asked;
@@ -189,13 +181,13 @@ impl<'a> Rank<'a> {
     fn step(
         &mut self,
         step: usize,
-        desk: Option<&mut Desk>,
+        observer: Option<&mut Observer>,
     ) -> Result<(StepRecord, Shutdown), Failure> {
         let options = self.job.options;
         let mut watch = Stopwatch::default();
         let (gradients, shutdown) = watch.time(|| self.gradients(step))?;
         let (loss, grad_norm) = (gradients.loss(), gradients.norm());
-        let mut twin = desk.and_then(|desk| desk.twin.as_mut());
+        let mut twin = observer.and_then(|observer| observer.twin.as_mut());
         if options.verify {
             let full = gradients.full(&self.model)?;
             let sharded = Sharded::of(&gradients, &full);

@@ -1,9 +1,8 @@
 //! Ranks that fail, and the end of the others.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixListener;
 use std::process::Command;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -95,8 +94,9 @@ fn an_attendant_stays_until_the_launcher_lets_it_end() {
     let mut frames = [0; 13 + 9];
     stream.read_exact(&mut frames).expect("the hello, and the end of the command");
     assert_eq!(frames[13], b'C', "{frames:?}");
-    thread::sleep(Duration::from_millis(200));
-    assert_eq!(attendant.try_wait().expect("known"), None, "it has ended");
+    stream.set_read_timeout(Some(Duration::from_millis(200))).expect("set");
+    let waits = stream.read(&mut [0]).expect_err("it has ended");
+    assert_eq!(waits.kind(), ErrorKind::WouldBlock);
     stream.write_all(&[LEAVE]).expect("written");
     assert!(attendant.wait().expect("it ends").success());
 }
