@@ -13,10 +13,16 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use super::{sum, tag};
 
 /// What was said at level INFO or WARN, in the threads that it is the default of.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Said(Arc<Mutex<Vec<(Level, String)>>>);
 
 impl Said {
+    fn new() -> Self {
+        // Without one for the whole process, a place that another thread reaches while this one is made can miss it.
+        let _ = tracing::subscriber::set_global_default(Self(Arc::default()));
+        Self(Arc::default())
+    }
+
     /// How often something was said at `level`.
     fn count(&self, level: Level) -> usize {
         self.0.lock().expect("not poisoned").iter().filter(|(it, _)| *it == level).count()
@@ -53,7 +59,7 @@ impl Subscriber for Said {
 fn a_late_rank_is_named_each_time_that_the_period_has_passed_and_when_it_comes() {
     let late = Duration::from_millis(50);
     let options = WorldOptions { late, ..WorldOptions::default() };
-    let said = Said::default();
+    let said = Said::new();
     let sums = launch(2, options, |world| {
         world.set_step(7);
         // Rank 1 comes when rank 0 has warned three times.
@@ -80,7 +86,7 @@ fn a_late_rank_is_named_each_time_that_the_period_has_passed_and_when_it_comes()
 #[test]
 fn a_late_warning_names_the_rank_that_all_others_wait_for() {
     let options = WorldOptions { late: Duration::from_millis(50), ..WorldOptions::default() };
-    let said = Said::default();
+    let said = Said::new();
     let warned = |rank: usize| {
         let said = said.0.lock().expect("not poisoned");
         let of_rank = |it: &&(Level, String)| it.1.contains(&format!("rank={rank} "));

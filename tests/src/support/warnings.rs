@@ -9,8 +9,18 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// The warnings of the threads that have it as their `tracing` subscriber, each with its time.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Said(Arc<Mutex<Vec<(String, Instant)>>>);
+
+impl Default for Said {
+    /// Nothing is said yet.
+    fn default() -> Self {
+        // `tracing` decides for each place in the code whether any subscriber hears it. If a thread reaches the place first while another
+        // makes its subscriber, the decision can miss that one. A subscriber of the whole process is always there.
+        let _ = tracing::subscriber::set_global_default(Self(Arc::default()));
+        Self(Arc::default())
+    }
+}
 
 impl Said {
     /// The warnings so far, each as `field=value` separated by spaces, in order.
