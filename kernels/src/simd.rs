@@ -15,6 +15,24 @@ pub(crate) trait Kernel {
     fn run(self) -> Self::Output;
 }
 
+/// Runs loops with the widest vectors of this machine, if the compiler inlines them here: they and all functions that they call
+/// should be `#[inline(always)]`. The result is the same with any vectors.
+#[inline(always)]
+pub fn vectorized<R>(loops: impl FnOnce() -> R) -> R {
+    dispatch(Loops(loops))
+}
+
+struct Loops<F>(F);
+
+impl<R, F: FnOnce() -> R> Kernel for Loops<F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn run(self) -> R {
+        (self.0)()
+    }
+}
+
 /// Runs a kernel with the widest vectors of this machine.
 pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]

@@ -1,0 +1,96 @@
+//! Products of matrices.
+
+use gemm::{Parallelism, gemm};
+
+use crate::accumulate::Fold;
+
+/// A matrix of f32 in memory, whose rows are contiguous; or the transpose of one.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    values: &'a [f32],
+    rows: usize,
+    columns: usize,
+    /// Elements from a row to the next, and from a column to the next.
+    strides: (usize, usize),
+}
+
+impl<'a> Matrix<'a> {
+    /// The matrix of these sizes, whose rows are one after the other in `values`.
+    ///
+    /// # Panics
+    /// If there are not `rows * columns` values.
+    #[must_use]
+    pub fn new(values: &'a [f32], rows: usize, columns: usize) -> Self {
+        let count = rows.checked_mul(columns);
+        assert_eq!(count, Some(values.len()), "the elements of {rows} x {columns}");
+        Self { values, rows, columns, strides: (columns, 1) }
+    }
+
+    /// Its transpose, in the same memory.
+    #[must_use]
+    pub fn t(self) -> Self {
+        let Self { values, rows, columns, strides } = self;
+        Self { values, rows: columns, columns: rows, strides: (strides.1, strides.0) }
+    }
+}
+
+/// The threads that compute a product. The bits of the result do not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// The calling thread.
+    One,
+    /// Those of rayon's current pool, if the product is large.
+    Pool,
+}
+
+impl Threads {
+    fn of_gemm(self) -> Parallelism {
+        match self {
+            // In a pool of one thread, ranks that are threads would wait for each other.
+            Self::Pool if rayon::current_num_threads() > 1 => Parallelism::Rayon(0),
+            _ => Parallelism::None,
+        }
+    }
+}
+
+/// Replaces `target` by the product of `a` and `b`, or adds the product to it. The rows of `target` are contiguous.
+///
+/// The crate `gemm` computes the product with the widest vectors that this machine has, AVX-512 among them, and fuses multiplications with
+/// additions. So the bits depend on the processor; on one machine they are the same in each run.
+///
+/// # Panics
+/// If `a` has not as many columns as `b` has rows, or `target` has not the size of the product.
+pub fn matmul(target: &mut [f32], fold: Fold, [a, b]: [Matrix<'_>; 2], threads: Threads) {
+    assert_eq!(a.columns, b.rows, "the inner sizes of a product");
+    assert_eq!(target.len(), a.rows * b.columns, "the elements of a product");
+    let (row, column) = (b.columns.cast_signed(), 1);
+    let [(a_row, a_column), (b_row, b_column)] = [a, b]
+        .map(|Matrix { strides: (row, column), .. }| (row.cast_signed(), column.cast_signed()));
+    // SAFETY: K-6, each matrix has as many elements as its sizes and strides reach, and the target is borrowed alone.
+    unsafe {
+        gemm(
+            a.rows,
+            b.columns,
+            a.columns,
+            target.as_mut_ptr(),
+            column,
+            row,
+            fold == Fold::Add,
+            a.values.as_ptr(),
+            a_column,
+            a_row,
+            b.values.as_ptr(),
+            b_column,
+            b_row,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            threads.of_gemm(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,86 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// The product by its definition, in f64, and the bound of an f32 product's error.
+fn by_definition([a, b]: [Matrix<'_>; 2]) -> Vec<(f64, f64)> {
+    let at = |matrix: Matrix<'_>, row: usize, column: usize| {
+        f64::from(matrix.values[row * matrix.strides.0 + column * matrix.strides.1])
+    };
+    let element = |row, column| {
+        let terms = (0..a.columns).map(|inner| at(a, row, inner) * at(b, inner, column));
+        terms.fold((0.0, 0.0), |(sum, size), term: f64| (sum + term, size + term.abs()))
+    };
+    (0..a.rows).flat_map(|row| (0..b.columns).map(move |column| element(row, column))).collect()
+}
+
+fn values(len: usize) -> Vec<f32> {
+    (0..len).map(|index| ((index * 7919) % 1013) as f32 / 500.0 - 1.0).collect()
+}
+
+fn check([rows, inner, columns]: [usize; 3], transposed: [bool; 2], fold: Fold) {
+    let (left, right) = (values(rows * inner), values(inner * columns));
+    let of = |values, rows, columns, transposed| match transposed {
+        true => Matrix::new(values, columns, rows).t(),
+        false => Matrix::new(values, rows, columns),
+    };
+    let pair = [of(&left, rows, inner, transposed[0]), of(&right, inner, columns, transposed[1])];
+    let mut product = vec![3.0; rows * columns];
+    matmul(&mut product, fold, pair, Threads::One);
+    let before = if fold == Fold::Add { 3.0 } else { 0.0 };
+    for (got, (expected, size)) in product.iter().zip(by_definition(pair)) {
+        let bound = (size + before) * (inner + 2) as f64 * f64::from(f32::EPSILON);
+        assert!((f64::from(*got) - expected - before).abs() <= bound, "{got} for {expected}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn products_are_those_of_the_definition(
+        sizes in [1_usize..40, 1_usize..40, 1_usize..40],
+        transposed in any::<[bool; 2]>(),
+        adds in any::<bool>(),
+    ) {
+        check(sizes, transposed, if adds { Fold::Add } else { Fold::Replace });
+    }
+}
+
+#[test]
+fn products_may_be_large() {
+    for sizes in [[300, 257, 190], [1, 2000, 50], [65, 1, 300], [130, 600, 1]] {
+        check(sizes, [false, true], Fold::Replace);
+        check(sizes, [true, false], Fold::Add);
+    }
+}
+
+#[test]
+fn the_bits_do_not_depend_on_the_threads() {
+    let (left, right) = (values(300 * 200), values(200 * 250));
+    let pair = [Matrix::new(&left, 300, 200), Matrix::new(&right, 200, 250)];
+    let product = |threads| {
+        let mut product = vec![0.0; 300 * 250];
+        matmul(&mut product, Fold::Replace, pair, threads);
+        product
+    };
+    let alone = product(Threads::One);
+    for threads in [2, 3, 4] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+        assert!(pool.install(|| product(Threads::Pool)) == alone, "{threads} threads");
+    }
+}
+
+#[test]
+fn products_of_nothing_are_zeros() {
+    let mut product = [3.0; 4];
+    let nothing = Matrix::new(&[], 2, 0);
+    matmul(&mut product, Fold::Replace, [nothing, nothing.t()], Threads::One);
+    assert_eq!(product, [0.0; 4]);
+}
+
+#[test]
+#[should_panic(expected = "the inner sizes of a product")]
+fn matrices_that_do_not_fit_are_refused() {
+    let values = values(6);
+    let matrix = Matrix::new(&values, 2, 3);
+    matmul(&mut [0.0; 4], Fold::Replace, [matrix, matrix], Threads::One);
+}
