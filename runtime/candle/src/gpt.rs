@@ -93,5 +93,5 @@ fn embed(p: &dyn Parameters, tokens: &Tensor) -> Result<Tensor> {
 /// `[batch, length, width]` to logits `[batch * length, vocab]`.
 fn head(p: &dyn Parameters, x: &Tensor) -> Result<Tensor> {
     let normed = layers::layer_norm(p, "ln_f", x)?.flatten_to(1)?;
-    normed.matmul(&p.get("lm_head.weight")?.t()?)
+    nn::linear(&normed, &p.get("lm_head.weight")?, None)
 }

@@ -6,9 +6,10 @@
 //!
 //! | function | PyTorch |
 //! |---|---|
-//! | [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
+//! | [`linear`], [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
 //! | [`softmax`] | `torch.softmax(x, dim=-1)` |
 //! | [`softmax_of_scores`] | `torch.softmax(scores * scale + mask, dim=-1)` |
+//! | [`attention`], [`attention_packed`] | `torch.nn.functional.scaled_dot_product_attention` |
 //! | [`rope`], [`rope_interleaved`] | `apply_rotary_pos_emb` of transformers' Llama; the layout of GPT-J |
 //! | [`cross_entropy`] | `torch.nn.functional.cross_entropy(..., reduction="sum")` |
 //! | [`gelu`] | `torch.nn.functional.gelu(x, approximate="tanh")` |
@@ -24,6 +25,7 @@
 //!
 //! **Errors.** A shape or a dtype that a layer does not take is an error that names the layer. No function is collective.
 
+mod attention;
 pub mod composed;
 mod cross_entropy;
 mod element;
@@ -32,15 +34,18 @@ mod gated;
 mod gelu;
 mod lanes;
 mod layer_norm;
+mod linear;
 mod rms_norm;
 mod rope;
 mod rows;
 mod scores;
 
+pub use attention::{attention, attention_packed};
 pub use cross_entropy::{CrossEntropy, IGNORED, cross_entropy};
 pub use gated::{gelu_mul, silu_mul};
 pub use gelu::gelu;
 pub use layer_norm::layer_norm;
+pub use linear::linear;
 pub use rms_norm::rms_norm;
 pub use rope::{rope, rope_interleaved};
 pub use scores::{Mask, softmax, softmax_of_scores};

@@ -51,7 +51,7 @@ fn sizes_that_memory_does_not_hold_are_refused_with_the_largest_part() {
     let huge = "16777216";
     for (program, arguments, part) in [
         ("train_gpt", &["--batch", huge][..], "for activations"),
-        ("train_gpt", &["--context", "100000", "--layers", "4"], "for attention scores"),
+        ("train_gpt", &["--context", "100000", "--layers", "4"], "for activations"),
         ("train_gpt", &["--width", "4096", "--layers", "40"], "for the sharded model"),
         ("train_gpt", &["--width", huge], "elements with its padding, more than 281474976710656"),
         (

@@ -9,7 +9,7 @@ use hsdp_candle::Plain;
 use hsdp_candle::gpt::{Gpt, GptConfig, Kept, init};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// The bytes that are alive after a forward of some sequences, with the graph for the backward; and those that the backward
 /// holds at most beside them.
@@ -44,9 +44,9 @@ fn a_microbatch_holds_what_its_sizes_say() {
     ] {
         let gpt = Gpt::new(config).expect("sizes that fit");
         for dtype in [DType::F32, DType::BF16] {
-            let Kept { activations, scores, logits, gradients } = gpt.kept(batch, dtype);
+            let Kept { activations, logits, gradients } = gpt.kept(batch, dtype);
             let (forward, backward) = held(&gpt, batch, dtype);
-            let expected = activations + scores + logits;
+            let expected = activations + logits;
             let most = expected + expected / 10;
             let what = format!("{config:?} in {dtype}");
             assert!((expected..=most).contains(&forward), "{what}: {forward}, not {expected}");
@@ -66,8 +66,8 @@ fn sizes_that_no_machine_has_do_not_wrap_around() {
     let layers = GptConfig::MAX_LAYERS;
     let config = GptConfig { vocab: most, context: most, width: most, heads: most, layers };
     let gpt = Gpt::new(config).expect("the largest sizes");
-    let Kept { activations, scores, logits, .. } = gpt.kept(most, DType::F32);
-    assert_eq!([activations, scores, logits], [u64::MAX; 3]);
+    let Kept { activations, logits, .. } = gpt.kept(most, DType::F32);
+    assert_eq!([activations, logits], [u64::MAX; 2]);
     let error = Gpt::new(GptConfig { width: most + 1, ..config }).expect_err("too wide");
     assert_eq!(error.to_string(), "width is 16777217: the most is 16777216");
     let error = Gpt::new(GptConfig { layers: layers + 1, ..config }).expect_err("too deep");

@@ -11,13 +11,7 @@ const LAYER_NORM_EPS: f64 = 1e-5;
 pub(super) fn linear(p: &dyn Parameters, name: &str, x: &Tensor) -> Result<Tensor> {
     let weight = p.get(&format!("{name}.weight"))?;
     let bias = p.get(&format!("{name}.bias"))?;
-    let mut dims = x.dims().to_vec();
-    let rows = x.reshape(((), weight.dim(1)?))?;
-    let output = rows.matmul(&weight.t()?)?.broadcast_add(&bias)?;
-    if let Some(last) = dims.last_mut() {
-        *last = weight.dim(0)?;
-    }
-    output.reshape(dims)
+    nn::linear(x, &weight, Some(&bias))
 }
 
 /// Normalizes the last dim of `x` to mean 0 and variance 1, then scales and shifts it.
@@ -30,13 +24,8 @@ pub(super) fn layer_norm(p: &dyn Parameters, name: &str, x: &Tensor) -> Result<T
 /// Causal self-attention of `qkv`, `[batch, length, 3 * width]`, to `[batch, length, width]`.
 pub(super) fn attention(qkv: &Tensor, heads: usize) -> Result<Tensor> {
     let (batch, length, _) = qkv.dims3()?;
-    let split = qkv.reshape((batch, length, 3, heads, ()))?.permute((2, 0, 3, 1, 4))?;
-    // [batch * heads, length, head width]: one matmul a head.
-    let part = |index: usize| split.get(index)?.flatten_to(1)?.contiguous();
-    let (q, k, v) = (part(0)?, part(1)?, part(2)?);
+    let qkv = qkv.reshape((batch, length, 3, heads, ()))?;
     #[expect(clippy::cast_precision_loss, reason = "a head's width is small")]
-    let scale = 1.0 / (q.dim(2)? as f64).sqrt();
-    let shares = nn::softmax_of_scores(&q.matmul(&k.t()?)?, scale, nn::Mask::Causal)?;
-    let by_position = shares.matmul(&v)?.reshape((batch, heads, length, ()))?.transpose(1, 2)?;
-    by_position.contiguous()?.flatten_from(2)
+    let scale = 1.0 / (qkv.dim(4)? as f64).sqrt();
+    nn::attention_packed(&qkv, scale, nn::Mask::Causal)?.flatten_from(2)
 }

@@ -15,8 +15,6 @@ pub struct Attention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
-    heads: usize,
-    kv_heads: usize,
     head_dim: usize,
 }
 
@@ -35,35 +33,23 @@ impl Attention {
             k_proj: linear("k_proj", (size, narrow))?,
             v_proj: linear("v_proj", (size, narrow))?,
             o_proj: linear("o_proj", (wide, size))?,
-            heads,
-            kv_heads,
             head_dim,
         })
     }
 
     /// `[sequences, length, hidden_size]` to the same.
     ///
-    /// The query heads of a key-value head stand one below the other in one matmul, so keys and values are not repeated.
-    ///
     /// # Errors
     /// Those of candle.
     pub fn forward(&self, x: &Tensor, rotary: &Rotary) -> Result<Tensor> {
         let (sequences, length, _) = x.dims3()?;
-        let split = |x: Tensor, heads| {
-            x.reshape((sequences, length, heads, self.head_dim))?.transpose(1, 2)
-        };
-        let q = rotary.rotate(&split(self.q_proj.forward(x)?, self.heads)?)?;
-        let k = rotary.rotate(&split(self.k_proj.forward(x)?, self.kv_heads)?)?;
-        let v = split(self.v_proj.forward(x)?, self.kv_heads)?.contiguous()?;
-        let matrices = sequences * self.kv_heads;
-        let [q, k, v] = [q, k, v].map(|x| x.reshape((matrices, (), self.head_dim)));
-        let (q, k, v) = (q?, k?, v?);
+        let split = |x: Tensor| x.reshape((sequences, length, (), self.head_dim));
+        let q = rotary.rotate(&split(self.q_proj.forward(x)?)?)?;
+        let k = rotary.rotate(&split(self.k_proj.forward(x)?)?)?;
+        let v = split(self.v_proj.forward(x)?)?;
         #[expect(clippy::cast_precision_loss, reason = "a head is narrow")]
         let scale = 1.0 / (self.head_dim as f64).sqrt();
-        let scores = q.matmul(&k.t()?)?.reshape((sequences * self.heads, length, length))?;
-        let shares = nn::softmax_of_scores(&scores, scale, Mask::Causal)?;
-        let mixed = shares.reshape((matrices, (), length))?.matmul(&v)?;
-        let mixed = mixed.reshape((sequences, self.heads, length, self.head_dim))?;
-        self.o_proj.forward(&mixed.transpose(1, 2)?.contiguous()?.flatten_from(2)?)
+        let mixed = nn::attention([&q, &k, &v], scale, Mask::Causal)?;
+        self.o_proj.forward(&mixed.flatten_from(2)?)
     }
 }

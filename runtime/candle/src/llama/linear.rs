@@ -5,6 +5,7 @@ use candle_nn::init::{FanInOut, NonLinearity, NormalOrUniform};
 use candle_nn::{Init, Module, VarBuilder};
 
 use super::config::LlamaConfig;
+use crate::nn;
 
 /// The names of the two matrices of an adapter, as PEFT has them.
 const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
@@ -34,14 +35,14 @@ pub(super) fn is_adapter(parameter: &str) -> bool {
 /// A linear layer without a bias, perhaps with an adapter.
 #[derive(Clone, Debug)]
 pub struct Linear {
-    base: candle_nn::Linear,
+    weight: Tensor,
     adapter: Option<Adapter>,
 }
 
 #[derive(Clone, Debug)]
 struct Adapter {
-    a: candle_nn::Linear,
-    b: candle_nn::Linear,
+    a: Tensor,
+    b: Tensor,
     scale: f64,
 }
 
@@ -49,7 +50,7 @@ impl Linear {
     /// The layer of a weight, `[outputs, inputs]`.
     #[must_use]
     pub fn new(weight: Tensor) -> Self {
-        Self { base: candle_nn::Linear::new(weight, None), adapter: None }
+        Self { weight, adapter: None }
     }
 
     /// Reads `weight` of a layer with these inputs and outputs.
@@ -90,8 +91,7 @@ impl Adapter {
         let b = b.get_with_hints((outputs, rank), "weight", Init::Const(0.0))?;
         #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
         let scale = alpha / rank as f64;
-        let linear = |weight| candle_nn::Linear::new(weight, None);
-        Ok(Self { a: linear(a), b: linear(b), scale })
+        Ok(Self { a, b, scale })
     }
 }
 
@@ -106,11 +106,13 @@ fn uniform() -> Init {
 
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = self.base.forward(x)?;
+        let y = nn::linear(x, &self.weight, None)?;
         match &self.adapter {
             None => Ok(y),
             // The scale is applied where the tensor is narrow.
-            Some(Adapter { a, b, scale }) => y + b.forward(&(a.forward(x)? * *scale)?)?,
+            Some(Adapter { a, b, scale }) => {
+                y + nn::linear(&(nn::linear(x, a, None)? * *scale)?, b, None)?
+            }
         }
     }
 }

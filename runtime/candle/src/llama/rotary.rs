@@ -32,7 +32,7 @@ impl Rotary {
         Ok(Self { cos: table(f64::cos)?, sin: table(f64::sin)? })
     }
 
-    /// Rotates `x`, `[sequences, heads, length, head_dim]`.
+    /// Rotates `x`, `[sequences, length, heads, head_dim]`.
     ///
     /// # Errors
     /// As [`nn::rope`].

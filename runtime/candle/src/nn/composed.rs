@@ -10,6 +10,19 @@ use candle_nn::ops::sigmoid;
 use super::Mask;
 use super::cross_entropy::{CrossEntropy, targets};
 
+/// As [`linear`](super::linear()). The product has the dtype of `x`, whose weight and bias need the same.
+///
+/// # Errors
+/// Those of candle.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let mut dims = x.dims().to_vec();
+    dims.pop();
+    dims.push(weight.dim(0)?);
+    let y = x.reshape(((), weight.dim(1)?))?.matmul(&weight.t()?)?;
+    let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))?;
+    y.reshape(dims)
+}
+
 /// As [`rms_norm`](super::rms_norm()).
 ///
 /// # Errors
@@ -52,6 +65,31 @@ pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<
     shares.to_dtype(scores.dtype())
 }
 
+/// As [`attention`](super::attention()). The products have the dtype of `q`.
+///
+/// # Errors
+/// Those of candle.
+pub fn attention([q, k, v]: [&Tensor; 3], scale: f64, mask: Mask<'_>) -> Result<Tensor> {
+    let (batch, queries, heads, dim) = q.dims4()?;
+    let (keys, groups) = (k.dim(1)?, k.dim(2)?);
+    let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
+    // The heads of a group stand one below the other in one product, so keys and values are not repeated.
+    let grouped = |x: &Tensor| by_head(x)?.reshape((batch * groups, (), dim));
+    let (q, k, v) = (grouped(q)?, grouped(k)?, grouped(v)?);
+    let scores = q.matmul(&k.t()?)?.reshape((batch, heads, queries, keys))?;
+    let shares = softmax_of_scores(&scores, scale, mask)?.reshape((batch * groups, (), keys))?;
+    by_head(&shares.matmul(&v)?.reshape((batch, heads, queries, dim))?)
+}
+
+/// As [`attention_packed`](super::attention_packed()).
+///
+/// # Errors
+/// Those of candle.
+pub fn attention_packed(qkv: &Tensor, scale: f64, mask: Mask<'_>) -> Result<Tensor> {
+    let part = |index| qkv.narrow(2, index, 1)?.squeeze(2);
+    attention([&part(0)?, &part(1)?, &part(2)?], scale, mask)
+}
+
 /// `[queries, keys]`, 0 where a query may attend and minus infinity where it may not.
 fn causal_mask(scores: &Tensor) -> Result<Tensor> {
     let (queries, keys) = (scores.dim(D::Minus2)?, scores.dim(D::Minus1)?);
@@ -90,8 +128,8 @@ pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor
 
 /// The first and the second elements of pairs, rotated.
 fn rotated([first, second]: [Tensor; 2], [cos, sin]: [&Tensor; 2]) -> Result<[Tensor; 2]> {
-    let length = first.dim(D::Minus2)?;
-    let table = |table: &Tensor| table.narrow(0, 0, length)?.to_dtype(DType::F32);
+    let length = first.dim(first.rank() - 3)?;
+    let table = |table: &Tensor| table.narrow(0, 0, length)?.unsqueeze(1)?.to_dtype(DType::F32);
     let (cos, sin) = (table(cos)?, table(sin)?);
     let turned = (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?;
     Ok([turned, (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?])

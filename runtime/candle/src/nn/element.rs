@@ -6,7 +6,7 @@ use candle_core::{
     CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType, bail,
 };
 use half::{bf16, f16};
-use hsdp_kernels::{Real, Values, unpack};
+use hsdp_kernels::{Real, Values, cast, unpack};
 use parking_lot::RwLockReadGuard;
 
 /// An element type of the layers.
@@ -38,6 +38,10 @@ macro_rules! with_element {
     };
 }
 pub(super) use with_element;
+
+pub(super) fn zeros<T: Element>(len: usize) -> Vec<T> {
+    vec![T::zeroed(); len]
+}
 
 /// The elements of a contiguous tensor.
 pub(super) fn elements<'a, T: Element>(
@@ -113,6 +117,32 @@ pub(super) fn gradient<T: Element>(of: &Tensor, values: Vec<T>) -> Result<Option
 /// The gradient of a weight in the weight's dtype, from f32, if candle tracks the weight.
 pub(super) fn weight_gradient(of: &Tensor, values: Vec<f32>) -> Result<Option<Tensor>> {
     gradient(of, values)?.map(|gradient| gradient.to_dtype(of.dtype())).transpose()
+}
+
+/// The same in the dtype of the tensor, from f32; computed only if candle tracks the tensor.
+pub(super) fn wide_gradient(
+    of: &Tensor,
+    values: impl FnOnce() -> Result<Vec<f32>>,
+) -> Result<Option<Tensor>> {
+    match of.track_op() {
+        true => weight_gradient(of, values()?),
+        false => Ok(None),
+    }
+}
+
+/// Elements of a dtype, rounded from f32.
+pub(super) fn rounded(dtype: DType, wide: Vec<f32>) -> Result<CpuStorage> {
+    fn narrowed<T: Element>(wide: &[f32]) -> CpuStorage {
+        let mut narrow = zeros::<T>(wide.len());
+        cast(T::values_mut(&mut narrow), wide);
+        T::to_cpu_storage_owned(narrow)
+    }
+    match dtype {
+        DType::F32 => Ok(CpuStorage::F32(wide)),
+        DType::BF16 => Ok(narrowed::<bf16>(&wide)),
+        DType::F16 => Ok(narrowed::<f16>(&wide)),
+        other => bail!("a layer has no {} output", other.as_str()),
+    }
 }
 
 /// Refuses dtypes that the layers do not have.

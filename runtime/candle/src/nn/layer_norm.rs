@@ -42,6 +42,7 @@ struct Affine {
 
 impl LayerNorm {
     /// The mean of a row, and one divided by its standard deviation.
+    #[inline(always)]
     fn moments(&self, x: &[f32]) -> (f32, f32) {
         let width = x.len() as f32;
         let mean = lanes::sum(x, |x| x) / width;

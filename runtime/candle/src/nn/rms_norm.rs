@@ -33,6 +33,7 @@ struct RmsNorm {
 
 impl RmsNorm {
     /// One divided by the root mean square.
+    #[inline(always)]
     fn scale(&self, x: &[f32]) -> f32 {
         1.0 / (lanes::sum(x, |x| x * x) / x.len() as f32 + self.eps).sqrt()
     }

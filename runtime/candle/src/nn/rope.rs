@@ -7,7 +7,7 @@ use super::composed;
 use super::element::{Element, Lent, check_dtypes, elements, gradient, wide, with_element};
 use super::rows::Rows;
 
-/// Rotates pairs of elements of `x`, `[..., length, dim]`, by an angle that depends on position and pair. The pairs are of the layout
+/// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on position and pair. The pairs are of the layout
 /// of Llama and GPT-NeoX: an element of the first half of a row, and the one at the same place of the second half.
 ///
 /// `cos` and `sin` are of the angles, `[positions, dim / 2]`, with at least `length` positions, of which the first are used. They get no
@@ -61,13 +61,13 @@ fn apply([x, cos, sin]: [&Tensor; 3], op: Rope) -> Result<Tensor> {
 
 fn check_shapes(op: &str, [x, cos, sin]: [&Tensor; 3]) -> Result<()> {
     let fit = match (x.dims(), cos.dims()) {
-        ([.., length, dim], [positions, pairs]) => length <= positions && *dim == 2 * pairs,
+        ([.., length, _, dim], [positions, pairs]) => length <= positions && *dim == 2 * pairs,
         _ => false,
     };
     if !fit || cos.dims() != sin.dims() {
         let [x, cos, sin] = [x, cos, sin].map(Tensor::dims);
         bail!(
-            "{op}: x {x:?}, cos {cos:?} and sin {sin:?} do not fit [..., length, dim] and twice [positions, dim / 2]"
+            "{op}: x {x:?}, cos {cos:?} and sin {sin:?} do not fit [..., length, heads, dim] and twice [positions, dim / 2]"
         )
     }
     Ok(())
@@ -81,12 +81,12 @@ struct Angles<'a> {
 }
 
 impl Rope {
-    /// Rotates the rows of `x`, `[..., length, dim]`.
+    /// Rotates the rows of `x`, `[..., length, heads, dim]`.
     fn rotate<T: Element>(&self, x: &[T], dims: &[usize], angles: &Angles<'_>) -> Vec<T> {
-        let &[.., length, width] = dims else { return Vec::new() };
+        let &[.., length, heads, width] = dims else { return Vec::new() };
         let pairs = width / 2;
         let [y] = Rows { inputs: [x], width }.map(|row, [x], [y]| {
-            let start = row % length * pairs;
+            let start = row / heads % length * pairs;
             let angles = Angles {
                 cos: &angles.cos[start..start + pairs],
                 sin: &angles.sin[start..start + pairs],

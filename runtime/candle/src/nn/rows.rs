@@ -4,7 +4,7 @@ use std::array;
 use std::ops::Range;
 
 use candle_core::{DType, WithDType};
-use hsdp_kernels::{Values, ValuesMut, cast, unpack};
+use hsdp_kernels::{Values, ValuesMut, cast, unpack, vectorized};
 use rayon::prelude::*;
 
 use super::element::Element;
@@ -87,7 +87,7 @@ impl<T: Element, const N: usize> Rows<'_, T, N> {
             let range = start..elements.len().min(start + self.width);
             let read = inputs.each_mut().map(|input| input.row(range.clone()));
             let written = outputs.each_mut().map(|output| output.row(range.clone()));
-            row(&mut state, first + index, read, written);
+            vectorized(|| row(&mut state, first + index, read, written));
             outputs.iter_mut().for_each(|output| output.round(range.clone()));
         }
         state

@@ -45,46 +45,46 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
 pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<Tensor> {
     check_dtypes(NAME, &[scores])?;
     last_dim(NAME, scores)?;
-    check_mask(scores, mask)?;
+    check_mask(NAME, scores.dims(), mask)?;
     if !scores.device().is_cpu() {
         return composed::softmax_of_scores(scores, scale, mask);
     }
-    let hidden = Hidden::of(scores, mask)?;
+    let hidden = Hidden::of(scores.dims(), mask)?;
     scores.contiguous()?.apply_op1(Softmax { scale: narrow(scale), hidden })
 }
 
-fn check_mask(scores: &Tensor, mask: Mask<'_>) -> Result<()> {
+/// Refuses a mask that does not fit scores of these dims.
+pub(super) fn check_mask(op: &str, scores: &[usize], mask: Mask<'_>) -> Result<()> {
     match mask {
         Mask::None => Ok(()),
-        Mask::Causal => check_causal(scores.dims()),
-        Mask::Additive(mask) => check_additive(scores, mask),
+        Mask::Causal => check_causal(op, scores),
+        Mask::Additive(mask) => check_additive(op, scores, mask),
     }
 }
 
-fn check_causal(scores: &[usize]) -> Result<()> {
+fn check_causal(op: &str, scores: &[usize]) -> Result<()> {
     match scores {
         [.., queries, keys] if queries <= keys => Ok(()),
         _ => bail!(
-            "{NAME}: scores {scores:?} have no causal mask: it needs at most as many queries as keys"
+            "{op}: scores {scores:?} have no causal mask: it needs at most as many queries as keys"
         ),
     }
 }
 
-fn check_additive(scores: &Tensor, mask: &Tensor) -> Result<()> {
+fn check_additive(op: &str, scores: &[usize], mask: &Tensor) -> Result<()> {
     check_dtypes(NAME, &[mask])?;
     if mask.track_op() {
-        bail!("{NAME}: candle tracks the gradient of the mask, which has none: detach it")
+        bail!("{op}: candle tracks the gradient of the mask, which has none: detach it")
     }
-    let fits =
-        mask.dims().last() == scores.dims().last() && mask.broadcast_as(scores.shape()).is_ok();
+    let fits = mask.dims().last() == scores.last() && mask.broadcast_as(scores).is_ok();
     if !fits {
-        bail!("{NAME}: a mask {:?} does not fit scores {:?}", mask.dims(), scores.dims())
+        bail!("{op}: a mask {:?} does not fit scores {scores:?}", mask.dims())
     }
     Ok(())
 }
 
 /// A mask as the op keeps it.
-enum Hidden {
+pub(super) enum Hidden {
     None,
     /// Of so many queries, which come after `before` keys.
     Future {
@@ -96,28 +96,29 @@ enum Hidden {
 }
 
 impl Hidden {
-    fn of(scores: &Tensor, mask: Mask<'_>) -> Result<Self> {
-        Ok(match (mask, scores.dims()) {
+    /// The mask for scores of these dims, which it fits.
+    pub(super) fn of(scores: &[usize], mask: Mask<'_>) -> Result<Self> {
+        Ok(match (mask, scores) {
             (Mask::Causal, [.., queries, keys]) => {
                 Self::Future { queries: *queries, before: keys - queries }
             }
             (Mask::Additive(mask), _) => {
                 let mask = mask.to_dtype(DType::F32)?.contiguous()?;
-                Self::Added(mask.broadcast_as(scores.shape())?)
+                Self::Added(mask.broadcast_as(scores)?)
             }
             _ => Self::None,
         })
     }
 }
 
-struct Softmax {
-    scale: f32,
-    hidden: Hidden,
+pub(super) struct Softmax {
+    pub(super) scale: f32,
+    pub(super) hidden: Hidden,
 }
 
 impl Softmax {
     /// Runs a kernel for rows of `width` scores while it may read the mask.
-    fn run<R>(&self, width: usize, kernel: impl FnOnce(&Kernel<'_>) -> R) -> Result<R> {
+    pub(super) fn run<R>(&self, width: usize, kernel: impl FnOnce(&Kernel<'_>) -> R) -> Result<R> {
         let lent = match &self.hidden {
             Hidden::Added(mask) => Some(Lent::of(mask)),
             _ => None,
@@ -127,7 +128,8 @@ impl Softmax {
     }
 }
 
-struct Kernel<'a> {
+/// The arithmetic of rows of scores.
+pub(super) struct Kernel<'a> {
     op: &'a Softmax,
     width: usize,
     /// The numbers of a mask, and their layout.
@@ -139,7 +141,8 @@ impl Kernel<'_> {
         let rows = Rows { inputs: [scores], width: self.width };
         let [shares] = rows.map(|row, [scores], [shares]| {
             let (shares, hidden) = shares.split_at_mut(self.visible(row));
-            self.shares(row, scores, shares);
+            shares.copy_from_slice(&scores[..shares.len()]);
+            self.shares(row, shares);
             hidden.fill(0.0);
         });
         shares
@@ -151,7 +154,8 @@ impl Kernel<'_> {
         let rows = Rows { inputs, width: self.width };
         let [of_scores] = rows.map(|row, [scores, g], [of_scores]| {
             let (shares, hidden) = of_scores.split_at_mut(self.visible(row));
-            self.shares(row, scores, shares);
+            shares.copy_from_slice(&scores[..shares.len()]);
+            self.shares(row, shares);
             let g = &g[..shares.len()];
             let mean = lanes::sum_of_pairs(shares, g, |share, g| share * g);
             for (share, g) in shares.iter_mut().zip(g) {
@@ -163,19 +167,26 @@ impl Kernel<'_> {
     }
 
     /// The number of keys that a row begins with and that may be visible.
-    fn visible(&self, row: usize) -> usize {
+    pub(super) fn visible(&self, row: usize) -> usize {
         match self.op.hidden {
             Hidden::Future { queries, before } => before + row % queries + 1,
             _ => self.width,
         }
     }
 
-    /// The shares of the keys at the beginning of a row.
+    /// Replaces the gradients of a row's shares by those of its scores.
     #[inline(always)]
-    fn shares(&self, row: usize, scores: &[f32], shares: &mut [f32]) {
-        for (share, score) in shares.iter_mut().zip(scores) {
-            *share = score * self.op.scale;
+    pub(super) fn to_gradients(&self, shares: &[f32], gradients: &mut [f32]) {
+        let mean = lanes::sum_of_pairs(shares, gradients, |share, g| share * g);
+        for (g, share) in gradients.iter_mut().zip(shares) {
+            *g = share * (*g - mean) * self.op.scale;
         }
+    }
+
+    /// Replaces the scores of the keys at the beginning of a row by the shares.
+    #[inline(always)]
+    pub(super) fn shares(&self, row: usize, shares: &mut [f32]) {
+        shares.iter_mut().for_each(|score| *score *= self.op.scale);
         if let Some((mask, layout)) = self.added {
             let mask = &mask[start_of_row(layout, row)..];
             shares.iter_mut().zip(mask).for_each(|(share, mask)| *share += mask);

@@ -31,15 +31,15 @@ def rotate_half(x):
 
 
 def rope(x, cos, sin):
-    """`apply_rotary_pos_emb` of transformers; its tables have each angle twice, once for either half."""
+    """`apply_rotary_pos_emb` of transformers; its tables have each angle twice, once for either half. Heads come after positions."""
     cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
-    return x * cos + rotate_half(x) * sin
+    return x * cos.unsqueeze(1) + rotate_half(x) * sin.unsqueeze(1)
 
 
 def rope_interleaved(x, cos, sin):
     """As models/gptj/modeling_gptj.py: `rotate_every_two`, and tables that repeat each angle."""
     rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
-    return x * cos.repeat_interleave(2, -1) + rotated * sin.repeat_interleave(2, -1)
+    return x * cos.repeat_interleave(2, -1).unsqueeze(1) + rotated * sin.repeat_interleave(2, -1).unsqueeze(1)
 
 
 def causal(x):
@@ -49,6 +49,16 @@ def causal(x):
 
 def cross_entropy(logits):
     return F.cross_entropy(logits, LABELS, ignore_index=-100, reduction="sum")
+
+
+def attention(q, k, v):
+    """Positions come before heads, and each key-value head serves the same number of heads."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25, enable_gqa=True).transpose(1, 2)
+
+
+def attention_packed(x):
+    return attention(*x.unbind(2))
 
 
 def normal(*shape, scale=1.0):
@@ -65,13 +75,17 @@ LABELS = torch.tensor([3, -100, 0, WIDTH - 1, 11])
 X = {"x": normal(ROWS, WIDTH, scale=2.0) + 0.5}
 WEIGHT = {"weight": 1 + normal(WIDTH, scale=0.3)}
 GATED = {"gate": normal(ROWS, WIDTH, scale=3.0), "up": normal(ROWS, WIDTH)}
-ROTATED = {"x": normal(2, 3, 5, 8)}
+ROTATED = {"x": normal(2, 5, 3, 8)}
 LAYERS = {
     "rms_norm": (lambda x, weight: F.rms_norm(x, [WIDTH], weight, EPS), X | WEIGHT),
     "layer_norm": (
         lambda x, weight, bias: F.layer_norm(x, [WIDTH], weight, bias, EPS),
         X | WEIGHT | {"bias": normal(WIDTH)},
     ),
+    "linear": (F.linear, {"x": normal(ROWS, WIDTH), "weight": normal(7, WIDTH), "bias": normal(7)}),
+    "linear_alone": (F.linear, {"x": normal(ROWS, WIDTH), "weight": normal(7, WIDTH)}),
+    "attention": (attention, {"q": normal(2, 5, 4, 8), "k": normal(2, 5, 2, 8), "v": normal(2, 5, 2, 8)}),
+    "attention_packed": (attention_packed, {"x": normal(2, 5, 3, 2, 8)}),
     "softmax": (lambda x: F.softmax(x, dim=-1), X),
     "softmax_causal": (causal, {"x": normal(3, 7, 7, scale=4.0)}),
     "cross_entropy": (cross_entropy, {"logits": normal(ROWS, WIDTH, scale=4.0)}),
@@ -86,7 +100,7 @@ LAYERS = {
 def case(layer, inputs, tables, dtype):
     given = {name: value.to(dtype) for name, value in (inputs | tables).items()}
     wide = {name: value.float().clone().requires_grad_(name in inputs) for name, value in given.items()}
-    out = layer(**wide)
+    out = layer(*wide.values())
     g = normal(*out.shape).to(dtype) if out.dim() else torch.tensor(0.5)
     out.backward(g.float())
     case = {f"in.{name}": value for name, value in given.items()} | {"in.g": g, "out": out.detach()}
@@ -99,7 +113,7 @@ def main():
         tables = {"cos": angles().cos(), "sin": angles().sin()} if name.startswith("rope") else {}
         for dtype, torch_dtype in DTYPES.items():
             if tables:  # x is shorter than the tables
-                short = lambda x, cos, sin, layer=layer: layer(x, cos[: x.shape[-2]], sin[: x.shape[-2]])
+                short = lambda x, cos, sin, layer=layer: layer(x, cos[: x.shape[1]], sin[: x.shape[1]])
                 values = case(short, inputs, tables, torch_dtype)
             else:
                 values = case(layer, inputs, tables, torch_dtype)

@@ -20,7 +20,37 @@ pub(crate) struct Layer {
 }
 
 /// The layers, with the names of the golden file.
-pub(crate) const LAYERS: [Layer; 10] = [
+pub(crate) const LAYERS: [Layer; 14] = [
+    Layer {
+        name: "linear",
+        inputs: &["x", "weight", "bias"],
+        tracked: 3,
+        fused: |i| nn::linear(&i[0], &i[1], Some(&i[2])),
+        composed: |i| products_in_f32(i, |i| composed::linear(&i[0], &i[1], Some(&i[2]))),
+    },
+    Layer {
+        name: "linear_alone",
+        inputs: &["x", "weight"],
+        tracked: 2,
+        fused: |i| nn::linear(&i[0], &i[1], None),
+        composed: |i| products_in_f32(i, |i| composed::linear(&i[0], &i[1], None)),
+    },
+    Layer {
+        name: "attention",
+        inputs: &["q", "k", "v"],
+        tracked: 3,
+        fused: |i| nn::attention([&i[0], &i[1], &i[2]], 0.25, Mask::Causal),
+        composed: |i| {
+            products_in_f32(i, |i| composed::attention([&i[0], &i[1], &i[2]], 0.25, Mask::Causal))
+        },
+    },
+    Layer {
+        name: "attention_packed",
+        inputs: &["x"],
+        tracked: 1,
+        fused: |i| nn::attention_packed(&i[0], 0.25, Mask::Causal),
+        composed: |i| products_in_f32(i, |i| composed::attention_packed(&i[0], 0.25, Mask::Causal)),
+    },
     Layer {
         name: "rms_norm",
         inputs: &["x", "weight"],
@@ -93,6 +123,12 @@ pub(crate) const LAYERS: [Layer; 10] = [
     },
 ];
 
+/// The composed layers multiply matrices in the dtype that they get, and candle has no such product of bf16 on the CPU.
+fn products_in_f32(inputs: &[Tensor], layer: Function) -> Result<Tensor> {
+    let wide: Result<Vec<Tensor>> = inputs.iter().map(|input| input.to_dtype(DType::F32)).collect();
+    layer(&wide?)?.to_dtype(inputs[0].dtype())
+}
+
 impl Layer {
     /// The output, and the gradients of the tracked inputs if the output's gradient is `g`.
     pub(crate) fn run(&self, function: Function, inputs: &[Tensor], g: &Tensor) -> Vec<Tensor> {
@@ -112,9 +148,14 @@ impl Layer {
     pub(crate) fn large(&self, dtype: DType) -> (Vec<Tensor>, Tensor) {
         let shape = |name: &str| match (self.name, name) {
             ("softmax_causal", _) => vec![3, 5, 67, 71],
+            ("attention", "q") => vec![2, 131, 6, 24],
+            ("attention", _) => vec![2, 135, 2, 24],
+            ("attention_packed", _) => vec![2, 131, 3, 4, 24],
+            ("linear" | "linear_alone", "weight") => vec![140, 131],
+            ("linear", "bias") => vec![140],
             (_, "weight" | "bias") => vec![131],
             (_, "cos" | "sin") => vec![131, 19],
-            ("rope" | "rope_interleaved", _) => vec![2, 7, 129, 38],
+            ("rope" | "rope_interleaved", _) => vec![2, 129, 7, 38],
             (_, "labels") => vec![521],
             _ => vec![521, 131],
         };
@@ -125,6 +166,8 @@ impl Layer {
         let inputs: Vec<Tensor> = self.inputs.iter().enumerate().map(input).collect();
         let g = match self.name {
             "cross_entropy" => Tensor::new(0.5_f32, &Device::Cpu).expect("a scalar"),
+            "linear" | "linear_alone" => noise(7, &[521, 140], dtype),
+            "attention_packed" => noise(7, &[2, 131, 4, 24], dtype),
             _ => noise(7, inputs[0].dims(), dtype),
         };
         (inputs, g)

@@ -42,6 +42,70 @@ fn norms() {
 }
 
 #[test]
+fn linear() {
+    let (x, weight) = (zeros(&[2, 4]), zeros(&[3, 4]));
+    let needs = "and the last dim of x, [2, 4], needs [outputs, 4]";
+    for dims in [&[4, 3][..], &[4], &[1, 3, 4]] {
+        let shape = format!("linear: the weight has the shape {dims:?}, {needs}");
+        says(nn::linear(&x, &zeros(dims), None), &shape);
+    }
+    says(
+        nn::linear(&x, &weight, Some(&zeros(&[4]))),
+        "linear: the bias has the shape [4], and the weight needs [3]",
+    );
+    says(nn::linear(&zeros(&[]), &weight, None), "linear: a scalar has no last dim");
+    for (x, weight, bias) in [
+        (doubles(&[2, 4]), weight.clone(), zeros(&[3])),
+        (x.clone(), doubles(&[3, 4]), zeros(&[3])),
+        (x, weight, doubles(&[3])),
+    ] {
+        says(nn::linear(&x, &weight, Some(&bias)), "unsupported dtype F64 for op linear");
+    }
+}
+
+#[test]
+fn attention() {
+    let of = |q: &Tensor, k: &Tensor, v: &Tensor| nn::attention([q, k, v], 1.0, Mask::Causal);
+    let (q, k) = (zeros(&[2, 5, 4, 8]), zeros(&[2, 5, 2, 8]));
+    let needs = "they need one dtype, [batch, queries, heads, dim], and twice [batch, keys, key-value heads, dim], where the number of key-value heads divides that of heads";
+    for dims in [[2, 5, 3, 8], [1, 5, 2, 8], [2, 5, 2, 7], [2, 5, 0, 8]] {
+        let other = zeros(&dims);
+        let shape = format!(
+            "attention: q is f32 [2, 5, 4, 8], k is f32 {dims:?} and v is f32 {dims:?}: {needs}"
+        );
+        says(of(&q, &other, &other), &shape);
+    }
+    says(
+        of(&q, &k, &zeros(&[2, 6, 2, 8])),
+        &format!(
+            "attention: q is f32 [2, 5, 4, 8], k is f32 [2, 5, 2, 8] and v is f32 [2, 6, 2, 8]: {needs}"
+        ),
+    );
+    says(
+        of(&q, &noise(0, &[2, 5, 2, 8], DType::BF16), &k),
+        &format!(
+            "attention: q is f32 [2, 5, 4, 8], k is bf16 [2, 5, 2, 8] and v is f32 [2, 5, 2, 8]: {needs}"
+        ),
+    );
+    let few = zeros(&[2, 4, 2, 8]);
+    says(
+        of(&q, &few, &few),
+        "attention: scores [2, 4, 5, 4] have no causal mask: it needs at most as many queries as keys",
+    );
+    let mask = zeros(&[5, 4]);
+    says(
+        nn::attention([&q, &k, &k], 1.0, Mask::Additive(&mask)),
+        "attention: a mask [5, 4] does not fit scores [2, 4, 5, 5]",
+    );
+    let wide = doubles(&[2, 5, 2, 8]);
+    says(of(&wide, &wide, &wide), "unsupported dtype F64 for op attention");
+    says(
+        nn::attention_packed(&zeros(&[2, 5, 4, 2, 8]), 1.0, Mask::None),
+        "attention: qkv has the shape [2, 5, 4, 2, 8], not [batch, length, 3, heads, dim]",
+    );
+}
+
+#[test]
 fn softmax() {
     says(nn::softmax(&zeros(&[])), "softmax: a scalar has no last dim");
     says(nn::softmax(&doubles(&[2])), "unsupported dtype F64 for op softmax");
@@ -75,23 +139,23 @@ fn activations() {
 
 #[test]
 fn rope() {
-    let (x, table, short) = (zeros(&[3, 4, 6]), zeros(&[4, 3]), zeros(&[3, 3]));
-    let fits = "do not fit [..., length, dim] and twice [positions, dim / 2]";
+    let (x, table, short) = (zeros(&[4, 2, 6]), zeros(&[4, 3]), zeros(&[3, 3]));
+    let fits = "do not fit [..., length, heads, dim] and twice [positions, dim / 2]";
     says(
         nn::rope(&x, &short, &short),
-        &format!("rope: x [3, 4, 6], cos [3, 3] and sin [3, 3] {fits}"),
+        &format!("rope: x [4, 2, 6], cos [3, 3] and sin [3, 3] {fits}"),
     );
     says(
         nn::rope(&x, &table, &short),
-        &format!("rope: x [3, 4, 6], cos [4, 3] and sin [3, 3] {fits}"),
+        &format!("rope: x [4, 2, 6], cos [4, 3] and sin [3, 3] {fits}"),
     );
     says(
-        nn::rope_interleaved(&zeros(&[6]), &table, &table),
-        &format!("rope_interleaved: x [6], cos [4, 3] and sin [4, 3] {fits}"),
+        nn::rope_interleaved(&zeros(&[4, 6]), &table, &table),
+        &format!("rope_interleaved: x [4, 6], cos [4, 3] and sin [4, 3] {fits}"),
     );
     says(
-        nn::rope(&zeros(&[4, 7]), &table, &table),
-        &format!("rope: x [4, 7], cos [4, 3] and sin [4, 3] {fits}"),
+        nn::rope(&zeros(&[4, 2, 7]), &table, &table),
+        &format!("rope: x [4, 2, 7], cos [4, 3] and sin [4, 3] {fits}"),
     );
     let learned = Var::from_tensor(&table).expect("a variable");
     says(

@@ -204,3 +204,42 @@ fn a_weight_may_have_another_dtype() {
         assert_eq!(gradients.get(var).expect("a gradient").dtype(), dtype);
     }
 }
+
+/// The scores are not in memory as a whole; here they are.
+#[test]
+fn attention_is_the_softmax_of_scores_with_all_masks_and_any_lengths() {
+    let dims = |length, heads| [2, length, heads, 8];
+    for (queries, keys) in [(1, 1), (1, 9), (70, 70), (65, 130), (130, 140)] {
+        let q = noise(1, &dims(queries, 6), DType::F32);
+        let [k, v] = [2, 3].map(|seed| noise(seed, &dims(keys, 3), DType::F32));
+        let added = noise(4, &[6, 1, keys], DType::F32);
+        for mask in [Mask::None, Mask::Causal, Mask::Additive(&added)] {
+            let vars = [&q, &k, &v].map(|x| Var::from_tensor(x).expect("a variable"));
+            let inputs = vars.each_ref().map(Var::as_tensor);
+            let fused = nn::attention(inputs, 0.3, mask).expect("a forward");
+            let composed = composed::attention(inputs, 0.3, mask).expect("a forward");
+            let what = format!("{queries} queries, {keys} keys, {mask:?}");
+            assert_near(&fused, &composed, &what);
+            let gradients = [&fused, &composed].map(|output| {
+                (output.sqr().and_then(|squares| squares.backward())).expect("a backward")
+            });
+            for var in &vars {
+                let [got, want] = gradients.each_ref().map(|all| all.get(var).expect("tracked"));
+                assert_near(got, want, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_no_rows_are_empty() {
+    let weight = noise(1, &[3, 4], DType::F32);
+    let y = nn::linear(&noise(2, &[2, 0, 4], DType::F32), &weight, None).expect("a forward");
+    assert_eq!(y.dims(), [2, 0, 3]);
+    let nothing = noise(1, &[0, 5, 2, 8], DType::F32);
+    let mixed = nn::attention([&nothing; 3], 1.0, Mask::Causal).expect("a forward");
+    assert_eq!(mixed.dims(), [0, 5, 2, 8]);
+    let nothing = noise(1, &[2, 0, 3, 2, 8], DType::F32);
+    let mixed = nn::attention_packed(&nothing, 1.0, Mask::Causal).expect("a forward");
+    assert_eq!(mixed.dims(), [2, 0, 2, 8]);
+}
