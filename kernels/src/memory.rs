@@ -8,7 +8,7 @@
 //! use hsdp_sharding::{ByteCount, Rank};
 //!
 //! #[global_allocator]
-//! static ALLOCATOR: CountingAllocator = CountingAllocator;
+//! static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 //!
 //! memory::set_rank(Rank::new(3));
 //! let shard = {

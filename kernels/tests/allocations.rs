@@ -5,7 +5,7 @@ use std::hint::black_box;
 use hsdp_kernels::memory::{self, Category, CountingAllocator};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// The harness of the test allocates at the same time, but far smaller sizes.
 #[test]

@@ -10,7 +10,7 @@ use hsdp_kernels::memory::{self, Category, CountingAllocator, Usage};
 use hsdp_sharding::{ByteCount, DType, Rank};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 fn used(live: u64, peak: u64) -> Usage {
     Usage { live: ByteCount(live), peak: ByteCount(peak) }

@@ -4,7 +4,7 @@ use hsdp_kernels::memory::{self, Category, CountingAllocator};
 use hsdp_sharding::{ByteCount, Rank};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 #[test]
 fn a_peak_starts_anew_from_what_is_held() {

@@ -20,7 +20,7 @@ use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use serde_json::Value;
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Held by the test that is running.
 static TURN: Mutex<()> = Mutex::new(());

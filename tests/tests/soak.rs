@@ -6,7 +6,7 @@ use hsdp::memory::CountingAllocator;
 use hsdp_tests::soak::{SoakOptions, soak};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 #[test]
 fn after_random_faults_survivors_hold_the_last_committed_step() {

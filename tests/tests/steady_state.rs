@@ -13,7 +13,7 @@ use hsdp_comm::{Channel, Tag};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const UNITS: usize = 6;
 const MICROBATCHES: usize = 3;

@@ -53,7 +53,7 @@ use crate::source::Source;
 use crate::timing::Clock;
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Elements of the check: several vectors, and no multiple of a block's.
 const CHECKED: usize = 20_000;

@@ -10,7 +10,7 @@ use hsdp_sharding::Rank;
 use xxhash_rust::xxh3::xxh3_64;
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// The first block of a letter; where its check is; where what that is of begins; where the length of the statement is.
 const HEAD: usize = 64;

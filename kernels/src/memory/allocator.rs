@@ -1,4 +1,4 @@
-//! The counting allocator. It allocates from the system, with a header in front of each block that holds the block's
+//! The counting allocator. It allocates from another, with a header in front of each block that holds the block's
 //! rank and category.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! `offset` is 16, or the alignment if that is greater. So a block has the requested alignment, and vectors are aligned
-//! as well as by the system's own allocator. `offset` follows from the layout alone, which Rust passes with each block.
+//! as well as by the allocator below. `offset` follows from the layout alone, which Rust passes with each block.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -17,24 +17,42 @@ use std::ptr;
 use super::scope;
 use super::tally::{self, Tag};
 
-/// A global allocator that counts the allocations made in a [`scope`](super::scope). All memory comes from the system's
-/// allocator.
+/// A global allocator that counts the allocations made in a [`scope`](super::scope). All memory comes from the allocator below it, by
+/// default that of the system.
 ///
-/// It costs 16 bytes and two thread-local reads for each allocation. Zeroed memory stays as cheap as the system's, and
-/// large blocks grow in place where the system's do.
+/// It costs 16 bytes and two thread-local reads for each allocation. Zeroed memory stays as cheap as that of the allocator below, and
+/// large blocks grow in place where its blocks do.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct CountingAllocator;
+pub struct CountingAllocator<A = System> {
+    below: A,
+}
+
+impl CountingAllocator {
+    /// Counts what the system's allocator gives.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self::over(System)
+    }
+}
+
+impl<A> CountingAllocator<A> {
+    /// Counts what another allocator gives, such as one that keeps freed blocks.
+    #[must_use]
+    pub const fn over(below: A) -> Self {
+        Self { below }
+    }
+}
 
 /// The least distance from the start of an allocation to the block in it.
 const HEADER: usize = 16;
 
-// SAFETY: K-3 and K-4: a block is a fresh part of one allocation of the system, aligned and large enough; blocks are
+// SAFETY: K-3 and K-4: a block is a fresh part of one allocation from below, aligned and large enough; blocks are
 // freed and grown with the layout of their allocation; nothing here unwinds.
-unsafe impl GlobalAlloc for CountingAllocator {
+unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some((padded, tag)) = Padded::within_budget(layout) else { return ptr::null_mut() };
         // SAFETY: K-3, a padded layout is never empty.
-        let base = unsafe { System.alloc(padded.layout) };
+        let base = unsafe { self.below.alloc(padded.layout) };
         // SAFETY: K-4, `base` is a new allocation of this layout, or null.
         unsafe { padded.admit(base, tag, layout.size()) }
     }
@@ -42,7 +60,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let Some((padded, tag)) = Padded::within_budget(layout) else { return ptr::null_mut() };
         // SAFETY: K-3, a padded layout is never empty.
-        let base = unsafe { System.alloc_zeroed(padded.layout) };
+        let base = unsafe { self.below.alloc_zeroed(padded.layout) };
         // SAFETY: K-4, `base` is a new allocation of this layout, or null.
         unsafe { padded.admit(base, tag, layout.size()) }
     }
@@ -55,7 +73,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         let tag = unsafe { padded.tag(base) };
         tag.refund(layout.size());
         // SAFETY: K-3, this is the allocation that the block is part of, and its layout.
-        unsafe { System.dealloc(base, padded.layout) }
+        unsafe { self.below.dealloc(base, padded.layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
@@ -69,7 +87,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
             return ptr::null_mut();
         }
         // SAFETY: K-3, this is the allocation and its layout; the new size is not zero and does not overflow.
-        let base = unsafe { System.realloc(base, padded.layout, grown.layout.size()) };
+        let base = unsafe { self.below.realloc(base, padded.layout, grown.layout.size()) };
         if base.is_null() {
             return base;
         }

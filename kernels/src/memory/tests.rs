@@ -7,6 +7,8 @@ use hsdp_sharding::{ByteCount, Rank};
 
 use super::{Category, CountingAllocator, MAX_RANKS, is_installed, scope, set_rank, usage};
 
+const COUNTING: CountingAllocator = CountingAllocator::new();
+
 fn live(rank: usize, category: Category) -> u64 {
     usage(Rank::new(rank), category).live.0
 }
@@ -14,7 +16,7 @@ fn live(rank: usize, category: Category) -> u64 {
 /// Allocates, and writes every byte.
 fn allocate(layout: Layout, byte: u8) -> *mut u8 {
     // SAFETY: K-3, the layouts of these tests are not empty.
-    let block = unsafe { CountingAllocator.alloc(layout) };
+    let block = unsafe { COUNTING.alloc(layout) };
     assert!(!block.is_null());
     assert_eq!(block.addr() % layout.align(), 0);
     // SAFETY: K-4, the block is this long.
@@ -28,7 +30,7 @@ fn free(block: *mut u8, layout: Layout, byte: u8) {
     let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };
     assert!(bytes.iter().all(|found| *found == byte));
     // SAFETY: K-4, allocated with this layout, and freed once.
-    unsafe { CountingAllocator.dealloc(block, layout) };
+    unsafe { COUNTING.dealloc(block, layout) };
 }
 
 #[test]
@@ -56,12 +58,12 @@ fn a_block_keeps_its_tag_and_its_bytes_when_it_is_resized() {
         drop(shard);
         let _elsewhere = scope(Category::Optimizer);
         // SAFETY: K-4, allocated with this layout; the new size is not zero.
-        let block = unsafe { CountingAllocator.realloc(block, layout, 5000) };
+        let block = unsafe { COUNTING.realloc(block, layout, 5000) };
         assert_eq!(block.addr() % align, 0);
         assert_eq!((live(901, Category::Shard), live(901, Category::Optimizer)), (5000, 0));
         let layout = Layout::from_size_align(5000, align).unwrap();
         // SAFETY: K-4, as above.
-        let block = unsafe { CountingAllocator.realloc(block, layout, 20) };
+        let block = unsafe { COUNTING.realloc(block, layout, 20) };
         assert_eq!((live(901, Category::Shard), live(901, Category::Optimizer)), (20, 0));
         free(block, Layout::from_size_align(20, align).unwrap(), 7);
         assert_eq!(live(901, Category::Shard), 0);
@@ -74,7 +76,7 @@ fn zeroed_memory_is_zero() {
     let _scope = scope(Category::Partial);
     let layout = Layout::from_size_align(3000, 32).unwrap();
     // SAFETY: K-3, the layout is not empty.
-    let block = unsafe { CountingAllocator.alloc_zeroed(layout) };
+    let block = unsafe { COUNTING.alloc_zeroed(layout) };
     assert_eq!(live(902, Category::Partial), 3000);
     free(block, layout, 0);
 }
@@ -85,13 +87,13 @@ fn what_cannot_be_had_is_null_and_not_counted() {
     let _scope = scope(Category::Shard);
     let greatest = Layout::from_size_align(isize::MAX as usize - 8, 8).unwrap();
     // SAFETY: K-3, the layout is not empty.
-    assert!(unsafe { CountingAllocator.alloc(greatest) }.is_null());
+    assert!(unsafe { COUNTING.alloc(greatest) }.is_null());
     // SAFETY: K-3, the layout is not empty.
-    assert!(unsafe { CountingAllocator.alloc_zeroed(greatest) }.is_null());
+    assert!(unsafe { COUNTING.alloc_zeroed(greatest) }.is_null());
     let layout = Layout::from_size_align(16, 8).unwrap();
     let block = allocate(layout, 1);
     // SAFETY: K-4, allocated with this layout; the new size is not zero.
-    assert!(unsafe { CountingAllocator.realloc(block, layout, isize::MAX as usize - 8) }.is_null());
+    assert!(unsafe { COUNTING.realloc(block, layout, isize::MAX as usize - 8) }.is_null());
     assert_eq!(live(903, Category::Shard), 16);
     free(block, layout, 1);
     assert_eq!(usage(Rank::new(903), Category::Shard).peak, ByteCount(16));

@@ -12,7 +12,7 @@ use hsdp_candle::{Parameters, Pass, Units};
 use common::{input, layer, layers, sharded};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const ROWS: usize = 512;
 const WIDTH: usize = 16;

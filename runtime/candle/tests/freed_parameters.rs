@@ -12,7 +12,7 @@ use hsdp_candle::{Parameters, Pass};
 use common::{input, layer, layer_unit, layers, sharded_with};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const WIDTH: usize = 64;
 /// Bytes of one layer: a weight and a bias, in f32.

@@ -8,7 +8,7 @@ use hsdp_program::{Failure, command_line, print};
 use hsdp_tests::soak::{Report, SoakOptions, Trial, soak};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Runs random steps with random faults on random meshes. Checks after each fault that the surviving ranks hold the last committed
 /// step, bit for bit, and that no thread and no memory is left behind.

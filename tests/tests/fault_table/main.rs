@@ -32,7 +32,7 @@ use libtest_mimic::{Arguments, Trial};
 use crate::rows::ROWS;
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 fn main() {
     if let Some(role) = children::role() {

@@ -31,7 +31,7 @@ use hsdp_kernels::memory::CountingAllocator;
 use hsdp_kernels::{HostBuffer, Values};
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// More than any of these takes.
 const PATIENCE: Duration = Duration::from_secs(60);

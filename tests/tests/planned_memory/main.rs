@@ -21,7 +21,7 @@ use hsdp_tests::support::{slopes, springs};
 use safetensors::tensor::TensorView;
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// Held by the test that is running.
 static TURN: Mutex<()> = Mutex::new(());

@@ -9,16 +9,16 @@
 //! the gather. No wrapper is involved: by their types, parameters are Replicate and their gradients Partial.
 //!
 //! In reading order: `model` (the towers and the loss), `train` (a rank's whole work), `sgd`, `data`, `options`; `twin` and
-//! `verify` (one rank with the whole batch, in plain candle), `report`, `failure`, `threads`.
+//! `verify` (one rank with the whole batch, in plain candle), `report`, `failure`, `environment`.
 
 mod data;
+#[path = "../shared/environment.rs"]
+mod environment;
 mod failure;
 mod model;
 mod options;
 mod report;
 mod sgd;
-#[path = "../shared/threads.rs"]
-mod threads;
 mod train;
 mod twin;
 mod verify;
@@ -26,9 +26,13 @@ mod verify;
 use std::process::ExitCode;
 
 use hsdp_program::{Failure, Warnings};
+use mimalloc::MiMalloc;
 
 use self::options::Options;
 use self::report::Progress;
+
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     hsdp_program::run("contrastive", || run().map(|()| ExitCode::SUCCESS))
@@ -36,7 +40,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Failure> {
     let options = Options::read()?;
-    threads::divide_cores(options.ranks).map_err(Failure::work)?;
+    environment::set(options.ranks).map_err(Failure::work)?;
     let warnings = Warnings::of("contrastive");
     warnings.listen().map_err(Failure::work)?;
     let progress = Progress::new(options.steps, &warnings)?;

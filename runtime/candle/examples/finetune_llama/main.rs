@@ -27,6 +27,7 @@ use std::process::ExitCode;
 
 use hsdp::memory::CountingAllocator;
 use hsdp_program::Warnings;
+use mimalloc::MiMalloc;
 
 use self::inputs::Inputs;
 use self::options::Options;
@@ -43,7 +44,7 @@ use self::train::{Run, train};
 const NAME: &str = "finetune_llama";
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::over(MiMalloc);
 
 fn main() -> ExitCode {
     run().unwrap_or_else(|failure| failure.tell(NAME))

@@ -12,14 +12,14 @@
 
 mod account;
 mod data;
+#[path = "../shared/environment.rs"]
+mod environment;
 mod plain;
 mod sharded;
 #[path = "../shared/size.rs"]
 mod size;
 #[path = "../shared/switch.rs"]
 mod switch;
-#[path = "../shared/threads.rs"]
-mod threads;
 #[path = "../train_gpt/update.rs"]
 mod update;
 
@@ -32,6 +32,7 @@ use hsdp::prelude::*;
 use hsdp_candle::gpt::{Gpt, GptConfig};
 use hsdp_program::number::count;
 use hsdp_program::{Failure, Warnings, command_line, print};
+use mimalloc::MiMalloc;
 
 use crate::account::Account;
 
@@ -74,6 +75,9 @@ struct Work {
 /// Times of steps, on rank 0.
 type Times = Vec<Duration>;
 
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
+
 fn main() -> ExitCode {
     hsdp_program::run("runtime_cost", || {
         let options: Options = command_line::read()?;
@@ -85,7 +89,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    threads::divide_cores(options.mesh.world_size())?;
+    environment::set(options.mesh.world_size())?;
     let account = Account::listen(&Warnings::of("runtime_cost"))?;
     let config = GptConfig {
         vocab: data::VOCABULARY,

@@ -2,12 +2,13 @@
 //!
 //! `train_gpt` and `finetune_llama` include this folder as a module. In reading order: `options` and `recipe` (the command line),
 //! `program`, `ranks`, `launch`, `agreement` (before training), `ending` (after it), `progress`, `output`, `plot`, `trace` and `switch` (files),
-//! `saving` and `signals`, `costs` and `tables` (plan against measurement), `markdown` (a text), `device`, `threads`, `failure`.
+//! `saving` and `signals`, `costs` and `tables` (plan against measurement), `markdown` (a text), `device`, `environment` (threads and allocator), `failure`.
 
 pub(crate) mod agreement;
 pub(crate) mod costs;
 pub(crate) mod device;
 pub(crate) mod ending;
+mod environment;
 pub(crate) mod failure;
 pub(crate) mod launch;
 pub(crate) mod markdown;
@@ -23,5 +24,4 @@ pub(crate) mod signals;
 pub(crate) mod size;
 mod switch;
 pub(crate) mod tables;
-mod threads;
 pub(crate) mod trace;

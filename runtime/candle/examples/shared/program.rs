@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use hsdp::WorldOptions;
 use hsdp_program::Warnings;
 
+use super::environment;
 use super::failure::Failure;
 use super::options::RunOptions;
 use super::ranks::Ranks;
-use super::threads;
 use super::trace::Recorder;
 
 /// Joins the ranks, runs `train` in this process, and prints its failure.
@@ -20,7 +20,7 @@ pub(crate) fn run(
     (options, world): (&RunOptions, WorldOptions),
     train: impl FnOnce(&Ranks, (&Recorder, &Warnings)) -> Result<(), Failure>,
 ) -> Result<ExitCode, Failure> {
-    threads::divide_cores(options.mesh.world_size()).map_err(Failure::training)?;
+    environment::set(options.mesh.world_size()).map_err(Failure::training)?;
     let warnings = Warnings::of(name);
     let recorder = Recorder::listen(&warnings)?;
     let ranks = Ranks::of(options, world)?;

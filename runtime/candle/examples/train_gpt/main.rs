@@ -29,6 +29,7 @@ use std::process::ExitCode;
 
 use hsdp::memory::CountingAllocator;
 use hsdp_program::Warnings;
+use mimalloc::MiMalloc;
 
 use self::inputs::Inputs;
 use self::options::Options;
@@ -45,7 +46,7 @@ use self::train::{Job, Run, train};
 const NAME: &str = "train_gpt";
 
 #[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
+static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::over(MiMalloc);
 
 fn main() -> ExitCode {
     run().unwrap_or_else(|failure| failure.tell(NAME))
