@@ -66,9 +66,9 @@ for block in model.h:
 fully_shard(model, mesh=mesh)
 adamw = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
 times = []
+ended = time.perf_counter()
 for step in range(a.steps + 3):
-    dist.barrier()
-    began = time.perf_counter()
+    began = ended
     for m in range(a.microbatches):
         last = m == a.microbatches - 1
         model.set_requires_all_reduce(last)
@@ -78,8 +78,8 @@ for step in range(a.steps + 3):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     adamw.step()
     adamw.zero_grad()
-    dist.barrier()
-    times.append(time.perf_counter() - began)
+    ended = time.perf_counter()
+    times.append(ended - began)
 peak = torch.tensor(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 dist.all_reduce(peak)
 if dist.get_rank() == 0:

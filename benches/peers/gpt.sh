@@ -6,15 +6,17 @@
 #     memory 384: hsdp 0.55 GiB, PyTorch 2.70 GiB, ratio 0.20
 #
 # Both train on 2x2 with 2 microbatches of 4 sequences, in f32. Each number is the median of five runs, of which each gives the median of its steps.
-# PyTorch has the better of two attentions, its fused one and the one of products and a softmax. The ranks of hsdp are threads of one process; those
-# of PyTorch are processes. $HSDP_PEER_VENV names a virtual environment that has PyTorch; without it one is made in target/peers (about 5 GB).
+# PyTorch has the attention that is faster in a run of each, its fused one or the one of products and a softmax. The ranks of hsdp are threads of one
+# process, with the example's allocator; those of PyTorch are processes, each with its libraries, and as PyTorch installs itself. $HSDP_PEER_VENV names a virtual environment that has PyTorch; without it one is made in target/peers (about 5 GB).
 # It takes about 12 minutes on two cores, on which nothing else should run.
 set -euo pipefail
+venv="${HSDP_PEER_VENV:+$(realpath -m "$HSDP_PEER_VENV")}"
 cd "$(dirname "$0")/../.."
+unset RAYON_NUM_THREADS MIMALLOC_PURGE_DELAY
 
 runs=5
 warmup=3
-venv="${HSDP_PEER_VENV:-target/peers}"
+venv="${venv:-target/peers}"
 if [ ! -x "$venv/bin/torchrun" ]; then
     if [ -n "${HSDP_PEER_VENV:-}" ]; then
         echo "\$HSDP_PEER_VENV is $venv, which has no bin/torchrun: pip install torch numpy there" >&2
@@ -35,7 +37,7 @@ hsdp() {
 import json, resource, statistics, subprocess, sys
 
 warmup, out, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 steps = [json.loads(line) for line in open(f"{out}/metrics.jsonl")][warmup:]
 speed = statistics.median(step["tokens"] / step["seconds"] for step in steps)
 print(f"{speed:.0f} {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss}")
@@ -44,7 +46,7 @@ PYTHON
 
 # The same by PyTorch. Its warm-up is not counted among the steps.
 pytorch() {
-    OMP_NUM_THREADS=1 "$venv/bin/torchrun" --nproc_per_node 4 benches/peers/gpt.py --mesh 2x2 --microbatches 2 --batch 4 "$@" 2>/dev/null
+    OMP_NUM_THREADS=1 "$venv/bin/torchrun" --nproc_per_node 4 benches/peers/gpt.py --mesh 2x2 --microbatches 2 --batch 4 "$@" 2>"$out/errors" || { cat "$out/errors" >&2; return 1; }
 }
 
 # The median of a column of a file.
@@ -57,7 +59,7 @@ compare() {
     local plain fused
     plain=$(pytorch "${sizes[@]}" --steps "$steps")
     fused=$(pytorch "${sizes[@]}" --steps "$steps" --sdpa)
-    [ "${fused% *}" -le "${plain% *}" ] || attention=(--sdpa)
+    if [ "${fused% *}" -gt "${plain% *}" ]; then attention=(--sdpa); fi
     rm -f "$out"/*.runs
     for _ in $(seq "$runs"); do
         hsdp "${sizes[@]}" --steps "$((steps + warmup))" >>"$out/hsdp.runs"

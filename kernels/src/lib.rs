@@ -3,7 +3,8 @@
 //! Casts, divisions, roundings, sums, norms and optimizer updates are functions on slices. They do not communicate, start
 //! no thread, and use a rank only as a label under which [`memory`] is counted. Their results depend on their arguments
 //! alone: not on alignment, not on the width of the machine's vectors, and not on how a caller cuts a range (except that
-//! [`squared_norm`] is a sum over the range that it is given).
+//! [`squared_norm`] is a sum over the range that it is given). [`matmul`], for layers, is different: it may use rayon's threads, and its
+//! last bits depend on the processor.
 //!
 //! | concept | PyTorch's word | here |
 //! | --- | --- | --- |
@@ -21,6 +22,8 @@
 //! | an update with division and cast in one pass | `fused=True`, `grad_scale` | [`update_in_blocks`] |
 //! | reductions of collectives | `ReduceOp` | [`reduce_elements`], [`average_elements`] |
 //! | a copy that bypasses the caches | | [`copy_past_caches`], [`copy_all_past_caches`] |
+//! | products of matrices | `torch.matmul` | [`matmul`] of a [`Matrix`] and another |
+//! | loops of another crate with this machine's vectors | | [`vectorized`] |
 //! | an output that several threads fill | | [`DisjointVec`], [`DisjointBuffer`] |
 //! | peak memory, measured | `torch.cuda.max_memory_allocated` | [`memory`] |
 //!
@@ -42,7 +45,7 @@
 //!
 //! Modules in reading order: `element`, `values`, `buffer`, `gradient` (the operands); `divisor`, `wire`, `round` (division
 //! and rounding); `simd`, `map` (vector code); `accumulate`, `contributions`, `convert`, `scale`, `inspect`, `reduce`, `optimizer`,
-//! `stream` (the kernels); `disjoint`, [`memory`]; `cuda` (with the feature `cuda`: the same arithmetic on a GPU).
+//! `stream`, `matmul` (the kernels); `disjoint`, [`memory`]; `cuda` (with the feature `cuda`: the same arithmetic on a GPU).
 
 mod accumulate;
 mod buffer;

@@ -25,9 +25,10 @@ fn check([rows, inner, columns]: [usize; 3], transposed: [bool; 2], fold: Fold) 
         false => Matrix::new(values, rows, columns),
     };
     let pair = [of(&left, rows, inner, transposed[0]), of(&right, inner, columns, transposed[1])];
-    let mut product = vec![3.0; rows * columns];
+    // What is replaced is not read.
+    let (old, before) = if fold == Fold::Add { (3.0, 3.0) } else { (f32::NAN, 0.0) };
+    let mut product = vec![old; rows * columns];
     matmul(&mut product, fold, pair, Threads::One);
-    let before = if fold == Fold::Add { 3.0 } else { 0.0 };
     for (got, (expected, size)) in product.iter().zip(by_definition(pair)) {
         let bound = (size + before) * (inner + 2) as f64 * f64::from(f32::EPSILON);
         assert!((f64::from(*got) - expected - before).abs() <= bound, "{got} for {expected}");
@@ -83,4 +84,12 @@ fn matrices_that_do_not_fit_are_refused() {
     let values = values(6);
     let matrix = Matrix::new(&values, 2, 3);
     matmul(&mut [0.0; 4], Fold::Replace, [matrix, matrix], Threads::One);
+}
+
+#[test]
+#[should_panic(expected = "the elements of a product")]
+fn a_product_whose_size_wraps_around_is_refused() {
+    let rows = 1 << (usize::BITS - 1);
+    let pair = [Matrix::new(&[], rows, 0), Matrix::new(&[], 0, 2)];
+    matmul(&mut [], Fold::Replace, pair, Threads::One);
 }

@@ -5,8 +5,7 @@
 //! its heads one after the other. Units: `h.0`, `h.1`, ... are the blocks, and `root` has all other
 //! parameters; it is used at both ends of the forward and therefore kept in between.
 //!
-//! No code here copies a weight: transposed weights go to `matmul` as views, and batches are
-//! flattened to two dims before a `matmul`. So no copy of a unit's parameters outlives the unit.
+//! No code here copies a weight, so no copy of a unit's parameters outlives the unit.
 
 mod config;
 mod init;

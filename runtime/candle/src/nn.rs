@@ -2,7 +2,8 @@
 //!
 //! candle-nn has fused norms, softmax and rotary embeddings, but these have no backward: a model that trains with them loses
 //! gradients in silence. The layers here are custom ops with a backward. On the CPU a forward is one pass over
-//! memory, and so is a backward. It needs no more than the inputs, which the graph keeps in any case.
+//! memory, and so is a backward; those of [`linear`] and [`attention`] are products of matrices. A backward needs no more than the inputs,
+//! which the graph keeps in any case, and computes gradients of those inputs alone that candle tracks.
 //!
 //! | function | PyTorch |
 //! |---|---|
@@ -19,7 +20,9 @@
 //! its input. Weights and tables may have another dtype than the input.
 //!
 //! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, as candle's matmul is. The results do not depend on the
-//! number of threads, and exponentials do not depend on the system's mathematical library.
+//! number of threads, and exponentials do not depend on the system's mathematical library. Products use the widest vectors that the
+//! processor has ([`hsdp_kernels::matmul`]), and so do candle's: on one machine each run gives the same bits, and on processors with other
+//! vectors the last bits differ.
 //!
 //! **Devices.** Tensors that are not on the CPU go to the function of the same name in [`composed`], which is made of candle's ops.
 //!
@@ -40,6 +43,7 @@ mod rope;
 mod rows;
 mod scores;
 
+pub(crate) use attention::BLOCK;
 pub use attention::{attention, attention_packed};
 pub use cross_entropy::{CrossEntropy, IGNORED, cross_entropy};
 pub use gated::{gelu_mul, silu_mul};

@@ -16,7 +16,7 @@
 //! complete before the backward leaves it.
 //!
 //! A recomputed unit is one op, [`Recompute`](crate::recompute::Recompute), which runs a backward of
-//! its own. [`Seed`] ends the graph of that.
+//! its own. [`Identity::Seed`] ends the graph of that.
 
 use std::sync::Arc;
 

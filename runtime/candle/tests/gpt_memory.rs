@@ -44,8 +44,10 @@ fn a_microbatch_holds_what_its_sizes_say() {
     ] {
         let gpt = Gpt::new(config).expect("sizes that fit");
         for dtype in [DType::F32, DType::BF16] {
-            let Kept { activations, logits, gradients } = gpt.kept(batch, dtype);
-            let (forward, backward) = held(&gpt, batch, dtype);
+            // The allocations of other threads would have no category.
+            let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
+            let Kept { activations, logits, gradients } = alone.install(|| gpt.kept(batch, dtype));
+            let (forward, backward) = alone.install(|| held(&gpt, batch, dtype));
             let expected = activations + logits;
             let most = expected + expected / 10;
             let what = format!("{config:?} in {dtype}");

@@ -26,7 +26,7 @@ pub(crate) struct Run {
 
 /// The state that only rank 0 has.
 #[derive(Debug)]
-struct Desk {
+struct Observer {
     progress: Progress,
     verifier: Option<Verifier>,
 }
@@ -34,16 +34,16 @@ struct Desk {
 /// Trains on as many threads as there are ranks.
 pub(crate) fn train(options: &Options, progress: Progress) -> Result<Run, Failure> {
     let verifier = options.verify.then(|| Verifier::new(options)).transpose()?;
-    let desk = Mutex::new(Some(Desk { progress, verifier }));
+    let observer = Mutex::new(Some(Observer { progress, verifier }));
     let outcomes = hsdp::launch(options.ranks, WorldOptions::default(), |world| {
-        let desk = if world.rank().index() == 0 { desk.lock().take() } else { None };
-        Rank::new(world, options)?.train(desk)
+        let observer = if world.rank().index() == 0 { observer.lock().take() } else { None };
+        Rank::new(world, options)?.train(observer)
     });
-    let mut desk = None;
+    let mut observer = None;
     let mut failures = Vec::new();
     for outcome in outcomes {
         match outcome.map_err(TrainError::from).and_then(|outcome| outcome) {
-            Ok(found) => desk = desk.or(found),
+            Ok(found) => observer = observer.or(found),
             Err(failure) => failures.push(failure),
         }
     }
@@ -52,8 +52,8 @@ pub(crate) fn train(options: &Options, progress: Progress) -> Result<Run, Failur
     if let Some(first) = failures.into_iter().next() {
         return Err(first.into());
     }
-    let Desk { progress, verifier } =
-        desk.ok_or_else(|| Failure::work("rank 0 has kept no records"))?;
+    let Observer { progress, verifier } =
+        observer.ok_or_else(|| Failure::work("rank 0 has kept no records"))?;
     Ok(Run { records: progress.finish(), verified: verifier.map(Verifier::verified) })
 }
 
@@ -72,16 +72,16 @@ impl<'a> Rank<'a> {
         Ok(Self { world, options, parameters, sgd })
     }
 
-    fn train(mut self, mut desk: Option<Desk>) -> Result<Option<Desk>, TrainError> {
+    fn train(mut self, mut observer: Option<Observer>) -> Result<Option<Observer>, TrainError> {
         for step in 0..self.options.steps {
             let record = self.step(step)?;
-            let Some(Desk { progress, verifier }) = &mut desk else { continue };
+            let Some(Observer { progress, verifier }) = &mut observer else { continue };
             if let Some(verifier) = verifier {
                 verifier.check(&record, &self.parameters)?;
             }
             progress.add(record);
         }
-        Ok(desk)
+        Ok(observer)
     }
 
     fn step(&mut self, step: usize) -> Result<Record, Error> {

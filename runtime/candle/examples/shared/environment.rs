@@ -12,14 +12,14 @@ const THREADS: &str = "RAYON_NUM_THREADS";
 /// The time after which mimalloc gives freed memory back to the system, in milliseconds; -1 is never.
 const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
 
-/// Sets the variables that the user has not set, for a process with so many ranks of a machine.
+/// Sets the variables that the user has not set, for a job whose `ranks` share this machine.
 ///
 /// - A rank computes with its part of the cores. By default candle uses all cores for each op, and the ranks of this process would
 ///   compete for them: four ranks on two cores would take almost twice as long.
 /// - Freed memory is kept. Each op frees and allocates tensors of the same sizes, and memory of the system has to be zeroed first.
 ///
-/// The two are read when a process starts, and one with threads cannot safely change its environment. So the program starts itself
-/// again.
+/// The allocator reads its variable when a process starts, and a process with threads cannot safely change its environment. So the program
+/// starts itself again.
 pub(crate) fn set(ranks: usize) -> io::Result<()> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = (cores / ranks).max(1).to_string();

@@ -3,6 +3,7 @@
 use hsdp_sharding::DType;
 
 use super::Gpt;
+use crate::nn;
 
 /// The tensors that a block keeps, in widths of the residual stream: each norm 1, `attn.qkv` 3, attention 1, each projection 1, `mlp.fc` 4, GELU
 /// 4, and each residual sum 1.
@@ -44,7 +45,7 @@ impl Gpt {
     /// CPU. On a GPU the layers take more.
     #[must_use]
     pub fn kept(&self, batch: usize, compute: DType) -> Kept {
-        let super::GptConfig { vocab, context, width, layers, .. } = self.config;
+        let super::GptConfig { vocab, context, width, heads, layers } = self.config;
         let bytes = compute.size_bytes();
         let widths = |count| product([count, batch, context, width, bytes]);
         let logits = |count| product([count, batch, context, vocab, bytes]);
@@ -52,10 +53,18 @@ impl Gpt {
             activations: widths(WIDTHS)
                 .saturating_mul(layers as u64)
                 .saturating_add(widths(WIDTHS_OF_ENDS)),
-            gradients: widths(GRADIENT_WIDTHS).max(logits(GRADIENT_LOGITS)),
+            gradients: widths(GRADIENT_WIDTHS)
+                .max(logits(GRADIENT_LOGITS))
+                .saturating_add(room_of_scores(context, batch.saturating_mul(heads))),
             logits: logits(1),
         }
     }
+}
+
+/// The bytes of the scores, and of their gradients, that attention computes at one time.
+fn room_of_scores(context: usize, all: usize) -> u64 {
+    let at_once = rayon::current_num_threads().min(all);
+    product([2, at_once, context, nn::BLOCK.min(context), size_of::<f32>()])
 }
 
 fn product(factors: impl IntoIterator<Item = usize>) -> u64 {

@@ -10,6 +10,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
 use rayon::prelude::*;
 
+pub(crate) use self::group::BLOCK;
 use self::group::{Gradients, Group};
 use self::place::{Places, Sizes};
 use super::composed;
@@ -24,7 +25,8 @@ const NAME: &str = "attention";
 /// softmax over the keys of `q k^T * scale`, times `v`, in the shape of `q`. Each key-value head serves an equal number of heads, which
 /// follow one another.
 ///
-/// The scores that a mask has to fit are `[batch, heads, queries, keys]`. On a GPU this is [`composed::attention`].
+/// The scores that a mask has to fit are `[batch, heads, queries, keys]`. A query that may see no key has the output 0. Threads share the
+/// work by sequence and key-value head. On a GPU this is [`composed::attention`].
 ///
 /// # Errors
 /// If the shapes or dtypes do not fit, a dtype is not f32, bf16 or f16, or the mask does not fit, as for
@@ -81,21 +83,26 @@ impl Attention {
         Ok(output)
     }
 
-    /// The gradients by group.
-    fn backward<T: Element>(&self, inputs: [&[T]; 3], g: &[T]) -> Result<Vec<Gradients>> {
+    /// The gradients of tracked inputs, by group.
+    fn backward<T: Element>(
+        &self,
+        inputs: [&[T]; 3],
+        tracked: [bool; 3],
+        g: &[T],
+    ) -> Result<Vec<Gradients>> {
         let Places { sizes, inputs: places, output } = &self.places;
         self.softmax.run(sizes.keys, |softmax| {
             sizes.each_group(|index| {
                 let [q, k, v] = [0, 1, 2].map(|input| places[input].read(inputs[input], index));
                 let g = output.read(g, index);
-                Group { sizes, softmax, index }.backward([&q, &k, &v], &g)
+                Group { sizes, softmax, index }.backward([&q, &k, &v], tracked, &g)
             })
         })
     }
 
     /// Writes the gradient of an input to its place.
     fn write<T: Element>(&self, to: &mut [T], input: usize, gradients: &[Gradients]) {
-        let parts = gradients.iter().map(|gradients| gradients[input].as_slice());
+        let parts = gradients.iter().filter_map(|gradients| gradients[input].as_deref());
         self.places.inputs[input].write(to, parts);
     }
 }
@@ -128,7 +135,7 @@ impl CustomOp1 for Attention {
         let g = g.detach().contiguous()?;
         let (lent, lent_g) = (Lent::of(qkv), Lent::of(&g));
         with_element!(qkv.dtype(), NAME, T => {
-            let gradients = self.backward([lent.elements::<T>()?; 3], lent_g.elements::<T>()?)?;
+            let gradients = self.backward([lent.elements::<T>()?; 3], [true; 3], lent_g.elements()?)?;
             let mut of_qkv = zeros::<T>(qkv.elem_count());
             (0..3).for_each(|input| self.write(&mut of_qkv, input, &gradients));
             gradient(qkv, of_qkv)
@@ -168,8 +175,12 @@ impl CustomOp3 for Attention {
         let (lent, lent_g) = ([q, k, v].map(Lent::of), Lent::of(&g));
         with_element!(q.dtype(), NAME, T => {
             let [of_q, of_k, of_v] = lent.each_ref().map(Lent::elements::<T>);
-            let gradients = self.backward([of_q?, of_k?, of_v?], lent_g.elements()?)?;
+            let tracked = [q, k, v].map(Tensor::track_op);
+            let gradients = self.backward([of_q?, of_k?, of_v?], tracked, lent_g.elements()?)?;
             let whole = |of: &Tensor, input| {
+                if !of.track_op() {
+                    return Ok(None);
+                }
                 let mut values = zeros::<T>(of.elem_count());
                 self.write(&mut values, input, &gradients);
                 gradient(of, values)

@@ -1,6 +1,7 @@
 //! The layers of [`nn`](super), made of candle's own ops: for tensors that are not on the CPU, and to compare with.
 //!
-//! The mathematics is that of the functions in [`nn`](super), in f32 with one rounding at the end, and so are the arguments. They
+//! The mathematics is that of the functions in [`nn`](super), in f32 with one rounding at the end, but products of matrices are computed in
+//! the dtype of their input. The arguments are the same. They
 //! take more time and memory, because each op reads and writes whole tensors and keeps them for the backward. They do not check
 //! their arguments: an error is candle's, of the op that did not take them.
 
@@ -10,7 +11,7 @@ use candle_nn::ops::sigmoid;
 use super::Mask;
 use super::cross_entropy::{CrossEntropy, targets};
 
-/// As [`linear`](super::linear()). The product has the dtype of `x`, whose weight and bias need the same.
+/// As [`linear`](super::linear()), but all is computed in the dtype of `x`.
 ///
 /// # Errors
 /// Those of candle.
@@ -18,8 +19,11 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     let mut dims = x.dims().to_vec();
     dims.pop();
     dims.push(weight.dim(0)?);
-    let y = x.reshape(((), weight.dim(1)?))?.matmul(&weight.t()?)?;
-    let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))?;
+    let y = x.reshape(((), weight.dim(1)?))?.matmul(&weight.to_dtype(x.dtype())?.t()?)?;
+    let y = match bias {
+        Some(bias) => y.broadcast_add(&bias.to_dtype(x.dtype())?)?,
+        None => y,
+    };
     y.reshape(dims)
 }
 
@@ -65,7 +69,7 @@ pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<
     shares.to_dtype(scores.dtype())
 }
 
-/// As [`attention`](super::attention()). The products have the dtype of `q`.
+/// As [`attention`](super::attention()), but the products are computed in the dtype of `q`.
 ///
 /// # Errors
 /// Those of candle.
@@ -77,8 +81,23 @@ pub fn attention([q, k, v]: [&Tensor; 3], scale: f64, mask: Mask<'_>) -> Result<
     let grouped = |x: &Tensor| by_head(x)?.reshape((batch * groups, (), dim));
     let (q, k, v) = (grouped(q)?, grouped(k)?, grouped(v)?);
     let scores = q.matmul(&k.t()?)?.reshape((batch, heads, queries, keys))?;
-    let shares = softmax_of_scores(&scores, scale, mask)?.reshape((batch * groups, (), keys))?;
+    let shares = match mask {
+        Mask::Additive(mask) => shares_or_zeros(&scores, scale, mask)?,
+        mask => softmax_of_scores(&scores, scale, mask)?,
+    };
+    let shares = shares.reshape((batch * groups, (), keys))?;
     by_head(&shares.matmul(&v)?.reshape((batch, heads, queries, dim))?)
+}
+
+/// The shares, 0 in rows of which the mask leaves no key.
+fn shares_or_zeros(scores: &Tensor, scale: f64, mask: &Tensor) -> Result<Tensor> {
+    let is_empty = mask.max_keepdim(D::Minus1)?.eq(f64::NEG_INFINITY)?;
+    let all = is_empty.broadcast_as(mask.shape())?;
+    // Such a row gets a finite mask, because the gradient of a share that is not a number would not be 0.
+    let mask = all.where_cond(&mask.zeros_like()?, mask)?;
+    let shares = softmax_of_scores(scores, scale, Mask::Additive(&mask))?;
+    let shown = is_empty.eq(0_u8)?.to_dtype(shares.dtype())?;
+    shares.broadcast_mul(&shown)
 }
 
 /// As [`attention_packed`](super::attention_packed()).

@@ -12,7 +12,7 @@ const NAME: &str = "linear";
 
 /// `x W^T + b` on the last dim of `x`, with a weight `[outputs, inputs]` and perhaps a bias `[outputs]`.
 ///
-/// The backward computes the gradients that candle tracks, and no others: a frozen weight costs nothing there.
+/// On the CPU the backward computes the gradients that candle tracks, and no others: a frozen weight costs nothing there.
 /// On a GPU this is [`composed::linear`].
 ///
 /// # Errors
@@ -49,6 +49,11 @@ fn check_shapes(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()
 
 struct Linear;
 
+/// The number of rows.
+fn count(dims: &[usize]) -> usize {
+    dims.iter().rev().skip(1).product()
+}
+
 /// The outputs, from zeros or biases in their place.
 fn forward(
     (x, x_layout): (&CpuStorage, &Layout),
@@ -56,8 +61,9 @@ fn forward(
     bias: Option<&[f32]>,
 ) -> Result<(CpuStorage, Shape)> {
     let mut dims = x_layout.dims().to_vec();
+    let count = count(&dims);
     let inputs = dims.pop().unwrap_or_default();
-    let (count, outputs) = (dims.iter().product(), weight_layout.dims()[0]);
+    let outputs = weight_layout.dims()[0];
     let (wide_x, weight) = (wide(NAME, x, x_layout)?, wide(NAME, weight, weight_layout)?);
     let (mut y, fold) = match bias {
         Some(bias) => (bias.repeat(count), Fold::Add),
@@ -73,8 +79,7 @@ fn forward(
 fn backward([x, weight, g]: [&Tensor; 3]) -> Result<[Option<Tensor>; 2]> {
     let (lent_x, lent_weight, lent_g) = (Lent::of(x), Lent::of(weight), Lent::of(g));
     let (outputs, inputs) = weight.dims2()?;
-    let (wide_g, count) =
-        (lent_g.wide(NAME)?, g.elem_count().checked_div(outputs).unwrap_or_default());
+    let (wide_g, count) = (lent_g.wide(NAME)?, count(x.dims()));
     let g = Matrix::new(&wide_g, count, outputs);
     let of_x = wide_gradient(x, || {
         let weight = lent_weight.wide(NAME)?;

@@ -101,6 +101,7 @@ impl Rope {
     }
 }
 
+#[inline(always)]
 fn rotate_halves(x: &[f32], y: &mut [f32], Angles { cos, sin, sign }: &Angles<'_>) {
     let (x_first, x_second) = x.split_at(cos.len());
     let (y_first, y_second) = y.split_at_mut(cos.len());
@@ -112,6 +113,7 @@ fn rotate_halves(x: &[f32], y: &mut [f32], Angles { cos, sin, sign }: &Angles<'_
     }
 }
 
+#[inline(always)]
 fn rotate_neighbours(x: &[f32], y: &mut [f32], Angles { cos, sin, sign }: &Angles<'_>) {
     let (x, _) = x.as_chunks();
     let (y, _) = y.as_chunks_mut();

@@ -54,7 +54,7 @@ pub fn softmax_of_scores(scores: &Tensor, scale: f64, mask: Mask<'_>) -> Result<
 }
 
 /// Refuses a mask that does not fit scores of these dims.
-pub(super) fn check_mask(op: &str, scores: &[usize], mask: Mask<'_>) -> Result<()> {
+pub(super) fn check_mask(op: &'static str, scores: &[usize], mask: Mask<'_>) -> Result<()> {
     match mask {
         Mask::None => Ok(()),
         Mask::Causal => check_causal(op, scores),
@@ -71,8 +71,8 @@ fn check_causal(op: &str, scores: &[usize]) -> Result<()> {
     }
 }
 
-fn check_additive(op: &str, scores: &[usize], mask: &Tensor) -> Result<()> {
-    check_dtypes(NAME, &[mask])?;
+fn check_additive(op: &'static str, scores: &[usize], mask: &Tensor) -> Result<()> {
+    check_dtypes(op, &[mask])?;
     if mask.track_op() {
         bail!("{op}: candle tracks the gradient of the mask, which has none: detach it")
     }
@@ -186,12 +186,27 @@ impl Kernel<'_> {
     /// Replaces the scores of the keys at the beginning of a row by the shares.
     #[inline(always)]
     pub(super) fn shares(&self, row: usize, shares: &mut [f32]) {
-        shares.iter_mut().for_each(|score| *score *= self.op.scale);
+        self.mask(row, shares);
+        to_shares(shares);
+    }
+
+    /// As [`shares`](Self::shares), but the shares of a row without a visible key are 0.
+    #[inline(always)]
+    pub(super) fn shares_or_zeros(&self, row: usize, shares: &mut [f32]) {
+        self.mask(row, shares);
+        match self.added {
+            Some(_) if shares.iter().all(|score| *score == f32::NEG_INFINITY) => shares.fill(0.0),
+            _ => to_shares(shares),
+        }
+    }
+
+    #[inline(always)]
+    fn mask(&self, row: usize, scores: &mut [f32]) {
+        scores.iter_mut().for_each(|score| *score *= self.op.scale);
         if let Some((mask, layout)) = self.added {
             let mask = &mask[start_of_row(layout, row)..];
-            shares.iter_mut().zip(mask).for_each(|(share, mask)| *share += mask);
+            scores.iter_mut().zip(mask).for_each(|(score, mask)| *score += mask);
         }
-        to_shares(shares);
     }
 }
 

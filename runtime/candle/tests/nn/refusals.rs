@@ -97,6 +97,10 @@ fn attention() {
         nn::attention([&q, &k, &k], 1.0, Mask::Additive(&mask)),
         "attention: a mask [5, 4] does not fit scores [2, 4, 5, 5]",
     );
+    says(
+        nn::attention([&q, &k, &k], 1.0, Mask::Additive(&doubles(&[5, 5]))),
+        "unsupported dtype F64 for op attention",
+    );
     let wide = doubles(&[2, 5, 2, 8]);
     says(of(&wide, &wide, &wide), "unsupported dtype F64 for op attention");
     says(

@@ -195,6 +195,12 @@ fn frozen_inputs_get_no_gradient_and_tracked_ones_do() {
 #[test]
 fn a_weight_may_have_another_dtype() {
     let x = noise(1, &[3, 8], DType::BF16);
+    let weight = Var::from_tensor(&noise(2, &[4, 8], DType::F32)).expect("a variable");
+    let y = nn::linear(&x, &weight, None).expect("a forward");
+    assert_eq!(y.dtype(), DType::BF16);
+    let gradients = y.backward().expect("a backward");
+    assert_eq!(gradients.get(&weight).expect("a gradient").dtype(), DType::F32);
+    let x = noise(1, &[3, 8], DType::BF16);
     let weight = Var::from_tensor(&noise(2, &[8], DType::F32)).expect("a variable");
     let bias = Var::from_tensor(&noise(3, &[8], DType::F16)).expect("a variable");
     let y = nn::layer_norm(&x, &weight, &bias, EPS).expect("a forward");
@@ -231,15 +237,76 @@ fn attention_is_the_softmax_of_scores_with_all_masks_and_any_lengths() {
     }
 }
 
+/// The sum of the squares of a result, and the gradients of variables.
+fn gradients_of_squares(result: &Tensor, vars: &[&Var]) -> Vec<Tensor> {
+    let gradients = result.sqr().and_then(|squares| squares.backward()).expect("a backward");
+    vars.iter().map(|var| gradients.get(var).expect("a gradient").clone()).collect()
+}
+
 #[test]
-fn products_of_no_rows_are_empty() {
-    let weight = noise(1, &[3, 4], DType::F32);
-    let y = nn::linear(&noise(2, &[2, 0, 4], DType::F32), &weight, None).expect("a forward");
-    assert_eq!(y.dims(), [2, 0, 3]);
-    let nothing = noise(1, &[0, 5, 2, 8], DType::F32);
-    let mixed = nn::attention([&nothing; 3], 1.0, Mask::Causal).expect("a forward");
-    assert_eq!(mixed.dims(), [0, 5, 2, 8]);
+fn products_of_nothing_are_zeros() {
+    let var = |dims: &[usize]| Var::from_tensor(&noise(1, dims, DType::F32)).expect("a variable");
+    for (x, weight) in [([2, 0, 4], [3, 4]), ([2, 5, 4], [0, 4]), ([2, 5, 0], [3, 0])] {
+        let (x, weight) = (var(&x), var(&weight));
+        let y = nn::linear(&x, &weight, None).expect("a forward");
+        assert_eq!(y.dims(), [x.dims()[0], x.dims()[1], weight.dims()[0]]);
+        let gradients = gradients_of_squares(&y, &[&x, &weight]);
+        assert!(gradients.iter().all(|gradient| flat(gradient).iter().all(|g| *g == 0.0)));
+    }
+    for (queries, keys) in
+        [([0, 5, 2, 8], [0, 5, 2, 8]), ([2, 0, 2, 8], [2, 0, 2, 8]), ([2, 5, 2, 8], [2, 0, 2, 8])]
+    {
+        let (q, kv) = (var(&queries), var(&keys));
+        let mixed = nn::attention([&q, &kv, &kv], 1.0, Mask::None).expect("a forward");
+        assert_eq!(mixed.dims(), queries);
+        assert!(flat(&mixed).iter().all(|x| *x == 0.0));
+        let gradients = gradients_of_squares(&mixed, &[&q, &kv]);
+        assert!(gradients.iter().all(|gradient| flat(gradient).iter().all(|g| *g == 0.0)));
+    }
     let nothing = noise(1, &[2, 0, 3, 2, 8], DType::F32);
     let mixed = nn::attention_packed(&nothing, 1.0, Mask::Causal).expect("a forward");
     assert_eq!(mixed.dims(), [2, 0, 2, 8]);
+}
+
+/// Padding, for which PyTorch's attention gives 0, too.
+#[test]
+fn a_query_without_keys_has_the_output_zero_and_spoils_no_gradient() {
+    let mask = Tensor::new(&[[0.0_f32, f32::NEG_INFINITY], [f32::NEG_INFINITY; 2]], &Device::Cpu);
+    let mask = mask.expect("a mask");
+    let x = Var::from_tensor(&noise(3, &[1, 2, 1, 4], DType::F32)).expect("a variable");
+    for attention in [nn::attention, composed::attention] {
+        let mixed = attention([&x, &x, &x], 0.5, Mask::Additive(&mask)).expect("a forward");
+        let values = flat(&x);
+        assert_eq!(flat(&mixed), [&values[..4], &[0.0; 4]].concat());
+        let gradient = flat(&gradients_of_squares(&mixed, &[&x])[0]);
+        let twice: Vec<f32> = values[..4].iter().map(|x| 2.0 * x).chain([0.0; 4]).collect();
+        assert_near(
+            &Tensor::new(gradient, &Device::Cpu).expect("a list"),
+            &Tensor::new(twice, &Device::Cpu).expect("a list"),
+            "x",
+        );
+    }
+}
+
+#[test]
+fn views_are_read_and_one_tensor_may_be_all_inputs() {
+    let base = Var::from_tensor(&noise(5, &[2, 2, 9, 4], DType::F32)).expect("a variable");
+    let view = base.transpose(1, 2).expect("a view");
+    let three = [&view, &view, &view];
+    let fused = nn::attention(three, 0.5, Mask::Causal).expect("a forward");
+    let composed = composed::attention(three, 0.5, Mask::Causal).expect("a forward");
+    assert_near(&fused, &composed, "attention");
+    let of = |y: &Tensor| gradients_of_squares(y, &[&base]).remove(0);
+    assert_near(&of(&fused), &of(&composed), "attention");
+    let square = Var::from_tensor(&noise(6, &[5, 5], DType::F32)).expect("a variable");
+    let turned = square.t().expect("a view");
+    let bias = turned.get(2).expect("a view");
+    let fused = nn::linear(&square, &turned, Some(&bias)).expect("a forward");
+    let composed = composed::linear(&square, &turned, Some(&bias)).expect("a forward");
+    assert_near(&fused, &composed, "linear");
+    let of = |y: &Tensor| gradients_of_squares(y, &[&square]).remove(0);
+    assert_near(&of(&fused), &of(&composed), "linear");
+    let one = square.sum_keepdim(0).and_then(|sum| sum.broadcast_as((3, 5))).expect("a view");
+    let fused = nn::linear(&one, &square, None).expect("a forward");
+    assert_near(&fused, &composed::linear(&one, &square, None).expect("a forward"), "broadcast");
 }

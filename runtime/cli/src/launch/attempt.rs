@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::Arc;
@@ -195,6 +194,9 @@ impl Running<'_> {
     fn hear(&mut self, news: News) -> Vec<Action> {
         let now = Instant::now();
         if news.attempt.is_some_and(|attempt| attempt != self.attempt.number) {
+            if let Event::Joined { orders, .. } = news.event {
+                turn_away(&orders);
+            }
             return Vec::new();
         }
         match news.event {
@@ -204,7 +206,7 @@ impl Running<'_> {
                 self.supervisor.joined(rank)
             }
             Event::Joined { orders, .. } => {
-                let _ = orders.shutdown(Shutdown::Both);
+                turn_away(&orders);
                 Vec::new()
             }
             Event::Ended { rank, end } => {
@@ -255,5 +257,13 @@ impl Running<'_> {
             }
             let _ = child.wait();
         }
+    }
+}
+
+/// Ends an attendant that no attempt waits for, and its command. Without an order it would take the launcher for dead, and remove its socket.
+fn turn_away(orders: &UnixStream) {
+    for order in [Order::Signal(Signal::SIGKILL as i32), Order::Leave] {
+        // An attendant that cannot receive the order is ending.
+        let _ = order.write_to(orders);
     }
 }

@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixListener;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -89,7 +90,17 @@ fn an_attendant_stays_until_the_launcher_lets_it_end() {
         .env("HSDP_LAUNCH_RANK", "0")
         .spawn()
         .expect("it starts");
-    let (mut stream, _) = listener.accept().expect("it connects");
+    listener.set_nonblocking(true).expect("set");
+    let until = Instant::now() + PATIENCE;
+    let mut stream = loop {
+        match listener.accept() {
+            Ok((stream, _)) => break stream,
+            Err(_) if Instant::now() < until => thread::park_timeout(Duration::from_millis(5)),
+            Err(error) => panic!("it does not connect: {error}"),
+        }
+    };
+    stream.set_nonblocking(false).expect("set");
+    stream.set_read_timeout(Some(PATIENCE)).expect("set");
     stream.write_all(&[BEGIN]).expect("written");
     let mut frames = [0; 13 + 9];
     stream.read_exact(&mut frames).expect("the hello, and the end of the command");

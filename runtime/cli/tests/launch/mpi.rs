@@ -151,6 +151,16 @@ fn ranks_may_be_those_of_mpich() {
     assert_eq!((code, lines, &*told), (Some(0), vec!["[0] 0", "[1] 1"], ""));
 }
 
+/// This mpirun starts a rank when the one before it has ended.
+#[test]
+fn a_rank_that_has_ended_well_leaves_while_another_is_awaited() {
+    let one_by_one = r#"
+        if [ "$1" = --version ]; then echo "HYDRA build details:"; exit; fi
+        shift 2; PMI_RANK=0 "$@" && PMI_RANK=1 "$@""#;
+    let (code, said, told) = by(one_by_one, "echo $PMI_RANK");
+    assert_eq!((code, &*said, &*told), (Some(0), "[0] 0\n[1] 1\n", ""));
+}
+
 #[test]
 fn an_mpirun_that_starts_nothing_is_told() {
     let (code, said, told) = by("exit 0", "echo here");

@@ -7,13 +7,13 @@ use hsdp_kernels::{Fold, Matrix, Threads, matmul, vectorized};
 use super::place::Sizes;
 use crate::nn::scores::Kernel;
 
-/// The queries of a block: their scores stay in the second-level cache.
-const BLOCK: usize = 64;
+/// The queries of a block. With a thousand keys, two blocks of scores fit in the second-level cache.
+pub(crate) const BLOCK: usize = 64;
 
-/// The gradients of queries, keys and values, each as the group reads it.
-pub(super) type Gradients = [Vec<f32>; 3];
+/// The gradients of queries, keys and values, each as the group reads it; `None` if candle does not track it.
+pub(super) type Gradients = [Option<Vec<f32>>; 3];
 
-/// A group.
+/// The heads that one key-value head serves, in one sequence.
 pub(super) struct Group<'a> {
     pub(super) sizes: &'a Sizes,
     pub(super) softmax: &'a Kernel<'a>,
@@ -31,18 +31,21 @@ struct Block {
 }
 
 impl Group<'_> {
+    /// Those that see a key.
     fn blocks(&self) -> impl Iterator<Item = Block> {
         let Sizes { queries, heads, kv_heads, .. } = *self.sizes;
         let shared = heads / kv_heads;
-        (0..shared).flat_map(move |head| {
-            let before = head * queries;
-            (0..queries).step_by(BLOCK).map(move |start| {
-                let end = queries.min(start + BLOCK);
-                let row = self.index * shared * queries + before + start;
-                let keys = self.softmax.visible(row + end - start - 1);
-                Block { row, queries: before + start..before + end, keys }
+        (0..shared)
+            .flat_map(move |head| {
+                let before = head * queries;
+                (0..queries).step_by(BLOCK).map(move |start| {
+                    let end = queries.min(start + BLOCK);
+                    let row = self.index * shared * queries + before + start;
+                    let keys = self.softmax.visible(row + end - start - 1);
+                    Block { row, queries: before + start..before + end, keys }
+                })
             })
-        })
+            .filter(|block| block.keys > 0)
     }
 
     /// Some rows of queries, keys or values.
@@ -56,7 +59,7 @@ impl Group<'_> {
         matmul(shares, Fold::Replace, [q, k.t()], Threads::One);
         for (row, shares) in (block.row..).zip(shares.chunks_exact_mut(block.keys)) {
             let (shares, hidden) = shares.split_at_mut(self.softmax.visible(row));
-            vectorized(|| self.softmax.shares(row, shares));
+            vectorized(|| self.softmax.shares_or_zeros(row, shares));
             hidden.fill(0.0);
         }
     }
@@ -64,7 +67,7 @@ impl Group<'_> {
     /// The output, from queries, keys and values.
     pub(super) fn forward(&self, [q, k, v]: [&[f32]; 3]) -> Vec<f32> {
         let (mut output, dim) = (vec![0.0; q.len()], self.sizes.dim);
-        let mut room = vec![0.0; BLOCK * self.sizes.keys];
+        let mut room = vec![0.0; BLOCK.min(self.sizes.queries) * self.sizes.keys];
         for block in self.blocks() {
             let (queries, keys) = (block.queries.clone(), block.keys);
             let shares = &mut room[..queries.len() * keys];
@@ -78,11 +81,17 @@ impl Group<'_> {
         output
     }
 
-    /// The gradients, from queries, keys and values, and the gradient of the output.
-    pub(super) fn backward(&self, [q, k, v]: [&[f32]; 3], g: &[f32]) -> Gradients {
+    /// The gradients of the tracked ones of queries, keys and values, from these and the gradient of the output.
+    pub(super) fn backward(
+        &self,
+        [q, k, v]: [&[f32]; 3],
+        tracked: [bool; 3],
+        g: &[f32],
+    ) -> Gradients {
         let dim = self.sizes.dim;
-        let [mut of_q, mut of_k, mut of_v] = [q, k, v].map(|values| vec![0.0; values.len()]);
-        let mut room = [(); 2].map(|()| vec![0.0; BLOCK * self.sizes.keys]);
+        let zeros = |input: usize, like: &[f32]| tracked[input].then(|| vec![0.0; like.len()]);
+        let [mut of_q, mut of_k, mut of_v] = [zeros(0, q), zeros(1, k), zeros(2, v)];
+        let mut room = [(); 2].map(|()| vec![0.0; BLOCK.min(self.sizes.queries) * self.sizes.keys]);
         for block in self.blocks() {
             let (queries, keys) = (block.queries.clone(), block.keys);
             let [shares, of_scores] = room.each_mut().map(|room| &mut room[..queries.len() * keys]);
@@ -93,11 +102,18 @@ impl Group<'_> {
             self.to_gradients(&block, shares, of_scores);
             let [shares, of_scores] =
                 [&*shares, of_scores].map(|values| Matrix::new(values, queries.len(), keys));
-            let of_q = &mut of_q[queries.start * dim..queries.end * dim];
-            let [of_k, of_v] = [&mut of_k, &mut of_v].map(|of| &mut of[..keys * dim]);
-            matmul(of_q, Fold::Replace, [of_scores, k], Threads::One);
-            matmul(of_k, Fold::Add, [of_scores.t(), q], Threads::One);
-            matmul(of_v, Fold::Add, [shares.t(), g], Threads::One);
+            if let Some(of_q) = &mut of_q {
+                let of_q = &mut of_q[queries.start * dim..queries.end * dim];
+                matmul(of_q, Fold::Replace, [of_scores, k], Threads::One);
+            }
+            if let Some(of_k) = &mut of_k {
+                let of_k = &mut of_k[..keys * dim];
+                matmul(of_k, Fold::Add, [of_scores.t(), q], Threads::One);
+            }
+            if let Some(of_v) = &mut of_v {
+                let of_v = &mut of_v[..keys * dim];
+                matmul(of_v, Fold::Add, [shares.t(), g], Threads::One);
+            }
         }
         [of_q, of_k, of_v]
     }
