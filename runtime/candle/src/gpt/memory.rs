@@ -49,13 +49,13 @@ impl Gpt {
         let bytes = compute.size_bytes();
         let widths = |count| product([count, batch, context, width, bytes]);
         let logits = |count| product([count, batch, context, vocab, bytes]);
+        let room = room_of_scores(context, batch.saturating_mul(heads));
+        let of_block = widths(GRADIENT_WIDTHS).saturating_add(room);
         Kept {
             activations: widths(WIDTHS)
                 .saturating_mul(layers as u64)
                 .saturating_add(widths(WIDTHS_OF_ENDS)),
-            gradients: widths(GRADIENT_WIDTHS)
-                .max(logits(GRADIENT_LOGITS))
-                .saturating_add(room_of_scores(context, batch.saturating_mul(heads))),
+            gradients: of_block.max(logits(GRADIENT_LOGITS)),
             logits: logits(1),
         }
     }
