@@ -12,7 +12,7 @@
 //! as well as by the allocator below. `offset` follows from the layout alone, which Rust passes with each block.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::ptr;
+use std::{hint, ptr};
 
 use super::scope;
 use super::tally::{self, Tag};
@@ -67,6 +67,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         let Some(padded) = Padded::of(layout) else { return };
+        let block = with_header(block);
         // SAFETY: K-4, the caller gives a live block with its layout.
         let base = unsafe { padded.base(block) };
         // SAFETY: K-4, as above.
@@ -79,6 +80,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         let Some(padded) = Padded::of(layout) else { return ptr::null_mut() };
         let Some(grown) = padded.resized(new_size) else { return ptr::null_mut() };
+        let block = with_header(block);
         // SAFETY: K-4, the caller gives a live block with its layout.
         let base = unsafe { padded.base(block) };
         // SAFETY: K-4, as above; read now, since the old allocation may be gone afterwards.
@@ -100,6 +102,13 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         // SAFETY: K-3, the offset is within the new allocation, which begins with a copy of the header.
         unsafe { base.add(grown.offset) }
     }
+}
+
+/// The same block, of which the compiler no longer knows that it is new memory. Where it sees both the allocation and this use, it takes the header,
+/// which lies before the block, for memory that nothing has written.
+#[inline(always)]
+fn with_header(block: *mut u8) -> *mut u8 {
+    hint::black_box(block)
 }
 
 /// The layout of an allocation with its header, and the offset of the block in it.
