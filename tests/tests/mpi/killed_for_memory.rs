@@ -28,7 +28,10 @@ pub(crate) fn lacks() -> Option<&'static str> {
 /// It may map nothing more: the next allocation that needs the kernel is refused.
 fn gets_no_memory() -> Result<(), String> {
     let out = folder()?;
-    let job = Job::start(four(&["--steps", "100000"], out.path()))?;
+    let mut training = four(&["--steps", "100000"], out.path());
+    // By default the program's allocator keeps what it has, and would go on with that.
+    training.envs([("MIMALLOC_DISALLOW_ARENA_ALLOC", "1"), ("MIMALLOC_PURGE_DELAY", "0")]);
+    let job = Job::start(training)?;
     let processes = job.processes(4)?;
     job.until(|| (steps(out.path()) >= 3).then_some(()))?;
     refuse_memory(processes[2])?;
