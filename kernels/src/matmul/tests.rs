@@ -25,7 +25,7 @@ fn check([rows, inner, columns]: [usize; 3], transposed: [bool; 2], fold: Fold) 
         false => Matrix::new(values, rows, columns),
     };
     let pair = [of(&left, rows, inner, transposed[0]), of(&right, inner, columns, transposed[1])];
-    // What is replaced is not read.
+    // A product that replaces its target does not read it.
     let (old, before) = if fold == Fold::Add { (3.0, 3.0) } else { (f32::NAN, 0.0) };
     let mut product = vec![old; rows * columns];
     matmul(&mut product, fold, pair, Threads::One);
