@@ -1,6 +1,7 @@
 //! The counting allocator, installed. Each test counts for ranks of its own, since all tests run in one process at
-//! once.
+//! once. A compiler may leave out a block that nothing uses, so blocks pass through `black_box`.
 
+use std::hint::black_box;
 use std::sync::Barrier;
 use std::thread;
 
@@ -38,7 +39,7 @@ fn a_vector_that_grows_is_counted_by_its_capacity() {
     memory::set_rank(rank);
     let mut shard = {
         let _scope = memory::scope(Category::Shard);
-        Vec::<f32>::with_capacity(100)
+        black_box(Vec::<f32>::with_capacity(100))
     };
     assert_eq!(memory::usage(rank, Category::Shard), used(400, 400));
     shard.resize(1000, 1.0);
@@ -70,10 +71,10 @@ fn a_peak_is_what_was_held_at_once() {
     let rank = Rank::new(3);
     memory::set_rank(rank);
     let _scope = memory::scope(Category::Full);
-    let first = vec![0_u8; 1000];
-    let second = vec![0_u8; 500];
+    let first = black_box(vec![0_u8; 1000]);
+    let second = black_box(vec![0_u8; 500]);
     drop(first);
-    let third = vec![0_u8; 700];
+    let third = black_box(vec![0_u8; 700]);
     assert_eq!(memory::usage(rank, Category::Full), used(1200, 1500));
     drop((second, third));
     assert_eq!(memory::usage(rank, Category::Full), used(0, 1500));
@@ -98,7 +99,7 @@ fn great_alignments_are_kept() {
     let rank = Rank::new(5);
     memory::set_rank(rank);
     let _scope = memory::scope(Category::Partial);
-    let mut pages = vec![Page([7; 4096])];
+    let mut pages = black_box(vec![Page([7; 4096])]);
     for _ in 0..20 {
         pages.push(Page([7; 4096]));
         assert_eq!(pages.as_ptr().addr() % 4096, 0);
@@ -144,7 +145,7 @@ fn a_scope_counts_this_thread_alone() {
     let rank = Rank::new(6);
     memory::set_rank(rank);
     let _scope = memory::scope(Category::Optimizer);
-    let elsewhere = thread::spawn(|| vec![0_u8; 10_000]);
+    let elsewhere = thread::spawn(|| black_box(vec![0_u8; 10_000]));
     let block = elsewhere.join().unwrap();
     // The allocations of the spawn are counted too. All but a few bytes, less than the block, are freed again.
     assert!(memory::usage(rank, Category::Optimizer).live < ByteCount(10_000));
@@ -155,9 +156,9 @@ fn a_scope_counts_this_thread_alone() {
 fn what_was_counted_before_a_scope_ended_is_freed_after_it() {
     let rank = Rank::new(7);
     memory::set_rank(rank);
-    let outside = vec![0_u8; 64];
+    let outside = black_box(vec![0_u8; 64]);
     let scope = memory::scope(Category::Shard);
-    let inside = vec![0_u8; 32];
+    let inside = black_box(vec![0_u8; 32]);
     drop(outside); // not counted, so not taken off
     assert_eq!(memory::usage(rank, Category::Shard), used(32, 32));
     drop(scope);

@@ -5,6 +5,7 @@
 mod stored;
 
 use std::fmt::Write as _;
+use std::hint::black_box;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
@@ -31,7 +32,7 @@ fn the_allocator_counts() {
     let _turn = alone();
     assert!(memory::is_installed());
     let _shard = memory::scope(Category::Shard);
-    let shard = vec![0.0_f32; 1000];
+    let shard = black_box(vec![0.0_f32; 1000]);
     assert_eq!(memory::usage(Rank::new(0), Category::Shard).live, ByteCount(4000));
     drop(shard);
 }
