@@ -8,7 +8,7 @@
 # Both train on 2x2 with 2 microbatches of 4 sequences, in f32. Each number is the median of five runs, of which each gives the median of its steps.
 # PyTorch has the attention that is faster in a run of each, its fused one or the one of products and a softmax. The ranks of hsdp are threads of one
 # process, with the example's allocator; those of PyTorch are processes, each with its libraries, and as PyTorch installs itself. $HSDP_PEER_VENV names a virtual environment that has PyTorch; without it one is made in target/peers (about 5 GB).
-# It takes about 12 minutes on two cores, on which nothing else should run.
+# It takes about 14 minutes on two cores, on which nothing else should run.
 set -euo pipefail
 venv="${HSDP_PEER_VENV:+$(realpath -m "$HSDP_PEER_VENV")}"
 cd "$(dirname "$0")/../.."
@@ -74,6 +74,6 @@ compare() {
     }'
 }
 
-compare 96 3 4 64 60
-compare 384 6 6 128 8
-compare 768 4 12 128 4
+compare 96 3 4 64 30
+compare 384 6 6 128 6
+compare 768 4 12 128 3

@@ -96,9 +96,9 @@ impl Default for Between {
 /// The number of worker threads that do the work of operations beside the ranks. Results do not depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Workers {
-    /// One for each core, but no more than there are ranks.
+    /// One for each rank; none if there are more ranks than cores.
     #[default]
     Auto,
-    /// This many. With 0 the member that arrives last does all the work before its call returns.
+    /// This many. With 0 the members do all the work: the one that arrives last, before its call returns, or those that sleep for it.
     Count(usize),
 }

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use hsdp_sharding::Rank;
 
@@ -22,6 +23,7 @@ use crate::options::{Workers, WorldOptions};
 use crate::remote::Office;
 use crate::site::Site;
 use crate::slow::Links;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread;
 use crate::work::{Deposits, Work};
 use crate::{Descriptor, Error};
@@ -41,6 +43,8 @@ pub(crate) struct Core {
     queue: Queue,
     links: Links,
     cores: usize,
+    /// The number of members that sleep.
+    sleepers: AtomicUsize,
     /// Where the other ranks share no memory with this one.
     office: OnceLock<Arc<Office>>,
 }
@@ -75,6 +79,7 @@ impl Core {
             table: Table::default(),
             queue: Queue::default(),
             cores: thread::available_parallelism().map_or(1, usize::from),
+            sleepers: AtomicUsize::new(0),
             office: OnceLock::new(),
         })
     }
@@ -233,29 +238,61 @@ impl Core {
         }
     }
 
-    /// Has the work done: here, by `rank`, if it is small or there is nobody else; or else by whoever is free.
+    /// Has the work done: here, by `rank`, if it is small or no other thread would do it; otherwise by the threads that are free.
     fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
+        // The last to arrive may be the courier, for whom others wait: it does no more than it must.
         let is_alone = self.office().is_some();
-        let wanted = match (self.options.workers, self.office()) {
-            // The other ranks have workers of their own. Where one may wait in NCCL, another is left.
-            (Workers::Auto, Some(_)) => 1 + usize::from(cfg!(feature = "nccl")),
-            (Workers::Auto, None) => self.cores.min(self.records.len()),
-            (Workers::Count(count), Some(_)) => count.max(usize::from(cfg!(feature = "nccl"))),
-            (Workers::Count(count), None) => count,
-        };
-        // Who is last may be the courier, for whom others wait: it does no more than it must.
         let small = (running.blocks() <= 1 && !is_alone) || running.bytes() <= INLINE_BYTES;
-        if small || self.queue.workers(self, wanted) == 0 {
+        let workers = if small { 0 } else { self.queue.workers(self, self.wanted_workers()) };
+        if small || (workers == 0 && !self.has_helpers(running.operation())) {
             return self.run_here(running, rank);
         }
-        let useful = running.blocks().min(wanted);
         // Members that wait help, too.
-        let threads = self.cores.min(wanted + self.records.len());
+        let threads = self.cores.min(workers + self.records.len());
+        let useful = running.blocks().min(threads);
         let queued = self.queue.push(running, threads);
         // Members that sleep for this very operation come first: they are of no other use.
         let helpers = queued.operation().call_for_help(useful);
-        self.queue.wake(useful - helpers);
+        if workers + helpers == 0 {
+            // Whoever slept is about to look again, or has just looked.
+            return self.help_for(queued, rank);
+        }
+        self.queue.wake(workers.min(useful - helpers));
         self.let_go(queued);
+    }
+
+    /// Runs blocks of `queued` for `rank`, which does not wait for it.
+    fn help_for(&self, queued: Arc<Queued>, rank: Rank) {
+        let operation = Arc::clone(queued.operation());
+        let _blocked = queued.calls_users().then(|| self.record(rank).block_on(&operation));
+        self.help(queued, None);
+    }
+
+    /// Whether there is a core that no rank uses, and a member that sleeps for this very operation.
+    fn has_helpers(&self, operation: &Operation) -> bool {
+        let awake = self.records.len() - self.sleepers.load(Ordering::Relaxed);
+        awake < self.cores && operation.has_sleepers()
+    }
+
+    /// Has a member sleep until its operation changes, or `moment` comes.
+    pub(super) fn sleep_on(&self, operation: &Operation, moment: Instant) {
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        operation.park_until(moment);
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The number of worker threads. Between threads, ranks that outnumber the cores keep these busy: a worker would take one
+    /// away from a rank that computes.
+    fn wanted_workers(&self) -> usize {
+        // Where the other ranks are processes, they have workers of their own; while one waits in NCCL, another is left.
+        let for_nccl = usize::from(cfg!(feature = "nccl"));
+        match (self.options.workers, self.office()) {
+            (Workers::Auto, Some(_)) => 1 + for_nccl,
+            (Workers::Auto, None) if self.has_a_core_for_each() => self.records.len(),
+            (Workers::Auto, None) => 0,
+            (Workers::Count(count), Some(_)) => count.max(for_nccl),
+            (Workers::Count(count), None) => count,
+        }
     }
 
     /// The exception to waits that end: code of users that is called here may keep `rank` for ever. Its record says

@@ -284,6 +284,11 @@ impl Operation {
         }
     }
 
+    /// Whether a member sleeps for this operation. It goes on waiting until the operation is settled, so it does work that is queued.
+    pub(crate) fn has_sleepers(&self) -> bool {
+        self.meeting.lock().parked > 0
+    }
+
     /// Wakes up to `useful` members that sleep, to help with the work; how many there are of them.
     ///
     /// One that has just been woken by its alarm counts, though it is no longer there to be woken: it looks for work anyway.

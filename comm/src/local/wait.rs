@@ -140,7 +140,7 @@ impl Waiting<'_> {
         } else if !wakefulness.stay_awake() {
             let is_left_alone = self.core.office().is_some_and(|office| office.is_left_alone());
             let rest = if is_left_alone { rest.min(LISTENING) } else { rest };
-            self.operation.park_until(from_now(rest));
+            self.core.sleep_on(self.operation, from_now(rest));
         }
     }
 
@@ -182,11 +182,16 @@ impl fmt::Debug for Ticket {
 /// How long is slept where nobody else hears what other ranks send.
 const LISTENING: Duration = Duration::from_millis(1);
 
-/// Moments for which a waiting thread stays awake: some microseconds, or longer if others take the core that it offers.
+/// Moments for which a waiting thread stays awake where each rank has a core: some microseconds, or longer if others take the core
+/// that it offers.
 const MOMENTS: u32 = 64;
 
 /// Of these, the last ones, in which it offers its core to others.
 const YIELDING: u32 = 58;
+
+/// The same where ranks share cores: it only offers its core. The rank that is waited for may run there, and then nobody needs to be put to
+/// sleep and woken, which takes the system far longer.
+const SHARED_MOMENTS: u32 = 16;
 
 /// How much longer a waiting thread stays awake before it sleeps.
 struct Wakefulness {
@@ -197,7 +202,8 @@ impl Wakefulness {
     /// With a core for each rank a wait is worth some microseconds of spinning: a sleeper needs as long to wake.
     /// Otherwise the rank that is waited for may need this very core.
     fn of(core: &Core) -> Self {
-        Self { moments: if core.has_a_core_for_each() { MOMENTS } else { 0 } }
+        let has_own_core = core.has_a_core_for_each();
+        Self { moments: if has_own_core { MOMENTS } else { SHARED_MOMENTS } }
     }
 
     /// Passes a moment awake; `false` when it is time to sleep.
