@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hsdp::{
     AdamW, AdamWOptions, Error, Momentum, NextStep, Optimizer, Sgd, SgdOptions, ShardedModel,
-    StepOptions, Update, World, WorldOptions,
+    StepOptions, Update, Workers, World, WorldOptions,
 };
 use hsdp_comm::Fault;
 
@@ -53,7 +53,12 @@ impl Trial {
     pub(super) fn train(&self, steps: u64, faults: Vec<Fault>) -> Vec<Result<Ended, String>> {
         // Where nothing goes wrong nobody waits in vain, however busy the machine is.
         let deadline = if faults.is_empty() { UNDISTURBED } else { DEADLINE };
-        let options = WorldOptions { deadline, faults, ..WorldOptions::default() };
+        let workers = match self.width {
+            // Also where ranks outnumber the cores, and would do without.
+            Width::Wide => Workers::Count(2),
+            Width::Narrow => Workers::Auto,
+        };
+        let options = WorldOptions { deadline, faults, workers, ..WorldOptions::default() };
         let ranks = self.options.mesh.world_size();
         let ended = hsdp::launch(ranks, options, |world| self.rank(world, steps));
         ended.into_iter().map(|ended| ended.map_err(|failure| failure.to_string())).collect()
