@@ -65,7 +65,9 @@ impl Usage {
         if !input.track_op() || self.input_has_gradient.swap(true, Ordering::Relaxed) {
             return Ok(None);
         }
-        input.zeros_like().map(Some)
+        // One zero, repeated: candle adds it to the gradient without a second buffer to fill and read.
+        let zero = Tensor::zeros((), input.dtype(), input.device())?;
+        zero.broadcast_as(input.shape()).map(Some)
     }
 }
 
