@@ -51,7 +51,6 @@ mod accumulate;
 mod buffer;
 mod contributions;
 mod convert;
-#[cfg(feature = "cuda")]
 pub mod cuda;
 mod disjoint;
 mod divisor;
