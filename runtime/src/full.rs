@@ -91,7 +91,6 @@ impl Full {
     ///
     /// # Panics
     /// If the unit has no such parameter.
-    #[cfg(feature = "cuda")]
     #[must_use]
     pub fn on_device(&self, parameter: usize) -> Option<hsdp_kernels::cuda::DevicePart> {
         match &self.buffers {
