@@ -108,3 +108,17 @@ impl Context {
         match *self {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::cuda::{CudaError, Device, DeviceBuffer, Stream, compile};
+
+    #[test]
+    fn nothing_of_a_device_has_values_so_a_test_for_one_costs_nothing() {
+        assert_eq!(Device::new(0).err(), Some(CudaError::NotBuilt));
+        assert_eq!(Device::count(), Err(CudaError::NotBuilt));
+        assert_eq!(compile(super::Architecture(90)), Err(CudaError::NotBuilt));
+        let sizes = [size_of::<Option<Device>>(), size_of::<Option<Stream>>()];
+        assert_eq!((sizes, size_of::<Option<DeviceBuffer>>()), ([0, 0], 0));
+    }
+}
