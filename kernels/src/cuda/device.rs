@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::slice;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
@@ -27,11 +27,7 @@ impl fmt::Display for Architecture {
 /// A handle to a CUDA device. Handles to one device share its context (the primary one, which other libraries use, too), its
 /// compiled kernels and its memory pool. These live as long as the process.
 #[derive(Clone)]
-pub struct Device {
-    /// Not in [`Shared`], so that this type has no values where the build has no devices.
-    context: Context,
-    shared: Arc<Shared>,
-}
+pub struct Device(Context);
 
 /// The state that all handles to a device share.
 #[derive(Default)]
@@ -64,11 +60,10 @@ impl Device {
     pub fn new(ordinal: usize) -> Result<Self, CudaError> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
         let mut devices = DEVICES.lock();
-        let known = devices.iter().find(|device| device.ordinal() == ordinal).cloned();
-        let device = match known {
-            Some(device) => return Ok(device),
-            None => Self { context: Context::open(ordinal)?, shared: Arc::default() },
-        };
+        if let Some(known) = devices.iter().find(|device| device.ordinal() == ordinal).cloned() {
+            return Ok(known);
+        }
+        let device = Self(Context::open(ordinal, Shared::default())?);
         devices.extend_from_slice(slice::from_ref(&device));
         Ok(device)
     }
@@ -84,13 +79,13 @@ impl Device {
     /// The ordinal of the device in the driver, from 0.
     #[must_use]
     pub fn ordinal(&self) -> usize {
-        self.context.ordinal()
+        self.0.ordinal()
     }
 
     /// The architecture for which kernels are compiled.
     #[must_use]
     pub fn architecture(&self) -> Architecture {
-        self.context.architecture()
+        self.0.architecture()
     }
 
     /// Makes a stream, which does not synchronize with the default stream.
@@ -104,20 +99,20 @@ impl Device {
     /// The stream for copies to the host by callers that have no stream. There is one per device, because a buffer keeps the last read
     /// of each stream.
     pub(super) fn reader(&self) -> Result<&Stream, CudaError> {
-        self.shared.reader.get_or_init(|| self.stream()).as_ref().map_err(Clone::clone)
+        self.shared().reader.get_or_init(|| self.stream()).as_ref().map_err(Clone::clone)
     }
 
     /// The number of blocks that the pool has allocated from the driver so far, in the size class of `bytes`. A step like the one
     /// before allocates none.
     #[must_use]
     pub fn allocations(&self, bytes: usize) -> u64 {
-        self.shared.pool.allocations(bytes)
+        self.shared().pool.allocations(bytes)
     }
 
     /// Limits the memory that the pool allocates from the device to `bytes`, for a process that shares the device with others. Memory
     /// that is allocated already stays. Later allocations beyond the limit fail with [`CudaError::OutOfMemory`].
     pub fn limit_memory(&self, bytes: usize) {
-        self.shared.pool.budget.limit(bytes);
+        self.shared().pool.budget.limit(bytes);
     }
 
     /// Compiles and loads the kernels now instead of at the first launch. That takes seconds, for which other ranks would wait. Later
@@ -127,7 +122,12 @@ impl Device {
     /// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] if the kernels do not compile;
     /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn prepare(&self) -> Result<(), CudaError> {
-        self.shared.kernels.get_or_init(|| self.compile()).as_ref().map(drop).map_err(Clone::clone)
+        self.shared()
+            .kernels
+            .get_or_init(|| self.compile())
+            .as_ref()
+            .map(drop)
+            .map_err(Clone::clone)
     }
 
     /// Returns the pool's spare memory to the driver, for other libraries. Blocks that an operation still uses stay in the pool.
@@ -135,7 +135,7 @@ impl Device {
     /// # Errors
     /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn release_spare_memory(&self) -> Result<(), CudaError> {
-        self.shared.pool.release(self)
+        self.shared().pool.release(self)
     }
 
     /// Makes the context of the device current on this thread, for calls of other libraries.
@@ -143,31 +143,31 @@ impl Device {
     /// # Errors
     /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn make_current(&self) -> Result<(), CudaError> {
-        self.context.make_current()
+        self.0.make_current()
     }
 
     /// A loaded kernel. The first call compiles all kernels.
     pub(super) fn kernel(&self, kernel: Kernel) -> Result<Loaded, CudaError> {
-        let kernels = self.shared.kernels.get_or_init(|| self.compile());
+        let kernels = self.shared().kernels.get_or_init(|| self.compile());
         kernels.as_ref().map(|kernels| kernels[kernel.index()]).map_err(Clone::clone)
     }
 
     fn compile(&self) -> Result<[Loaded; NAMES.len()], CudaError> {
-        self.context.load(compile(self.architecture())?, NAMES)
+        self.0.load(compile(self.architecture())?, NAMES)
     }
 
     pub(super) fn context(&self) -> &Context {
-        &self.context
+        &self.0
     }
 
     pub(super) fn shared(&self) -> &Shared {
-        &self.shared
+        self.0.shared()
     }
 }
 
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
+        self.ordinal() == other.ordinal()
     }
 }
 

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{CUevent_wait_flags, CUfunction, CUresult};
 use cudarc::driver::{DriverError, result};
 
 use self::libraries::check_driver;
-use super::device::{Architecture, Handle};
+use super::device::{Architecture, Handle, Shared};
 use super::error::CudaError;
 use super::launch::THREADS;
 use super::stream::Operation;
@@ -21,13 +21,17 @@ pub(super) use cudarc::driver::sys::{CUevent, CUstream};
 /// Whether this build has devices: whether it has the feature `cuda`.
 pub const HAS_DEVICES: bool = true;
 
-/// A device that is open, with its primary context, which is never released.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Context {
+/// A device that is open. It is never closed, so this is a name for it that any thread may use.
+#[derive(Clone, Copy)]
+pub(super) struct Context(&'static Opened);
+
+/// A device, with its primary context, which is never released.
+struct Opened {
     ordinal: usize,
     raw: Handle<CUcontext>,
     multiprocessors: u32,
     architecture: Architecture,
+    shared: Shared,
 }
 
 /// A kernel that is loaded on a device.
@@ -53,7 +57,7 @@ impl Context {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    pub(super) fn open(ordinal: usize) -> Result<Self, CudaError> {
+    pub(super) fn open(ordinal: usize, shared: Shared) -> Result<Self, CudaError> {
         let count = Self::count()?;
         let refuse = |operation: &'static str| move |error| refused(ordinal, operation, error);
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
@@ -67,24 +71,31 @@ impl Context {
         let major = asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        Ok(Self { ordinal, raw, multiprocessors, architecture: Architecture(10 * major + minor) })
+        let architecture = Architecture(10 * major + minor);
+        let opened = Opened { ordinal, raw, multiprocessors, architecture, shared };
+        Ok(Self(Box::leak(Box::new(opened))))
     }
 
     pub(super) fn ordinal(&self) -> usize {
-        self.ordinal
+        self.0.ordinal
     }
 
     pub(super) fn architecture(&self) -> Architecture {
-        self.architecture
+        self.0.architecture
+    }
+
+    /// The parts of this crate that all handles to the device share.
+    pub(super) fn shared(&self) -> &Shared {
+        &self.0.shared
     }
 
     pub(super) fn make_current(&self) -> Result<(), CudaError> {
         let current = result::ctx::get_current();
-        if current.map_err(|error| self.refused("get the context", error))? == Some(self.raw.0) {
+        if current.map_err(|error| self.refused("get the context", error))? == Some(self.0.raw.0) {
             return Ok(());
         }
         // SAFETY: CU-2, the context is retained for the life of the process.
-        let set = unsafe { result::ctx::set_current(self.raw.0) };
+        let set = unsafe { result::ctx::set_current(self.0.raw.0) };
         set.map_err(|error| self.refused("set the context", error))
     }
 
@@ -96,7 +107,7 @@ impl Context {
     ) -> Result<[Loaded; N], CudaError> {
         self.make_current()?;
         let text = CString::new(ptx).map_err(|_| CudaError::Compile {
-            architecture: self.architecture.to_string(),
+            architecture: self.0.architecture.to_string(),
             log: "the PTX contains a zero byte".to_owned(),
         })?;
         // SAFETY: CU-3, the image is a text that ends in a zero, as the compiler made it.
@@ -121,7 +132,7 @@ impl Context {
         let each = unsafe {
             result::occupancy::max_active_block_per_multiprocessor(function, threads, 0)
         }?;
-        Ok(self.multiprocessors * u32::try_from(each).unwrap_or(0).max(1))
+        Ok(self.0.multiprocessors * u32::try_from(each).unwrap_or(0).max(1))
     }
 
     /// A new stream, which does not synchronize with the default stream.
@@ -253,7 +264,7 @@ impl Context {
 
     /// The error of a call that failed during `operation`.
     fn refused(&self, operation: &str, error: DriverError) -> CudaError {
-        refused(self.ordinal, operation, error)
+        refused(self.0.ordinal, operation, error)
     }
 }
 
