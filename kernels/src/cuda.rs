@@ -13,16 +13,16 @@
 //!
 //! The driver is loaded at run time, by the first call of [`Device::new`] or [`Device::count`]. NVRTC is loaded when kernels are
 //! compiled, before the first launch or by [`Device::prepare`], for the architecture of the device. So a program that is built with
-//! this feature also runs on a machine without these libraries.
+//! the feature `cuda` also runs on a machine without these libraries. Without the feature there is no driver: the types are the same,
+//! a [`Device`] has no values, and the compiler leaves out the code that would use one.
 //!
 //! Calls that issue an operation return before the device has executed it, unless their documentation says that they wait. An error
 //! of the device then comes from a later call. The first launch compiles all kernels: so every call that launches a kernel can also
 //! fail with [`CudaError::MissingLibrary`] or [`CudaError::Compile`], unless [`Device::prepare`] has succeeded before.
 //!
-//! Modules in reading order: `error`, `kernel`; `driver` (the driver's calls, compilation), `absent` (in its place without the feature
-//! `cuda`: a device has no values then); `device`, `event`, `stream` (execution); `budget`,
-//! `memory`, `staging`, `buffer`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels, and notes that they write); `pack`,
-//! `sum`, `inspect`, `update` (the kernels); `gradients` (gradients in host or device memory).
+//! Modules in reading order: `error`, `kernel`; `driver` (the driver's calls, compilation), or `absent` in its place; `device`, `event`,
+//! `stream` (execution); `budget`, `memory`, `staging`, `buffer`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels,
+//! and notes that they write); `pack`, `sum`, `inspect`, `update` (the kernels); `gradients` (gradients in host or device memory).
 
 mod budget;
 mod buffer;

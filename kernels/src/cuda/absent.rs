@@ -29,9 +29,27 @@ pub(super) enum Context {}
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Loaded {}
 
+/// The methods of the driver that is there, which no value can call.
+macro_rules! methods {
+    (unsafe: $($name:ident($($of:ty),*) -> $output:ty;)*) => {
+        $(
+            pub(super) unsafe fn $name(&self $(, _: $of)*) -> $output {
+                match *self {}
+            }
+        )*
+    };
+    ($($name:ident($($of:ty),*) -> $output:ty;)*) => {
+        $(
+            pub(super) fn $name(&self $(, _: $of)*) -> $output {
+                match *self {}
+            }
+        )*
+    };
+}
+
 impl Loaded {
-    pub(super) fn resident(&self) -> u32 {
-        match *self {}
+    methods! {
+        resident() -> u32;
     }
 }
 
@@ -44,85 +62,38 @@ impl Context {
         Err(CudaError::NotBuilt)
     }
 
-    pub(super) fn ordinal(&self) -> usize {
-        match *self {}
+    methods! {
+        ordinal() -> usize;
+        architecture() -> Architecture;
+        shared() -> &Shared;
+        make_current() -> Result<(), CudaError>;
+        load(&[&'static str]) -> Result<Vec<Loaded>, CudaError>;
+        stream() -> Result<CUstream, CudaError>;
+        event() -> Result<CUevent, CudaError>;
+        memory() -> (usize, usize);
+        lock_pages(usize) -> Result<*mut u8, CudaError>;
     }
 
-    pub(super) fn architecture(&self) -> Architecture {
-        match *self {}
-    }
-
-    pub(super) fn shared(&self) -> &Shared {
-        match *self {}
-    }
-
-    pub(super) fn make_current(&self) -> Result<(), CudaError> {
-        match *self {}
-    }
-
-    pub(super) fn load<const N: usize>(
-        &self,
-        _: String,
-        _: [&'static str; N],
-    ) -> Result<[Loaded; N], CudaError> {
-        match *self {}
-    }
-
-    pub(super) fn stream(&self) -> Result<CUstream, CudaError> {
-        match *self {}
-    }
-
-    pub(super) unsafe fn destroy(&self, _: CUstream) -> Result<(), CudaError> {
-        match *self {}
-    }
-
-    pub(super) fn event(&self) -> Result<CUevent, CudaError> {
-        match *self {}
-    }
-
-    pub(super) unsafe fn record(&self, _: CUevent, _: CUstream) -> Result<(), CudaError> {
-        match *self {}
-    }
-
-    pub(super) unsafe fn wait_on(&self, _: CUstream, _: CUevent) -> Result<(), CudaError> {
-        match *self {}
-    }
-
-    pub(super) unsafe fn has_reached(&self, _: CUevent) -> Result<bool, CudaError> {
-        match *self {}
-    }
-
-    pub(super) unsafe fn allocate(&self, _: usize) -> Result<Option<u64>, CudaError> {
-        match *self {}
-    }
-
-    pub(super) unsafe fn free(&self, _: u64) -> Result<(), CudaError> {
-        match *self {}
-    }
-
-    pub(super) fn memory(&self) -> (usize, usize) {
-        match *self {}
-    }
-
-    pub(super) fn lock_pages(&self, _: usize) -> Result<*mut u8, CudaError> {
-        match *self {}
-    }
-
-    pub(super) unsafe fn issue(&self, _: CUstream, _: Operation<'_>) -> Result<(), CudaError> {
-        match *self {}
+    methods! { unsafe:
+        destroy(CUstream) -> Result<(), CudaError>;
+        record(CUevent, CUstream) -> Result<(), CudaError>;
+        wait_on(CUstream, CUevent) -> Result<(), CudaError>;
+        has_reached(CUevent) -> Result<bool, CudaError>;
+        allocate(usize) -> Result<Option<u64>, CudaError>;
+        free(u64) -> Result<(), CudaError>;
+        issue(CUstream, Operation<'_>) -> Result<(), CudaError>;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::cuda::{CudaError, Device, DeviceBuffer, Stream, compile};
+    use crate::cuda::{Architecture, CudaError, Device, compile};
 
     #[test]
-    fn nothing_of_a_device_has_values_so_a_test_for_one_costs_nothing() {
+    fn a_device_is_refused_and_has_no_values_so_a_test_for_one_costs_nothing() {
         assert_eq!(Device::new(0).err(), Some(CudaError::NotBuilt));
         assert_eq!(Device::count(), Err(CudaError::NotBuilt));
-        assert_eq!(compile(super::Architecture(90)), Err(CudaError::NotBuilt));
-        let sizes = [size_of::<Option<Device>>(), size_of::<Option<Stream>>()];
-        assert_eq!((sizes, size_of::<Option<DeviceBuffer>>()), ([0, 0], 0));
+        assert_eq!(compile(Architecture(90)), Err(CudaError::NotBuilt));
+        assert_eq!(size_of::<Option<Device>>(), 0);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
-use super::driver::{Context, Loaded, compile};
+use super::driver::{Context, Loaded};
 use super::error::CudaError;
 use super::event::Events;
 use super::kernel::{Kernel, NAMES};
@@ -33,7 +33,7 @@ pub struct Device(Context);
 #[derive(Default)]
 pub(super) struct Shared {
     /// By the index of the kernel.
-    kernels: OnceLock<Result<[Loaded; NAMES.len()], CudaError>>,
+    kernels: OnceLock<Result<Vec<Loaded>, CudaError>>,
     pub(super) events: Events,
     pub(super) pool: Pool,
     pub(super) stagings: Stagings,
@@ -55,8 +55,8 @@ impl Device {
     /// Opens the device of this ordinal of the driver, from 0. Later calls with the same ordinal return a handle to the same device.
     ///
     /// # Errors
-    /// [`CudaError::MissingLibrary`] if the driver cannot be loaded; [`CudaError::NoDevice`] if it has no such device;
-    /// [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::NotBuilt`] without the feature `cuda`; [`CudaError::MissingLibrary`] if the driver cannot be loaded;
+    /// [`CudaError::NoDevice`] if it has no such device; [`CudaError::Driver`] if a call of the driver fails.
     pub fn new(ordinal: usize) -> Result<Self, CudaError> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
         let mut devices = DEVICES.lock();
@@ -71,7 +71,8 @@ impl Device {
     /// The number of devices that the driver has.
     ///
     /// # Errors
-    /// [`CudaError::MissingLibrary`] if the driver cannot be loaded; [`CudaError::Driver`] if a call of the driver fails.
+    /// [`CudaError::NotBuilt`] without the feature `cuda`; [`CudaError::MissingLibrary`] if the driver cannot be loaded;
+    /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn count() -> Result<usize, CudaError> {
         Context::count()
     }
@@ -124,7 +125,7 @@ impl Device {
     pub fn prepare(&self) -> Result<(), CudaError> {
         self.shared()
             .kernels
-            .get_or_init(|| self.compile())
+            .get_or_init(|| self.0.load(&NAMES))
             .as_ref()
             .map(drop)
             .map_err(Clone::clone)
@@ -148,12 +149,8 @@ impl Device {
 
     /// A loaded kernel. The first call compiles all kernels.
     pub(super) fn kernel(&self, kernel: Kernel) -> Result<Loaded, CudaError> {
-        let kernels = self.shared().kernels.get_or_init(|| self.compile());
+        let kernels = self.shared().kernels.get_or_init(|| self.0.load(&NAMES));
         kernels.as_ref().map(|kernels| kernels[kernel.index()]).map_err(Clone::clone)
-    }
-
-    fn compile(&self) -> Result<[Loaded; NAMES.len()], CudaError> {
-        self.0.load(compile(self.architecture())?, NAMES)
     }
 
     pub(super) fn context(&self) -> &Context {

@@ -90,39 +90,34 @@ impl Context {
     }
 
     pub(super) fn make_current(&self) -> Result<(), CudaError> {
-        let current = result::ctx::get_current();
-        if current.map_err(|error| self.refused("get the context", error))? == Some(self.0.raw.0) {
+        let current = self.told("get the context", result::ctx::get_current())?;
+        if current == Some(self.0.raw.0) {
             return Ok(());
         }
         // SAFETY: CU-2, the context is retained for the life of the process.
-        let set = unsafe { result::ctx::set_current(self.0.raw.0) };
-        set.map_err(|error| self.refused("set the context", error))
+        self.told("set the context", unsafe { result::ctx::set_current(self.0.raw.0) })
     }
 
-    /// Loads the kernels of these names, of a compiled text.
-    pub(super) fn load<const N: usize>(
-        &self,
-        ptx: String,
-        names: [&'static str; N],
-    ) -> Result<[Loaded; N], CudaError> {
+    /// Compiles and loads the kernels of these names.
+    pub(super) fn load(&self, names: &[&'static str]) -> Result<Vec<Loaded>, CudaError> {
         self.make_current()?;
-        let text = CString::new(ptx).map_err(|_| CudaError::Compile {
-            architecture: self.0.architecture.to_string(),
+        let architecture = self.0.architecture;
+        let text = CString::new(compile(architecture)?).map_err(|_| CudaError::Compile {
+            architecture: architecture.to_string(),
             log: "the PTX contains a zero byte".to_owned(),
         })?;
         // SAFETY: CU-3, the image is a text that ends in a zero, as the compiler made it.
         let module = unsafe { result::module::load_data(text.as_ptr().cast()) };
-        let module = module.map_err(|error| self.refused("load the kernels", error))?;
-        let of = |name: &'static str| {
-            let symbol = CString::new(name).expect("a name without zeros");
+        let module = self.told("load the kernels", module)?;
+        let of = |name: &&'static str| {
+            let symbol = CString::new(*name).expect("a name without zeros");
             // SAFETY: CU-3, the module was just loaded, and is never unloaded.
             let function = unsafe { result::module::get_function(module, symbol) };
-            let function = function.map_err(|error| self.refused(name, error))?;
-            let resident = self.resident(function).map_err(|error| self.refused(name, error))?;
+            let function = self.told(name, function)?;
+            let resident = self.told(name, self.resident(function))?;
             Ok(Loaded { name, function: Handle(function), resident })
         };
-        let loaded = names.into_iter().map(of).collect::<Result<Vec<_>, CudaError>>()?;
-        Ok(std::array::from_fn(|index| loaded[index]))
+        names.iter().map(of).collect()
     }
 
     /// The number of blocks of a kernel that the device runs at a time.
@@ -138,8 +133,8 @@ impl Context {
     /// A new stream, which does not synchronize with the default stream.
     pub(super) fn stream(&self) -> Result<CUstream, CudaError> {
         self.make_current()?;
-        let raw = result::stream::create(result::stream::StreamKind::NonBlocking);
-        raw.map_err(|error| self.refused("make a stream", error))
+        let kind = result::stream::StreamKind::NonBlocking;
+        self.told("make a stream", result::stream::create(kind))
     }
 
     /// # Safety
@@ -147,14 +142,12 @@ impl Context {
     pub(super) unsafe fn destroy(&self, stream: CUstream) -> Result<(), CudaError> {
         self.make_current()?;
         // SAFETY: CU-2, the caller's promise is passed on.
-        let destroyed = unsafe { result::stream::destroy(stream) };
-        destroyed.map_err(|error| self.refused("destroy a stream", error))
+        self.told("destroy a stream", unsafe { result::stream::destroy(stream) })
     }
 
     /// A new event; the context is current.
     pub(super) fn event(&self) -> Result<CUevent, CudaError> {
-        let made = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        made.map_err(|error| self.refused("make an event", error))
+        self.told("make an event", result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING))
     }
 
     /// Records the end of all operations that were issued on the stream so far.
@@ -163,8 +156,7 @@ impl Context {
     /// CU-2: both live, and the context is current.
     pub(super) unsafe fn record(&self, event: CUevent, stream: CUstream) -> Result<(), CudaError> {
         // SAFETY: CU-2, the caller's promise is passed on.
-        let recorded = unsafe { result::event::record(event, stream) };
-        recorded.map_err(|error| self.refused("record an event", error))
+        self.told("record an event", unsafe { result::event::record(event, stream) })
     }
 
     /// Makes the stream wait for an event, on the device.
@@ -175,7 +167,7 @@ impl Context {
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: CU-2, the caller's promise is passed on.
         let waits = unsafe { result::stream::wait_event(stream, event, flags) };
-        waits.map_err(|error| self.refused("wait for an event", error))
+        self.told("wait for an event", waits)
     }
 
     /// Whether the device has reached an event.
@@ -186,9 +178,8 @@ impl Context {
         self.make_current()?;
         // SAFETY: CU-2, the caller's promise is passed on.
         match unsafe { result::event::query(event) } {
-            Ok(()) => Ok(true),
             Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(error) => Err(self.refused("query an event", error)),
+            outcome => self.told("query an event", outcome.map(|()| true)),
         }
     }
 
@@ -199,9 +190,8 @@ impl Context {
     pub(super) unsafe fn allocate(&self, size: usize) -> Result<Option<u64>, CudaError> {
         // SAFETY: CU-4, the caller's promise is passed on.
         match unsafe { result::malloc_sync(size) } {
-            Ok(address) => Ok(Some(address)),
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
-            Err(error) => Err(self.refused("allocate memory", error)),
+            outcome => self.told("allocate memory", outcome.map(Some)),
         }
     }
 
@@ -209,8 +199,7 @@ impl Context {
     /// CU-4: no buffer holds the memory, and it is freed once.
     pub(super) unsafe fn free(&self, address: u64) -> Result<(), CudaError> {
         // SAFETY: CU-4, the caller's promise is passed on.
-        let freed = unsafe { result::free_sync(address) };
-        freed.map_err(|error| self.refused("free memory", error))
+        self.told("free memory", unsafe { result::free_sync(address) })
     }
 
     /// The bytes of the device that are free, and all its bytes; zeros if the driver does not tell.
@@ -223,7 +212,7 @@ impl Context {
     pub(super) fn lock_pages(&self, len: usize) -> Result<*mut u8, CudaError> {
         // SAFETY: CU-6, the memory is never freed: pieces go from copy to copy.
         let start = unsafe { result::malloc_host(len, 0) };
-        Ok(start.map_err(|error| self.refused("lock pages", error))?.cast())
+        Ok(self.told("lock pages", start)?.cast())
     }
 
     /// Issues an operation; the context is current.
@@ -259,12 +248,12 @@ impl Context {
                 unsafe { result::launch_kernel(function, grid, block, 0, stream, arguments) }
             }
         };
-        issued.map_err(|error| self.refused(name, error))
+        self.told(name, issued)
     }
 
-    /// The error of a call that failed during `operation`.
-    fn refused(&self, operation: &str, error: DriverError) -> CudaError {
-        refused(self.0.ordinal, operation, error)
+    /// The outcome of a call that is made for `operation`.
+    fn told<T>(&self, operation: &str, outcome: Result<T, DriverError>) -> Result<T, CudaError> {
+        outcome.map_err(|error| refused(self.0.ordinal, operation, error))
     }
 }
 

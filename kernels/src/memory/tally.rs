@@ -154,7 +154,7 @@ fn lower_peaks(table: &[Row; MAX_RANKS]) {
 pub fn set_budget(rank: Rank, category: Category, bytes: Option<ByteCount>) {
     let tally = TALLIES.get(rank.index()).and_then(|row| row.0.get(category.index()));
     if let Some(tally) = tally {
-        tally.refused.store(bytes.map_or(0, |bytes| !bytes.0), Relaxed);
+        tally.budget_complement.store(bytes.map_or(0, |bytes| !bytes.0), Relaxed);
     }
 }
 
@@ -181,7 +181,7 @@ impl Tag {
     pub(super) fn refuses(self, size: usize) -> bool {
         let Some(tally) = self.tally() else { return false };
         let live = tally.live.load(Relaxed);
-        live.saturating_add(size as u64) > !tally.refused.load(Relaxed)
+        live.saturating_add(size as u64) > !tally.budget_complement.load(Relaxed)
     }
 
     /// Counts a new block of `size` bytes.
@@ -240,13 +240,13 @@ struct Tally {
     live: AtomicU64,
     peak: AtomicU64,
     /// The complement of the bytes that may be live: with 0 for no limit, the table is all zeros, and takes no room in a program's file.
-    refused: AtomicU64,
+    budget_complement: AtomicU64,
 }
 
 impl Tally {
     const fn untouched() -> Self {
-        let [live, peak, refused] = [const { AtomicU64::new(0) }; 3];
-        Self { live, peak, refused }
+        let [live, peak, budget_complement] = [const { AtomicU64::new(0) }; 3];
+        Self { live, peak, budget_complement }
     }
 
     fn charge(&self, size: usize) {

@@ -1,5 +1,5 @@
-//! The parts of an engine that lie on a device. Without the feature `cuda` a
-//! [`DeviceSeat`] has no values, and the compiler leaves this code out.
+//! The parts of an engine that lie on a device. Without the feature `cuda` a [`DeviceSeat`] has no values, and the compiler
+//! leaves this code out.
 //!
 //! | on the host | on a device |
 //! |---|---|
