@@ -145,7 +145,6 @@ pub enum Error {
         what: String,
     },
     /// A device refused a call, or ran out of memory. The ranks that depend on its output get the same error.
-    #[cfg(feature = "cuda")]
     #[error("{op} on rank {rank}, step {step}: {error}")]
     Device {
         /// The operation.

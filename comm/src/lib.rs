@@ -82,7 +82,7 @@
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `slow`;
 //! - worlds and ranks: `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share);
-//! - groups and operations: `group`, `site`, `issue`, `collectives`, `units`, `device` (feature `cuda`), `pending`;
+//! - groups and operations: `group`, `site`, `issue`, `collectives`, `units`, `device`, `pending`;
 //! - execution: `work` (the work of an operation, in blocks), `local` (its order and its threads: `PROTOCOL.md` beside the
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - records: `ledger`, `flight`.
@@ -94,7 +94,6 @@ mod comparison;
 #[cfg(feature = "nccl")]
 pub mod control;
 mod descriptor;
-#[cfg(feature = "cuda")]
 mod device;
 mod environment;
 mod error;
@@ -130,7 +129,6 @@ mod world;
 
 pub use self::collectives::Lent;
 pub use self::descriptor::{Counts, Descriptor, GroupId};
-#[cfg(feature = "cuda")]
 pub use self::device::{DeviceAccumulator, DeviceReduced};
 pub use self::environment::{Launched, Launcher};
 pub use self::error::{AbortReason, Error, StepFailure};

@@ -43,7 +43,6 @@ pub(crate) use self::transport::TransportError;
 #[cfg(feature = "nccl")]
 pub(crate) use self::transport::{Answer, Cause, Loss};
 pub(crate) use self::travels::Travels;
-#[cfg(feature = "cuda")]
 pub(crate) use self::{
     statement::Form,
     travels::{At, Parcels, Turn},

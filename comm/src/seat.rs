@@ -42,7 +42,6 @@ pub(crate) struct Seat {
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
     descriptors: Spare<Descriptor>,
     /// Where its operations on devices run.
-    #[cfg(feature = "cuda")]
     pub(crate) streams: crate::device::Streams,
     /// Its communicators, where those go by NCCL.
     #[cfg(feature = "nccl")]
@@ -106,7 +105,6 @@ impl Seat {
             withheld: Mutex::default(),
             sequences: Mutex::default(),
             descriptors: Spare::default(),
-            #[cfg(feature = "cuda")]
             streams: crate::device::Streams::default(),
             #[cfg(feature = "nccl")]
             nccl: crate::nccl::Held::default(),

@@ -13,31 +13,32 @@
 //!
 //! The driver is loaded at run time, by the first call of [`Device::new`] or [`Device::count`]. NVRTC is loaded when kernels are
 //! compiled, before the first launch or by [`Device::prepare`], for the architecture of the device. So a program that is built with
-//! this feature also runs on a machine without these libraries.
+//! the feature `cuda` also runs on a machine without these libraries. Without the feature there is no driver: the types are the same,
+//! a [`Device`] has no values, and the compiler leaves out the code that would use one.
 //!
 //! Calls that issue an operation return before the device has executed it, unless their documentation says that they wait. An error
 //! of the device then comes from a later call. The first launch compiles all kernels: so every call that launches a kernel can also
 //! fail with [`CudaError::MissingLibrary`] or [`CudaError::Compile`], unless [`Device::prepare`] has succeeded before.
 //!
-//! Modules in reading order: `error`, `libraries`, `source`, `compile` (compilation); `device`, `event`, `stream` (execution); `budget`,
-//! `memory`, `staging`, `buffer`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels, and notes that they write); `pack`,
-//! `sum`, `inspect`, `update` (the kernels); `gradients` (gradients in host or device memory).
+//! Modules in reading order: `error`, `kernel`; `driver` (the driver's calls, compilation), or `absent` in its place; `device`, `event`,
+//! `stream` (execution); `budget`, `memory`, `staging`, `buffer`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels,
+//! and notes that they write); `pack`, `sum`, `inspect`, `update` (the kernels); `gradients` (gradients in host or device memory).
 
 mod budget;
 mod buffer;
-mod compile;
 mod device;
+#[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
+mod driver;
 mod error;
 mod event;
 mod foreign;
 mod gradients;
 mod inspect;
+mod kernel;
 mod launch;
-mod libraries;
 mod memory;
 mod noted;
 mod pack;
-mod source;
 mod staging;
 mod stream;
 mod sum;
@@ -45,8 +46,8 @@ mod table;
 mod update;
 
 pub use self::buffer::DeviceBuffer;
-pub use self::compile::{Architecture, compile};
-pub use self::device::Device;
+pub use self::device::{Architecture, Device};
+pub use self::driver::{HAS_DEVICES, compile};
 pub use self::error::CudaError;
 pub use self::event::Moment;
 pub use self::gradients::{DevicePart, DeviceSlice};

@@ -31,7 +31,6 @@ pub trait GradientValues: Send + Sync + Debug {
 
     /// The elements in the memory of a device; `None` if they lie on the host. A reduction on that device uses this slice
     /// and does not call [`read`](Self::read).
-    #[cfg(feature = "cuda")]
     fn on_device(&self) -> Option<crate::cuda::DeviceSlice<'_>> {
         None
     }

@@ -45,13 +45,12 @@
 //!
 //! Modules in reading order: `element`, `values`, `buffer`, `gradient` (the operands); `divisor`, `wire`, `round` (division
 //! and rounding); `simd`, `map` (vector code); `accumulate`, `contributions`, `convert`, `scale`, `inspect`, `reduce`, `optimizer`,
-//! `stream`, `matmul` (the kernels); `disjoint`, [`memory`]; `cuda` (with the feature `cuda`: the same arithmetic on a GPU).
+//! `stream`, `matmul` (the kernels); `disjoint`, [`memory`]; [`cuda`] (the same arithmetic on a GPU).
 
 mod accumulate;
 mod buffer;
 mod contributions;
 mod convert;
-#[cfg(feature = "cuda")]
 pub mod cuda;
 mod disjoint;
 mod divisor;

@@ -33,15 +33,12 @@ mod scope;
 mod tally;
 
 pub use allocator::CountingAllocator;
-#[cfg(feature = "cuda")]
 pub(crate) use scope::charge_on_device;
 pub use scope::{Scope, is_installed, scope, set_rank};
-#[cfg(feature = "cuda")]
 pub(crate) use tally::DeviceCharge;
-#[cfg(feature = "cuda")]
-pub use tally::usage_on_device;
 pub use tally::{
     Allocations, Category, MAX_RANKS, Usage, allocations, reset_peaks, set_budget, usage,
+    usage_on_device,
 };
 
 #[cfg(test)]

@@ -5,10 +5,8 @@ mod adamw;
 mod blocks;
 mod sgd;
 
-#[cfg(feature = "cuda")]
 pub(crate) use adamw::AdamWFactors;
 pub use adamw::{AdamWStep, adamw};
 pub use blocks::{FusedUpdate, update_in_blocks};
-#[cfg(feature = "cuda")]
 pub(crate) use sgd::SgdFactors;
 pub use sgd::{MomentumKind, SgdStep, sgd};

@@ -50,7 +50,6 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-#[cfg(feature = "cuda")]
 pub(crate) use checkpointed::copy_part;
 pub use checkpointed::{Checkpointed, OptimizerState};
 pub use hsdp_checkpoint as format;

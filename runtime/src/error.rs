@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::fmt;
 
-#[cfg(feature = "cuda")]
 use hsdp_kernels::cuda::CudaError;
 use hsdp_sharding::Rank;
 
@@ -82,7 +81,6 @@ pub enum Error {
     },
     /// A device has failed, or has not enough memory. The step fails on this rank, and the other ranks are told. A device that is late,
     /// or whose driver refuses a call, does not recover: the world ends.
-    #[cfg(feature = "cuda")]
     #[error("{operation} on rank {rank}, step {step}: {error}")]
     Device {
         /// The operation that was called.
@@ -95,7 +93,6 @@ pub enum Error {
         error: CudaError,
     },
     /// The model cannot be placed on the device.
-    #[cfg(feature = "cuda")]
     #[error("the model cannot be placed on the device: {error}")]
     Placement {
         /// The error of the device.
@@ -253,7 +250,6 @@ impl Error {
         match self {
             Self::Comm(error) => error.is_fatal(),
             Self::Disagreement { .. } => true,
-            #[cfg(feature = "cuda")]
             Self::Device { error, .. } => {
                 matches!(error, CudaError::Late { .. } | CudaError::Driver { .. })
             }
@@ -299,7 +295,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

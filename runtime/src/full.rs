@@ -11,7 +11,7 @@ use crate::engine::full_pool::{Pooled, SharedPooled};
 
 /// A unit's gathered parameters, in the compute dtype: one host buffer for each parameter, with all of its elements, row-major.
 ///
-/// On a device it is one device buffer, and each parameter is a part of it (`Full::on_device`, with the feature `cuda`). All other
+/// On a device it is one device buffer, and each parameter is a part of it (`Full::on_device`). All other
 /// methods that read values read a copy on the host. The first of these calls makes the copy: it waits for the gather, and panics if
 /// the device fails.
 ///
@@ -91,7 +91,6 @@ impl Full {
     ///
     /// # Panics
     /// If the unit has no such parameter.
-    #[cfg(feature = "cuda")]
     #[must_use]
     pub fn on_device(&self, parameter: usize) -> Option<hsdp_kernels::cuda::DevicePart> {
         match &self.buffers {

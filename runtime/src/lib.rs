@@ -105,9 +105,9 @@ pub use learning_rate::LearningRate;
 pub use model::{ModelId, ShardedModel};
 pub use non_finite::{NonFiniteGradient, Origin};
 pub use objective::{LossSum, Objective, Seed};
-#[cfg(feature = "cuda")]
-pub use optimizer::DeviceRun;
-pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Run, Sgd, SgdOptions, Update};
+pub use optimizer::{
+    AdamW, AdamWOptions, DeviceRun, Momentum, Optimizer, Run, Sgd, SgdOptions, Update,
+};
 pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
 pub use placement::Placement;
 pub use precision::{DynamicScale, LossScaling, Precision};

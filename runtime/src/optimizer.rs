@@ -1,7 +1,6 @@
 //! Optimizers on shards: each rank updates the shards that it owns, without communication.
 
 mod adamw;
-#[cfg(feature = "cuda")]
 mod device;
 mod groups;
 mod sgd;
@@ -14,7 +13,6 @@ use hsdp_kernels::{FusedUpdate, ValuesMut, update_in_blocks};
 use hsdp_sharding::{Piece, Role, UnitId};
 
 pub use adamw::{AdamW, AdamWOptions};
-#[cfg(feature = "cuda")]
 pub use device::DeviceRun;
 pub use sgd::{Momentum, Sgd, SgdOptions};
 

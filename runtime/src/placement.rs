@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use hsdp_kernels::cuda::{CudaError, Device, HAS_DEVICES};
 use hsdp_sharding::Offload;
 
 /// The place where a rank's part of a model (parameters, partials, optimizer state) lies and is computed. All ranks have the same kind
@@ -14,7 +15,6 @@ pub enum Placement {
     #[default]
     Host,
     /// A CUDA device. Several ranks may use one device.
-    #[cfg(feature = "cuda")]
     Cuda {
         /// The number of the device, as the driver counts.
         ordinal: usize,
@@ -60,7 +60,6 @@ impl Placement {
             Self::Host => {
                 Err(format!("nothing to offload ({offload}): the model lies on the host"))
             }
-            #[cfg(feature = "cuda")]
             Self::Cuda { ordinal, .. } => Ok(Self::Cuda { ordinal, offload }),
         }
     }
@@ -70,7 +69,6 @@ impl Placement {
     pub fn offload(self) -> Offload {
         match self {
             Self::Host => Offload::None,
-            #[cfg(feature = "cuda")]
             Self::Cuda { offload, .. } => offload,
         }
     }
@@ -82,28 +80,20 @@ impl Placement {
     /// A message if the driver does not give the number of devices.
     pub fn dealt_to(self, process_here: usize) -> Result<Self, String> {
         match self {
-            Self::Host => {
-                let _ = process_here;
-                Ok(Self::Host)
-            }
-            #[cfg(feature = "cuda")]
+            Self::Host => Ok(self),
             Self::Cuda { ordinal, offload } => {
-                let count = hsdp_kernels::cuda::Device::count();
+                let count = Device::count();
                 let count = count.map_err(|error| error.to_string())?.max(1);
                 Ok(Self::Cuda { ordinal: (ordinal + process_here) % count, offload })
             }
         }
     }
 
-    #[cfg(feature = "cuda")]
-    #[expect(clippy::unnecessary_wraps, reason = "the same signature without devices")]
-    const fn cuda(ordinal: usize) -> Result<Self, String> {
-        Ok(Self::Cuda { ordinal, offload: Offload::None })
-    }
-
-    #[cfg(not(feature = "cuda"))]
     fn cuda(ordinal: usize) -> Result<Self, String> {
-        Err(format!("no device cuda:{ordinal}: this build does not have the feature `cuda`"))
+        if HAS_DEVICES {
+            return Ok(Self::Cuda { ordinal, offload: Offload::None });
+        }
+        Err(format!("no device cuda:{ordinal}: {}", CudaError::NotBuilt))
     }
 }
 
@@ -112,11 +102,8 @@ impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Host => "cpu",
-            #[cfg(feature = "cuda")]
             Self::Cuda { offload: Offload::None, .. } => "cuda",
-            #[cfg(feature = "cuda")]
             Self::Cuda { offload: Offload::Optimizer, .. } => "cuda, offloading optimizer",
-            #[cfg(feature = "cuda")]
             Self::Cuda { offload: Offload::All, .. } => "cuda, offloading all",
         })
     }

@@ -32,7 +32,6 @@ pub(crate) enum Manner {
 
 /// The gradients that a rank brings, where it brings any.
 fn gradients_of(deposit: &mut dyn Any) -> Option<&mut Vec<Option<Arc<dyn GradientValues>>>> {
-    #[cfg(feature = "cuda")]
     if deposit.is::<crate::device::ReduceDeposit>() {
         let deposit = deposit.downcast_mut::<crate::device::ReduceDeposit>();
         return deposit.map(|it| &mut it.gradients);

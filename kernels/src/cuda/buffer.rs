@@ -4,8 +4,6 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use cudarc::driver::result;
-use cudarc::driver::sys::CUdeviceptr;
 use half::{bf16, f16};
 use hsdp_sharding::DType;
 
@@ -14,7 +12,7 @@ use super::error::CudaError;
 use super::foreign::Foreign;
 use super::memory::{Block, Uses, exhausted};
 use super::staging::Staging;
-use super::stream::Stream;
+use super::stream::{Operation, Stream};
 use crate::buffer::HostBuffer;
 use crate::memory::{self, Category, DeviceCharge, charge_on_device};
 use crate::values::Values;
@@ -56,7 +54,7 @@ impl DeviceBuffer {
         let block = {
             // The host memory of the pool's own records does not count in the caller's scope.
             let _other = memory::scope(Category::Other);
-            device.0.pool.take(device, bytes, what)?
+            device.shared().pool.take(device, bytes, what)?
         };
         Ok(Self {
             device: device.clone(),
@@ -96,7 +94,7 @@ impl DeviceBuffer {
     /// # Panics
     /// If `index` is greater than the number of elements.
     #[must_use]
-    pub fn address(&self, index: usize) -> CUdeviceptr {
+    pub fn address(&self, index: usize) -> u64 {
         assert!(index <= self.len, "element {index} of a buffer of {}", self.len);
         self.start() + (index * self.dtype.size_bytes()) as u64
     }
@@ -126,7 +124,7 @@ impl DeviceBuffer {
         self.memory.as_ref().expect("present until the buffer is dropped")
     }
 
-    fn start(&self) -> CUdeviceptr {
+    fn start(&self) -> u64 {
         match self.memory() {
             Memory::Own(block) => block.address,
             Memory::Lent(foreign) => foreign.address,
@@ -145,11 +143,9 @@ impl DeviceBuffer {
     /// # Errors
     /// [`CudaError::Mismatch`] if `stream` is of another device; [`CudaError::Driver`] if a call of the driver fails.
     pub fn fill(&mut self, stream: &Stream, byte: u8) -> Result<(), CudaError> {
-        let (address, bytes) = (self.address(0), self.bytes());
-        stream.issue("fill", (&[], &mut [self]), |raw| {
-            // SAFETY: CU-5, the bytes are the buffer's, which is noted as written.
-            unsafe { result::memset_d8_async(address, byte, bytes, raw) }
-        })?;
+        let fill = Operation::Fill { address: self.address(0), byte, bytes: self.bytes() };
+        // SAFETY: CU-5, the bytes are the buffer's, which is noted as written.
+        unsafe { stream.issue((&[], &mut [self]), fill) }?;
         Ok(())
     }
 
@@ -166,14 +162,12 @@ impl DeviceBuffer {
             Values::F16(values) => bytemuck::cast_slice(values),
             Values::BF16(values) => bytemuck::cast_slice(values),
         };
-        let (address, mut staging) = (self.address(0), Staging::take(&self.device, source.len())?);
+        let mut staging = Staging::take(&self.device, source.len())?;
         let staged = &mut staging.bytes()[..source.len()];
         staged.copy_from_slice(source);
-        let issued = stream.issue("copy to the device", (&[], &mut [self]), |raw| {
-            // SAFETY: CU-5, the buffer has room for the bytes, and they stay until the copy's moment.
-            unsafe { result::memcpy_htod_async(address, staged, raw) }
-        });
-        match issued {
+        let copy = Operation::CopyIn { to: self.address(0), from: staged };
+        // SAFETY: CU-5, the buffer has room for the bytes, and they stay until the copy's moment.
+        match unsafe { stream.issue((&[], &mut [self]), copy) } {
             Ok(moment) => staging.until(moment),
             Err(error) => {
                 staging.leak();
@@ -208,11 +202,9 @@ impl DeviceBuffer {
             }
         }
         let (to, bytes) = (self.address(range.start), range.len() * self.dtype.size_bytes());
-        let from = source.address(from.start);
-        stream.issue("copy", (&[source], &mut [self]), |raw| {
-            // SAFETY: CU-5, both ranges lie in their buffers, which are two, and have so many bytes.
-            unsafe { result::memcpy_dtod_async(to, from, bytes, raw) }
-        })?;
+        let copy = Operation::Copy { to, from: source.address(from.start), bytes };
+        // SAFETY: CU-5, both ranges lie in their buffers, which are two, and have so many bytes.
+        unsafe { stream.issue((&[source], &mut [self]), copy) }?;
         Ok(())
     }
 
@@ -264,11 +256,10 @@ impl DeviceBuffer {
     ) -> Result<Staging, CudaError> {
         let len = range.len() * self.dtype.size_bytes();
         let mut staging = Staging::take(&self.device, len)?;
-        let (address, bytes) = (self.address(range.start), &mut staging.bytes()[..len]);
-        let issued = stream.issue("copy to the host", (&[self], &mut []), |raw| {
-            // SAFETY: CU-5, the buffer has so many bytes; they are read after the copy, or never again.
-            unsafe { result::memcpy_dtoh_async(bytes, address, raw) }
-        });
+        let to = &mut staging.bytes()[..len];
+        let copy = Operation::CopyOut { to, from: self.address(range.start) };
+        // SAFETY: CU-5, the buffer has so many bytes; they are read after the copy, or never again.
+        let issued = unsafe { stream.issue((&[self], &mut []), copy) };
         match issued.and_then(|moment| moment.wait("copy to the host", patience)) {
             Ok(()) => Ok(staging),
             Err(error) => {
@@ -311,7 +302,7 @@ impl Drop for DeviceBuffer {
         match self.memory.take() {
             Some(Memory::Own(block)) => {
                 self.charge.refund(self.bytes());
-                self.device.0.pool.give_back(block);
+                self.device.shared().pool.give_back(block);
             }
             Some(Memory::Lent(foreign)) => foreign.give_back(),
             None => {}

@@ -6,6 +6,9 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CudaError {
+    /// This build has no devices.
+    #[error("this build does not have the feature `cuda`")]
+    NotBuilt,
     /// A library of the system cannot be loaded.
     #[error("{library} cannot be loaded ({purpose}): tried {}", tried.join(", "))]
     MissingLibrary {

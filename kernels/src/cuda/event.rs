@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::result;
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream};
 use parking_lot::Mutex;
 
 use super::device::{Device, Handle};
+use super::driver::{CUevent, CUstream};
 use super::error::CudaError;
 
 /// The time that a waiting thread sleeps between two queries of an event.
@@ -53,8 +52,7 @@ impl Upcoming {
     ) -> Result<Moment, CudaError> {
         let Event { device, event } = &self.0;
         // SAFETY: CU-2, both live, and the context is current: the caller has issued something.
-        let recorded = unsafe { result::event::record(event.0, raw) };
-        recorded.map_err(|error| device.refused("record an event", error))?;
+        unsafe { device.context().record(event.0, raw) }?;
         Ok(Moment { event: Arc::new(self.0), stream, number })
     }
 }
@@ -63,10 +61,8 @@ impl Moment {
     /// Makes the stream `raw` wait for this moment, on the device.
     pub(super) fn hold_back(&self, raw: CUstream) -> Result<(), CudaError> {
         let Event { device, event } = &*self.event;
-        let flags = cudarc::driver::sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: CU-2, both live; the event was recorded.
-        let waits = unsafe { result::stream::wait_event(raw, event.0, flags) };
-        waits.map_err(|error| device.refused("wait for an event", error))
+        unsafe { device.context().wait_on(raw, event.0) }
     }
 
     /// Whether the device has reached this moment. Does not wait.
@@ -75,19 +71,10 @@ impl Moment {
     /// [`CudaError::Driver`] if the operation, or one before it, has failed.
     pub fn has_come(&self) -> Result<bool, CudaError> {
         let Event { device, event } = &*self.event;
-        device.make_current()?;
         // SAFETY: CU-2, the event lives, and was recorded.
-        match unsafe { result::event::query(event.0) } {
-            Ok(()) => Ok(true),
-            Err(error) if error.0 == cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_READY => {
-                Ok(false)
-            }
-            Err(error) => Err(device.refused("query an event", error)),
-        }
+        unsafe { device.context().has_reached(event.0) }
     }
-}
 
-impl Moment {
     /// Blocks the calling thread until the device has reached this moment, for at most `patience`. `operation` names
     /// the operation in an error.
     ///
@@ -112,12 +99,9 @@ impl Moment {
 
 impl Event {
     fn take(device: &Device) -> Result<Self, CudaError> {
-        if let Some(event) = device.0.events.0.lock().pop() {
-            return Ok(Self { device: device.clone(), event });
-        }
-        let made = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        let event = made.map_err(|error| device.refused("make an event", error))?;
-        Ok(Self { device: device.clone(), event: Handle(event) })
+        let unused = device.shared().events.0.lock().pop();
+        let event = unused.map_or_else(|| device.context().event().map(Handle), Ok)?;
+        Ok(Self { device: device.clone(), event })
     }
 }
 
@@ -125,6 +109,6 @@ impl Event {
 /// waits.
 impl Drop for Event {
     fn drop(&mut self) {
-        self.device.0.events.0.lock().push(self.event);
+        self.device.shared().events.0.lock().push(self.event);
     }
 }

@@ -5,7 +5,6 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdeviceptr;
 use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
@@ -18,7 +17,7 @@ type Owner = Box<dyn Any + Send + Sync>;
 
 /// A piece of device memory that another library owns.
 pub(super) struct Foreign {
-    pub(super) address: CUdeviceptr,
+    pub(super) address: u64,
     pub(super) uses: Uses,
     /// The stream on which the library uses and frees the memory.
     stream: Arc<Stream>,
@@ -58,7 +57,7 @@ impl DeviceBuffer {
     pub unsafe fn foreign(
         stream: &Arc<Stream>,
         (dtype, len): (DType, usize),
-        address: CUdeviceptr,
+        address: u64,
         owner: Owner,
     ) -> Result<Self, CudaError> {
         let uses = Uses::default();

@@ -6,9 +6,9 @@ use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
+use super::kernel::Kernel;
 use super::launch::{Launch, WIDTH};
 use super::noted::{read_words, words};
-use super::source::Kernel;
 use super::stream::Stream;
 
 /// The largest number of blocks, and the number of threads, of `inspect.cu`. They are the same on all devices, so that sums have one

@@ -3,14 +3,12 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use cudarc::driver::result;
 use smallvec::SmallVec;
 
 use super::buffer::DeviceBuffer;
-use super::device::Loaded;
 use super::error::CudaError;
-use super::source::Kernel;
-use super::stream::Stream;
+use super::kernel::Kernel;
+use super::stream::{Operation, Stream};
 use crate::{Divisor, divisor};
 
 /// The number of threads of a block, except for kernels with a fixed number.
@@ -120,7 +118,8 @@ impl<'a> Launch<'a> {
         stream: &Stream,
         buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
     ) -> Result<(), CudaError> {
-        let Loaded { function, resident } = stream.device().kernel(self.kernel)?;
+        let kernel = stream.device().kernel(self.kernel)?;
+        let resident = kernel.resident();
         let (blocks, threads) = match self.size {
             Size::Fixed { blocks, threads } => (blocks, threads),
             Size::Elements(len) => {
@@ -128,11 +127,9 @@ impl<'a> Launch<'a> {
                 (u32::try_from(wanted).unwrap_or(resident).clamp(1, resident), THREADS)
             }
         };
-        let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
-        stream.issue(self.kernel.name(), buffers, |raw| {
-            // SAFETY: CU-5, the caller's promise is passed on; the arguments are alive, and are copied.
-            unsafe { result::launch_kernel(function.0, grid, block, 0, raw, &mut self.arguments) }
-        })?;
+        let arguments = &mut self.arguments;
+        // SAFETY: CU-5, the caller's promise is passed on; the arguments are alive, and are copied.
+        unsafe { stream.issue(buffers, Operation::Launch { kernel, blocks, threads, arguments }) }?;
         Ok(())
     }
 }

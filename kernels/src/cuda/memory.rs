@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::mem;
 
-use cudarc::driver::result;
-use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use parking_lot::Mutex;
 
 use super::budget::Budget;
@@ -37,7 +35,7 @@ struct Class {
 /// A piece of device memory.
 #[derive(Debug)]
 pub(super) struct Block {
-    pub(super) address: CUdeviceptr,
+    pub(super) address: u64,
     /// The size of its class, in bytes.
     size: usize,
     pub(super) uses: Uses,
@@ -119,33 +117,31 @@ impl Pool {
             return Ok(block);
         }
         device.make_current()?;
-        let is_out = |error: &result::DriverError| error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-        let first = self.allocate(size);
-        let outcome = if first.as_ref().is_err_and(is_out) {
+        let mut block = self.allocate(device, size)?;
+        if block.is_none() {
             self.release(device)?;
-            self.allocate(size)
-        } else {
-            first
-        };
-        outcome.map_err(|error| match error {
-            error if is_out(&error) => exhausted(device, (bytes, what)),
-            error => device.refused("allocate memory", error),
-        })
+            block = self.allocate(device, size)?;
+        }
+        block.ok_or_else(|| exhausted(device, (bytes, what)))
     }
 
     fn spare(&self, size: usize) -> Option<Block> {
         self.classes.lock().get_mut(&size)?.spare.pop()
     }
 
-    fn allocate(&self, size: usize) -> Result<Block, result::DriverError> {
+    /// A new block; `None` if the device or the budget has no room.
+    fn allocate(&self, device: &Device, size: usize) -> Result<Option<Block>, CudaError> {
         if !self.budget.take(size) {
-            return Err(result::DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+            return Ok(None);
         }
         // SAFETY: CU-4, the memory belongs to one block, which `release` gives back once.
-        let address = unsafe { result::malloc_sync(size) };
-        let address = address.inspect_err(|_| self.budget.give_back(size))?;
+        let address = unsafe { device.context().allocate(size) };
+        let Ok(Some(address)) = address else {
+            self.budget.give_back(size);
+            return address.map(|_| None);
+        };
         self.classes.lock().entry(size).or_default().allocations += 1;
-        Ok(Block { address, size, uses: Uses::default() })
+        Ok(Some(Block { address, size, uses: Uses::default() }))
     }
 
     pub(super) fn give_back(&self, block: Block) {
@@ -177,9 +173,9 @@ impl Pool {
 
 fn free(device: &Device, block: &Block) -> Result<(), CudaError> {
     // SAFETY: CU-4, the block was spare, so no buffer holds it; it is dropped now.
-    let freed = unsafe { result::free_sync(block.address) };
-    device.0.pool.budget.give_back(block.size);
-    freed.map_err(|error| device.refused("free memory", error))
+    let freed = unsafe { device.context().free(block.address) };
+    device.shared().pool.budget.give_back(block.size);
+    freed
 }
 
 /// The size of the block for an allocation of `bytes`.
@@ -193,8 +189,7 @@ fn class(bytes: usize) -> usize {
 
 /// The error that the device has no `bytes` left for `what`.
 pub(super) fn exhausted(device: &Device, (bytes, what): (usize, &str)) -> CudaError {
-    let known = device.make_current().ok().and_then(|()| result::mem_get_info().ok());
-    let (free, total) = device.0.pool.budget.within(known.unwrap_or_default());
+    let (free, total) = device.shared().pool.budget.within(device.context().memory());
     CudaError::OutOfMemory { device: device.ordinal(), bytes, what: what.to_owned(), free, total }
 }
 

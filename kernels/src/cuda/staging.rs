@@ -4,7 +4,6 @@
 
 use std::slice;
 
-use cudarc::driver::result;
 use parking_lot::Mutex;
 
 use super::device::{Device, Handle};
@@ -36,7 +35,7 @@ impl Staging {
     /// Takes a piece of at least `len` bytes that no copy uses.
     pub(super) fn take(device: &Device, len: usize) -> Result<Self, CudaError> {
         device.make_current()?;
-        let piece = device.0.stagings.spare(len)?;
+        let piece = device.shared().stagings.spare(len)?;
         let piece = piece.map_or_else(|| Piece::new(device, len), Ok)?;
         Ok(Self { device: device.clone(), piece: Some(piece), until: None })
     }
@@ -62,9 +61,7 @@ impl Staging {
 impl Piece {
     fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
         let len = len.max(4096).next_power_of_two();
-        // SAFETY: CU-6, the memory is never freed: pieces go from copy to copy.
-        let start = unsafe { result::malloc_host(len, 0) };
-        let start = start.map_err(|error| device.refused("lock pages", error))?.cast::<u8>();
+        let start = device.context().lock_pages(len)?;
         // SAFETY: CU-6, there are `len` bytes from `start`, and they have no other user.
         unsafe { start.write_bytes(0, len) };
         Ok(Self { start: Handle(start), len })
@@ -89,7 +86,7 @@ impl Stagings {
 impl Drop for Staging {
     fn drop(&mut self) {
         if let Some(piece) = self.piece.take() {
-            self.device.0.stagings.0.lock().push((piece, self.until.take()));
+            self.device.shared().stagings.0.lock().push((piece, self.until.take()));
         }
     }
 }

@@ -1,17 +1,17 @@
 //! Streams, and the order of the operations that are issued on them. `CUDA.md`, "Issuing".
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys::CUstream;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use super::buffer::DeviceBuffer;
 use super::device::{Device, Handle};
+use super::driver::{CUstream, Loaded};
 use super::error::CudaError;
 use super::event::{Moment, Upcoming};
 use super::memory::Uses;
@@ -47,6 +47,17 @@ pub struct Together<'a> {
     pub writes: Vec<&'a mut DeviceBuffer>,
 }
 
+/// An operation of the driver itself, on addresses of the device. Sizes are in bytes.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only the driver reads it"))]
+pub(super) enum Operation<'a> {
+    Fill { address: u64, byte: u8, bytes: usize },
+    CopyIn { to: u64, from: &'a [u8] },
+    Copy { to: u64, from: u64, bytes: usize },
+    CopyOut { to: &'a mut [u8], from: u64 },
+    Launch { kernel: Loaded, blocks: u32, threads: u32, arguments: &'a mut [*mut c_void] },
+}
+
 /// The place of an operation on a stream.
 struct Place<'a> {
     progress: MutexGuard<'a, Progress>,
@@ -64,9 +75,7 @@ struct Progress {
 
 impl Stream {
     pub(super) fn new(device: &Device) -> Result<Self, CudaError> {
-        device.make_current()?;
-        let raw = result::stream::create(result::stream::StreamKind::NonBlocking);
-        let raw = Handle(raw.map_err(|error| device.refused("make a stream", error))?);
+        let raw = Handle(device.context().stream()?);
         let id = STREAMS.fetch_add(1, Ordering::Relaxed);
         let (device, progress) = (device.clone(), Mutex::default());
         Ok(Self { device, id, raw, owned: Owned::ByThis, progress })
@@ -114,13 +123,17 @@ impl Stream {
     }
 
     /// Issues an operation of the driver itself.
-    pub(super) fn issue(
+    ///
+    /// # Safety
+    /// CU-5: the operation reads only elements of the buffers that it reads or writes, writes only elements of those that it writes, and
+    /// the host memory of a copy stays until the returned moment.
+    pub(super) unsafe fn issue(
         &self,
-        operation: &str,
         buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
-        launch: impl FnOnce(CUstream) -> Result<(), DriverError>,
+        operation: Operation<'_>,
     ) -> Result<Moment, CudaError> {
-        self.put(buffers, |raw| launch(raw).map_err(|error| self.device.refused(operation, error)))
+        // SAFETY: CU-5, the caller's promise is passed on.
+        self.put(buffers, |raw| unsafe { self.device.context().issue(raw, operation) })
     }
 
     fn put<E: From<CudaError>>(
@@ -283,12 +296,12 @@ impl Awaited {
 /// Operations that were issued still run to their end.
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.owned == Owned::ByAnother || self.device.make_current().is_err() {
+        if self.owned == Owned::ByAnother {
             return;
         }
         // SAFETY: CU-2, the stream lives, and has no other user any more.
-        if let Err(error) = unsafe { result::stream::destroy(self.raw.0) } {
-            tracing::warn!(?error, "a CUDA stream could not be destroyed");
+        if let Err(error) = unsafe { self.device.context().destroy(self.raw.0) } {
+            tracing::warn!(%error, "a CUDA stream could not be destroyed");
         }
     }
 }

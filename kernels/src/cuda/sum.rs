@@ -6,9 +6,9 @@ use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
+use super::kernel::Kernel;
 use super::launch::{Launch, Scale, WIDTH, Writes};
 use super::noted::{Notes, Of, argument};
-use super::source::Kernel;
 use super::stream::Stream;
 use super::table::{MOST_MEMBERS, Table, wire};
 use crate::{Divisor, Fold};

@@ -6,8 +6,8 @@ use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
+use super::kernel::{Cast, Kernel};
 use super::launch::{Argument, Launch, WIDTH, Writes};
-use super::source::{Cast, Kernel};
 use super::stream::Stream;
 use super::table::{MOST_PIECES, Piece, Table};
 use crate::optimizer::{AdamWFactors, SgdFactors};

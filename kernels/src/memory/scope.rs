@@ -6,9 +6,7 @@ use std::marker::PhantomData;
 
 use hsdp_sharding::Rank;
 
-#[cfg(feature = "cuda")]
-use super::tally::DeviceCharge;
-use super::tally::{Category, MAX_RANKS, Tag};
+use super::tally::{Category, DeviceCharge, MAX_RANKS, Tag};
 
 // The initial values are constant and nothing is dropped: the allocator reads these, so they must never allocate, and
 // must work before a thread's first line and after its last.
@@ -56,7 +54,6 @@ pub fn is_installed() -> bool {
 }
 
 /// Counts `bytes` on a device for this thread's rank and category.
-#[cfg(feature = "cuda")]
 pub(crate) fn charge_on_device(bytes: usize) -> DeviceCharge {
     DeviceCharge::new(TAG.get(), bytes)
 }

@@ -82,7 +82,6 @@ pub fn usage(rank: Rank, category: Category) -> Usage {
 
 /// The device memory that `rank` holds in `category`, over all devices. The bytes of buffers' elements are counted, without the
 /// spare bytes of their blocks. Always zero for [`Category::Other`], and for ranks from [`MAX_RANKS`] on.
-#[cfg(feature = "cuda")]
 pub fn usage_on_device(rank: Rank, category: Category) -> Usage {
     usage_in(&ON_DEVICE, rank, category)
 }
@@ -135,7 +134,6 @@ pub(super) fn count_allocation(size: usize) {
 /// its peak may be lost.
 pub fn reset_peaks() {
     lower_peaks(&TALLIES);
-    #[cfg(feature = "cuda")]
     lower_peaks(&ON_DEVICE);
 }
 
@@ -156,7 +154,7 @@ fn lower_peaks(table: &[Row; MAX_RANKS]) {
 pub fn set_budget(rank: Rank, category: Category, bytes: Option<ByteCount>) {
     let tally = TALLIES.get(rank.index()).and_then(|row| row.0.get(category.index()));
     if let Some(tally) = tally {
-        tally.budget.store(bytes.map_or(u64::MAX, |bytes| bytes.0), Relaxed);
+        tally.budget_complement.store(bytes.map_or(0, |bytes| !bytes.0), Relaxed);
     }
 }
 
@@ -183,7 +181,7 @@ impl Tag {
     pub(super) fn refuses(self, size: usize) -> bool {
         let Some(tally) = self.tally() else { return false };
         let live = tally.live.load(Relaxed);
-        live.saturating_add(size as u64) > tally.budget.load(Relaxed)
+        live.saturating_add(size as u64) > !tally.budget_complement.load(Relaxed)
     }
 
     /// Counts a new block of `size` bytes.
@@ -211,11 +209,9 @@ impl Tag {
 }
 
 /// The counters of a buffer on a device.
-#[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub(crate) struct DeviceCharge(Tag);
 
-#[cfg(feature = "cuda")]
 impl DeviceCharge {
     pub(super) fn new(tag: Tag, bytes: usize) -> Self {
         if let Some(tally) = tag.tally_in(&ON_DEVICE) {
@@ -243,14 +239,14 @@ const COUNTED: usize = Category::COUNTED.len();
 struct Tally {
     live: AtomicU64,
     peak: AtomicU64,
-    /// The most that may be live.
-    budget: AtomicU64,
+    /// The complement of the bytes that may be live: with 0 for no limit, the table is all zeros, and takes no room in a program's file.
+    budget_complement: AtomicU64,
 }
 
 impl Tally {
     const fn untouched() -> Self {
-        let budget = AtomicU64::new(u64::MAX);
-        Self { live: AtomicU64::new(0), peak: AtomicU64::new(0), budget }
+        let [live, peak, budget_complement] = [const { AtomicU64::new(0) }; 3];
+        Self { live, peak, budget_complement }
     }
 
     fn charge(&self, size: usize) {
@@ -272,6 +268,5 @@ struct Row([Tally; COUNTED]);
 static TALLIES: [Row; MAX_RANKS] =
     [const { Row([const { Tally::untouched() }; COUNTED]) }; MAX_RANKS];
 
-#[cfg(feature = "cuda")]
 static ON_DEVICE: [Row; MAX_RANKS] =
     [const { Row([const { Tally::untouched() }; COUNTED]) }; MAX_RANKS];

@@ -165,7 +165,7 @@ mod tests {
     /// The code that loads the libraries is in crates that this program does not contain by default.
     #[test]
     fn the_names_are_those_that_are_loaded() {
-        let cuda = include_str!("../../../kernels/src/cuda/libraries.rs");
+        let cuda = include_str!("../../../kernels/src/cuda/driver/libraries.rs");
         let nccl = include_str!("../../../comm/nccl-sys/src/load.rs");
         for (sought, source) in LIBRARIES.iter().zip([cuda, cuda, nccl]) {
             let names = format!("= [\"{}\"];", sought.names.join("\", \""));

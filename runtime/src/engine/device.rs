@@ -1,5 +1,5 @@
-//! The parts of an engine that lie on a device. Without the feature `cuda` there are none: the same types then have no
-//! values, so that the rest of the engine is written once.
+//! The parts of an engine that lie on a device. Without the feature `cuda` a [`DeviceSeat`] has no values, and the compiler
+//! leaves this code out.
 //!
 //! | on the host | on a device |
 //! |---|---|
@@ -9,33 +9,17 @@
 //! | a gather under way, a gathered unit | [`DeviceArriving`], [`DeviceFull`] |
 //! | sums that wait unsharded | [`DeviceUnsharded`] |
 
-#[cfg(not(feature = "cuda"))]
-mod absent;
-#[cfg(feature = "cuda")]
 mod full;
-#[cfg(feature = "cuda")]
 mod offload;
-#[cfg(feature = "cuda")]
 mod seat;
-#[cfg(feature = "cuda")]
 mod shard;
-#[cfg(feature = "cuda")]
 mod sums;
-#[cfg(feature = "cuda")]
 mod unsharded;
 
-#[cfg(not(feature = "cuda"))]
-pub(crate) use self::absent::{
-    DeviceAllReducing, DeviceArriving, DeviceFull, DeviceScattering, DeviceSeat, DeviceShard,
-    DeviceSums, DeviceUnsharded,
-};
-#[cfg(feature = "cuda")]
-pub(crate) use self::sums::read_f32;
-#[cfg(feature = "cuda")]
 pub(crate) use self::{
     full::{DeviceArriving, DeviceFull},
     seat::DeviceSeat,
     shard::DeviceShard,
-    sums::{DeviceAllReducing, DeviceScattering, DeviceSums},
+    sums::{DeviceAllReducing, DeviceScattering, DeviceSums, read_f32},
     unsharded::DeviceUnsharded,
 };

@@ -7,13 +7,11 @@ use hsdp_kernels::AdamWStep;
 use hsdp_sharding::{Param, UnitId};
 use serde_json::{Value, json};
 
-#[cfg(feature = "cuda")]
 use crate::checkpoint::copy_part;
 use crate::checkpoint::{Checkpointed, OptimizerState};
 use crate::error::Error;
 use crate::gradients::{Gradients, Verdict};
 use crate::model::{ModelId, ShardedModel};
-#[cfg(feature = "cuda")]
 use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step, reborrow};
 use crate::optimizer::groups::{Groups, Options};
 use crate::optimizer::{
@@ -95,7 +93,6 @@ pub struct AdamW {
     first_moments: Vec<Vec<f32>>,
     second_moments: Vec<Vec<f32>>,
     /// The two moments of a model on a device.
-    #[cfg(feature = "cuda")]
     on_device: [DeviceState; 2],
     /// The number of updates of each parameter. A step in which a parameter has no gradient is not one of them.
     updates: Vec<Vec<u64>>,
@@ -113,7 +110,6 @@ impl AdamW {
             groups: Groups::none(model, options),
             first_moments: state_like_shards(model),
             second_moments: state_like_shards(model),
-            #[cfg(feature = "cuda")]
             on_device: Default::default(),
             updates: count_per_parameter(model),
         }
@@ -146,7 +142,6 @@ impl AdamW {
         Self { groups: self.groups.with(has, change), ..self }
     }
 
-    #[cfg(feature = "cuda")]
     fn step_on_device(
         &mut self,
         model: &mut ShardedModel,
@@ -186,12 +181,10 @@ impl Optimizer for AdamW {
     ) -> Result<Update, Error> {
         take(&mut gradients, model, &self.model)?;
         self.groups.check()?;
-        #[cfg(feature = "cuda")]
         self.on_device.iter_mut().try_for_each(|state| state.make(model, gradients.step()))?;
         if *gradients.verdict() == Verdict::Apply {
             self.count_updates(&gradients);
         }
-        #[cfg(feature = "cuda")]
         if model.updates_on_device() {
             return self.step_on_device(model, gradients);
         }
@@ -237,15 +230,12 @@ impl Checkpointed for AdamW {
         (kind, unit): (&str, UnitId),
     ) -> Result<Cow<'a, [f32]>, Error> {
         let second = usize::from(kind == "exp_avg_sq");
-        #[cfg(feature = "cuda")]
         if model.updates_on_device() {
             return self.on_device[second].to_host(model, unit).map(Cow::Owned);
         }
-        let _ = model;
         Ok(Cow::Borrowed(&[&self.first_moments, &self.second_moments][second][unit.index()]))
     }
 
-    #[cfg(feature = "cuda")]
     fn copy_state(
         &self,
         model: &ShardedModel,
@@ -269,11 +259,9 @@ impl Checkpointed for AdamW {
             groups: self.groups.clone(),
             first_moments,
             second_moments,
-            #[cfg(feature = "cuda")]
             on_device: Default::default(),
             updates,
         };
-        #[cfg(feature = "cuda")]
         if model.updates_on_device() {
             let moments = [&restored.first_moments, &restored.second_moments];
             let [first, second] = moments.map(|it| DeviceState::from_host(model, it));

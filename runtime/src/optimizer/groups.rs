@@ -93,7 +93,6 @@ impl<O: Options> Groups<O> {
     }
 
     /// All options, each with a test of whether a parameter has them.
-    #[cfg(feature = "cuda")]
     pub(super) fn each(&self) -> impl Iterator<Item = (&O, impl Fn(UnitId, usize) -> bool)> {
         let groups = self.groups.iter().enumerate();
         let groups = groups.map(|(index, group)| (Some(index), &group.options));

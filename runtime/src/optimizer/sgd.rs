@@ -7,13 +7,11 @@ use hsdp_kernels::{MomentumKind, SgdStep};
 use hsdp_sharding::{Param, UnitId};
 use serde_json::{Value, json};
 
-#[cfg(feature = "cuda")]
 use crate::checkpoint::copy_part;
 use crate::checkpoint::{Checkpointed, OptimizerState};
 use crate::error::Error;
 use crate::gradients::Gradients;
 use crate::model::{ModelId, ShardedModel};
-#[cfg(feature = "cuda")]
 use crate::optimizer::device::{DeviceRun, DeviceState, pieces_of_step, reborrow};
 use crate::optimizer::groups::{Groups, Options};
 use crate::optimizer::{Allowed, Optimizer, Update, check_options, state_like_shards, take};
@@ -109,7 +107,6 @@ pub struct Sgd {
     /// One f32 for each trainable element; nothing without momentum.
     velocities: Option<Vec<Vec<f32>>>,
     /// The same for a model on a device.
-    #[cfg(feature = "cuda")]
     on_device: DeviceState,
 }
 
@@ -125,7 +122,6 @@ impl Sgd {
             model: model.id().clone(),
             groups: Groups::none(model, options),
             velocities,
-            #[cfg(feature = "cuda")]
             on_device: DeviceState::default(),
         }
     }
@@ -156,7 +152,6 @@ impl Sgd {
         Err(Error::Options { what })
     }
 
-    #[cfg(feature = "cuda")]
     fn step_on_device(
         &mut self,
         model: &mut ShardedModel,
@@ -192,7 +187,6 @@ impl Optimizer for Sgd {
     ) -> Result<Update, Error> {
         take(&mut gradients, model, &self.model)?;
         self.check()?;
-        #[cfg(feature = "cuda")]
         if model.updates_on_device() {
             return self.step_on_device(model, gradients);
         }
@@ -234,15 +228,12 @@ impl Checkpointed for Sgd {
         model: &ShardedModel,
         (_, unit): (&str, UnitId),
     ) -> Result<Cow<'a, [f32]>, Error> {
-        #[cfg(feature = "cuda")]
         if model.updates_on_device() {
             return self.on_device.to_host(model, unit).map(Cow::Owned);
         }
-        let _ = model;
         Ok(Cow::Borrowed(self.velocities.as_ref().map_or(&[], |all| &all[unit.index()])))
     }
 
-    #[cfg(feature = "cuda")]
     fn copy_state(
         &self,
         model: &ShardedModel,
@@ -258,7 +249,6 @@ impl Checkpointed for Sgd {
 
     fn restored(&self, model: &ShardedModel, state: OptimizerState) -> Result<Self, Error> {
         let velocities = state.elements.into_iter().next();
-        #[cfg(feature = "cuda")]
         if model.updates_on_device() {
             let on_device =
                 velocities.map(|all| DeviceState::from_host(model, &all)).transpose()?;
@@ -270,7 +260,6 @@ impl Checkpointed for Sgd {
             model: model.id().clone(),
             groups: self.groups.clone(),
             velocities,
-            #[cfg(feature = "cuda")]
             on_device: DeviceState::default(),
         })
     }

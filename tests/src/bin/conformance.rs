@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-#[cfg(feature = "cuda")]
-use hsdp::Offload;
-use hsdp::Placement;
+use hsdp::{Offload, Placement};
 use hsdp_program::stdout::PrintError;
 use hsdp_program::{Failure, Warnings, command_line, print};
 use hsdp_tests::conformance::{Carrier, Case, Site, Verdict};
@@ -89,7 +87,6 @@ fn process_here() -> Result<usize, String> {
     Ok(launched.and_then(|launched| launched.rank_here).unwrap_or(0))
 }
 
-#[cfg(feature = "cuda")]
 fn placement(device: Device) -> Result<Placement, String> {
     match device {
         Device::Cpu => Ok(Placement::Host),
@@ -100,20 +97,11 @@ fn placement(device: Device) -> Result<Placement, String> {
     }
 }
 
-#[cfg(not(feature = "cuda"))]
-fn placement(device: Device) -> Result<Placement, String> {
-    match device {
-        Device::Cpu => Ok(Placement::Host),
-        Device::Cuda => Err("--device cuda: this build computes on the cpu only".to_owned()),
-    }
-}
-
 #[cfg(feature = "mpi")]
 fn mpi(placement: Placement) -> Result<Carrier, String> {
     let (process, _) = hsdp_tests::conformance::join().map_err(|it| format!("--comm mpi: {it}"))?;
     let device = match placement {
         Placement::Host => None,
-        #[cfg(feature = "cuda")]
         Placement::Cuda { ordinal, .. } => Some(ordinal),
         other => return Err(format!("--comm mpi: it carries nothing on {other}")),
     };

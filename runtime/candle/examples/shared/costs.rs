@@ -1,6 +1,5 @@
 //! The costs of a run on a rank: as planned, and as measured independently of the plan.
 
-#[cfg(feature = "cuda")]
 use hsdp::Offload;
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{ByteCount, Channel, Flow, LedgerSnapshot, MemoryPlan, Op, Rank, ShardedModel};
@@ -57,7 +56,6 @@ impl Costs {
 
 /// This rank's peak memory, planned and measured.
 fn held(model: &ShardedModel) -> Vec<(String, Compared<ByteCount>)> {
-    #[cfg(feature = "cuda")]
     if model.is_on_device() {
         let (plan, offload) = (model.plan(), model.options().placement.offload());
         let mut held =

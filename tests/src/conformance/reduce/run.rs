@@ -8,6 +8,7 @@ use hsdp::{
     DType, GradientValues, LossSum, ModelOptions, ModelSpec, Objective, Param, Placement,
     Precision, Rank, ShardedModel, StepOptions, Unit, UnitGradients, UnitId, World,
 };
+use hsdp_kernels::cuda::{Device, DeviceBuffer};
 use serde::{Deserialize, Serialize};
 
 use super::{CaseParam, ReduceCase};
@@ -147,7 +148,6 @@ impl ReduceCase {
 
 /// The gradients of a model on a device: every second one lies there, too.
 fn placed(gradients: UnitGradients, placement: Placement) -> UnitGradients {
-    #[cfg(feature = "cuda")]
     if let Placement::Cuda { ordinal, .. } = placement {
         let there = |(index, gradient): (usize, Option<Arc<dyn GradientValues>>)| match gradient {
             Some(gradient) if index % 2 == 0 => Some(uploaded(&*gradient, ordinal)),
@@ -155,13 +155,10 @@ fn placed(gradients: UnitGradients, placement: Placement) -> UnitGradients {
         };
         return gradients.into_iter().enumerate().map(there).collect();
     }
-    let _ = placement;
     gradients
 }
 
-#[cfg(feature = "cuda")]
 fn uploaded(gradient: &dyn GradientValues, ordinal: usize) -> Arc<dyn GradientValues> {
-    use hsdp_kernels::cuda::{Device, DeviceBuffer};
     let device = Device::new(ordinal).expect("the model lies on it");
     let stream = device.stream().expect("a stream");
     let mut there = None;

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::error::CudaError;
+use crate::cuda::CudaError;
 
 /// The file names of the driver and the compiler, in the order in which the bindings try them.
 const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];

@@ -1,28 +1,24 @@
 //! Compilation of the kernels to PTX by NVRTC.
 
-use std::fmt;
+use cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
 
-use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
-
-use super::error::CudaError;
 use super::libraries::check_compiler;
-use super::source::SOURCE;
+use crate::cuda::{Architecture, CudaError};
 
-/// A virtual architecture of CUDA: 90 is `compute_90`, that of an H100 or H200. Displayed as `compute_90`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Architecture(pub u32);
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "compute_{}", self.0)
-    }
-}
+/// All files of `kernels/cuda` that a device runs, in order. The others use the first.
+const SOURCE: &str = concat!(
+    include_str!("../../../cuda/number.cuh"),
+    include_str!("../../../cuda/pack.cu"),
+    include_str!("../../../cuda/sum.cu"),
+    include_str!("../../../cuda/inspect.cu"),
+    include_str!("../../../cuda/update.cu"),
+);
 
 /// Compiles all kernels to PTX, for devices of `architecture` and newer ones.
 ///
 /// # Errors
 /// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] with its log if it reports an error.
-pub fn compile(architecture: Architecture) -> Result<Ptx, CudaError> {
+pub fn compile(architecture: Architecture) -> Result<String, CudaError> {
     check_compiler()?;
     let options = CompileOptions {
         // Rust never contracts a * b + c into one operation, so the kernels must not, either.
@@ -31,7 +27,8 @@ pub fn compile(architecture: Architecture) -> Result<Ptx, CudaError> {
         name: Some("hsdp.cu".to_owned()),
         ..CompileOptions::default()
     };
-    compile_ptx_with_opts(SOURCE, options).map_err(|error| refused(architecture, &error))
+    let ptx = compile_ptx_with_opts(SOURCE, options);
+    Ok(ptx.map_err(|error| refused(architecture, &error))?.to_src())
 }
 
 fn refused(architecture: Architecture, error: &CompileError) -> CudaError {

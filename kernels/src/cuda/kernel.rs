@@ -1,15 +1,6 @@
-//! The source of the kernels, which is compiled as one, and the list of kernels.
+//! The list of kernels.
 
 use crate::Wire;
-
-/// All files of `kernels/cuda` that a device runs, in order. The others use the first.
-pub(super) const SOURCE: &str = concat!(
-    include_str!("../../cuda/number.cuh"),
-    include_str!("../../cuda/pack.cu"),
-    include_str!("../../cuda/sum.cu"),
-    include_str!("../../cuda/inspect.cu"),
-    include_str!("../../cuda/update.cu"),
-);
 
 /// A kernel, with the dtype of its wire, or the dtype to which it casts parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +50,6 @@ impl Kernel {
         };
         3 * row + column
     }
-
-    pub(super) fn name(self) -> &'static str {
-        NAMES[self.index()]
-    }
 }
 
 #[cfg(test)]
@@ -100,7 +87,7 @@ mod tests {
         indices.sort_unstable();
         assert_eq!(indices, (0..NAMES.len()).collect::<Vec<_>>());
         for (kernel, name) in all() {
-            assert_eq!(kernel.name(), name, "{kernel:?}");
+            assert_eq!(NAMES[kernel.index()], name, "{kernel:?}");
         }
     }
 }
