@@ -95,6 +95,7 @@ pub enum Counts {
 
 impl Counts {
     /// The number of elements that the member sends in total; `usize::MAX` if they are more.
+    #[inline]
     #[must_use]
     pub fn total(&self) -> usize {
         match self {
@@ -105,6 +106,7 @@ impl Counts {
         }
     }
 
+    #[inline]
     fn agree(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Each(one), Self::Each(other)) => one == other,
@@ -161,6 +163,7 @@ pub struct Descriptor {
 impl Descriptor {
     /// Whether two members issued the same call. Does not compare group, epoch and sequence, which are equal where
     /// members meet.
+    #[inline]
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
         let transfer = |op| matches!(op, Op::Send | Op::Recv);
