@@ -174,7 +174,14 @@ fn the_pages_are_short() {
 /// A program depends on `hsdp` and an adapter alone: examples and pages show that they have all names that it needs.
 #[test]
 fn examples_name_no_crate_below_hsdp() {
-    let below = ["hsdp_sharding", "hsdp_kernels", "hsdp_flight", "hsdp_comm", "hsdp_control", "hsdp_checkpoint"];
+    let below = [
+        "hsdp_sharding",
+        "hsdp_kernels",
+        "hsdp_flight",
+        "hsdp_comm",
+        "hsdp_control",
+        "hsdp_checkpoint",
+    ];
     let is_shown = |source: &Source| {
         let path = &source.path;
         path.contains("/examples/") || path == "README.md" || path.starts_with("docs/")
