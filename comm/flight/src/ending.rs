@@ -27,7 +27,6 @@ impl Ending {
         self.write(FAILED, now);
     }
 
-    #[inline]
     fn write(&self, state: u64, now: u64) {
         self.0.store((now << STATE_BITS) | state, Ordering::Release);
     }

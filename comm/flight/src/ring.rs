@@ -53,8 +53,10 @@ pub struct Recorder {
     capacity: usize,
     ring: Mutex<Ring>,
     /// The groups that this rank has issued on, or made.
-    groups: Mutex<HashMap<GroupId, (Channel, Arc<[Rank]>)>>,
+    groups: Mutex<HashMap<GroupId, Members>>,
 }
+
+type Members = (Channel, Arc<[Rank]>);
 
 struct Ring {
     /// The entry of number `n` is at `n % capacity`.
@@ -109,19 +111,16 @@ impl Recorder {
     }
 
     /// From now on the entry ends as the operation does, which others settle.
-    #[inline]
     pub fn ends_with(&self, number: EntryNumber, ending: &Arc<Ending>) {
         self.change(number, |_, own| *own = Some(Arc::clone(ending)));
     }
 
     /// Notes the end of the operation, and lets go of it.
-    #[inline]
     pub fn close(&self, number: EntryNumber) {
         self.change(number, close);
     }
 
     /// Notes that the rank begins to wait. The first wait counts.
-    #[inline]
     pub fn wait(&self, number: EntryNumber) {
         if self.capacity > 0 {
             let now = self.now();
@@ -130,7 +129,6 @@ impl Recorder {
     }
 
     /// Notes the end of an operation that nobody else settles, or to which the rank was not let in. The first end counts.
-    #[inline]
     pub fn settle(&self, number: EntryNumber, state: FlightState) {
         if self.capacity > 0 {
             let now = self.now();
@@ -144,14 +142,12 @@ impl Recorder {
     }
 
     /// Notes the end of an operation that took no time worth a reading of the clock: it ended when it was issued.
-    #[inline]
     pub fn settle_at_once(&self, number: EntryNumber, state: FlightState) {
         self.change(number, |entry, _| {
             (entry.state, entry.settled_ns) = (state, Some(entry.issued_ns));
         });
     }
 
-    #[inline]
     fn change(
         &self,
         number: EntryNumber,
@@ -216,7 +212,7 @@ impl Recorder {
         ids.dedup();
         let groups = self.groups.lock();
         let known = ids.iter().filter_map(|id| groups.get_key_value(id));
-        let group = |(id, (channel, ranks)): (&GroupId, &(Channel, Arc<[Rank]>))| FlightGroup {
+        let group = |(id, (channel, ranks)): (&GroupId, &Members)| FlightGroup {
             id: *id,
             channel: *channel,
             ranks: ranks.to_vec(),
@@ -225,12 +221,10 @@ impl Recorder {
     }
 }
 
-#[inline]
 fn close(entry: &mut FlightEntry, ending: &mut Option<Arc<Ending>>) {
     note_end(entry, ending.take().as_deref());
 }
 
-#[inline]
 fn note_end(entry: &mut FlightEntry, ending: Option<&Ending>) {
     if let Some((state, settled)) = ending.and_then(Ending::read) {
         (entry.state, entry.settled_ns) = (state, Some(settled));

@@ -174,8 +174,8 @@ fn listed(ranks: &[Rank]) -> String {
     match ranks.len() {
         0 => "no rank".to_owned(),
         1 => format!("rank {shown}"),
-        ..=LISTED => format!("ranks {shown}"),
-        len => format!("ranks {shown} and {} more", len - LISTED),
+        len if len > LISTED => format!("ranks {shown} and {} more", len - LISTED),
+        _ => format!("ranks {shown}"),
     }
 }
 
