@@ -1,21 +1,59 @@
-//! The flight recorder: what each rank issued last, and what a set of such records says. PROTOCOL.md, "Flight recorder".
-//!
-//! In reading order: `ending` and `ring` (written while ranks run), `record` (a copy of it), `json` (as text), `dump` (in a file),
-//! `explain` (what the records of all ranks say together).
+//! The flight records of a world's ranks. The recorder and its records are in `hsdp-flight`; PROTOCOL.md, "Flight recorder".
 
-mod dump;
-mod ending;
-mod explain;
-mod json;
-mod record;
-mod ring;
+use std::path::Path;
+use std::sync::Arc;
 
-pub(crate) use self::dump::Dump;
-pub(crate) use self::ending::Ending;
-pub use self::explain::{
-    Explanation, Finding, LastIssued, Lateness, MemberFinding, OftenLast, Presence, WorldEnd,
-    explain,
-};
-pub use self::json::FlightError;
-pub use self::record::{FlightEntry, FlightGroup, FlightRecord, FlightState};
-pub(crate) use self::ring::{EntryNumber, Origin, Recorder};
+pub(crate) use hsdp_flight::{Ending, EntryNumber, FlightState, Origin, Recorder};
+
+use hsdp_flight::FlightRecord;
+use hsdp_sharding::Rank;
+
+use crate::local::{Record, Status};
+use crate::seat::Seat;
+use crate::sync::atomic::{AtomicBool, Ordering};
+
+/// The record of rank `rank` of `size`.
+pub(crate) fn record_of(
+    (rank, size): (Rank, usize),
+    record: &Record,
+    status: &Status,
+) -> FlightRecord {
+    let end = status.world_end().map(|end| end.to_string());
+    let taken = record.flight.record(rank, size);
+    FlightRecord { step: record.step(), epoch: record.epoch(), end, ..taken }
+}
+
+/// What is needed to write the record of a rank when its world has ended early: it outlives the rank.
+#[derive(Debug)]
+pub(crate) struct Dump {
+    folder: Option<Arc<Path>>,
+    rank: Rank,
+    size: usize,
+    record: Arc<Record>,
+    status: Arc<Status>,
+    written: AtomicBool,
+}
+
+impl Dump {
+    pub(crate) fn of(seat: &Seat, folder: Option<Arc<Path>>) -> Self {
+        let (record, status) = (Arc::clone(&seat.record), Arc::clone(&seat.status));
+        let (rank, size) = (seat.rank, seat.size);
+        Self { folder, rank, size, record, status, written: AtomicBool::new(false) }
+    }
+
+    /// Writes the record if the world has ended early, once.
+    pub(crate) fn if_ended(&self) {
+        let Some(folder) = &self.folder else { return };
+        if self.status.world_end().is_none() || self.written.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let record = record_of((self.rank, self.size), &self.record, &self.status);
+        let rank = self.rank.get();
+        match record.write_to(folder) {
+            Ok(path) => tracing::info!(rank, path = %path.display(), "flight record written"),
+            Err(error) => {
+                tracing::warn!(rank, folder = %folder.display(), %error, "the flight record could not be written");
+            }
+        }
+    }
+}

@@ -78,14 +78,14 @@
 //! `mpi` (feature `mpi`), `control` and `nccl` (feature `nccl`) are public. The others are private, and their public
 //! items are re-exported here. In reading order:
 //!
-//! - a call: `op`, `tag`, `descriptor`, `call`;
+//! - a call: `hsdp-flight` (its description), `call`;
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `slow`;
 //! - worlds and ranks: `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share);
 //! - groups and operations: `group`, `site`, `issue`, `collectives`, `units`, `device`, `pending`;
 //! - execution: `work` (the work of an operation, in blocks), `local` (its order and its threads: `PROTOCOL.md` beside the
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
-//! - records: `ledger`, `flight`.
+//! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`).
 
 mod bytes;
 mod call;
@@ -93,7 +93,6 @@ mod collectives;
 mod comparison;
 #[cfg(feature = "nccl")]
 pub mod control;
-mod descriptor;
 mod device;
 mod environment;
 mod error;
@@ -109,7 +108,6 @@ mod mismatch;
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
-mod op;
 mod options;
 mod pending;
 mod process;
@@ -121,36 +119,33 @@ mod site;
 mod slow;
 mod spare;
 mod sync;
-mod tag;
 mod targets;
 mod units;
 mod work;
 mod world;
 
 pub use self::collectives::Lent;
-pub use self::descriptor::{Counts, Descriptor, GroupId};
 pub use self::device::{DeviceAccumulator, DeviceReduced};
 pub use self::environment::{Launched, Launcher};
 pub use self::error::{AbortReason, Error, StepFailure};
 pub use self::fault::{Fault, FaultKind, FaultPlace};
-pub use self::flight::{
-    Explanation, Finding, FlightEntry, FlightError, FlightGroup, FlightRecord, FlightState,
-    LastIssued, Lateness, MemberFinding, OftenLast, Presence, WorldEnd, explain,
-};
 pub use self::group::Group;
 pub use self::launch::{RankFailure, launch, run, world};
 pub use self::ledger::LedgerSnapshot;
 pub use self::local::in_work;
 pub use self::mismatch::{Mismatch, MismatchRow, Wanted};
-pub use self::op::{Channel, Op, Reduction};
 pub use self::options::{Between, Workers, WorldOptions};
 pub use self::pending::Pending;
 pub use self::rendezvous::Rendezvous;
 pub use self::slow::SlowChannel;
-pub use self::tag::{Stage, Tag};
 pub use self::targets::Targets;
 pub use self::units::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub use self::world::World;
+pub use hsdp_flight::{
+    Channel, Counts, Descriptor, Explanation, Finding, FlightEntry, FlightError, FlightGroup,
+    FlightRecord, FlightState, GroupId, LastIssued, Lateness, MemberFinding, OftenLast, Op,
+    Presence, Reduction, Stage, Tag, WorldEnd, explain,
+};
 pub use hsdp_kernels::Scaling;
 
 /// The parser of the messages that other processes send: public for tests and fuzzers only.

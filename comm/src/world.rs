@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
+use crate::flight::record_of;
 use crate::ledger::LedgerSnapshot;
 use crate::local::{Core, Lifeline};
 use crate::options::{Between, WorldOptions};
@@ -241,7 +242,7 @@ impl World {
     #[must_use]
     pub fn flight_record(&self) -> FlightRecord {
         let Seat { rank, size, record, status, .. } = &*self.seat;
-        FlightRecord::of(*rank, *size, record, status)
+        record_of((*rank, *size), record, status)
     }
 
     /// Sets the step that this rank is in. Errors name it.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::convert::in_divided_blocks;
 use crate::divisor::{Divisor, Scale};
 use crate::float16::round_to_f16;
@@ -20,7 +22,7 @@ pub enum Fold {
 
 /// The scaling of a reduction of gradients: each contribution is divided by `pre` and rounded to `wire`, and the f32 sum
 /// is divided by `post`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scaling {
     /// The dtype to which contributions are rounded.
     pub wire: Wire,

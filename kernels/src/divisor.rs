@@ -1,5 +1,7 @@
 //! Division of many elements by one number.
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 use crate::map::{Multiply, Quotient};
 use crate::round::nearest_f32;
@@ -8,7 +10,8 @@ use crate::round::nearest_f32;
 ///
 /// Division always gives the bits of IEEE division in f32. Where the reciprocal is exact (powers of two), kernels
 /// multiply by the reciprocal, which gives the same bits in less time.
-#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "f32", into = "f32")]
 pub struct Divisor(f32);
 
 /// The way in which a kernel divides.
@@ -77,6 +80,12 @@ impl TryFrom<f32> for Divisor {
 
     fn try_from(value: f32) -> Result<Self, Error> {
         Self::new(value)
+    }
+}
+
+impl From<Divisor> for f32 {
+    fn from(divisor: Divisor) -> Self {
+        divisor.0
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 use hsdp_sharding::DType;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
@@ -11,7 +12,8 @@ use crate::error::Error;
 ///
 /// A contribution is rounded to this dtype once, to nearest with ties to even. Sums are f32 on
 /// every wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Wire {
     /// f32: nothing is rounded.
     #[default]

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Error;
 
 #[cfg(test)]
@@ -11,7 +13,8 @@ mod tests;
 /// The type of a buffer's elements.
 ///
 /// Displayed and parsed as `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`, `u32`, `u64`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DType {
     /// IEEE 754 binary32.
     F32,

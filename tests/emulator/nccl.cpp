@@ -36,13 +36,13 @@ namespace {
 
 enum Status : int { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 
-enum class Kind { AllGather, ReduceScatter, AllReduce, Broadcast };
+enum class Kind : std::int64_t { AllGather, ReduceScatter, AllReduce };
 
 // What a rank asks for. Bytes that ranks must agree on, and where its own elements lie.
 struct Wanted {
     struct Agreed {
         Kind kind;
-        int dtype, reduction, root;
+        int dtype, reduction;
         std::size_t count;
     } agreed;
     const void* from;
@@ -221,7 +221,6 @@ std::string output(const Comm& comm, const Wanted::Agreed& of, const std::vector
         }
         case Kind::ReduceScatter: return sum(brought, comm.rank * of.count, of.count, of.dtype);
         case Kind::AllReduce: return sum(brought, 0, of.count, of.dtype);
-        case Kind::Broadcast: return brought[of.root];
     }
     return {};
 }
@@ -383,11 +382,6 @@ int ncclCommUserRank(void* handle, int* rank) {
     return SUCCESS;
 }
 
-int ncclCommCuDevice(void*, int* device) {
-    *device = 0;
-    return SUCCESS;
-}
-
 const char* ncclGetErrorString(int status) { return status == IN_PROGRESS ? "in progress" : "emulated"; }
 
 const char* ncclGetLastError(void*) { return "the emulated NCCL says no more"; }
@@ -416,25 +410,15 @@ int ncclGroupEnd() {
 }
 
 int ncclAllGather(const void* from, void* to, std::size_t count, int dtype, void* comm, void* stream) {
-    return issue(comm, {{Kind::AllGather, dtype, 0, 0, count}, from, to}, stream);
+    return issue(comm, {{Kind::AllGather, dtype, 0, count}, from, to}, stream);
 }
 
 int ncclReduceScatter(const void* from, void* to, std::size_t count, int dtype, int reduction, void* comm, void* stream) {
-    return issue(comm, {{Kind::ReduceScatter, dtype, reduction, 0, count}, from, to}, stream);
+    return issue(comm, {{Kind::ReduceScatter, dtype, reduction, count}, from, to}, stream);
 }
 
 int ncclAllReduce(const void* from, void* to, std::size_t count, int dtype, int reduction, void* comm, void* stream) {
-    return issue(comm, {{Kind::AllReduce, dtype, reduction, 0, count}, from, to}, stream);
+    return issue(comm, {{Kind::AllReduce, dtype, reduction, count}, from, to}, stream);
 }
-
-int ncclBroadcast(const void* from, void* to, std::size_t count, int dtype, int root, void* comm, void* stream) {
-    return issue(comm, {{Kind::Broadcast, dtype, 0, root, count}, from, to}, stream);
-}
-
-int ncclReduce(const void*, void*, std::size_t, int, int, int, void*, void*) { return INVALID_USAGE; }
-
-int ncclSend(const void*, std::size_t, int, int, void*, void*) { return INVALID_USAGE; }
-
-int ncclRecv(void*, std::size_t, int, int, void*, void*) { return INVALID_USAGE; }
 
 }  // extern "C"

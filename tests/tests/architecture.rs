@@ -8,9 +8,10 @@ use cargo_metadata::{Metadata, MetadataCommand, Package};
 use hsdp_tests::support::sources::{self, Source};
 
 /// The crates, from the bottom up: each may depend on those before it, and on none beside or behind it.
-const LAYERS: [&[&str]; 7] = [
+const LAYERS: [&[&str]; 8] = [
     &["hsdp-sharding", "hsdp-checkpoint", "hsdp-program", "nccl-sys"],
     &["hsdp-kernels", "hsdp-control"],
+    &["hsdp-flight"],
     &["hsdp-comm"],
     &["hsdp"],
     &["hsdp-candle"],
@@ -22,7 +23,7 @@ const LAYERS: [&[&str]; 7] = [
 const HOMES: [(&str, &[&str]); 5] = [
     ("hsdp-program", &["hsdp", "hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
     ("nccl-sys", &["hsdp-comm"]),
-    ("shuttle", &["hsdp-comm"]),
+    ("shuttle", &["hsdp-comm", "hsdp-flight"]),
     ("candle-core", &["hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
     ("candle-nn", &["hsdp-candle", "hsdp-cli", "hsdp-tests", "hsdp-benches"]),
 ];
@@ -114,8 +115,8 @@ fn there_are_no_features_but_those_of_the_design() {
 }
 
 #[test]
-fn the_geometry_and_the_control_plane_have_no_unsafe_code() {
-    for path in ["sharding/src/lib.rs", "comm/control/src/lib.rs"] {
+fn the_geometry_the_control_plane_and_the_recorder_have_no_unsafe_code() {
+    for path in ["sharding/src/lib.rs", "comm/control/src/lib.rs", "comm/flight/src/lib.rs"] {
         let front_page = sources::rust().into_iter().find(|source| source.path == path);
         let front_page = front_page.expect("a crate has a front page");
         assert!(front_page.text.contains("#![forbid(unsafe_code)]"), "{path}");
@@ -173,7 +174,14 @@ fn the_pages_are_short() {
 /// A program depends on `hsdp` and an adapter alone: examples and pages show that they have all names that it needs.
 #[test]
 fn examples_name_no_crate_below_hsdp() {
-    let below = ["hsdp_sharding", "hsdp_kernels", "hsdp_comm", "hsdp_control", "hsdp_checkpoint"];
+    let below = [
+        "hsdp_sharding",
+        "hsdp_kernels",
+        "hsdp_flight",
+        "hsdp_comm",
+        "hsdp_control",
+        "hsdp_checkpoint",
+    ];
     let is_shown = |source: &Source| {
         let path = &source.path;
         path.contains("/examples/") || path == "README.md" || path.starts_with("docs/")

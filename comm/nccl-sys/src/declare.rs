@@ -4,71 +4,45 @@
 //! A declaration that is newer than 2.18 ends with its version: `, since(2, 19, 1)`. The version becomes a line of its
 //! documentation, and the test compares it.
 
-/// The presence of an item: nothing, `required`, `optional` or `since(major, minor, patch)`.
-macro_rules! presence {
-    (required) => {
-        $crate::declared::Presence::Required
+/// The first version that has an item.
+macro_rules! since {
+    () => {
+        $crate::Version::OLDEST
     };
-    ($(optional)?) => {
-        $crate::declared::Presence::Optional
-    };
-    (since($major:literal, $minor:literal, $patch:literal)) => {
-        $crate::declared::Presence::Since($crate::Version::new($major, $minor, $patch))
+    ($major:literal, $minor:literal, $patch:literal) => {
+        $crate::Version::new($major, $minor, $patch)
     };
 }
 
-/// The struct of all functions: `name(argument: type, ...) -> type, required;` and so on. Without `required` a field is an
-/// `Option`.
+/// The struct of all functions: `name(argument: type, ...) -> type;` and so on.
 macro_rules! functions {
-    (@type required, $($signature:tt)*) => { $($signature)* };
-    (@type $presence:ident, $($signature:tt)*) => { Option<$($signature)*> };
-    (@find required, $library:ident, $name:ident) => {
-        // SAFETY: NC-2, the type of the field is the function's.
-        unsafe { $library.function(stringify!($name)) }?
-    };
-    (@find $presence:ident, $library:ident, $name:ident) => {
-        // SAFETY: NC-2, the type of the field is the function's.
-        unsafe { $library.function(stringify!($name)) }.ok()
-    };
     ($(
         $(#[$doc:meta])*
-        $name:ident($($argument:ident: $type:ty),*) $(-> $returns:ty)?,
-        $presence:ident $(($($since:literal),*))?;
+        $name:ident($($argument:ident: $type:ty),*) -> $returns:ty;
     )*) => {
         /// NCCL's functions, by their names in C. All are `unsafe`: NCCL's manual states the requirements of each.
-        ///
-        /// A function whose field is not an `Option` exists in every library that is loaded.
         #[derive(Clone, Copy, Debug)]
         pub struct Functions {
-            $(
-                $(#[$doc])*
-                $(#[doc = concat!("\n\nSince ", since_text!($($since),*), ".")])?
-                pub $name: functions!(
-                    @type $presence, unsafe extern "C" fn($($argument: $type),*) $(-> $returns)?
-                ),
-            )*
+            $($(#[$doc])* pub $name: unsafe extern "C" fn($($argument: $type),*) -> $returns,)*
         }
 
         impl Functions {
             /// The functions of a library.
             pub(crate) fn found_in(library: &Library) -> Result<Self, Error> {
-                Ok(Self { $($name: functions!(@find $presence, library, $name),)* })
+                Ok(Self {
+                    $(
+                        // SAFETY: NC-2, the type of the field is the function's.
+                        $name: unsafe { library.function(stringify!($name)) }?,
+                    )*
+                })
             }
         }
 
         pub(crate) const DECLARED: &[Function] = &[$(Function {
             name: stringify!($name),
             arguments: &[$((stringify!($argument), stringify!($type))),*],
-            returns: concat!($(stringify!($returns))?),
-            presence: presence!($presence $(($($since),*))?),
+            returns: stringify!($returns),
         }),*];
-    };
-}
-
-/// `2.19.1`
-macro_rules! since_text {
-    ($major:literal, $minor:literal, $patch:literal) => {
-        concat!($major, ".", $minor, ".", $patch)
     };
 }
 
@@ -94,21 +68,21 @@ macro_rules! numbers {
             impl $type {
                 $(
                     $(#[$number_doc])*
-                    $(#[doc = concat!("\n\nSince ", since_text!($($since),*), ".")])?
+                    $(#[doc = concat!("\n\nSince " $(, $since, ".")*)])?
                     pub const $name: Self = Self($value);
                 )*
 
                 const NUMBERS: &[Number] = &[$(Number {
                     of: stringify!($type),
                     name: stringify!($name),
-                    value: $value,
-                    presence: presence!($(since($($since),*))?),
+                    value: $value as i64,
+                    since: since!($($($since),*)?),
                 }),*];
             }
 
             impl fmt::Display for $type {
                 fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    match Self::NUMBERS.iter().find(|number| number.value == self.0) {
+                    match Self::NUMBERS.iter().find(|number| number.value == i64::from(self.0)) {
                         Some(number) => f.write_str(number.name),
                         None => write!(f, "{}", self.0),
                     }
@@ -116,7 +90,7 @@ macro_rules! numbers {
             }
         )*
 
-        pub(crate) const DECLARED: &[&[Number]] = &[$($type::NUMBERS),*];
+        pub(crate) const DECLARED: &[&[Number]] = &[CONSTANTS, $($type::NUMBERS),*];
     };
 }
 
@@ -125,98 +99,59 @@ macro_rules! constants {
     ($($(#[$doc:meta])* $name:ident: $type:ty = $value:expr $(, since($($since:literal),*))?;)*) => {
         $(
             $(#[$doc])*
-            $(#[doc = concat!("\n\nSince ", since_text!($($since),*), ".")])?
+            $(#[doc = concat!("\n\nSince " $(, $since, ".")*)])?
             pub const $name: $type = $value;
         )*
 
-        pub(crate) const DECLARED: &[Constant] = &[$(Constant {
+        const CONSTANTS: &[Number] = &[$(Number {
+            of: "",
             name: stringify!($name),
-            value: $name as f64,
-            presence: presence!($(since($($since),*))?),
+            value: $name as i64,
+            since: since!($($($since),*)?),
         }),*];
     };
 }
 
-/// Handles: `name -> struct`, where the content of the struct is private to NCCL or CUDA.
-macro_rules! handles {
-    ($($(#[$doc:meta])* $name:ident -> $struct:ident $(, since($($since:literal),*))?;)*) => {
-        $(
-            #[doc = concat!("The target of an `", stringify!($name), "`.")]
-            #[repr(C)]
-            #[derive(Debug)]
-            pub struct $struct {
-                unknown: [u8; 0],
-                // Not `Send`, `Sync` or `Unpin`, since its content is unknown.
-                pinned: PhantomData<(*mut u8, PhantomPinned)>,
-            }
-
-            $(#[$doc])*
-            pub type $name = *mut $struct;
-        )*
-
-        pub(crate) const DECLARED: &[Handle] = &[$(Handle {
-            name: stringify!($name),
-            presence: presence!($(since($($since),*))?),
-        }),*];
-    };
-}
-
-/// A struct: `name { field: type, ... }`, or with the values of its initializer: `name { field: type = value, ... }`.
-macro_rules! structs {
-    ($(
+/// A struct: `name { field: type; ... }`, or with the values of its initializer: `name { field: type = value; ... }`.
+macro_rules! fields {
+    (
         $(#[$doc:meta])*
-        $name:ident $(since($($first:literal),*))? {
+        $name:ident {
             $(
                 $(#[$field_doc:meta])*
                 $field:ident: $type:ty $(= $initial:expr)? $(, since($($since:literal),*))?;
             )*
         }
-    )*) => {
-        $(
-            $(#[$doc])*
-            $(#[doc = concat!("\n\nSince ", since_text!($($first),*), ".")])?
-            #[repr(C)]
-            #[derive(Clone, Copy, Debug)]
-            pub struct $name {
-                $(
-                    $(#[$field_doc])*
-                    $(#[doc = concat!("\n\nSince ", since_text!($($since),*), ".")])?
-                    pub $field: $type,
-                )*
-            }
+    ) => {
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name {
+            $(
+                $(#[$field_doc])*
+                $(#[doc = concat!("\n\nSince " $(, $since, ".")*)])?
+                pub $field: $type,
+            )*
+        }
 
-            impl $name {
-                structs!(@initializer $($field $(= $initial)?;)*);
+        impl $name {
+            fields!(@initializer $($field $(= $initial)?;)*);
 
-                const FIELDS: &[Field] = &[$(Field {
+            const STRUCT: Struct = Struct {
+                name: stringify!($name),
+                fields: &[$(Field {
                     name: stringify!($field),
                     type_name: stringify!($type),
                     offset: offset_of!($name, $field),
-                    initial: structs!(@text $($initial)?),
-                    presence: presence!($(since($($since),*))?),
-                }),*];
-            }
-        )*
-
-        pub(crate) const DECLARED: &[Struct] = &[$(Struct {
-            name: stringify!($name),
-            fields: $name::FIELDS,
-            presence: presence!($(since($($first),*))?),
-        }),*];
+                    initial: concat!($(stringify!($initial))?),
+                    since: since!($($($since),*)?),
+                }),*],
+            };
+        }
     };
-    (@text) => { None };
-    (@text $initial:expr) => { Some(stringify!($initial)) };
     (@initializer $($field:ident = $initial:expr;)*) => {
         /// The value of the initializer in the header of [`Version::NEWEST`]: every option is left to NCCL.
         pub const INITIALIZER: Self = Self { $($field: $initial),* };
-
-        /// The initializer for a library of this version. Size and version are those of that library's own struct, so
-        /// the library reads no field that it does not know. A value in such a field has no effect.
-        #[must_use]
-        pub fn fitting(library: Version) -> Self {
-            let known = library.min(Version::NEWEST);
-            Self { size: known_bytes::<Self>(Self::FIELDS, known), version: known.code(), ..Self::INITIALIZER }
-        }
     };
     (@initializer $($field:ident;)*) => {};
 }

@@ -1,6 +1,5 @@
 //! Errors of loading NCCL.
 
-use std::fmt;
 use std::os::raw::c_int;
 use std::path::PathBuf;
 
@@ -11,7 +10,7 @@ use crate::{Version, ncclResult_t};
 #[non_exhaustive]
 pub enum Error {
     /// No library could be opened. Install NCCL, or set `$HSDP_NCCL_LIBRARY` to its path.
-    #[error("NCCL cannot be loaded: {}", List(.tried))]
+    #[error("NCCL cannot be loaded: {}", list(.tried))]
     NotFound {
         /// Each library that was tried, in order.
         tried: Vec<Attempt>,
@@ -57,17 +56,10 @@ pub struct Attempt {
     pub reason: String,
 }
 
-struct List<'a>(&'a [Attempt]);
-
-impl fmt::Display for List<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("no library was named");
-        }
-        for (index, Attempt { library, reason }) in self.0.iter().enumerate() {
-            let between = if index == 0 { "" } else { "; " };
-            write!(f, "{between}{}: {reason}", library.display())?;
-        }
-        Ok(())
+fn list(tried: &[Attempt]) -> String {
+    if tried.is_empty() {
+        return "no library was named".to_owned();
     }
+    let one = |Attempt { library, reason }: &Attempt| format!("{}: {reason}", library.display());
+    tried.iter().map(one).collect::<Vec<_>>().join("; ")
 }

@@ -1,11 +1,11 @@
-//! Bindings to NCCL: the declarations of `nccl.h` from 2.18 to 2.32. The library is loaded at run time.
+//! Bindings to NCCL, 2.18 to 2.32: the declarations of `nccl.h` that hsdp uses. The library is loaded at run time.
 //!
 //! Building this crate needs neither CUDA nor NCCL, and loading the library needs no GPU. The crate adds nothing to NCCL: a
 //! caller of one of its [`Functions`] must meet the requirements of NCCL's manual. All names are NCCL's own.
 //!
 //! | C | here |
 //! | --- | --- |
-//! | a function | a field of [`Functions`], an `Option` where an older library may lack it |
+//! | a function | a field of [`Functions`]; every library that is loaded has it |
 //! | an enum | an integer with named constants: a library may return numbers that are newer than this crate |
 //! | a `#define` | a constant |
 //! | `NCCL_CONFIG_INITIALIZER` | [`Nccl::config`], which fits the library that was loaded |
@@ -16,12 +16,12 @@
 //! # Ok::<(), nccl_sys::Error>(())
 //! ```
 //!
-//! The declarations are written by hand. `tests/header` compares each with a copy of `nccl.h`, in both directions.
+//! The declarations are written by hand. `tests/header` compares each with a copy of `nccl.h`.
 //! "Since" names the first release that has an item, among all releases from 2.18.1 to 2.32.3 that have a tag on GitHub
 //! (NVIDIA/nccl, up to 2.30.7) or a package on PyPI (`nvidia-nccl-cu12`, `nvidia-nccl-cu13`).
 //!
-//! In reading order: `load`, `functions`, `numbers`, `structs`, `handles`, `constants`; `declare` (the macros), [`declared`]
-//! (the declarations as text, for the test).
+//! In reading order: `load`, `functions`, `numbers`, `structs`; `declare` (the macros), [`declared`] (the declarations as
+//! text, for the test).
 
 #![allow(
     non_camel_case_types,
@@ -33,20 +33,16 @@
 #[macro_use]
 mod declare;
 
-mod constants;
 pub mod declared;
 mod error;
 mod functions;
-mod handles;
 mod load;
 mod numbers;
 mod structs;
 mod version;
 
-pub use constants::*;
 pub use error::{Attempt, Error};
 pub use functions::Functions;
-pub use handles::*;
 pub use load::Nccl;
 pub use numbers::*;
 pub use structs::*;

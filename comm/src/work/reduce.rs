@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use hsdp_kernels::{DisjointVec, Element, average_elements, reduce_elements};
+use hsdp_kernels::{DisjointVec, Element, ReduceOp, average_elements, reduce_elements};
 use hsdp_sharding::balanced;
 
 use super::exchange::{Exchange, Source};
@@ -20,7 +20,10 @@ pub(crate) fn combine<T: Element>(reduction: Reduction, target: &mut [T], source
         Reduction::Avg => {
             average_elements(target, sources).expect("averages of integers are refused")
         }
-        _ => reduce_elements(reduction.fold(), target, sources),
+        Reduction::Sum => reduce_elements(ReduceOp::Sum, target, sources),
+        Reduction::Product => reduce_elements(ReduceOp::Product, target, sources),
+        Reduction::Min => reduce_elements(ReduceOp::Min, target, sources),
+        Reduction::Max => reduce_elements(ReduceOp::Max, target, sources),
     }
 }
 

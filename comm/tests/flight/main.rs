@@ -1,4 +1,4 @@
-//! The flight recorder: what it notes, what is written, and what a set of records says.
+//! The flight recorder in worlds: what it notes, what is written, and what a set of records says.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,6 @@ use hsdp_sharding::UnitId;
 
 mod dumping;
 mod explaining;
-mod json;
 mod losses;
 mod recording;
 

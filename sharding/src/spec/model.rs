@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Index;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Param, Unit};
 use crate::ElemCount;
 
 /// The id of a unit: its place in the declared order, from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct UnitId(u32);
 
 impl UnitId {

@@ -1,9 +1,9 @@
 //! Differences between a header and the declarations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nccl_sys::Version;
-use nccl_sys::declared::{Declarations, Number, Presence, Struct};
+use nccl_sys::declared::{Declarations, Number, Struct};
 
 use crate::parse::{self, Function, Header};
 use crate::tokens::tokens;
@@ -22,7 +22,7 @@ pub(crate) struct Check<'a> {
 impl Check<'_> {
     /// All differences.
     pub(crate) fn problems(&self) -> Vec<String> {
-        let mut problems = self.both_ways();
+        let mut problems = self.names_differ();
         problems.extend(self.signatures());
         problems.extend(self.values());
         problems.extend(self.fields());
@@ -30,57 +30,57 @@ impl Check<'_> {
         problems
     }
 
-    /// Names that only one of the two has.
-    fn both_ways(&self) -> Vec<String> {
+    /// Declared names that the header lacks or has earlier, and numbers that only the header has, in enums that functions return.
+    fn names_differ(&self) -> Vec<String> {
         let (theirs, ours) = (self.names(), self.declared_names());
+        let declared = ours.iter().filter_map(|(name, since)| {
+            match (*since <= self.version, theirs.contains(*name)) {
+                (true, false) => Some(format!(
+                    "{name}: declared (since {since}), and not in the header of {}",
+                    self.version
+                )),
+                (false, true) => Some(format!(
+                    "{name}: declared as newer (since {since}) than {}, which has it",
+                    self.version
+                )),
+                _ => None,
+            }
+        });
         let excepted = |name: &str| self.exceptions.iter().any(|(exception, _)| *exception == name);
-        let undeclared =
-            theirs.iter().filter(|name| !ours.contains_key(name.as_str()) && !excepted(name));
-        let undeclared =
-            undeclared.map(|name| format!("{name}: neither declared nor an exception"));
-        let absent = ours.iter().filter(|(name, presence)| {
-            presence.is_in(self.version) && !theirs.iter().any(|their| their == *name)
-        });
-        let absent = absent.map(|(name, presence)| {
-            format!("{name}: declared ({presence:?}), and not in the header of {}", self.version)
-        });
-        let early = ours.iter().filter(|(name, presence)| {
-            !presence.is_in(self.version) && theirs.iter().any(|their| their == *name)
-        });
-        let early = early.map(|(name, presence)| {
-            format!("{name}: declared as newer ({presence:?}) than {}, which has it", self.version)
-        });
+        let undeclared = self.returned_numbers();
+        let undeclared = undeclared
+            .filter(|name| !ours.contains_key(name.as_str()) && !excepted(name))
+            .map(|name| format!("{name}: neither declared nor an exception"));
         let twice = self.exceptions.iter().filter(|(name, _)| ours.contains_key(name));
         let twice = twice.map(|(name, _)| format!("{name}: declared, and an exception as well"));
-        undeclared.chain(absent).chain(early).chain(twice).collect()
+        declared.chain(undeclared).chain(twice).collect()
     }
 
-    /// All public names of the header. Functions with a `p` before their name are the same functions, for profilers; initializers
-    /// are compared with the structs that they make.
-    fn names(&self) -> Vec<String> {
+    /// All public names of the header. Functions with a `p` before their name are the same functions, for profilers.
+    fn names(&self) -> BTreeSet<&str> {
         let header = self.header;
         let functions = header.functions.iter().map(|function| &function.name);
         let enumerators = header.enums.iter().flat_map(|(_, numbers)| numbers);
-        let all = functions
-            .filter(|name| !name.starts_with("pnccl"))
-            .chain(enumerators.map(|(name, _)| name))
-            .chain(header.structs.iter().map(|(name, _)| name))
-            .chain(&header.nested)
-            .chain(&header.handles)
-            .chain(header.defines.keys().filter(|name| !name.ends_with("_INITIALIZER")));
-        all.cloned().collect()
+        let structs = header.structs.iter().map(|(name, _)| name);
+        let names = functions.chain(enumerators.map(|(name, _)| name)).chain(structs);
+        names.chain(&header.handles).chain(header.defines.keys()).map(String::as_str).collect()
     }
 
-    /// All declared names, except those of CUDA, which are in other headers.
-    fn declared_names(&self) -> BTreeMap<&'static str, Presence> {
+    fn returned_numbers(&self) -> impl Iterator<Item = &String> {
+        let functions = self.declared.functions.iter();
+        let is_returned = move |of: &str| functions.clone().any(|function| function.returns == of);
+        let enums = self.header.enums.iter().filter(move |(name, _)| is_returned(name));
+        enums.flat_map(|(_, numbers)| numbers).map(|(name, _)| name)
+    }
+
+    /// All declared names, with their first versions.
+    fn declared_names(&self) -> BTreeMap<&'static str, Version> {
         let all = self.declared;
-        let functions = all.functions.iter().map(|it| (it.name, it.presence));
-        let numbers = all.numbers.iter().copied().flatten().map(|it| (it.name, it.presence));
-        let constants = all.constants.iter().map(|it| (it.name, it.presence));
-        let structs = all.structs.iter().map(|it| (it.name, it.presence));
-        let handles = all.handles.iter().map(|it| (it.name, it.presence));
-        let names = functions.chain(numbers).chain(constants).chain(structs).chain(handles);
-        names.filter(|(name, _)| !name.starts_with("cuda")).collect()
+        let functions = all.functions.iter().map(|it| it.name);
+        let structs = all.structs.iter().map(|it| it.name);
+        let old = functions.chain(structs).chain(all.handles.iter().copied());
+        let numbers = all.numbers.iter().copied().flatten().map(|it| (it.name, it.since));
+        old.map(|name| (name, Version::OLDEST)).chain(numbers).collect()
     }
 
     /// Functions whose arguments or results differ.
@@ -103,60 +103,64 @@ impl Check<'_> {
     /// Constants whose numbers differ, and constants of enums that belong to another.
     fn values(&self) -> Vec<String> {
         let numbers = self.declared.numbers.iter().copied().flatten();
-        let numbers = numbers.filter(|number| number.presence.is_in(self.version));
-        let constants = self.declared.constants.iter();
-        let constants = constants.filter(|constant| constant.presence.is_in(self.version));
-        let differs = |name: &str, ours: f64, theirs: Option<f64>| {
+        let differs = |number: &Number| {
+            let (ours, theirs) = (number.value as f64, self.value_of(number));
             (theirs != Some(ours))
-                .then(|| format!("{name}: declared {ours}, in the header {theirs:?}"))
+                .then(|| format!("{}: declared {ours}, in the header {theirs:?}", number.name))
         };
-        let of_enums = numbers.filter_map(|number| {
-            differs(number.name, number.value.into(), self.enumerator(number))
-        });
-        let of_macros = constants.filter_map(|constant| {
-            let theirs = self.header.defines.get(constant.name);
-            differs(constant.name, constant.value, theirs.and_then(|value| self.value(value)))
-        });
-        of_enums.chain(of_macros).collect()
+        numbers.filter(|number| number.since <= self.version).filter_map(differs).collect()
     }
 
-    fn enumerator(&self, number: &Number) -> Option<f64> {
+    fn value_of(&self, number: &Number) -> Option<f64> {
+        if number.of.is_empty() {
+            return self.value(self.header.defines.get(number.name)?);
+        }
         let (_, names) = self.header.enums.iter().find(|(name, _)| name == number.of)?;
         names.iter().find(|(name, _)| name == number.name).and_then(|(_, value)| self.value(value))
     }
 
     /// Structs whose fields differ in name, type or order.
     fn fields(&self) -> Vec<String> {
-        let ours = self.declared.structs.iter().filter(|ours| ours.presence.is_in(self.version));
         let differs = |ours: &Struct| {
             let (_, theirs) = self.header.structs.iter().find(|(name, _)| name == ours.name)?;
-            let known = ours.fields.iter().filter(|field| field.presence.is_in(self.version));
+            let known = ours.fields.iter().filter(|field| field.since <= self.version);
             let known: Vec<(String, String)> =
                 known.map(|field| (field.name.to_owned(), field.type_name.to_owned())).collect();
             (known != *theirs)
                 .then(|| format!("{}: declared {known:?}, in the header {theirs:?}", ours.name))
         };
-        ours.filter_map(differs).collect()
+        self.declared.structs.iter().filter_map(differs).collect()
     }
 
     /// Initializers that differ from ours. Each begins with the size of its struct, which identifies the struct.
     fn initializers(&self) -> Vec<String> {
-        let all = self.header.defines.iter().filter(|(name, _)| name.ends_with("_INITIALIZER"));
-        let wrong = |(name, value): (&String, &Vec<String>)| {
-            let inside = value.get(1..value.len().saturating_sub(1)).unwrap_or_default();
-            let theirs = parse::at_commas(inside);
-            let made = theirs.first().and_then(|size| size.get(2)).cloned().unwrap_or_default();
-            let Some(ours) = self.declared.structs.iter().find(|ours| ours.name == made) else {
-                return Some(format!("{name}: makes {made:?}, which is not declared"));
+        let ours = self.declared.structs.iter();
+        let ours = ours.filter(|ours| ours.fields.iter().any(|field| !field.initial.is_empty()));
+        let differs = |ours: &Struct| {
+            let Some((name, theirs)) = self.initializer_of(ours.name) else {
+                return Some(format!("{}: the header has no initializer of it", ours.name));
             };
             let theirs: Vec<String> =
                 theirs.into_iter().map(|value| self.initial(&value.join(" "))).collect();
-            let ours = ours.fields.iter().filter(|field| field.presence.is_in(self.version));
-            let ours: Vec<String> =
-                ours.map(|field| self.initial(field.initial.unwrap_or("nothing"))).collect();
+            let ours = ours.fields.iter().filter(|field| field.since <= self.version);
+            let ours: Vec<String> = ours.map(|field| self.initial(field.initial)).collect();
             (ours != theirs).then(|| format!("{name}: declared {ours:?}, in the header {theirs:?}"))
         };
-        all.filter_map(wrong).collect()
+        ours.filter_map(differs).collect()
+    }
+
+    /// The header's initializer of a struct: its name and its values.
+    fn initializer_of(&self, made: &str) -> Option<(&String, Vec<&[String]>)> {
+        let all = self.header.defines.iter().filter(|(name, _)| name.ends_with("_INITIALIZER"));
+        let mut all = all.map(|(name, value)| {
+            (
+                name,
+                parse::at_commas(value.get(1..value.len().saturating_sub(1)).unwrap_or_default()),
+            )
+        });
+        all.find(|(_, values)| {
+            values.first().and_then(|size| size.get(2)).is_some_and(|it| it == made)
+        })
     }
 
     /// The value of a field in an initializer, in one form for C and Rust: a number, or one of three words.
@@ -192,8 +196,9 @@ impl Check<'_> {
         }
         let of_enums = self.header.enums.iter().flat_map(|(_, names)| names);
         let of_enums = of_enums.filter(|(enumerator, _)| enumerator == name);
-        let ours = self.declared.constants.iter().find(|constant| constant.name == name);
-        of_enums.filter_map(|(_, value)| self.value(value)).next().or(ours.map(|it| it.value))
+        let mut ours = self.declared.numbers.iter().copied().flatten();
+        let ours = ours.find(|number| number.name == name).map(|number| number.value as f64);
+        of_enums.filter_map(|(_, value)| self.value(value)).next().or(ours)
     }
 }
 

@@ -1,11 +1,11 @@
-//! Compares every declaration with a copy of `nccl.h`, in both directions, and tests the comparison with headers that
-//! are wrong.
+//! Compares every declaration with a copy of `nccl.h`, an enum that functions return in both directions, and tests the comparison with
+//! headers that are wrong.
 //!
 //! `$HSDP_NCCL_HEADER` names the header of any release from 2.18.1 on. Otherwise the test searches the folders of NCCL's
 //! package from PyPI (`places`). If there is no header, that test is ignored, with the reason.
 //!
 //! In reading order: `tokens`, `parse` (a header becomes a `Header`), `types` (C types in Rust), `check` (the comparison),
-//! `exceptions` (names that are left out, and the reasons), `wrong` (headers that must fail the check).
+//! `exceptions` (numbers that are left out, and the reasons), `wrong` (headers that must fail the check).
 
 mod check;
 mod exceptions;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use libtest_mimic::Failed;
-use nccl_sys::declared::{self, Presence};
+use nccl_sys::declared;
 use tempfile::TempDir;
 
 /// The system on which they are built. On others libraries have other names, and NCCL does not exist.
@@ -46,11 +46,10 @@ impl Imitation {
         Self::new(&get_version(status, code))
     }
 
-    /// A library with all required functions. Only `ncclGetVersion` may be called.
+    /// A library with all functions. Only `ncclGetVersion` may be called.
     pub(crate) fn complete(code: i32) -> Result<Self, Failed> {
-        let required = declared::ALL.functions.iter();
-        let required = required.filter(|it| it.presence == Presence::Required);
-        let others = required.map(|it| it.name).filter(|name| *name != "ncclGetVersion");
+        let names = declared::ALL.functions.iter().map(|it| it.name);
+        let others = names.filter(|name| *name != "ncclGetVersion");
         let others =
             others.map(|name| format!("{EXPORTED} fn {name}() {{ std::process::abort() }}\n"));
         Self::new(&(get_version(0, code) + &others.collect::<String>()))

@@ -41,9 +41,9 @@ fn with_imitations() -> Vec<Trial> {
     vec![
         Trial::test("a_library_that_is_not_nccl_is_refused", not_nccl),
         Trial::test("an_old_library_is_refused_with_both_versions", old),
-        Trial::test("a_library_without_a_required_function_is_refused", incomplete),
+        Trial::test("a_library_without_a_function_is_refused", incomplete),
         Trial::test("a_library_without_a_version_is_refused", no_version),
-        Trial::test("a_library_without_optional_functions_is_loaded", oldest),
+        Trial::test("the_oldest_library_is_loaded", oldest),
         Trial::test("functions_outlive_what_found_them", outlive),
         Trial::test("the_system_finds_libnccl_so_2_first", first_name),
     ]
@@ -62,14 +62,6 @@ fn nccl_itself() -> Result<Completion, Failed> {
     let nccl = load(&[&path])?;
     assert!(nccl.version() >= Version::OLDEST, "{}", nccl.version());
     assert_eq!(nccl.version(), asked(&nccl));
-    for (name, is_there, since) in [
-        ("ncclMemAlloc", nccl.functions().ncclMemAlloc.is_some(), Version::new(2, 19, 1)),
-        ("ncclCommShrink", nccl.functions().ncclCommShrink.is_some(), Version::new(2, 27, 3)),
-        ("ncclCommRevoke", nccl.functions().ncclCommRevoke.is_some(), Version::new(2, 28, 7)),
-        ("ncclSetEncryption", nccl.functions().ncclSetEncryption.is_some(), Version::new(2, 32, 3)),
-    ] {
-        assert_eq!(is_there, nccl.version() >= since, "{name} in {}", nccl.version());
-    }
     Ok(Completion::Completed)
 }
 
@@ -166,8 +158,6 @@ fn oldest() -> Result<(), Failed> {
     let nccl = load(&[Path::new("libabsent.so.2"), library.path()])?;
     assert_eq!(nccl.version(), Version::new(2, 18, 1));
     assert_eq!(nccl.library(), library.path());
-    assert!(nccl.functions().ncclMemAlloc.is_none());
-    assert!(nccl.functions().ncclCommInitRank.is_none());
     assert_eq!(nccl.config().version, 21_801);
     assert!(nccl.config().size < size_of_val(&nccl.config()));
     Ok(())

@@ -1,6 +1,6 @@
 //! The ring of a rank: its last operations, written while it runs.
 //!
-//! An entry costs a reading of the clock and a copy under a lock that nobody else takes but who wants a record. Nothing is
+//! An entry costs a reading of the clock, and a copy under a lock that only readers of records take besides. Nothing is
 //! allocated after the world was made, except for a group that the rank issues on for the first time.
 
 use std::collections::HashMap;
@@ -10,46 +10,45 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use hsdp_sharding::Rank;
 
-use super::ending::Ending;
-use super::record::{FlightEntry, FlightGroup, FlightState};
 use crate::sync::Mutex;
-use crate::{Channel, Descriptor, GroupId};
+use crate::{
+    Channel, Descriptor, Ending, FlightEntry, FlightGroup, FlightRecord, FlightState, GroupId,
+};
 
-/// More entries than this are not kept, whatever the options say: a record of them is still a file that can be read.
+/// The most entries of a ring, whatever the options say: a record of them is still a file that can be read.
 const MAX_ENTRIES: usize = 1 << 16;
 
 /// The moment from which a world counts its time: on the monotonic clock, and on the calendar.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Origin {
+pub struct Origin {
     moment: Instant,
     unix_us: u64,
 }
 
 impl Origin {
-    pub(crate) fn now() -> Self {
+    /// This moment.
+    #[must_use]
+    pub fn now() -> Self {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let unix_us = u64::try_from(unix.as_micros()).unwrap_or(u64::MAX);
         Self { moment: Instant::now(), unix_us }
     }
 
     /// Nanoseconds from then until `moment`.
-    pub(crate) fn until(&self, moment: Instant) -> u64 {
+    #[inline]
+    #[must_use]
+    pub fn until(&self, moment: Instant) -> u64 {
         let since = moment.saturating_duration_since(self.moment);
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-/// Where an entry lies, and that it is the one that is meant.
+/// The number of an entry, for later changes; they have no effect if the entry was overwritten meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EntryNumber(u64);
+pub struct EntryNumber(u64);
 
-impl EntryNumber {
-    /// Of nothing that was ever written.
-    const NONE: Self = Self(u64::MAX);
-}
-
-/// What a rank writes its entries into.
-pub(crate) struct Recorder {
+/// The last operations of a rank, as it writes them.
+pub struct Recorder {
     origin: Origin,
     capacity: usize,
     ring: Mutex<Ring>,
@@ -57,23 +56,20 @@ pub(crate) struct Recorder {
     groups: Mutex<HashMap<GroupId, Members>>,
 }
 
+type Members = (Channel, Arc<[Rank]>);
+
 struct Ring {
     /// The entry of number `n` is at `n % capacity`.
     entries: Vec<FlightEntry>,
-    /// Beside each: how it ends, as long as the entry does not say so itself.
+    /// Beside each: its end, as long as the entry does not say so itself.
     endings: Vec<Option<Arc<Ending>>>,
     issued: u64,
 }
 
-/// Who meets in a group.
-#[derive(Clone, Debug)]
-pub(crate) struct Members {
-    pub(crate) channel: Channel,
-    pub(crate) ranks: Arc<[Rank]>,
-}
-
 impl Recorder {
-    pub(crate) fn new(entries: usize, origin: Origin) -> Self {
+    /// A ring of so many entries, of a world that began at `origin`. With 0 entries it keeps nothing, and reads no clock.
+    #[must_use]
+    pub fn new(entries: usize, origin: Origin) -> Self {
         let capacity = entries.min(MAX_ENTRIES);
         let (entries, endings) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
         let ring = Ring { entries, endings, issued: 0 };
@@ -81,26 +77,23 @@ impl Recorder {
     }
 
     /// Nanoseconds since the world began.
-    pub(crate) fn now(&self) -> u64 {
+    #[inline]
+    #[must_use]
+    pub fn now(&self) -> u64 {
         self.origin.until(Instant::now())
     }
 
-    /// When the world began, in microseconds since 1970.
-    pub(super) fn began_unix_us(&self) -> u64 {
-        self.origin.unix_us
-    }
-
-    /// Notes who meets in a group.
-    pub(crate) fn know(&self, group: GroupId, channel: Channel, ranks: &Arc<[Rank]>) {
-        let members = Members { channel, ranks: Arc::clone(ranks) };
-        let former = self.groups.lock().insert(group, members);
+    /// Notes the members of a group.
+    pub fn know(&self, group: GroupId, channel: Channel, ranks: &Arc<[Rank]>) {
+        let former = self.groups.lock().insert(group, (channel, Arc::clone(ranks)));
         drop(former);
     }
 
-    /// Writes an entry for what is about to be issued.
-    pub(crate) fn issue(&self, descriptor: &Descriptor) -> EntryNumber {
+    /// Writes an entry for an operation that is about to be issued.
+    #[inline]
+    pub fn issue(&self, descriptor: &Descriptor) -> EntryNumber {
         if self.capacity == 0 {
-            return EntryNumber::NONE;
+            return EntryNumber(u64::MAX);
         }
         let now = self.now();
         let mut ring = self.ring.lock();
@@ -118,42 +111,40 @@ impl Recorder {
     }
 
     /// From now on the entry ends as the operation does, which others settle.
-    pub(crate) fn ends_with(&self, number: EntryNumber, ending: &Arc<Ending>) {
+    pub fn ends_with(&self, number: EntryNumber, ending: &Arc<Ending>) {
         self.change(number, |_, own| *own = Some(Arc::clone(ending)));
     }
 
-    /// Notes how the operation has ended, and lets go of it.
-    pub(crate) fn close(&self, number: EntryNumber) {
+    /// Notes the end of the operation, and lets go of it.
+    pub fn close(&self, number: EntryNumber) {
         self.change(number, close);
     }
 
-    /// Notes that the rank begins to wait.
-    pub(crate) fn wait(&self, number: EntryNumber) {
-        if self.capacity == 0 {
-            return;
+    /// Notes that the rank begins to wait. The first wait counts.
+    pub fn wait(&self, number: EntryNumber) {
+        if self.capacity > 0 {
+            let now = self.now();
+            self.change(number, |entry, _| entry.waited_ns = entry.waited_ns.or(Some(now)));
         }
-        let now = self.now();
-        self.change(number, |entry, _| entry.waited_ns = entry.waited_ns.or(Some(now)));
     }
 
-    /// Notes how an operation ended that nobody else settles, or to which the rank was not let in. The first end counts.
-    pub(crate) fn settle(&self, number: EntryNumber, state: FlightState) {
-        if self.capacity == 0 {
-            return;
+    /// Notes the end of an operation that nobody else settles, or to which the rank was not let in. The first end counts.
+    pub fn settle(&self, number: EntryNumber, state: FlightState) {
+        if self.capacity > 0 {
+            let now = self.now();
+            self.change(number, |entry, ending| {
+                close(entry, ending);
+                if entry.state == FlightState::Issued {
+                    (entry.state, entry.settled_ns) = (state, Some(now));
+                }
+            });
         }
-        let now = self.now();
-        self.change(number, |entry, ending| {
-            close(entry, ending);
-            if entry.state == FlightState::Issued {
-                (entry.state, entry.settled_ns) = (state, Some(now));
-            }
-        });
     }
 
-    /// Notes how an operation ended that took no time worth a reading of the clock: when it was issued.
-    pub(crate) fn settle_at_once(&self, number: EntryNumber, state: FlightState) {
+    /// Notes the end of an operation that took no time worth a reading of the clock: it ended when it was issued.
+    pub fn settle_at_once(&self, number: EntryNumber, state: FlightState) {
         self.change(number, |entry, _| {
-            (entry.state, entry.settled_ns) = (state, Some(entry.issued_ns))
+            (entry.state, entry.settled_ns) = (state, Some(entry.issued_ns));
         });
     }
 
@@ -173,25 +164,41 @@ impl Recorder {
         }
     }
 
+    #[inline]
     fn place(&self, number: u64) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "the remainder is below the capacity")]
         let place = (number % self.capacity as u64) as usize;
         place
     }
 
-    /// The entries that are there, oldest first, and how many older ones were overwritten.
-    pub(super) fn entries(&self) -> (Vec<FlightEntry>, u64) {
+    /// A record of the ring, of rank `rank` of `size`: in step 0 and epoch 0 of a world that has not ended.
+    #[must_use]
+    pub fn record(&self, rank: Rank, size: usize) -> FlightRecord {
+        let (entries, overwritten) = self.entries();
+        FlightRecord {
+            rank,
+            size,
+            step: 0,
+            epoch: 0,
+            began_unix_us: self.origin.unix_us,
+            taken_ns: self.now(),
+            end: None,
+            overwritten,
+            groups: self.groups_of(&entries),
+            entries,
+        }
+    }
+
+    /// The entries of the ring, oldest first, and the number of older ones that were overwritten.
+    fn entries(&self) -> (Vec<FlightEntry>, u64) {
         let mut copy = Vec::with_capacity(self.capacity);
         let ring = self.ring.lock();
-        let ended = |(entry, ending): (&FlightEntry, &Option<Arc<Ending>>)| {
-            let mut entry = *entry;
-            note_end(&mut entry, ending.as_deref());
-            entry
-        };
-        copy.extend(ring.entries.iter().zip(&ring.endings).map(ended));
-        let issued = ring.issued;
+        copy.extend_from_slice(&ring.entries);
+        for (entry, ending) in copy.iter_mut().zip(&ring.endings) {
+            note_end(entry, ending.as_deref());
+        }
+        let overwritten = ring.issued - copy.len() as u64;
         drop(ring);
-        let overwritten = issued - copy.len() as u64;
         if !copy.is_empty() {
             copy.rotate_left(self.place(overwritten));
         }
@@ -199,16 +206,18 @@ impl Recorder {
     }
 
     /// The groups of these entries.
-    pub(super) fn groups_of(&self, entries: &[FlightEntry]) -> Vec<FlightGroup> {
+    fn groups_of(&self, entries: &[FlightEntry]) -> Vec<FlightGroup> {
         let mut ids: Vec<GroupId> = entries.iter().map(|entry| entry.group).collect();
         ids.sort_unstable();
         ids.dedup();
         let groups = self.groups.lock();
-        let known = |id: &GroupId| {
-            let Members { channel, ranks } = groups.get(id)?;
-            Some(FlightGroup { id: *id, channel: *channel, ranks: ranks.to_vec() })
+        let known = ids.iter().filter_map(|id| groups.get_key_value(id));
+        let group = |(id, (channel, ranks)): (&GroupId, &Members)| FlightGroup {
+            id: *id,
+            channel: *channel,
+            ranks: ranks.to_vec(),
         };
-        ids.iter().filter_map(known).collect()
+        known.map(group).collect()
     }
 }
 

@@ -1,18 +1,11 @@
 //! Records in files: one for each rank of a world that ended early.
 
 use std::fs::{self, File};
-use std::io;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use hsdp_sharding::Rank;
-
-use super::json::MAX_BYTES;
-use super::{FlightError, FlightRecord};
-use crate::local::{Record, Status};
-use crate::seat::Seat;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::json::MAX_BYTES;
+use crate::{FlightError, FlightRecord};
 
 impl FlightRecord {
     /// Writes the record as `rank-<n>.json` into a folder, and returns the path of the file. The folder is made if it
@@ -63,39 +56,4 @@ fn open(path: &Path) -> io::Result<File> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     options.read(true).open(path)
-}
-
-/// What is needed to write the record of a rank when its world has ended early: it outlives the rank.
-#[derive(Debug)]
-pub(crate) struct Dump {
-    folder: Option<Arc<Path>>,
-    rank: Rank,
-    size: usize,
-    record: Arc<Record>,
-    status: Arc<Status>,
-    written: AtomicBool,
-}
-
-impl Dump {
-    pub(crate) fn of(seat: &Seat, folder: Option<Arc<Path>>) -> Self {
-        let (record, status) = (Arc::clone(&seat.record), Arc::clone(&seat.status));
-        let (rank, size) = (seat.rank, seat.size);
-        Self { folder, rank, size, record, status, written: AtomicBool::new(false) }
-    }
-
-    /// Writes the record if the world has ended early, once.
-    pub(crate) fn if_ended(&self) {
-        let Some(folder) = &self.folder else { return };
-        if self.status.world_end().is_none() || self.written.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let record = FlightRecord::of(self.rank, self.size, &self.record, &self.status);
-        let rank = self.rank.get();
-        match record.write_to(folder) {
-            Ok(path) => tracing::info!(rank, path = %path.display(), "flight record written"),
-            Err(error) => {
-                tracing::warn!(rank, folder = %folder.display(), %error, "the flight record could not be written");
-            }
-        }
-    }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use self::operations::Operations;
-use super::{FlightEntry, FlightRecord, FlightState};
+use crate::{FlightEntry, FlightRecord};
 
 /// The result of comparing the records of a world's ranks. Displayed in a few lines:
 ///
@@ -151,23 +151,7 @@ pub struct WorldEnd {
 /// and entries overwritten: the explanation says which parts are unknown. Do not mix records of different worlds; records of
 /// a world of another size than the latest are ignored.
 ///
-/// ```
-/// use hsdp_comm::{Channel, Finding, Tag, explain, world};
-///
-/// let records = world(2, |world| {
-///     let group = world.world_group(Channel::User);
-///     let pending = group.barrier(Tag::default());
-///     pending.and_then(|pending| pending.wait()).expect("both");
-///     world.flight_record()
-/// });
-/// let explanation = explain(&records);
-/// assert_eq!(explanation.finding, Finding::Nothing);
-/// let text = explanation.to_string();
-/// assert!(text.starts_with("all ranks agree; 1 operation of 2 ranks compared, and no rank waits in vain"));
-/// ```
-///
-/// [`FlightRecord::read_from`] reads the records of a world that was launched with
-/// [`WorldOptions::flight_dir`](crate::WorldOptions::flight_dir).
+/// [`FlightRecord::read_from`] reads the records of a world that was launched with `hsdp_comm::WorldOptions::flight_dir`.
 #[must_use]
 pub fn explain(records: &[FlightRecord]) -> Explanation {
     let operations = Operations::of(records);
@@ -177,7 +161,7 @@ pub fn explain(records: &[FlightRecord]) -> Explanation {
     let finding = mismatch(&operations).or_else(|| stalls::first(&operations));
     let (lateness, often_last) = lateness::of(&whole);
     Explanation {
-        size: operations.size(),
+        size: operations.size,
         compared: whole.len(),
         partly_known: partly.count(),
         finding: finding.unwrap_or(Finding::Nothing),
@@ -186,26 +170,17 @@ pub fn explain(records: &[FlightRecord]) -> Explanation {
         ends: operations.ends(),
         without_record: operations.without_record(),
         overwritten: operations.overwritten(),
-        left_out: operations.left_out().to_vec(),
+        left_out: operations.left_out,
     }
 }
 
 /// The first operation of which two members want different things.
 fn mismatch(operations: &Operations<'_>) -> Option<Finding> {
     let disagree = operations.iter().filter(|operation| {
-        let mut entries = operation.issued.iter().map(|(_, entry)| entry);
-        let first = entries.next();
-        first.is_some_and(|first| entries.any(|entry| !first.agrees_with(entry)))
+        let first = operation.first();
+        operation.entries().any(|entry| !first.agrees_with(entry))
     });
     let operation = disagree.min_by_key(|operation| operation.began)?;
-    let moment = operations.moment_of(operation);
-    let member = |rank: &Rank| operations.member(operation, *rank, moment);
-    Some(Finding::Mismatch {
-        operation: Box::new(*operation.issued.first()?.1),
-        members: operation.members.iter().map(member).collect(),
-    })
-}
-
-fn is_complete(entry: &FlightEntry) -> bool {
-    entry.state == FlightState::Complete
+    let (first, members) = (Box::new(*operation.first()), operations.members(operation));
+    Some(Finding::Mismatch { operation: first, members: members.collect() })
 }

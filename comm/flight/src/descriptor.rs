@@ -4,9 +4,9 @@ use std::fmt;
 
 use hsdp_kernels::Scaling;
 use hsdp_sharding::{DType, Rank};
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::collectives::sum_of;
 use crate::{Channel, Op, Reduction, Tag};
 
 #[cfg(test)]
@@ -15,7 +15,10 @@ mod tests;
 /// The identity of a group: a hash of its ranks in order, and of its channel.
 ///
 /// Two ranks that list the same members in different orders have different groups, and never meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+///
+/// In JSON as it is displayed, in hexadecimal: readers in other languages would round a number of 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct GroupId(u64);
 
 impl GroupId {
@@ -27,20 +30,23 @@ impl GroupId {
     }
 
     /// The identity of the transfers from member `from` to member `to` of this group.
-    pub(crate) fn pair(self, from: Rank, to: Rank) -> Self {
-        let [from, to] = [u64::from(from.get()), u64::from(to.get())];
-        Self(xxh3_64(bytemuck::bytes_of(&[self.0, from, to])))
+    #[must_use]
+    pub fn pair(self, from: Rank, to: Rank) -> Self {
+        let words = [self.0, u64::from(from.get()), u64::from(to.get())];
+        Self(xxh3_64(words.map(u64::to_ne_bytes).as_flattened()))
     }
 
     /// The identity of this group without `absent`, as long as they are.
-    pub(crate) fn without(self, absent: &[Rank]) -> Self {
+    #[must_use]
+    pub fn without(self, absent: &[Rank]) -> Self {
         let absent = absent.iter().flat_map(|rank| rank.get().to_le_bytes());
         let bytes = b"without".iter().copied().chain(self.0.to_le_bytes()).chain(absent);
         Self(xxh3_64(&bytes.collect::<Vec<_>>()))
     }
 
     /// The identity whose hash this is, as a record has it.
-    pub(crate) const fn from_hash(hash: u64) -> Self {
+    #[must_use]
+    pub const fn from_hash(hash: u64) -> Self {
         Self(hash)
     }
 
@@ -54,6 +60,21 @@ impl GroupId {
 impl fmt::Display for GroupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
+    }
+}
+
+impl From<GroupId> for String {
+    fn from(id: GroupId) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for GroupId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let id = u64::from_str_radix(&text, 16).map(Self);
+        id.map_err(|_| format!("{text:?}, expected a group as 16 hexadecimal digits"))
     }
 }
 
@@ -74,14 +95,18 @@ pub enum Counts {
 
 impl Counts {
     /// The number of elements that the member sends in total; `usize::MAX` if they are more.
+    #[inline]
     #[must_use]
     pub fn total(&self) -> usize {
         match self {
             Self::Each(count) => *count,
-            Self::Splits { send, .. } => sum_of(send),
+            Self::Splits { send, .. } => {
+                send.iter().fold(0, |sum, count| sum.saturating_add(*count))
+            }
         }
     }
 
+    #[inline]
     fn agree(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Each(one), Self::Each(other)) => one == other,
@@ -108,7 +133,6 @@ impl fmt::Display for Counts {
 ///
 /// Displayed as one line: `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch 0`.
 #[derive(Clone, PartialEq)]
-#[non_exhaustive]
 pub struct Descriptor {
     /// The group; for send and recv, the pair within it.
     pub group: GroupId,
@@ -139,6 +163,7 @@ pub struct Descriptor {
 impl Descriptor {
     /// Whether two members issued the same call. Does not compare group, epoch and sequence, which are equal where
     /// members meet.
+    #[inline]
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
         let transfer = |op| matches!(op, Op::Send | Op::Recv);
@@ -153,7 +178,8 @@ impl Descriptor {
     }
 
     /// Where the operation stands in its sequence, for messages.
-    pub(crate) fn place(&self) -> String {
+    #[must_use]
+    pub fn place(&self) -> String {
         format!("operation {} on channel {}, epoch {}", self.sequence, self.channel, self.epoch)
     }
 }

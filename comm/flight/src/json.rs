@@ -5,17 +5,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::record::FlightRecord;
-
-mod fields;
-
-pub(super) use self::fields::{group_id, name, optional_name, rank, ranks, scaling, tag};
+use crate::FlightRecord;
 
 /// The version of what is written. It goes up when a reader of the former one would misunderstand.
 const VERSION: u64 = 1;
 
 /// Longer texts are refused: many times what the largest ring gives.
-pub(super) const MAX_BYTES: usize = 64 << 20;
+pub(crate) const MAX_BYTES: usize = 64 << 20;
 
 /// Larger worlds are refused, whatever a text says: what is said of each rank needs memory for each.
 const MAX_SIZE: usize = 1 << 20;

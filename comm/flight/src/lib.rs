@@ -1,0 +1,54 @@
+//! The operations of hsdp's ranks in words, and their flight recorder: the last operations of each rank, and what the records of all
+//! ranks say together.
+//!
+//! The crate issues nothing and waits for nothing: hsdp-comm describes each operation, and writes it into the ring of its rank.
+//!
+//! | concept | type |
+//! | --- | --- |
+//! | a description of an operation, which its members compare | [`Descriptor`], of [`Op`], [`Channel`], [`Tag`] and the like |
+//! | a rank's last operations, written while it runs | [`Recorder`] |
+//! | a copy of them, as JSON or in a file | [`FlightRecord`] |
+//! | what the records of all ranks say together | [`explain`], [`Explanation`] |
+//!
+//! ```
+//! use hsdp_flight::{Channel, Finding, FlightRecord, Origin, Recorder, explain};
+//! use hsdp_sharding::Rank;
+//!
+//! let recorder = Recorder::new(1024, Origin::now());
+//! let record = recorder.record(Rank::new(0), 1);
+//! let read = FlightRecord::from_json(&record.to_json())?;
+//! assert_eq!(explain(&[read]).finding, Finding::Nothing);
+//! # Ok::<(), hsdp_flight::FlightError>(())
+//! ```
+//!
+//! In reading order: `names` (enums that go by names), `op`, `tag`, `descriptor`; `ending` and `ring` (written while ranks run);
+//! `record` (a copy of a ring), `json` (a record as text), `file`; `explain`. hsdp-comm's PROTOCOL.md, "Flight recorder", has the
+//! rules of the ring.
+
+#![forbid(unsafe_code)]
+
+#[macro_use]
+mod names;
+
+mod descriptor;
+mod ending;
+mod explain;
+mod file;
+mod json;
+mod op;
+mod record;
+mod ring;
+mod sync;
+mod tag;
+
+pub use self::descriptor::{Counts, Descriptor, GroupId};
+pub use self::ending::Ending;
+pub use self::explain::{
+    Explanation, Finding, LastIssued, Lateness, MemberFinding, OftenLast, Presence, WorldEnd,
+    explain,
+};
+pub use self::json::FlightError;
+pub use self::op::{Channel, Op, Reduction};
+pub use self::record::{FlightEntry, FlightGroup, FlightRecord, FlightState};
+pub use self::ring::{EntryNumber, Origin, Recorder};
+pub use self::tag::{Stage, Tag};

@@ -1,0 +1,164 @@
+//! The content of a record: a copy of a rank's ring, and the rank's present place.
+
+use std::fmt;
+
+use hsdp_kernels::Scaling;
+use hsdp_sharding::{DType, Rank};
+use serde::{Deserialize, Serialize};
+
+use crate::{Channel, Counts, Descriptor, GroupId, Op, Reduction, Tag};
+
+/// The last operations of one rank: from `hsdp_comm::World::flight_record`, or from a file that a rank of `hsdp_comm::launch` has
+/// written.
+///
+/// Times are nanoseconds since the world began, on one monotonic clock for all ranks of a process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlightRecord {
+    /// The rank.
+    pub rank: Rank,
+    /// Ranks in the world.
+    pub size: usize,
+    /// The step that the rank is in.
+    pub step: u64,
+    /// The rank's epoch: the number of aborted steps that it has left behind.
+    pub epoch: u64,
+    /// When the world began, in microseconds since 1970. The times of entries count from there.
+    pub began_unix_us: u64,
+    /// When the record was taken.
+    pub taken_ns: u64,
+    /// The error that ended the world, in words, if it has ended early.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<String>,
+    /// The number of entries that later ones have overwritten.
+    pub overwritten: u64,
+    /// The groups of the entries.
+    pub groups: Vec<FlightGroup>,
+    /// The operations of the rank, oldest first.
+    pub entries: Vec<FlightEntry>,
+}
+
+/// The members of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlightGroup {
+    /// Its identity.
+    pub id: GroupId,
+    /// Its channel.
+    pub channel: Channel,
+    /// Its members, in order; of a transfer, the sender and the receiver.
+    pub ranks: Vec<Rank>,
+}
+
+/// One operation of one rank: its [`Descriptor`] without lists, and its outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlightEntry {
+    /// The running number of the rank's entries, from 0.
+    pub number: u64,
+    /// The group; for send and recv, the pair within it.
+    pub group: GroupId,
+    /// The channel of the group.
+    pub channel: Channel,
+    /// The epoch in which it was issued.
+    pub epoch: u64,
+    /// The number of the operation in its group and epoch.
+    pub sequence: u64,
+    /// The kind of operation.
+    pub op: Op,
+    /// How elements are combined, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reduction: Option<Reduction>,
+    /// The dtype of the elements; a barrier has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<DType>,
+    /// The number of elements that this rank sends, or expects.
+    pub elements: usize,
+    /// Whether each rank has a number of elements of its own, as in an all_to_all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uneven: bool,
+    /// The bytes of these elements.
+    pub bytes: u64,
+    /// The root, of an operation that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<Rank>,
+    /// The other end of a send or recv.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<Rank>,
+    /// Divisors and wire dtype, of a reduction of gradients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaling>,
+    /// The tag that the caller gave.
+    pub tag: Tag,
+    /// The state when the record was taken.
+    pub state: FlightState,
+    /// When it was issued.
+    pub issued_ns: u64,
+    /// When the rank began to wait for it, if it had to wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_ns: Option<u64>,
+    /// When it completed or failed. For a small operation in a group of one, the time of its issue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settled_ns: Option<u64>,
+}
+
+names! {
+    /// The state of an operation.
+    FlightState, "a state" {
+        /// It is in progress: members are missing, or its work is not done.
+        Issued = "issued",
+        /// It is complete.
+        Complete = "complete",
+        /// It ended early, or was refused because its step or its world had ended.
+        Failed = "failed",
+    }
+}
+
+impl FlightEntry {
+    /// The entry of an operation that is issued at `now`.
+    #[inline]
+    pub(crate) fn issued(number: u64, descriptor: &Descriptor, now: u64) -> Self {
+        let Descriptor { group, channel, epoch, sequence, op, reduction, dtype, .. } = *descriptor;
+        let Descriptor { root, peer, scaling, tag, .. } = *descriptor;
+        let elements = descriptor.counts.total();
+        let bytes = elements.saturating_mul(dtype.map_or(0, DType::size_bytes)) as u64;
+        let uneven = matches!(descriptor.counts, Counts::Splits { .. });
+        let (state, issued_ns, waited_ns, settled_ns) = (FlightState::Issued, now, None, None);
+        #[rustfmt::skip]
+        let entry = Self {
+            number, group, channel, epoch, sequence, op, reduction, dtype, elements, uneven, bytes, root, peer, scaling, tag,
+            state, issued_ns, waited_ns, settled_ns,
+        };
+        entry
+    }
+
+    /// Its descriptor; if each rank has a number of elements of its own, with the total.
+    fn descriptor(&self) -> Descriptor {
+        let Self { group, channel, epoch, sequence, op, reduction, dtype, elements, .. } = *self;
+        let Self { root, peer, scaling, tag, .. } = *self;
+        let counts = Counts::Each(elements);
+        #[rustfmt::skip]
+        let descriptor = Descriptor {
+            group, channel, epoch, sequence, op, reduction, dtype, counts, root, peer, scaling, tag,
+        };
+        descriptor
+    }
+
+    /// Whether two members issued the same call, as [`Descriptor::agrees_with`] compares it.
+    #[must_use]
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        let elements = if other.uneven { self.elements } else { other.elements };
+        let other_call = Descriptor { counts: Counts::Each(elements), ..other.descriptor() };
+        self.uneven == other.uneven && self.descriptor().agrees_with(&other_call)
+    }
+
+    /// Whether the rank waits for it, or waited until it failed.
+    #[must_use]
+    pub fn is_waited_for(&self) -> bool {
+        self.waited_ns.is_some() && self.state != FlightState::Complete
+    }
+}
+
+/// Displayed as its [`Descriptor`]; if each rank has a number of elements of its own, with the total.
+impl fmt::Display for FlightEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.descriptor().fmt(f)
+    }
+}

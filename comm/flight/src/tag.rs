@@ -1,0 +1,95 @@
+//! The purpose of an operation: the part of its descriptor that the caller writes.
+
+use std::fmt;
+
+use hsdp_sharding::UnitId;
+use serde::{Deserialize, Serialize};
+
+/// The purpose of an operation: stage, step, microbatch and, where there is one, unit.
+///
+/// The members of an operation compare their tags, so two calls of the same shape that were swapped
+/// on one rank are detected. Displayed as `unit 3, reduce, step 7, microbatch 0`.
+///
+/// ```
+/// use hsdp_flight::{Stage, Tag};
+/// use hsdp_sharding::UnitId;
+///
+/// let tag = Tag::new(Stage::Reduce).unit(UnitId::new(3)).step(7);
+/// assert_eq!(tag.to_string(), "unit 3, reduce, step 7, microbatch 0");
+/// assert_eq!(Tag::default().to_string(), "user, step 0, microbatch 0");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tag {
+    /// The stage of the step.
+    pub stage: Stage,
+    /// The unit whose parameters or gradients are moved, if it is one unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<UnitId>,
+    /// The optimizer step.
+    pub step: u64,
+    /// The microbatch within the step.
+    pub microbatch: usize,
+}
+
+impl Tag {
+    /// The tag of `stage`, in step 0 and microbatch 0, of no unit.
+    #[must_use]
+    pub const fn new(stage: Stage) -> Self {
+        Self { unit: None, stage, step: 0, microbatch: 0 }
+    }
+
+    /// The same, of `unit`.
+    #[must_use]
+    pub const fn unit(self, unit: UnitId) -> Self {
+        Self { unit: Some(unit), ..self }
+    }
+
+    /// The same, in `step`.
+    #[must_use]
+    pub const fn step(self, step: u64) -> Self {
+        Self { step, ..self }
+    }
+
+    /// The same, in `microbatch`.
+    #[must_use]
+    pub const fn microbatch(self, microbatch: usize) -> Self {
+        Self { microbatch, ..self }
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(unit) = self.unit {
+            write!(f, "unit {}, ", unit.index())?;
+        }
+        write!(f, "{}, step {}, microbatch {}", self.stage, self.step, self.microbatch)
+    }
+}
+
+names! {
+    /// The stage of a step that an operation belongs to.
+    #[derive(Default)]
+    Stage, "a stage" {
+        /// Before the first step: comparing plans, initial values and replicas.
+        Setup = "setup",
+        /// The header that begins a step or a microbatch.
+        Header = "header",
+        /// Unsharding a unit.
+        Gather = "gather",
+        /// Reducing a unit's gradients over the shard group.
+        Reduce = "reduce",
+        /// Summing partials over the replicate group.
+        AllReduce = "all_reduce",
+        /// The agreement of all ranks before the optimizer, with norms and weights.
+        Agreement = "agreement",
+        /// Collecting whole parameters, for export or a checkpoint.
+        Export = "export",
+        /// The backward of a collective that users call: it never meets a forward.
+        Backward = "backward",
+        /// A batch of an evaluation, or its means.
+        Evaluation = "evaluation",
+        /// Anything that the runtime did not issue.
+        #[default]
+        User = "user",
+    }
+}
