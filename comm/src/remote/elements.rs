@@ -115,12 +115,14 @@ impl<T: Element> Transmit for Vec<T> {
     }
 
     fn unpack(mut self, at: &At, parcels: &Parcels) -> Turn<Self> {
-        if at.meant.op != Op::AllReduce {
-            // The giver gets an empty vector.
-            return Turn::Done(parcels.elements(0).to_vec());
+        match at.meant.op {
+            Op::Send => Turn::Done(Self::new()),
+            Op::Recv => Turn::Done(parcels.elements(0).to_vec()),
+            _ => {
+                fill(&mut self, &[], at, parcels);
+                at.turn(self, |values| values)
+            }
         }
-        fill(&mut self, &[], at, parcels);
-        at.turn(self, |values| values)
     }
 }
 
