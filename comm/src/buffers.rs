@@ -43,7 +43,7 @@ impl<T: Element> Buffers for Splits<T> {
     }
 
     fn imagined(self, pattern: &Pattern<'_>) -> Exchange<T> {
-        self.exchange.imagined(pattern)
+        self.exchange.imagined(&pattern.dealt(&self.send, &self.receive))
     }
 }
 

@@ -22,12 +22,18 @@ use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 const QUICK_BYTES: usize = 32 << 10;
 
 /// A call that has its number.
-#[derive(Clone)]
 pub(crate) struct Described {
     /// What the members compare.
     pub(crate) told: Arc<Descriptor>,
-    /// What the call moves: the same, unless a fault has this member tell something else.
-    pub(crate) meant: Arc<Descriptor>,
+    /// What the call moves, where a fault has this member tell something else.
+    meant: Option<Arc<Descriptor>>,
+}
+
+impl Described {
+    /// What the call moves.
+    pub(crate) fn meant(&self) -> &Arc<Descriptor> {
+        self.meant.as_ref().unwrap_or(&self.told)
+    }
 }
 
 impl Group {
@@ -86,21 +92,25 @@ impl Group {
     {
         let (site, mut deposit) = (self.site_of(call.op)?, deposit);
         let (described, entry) = self.enter(&site, call, &mut deposit)?;
-        let meant = Arc::clone(&described.meant);
-        let pattern = Pattern::of(&meant, &site.ranks, site.slot);
+        let pattern = Pattern::of(described.meant(), &site.ranks, site.slot);
         let Some(entry) = entry else {
             return Ok(Pending::ready(deposit.imagined(&pattern).try_into()?));
         };
         if site.ranks.len() == 1 {
-            let output = self.alone(&site, (&meant, entry), deposit, assemble)?;
+            let output = self.alone(&site, (&described.told, entry), deposit, assemble)?;
             return Ok(Pending::ready(output.try_into()?));
         }
+        let op = described.told.op;
         let pending = match &self.seat().flavour {
             Flavour::Local { core, .. } => {
                 let member = self.member_at(core, &site, entry);
                 let ticket = match core.office() {
                     None => {
-                        let assemble = counting(core, &meant, &site.ranks, assemble);
+                        let count = |slot: usize, bytes| {
+                            let record = core.record(site.ranks[slot]);
+                            record.ledger.received(site.channel, op, bytes);
+                        };
+                        let assemble = counting(pattern, count, assemble);
                         core.submit(member, described.told, deposit, assemble)?
                     }
                     Some(office) => depart(office, member, described, deposit)?,
@@ -108,11 +118,11 @@ impl Group {
                 Pending::issued::<D::Output>(ticket)
             }
             Flavour::Counting => {
-                self.count_alone(meant.op, deposit.pattern(pattern).received(), entry);
+                self.count_alone(op, deposit.pattern(pattern).received(), entry);
                 Pending::ready(deposit.imagined(&pattern).try_into()?)
             }
         };
-        self.seat().record.ledger.call(site.channel, meant.op);
+        self.seat().record.ledger.call(site.channel, op);
         Ok(pending)
     }
 
@@ -144,7 +154,7 @@ impl Group {
                 })
             }
             Flavour::Counting => {
-                let pattern = Pattern::of(&described.meant, &site.ranks, slot);
+                let pattern = Pattern::of(described.meant(), &site.ranks, slot);
                 let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
                 self.count_alone(op, received, entry);
                 None
@@ -202,10 +212,7 @@ impl Group {
                 self.seat().enter(site, call).map(|(told, entry)| (told, Some(entry)))?
             }
         };
-        let meant = match meant {
-            None => Arc::clone(&told),
-            Some(meant) => Arc::new(meant.described(site, told.epoch, told.sequence)),
-        };
+        let meant = meant.map(|meant| Arc::new(meant.described(site, told.epoch, told.sequence)));
         Ok((Described { told, meant }, entry))
     }
 
@@ -217,10 +224,7 @@ impl Group {
             (self.member_at(core, site, entry), |(), all: Deposits<'_, ()>| Ok(Barrier(all.len())));
         match core.office() {
             None => core.submit(member, told, (), meet)?,
-            Some(office) => {
-                let meant = Arc::clone(&told);
-                Execution::begin(office, member, Described { told, meant }, ())?
-            }
+            Some(office) => Execution::begin(office, member, Described { told, meant: None }, ())?,
         };
         self.seat().record.ledger.call(site.channel, Op::Barrier);
         Ok(())
@@ -284,16 +288,17 @@ impl Group {
 
 /// Counts what each member gets of the others, when all have come.
 fn counting<'a, D: Buffers, L, W>(
-    core: &'a Access,
-    descriptor: &'a Descriptor,
-    ranks: &'a [Rank],
+    pattern: Pattern<'a>,
+    count: impl Fn(usize, ByteCount) + 'a,
     assemble: impl FnOnce(L, Deposits<'_, D>) -> Result<W, String> + 'a,
 ) -> impl FnOnce(L, Deposits<'_, D>) -> Result<W, String> + 'a {
     move |lists, deposits| {
-        let Descriptor { channel, op, .. } = *descriptor;
         for (slot, deposit) in deposits.each().enumerate() {
-            let pattern = deposit.pattern(Pattern::of(descriptor, ranks, slot));
-            core.record(ranks[slot]).ledger.received(channel, op, pattern.received());
+            let received = deposit.pattern(pattern.at(slot)).received();
+            // Members that get nothing are left alone: each has its ledger in its own cache.
+            if received > ByteCount::ZERO {
+                count(slot, received);
+            }
         }
         assemble(lists, deposits)
     }

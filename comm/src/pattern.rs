@@ -8,27 +8,30 @@ mod tests;
 
 use std::ops::Range;
 
-use hsdp_kernels::Scaling;
-use hsdp_sharding::{ByteCount, Rank, balanced};
+use hsdp_sharding::{ByteCount, DType, Rank, balanced};
 
-use crate::{Counts, Descriptor, Op, Reduction};
+use crate::{Descriptor, Op, Reduction};
 
-/// The table of one operation, as the member in `slot` knows it. No member knows the others' splits of an `all_to_all`.
+/// The table of one operation, as the member in `slot` knows it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern<'a> {
-    descriptor: &'a Descriptor,
     slot: usize,
     members: usize,
+    op: Op,
+    count: usize,
     /// The slot of the root, of an operation that has one.
     root: Option<usize>,
+    reduction: Option<Reduction>,
+    /// The bytes of an element, by round. Finished sums travel in f32, where contributions are scaled.
+    sizes: [usize; 2],
     variant: Variant<'a>,
 }
 
-/// What a descriptor does not say of all members, or not at all.
+/// What a descriptor does not say.
 #[derive(Clone, Copy, Debug)]
 enum Variant<'a> {
     Plain,
-    /// Of an `all_to_all`: how many elements this member gives to each and gets of each.
+    /// Of an `all_to_all`: how many elements this member gives to each and gets of each. No member knows the others' splits.
     Dealt {
         send: &'a [usize],
         receive: &'a [usize],
@@ -60,16 +63,21 @@ pub(crate) fn rounds(op: Op) -> u8 {
 
 impl<'a> Pattern<'a> {
     /// The pattern of an operation of `ranks`, for the member in `slot`.
-    pub(crate) fn of(descriptor: &'a Descriptor, ranks: &[Rank], slot: usize) -> Self {
-        let root = descriptor.root.and_then(|root| ranks.iter().position(|rank| *rank == root));
-        let variant = match &descriptor.counts {
-            Counts::Each(_) => Variant::Plain,
-            Counts::Splits { send, receive } => Variant::Dealt { send, receive },
-        };
-        Self { descriptor, slot, members: ranks.len(), root, variant }
+    pub(crate) fn of(descriptor: &Descriptor, ranks: &[Rank], slot: usize) -> Self {
+        let Descriptor { op, reduction, dtype, scaling, root, .. } = *descriptor;
+        let root = root.and_then(|root| ranks.iter().position(|rank| *rank == root));
+        let size = dtype.map_or(0, DType::size_bytes);
+        let sizes = [size, scaling.map_or(size, |_| size_of::<f32>())];
+        let (members, count) = (ranks.len(), descriptor.counts.total());
+        Self { slot, members, op, count, root, reduction, sizes, variant: Variant::Plain }
     }
 
-    /// The same, with this member's own splits.
+    /// The same, for another member.
+    pub(crate) fn at(self, slot: usize) -> Self {
+        Self { slot, ..self }
+    }
+
+    /// The same, with this member's splits.
     pub(crate) fn dealt(self, send: &'a [usize], receive: &'a [usize]) -> Self {
         Self { variant: Variant::Dealt { send, receive }, ..self }
     }
@@ -99,7 +107,7 @@ impl<'a> Pattern<'a> {
     }
 
     pub(crate) fn rounds(&self) -> u8 {
-        rounds(self.descriptor.op)
+        rounds(self.op)
     }
 
     /// The elements of this member that member `to` gets.
@@ -114,24 +122,12 @@ impl<'a> Pattern<'a> {
 
     /// How elements that go to one place are combined there, in member order; `None` where each has a place of its own.
     pub(crate) fn combines(&self, round: u8) -> Option<Reduction> {
-        self.descriptor.reduction.filter(|_| round == 0)
+        self.reduction.filter(|_| round == 0)
     }
 
-    /// Divisors and wire dtype.
-    ///
-    /// # Panics
-    /// If the operation has none.
-    pub(crate) fn scaling(&self) -> Scaling {
-        self.descriptor.scaling.expect("a reduction of gradients has one")
-    }
-
-    /// The bytes of an element, as it travels. Scaled sums travel in f32.
+    /// The bytes of an element.
     pub(crate) fn element_bytes(&self, round: u8) -> usize {
-        match (self.descriptor.dtype, self.descriptor.scaling) {
-            (Some(_), Some(_)) if round > 0 => size_of::<f32>(),
-            (Some(dtype), _) => dtype.size_bytes(),
-            (None, _) => 0,
-        }
+        self.sizes[usize::from(round)]
     }
 
     /// The bytes that this member gets of member `from`; as many as can be counted, if they are more.
@@ -144,16 +140,22 @@ impl<'a> Pattern<'a> {
         (0..self.rounds()).map(|round| self.received_in(round)).sum()
     }
 
-    /// The same in one round.
+    /// The same in one round. Not added up one by one where it is known: an operation between many threads would take longer.
     pub(crate) fn received_in(&self, round: u8) -> ByteCount {
-        ByteCount::of(self.others().map(|from| self.bytes_from(round, from)).sum())
+        let own = self.takes(round, self.slot).len();
+        let elements = match self.combines(round) {
+            Some(_) => own.saturating_mul(self.members - 1),
+            None if round > 0 => self.count - own,
+            None => self.others().map(|from| self.takes(round, from).len()).sum(),
+        };
+        ByteCount::of(elements.saturating_mul(self.element_bytes(round)))
     }
 
     /// The table.
     fn part(&self, round: u8, from: usize, to: usize) -> Part {
-        let (is_root, members) = (|slot| self.root == Some(slot), self.members);
-        let count = self.descriptor.counts.total();
-        match (self.descriptor.op, self.variant) {
+        let Self { count, members, .. } = *self;
+        let is_root = |slot| self.root == Some(slot);
+        match (self.op, self.variant) {
             (_, Variant::Dealt { send, receive }) => {
                 Part { source: nth(send, to), target: nth(receive, from) }
             }

@@ -51,7 +51,7 @@ const MOST_ELEMENTS: usize = 4 * BLOCK_ELEMENTS;
 const ENOUGH_BLOCKS: usize = 64;
 
 /// What is filled together, in bytes, above which it is written past the caches: little of it would still be there when it is read.
-pub(crate) const PAST_CACHES: usize = 4 << 20;
+pub(crate) const PAST_CACHES: usize = 8 << 20;
 
 /// Bytes of a block of a general collective.
 const BLOCK_BYTES: usize = 64 << 10;

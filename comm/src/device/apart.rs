@@ -1,7 +1,6 @@
 //! What lies on devices, where members share no memory: parcels are empty, and this process issues its own part by NCCL when all have
 //! come. `REMOTE.md`, "Operations on devices".
 
-use hsdp_kernels::Scaling;
 use hsdp_kernels::cuda::DeviceBuffer;
 use hsdp_sharding::UnitLayout;
 
@@ -79,7 +78,7 @@ impl Transmit for ReduceDeposit {
     }
 
     fn keep(&mut self, at: &At) -> Result<(), Error> {
-        self.pack(scaling(at), at.meant.tag.microbatch);
+        self.pack(at.scaling(), at.meant.tag.microbatch);
         self.gradients.clear();
         match &self.packed {
             Some(Err(error)) => Err(self.part.failed(at.meant.op, error.clone())),
@@ -89,7 +88,7 @@ impl Transmit for ReduceDeposit {
 
     fn unpack(self, at: &At, _parcels: &Parcels) -> Turn<Self> {
         let part = self.part.clone();
-        let work = Reduce::new(vec![self], scaling(at), at.meant.tag.microbatch);
+        let work = Reduce::new(vec![self], at.scaling(), at.meant.tag.microbatch);
         Turn::Done(issued(&part, work))
     }
 }
@@ -108,12 +107,8 @@ impl Transmit for AllReduceDeposit {
 
     fn unpack(self, at: &At, _parcels: &Parcels) -> Turn<Self> {
         let part = self.part.clone();
-        Turn::Done(issued(&part, AllReduce::new(vec![self], scaling(at))))
+        Turn::Done(issued(&part, AllReduce::new(vec![self], at.scaling())))
     }
-}
-
-fn scaling(at: &At) -> Scaling {
-    at.pattern().scaling()
 }
 
 /// Issues a member's part. The others may be in the midst of theirs: an error ends the world.

@@ -6,6 +6,7 @@ use hsdp_kernels::Element;
 
 use super::transmit::{At, Parcels, Transmit, Turn};
 use crate::collectives::{Splits, check_pairs, sources_of};
+use crate::pattern::Pattern;
 use crate::work::{Exchange, Handing, combine};
 use crate::{Counts, Op, Reduction};
 
@@ -17,15 +18,15 @@ impl<T: Element> Transmit for Exchange<T> {
     }
 
     fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
-        Turn::Done(self.filled(at, parcels))
+        Turn::Done(self.filled(&at.pattern(), parcels))
     }
 }
 
 impl<T: Element> Exchange<T> {
-    fn filled(self, at: &At, parcels: &Parcels) -> Self {
+    fn filled(self, pattern: &Pattern<'_>, parcels: &Parcels) -> Self {
         let Self { source, mut target } = self;
         if let Some(target) = &mut target {
-            fill(target, source.elements(), at, parcels);
+            fill(target, source.elements(), (pattern, 0), parcels);
         }
         Self::done(source, target)
     }
@@ -59,7 +60,8 @@ impl<T: Element> Transmit for Splits<T> {
     }
 
     fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
-        Turn::Done(self.exchange.filled(at, parcels))
+        let Self { exchange, send, receive } = self;
+        Turn::Done(exchange.filled(&at.pattern().dealt(&send, &receive), parcels))
     }
 }
 
@@ -119,7 +121,7 @@ impl<T: Element> Transmit for Vec<T> {
             Op::Send => Turn::Done(Self::new()),
             Op::Recv => Turn::Done(parcels.elements(0).to_vec()),
             _ => {
-                fill(&mut self, &[], at, parcels);
+                fill(&mut self, &[], (&at.pattern(), at.round), parcels);
                 at.turn(self, |values| values)
             }
         }
@@ -127,8 +129,13 @@ impl<T: Element> Transmit for Vec<T> {
 }
 
 /// Fills `target` with what all members give, this one from its `source`. Without a source, that lies in the target.
-pub(super) fn fill<T: Element>(target: &mut [T], source: &[T], at: &At, parcels: &Parcels) {
-    let (pattern, round, own) = (at.pattern(), at.round, at.slot);
+pub(super) fn fill<T: Element>(
+    target: &mut [T],
+    source: &[T],
+    (pattern, round): (&Pattern<'_>, u8),
+    parcels: &Parcels,
+) {
+    let own = pattern.slot();
     let given = || &source[pattern.gives(round, own)];
     match pattern.combines(round) {
         Some(reduction) if source.is_empty() => {

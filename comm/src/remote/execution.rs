@@ -52,10 +52,10 @@ impl<S: Transmit> Execution<S> {
         described: Described,
         mut own: S,
     ) -> Result<Ticket, Error> {
-        let (Member { access, site, entry, .. }, Described { told, meant }) = (&member, described);
-        let (access, entry) = (Arc::clone(access), *entry);
+        let Member { access, site, entry, .. } = member;
+        let (meant, told) = (Arc::clone(described.meant()), described.told);
         let execution = Arc::new(Self {
-            access: Arc::clone(&access),
+            access: Arc::clone(access),
             office: Arc::clone(office),
             post: Arc::clone(access.post_at(site)),
             told: Arc::clone(&told),

@@ -11,7 +11,7 @@ use super::statement::{Brought, Form};
 use super::units::digest;
 use crate::buffers::Buffers;
 use crate::pattern::Pattern;
-use crate::{Descriptor, Error};
+use crate::{Descriptor, Error, Scaling};
 
 /// Where a member stands in an operation.
 #[derive(Clone, Debug)]
@@ -27,9 +27,17 @@ pub(crate) struct At {
 }
 
 impl At {
-    /// The pattern of the descriptor.
-    pub(crate) fn pattern(&self) -> Pattern<'_> {
+    /// The plain pattern of the operation.
+    pub(crate) fn pattern(&self) -> Pattern<'static> {
         Pattern::of(&self.meant, &self.ranks, self.slot)
+    }
+
+    /// Divisors and wire dtype.
+    ///
+    /// # Panics
+    /// If the operation has none.
+    pub(crate) fn scaling(&self) -> Scaling {
+        self.meant.scaling.expect("a reduction of gradients has one")
     }
 
     /// What comes after this round: another one, or the output.

@@ -66,7 +66,7 @@ impl Transmit for UnitReduceDeposit {
     }
 
     fn pack(&self, at: &At, (to, _): (usize, Range<usize>), body: &mut [u8]) {
-        let scaling = at.pattern().scaling();
+        let scaling = at.scaling();
         self.pack_shard(scaling.pre, to, values_mut(scaling.wire.dtype(), body));
     }
 
@@ -147,7 +147,7 @@ impl Transmit for Scaled {
     const FUNCTION: u8 = 8;
 
     fn pack(&self, at: &At, (_, range): (usize, Range<usize>), body: &mut [u8]) {
-        let (scaling, slice) = (at.pattern().scaling(), &self.0[range]);
+        let (scaling, slice) = (at.scaling(), &self.0[range]);
         match at.round {
             0 => pack(values_mut(scaling.wire.dtype(), body), Values::F32(slice), scaling.pre),
             _ => body.copy_from_slice(bytemuck::cast_slice(slice)),
@@ -156,7 +156,7 @@ impl Transmit for Scaled {
 
     fn unpack(mut self, at: &At, parcels: &Parcels) -> Turn<Self> {
         if at.round > 0 {
-            fill(&mut self.0, &[], at, parcels);
+            fill(&mut self.0, &[], (&at.pattern(), 1), parcels);
         } else {
             let own = &mut self.0[at.pattern().takes(0, at.slot)];
             let packed = packed(at, |target, pre| pack(target, Values::F32(own), pre));
@@ -169,7 +169,7 @@ impl Transmit for Scaled {
 
 /// What this member contributes to its own part, in the dtype of the wire.
 fn packed(at: &At, fill: impl FnOnce(ValuesMut<'_>, Divisor)) -> Vec<u64> {
-    let (bytes, scaling) = (at.pattern().bytes_from(0, at.slot), at.pattern().scaling());
+    let (bytes, scaling) = (at.pattern().bytes_from(0, at.slot), at.scaling());
     let mut packed = vec![0_u64; bytes.div_ceil(8)];
     let own = &mut bytemuck::cast_slice_mut(&mut packed)[..bytes];
     fill(values_mut(scaling.wire.dtype(), own), scaling.pre);
@@ -186,5 +186,5 @@ fn contributions<'a>(at: &At, own: &'a [u64], parcels: &'a Parcels) -> Vec<Value
 
 /// How contributions are scaled that were divided when they were packed.
 fn summed(at: &At) -> Scaling {
-    Scaling { pre: Divisor::ONE, ..at.pattern().scaling() }
+    Scaling { pre: Divisor::ONE, ..at.scaling() }
 }
