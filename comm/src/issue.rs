@@ -105,14 +105,7 @@ impl Group {
             Flavour::Local { core, .. } => {
                 let member = self.member_at(core, &site, entry);
                 let ticket = match core.office() {
-                    None => {
-                        let count = |slot: usize, bytes| {
-                            let record = core.record(site.ranks[slot]);
-                            record.ledger.received(site.channel, op, bytes);
-                        };
-                        let assemble = counting(pattern, count, assemble);
-                        core.submit(member, described.told, deposit, assemble)?
-                    }
+                    None => meet(member, (described.told, pattern), deposit, assemble)?,
                     Some(office) => depart(office, member, described, deposit)?,
                 };
                 Pending::issued::<D::Output>(ticket)
@@ -202,15 +195,12 @@ impl Group {
         deposit: &mut D,
     ) -> Result<(Described, Option<EntryNumber>), Error> {
         let Injected { call, meant, manner } = self.seat().inject(site, call, deposit)?;
+        if matches!(manner, Manner::AfterBarrier) {
+            self.extra_barrier(site, call.tag)?;
+        }
         let (told, entry) = match manner {
             Manner::Skipped => (Arc::new(call.described(site, 0, 0)), None),
-            Manner::Issued => {
-                self.seat().enter(site, call).map(|(told, entry)| (told, Some(entry)))?
-            }
-            Manner::AfterBarrier => {
-                self.extra_barrier(site, call.tag)?;
-                self.seat().enter(site, call).map(|(told, entry)| (told, Some(entry)))?
-            }
+            _ => self.seat().enter(site, call).map(|(told, entry)| (told, Some(entry)))?,
         };
         let meant = meant.map(|meant| Arc::new(meant.described(site, told.epoch, told.sequence)));
         Ok((Described { told, meant }, entry))
@@ -286,20 +276,23 @@ impl Group {
     }
 }
 
-/// Counts what each member gets of the others, when all have come.
-fn counting<'a, D: Buffers, L, W>(
-    pattern: Pattern<'a>,
-    count: impl Fn(usize, ByteCount) + 'a,
-    assemble: impl FnOnce(L, Deposits<'_, D>) -> Result<W, String> + 'a,
-) -> impl FnOnce(L, Deposits<'_, D>) -> Result<W, String> + 'a {
-    move |lists, deposits| {
+/// Has a member come to an operation whose members share memory. The last one counts what each gets of the others.
+fn meet<D: Buffers, W: Work>(
+    member: Member<'_>,
+    (told, pattern): (Arc<Descriptor>, Pattern<'_>),
+    deposit: D,
+    assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+) -> Result<Ticket, Error> {
+    let (access, ranks) = (member.access, &member.site.ranks);
+    let Descriptor { channel, op, .. } = *told;
+    access.submit(member, told, deposit, |lists, deposits: Deposits<'_, D>| {
         for (slot, deposit) in deposits.each().enumerate() {
             let received = deposit.pattern(pattern.at(slot)).received();
             // Members that get nothing are left alone: each has its ledger in its own cache.
             if received > ByteCount::ZERO {
-                count(slot, received);
+                access.record(ranks[slot]).ledger.received(channel, op, received);
             }
         }
         assemble(lists, deposits)
-    }
+    })
 }

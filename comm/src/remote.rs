@@ -37,7 +37,7 @@ pub(crate) use self::letter::Letter;
 pub(crate) use self::office::Office;
 pub(crate) use self::transmit::Transmit;
 #[cfg(feature = "cuda")]
-pub(crate) use self::transmit::{At, Parcels, Turn};
+pub(crate) use self::transmit::{At, Next, Parcels};
 pub(crate) use self::transport::Transport;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::transport::TransportError;

@@ -1,6 +1,8 @@
 //! What lies on devices, where members share no memory: parcels are empty, and this process issues its own part by NCCL when all have
 //! come. `REMOTE.md`, "Operations on devices".
 
+use std::ops::ControlFlow::Break;
+
 use hsdp_kernels::cuda::DeviceBuffer;
 use hsdp_sharding::UnitLayout;
 
@@ -12,7 +14,7 @@ use super::units::{DeviceAccumulator, DeviceReduced};
 use crate::Error;
 use crate::buffers::Buffers;
 use crate::pattern::Pattern;
-use crate::remote::{At, Parcels, Transmit, Turn};
+use crate::remote::{At, Next, Parcels, Transmit};
 use crate::work::{Outputs, Work};
 
 /// What a member brings that lies on a device.
@@ -54,9 +56,9 @@ impl Transmit for GatherDeposit {
         Some(&self.layout)
     }
 
-    fn unpack(self, _at: &At, _parcels: &Parcels) -> Turn<Self> {
+    fn unpack(self, _at: &At, _parcels: &Parcels) -> Next<Self> {
         let part = self.part.clone();
-        Turn::Done(issued(&part, Gather::new(vec![self])))
+        Break(issued(&part, Gather::new(vec![self])))
     }
 }
 
@@ -86,10 +88,10 @@ impl Transmit for ReduceDeposit {
         }
     }
 
-    fn unpack(self, at: &At, _parcels: &Parcels) -> Turn<Self> {
+    fn unpack(self, at: &At, _parcels: &Parcels) -> Next<Self> {
         let part = self.part.clone();
         let work = Reduce::new(vec![self], at.scaling(), at.meant.tag.microbatch);
-        Turn::Done(issued(&part, work))
+        Break(issued(&part, work))
     }
 }
 
@@ -105,9 +107,9 @@ impl Transmit for AllReduceDeposit {
     const FUNCTION: u8 = 11;
     const BESIDE: bool = true;
 
-    fn unpack(self, at: &At, _parcels: &Parcels) -> Turn<Self> {
+    fn unpack(self, at: &At, _parcels: &Parcels) -> Next<Self> {
         let part = self.part.clone();
-        Turn::Done(issued(&part, AllReduce::new(vec![self], at.scaling())))
+        Break(issued(&part, AllReduce::new(vec![self], at.scaling())))
     }
 }
 

@@ -1,10 +1,11 @@
 //! Messages of the collectives on vectors, whose elements go as they are.
 
+use std::ops::ControlFlow::Break;
 use std::ops::Range;
 
 use hsdp_kernels::Element;
 
-use super::transmit::{At, Parcels, Transmit, Turn};
+use super::transmit::{At, Next, Parcels, Transmit};
 use crate::collectives::{Splits, check_pairs, sources_of};
 use crate::pattern::Pattern;
 use crate::work::{Exchange, Handing, combine};
@@ -17,8 +18,8 @@ impl<T: Element> Transmit for Exchange<T> {
         body.copy_from_slice(bytemuck::cast_slice(&self.source.elements()[range]));
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
-        Turn::Done(self.filled(&at.pattern(), parcels))
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
+        Break(self.filled(&at.pattern(), parcels))
     }
 }
 
@@ -42,26 +43,24 @@ impl<T: Element> Transmit for Splits<T> {
     /// Also about splits that are no business of this member: all are told alike.
     fn learn(&mut self, at: &At, parcels: &Parcels) -> Result<(), String> {
         let (own, members) = ((&self.send, &self.receive), at.ranks.len());
+        let is_whole = |it: &Vec<usize>| it.len() == members;
         let of = |slot| match parcels.brought(slot).map(|it| &it.descriptor.counts) {
             None => Ok(own),
-            Some(Counts::Splits { send, receive })
-                if [send, receive].iter().all(|it| it.len() == members) =>
-            {
+            Some(Counts::Splits { send, receive }) if is_whole(send) && is_whole(receive) => {
                 Ok((send, receive))
             }
-            Some(Counts::Splits { .. }) => {
+            _ => {
                 Err(format!("member {slot} does not have one count for each of {members} members"))
             }
-            Some(Counts::Each(_)) => Err(format!("member {slot} has no counts for each member")),
         };
         let splits = (0..members).map(of).collect::<Result<Vec<_>, _>>()?;
         let (send, receive): (Vec<_>, Vec<_>) = splits.into_iter().unzip();
         check_pairs(&send, &receive)
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
         let Self { exchange, send, receive } = self;
-        Turn::Done(exchange.filled(&at.pattern().dealt(&send, &receive), parcels))
+        Break(exchange.filled(&at.pattern().dealt(&send, &receive), parcels))
     }
 }
 
@@ -69,8 +68,8 @@ impl<T: Element> Transmit for Splits<T> {
 impl Transmit for () {
     const FUNCTION: u8 = 3;
 
-    fn unpack(self, _at: &At, _parcels: &Parcels) -> Turn<Self> {
-        Turn::Done(())
+    fn unpack(self, _at: &At, _parcels: &Parcels) -> Next<Self> {
+        Break(())
     }
 }
 
@@ -99,8 +98,8 @@ impl<T: Element> Transmit for Handing<T> {
         Ok(())
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
-        Turn::Done(match self.giver {
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
+        Break(match self.giver {
             Some(giver) if giver == at.slot => self.values,
             Some(giver) => parcels.elements(giver).to_vec(),
             None => bytemuck::zeroed_vec(self.values.len()),
@@ -116,13 +115,13 @@ impl<T: Element> Transmit for Vec<T> {
         body.copy_from_slice(bytemuck::cast_slice(&self[range]));
     }
 
-    fn unpack(mut self, at: &At, parcels: &Parcels) -> Turn<Self> {
+    fn unpack(mut self, at: &At, parcels: &Parcels) -> Next<Self> {
         match at.meant.op {
-            Op::Send => Turn::Done(Self::new()),
-            Op::Recv => Turn::Done(parcels.elements(0).to_vec()),
+            Op::Send => Break(Self::new()),
+            Op::Recv => Break(parcels.elements(0).to_vec()),
             _ => {
                 fill(&mut self, &[], (&at.pattern(), at.round), parcels);
-                at.turn(self, |values| values)
+                at.go_on(self, |values| values)
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::ControlFlow::{Break, Continue};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use super::letter::{Kind, Letter};
 use super::line::InLine;
 use super::office::{Errand, Office};
 use super::statement::{Brought, parcel_bytes};
-use super::transmit::{At, Parcel, Parcels, Transmit, Turn};
-use crate::flight::{EntryNumber, FlightState};
+use super::transmit::{At, Next, Parcel, Parcels, Transmit};
+use crate::flight::FlightState;
 use crate::issue::Described;
 use crate::local::{
     Access, Again, AnySlots, InBlock, Member, Operation, Post, Slots, Ticket, panic_message,
@@ -32,17 +33,11 @@ pub(crate) struct Execution<S> {
     /// What the others compare.
     told: Arc<Descriptor>,
     at: At,
-    entry: EntryNumber,
     brings: PhantomData<fn(S)>,
 }
 
-/// What lies in a slot.
-enum Deposit<S> {
-    /// What this member brings.
-    Own(S),
-    /// What another sent.
-    Other(Parcel),
-}
+/// What lies in a slot: what this member brings, or what another sent.
+type Deposit<S> = (Option<S>, Option<Parcel>);
 
 impl<S: Transmit> Execution<S> {
     /// Issues an operation: what this member brings is on its way when this returns.
@@ -60,7 +55,6 @@ impl<S: Transmit> Execution<S> {
             post: Arc::clone(access.post_at(site)),
             told: Arc::clone(&told),
             at: At { meant, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 },
-            entry,
             brings: PhantomData,
         });
         let sent = execution.pack_guarded(&mut own);
@@ -68,7 +62,7 @@ impl<S: Transmit> Execution<S> {
             access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
             return Err(error);
         }
-        let ticket = access.submit(member, told, Deposit::Own(own), execution.assembling())?;
+        let ticket = access.submit(member, told, (Some(own), None), execution.assembling())?;
         let (receiver, operation) = (execution, Arc::clone(ticket.operation()));
         match S::BESIDE {
             true => office.queue(InLine { receiver, operation }),
@@ -153,7 +147,6 @@ impl<S: Transmit> Execution<S> {
             post: Arc::clone(&self.post),
             told: Arc::clone(&self.told),
             at: At { round: self.at.round + 1, ..self.at.clone() },
-            entry: self.entry,
             brings: PhantomData,
         })
     }
@@ -176,7 +169,7 @@ impl<S: Transmit> Receiver for Execution<S> {
         let (descriptor, place) =
             (Arc::clone(&parcel.brought.descriptor), (&*self.post, operation, slot));
         // An error has ended the world already: this rank hears of it where it waits.
-        let _ = self.access.come(place, descriptor, Deposit::Other(parcel), self.assembling());
+        let _ = self.access.come(place, descriptor, (None, Some(parcel)), self.assembling());
     }
 }
 
@@ -190,7 +183,7 @@ impl<S: Transmit> Again for Execution<S> {
             // That has ended the world.
             Err(_) => return self.access.fail_at_end(operation),
         };
-        slots.put(slot, Some(Deposit::Own(own)));
+        slots.put(slot, Some((Some(own), None)));
         slots.arrivals()[slot] = Some(Arc::clone(&self.told));
         operation.gather_again(slots);
         self.access.readmit(&self.post, operation);
@@ -210,7 +203,7 @@ struct Unpack<S: Transmit> {
     execution: Arc<Execution<S>>,
     parcels: Parcels,
     /// Of this member. Nothing while it is unpacked, or for ever if that panicked.
-    turn: Mutex<Option<Turn<S>>>,
+    turn: Mutex<Option<Next<S>>>,
 }
 
 impl<S: Transmit> Unpack<S> {
@@ -220,21 +213,11 @@ impl<S: Transmit> Unpack<S> {
         execution: Arc<Execution<S>>,
         deposits: Deposits<'_, Deposit<S>>,
     ) -> Result<Self, String> {
-        let mut own = None;
-        let parcels = Parcels(
-            deposits
-                .map(|deposit| match deposit {
-                    Deposit::Own(mine) => {
-                        own = Some(mine);
-                        None
-                    }
-                    Deposit::Other(parcel) => Some(parcel),
-                })
-                .collect(),
-        );
-        let mut own = own.ok_or("this member has no input")?;
+        let (own, parcels): (Vec<_>, _) = deposits.unzip();
+        let parcels = Parcels(parcels);
+        let mut own = own.into_iter().flatten().next().ok_or("this member has no input")?;
         parcels.check(&execution.at, &mut own)?;
-        Ok(Self { execution, parcels, turn: Mutex::new(Some(Turn::Again(own))) })
+        Ok(Self { execution, parcels, turn: Mutex::new(Some(Continue(own))) })
     }
 }
 
@@ -260,7 +243,7 @@ impl<S: Transmit> Work for Unpack<S> {
 
     fn run(&self, _block: usize, _meter: &Meter<'_>) {
         let Execution { access, at, .. } = &*self.execution;
-        let Some(Turn::Again(own)) = self.turn.lock().take() else {
+        let Some(Continue(own)) = self.turn.lock().take() else {
             unreachable!("a block is run once")
         };
         let pattern = own.pattern(at.pattern());
@@ -272,17 +255,17 @@ impl<S: Transmit> Work for Unpack<S> {
     }
 
     fn again(&self) -> Option<Arc<dyn Again>> {
-        let goes_on = matches!(*self.turn.lock(), Some(Turn::Again(_)));
+        let goes_on = matches!(*self.turn.lock(), Some(Continue(_)));
         goes_on.then(|| Arc::clone(&self.execution) as _)
     }
 
     fn finish(self, outputs: &mut Outputs<S::Output>) -> Option<S> {
         match self.turn.into_inner().expect("the block was run") {
-            Turn::Done(output) => {
+            Break(output) => {
                 outputs.only(self.execution.at.slot, output);
                 None
             }
-            Turn::Again(own) => Some(own),
+            Continue(own) => Some(own),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What the members of an operation that share no memory send each other, and what each makes of it.
 
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -41,11 +42,14 @@ impl At {
     }
 
     /// What comes after this round: another one, or the output.
-    pub(crate) fn turn<S: Transmit>(&self, own: S, output: fn(S) -> S::Output) -> Turn<S> {
+    pub(super) fn go_on<S: Buffers>(&self, own: S, output: fn(S) -> S::Output) -> Next<S> {
         let is_last = self.round + 1 == self.pattern().rounds();
-        if is_last { Turn::Done(output(own)) } else { Turn::Again(own) }
+        if is_last { Break(output(own)) } else { Continue(own) }
     }
 }
+
+/// What becomes of a member's buffers after a round: the output, or what it brings to another round.
+pub(crate) type Next<S> = ControlFlow<<S as Buffers>::Output, S>;
 
 /// Buffers whose elements go by messages: the pattern says which, and these are packed into bytes and unpacked.
 pub(crate) trait Transmit: Buffers + Sized {
@@ -85,21 +89,13 @@ pub(crate) trait Transmit: Buffers + Sized {
     }
 
     /// What becomes of it with what came, which was checked.
-    fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self>;
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self>;
 
     /// What the others are to know beside the descriptor.
     fn form(&self) -> Form {
         let layout = self.layout().map_or(0, digest);
         Form { function: Self::FUNCTION, layout, note: self.note() }
     }
-}
-
-/// What becomes of a deposit when all have come.
-pub(crate) enum Turn<S: Transmit> {
-    /// The output.
-    Done(S::Output),
-    /// What is brought to another round.
-    Again(S),
 }
 
 /// What the other members sent, by slot.

@@ -2,18 +2,18 @@
 
 use std::hash::Hash as _;
 use std::mem;
+use std::ops::ControlFlow::Break;
 use std::ops::Range;
 
 use half::{bf16, f16};
 use hsdp_kernels::{
-    Divisor, Fold, Values, ValuesMut, Wire, contribute, copy_all_past_caches, pack, read_once,
-    sum_contributions,
+    Divisor, Fold, Values, ValuesMut, copy_all_past_caches, pack, read_once, sum_contributions,
 };
 use hsdp_sharding::{Piece, Role, UnitLayout};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::elements::fill;
-use super::transmit::{At, Parcels, Transmit, Turn};
+use super::transmit::{At, Next, Parcels, Transmit};
 use crate::bytes::{bytes_of, values, values_mut};
 use crate::work::{PAST_CACHES, Scaled, UnitGatherDeposit, UnitReduceDeposit};
 use crate::{Error, NonFiniteAt, Reduced, Scaling};
@@ -36,7 +36,7 @@ impl Transmit for UnitGatherDeposit {
         body.copy_from_slice(bytes_of(self.shard.values().slice(range)));
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
         let Self { layout, shard, mut targets } = self;
         let dtype = shard.dtype();
         let is_large = layout.full_len() * dtype.size_bytes() > PAST_CACHES;
@@ -52,7 +52,7 @@ impl Transmit for UnitGatherDeposit {
                 }
             }
         }
-        Turn::Done(targets)
+        Break(targets)
     }
 }
 
@@ -76,7 +76,7 @@ impl Transmit for UnitReduceDeposit {
         Ok(())
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Turn<Self> {
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
         let Self { layout, gradients: list, mut partial, fold, packed } = self;
         let (shards, scaling) = (contributions(at, &packed, parcels), summed(at));
         let mut first = None;
@@ -91,10 +91,11 @@ impl Transmit for UnitReduceDeposit {
             }
         }
         let non_finite = first.map(|(param, place)| {
-            let from = shards.iter().position(|shard| is_not_finite(shard.slice(place..place + 1)));
+            let value = |shard: &Values<'_>| shard.slice(place..place + 1).to_f32()[0];
+            let from = shards.iter().position(|shard| !value(shard).is_finite());
             NonFiniteAt { param, from: from.map(|slot| at.ranks[slot]) }
         });
-        Turn::Done(Reduced { partial, non_finite, list })
+        Break(Reduced { partial, non_finite, list })
     }
 }
 
@@ -128,12 +129,6 @@ fn places(layout: &UnitLayout, slot: usize) -> impl Iterator<Item = (Option<Piec
     })
 }
 
-fn is_not_finite(value: Values<'_>) -> bool {
-    let mut contribution = [0.0];
-    contribute(&mut contribution, value, Divisor::ONE, Wire::F32, Fold::Replace);
-    !contribution[0].is_finite()
-}
-
 fn zero(values: ValuesMut<'_>) {
     match values {
         ValuesMut::F32(values) => values.fill(0.0),
@@ -154,7 +149,7 @@ impl Transmit for Scaled {
         }
     }
 
-    fn unpack(mut self, at: &At, parcels: &Parcels) -> Turn<Self> {
+    fn unpack(mut self, at: &At, parcels: &Parcels) -> Next<Self> {
         if at.round > 0 {
             fill(&mut self.0, &[], (&at.pattern(), 1), parcels);
         } else {
@@ -163,7 +158,7 @@ impl Transmit for Scaled {
             let parts = contributions(at, &packed, parcels);
             sum_contributions(own, &parts, summed(at), Fold::Replace);
         }
-        at.turn(self, |Self(values)| values)
+        at.go_on(self, |Self(values)| values)
     }
 }
 
