@@ -3,7 +3,8 @@
 use hsdp_kernels::Element;
 use hsdp_sharding::{DType, Rank};
 
-use crate::{Counts, Op, Reduction, Scaling, Tag};
+use crate::site::Site;
+use crate::{Counts, Descriptor, Op, Reduction, Scaling, Tag};
 
 /// The part of a [`Descriptor`](crate::Descriptor) that does not say where in the sequence it stands.
 #[derive(Clone, Debug)]
@@ -59,5 +60,25 @@ impl Call {
 
     pub(crate) fn scaling(self, scaling: Scaling) -> Self {
         Self { scaling: Some(scaling), ..self }
+    }
+
+    /// Its descriptor, as a number of the sequence of `site`.
+    pub(crate) fn described(self, site: &Site, epoch: u64, sequence: u64) -> Descriptor {
+        let Self { op, tag, dtype, counts, reduction, root, peer, scaling } = self;
+        let (group, channel) = (site.id, site.channel);
+        Descriptor {
+            group,
+            channel,
+            epoch,
+            sequence,
+            op,
+            reduction,
+            dtype,
+            counts,
+            root,
+            peer,
+            scaling,
+            tag,
+        }
     }
 }

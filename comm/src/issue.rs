@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use hsdp_sharding::{ByteCount, Rank};
 
+use crate::buffers::Buffers;
 use crate::call::Call;
 use crate::fault::{Injected, Manner};
 use crate::flight::{EntryNumber, FlightState};
 use crate::local::{Access, AnySlots, InBlock, Member, Record, Slots, Ticket};
-use crate::remote::{Journey, Office, Travels};
+use crate::pattern::Pattern;
+use crate::remote::{Execution, Office, Transmit};
 use crate::seat::Flavour;
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
@@ -19,26 +21,39 @@ use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 /// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.
 const QUICK_BYTES: usize = 32 << 10;
 
+/// A call that has its number.
+pub(crate) struct Described {
+    /// What the members compare.
+    pub(crate) told: Arc<Descriptor>,
+    /// What the call moves, where a fault has this member tell something else.
+    meant: Option<Arc<Descriptor>>,
+}
+
+impl Described {
+    /// What the call moves.
+    pub(crate) fn meant(&self) -> &Arc<Descriptor> {
+        self.meant.as_ref().unwrap_or(&self.told)
+    }
+}
+
 impl Group {
     /// Issues an operation of all members.
     ///
-    /// `assemble` makes the work of their deposits, in member order; it is the last one's that is called. `imagine`
-    /// says what a rank without peers would have received, in bytes, and what it gets. What this member makes of its
-    /// output, which may say that it failed, is a matter of its own.
+    /// `assemble` makes the work of their deposits, in member order; it is the last one's that is called. What this
+    /// member makes of its output, which may say that it failed, is a matter of its own.
     pub(crate) fn issue<D, W, O>(
         &self,
         call: Call,
         deposit: D,
         assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-        imagine: impl FnOnce(D) -> (usize, W::Output),
     ) -> Result<Pending<O>, Error>
     where
-        D: Travels<Output = W::Output>,
-        W: Work,
-        O: TryFrom<W::Output>,
+        D: Transmit,
+        W: Work<Output = D::Output>,
+        O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
-        self.issue_by(call, deposit, (assemble, imagine), Journey::begin)
+        self.issue_by(call, deposit, assemble, Execution::begin)
     }
 
     /// Issues an operation whose members must share memory: what they bring does not travel.
@@ -47,19 +62,18 @@ impl Group {
         call: Call,
         deposit: D,
         assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-        imagine: impl FnOnce(D) -> (usize, W::Output),
     ) -> Result<Pending<O>, Error>
     where
-        D: Send + 'static,
-        W: Work,
-        O: TryFrom<W::Output>,
+        D: Buffers,
+        W: Work<Output = D::Output>,
+        O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
         let apart = Error::Apart { op: call.op, rank: self.rank() };
         if self.size() > 1 && self.seat().office().is_some() {
             return Err(apart);
         }
-        self.issue_by(call, deposit, (assemble, imagine), |_, _, _, _| Err(apart))
+        self.issue_by(call, deposit, assemble, |_, _, _, _| Err(apart))
     }
 
     /// Issues an operation; where members share no memory, `depart` does.
@@ -67,51 +81,47 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        (assemble, imagine): (
-            impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-            impl FnOnce(D) -> (usize, W::Output),
-        ),
-        depart: impl FnOnce(&Arc<Office>, Member<'_>, Arc<Descriptor>, D) -> Result<Ticket, Error>,
+        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        depart: impl FnOnce(&Arc<Office>, Member<'_>, Described, D) -> Result<Ticket, Error>,
     ) -> Result<Pending<O>, Error>
     where
-        D: Send + 'static,
-        W: Work,
-        O: TryFrom<W::Output>,
+        D: Buffers,
+        W: Work<Output = D::Output>,
+        O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
         let (site, mut deposit) = (self.site_of(call.op)?, deposit);
-        let Some((descriptor, entry)) = self.enter(&site, call, &mut deposit)? else {
-            return Ok(Pending::ready(imagine(deposit).1.try_into()?));
+        let (described, entry) = self.enter(&site, call, &mut deposit)?;
+        let pattern = Pattern::of(described.meant(), &site.ranks, site.slot);
+        let Some(entry) = entry else {
+            return Ok(Pending::ready(deposit.imagined(&pattern).try_into()?));
         };
-        let Record { ledger, flight, .. } = &*self.seat().record;
         if site.ranks.len() == 1 {
-            let output = self.alone(&site, (&descriptor, entry), deposit, assemble)?;
+            let output = self.alone(&site, (&described.told, entry), deposit, assemble)?;
             return Ok(Pending::ready(output.try_into()?));
         }
-        let op = descriptor.op;
+        let op = described.told.op;
         let pending = match &self.seat().flavour {
             Flavour::Local { core, .. } => {
                 let member = self.member_at(core, &site, entry);
                 let ticket = match core.office() {
-                    None => core.submit(member, descriptor, deposit, assemble)?,
-                    Some(office) => depart(office, member, descriptor, deposit)?,
+                    None => meet(member, (described.told, pattern), deposit, assemble)?,
+                    Some(office) => depart(office, member, described, deposit)?,
                 };
-                Pending::issued::<W::Output>(ticket)
+                Pending::issued::<D::Output>(ticket)
             }
             Flavour::Counting => {
-                let (bytes, output) = imagine(deposit);
-                ledger.received(site.channel, op, ByteCount::of(bytes));
-                flight.settle(entry, FlightState::Complete);
-                Pending::ready(output.try_into()?)
+                self.count_alone(op, deposit.pattern(pattern).received(), entry);
+                Pending::ready(deposit.imagined(&pattern).try_into()?)
             }
         };
-        ledger.call(site.channel, op);
+        self.seat().record.ledger.call(site.channel, op);
         Ok(pending)
     }
 
     /// Issues this member's half of a transfer between two: `slot` 0 gives, `slot` 1 takes. `None` where there is no
     /// other member to meet.
-    pub(crate) fn transfer<D: Travels<Output = W::Output>, W: Work>(
+    pub(crate) fn transfer<D: Transmit<Output = W::Output>, W: Work>(
         &self,
         call: Call,
         ranks: [Rank; 2],
@@ -124,28 +134,36 @@ impl Group {
         if !absent.is_empty() {
             return Err(Error::Absent { op: call.op, rank: self.rank(), absent });
         }
-        let Some((descriptor, entry)) = self.enter(&site, call, &mut deposit)? else {
+        let (described, Some(entry)) = self.enter(&site, call, &mut deposit)? else {
             return Ok(None);
         };
-        let op = descriptor.op;
+        let (op, is_between_two) = (described.told.op, ranks[0] != ranks[1]);
         let ticket = match &self.seat().flavour {
             Flavour::Local { core, .. } => {
                 let member = self.member_at(core, &site, entry);
-                let office = core.office().filter(|_| ranks[0] != ranks[1]);
-                Some(match office {
-                    None => core.submit(member, descriptor, deposit, assemble)?,
-                    Some(office) => Journey::begin(office, member, descriptor, deposit)?,
+                Some(match core.office().filter(|_| is_between_two) {
+                    None => core.submit(member, described.told, deposit, assemble)?,
+                    Some(office) => Execution::begin(office, member, described, deposit)?,
                 })
             }
             Flavour::Counting => {
-                self.seat().record.flight.settle(entry, FlightState::Complete);
+                let pattern = Pattern::of(described.meant(), &site.ranks, slot);
+                let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
+                self.count_alone(op, received, entry);
                 None
             }
         };
-        if ranks[0] != ranks[1] {
+        if is_between_two {
             self.seat().record.ledger.call(site.channel, op);
         }
         Ok(ticket)
+    }
+
+    /// Counts what a rank without peers would have received.
+    fn count_alone(&self, op: Op, received: ByteCount, entry: EntryNumber) {
+        let Record { ledger, flight, .. } = &*self.seat().record;
+        ledger.received(self.channel(), op, received);
+        flight.settle(entry, FlightState::Complete);
     }
 
     /// Where an operation of all members takes place: a barrier of users among those that have data.
@@ -169,31 +187,34 @@ impl Group {
         self.seat().absent().iter().filter(concerns).copied().collect()
     }
 
-    /// Gives a call its number, when the rank has committed the faults that are due at it; `None` if it skips the call.
+    /// Gives a call its number, when the rank has committed the faults that are due at it; no entry if it skips the call.
     fn enter<D: 'static>(
         &self,
         site: &Site,
         call: Call,
         deposit: &mut D,
-    ) -> Result<Option<(Arc<Descriptor>, EntryNumber)>, Error> {
-        let Injected { call, manner } = self.seat().inject(site, call, deposit)?;
-        match manner {
-            Manner::Issued => {}
-            Manner::AfterBarrier => self.extra_barrier(site, call.tag)?,
-            Manner::Skipped => return Ok(None),
+    ) -> Result<(Described, Option<EntryNumber>), Error> {
+        let Injected { call, meant, manner } = self.seat().inject(site, call, deposit)?;
+        if matches!(manner, Manner::AfterBarrier) {
+            self.extra_barrier(site, call.tag)?;
         }
-        self.seat().enter(site, call).map(Some)
+        let (told, entry) = match manner {
+            Manner::Skipped => (Arc::new(call.described(site, 0, 0)), None),
+            _ => self.seat().enter(site, call).map(|(told, entry)| (told, Some(entry)))?,
+        };
+        let meant = meant.map(|meant| Arc::new(meant.described(site, told.epoch, told.sequence)));
+        Ok((Described { told, meant }, entry))
     }
 
     /// The barrier of a fault, which nobody waits for. Where there are no other ranks, there are no faults.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
         let Flavour::Local { core, .. } = &self.seat().flavour else { return Ok(()) };
-        let (descriptor, entry) = self.seat().enter(site, Call::new(Op::Barrier, tag))?;
+        let (told, entry) = self.seat().enter(site, Call::new(Op::Barrier, tag))?;
         let (member, meet) =
             (self.member_at(core, site, entry), |(), all: Deposits<'_, ()>| Ok(Barrier(all.len())));
         match core.office() {
-            None => core.submit(member, descriptor, (), meet)?,
-            Some(office) => Journey::begin(office, member, descriptor, ())?,
+            None => core.submit(member, told, (), meet)?,
+            Some(office) => Execution::begin(office, member, Described { told, meant: None }, ())?,
         };
         self.seat().record.ledger.call(site.channel, Op::Barrier);
         Ok(())
@@ -206,14 +227,6 @@ impl Group {
         entry: EntryNumber,
     ) -> Member<'a> {
         Member { access, rank: self.rank(), site, entry }
-    }
-
-    /// What a rank that is not there would have sent: it counts, and nothing comes. Where there are other ranks, it is a
-    /// call that a fault skipped, and counts nothing.
-    pub(crate) fn imagine_received(&self, op: Op, bytes: usize) {
-        if matches!(self.seat().flavour, Flavour::Counting) {
-            self.seat().record.ledger.received(self.channel(), op, ByteCount::of(bytes));
-        }
     }
 
     /// An operation of a group of one: it is done before the call returns, and counts nothing.
@@ -261,4 +274,25 @@ impl Group {
         slots.finish();
         slots.take_output(0).expect("a group of one has one output")
     }
+}
+
+/// Has a member come to an operation whose members share memory. The last one counts what each gets of the others.
+fn meet<D: Buffers, W: Work>(
+    member: Member<'_>,
+    (told, pattern): (Arc<Descriptor>, Pattern<'_>),
+    deposit: D,
+    assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+) -> Result<Ticket, Error> {
+    let (access, ranks) = (member.access, &member.site.ranks);
+    let Descriptor { channel, op, .. } = *told;
+    access.submit(member, told, deposit, |lists, deposits: Deposits<'_, D>| {
+        for (slot, deposit) in deposits.each().enumerate() {
+            let received = deposit.pattern(pattern.at(slot)).received();
+            // Members that get nothing are left alone: each has its ledger in its own cache.
+            if received > ByteCount::ZERO {
+                access.record(ranks[slot]).ledger.received(channel, op, received);
+            }
+        }
+        assemble(lists, deposits)
+    })
 }

@@ -1,7 +1,7 @@
 //! What a rank has issued and received: calls, and bytes that came from other ranks.
 //!
-//! Bytes are added up where elements are copied or reduced, from the lengths of the slices that are
-//! read, not from descriptors or plans: a plan that predicts them can be held against them.
+//! Bytes are those of the operation's pattern, and are added when all members have come. A plan has formulas of its own, which can be
+//! held against them.
 
 use std::array;
 
@@ -14,8 +14,8 @@ use crate::{Channel, Op};
 const CHANNELS: usize = Channel::ALL.len();
 const OPS: usize = Op::ALL.len();
 
-/// The running counts of one rank, apart in memory: calls are the rank's own to count, and bytes are added by blocks on any thread;
-/// a wait that has returned orders them.
+/// The running counts of one rank, apart in memory: calls are the rank's own to count, and bytes are added by the member that comes
+/// last, on any thread; a wait that has returned orders them.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     calls: CachePadded<Cells>,

@@ -82,11 +82,13 @@
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `slow`;
 //! - worlds and ranks: `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share);
-//! - groups and operations: `group`, `site`, `issue`, `collectives`, `units`, `device`, `pending`;
+//! - groups and operations: `group`, `site`, `pattern` (who gives what to whom), `buffers`, `issue`, `collectives`, `units`, `device`,
+//!   `pending`;
 //! - execution: `work` (the work of an operation, in blocks), `local` (its order and its threads: `PROTOCOL.md` beside the
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`).
 
+mod buffers;
 mod bytes;
 mod call;
 mod collectives;
@@ -109,6 +111,7 @@ pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod options;
+mod pattern;
 mod pending;
 mod process;
 mod remote;

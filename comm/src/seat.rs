@@ -209,21 +209,7 @@ impl Seat {
         self.check(call.op)?;
         let epoch = self.record.epoch();
         let sequence = site.sequence.take(epoch);
-        let Call { op, tag, dtype, counts, reduction, root, peer, scaling } = call;
-        let descriptor = self.descriptors.share(Descriptor {
-            group: site.id,
-            channel: site.channel,
-            epoch,
-            sequence,
-            op,
-            reduction,
-            dtype,
-            counts,
-            root,
-            peer,
-            scaling,
-            tag,
-        });
+        let descriptor = self.descriptors.share(call.described(site, epoch, sequence));
         self.record.enter(&descriptor);
         let entry = self.record.flight.issue(&descriptor);
         Ok((descriptor, entry))

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
+use hsdp_sharding::{DType, Rank};
+
 use crate::local::FAR;
+use crate::pattern::Pattern;
 use crate::sync::{self, Mutex};
 use crate::{Channel, Descriptor, GroupId, Op};
 
@@ -41,30 +44,25 @@ pub struct SlowChannel {
 }
 
 impl SlowChannel {
-    /// How long an operation of so many members is on its link.
-    fn time_of(&self, descriptor: &Descriptor, members: usize) -> Duration {
+    /// How long an operation of these members is on its link.
+    fn time_of(&self, descriptor: &Descriptor, ranks: &[Rank]) -> Duration {
         let Some(rate) = self.bytes_per_second else { return self.latency };
-        let seconds = received_bytes(descriptor, members) / rate.get() as f64;
+        let seconds = received_bytes(descriptor, ranks) / rate.get() as f64;
         self.latency.saturating_add(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     }
 }
 
 /// The bytes that a member receives from the others; of an operation with a root, those that it sends or receives in all, and of
 /// a gather into one copy for all, what it would receive if it had one of its own.
-fn received_bytes(descriptor: &Descriptor, members: usize) -> f64 {
-    let Some(dtype) = descriptor.dtype else { return 0.0 };
-    let bytes = descriptor.counts.total() as f64 * dtype.size_bytes() as f64;
-    let (members, others) = (members as f64, members as f64 - 1.0);
+fn received_bytes(descriptor: &Descriptor, ranks: &[Rank]) -> f64 {
     match descriptor.op {
-        Op::AllGather => bytes * others,
-        Op::ReduceScatter => bytes * others / members,
-        // Contributions to its own part, and the sums of all others.
-        Op::AllReduce => {
-            let size = descriptor.scaling.map_or(dtype.size_bytes(), |_| size_of::<f32>());
-            let sums = descriptor.counts.total() as f64 * size as f64;
-            (bytes + sums) * others / members
+        Op::AllGather | Op::ReduceScatter | Op::AllReduce => {
+            Pattern::of(descriptor, ranks, 0).received().get() as f64
         }
-        _ => bytes,
+        _ => {
+            let size = descriptor.dtype.map_or(0, DType::size_bytes);
+            descriptor.counts.total() as f64 * size as f64
+        }
     }
 }
 
@@ -82,10 +80,10 @@ impl Links {
     }
 
     /// When an operation whose last member has just come is through; `None` if its channel is not slow.
-    pub(crate) fn carry(&self, descriptor: &Descriptor, members: usize) -> Option<Instant> {
+    pub(crate) fn carry(&self, descriptor: &Descriptor, ranks: &[Rank]) -> Option<Instant> {
         let mut channels = self.channels.iter();
         let channel = channels.find(|slow| slow.channel == descriptor.channel)?;
-        let time = channel.time_of(descriptor, members);
+        let time = channel.time_of(descriptor, ranks);
         let now = sync::now();
         let mut taken = self.taken.lock();
         let until = taken.entry(descriptor.group).or_insert(now);

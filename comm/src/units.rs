@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Wire};
-use hsdp_sharding::{DType, Rank, Role, UnitLayout, balanced};
+use hsdp_sharding::{DType, Rank, Role, UnitLayout};
 
 use crate::call::Call;
 use crate::work::{
@@ -94,9 +94,7 @@ impl Group {
         let dtype = shard.dtype();
         self.check_targets(&layout, &targets, dtype)?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
-        let deposit = UnitGatherDeposit { layout, shard, targets };
-        self.issue(call, deposit, UnitGather::new, |mine| (received, mine.targets))
+        self.issue(call, UnitGatherDeposit { layout, shard, targets }, UnitGather::new)
     }
 
     /// Gathers a unit once, for all members to read: the shards are copied into the buffers in the first member's `holder`.
@@ -139,10 +137,7 @@ impl Group {
             self.check_targets(&layout, alone.map_or(&[], |targets| &*targets), dtype)?;
         }
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        let foreign = if is_first { layout.shard_size() - 1 } else { 0 };
-        let received = foreign * layout.shard_len() * dtype.size_bytes();
-        let deposit = SharedGatherDeposit { layout, shard, holder };
-        self.issue_here(call, deposit, SharedGather::new, |_| (received, None))
+        self.issue_here(call, SharedGatherDeposit { layout, shard, holder }, SharedGather::new)
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -170,15 +165,13 @@ impl Group {
         self.check_len(op, "the partial", partial.len(), part)?;
         self.check_gradients(&layout, &gradients)?;
         let scaling = self.effective(scaling);
-        let wire = scaling.wire.dtype();
         let call = Call::new(op, tag)
-            .of(wire, layout.trainable().len)
+            .of(scaling.wire.dtype(), layout.trainable().len)
             .reduction(Reduction::Sum)
             .scaling(scaling);
-        let received = (self.size() - 1) * part * wire.size_bytes();
         let deposit = UnitReduceDeposit { layout, gradients, partial, fold, packed: Vec::new() };
         let work = move |lists, all: Deposits<'_, _>| UnitReduce::new(lists, all, scaling);
-        self.issue(call, deposit, work, |mine| (received, imagined_partial(mine)))
+        self.issue(call, deposit, work)
     }
 
     /// Sums f32 elements over the members: every member gets the sum in member order of
@@ -194,16 +187,13 @@ impl Group {
         values: Vec<f32>,
         scaling: Scaling,
     ) -> Result<Pending<Vec<f32>>, Error> {
-        let (len, size) = (values.len(), self.size());
         let scaling = self.effective(scaling);
-        let wire = scaling.wire.dtype();
-        let call =
-            Call::new(Op::AllReduce, tag).of(wire, len).reduction(Reduction::Sum).scaling(scaling);
-        let owned = balanced(len, size, self.index()).len();
-        let contributions = (size - 1) * owned * wire.size_bytes();
-        let received = contributions + (len - owned) * size_of::<f32>();
+        let call = Call::new(Op::AllReduce, tag)
+            .of(scaling.wire.dtype(), values.len())
+            .reduction(Reduction::Sum)
+            .scaling(scaling);
         let work = move |lists, all: Deposits<'_, _>| AllReduceScaled::new(lists, all, scaling);
-        self.issue(call, Scaled(values), work, |Scaled(values)| (received, values))
+        self.issue(call, Scaled(values), work)
     }
 
     /// How contributions are scaled in this group: among several members as the caller says, alone by one division.
@@ -282,14 +272,4 @@ impl Group {
         }
         Ok(())
     }
-}
-
-/// What a rank without peers gets: nothing is added.
-fn imagined_partial(mine: UnitReduceDeposit) -> Reduced {
-    let UnitReduceDeposit { mut partial, fold, gradients: mut list, .. } = mine;
-    if fold == Fold::Replace {
-        partial.fill(0.0);
-    }
-    list.clear();
-    Reduced { partial, non_finite: None, list }
 }

@@ -50,6 +50,9 @@ const MOST_ELEMENTS: usize = 4 * BLOCK_ELEMENTS;
 /// As many blocks, and more, keep all threads busy to the end.
 const ENOUGH_BLOCKS: usize = 64;
 
+/// What is filled together, in bytes, above which it is written past the caches: little of it would still be there when it is read.
+pub(crate) const PAST_CACHES: usize = 8 << 20;
+
 /// Bytes of a block of a general collective.
 const BLOCK_BYTES: usize = 64 << 10;
 
@@ -99,6 +102,11 @@ pub(crate) struct Deposits<'a, D> {
 impl<'a, D> Deposits<'a, D> {
     pub(crate) fn of(slots: &'a mut [Option<D>]) -> Self {
         Self { slots, next: 0 }
+    }
+
+    /// What each member brings, before it is taken.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &D> {
+        self.slots.iter().map(|it| it.as_ref().expect("all have come, and nothing is taken"))
     }
 
     /// What the first member brings, before it is taken.
@@ -198,21 +206,6 @@ impl<'a> Meter<'a> {
         if to != from {
             let bytes = ByteCount::of(count * size);
             self.records[to.index()].ledger.received(self.channel, self.op, bytes);
-        }
-    }
-
-    /// The member in slot `to` has read `count` elements of `size` bytes of each of the members in slots `from`: one addition,
-    /// where members are many and their parts small.
-    pub(crate) fn received_of_each(
-        &self,
-        to: usize,
-        from: Range<usize>,
-        (count, size): (usize, usize),
-    ) {
-        let others = self.ranks[from].iter().filter(|from| **from != self.ranks[to]).count();
-        if others > 0 {
-            let bytes = ByteCount::of(others * count * size);
-            self.records[self.ranks[to].index()].ledger.received(self.channel, self.op, bytes);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Bytes, added up where elements are read, against closed formulas, the plan, and the counting flavour.
+//! Bytes of patterns, against closed formulas, the plan, and the counting flavour.
 
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use hsdp_kernels::Element;
 
-use super::{bytes, sum_of};
+use super::sum_of;
 use crate::call::Call;
 use crate::work::{Copies, Exchange, Source, anew};
 use crate::{Error, Group, Op, Pending, Tag};
@@ -40,10 +40,6 @@ impl Group {
         splits: Splits<T>,
     ) -> Result<Pending<O>, Error> {
         let (send_counts, receive_counts) = (&splits.send, &splits.receive);
-        let (index, len) = (self.index(), sum_of(receive_counts));
-        let own_start = sum_of(&send_counts[..index]);
-        let own_at = sum_of(&receive_counts[..index]);
-        let own = receive_counts[index];
         let call =
             Call::new(Op::AllToAll, tag).splits::<T>(send_counts.clone(), receive_counts.clone());
         let work = |all: Vec<Splits<T>>| {
@@ -52,12 +48,7 @@ impl Group {
             check_pairs(&send.iter().collect::<Vec<_>>(), &receive.iter().collect::<Vec<_>>())?;
             Ok(Copies::split(all.into_iter().map(|it| it.exchange).collect(), &send))
         };
-        self.issue(call, splits, anew(work), |mine| {
-            let own_part = |target: &mut [T], source: &[T]| {
-                target[own_at..own_at + own].copy_from_slice(&source[own_start..own_start + own]);
-            };
-            (bytes::<T>(len - own), mine.exchange.imagined(own_part))
-        })
+        self.issue(call, splits, anew(work))
     }
 
     pub(super) fn check_splits(

@@ -3,7 +3,6 @@
 use hsdp_kernels::Element;
 use hsdp_sharding::Rank;
 
-use super::bytes;
 use crate::call::Call;
 use crate::work::{Copies, Exchange, Source, anew};
 use crate::{Error, Group, Op, Pending, Tag};
@@ -41,9 +40,7 @@ impl Group {
     ) -> Result<Pending<O>, Error> {
         let count = exchange.source.len();
         let call = Call::new(Op::AllGather, tag).elements::<T>(count);
-        let received = bytes::<T>((self.size() - 1) * count);
-        let work = Copies::to_everybody;
-        self.issue(call, exchange, work, |mine| (received, mine.imagined(repeat)))
+        self.issue(call, exchange, Copies::to_everybody)
     }
 
     /// Every member gets the root's elements.
@@ -64,14 +61,12 @@ impl Group {
             root,
         )?);
         let is_root = self.index() == root;
-        let received = if is_root { 0 } else { bytes::<T>(values.len()) };
         let deposit = if is_root {
             Exchange { source: Source::Lent(values), target: None }
         } else {
             Exchange { source: Source::nothing(), target: Some(values) }
         };
-        let work = anew(move |all| Ok(Copies::from_root(all, root)));
-        self.issue(call, deposit, work, |mine| (received, mine))
+        self.issue(call, deposit, anew(move |all| Ok(Copies::from_root(all, root))))
     }
 
     /// The root gets the elements of all members, in member order; the others get `None`.
@@ -101,10 +96,7 @@ impl Group {
     ) -> Result<Pending<O>, Error> {
         let count = exchange.source.len();
         let call = Call::new(Op::Gather, tag).elements::<T>(count).root(root);
-        let others = if self.rank() == root { self.size() - 1 } else { 0 };
-        let received = bytes::<T>(others * count);
-        let work = Copies::to_everybody;
-        self.issue(call, exchange, work, |mine| (received, mine.imagined(repeat)))
+        self.issue(call, exchange, Copies::to_everybody)
     }
 
     /// Member `i` gets the root's `i`-th part.
@@ -136,19 +128,8 @@ impl Group {
         exchange: Exchange<T>,
     ) -> Result<Pending<O>, Error> {
         let count = exchange.target.as_ref().map_or(0, Vec::len);
-        let received = if self.index() == root { 0 } else { bytes::<T>(count) };
         let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
-        let work = anew(move |all| Ok(Copies::dealt_by(all, root, count)));
-        // Without a source the range is not used, and may lie beyond all numbers.
-        let own = self.index().saturating_mul(count);
-        self.issue(call, exchange, work, |mine| {
-            let part = |target: &mut [T], source: &[T]| {
-                if let Some(part) = source.get(own..own.saturating_add(count)) {
-                    target.copy_from_slice(part);
-                }
-            };
-            (received, mine.imagined(part))
-        })
+        self.issue(call, exchange, anew(move |all| Ok(Copies::dealt_by(all, root, count))))
     }
 
     /// Checks what a member brings to a scatter of `count` elements to each.
@@ -162,10 +143,4 @@ impl Group {
         let expected = format!("{expected}: {count} for each of {} members", self.size());
         Err(self.bad_count(Op::Scatter, "the input", found, expected))
     }
-}
-
-/// As if all members had brought what this one did.
-fn repeat<T: Element>(target: &mut [T], source: &[T]) {
-    let parts = target.chunks_exact_mut(source.len().max(1));
-    parts.for_each(|part| part.copy_from_slice(source));
 }

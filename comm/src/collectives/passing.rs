@@ -2,7 +2,6 @@
 
 use hsdp_kernels::Element;
 
-use super::bytes;
 use crate::call::Call;
 use crate::local::Ticket;
 use crate::work::{Barrier, Deposits, Handing, Handover, anew};
@@ -30,17 +29,14 @@ impl Group {
         if let Some(destination) = destination {
             self.member(Op::Permute, "the destination", destination)?;
         }
-        let (len, index) = (values.len(), self.index());
+        let len = values.len();
         let call = Call::new(Op::Permute, tag).elements::<T>(len);
         let work = move |all: Vec<Handing<T>>| {
             let parts = all.into_iter().map(|it| (it.destination, it.values));
             let (destinations, values): (Vec<_>, Vec<_>) = parts.unzip();
             Ok(Handover::new(values, sources_of(&destinations)?, len))
         };
-        self.issue(call, Handing { destination, values }, anew(work), |mine| {
-            let own = mine.destination == Some(index);
-            (0, if own { mine.values } else { bytemuck::zeroed_vec(len) })
-        })
+        self.issue(call, Handing { destination, giver: None, values }, anew(work))
     }
 
     /// Sends elements to member `to`, which calls [`recv`](Self::recv). Complete when that call is issued: the receiver
@@ -81,10 +77,7 @@ impl Group {
         if let Some(ticket) = ticket {
             return Ok(Pending::issued::<Vec<T>>(ticket));
         }
-        let zeros = self.room(Op::Recv, tag, count)?;
-        let received = if peer == self.rank() { 0 } else { bytes::<T>(count) };
-        self.imagine_received(Op::Recv, received);
-        Ok(Pending::ready(zeros))
+        Ok(Pending::ready(self.room(Op::Recv, tag, count)?))
     }
 
     /// Completes when every member has issued it. To wait for the others, call [`Pending::wait`].
@@ -93,7 +86,7 @@ impl Group {
     /// As the collectives that move elements.
     pub fn barrier(&self, tag: Tag) -> Result<Pending<()>, Error> {
         let meet = |(), all: Deposits<'_, ()>| Ok(Barrier(all.len()));
-        self.issue(Call::new(Op::Barrier, tag), (), meet, |()| (0, ()))
+        self.issue(Call::new(Op::Barrier, tag), (), meet)
     }
 }
 

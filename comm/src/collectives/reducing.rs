@@ -1,13 +1,9 @@
 //! reduce_scatter, all_reduce, reduce.
 
 use hsdp_kernels::Element;
-use hsdp_sharding::balanced;
 
-use super::bytes;
 use crate::call::Call;
-use crate::work::{
-    Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source, anew, combine,
-};
+use crate::work::{Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source, anew};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements
@@ -42,17 +38,9 @@ impl Group {
         reduction: Reduction,
         exchange: Exchange<T>,
     ) -> Result<Pending<O>, Error> {
-        let (len, size, index) = (exchange.source.len(), self.size(), self.index());
-        let part = len / size;
+        let len = exchange.source.len();
         let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
-        let work = anew(move |all| ReduceScatter::new(all, reduction));
-        self.issue(call, exchange, work, |mine| {
-            let fill = |target: &mut [T], source: &[T]| {
-                let own = &source[index * part..(index + 1) * part];
-                combine(reduction, target, &vec![own; size]);
-            };
-            (bytes::<T>((size - 1) * part), mine.imagined(fill))
-        })
+        self.issue(call, exchange, anew(move |all| ReduceScatter::new(all, reduction)))
     }
 
     /// How many elements each member gets of a reduce_scatter of `len`.
@@ -83,15 +71,12 @@ impl Group {
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_average::<T>(Op::AllReduce, reduction)?;
-        let (len, size) = (values.len(), self.size());
-        let call = Call::new(Op::AllReduce, tag).elements::<T>(len).reduction(reduction);
-        let work = anew(move |all| ReduceInPlace::new(all, reduction, Receivers::All));
-        let owned = balanced(len, size, self.index()).len();
-        self.issue(call, values, work, |mut values: Vec<T>| {
-            let received = (size - 1) * owned + (len - owned);
-            equals_in_place(reduction, &mut values, size);
-            (bytes::<T>(received), values)
-        })
+        let call = Call::new(Op::AllReduce, tag).elements::<T>(values.len()).reduction(reduction);
+        self.issue(
+            call,
+            values,
+            anew(move |all| ReduceInPlace::new(all, reduction, Receivers::All)),
+        )
     }
 
     /// The root gets the reduction of the elements of all members; the others get `None`.
@@ -119,20 +104,17 @@ impl Group {
     ) -> Result<Pending<O>, Error> {
         self.check_average::<T>(Op::Reduce, reduction)?;
         let root_rank = self.member(Op::Reduce, "the root", root)?;
-        let (len, size, is_root) = (values.len(), self.size(), self.index() == root);
+        let (len, is_root) = (values.len(), self.index() == root);
         let call =
             Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
         let work = anew(move |all| Reduce::new(all, reduction, root));
-        let received = if is_root { bytes::<T>((size - 1).saturating_mul(len)) } else { 0 };
         // What the root brings is where its result goes.
         let (source, target) = if is_root {
             (Source::nothing(), Some(values.into_elements()))
         } else {
             (values, None)
         };
-        self.issue(call, Exchange { source, target }, work, |mine| {
-            (received, mine.imagined(|target, _| equals_in_place(reduction, target, size)))
-        })
+        self.issue(call, Exchange { source, target }, work)
     }
 
     fn check_average<T: Element>(&self, op: Op, reduction: Reduction) -> Result<(), Error> {
@@ -142,10 +124,4 @@ impl Group {
         }
         Ok(())
     }
-}
-
-/// The reduction of `size` members that all brought `values`, in their place.
-fn equals_in_place<T: Element>(reduction: Reduction, values: &mut [T], size: usize) {
-    let brought = values.to_vec();
-    combine(reduction, values, &vec![&brought[..]; size]);
 }

@@ -110,7 +110,7 @@ impl Work for AllReduce {
     type Lists = ();
 
     fn blocks(&self) -> usize {
-        self.parts.len()
+        0
     }
 
     /// To issue is little work, wherever it is done.
@@ -118,13 +118,7 @@ impl Work for AllReduce {
         0
     }
 
-    fn run(&self, block: usize, meter: &Meter<'_>) {
-        let (count, size) = (self.owned(block).len(), self.scaling.wire.dtype().size_bytes());
-        for slot in 0..self.parts.len() {
-            meter.received(block, slot, count, size);
-            meter.received(slot, block, count, size_of::<f32>());
-        }
-    }
+    fn run(&self, _block: usize, _meter: &Meter<'_>) {}
 
     fn finish(mut self, outputs: &mut Outputs<Issued<DeviceBuffer>>) {
         let issued = self.issue();

@@ -1,21 +1,24 @@
 //! What lies on devices, where members share no memory: parcels are empty, and this process issues its own part by NCCL when all have
 //! come. `REMOTE.md`, "Operations on devices".
 
-use hsdp_kernels::Scaling;
+use std::ops::ControlFlow::Break;
+
 use hsdp_kernels::cuda::DeviceBuffer;
-use hsdp_sharding::balanced;
+use hsdp_sharding::UnitLayout;
 
 use super::all_reduce::{AllReduce, AllReduceDeposit};
 use super::gather::{Gather, GatherDeposit};
 use super::outcome::{Issued, Part};
 use super::reduce::{Reduce, ReduceDeposit};
-use super::units::DeviceReduced;
+use super::units::{DeviceAccumulator, DeviceReduced};
 use crate::Error;
-use crate::remote::{At, Form, Parcels, Travels, Turn, digest};
+use crate::buffers::Buffers;
+use crate::pattern::Pattern;
+use crate::remote::{At, Next, Parcels, Transmit};
 use crate::work::{Outputs, Work};
 
 /// What a member brings that lies on a device.
-pub(super) trait OnDevice {
+pub(super) trait OnDevice: Transmit {
     fn part(&self) -> &Part;
 }
 
@@ -37,73 +40,77 @@ impl OnDevice for AllReduceDeposit {
     }
 }
 
-impl Travels for GatherDeposit {
+impl Buffers for GatherDeposit {
     type Output = Issued<DeviceBuffer>;
 
-    fn form(&self) -> Form {
-        Form { function: 9, layout: digest(&self.layout), note: 0 }
-    }
-
-    fn beside(&self, _at: &At, _from: usize) -> Option<usize> {
-        Some(self.shard.len() * self.shard.dtype().size_bytes())
-    }
-
-    fn unpack(self, _at: &At, _parcels: &Parcels) -> Turn<Self> {
-        let part = self.part.clone();
-        Turn::Done(issued(&part, Gather::new(vec![self])))
+    fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
+        Issued(Ok(self.full))
     }
 }
 
-impl Travels for ReduceDeposit {
+impl Transmit for GatherDeposit {
+    const FUNCTION: u8 = 9;
+    const BESIDE: bool = true;
+
+    fn layout(&self) -> Option<&UnitLayout> {
+        Some(&self.layout)
+    }
+
+    fn unpack(self, _at: &At, _parcels: &Parcels) -> Next<Self> {
+        let part = self.part.clone();
+        Break(issued(&part, Gather::new(vec![self])))
+    }
+}
+
+impl Buffers for ReduceDeposit {
     type Output = Issued<DeviceReduced>;
 
-    fn form(&self) -> Form {
-        Form { function: 10, layout: digest(&self.layout), note: 0 }
+    fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
+        let DeviceAccumulator { partial, noted, .. } = self.accumulator;
+        Issued(Ok(DeviceReduced { partial, noted }))
+    }
+}
+
+impl Transmit for ReduceDeposit {
+    const FUNCTION: u8 = 10;
+    const BESIDE: bool = true;
+
+    fn layout(&self) -> Option<&UnitLayout> {
+        Some(&self.layout)
     }
 
     fn keep(&mut self, at: &At) -> Result<(), Error> {
-        let (scaling, round) = (scaling(at), at.descriptor.tag.microbatch);
-        self.pack(scaling, round);
+        self.pack(at.scaling(), at.meant.tag.microbatch);
         self.gradients.clear();
         match &self.packed {
-            Some(Err(error)) => Err(self.part.failed(at.descriptor.op, error.clone())),
+            Some(Err(error)) => Err(self.part.failed(at.meant.op, error.clone())),
             _ => Ok(()),
         }
     }
 
-    fn beside(&self, at: &At, _from: usize) -> Option<usize> {
-        Some(self.layout.trainable().shard_len * scaling(at).wire.dtype().size_bytes())
-    }
-
-    fn unpack(self, at: &At, _parcels: &Parcels) -> Turn<Self> {
+    fn unpack(self, at: &At, _parcels: &Parcels) -> Next<Self> {
         let part = self.part.clone();
-        let work = Reduce::new(vec![self], scaling(at), at.descriptor.tag.microbatch);
-        Turn::Done(issued(&part, work))
+        let work = Reduce::new(vec![self], at.scaling(), at.meant.tag.microbatch);
+        Break(issued(&part, work))
     }
 }
 
-impl Travels for AllReduceDeposit {
+impl Buffers for AllReduceDeposit {
     type Output = Issued<DeviceBuffer>;
 
-    fn form(&self) -> Form {
-        Form { function: 11, ..Form::default() }
-    }
-
-    /// As where members share memory: of this member's own slice what the other contributes, and the slice of the other.
-    fn beside(&self, at: &At, from: usize) -> Option<usize> {
-        let slice = |slot| balanced(self.values.len(), at.members(), slot).len();
-        let contributed = slice(at.slot) * scaling(at).wire.dtype().size_bytes();
-        Some(contributed + slice(from) * size_of::<f32>())
-    }
-
-    fn unpack(self, at: &At, _parcels: &Parcels) -> Turn<Self> {
-        let part = self.part.clone();
-        Turn::Done(issued(&part, AllReduce::new(vec![self], scaling(at))))
+    fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
+        Issued(Ok(self.values))
     }
 }
 
-fn scaling(at: &At) -> Scaling {
-    at.descriptor.scaling.expect("what is summed has one")
+impl Transmit for AllReduceDeposit {
+    const FUNCTION: u8 = 11;
+    const BESIDE: bool = true;
+
+    fn unpack(self, at: &At, _parcels: &Parcels) -> Next<Self> {
+        let part = self.part.clone();
+        Break(issued(&part, AllReduce::new(vec![self], at.scaling())))
+    }
 }
 
 /// Issues a member's part. The others may be in the midst of theirs: an error ends the world.

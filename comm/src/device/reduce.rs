@@ -145,8 +145,6 @@ impl Work for Reduce {
         if member.packed.is_none() {
             meter.lent_by(block, || member.pack(self.scaling, self.round));
         }
-        let size = self.scaling.wire.dtype().size_bytes();
-        meter.received_of_each(block, 0..self.members.len(), (self.shard_len(), size));
     }
 
     fn finish(mut self, outputs: &mut Outputs<Issued<DeviceReduced>>) {

@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use hsdp_kernels::Fold;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Noted};
-use hsdp_sharding::{DType, UnitLayout, balanced};
+use hsdp_sharding::{DType, UnitLayout};
 
 use super::all_reduce::{AllReduce, AllReduceDeposit};
 use super::apart::OnDevice;
 use super::gather::{Gather, GatherDeposit};
-use super::outcome::{Issued, Part};
+use super::outcome::Part;
 use super::reduce::{Reduce, ReduceDeposit};
 use crate::call::Call;
-use crate::remote::Travels;
 use crate::work::{Deposits, Work, anew};
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
@@ -73,10 +72,8 @@ impl Group {
         }
         let part = self.part(op, tag, shard.device())?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
         let deposit = GatherDeposit { layout, shard, full, part };
-        let work = anew(Gather::new);
-        self.issue_on_device(call, deposit, work, |mine| (received, Issued(Ok(mine.full))))
+        self.issue_on_device(call, deposit, anew(Gather::new))
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -109,10 +106,9 @@ impl Group {
             .of(wire, layout.trainable().len)
             .reduction(Reduction::Sum)
             .scaling(scaling);
-        let received = (self.size() - 1) * part_len * wire.size_bytes();
         let deposit = ReduceDeposit { layout, gradients, accumulator, part, packed: None };
         let work = anew(move |all| Reduce::new(all, scaling, round));
-        self.issue_on_device(call, deposit, work, |mine| (received, imagined(mine)))
+        self.issue_on_device(call, deposit, work)
     }
 
     /// Sums f32 elements over the members: every member gets the sum in member order of
@@ -128,18 +124,14 @@ impl Group {
         values: DeviceBuffer,
         scaling: Scaling,
     ) -> Result<Pending<DeviceBuffer>, Error> {
-        let (op, len, size) = (Op::AllReduce, values.len(), self.size());
+        let (op, len) = (Op::AllReduce, values.len());
         self.check_is_f32(op, &values)?;
         let scaling = self.effective(scaling);
         let wire = scaling.wire.dtype();
         let part = self.part(op, tag, values.device())?;
         let call = Call::new(op, tag).of(wire, len).reduction(Reduction::Sum).scaling(scaling);
-        let owned = balanced(len, size, self.index()).len();
-        let contributions = (size - 1) * owned * wire.size_bytes();
-        let received = contributions + (len - owned) * size_of::<f32>();
-        let deposit = AllReduceDeposit { values, part };
         let work = anew(move |all| AllReduce::new(all, scaling));
-        self.issue_on_device(call, deposit, work, |mine| (received, Issued(Ok(mine.values))))
+        self.issue_on_device(call, AllReduceDeposit { values, part }, work)
     }
 
     /// Issues an operation on devices: where members share no memory, NCCL has to carry it.
@@ -148,18 +140,17 @@ impl Group {
         call: Call,
         deposit: D,
         assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-        imagine: impl FnOnce(D) -> (usize, W::Output),
     ) -> Result<Pending<O>, Error>
     where
-        D: OnDevice + Travels<Output = W::Output>,
-        W: Work,
-        O: TryFrom<W::Output>,
+        D: OnDevice,
+        W: Work<Output = D::Output>,
+        O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
         if deposit.part().goes_by_nccl() {
-            return self.issue(call, deposit, assemble, imagine);
+            return self.issue(call, deposit, assemble);
         }
-        self.issue_here(call, deposit, assemble, imagine)
+        self.issue_here(call, deposit, assemble)
     }
 
     /// Who this member is, and its stream.
@@ -190,10 +181,4 @@ impl Group {
         let problem = "partials are f32";
         Err(Error::BadDType { op, rank: self.rank(), dtype: buffer.dtype(), problem })
     }
-}
-
-/// What a rank without peers gets: its partial, as it is.
-fn imagined(mine: ReduceDeposit) -> Issued<DeviceReduced> {
-    let DeviceAccumulator { partial, noted, .. } = mine.accumulator;
-    Issued(Ok(DeviceReduced { partial, noted }))
 }

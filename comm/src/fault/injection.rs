@@ -16,7 +16,10 @@ use crate::work::UnitReduceDeposit;
 
 /// What becomes of a call.
 pub(crate) struct Injected {
+    /// What the others are told.
     pub(crate) call: Call,
+    /// What the call moves, where that is something else.
+    pub(crate) meant: Option<Call>,
     pub(crate) manner: Manner,
 }
 
@@ -48,7 +51,7 @@ impl Seat {
         deposit: &mut D,
     ) -> Result<Injected, Error> {
         if self.faults.is_empty() {
-            return Ok(Injected { call, manner: Manner::Issued });
+            return Ok(Injected { call, meant: None, manner: Manner::Issued });
         }
         self.inject_due(site, call, deposit)
     }
@@ -67,7 +70,7 @@ impl Seat {
         let mut gradients = gradients.filter(|it| it.iter().flatten().any(|it| !it.is_empty()));
         let moment = Moment { step: self.record.step(), epoch: self.record.epoch() };
         let due = self.faults.due(moment, &call.tag, gradients.is_some());
-        let mut injected = Injected { call, manner: Manner::Issued };
+        let mut injected = Injected { call, meant: None, manner: Manner::Issued };
         for Fault { kind, .. } in due {
             let gradients = gradients.as_deref_mut().map(Vec::as_mut_slice);
             self.commit(kind, site, &mut injected, gradients)?;
@@ -83,7 +86,7 @@ impl Seat {
         injected: &mut Injected,
         gradients: Option<&mut [Option<Arc<dyn GradientValues>>]>,
     ) -> Result<(), Error> {
-        let Injected { call, manner } = injected;
+        let Injected { call, meant, manner } = injected;
         match kind {
             FaultKind::Panic => panic!("{}", self.injected(call, "an injected panic")),
             FaultKind::Error => return Err(self.injected(call, "an injected error")),
@@ -106,7 +109,10 @@ impl Seat {
             FaultKind::SkippedCall => *manner = Manner::Skipped,
             FaultKind::SwappedOrder => site.sequence.swap_next(self.record.epoch()),
             FaultKind::ExtraCall => *manner = Manner::AfterBarrier,
-            _ => lie::tell(kind, call, self.rank, &site.ranks),
+            _ => {
+                meant.get_or_insert_with(|| call.clone());
+                lie::tell(kind, call, self.rank, &site.ranks);
+            }
         }
         Ok(())
     }

@@ -222,7 +222,7 @@ impl Core {
         // Deposits that are of no use are dropped in here, too: they are the users'.
         match catch_unwind(AssertUnwindSafe(|| slots.assemble(assemble))) {
             Ok(Ok(())) => {
-                let due = self.links.carry(descriptor, operation.ranks().len());
+                let due = self.links.carry(descriptor, operation.ranks());
                 let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
                 Ok(Some(Running::new(operation, descriptor, slots).due(due)))
             }

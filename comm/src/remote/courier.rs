@@ -14,10 +14,11 @@ use super::line::InLine;
 use super::office::{Errand, Office};
 use super::probes::Probes;
 use super::statement::{self, end_of, parcel_of, probe_of};
+use super::transmit::Parcel;
 use super::transport::{Answer, Cause, Loss, Transport, TransportError};
-use super::travels::Parcel;
 use crate::local::{Core, Operation};
-use crate::{AbortReason, Error, Op};
+use crate::pattern::rounds;
+use crate::{AbortReason, Error};
 
 /// How many letters one turn takes in: what is to be sent waits meanwhile.
 const LETTERS: usize = 64;
@@ -256,8 +257,7 @@ impl Courier {
         match letter.kind() {
             Kind::Parcel => {
                 let brought = parcel_of(letter.statement())?;
-                let rounds = if brought.descriptor.op == Op::AllReduce { 2 } else { 1 };
-                if letter.round() >= rounds {
+                if letter.round() >= rounds(brought.descriptor.op) {
                     let descriptor = &brought.descriptor;
                     return Err(format!("there is no round {} of {descriptor}", letter.round()));
                 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::travels::Parcel;
+use super::transmit::Parcel;
+use crate::Descriptor;
 use crate::local::{Key, Operation};
-use crate::{Descriptor, Op};
+use crate::pattern::rounds;
 
 /// Lays what came into the slots of an operation that this rank has issued.
 pub(crate) trait Receiver: Debug + Send + Sync {
@@ -137,7 +138,7 @@ impl Open {
     }
 
     fn goes_on(&self) -> bool {
-        self.receiver.round() == 0 && self.descriptor().op == Op::AllReduce
+        self.receiver.round() + 1 < rounds(self.descriptor().op)
     }
 
     fn lay(&mut self, from: Rank, parcel: Parcel) -> Result<(), String> {

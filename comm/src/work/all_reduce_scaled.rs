@@ -20,8 +20,8 @@ pub(crate) struct AllReduceScaled {
     blocks: Blocks,
 }
 
-/// Who adds up, and which elements: slices of the balanced split. They cover all elements once.
-type Blocks = Vec<(usize, Range<usize>)>;
+/// Which elements are added up: parts of slices of the balanced split. They cover all elements once.
+type Blocks = Vec<Range<usize>>;
 
 impl AllReduceScaled {
     /// # Errors
@@ -35,7 +35,7 @@ impl AllReduceScaled {
         let len = one_length(values.iter().map(DisjointVec::len))?;
         for slot in 0..values.len() {
             let owned = blocks_of(balanced(len, values.len(), slot), BLOCK_ELEMENTS);
-            blocks.extend(owned.map(|block| (slot, block)));
+            blocks.extend(owned);
         }
         Ok(Self { values, scaling, blocks })
     }
@@ -54,8 +54,8 @@ impl Work for AllReduceScaled {
     }
 
     /// Reads the block of every member into a sum before it writes the result to any of them.
-    fn run(&self, block: usize, meter: &Meter<'_>) {
-        let (owner, range) = &self.blocks[block];
+    fn run(&self, block: usize, _meter: &Meter<'_>) {
+        let range = &self.blocks[block];
         let mut sums = [0.0; BLOCK_ELEMENTS];
         let sums = &mut sums[..range.len()];
         // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
@@ -65,12 +65,7 @@ impl Work for AllReduceScaled {
         // Whoever reads the result finds what is not finite in it.
         let _ = sum_contributions(sums, &contributions, self.scaling, Fold::Replace);
         drop(contributions);
-        let (count, size) = (range.len(), self.scaling.wire.dtype().size_bytes());
-        for (slot, target) in values.iter_mut().enumerate() {
-            target.copy_from_slice(sums);
-            meter.received(*owner, slot, count, size);
-            meter.received(slot, *owner, count, size_of::<f32>());
-        }
+        values.iter_mut().for_each(|target| target.copy_from_slice(sums));
     }
 
     fn finish(self, outputs: &mut Outputs<Vec<f32>>) -> Self::Lists {

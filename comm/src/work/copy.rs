@@ -3,11 +3,9 @@
 use hsdp_kernels::{DisjointVec, Element, copy_past_caches};
 
 use super::exchange::{Exchange, Source};
-use super::{BLOCK_BYTES, Deposits, Meter, Outputs, Work, blocks_of, one_length, take};
-
-/// What all members get together, in bytes, above which it is written past the caches. On two cores with 32 MiB of cache
-/// between them 8 MiB were still written three times faster into it, and 16 MiB a third slower.
-const PAST_CACHES: usize = 8 << 20;
+use super::{
+    BLOCK_BYTES, Deposits, Meter, Outputs, PAST_CACHES, Work, blocks_of, one_length, take,
+};
 
 /// Consecutive elements of one member, and where they go.
 #[derive(Clone, Copy, Debug)]
@@ -127,13 +125,12 @@ impl<T: Element> Copies<T> {
         self
     }
 
-    fn copy(&self, it: Move, to: usize, meter: &Meter<'_>) {
+    fn copy(&self, it: Move, to: usize) {
         let Some(target) = &self.lists.targets[to] else { return };
         let source = &self.lists.sources[it.from].elements()[it.start..it.start + it.len];
         // SAFETY: CO-2, moves to one target do not overlap, and each is run once.
         let target = unsafe { take(target, it.at..it.at + it.len) };
         (self.copy)(target, source);
-        meter.received(to, it.from, source.len(), size_of::<T>());
     }
 }
 
@@ -153,11 +150,11 @@ impl<T: Element> Work for Copies<T> {
         self.lists.moves.iter().map(|it| it.len * takers(it.to) * size_of::<T>()).sum()
     }
 
-    fn run(&self, block: usize, meter: &Meter<'_>) {
+    fn run(&self, block: usize, _meter: &Meter<'_>) {
         let it = self.lists.moves[block];
         match it.to {
-            To::One(to) => self.copy(it, to, meter),
-            To::All => (0..self.lists.targets.len()).for_each(|to| self.copy(it, to, meter)),
+            To::One(to) => self.copy(it, to),
+            To::All => (0..self.lists.targets.len()).for_each(|to| self.copy(it, to)),
         }
     }
 

@@ -47,14 +47,6 @@ impl<T: Element> Exchange<T> {
         };
         Self { source, target }
     }
-
-    /// What a member without peers gets: its target, which `fill` makes of its source.
-    pub(crate) fn imagined(mut self, fill: impl FnOnce(&mut [T], &[T])) -> Self {
-        if let Some(target) = &mut self.target {
-            fill(target, self.source.elements());
-        }
-        self
-    }
 }
 
 /// Who takes nothing keeps what it gave.

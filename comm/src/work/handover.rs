@@ -8,6 +8,8 @@ use super::{Meter, Outputs, Work};
 pub(crate) struct Handing<T> {
     /// The slot of the member that gets it, if any does.
     pub(crate) destination: Option<usize>,
+    /// The slot of the member that gives to this one, once that is known: only where members share no memory.
+    pub(crate) giver: Option<usize>,
     pub(crate) values: Vec<T>,
 }
 

@@ -64,16 +64,6 @@ impl<T: Element> ReduceInPlace<T> {
         let values = values.into_iter().map(DisjointVec::from).collect();
         Ok(Self { values, reduction, receivers, blocks })
     }
-
-    /// The owner of `count` elements has read everybody's, and the receivers its result.
-    fn count(&self, owner: usize, count: usize, meter: &Meter<'_>) {
-        for slot in 0..self.values.len() {
-            meter.received(owner, slot, count, size_of::<T>());
-            if self.receivers == Receivers::All {
-                meter.received(slot, owner, count, size_of::<T>());
-            }
-        }
-    }
 }
 
 impl<T: Element> Work for ReduceInPlace<T> {
@@ -89,8 +79,8 @@ impl<T: Element> Work for ReduceInPlace<T> {
     }
 
     /// No element is written before it was read.
-    fn run(&self, block: usize, meter: &Meter<'_>) {
-        let (owner, range) = &self.blocks[block];
+    fn run(&self, block: usize, _meter: &Meter<'_>) {
+        let (_, range) = &self.blocks[block];
         // SAFETY: CO-2, blocks do not overlap, each is run once, and the values are different vectors.
         let slice = |values| unsafe { take(values, range.clone()) };
         let mut values: PerMember<&mut [T]> = self.values.iter().map(slice).collect();
@@ -107,7 +97,6 @@ impl<T: Element> Work for ReduceInPlace<T> {
                 }
             }
         }
-        self.count(*owner, range.len(), meter);
     }
 
     fn finish(self, outputs: &mut Outputs<Vec<T>>) {

@@ -48,7 +48,7 @@ impl<T: Element> Work for ReduceScatter<T> {
         self.sources[0].len() * size_of::<T>()
     }
 
-    fn run(&self, block: usize, meter: &Meter<'_>) {
+    fn run(&self, block: usize, _meter: &Meter<'_>) {
         let (owner, range) = &self.blocks[block];
         // SAFETY: CO-2, blocks of one target do not overlap, and each is run once.
         let target = unsafe { take(&self.targets[*owner], range.clone()) };
@@ -56,9 +56,6 @@ impl<T: Element> Work for ReduceScatter<T> {
         let sources = self.sources.iter().map(Source::elements);
         let sources: PerMember<&[T]> = sources.map(|it| &it[start..start + range.len()]).collect();
         combine(self.reduction, target, &sources);
-        for (from, source) in sources.iter().enumerate() {
-            meter.received(*owner, from, source.len(), size_of::<T>());
-        }
     }
 
     fn finish(self, outputs: &mut Outputs<Exchange<T>>) {

@@ -319,7 +319,7 @@ fn every_block_of_a_small_unit_of_many_members_takes_elements_of_its_own() {
     for (rows, dtype) in [(60, DType::F32), (100, DType::BF16)] {
         assert!(!gather_of_many(rows, dtype));
     }
-    for (rows, dtype) in [(3000, DType::F32), (6000, DType::BF16), (6000, DType::F16)] {
+    for (rows, dtype) in [(6000, DType::F32), (12_000, DType::BF16), (12_000, DType::F16)] {
         assert!(gather_of_many(rows, dtype));
     }
 }

@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 
 use super::runs::{Part, Run, put_together};
 use super::{
-    BLOCK_ELEMENTS, Deposits, Meter, Outputs, Work, block_elements, pieces_in, take_values,
+    BLOCK_ELEMENTS, Deposits, Meter, Outputs, PAST_CACHES, Work, block_elements, pieces_in,
+    take_values,
 };
 use crate::Targets;
 use crate::bytes::values_mut;
@@ -40,10 +41,6 @@ pub(crate) struct GatherLists {
     /// Apart.
     targets: Vec<Targets>,
 }
-
-/// What all members get together, in bytes, above which it is written past the caches: little of it would still be there
-/// when the next unit comes.
-const PAST_CACHES: usize = 4 << 20;
 
 /// Shorter runs are written through the caches all the same: past them nothing is gained, since much of each lies in rows that are not whole.
 const LONG: usize = 512;
@@ -230,9 +227,7 @@ impl Work for UnitGather {
     }
 
     /// Reads the block once from memory, and writes it for every member while it is in the cache.
-    ///
-    /// Bytes count with the padding between the pieces: a wire would carry it.
-    fn run(&self, block: usize, meter: &Meter<'_>) {
+    fn run(&self, block: usize, _meter: &Meter<'_>) {
         let (from, range) = self.block(block);
         let parts = from.clone().flat_map(|from| self.parts(from, &range));
         match &*self.lists.targets {
@@ -241,11 +236,6 @@ impl Work for UnitGather {
             all => parts.for_each(|part| {
                 all.iter().for_each(|it| self.write(it.apart(), iter::once(part.clone())));
             }),
-        }
-        for (to, targets) in self.lists.targets.iter().enumerate() {
-            if let Some(target) = targets.apart().first() {
-                meter.received_of_each(to, from.clone(), (range.len(), element_bytes(target)));
-            }
         }
     }
 

@@ -251,14 +251,11 @@ impl Work for UnitReduce {
         true
     }
 
-    /// Bytes count with the padding, and with gradients that are absent: a wire would carry their zeros.
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (owner, range) = self.block(block);
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
         let partial = unsafe { take(&self.members[owner].partial, range.clone()) };
         self.reduce(owner, range.start, partial, meter);
-        let size = self.scaling.wire.dtype().size_bytes();
-        meter.received_of_each(owner, 0..self.members.len(), (range.len(), size));
     }
 
     fn finish(self, outputs: &mut Outputs<Reduced>) -> Vec<Member> {

@@ -1,0 +1,202 @@
+//! The table of every collective: which member gives which elements to which member, in which round, and how they are combined there.
+//!
+//! The ledger, the counting backend, messages and devices read their ranges here. A pattern is a function of a descriptor: it knows no
+//! buffer, and has no I/O, no thread and no clock.
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use hsdp_sharding::{ByteCount, DType, Rank, balanced};
+
+use crate::{Descriptor, Op, Reduction};
+
+/// The table of one operation, as the member in `slot` knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pattern<'a> {
+    slot: usize,
+    members: usize,
+    op: Op,
+    count: usize,
+    /// The slot of the root, of an operation that has one.
+    root: Option<usize>,
+    reduction: Option<Reduction>,
+    /// The bytes of an element, by round. Finished sums travel in f32, where contributions are scaled.
+    sizes: [usize; 2],
+    variant: Variant<'a>,
+}
+
+/// What a descriptor does not say.
+#[derive(Clone, Copy, Debug)]
+enum Variant<'a> {
+    Plain,
+    /// Of an `all_to_all`: how many elements this member gives to each and gets of each. No member knows the others' splits.
+    Dealt {
+        send: &'a [usize],
+        receive: &'a [usize],
+    },
+    /// Of an `all_gather`: these many members give, and only the first one gets.
+    Shared {
+        shards: usize,
+    },
+    /// Of a permutation: the members that get from this one and give to it, as far as it knows.
+    Permuted {
+        to: Option<usize>,
+        from: Option<usize>,
+    },
+}
+
+/// What one member gives to another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Part {
+    /// Elements of what the giver has.
+    source: Range<usize>,
+    /// Their place in what the taker has afterwards.
+    target: Range<usize>,
+}
+
+/// How many rounds an operation has: a member's part in a round may need all that it got in the round before.
+pub(crate) fn rounds(op: Op) -> u8 {
+    if op == Op::AllReduce { 2 } else { 1 }
+}
+
+impl<'a> Pattern<'a> {
+    /// The pattern of an operation of `ranks`, for the member in `slot`.
+    pub(crate) fn of(descriptor: &Descriptor, ranks: &[Rank], slot: usize) -> Self {
+        let Descriptor { op, reduction, dtype, scaling, root, .. } = *descriptor;
+        let root = root.and_then(|root| ranks.iter().position(|rank| *rank == root));
+        let size = dtype.map_or(0, DType::size_bytes);
+        let sizes = [size, scaling.map_or(size, |_| size_of::<f32>())];
+        let (members, count) = (ranks.len(), descriptor.counts.total());
+        Self { slot, members, op, count, root, reduction, sizes, variant: Variant::Plain }
+    }
+
+    /// The same, for another member.
+    pub(crate) fn at(self, slot: usize) -> Self {
+        Self { slot, ..self }
+    }
+
+    /// The same, with this member's splits.
+    pub(crate) fn dealt(self, send: &'a [usize], receive: &'a [usize]) -> Self {
+        Self { variant: Variant::Dealt { send, receive }, ..self }
+    }
+
+    /// The same, where the first `shards` members give, and only the first member gets.
+    pub(crate) fn shared(self, shards: usize) -> Self {
+        Self { variant: Variant::Shared { shards }, ..self }
+    }
+
+    /// The same, where this member gives to member `to` and gets from member `from`.
+    pub(crate) fn permuted(self, to: Option<usize>, from: Option<usize>) -> Self {
+        Self { variant: Variant::Permuted { to, from }, ..self }
+    }
+
+    pub(crate) fn slot(&self) -> usize {
+        self.slot
+    }
+
+    pub(crate) fn members(&self) -> usize {
+        self.members
+    }
+
+    /// The other members, by slot.
+    pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.slot;
+        (0..self.members).filter(move |slot| *slot != own)
+    }
+
+    pub(crate) fn rounds(&self) -> u8 {
+        rounds(self.op)
+    }
+
+    /// The elements of this member that member `to` gets.
+    pub(crate) fn gives(&self, round: u8, to: usize) -> Range<usize> {
+        self.part(round, self.slot, to).source
+    }
+
+    /// The place where the elements of member `from` go on this member.
+    pub(crate) fn takes(&self, round: u8, from: usize) -> Range<usize> {
+        self.part(round, from, self.slot).target
+    }
+
+    /// How elements that go to one place are combined there, in member order; `None` where each has a place of its own.
+    pub(crate) fn combines(&self, round: u8) -> Option<Reduction> {
+        self.reduction.filter(|_| round == 0)
+    }
+
+    /// The bytes of an element.
+    pub(crate) fn element_bytes(&self, round: u8) -> usize {
+        self.sizes[usize::from(round)]
+    }
+
+    /// The bytes that this member gets of member `from`; as many as can be counted, if they are more.
+    pub(crate) fn bytes_from(&self, round: u8, from: usize) -> usize {
+        self.takes(round, from).len().saturating_mul(self.element_bytes(round))
+    }
+
+    /// The bytes that this member gets of all others in all rounds: what a ledger counts.
+    pub(crate) fn received(&self) -> ByteCount {
+        (0..self.rounds()).map(|round| self.received_in(round)).sum()
+    }
+
+    /// The same in one round. Not added up one by one where it is known: an operation between many threads would take longer.
+    pub(crate) fn received_in(&self, round: u8) -> ByteCount {
+        let own = self.takes(round, self.slot).len();
+        let elements = match self.combines(round) {
+            Some(_) => own.saturating_mul(self.members - 1),
+            None if round > 0 => self.count - own,
+            None => self.others().map(|from| self.takes(round, from).len()).sum(),
+        };
+        ByteCount::of(elements.saturating_mul(self.element_bytes(round)))
+    }
+
+    /// The table.
+    fn part(&self, round: u8, from: usize, to: usize) -> Part {
+        let Self { count, members, .. } = *self;
+        let is_root = |slot| self.root == Some(slot);
+        match (self.op, self.variant) {
+            (_, Variant::Dealt { send, receive }) => {
+                Part { source: nth(send, to), target: nth(receive, from) }
+            }
+            (Op::AllGather, Variant::Shared { shards }) if to > 0 || from >= shards => {
+                Part::default()
+            }
+            (Op::AllGather, _) => Part::new(0, from.saturating_mul(count), count),
+            (Op::Gather, _) if is_root(to) => Part::new(0, from.saturating_mul(count), count),
+            (Op::Broadcast, _) if is_root(from) => Part::new(0, 0, count),
+            (Op::Scatter, _) if is_root(from) => Part::new(to.saturating_mul(count), 0, count),
+            (Op::ReduceScatter, _) => Part::new(to * (count / members), 0, count / members),
+            (Op::Reduce, _) if is_root(to) => Part::new(0, 0, count),
+            // Each member combines its slice, and then gives it to all.
+            (Op::AllReduce, _) => {
+                Part::in_place(balanced(count, members, if round == 0 { to } else { from }))
+            }
+            (Op::Permute, Variant::Permuted { to: taker, from: giver })
+                if (taker, self.slot) == (Some(to), from)
+                    || (giver, self.slot) == (Some(from), to) =>
+            {
+                Part::new(0, 0, count)
+            }
+            (Op::Send | Op::Recv, _) if (from, to) == (0, 1) => Part::new(0, 0, count),
+            _ => Part::default(),
+        }
+    }
+}
+
+impl Part {
+    fn new(source: usize, target: usize, len: usize) -> Self {
+        let range = |start: usize| start..start.saturating_add(len);
+        Self { source: range(source), target: range(target) }
+    }
+
+    fn in_place(range: Range<usize>) -> Self {
+        Self { source: range.clone(), target: range }
+    }
+}
+
+/// The `index`-th of ranges that lie side by side.
+fn nth(counts: &[usize], index: usize) -> Range<usize> {
+    let start: usize = counts[..index].iter().sum();
+    start..start + counts[index]
+}

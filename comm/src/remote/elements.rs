@@ -1,0 +1,179 @@
+//! Messages of the collectives on vectors, whose elements go as they are.
+
+use std::ops::ControlFlow::Break;
+use std::ops::Range;
+
+use hsdp_kernels::Element;
+
+use super::transmit::{At, Next, Parcels, Transmit};
+use crate::collectives::{Splits, check_pairs, sources_of};
+use crate::pattern::Pattern;
+use crate::work::{Exchange, Handing, combine};
+use crate::{Counts, Op, Reduction};
+
+impl<T: Element> Transmit for Exchange<T> {
+    const FUNCTION: u8 = 1;
+
+    fn pack(&self, _at: &At, (_, range): (usize, Range<usize>), body: &mut [u8]) {
+        body.copy_from_slice(bytemuck::cast_slice(&self.source.elements()[range]));
+    }
+
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
+        Break(self.filled(&at.pattern(), parcels))
+    }
+}
+
+impl<T: Element> Exchange<T> {
+    fn filled(self, pattern: &Pattern<'_>, parcels: &Parcels) -> Self {
+        let Self { source, mut target } = self;
+        if let Some(target) = &mut target {
+            fill(target, source.elements(), (pattern, 0), parcels);
+        }
+        Self::done(source, target)
+    }
+}
+
+impl<T: Element> Transmit for Splits<T> {
+    const FUNCTION: u8 = 2;
+
+    fn pack(&self, at: &At, part: (usize, Range<usize>), body: &mut [u8]) {
+        self.exchange.pack(at, part, body);
+    }
+
+    /// Also about splits that are no business of this member: all are told alike.
+    fn learn(&mut self, at: &At, parcels: &Parcels) -> Result<(), String> {
+        let (own, members) = ((&self.send, &self.receive), at.ranks.len());
+        let is_whole = |it: &Vec<usize>| it.len() == members;
+        let of = |slot| match parcels.brought(slot).map(|it| &it.descriptor.counts) {
+            None => Ok(own),
+            Some(Counts::Splits { send, receive }) if is_whole(send) && is_whole(receive) => {
+                Ok((send, receive))
+            }
+            _ => {
+                Err(format!("member {slot} does not have one count for each of {members} members"))
+            }
+        };
+        let splits = (0..members).map(of).collect::<Result<Vec<_>, _>>()?;
+        let (send, receive): (Vec<_>, Vec<_>) = splits.into_iter().unzip();
+        check_pairs(&send, &receive)
+    }
+
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
+        let Self { exchange, send, receive } = self;
+        Break(exchange.filled(&at.pattern().dealt(&send, &receive), parcels))
+    }
+}
+
+/// A barrier: that a member is there.
+impl Transmit for () {
+    const FUNCTION: u8 = 3;
+
+    fn unpack(self, _at: &At, _parcels: &Parcels) -> Next<Self> {
+        Break(())
+    }
+}
+
+/// A permutation.
+impl<T: Element> Transmit for Handing<T> {
+    const FUNCTION: u8 = 4;
+
+    /// Whom it is for: 0 is nobody.
+    fn note(&self) -> u64 {
+        self.destination.map_or(0, |to| to as u64 + 1)
+    }
+
+    fn pack(&self, _at: &At, (_, range): (usize, Range<usize>), body: &mut [u8]) {
+        body.copy_from_slice(bytemuck::cast_slice(&self.values[range]));
+    }
+
+    fn learn(&mut self, at: &At, parcels: &Parcels) -> Result<(), String> {
+        let members = at.ranks.len();
+        let destination = |slot| {
+            let Some(brought) = parcels.brought(slot) else { return self.destination };
+            let to = brought.form.note.checked_sub(1)?;
+            usize::try_from(to).ok().filter(|to| *to < members)
+        };
+        let destinations: Vec<_> = (0..members).map(destination).collect();
+        self.giver = sources_of(&destinations)?[at.slot];
+        Ok(())
+    }
+
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
+        Break(match self.giver {
+            Some(giver) if giver == at.slot => self.values,
+            Some(giver) => parcels.elements(giver).to_vec(),
+            None => bytemuck::zeroed_vec(self.values.len()),
+        })
+    }
+}
+
+/// A transfer, or an all_reduce.
+impl<T: Element> Transmit for Vec<T> {
+    const FUNCTION: u8 = 5;
+
+    fn pack(&self, _at: &At, (_, range): (usize, Range<usize>), body: &mut [u8]) {
+        body.copy_from_slice(bytemuck::cast_slice(&self[range]));
+    }
+
+    fn unpack(mut self, at: &At, parcels: &Parcels) -> Next<Self> {
+        match at.meant.op {
+            Op::Send => Break(Self::new()),
+            Op::Recv => Break(parcels.elements(0).to_vec()),
+            _ => {
+                fill(&mut self, &[], (&at.pattern(), at.round), parcels);
+                at.go_on(self, |values| values)
+            }
+        }
+    }
+}
+
+/// Fills `target` with what all members give, this one from its `source`. Without a source, that lies in the target.
+pub(super) fn fill<T: Element>(
+    target: &mut [T],
+    source: &[T],
+    (pattern, round): (&Pattern<'_>, u8),
+    parcels: &Parcels,
+) {
+    let own = pattern.slot();
+    let given = || &source[pattern.gives(round, own)];
+    match pattern.combines(round) {
+        Some(reduction) if source.is_empty() => {
+            reduce_in_place(reduction, &mut target[pattern.takes(round, own)], own, parcels);
+        }
+        Some(reduction) => {
+            let part = |from| if from == own { given() } else { parcels.elements(from) };
+            combine(reduction, target, &(0..pattern.members()).map(part).collect::<Vec<_>>());
+        }
+        None => {
+            if !source.is_empty() {
+                target[pattern.takes(round, own)].copy_from_slice(given());
+            }
+            for from in pattern.others() {
+                target[pattern.takes(round, from)].copy_from_slice(parcels.elements(from));
+            }
+        }
+    }
+}
+
+/// How many elements are combined at a time.
+const STEP: usize = 1 << 10;
+
+/// Combines the `values` of the member in slot `own` with what the others sent, in slot order.
+fn reduce_in_place<T: Element>(
+    reduction: Reduction,
+    values: &mut [T],
+    own: usize,
+    parcels: &Parcels,
+) {
+    let mut before = [T::zeroed(); STEP];
+    let mut start = 0;
+    for step in values.chunks_mut(STEP) {
+        let (before, range) = (&mut before[..step.len()], start..start + step.len());
+        before.copy_from_slice(step);
+        let part = |slot| {
+            if slot == own { &*before } else { &parcels.elements::<T>(slot)[range.clone()] }
+        };
+        combine(reduction, step, &(0..parcels.0.len()).map(part).collect::<Vec<_>>());
+        start = range.end;
+    }
+}

@@ -1,0 +1,271 @@
+//! One operation whose other members share no memory with this rank, from the call to the end: by its pattern, whatever it moves. `REMOTE.md`,
+//! "An operation".
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::ControlFlow::{Break, Continue};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use hsdp_sharding::Rank;
+
+use super::desk::Receiver;
+use super::letter::{Kind, Letter};
+use super::line::InLine;
+use super::office::{Errand, Office};
+use super::statement::{Brought, parcel_bytes};
+use super::transmit::{At, Next, Parcel, Parcels, Transmit};
+use crate::flight::FlightState;
+use crate::issue::Described;
+use crate::local::{
+    Access, Again, AnySlots, InBlock, Member, Operation, Post, Slots, Ticket, panic_message,
+};
+use crate::sync::Mutex;
+use crate::work::{Deposits, Meter, Outputs, Work};
+use crate::{AbortReason, Descriptor, Error};
+
+/// One operation, as this rank takes part in it.
+pub(crate) struct Execution<S> {
+    access: Arc<Access>,
+    office: Arc<Office>,
+    post: Arc<Post>,
+    /// What the others compare.
+    told: Arc<Descriptor>,
+    at: At,
+    brings: PhantomData<fn(S)>,
+}
+
+/// What lies in a slot: what this member brings, or what another sent.
+type Deposit<S> = (Option<S>, Option<Parcel>);
+
+impl<S: Transmit> Execution<S> {
+    /// Issues an operation: what this member brings is on its way when this returns.
+    pub(crate) fn begin(
+        office: &Arc<Office>,
+        member: Member<'_>,
+        described: Described,
+        mut own: S,
+    ) -> Result<Ticket, Error> {
+        let Member { access, site, entry, .. } = member;
+        let (meant, told) = (Arc::clone(described.meant()), described.told);
+        let execution = Arc::new(Self {
+            access: Arc::clone(access),
+            office: Arc::clone(office),
+            post: Arc::clone(access.post_at(site)),
+            told: Arc::clone(&told),
+            at: At { meant, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 },
+            brings: PhantomData,
+        });
+        let sent = execution.pack_guarded(&mut own);
+        if let Err(error) = sent.and_then(|letters| office.commit(&told, letters)) {
+            access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
+            return Err(error);
+        }
+        let ticket = access.submit(member, told, (Some(own), None), execution.assembling())?;
+        let (receiver, operation) = (execution, Arc::clone(ticket.operation()));
+        match S::BESIDE {
+            true => office.queue(InLine { receiver, operation }),
+            false => office.post(Errand::Open { receiver, operation }),
+        }
+        Ok(ticket)
+    }
+
+    fn assembling(
+        self: &Arc<Self>,
+    ) -> impl FnOnce(Option<S>, Deposits<'_, Deposit<S>>) -> Result<Unpack<S>, String> + use<S>
+    {
+        let execution = Arc::clone(self);
+        move |_, deposits| Unpack::new(execution, deposits)
+    }
+
+    /// Packs what the others get. What fails there ends the world: it has its number already.
+    fn pack_guarded(&self, own: &mut S) -> Result<Vec<Errand>, Error> {
+        let in_block = InBlock::enter();
+        let packed = catch_unwind(AssertUnwindSafe(|| {
+            let letters = self.pack(own)?;
+            own.keep(&self.at).map(|()| letters)
+        }));
+        drop(in_block);
+        let reason = match packed {
+            Ok(Ok(packed)) => return Ok(packed),
+            // The others wait for what cannot be sent.
+            Ok(Err(error)) => AbortReason::Requested { reason: error.to_string().into() },
+            Err(panic) => AbortReason::Panicked { message: panic_message(&*panic) },
+        };
+        Err(self.access.end(self.access.ended_by(self.rank(), reason)))
+    }
+
+    /// A message for each member; one for all that follow each other and get the same.
+    fn pack(&self, own: &S) -> Result<Vec<Errand>, Error> {
+        let (descriptor, form) = (Arc::clone(&self.told), own.form());
+        let step = self.access.record(self.rank()).step();
+        let head = parcel_bytes(&Brought { descriptor, step, form });
+        let pattern = own.pattern(self.at.pattern());
+        let (mut errands, mut last) = (Vec::new(), None);
+        for slot in pattern.others() {
+            let range = if S::BESIDE { 0..0 } else { pattern.gives(self.at.round, slot) };
+            let rank = self.at.ranks[slot];
+            match errands.last_mut() {
+                Some(Errand::Send { to, .. }) if last.as_ref() == Some(&range) => to.push(rank),
+                _ => {
+                    let letter = self.letter(&head, own, (slot, range.clone()))?;
+                    errands.push(Errand::Send { to: vec![rank], letter });
+                }
+            }
+            last = Some(range);
+        }
+        Ok(errands)
+    }
+
+    fn letter(
+        &self,
+        head: &[u8],
+        own: &S,
+        part: (usize, Range<usize>),
+    ) -> Result<Arc<Letter>, Error> {
+        let (At { meant, round, .. }, rank) = (&self.at, self.rank());
+        let bytes = part.1.len() * self.at.pattern().element_bytes(*round);
+        let letter = Letter::write(self.office.shelf(), (Kind::Parcel, *round), head, bytes);
+        let mut letter = letter.ok_or_else(|| {
+            let Descriptor { op, tag, .. } = **meant;
+            let what = format!("a message, in {tag}");
+            Error::OutOfMemory { op, rank, step: tag.step, bytes, what }
+        })?;
+        own.pack(&self.at, part, letter.body_mut());
+        Ok(Arc::new(letter))
+    }
+
+    fn rank(&self) -> Rank {
+        self.at.ranks[self.at.slot]
+    }
+
+    fn next_round(&self) -> Arc<Self> {
+        Arc::new(Self {
+            access: Arc::clone(&self.access),
+            office: Arc::clone(&self.office),
+            post: Arc::clone(&self.post),
+            told: Arc::clone(&self.told),
+            at: At { round: self.at.round + 1, ..self.at.clone() },
+            brings: PhantomData,
+        })
+    }
+}
+
+impl<S: Transmit> Receiver for Execution<S> {
+    fn descriptor(&self) -> &Arc<Descriptor> {
+        &self.told
+    }
+
+    fn round(&self) -> u8 {
+        self.at.round
+    }
+
+    fn ranks(&self) -> &[Rank] {
+        &self.at.ranks
+    }
+
+    fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, parcel: Parcel) {
+        let (descriptor, place) =
+            (Arc::clone(&parcel.brought.descriptor), (&*self.post, operation, slot));
+        // An error has ended the world already: this rank hears of it where it waits.
+        let _ = self.access.come(place, descriptor, (None, Some(parcel)), self.assembling());
+    }
+}
+
+impl<S: Transmit> Again for Execution<S> {
+    fn again(self: Arc<Self>, operation: &Arc<Operation>, slots: Box<dyn AnySlots>) {
+        let mut slots = Slots::<Deposit<S>, Unpack<S>>::typed(slots).expect("they are its own");
+        let mut own = slots.take_lists().expect("what goes on is left there");
+        let (receiver, slot) = (self.next_round(), self.at.slot);
+        let letters = match receiver.pack_guarded(&mut own) {
+            Ok(letters) => letters,
+            // That has ended the world.
+            Err(_) => return self.access.fail_at_end(operation),
+        };
+        slots.put(slot, Some((Some(own), None)));
+        slots.arrivals()[slot] = Some(Arc::clone(&self.told));
+        operation.gather_again(slots);
+        self.access.readmit(&self.post, operation);
+        letters.into_iter().for_each(|letter| self.office.post(letter));
+        self.office.post(Errand::Open { receiver, operation: Arc::clone(operation) });
+    }
+}
+
+impl<S> fmt::Debug for Execution<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Execution").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+/// The work of one round: to make of what came what this member gets. It has one block.
+struct Unpack<S: Transmit> {
+    execution: Arc<Execution<S>>,
+    parcels: Parcels,
+    /// Of this member. Nothing while it is unpacked, or for ever if that panicked.
+    turn: Mutex<Option<Next<S>>>,
+}
+
+impl<S: Transmit> Unpack<S> {
+    /// # Errors
+    /// If what came does not fit.
+    fn new(
+        execution: Arc<Execution<S>>,
+        deposits: Deposits<'_, Deposit<S>>,
+    ) -> Result<Self, String> {
+        let (own, parcels): (Vec<_>, _) = deposits.unzip();
+        let parcels = Parcels(parcels);
+        let mut own = own.into_iter().flatten().next().ok_or("this member has no input")?;
+        parcels.check(&execution.at, &mut own)?;
+        Ok(Self { execution, parcels, turn: Mutex::new(Some(Continue(own))) })
+    }
+}
+
+impl<S: Transmit> Work for Unpack<S> {
+    type Output = S::Output;
+    /// What goes on to another round.
+    type Lists = Option<S>;
+
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    /// What NCCL carries may wait for other ranks: that is never the courier's work, for which others wait.
+    fn bytes(&self) -> usize {
+        let sent = (0..self.parcels.0.len()).map(|from| self.parcels.bytes(from).len());
+        if S::BESIDE { usize::MAX } else { sent.sum() }
+    }
+
+    /// Not code of users, but of NCCL: whoever waits for something else is not drawn into it.
+    fn calls_users(&self) -> bool {
+        S::BESIDE
+    }
+
+    fn run(&self, _block: usize, _meter: &Meter<'_>) {
+        let Execution { access, at, .. } = &*self.execution;
+        let Some(Continue(own)) = self.turn.lock().take() else {
+            unreachable!("a block is run once")
+        };
+        let pattern = own.pattern(at.pattern());
+        let received = if S::BESIDE { pattern.received() } else { pattern.received_in(at.round) };
+        let turn = own.unpack(at, &self.parcels);
+        *self.turn.lock() = Some(turn);
+        let Descriptor { channel, op, .. } = *at.meant;
+        access.record(self.execution.rank()).ledger.received(channel, op, received);
+    }
+
+    fn again(&self) -> Option<Arc<dyn Again>> {
+        let goes_on = matches!(*self.turn.lock(), Some(Continue(_)));
+        goes_on.then(|| Arc::clone(&self.execution) as _)
+    }
+
+    fn finish(self, outputs: &mut Outputs<S::Output>) -> Option<S> {
+        match self.turn.into_inner().expect("the block was run") {
+            Break(output) => {
+                outputs.only(self.execution.at.slot, output);
+                None
+            }
+            Continue(own) => Some(own),
+        }
+    }
+}

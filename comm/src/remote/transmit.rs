@@ -1,0 +1,154 @@
+//! What the members of an operation that share no memory send each other, and what each makes of it.
+
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use hsdp_sharding::{Rank, UnitLayout};
+
+use super::letter::Letter;
+use super::statement::{Brought, Form};
+use super::units::digest;
+use crate::buffers::Buffers;
+use crate::pattern::Pattern;
+use crate::{Descriptor, Error, Scaling};
+
+/// Where a member stands in an operation.
+#[derive(Clone, Debug)]
+pub(crate) struct At {
+    /// The call, as this member means it.
+    pub(crate) meant: Arc<Descriptor>,
+    /// The member's own.
+    pub(crate) slot: usize,
+    /// The members, by slot.
+    pub(crate) ranks: Arc<[Rank]>,
+    /// From 0. An all-reduce has two.
+    pub(crate) round: u8,
+}
+
+impl At {
+    /// The plain pattern of the operation.
+    pub(crate) fn pattern(&self) -> Pattern<'static> {
+        Pattern::of(&self.meant, &self.ranks, self.slot)
+    }
+
+    /// Divisors and wire dtype.
+    ///
+    /// # Panics
+    /// If the operation has none.
+    pub(crate) fn scaling(&self) -> Scaling {
+        self.meant.scaling.expect("a reduction of gradients has one")
+    }
+
+    /// What comes after this round: another one, or the output.
+    pub(super) fn go_on<S: Buffers>(&self, own: S, output: fn(S) -> S::Output) -> Next<S> {
+        let is_last = self.round + 1 == self.pattern().rounds();
+        if is_last { Break(output(own)) } else { Continue(own) }
+    }
+}
+
+/// What becomes of a member's buffers after a round: the output, or what it brings to another round.
+pub(crate) type Next<S> = ControlFlow<<S as Buffers>::Output, S>;
+
+/// Buffers whose elements go by messages: the pattern says which, and these are packed into bytes and unpacked.
+pub(crate) trait Transmit: Buffers + Sized {
+    /// The function that was called: descriptors alone do not tell all of them apart.
+    const FUNCTION: u8;
+
+    /// Whether NCCL carries the elements, and messages have none. Such operations are opened in line.
+    const BESIDE: bool = false;
+
+    /// The layout of a unit that was passed.
+    fn layout(&self) -> Option<&UnitLayout> {
+        None
+    }
+
+    /// What this member alone has to say.
+    fn note(&self) -> u64 {
+        0
+    }
+
+    /// Writes the elements of `range`, which go to the member in slot `to`. May call code of users.
+    fn pack(&self, _at: &At, (_to, _range): (usize, Range<usize>), _body: &mut [u8]) {}
+
+    /// All messages were packed: keeps what stays here, if that was lent for no longer. May call code of users.
+    ///
+    /// # Errors
+    /// What failed. It ends the world: the others have this member's promise.
+    fn keep(&mut self, _at: &At) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Learns what only the messages of all say.
+    ///
+    /// # Errors
+    /// What does not fit: in words that go before "in operation ...".
+    fn learn(&mut self, _at: &At, _parcels: &Parcels) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// What becomes of it with what came, which was checked.
+    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self>;
+
+    /// What the others are to know beside the descriptor.
+    fn form(&self) -> Form {
+        let layout = self.layout().map_or(0, digest);
+        Form { function: Self::FUNCTION, layout, note: self.note() }
+    }
+}
+
+/// What the other members sent, by slot.
+#[derive(Debug)]
+pub(crate) struct Parcels(pub(super) Vec<Option<Parcel>>);
+
+/// What one of them sent.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    pub(crate) brought: Brought,
+    pub(crate) letter: Letter,
+}
+
+impl Parcels {
+    /// What the member in slot `from` sent; nothing of this member.
+    pub(crate) fn bytes(&self, from: usize) -> &[u8] {
+        self.0[from].as_ref().map_or(&[], |parcel| parcel.letter.body())
+    }
+
+    /// What the member in slot `from` said; nothing of this member.
+    pub(crate) fn brought(&self, from: usize) -> Option<&Brought> {
+        self.0[from].as_ref().map(|parcel| &parcel.brought)
+    }
+
+    /// What the member in slot `from` sent, as elements: of a parcel that was checked.
+    pub(crate) fn elements<T: Pod>(&self, from: usize) -> &[T] {
+        bytemuck::cast_slice(self.bytes(from))
+    }
+
+    /// Whether what came is what `own` expects.
+    ///
+    /// # Errors
+    /// What differs.
+    pub(super) fn check<S: Transmit>(&self, at: &At, own: &mut S) -> Result<(), String> {
+        let Form { function, layout, .. } = own.form();
+        let forms = || self.0.iter().flatten().map(|parcel| parcel.brought.form);
+        if forms().any(|form| form.function != function) {
+            return Err("ranks call different functions".to_owned());
+        }
+        if forms().any(|form| form.layout != layout) {
+            return Err("ranks have different layouts of one unit".to_owned());
+        }
+        own.learn(at, self)?;
+        let (pattern, to) = (own.pattern(at.pattern()), at.slot);
+        for from in pattern.others() {
+            let found = self.bytes(from).len();
+            let expected = if S::BESIDE { 0 } else { pattern.bytes_from(at.round, from) };
+            if found != expected {
+                return Err(format!(
+                    "member {from} sends {found} bytes to member {to}, which expects {expected},"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
