@@ -4,6 +4,7 @@
 //! held against them.
 
 use std::array;
+use std::ops::Sub;
 
 use crossbeam::utils::CachePadded;
 use hsdp_sharding::{ByteCount, Flow};
@@ -20,6 +21,7 @@ const OPS: usize = Op::ALL.len();
 pub(crate) struct Ledger {
     calls: CachePadded<Cells>,
     bytes: CachePadded<Cells>,
+    messages: CachePadded<[AtomicU64; 4]>,
 }
 
 type Cells = [[AtomicU64; OPS]; CHANNELS];
@@ -40,6 +42,64 @@ impl Ledger {
         };
         let cells = array::from_fn(|channel| array::from_fn(|op| read(channel, op)));
         LedgerSnapshot { cells }
+    }
+
+    pub(crate) fn messages(&self) -> Messages {
+        let [data, control, background, forwarded] =
+            array::from_fn(|kind| self.messages[kind].load(Relaxed));
+        Messages { data, control, background, forwarded }
+    }
+
+    /// Adds to the messages of this rank.
+    pub(crate) fn moved(&self, messages: Messages) {
+        let Messages { data, control, background, forwarded } = messages;
+        for (cell, count) in self.messages.iter().zip([data, control, background, forwarded]) {
+            if count > 0 {
+                cell.fetch_add(count, Relaxed);
+            }
+        }
+    }
+}
+
+/// The numbers of messages of a rank, where ranks share no memory.
+///
+/// The messages that begin and end a world or an epoch are in none of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Messages {
+    /// Messages of operations that it has sent.
+    pub data: u64,
+    /// Messages of exchanges that it has sent and received for itself: a small all-gather of all ranks on the control channel.
+    pub control: u64,
+    /// Messages that it has sent or received because a rank was late: early contributions to exchanges, and those that find ranks that wait for each
+    /// other.
+    pub background: u64,
+    /// Messages of exchanges that it has sent and received for other ranks.
+    pub forwarded: u64,
+}
+
+impl Messages {
+    /// The larger of each number.
+    #[must_use]
+    pub fn most(self, other: Self) -> Self {
+        Self {
+            data: self.data.max(other.data),
+            control: self.control.max(other.control),
+            background: self.background.max(other.background),
+            forwarded: self.forwarded.max(other.forwarded),
+        }
+    }
+}
+
+impl Sub for Messages {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            data: self.data - earlier.data,
+            control: self.control - earlier.control,
+            background: self.background - earlier.background,
+            forwarded: self.forwarded - earlier.forwarded,
+        }
     }
 }
 

@@ -134,7 +134,7 @@ pub use self::error::{AbortReason, Error, StepFailure};
 pub use self::fault::{Fault, FaultKind, FaultPlace};
 pub use self::group::Group;
 pub use self::launch::{RankFailure, launch, run, world};
-pub use self::ledger::LedgerSnapshot;
+pub use self::ledger::{LedgerSnapshot, Messages};
 pub use self::local::in_work;
 pub use self::mismatch::{Mismatch, MismatchRow, Wanted};
 pub use self::options::{Between, Workers, WorldOptions};

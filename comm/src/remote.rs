@@ -1,16 +1,19 @@
 //! Ranks that share no memory: each has a world of its own, in which the others are stood in for by what they send. `REMOTE.md`,
 //! beside the sources of this crate, says what is sent, when, and why results are those of threads.
 //!
-//! In reading order: `buffer`, `letter`, `statement` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `transmit`, `elements`,
-//! `units` (what travels of which operation), `execution` (one operation), `desk`, `line`, `ending`, `alive`, `probes`, `outgoing`, `courier`,
+//! In reading order: `buffer`, `letter`, `payload`, `statement` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `transmit`, `elements`,
+//! `units` (what travels of which operation), `execution` (one operation), `desk`, `line`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `ending`, `alive`, `probes`,
+//! `outgoing`, `courier`,
 //! `office` (all of them together). `fuzzing` is for tests.
 
 mod alive;
+mod batch;
 mod buffer;
 mod courier;
 mod desk;
 mod elements;
 mod ending;
+mod exchanges;
 mod execution;
 pub(crate) mod fuzzing;
 mod hello;
@@ -18,10 +21,13 @@ mod letter;
 mod line;
 mod office;
 mod outgoing;
+mod payload;
 mod probes;
+mod relay;
 mod statement;
 mod transmit;
 mod transport;
+mod tree;
 mod units;
 mod wires;
 

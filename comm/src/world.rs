@@ -6,7 +6,7 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use crate::flight::record_of;
-use crate::ledger::LedgerSnapshot;
+use crate::ledger::{LedgerSnapshot, Messages};
 use crate::local::{Core, Lifeline};
 use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Office, Transport};
@@ -235,6 +235,12 @@ impl World {
     #[must_use]
     pub fn ledger(&self) -> LedgerSnapshot {
         self.seat.record.ledger.snapshot()
+    }
+
+    /// The messages of this rank so far; none where ranks share memory.
+    #[must_use]
+    pub fn messages(&self) -> Messages {
+        self.seat.record.ledger.messages()
     }
 
     /// This rank's last operations, with their times and their states. Can be called at any time, also after the

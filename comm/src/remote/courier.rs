@@ -9,13 +9,17 @@ use hsdp_sharding::Rank;
 use super::alive::Watch;
 use super::desk::{Desk, Open, Receiver};
 use super::ending::{self, Proposal};
+use super::exchanges::ExchangeKey;
 use super::letter::{Kind, Letter};
 use super::line::InLine;
 use super::office::{Errand, Office};
+use super::payload::Payload;
 use super::probes::Probes;
-use super::statement::{self, end_of, parcel_of, probe_of};
+use super::relay::{Come, Relay};
+use super::statement::{self, Brought, end_of, parcel_of, probe_of};
 use super::transmit::Parcel;
-use super::transport::{Answer, Cause, Loss, Transport, TransportError};
+use super::transport::{Answer, Arrivals, Cause, Loss, Transport, TransportError, Waker};
+use crate::ledger::Messages;
 use crate::local::{Core, Operation};
 use crate::pattern::rounds;
 use crate::{AbortReason, Error};
@@ -33,6 +37,7 @@ pub(super) struct Courier {
     desk: Desk,
     watch: Watch,
     probes: Probes,
+    relay: Relay,
 }
 
 thread_local! {
@@ -89,6 +94,7 @@ impl Courier {
             desk: Desk::default(),
             watch: Watch::default(),
             probes: Probes::default(),
+            relay: Relay::new(rank, core.records().len()),
         }
     }
 
@@ -114,6 +120,16 @@ impl Courier {
             office.try_end(&core);
             turned
         })
+    }
+
+    /// Whether the transport calls `waker` for what comes.
+    pub(super) fn wake_by(&mut self, waker: Waker) -> Arrivals {
+        self.transport.wake_by(waker)
+    }
+
+    /// Whether contributions to an exchange have come down the tree.
+    pub(super) fn has_heard_of(&self, key: ExchangeKey) -> bool {
+        self.relay.has_heard_of(key)
     }
 
     /// Whether the process that forwards all messages answers.
@@ -163,6 +179,7 @@ impl Courier {
 
     fn try_turn(&mut self, core: &Arc<Core>, office: &Office) -> Result<Turned, TransportError> {
         let (mut is_busy, failed) = self.run_errands(core, office.errands());
+        self.take_in((core, office));
         is_busy |= self.open_in_line(core, office);
         for _ in 0..LETTERS {
             let Some((from, buffer)) = self.transport.receive()? else { break };
@@ -178,15 +195,21 @@ impl Courier {
                 let reason = AbortReason::Garbled { problem: problem.into() };
                 core.end(core.ended_by(from, reason));
             }
+            self.take_in((core, office));
         }
+        self.relay.look_for_overdue();
+        self.take_in((core, office));
+        self.relay_on()?;
         self.look_for_losses(core);
         let under_way = self.transport.under_way()?;
         if core.status().world_end().is_some() {
             self.desk.clear();
+            self.relay.clear();
             office.clear_line();
         }
         let (owes, line_is_over) = (self.desk.owes(), office.line().is_over());
-        if !owes && line_is_over {
+        let is_needed = office.is_going() && self.is_needed(core);
+        if !owes && !is_needed && line_is_over {
             office.farewell();
         }
         failed?;
@@ -194,8 +217,18 @@ impl Courier {
         Ok(match is_busy {
             true => Turned::Something,
             false if owes || under_way > 0 || stays => Turned::Sends,
-            false if self.desk.awaits() || !line_is_over => Turned::Awaits,
+            false if self.desk.awaits() || self.relay.holds() || is_needed || !line_is_over => {
+                Turned::Awaits
+            }
             false => Turned::Idle,
+        })
+    }
+
+    /// Whether other ranks depend on this one to get contributions to exchanges.
+    fn is_needed(&self, core: &Core) -> bool {
+        self.relay.owes(|rank, epoch| {
+            let record = core.record(rank);
+            record.has_left() || record.has_stopped(epoch)
         })
     }
 
@@ -215,9 +248,13 @@ impl Courier {
         for errand in errands {
             match errand {
                 Errand::Send { to, letter } => {
+                    core.record(self.rank).ledger.moved(sent(&letter, to.len()));
                     for to in to {
                         failed = failed.and(self.transport.send(to, &letter));
                     }
+                }
+                Errand::Exchange { key, letter } => {
+                    self.relay.contribute(key, &letter);
                 }
                 Errand::Open { receiver, operation } => self.open(core, receiver, &operation),
             }
@@ -248,6 +285,41 @@ impl Courier {
         }
     }
 
+    /// Sends on what this rank relays.
+    fn relay_on(&mut self) -> Result<(), TransportError> {
+        let outgoing = self.relay.outgoing();
+        outgoing.iter().try_for_each(|(to, letter)| self.transport.send(*to, letter))
+    }
+
+    /// Takes in the contributions that have come, before any message that came after them.
+    fn take_in(&mut self, (core, office): (&Core, &Office)) {
+        // Before a rank hears of it that could ask for the counts.
+        self.relay.note_in(&core.record(self.rank).ledger);
+        while let Some((from, come)) = self.relay.next_come() {
+            let read = match come {
+                Come::Contribution(parcel) => parcel.and_then(|it| self.put(core, from, it)),
+                Come::Last(letter) => self.deliver((core, office), from, letter),
+            };
+            if let Err(problem) = read {
+                let reason = AbortReason::Garbled { problem: problem.into() };
+                core.end(core.ended_by(from, reason));
+            }
+        }
+    }
+
+    /// A rank's part in an operation has come.
+    fn put(&mut self, core: &Core, from: Rank, parcel: Parcel) -> Result<(), String> {
+        let Parcel { brought: Brought { descriptor, step, .. }, round, .. } = &parcel;
+        if *round >= rounds(descriptor.op) {
+            return Err(format!("there is no round {round} of {descriptor}"));
+        }
+        if core.record(from).hear(descriptor, *step) {
+            core.forget_old_epochs();
+            self.desk.forget_before(core.record(self.rank).epoch().saturating_sub(1));
+        }
+        self.desk.put(from, parcel)
+    }
+
     fn deliver(
         &mut self,
         (core, office): (&Core, &Office),
@@ -257,21 +329,19 @@ impl Courier {
         match letter.kind() {
             Kind::Parcel => {
                 let brought = parcel_of(letter.statement())?;
-                if letter.round() >= rounds(brought.descriptor.op) {
-                    let descriptor = &brought.descriptor;
-                    return Err(format!("there is no round {} of {descriptor}", letter.round()));
-                }
-                if core.record(from).hear(&brought.descriptor, brought.step) {
-                    core.forget_old_epochs();
-                    self.desk.forget_before(core.record(self.rank).epoch().saturating_sub(1));
-                }
-                self.desk.put(from, Parcel { brought, letter })
+                let (round, payload) = (letter.round(), Payload::whole(letter));
+                self.put(core, from, Parcel { brought, round, payload })
             }
             Kind::Probe => {
                 let path = probe_of(letter.statement())?;
                 self.probes.follow((core, office), self.rank, path);
                 Ok(())
             }
+            Kind::Stop | Kind::Left if !self.relay.is_in_order(from, letter.exchanged()) => {
+                self.relay.hold_back(from, letter);
+                Ok(())
+            }
+            Kind::Exchange => self.relay.receive(from, letter),
             Kind::Stop => {
                 let (epoch, end) = end_of(letter.statement())?;
                 if !core.record(from).stop(epoch) {
@@ -343,6 +413,16 @@ impl Courier {
                 return;
             }
         }
+    }
+}
+
+/// How a message to so many ranks counts.
+fn sent(letter: &Letter, receivers: usize) -> Messages {
+    let (count, none) = (receivers as u64, Messages::default());
+    match letter.kind() {
+        Kind::Parcel => Messages { data: count, ..none },
+        Kind::Probe => Messages { background: count, ..none },
+        _ => none,
     }
 }
 

@@ -63,7 +63,7 @@ impl Desk {
     /// # Errors
     /// Why it cannot be.
     pub(super) fn put(&mut self, from: Rank, parcel: Parcel) -> Result<(), String> {
-        let round = (Key::from(&*parcel.brought.descriptor), parcel.letter.round());
+        let round = (Key::from(&*parcel.brought.descriptor), parcel.round);
         let Some(open) = self.open.get_mut(&round) else {
             let early = self.early.entry(round).or_default();
             if early.iter().any(|(other, _)| *other == from) {

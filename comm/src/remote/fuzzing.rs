@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 pub use super::letter::Kind;
 
+use super::batch::Batched;
 use super::buffer::Shelf;
 use super::hello::Hello;
 use super::letter;
@@ -43,7 +44,7 @@ impl Letter {
         let shelf = Arc::default();
         let mut letter = letter::Letter::write(&shelf, head, self.0.statement(), body.len())?;
         letter.body_mut().copy_from_slice(body);
-        Some(letter.bytes().to_vec())
+        Some(letter.after(self.0.exchanged()).bytes().to_vec())
     }
 }
 
@@ -57,6 +58,7 @@ enum Said {
     Parcel(Brought),
     Probe(Vec<MismatchRow>),
     End(u64, Error),
+    Exchange(Batched),
     Nothing,
 }
 
@@ -74,6 +76,7 @@ impl Statement {
                 let (number, error) = end_of(bytes)?;
                 Said::End(number, error)
             }
+            Kind::Exchange => Said::Exchange(statement::read(bytes)?),
             Kind::Left => Said::Nothing,
         }))
     }
@@ -84,6 +87,7 @@ impl Statement {
             Said::Hello(hello) => statement::bytes(hello),
             Said::Parcel(brought) => parcel_bytes(brought),
             Said::Probe(path) => probe_bytes(path),
+            Said::Exchange(batch) => statement::bytes(batch),
             Said::End(number, error) => end_bytes(*number, error, hsdp_sharding::Rank::new(0)),
             Said::Nothing => Vec::new(),
         }
@@ -106,6 +110,7 @@ impl fmt::Display for Statement {
             Said::Parcel(brought) => write!(f, "{:?}", brought.descriptor),
             Said::Probe(path) => path.iter().try_for_each(|row| writeln!(f, "{row}")),
             Said::End(_, error) => write!(f, "{error}"),
+            Said::Exchange(batch) => write!(f, "{batch:?}"),
             Said::Nothing => f.write_str("it has left"),
         }
     }

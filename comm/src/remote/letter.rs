@@ -29,11 +29,13 @@ pub enum Kind {
     End,
     /// Its sender has left.
     Left,
+    /// Contributions to an exchange.
+    Exchange,
 }
 
 impl Kind {
-    const ALL: [Self; 6] =
-        [Self::Hello, Self::Parcel, Self::Stop, Self::Probe, Self::End, Self::Left];
+    const ALL: [Self; 7] =
+        [Self::Hello, Self::Parcel, Self::Stop, Self::Probe, Self::End, Self::Left, Self::Exchange];
 }
 
 /// The first block of a letter, in the byte order of the machine: hello compares those.
@@ -47,7 +49,9 @@ struct Head {
     statement: u32,
     kind: u8,
     round: u8,
-    unused: [u16; 17],
+    unused: [u16; 13],
+    /// The number of exchanges to which its sender had contributed.
+    exchanged: u64,
 }
 
 /// A letter, as it is sent.
@@ -56,6 +60,7 @@ pub(crate) struct Letter {
     buffer: Buffer,
     kind: Kind,
     round: u8,
+    exchanged: u64,
     statement: usize,
     body: usize,
 }
@@ -69,8 +74,9 @@ impl Letter {
         body: usize,
     ) -> Option<Self> {
         let len = BLOCK_BYTES + statement.len().next_multiple_of(BLOCK_BYTES) + body;
+        let (buffer, statement_bytes) = (shelf.take(len)?, statement.len());
         let mut letter =
-            Self { buffer: shelf.take(len)?, kind, round, statement: statement.len(), body };
+            Self { buffer, kind, round, exchanged: 0, statement: statement_bytes, body };
         let statement_len = u32::try_from(statement.len()).ok()?;
         let mut head = Head {
             magic: MAGIC,
@@ -79,7 +85,8 @@ impl Letter {
             statement: statement_len,
             kind: kind as u8,
             round,
-            unused: [0; 17],
+            unused: [0; 13],
+            exchanged: 0,
         };
         head.check = check(&head, statement);
         let bytes = letter.buffer.bytes_mut();
@@ -90,6 +97,16 @@ impl Letter {
         letter.buffer.bytes_mut()[filling].fill(0);
         letter.buffer.bytes_mut()[rest].fill(0);
         Some(letter)
+    }
+
+    /// The same, of a sender that has contributed to so many exchanges before.
+    pub(crate) fn after(mut self, exchanged: u64) -> Self {
+        let (first, rest) = self.buffer.bytes_mut().split_at_mut(BLOCK_BYTES);
+        let head: Head = bytemuck::pod_read_unaligned(first);
+        let mut head = Head { check: 0, exchanged, ..head };
+        head.check = check(&head, &rest[..self.statement]);
+        first.copy_from_slice(bytemuck::bytes_of(&head));
+        Self { exchanged, ..self }
     }
 
     /// Reads what was received.
@@ -123,7 +140,7 @@ impl Letter {
             return Err("its checksum is wrong".to_owned());
         }
         let (round, body) = (head.round, usize::try_from(head.body).map_err(|it| it.to_string())?);
-        let letter = Self { buffer, kind, round, statement, body };
+        let letter = Self { buffer, kind, round, exchanged: head.exchanged, statement, body };
         letter.is_filled_up_with_zeros(&head)?;
         letter.has_what_its_kind_has()?;
         Ok(letter)
@@ -131,18 +148,23 @@ impl Letter {
 
     fn is_filled_up_with_zeros(&self, head: &Head) -> Result<(), String> {
         let is_zero = |range: Range<usize>| self.bytes()[range].iter().all(|byte| *byte == 0);
-        if head.unused == [0; 17] && self.fillings().into_iter().all(is_zero) {
+        if head.unused == [0; 13] && self.fillings().into_iter().all(is_zero) {
             Ok(())
         } else {
             Err("its padding is not zero".to_owned())
         }
     }
 
-    /// Only parcels have rounds and elements, and who has left says nothing.
+    /// Only parcels have rounds, only they and exchanges have more than a statement, and a rank that has left states nothing. The last
+    /// messages of an epoch and of a rank follow its exchanges.
     fn has_what_its_kind_has(&self) -> Result<(), String> {
-        let Self { kind, round, statement, body, .. } = self;
+        let Self { kind, round, exchanged, statement, body, .. } = self;
+        if *exchanged > 0 && !matches!(kind, Kind::Stop | Kind::Left) {
+            return Err(format!("it is a message of kind {kind:?}, after {exchanged} exchanges"));
+        }
         let is_odd = match kind {
             Kind::Parcel => false,
+            Kind::Exchange => *round != 0,
             Kind::Left => (*round, *statement, *body) != (0, 0, 0),
             _ => (*round, *body) != (0, 0),
         };
@@ -156,6 +178,11 @@ impl Letter {
 
     pub(crate) fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// The number of exchanges to which its sender had contributed, of the last message of an epoch or of a rank.
+    pub(crate) fn exchanged(&self) -> u64 {
+        self.exchanged
     }
 
     /// Of a parcel: which of the rounds of its operation it is for.
@@ -267,13 +294,29 @@ mod tests {
         };
         assert_eq!(refused((Kind::Left, 0), b"", 0), None);
         assert_eq!(refused((Kind::Stop, 0), b"why", 0), None);
+        assert_eq!(refused((Kind::Exchange, 0), b"whose", 64), None);
         let odd = |kind, with| Some(format!("it is a message of kind {kind:?}, with {with}"));
         let with = "round 0, 1 bytes of statement and 0 of elements";
         assert_eq!(refused((Kind::Left, 0), b"x", 0), odd(Kind::Left, with));
         let with = "round 1, 3 bytes of statement and 0 of elements";
         assert_eq!(refused((Kind::Stop, 1), b"why", 0), odd(Kind::Stop, with));
+        let with = "round 2, 5 bytes of statement and 64 of elements";
+        assert_eq!(refused((Kind::Exchange, 2), b"whose", 64), odd(Kind::Exchange, with));
         let with = "round 0, 3 bytes of statement and 4 of elements";
         assert_eq!(refused((Kind::Hello, 0), b"who", 4), odd(Kind::Hello, with));
+    }
+
+    #[test]
+    fn the_last_messages_say_how_many_exchanges_came_before() {
+        let after = |kind, statement: &[u8]| {
+            let letter = Letter::write(&Arc::default(), (kind, 0), statement, 0);
+            let letter = letter.expect("there is memory").after(300);
+            Letter::read(buffer(letter.bytes())).map(|letter| letter.exchanged())
+        };
+        assert_eq!(after(Kind::Stop, b"why"), Ok(300));
+        assert_eq!(after(Kind::Left, b""), Ok(300));
+        let odd = "it is a message of kind Probe, after 300 exchanges".to_owned();
+        assert_eq!(after(Kind::Probe, b"path"), Err(odd));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::fmt;
 use std::io;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
@@ -20,6 +21,7 @@ use super::buffer::Shelf;
 use super::courier::{Courier, Turned};
 use super::desk::Receiver;
 use super::ending::Ending;
+use super::exchanges::ExchangeKey;
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
 use super::hello;
 use super::hello::{Asked, Hello};
@@ -28,20 +30,22 @@ use super::line::{InLine, Line};
 use super::outgoing::{Leaving, Outgoing};
 use super::probes;
 use super::statement::{self, end_bytes, probe_bytes};
-use super::transport::Transport;
+use super::transport::{Arrivals, Transport};
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
 use crate::local::{Alarm, Clock};
 use crate::local::{Core, Operation, from_now, waiting_for_each_other};
 use crate::mismatch::{MismatchRow, Wanted};
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
-use crate::{Descriptor, Error, WorldOptions};
+use crate::{Channel, Descriptor, Error, GroupId, Op, WorldOptions};
 
 /// What the courier is to do.
 #[derive(Debug)]
 pub(crate) enum Errand {
     /// Send a letter.
     Send { to: Vec<Rank>, letter: Arc<Letter> },
+    /// Send a letter to all other ranks, together with theirs.
+    Exchange { key: ExchangeKey, letter: Arc<Letter> },
     /// Lay what comes of an operation into its slots.
     Open { receiver: Arc<dyn Receiver>, operation: Arc<Operation> },
 }
@@ -62,13 +66,26 @@ pub(crate) struct Office {
     ending: Mutex<Ending>,
     /// Operations that wait in line to be opened.
     line: Mutex<Line>,
+    /// Whether the courier is to be woken for what comes: it sleeps, or is about to.
+    listens: AtomicBool,
+    /// The group of all ranks on the control channel, whose small all-gathers are exchanges.
+    exchanging: GroupId,
 }
 
 /// The longest that the courier sleeps while something is under way; and while nothing is.
 const NAPS: [Duration; 2] = [Duration::from_micros(400), Duration::from_millis(5)];
 
+/// The longest that it sleeps where it is woken for what comes: it looks for lost ranks, and for contributions that wait.
+const SLEEP: Duration = Duration::from_millis(25);
+
 /// The first of the naps, which grow.
 const FIRST_NAP: Duration = Duration::from_micros(20);
+
+/// The largest message that goes as an exchange, in bytes.
+const MOST_EXCHANGED: usize = 16 << 10;
+
+/// The ranks that a waiting rank asks at a time: of many that are missing most are just late.
+const MOST_ASKED: usize = 16;
 
 /// How long a rank that has left receives what others send for what it has issued.
 const LINGERING: Duration = Duration::from_secs(1);
@@ -80,6 +97,7 @@ impl Office {
         (rank, asked): (Rank, Asked),
         transport: Box<dyn Transport>,
     ) -> Arc<Self> {
+        let all: Vec<_> = (0..core.records().len()).map(Rank::new).collect();
         let office = Arc::new(Self {
             rank,
             size: core.records().len(),
@@ -91,6 +109,8 @@ impl Office {
             hellos: Mutex::new(vec![None; asked.processes]),
             ending: Mutex::new(Ending::of(core.records().len())),
             line: Mutex::default(),
+            listens: AtomicBool::new(false),
+            exchanging: GroupId::of(&all, Channel::Control),
         });
         office.introduce(asked, core.options());
         office
@@ -161,10 +181,26 @@ impl Office {
             return Err(end.clone());
         }
         outgoing.issued.note(descriptor);
-        outgoing.errands.extend(letters);
+        match self.exchanged(descriptor, &letters) {
+            Some(exchange) => {
+                outgoing.exchanged += 1;
+                outgoing.errands.push_back(exchange);
+            }
+            None => outgoing.errands.extend(letters),
+        }
         drop(outgoing);
         self.bell.notify_one();
         Ok(())
+    }
+
+    /// What all ranks have for all others goes as an exchange, if it is small: two messages a rank, whatever the number of ranks.
+    fn exchanged(&self, descriptor: &Descriptor, letters: &[Errand]) -> Option<Errand> {
+        let [Errand::Send { letter, .. }] = letters else { return None };
+        let is_one = descriptor.op == Op::AllGather
+            && descriptor.group == self.exchanging
+            && letter.bytes().len() <= MOST_EXCHANGED;
+        let key = ExchangeKey::from(descriptor);
+        is_one.then(|| Errand::Exchange { key, letter: Arc::clone(letter) })
     }
 
     /// Whether this rank has come to an operation.
@@ -175,6 +211,9 @@ impl Office {
     /// This rank has waited for `operation` for some time: asks those that are missing whether they wait for it in turn.
     pub(crate) fn probe(&self, core: &Core, operation: &Arc<Operation>) {
         let Some(own) = probes::stuck(core, self.rank, operation) else { return };
+        if !self.knows_the_missing(&own) {
+            return;
+        }
         match &own.wanted {
             // The other half of a transfer to itself.
             Wanted::Waiting { missing, .. } if missing.contains(&self.rank) => {
@@ -184,12 +223,22 @@ impl Office {
         }
     }
 
+    /// Whether this rank knows which ranks are missing: of an exchange that is so once contributions have come down the tree, early or all.
+    fn knows_the_missing(&self, own: &MismatchRow) -> bool {
+        let Wanted::Waiting { operation, .. } = &own.wanted else { return true };
+        if operation.group != self.exchanging || operation.op != Op::AllGather {
+            return true;
+        }
+        let courier = self.courier.try_lock();
+        courier.is_some_and(|courier| courier.has_heard_of(ExchangeKey::from(&**operation)))
+    }
+
     /// Sends a path to those whom its last rank waits for.
     pub(super) fn send_probe(&self, path: &[MismatchRow]) {
         let Some(Wanted::Waiting { missing, .. }) = path.last().map(|row| &row.wanted) else {
             return;
         };
-        let to = missing.clone();
+        let to = missing.iter().take(MOST_ASKED).copied().collect();
         let statement = probe_bytes(path);
         let letter = Letter::write(&self.shelf, (Kind::Probe, 0), &statement, 0);
         if let Some(letter) = letter.filter(|_| statement.len() <= MOST_STATEMENT) {
@@ -244,7 +293,8 @@ impl Office {
         }
         outgoing.stopped = Some((epoch, end.clone()));
         let statement = end_bytes(epoch, end, self.rank);
-        outgoing.errands.extend(self.to_all(Kind::Stop, &statement));
+        let exchanged = outgoing.exchanged;
+        outgoing.errands.extend(self.last(Kind::Stop, &statement, (self.size, exchanged)));
         drop(outgoing);
         self.bell.notify_one();
     }
@@ -256,9 +306,24 @@ impl Office {
 
     /// The same, to all other processes of the first `count`.
     fn to_first(&self, count: usize, kind: Kind, statement: &[u8]) -> Option<Errand> {
-        let letter = Arc::new(Letter::write(&self.shelf, (kind, 0), statement, 0)?);
+        let letter = Letter::write(&self.shelf, (kind, 0), statement, 0)?;
+        Some(self.to_others(count, letter))
+    }
+
+    fn to_others(&self, count: usize, letter: Letter) -> Errand {
         let others = (0..count).map(Rank::new).filter(|rank| *rank != self.rank);
-        Some(Errand::Send { to: others.collect(), letter })
+        Errand::Send { to: others.collect(), letter: Arc::new(letter) }
+    }
+
+    /// The last message of this rank, of an epoch or of all, to the other processes of the first `count`.
+    fn last(
+        &self,
+        kind: Kind,
+        statement: &[u8],
+        (count, exchanged): (usize, u64),
+    ) -> Option<Errand> {
+        let letter = Letter::write(&self.shelf, (kind, 0), statement, 0)?.after(exchanged);
+        Some(self.to_others(count, letter))
     }
 
     /// This rank goes: the others are told when it has sent what it owes them.
@@ -289,12 +354,13 @@ impl Office {
             outgoing.leaving = Leaving::Closed;
             // Also to processes beyond the ranks: one that still compares would say that this process is gone.
             let processes = self.hellos.lock().len();
-            outgoing.errands.extend(self.to_first(processes, Kind::Left, &[]));
+            let exchanged = outgoing.exchanged;
+            outgoing.errands.extend(self.last(Kind::Left, &[], (processes, exchanged)));
         }
     }
 
-    fn run(&self) {
-        let mut nap = FIRST_NAP;
+    fn run(self: &Arc<Self>) {
+        let (mut nap, arrivals) = (FIRST_NAP, self.listen());
         loop {
             let turned = self.courier.lock().turn(self);
             let longest = match turned {
@@ -308,10 +374,46 @@ impl Office {
                 Turned::Awaits => NAPS[0],
                 Turned::Idle => NAPS[1],
             };
-            nap = nap.min(longest);
-            self.sleep(nap);
-            nap = (2 * nap).min(longest);
+            let is_quiet = arrivals == Arrivals::Announced && nap >= NAPS[0];
+            match turned {
+                Turned::Awaits | Turned::Idle if is_quiet => self.sleep_until_called(),
+                _ => {
+                    nap = nap.min(longest);
+                    self.sleep(nap);
+                    nap = (2 * nap).min(longest);
+                }
+            }
         }
+    }
+
+    /// Has the transport wake the courier, if it can.
+    fn listen(self: &Arc<Self>) -> Arrivals {
+        let office = Arc::downgrade(self);
+        let call = move || office.upgrade().into_iter().for_each(|office| office.call());
+        self.courier.lock().wake_by(Box::new(call))
+    }
+
+    /// Something has come. Either this sees that the courier listens, or the turn before its sleep sees what has come.
+    fn call(&self) {
+        fence(Ordering::SeqCst);
+        if self.listens.load(Ordering::Relaxed) {
+            self.outgoing.lock().is_called = true;
+            self.bell.notify_one();
+        }
+    }
+
+    /// Sleeps until something has come or is to be done.
+    fn sleep_until_called(self: &Arc<Self>) {
+        self.listens.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let turned = self.courier.lock().turn(self);
+        let mut outgoing = self.outgoing.lock();
+        let is_quiet = matches!(turned, Turned::Awaits | Turned::Idle) && !outgoing.is_called;
+        if is_quiet && outgoing.errands.is_empty() && !self.line.lock().moves_on() {
+            self.bell.wait_until(&mut outgoing, from_now(SLEEP));
+        }
+        outgoing.is_called = false;
+        self.listens.store(false, Ordering::Relaxed);
     }
 
     /// Whether nobody sends and receives but those who wait.
@@ -325,6 +427,11 @@ impl Office {
         if outgoing.errands.is_empty() && !self.line.lock().moves_on() {
             self.bell.wait_until(&mut outgoing, from_now(nap));
         }
+    }
+
+    /// Whether this rank is leaving, and has not told the others.
+    pub(super) fn is_going(&self) -> bool {
+        self.outgoing.lock().leaving == Leaving::Going
     }
 
     /// Whether this rank has just left.

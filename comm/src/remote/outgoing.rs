@@ -14,6 +14,8 @@ pub(super) struct Outgoing {
     /// The last epoch in which this rank brings nothing more, and how that ended.
     pub(super) stopped: Option<(u64, Error)>,
     pub(super) leaving: Leaving,
+    /// Whether something has come since the progress thread listened.
+    pub(super) is_called: bool,
     /// Whether the courier's thread has ended.
     pub(super) has_ended: bool,
     /// When it ends, whatever is still to be sent.
@@ -21,6 +23,8 @@ pub(super) struct Outgoing {
     /// When it left.
     pub(super) left: Option<Instant>,
     pub(super) issued: Issued,
+    /// The number of exchanges to which this rank has contributed.
+    pub(super) exchanged: u64,
 }
 
 /// How far this rank has left.

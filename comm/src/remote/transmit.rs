@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use hsdp_sharding::{Rank, UnitLayout};
 
-use super::letter::Letter;
+use super::payload::Payload;
 use super::statement::{Brought, Form};
 use super::units::digest;
 use crate::buffers::Buffers;
@@ -106,13 +106,14 @@ pub(crate) struct Parcels(pub(super) Vec<Option<Parcel>>);
 #[derive(Debug)]
 pub(crate) struct Parcel {
     pub(crate) brought: Brought,
-    pub(crate) letter: Letter,
+    pub(crate) round: u8,
+    pub(crate) payload: Payload,
 }
 
 impl Parcels {
     /// What the member in slot `from` sent; nothing of this member.
     pub(crate) fn bytes(&self, from: usize) -> &[u8] {
-        self.0[from].as_ref().map_or(&[], |parcel| parcel.letter.body())
+        self.0[from].as_ref().map_or(&[], |parcel| parcel.payload.bytes())
     }
 
     /// What the member in slot `from` said; nothing of this member.

@@ -15,6 +15,11 @@ pub(crate) trait Transport: Debug + Send {
     /// Begins to send a letter, and keeps it until that is done.
     fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError>;
 
+    /// From now on `waker` is called after something has come, if the transport can; by default it cannot, and is polled.
+    fn wake_by(&mut self, _waker: Waker) -> Arrivals {
+        Arrivals::Polled
+    }
+
     /// What has come, from whom; nothing that has not come whole.
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError>;
 
@@ -36,6 +41,18 @@ pub(crate) trait Transport: Debug + Send {
 
     /// Nothing more is to be sent or received. `ended` says how the world ended, if it ended early.
     fn close(&mut self, ended: Option<&Error>);
+}
+
+/// Is called by any thread.
+pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
+
+/// How a rank learns that something has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrivals {
+    /// It looks.
+    Polled,
+    /// It is woken.
+    Announced,
 }
 
 /// A rank that can exchange no messages.

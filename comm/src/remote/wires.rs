@@ -1,22 +1,30 @@
 //! A transport between the threads of one process: it copies, as one between processes does.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use hsdp_sharding::Rank;
 
 use super::buffer::{Buffer, Shelf};
 use super::letter::Letter;
-use super::transport::{Transport, TransportError};
+use super::transport::{Arrivals, Transport, TransportError, Waker};
 use crate::Error;
 
 /// One rank's ends of the wires to all ranks.
 #[derive(Debug)]
 pub(super) struct Wires {
     rank: Rank,
-    to: Arc<[Sender<Sent>]>,
+    to: Arc<[End]>,
     from: Receiver<Sent>,
     shelf: Arc<Shelf>,
+}
+
+/// The end of a wire to a rank.
+struct End {
+    sender: Sender<Sent>,
+    /// Of the rank, once it is there.
+    waker: OnceLock<Waker>,
 }
 
 /// Who sent what.
@@ -26,7 +34,8 @@ impl Wires {
     /// The ends of all ranks, in order.
     pub(super) fn between(size: usize) -> Vec<Self> {
         let (to, from): (Vec<_>, Vec<_>) = (0..size).map(|_| unbounded()).unzip();
-        let to: Arc<[_]> = to.into();
+        let end = |sender| End { sender, waker: OnceLock::new() };
+        let to: Arc<[_]> = to.into_iter().map(end).collect();
         let end = |(rank, from)| Self {
             rank: Rank::new(rank),
             to: Arc::clone(&to),
@@ -40,8 +49,17 @@ impl Wires {
 impl Transport for Wires {
     fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError> {
         // Who has left hears nothing any more, and need not.
-        let _ = self.to[to.index()].send((self.rank, letter.bytes().to_vec()));
+        let End { sender, waker } = &self.to[to.index()];
+        let _ = sender.send((self.rank, letter.bytes().to_vec()));
+        if let Some(waker) = waker.get() {
+            waker();
+        }
         Ok(())
+    }
+
+    fn wake_by(&mut self, waker: Waker) -> Arrivals {
+        let _ = self.to[self.rank.index()].waker.set(waker);
+        Arrivals::Announced
     }
 
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {
@@ -59,4 +77,10 @@ impl Transport for Wires {
     }
 
     fn close(&mut self, _ended: Option<&Error>) {}
+}
+
+impl fmt::Debug for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("End").finish_non_exhaustive()
+    }
 }

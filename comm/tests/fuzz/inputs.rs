@@ -49,6 +49,11 @@ pub(crate) fn end(input: &[u8]) {
     statement(Kind::Stop, input);
 }
 
+/// The ranks whose contributions to an exchange follow.
+pub(crate) fn exchange(input: &[u8]) {
+    statement(Kind::Exchange, input);
+}
+
 /// These bytes, where they are long enough to be a letter, with a magic and a check that are right. Written from `REMOTE.md`.
 pub(crate) fn sealed(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();

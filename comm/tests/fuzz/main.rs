@@ -33,6 +33,11 @@ fn an_end_that_may_be_anything_is_read_or_refused() {
 }
 
 #[test]
+fn an_exchange_that_may_be_anything_is_read_or_refused() {
+    corpus::run("exchange", inputs::exchange);
+}
+
+#[test]
 fn the_corpora_have_what_is_taken_and_what_is_refused() {
     let letter = |input: &[u8]| Letter::read(&inputs::sealed(input)).is_ok();
     assert_eq!(corpus::taken("letter", letter), (10, 27));
@@ -41,6 +46,7 @@ fn the_corpora_have_what_is_taken_and_what_is_refused() {
     assert_eq!(corpus::taken("parcel", said(Kind::Parcel)), (7, 21));
     assert_eq!(corpus::taken("probe", said(Kind::Probe)), (7, 12));
     assert_eq!(corpus::taken("end", said(Kind::End)), (14, 21));
+    assert_eq!(corpus::taken("exchange", said(Kind::Exchange)), (4, 9));
 }
 
 #[test]

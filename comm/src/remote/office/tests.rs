@@ -83,7 +83,7 @@ fn gone() -> Error {
 /// What is to be sent.
 fn letters(office: &Office) -> Vec<Kind> {
     let kind = |errand: Errand| match errand {
-        Errand::Send { letter, .. } => Some(letter.kind()),
+        Errand::Send { letter, .. } | Errand::Exchange { letter, .. } => Some(letter.kind()),
         Errand::Open { .. } => None,
     };
     office.errands().into_iter().filter_map(kind).collect()

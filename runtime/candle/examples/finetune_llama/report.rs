@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::inputs::Inputs;
 use super::shared::failure::Failure;
+use super::shared::messages::messages_summary;
 use super::shared::tables::{
     applied, exactness, losses, memory_table, rank_summary, table, traffic_table,
 };
@@ -109,6 +110,7 @@ pub(crate) fn summary(inputs: &Inputs, run: &Run) -> Value {
         "seconds": run.records.iter().map(|record| record.seconds).sum::<f64>(),
         "warnings": run.measured.warnings,
         "peak_activation_bytes": activations,
+        "messages": messages_summary(run.measured.messages),
         "ranks": ranks,
     })
 }

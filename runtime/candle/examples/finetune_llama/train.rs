@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use candle_core::Device;
 use hsdp::checkpoint::{Content, Import, Imported};
+use hsdp::comm::Messages;
 use hsdp::memory::{self, Category};
 use hsdp::prelude::*;
 use hsdp::{ByteCount, Gradients, Shutdown, Update};
@@ -23,6 +24,7 @@ use super::shared::costs::Costs;
 use super::shared::ending::{self, Ended};
 use super::shared::failure::Failure;
 use super::shared::launch::{Outcome, Outcomes, launch};
+use super::shared::messages::StepMessages;
 use super::shared::progress::{Progress, StepRecord};
 use super::shared::ranks::Ranks;
 use super::shared::recipe::model as model_options;
@@ -52,6 +54,8 @@ pub(crate) struct Measured {
     pub(crate) activations: ByteCount,
     /// The number of warnings of all ranks.
     pub(crate) warnings: u64,
+    /// The most messages of a rank in a step.
+    pub(crate) messages: Messages,
 }
 
 /// Trains the ranks of this process, which has inputs, or a problem that the ranks of other processes learn. The process of rank 0 has
@@ -90,6 +94,7 @@ struct Rank<'a> {
     model: ShardedModel,
     optimizer: AdamW,
     saving: Option<Saving>,
+    messages: StepMessages,
     /// The device on which candle computes.
     device: Device,
     measured: Measured,
@@ -114,7 +119,8 @@ impl<'a> Rank<'a> {
         };
         let saving = Saving::open(&model, &options.run, (batches, content))?;
         let (device, measured) = (device::of(&options.run)?, Measured::default());
-        Ok(Self { inputs, warnings, model, optimizer, saving, device, measured })
+        let messages = StepMessages::default();
+        Ok(Self { inputs, warnings, model, optimizer, saving, messages, device, measured })
     }
 
     /// The number of steps made, including those before the run was resumed.
@@ -139,6 +145,7 @@ impl<'a> Rank<'a> {
         let costs = Costs::of(&self.model, (&before, (steps - first) as u64), options);
         self.measured.held_out[1] = self.held_out()?;
         self.measured.warnings = ending::count_warnings(self.model.world(), self.warnings)?;
+        self.measured.messages = self.messages.most_of_all(self.model.world())?;
         self.model.end_run()?;
         let is_exported = self.inputs.options.export.is_some() && !was_stopped;
         let parameters = is_exported.then(|| self.model.full_parameters()).transpose()?;
@@ -159,7 +166,9 @@ impl<'a> Rank<'a> {
         for step in first..steps {
             let _span = info_span!("step", step).entered();
             let counted = (step == first).then(|| memory::scope(ACTIVATIONS));
+            self.messages.begin(self.model.world());
             let (record, shutdown) = self.step(step)?;
+            self.messages.end(self.model.world());
             if counted.is_some() {
                 self.measured.activations = memory::usage(self.model.rank(), ACTIVATIONS).peak;
             }

@@ -2,7 +2,7 @@
 //!
 //! `train_gpt` and `finetune_llama` include this folder as a module. In reading order: `options` and `recipe` (the command line),
 //! `program`, `ranks`, `launch`, `agreement` (before training), `ending` (after it), `progress`, `output`, `plot`, `trace` and `switch` (files),
-//! `saving` and `signals`, `costs` and `tables` (plan against measurement), `markdown` (a text), `device`, `environment` (threads and allocator), `failure`.
+//! `saving` and `signals`, `costs`, `messages` and `tables` (plan against measurement), `markdown` (a text), `device`, `environment` (threads and allocator), `failure`.
 
 pub(crate) mod agreement;
 pub(crate) mod costs;
@@ -12,6 +12,7 @@ mod environment;
 pub(crate) mod failure;
 pub(crate) mod launch;
 pub(crate) mod markdown;
+pub(crate) mod messages;
 pub(crate) mod options;
 pub(crate) mod output;
 mod plot;

@@ -7,6 +7,7 @@ use hsdp_candle::gpt::{self, Draw};
 use serde_json::{Value, json};
 
 use super::shared::failure::Failure;
+use super::shared::messages::messages_summary;
 use super::shared::tables::{
     applied, exactness, losses, memory_table, rank_summary, table, traffic_table,
 };
@@ -95,6 +96,7 @@ pub(crate) fn summary(job: &Job<'_>, run: &Run) -> Value {
         "seconds": run.records.iter().map(|record| record.seconds).sum::<f64>(),
         "warnings": run.warnings,
         "verified": run.verified.as_ref().map(ToString::to_string),
+        "messages": messages_summary(run.messages),
         "ranks": ranks,
     })
 }

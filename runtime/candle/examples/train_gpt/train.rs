@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use hsdp::checkpoint::Content;
+use hsdp::comm::Messages;
 use hsdp::prelude::*;
 use hsdp::{Gradients, Shutdown, Update};
 use hsdp_candle::Pass;
@@ -21,6 +22,7 @@ use super::shared::costs::Costs;
 use super::shared::ending::{self, Ended};
 use super::shared::failure::Failure;
 use super::shared::launch::{Outcome, Outcomes, launch};
+use super::shared::messages::StepMessages;
 use super::shared::progress::{Progress, StepRecord};
 use super::shared::ranks::Ranks;
 use super::shared::recipe::model as model_options;
@@ -52,6 +54,8 @@ pub(crate) struct Run {
     pub(crate) verified: Option<Verified>,
     /// The number of warnings of all ranks.
     pub(crate) warnings: u64,
+    /// The most messages of a rank in a step.
+    pub(crate) messages: Messages,
 }
 
 /// Trains the ranks of this process, which has a job, or a problem that the ranks of other processes learn. The process of rank 0 has
@@ -70,10 +74,12 @@ pub(crate) fn train(
         Rank::new(world, job)?.train(observer)
     })?;
     let Outcomes { costs, ended, first } = outcomes;
-    let Some(First { observer, parameters, warnings }) = first else { return Ok((None, ended)) };
+    let Some(First { observer, parameters, warnings, messages }) = first else {
+        return Ok((None, ended));
+    };
     let verified = observer.twin.map(Twin::verified).transpose()?;
     let records = observer.progress.finish()?;
-    Ok((Some(Run { records, costs, parameters, verified, warnings }), ended))
+    Ok((Some(Run { records, costs, parameters, verified, warnings, messages }), ended))
 }
 
 /// The state by which rank 0 observes the run.
@@ -96,6 +102,7 @@ struct First {
     parameters: BTreeMap<String, Vec<f32>>,
     /// Of all ranks.
     warnings: u64,
+    messages: Messages,
 }
 
 /// The state of one rank in training.
@@ -105,6 +112,7 @@ struct Rank<'a> {
     model: ShardedModel,
     optimizer: AdamW,
     saving: Option<Saving>,
+    messages: StepMessages,
     /// The device on which candle computes.
     device: Device,
 }
@@ -122,7 +130,8 @@ impl<'a> Rank<'a> {
         let text = format!("{:016x}", job.corpus.digest().hash());
         let batches = json!({ "seed": seed, "text": text, "batch": job.options.batch });
         let saving = Saving::open(&model, &job.options.run, (batches, Content::All))?;
-        Ok(Self { job, model, optimizer, saving, device: device::of(&job.options.run)? })
+        let (messages, device) = (StepMessages::default(), device::of(&job.options.run)?);
+        Ok(Self { job, model, optimizer, saving, messages, device })
     }
 
     /// The number of steps made, including those before the run was resumed.
@@ -145,11 +154,12 @@ impl<'a> Rank<'a> {
         let made = (steps - first) as u64;
         let costs = Costs::of(&self.model, (&before, made), &self.job.options.run);
         let warnings = ending::count_warnings(self.model.world(), self.job.warnings)?;
+        let messages = self.messages.most_of_all(self.model.world())?;
         self.model.end_run()?;
         let parameters = self.model.full_parameters()?;
         let unsaved = self.saving.as_ref().and_then(Saving::unsaved);
         let ended = Ended { steps, was_stopped, unsaved };
-        let first = observer.map(|observer| First { observer, parameters, warnings });
+        let first = observer.map(|observer| First { observer, parameters, warnings, messages });
         Ok(Outcome { costs, ended, first })
     }
 
@@ -162,7 +172,9 @@ impl<'a> Rank<'a> {
         let steps = self.job.options.steps;
         for step in first..steps {
             let _span = info_span!("step", step).entered();
+            self.messages.begin(self.model.world());
             let (record, shutdown) = self.step(step, observer.as_mut())?;
+            self.messages.end(self.model.world());
             if let Some(Observer { progress, .. }) = observer {
                 progress.add(record)?;
             }

@@ -1,0 +1,258 @@
+//! The contributions of other ranks to exchanges, which this rank sends on together. `REMOTE.md`, "Exchanges".
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hsdp_sharding::Rank;
+
+use super::payload::Payload;
+use super::tree::Tree;
+use crate::Descriptor;
+
+/// How long contributions wait for those that are missing. Then they are sent on without them, so that each rank knows which ranks
+/// are missing.
+const HELD: Duration = Duration::from_millis(100);
+
+/// The place of an exchange in the sequence of its world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ExchangeKey {
+    pub(super) epoch: u64,
+    pub(super) number: u64,
+}
+
+impl From<&Descriptor> for ExchangeKey {
+    fn from(descriptor: &Descriptor) -> Self {
+        Self { epoch: descriptor.epoch, number: descriptor.sequence }
+    }
+}
+
+/// One rank's message to all others.
+#[derive(Clone, Debug)]
+pub(super) struct Contribution {
+    pub(super) rank: Rank,
+    pub(super) statement: Arc<[u8]>,
+    pub(super) payload: Payload,
+}
+
+/// Contributions to one exchange that are sent together.
+#[derive(Debug)]
+#[cfg_attr(test, derive(PartialEq))]
+pub(super) struct Batch {
+    pub(super) key: ExchangeKey,
+    pub(super) contributions: Vec<Contribution>,
+}
+
+/// The contributions that this rank holds.
+#[derive(Debug)]
+pub(super) struct Exchanges {
+    tree: Tree,
+    held: BTreeMap<ExchangeKey, Held>,
+    /// Of exchanges that are not complete on this rank.
+    attendance: BTreeMap<ExchangeKey, Attendance>,
+}
+
+/// The contributions to an exchange that this rank knows.
+#[derive(Debug, Default)]
+struct Attendance {
+    own: bool,
+    others: BTreeSet<Rank>,
+}
+
+#[derive(Debug)]
+struct Held {
+    since: Instant,
+    contributions: Vec<Contribution>,
+    /// The number of those that were sent on.
+    sent: usize,
+}
+
+impl Exchanges {
+    pub(super) fn new(tree: Tree) -> Self {
+        Self { tree, held: BTreeMap::new(), attendance: BTreeMap::new() }
+    }
+
+    pub(super) fn tree(&self) -> Tree {
+        self.tree
+    }
+
+    /// This rank contributes.
+    pub(super) fn contribute(&mut self, key: ExchangeKey) {
+        // What is left of epochs before the last one never completes.
+        self.attendance.retain(|other, _| other.epoch + 1 >= key.epoch);
+        self.attendance.entry(key).or_default().own = true;
+        self.forget_if_complete(key);
+    }
+
+    /// Whether this rank has got all contributions to an exchange, and given its own.
+    pub(super) fn is_complete(&self, key: ExchangeKey) -> bool {
+        !self.attendance.contains_key(&key)
+    }
+
+    /// Whether contributions of this rank or of those below are missing.
+    pub(super) fn is_held(&self, key: ExchangeKey) -> bool {
+        self.held.contains_key(&key)
+    }
+
+    /// This rank has got the contribution of another: maybe before its own.
+    pub(super) fn got(&mut self, key: ExchangeKey, from: Rank) {
+        self.attendance.entry(key).or_default().others.insert(from);
+        self.forget_if_complete(key);
+    }
+
+    fn forget_if_complete(&mut self, key: ExchangeKey) {
+        let all = self.tree.others().count();
+        self.attendance.retain(|other, it| *other != key || !it.own || it.others.len() < all);
+    }
+
+    /// Takes contributions of this rank, or of ranks below it. Returns those that are to be sent on: all contributions to an earlier exchange, so
+    /// that those of one rank stay in order; and those to this one, if none is missing.
+    pub(super) fn take(&mut self, Batch { key, contributions }: Batch, now: Instant) -> Vec<Batch> {
+        let mut ready: Vec<_> = self.held.range_mut(..key).filter_map(Held::send).collect();
+        let held = self.held.entry(key).or_insert_with(|| Held::new(now));
+        if held.contributions.is_empty() {
+            held.since = now;
+        }
+        held.contributions.extend(contributions);
+        if held.sent + held.contributions.len() >= self.tree.subtree() {
+            ready.extend(Held::send((&key, held)));
+        }
+        self.held.retain(|other, held| *other > key || held.is_waiting(self.tree));
+        ready
+    }
+
+    /// The contributions that have waited for long enough.
+    pub(super) fn overdue(&mut self, now: Instant) -> Vec<Batch> {
+        let overdue = |held: &Held| now.saturating_duration_since(held.since) >= HELD;
+        self.held.iter_mut().filter(|(_, held)| overdue(held)).filter_map(Held::send).collect()
+    }
+
+    /// Whether contributions are held.
+    pub(super) fn holds(&self) -> bool {
+        self.held.values().any(|held| !held.contributions.is_empty())
+    }
+
+    /// Whether other ranks depend on this one to get contributions. An exchange never completes without a rank that has left, or has stopped in its
+    /// epoch: one that `is_out`.
+    pub(super) fn owes(&self, is_out: impl Fn(Rank, u64) -> bool) -> bool {
+        let comes = |(key, it): (&ExchangeKey, &Attendance)| {
+            let mut missing = self.tree.others().filter(|rank| !it.others.contains(rank));
+            it.own && !missing.any(|rank| is_out(rank, key.epoch))
+        };
+        let is_relay = self.tree.children().next().is_some();
+        self.holds() || (is_relay && self.attendance.iter().any(comes))
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.held.clear();
+        self.attendance.clear();
+    }
+}
+
+impl Held {
+    fn new(since: Instant) -> Self {
+        Self { since, contributions: Vec::new(), sent: 0 }
+    }
+
+    /// The contributions that were not sent on.
+    fn send((key, held): (&ExchangeKey, &mut Self)) -> Option<Batch> {
+        let contributions = mem::take(&mut held.contributions);
+        held.sent += contributions.len();
+        (!contributions.is_empty()).then_some(Batch { key: *key, contributions })
+    }
+
+    /// Whether contributions are missing.
+    fn is_waiting(&self, tree: Tree) -> bool {
+        self.sent + self.contributions.len() < tree.subtree()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::letter::{Kind, Letter};
+
+    impl PartialEq for Contribution {
+        fn eq(&self, other: &Self) -> bool {
+            let of = |it: &Self| (it.rank, Arc::clone(&it.statement), it.payload.bytes().to_vec());
+            of(self) == of(other)
+        }
+    }
+
+    fn batch(number: u64, ranks: &[usize]) -> Batch {
+        let contribution = |rank: &usize| {
+            let letter = Letter::write(&Arc::default(), (Kind::Parcel, 0), b"", 8);
+            let payload = Payload::whole(letter.expect("there is memory"));
+            Contribution { rank: Rank::new(*rank), statement: b"to all".as_slice().into(), payload }
+        };
+        let contributions = ranks.iter().map(contribution).collect();
+        Batch { key: ExchangeKey { epoch: 0, number }, contributions }
+    }
+
+    fn root(size: usize) -> Exchanges {
+        Exchanges::new(Tree::new(Rank::new(0), size))
+    }
+
+    #[test]
+    fn contributions_are_sent_on_together() {
+        let (mut exchanges, now) = (root(3), Instant::now());
+        assert_eq!(exchanges.take(batch(0, &[2]), now), []);
+        assert_eq!(exchanges.take(batch(0, &[0]), now), []);
+        assert!(exchanges.holds());
+        assert_eq!(exchanges.take(batch(0, &[1]), now), [batch(0, &[2, 0, 1])]);
+        assert!(!exchanges.holds() && exchanges.held.is_empty());
+    }
+
+    #[test]
+    fn contributions_wait_for_a_moment_only() {
+        let (mut exchanges, now) = (root(3), Instant::now());
+        exchanges.take(batch(0, &[2]), now);
+        assert_eq!(exchanges.overdue(now + HELD / 2), []);
+        assert_eq!(exchanges.overdue(now + HELD), [batch(0, &[2])]);
+        assert_eq!(exchanges.overdue(now + 2 * HELD), [], "they are sent once");
+        // The others are complete with those that were sent.
+        assert_eq!(exchanges.take(batch(0, &[0]), now + 3 * HELD), []);
+        let rest = exchanges.take(batch(0, &[1]), now + 3 * HELD);
+        assert_eq!(rest, [batch(0, &[0, 1])]);
+        assert!(exchanges.held.is_empty());
+    }
+
+    #[test]
+    fn contributions_of_one_rank_stay_in_order() {
+        let (mut exchanges, now) = (root(3), Instant::now());
+        exchanges.take(batch(0, &[1]), now);
+        assert_eq!(exchanges.take(batch(1, &[1]), now), [batch(0, &[1])]);
+        assert_eq!(exchanges.overdue(now + HELD), [batch(1, &[1])]);
+    }
+
+    #[test]
+    fn contributions_that_come_before_the_own_one_count() {
+        let (mut exchanges, key) = (root(3), batch(4, &[]).key);
+        exchanges.got(key, Rank::new(1));
+        assert!(!owes(&exchanges), "this rank may never contribute");
+        exchanges.contribute(key);
+        assert!(owes(&exchanges));
+        exchanges.got(key, Rank::new(2));
+        assert!(!owes(&exchanges) && exchanges.attendance.is_empty());
+    }
+
+    fn owes(exchanges: &Exchanges) -> bool {
+        exchanges.owes(|_, _| false)
+    }
+
+    #[test]
+    fn a_rank_that_others_send_through_owes_until_it_has_got_all() {
+        let (mut exchanges, key) = (root(3), batch(4, &[]).key);
+        exchanges.contribute(key);
+        assert!(owes(&exchanges));
+        exchanges.got(key, Rank::new(1));
+        assert!(owes(&exchanges));
+        assert!(!exchanges.owes(|rank, epoch| (rank.index(), epoch) == (2, 0)), "one never comes");
+        assert!(exchanges.owes(|rank, epoch| (rank.index(), epoch) == (2, 1)), "it is in time");
+        assert!(exchanges.owes(|rank, _| rank == Rank::new(1)), "this one has come");
+        let mut leaf = Exchanges::new(Tree::new(Rank::new(2), 3));
+        leaf.contribute(key);
+        assert!(!owes(&leaf), "no rank sends through it");
+    }
+}

@@ -1,0 +1,237 @@
+//! This rank's part in the exchanges of all ranks: it sends contributions up the tree and down again. `REMOTE.md`, "Exchanges".
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+
+use hsdp_sharding::Rank;
+
+use super::buffer::Shelf;
+use super::exchanges::{Batch, Contribution, ExchangeKey, Exchanges};
+use super::letter::Letter;
+use super::payload::Payload;
+use super::statement::{Brought, parcel_of};
+use super::transmit::Parcel;
+use super::tree::Tree;
+use crate::ledger::{Ledger, Messages};
+use crate::sync;
+
+/// The exchanges of a rank.
+#[derive(Debug)]
+pub(super) struct Relay {
+    rank: Rank,
+    size: usize,
+    shelf: Arc<Shelf>,
+    exchanges: Exchanges,
+    outgoing: Vec<(Rank, Arc<Letter>)>,
+    /// Of ranks, to be taken in, in order.
+    come: VecDeque<(Rank, Come)>,
+    /// The exchange whose contributions came last.
+    heard_of: Option<ExchangeKey>,
+    /// By rank: the number of its contributions that have come.
+    received: Vec<u64>,
+    /// The last messages of ranks, which follow contributions that have not come.
+    held_back: Vec<(Rank, Letter)>,
+    messages: Messages,
+}
+
+/// Whether contributions to an exchange follow a message.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Early,
+    Last,
+}
+
+/// What has come of a rank.
+#[derive(Debug)]
+pub(super) enum Come {
+    /// Its contribution to an exchange, or the problem with it.
+    Contribution(Result<Parcel, String>),
+    /// Its last message of an epoch, or of all.
+    Last(Letter),
+}
+
+impl Relay {
+    pub(super) fn new(rank: Rank, size: usize) -> Self {
+        Self {
+            rank,
+            size,
+            shelf: Arc::default(),
+            exchanges: Exchanges::new(Tree::new(rank, size)),
+            outgoing: Vec::new(),
+            come: VecDeque::new(),
+            heard_of: None,
+            received: vec![0; size],
+            held_back: Vec::new(),
+            messages: Messages::default(),
+        }
+    }
+
+    /// This rank sends `letter` to all others.
+    pub(super) fn contribute(&mut self, key: ExchangeKey, letter: &Arc<Letter>) {
+        self.exchanges.contribute(key);
+        let (rank, statement) = (self.rank, letter.statement().into());
+        let payload = Payload::part(letter, 0..letter.body().len());
+        let own = Contribution { rank, statement, payload };
+        self.send_on(Batch { key, contributions: vec![own] });
+    }
+
+    /// Contributions have come from above or from below.
+    ///
+    /// # Errors
+    /// What is wrong with the message.
+    pub(super) fn receive(&mut self, from: Rank, letter: Letter) -> Result<(), String> {
+        let letter = Arc::new(letter);
+        let (tree, batch) = (self.exchanges.tree(), Batch::read(&letter, self.size)?);
+        if tree.parent() == Some(from) {
+            self.send_down(letter);
+            self.take_in(&batch);
+            let is_last = self.exchanges.is_complete(batch.key);
+            *self.count(if is_last { Part::Last } else { Part::Early }) += 1;
+            return Ok(());
+        }
+        if !tree.children().any(|child| child == from) {
+            return Err("it has contributions, and its sender has none for this rank".to_owned());
+        }
+        if let Some(other) = batch.contributions.iter().find(|it| !tree.is_below(it.rank, from)) {
+            return Err(format!(
+                "it has a contribution of rank {}, which is elsewhere",
+                other.rank
+            ));
+        }
+        self.messages.forwarded += 1;
+        self.send_on(batch);
+        Ok(())
+    }
+
+    /// Sends on what has waited for long enough.
+    pub(super) fn look_for_overdue(&mut self) {
+        if self.exchanges.holds() {
+            for batch in self.exchanges.overdue(sync::now()) {
+                self.send(&batch);
+            }
+        }
+    }
+
+    fn send_on(&mut self, batch: Batch) {
+        let ready = self.exchanges.take(batch, sync::now());
+        for batch in ready {
+            self.send(&batch);
+        }
+    }
+
+    /// Sends contributions up, or down from the root.
+    fn send(&mut self, batch: &Batch) {
+        // Without memory for it the contributions do not arrive, and the deadline ends the world.
+        let Some(letter) = batch.write(&self.shelf).map(Arc::new) else { return };
+        match self.exchanges.tree().parent() {
+            Some(parent) => {
+                let is_last = !self.exchanges.is_held(batch.key);
+                *self.count(if is_last { Part::Last } else { Part::Early }) += 1;
+                self.outgoing.push((parent, letter));
+            }
+            None => {
+                self.send_down(letter);
+                self.take_in(batch);
+            }
+        }
+    }
+
+    /// The count of a message for this rank: the last one of an exchange, or an early one, which only says which ranks are there.
+    fn count(&mut self, is: Part) -> &mut u64 {
+        match is {
+            Part::Last => &mut self.messages.control,
+            Part::Early => &mut self.messages.background,
+        }
+    }
+
+    fn send_down(&mut self, letter: Arc<Letter>) {
+        for child in self.exchanges.tree().children() {
+            self.messages.forwarded += 1;
+            self.outgoing.push((child, Arc::clone(&letter)));
+        }
+    }
+
+    /// The contributions of the others are messages to this rank.
+    fn take_in(&mut self, batch: &Batch) {
+        self.heard_of = Some(batch.key);
+        let (own, mut stated) = (self.rank, None);
+        for contribution in batch.contributions.iter().filter(|it| it.rank != own) {
+            let from = contribution.rank;
+            self.exchanges.got(batch.key, from);
+            self.received[from.index()] += 1;
+            let parcel = parcel_in(contribution, &mut stated);
+            self.come.push_back((from, Come::Contribution(parcel)));
+            self.release(from);
+        }
+    }
+
+    /// Whether all contributions have come that a rank made before its last message.
+    pub(super) fn is_in_order(&self, from: Rank, exchanged: u64) -> bool {
+        self.received[from.index()] >= exchanged
+    }
+
+    /// Keeps a last message until the contributions before it have come.
+    pub(super) fn hold_back(&mut self, from: Rank, letter: Letter) {
+        self.held_back.push((from, letter));
+    }
+
+    fn release(&mut self, rank: Rank) {
+        let received = self.received[rank.index()];
+        let is_due =
+            |(from, letter): &(Rank, Letter)| *from == rank && letter.exchanged() <= received;
+        let all = mem::take(&mut self.held_back);
+        let (due, later): (Vec<_>, Vec<_>) = all.into_iter().partition(is_due);
+        self.held_back = later;
+        self.come.extend(due.into_iter().map(|(from, letter)| (from, Come::Last(letter))));
+    }
+
+    /// Whether contributions to an exchange have come from the root.
+    pub(super) fn has_heard_of(&self, key: ExchangeKey) -> bool {
+        self.heard_of == Some(key)
+    }
+
+    /// The messages to be sent.
+    pub(super) fn outgoing(&mut self) -> Vec<(Rank, Arc<Letter>)> {
+        mem::take(&mut self.outgoing)
+    }
+
+    /// The next that is to be taken in, and its rank.
+    pub(super) fn next_come(&mut self) -> Option<(Rank, Come)> {
+        self.come.pop_front()
+    }
+
+    /// Adds the messages since the last call to the counts of the rank.
+    pub(super) fn note_in(&mut self, ledger: &Ledger) {
+        ledger.moved(mem::take(&mut self.messages));
+    }
+
+    /// Whether other ranks depend on this one to get contributions.
+    pub(super) fn owes(&self, is_out: impl Fn(Rank, u64) -> bool) -> bool {
+        self.exchanges.owes(is_out)
+    }
+
+    /// Whether it holds contributions for a moment.
+    pub(super) fn holds(&self) -> bool {
+        self.exchanges.holds()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.exchanges.clear();
+        self.held_back.clear();
+    }
+}
+
+/// A contribution as a part in its operation. `stated` has the statement that was read before: that of most ranks.
+fn parcel_in(
+    contribution: &Contribution,
+    stated: &mut Option<(Arc<[u8]>, Brought)>,
+) -> Result<Parcel, String> {
+    let Contribution { statement, payload, .. } = contribution;
+    let brought = match stated {
+        Some((known, brought)) if known == statement => brought.clone(),
+        _ => parcel_of(statement)?,
+    };
+    *stated = Some((Arc::clone(statement), brought.clone()));
+    Ok(Parcel { brought, round: 0, payload: payload.clone() })
+}

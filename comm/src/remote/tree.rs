@@ -1,0 +1,76 @@
+//! The tree of ranks along which exchanges go. `REMOTE.md`, "Exchanges".
+
+use hsdp_sharding::Rank;
+
+/// The number of ranks that send their contributions to one rank. Up to 33 ranks have one that all others send to.
+const FAN_OUT: usize = 32;
+
+/// The place of a rank in the tree of its world. Rank 0 is the root.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tree {
+    rank: usize,
+    size: usize,
+}
+
+impl Tree {
+    pub(super) fn new(rank: Rank, size: usize) -> Self {
+        Self { rank: rank.index(), size }
+    }
+
+    /// All other ranks.
+    pub(super) fn others(self) -> impl Iterator<Item = Rank> {
+        (0..self.size).filter(move |rank| *rank != self.rank).map(Rank::new)
+    }
+
+    /// The rank to which this one sends; the root has none.
+    pub(super) fn parent(self) -> Option<Rank> {
+        Some(Rank::new(self.rank.checked_sub(1)? / FAN_OUT))
+    }
+
+    /// The ranks that send to this one.
+    pub(super) fn children(self) -> impl Iterator<Item = Rank> {
+        let first = FAN_OUT.saturating_mul(self.rank).saturating_add(1);
+        (first..self.size.min(first.saturating_add(FAN_OUT))).map(Rank::new)
+    }
+
+    /// The number of ranks whose contributions this one sends on: its own, and those of all below it.
+    pub(super) fn subtree(self) -> usize {
+        let below: usize = self.children().map(|child| Self::new(child, self.size).subtree()).sum();
+        1 + below
+    }
+
+    /// Whether `rank` is `root`, or below it.
+    pub(super) fn is_below(self, rank: Rank, root: Rank) -> bool {
+        let up = |rank: &Rank| Self::new(*rank, self.size).parent();
+        std::iter::successors(Some(rank), up).any(|rank| rank == root)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_is_the_child_of_its_parent_and_of_no_other() {
+        for size in [1, 2, 33, 34, 256, 1_100] {
+            let of = |rank| Tree::new(Rank::new(rank), size);
+            let mut children: Vec<_> = (0..size).flat_map(|rank| of(rank).children()).collect();
+            children.sort_unstable();
+            assert_eq!(children, (1..size).map(Rank::new).collect::<Vec<_>>());
+            let is_a_child = |rank| {
+                let parent = of(rank).parent().expect("it is not the root");
+                of(parent.index()).children().any(|child| child.index() == rank)
+            };
+            assert!((1..size).all(is_a_child));
+            assert_eq!(of(0).subtree(), size);
+            assert!(of(0).parent().is_none());
+        }
+    }
+
+    #[test]
+    fn a_subtree_has_the_ranks_that_are_below() {
+        let tree = Tree::new(Rank::new(3), 1_100);
+        let below = (0..1_100).filter(|rank| tree.is_below(Rank::new(*rank), Rank::new(3)));
+        assert_eq!(below.count(), tree.subtree());
+    }
+}

@@ -1,0 +1,66 @@
+//! The messages of a step, counted on ranks that share no memory.
+
+use std::time::Duration;
+
+use hsdp::comm::{Between, Messages};
+use hsdp::{
+    Error, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World, WorldOptions,
+};
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::mesh;
+
+/// The messages of the second step, by rank.
+fn of_a_step(replicas: usize, shards: usize, microbatches: usize) -> Vec<Messages> {
+    let options = WorldOptions {
+        between: Between::Messages,
+        deadline: Duration::from_secs(60),
+        ..WorldOptions::default()
+    };
+    let ranks = hsdp::launch(replicas * shards, options, |world: World| {
+        let on = ModelOptions::on(mesh(replicas, shards));
+        let mut model = ShardedModel::new(world, three_units(), on, springs::initial)?;
+        let mut sgd = Sgd::new(&model, SgdOptions::default());
+        step(&mut model, &mut sgd, microbatches)?;
+        let before = model.world().messages();
+        step(&mut model, &mut sgd, microbatches)?;
+        Ok::<_, Error>(model.world().messages() - before)
+    });
+    ranks.into_iter().map(|rank| rank.expect("no panic").expect("a step")).collect()
+}
+
+fn step(model: &mut ShardedModel, sgd: &mut Sgd, microbatches: usize) -> Result<(), Error> {
+    let (rank, number) = (model.rank().index(), model.committed_steps());
+    let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
+    for microbatch in 0..microbatches {
+        springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
+    }
+    let gradients = step.finish()?;
+    sgd.step(model, gradients).map(drop)
+}
+
+/// A header and a statement: two exchanges, of a message up and one down each.
+const CONTROL: u64 = 4;
+
+#[test]
+fn control_messages_depend_neither_on_ranks_nor_on_microbatches() {
+    for (replicas, shards, microbatches) in [(1, 2, 1), (2, 2, 1), (2, 2, 4), (16, 16, 2)] {
+        for (rank, messages) in of_a_step(replicas, shards, microbatches).iter().enumerate() {
+            // Rank 0 sends and receives for the others alone.
+            let control = if rank == 0 { 0 } else { CONTROL };
+            assert_eq!(messages.control, control, "rank {rank} of {replicas}x{shards}");
+        }
+    }
+}
+
+#[test]
+fn data_messages_go_to_members_of_the_groups_alone() {
+    for (replicas, shards, microbatches) in [(2, 2, 1), (2, 3, 2)] {
+        for (rank, messages) in of_a_step(replicas, shards, microbatches).iter().enumerate() {
+            let [replicas, shards, k] = [replicas, shards, microbatches].map(|it| it as u64);
+            // Three units: each is gathered for the forward and for the backward, and reduced, in each microbatch. An all-reduce has two rounds.
+            let (to_shards, to_replicas) = (3 * 3 * k * (shards - 1), 3 * 2 * (replicas - 1));
+            assert_eq!(messages.data, to_shards + to_replicas, "rank {rank}: {messages:?}");
+        }
+    }
+}
