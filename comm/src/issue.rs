@@ -8,12 +8,12 @@ use hsdp_sharding::{ByteCount, Rank};
 use crate::call::Call;
 use crate::fault::{Injected, Manner};
 use crate::flight::{EntryNumber, FlightState};
-use crate::local::{Access, AnySlots, InBlock, Member, Record, Slots, Ticket};
+use crate::local::{Access, InBlock, Member, Record, Ticket};
 use crate::remote::{Journey, Office, Travels};
 use crate::seat::Flavour;
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
-use crate::work::{Barrier, Deposits, Meter, Work};
+use crate::work::{Assemble, Barrier, Meter, Work};
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
 /// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.
@@ -29,7 +29,7 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
         imagine: impl FnOnce(D) -> (usize, W::Output),
     ) -> Result<Pending<O>, Error>
     where
@@ -46,7 +46,7 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
         imagine: impl FnOnce(D) -> (usize, W::Output),
     ) -> Result<Pending<O>, Error>
     where
@@ -67,10 +67,7 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        (assemble, imagine): (
-            impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-            impl FnOnce(D) -> (usize, W::Output),
-        ),
+        (assemble, imagine): (impl Assemble<D, W>, impl FnOnce(D) -> (usize, W::Output)),
         depart: impl FnOnce(&Arc<Office>, Member<'_>, Arc<Descriptor>, D) -> Result<Ticket, Error>,
     ) -> Result<Pending<O>, Error>
     where
@@ -85,7 +82,7 @@ impl Group {
         };
         let Record { ledger, flight, .. } = &*self.seat().record;
         if site.ranks.len() == 1 {
-            let output = self.alone(&site, (&descriptor, entry), deposit, assemble)?;
+            let output = self.alone((&descriptor, entry), deposit, assemble)?;
             return Ok(Pending::ready(output.try_into()?));
         }
         let op = descriptor.op;
@@ -116,7 +113,7 @@ impl Group {
         call: Call,
         ranks: [Rank; 2],
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
     ) -> Result<Option<Ticket>, Error> {
         let slot = usize::from(call.op == Op::Recv);
         let (site, mut deposit) = (self.site().pair(self.seat(), ranks, slot), deposit);
@@ -190,7 +187,7 @@ impl Group {
         let Flavour::Local { core, .. } = &self.seat().flavour else { return Ok(()) };
         let (descriptor, entry) = self.seat().enter(site, Call::new(Op::Barrier, tag))?;
         let (member, meet) =
-            (self.member_at(core, site, entry), |(), all: Deposits<'_, ()>| Ok(Barrier(all.len())));
+            (self.member_at(core, site, entry), |all: Vec<()>| Ok(Barrier(all.len())));
         match core.office() {
             None => core.submit(member, descriptor, (), meet)?,
             Some(office) => Journey::begin(office, member, descriptor, ())?,
@@ -219,15 +216,12 @@ impl Group {
     /// An operation of a group of one: it is done before the call returns, and counts nothing.
     fn alone<D: Send + 'static, W: Work>(
         &self,
-        site: &Site,
         (descriptor, entry): (&Descriptor, EntryNumber),
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
     ) -> Result<W::Output, Error> {
         let flight = &self.seat().record.flight;
-        let mut slots = site.sequence.take_slots::<D, W>();
-        slots.put(0, Some(deposit));
-        slots.assemble(assemble).map_err(|expected| {
+        let work = assemble(vec![deposit]).map_err(|expected| {
             flight.settle(entry, FlightState::Failed);
             Error::BadCount {
                 op: descriptor.op,
@@ -237,9 +231,8 @@ impl Group {
                 expected,
             }
         })?;
-        let is_quick = slots.bytes() <= QUICK_BYTES && !slots.calls_users();
-        let output = self.run_alone(descriptor, &mut *slots);
-        site.sequence.keep_slots(slots);
+        let is_quick = work.bytes() <= QUICK_BYTES && !work.calls_users();
+        let output = self.run_alone(descriptor, work);
         if is_quick {
             flight.settle_at_once(entry, FlightState::Complete);
         } else {
@@ -248,17 +241,12 @@ impl Group {
         Ok(output)
     }
 
-    fn run_alone<D: Send + 'static, W: Work>(
-        &self,
-        descriptor: &Descriptor,
-        slots: &mut Slots<D, W>,
-    ) -> W::Output {
+    fn run_alone<W: Work>(&self, descriptor: &Descriptor, work: W) -> W::Output {
         let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
         let meter = Meter::new(&[], &ranks, descriptor, &readers);
         let in_block = InBlock::enter();
-        (0..slots.blocks()).for_each(|block| slots.run(block, &meter));
+        (0..work.blocks()).for_each(|block| work.run(block, &meter));
         drop(in_block);
-        slots.finish();
-        slots.take_output(0).expect("a group of one has one output")
+        work.finish().take(0).expect("a group of one has one output")
     }
 }

@@ -2,23 +2,21 @@
 //! what in which order.
 //!
 //! In reading order: `record` (what a rank shows to others), `status` (how a world or a step ends early),
-//! `identity`, `slots`, `phase`, `operation`, `attendance`, `post` and `table` (where members meet), `running`, `queued` and `queue` (who does the work), `core` (all of it
+//! `phase`, `operation`, `attendance` and `table` (how members meet), `any_work`, `running`, `queued` and `queue` (who does the work), `core` (all of it
 //! together), `ends` (how it ends early), `circle` (when ranks wait for each other), `clock` and `wait` (how a member gets its output).
 
+mod any_work;
 mod attendance;
 mod circle;
 mod clock;
 mod core;
 mod ends;
-mod identity;
 mod operation;
 mod phase;
-mod post;
 mod queue;
 mod queued;
 mod record;
 mod running;
-mod slots;
 mod status;
 mod table;
 mod wait;
@@ -29,12 +27,10 @@ mod tests;
 pub(crate) use self::circle::waiting_for_each_other;
 pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
 pub(crate) use self::core::{Access, Core, Lifeline, Member};
-pub(crate) use self::identity::Key;
 pub(crate) use self::operation::Operation;
-pub(crate) use self::post::Post;
 pub(crate) use self::record::Record;
 pub use self::running::in_work;
 pub(crate) use self::running::{InBlock, panic_message};
-pub(crate) use self::slots::{Again, AnySlots, Slots};
 pub(crate) use self::status::Status;
+pub(crate) use self::table::Key;
 pub(crate) use self::wait::Ticket;

@@ -14,7 +14,6 @@ use crate::process::Process;
 use crate::remote::Office;
 use crate::sequence::Sequence;
 use crate::site::Site;
-use crate::spare::Spare;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, StepFailure, WorldOptions};
@@ -40,7 +39,6 @@ pub(crate) struct Seat {
     /// The end of a step that was not announced, since the panic in which it ended was to end the world.
     withheld: Mutex<Option<(u64, Error)>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
-    descriptors: Spare<Descriptor>,
     /// Where its operations on devices run.
     #[cfg(feature = "cuda")]
     pub(crate) streams: crate::device::Streams,
@@ -105,7 +103,6 @@ impl Seat {
             watched: OnceLock::new(),
             withheld: Mutex::default(),
             sequences: Mutex::default(),
-            descriptors: Spare::default(),
             #[cfg(feature = "cuda")]
             streams: crate::device::Streams::default(),
             #[cfg(feature = "nccl")]
@@ -212,7 +209,7 @@ impl Seat {
         let epoch = self.record.epoch();
         let sequence = site.sequence.take(epoch);
         let Call { op, tag, dtype, counts, reduction, root, peer, scaling } = call;
-        let descriptor = self.descriptors.share(Descriptor {
+        let descriptor = Arc::new(Descriptor {
             group: site.id,
             channel: site.channel,
             epoch,

@@ -36,7 +36,7 @@ pub(crate) use self::reduce_scatter::ReduceScatter;
 pub(crate) use self::shared_gather::{SharedGather, SharedGatherDeposit};
 pub(crate) use self::unit_gather::{UnitGather, UnitGatherDeposit};
 pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceDeposit};
-use crate::local::{Again, Record};
+use crate::local::{Operation, Record};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Channel, Descriptor, Op};
 
@@ -53,23 +53,22 @@ const ENOUGH_BLOCKS: usize = 64;
 /// Bytes of a block of a general collective.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// What there is one of for each member, by slot. Few members need no memory of their own for it: it would be given back by
-/// another thread than took it, which allocators are slow at. For what is small: it moves with what holds it.
+/// Why contributions to the work of a unit do not fit together.
+const LAYOUTS_DIFFER: &str = "ranks have different layouts of one unit";
+
+/// A small value for each member, by slot. Those of few members need no allocation.
 pub(crate) type PerMember<T> = SmallVec<[T; 4]>;
 
-/// The work of one operation, with everything that its members deposited.
+/// The work of one operation, with the contributions of all its members.
 pub(crate) trait Work: Send + Sync + 'static {
     /// What a member gets.
     type Output: Send + 'static;
 
-    /// What it keeps its parts in, which serves the next: `()` where it is made anew each time.
-    type Lists: Default + Send + 'static;
-
-    /// How many blocks there are, numbered from 0.
+    /// The number of blocks, which are numbered from 0.
     fn blocks(&self) -> usize;
 
-    /// How much work all blocks are together: the bytes that they write, or those that they read where that is the
-    /// greater part. It decides whether waking others pays, and counts nothing.
+    /// The bytes that all blocks together write, or those that they read where that is the greater part. They decide whether
+    /// waking others pays, and count nothing.
     fn bytes(&self) -> usize;
 
     /// Whether a block calls code of a user, or waits in a library, which may take as long as they like.
@@ -80,85 +79,46 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// Runs a block. Called once for each; several blocks at a time, on different threads.
     fn run(&self, block: usize, meter: &Meter<'_>);
 
-    /// Who has the operation gather again, before anybody gets an output: asked when every block has been run.
-    fn again(&self) -> Option<Arc<dyn Again>> {
+    /// The beginning of another round, if there is one before the members get their outputs. Called when every block has been run.
+    fn next_round(&mut self) -> Option<NextRound> {
         None
     }
 
-    /// Called when every block has been run: gives the members' outputs, by slot, and lets go of all that they lent. What is left are
-    /// lists, empty, for work of its kind to come.
-    fn finish(self, outputs: &mut Outputs<Self::Output>) -> Self::Lists;
+    /// Returns the members' outputs, and drops all that they lent. Called when every block of the last round has been run.
+    fn finish(self) -> Outputs<Self::Output>;
 }
 
-/// What the members bring to one operation, in the order of their slots.
-pub(crate) struct Deposits<'a, D> {
-    slots: &'a mut [Option<D>],
-    next: usize,
-}
+/// Has an operation gather again.
+pub(crate) type NextRound = Box<dyn FnOnce(&Arc<Operation>) + Send>;
 
-impl<'a, D> Deposits<'a, D> {
-    pub(crate) fn of(slots: &'a mut [Option<D>]) -> Self {
-        Self { slots, next: 0 }
-    }
+/// Makes the work of all contributions, in slot order.
+///
+/// # Errors
+/// If contributions do not fit together: in words that go before "in operation ...".
+pub(crate) trait Assemble<D, W>: FnOnce(Vec<D>) -> Result<W, String> {}
 
-    /// What the first member brings, before it is taken.
-    fn first(&self) -> &D {
-        self.slots[0].as_ref().expect("all have come, and nothing is taken")
-    }
-}
+impl<D, W, F: FnOnce(Vec<D>) -> Result<W, String>> Assemble<D, W> for F {}
 
-impl<D> Iterator for Deposits<'_, D> {
-    type Item = D;
-
-    fn next(&mut self) -> Option<D> {
-        let deposit = self.slots.get_mut(self.next)?.take();
-        self.next += 1;
-        Some(deposit.expect("all have come, and each is taken once"))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.slots.len() - self.next;
-        (left, Some(left))
-    }
-}
-
-impl<D> ExactSizeIterator for Deposits<'_, D> {}
-
-/// How work is assembled that takes no lists of work before.
-pub(crate) fn anew<L, D, W>(
-    assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
-) -> impl FnOnce(L, Deposits<'_, D>) -> Result<W, String> {
-    move |_, deposits| assemble(deposits.collect())
-}
-
-/// What the members get, by slot.
-pub(crate) struct Outputs<O>(SmallVec<[Option<O>; 1]>);
+/// The members' outputs, by slot.
+pub(crate) struct Outputs<O>(Vec<Option<O>>);
 
 impl<O> Outputs<O> {
-    pub(crate) fn slot(&mut self, slot: usize) -> &mut Option<O> {
-        &mut self.0[slot]
+    /// That of the member in one slot: the others get theirs elsewhere.
+    pub(crate) fn only(slot: usize, output: O) -> Self {
+        let mut outputs: Vec<_> = (0..slot).map(|_| None).collect();
+        outputs.push(Some(output));
+        Self(outputs)
     }
 
-    /// One member's: the others get theirs elsewhere.
-    pub(crate) fn only(&mut self, slot: usize, output: O) {
-        self.0.resize_with(slot + 1, || None);
-        self.0[slot] = Some(output);
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
+    /// Takes the output of a member; `None` if it was taken before.
+    pub(crate) fn take(&mut self, slot: usize) -> Option<O> {
+        self.0[slot].take()
     }
 }
 
-impl<O> Default for Outputs<O> {
-    fn default() -> Self {
-        Self(SmallVec::new())
-    }
-}
-
-impl<O> Extend<O> for Outputs<O> {
-    fn extend<I: IntoIterator<Item = O>>(&mut self, outputs: I) {
-        self.0.extend(outputs.into_iter().map(Some));
+impl<O> FromIterator<O> for Outputs<O> {
+    fn from_iter<I: IntoIterator<Item = O>>(outputs: I) -> Self {
+        Self(outputs.into_iter().map(Some).collect())
     }
 }
 

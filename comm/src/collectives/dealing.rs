@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::{bytes, sum_of};
 use crate::call::Call;
-use crate::work::{Copies, Exchange, Source, anew};
+use crate::work::{Copies, Exchange, Source};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # The collective that distributes elements from all members to all members
@@ -52,7 +52,7 @@ impl Group {
             check_pairs(&send.iter().collect::<Vec<_>>(), &receive.iter().collect::<Vec<_>>())?;
             Ok(Copies::split(all.into_iter().map(|it| it.exchange).collect(), &send))
         };
-        self.issue(call, splits, anew(work), |mine| {
+        self.issue(call, splits, work, |mine| {
             let own_part = |target: &mut [T], source: &[T]| {
                 target[own_at..own_at + own].copy_from_slice(&source[own_start..own_start + own]);
             };

@@ -5,7 +5,7 @@ use hsdp_sharding::Rank;
 
 use super::bytes;
 use crate::call::Call;
-use crate::work::{Copies, Exchange, Source, anew};
+use crate::work::{Copies, Exchange, Source};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that move elements
@@ -70,7 +70,7 @@ impl Group {
         } else {
             Exchange { source: Source::nothing(), target: Some(values) }
         };
-        let work = anew(move |all| Ok(Copies::from_root(all, root)));
+        let work = move |all| Ok(Copies::from_root(all, root));
         self.issue(call, deposit, work, |mine| (received, mine))
     }
 
@@ -138,7 +138,7 @@ impl Group {
         let count = exchange.target.as_ref().map_or(0, Vec::len);
         let received = if self.index() == root { 0 } else { bytes::<T>(count) };
         let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
-        let work = anew(move |all| Ok(Copies::dealt_by(all, root, count)));
+        let work = move |all| Ok(Copies::dealt_by(all, root, count));
         // Without a source the range is not used, and may lie beyond all numbers.
         let own = self.index().saturating_mul(count);
         self.issue(call, exchange, work, |mine| {

@@ -5,7 +5,7 @@ use hsdp_kernels::Element;
 use super::bytes;
 use crate::call::Call;
 use crate::local::Ticket;
-use crate::work::{Barrier, Deposits, Handing, Handover, anew};
+use crate::work::{Barrier, Handing, Handover};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that pass vectors on
@@ -37,7 +37,7 @@ impl Group {
             let (destinations, values): (Vec<_>, Vec<_>) = parts.unzip();
             Ok(Handover::new(values, sources_of(&destinations)?, len))
         };
-        self.issue(call, Handing { destination, values }, anew(work), |mine| {
+        self.issue(call, Handing { destination, values }, work, |mine| {
             let own = mine.destination == Some(index);
             (0, if own { mine.values } else { bytemuck::zeroed_vec(len) })
         })
@@ -58,7 +58,7 @@ impl Group {
     ) -> Result<Pending<()>, Error> {
         let peer = self.member(Op::Send, "the destination", to)?;
         let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
-        let ticket = self.transfer(call, [self.rank(), peer], values, anew(given))?;
+        let ticket = self.transfer(call, [self.rank(), peer], values, given)?;
         Ok(ticket
             .map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, sent::<T>)))
     }
@@ -77,7 +77,7 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let peer = self.member(Op::Recv, "the source", from)?;
         let call = Call::new(Op::Recv, tag).elements::<T>(count).peer(peer);
-        let ticket = self.transfer(call, [peer, self.rank()], Vec::<T>::new(), anew(given))?;
+        let ticket = self.transfer(call, [peer, self.rank()], Vec::<T>::new(), given)?;
         if let Some(ticket) = ticket {
             return Ok(Pending::issued::<Vec<T>>(ticket));
         }
@@ -92,7 +92,7 @@ impl Group {
     /// # Errors
     /// As the collectives that move elements.
     pub fn barrier(&self, tag: Tag) -> Result<Pending<()>, Error> {
-        let meet = |(), all: Deposits<'_, ()>| Ok(Barrier(all.len()));
+        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
         self.issue(Call::new(Op::Barrier, tag), (), meet, |()| (0, ()))
     }
 }

@@ -5,9 +5,7 @@ use hsdp_sharding::balanced;
 
 use super::bytes;
 use crate::call::Call;
-use crate::work::{
-    Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source, anew, combine,
-};
+use crate::work::{Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source, combine};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements
@@ -45,7 +43,7 @@ impl Group {
         let (len, size, index) = (exchange.source.len(), self.size(), self.index());
         let part = len / size;
         let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
-        let work = anew(move |all| ReduceScatter::new(all, reduction));
+        let work = move |all| ReduceScatter::new(all, reduction);
         self.issue(call, exchange, work, |mine| {
             let fill = |target: &mut [T], source: &[T]| {
                 let own = &source[index * part..(index + 1) * part];
@@ -85,7 +83,7 @@ impl Group {
         self.check_average::<T>(Op::AllReduce, reduction)?;
         let (len, size) = (values.len(), self.size());
         let call = Call::new(Op::AllReduce, tag).elements::<T>(len).reduction(reduction);
-        let work = anew(move |all| ReduceInPlace::new(all, reduction, Receivers::All));
+        let work = move |all| ReduceInPlace::new(all, reduction, Receivers::All);
         let owned = balanced(len, size, self.index()).len();
         self.issue(call, values, work, |mut values: Vec<T>| {
             let received = (size - 1) * owned + (len - owned);
@@ -122,7 +120,7 @@ impl Group {
         let (len, size, is_root) = (values.len(), self.size(), self.index() == root);
         let call =
             Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
-        let work = anew(move |all| Reduce::new(all, reduction, root));
+        let work = move |all| Reduce::new(all, reduction, root);
         let received = if is_root { bytes::<T>((size - 1).saturating_mul(len)) } else { 0 };
         // What the root brings is where its result goes.
         let (source, target) = if is_root {

@@ -107,7 +107,6 @@ impl AllReduce {
 
 impl Work for AllReduce {
     type Output = Issued<DeviceBuffer>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.parts.len()
@@ -126,8 +125,8 @@ impl Work for AllReduce {
         }
     }
 
-    fn finish(mut self, outputs: &mut Outputs<Issued<DeviceBuffer>>) {
+    fn finish(mut self) -> Outputs<Issued<DeviceBuffer>> {
         let issued = self.issue();
-        outputs.extend(all_or_none(self.values, issued));
+        all_or_none(self.values, issued).collect()
     }
 }

@@ -102,7 +102,6 @@ fn place(
 
 impl Work for Gather {
     type Output = Issued<DeviceBuffer>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         1
@@ -121,8 +120,8 @@ impl Work for Gather {
         }
     }
 
-    fn finish(mut self, outputs: &mut Outputs<Issued<DeviceBuffer>>) {
+    fn finish(mut self) -> Outputs<Issued<DeviceBuffer>> {
         let issued = self.issue();
-        outputs.extend(all_or_none(self.fulls, issued));
+        all_or_none(self.fulls, issued).collect()
     }
 }

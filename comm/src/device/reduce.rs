@@ -124,7 +124,6 @@ impl Reduce {
 
 impl Work for Reduce {
     type Output = Issued<DeviceReduced>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.members.len()
@@ -149,7 +148,7 @@ impl Work for Reduce {
         meter.received_of_each(block, 0..self.members.len(), (self.shard_len(), size));
     }
 
-    fn finish(mut self, outputs: &mut Outputs<Issued<DeviceReduced>>) {
+    fn finish(mut self) -> Outputs<Issued<DeviceReduced>> {
         let (mut wires, mut reduced) = (Vec::new(), Vec::new());
         let (mut folds, mut parts, mut issued) = (Vec::new(), Vec::new(), Ok(()));
         for member in std::mem::take(&mut self.members) {
@@ -167,6 +166,6 @@ impl Work for Reduce {
             let (wires, folds, parts) = (&wires, &folds, &parts);
             self.sum(&mut Sums { wires, reduced: &mut reduced, folds, parts })
         });
-        outputs.extend(all_or_none(reduced, issued));
+        all_or_none(reduced, issued).collect()
     }
 }

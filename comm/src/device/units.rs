@@ -13,7 +13,7 @@ use super::outcome::{Issued, Part};
 use super::reduce::{Reduce, ReduceDeposit};
 use crate::call::Call;
 use crate::remote::Travels;
-use crate::work::{Deposits, Work, anew};
+use crate::work::{Assemble, Work};
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
 /// The buffer for a member's part of a reduction, on a device.
@@ -75,7 +75,7 @@ impl Group {
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
         let received = (self.size() - 1) * layout.shard_len() * dtype.size_bytes();
         let deposit = GatherDeposit { layout, shard, full, part };
-        let work = anew(Gather::new);
+        let work = Gather::new;
         self.issue_on_device(call, deposit, work, |mine| (received, Issued(Ok(mine.full))))
     }
 
@@ -111,7 +111,7 @@ impl Group {
             .scaling(scaling);
         let received = (self.size() - 1) * part_len * wire.size_bytes();
         let deposit = ReduceDeposit { layout, gradients, accumulator, part, packed: None };
-        let work = anew(move |all| Reduce::new(all, scaling, round));
+        let work = move |all| Reduce::new(all, scaling, round);
         self.issue_on_device(call, deposit, work, |mine| (received, imagined(mine)))
     }
 
@@ -138,7 +138,7 @@ impl Group {
         let contributions = (size - 1) * owned * wire.size_bytes();
         let received = contributions + (len - owned) * size_of::<f32>();
         let deposit = AllReduceDeposit { values, part };
-        let work = anew(move |all| AllReduce::new(all, scaling));
+        let work = move |all| AllReduce::new(all, scaling);
         self.issue_on_device(call, deposit, work, |mine| (received, Issued(Ok(mine.values))))
     }
 
@@ -147,7 +147,7 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
         imagine: impl FnOnce(D) -> (usize, W::Output),
     ) -> Result<Pending<O>, Error>
     where

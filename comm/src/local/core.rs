@@ -7,16 +7,14 @@ use std::time::Instant;
 
 use hsdp_sharding::Rank;
 
-use super::identity::{Company, Number};
 use super::operation::{Arrived, Operation};
-use super::post::Post;
+use super::phase::Arrivals;
 use super::queue::Queue;
 use super::queued::Queued;
 use super::record::Record;
 use super::running::{Running, WorkPanic, discard};
-use super::slots::{AnySlots, Slots};
 use super::status::Status;
-use super::table::Table;
+use super::table::{Key, Table};
 use super::wait::Ticket;
 use crate::flight::{EntryNumber, FlightState, Origin, Recorder};
 use crate::options::{Workers, WorldOptions};
@@ -25,7 +23,7 @@ use crate::site::Site;
 use crate::slow::Links;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread;
-use crate::work::{Deposits, Work};
+use crate::work::{Assemble, Work};
 use crate::{Descriptor, Error};
 
 /// Work that moves no more than this is done by the member that arrives last, before its call returns: waking
@@ -57,12 +55,12 @@ pub(crate) struct Access(Arc<Core>);
 #[derive(Debug)]
 pub(crate) struct Lifeline(Arc<Core>);
 
-/// A member that comes to an operation.
+/// A member that issues an operation.
 pub(crate) struct Member<'a> {
     pub(crate) access: &'a Arc<Access>,
     pub(crate) rank: Rank,
     pub(crate) site: &'a Site,
-    /// What its rank has noted of it.
+    /// The entry of the operation in its rank's ring.
     pub(crate) entry: EntryNumber,
 }
 
@@ -123,19 +121,19 @@ impl Core {
         &self.records[rank.index()]
     }
 
-    /// A member comes to an operation with its deposit; the last one makes the work of all deposits, in slot order,
-    /// and starts it. Never waits for another rank.
+    /// A member issues an operation, with its contribution; the last member makes the work of all contributions, in slot order, and
+    /// starts it. Never waits for another rank.
     pub(crate) fn submit<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
         member: Member<'_>,
         descriptor: Arc<Descriptor>,
-        deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        contribution: D,
+        assemble: impl Assemble<D, W>,
     ) -> Result<Ticket, Error> {
         let (rank, entry) = (member.rank, member.entry);
-        let submitted = self.meet(member, descriptor, deposit, assemble);
+        let submitted = self.meet(member, descriptor, contribution, assemble);
         if submitted.is_err() {
-            // Whoever is not let in, or comes to a failed operation, is none of those for whom it is settled.
+            // A member that is refused is none of those for which the operation is settled.
             self.record(rank).flight.settle(entry, FlightState::Failed);
         }
         submitted
@@ -145,30 +143,19 @@ impl Core {
         self: &Arc<Self>,
         member: Member<'_>,
         descriptor: Arc<Descriptor>,
-        deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        contribution: D,
+        assemble: impl Assemble<D, W>,
     ) -> Result<Ticket, Error> {
         let Member { rank, site, entry, .. } = member;
-        let post = self.post_at(site);
-        let number = Number::from(&*descriptor);
-        let operation = post.enter::<D, W>(number, || self.admit(descriptor.epoch))?;
-        // Before it comes: nobody sees the end sooner than it is in the records of all who have come.
+        let key = Key::from(&*descriptor);
+        let operation = self.table.enter(key, || {
+            self.admit(descriptor.epoch)?;
+            Ok(Arc::new(Operation::new(key, &site.ranks, self.origin)))
+        })?;
+        // Before it arrives: no rank sees the end sooner than it is in the records of all members that have arrived.
         self.record(rank).flight.ends_with(entry, operation.ending());
-        let place = (&**post, &operation, site.slot);
-        if let Err(error) = self.come(place, Arc::clone(&descriptor), deposit, assemble) {
-            // Who is told so has no ticket, and takes nothing.
-            self.table.forsake(&operation);
-            return Err(error);
-        }
+        self.arrive((&operation, site.slot), &descriptor, contribution, assemble)?;
         Ok(Ticket::new(member, operation, descriptor))
-    }
-
-    /// Where the operations of a site meet.
-    pub(crate) fn post_at<'a>(&self, site: &'a Site) -> &'a Arc<Post> {
-        site.sequence.post(|| {
-            let (group, ranks) = (site.id, Arc::clone(&site.ranks));
-            self.table.post(Company { group, ranks, origin: self.origin })
-        })
     }
 
     /// Whether an operation may be made in `epoch`. Where the other ranks share no memory with this one, it was asked before,
@@ -180,59 +167,72 @@ impl Core {
         }
     }
 
-    /// A member comes to its slot: one of this process, or what a rank has sent that shares no memory with it.
-    pub(crate) fn come<D: Send + 'static, W: Work>(
+    /// A member arrives in its slot: one of this process, or the message of a rank that shares no memory with it.
+    pub(crate) fn arrive<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
-        (post, operation, slot): (&Post, &Arc<Operation>, usize),
-        descriptor: Arc<Descriptor>,
-        deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        (operation, slot): (&Arc<Operation>, usize),
+        descriptor: &Arc<Descriptor>,
+        contribution: D,
+        assemble: impl Assemble<D, W>,
     ) -> Result<(), Error> {
-        match operation.arrive(slot, Arc::clone(&descriptor), deposit) {
-            // Who is on its way by letter is missed by the courier, who knows what has come.
+        match operation.arrive::<D, W>(slot, descriptor, contribution) {
+            // A member whose message is on its way is missed by the courier, which knows all messages that are here.
             Arrived::Waiting if self.office().is_some() => Ok(()),
-            Arrived::Waiting => self.end_if_missing_left(operation, &descriptor),
-            Arrived::Last(slots) => {
-                post.remove(operation.number());
-                let running = self.assemble(operation, &descriptor, slots, assemble)?;
+            Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
+            Arrived::Last(contributions, arrivals) => {
+                self.table.remove(operation.key());
+                let work = || assemble(contributions);
+                let running = self.assemble(operation, descriptor, arrivals, work)?;
                 let rank = operation.ranks()[slot];
                 running.into_iter().for_each(|running| self.launch(running, rank));
                 Ok(())
             }
-            Arrived::Disagrees(about) => Err(self.end_disagreement(operation, about, &descriptor)),
+            Arrived::Differs(difference) => {
+                Err(self.end_difference(operation, difference, descriptor))
+            }
             Arrived::Refused(error) => Err(error),
         }
     }
 
-    /// An operation gathers again; it fails if the world is over.
-    pub(crate) fn readmit(&self, post: &Post, operation: &Arc<Operation>) {
-        if let Err(end) = post.readmit(operation, || self.status.check_world()) {
+    /// Work of an operation has another round, to which the member in `slot` brings a contribution. The operation fails if the world
+    /// is over.
+    pub(crate) fn gather_again<D: Send + 'static, W: Work>(
+        &self,
+        (operation, slot): (&Arc<Operation>, usize),
+        descriptor: &Arc<Descriptor>,
+        contribution: D,
+    ) {
+        operation.gather_again::<D, W>((slot, descriptor), contribution);
+        let entered = self.table.enter(operation.key(), || {
+            self.status.check_world()?;
+            Ok(Arc::clone(operation))
+        });
+        if let Err(end) = entered {
             operation.fail(&end);
         }
     }
 
-    /// Makes the work of an operation whose members are all there; `None` if that panicked, which ends the world.
-    fn assemble<D: Send + 'static, W: Work>(
+    /// Makes the work of an operation whose members have all arrived; `None` if that panicked, which ends the world.
+    fn assemble<W: Work>(
         &self,
         operation: &Arc<Operation>,
         descriptor: &Arc<Descriptor>,
-        mut slots: Box<Slots<D, W>>,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        arrivals: Arrivals,
+        work: impl FnOnce() -> Result<W, String>,
     ) -> Result<Option<Running>, Error> {
-        // Deposits that are of no use are dropped in here, too: they are the users'.
-        match catch_unwind(AssertUnwindSafe(|| slots.assemble(assemble))) {
-            Ok(Ok(())) => {
+        // Contributions that are of no use are dropped in here, too: they are the users'.
+        match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(Ok(work)) => {
                 let due = self.links.carry(descriptor, operation.ranks().len());
                 let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
-                Ok(Some(Running::new(operation, descriptor, slots).due(due)))
+                Ok(Some(Running::new(operation, descriptor, Box::new(work), due)))
             }
             Ok(Err(problem)) => {
                 let problem = format!("{problem} in {}", descriptor.place());
-                Err(self.end_mismatch(operation, problem, slots.arrivals().to_vec()))
+                Err(self.end_mismatch(operation, problem, arrivals))
             }
             Err(panic) => {
-                discard(slots);
-                self.end_panicked(operation, WorkPanic::of_nobody(descriptor, &*panic));
+                self.end_panicked(operation, WorkPanic::of_no_member(descriptor, &*panic));
                 Ok(None)
             }
         }
@@ -250,9 +250,10 @@ impl Core {
         // Members that wait help, too.
         let threads = self.cores.min(workers + self.records.len());
         let useful = running.blocks().min(threads);
-        let queued = self.queue.push(running, threads);
+        let queued = Arc::new(Queued::new(running, threads));
+        self.queue.push(&queued);
         // Members that sleep for this very operation come first: they are of no other use.
-        let helpers = queued.operation().call_for_help(useful);
+        let helpers = queued.running.operation().wake_helpers(useful);
         if workers + helpers == 0 {
             // Whoever slept is about to look again, or has just looked.
             return self.help_for(queued, rank);
@@ -263,8 +264,8 @@ impl Core {
 
     /// Runs blocks of `queued` for `rank`, which does not wait for it.
     fn help_for(&self, queued: Arc<Queued>, rank: Rank) {
-        let operation = Arc::clone(queued.operation());
-        let _blocked = queued.calls_users().then(|| self.record(rank).block_on(&operation));
+        let operation = Arc::clone(queued.running.operation());
+        let _blocked = queued.running.calls_users().then(|| self.record(rank).block_on(&operation));
         self.help(queued, None);
     }
 
@@ -277,7 +278,7 @@ impl Core {
     /// Has a member sleep until its operation changes, or `moment` comes.
     pub(super) fn sleep_on(&self, operation: &Operation, moment: Instant) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        operation.park_until(moment);
+        operation.sleep_until(moment);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -295,41 +296,49 @@ impl Core {
         }
     }
 
-    /// The exception to waits that end: code of users that is called here may keep `rank` for ever. Its record says
-    /// in what, for others to name whose code it is.
+    /// The exception to waits that end: code of users that is called here may keep `rank` for ever. Its record names the operation,
+    /// so that others can find the owner of the code.
     fn run_here(&self, running: Running, rank: Rank) {
         let operation = Arc::clone(running.operation());
         let _blocked = running.calls_users().then(|| self.record(rank).block_on(&operation));
         let span = running.span();
         let _entered = span.enter();
         let ran = (0..running.blocks()).try_for_each(|block| running.run(block, self));
-        if let Err(panic) = ran.and_then(|()| running.complete()) {
+        let completed = match ran {
+            Ok(()) => running.complete(),
+            Err(panic) => {
+                discard(running);
+                Err(panic)
+            }
+        };
+        if let Err(panic) = completed {
             self.end_panicked(&operation, panic);
         }
     }
 
     /// Runs blocks of `queued` until none is left to claim, or `own` is settled.
     pub(super) fn help(&self, queued: Arc<Queued>, own: Option<&Operation>) {
-        let span = queued.span();
+        let running = &queued.running;
+        let span = running.span();
         let _entered = span.enter();
         while !own.is_some_and(Operation::is_settled) {
             let Some(blocks) = queued.claim() else {
                 self.queue.remove(&queued);
                 break;
             };
-            // What was claimed is run, unless the operation has failed: nobody would get anything of it.
-            let mut blocks = blocks.take_while(|_| !queued.operation().is_settled());
-            if let Err(panic) = blocks.try_for_each(|block| queued.run(block, self)) {
+            // Claimed blocks are run, unless the operation has failed: no member would get anything of it.
+            let mut blocks = blocks.take_while(|_| !running.operation().is_settled());
+            if let Err(panic) = blocks.try_for_each(|block| running.run(block, self)) {
                 queued.abandon();
-                self.end_panicked(queued.operation(), panic);
+                self.end_panicked(running.operation(), panic);
             }
         }
         self.let_go(queued);
     }
 
-    /// Lets go of work; whoever does so last completes it.
+    /// Lets go of work; the thread that does so last completes it.
     fn let_go(&self, queued: Arc<Queued>) {
-        let Some(running) = self.queue.let_go(queued) else { return };
+        let Some(Queued { running, .. }) = Arc::into_inner(queued) else { return };
         let operation = Arc::clone(running.operation());
         if let Err(panic) = running.complete() {
             self.end_panicked(&operation, panic);

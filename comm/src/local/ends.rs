@@ -8,7 +8,7 @@ use hsdp_sharding::Rank;
 use super::attendance::Attendance;
 use super::core::Core;
 use super::operation::Operation;
-use super::phase::Disagreement;
+use super::phase::{Arrivals, Difference};
 use super::running::WorkPanic;
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
@@ -103,7 +103,7 @@ impl Core {
     /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
     pub(crate) fn fail_in_epoch(&self, operation: &Operation, epoch: u64) {
         if let Err(end) = self.status().check(epoch) {
-            self.table().remove(operation);
+            self.table().remove(operation.key());
             operation.fail_gathering(&end);
         }
     }
@@ -171,19 +171,19 @@ impl Core {
     }
 
     /// Ends the world because two members of `operation` want different things; what the operation ended with.
-    pub(super) fn end_disagreement(
+    pub(super) fn end_difference(
         &self,
         operation: &Arc<Operation>,
-        about: Disagreement,
+        difference: Difference,
         descriptor: &Descriptor,
     ) -> Error {
         // Nothing is wanted any more where another end came first.
         let Some(wanted) = operation.wanted() else {
             return operation.failure().expect("members that disagree never begin the work");
         };
-        let what = match about {
-            Disagreement::Said => "ranks disagree about",
-            Disagreement::Meant => "ranks call different functions in",
+        let what = match difference {
+            Difference::Descriptor => "ranks disagree about",
+            Difference::Work => "ranks call different functions in",
         };
         let problem = format!("{what} {}", descriptor.place());
         let end = self.end_mismatch(operation, problem, wanted);
@@ -195,7 +195,7 @@ impl Core {
         &self,
         operation: &Arc<Operation>,
         problem: String,
-        wanted: Vec<Option<Arc<Descriptor>>>,
+        wanted: Arrivals,
     ) -> Error {
         let row = |(rank, wanted): (&Rank, Option<_>)| MismatchRow {
             rank: *rank,

@@ -1,8 +1,8 @@
-//! The work that is waiting for a thread, and the threads that wait for work. PROTOCOL.md, "Execution".
+//! The work that waits for a thread, and the threads that wait for work. PROTOCOL.md, "Execution".
 //!
-//! Work in the queue is shared: the queue holds an `Arc`, and so does each thread that is claiming blocks. They are cloned and
-//! dropped under the queue's lock alone. So whoever lets go last sees that, has the work to itself, and knows that no block
-//! is being run (CO-1), and that every one is done, unless the operation has failed.
+//! Work in the queue is shared: the queue holds an `Arc`, and so does each thread that is claiming blocks. The thread that lets go
+//! last gets the work out of it (`Arc::into_inner`). At that moment no block is being run (CO-1), and every block is done, unless the
+//! operation has failed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,16 +15,15 @@ use super::clock::from_now;
 use super::core::Core;
 use super::operation::Operation;
 use super::queued::Queued;
-use super::running::Running;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::{self, Builder, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
-/// Operations with blocks that nobody has claimed, oldest first, and the worker threads.
+/// Operations with blocks that are not claimed, oldest first, and the worker threads.
 #[derive(Default)]
 pub(super) struct Queue {
     entries: Mutex<Entries>,
-    /// The number of entries, so that nobody needs the lock to see that there are none.
+    /// The number of entries: to see that there are none needs no lock.
     length: AtomicUsize,
     bell: Condvar,
     crew: Mutex<Crew>,
@@ -33,7 +32,7 @@ pub(super) struct Queue {
 /// The worker threads.
 #[derive(Default)]
 struct Crew {
-    /// How many there are, once they were asked for.
+    /// Their number, once they were asked for.
     size: Option<usize>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -41,8 +40,6 @@ struct Crew {
 #[derive(Default)]
 struct Entries {
     running: VecDeque<Arc<Queued>>,
-    /// What nobody works on any more, for work to come.
-    spare: Vec<Arc<Queued>>,
     closed: bool,
     /// Workers that have ended.
     ended: usize,
@@ -62,7 +59,7 @@ impl Queue {
             .extend(started.map_while(|thread| thread.map_err(|it| refused = Some(it)).ok()));
         let size = crew.threads.len();
         crew.size = Some(size);
-        // Whoever listens to warnings may do what it likes: it is told when the lock is free.
+        // A subscriber to warnings may do what it likes: it is called without the lock.
         drop(crew);
         if let Some(error) = refused {
             tracing::warn!(%error, wanted, size, "some worker threads could not be started: the ranks do their work");
@@ -70,26 +67,11 @@ impl Queue {
         size
     }
 
-    /// Has work wait for so many threads; the caller is the first that holds it.
-    pub(super) fn push(&self, running: Running, threads: usize) -> Arc<Queued> {
+    /// Puts work into the queue; the caller is the first thread that holds it.
+    pub(super) fn push(&self, queued: &Arc<Queued>) {
         let mut entries = self.entries.lock();
-        let queued = Queued::renew(entries.spare.pop(), running, threads);
-        entries.running.push_back(Arc::clone(&queued));
+        entries.running.push_back(Arc::clone(queued));
         self.length.store(entries.running.len(), Ordering::Release);
-        queued
-    }
-
-    /// Lets go of work; whoever does so last gets it.
-    pub(super) fn let_go(&self, mut queued: Arc<Queued>) -> Option<Running> {
-        let mut entries = self.entries.lock();
-        let Some(last) = Arc::get_mut(&mut queued) else {
-            // Under the lock: of two that let go, one comes second, and finds itself alone.
-            drop(queued);
-            return None;
-        };
-        let running = last.take();
-        entries.spare.push(queued);
-        Some(running)
     }
 
     /// Wakes up to `workers` workers that sleep.
@@ -102,15 +84,15 @@ impl Queue {
         drop(entries);
     }
 
-    /// Work for a member that waits for `own`: that, if it is here, or else the oldest that calls no code of users,
-    /// which may hang and is none of this member's business. Workers do that: there are some, or nothing is queued.
+    /// Work for a member that waits for `own`: that, if it is here, or else the oldest that calls no code of users, which may hang.
+    /// Workers do that of other operations: there are some, or nothing is queued.
     pub(super) fn pick(&self, own: &Arc<Operation>) -> Option<Arc<Queued>> {
         if self.length.load(Ordering::Acquire) == 0 {
             return None;
         }
         let entries = self.entries.lock();
-        let mine = entries.running.iter().find(|entry| Arc::ptr_eq(entry.operation(), own));
-        mine.or_else(|| entries.running.iter().find(|entry| !entry.calls_users())).cloned()
+        let mine = entries.running.iter().find(|entry| Arc::ptr_eq(entry.running.operation(), own));
+        mine.or_else(|| entries.running.iter().find(|entry| !entry.running.calls_users())).cloned()
     }
 
     /// Work for a worker: the oldest. Sleeps while there is none; `None` when the world is gone.
@@ -127,8 +109,8 @@ impl Queue {
         }
     }
 
-    /// Takes an operation out of the queue: all its blocks are claimed. The caller holds a clone of its own, so the
-    /// one that is dropped here is never the last.
+    /// Takes work out of the queue: all its blocks are claimed. The caller holds a clone of its own, so the one that is dropped
+    /// here is never the last.
     pub(super) fn remove(&self, queued: &Arc<Queued>) {
         let mut entries = self.entries.lock();
         entries.running.retain(|entry| !Arc::ptr_eq(entry, queued));
@@ -139,7 +121,7 @@ impl Queue {
     /// `patience` is left behind.
     pub(super) fn close(&self, patience: Duration) {
         let threads = mem::take(&mut self.crew.lock().threads);
-        // A deposit may own the last handle of the world, and be dropped by a worker: it cannot join itself.
+        // A contribution may own the last handle of the world, and a worker may drop it: it cannot join itself.
         let own = thread::current().id();
         let (own, others): (Vec<_>, Vec<_>) =
             threads.into_iter().partition(|thread| thread.thread().id() == own);

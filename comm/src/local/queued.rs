@@ -1,38 +1,25 @@
 //! Work in the queue, of which threads claim blocks.
 
-use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::ops::Range;
 
 use super::running::Running;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// Work in the queue. Its memory serves one after the other.
+/// Work in the queue.
 #[derive(Debug)]
 pub(super) struct Queued {
-    /// There until the last one lets go.
-    running: Option<Running>,
+    pub(super) running: Running,
     unclaimed: Unclaimed,
 }
 
 impl Queued {
-    /// Work that nobody has claimed anything of, for so many threads; in the place of work that is over, if there is one.
-    ///
-    /// # Panics
-    /// If somebody still holds that.
-    pub(super) fn renew(over: Option<Arc<Self>>, running: Running, threads: usize) -> Arc<Self> {
+    /// Work of which no block is claimed, for so many threads.
+    pub(super) fn new(running: Running, threads: usize) -> Self {
         let unclaimed = Unclaimed::new(running.blocks(), threads);
-        let new = Self { running: Some(running), unclaimed };
-        let Some(mut queued) = over else { return Arc::new(new) };
-        *Arc::get_mut(&mut queued).expect("nobody holds work that is over") = new;
-        queued
+        Self { running, unclaimed }
     }
 
-    /// The work itself, for whoever lets go last.
-    pub(super) fn take(&mut self) -> Running {
-        self.running.take().expect("the last one lets go once")
-    }
-
-    /// The next blocks that nobody has claimed: many neighbours first, and fewer towards the end.
+    /// The next blocks that are not claimed: many neighbours first, and fewer towards the end.
     pub(super) fn claim(&self) -> Option<Range<usize>> {
         self.unclaimed.claim()
     }
@@ -40,14 +27,6 @@ impl Queued {
     /// Leaves nothing to be claimed.
     pub(super) fn abandon(&self) {
         self.unclaimed.abandon();
-    }
-}
-
-impl Deref for Queued {
-    type Target = Running;
-
-    fn deref(&self) -> &Running {
-        self.running.as_ref().expect("whoever holds it keeps it there")
     }
 }
 

@@ -11,9 +11,9 @@ use std::time::Instant;
 use hsdp_sharding::Rank;
 use tracing::Span;
 
+use super::any_work::AnyWork;
 use super::core::Core;
 use super::operation::Operation;
-use super::slots::AnySlots;
 use crate::Descriptor;
 use crate::sync::thread_local;
 use crate::work::Meter;
@@ -47,10 +47,9 @@ impl Drop for InBlock {
     }
 }
 
-/// Drops what a user deposited, where nobody can be told that this panicked. What it panicked with is leaked: it
-/// might panic again.
-pub(super) fn discard<T>(deposited: T) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(deposited))) {
+/// Drops contributions, where no caller can be told that this panicked. The value of the panic is leaked: it might panic again.
+pub(super) fn discard<T>(contributions: T) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(contributions))) {
         let panic = ManuallyDrop::new(panic);
         tracing::warn!(message = %panic_message(&**panic), "a buffer or gradient that a rank had lent panicked when it was dropped");
     }
@@ -66,48 +65,39 @@ pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Arc<str> {
 /// A panic in the work of an operation.
 pub(super) struct WorkPanic {
     pub(super) descriptor: Arc<Descriptor>,
-    /// The member whose deposit was being read, if one was.
+    /// The member whose contribution was being read, if one was.
     pub(super) rank: Option<Rank>,
     pub(super) message: Arc<str>,
 }
 
 impl WorkPanic {
-    /// A panic that is no member's doing, as far as is known.
-    pub(super) fn of_nobody(descriptor: &Arc<Descriptor>, payload: &(dyn Any + Send)) -> Self {
+    /// A panic for which no member is known.
+    pub(super) fn of_no_member(descriptor: &Arc<Descriptor>, payload: &(dyn Any + Send)) -> Self {
         let (descriptor, message) = (Arc::clone(descriptor), panic_message(payload));
         Self { descriptor, rank: None, message }
     }
 }
 
-/// An operation whose members are all there.
+/// An operation whose members have all arrived, and its work.
 pub(super) struct Running {
     operation: Arc<Operation>,
     descriptor: Arc<Descriptor>,
-    /// With the work, until it is complete.
-    slots: Option<Box<dyn AnySlots>>,
+    work: Box<dyn AnyWork>,
     blocks: usize,
     /// When the outputs are published at the earliest, where the channel is slow.
     due: Option<Instant>,
 }
 
 impl Running {
+    /// The outputs are published at `due`, if they are there before.
     pub(super) fn new(
         operation: Arc<Operation>,
         descriptor: Arc<Descriptor>,
-        slots: Box<dyn AnySlots>,
+        work: Box<dyn AnyWork>,
+        due: Option<Instant>,
     ) -> Self {
-        let blocks = slots.blocks();
-        Self { operation, descriptor, slots: Some(slots), blocks, due: None }
-    }
-
-    /// Publishes the outputs at `due`, if they are there before.
-    pub(super) fn due(mut self, due: Option<Instant>) -> Self {
-        self.due = due;
-        self
-    }
-
-    fn slots(&self) -> &dyn AnySlots {
-        self.slots.as_deref().expect("the work is there until it is complete")
+        let blocks = work.blocks();
+        Self { operation, descriptor, work, blocks, due }
     }
 
     pub(super) fn operation(&self) -> &Arc<Operation> {
@@ -118,14 +108,14 @@ impl Running {
         self.blocks
     }
 
-    /// How much work there is, in bytes that are moved: what decides who does it.
+    /// The bytes that are moved: they decide which threads do the work.
     pub(super) fn bytes(&self) -> usize {
-        self.slots().bytes()
+        self.work.bytes()
     }
 
-    /// Whether a block may call code of a user, which may hang: what decides who may help.
+    /// Whether a block may call code of a user, which may hang: then fewer threads may help.
     pub(super) fn calls_users(&self) -> bool {
-        self.slots().calls_users()
+        self.work.calls_users()
     }
 
     /// Runs a block that was claimed.
@@ -133,7 +123,7 @@ impl Running {
         let (ranks, readers) = (self.operation.ranks(), self.operation.readers());
         let meter = Meter::new(core.records(), ranks, &self.descriptor, readers);
         let in_block = InBlock::enter();
-        let ran = catch_unwind(AssertUnwindSafe(|| self.slots().run(block, &meter)));
+        let ran = catch_unwind(AssertUnwindSafe(|| self.work.run(block, &meter)));
         drop(in_block);
         ran.map_err(|panic| WorkPanic {
             descriptor: Arc::clone(&self.descriptor),
@@ -142,34 +132,28 @@ impl Running {
         })
     }
 
-    /// Every block is done, unless the operation has failed: drops what the members lent, and publishes their outputs. Nothing is left to
-    /// publish if the operation has failed meanwhile.
-    pub(super) fn complete(mut self) -> Result<(), WorkPanic> {
-        if self.operation.is_settled() {
+    /// Every block is done, unless the operation has failed: drops the contributions, and publishes the outputs or begins another
+    /// round. Contributions to an operation that has failed are dropped, too.
+    pub(super) fn complete(self) -> Result<(), WorkPanic> {
+        let Self { operation, descriptor, mut work, due, .. } = self;
+        if operation.is_settled() {
+            discard(work);
             return Ok(());
         }
-        let Some(slots) = &mut self.slots else { return Ok(()) };
-        let finished = catch_unwind(AssertUnwindSafe(|| slots.finish()));
-        let again = finished.map_err(|panic| WorkPanic::of_nobody(&self.descriptor, &*panic))?;
-        match (self.slots.take(), again) {
-            (Some(slots), Some(again)) => again.again(&self.operation, slots),
-            (Some(slots), None) => self.operation.succeed(slots, self.due),
-            (None, _) => {}
-        }
-        Ok(())
+        let finished = catch_unwind(AssertUnwindSafe(|| match work.next_round() {
+            Some(begin) => {
+                drop(work);
+                begin(&operation);
+            }
+            None => operation.succeed(work.finish(), due),
+        }));
+        finished.map_err(|panic| WorkPanic::of_no_member(&descriptor, &*panic))
     }
 
     pub(super) fn span(&self) -> Span {
         let Descriptor { op, channel, tag, .. } = &*self.descriptor;
         let unit = tag.unit.map(|unit| unit.get());
         tracing::trace_span!("blocks", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch)
-    }
-}
-
-/// Work that failed: what was lent is dropped by whoever lets go last, which may be a worker.
-impl Drop for Running {
-    fn drop(&mut self) {
-        discard(self.slots.take());
     }
 }
 

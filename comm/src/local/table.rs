@@ -1,69 +1,64 @@
-//! Where members find the operation that they mean.
+//! The operations for which members are missing, by their keys.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-use super::identity::Company;
 use super::operation::Operation;
-use super::post::{MOST_PLACES, Post};
-use crate::GroupId;
 use crate::sync::Mutex;
+use crate::{Descriptor, Error, GroupId};
 
-/// Groups that keep operations that are over, as memory for others: those beyond keep none.
-const KEEPING: usize = 1 << 10;
-
-/// The posts of all groups of a world.
-///
-/// No other lock is taken while one of a post is held, except that of the status; none while the table's is held.
-#[derive(Debug, Default)]
-pub(crate) struct Table {
-    posts: Mutex<BTreeMap<GroupId, Arc<Post>>>,
+/// The identity of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Key {
+    pub(crate) group: GroupId,
+    pub(crate) epoch: u64,
+    pub(crate) sequence: u64,
 }
+
+impl From<&Descriptor> for Key {
+    fn from(descriptor: &Descriptor) -> Self {
+        let Descriptor { group, epoch, sequence, .. } = *descriptor;
+        Self { group, epoch, sequence }
+    }
+}
+
+/// The operations of a world for which members are missing.
+///
+/// While a thread holds its lock, it takes no other, except that of the status.
+#[derive(Debug, Default)]
+pub(crate) struct Table(Mutex<BTreeMap<Key, Arc<Operation>>>);
 
 impl Table {
-    /// Where the operations of a group meet, made if it is its first.
-    pub(crate) fn post(&self, company: Company) -> Arc<Post> {
-        let mut posts = self.posts.lock();
-        let places = if posts.len() < KEEPING { MOST_PLACES } else { 0 };
-        let post = posts.entry(company.group);
-        Arc::clone(post.or_insert_with(|| Arc::new(Post::new(company, places))))
-    }
-
-    /// Nobody is to arrive any more.
-    pub(crate) fn remove(&self, operation: &Operation) {
-        if let Some(post) = self.post_of(operation) {
-            post.remove(operation.number());
+    /// The operation of a key. `make` makes it for its first member, unless the step or the world has ended.
+    ///
+    /// `make` runs under the lock: it sees an early end that was written before, and a later one finds the operation here.
+    pub(crate) fn enter(
+        &self,
+        key: Key,
+        make: impl FnOnce() -> Result<Arc<Operation>, Error>,
+    ) -> Result<Arc<Operation>, Error> {
+        match self.0.lock().entry(key) {
+            Entry::Occupied(found) => Ok(Arc::clone(found.get())),
+            Entry::Vacant(place) => Ok(Arc::clone(place.insert(make()?))),
         }
     }
 
-    /// A member goes without its output: the operation will not be over.
-    pub(crate) fn forsake(&self, operation: &Arc<Operation>) {
-        if let Some(post) = self.post_of(operation) {
-            post.forsake(operation);
-        }
+    /// No member is missing any more, or none is to arrive.
+    pub(crate) fn remove(&self, key: Key) {
+        let removed = self.0.lock().remove(&key);
+        drop(removed);
     }
 
-    /// Takes out the operations of `epoch`, or of all.
+    /// Takes out the operations of `epoch`, or of all epochs, in the order of their keys: an error may name the first of them.
     pub(crate) fn drain(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
-        in_order(self.posts().iter().flat_map(|post| post.drain(epoch)).collect())
+        let mut operations = self.0.lock();
+        let of_epoch = |key: &Key, _: &mut _| epoch.is_none_or(|epoch| key.epoch == epoch);
+        operations.extract_if(.., of_epoch).map(|(_, operation)| operation).collect()
     }
 
-    /// All operations that are there now.
+    /// All operations that are there now, in the order of their keys.
     pub(crate) fn snapshot(&self) -> Vec<Arc<Operation>> {
-        in_order(self.posts().iter().flat_map(|post| post.snapshot()).collect())
+        self.0.lock().values().cloned().collect()
     }
-
-    fn post_of(&self, operation: &Operation) -> Option<Arc<Post>> {
-        self.posts.lock().get(&operation.key().group).cloned()
-    }
-
-    fn posts(&self) -> Vec<Arc<Post>> {
-        self.posts.lock().values().cloned().collect()
-    }
-}
-
-/// Operations in the order of their keys: the first of them may be named in an error.
-fn in_order(mut operations: Vec<Arc<Operation>>) -> Vec<Arc<Operation>> {
-    operations.sort_unstable_by_key(|operation| operation.key());
-    operations
 }

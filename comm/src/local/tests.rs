@@ -1,21 +1,21 @@
 mod circles;
-mod posts;
+mod table;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hsdp_sharding::{DType, Rank};
 
+use super::any_work::AnyWork;
 use super::clock::{Alarm, Clock, from_now};
 use super::core::Core;
-use super::identity::{Company, Number};
 use super::operation::{Arrived, Operation};
-use super::phase::Disagreement;
-use super::slots::AnySlots;
+use super::phase::Difference;
 use super::status::Status;
+use super::table::Key;
 use crate::flight::Origin;
 use crate::sync::atomic::Ordering;
-use crate::work::{Deposits, Meter, Outputs, Work};
+use crate::work::{Meter, Outputs, Work};
 use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag, WorldOptions};
 
 fn ranks() -> Arc<[Rank]> {
@@ -39,38 +39,22 @@ fn descriptor(epoch: u64, count: usize) -> Arc<Descriptor> {
     })
 }
 
-fn company() -> Company {
-    let group = GroupId::of(&ranks(), Channel::User);
-    Company { group, ranks: ranks(), origin: Origin::now() }
-}
-
-fn number(epoch: u64) -> Number {
-    Number { epoch, sequence: 0 }
-}
-
 fn operation() -> Operation {
-    Operation::new::<usize, Listing>(&Arc::new(company()), number(0))
+    Operation::new(Key::from(&*descriptor(0, 0)), &ranks(), Origin::now())
 }
 
-/// A member comes, says that it brings so many elements, and brings ten times its slot.
-fn arrive(operation: &Operation, slot: usize, count: usize) -> Arrived<usize, Listing> {
-    operation.arrive(slot, descriptor(0, count), slot * 10)
+/// A member arrives, says that it brings so many elements, and brings ten times its slot.
+fn arrive(operation: &Operation, slot: usize, count: usize) -> Arrived<usize> {
+    operation.arrive::<_, Listing>(slot, &descriptor(0, count), slot * 10)
 }
 
-/// Everybody gets what all bring, in the order in which it is deposited, and its slot.
+/// Every member gets all contributions, in the order in which the work got them, and its slot.
 struct Listing {
     brought: Vec<usize>,
 }
 
-impl Listing {
-    fn of((): (), all: Deposits<'_, usize>) -> Result<Self, String> {
-        Ok(Self { brought: all.collect() })
-    }
-}
-
 impl Work for Listing {
     type Output = (Vec<usize>, usize);
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         1
@@ -82,8 +66,8 @@ impl Work for Listing {
 
     fn run(&self, _block: usize, _meter: &Meter<'_>) {}
 
-    fn finish(self, outputs: &mut Outputs<(Vec<usize>, usize)>) {
-        outputs.extend((0..self.brought.len()).map(|slot| (self.brought.clone(), slot)));
+    fn finish(self) -> Outputs<(Vec<usize>, usize)> {
+        (0..self.brought.len()).map(|slot| (self.brought.clone(), slot)).collect()
     }
 }
 
@@ -92,12 +76,10 @@ fn taken(operation: &Operation, slot: usize) -> Result<(Vec<usize>, usize), Erro
     operation.take(slot)
 }
 
-/// The last member has come with the others' deposits: does the work.
-fn complete(operation: &Operation, arrived: Arrived<usize, Listing>) {
-    let Arrived::Last(mut slots) = arrived else { panic!("all are there") };
-    slots.assemble(Listing::of).expect("it is work");
-    slots.finish();
-    operation.succeed(slots, None);
+/// The last member has arrived: does the work.
+fn complete(operation: &Operation, arrived: Arrived<usize>) {
+    let Arrived::Last(brought, _) = arrived else { panic!("all are there") };
+    operation.succeed(AnyWork::finish(Box::new(Listing { brought })), None);
 }
 
 fn aborted(step: u64) -> Error {
@@ -123,68 +105,23 @@ fn the_last_member_gets_all_deposits_in_slot_order() {
     }
 }
 
-/// Others' work on the same members.
-struct Other(Listing);
-
-impl Work for Other {
-    type Output = ();
-    type Lists = ();
-
-    fn blocks(&self) -> usize {
-        self.0.blocks()
-    }
-
-    fn bytes(&self) -> usize {
-        self.0.bytes()
-    }
-
-    fn run(&self, block: usize, meter: &Meter<'_>) {
-        self.0.run(block, meter);
-    }
-
-    fn finish(self, outputs: &mut Outputs<()>) {
-        outputs.extend(self.0.brought.into_iter().map(drop));
-    }
-}
+/// Other work with the same contributions.
+struct Other;
 
 #[test]
-fn an_operation_that_is_over_serves_another_of_the_same_or_of_other_work() {
-    let mut operation = operation();
-    for round in 1..4 {
-        operation.renew::<usize, Listing>(number(round));
-        let arrived = [0, 1, 2].map(|slot| arrive(&operation, slot, 5));
-        let [Arrived::Waiting, Arrived::Waiting, last] = arrived else { panic!("all come") };
-        complete(&operation, last);
-        assert!(!operation.is_over());
-        let slots = [2, 0, 1].map(|slot| taken(&operation, slot));
-        assert_eq!(slots, [2, 0, 1].map(|slot| Ok((ALL.to_vec(), slot))));
-        assert!(operation.is_over());
-        assert_eq!(operation.number(), number(round));
-    }
-    operation.renew::<usize, Other>(number(4));
-    assert!(
-        !operation.is_settled() && operation.attendance().is_some_and(|it| it.arrived.is_empty())
-    );
-    assert!(matches!(operation.arrive::<usize, Other>(0, descriptor(0, 5), 5), Arrived::Waiting));
-    for slot in [1, 2] {
-        let arrived = arrive(&operation, slot, 5);
-        assert!(matches!(arrived, Arrived::Disagrees(Disagreement::Meant)), "and all are told so");
-    }
-    operation.fail(&aborted(1));
-}
-
-#[test]
-fn who_comes_first_says_what_work_it_is_and_not_who_has_made_the_operation() {
-    let made = || Operation::new::<usize, Other>(&Arc::new(company()), number(0));
+fn the_first_that_arrives_says_what_work_it_is() {
     let come = |operation: &Operation, slot, count| {
-        operation.arrive::<usize, Other>(slot, descriptor(0, count), 5)
+        operation.arrive::<usize, Other>(slot, &descriptor(0, count), 5)
     };
-    let differing = made();
+    let differing = operation();
     assert!(matches!(arrive(&differing, 2, 5), Arrived::Waiting));
-    assert!(matches!(come(&differing, 1, 6), Arrived::Disagrees(Disagreement::Said)));
-    let alike = made();
-    assert!(matches!(arrive(&alike, 2, 5), Arrived::Waiting));
-    assert!(matches!(come(&alike, 1, 5), Arrived::Disagrees(Disagreement::Meant)));
+    assert!(matches!(come(&differing, 1, 6), Arrived::Differs(Difference::Descriptor)));
+    let alike = operation();
+    assert!(matches!(come(&alike, 0, 5), Arrived::Waiting));
+    for slot in [1, 2] {
+        let arrived = arrive(&alike, slot, 5);
+        assert!(matches!(arrived, Arrived::Differs(Difference::Work)), "and all are told so");
+    }
     for operation in [differing, alike] {
         operation.fail(&aborted(1));
     }
@@ -211,7 +148,7 @@ fn whoever_comes_to_a_failed_operation_is_refused() {
     assert!(matches!(arrive(&operation, 1, 5), Arrived::Refused(error) if error == aborted(1)));
     assert_eq!(operation.take::<()>(0), Err(aborted(1)));
     // Nobody sleeps on what is settled.
-    operation.park_until(Instant::now() + Duration::from_secs(60));
+    operation.sleep_until(Instant::now() + Duration::from_secs(60));
 }
 
 /// The counts that members want, by slot.
@@ -224,7 +161,7 @@ fn counts(operation: &Operation) -> Vec<Option<usize>> {
 fn members_that_disagree_are_told_at_once() {
     let operation = operation();
     assert!(matches!(arrive(&operation, 0, 5), Arrived::Waiting));
-    assert!(matches!(arrive(&operation, 2, 6), Arrived::Disagrees(Disagreement::Said)));
+    assert!(matches!(arrive(&operation, 2, 6), Arrived::Differs(Difference::Descriptor)));
     assert_eq!(counts(&operation), [Some(5), None, Some(6)]);
 }
 
@@ -236,11 +173,11 @@ fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last()
         assert!(matches!(arrive(&operation, 0, brought[0]), Arrived::Waiting));
         assert!(matches!(
             arrive(&operation, 1, brought[1]),
-            Arrived::Disagrees(Disagreement::Said)
+            Arrived::Differs(Difference::Descriptor)
         ));
         assert!(matches!(
             arrive(&operation, 2, brought[2]),
-            Arrived::Disagrees(Disagreement::Said)
+            Arrived::Differs(Difference::Descriptor)
         ));
         assert_eq!(counts(&operation), brought.map(Some), "the table lists everybody");
         assert!(!operation.is_settled());
@@ -379,7 +316,7 @@ fn work_that_hangs_is_the_doing_of_whose_gradient_is_read() {
     let core = core();
     let awaited = gathering(&[0, 2]);
     let hanging = gathering(&[0, 1]);
-    assert!(matches!(arrive(&hanging, 2, 5), Arrived::Last(_)));
+    assert!(matches!(arrive(&hanging, 2, 5), Arrived::Last(..)));
     assert_eq!(culprit(&core, &hanging), None, "nothing is being read");
     hanging.readers()[2].fetch_add(1, Ordering::Relaxed);
     assert_eq!(culprit(&core, &hanging), Some(2));

@@ -23,15 +23,6 @@ pub(crate) struct Ticket {
     rank: Rank,
     slot: usize,
     entry: EntryNumber,
-    claim: Claim,
-}
-
-/// Whether an operation will be over as far as this member goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Claim {
-    /// The member has not taken its output, or others never will: those that share no memory with it.
-    Open,
-    Met,
 }
 
 impl Ticket {
@@ -41,8 +32,7 @@ impl Ticket {
         descriptor: Arc<Descriptor>,
     ) -> Self {
         let Member { access, rank, site, entry } = member;
-        let (core, slot, claim) = (Arc::clone(access), site.slot, Claim::Open);
-        Self { core, operation, descriptor, rank, slot, entry, claim }
+        Self { core: Arc::clone(access), operation, descriptor, rank, slot: site.slot, entry }
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -58,7 +48,7 @@ impl Ticket {
     }
 
     /// Waits until the operation is settled, by completion, deadline or abort.
-    pub(crate) fn wait<O: 'static>(mut self) -> Result<O, Error> {
+    pub(crate) fn wait<O: 'static>(self) -> Result<O, Error> {
         if in_work() {
             return Err(Error::Reentrant { op: self.descriptor.op, rank: self.rank });
         }
@@ -70,11 +60,7 @@ impl Ticket {
             span.in_scope(|| self.await_settled());
         }
         self.core.record(self.rank).flight.close(self.entry);
-        let output = self.operation.take(self.slot)?;
-        if self.core.office().is_none() {
-            self.claim = Claim::Met;
-        }
-        Ok(output)
+        self.operation.take(self.slot)
     }
 
     /// Waits for what stands in line before it, if something does, and then for the operation itself.
@@ -91,14 +77,6 @@ impl Ticket {
         }
         let (operation, descriptor) = (&self.operation, &self.descriptor);
         Waiting { core: &self.core, rank: self.rank, operation, descriptor }.until_settled();
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if self.claim == Claim::Open {
-            self.core.table().forsake(&self.operation);
-        }
     }
 }
 

@@ -15,17 +15,13 @@ use super::statement::{Brought, parcel_bytes};
 use super::travels::{At, Parcel, Travels};
 use super::unpack::{Deposit, Unpack};
 use crate::flight::{EntryNumber, FlightState};
-use crate::local::{
-    Access, Again, AnySlots, InBlock, Member, Operation, Post, Slots, Ticket, panic_message,
-};
-use crate::work::Deposits;
+use crate::local::{Access, InBlock, Member, Operation, Ticket, panic_message};
 use crate::{AbortReason, Descriptor, Error};
 
 /// One operation, as this rank takes part in it.
 pub(crate) struct Journey<S> {
     access: Arc<Access>,
     office: Arc<Office>,
-    post: Arc<Post>,
     at: At,
     entry: EntryNumber,
     brings: PhantomData<fn(S)>,
@@ -44,7 +40,6 @@ impl<S: Travels> Journey<S> {
         let journey = Arc::new(Self {
             access: Arc::clone(access),
             office: Arc::clone(office),
-            post: Arc::clone(access.post_at(site)),
             at,
             entry,
             brings: PhantomData,
@@ -84,10 +79,9 @@ impl<S: Travels> Journey<S> {
 
     fn assembling(
         self: &Arc<Self>,
-    ) -> impl FnOnce(Option<S>, Deposits<'_, Deposit<S>>) -> Result<Unpack<S>, String> + use<S>
-    {
+    ) -> impl FnOnce(Vec<Deposit<S>>) -> Result<Unpack<S>, String> + use<S> {
         let journey = Arc::clone(self);
-        move |_, deposits| Unpack::new(journey, deposits)
+        move |deposits| Unpack::new(journey, deposits)
     }
 
     /// Packs what the others get. What fails there ends the world: it has its number already.
@@ -148,12 +142,26 @@ impl<S: Travels> Journey<S> {
         self.at.ranks[self.at.slot]
     }
 
+    /// Brings `own` to another round of an operation.
+    pub(super) fn go_on(&self, operation: &Arc<Operation>, mut own: S) {
+        let next = self.next_round();
+        let letters = match next.pack_guarded(&mut own) {
+            Ok(letters) => letters,
+            // That has ended the world.
+            Err(_) => return self.access.fail_at_end(operation),
+        };
+        let place = (operation, next.at.slot);
+        let own = Deposit::Own(own);
+        self.access.gather_again::<_, Unpack<S>>(place, &next.at.descriptor, own);
+        letters.into_iter().for_each(|letter| self.office.post(letter));
+        next.open(operation);
+    }
+
     fn next_round(&self) -> Arc<Self> {
         let at = At { round: self.at.round + 1, ..self.at.clone() };
         Arc::new(Self {
             access: Arc::clone(&self.access),
             office: Arc::clone(&self.office),
-            post: Arc::clone(&self.post),
             at,
             entry: self.entry,
             brings: PhantomData,
@@ -179,27 +187,7 @@ impl<S: Travels> Receiver for Journey<S> {
         let assemble = self.assembling();
         let deposit = Deposit::Other(parcel);
         // An error has ended the world already: this rank hears of it where it waits.
-        let _ = self.access.come((&self.post, operation, slot), descriptor, deposit, assemble);
-    }
-}
-
-impl<S: Travels> Again for Journey<S> {
-    fn again(self: Arc<Self>, operation: &Arc<Operation>, slots: Box<dyn AnySlots>) {
-        let mut slots = Slots::<Deposit<S>, Unpack<S>>::typed(slots).expect("they are its own");
-        let mut own = slots.take_lists().expect("what goes on is left there");
-        let next = self.next_round();
-        let letters = match next.pack_guarded(&mut own) {
-            Ok(letters) => letters,
-            // That has ended the world.
-            Err(_) => return self.access.fail_at_end(operation),
-        };
-        let slot = next.at.slot;
-        slots.put(slot, Some(Deposit::Own(own)));
-        slots.arrivals()[slot] = Some(Arc::clone(&next.at.descriptor));
-        operation.gather_again(slots);
-        self.access.readmit(&self.post, operation);
-        letters.into_iter().for_each(|letter| self.office.post(letter));
-        next.open(operation);
+        let _ = self.access.arrive((operation, slot), &descriptor, deposit, assemble);
     }
 }
 

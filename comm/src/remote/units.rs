@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use hsdp_kernels::{
-    Divisor, Fold, GradientValues, Values, ValuesMut, Wire, contribute, copy_all_past_caches, pack,
-    read_once, sum_contributions,
+    Divisor, Fold, GradientValues, HostBuffer, Values, ValuesMut, Wire, contribute,
+    copy_all_past_caches, pack, read_once, sum_contributions,
 };
 use hsdp_sharding::{DType, Role, UnitLayout, balanced};
 use xxhash_rust::xxh3::Xxh3;
@@ -16,7 +16,7 @@ use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
 use crate::bytes::{bytes_of, values, values_mut};
 use crate::work::{Scaled, UnitGatherDeposit, UnitReduceDeposit};
-use crate::{Error, NonFiniteAt, Reduced, Scaling, Targets};
+use crate::{Error, NonFiniteAt, Reduced, Scaling};
 
 pub(crate) fn digest(layout: &UnitLayout) -> u64 {
     let mut hash = Xxh3::new();
@@ -26,7 +26,7 @@ pub(crate) fn digest(layout: &UnitLayout) -> u64 {
 
 /// Of a gather: the shard, with its padding.
 impl Travels for UnitGatherDeposit {
-    type Output = Targets;
+    type Output = Vec<HostBuffer>;
 
     fn form(&self) -> Form {
         Form { function: 6, layout: digest(&self.layout), note: 0 }
@@ -163,7 +163,7 @@ impl Travels for UnitReduceDeposit {
             pad(&mut partial, pieces(&self.layout, at.slot).map(|(_, _, place)| place));
         }
         let non_finite = first.and_then(|place| self.non_finite(at, &shards, place));
-        Turn::Done(Reduced { partial, non_finite, list: self.gradients })
+        Turn::Done(Reduced { partial, non_finite })
     }
 }
 

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use super::journey::Journey;
 use super::statement::Form;
 use super::travels::{Parcel, Parcels, Travels, Turn};
-use crate::local::Again;
 use crate::sync::Mutex;
-use crate::work::{Deposits, Meter, Outputs, PerMember, Work};
+use crate::work::{Meter, NextRound, Outputs, PerMember, Work};
 
 /// What lies in a slot.
 pub(crate) enum Deposit<S> {
@@ -36,10 +35,7 @@ enum Stage<S: Travels> {
 impl<S: Travels> Unpack<S> {
     /// # Errors
     /// If what came does not fit.
-    pub(super) fn new(
-        journey: Arc<Journey<S>>,
-        deposits: Deposits<'_, Deposit<S>>,
-    ) -> Result<Self, String> {
+    pub(super) fn new(journey: Arc<Journey<S>>, deposits: Vec<Deposit<S>>) -> Result<Self, String> {
         let (mut own, mut parcels) = (None, Vec::with_capacity(deposits.len()));
         for deposit in deposits {
             parcels.push(match deposit {
@@ -69,8 +65,6 @@ impl<S: Travels> Unpack<S> {
 
 impl<S: Travels> Work for Unpack<S> {
     type Output = S::Output;
-    /// What goes on to another round.
-    type Lists = Option<S>;
 
     fn blocks(&self) -> usize {
         1
@@ -102,19 +96,24 @@ impl<S: Travels> Work for Unpack<S> {
         }
     }
 
-    fn again(&self) -> Option<Arc<dyn Again>> {
-        let goes_on = matches!(*self.stage.lock(), Stage::Unpacked(Turn::Again(_)));
-        goes_on.then(|| Arc::clone(&self.journey) as _)
-    }
-
-    fn finish(self, outputs: &mut Outputs<S::Output>) -> Option<S> {
-        match self.stage.into_inner() {
-            Stage::Unpacked(Turn::Done(output)) => {
-                outputs.only(self.journey.at().slot, output);
+    fn next_round(&mut self) -> Option<NextRound> {
+        let mut stage = self.stage.lock();
+        match std::mem::replace(&mut *stage, Stage::Nothing) {
+            Stage::Unpacked(Turn::Again(own)) => {
+                let journey = Arc::clone(&self.journey);
+                Some(Box::new(move |operation| journey.go_on(operation, own)))
+            }
+            other => {
+                *stage = other;
                 None
             }
-            Stage::Unpacked(Turn::Again(own)) => Some(own),
-            Stage::Packed(_) | Stage::Nothing => unreachable!("every block was run"),
         }
+    }
+
+    fn finish(self) -> Outputs<S::Output> {
+        let Stage::Unpacked(Turn::Done(output)) = self.stage.into_inner() else {
+            unreachable!("every block was run, and there is no other round")
+        };
+        Outputs::only(self.journey.at().slot, output)
     }
 }

@@ -5,9 +5,7 @@ use std::ops::Range;
 use hsdp_kernels::{DisjointVec, Fold, Values, sum_contributions};
 use hsdp_sharding::balanced;
 
-use super::{
-    BLOCK_ELEMENTS, Deposits, Meter, Outputs, PerMember, Work, blocks_of, one_length, take,
-};
+use super::{BLOCK_ELEMENTS, Meter, Outputs, PerMember, Work, one_length, owned_blocks, take};
 use crate::Scaling;
 
 /// What a member brings.
@@ -17,33 +15,25 @@ pub(crate) struct Scaled(pub(crate) Vec<f32>);
 pub(crate) struct AllReduceScaled {
     values: Vec<DisjointVec<f32>>,
     scaling: Scaling,
-    blocks: Blocks,
+    /// The slots that add up, and their elements: slices of the balanced split. They cover all elements once.
+    blocks: Vec<(usize, Range<usize>)>,
 }
-
-/// Who adds up, and which elements: slices of the balanced split. They cover all elements once.
-type Blocks = Vec<(usize, Range<usize>)>;
 
 impl AllReduceScaled {
     /// # Errors
     /// If the vectors differ in length.
-    pub(crate) fn new(
-        (mut values, mut blocks): (Vec<DisjointVec<f32>>, Blocks),
-        members: Deposits<'_, Scaled>,
-        scaling: Scaling,
-    ) -> Result<Self, String> {
-        values.extend(members.map(|Scaled(values)| DisjointVec::from(values)));
-        let len = one_length(values.iter().map(DisjointVec::len))?;
-        for slot in 0..values.len() {
-            let owned = blocks_of(balanced(len, values.len(), slot), BLOCK_ELEMENTS);
-            blocks.extend(owned.map(|block| (slot, block)));
-        }
+    pub(crate) fn new(members: Vec<Scaled>, scaling: Scaling) -> Result<Self, String> {
+        let disjoint = |Scaled(values)| DisjointVec::from(values);
+        let values: Vec<_> = members.into_iter().map(disjoint).collect();
+        let (len, members) = (one_length(values.iter().map(DisjointVec::len))?, values.len());
+        let owned = (0..members).map(|slot| (slot, balanced(len, members, slot)));
+        let blocks = owned_blocks(owned, BLOCK_ELEMENTS);
         Ok(Self { values, scaling, blocks })
     }
 }
 
 impl Work for AllReduceScaled {
     type Output = Vec<f32>;
-    type Lists = (Vec<DisjointVec<f32>>, Blocks);
 
     fn blocks(&self) -> usize {
         self.blocks.len()
@@ -73,10 +63,7 @@ impl Work for AllReduceScaled {
         }
     }
 
-    fn finish(self, outputs: &mut Outputs<Vec<f32>>) -> Self::Lists {
-        let Self { mut values, mut blocks, .. } = self;
-        outputs.extend(values.drain(..).map(DisjointVec::into_vec));
-        blocks.clear();
-        (values, blocks)
+    fn finish(self) -> Outputs<Vec<f32>> {
+        self.values.into_iter().map(DisjointVec::into_vec).collect()
     }
 }

@@ -3,7 +3,7 @@
 use hsdp_kernels::{DisjointVec, Element, copy_past_caches};
 
 use super::exchange::{Exchange, Source};
-use super::{BLOCK_BYTES, Deposits, Meter, Outputs, Work, blocks_of, one_length, take};
+use super::{BLOCK_BYTES, Meter, Outputs, Work, blocks_of, one_length, take};
 
 /// What all members get together, in bytes, above which it is written past the caches. On two cores with 32 MiB of cache
 /// between them 8 MiB were still written three times faster into it, and 16 MiB a third slower.
@@ -35,22 +35,12 @@ enum To {
 
 /// Moves of elements. No two moves to one member overlap in its target.
 pub(crate) struct Copies<T> {
-    lists: CopyLists<T>,
-    /// How elements are written.
-    copy: fn(&mut [T], &[T]),
-}
-
-/// What members bring, by slot, and what is to be done.
-pub(crate) struct CopyLists<T> {
+    /// By slot.
     sources: Vec<Source<T>>,
     targets: Vec<Option<DisjointVec<T>>>,
     moves: Vec<Move>,
-}
-
-impl<T> Default for CopyLists<T> {
-    fn default() -> Self {
-        Self { sources: Vec::new(), targets: Vec::new(), moves: Vec::new() }
-    }
+    /// How elements are written.
+    copy: fn(&mut [T], &[T]),
 }
 
 impl<T: Element> Copies<T> {
@@ -58,29 +48,24 @@ impl<T: Element> Copies<T> {
     ///
     /// # Errors
     /// If the sources differ in length: their moves would overlap.
-    pub(crate) fn to_everybody(
-        lists: CopyLists<T>,
-        members: Deposits<'_, Exchange<T>>,
-    ) -> Result<Self, String> {
-        let work = Self::of(lists, members);
-        let sources = &work.lists.sources;
-        let (members, len) = (sources.len(), one_length(sources.iter().map(Source::len))?);
+    pub(crate) fn to_everybody(members: Vec<Exchange<T>>) -> Result<Self, String> {
+        let (count, len) = (members.len(), one_length(members.iter().map(|it| it.source.len()))?);
         let whole = |from| Move { from, start: 0, len, to: To::All, at: from * len };
-        Ok(work.moving((0..members).map(whole)))
+        Ok(Self::of(members, (0..count).map(whole)))
     }
 
     /// The root's source goes to every target.
     pub(crate) fn from_root(members: Vec<Exchange<T>>, root: usize) -> Self {
         let len = members[root].source.len();
         let moves = [Move { from: root, start: 0, len, to: To::All, at: 0 }];
-        Self::of(CopyLists::default(), members).moving(moves)
+        Self::of(members, moves)
     }
 
     /// The root's source is dealt out to the members' targets, `part` elements each.
     pub(crate) fn dealt_by(members: Vec<Exchange<T>>, root: usize, part: usize) -> Self {
         let deal = |to| Move { from: root, start: to * part, len: part, to: To::One(to), at: 0 };
         let moves = (0..members.len()).map(deal);
-        Self::of(CopyLists::default(), members).moving(moves)
+        Self::of(members, moves)
     }
 
     /// Every member's source is dealt out to all targets, `counts[from][to]` elements from one to another; each
@@ -96,21 +81,11 @@ impl<T: Element> Copies<T> {
                 filled[to] += len;
             }
         }
-        Self::of(CopyLists::default(), members).moving(moves)
-    }
-
-    /// What the members bring, and nothing to do with it.
-    fn of(lists: CopyLists<T>, members: impl IntoIterator<Item = Exchange<T>>) -> Self {
-        let mut lists = lists;
-        for Exchange { source, target } in members {
-            lists.sources.push(source);
-            lists.targets.push(target.map(DisjointVec::from));
-        }
-        Self { lists, copy: <[T]>::copy_from_slice }
+        Self::of(members, moves)
     }
 
     /// CO-2 rests on the four above: the moves to one target do not overlap in it.
-    fn moving(mut self, moves: impl IntoIterator<Item = Move>) -> Self {
+    fn of(members: Vec<Exchange<T>>, moves: impl IntoIterator<Item = Move>) -> Self {
         let cut = |it: Move| {
             let parts = blocks_of(0..it.len, BLOCK_BYTES / size_of::<T>());
             parts.map(move |part| Move {
@@ -120,16 +95,19 @@ impl<T: Element> Copies<T> {
                 ..it
             })
         };
-        self.lists.moves.extend(moves.into_iter().flat_map(cut));
-        if self.bytes() > PAST_CACHES {
-            self.copy = copy_past_caches;
+        let moves = moves.into_iter().flat_map(cut).collect();
+        let disjoint = |it: Exchange<T>| (it.source, it.target.map(DisjointVec::from));
+        let (sources, targets) = members.into_iter().map(disjoint).unzip();
+        let mut work = Self { sources, targets, moves, copy: <[T]>::copy_from_slice };
+        if work.bytes() > PAST_CACHES {
+            work.copy = copy_past_caches;
         }
-        self
+        work
     }
 
     fn copy(&self, it: Move, to: usize, meter: &Meter<'_>) {
-        let Some(target) = &self.lists.targets[to] else { return };
-        let source = &self.lists.sources[it.from].elements()[it.start..it.start + it.len];
+        let Some(target) = &self.targets[to] else { return };
+        let source = &self.sources[it.from].elements()[it.start..it.start + it.len];
         // SAFETY: CO-2, moves to one target do not overlap, and each is run once.
         let target = unsafe { take(target, it.at..it.at + it.len) };
         (self.copy)(target, source);
@@ -139,34 +117,30 @@ impl<T: Element> Copies<T> {
 
 impl<T: Element> Work for Copies<T> {
     type Output = Exchange<T>;
-    type Lists = CopyLists<T>;
 
     fn blocks(&self) -> usize {
-        self.lists.moves.len()
+        self.moves.len()
     }
 
     fn bytes(&self) -> usize {
         let takers = |to| match to {
             To::One(_) => 1,
-            To::All => self.lists.targets.iter().flatten().count(),
+            To::All => self.targets.iter().flatten().count(),
         };
-        self.lists.moves.iter().map(|it| it.len * takers(it.to) * size_of::<T>()).sum()
+        self.moves.iter().map(|it| it.len * takers(it.to) * size_of::<T>()).sum()
     }
 
     fn run(&self, block: usize, meter: &Meter<'_>) {
-        let it = self.lists.moves[block];
+        let it = self.moves[block];
         match it.to {
             To::One(to) => self.copy(it, to, meter),
-            To::All => (0..self.lists.targets.len()).for_each(|to| self.copy(it, to, meter)),
+            To::All => (0..self.targets.len()).for_each(|to| self.copy(it, to, meter)),
         }
     }
 
-    fn finish(self, outputs: &mut Outputs<Exchange<T>>) -> CopyLists<T> {
-        let CopyLists { mut sources, mut targets, mut moves } = self.lists;
-        let filled = targets.drain(..).map(|target| target.map(DisjointVec::into_vec));
-        let members = sources.drain(..).zip(filled);
-        outputs.extend(members.map(|(source, target)| Exchange::done(source, target)));
-        moves.clear();
-        CopyLists { sources, targets, moves }
+    fn finish(self) -> Outputs<Exchange<T>> {
+        let filled = self.targets.into_iter().map(|target| target.map(DisjointVec::into_vec));
+        let members = self.sources.into_iter().zip(filled);
+        members.map(|(source, target)| Exchange::done(source, target)).collect()
     }
 }

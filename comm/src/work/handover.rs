@@ -29,7 +29,6 @@ impl<T: Element> Handover<T> {
 
 impl<T: Element> Work for Handover<T> {
     type Output = Vec<T>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         1
@@ -47,12 +46,12 @@ impl<T: Element> Work for Handover<T> {
         }
     }
 
-    fn finish(mut self, outputs: &mut Outputs<Vec<T>>) {
+    fn finish(mut self) -> Outputs<Vec<T>> {
         let take = |source: &Option<usize>| match *source {
             Some(source) => std::mem::take(&mut self.values[source]),
             None => bytemuck::zeroed_vec(self.zeros),
         };
-        outputs.extend(self.sources.iter().map(take));
+        self.sources.iter().map(take).collect()
     }
 }
 
@@ -61,7 +60,6 @@ pub(crate) struct Barrier(pub(crate) usize);
 
 impl Work for Barrier {
     type Output = ();
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         0
@@ -73,7 +71,7 @@ impl Work for Barrier {
 
     fn run(&self, _block: usize, _meter: &Meter<'_>) {}
 
-    fn finish(self, outputs: &mut Outputs<()>) {
-        outputs.extend((0..self.0).map(|_| ()));
+    fn finish(self) -> Outputs<()> {
+        (0..self.0).map(|_| ()).collect()
     }
 }

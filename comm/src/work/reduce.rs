@@ -75,7 +75,6 @@ impl<T: Element> ReduceInPlace<T> {
 
 impl<T: Element> Work for ReduceInPlace<T> {
     type Output = Vec<T>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.blocks.len()
@@ -107,8 +106,8 @@ impl<T: Element> Work for ReduceInPlace<T> {
         self.count(*owner, range.len(), meter);
     }
 
-    fn finish(self, outputs: &mut Outputs<Vec<T>>) {
-        outputs.extend(self.values.into_iter().map(DisjointVec::into_vec));
+    fn finish(self) -> Outputs<Vec<T>> {
+        self.values.into_iter().map(DisjointVec::into_vec).collect()
     }
 }
 
@@ -159,7 +158,6 @@ impl<T: Element> Reduce<T> {
 
 impl<T: Element> Work for Reduce<T> {
     type Output = Exchange<T>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.reduce.blocks()
@@ -173,13 +171,13 @@ impl<T: Element> Work for Reduce<T> {
         self.reduce.run(block, meter);
     }
 
-    fn finish(self, outputs: &mut Outputs<Exchange<T>>) {
+    fn finish(self) -> Outputs<Exchange<T>> {
         let output = |(values, gets)| match gets {
             Gets::Result => Exchange { source: Source::nothing(), target: Some(values) },
             Gets::Back => Exchange { source: Source::Lent(values), target: None },
             Gets::Nothing => Exchange { source: Source::nothing(), target: None },
         };
         let values = self.reduce.values.into_iter().map(DisjointVec::into_vec);
-        outputs.extend(values.zip(self.gets).map(output));
+        values.zip(self.gets).map(output).collect()
     }
 }

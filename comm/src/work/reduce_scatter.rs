@@ -38,7 +38,6 @@ impl<T: Element> ReduceScatter<T> {
 
 impl<T: Element> Work for ReduceScatter<T> {
     type Output = Exchange<T>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.blocks.len()
@@ -61,9 +60,9 @@ impl<T: Element> Work for ReduceScatter<T> {
         }
     }
 
-    fn finish(self, outputs: &mut Outputs<Exchange<T>>) {
+    fn finish(self) -> Outputs<Exchange<T>> {
         let targets = self.targets.into_iter().map(DisjointVec::into_vec);
         let members = self.sources.into_iter().zip(targets);
-        outputs.extend(members.map(|(source, target)| Exchange::done(source, Some(target))));
+        members.map(|(source, target)| Exchange::done(source, Some(target))).collect()
     }
 }

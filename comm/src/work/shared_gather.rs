@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::{iter, mem};
 
-use hsdp_kernels::SharedBuffer;
+use hsdp_kernels::{HostBuffer, SharedBuffer};
 use hsdp_sharding::UnitLayout;
 
-use super::unit_gather::{GatherLists, UnitGather};
-use super::{Deposits, Meter, Outputs, Work};
-use crate::Targets;
+use super::unit_gather::UnitGather;
+use super::{LAYOUTS_DIFFER, Meter, Outputs, Work};
 
 /// What a member brings: its shard, to be read where it lies; the first one also what holds the parameters' buffers.
 pub(crate) struct SharedGatherDeposit<T> {
@@ -24,29 +23,25 @@ pub(crate) struct SharedGather<T> {
     members: usize,
 }
 
-impl<T: AsMut<Targets>> SharedGather<T> {
+impl<T: AsMut<Vec<HostBuffer>>> SharedGather<T> {
     /// # Errors
     /// If the members do not have the same layout, or the first has no holder.
-    pub(crate) fn new(
-        lists: GatherLists,
-        mut deposits: Deposits<'_, SharedGatherDeposit<T>>,
-    ) -> Result<Self, String> {
-        let count = deposits.len();
-        let first = deposits.next().ok_or("no member takes part")?;
-        let SharedGatherDeposit { layout, shard, holder } = first;
-        let mut holder = holder.ok_or("no member brings buffers")?;
-        let gather = UnitGather::begin(lists, Arc::clone(&layout));
-        let others = deposits.map(|member| (member.layout, member.shard));
-        let members = iter::once((layout, shard)).chain(others);
-        let targets = mem::take(alone(&mut holder).as_mut());
-        let gather = gather.into_one(targets, members)?;
-        Ok(Self { gather, holder, members: count })
+    pub(crate) fn new(mut members: Vec<SharedGatherDeposit<T>>) -> Result<Self, String> {
+        let (layout, count) = (Arc::clone(&members[0].layout), members.len());
+        if members.iter().any(|member| member.layout != layout) {
+            return Err(LAYOUTS_DIFFER.to_owned());
+        }
+        let mut holder = members[0].holder.take().ok_or("no member brings buffers")?;
+        // The shards behind these hold the same.
+        members.truncate(layout.shard_size());
+        let shards = members.into_iter().map(|member| member.shard).collect();
+        let targets = vec![mem::take(alone(&mut holder).as_mut())];
+        Ok(Self { gather: UnitGather::of(layout, shards, targets), holder, members: count })
     }
 }
 
-impl<T: AsMut<Targets> + Send + Sync + 'static> Work for SharedGather<T> {
+impl<T: AsMut<Vec<HostBuffer>> + Send + Sync + 'static> Work for SharedGather<T> {
     type Output = Option<Arc<T>>;
-    type Lists = GatherLists;
 
     fn blocks(&self) -> usize {
         self.gather.blocks()
@@ -60,11 +55,10 @@ impl<T: AsMut<Targets> + Send + Sync + 'static> Work for SharedGather<T> {
         self.gather.run(block, meter);
     }
 
-    fn finish(self, outputs: &mut Outputs<Option<Arc<T>>>) -> GatherLists {
+    fn finish(self) -> Outputs<Option<Arc<T>>> {
         let Self { gather, mut holder, members } = self;
-        let lists = gather.filled(|targets| *alone(&mut holder).as_mut() = targets);
-        outputs.extend(iter::repeat_n(Some(holder), members));
-        lists
+        gather.filled().for_each(|targets| *alone(&mut holder).as_mut() = targets);
+        iter::repeat_n(Some(holder), members).collect()
     }
 }
 

@@ -78,11 +78,6 @@ pub(super) mod taken {
 /// Runs every block, and checks that they take each element of each of `outputs` outputs once: a partition, of which
 /// no two slices overlap, be they of one block or of two. What the members get.
 fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
-    partition_and_lists(work, outputs).0
-}
-
-/// The same, and the lists that are left.
-fn partition_and_lists<W: Work>(work: W, outputs: usize) -> (Vec<W::Output>, W::Lists) {
     let ranks: Vec<Rank> = vec![Rank::new(0); 40];
     let readers: Vec<_> = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
     let descriptor = descriptor();
@@ -99,39 +94,14 @@ fn partition_and_lists<W: Work>(work: W, outputs: usize) -> (Vec<W::Output>, W::
         assert_eq!(coverage(len, ranges.into_iter()), vec![1; len]);
     }
     assert!(readers.iter().all(|it| it.load(Ordering::Relaxed) == 0), "nobody reads any more");
-    let mut outputs = Outputs::default();
-    let lists = work.finish(&mut outputs);
-    (outputs.0.into_iter().flatten().collect(), lists)
-}
-
-/// The work of these deposits, as `assemble` makes it.
-fn assembled<D, W: Work>(
-    deposits: Vec<D>,
-    assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-) -> Result<W, String> {
-    assembled_in(W::Lists::default(), deposits, assemble)
-}
-
-/// The same in the lists of work before.
-fn assembled_in<D, W: Work>(
-    lists: W::Lists,
-    deposits: Vec<D>,
-    assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
-) -> Result<W, String> {
-    let mut deposits: Vec<_> = deposits.into_iter().map(Some).collect();
-    assemble(lists, Deposits::of(&mut deposits))
-}
-
-fn to_everybody(members: Vec<Exchange<u32>>) -> Result<Copies<u32>, String> {
-    assembled(members, Copies::to_everybody)
+    work.finish().0.into_iter().flatten().collect()
 }
 
 fn scaled(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<AllReduceScaled, String> {
-    let values = values.into_iter().map(Scaled).collect();
-    assembled(values, |lists, all| AllReduceScaled::new(lists, all, scaling))
+    AllReduceScaled::new(values.into_iter().map(Scaled).collect(), scaling)
 }
 
-fn assert_all_ones(full: &[crate::Targets]) {
+fn assert_all_ones(full: &[Vec<HostBuffer>]) {
     let buffers = full.iter().flat_map(|targets| targets.iter());
     assert!(buffers.flat_map(|it| it.values().to_f32()).all(|it| it == 1.0));
 }
@@ -171,10 +141,10 @@ fn all_ones(outputs: Vec<Exchange<u32>>) -> bool {
 #[test]
 fn every_block_that_copies_takes_elements_of_its_own() {
     let everybody = exchanges([(LEN, Some(3 * LEN)); 3]);
-    let everybody = partition(to_everybody(everybody).expect("one length"), 3);
+    let everybody = partition(Copies::to_everybody(everybody).expect("one length"), 3);
     assert!(all_ones(everybody));
     let root_only = exchanges([(LEN, None), (LEN, Some(3 * LEN)), (LEN, None)]);
-    let gathered = partition(to_everybody(root_only).expect("one length"), 1);
+    let gathered = partition(Copies::to_everybody(root_only).expect("one length"), 1);
     let gathered: Vec<Option<Vec<u32>>> = gathered.into_iter().map(Option::from).collect();
     assert_eq!(gathered, [None, Some(vec![1; 3 * LEN]), None]);
     let broadcast = exchanges([(0, Some(LEN)), (LEN, None), (0, Some(LEN))]);
@@ -209,7 +179,7 @@ fn what_is_lent_comes_back_and_what_is_given_is_dropped() {
     assert_eq!(left, [0, 6, 0]);
     let mut members = exchanges([(2, Some(6)); 3]);
     members[2].source = Source::Lent(vec![1; 2]);
-    let gathered = to_everybody(members).expect("they fit");
+    let gathered = Copies::to_everybody(members).expect("they fit");
     let left: Vec<usize> = partition(gathered, 3).iter().map(|it| it.source.len()).collect();
     assert_eq!(left, [0, 0, 2]);
 }
@@ -246,7 +216,7 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
         shard: Arc::new(vec![1.0; layout.shard_len()]).into(),
         targets: layout.params().iter().map(|it| HostBuffer::from(vec![0.0_f32; it.len])).collect(),
     };
-    let work = assembled((0..3).map(gather).collect(), UnitGather::new).expect("one layout");
+    let work = UnitGather::new((0..3).map(gather).collect()).expect("one layout");
     assert_all_ones(&partition(work, 12));
 
     let gradient = |it: &ParamSlot| -> Option<Arc<dyn GradientValues>> {
@@ -261,7 +231,7 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
     };
     let scaling = Scaling::on(Wire::F32);
     let deposits = (0..3).map(reduce).collect();
-    let work = assembled(deposits, |lists, all| UnitReduce::new(lists, all, scaling));
+    let work = UnitReduce::new(deposits, scaling);
     let partials = partition(work.expect("one layout"), 3);
     let sum: f32 = partials.iter().flat_map(|reduced| &reduced.partial).sum();
     assert_eq!(sum, 3.0 * (37.0 * 1900.0 + 1.0 + 2000.0), "padding stays zero");
@@ -303,7 +273,7 @@ fn gather_of_many(rows: usize, dtype: DType) -> bool {
         shard: shard(&layout, &full, member),
         targets: all().map(|it| HostBuffer::zeros(dtype, it.len).expect("real")).collect(),
     };
-    let work = assembled((0..MEMBERS).map(gather).collect(), UnitGather::new);
+    let work = UnitGather::new((0..MEMBERS).map(gather).collect());
     let work = work.expect("one layout");
     assert!(work.blocks() < MEMBERS, "{} blocks", work.blocks());
     let is_past_caches = work.is_past_caches();
@@ -349,12 +319,12 @@ fn of_two(len: usize) -> (Arc<UnitLayout>, Vec<UnitGatherDeposit>, Vec<UnitReduc
 fn every_block_of_a_large_unit_takes_elements_of_its_own() {
     let (layout, gather, reduce) = of_two(2 * ENOUGH_BLOCKS * BLOCK_ELEMENTS + 12_345);
     let enough = ENOUGH_BLOCKS..layout.shard_len().div_ceil(BLOCK_ELEMENTS) * 2;
-    let work = assembled(gather, UnitGather::new).expect("one layout");
+    let work = UnitGather::new(gather).expect("one layout");
     assert!(enough.contains(&work.blocks()), "{} blocks", work.blocks());
     assert_all_ones(&partition(work, 2));
 
     let scaling = Scaling::on(Wire::F32);
-    let work = assembled(reduce, |lists, all| UnitReduce::new(lists, all, scaling));
+    let work = UnitReduce::new(reduce, scaling);
     let work = work.expect("one layout");
     assert!(enough.contains(&work.blocks()), "{} blocks", work.blocks());
     let partials = partition(work, 2);
@@ -374,36 +344,24 @@ fn blocks_grow_with_the_work_and_no_further() {
 }
 
 #[test]
-fn work_in_the_lists_of_work_before_is_its_own_and_holds_nothing_of_that() {
+fn work_of_any_length_gives_its_outputs_and_holds_nothing_that_was_lent() {
     let scaling = Scaling::on(Wire::F32);
-    let reduce = |lists, all: Deposits<'_, _>| UnitReduce::new(lists, all, scaling);
-    let add = |lists, all: Deposits<'_, _>| AllReduceScaled::new(lists, all, scaling);
-    let (mut gathered, mut reduced, mut added, mut copied) = Default::default();
     for len in [LEN, 40, LEN / 2] {
         let (layout, gathers, reductions) = of_two(len);
-        let outputs;
-        let work = assembled_in(gathered, gathers, UnitGather::new).expect("one layout");
-        (outputs, gathered) = partition_and_lists(work, 2);
+        let outputs = partition(UnitGather::new(gathers).expect("one layout"), 2);
         assert!(outputs.iter().all(|targets| targets.len() == 1 && targets[0].len() == len));
         assert_all_ones(&outputs);
 
-        let outputs;
-        let work = assembled_in(reduced, reductions, reduce).expect("one layout");
-        (outputs, reduced) = partition_and_lists(work, 2);
+        let outputs = partition(UnitReduce::new(reductions, scaling).expect("one layout"), 2);
         let sums: f32 = outputs.iter().flat_map(|reduced| &reduced.partial).sum();
         assert!((sums - 2.0 * len as f32).abs() < 0.5, "{sums}");
         assert_eq!(Arc::strong_count(&layout), 1, "nobody holds the layout any more");
 
-        let outputs;
-        let ones = std::iter::repeat_n(vec![1.0; len], 3);
-        let work = assembled_in(added, ones.map(Scaled).collect(), add).expect("one length");
-        (outputs, added) = partition_and_lists(work, 3);
-        assert_eq!(outputs, vec![vec![3.0; len]; 3]);
+        let added = scaled(vec![vec![1.0; len]; 3], scaling).expect("one length");
+        assert_eq!(partition(added, 3), vec![vec![3.0; len]; 3]);
 
-        let outputs;
         let brought = exchanges([(len, Some(3 * len)); 3]);
-        let work = assembled_in(copied, brought, Copies::to_everybody).expect("one length");
-        (outputs, copied) = partition_and_lists(work, 3);
+        let outputs = partition(Copies::to_everybody(brought).expect("one length"), 3);
         assert!(outputs.iter().all(|it| it.target.as_ref().is_some_and(|it| it.len() == 3 * len)));
         assert!(all_ones(outputs));
     }
@@ -419,7 +377,7 @@ fn what_passes_vectors_on_takes_nothing() {
 #[test]
 fn members_that_do_not_fit_are_no_work() {
     let lengths = [(5, Some(15)), (5, Some(15)), (6, Some(15))];
-    let problem = to_everybody(exchanges(lengths)).err();
+    let problem = Copies::to_everybody(exchanges(lengths)).err();
     assert_eq!(problem.as_deref(), Some("member 0 brings 5 elements, member 2 6,"));
     let uneven = || vec![vec![1.0_f32; 4], vec![1.0; 5]];
     assert!(ReduceInPlace::new(uneven(), Reduction::Sum, Receivers::All).is_err());

@@ -4,41 +4,34 @@ use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hsdp_kernels::{DisjointBuffer, SharedBuffer, copy_all_past_caches};
+use hsdp_kernels::{DisjointBuffer, HostBuffer, SharedBuffer, copy_all_past_caches};
 use hsdp_sharding::UnitLayout;
 use smallvec::SmallVec;
 
 use super::runs::{Part, Run, put_together};
 use super::{
-    BLOCK_ELEMENTS, Deposits, Meter, Outputs, Work, block_elements, pieces_in, take_values,
+    BLOCK_ELEMENTS, LAYOUTS_DIFFER, Meter, Outputs, Work, block_elements, pieces_in, take_values,
 };
-use crate::Targets;
 use crate::bytes::values_mut;
 
 /// What a member brings: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
 pub(crate) struct UnitGatherDeposit {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,
-    pub(crate) targets: Targets,
+    pub(crate) targets: Vec<HostBuffer>,
 }
 
 /// Every member's shard, copied into every member's parameters.
 pub(crate) struct UnitGather {
-    lists: GatherLists,
+    /// By slot.
+    shards: Vec<SharedBuffer>,
+    targets: Vec<Vec<DisjointBuffer>>,
     layout: Arc<UnitLayout>,
     /// How many shards, next to each other, share a block.
     neighbours: usize,
     /// Elements of a block.
     block_len: usize,
     stores: Stores,
-}
-
-/// What members bring.
-#[derive(Default)]
-pub(crate) struct GatherLists {
-    shards: Vec<SharedBuffer>,
-    /// Apart.
-    targets: Vec<Targets>,
 }
 
 /// What all members get together, in bytes, above which it is written past the caches: little of it would still be there
@@ -57,68 +50,35 @@ const LEAST_BLOCKS: usize = 16;
 impl UnitGather {
     /// # Errors
     /// If the members do not have the same layout.
-    pub(crate) fn new(
-        lists: GatherLists,
-        members: Deposits<'_, UnitGatherDeposit>,
-    ) -> Result<Self, String> {
-        let mut work = Self::begin(lists, Arc::clone(&members.first().layout));
-        for UnitGatherDeposit { layout, shard, targets } in members {
-            work.check(&layout)?;
-            work.lists.shards.push(shard);
-            work.add_target(targets);
+    pub(crate) fn new(members: Vec<UnitGatherDeposit>) -> Result<Self, String> {
+        let layout = Arc::clone(&members[0].layout);
+        if members.iter().any(|member| member.layout != layout) {
+            return Err(LAYOUTS_DIFFER.to_owned());
         }
-        work.stores = work.stores();
-        Ok(work)
+        let (shards, targets) = members.into_iter().map(|it| (it.shard, it.targets)).unzip();
+        Ok(Self::of(layout, shards, targets))
     }
 
-    /// The work of no member.
-    pub(super) fn begin(lists: GatherLists, layout: Arc<UnitLayout>) -> Self {
+    /// One shard for each member of the layout, into the buffers of each target.
+    pub(super) fn of(
+        layout: Arc<UnitLayout>,
+        shards: Vec<SharedBuffer>,
+        targets: Vec<Vec<HostBuffer>>,
+    ) -> Self {
         let neighbours = neighbours(layout.shard_size(), layout.shard_len());
         let block_len = block_elements(layout.shard_size() * layout.shard_len());
-        Self { lists, layout, neighbours, block_len, stores: Stores::ThroughCaches }
+        let apart = |it: Vec<HostBuffer>| it.into_iter().map(DisjointBuffer::from).collect();
+        let targets = targets.into_iter().map(apart).collect();
+        let stores = Stores::ThroughCaches;
+        let mut work = Self { shards, targets, layout, neighbours, block_len, stores };
+        work.stores = work.stores();
+        work
     }
 
-    /// Only into one member's buffers, and from as many members as there are shards: those behind them hold the same.
-    ///
-    /// # Errors
-    /// If the members do not have the same layout.
-    pub(super) fn into_one(
-        mut self,
-        targets: Targets,
-        members: impl Iterator<Item = (Arc<UnitLayout>, SharedBuffer)>,
-    ) -> Result<Self, String> {
-        for (layout, shard) in members {
-            self.check(&layout)?;
-            if self.lists.shards.len() < layout.shard_size() {
-                self.lists.shards.push(shard);
-            }
-        }
-        self.add_target(targets);
-        self.stores = self.stores();
-        Ok(self)
-    }
-
-    fn check(&self, layout: &Arc<UnitLayout>) -> Result<(), String> {
-        if *layout == self.layout {
-            return Ok(());
-        }
-        Err("ranks have different layouts of one unit".to_owned())
-    }
-
-    fn add_target(&mut self, mut targets: Targets) {
-        targets.take_apart();
-        self.lists.targets.push(targets);
-    }
-
-    /// Takes the buffers, filled, and lets go of all else.
-    pub(super) fn filled(self, mut take: impl FnMut(Targets)) -> GatherLists {
-        let GatherLists { mut shards, mut targets } = self.lists;
-        shards.clear();
-        for mut targets in targets.drain(..) {
-            targets.put_together();
-            take(targets);
-        }
-        GatherLists { shards, targets }
+    /// The buffers of each target, filled.
+    pub(super) fn filled(self) -> impl Iterator<Item = Vec<HostBuffer>> {
+        let whole = |it: Vec<_>| it.into_iter().map(DisjointBuffer::into_buffer).collect();
+        self.targets.into_iter().map(whole)
     }
 
     /// How elements are best written.
@@ -135,7 +95,7 @@ impl UnitGather {
 
     /// Whether neighbours' shards are put together: for one target alone that would be a copy more.
     fn is_put_together(&self) -> bool {
-        self.neighbours > 1 && self.lists.targets.len() > 1
+        self.neighbours > 1 && self.targets.len() > 1
     }
 
     /// Of a shard: what can be trained, and what is frozen. In a parameter, only elements of one of them lie side by side with the neighbours'.
@@ -158,13 +118,13 @@ impl UnitGather {
     fn block(&self, block: usize) -> (Range<usize>, Range<usize>) {
         let (first, start) =
             (block / self.cuts() * self.neighbours, block % self.cuts() * self.block_len);
-        let end = self.lists.shards.len().min(first + self.neighbours);
+        let end = self.shards.len().min(first + self.neighbours);
         (first..end, start..self.layout.shard_len().min(start + self.block_len))
     }
 
     /// What a range of a shard holds: of which parameter, the elements, and which these are in the parameter.
     fn parts(&self, from: usize, range: &Range<usize>) -> impl Iterator<Item = Part<'_>> {
-        let shard = self.lists.shards[from].values();
+        let shard = self.shards[from].values();
         let parts = pieces_in(self.layout.pieces(from), range.clone());
         parts.map(move |(param, place, range)| (param, shard.slice(place), range))
     }
@@ -191,7 +151,7 @@ impl UnitGather {
         let parts = regions
             .iter()
             .flat_map(|region| from.clone().flat_map(move |from| self.parts(from, region)));
-        let dtype = self.lists.shards[0].values().dtype();
+        let dtype = self.shards[0].values().dtype();
         let mut room = SmallVec::<[u64; MOST_WORDS]>::new();
         let bytes = from.len() * self.layout.shard_len() * dtype.size_bytes();
         room.resize(bytes.div_ceil(size_of::<u64>()), 0);
@@ -199,8 +159,8 @@ impl UnitGather {
         let runs = put_together(stage.reborrow(), parts);
         let stage = stage.as_values();
         let part = |run: &Run| (run.param, stage.slice(run.place.clone()), run.range.clone());
-        for targets in &self.lists.targets {
-            self.write(targets.apart(), runs.iter().map(part));
+        for targets in &self.targets {
+            self.write(targets, runs.iter().map(part));
         }
     }
 }
@@ -213,20 +173,15 @@ enum Stores {
 }
 
 impl Work for UnitGather {
-    type Output = Targets;
-    type Lists = GatherLists;
+    type Output = Vec<HostBuffer>;
 
     fn blocks(&self) -> usize {
-        self.lists.shards.len().div_ceil(self.neighbours) * self.cuts()
+        self.shards.len().div_ceil(self.neighbours) * self.cuts()
     }
 
     fn bytes(&self) -> usize {
-        let filled: usize = self.lists.targets[0]
-            .apart()
-            .iter()
-            .map(|target| element_bytes(target) * target.len())
-            .sum();
-        filled * self.lists.targets.len()
+        let of = |target: &DisjointBuffer| element_bytes(target) * target.len();
+        self.targets[0].iter().map(of).sum::<usize>() * self.targets.len()
     }
 
     /// Reads the block once from memory, and writes it for every member while it is in the cache.
@@ -235,22 +190,22 @@ impl Work for UnitGather {
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (from, range) = self.block(block);
         let parts = from.clone().flat_map(|from| self.parts(from, &range));
-        match &*self.lists.targets {
+        match &self.targets[..] {
             _ if self.is_put_together() => self.write_together(&from),
-            [target] => self.write(target.apart(), parts),
+            [target] => self.write(target, parts),
             all => parts.for_each(|part| {
-                all.iter().for_each(|it| self.write(it.apart(), iter::once(part.clone())));
+                all.iter().for_each(|it| self.write(it, iter::once(part.clone())));
             }),
         }
-        for (to, targets) in self.lists.targets.iter().enumerate() {
-            if let Some(target) = targets.apart().first() {
+        for (to, targets) in self.targets.iter().enumerate() {
+            if let Some(target) = targets.first() {
                 meter.received_of_each(to, from.clone(), (range.len(), element_bytes(target)));
             }
         }
     }
 
-    fn finish(self, outputs: &mut Outputs<Targets>) -> GatherLists {
-        self.filled(|targets| outputs.extend([targets]))
+    fn finish(self) -> Outputs<Vec<HostBuffer>> {
+        self.filled().collect()
     }
 }
 

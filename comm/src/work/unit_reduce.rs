@@ -10,7 +10,7 @@ use hsdp_kernels::{
 };
 use hsdp_sharding::{Piece, Role, UnitLayout};
 
-use super::{Deposits, MOST_ELEMENTS, Meter, Outputs, Work, block_elements, pieces_in, take};
+use super::{LAYOUTS_DIFFER, MOST_ELEMENTS, Meter, Outputs, Work, block_elements, pieces_in, take};
 use crate::sync::Mutex;
 use crate::{NonFiniteAt, Reduced, Scaling};
 
@@ -45,7 +45,7 @@ pub(crate) struct UnitReduce {
 }
 
 /// What a member brought, and what is found in its partial.
-pub(crate) struct Member {
+struct Member {
     gradients: Vec<Option<Arc<dyn GradientValues>>>,
     partial: DisjointVec<f32>,
     fold: Fold,
@@ -61,28 +61,21 @@ impl From<UnitReduceDeposit> for Member {
 }
 
 impl From<Member> for Reduced {
-    fn from(Member { gradients: mut list, partial, found, .. }: Member) -> Self {
+    fn from(Member { partial, found, .. }: Member) -> Self {
         let non_finite = found.into_inner().map(|(_, non_finite)| non_finite);
-        list.clear();
-        Self { partial: partial.into_vec(), non_finite, list }
+        Self { partial: partial.into_vec(), non_finite }
     }
 }
 
 impl UnitReduce {
     /// # Errors
     /// If the members do not have the same layout.
-    pub(crate) fn new(
-        mut members: Vec<Member>,
-        deposits: Deposits<'_, UnitReduceDeposit>,
-        scaling: Scaling,
-    ) -> Result<Self, String> {
-        let layout = Arc::clone(&deposits.first().layout);
-        for deposit in deposits {
-            if deposit.layout != layout {
-                return Err("ranks have different layouts of one unit".to_owned());
-            }
-            members.push(deposit.into());
+    pub(crate) fn new(members: Vec<UnitReduceDeposit>, scaling: Scaling) -> Result<Self, String> {
+        let layout = Arc::clone(&members[0].layout);
+        if members.iter().any(|member| member.layout != layout) {
+            return Err(LAYOUTS_DIFFER.to_owned());
         }
+        let members: Vec<_> = members.into_iter().map(Member::from).collect();
         let block_len = block_elements(members.len() * layout.trainable().shard_len);
         Ok(Self { members, scaling, layout, block_len })
     }
@@ -235,7 +228,6 @@ impl UnitReduce {
 
 impl Work for UnitReduce {
     type Output = Reduced;
-    type Lists = Vec<Member>;
 
     fn blocks(&self) -> usize {
         self.members.len() * self.cuts()
@@ -261,10 +253,8 @@ impl Work for UnitReduce {
         meter.received_of_each(owner, 0..self.members.len(), (range.len(), size));
     }
 
-    fn finish(self, outputs: &mut Outputs<Reduced>) -> Vec<Member> {
-        let mut members = self.members;
-        outputs.extend(members.drain(..).map(Reduced::from));
-        members
+    fn finish(self) -> Outputs<Reduced> {
+        self.members.into_iter().map(Reduced::from).collect()
     }
 }
 

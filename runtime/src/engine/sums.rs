@@ -10,7 +10,6 @@ use hsdp_sharding::{UnitId, UnitLayout};
 use crate::engine::device::{DeviceAllReducing, DeviceScattering, DeviceSums};
 use crate::engine::fabric::Fabric;
 use crate::engine::recycled::sized;
-use crate::engine::reductions::UnitGradients;
 use crate::error::Error;
 
 /// Sums in f32.
@@ -196,12 +195,11 @@ impl Scattering {
     pub(crate) fn wait(self) -> Result<Scattered, Error> {
         Ok(match self {
             Self::Host(pending) => {
-                let Reduced { partial, non_finite, list } = pending.wait()?;
-                Scattered { sums: Sums::Host(partial), non_finite, list }
+                let Reduced { partial, non_finite } = pending.wait()?;
+                Scattered { sums: Sums::Host(partial), non_finite }
             }
             Self::Device(pending) => {
-                let sums = Sums::Device(pending.wait()?);
-                Scattered { sums, non_finite: None, list: UnitGradients::new() }
+                Scattered { sums: Sums::Device(pending.wait()?), non_finite: None }
             }
         })
     }
@@ -213,8 +211,6 @@ pub(crate) struct Scattered {
     pub(crate) sums: Sums,
     /// The first of the sums that is not finite. A device notes it itself, and the step reads it at its end.
     pub(crate) non_finite: Option<NonFiniteAt>,
-    /// The list of gradients, empty.
-    pub(crate) list: UnitGradients,
 }
 
 /// An all-reduce that is under way.
