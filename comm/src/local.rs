@@ -1,9 +1,9 @@
-//! The local flavour: ranks are threads of one process. `PROTOCOL.md`, beside the sources of this crate, says who does
-//! what in which order.
+//! Ranks that are threads of one process. `PROTOCOL.md`, beside the sources of this crate, has the steps of each thread and their order.
 //!
-//! In reading order: `record` (what a rank shows to others), `status` (how a world or a step ends early),
-//! `phase`, `operation`, `attendance` and `table` (how members meet), `any_work`, `running`, `queued` and `queue` (who does the work), `core` (all of it
-//! together), `ends` (how it ends early), `circle` (when ranks wait for each other), `clock` and `wait` (how a member gets its output).
+//! In reading order: `record` (the state that a rank shows to others), `status` (the early ends of a world or a step),
+//! `phase`, `operation`, `attendance` and `table` (members meet), `any_work`, `running`, `queued` and `queue` (work and its threads),
+//! `core` (all of it together), `issue` and `helping` (the steps of threads on it), `ends` (its early ends), `circle` (ranks that
+//! wait for each other), `clock` and `wait` (a member waits for its output).
 
 mod any_work;
 mod attendance;
@@ -11,6 +11,8 @@ mod circle;
 mod clock;
 mod core;
 mod ends;
+mod helping;
+mod issue;
 mod operation;
 mod phase;
 mod queue;

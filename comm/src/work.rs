@@ -1,7 +1,7 @@
 //! The work of an operation, cut into blocks that any thread may run, in any order.
 //!
-//! What a block writes depends on its number and on the deposits alone, never on who runs it or when: that is
-//! why results do not depend on timing. In reading order: `exchange` (what members bring), `copy` (operations that move
+//! The elements that a block writes depend on its number and on the contributions alone, never on the thread that runs it or the
+//! time: so results do not depend on timing. In reading order: `exchange` (buffers that members bring), `copy` (operations that move
 //! elements), `handover` (those that pass whole vectors on), `reduce` and `reduce_scatter` (those that combine),
 //! `runs`, `unit_gather`, `shared_gather`, `unit_reduce` and `all_reduce_scaled` (the runtime's own).
 
@@ -122,15 +122,15 @@ impl<O> FromIterator<O> for Outputs<O> {
     }
 }
 
-/// Where blocks report what they received from other ranks, and whose deposit they are reading.
+/// Counts the bytes that blocks receive from other ranks, and notes the member whose contribution they read.
 pub(crate) struct Meter<'a> {
     records: &'a [Arc<Record>],
     ranks: &'a [Rank],
     channel: Channel,
     op: Op,
-    /// By slot: the threads that are reading its deposit.
+    /// By slot: the threads that are reading its contribution.
     readers: &'a [AtomicUsize],
-    /// What this block is reading.
+    /// The slot whose contribution this block is reading.
     reading: Cell<Option<usize>>,
 }
 
@@ -142,7 +142,7 @@ impl<'a> Meter<'a> {
         readers: &'a [AtomicUsize],
     ) -> Self {
         let Descriptor { channel, op, .. } = *descriptor;
-        // What is sent counts where it arrives.
+        // Elements that are sent count where they arrive.
         let op = if op == Op::Send { Op::Recv } else { op };
         Self { records, ranks, channel, op, readers, reading: Cell::new(None) }
     }
@@ -176,15 +176,15 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Has the member in `slot` lend what it brought: if `read` panics or hangs, it is the one to name. Where another
-    /// member lends meanwhile, that one is.
+    /// Has the member in `slot` lend its contribution: if `read` panics or hangs, an error names this member, or another that lends
+    /// inside of `read`.
     pub(crate) fn lent_by(&self, slot: usize, read: impl FnOnce()) {
         let outer = self.turn_to(Some(slot));
         read();
         self.turn_to(outer);
     }
 
-    /// Whose deposit is being read from now on; whose it was.
+    /// Sets the slot whose contribution is being read; returns the slot before.
     fn turn_to(&self, slot: Option<usize>) -> Option<usize> {
         let before = self.reading.replace(slot);
         if let Some(before) = before {
@@ -196,7 +196,7 @@ impl<'a> Meter<'a> {
         before
     }
 
-    /// Whose code was running when the block panicked.
+    /// The slot whose code was running when the block panicked.
     pub(crate) fn reading(&self) -> Option<usize> {
         self.reading.get()
     }

@@ -42,7 +42,7 @@ impl Group {
         let count = exchange.source.len();
         let call = Call::new(Op::AllGather, tag).elements::<T>(count);
         let received = bytes::<T>((self.size() - 1) * count);
-        let work = Copies::to_everybody;
+        let work = Copies::to_all;
         self.issue(call, exchange, work, |mine| (received, mine.imagined(repeat)))
     }
 
@@ -103,7 +103,7 @@ impl Group {
         let call = Call::new(Op::Gather, tag).elements::<T>(count).root(root);
         let others = if self.rank() == root { self.size() - 1 } else { 0 };
         let received = bytes::<T>(others * count);
-        let work = Copies::to_everybody;
+        let work = Copies::to_all;
         self.issue(call, exchange, work, |mine| (received, mine.imagined(repeat)))
     }
 

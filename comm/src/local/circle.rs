@@ -43,7 +43,7 @@ impl Core {
         let is_same = |((rank, stuck), (other, still)): ((&Rank, &Stuck), (&Rank, &Stuck))| {
             rank == other && stuck.is_as(still)
         };
-        // If nobody has moved, there was a moment at which all of them were stuck.
+        // If no rank has moved, there was a moment at which all of them were stuck.
         if once.len() == again.len() && once.iter().zip(&again).all(is_same) {
             self.end(circle_error(again));
         }
@@ -61,7 +61,7 @@ impl Core {
             awaited.extend(&stuck.missing);
             circle.insert(rank, stuck);
         }
-        // Nobody may wait for the waiter: then what it does elsewhere helps none of the others.
+        // If no rank waits for the waiter, its other calls help none of them.
         circle.entry(waiter).or_insert(first);
         Some(circle)
     }

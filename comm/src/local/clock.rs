@@ -1,4 +1,4 @@
-//! How long a member has been waiting, and what is due next.
+//! The time of a wait, and its alarms.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ use crate::sync;
 /// Longer than anybody waits; a moment this far away can be named on every machine.
 pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Whoever looks this much later than it meant to was kept from it.
+/// A thread that looks this much later than planned was kept from looking.
 const HICCUP: Duration = Duration::from_millis(500);
 
-/// Whoever waits looks at least this often: of a stop that begins before it meant to look, only what comes after that moment
-/// can be told from a wait.
+/// A thread that waits looks at least this often: if a stop begins before the planned look, only its part after that moment can be
+/// told from a wait.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The moment `wait` from now, or a far one: durations may be of any length.
@@ -26,17 +26,17 @@ const OFTEN: Duration = Duration::from_millis(1);
 
 /// Started when the wait begins.
 ///
-/// Time that nobody could have used does not count, so that a process that was stopped goes on afterwards.
+/// Time that no thread could have used does not count, so that a process that was stopped goes on afterwards.
 pub(crate) struct Clock {
     started: Instant,
-    /// When somebody looks again at the latest, if the process runs.
+    /// When the thread looks again at the latest, if the process runs.
     due: Instant,
     late: Bell,
     circle: Bell,
     deadline: Bell,
 }
 
-/// What is due.
+/// The alarm that is due.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Alarm {
     /// Nothing, for so long.
@@ -93,7 +93,7 @@ impl Clock {
         sync::now().saturating_duration_since(self.started)
     }
 
-    /// What is due now. Each rings again when as much time has passed once more.
+    /// The alarm that is due now. Each rings again when as much time has passed once more.
     pub(crate) fn alarm(&mut self) -> Alarm {
         let now = sync::now();
         self.forgive_stop(now);
@@ -110,12 +110,12 @@ impl Clock {
         }
     }
 
-    /// Whoever waits has done some work meanwhile, and so could not look: that time counts.
+    /// The thread has done some work meanwhile, and so could not look: that time counts.
     pub(super) fn has_worked(&mut self) {
         self.due = sync::now();
     }
 
-    /// Takes time out of the wait in which nobody could look: the process was stopped, the machine slept, or there was no
+    /// Takes time out of the wait in which the thread could not look: the process was stopped, the machine slept, or there was no
     /// processor to be had. Others could not come in that time either.
     fn forgive_stop(&mut self, now: Instant) {
         let overdue = now.saturating_duration_since(self.due);

@@ -1,4 +1,4 @@
-//! How a world or a step ends early, and who says so. PROTOCOL.md, "The two early ends".
+//! The early ends of a world and of a step. PROTOCOL.md, "The two early ends".
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Core {
         }
     }
 
-    /// Ends the world. The error that everybody gets: the first one that ended it.
+    /// Ends the world. Returns the error that all ranks get: the first that ended it.
     ///
     /// Where the other ranks share no memory with this one, they come to one end together, which is waited for: half a second at the
     /// most.
@@ -60,7 +60,7 @@ impl Core {
     /// Ends the world for the ranks of this process, and with it operations that miss members, and those of `doomed`.
     pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<Operation>]) -> Error {
         let end = self.status().end_world(error);
-        for operation in self.table().drain(None) {
+        for operation in self.table.drain(None) {
             operation.fail_gathering(&end);
         }
         doomed.iter().for_each(|operation| operation.fail(&end));
@@ -89,7 +89,7 @@ impl Core {
             }
             return;
         }
-        for operation in self.table().drain(Some(epoch)) {
+        for operation in self.table.drain(Some(epoch)) {
             operation.fail_gathering(&end);
         }
     }
@@ -103,7 +103,7 @@ impl Core {
     /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
     pub(crate) fn fail_in_epoch(&self, operation: &Operation, epoch: u64) {
         if let Err(end) = self.status().check(epoch) {
-            self.table().remove(operation.key());
+            self.table.remove(operation.key());
             operation.fail_gathering(&end);
         }
     }
@@ -117,8 +117,8 @@ impl Core {
         if let Some(office) = self.office() {
             return office.leave();
         }
-        for operation in self.table().snapshot() {
-            // Where nobody has arrived yet, whoever does will look.
+        for operation in self.table.snapshot() {
+            // If no member has arrived yet, the first that does will look.
             let waits = operation.attendance().is_some_and(|there| there.others_await(rank));
             if let (true, Some(awaited)) = (waits, operation.awaited()) {
                 let _ = self.end_left(rank, &operation, awaited);
@@ -132,7 +132,7 @@ impl Core {
         others.all(|(_, record)| record.has_left())
     }
 
-    /// The other half of [`leave`](Self::leave): whoever arrives looks whether a missing member has left.
+    /// The other half of [`leave`](Self::leave): a member that arrives looks whether a missing one has left.
     pub(super) fn end_if_missing_left(
         &self,
         operation: &Operation,
@@ -170,16 +170,16 @@ impl Core {
         self.fail_at_end(operation);
     }
 
-    /// Ends the world because two members of `operation` want different things; what the operation ended with.
+    /// Ends the world because two members of `operation` differ; the error of the operation.
     pub(super) fn end_difference(
         &self,
         operation: &Arc<Operation>,
         difference: Difference,
         descriptor: &Descriptor,
     ) -> Error {
-        // Nothing is wanted any more where another end came first.
+        // No descriptors are left where another end came first.
         let Some(wanted) = operation.wanted() else {
-            return operation.failure().expect("members that disagree never begin the work");
+            return operation.failure().expect("members that differ never begin the work");
         };
         let what = match difference {
             Difference::Descriptor => "ranks disagree about",
@@ -190,7 +190,7 @@ impl Core {
         operation.failure().unwrap_or(end)
     }
 
-    /// Ends the world, and `operation` with it, because its members want different things.
+    /// Ends the world, and `operation` with it, because its members differ.
     pub(super) fn end_mismatch(
         &self,
         operation: &Arc<Operation>,
@@ -211,10 +211,10 @@ impl Core {
         end
     }
 
-    /// Ends the world because somebody has waited for `descriptor` for longer than the deadline. Work of members that have all come at
+    /// Ends the world because a rank has waited for `descriptor` for longer than the deadline. Work of members that have all come at
     /// the last moment is waited for once more.
     pub(super) fn end_late(&self, operation: &Arc<Operation>, descriptor: &Arc<Descriptor>) {
-        if operation.is_settled() || self.nobody_is_missing_after_all(operation) {
+        if operation.is_settled() || self.has_all_after_all(operation) {
             return;
         }
         let attendance = operation.attendance();
@@ -224,7 +224,7 @@ impl Core {
             arrived: operation.ranks().to_vec(),
             missing: Vec::new(),
         });
-        // Those who came while one looked are nobody's culprits any more, but they were late.
+        // Members that arrived during the search are no culprits any more, but they were late.
         let culprit = culprit.or(missing.first().copied());
         let reason = AbortReason::Deadline {
             awaited: Arc::clone(descriptor),
@@ -240,18 +240,18 @@ impl Core {
 
     /// Whether an operation that misses members misses none when the messages are in that were on their way, or the world has ended
     /// since none arrive.
-    fn nobody_is_missing_after_all(&self, operation: &Operation) -> bool {
+    fn has_all_after_all(&self, operation: &Operation) -> bool {
         let is_gathering = operation.attendance().is_some();
         let Some(office) = self.office().filter(|_| is_gathering) else { return false };
         office.await_forwarder(self);
         operation.attendance().is_none()
     }
 
-    /// Who keeps `operation` from ending.
+    /// The rank that keeps `operation` from ending.
     ///
     /// The missing members are followed to those that they wait for themselves, until there is a rank that waits for
-    /// nobody, or one whose gradient is being read. The lowest of them; or the lowest of all that are waited for, if
-    /// they wait for each other in a circle. Nobody, if it is work that takes long, and no code of users is called.
+    /// no other, or one whose gradient is being read. The lowest of them; or the lowest of all that are waited for, if
+    /// they wait for each other in a circle. `None` if work takes long, and no code of users is called.
     pub(super) fn culprit(&self, operation: &Arc<Operation>) -> Option<Rank> {
         let (mut culprits, mut awaited) = (BTreeSet::new(), BTreeSet::new());
         let (mut reached, mut followed) = (vec![Arc::clone(operation)], 0);

@@ -159,7 +159,7 @@ struct LastWord(Arc<Core>);
 
 impl Drop for LastWord {
     fn drop(&mut self) {
-        let queue = self.0.queue();
+        let queue = &self.0.queue;
         queue.entries.lock().ended += 1;
         queue.bell.notify_all();
     }
@@ -169,7 +169,7 @@ fn start_worker(core: &Arc<Core>, index: usize) -> io::Result<JoinHandle<()>> {
     let core = Arc::clone(core);
     let work = move || {
         let LastWord(core) = &LastWord(core);
-        while let Some(queued) = core.queue().next() {
+        while let Some(queued) = core.queue.next() {
             core.help(queued, None);
         }
     };

@@ -33,7 +33,7 @@ impl Queued {
 /// A claim takes the blocks that are left, divided by so many times the threads.
 const CLAIMS_OF_A_THREAD: usize = 4;
 
-/// The blocks that nobody has claimed.
+/// The blocks that are not claimed.
 ///
 /// `Relaxed`: a claim orders nothing. The work was published with the lock of the queue, and is taken back under it.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What a rank shows to the others: where it is, and what it has moved.
+//! The state that a rank shows to the others: its step, its waits, its bytes.
 
 use std::sync::Arc;
 use std::sync::atomic as std_atomic;
@@ -12,12 +12,12 @@ use crate::ledger::Ledger;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, thread_local};
 
-/// The public state of one rank. Written by the rank, read by whoever has to name it in an error.
+/// The public state of one rank. The rank writes it; threads that name the rank in an error read it.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     /// Bytes and calls of this rank.
     pub(crate) ledger: Ledger,
-    /// What it issued last.
+    /// Its last operations.
     pub(crate) flight: Recorder,
     standing: CachePadded<Standing>,
     last: Mutex<Option<Arc<Descriptor>>>,
@@ -25,7 +25,7 @@ pub(crate) struct Record {
     blocked_on: Mutex<Vec<(u64, Arc<Operation>)>>,
 }
 
-/// What is read with each operation and rarely written: apart in memory from what each operation writes.
+/// Fields that are read with each operation and rarely written: apart in memory from those that each operation writes.
 #[derive(Debug, Default)]
 struct Standing {
     step: AtomicU64,
@@ -33,12 +33,12 @@ struct Standing {
     left: AtomicBool,
     /// How many epochs it has said to bring nothing more to: of a rank that shares no memory with this one.
     stopped: AtomicU64,
-    /// The thread that has issued all operations of the rank so far; [`NOBODY`] or [`SEVERAL`].
+    /// The thread that has issued all operations of the rank so far; [`NONE`] or [`SEVERAL`].
     issuer: AtomicU64,
 }
 
 /// Nothing was issued.
-const NOBODY: u64 = 0;
+const NONE: u64 = 0;
 /// More than one thread has issued.
 const SEVERAL: u64 = u64::MAX;
 
@@ -46,7 +46,7 @@ thread_local! {
     /// The number of this thread: from 1, never used again.
     static THREAD: u64 = {
         // Of std under a model, too: it outlives the world, and orders nothing.
-        static THREADS: std_atomic::AtomicU64 = std_atomic::AtomicU64::new(NOBODY);
+        static THREADS: std_atomic::AtomicU64 = std_atomic::AtomicU64::new(NONE);
         THREADS.fetch_add(1, Ordering::Relaxed) + 1
     };
 }
@@ -123,14 +123,14 @@ impl Record {
         drop(previous);
     }
 
-    /// Before the operation is issued: whoever sees its members come sees this, too.
+    /// Before the operation is issued: a thread that sees its members arrive sees this, too.
     fn note_issuer(&self, thread: u64) {
         let known = self.standing.issuer.load(Ordering::Relaxed);
         if known == thread || known == SEVERAL {
             return;
         }
         let first = self.standing.issuer.compare_exchange(
-            NOBODY,
+            NONE,
             thread,
             Ordering::AcqRel,
             Ordering::Acquire,

@@ -14,7 +14,7 @@ pub(crate) struct Status {
     /// Whether `ends` says anything: what each call reads first. Never falls back.
     raised: AtomicBool,
     ends: Mutex<Ends>,
-    /// Rung when the world ends, and when a rank leaves: who is held up by a fault sleeps on it.
+    /// Rung when the world ends, and when a rank leaves: a rank that a fault holds up sleeps on it.
     bell: Condvar,
 }
 
@@ -89,7 +89,7 @@ impl Status {
     }
 
     /// Ends `epoch`; what it ended with, which is another error if another rank came first, if every rank has left the
-    /// epoch behind, or if the world is over: a rank that hears of that gives its step up, which is news to nobody.
+    /// epoch behind, or if the world is over: a rank that hears of that gives its step up, which all others know.
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) -> Error {
         let mut ends = self.ends.lock();
         if let Some(end) = &ends.world {

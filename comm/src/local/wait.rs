@@ -1,4 +1,4 @@
-//! How a member gets its output: it helps while there is work, stays awake for a moment, then sleeps.
+//! A member waits for its output: it helps while there is work, stays awake for a moment, then sleeps.
 //! PROTOCOL.md, "Waiting".
 
 use std::fmt;
@@ -63,7 +63,7 @@ impl Ticket {
         self.operation.take(self.slot)
     }
 
-    /// Waits for what stands in line before it, if something does, and then for the operation itself.
+    /// Waits for the operations that stand in line before it, and then for the operation itself.
     fn await_settled(&self) {
         let ahead = || self.core.office()?.ahead_of(&self.operation);
         while let Some((operation, descriptor)) = ahead() {
@@ -110,7 +110,7 @@ impl Waiting<'_> {
 
     /// Does some work, stays awake for a moment, or sleeps for at most `rest`.
     fn help_or_rest(&self, clock: &mut Clock, wakefulness: &mut Wakefulness, rest: Duration) {
-        if let Some(running) = self.core.queue().pick(self.operation) {
+        if let Some(running) = self.core.queue.pick(self.operation) {
             self.core.help(running, Some(self.operation));
             clock.has_worked();
         } else if self.core.office().is_some_and(|office| office.hear()) {
@@ -122,8 +122,8 @@ impl Waiting<'_> {
         }
     }
 
-    /// Says who is missing, so long after the wait began: nobody, if it is the work that takes so long. And who is the cause
-    /// of it: whoever is missing may itself wait for another.
+    /// Names the missing members, so long after the wait began (none, if the work takes so long), and the culprit: a missing member may
+    /// itself wait for another.
     fn warn(&self, lateness: Duration) -> Option<Vec<u32>> {
         let attendance = self.operation.attendance();
         let missing = attendance.map_or(Vec::new(), |attendance| attendance.missing);
@@ -139,7 +139,7 @@ impl Waiting<'_> {
         Some(missing)
     }
 
-    /// Says that those who were late have come, and how late they were.
+    /// Reports that late members have arrived, and how late they were.
     fn welcome(&self, late: &[u32], lateness: Duration) {
         let (rank, step, operation) =
             (self.rank.get(), self.core.record(self.rank).step(), self.descriptor);
@@ -157,7 +157,7 @@ impl fmt::Debug for Ticket {
     }
 }
 
-/// How long is slept where nobody else hears what other ranks send.
+/// The longest sleep of a thread that alone receives the messages of other ranks.
 const LISTENING: Duration = Duration::from_millis(1);
 
 /// Moments for which a waiting thread stays awake where each rank has a core: some microseconds, or longer if others take the core
@@ -167,7 +167,7 @@ const MOMENTS: u32 = 64;
 /// Of these, the last ones, in which it offers its core to others.
 const YIELDING: u32 = 58;
 
-/// The same where ranks share cores: it only offers its core. The rank that is waited for may run there, and then nobody needs to be put to
+/// The same where ranks share cores: it only offers its core. The rank that is waited for may run there, and then no thread needs to be put to
 /// sleep and woken, which takes the system far longer.
 const SHARED_MOMENTS: u32 = 16;
 
@@ -187,7 +187,7 @@ impl Wakefulness {
     /// Passes a moment awake; `false` when it is time to sleep.
     ///
     /// There may be a core for each rank, and the system have put two on one all the same, where something else has the
-    /// other: who does not hear at once lets the rank run that it waits for.
+    /// other: a thread that has no answer at once lets the rank run that it waits for.
     fn stay_awake(&mut self) -> bool {
         if self.moments == 0 {
             return false;

@@ -52,7 +52,7 @@ impl Work for AllReduceScaled {
         let slice = |values| unsafe { take(values, range.clone()) };
         let mut values: PerMember<&mut [f32]> = self.values.iter().map(slice).collect();
         let contributions: PerMember<_> = values.iter().map(|values| Values::F32(values)).collect();
-        // Whoever reads the result finds what is not finite in it.
+        // The reader of the result finds elements that are not finite.
         let _ = sum_contributions(sums, &contributions, self.scaling, Fold::Replace);
         drop(contributions);
         let (count, size) = (range.len(), self.scaling.wire.dtype().size_bytes());

@@ -18,13 +18,13 @@ struct Move {
     start: usize,
     /// How many.
     len: usize,
-    /// Who takes.
+    /// The members that take it.
     to: To,
     /// Where they begin in a taker's target.
     at: usize,
 }
 
-/// Who takes.
+/// The members that take elements.
 #[derive(Clone, Copy, Debug)]
 enum To {
     /// The member in this slot.
@@ -48,7 +48,7 @@ impl<T: Element> Copies<T> {
     ///
     /// # Errors
     /// If the sources differ in length: their moves would overlap.
-    pub(crate) fn to_everybody(members: Vec<Exchange<T>>) -> Result<Self, String> {
+    pub(crate) fn to_all(members: Vec<Exchange<T>>) -> Result<Self, String> {
         let (count, len) = (members.len(), one_length(members.iter().map(|it| it.source.len()))?);
         let whole = |from| Move { from, start: 0, len, to: To::All, at: from * len };
         Ok(Self::of(members, (0..count).map(whole)))

@@ -1,10 +1,10 @@
-//! What a member brings to an operation that reads one buffer and fills another, and what it has of them afterwards.
+//! The contribution to an operation that reads one buffer and fills another, and its output.
 
 use hsdp_kernels::Element;
 
 use crate::Lent;
 
-/// What a member gives to be read. Which of the two is a matter of this member alone.
+/// The buffer to be read. Members may differ in the variant.
 pub(crate) enum Source<T> {
     /// Dropped as soon as the work is done.
     Given(Vec<T>),
@@ -39,7 +39,7 @@ pub(crate) struct Exchange<T> {
 }
 
 impl<T: Element> Exchange<T> {
-    /// What a member has when the work is done: what it gave is dropped now, and not when the member asks.
+    /// The output when the work is done: a source that was given is dropped now, and not when the member waits.
     pub(crate) fn done(source: Source<T>, target: Option<Vec<T>>) -> Self {
         let source = match source {
             Source::Given(_) => Source::nothing(),
@@ -48,7 +48,7 @@ impl<T: Element> Exchange<T> {
         Self { source, target }
     }
 
-    /// What a member without peers gets: its target, which `fill` makes of its source.
+    /// The output of a member without peers: its target, which `fill` makes of its source.
     pub(crate) fn imagined(mut self, fill: impl FnOnce(&mut [T], &[T])) -> Self {
         if let Some(target) = &mut self.target {
             fill(target, self.source.elements());
@@ -57,14 +57,14 @@ impl<T: Element> Exchange<T> {
     }
 }
 
-/// Who takes nothing keeps what it gave.
+/// A member that takes nothing keeps its source.
 impl<T> From<Exchange<T>> for Vec<T> {
     fn from(exchange: Exchange<T>) -> Self {
         exchange.target.unwrap_or_else(|| exchange.source.into_elements())
     }
 }
 
-/// Who takes nothing gets nothing.
+/// A member that takes nothing gets nothing.
 impl<T> From<Exchange<T>> for Option<Vec<T>> {
     fn from(exchange: Exchange<T>) -> Self {
         exchange.target

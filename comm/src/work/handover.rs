@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::{Meter, Outputs, Work};
 
-/// What a member brings to a permutation.
+/// The contribution to a permutation.
 pub(crate) struct Handing<T> {
     /// The slot of the member that gets it, if any does.
     pub(crate) destination: Option<usize>,
@@ -16,7 +16,7 @@ pub(crate) struct Handover<T> {
     values: Vec<Vec<T>>,
     /// For each member, the slot of the one whose vector it gets.
     sources: Vec<Option<usize>>,
-    /// Elements of a vector that nobody gives.
+    /// Elements of a vector that no member gives.
     zeros: usize,
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn combine<T: Element>(reduction: Reduction, target: &mut [T], source
     }
 }
 
-/// Who gets the result.
+/// The members that get the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Receivers {
     /// Every member. Member `i` combines the `i`-th slice of the balanced split, and hands it to all.
@@ -38,7 +38,7 @@ pub(crate) struct ReduceInPlace<T> {
     values: Vec<DisjointVec<T>>,
     reduction: Reduction,
     receivers: Receivers,
-    /// Who combines, and which elements. They cover all elements once.
+    /// The slots that combine, and their elements. They cover all elements once.
     blocks: Vec<(usize, Range<usize>)>,
 }
 
@@ -62,7 +62,7 @@ impl<T: Element> ReduceInPlace<T> {
         Ok(Self { values, reduction, receivers, blocks })
     }
 
-    /// The owner of `count` elements has read everybody's, and the receivers its result.
+    /// The owner of `count` elements has read those of all, and the receivers its result.
     fn count(&self, owner: usize, count: usize, meter: &Meter<'_>) {
         for slot in 0..self.values.len() {
             meter.received(owner, slot, count, size_of::<T>());
@@ -118,12 +118,12 @@ pub(crate) struct Reduce<T> {
     gets: Vec<Gets>,
 }
 
-/// What a member gets of a reduction to a root.
+/// The output of a member of a reduction to a root.
 #[derive(Clone, Copy)]
 enum Gets {
     /// The result.
     Result,
-    /// What it lent.
+    /// Its own buffer, which it lent.
     Back,
     Nothing,
 }

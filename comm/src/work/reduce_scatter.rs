@@ -14,7 +14,7 @@ pub(crate) struct ReduceScatter<T> {
     sources: Vec<Source<T>>,
     targets: Vec<DisjointVec<T>>,
     reduction: Reduction,
-    /// Who combines, and which elements of its part. They cover all parts once.
+    /// The slots that combine, and the elements of their parts. They cover all parts once.
     blocks: Vec<(usize, Range<usize>)>,
 }
 

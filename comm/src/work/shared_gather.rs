@@ -9,7 +9,7 @@ use hsdp_sharding::UnitLayout;
 use super::unit_gather::UnitGather;
 use super::{LAYOUTS_DIFFER, Meter, Outputs, Work};
 
-/// What a member brings: its shard, to be read where it lies; the first one also what holds the parameters' buffers.
+/// The contribution of a member: its shard, to be read where it lies; of the first member also the holder of the parameters' buffers.
 pub(crate) struct SharedGatherDeposit<T> {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,
@@ -63,5 +63,5 @@ impl<T: AsMut<Vec<HostBuffer>> + Send + Sync + 'static> Work for SharedGather<T>
 }
 
 fn alone<T>(holder: &mut Arc<T>) -> &mut T {
-    Arc::get_mut(holder).expect("nobody else had it when it was brought")
+    Arc::get_mut(holder).expect("there was no other handle when it was brought")
 }

@@ -141,10 +141,10 @@ fn all_ones(outputs: Vec<Exchange<u32>>) -> bool {
 #[test]
 fn every_block_that_copies_takes_elements_of_its_own() {
     let everybody = exchanges([(LEN, Some(3 * LEN)); 3]);
-    let everybody = partition(Copies::to_everybody(everybody).expect("one length"), 3);
+    let everybody = partition(Copies::to_all(everybody).expect("one length"), 3);
     assert!(all_ones(everybody));
     let root_only = exchanges([(LEN, None), (LEN, Some(3 * LEN)), (LEN, None)]);
-    let gathered = partition(Copies::to_everybody(root_only).expect("one length"), 1);
+    let gathered = partition(Copies::to_all(root_only).expect("one length"), 1);
     let gathered: Vec<Option<Vec<u32>>> = gathered.into_iter().map(Option::from).collect();
     assert_eq!(gathered, [None, Some(vec![1; 3 * LEN]), None]);
     let broadcast = exchanges([(0, Some(LEN)), (LEN, None), (0, Some(LEN))]);
@@ -179,7 +179,7 @@ fn what_is_lent_comes_back_and_what_is_given_is_dropped() {
     assert_eq!(left, [0, 6, 0]);
     let mut members = exchanges([(2, Some(6)); 3]);
     members[2].source = Source::Lent(vec![1; 2]);
-    let gathered = Copies::to_everybody(members).expect("they fit");
+    let gathered = Copies::to_all(members).expect("they fit");
     let left: Vec<usize> = partition(gathered, 3).iter().map(|it| it.source.len()).collect();
     assert_eq!(left, [0, 0, 2]);
 }
@@ -361,7 +361,7 @@ fn work_of_any_length_gives_its_outputs_and_holds_nothing_that_was_lent() {
         assert_eq!(partition(added, 3), vec![vec![3.0; len]; 3]);
 
         let brought = exchanges([(len, Some(3 * len)); 3]);
-        let outputs = partition(Copies::to_everybody(brought).expect("one length"), 3);
+        let outputs = partition(Copies::to_all(brought).expect("one length"), 3);
         assert!(outputs.iter().all(|it| it.target.as_ref().is_some_and(|it| it.len() == 3 * len)));
         assert!(all_ones(outputs));
     }
@@ -377,7 +377,7 @@ fn what_passes_vectors_on_takes_nothing() {
 #[test]
 fn members_that_do_not_fit_are_no_work() {
     let lengths = [(5, Some(15)), (5, Some(15)), (6, Some(15))];
-    let problem = Copies::to_everybody(exchanges(lengths)).err();
+    let problem = Copies::to_all(exchanges(lengths)).err();
     assert_eq!(problem.as_deref(), Some("member 0 brings 5 elements, member 2 6,"));
     let uneven = || vec![vec![1.0_f32; 4], vec![1.0; 5]];
     assert!(ReduceInPlace::new(uneven(), Reduction::Sum, Receivers::All).is_err());

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::bytes::values_mut;
 
-/// What a member brings: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
+/// The contribution of a member: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
 pub(crate) struct UnitGatherDeposit {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,
@@ -34,7 +34,7 @@ pub(crate) struct UnitGather {
     stores: Stores,
 }
 
-/// What all members get together, in bytes, above which it is written past the caches: little of it would still be there
+/// The bytes of all members' outputs together above which they are written past the caches: little of it would still be there
 /// when the next unit comes.
 const PAST_CACHES: usize = 4 << 20;
 

@@ -18,23 +18,23 @@ use crate::{NonFiniteAt, Reduced, Scaling};
 /// to them.
 const STEP: usize = 1 << 10;
 
-/// What a parameter without a gradient contributes.
+/// The contribution of a parameter without a gradient.
 static ZEROS: [f32; MOST_ELEMENTS] = [0.0; MOST_ELEMENTS];
 
-/// What few members lend at a time, in their order.
+/// The gradients that few members lend at a time, in their order.
 type Lent<'a> = [Values<'a>; FUSED];
 
-/// What a member brings: its gradients, to be read where they lie, and its partial, to be filled.
+/// The contribution of a member: its gradients, to be read where they lie, and its partial, to be filled.
 pub(crate) struct UnitReduceDeposit {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(crate) partial: Vec<f32>,
     pub(crate) fold: Fold,
-    /// What this member contributes to its own shard, in the dtype of the wire: where members share no memory. Else nothing.
+    /// The contribution to its own shard, in the dtype of the wire, where members share no memory. Else nothing.
     pub(crate) packed: Vec<u64>,
 }
 
-/// Every member's gradients, summed into the partial of whoever owns them.
+/// Every member's gradients, summed into the partials of their owners.
 pub(crate) struct UnitReduce {
     /// By slot.
     members: Vec<Member>,
@@ -44,7 +44,7 @@ pub(crate) struct UnitReduce {
     block_len: usize,
 }
 
-/// What a member brought, and what is found in its partial.
+/// A member's gradients and partial, and the first element that is not finite.
 struct Member {
     gradients: Vec<Option<Arc<dyn GradientValues>>>,
     partial: DisjointVec<f32>,
@@ -54,8 +54,8 @@ struct Member {
 }
 
 impl From<UnitReduceDeposit> for Member {
-    fn from(deposit: UnitReduceDeposit) -> Self {
-        let UnitReduceDeposit { gradients, partial, fold, .. } = deposit;
+    fn from(contribution: UnitReduceDeposit) -> Self {
+        let UnitReduceDeposit { gradients, partial, fold, .. } = contribution;
         Self { gradients, partial: partial.into(), fold, found: Mutex::default() }
     }
 }
@@ -145,7 +145,7 @@ impl UnitReduce {
                 first = first.or_else(|| Some(start + first_non_finite(partial)?));
             }
         }
-        // While it is known who brought what: later, or elsewhere, nobody could say whose it was.
+        // While the members' gradients are still here: later, the member that it came from could not be found.
         if let Some(offset) = first {
             self.note(owner, gradient, offset, meter);
         }
