@@ -11,8 +11,8 @@ use hsdp_sharding::{Plan, Rank, Unit, UnitId};
 
 use crate::engine::device::DeviceUnsharded;
 use crate::engine::fabric::Fabric;
+use crate::engine::kept::sized;
 use crate::engine::place::Place;
-use crate::engine::recycled::sized;
 use crate::engine::reductions::UnitGradients;
 use crate::error::Error;
 use crate::non_finite::Sighting;
