@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use hsdp_sharding::{ByteCount, Rank};
 
+use crate::backend::thread::{Access, InBlock, Member, Record, Ticket};
 use crate::call::Call;
+use crate::execute::{Assemble, Barrier, Meter, Work};
 use crate::fault::{Injected, Manner};
 use crate::flight::{EntryNumber, FlightState};
-use crate::local::{Access, InBlock, Member, Record, Ticket};
 use crate::remote::{Journey, Office, Travels};
 use crate::seat::Flavour;
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
-use crate::work::{Assemble, Barrier, Meter, Work};
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
 /// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.

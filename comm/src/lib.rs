@@ -83,10 +83,12 @@
 //! - worlds and ranks: `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share);
 //! - groups and operations: `group`, `site`, `issue`, `collectives`, `units`, `device` (feature `cuda`), `pending`;
-//! - execution: `work` (the work of an operation, in blocks), `local` (its order and its threads: `PROTOCOL.md` beside the
+//! - execution: `execute` (the work of an operation, in blocks), `engine` (clocks and early ends), `backend::thread` (an
+//!   operation's order and its threads: `PROTOCOL.md` beside the
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - records: `ledger`, `flight`.
 
+mod backend;
 mod bytes;
 mod call;
 mod collectives;
@@ -96,15 +98,16 @@ pub mod control;
 mod descriptor;
 #[cfg(feature = "cuda")]
 mod device;
+mod engine;
 mod environment;
 mod error;
+mod execute;
 mod fault;
 mod flight;
 mod group;
 mod issue;
 mod launch;
 mod ledger;
-mod local;
 mod mismatch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -123,9 +126,9 @@ mod slow;
 mod sync;
 mod tag;
 mod units;
-mod work;
 mod world;
 
+pub use self::backend::thread::in_work;
 pub use self::collectives::Lent;
 pub use self::descriptor::{Counts, Descriptor, GroupId};
 #[cfg(feature = "cuda")]
@@ -140,7 +143,6 @@ pub use self::flight::{
 pub use self::group::Group;
 pub use self::launch::{RankFailure, launch, run, world};
 pub use self::ledger::LedgerSnapshot;
-pub use self::local::in_work;
 pub use self::mismatch::{Mismatch, MismatchRow, Wanted};
 pub use self::op::{Channel, Op, Reduction};
 pub use self::options::{Between, Workers, WorldOptions};

@@ -6,10 +6,11 @@ use std::thread::{self, ThreadId};
 
 use hsdp_sharding::Rank;
 
+use crate::backend::thread::{Access, Lifeline, Record, in_work};
 use crate::call::Call;
+use crate::engine::Status;
 use crate::fault::Injector;
 use crate::flight::{EntryNumber, Origin, Recorder};
-use crate::local::{Access, Lifeline, Record, Status, in_work};
 use crate::process::Process;
 use crate::remote::Office;
 use crate::sequence::Sequence;

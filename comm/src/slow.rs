@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-use crate::local::FAR;
+use crate::engine::FAR;
 use crate::sync::{self, Mutex};
 use crate::{Channel, Descriptor, GroupId, Op};
 

@@ -9,7 +9,7 @@ use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Wire
 use hsdp_sharding::{DType, Rank, Role, UnitLayout, balanced};
 
 use crate::call::Call;
-use crate::work::{
+use crate::execute::{
     AllReduceScaled, Scaled, SharedGather, SharedGatherDeposit, UnitGather, UnitGatherDeposit,
     UnitReduce, UnitReduceDeposit,
 };

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
+use crate::backend::thread::{Core, Lifeline};
 use crate::ledger::LedgerSnapshot;
-use crate::local::{Core, Lifeline};
 use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Office, Transport};
 use crate::seat::{Flavour, Seat};

@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::{bytes, sum_of};
 use crate::call::Call;
-use crate::work::{Copies, Exchange, Source};
+use crate::execute::{Copies, Exchange, Source};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # The collective that distributes elements from all members to all members

@@ -5,7 +5,7 @@ use hsdp_sharding::Rank;
 
 use super::bytes;
 use crate::call::Call;
-use crate::work::{Copies, Exchange, Source};
+use crate::execute::{Copies, Exchange, Source};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that move elements

@@ -3,9 +3,9 @@
 use hsdp_kernels::Element;
 
 use super::bytes;
+use crate::backend::thread::Ticket;
 use crate::call::Call;
-use crate::local::Ticket;
-use crate::work::{Barrier, Handing, Handover};
+use crate::execute::{Barrier, Handing, Handover};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that pass vectors on

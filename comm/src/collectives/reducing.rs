@@ -5,7 +5,7 @@ use hsdp_sharding::balanced;
 
 use super::bytes;
 use crate::call::Call;
-use crate::work::{Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source, combine};
+use crate::execute::{Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source, combine};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements

@@ -8,7 +8,7 @@ use hsdp_sharding::{DType, balanced};
 
 use super::carrier::{all_reduce, goes_by_nccl};
 use super::outcome::{Issued, Part, all_or_none};
-use crate::work::{Meter, Outputs, Work};
+use crate::execute::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// Elements that a kernel takes at once: where ranges of its operands begin.

@@ -11,8 +11,8 @@ use super::outcome::{Issued, Part};
 use super::reduce::{Reduce, ReduceDeposit};
 use super::units::DeviceReduced;
 use crate::Error;
+use crate::execute::Work;
 use crate::remote::{At, Form, Parcels, Travels, Turn, digest};
-use crate::work::Work;
 
 /// What a member brings that lies on a device.
 pub(super) trait OnDevice {

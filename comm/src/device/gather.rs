@@ -7,7 +7,7 @@ use hsdp_sharding::UnitLayout;
 
 use super::carrier::{Elements, all_gather, goes_by_nccl};
 use super::outcome::{Issued, Part, all_or_none};
-use crate::work::{Meter, Outputs, Work};
+use crate::execute::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// What a member brings.

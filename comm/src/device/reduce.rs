@@ -9,8 +9,8 @@ use hsdp_sharding::UnitLayout;
 use super::carrier::{goes_by_nccl, reduce_scatter};
 use super::outcome::{Issued, Part, all_or_none};
 use super::units::{DeviceAccumulator, DeviceReduced};
+use crate::execute::{Meter, Outputs, Work};
 use crate::sync::Mutex;
-use crate::work::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// What a member brings.

@@ -12,8 +12,8 @@ use super::gather::{Gather, GatherDeposit};
 use super::outcome::{Issued, Part};
 use super::reduce::{Reduce, ReduceDeposit};
 use crate::call::Call;
+use crate::execute::{Assemble, Work};
 use crate::remote::Travels;
-use crate::work::{Assemble, Work};
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
 /// The buffer for a member's part of a reduction, on a device.

@@ -10,7 +10,8 @@ use hsdp_sharding::Rank;
 
 use super::json::MAX_BYTES;
 use super::{FlightError, FlightRecord};
-use crate::local::{Record, Status};
+use crate::backend::thread::Record;
+use crate::engine::Status;
 use crate::seat::Seat;
 use crate::sync::atomic::{AtomicBool, Ordering};
 

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::json::{group_id, name, optional_name, rank, ranks, scaling, tag};
 use super::ring::Recorder;
-use crate::local::{Record, Status};
+use crate::backend::thread::Record;
+use crate::engine::Status;
 use crate::{Channel, Counts, Descriptor, GroupId, Op, Reduction, Scaling, Tag};
 
 /// The last operations of one rank: from [`World::flight_record`](crate::World::flight_record), or from a file that a rank of

@@ -16,7 +16,7 @@ use super::probes::Probes;
 use super::statement::{self, end_of, parcel_of, probe_of};
 use super::transport::{Answer, Cause, Loss, Transport, TransportError};
 use super::travels::Parcel;
-use crate::local::{Core, Operation};
+use crate::backend::thread::{Core, Operation};
 use crate::{AbortReason, Error, Op};
 
 /// How many letters one turn takes in: what is to be sent waits meanwhile.

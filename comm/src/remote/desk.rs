@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::travels::Parcel;
-use crate::local::{Key, Operation};
+use crate::backend::thread::{Key, Operation};
 use crate::{Descriptor, Op};
 
 /// Lays what came into the slots of an operation that this rank has issued.

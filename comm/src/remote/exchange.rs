@@ -7,7 +7,7 @@ use hsdp_kernels::Element;
 use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
 use crate::collectives::{Splits, check_pairs};
-use crate::work::{Exchange, combine};
+use crate::execute::{Exchange, combine};
 use crate::{Counts, Op, Reduction};
 
 impl<T: Element> Exchange<T> {

@@ -14,8 +14,8 @@ use super::office::{Errand, Office};
 use super::statement::{Brought, parcel_bytes};
 use super::travels::{At, Parcel, Travels};
 use super::unpack::{Deposit, Unpack};
+use crate::backend::thread::{Access, InBlock, Member, Operation, Ticket, panic_message};
 use crate::flight::{EntryNumber, FlightState};
-use crate::local::{Access, InBlock, Member, Operation, Ticket, panic_message};
 use crate::{AbortReason, Descriptor, Error};
 
 /// One operation, as this rank takes part in it.

@@ -8,7 +8,7 @@ use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
 use crate::Op;
 use crate::collectives::sources_of;
-use crate::work::Handing;
+use crate::execute::Handing;
 
 /// Of a barrier: that a member is there.
 impl Travels for () {

@@ -15,7 +15,7 @@ use super::passing::fill_slices;
 use super::statement::Form;
 use super::travels::{At, Parcels, Travels, Turn};
 use crate::bytes::{bytes_of, values, values_mut};
-use crate::work::{Scaled, UnitGatherDeposit, UnitReduceDeposit};
+use crate::execute::{Scaled, UnitGatherDeposit, UnitReduceDeposit};
 use crate::{Error, NonFiniteAt, Reduced, Scaling};
 
 pub(crate) fn digest(layout: &UnitLayout) -> u64 {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::journey::Journey;
 use super::statement::Form;
 use super::travels::{Parcel, Parcels, Travels, Turn};
+use crate::execute::{Meter, NextRound, Outputs, PerMember, Work};
 use crate::sync::Mutex;
-use crate::work::{Meter, NextRound, Outputs, PerMember, Work};
 
 /// What lies in a slot.
 pub(crate) enum Deposit<S> {

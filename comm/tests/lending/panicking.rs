@@ -154,7 +154,7 @@ fn a_deposit_that_fits_no_other_and_panics_when_it_is_dropped_does_not_hide_that
         let layout = layout(2, 64);
         let shard = Arc::new(vec![1.0_f32; layout.shard_len()]);
         let fragile = || {
-            let holder = Arc::new(FragileHolder(vec![vec![0.0_f32; 64].into()].into()));
+            let holder = Arc::new(FragileHolder(vec![vec![0.0_f32; 64].into()]));
             let (layout, shard) = (Arc::clone(&layout), Arc::clone(&shard));
             first.gather_unit_shared(Tag::default(), layout, shard, Some(holder))
         };

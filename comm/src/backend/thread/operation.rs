@@ -11,10 +11,10 @@ use hsdp_sharding::Rank;
 use super::phase::{Arrivals, Difference, Gathering, Phase};
 use super::running::discard;
 use super::table::Key;
+use crate::execute::{Outputs, PerMember};
 use crate::flight::{Ending, Origin};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
-use crate::work::{Outputs, PerMember};
 use crate::{Descriptor, Error};
 
 /// One operation of one group.

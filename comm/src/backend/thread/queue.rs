@@ -11,10 +11,10 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::clock::from_now;
 use super::core::Core;
 use super::operation::Operation;
 use super::queued::Queued;
+use crate::engine::from_now;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::{self, Builder, JoinHandle};
 use crate::sync::{Condvar, Mutex};

@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use hsdp_sharding::Rank;
 
 use super::{aborted, arrive, complete, ranks, taken};
+use crate::backend::thread::operation::{Arrived, Operation};
+use crate::backend::thread::table::{Key, Table};
 use crate::flight::Origin;
-use crate::local::operation::{Arrived, Operation};
-use crate::local::table::{Key, Table};
 use crate::{Channel, Error, GroupId};
 
 fn key(epoch: u64, sequence: u64) -> Key {

@@ -36,7 +36,7 @@ pub(crate) use self::reduce_scatter::ReduceScatter;
 pub(crate) use self::shared_gather::{SharedGather, SharedGatherDeposit};
 pub(crate) use self::unit_gather::{UnitGather, UnitGatherDeposit};
 pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceDeposit};
-use crate::local::{Operation, Record};
+use crate::backend::thread::{Operation, Record};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Channel, Descriptor, Op};
 

@@ -7,15 +7,14 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::{DType, Rank};
 
 use super::any_work::AnyWork;
-use super::clock::{Alarm, Clock, from_now};
 use super::core::Core;
 use super::operation::{Arrived, Operation};
 use super::phase::Difference;
-use super::status::Status;
 use super::table::Key;
+use crate::engine::{Alarm, Clock, Status, from_now};
+use crate::execute::{Meter, Outputs, Work};
 use crate::flight::Origin;
 use crate::sync::atomic::Ordering;
-use crate::work::{Meter, Outputs, Work};
 use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag, WorldOptions};
 
 fn ranks() -> Arc<[Rank]> {

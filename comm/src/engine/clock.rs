@@ -72,7 +72,7 @@ impl Bell {
 }
 
 impl Clock {
-    pub(super) fn start(options: &WorldOptions) -> Self {
+    pub(crate) fn start(options: &WorldOptions) -> Self {
         let WorldOptions { late, circle_grace, deadline, .. } = *options;
         Self::with(late, circle_grace, deadline)
     }
@@ -89,7 +89,7 @@ impl Clock {
     }
 
     /// How long ago the wait began.
-    pub(super) fn waited(&self) -> Duration {
+    pub(crate) fn waited(&self) -> Duration {
         sync::now().saturating_duration_since(self.started)
     }
 
@@ -111,7 +111,7 @@ impl Clock {
     }
 
     /// The thread has done some work meanwhile, and so could not look: that time counts.
-    pub(super) fn has_worked(&mut self) {
+    pub(crate) fn has_worked(&mut self) {
         self.due = sync::now();
     }
 

@@ -7,8 +7,8 @@ use hsdp_sharding::Rank;
 
 use super::queue::Queue;
 use super::record::Record;
-use super::status::Status;
 use super::table::Table;
+use crate::engine::Status;
 use crate::flight::{EntryNumber, Origin, Recorder};
 use crate::options::WorldOptions;
 use crate::remote::Office;

@@ -15,8 +15,8 @@ use super::any_work::AnyWork;
 use super::core::Core;
 use super::operation::Operation;
 use crate::Descriptor;
+use crate::execute::Meter;
 use crate::sync::thread_local;
-use crate::work::Meter;
 
 thread_local! {
     static IN_BLOCK: Cell<bool> = const { Cell::new(false) };

@@ -9,8 +9,8 @@ use super::phase::Arrivals;
 use super::running::{Running, WorkPanic};
 use super::table::Key;
 use super::wait::Ticket;
+use crate::execute::{Assemble, Work};
 use crate::flight::FlightState;
-use crate::work::{Assemble, Work};
 use crate::{Descriptor, Error};
 
 impl Core {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use super::clock::{Alarm, Clock, from_now};
 use super::core::{Access, Core, Member};
 use super::operation::Operation;
 use super::running::in_work;
+use crate::engine::{Alarm, Clock, from_now};
 use crate::flight::EntryNumber;
 use crate::sync::{hint, thread};
 use crate::{Descriptor, Error};
@@ -169,7 +169,9 @@ const YIELDING: u32 = 58;
 
 /// The same where ranks share cores: it only offers its core. The rank that is waited for may run there, and then no thread needs to be put to
 /// sleep and woken, which takes the system far longer.
-const SHARED_MOMENTS: u32 = 16;
+///
+/// A model has none of them: each adds turns to a schedule, and hides the moment between a look at the queue and the sleep.
+const SHARED_MOMENTS: u32 = if cfg!(shuttle) { 0 } else { 16 };
 
 /// How much longer a waiting thread stays awake before it sleeps.
 struct Wakefulness {

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use crate::work::{Meter, NextRound, Work};
+use crate::execute::{Meter, NextRound, Work};
 
 /// [`Work`] with the type of its outputs erased.
 pub(crate) trait AnyWork: Send + Sync {
