@@ -1,13 +1,13 @@
 //! What a member brings to an operation: buffers to be read and filled, by the pattern of the operation.
 
-use hsdp_kernels::{Element, Fold};
+use hsdp_kernels::{Element, Fold, HostBuffer};
 
+use crate::Reduced;
 use crate::collectives::Splits;
-use crate::pattern::Pattern;
-use crate::work::{
+use crate::execute::{
     Exchange, Handing, Scaled, SharedGatherDeposit, UnitGatherDeposit, UnitReduceDeposit, combine,
 };
-use crate::{Reduced, Targets};
+use crate::pattern::Pattern;
 
 /// The buffers that a member brings to an operation.
 pub(crate) trait Buffers: Send + 'static {
@@ -76,9 +76,9 @@ impl Buffers for () {
 }
 
 impl Buffers for UnitGatherDeposit {
-    type Output = Targets;
+    type Output = Vec<HostBuffer>;
 
-    fn imagined(self, _pattern: &Pattern<'_>) -> Targets {
+    fn imagined(self, _pattern: &Pattern<'_>) -> Vec<HostBuffer> {
         self.targets
     }
 }
@@ -99,12 +99,11 @@ impl Buffers for UnitReduceDeposit {
     type Output = Reduced;
 
     fn imagined(self, _pattern: &Pattern<'_>) -> Reduced {
-        let Self { mut partial, fold, gradients: mut list, .. } = self;
+        let Self { mut partial, fold, .. } = self;
         if fold == Fold::Replace {
             partial.fill(0.0);
         }
-        list.clear();
-        Reduced { partial, non_finite: None, list }
+        Reduced { partial, non_finite: None }
     }
 }
 

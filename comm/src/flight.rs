@@ -8,7 +8,8 @@ pub(crate) use hsdp_flight::{Ending, EntryNumber, FlightState, Origin, Recorder}
 use hsdp_flight::FlightRecord;
 use hsdp_sharding::Rank;
 
-use crate::local::{Record, Status};
+use crate::backend::thread::Record;
+use crate::engine::Status;
 use crate::seat::Seat;
 use crate::sync::atomic::{AtomicBool, Ordering};
 

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use hsdp_sharding::{ByteCount, Rank};
 
+use crate::backend::thread::{Access, InBlock, Member, Record, Ticket};
 use crate::buffers::Buffers;
 use crate::call::Call;
+use crate::execute::{Assemble, Barrier, Meter, Work};
 use crate::fault::{Injected, Manner};
 use crate::flight::{EntryNumber, FlightState};
-use crate::local::{Access, AnySlots, InBlock, Member, Record, Slots, Ticket};
 use crate::pattern::Pattern;
 use crate::remote::{Execution, Office, Transmit};
 use crate::seat::Flavour;
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
-use crate::work::{Barrier, Deposits, Meter, Work};
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
 /// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.
@@ -45,7 +45,7 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
     ) -> Result<Pending<O>, Error>
     where
         D: Transmit,
@@ -61,7 +61,7 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
     ) -> Result<Pending<O>, Error>
     where
         D: Buffers,
@@ -81,7 +81,7 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
         depart: impl FnOnce(&Arc<Office>, Member<'_>, Described, D) -> Result<Ticket, Error>,
     ) -> Result<Pending<O>, Error>
     where
@@ -97,7 +97,7 @@ impl Group {
             return Ok(Pending::ready(deposit.imagined(&pattern).try_into()?));
         };
         if site.ranks.len() == 1 {
-            let output = self.alone(&site, (&described.told, entry), deposit, assemble)?;
+            let output = self.alone((&described.told, entry), deposit, assemble)?;
             return Ok(Pending::ready(output.try_into()?));
         }
         let op = described.told.op;
@@ -126,7 +126,7 @@ impl Group {
         call: Call,
         ranks: [Rank; 2],
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
     ) -> Result<Option<Ticket>, Error> {
         let slot = usize::from(call.op == Op::Recv);
         let (site, mut deposit) = (self.site().pair(self.seat(), ranks, slot), deposit);
@@ -211,7 +211,7 @@ impl Group {
         let Flavour::Local { core, .. } = &self.seat().flavour else { return Ok(()) };
         let (told, entry) = self.seat().enter(site, Call::new(Op::Barrier, tag))?;
         let (member, meet) =
-            (self.member_at(core, site, entry), |(), all: Deposits<'_, ()>| Ok(Barrier(all.len())));
+            (self.member_at(core, site, entry), |all: Vec<()>| Ok(Barrier(all.len())));
         match core.office() {
             None => core.submit(member, told, (), meet)?,
             Some(office) => Execution::begin(office, member, Described { told, meant: None }, ())?,
@@ -232,15 +232,12 @@ impl Group {
     /// An operation of a group of one: it is done before the call returns, and counts nothing.
     fn alone<D: Send + 'static, W: Work>(
         &self,
-        site: &Site,
         (descriptor, entry): (&Descriptor, EntryNumber),
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
     ) -> Result<W::Output, Error> {
         let flight = &self.seat().record.flight;
-        let mut slots = site.sequence.take_slots::<D, W>();
-        slots.put(0, Some(deposit));
-        slots.assemble(assemble).map_err(|expected| {
+        let work = assemble(vec![deposit]).map_err(|expected| {
             flight.settle(entry, FlightState::Failed);
             Error::BadCount {
                 op: descriptor.op,
@@ -250,9 +247,8 @@ impl Group {
                 expected,
             }
         })?;
-        let is_quick = slots.bytes() <= QUICK_BYTES && !slots.calls_users();
-        let output = self.run_alone(descriptor, &mut *slots);
-        site.sequence.keep_slots(slots);
+        let is_quick = work.bytes() <= QUICK_BYTES && !work.calls_users();
+        let output = self.run_alone(descriptor, work);
         if is_quick {
             flight.settle_at_once(entry, FlightState::Complete);
         } else {
@@ -261,18 +257,13 @@ impl Group {
         Ok(output)
     }
 
-    fn run_alone<D: Send + 'static, W: Work>(
-        &self,
-        descriptor: &Descriptor,
-        slots: &mut Slots<D, W>,
-    ) -> W::Output {
+    fn run_alone<W: Work>(&self, descriptor: &Descriptor, work: W) -> W::Output {
         let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
         let meter = Meter::new(&[], &ranks, descriptor, &readers);
         let in_block = InBlock::enter();
-        (0..slots.blocks()).for_each(|block| slots.run(block, &meter));
+        (0..work.blocks()).for_each(|block| work.run(block, &meter));
         drop(in_block);
-        slots.finish();
-        slots.take_output(0).expect("a group of one has one output")
+        work.finish().take(0).expect("a group of one has one output")
     }
 }
 
@@ -281,18 +272,18 @@ fn meet<D: Buffers, W: Work>(
     member: Member<'_>,
     (told, pattern): (Arc<Descriptor>, Pattern<'_>),
     deposit: D,
-    assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+    assemble: impl Assemble<D, W>,
 ) -> Result<Ticket, Error> {
     let (access, ranks) = (member.access, &member.site.ranks);
     let Descriptor { channel, op, .. } = *told;
-    access.submit(member, told, deposit, |lists, deposits: Deposits<'_, D>| {
-        for (slot, deposit) in deposits.each().enumerate() {
+    access.submit(member, told, deposit, |deposits: Vec<D>| {
+        for (slot, deposit) in deposits.iter().enumerate() {
             let received = deposit.pattern(pattern.at(slot)).received();
             // Members that get nothing are left alone: each has its ledger in its own cache.
             if received > ByteCount::ZERO {
                 access.record(ranks[slot]).ledger.received(channel, op, received);
             }
         }
-        assemble(lists, deposits)
+        assemble(deposits)
     })
 }

@@ -9,8 +9,8 @@ use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 use hsdp_kernels::memory;
 use hsdp_sharding::Rank;
 
+use crate::backend::thread::panic_message;
 use crate::flight::Dump;
-use crate::local::panic_message;
 use crate::world::{MOST_RANKS, check_size};
 use crate::{AbortReason, Error, World, WorldOptions};
 

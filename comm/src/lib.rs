@@ -84,10 +84,12 @@
 //!   settings that all ranks must share);
 //! - groups and operations: `group`, `site`, `pattern` (who gives what to whom), `buffers`, `issue`, `collectives`, `units`, `device`,
 //!   `pending`;
-//! - execution: `work` (the work of an operation, in blocks), `local` (its order and its threads: `PROTOCOL.md` beside the
+//! - execution: `execute` (the work of an operation, in blocks), `engine` (clocks and early ends), `backend::thread` (an
+//!   operation's order and its threads: `PROTOCOL.md` beside the
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`).
 
+mod backend;
 mod buffers;
 mod bytes;
 mod call;
@@ -96,15 +98,16 @@ mod comparison;
 #[cfg(feature = "nccl")]
 pub mod control;
 mod device;
+mod engine;
 mod environment;
 mod error;
+mod execute;
 mod fault;
 mod flight;
 mod group;
 mod issue;
 mod launch;
 mod ledger;
-mod local;
 mod mismatch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -120,13 +123,11 @@ mod seat;
 mod sequence;
 mod site;
 mod slow;
-mod spare;
 mod sync;
-mod targets;
 mod units;
-mod work;
 mod world;
 
+pub use self::backend::thread::in_work;
 pub use self::collectives::Lent;
 pub use self::device::{DeviceAccumulator, DeviceReduced};
 pub use self::environment::{Launched, Launcher};
@@ -135,13 +136,11 @@ pub use self::fault::{Fault, FaultKind, FaultPlace};
 pub use self::group::Group;
 pub use self::launch::{RankFailure, launch, run, world};
 pub use self::ledger::{LedgerSnapshot, Messages};
-pub use self::local::in_work;
 pub use self::mismatch::{Mismatch, MismatchRow, Wanted};
 pub use self::options::{Between, Workers, WorldOptions};
 pub use self::pending::Pending;
 pub use self::rendezvous::Rendezvous;
 pub use self::slow::SlowChannel;
-pub use self::targets::Targets;
 pub use self::units::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub use self::world::World;
 pub use hsdp_flight::{

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use crate::local::{Alarm, Clock, from_now};
+use crate::engine::{Alarm, Clock, from_now};
 use crate::sync::{Condvar, Mutex, thread};
 use crate::world::check_size;
 use crate::{Error, World, WorldOptions};

@@ -6,15 +6,15 @@ use std::thread::{self, ThreadId};
 
 use hsdp_sharding::Rank;
 
+use crate::backend::thread::{Access, Lifeline, Record, in_work};
 use crate::call::Call;
+use crate::engine::Status;
 use crate::fault::Injector;
 use crate::flight::{EntryNumber, Origin, Recorder};
-use crate::local::{Access, Lifeline, Record, Status, in_work};
 use crate::process::Process;
 use crate::remote::Office;
 use crate::sequence::Sequence;
 use crate::site::Site;
-use crate::spare::Spare;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, StepFailure, WorldOptions};
@@ -40,7 +40,6 @@ pub(crate) struct Seat {
     /// The end of a step that was not announced, since the panic in which it ended was to end the world.
     withheld: Mutex<Option<(u64, Error)>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
-    descriptors: Spare<Descriptor>,
     /// Where its operations on devices run.
     pub(crate) streams: crate::device::Streams,
     /// Its communicators, where those go by NCCL.
@@ -104,7 +103,6 @@ impl Seat {
             watched: OnceLock::new(),
             withheld: Mutex::default(),
             sequences: Mutex::default(),
-            descriptors: Spare::default(),
             streams: crate::device::Streams::default(),
             #[cfg(feature = "nccl")]
             nccl: crate::nccl::Held::default(),
@@ -209,7 +207,7 @@ impl Seat {
         self.check(call.op)?;
         let epoch = self.record.epoch();
         let sequence = site.sequence.take(epoch);
-        let descriptor = self.descriptors.share(call.described(site, epoch, sequence));
+        let descriptor = Arc::new(call.described(site, epoch, sequence));
         self.record.enter(&descriptor);
         let entry = self.record.flight.issue(&descriptor);
         Ok((descriptor, entry))

@@ -1,22 +1,10 @@
-//! What a rank keeps of one group: how far it has counted, where it meets the others, and memory for operations in which it is
-//! alone.
+//! The numbers that a rank gives its calls on one group.
 
-use std::fmt;
-use std::sync::{Arc, OnceLock};
-
-use crate::local::{AnySlots, Post, Slots};
 use crate::sync::Mutex;
-use crate::work::Work;
 
 /// The numbers of the operations that this rank issues on one group.
-#[derive(Default)]
-pub(crate) struct Sequence {
-    numbers: Mutex<Numbers>,
-    /// Where its operations meet, once the first is issued.
-    post: OnceLock<Arc<Post>>,
-    /// What an operation of a group of one has left for the next.
-    alone: Mutex<Option<Box<dyn AnySlots>>>,
-}
+#[derive(Debug, Default)]
+pub(crate) struct Sequence(Mutex<Numbers>);
 
 #[derive(Debug, Default)]
 struct Numbers {
@@ -32,7 +20,7 @@ impl Sequence {
     /// A thread that read the epoch before another thread of its rank went on gets a number that means nothing: its
     /// epoch is over, and its call will be refused.
     pub(crate) fn take(&self, epoch: u64) -> u64 {
-        let mut numbers = self.numbers.lock();
+        let mut numbers = self.0.lock();
         numbers.go_on_to(epoch);
         if numbers.epoch > epoch {
             return u64::MAX;
@@ -46,39 +34,12 @@ impl Sequence {
 
     /// Has the next two calls in `epoch` take each other's numbers.
     pub(crate) fn swap_next(&self, epoch: u64) {
-        let mut numbers = self.numbers.lock();
+        let mut numbers = self.0.lock();
         numbers.go_on_to(epoch);
         if numbers.epoch == epoch && numbers.swapped.is_empty() {
             numbers.swapped = vec![numbers.next, numbers.next + 1];
             numbers.next += 2;
         }
-    }
-
-    /// Where its operations meet; found by `find` if it is not known.
-    pub(crate) fn post(&self, find: impl FnOnce() -> Arc<Post>) -> &Arc<Post> {
-        // Whoever finds it finds the same.
-        self.post.get().unwrap_or_else(|| {
-            let found = find();
-            self.post.get_or_init(|| found)
-        })
-    }
-
-    /// The slots of an operation of a group of one.
-    pub(crate) fn take_slots<D: Send + 'static, W: Work>(&self) -> Box<Slots<D, W>> {
-        let left = self.alone.lock().take();
-        left.and_then(Slots::cleared).unwrap_or_else(|| Slots::new(1))
-    }
-
-    /// Leaves slots for the next.
-    pub(crate) fn keep_slots(&self, slots: Box<dyn AnySlots>) {
-        let former = self.alone.lock().replace(slots);
-        drop(former);
-    }
-}
-
-impl fmt::Debug for Sequence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sequence").field("numbers", &self.numbers).finish_non_exhaustive()
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::{DType, Rank};
 
-use crate::local::FAR;
+use crate::engine::FAR;
 use crate::pattern::Pattern;
 use crate::sync::{self, Mutex};
 use crate::{Channel, Descriptor, GroupId, Op};

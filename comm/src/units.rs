@@ -9,11 +9,11 @@ use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Wire
 use hsdp_sharding::{DType, Rank, Role, UnitLayout};
 
 use crate::call::Call;
-use crate::work::{
-    AllReduceScaled, Deposits, Scaled, SharedGather, SharedGatherDeposit, UnitGather,
-    UnitGatherDeposit, UnitReduce, UnitReduceDeposit,
+use crate::execute::{
+    AllReduceScaled, Scaled, SharedGather, SharedGatherDeposit, UnitGather, UnitGatherDeposit,
+    UnitReduce, UnitReduceDeposit,
 };
-use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag, Targets};
+use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
 /// One member's contribution to the reduction of a unit's gradients.
 #[derive(Clone, Debug)]
@@ -35,21 +35,12 @@ pub struct Accumulator {
 }
 
 /// A member's part of a reduction.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Reduced {
     /// The accumulator's partial, with the sum in it.
     pub partial: Vec<f32>,
     /// The first element of it that is not finite, if there is one.
     pub non_finite: Option<NonFiniteAt>,
-    /// The contribution's list of gradients, now empty. Its memory can serve the next call.
-    pub list: Vec<Option<Arc<dyn GradientValues>>>,
-}
-
-/// Compares partials and non-finite elements. The empty list does not count.
-impl PartialEq for Reduced {
-    fn eq(&self, other: &Self) -> bool {
-        self.partial == other.partial && self.non_finite == other.non_finite
-    }
 }
 
 /// The origin of an infinity or a NaN in a partial.
@@ -86,9 +77,9 @@ impl Group {
         tag: Tag,
         layout: Arc<UnitLayout>,
         shard: impl Into<SharedBuffer>,
-        targets: impl Into<Targets>,
-    ) -> Result<Pending<Targets>, Error> {
-        let (op, shard, targets) = (Op::AllGather, shard.into(), targets.into());
+        targets: Vec<HostBuffer>,
+    ) -> Result<Pending<Vec<HostBuffer>>, Error> {
+        let (op, shard) = (Op::AllGather, shard.into());
         self.check_layout(op, &layout)?;
         self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
         let dtype = shard.dtype();
@@ -118,7 +109,7 @@ impl Group {
         holder: Option<Arc<T>>,
     ) -> Result<Pending<Option<Arc<T>>>, Error>
     where
-        T: AsMut<Targets> + Send + Sync + 'static,
+        T: AsMut<Vec<HostBuffer>> + Send + Sync + 'static,
     {
         let (op, shard, mut holder) = (Op::AllGather, shard.into(), holder);
         let dtype = shard.dtype();
@@ -170,7 +161,7 @@ impl Group {
             .reduction(Reduction::Sum)
             .scaling(scaling);
         let deposit = UnitReduceDeposit { layout, gradients, partial, fold, packed: Vec::new() };
-        let work = move |lists, all: Deposits<'_, _>| UnitReduce::new(lists, all, scaling);
+        let work = move |all| UnitReduce::new(all, scaling);
         self.issue(call, deposit, work)
     }
 
@@ -192,7 +183,7 @@ impl Group {
             .of(scaling.wire.dtype(), values.len())
             .reduction(Reduction::Sum)
             .scaling(scaling);
-        let work = move |lists, all: Deposits<'_, _>| AllReduceScaled::new(lists, all, scaling);
+        let work = move |all| AllReduceScaled::new(all, scaling);
         self.issue(call, Scaled(values), work)
     }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
+use crate::backend::thread::{Core, Lifeline};
 use crate::flight::record_of;
 use crate::ledger::{LedgerSnapshot, Messages};
-use crate::local::{Core, Lifeline};
 use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Office, Transport};
 use crate::seat::{Flavour, Seat};

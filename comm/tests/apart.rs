@@ -121,7 +121,7 @@ fn units_are_gathered_with_the_same_bits() {
             let targets: Vec<_> = layout.params().iter().map(|slot| zeros(slot.len)).collect();
             let full =
                 group.gather_unit(Tag::default(), Arc::clone(&layout), shard, targets)?.wait()?;
-            Ok(full.into_buffers())
+            Ok(full)
         });
     }
 }
@@ -270,10 +270,10 @@ fn what_needs_shared_memory_is_refused_by_name() {
     assert_eq!(refused[1], Err("all_gather on rank 1: its members share no memory".to_owned()));
 }
 
-struct Holder(hsdp_comm::Targets);
+struct Holder(Vec<HostBuffer>);
 
-impl AsMut<hsdp_comm::Targets> for Holder {
-    fn as_mut(&mut self) -> &mut hsdp_comm::Targets {
+impl AsMut<Vec<HostBuffer>> for Holder {
+    fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
         &mut self.0
     }
 }

@@ -10,7 +10,7 @@ use crate::objective::Objective;
 use crate::presence::Presence;
 
 /// The statement of one rank at the end of a step.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Statement {
     pub(crate) microbatches: u64,
     /// Summed over this rank's microbatches.
@@ -35,14 +35,15 @@ impl Statement {
         fixed.into_iter().chain(sighting).chain(self.presence.words().iter().copied())
     }
 
-    /// Decodes these words into this statement, and reuses its memory.
-    fn renew(&mut self, words: &[u64], parameters: usize) {
-        self.microbatches = words[0];
-        self.weight = words[1];
-        self.loss = f64::from_bits(words[2]);
-        self.squared_norm = f64::from_bits(words[3]);
-        self.sighting = Sighting::decode(&words[4..]);
-        self.presence.renew(parameters, words[FIXED_WORDS..].iter().copied());
+    fn decode(words: &[u64], parameters: usize) -> Self {
+        Self {
+            microbatches: words[0],
+            weight: words[1],
+            loss: f64::from_bits(words[2]),
+            squared_norm: f64::from_bits(words[3]),
+            sighting: Sighting::decode(&words[4..]),
+            presence: Presence::of(parameters, &words[FIXED_WORDS..]),
+        }
     }
 }
 
@@ -55,16 +56,13 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    /// Decodes the statements of all ranks, and reuses the memory of the step before.
-    pub(crate) fn renew(&mut self, gathered: &[u64], ranks: usize, parameters: usize) {
-        self.said.resize_with(ranks, Statement::default);
-        let words = gathered.len() / ranks;
-        for (said, words) in self.said.iter_mut().zip(gathered.chunks_exact(words)) {
-            said.renew(words, parameters);
-        }
-        let [first, others @ ..] = &*self.said else { return };
-        self.anywhere.renew(parameters, first.presence.words().iter().copied());
-        others.iter().for_each(|said| self.anywhere.add(&said.presence));
+    /// Decodes the statements of all ranks.
+    pub(crate) fn decode(gathered: &[u64], ranks: usize, parameters: usize) -> Self {
+        let words = gathered.chunks_exact(gathered.len() / ranks);
+        let said: Vec<_> = words.map(|words| Statement::decode(words, parameters)).collect();
+        let mut anywhere = Presence::none(parameters);
+        said.iter().for_each(|said| anywhere.add(&said.presence));
+        Self { said, anywhere }
     }
 
     /// The exact sum of all weights, if a u64 holds it.
@@ -166,14 +164,8 @@ mod tests {
     }
 
     fn agreement() -> Agreement {
-        let gathered = |of: fn(usize) -> usize| -> Vec<u64> {
-            (0..4).flat_map(|rank| statement(of(rank)).words().collect::<Vec<_>>()).collect()
-        };
-        let mut agreement = Agreement::default();
-        // Nothing is left of the statements before.
-        agreement.renew(&gathered(|rank| 60 - rank), 4, 70);
-        agreement.renew(&gathered(|rank| rank), 4, 70);
-        agreement
+        let gathered = (0..4).flat_map(|rank| statement(rank).words().collect::<Vec<_>>());
+        Agreement::decode(&gathered.collect::<Vec<_>>(), 4, 70)
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! | the parameters, which an optimizer changes | `shard` |
 //! | the order of the units | `schedule` |
 //! | the gathers of a microbatch | `gathers`, `full_pool` |
-//! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `recycled`; `place`, `replicas`, `scaling` |
+//! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `kept`; `place`, `replicas`, `scaling` |
 //! | the begin of a step | `opening`, `joint` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
 //! | the exchange of small records between ranks | `control` |
@@ -30,12 +30,12 @@ mod finish;
 pub(crate) mod full_pool;
 mod gathers;
 pub(crate) mod joint;
+pub(crate) mod kept;
 mod lock;
 mod microbatches;
 mod opening;
 mod partial;
 mod place;
-pub(crate) mod recycled;
 pub(crate) mod reductions;
 mod replicas;
 mod scaling;
@@ -52,7 +52,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hsdp_comm::{StepFailure, in_work};
 use hsdp_sharding::UnitId;
 
-use crate::agreement::Agreement;
 use crate::error::Error;
 use crate::full::Full;
 use crate::gradients::{Gradients, Verdict};
@@ -122,7 +121,6 @@ pub(crate) struct State {
     /// Attempts at steps so far: a step that was aborted is tried again with the same number.
     attempts: u64,
     /// The statements of all ranks at the end of the last step.
-    agreement: Agreement,
     /// The ranks with and without data, when the last step began.
     supply: Supply,
     /// Whether a rank asked then that the step be the last.
@@ -169,7 +167,6 @@ impl Engine {
             half_updated: None,
             last_weight: 0,
             attempts: 0,
-            agreement: Agreement::default(),
             supply: Supply::default(),
             shutdown: Shutdown::default(),
             step: None,
@@ -331,7 +328,7 @@ impl Engine {
         if state.evaluation.take().is_some() {
             self.fabric.world.set_absent(&[]);
         }
-        self.fabric.recycled.clear();
+        self.fabric.kept.clear();
         self.fabric.full_pool.let_go();
         self.fabric.schedules.forget();
         // A rank that has aborted the epoch itself may have left it already: this step must not end the next epoch.

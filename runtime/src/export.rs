@@ -54,7 +54,7 @@ fn gather_into(
     let targets = zeros.collect::<Result<Vec<_>, _>>()?;
     let tag = fabric.tag(Some(unit), Stage::Export, 0, 0);
     let full = fabric.export.gather_unit(tag, Arc::clone(layout), shard, targets)?.wait()?;
-    for (parameter, buffer) in fabric.plan.spec()[unit].params.iter().zip(full.into_buffers()) {
+    for (parameter, buffer) in fabric.plan.spec()[unit].params.iter().zip(full) {
         if let Values::F32(values) = buffer.values() {
             all.insert(parameter.name.clone(), values.to_vec());
         }

@@ -7,7 +7,7 @@ use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{DType, UnitId, UnitLayout};
 
 use crate::engine::device::DeviceFull;
-use crate::engine::full_pool::{Pooled, SharedPooled};
+use crate::engine::full_pool::Pooled;
 
 /// A unit's gathered parameters, in the compute dtype: one host buffer for each parameter, with all of its elements, row-major.
 ///
@@ -29,7 +29,7 @@ pub struct Full {
 enum Buffers {
     Own(Pooled),
     /// Other ranks read the same buffers.
-    Shared(SharedPooled),
+    Shared(Arc<Pooled>),
     Device(DeviceFull),
 }
 
@@ -38,7 +38,7 @@ impl Full {
         Self { unit, layout, buffers: Buffers::Own(buffers) }
     }
 
-    pub(crate) fn shared((unit, layout): (UnitId, Arc<UnitLayout>), buffers: SharedPooled) -> Self {
+    pub(crate) fn shared((unit, layout): (UnitId, Arc<UnitLayout>), buffers: Arc<Pooled>) -> Self {
         Self { unit, layout, buffers: Buffers::Shared(buffers) }
     }
 

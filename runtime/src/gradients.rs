@@ -7,7 +7,7 @@ use hsdp_sharding::{ParamId, UnitId};
 
 use crate::engine::fabric::Fabric;
 use crate::engine::joint;
-use crate::engine::recycled::GradShards;
+use crate::engine::kept::GradShards;
 use crate::error::Error;
 use crate::export;
 use crate::model::{ModelId, ShardedModel};
@@ -153,7 +153,7 @@ impl Gradients {
     /// If the model has no such parameter.
     #[must_use]
     pub fn has_gradient(&self, parameter: ParamId) -> bool {
-        self.grad_shards.present()[parameter.unit.index()][parameter.index]
+        self.grad_shards.present[parameter.unit.index()][parameter.index]
     }
 
     /// The whole gradients of all trainable parameters, in f32, row-major, by name, divided, before clipping. For tests and small

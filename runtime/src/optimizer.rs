@@ -154,7 +154,7 @@ fn update_runs(
     gradients: &Gradients,
     update: &mut impl FnMut(Run<'_>),
 ) {
-    let present = &gradients.grad_shards.present()[unit.index()];
+    let present = &gradients.grad_shards.present[unit.index()];
     for piece in pieces_with_gradient(fabric, unit, present) {
         let range = piece.shard_range();
         let fused = FusedUpdate {

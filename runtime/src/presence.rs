@@ -15,17 +15,10 @@ impl Presence {
         Self { parameters, words: vec![0; parameters.div_ceil(WORD_BITS)] }
     }
 
-    /// Replaces the set by that of these words, and reuses its memory.
-    pub(crate) fn renew(&mut self, parameters: usize, words: impl IntoIterator<Item = u64>) {
-        self.parameters = parameters;
-        self.words.clear();
-        self.words.extend(words);
-        debug_assert_eq!(self.words.len(), parameters.div_ceil(WORD_BITS));
-    }
-
-    /// Empties the set.
-    pub(crate) fn clear(&mut self) {
-        self.words.fill(0);
+    /// The set of these words.
+    pub(crate) fn of(parameters: usize, words: &[u64]) -> Self {
+        debug_assert_eq!(words.len(), parameters.div_ceil(WORD_BITS));
+        Self { parameters, words: words.to_vec() }
     }
 
     pub(crate) fn words(&self) -> &[u64] {

@@ -183,7 +183,6 @@ table!(COMM {
     hsdp_comm::Stage: Send Sync Unpin,
     hsdp_comm::StepFailure: Send Sync Unpin,
     hsdp_comm::Tag: Send Sync Unpin,
-    hsdp_comm::Targets: Send Sync Unpin,
     hsdp_comm::Wanted: Send Sync Unpin,
     hsdp_comm::Workers: Send Sync Unpin,
     hsdp_comm::World: Send Sync Unpin,

@@ -1,7 +1,11 @@
-//! After its first steps, training asks the allocator for nothing.
+//! After its first steps, training allocates no buffer: what a step still allocates is small, and does not grow with the model.
+//!
+//! A buffer that is allocated in each step costs a pass over its memory, since the system zeroes it. The operations of a step, and
+//! their lists, are small.
 //!
 //! Counters are of the whole process, so this file has one test.
 
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use hsdp::memory::{self, CountingAllocator};
@@ -26,9 +30,16 @@ const SMALL: usize = 500;
 const COUNTED: usize = 4;
 const COUNTED_SMALL: usize = 60;
 
-/// How often they are counted at the most. How much is in use at once depends on which thread runs when: a step in which it is more
-/// than ever before still allocates for that. What every step allocates, it allocates each time.
+/// How often the steps of the smaller model are counted: the least number counts.
+const TIMES: usize = 3;
+
+/// How often those of the larger model are counted at the most. How much is in use at once depends on which thread runs when: a step
+/// in which it is more than ever before still allocates for that. What every step allocates, it allocates each time.
 const ATTEMPTS: usize = 50;
+
+/// Allocations of a rank for each unit and microbatch, at the most: of a gather in the forward, one in the backward, a
+/// reduce-scatter, their operations, and the list of gradients that this test hands over.
+const MOST: u64 = 60;
 
 /// A model and the options with which it is trained.
 struct Case {
@@ -38,7 +49,7 @@ struct Case {
 }
 
 #[test]
-fn a_step_allocates_nothing() {
+fn a_step_allocates_no_buffer() {
     let given = StepOptions::microbatches(MICROBATCHES);
     for (mesh, numel) in [
         (mesh(2, 2), LARGE),
@@ -59,15 +70,7 @@ fn a_step_allocates_nothing() {
                 let precision = Precision { parameters, wire: parameters, ..Precision::default() };
                 let on = ModelOptions::on(mesh);
                 let options = ModelOptions { accumulation, precision, full_copies, ..on };
-                let case = Case { options, numel, steps };
-                let (counts, made) = (case.counts(), case.own_lists());
-                assert!(
-                    counts.contains(&made),
-                    "{mesh}, {numel} elements, {accumulation}, {parameters}, {full_copies}, {:?} microbatches: \
-                     {counts:?} allocations in {} steps, of which {made} are lists of this test",
-                    steps.microbatches,
-                    case.counted(),
-                );
+                Case { options, numel, steps }.check();
             }
         }
     }
@@ -75,19 +78,37 @@ fn a_step_allocates_nothing() {
 
 impl Case {
     fn counted(&self) -> usize {
-        if self.numel == SMALL { COUNTED_SMALL } else { COUNTED }
+        if self.numel <= 2 * SMALL { COUNTED_SMALL } else { COUNTED }
     }
 
-    /// The lists of gradients that this test hands over, one for each unit, microbatch and rank, are its own.
-    fn own_lists(&self) -> u64 {
-        (self.counted() * MICROBATCHES * UNITS * self.options.mesh.world_size()) as u64
+    /// Twice the elements.
+    fn larger(&self) -> Self {
+        Self { options: self.options.clone(), numel: 2 * self.numel, steps: self.steps }
     }
 
-    /// How much all ranks allocate in so many steps, counted again and again until it is no more than what this test makes.
-    fn counts(&self) -> Vec<u64> {
+    /// A model of twice the size allocates less more than the shards of one rank grow, of all units, in the dtype that takes the
+    /// fewest bytes. And what it allocates are few pieces.
+    fn check(&self) {
+        let counts = self.count(|counts| counts.len() == TIMES);
+        let [count, bytes] = least(&counts);
+        let ranks = self.options.mesh.world_size();
+        let most = (self.counted() * MICROBATCHES * UNITS * ranks) as u64 * MOST;
+        assert!(count <= most, "{self}: {count} allocations, at most {most}");
+        let shard = self.numel / self.options.mesh.shard_size() * DType::BF16.size_bytes();
+        let limit = bytes + (self.counted() * UNITS * shard) as u64;
+        let counts = self.larger().count(|counts| {
+            counts.len() == ATTEMPTS || counts.last().is_some_and(|[_, bytes]| *bytes < limit)
+        });
+        let [_, larger] = least(&counts);
+        assert!(larger < limit, "{self}: {bytes} bytes, and {larger} for twice the elements");
+    }
+
+    /// How many pieces, and bytes of them, all ranks allocate in so many steps, counted again and again until it is `enough`.
+    fn count(&self, enough: impl Fn(&[[u64; 2]]) -> bool + Sync) -> Vec<[u64; 2]> {
         let counts = Mutex::new(Vec::with_capacity(ATTEMPTS));
         on_ranks(self.options.mesh.world_size(), |world| {
             let mut training = Training::new(world, self)?;
+            training.step(self.steps)?;
             let mut before = training.meet(memory::allocations)?;
             loop {
                 for _ in 0..self.counted() {
@@ -96,17 +117,35 @@ impl Case {
                 before = training.meet(|| {
                     let now = memory::allocations();
                     if training.all.index() == 0 {
-                        counts.lock().expect("nobody panics").push(now.since(before).count);
+                        let since = now.since(before);
+                        let counted = [since.count, since.bytes.get()];
+                        counts.lock().expect("nobody panics").push(counted);
                     }
                     now
                 })?;
-                let counts = counts.lock().expect("nobody panics");
-                if counts.len() == ATTEMPTS || counts.last() == Some(&self.own_lists()) {
+                if enough(&counts.lock().expect("nobody panics")) {
                     return Ok(());
                 }
             }
         });
         counts.into_inner().expect("nobody panics")
+    }
+}
+
+/// The least number of pieces, and of bytes.
+fn least(counts: &[[u64; 2]]) -> [u64; 2] {
+    [0, 1].map(|of| counts.iter().map(|count| count[of]).min().expect("it was counted"))
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ModelOptions { mesh, accumulation, precision, full_copies, .. } = &self.options;
+        let (numel, microbatches, counted) = (self.numel, self.steps.microbatches, self.counted());
+        write!(
+            f,
+            "{mesh}, {numel} elements, {accumulation}, {}, {full_copies}, {microbatches:?} microbatches, {counted} steps",
+            precision.parameters
+        )
     }
 }
 

@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use half::bf16;
-use hsdp_comm::{Accumulator, Contribution, Error, Group, Scaling, Tag, Targets};
+use hsdp_comm::{Accumulator, Contribution, Error, Group, Scaling, Tag};
 use hsdp_kernels::{Fold, HostBuffer, SharedBuffer, Wire, cast};
 use hsdp_sharding::{ALIGNMENT, DType, Param, Unit, UnitLayout};
 
@@ -49,7 +49,7 @@ struct Gather {
     place: Place,
     layout: Arc<UnitLayout>,
     shard: SharedBuffer,
-    targets: Targets,
+    targets: Vec<HostBuffer>,
 }
 
 fn gather(place: Place, dtype: DType) -> Box<dyn Case> {
@@ -57,7 +57,7 @@ fn gather(place: Place, dtype: DType) -> Box<dyn Case> {
     let (target, mut shard) = (zeros(place.whole()), zeros(place.part));
     cast(shard.values_mut(), &place.brings(place.part));
     let shard = SharedBuffer::from(shard);
-    Box::new(Gather { place, layout: layout(place), shard, targets: vec![target].into() })
+    Box::new(Gather { place, layout: layout(place), shard, targets: vec![target] })
 }
 
 impl Case for Gather {

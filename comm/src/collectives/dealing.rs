@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::sum_of;
 use crate::call::Call;
-use crate::work::{Copies, Exchange, Source, anew};
+use crate::execute::{Copies, Exchange, Source};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # The collective that distributes elements from all members to all members
@@ -48,7 +48,7 @@ impl Group {
             check_pairs(&send.iter().collect::<Vec<_>>(), &receive.iter().collect::<Vec<_>>())?;
             Ok(Copies::split(all.into_iter().map(|it| it.exchange).collect(), &send))
         };
-        self.issue(call, splits, anew(work))
+        self.issue(call, splits, work)
     }
 
     pub(super) fn check_splits(

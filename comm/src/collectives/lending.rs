@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::dealing::Splits;
 use super::sum_of;
-use crate::work::{Exchange, Source};
+use crate::execute::{Exchange, Source};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// The buffers that a member lends to a call. Both come back when the call is complete, and are lost if it is refused or

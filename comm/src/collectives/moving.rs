@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 use hsdp_sharding::Rank;
 
 use crate::call::Call;
-use crate::work::{Copies, Exchange, Source, anew};
+use crate::execute::{Copies, Exchange, Source};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that move elements
@@ -40,7 +40,7 @@ impl Group {
     ) -> Result<Pending<O>, Error> {
         let count = exchange.source.len();
         let call = Call::new(Op::AllGather, tag).elements::<T>(count);
-        self.issue(call, exchange, Copies::to_everybody)
+        self.issue(call, exchange, Copies::to_all)
     }
 
     /// Every member gets the root's elements.
@@ -66,7 +66,7 @@ impl Group {
         } else {
             Exchange { source: Source::nothing(), target: Some(values) }
         };
-        self.issue(call, deposit, anew(move |all| Ok(Copies::from_root(all, root))))
+        self.issue(call, deposit, move |all| Ok(Copies::from_root(all, root)))
     }
 
     /// The root gets the elements of all members, in member order; the others get `None`.
@@ -96,7 +96,7 @@ impl Group {
     ) -> Result<Pending<O>, Error> {
         let count = exchange.source.len();
         let call = Call::new(Op::Gather, tag).elements::<T>(count).root(root);
-        self.issue(call, exchange, Copies::to_everybody)
+        self.issue(call, exchange, Copies::to_all)
     }
 
     /// Member `i` gets the root's `i`-th part.
@@ -129,7 +129,7 @@ impl Group {
     ) -> Result<Pending<O>, Error> {
         let count = exchange.target.as_ref().map_or(0, Vec::len);
         let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
-        self.issue(call, exchange, anew(move |all| Ok(Copies::dealt_by(all, root, count))))
+        self.issue(call, exchange, move |all| Ok(Copies::dealt_by(all, root, count)))
     }
 
     /// Checks what a member brings to a scatter of `count` elements to each.

@@ -2,9 +2,9 @@
 
 use hsdp_kernels::Element;
 
+use crate::backend::thread::Ticket;
 use crate::call::Call;
-use crate::local::Ticket;
-use crate::work::{Barrier, Deposits, Handing, Handover, anew};
+use crate::execute::{Barrier, Handing, Handover};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that pass vectors on
@@ -36,7 +36,7 @@ impl Group {
             let (destinations, values): (Vec<_>, Vec<_>) = parts.unzip();
             Ok(Handover::new(values, sources_of(&destinations)?, len))
         };
-        self.issue(call, Handing { destination, giver: None, values }, anew(work))
+        self.issue(call, Handing { destination, giver: None, values }, work)
     }
 
     /// Sends elements to member `to`, which calls [`recv`](Self::recv). Complete when that call is issued: the receiver
@@ -54,7 +54,7 @@ impl Group {
     ) -> Result<Pending<()>, Error> {
         let peer = self.member(Op::Send, "the destination", to)?;
         let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
-        let ticket = self.transfer(call, [self.rank(), peer], values, anew(given))?;
+        let ticket = self.transfer(call, [self.rank(), peer], values, given)?;
         Ok(ticket
             .map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, sent::<T>)))
     }
@@ -73,7 +73,7 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         let peer = self.member(Op::Recv, "the source", from)?;
         let call = Call::new(Op::Recv, tag).elements::<T>(count).peer(peer);
-        let ticket = self.transfer(call, [peer, self.rank()], Vec::<T>::new(), anew(given))?;
+        let ticket = self.transfer(call, [peer, self.rank()], Vec::<T>::new(), given)?;
         if let Some(ticket) = ticket {
             return Ok(Pending::issued::<Vec<T>>(ticket));
         }
@@ -85,7 +85,7 @@ impl Group {
     /// # Errors
     /// As the collectives that move elements.
     pub fn barrier(&self, tag: Tag) -> Result<Pending<()>, Error> {
-        let meet = |(), all: Deposits<'_, ()>| Ok(Barrier(all.len()));
+        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
         self.issue(Call::new(Op::Barrier, tag), (), meet)
     }
 }

@@ -3,7 +3,7 @@
 use hsdp_kernels::Element;
 
 use crate::call::Call;
-use crate::work::{Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source, anew};
+use crate::execute::{Exchange, Receivers, Reduce, ReduceInPlace, ReduceScatter, Source};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
 /// # Collectives that combine elements
@@ -40,7 +40,7 @@ impl Group {
     ) -> Result<Pending<O>, Error> {
         let len = exchange.source.len();
         let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
-        self.issue(call, exchange, anew(move |all| ReduceScatter::new(all, reduction)))
+        self.issue(call, exchange, move |all| ReduceScatter::new(all, reduction))
     }
 
     /// How many elements each member gets of a reduce_scatter of `len`.
@@ -72,11 +72,7 @@ impl Group {
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_average::<T>(Op::AllReduce, reduction)?;
         let call = Call::new(Op::AllReduce, tag).elements::<T>(values.len()).reduction(reduction);
-        self.issue(
-            call,
-            values,
-            anew(move |all| ReduceInPlace::new(all, reduction, Receivers::All)),
-        )
+        self.issue(call, values, move |all| ReduceInPlace::new(all, reduction, Receivers::All))
     }
 
     /// The root gets the reduction of the elements of all members; the others get `None`.
@@ -107,7 +103,7 @@ impl Group {
         let (len, is_root) = (values.len(), self.index() == root);
         let call =
             Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
-        let work = anew(move |all| Reduce::new(all, reduction, root));
+        let work = move |all| Reduce::new(all, reduction, root);
         // What the root brings is where its result goes.
         let (source, target) = if is_root {
             (Source::nothing(), Some(values.into_elements()))

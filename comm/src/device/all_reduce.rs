@@ -8,7 +8,7 @@ use hsdp_sharding::{DType, balanced};
 
 use super::carrier::{all_reduce, goes_by_nccl};
 use super::outcome::{Issued, Part, all_or_none};
-use crate::work::{Meter, Outputs, Work};
+use crate::execute::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// Elements that a kernel takes at once: where ranges of its operands begin.
@@ -107,7 +107,6 @@ impl AllReduce {
 
 impl Work for AllReduce {
     type Output = Issued<DeviceBuffer>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         0
@@ -120,8 +119,8 @@ impl Work for AllReduce {
 
     fn run(&self, _block: usize, _meter: &Meter<'_>) {}
 
-    fn finish(mut self, outputs: &mut Outputs<Issued<DeviceBuffer>>) {
+    fn finish(mut self) -> Outputs<Issued<DeviceBuffer>> {
         let issued = self.issue();
-        outputs.extend(all_or_none(self.values, issued));
+        all_or_none(self.values, issued).collect()
     }
 }

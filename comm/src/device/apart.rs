@@ -13,9 +13,9 @@ use super::reduce::{Reduce, ReduceDeposit};
 use super::units::{DeviceAccumulator, DeviceReduced};
 use crate::Error;
 use crate::buffers::Buffers;
+use crate::execute::Work;
 use crate::pattern::Pattern;
 use crate::remote::{At, Next, Parcels, Transmit};
-use crate::work::{Outputs, Work};
 
 /// What a member brings that lies on a device.
 pub(super) trait OnDevice: Transmit {
@@ -115,9 +115,8 @@ impl Transmit for AllReduceDeposit {
 
 /// Issues a member's part. The others may be in the midst of theirs: an error ends the world.
 fn issued<T, W: Work<Output = Issued<T>>>(part: &Part, work: Result<W, String>) -> Issued<T> {
-    let mut outputs = Outputs::default();
-    work.expect("one member agrees with itself").finish(&mut outputs);
-    let issued = outputs.slot(0).take().expect("it has one output");
+    let mut outputs = work.expect("one member agrees with itself").finish();
+    let issued = outputs.take(0).expect("it has one output");
     if let Issued(Err(error)) = &issued {
         part.end_world(error);
     }

@@ -7,7 +7,7 @@ use hsdp_sharding::UnitLayout;
 
 use super::carrier::{Elements, all_gather, goes_by_nccl};
 use super::outcome::{Issued, Part, all_or_none};
-use crate::work::{Meter, Outputs, Work};
+use crate::execute::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// What a member brings.
@@ -102,7 +102,6 @@ fn place(
 
 impl Work for Gather {
     type Output = Issued<DeviceBuffer>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         0
@@ -115,8 +114,8 @@ impl Work for Gather {
 
     fn run(&self, _block: usize, _meter: &Meter<'_>) {}
 
-    fn finish(mut self, outputs: &mut Outputs<Issued<DeviceBuffer>>) {
+    fn finish(mut self) -> Outputs<Issued<DeviceBuffer>> {
         let issued = self.issue();
-        outputs.extend(all_or_none(self.fulls, issued));
+        all_or_none(self.fulls, issued).collect()
     }
 }

@@ -35,7 +35,7 @@ pub(crate) struct Part {
     pub(super) stream: Arc<Stream>,
     /// To end the world, also when its rank leaves; none where there are no other ranks.
     #[cfg(feature = "nccl")]
-    pub(super) access: Option<Arc<crate::local::Access>>,
+    pub(super) access: Option<Arc<crate::backend::thread::Access>>,
     /// Its communicator, where the group goes by NCCL.
     #[cfg(feature = "nccl")]
     pub(super) nccl: Option<crate::nccl::SharedCommunicator>,

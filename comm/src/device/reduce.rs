@@ -9,8 +9,8 @@ use hsdp_sharding::UnitLayout;
 use super::carrier::{goes_by_nccl, reduce_scatter};
 use super::outcome::{Issued, Part, all_or_none};
 use super::units::{DeviceAccumulator, DeviceReduced};
+use crate::execute::{Meter, Outputs, Work};
 use crate::sync::Mutex;
-use crate::work::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// What a member brings.
@@ -124,7 +124,6 @@ impl Reduce {
 
 impl Work for Reduce {
     type Output = Issued<DeviceReduced>;
-    type Lists = ();
 
     fn blocks(&self) -> usize {
         self.members.len()
@@ -147,7 +146,7 @@ impl Work for Reduce {
         }
     }
 
-    fn finish(mut self, outputs: &mut Outputs<Issued<DeviceReduced>>) {
+    fn finish(mut self) -> Outputs<Issued<DeviceReduced>> {
         let (mut wires, mut reduced) = (Vec::new(), Vec::new());
         let (mut folds, mut parts, mut issued) = (Vec::new(), Vec::new(), Ok(()));
         for member in std::mem::take(&mut self.members) {
@@ -165,6 +164,6 @@ impl Work for Reduce {
             let (wires, folds, parts) = (&wires, &folds, &parts);
             self.sum(&mut Sums { wires, reduced: &mut reduced, folds, parts })
         });
-        outputs.extend(all_or_none(reduced, issued));
+        all_or_none(reduced, issued).collect()
     }
 }

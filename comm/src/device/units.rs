@@ -12,7 +12,7 @@ use super::gather::{Gather, GatherDeposit};
 use super::outcome::Part;
 use super::reduce::{Reduce, ReduceDeposit};
 use crate::call::Call;
-use crate::work::{Deposits, Work, anew};
+use crate::execute::{Assemble, Work};
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
 /// The buffer for a member's part of a reduction, on a device.
@@ -73,7 +73,7 @@ impl Group {
         let part = self.part(op, tag, shard.device())?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
         let deposit = GatherDeposit { layout, shard, full, part };
-        self.issue_on_device(call, deposit, anew(Gather::new))
+        self.issue_on_device(call, deposit, Gather::new)
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -107,8 +107,7 @@ impl Group {
             .reduction(Reduction::Sum)
             .scaling(scaling);
         let deposit = ReduceDeposit { layout, gradients, accumulator, part, packed: None };
-        let work = anew(move |all| Reduce::new(all, scaling, round));
-        self.issue_on_device(call, deposit, work)
+        self.issue_on_device(call, deposit, move |all| Reduce::new(all, scaling, round))
     }
 
     /// Sums f32 elements over the members: every member gets the sum in member order of
@@ -130,7 +129,7 @@ impl Group {
         let wire = scaling.wire.dtype();
         let part = self.part(op, tag, values.device())?;
         let call = Call::new(op, tag).of(wire, len).reduction(Reduction::Sum).scaling(scaling);
-        let work = anew(move |all| AllReduce::new(all, scaling));
+        let work = move |all| AllReduce::new(all, scaling);
         self.issue_on_device(call, AllReduceDeposit { values, part }, work)
     }
 
@@ -139,7 +138,7 @@ impl Group {
         &self,
         call: Call,
         deposit: D,
-        assemble: impl FnOnce(W::Lists, Deposits<'_, D>) -> Result<W, String>,
+        assemble: impl Assemble<D, W>,
     ) -> Result<Pending<O>, Error>
     where
         D: OnDevice,

@@ -10,9 +10,9 @@ use super::injector::Moment;
 use super::{Fault, FaultKind, lie, poisoned};
 use crate::Error;
 use crate::call::Call;
+use crate::execute::UnitReduceDeposit;
 use crate::seat::Seat;
 use crate::site::Site;
-use crate::work::UnitReduceDeposit;
 
 /// What becomes of a call.
 pub(crate) struct Injected {

@@ -11,8 +11,8 @@ use hsdp_sharding::Rank;
 use super::error::MpiError;
 use super::library::Library;
 use super::transport::MpiTransport;
+use crate::engine::from_now;
 use crate::launch::run_one;
-use crate::local::from_now;
 use crate::{Error, RankFailure, World, WorldOptions};
 
 /// Tags of worlds are below this: every library has as many, and this one.

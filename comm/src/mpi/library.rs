@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::ending::Messages;
 use super::error::MpiError;
-use crate::local::{Alarm, Clock};
+use crate::engine::{Alarm, Clock};
 use crate::remote::BLOCK_BYTES;
 
 /// Held by whoever calls MPI.

@@ -8,7 +8,8 @@ use hsdp_sharding::Rank;
 
 use super::connected::Connected;
 use super::error::NcclError;
-use crate::local::{Access, Status};
+use crate::backend::thread::Access;
+use crate::engine::Status;
 use crate::seat::Seat;
 
 /// How long the watchdog rests between two looks.

@@ -19,8 +19,8 @@ use super::relay::{Come, Relay};
 use super::statement::{self, Brought, end_of, parcel_of, probe_of};
 use super::transmit::Parcel;
 use super::transport::{Answer, Arrivals, Cause, Loss, Transport, TransportError, Waker};
+use crate::backend::thread::{Core, Operation};
 use crate::ledger::Messages;
-use crate::local::{Core, Operation};
 use crate::pattern::rounds;
 use crate::{AbortReason, Error};
 

@@ -9,7 +9,7 @@ use hsdp_sharding::Rank;
 
 use super::transmit::Parcel;
 use crate::Descriptor;
-use crate::local::{Key, Operation};
+use crate::backend::thread::{Key, Operation};
 use crate::pattern::rounds;
 
 /// Lays what came into the slots of an operation that this rank has issued.
@@ -111,7 +111,7 @@ impl Desk {
     /// Forgets operations that have failed, and what came for epochs that have been over for long.
     pub(super) fn forget_before(&mut self, epoch: u64) {
         self.open.retain(|_, open| !open.operation.is_settled());
-        self.early.retain(|(key, _), _| key.number.epoch >= epoch);
+        self.early.retain(|(key, _), _| key.epoch >= epoch);
     }
 
     /// Forgets everything: the world is over.

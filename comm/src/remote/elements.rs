@@ -7,8 +7,8 @@ use hsdp_kernels::Element;
 
 use super::transmit::{At, Next, Parcels, Transmit};
 use crate::collectives::{Splits, check_pairs, sources_of};
+use crate::execute::{Exchange, Handing, combine};
 use crate::pattern::Pattern;
-use crate::work::{Exchange, Handing, combine};
 use crate::{Counts, Op, Reduction};
 
 impl<T: Element> Transmit for Exchange<T> {

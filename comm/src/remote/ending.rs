@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 
-use crate::local::Operation;
+use crate::backend::thread::Operation;
 use crate::sync;
 use crate::{AbortReason, Error};
 

@@ -16,20 +16,17 @@ use super::line::InLine;
 use super::office::{Errand, Office};
 use super::statement::{Brought, parcel_bytes};
 use super::transmit::{At, Next, Parcel, Parcels, Transmit};
+use crate::backend::thread::{Access, InBlock, Member, Operation, Ticket, panic_message};
+use crate::execute::{Meter, NextRound, Outputs, Work};
 use crate::flight::FlightState;
 use crate::issue::Described;
-use crate::local::{
-    Access, Again, AnySlots, InBlock, Member, Operation, Post, Slots, Ticket, panic_message,
-};
 use crate::sync::Mutex;
-use crate::work::{Deposits, Meter, Outputs, Work};
 use crate::{AbortReason, Descriptor, Error};
 
 /// One operation, as this rank takes part in it.
 pub(crate) struct Execution<S> {
     access: Arc<Access>,
     office: Arc<Office>,
-    post: Arc<Post>,
     /// What the others compare.
     told: Arc<Descriptor>,
     at: At,
@@ -52,7 +49,6 @@ impl<S: Transmit> Execution<S> {
         let execution = Arc::new(Self {
             access: Arc::clone(access),
             office: Arc::clone(office),
-            post: Arc::clone(access.post_at(site)),
             told: Arc::clone(&told),
             at: At { meant, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 },
             brings: PhantomData,
@@ -73,10 +69,9 @@ impl<S: Transmit> Execution<S> {
 
     fn assembling(
         self: &Arc<Self>,
-    ) -> impl FnOnce(Option<S>, Deposits<'_, Deposit<S>>) -> Result<Unpack<S>, String> + use<S>
-    {
+    ) -> impl FnOnce(Vec<Deposit<S>>) -> Result<Unpack<S>, String> + use<S> {
         let execution = Arc::clone(self);
-        move |_, deposits| Unpack::new(execution, deposits)
+        move |deposits| Unpack::new(execution, deposits)
     }
 
     /// Packs what the others get. What fails there ends the world: it has its number already.
@@ -140,11 +135,24 @@ impl<S: Transmit> Execution<S> {
         self.at.ranks[self.at.slot]
     }
 
+    /// Brings `own` to another round of an operation.
+    fn go_on(&self, operation: &Arc<Operation>, mut own: S) {
+        let receiver = self.next_round();
+        let letters = match receiver.pack_guarded(&mut own) {
+            Ok(letters) => letters,
+            // That has ended the world.
+            Err(_) => return self.access.fail_at_end(operation),
+        };
+        let place = (operation, self.at.slot);
+        self.access.gather_again::<Deposit<S>, Unpack<S>>(place, &self.told, (Some(own), None));
+        letters.into_iter().for_each(|letter| self.office.post(letter));
+        self.office.post(Errand::Open { receiver, operation: Arc::clone(operation) });
+    }
+
     fn next_round(&self) -> Arc<Self> {
         Arc::new(Self {
             access: Arc::clone(&self.access),
             office: Arc::clone(&self.office),
-            post: Arc::clone(&self.post),
             told: Arc::clone(&self.told),
             at: At { round: self.at.round + 1, ..self.at.clone() },
             brings: PhantomData,
@@ -166,29 +174,9 @@ impl<S: Transmit> Receiver for Execution<S> {
     }
 
     fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, parcel: Parcel) {
-        let (descriptor, place) =
-            (Arc::clone(&parcel.brought.descriptor), (&*self.post, operation, slot));
+        let (descriptor, place) = (Arc::clone(&parcel.brought.descriptor), (operation, slot));
         // An error has ended the world already: this rank hears of it where it waits.
-        let _ = self.access.come(place, descriptor, (None, Some(parcel)), self.assembling());
-    }
-}
-
-impl<S: Transmit> Again for Execution<S> {
-    fn again(self: Arc<Self>, operation: &Arc<Operation>, slots: Box<dyn AnySlots>) {
-        let mut slots = Slots::<Deposit<S>, Unpack<S>>::typed(slots).expect("they are its own");
-        let mut own = slots.take_lists().expect("what goes on is left there");
-        let (receiver, slot) = (self.next_round(), self.at.slot);
-        let letters = match receiver.pack_guarded(&mut own) {
-            Ok(letters) => letters,
-            // That has ended the world.
-            Err(_) => return self.access.fail_at_end(operation),
-        };
-        slots.put(slot, Some((Some(own), None)));
-        slots.arrivals()[slot] = Some(Arc::clone(&self.told));
-        operation.gather_again(slots);
-        self.access.readmit(&self.post, operation);
-        letters.into_iter().for_each(|letter| self.office.post(letter));
-        self.office.post(Errand::Open { receiver, operation: Arc::clone(operation) });
+        let _ = self.access.arrive(place, &descriptor, (None, Some(parcel)), self.assembling());
     }
 }
 
@@ -209,11 +197,8 @@ struct Unpack<S: Transmit> {
 impl<S: Transmit> Unpack<S> {
     /// # Errors
     /// If what came does not fit.
-    fn new(
-        execution: Arc<Execution<S>>,
-        deposits: Deposits<'_, Deposit<S>>,
-    ) -> Result<Self, String> {
-        let (own, parcels): (Vec<_>, _) = deposits.unzip();
+    fn new(execution: Arc<Execution<S>>, deposits: Vec<Deposit<S>>) -> Result<Self, String> {
+        let (own, parcels): (Vec<_>, _) = deposits.into_iter().unzip();
         let parcels = Parcels(parcels);
         let mut own = own.into_iter().flatten().next().ok_or("this member has no input")?;
         parcels.check(&execution.at, &mut own)?;
@@ -223,8 +208,6 @@ impl<S: Transmit> Unpack<S> {
 
 impl<S: Transmit> Work for Unpack<S> {
     type Output = S::Output;
-    /// What goes on to another round.
-    type Lists = Option<S>;
 
     fn blocks(&self) -> usize {
         1
@@ -254,18 +237,24 @@ impl<S: Transmit> Work for Unpack<S> {
         access.record(self.execution.rank()).ledger.received(channel, op, received);
     }
 
-    fn again(&self) -> Option<Arc<dyn Again>> {
-        let goes_on = matches!(*self.turn.lock(), Some(Continue(_)));
-        goes_on.then(|| Arc::clone(&self.execution) as _)
-    }
-
-    fn finish(self, outputs: &mut Outputs<S::Output>) -> Option<S> {
-        match self.turn.into_inner().expect("the block was run") {
-            Break(output) => {
-                outputs.only(self.execution.at.slot, output);
+    fn next_round(&mut self) -> Option<NextRound> {
+        let mut turn = self.turn.lock();
+        match turn.take()? {
+            Continue(own) => {
+                let execution = Arc::clone(&self.execution);
+                Some(Box::new(move |operation| execution.go_on(operation, own)))
+            }
+            output @ Break(_) => {
+                *turn = Some(output);
                 None
             }
-            Continue(own) => Some(own),
         }
+    }
+
+    fn finish(self) -> Outputs<S::Output> {
+        let Some(Break(output)) = self.turn.into_inner() else {
+            unreachable!("the block was run, and there is no other round")
+        };
+        Outputs::only(self.execution.at.slot, output)
     }
 }

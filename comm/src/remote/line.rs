@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use super::desk::Receiver;
 use crate::Descriptor;
-use crate::local::Operation;
+use crate::backend::thread::Operation;
 
 /// An operation, and who lays what comes into its slots.
 #[derive(Debug)]

@@ -31,9 +31,10 @@ use super::outgoing::{Leaving, Outgoing};
 use super::probes;
 use super::statement::{self, end_bytes, probe_bytes};
 use super::transport::{Arrivals, Transport};
+use crate::backend::thread::{Core, Operation, waiting_for_each_other};
+use crate::engine::from_now;
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
-use crate::local::{Alarm, Clock};
-use crate::local::{Core, Operation, from_now, waiting_for_each_other};
+use crate::engine::{Alarm, Clock};
 use crate::mismatch::{MismatchRow, Wanted};
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};

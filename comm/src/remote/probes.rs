@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::office::Office;
-use crate::local::{Core, Key, Operation, waiting_for_each_other};
+use crate::backend::thread::{Core, Key, Operation, waiting_for_each_other};
 use crate::mismatch::{MismatchRow, Wanted};
 use crate::{Descriptor, GroupId};
 

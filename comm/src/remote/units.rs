@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::elements::fill;
 use super::transmit::{At, Next, Parcels, Transmit};
 use crate::bytes::{bytes_of, values, values_mut};
-use crate::work::{PAST_CACHES, Scaled, UnitGatherDeposit, UnitReduceDeposit};
+use crate::execute::{PAST_CACHES, Scaled, UnitGatherDeposit, UnitReduceDeposit};
 use crate::{Error, NonFiniteAt, Reduced, Scaling};
 
 pub(super) fn digest(layout: &UnitLayout) -> u64 {
@@ -77,7 +77,7 @@ impl Transmit for UnitReduceDeposit {
     }
 
     fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
-        let Self { layout, gradients: list, mut partial, fold, packed } = self;
+        let Self { layout, gradients: _, mut partial, fold, packed } = self;
         let (shards, scaling) = (contributions(at, &packed, parcels), summed(at));
         let mut first = None;
         for (piece, place) in places(&layout, at.slot) {
@@ -95,7 +95,7 @@ impl Transmit for UnitReduceDeposit {
             let from = shards.iter().position(|shard| !value(shard).is_finite());
             NonFiniteAt { param, from: from.map(|slot| at.ranks[slot]) }
         });
-        Break(Reduced { partial, non_finite, list })
+        Break(Reduced { partial, non_finite })
     }
 }
 

@@ -47,10 +47,6 @@ impl<T> Mutex<T> {
         Some(MutexGuard { held: Some(self.0.try_lock().ok()?), of: self })
     }
 
-    pub(crate) fn get_mut(&mut self) -> &mut T {
-        held(self.0.get_mut())
-    }
-
     pub(crate) fn into_inner(self) -> T {
         held(self.0.into_inner())
     }

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_comm::{
-    Between, Channel, Error, Pending, Tag, Targets, Workers, World, WorldOptions, launch,
-};
-use hsdp_kernels::{GradientValues, Values};
+use hsdp_comm::{Between, Channel, Error, Pending, Tag, Workers, World, WorldOptions, launch};
+use hsdp_kernels::{GradientValues, HostBuffer, Values};
 
 use super::{LARGE, Reading, layout, reduce};
 
@@ -133,10 +131,10 @@ fn a_deposit_that_panics_when_it_is_dropped_does_not_stop_the_end_of_a_world() {
 }
 
 /// A holder of a unit's buffers that panics when it is dropped.
-struct FragileHolder(Targets);
+struct FragileHolder(Vec<HostBuffer>);
 
-impl AsMut<Targets> for FragileHolder {
-    fn as_mut(&mut self) -> &mut Targets {
+impl AsMut<Vec<HostBuffer>> for FragileHolder {
+    fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
         &mut self.0
     }
 }
@@ -156,7 +154,7 @@ fn a_deposit_that_fits_no_other_and_panics_when_it_is_dropped_does_not_hide_that
         let layout = layout(2, 64);
         let shard = Arc::new(vec![1.0_f32; layout.shard_len()]);
         let fragile = || {
-            let holder = Arc::new(FragileHolder(vec![vec![0.0_f32; 64].into()].into()));
+            let holder = Arc::new(FragileHolder(vec![vec![0.0_f32; 64].into()]));
             let (layout, shard) = (Arc::clone(&layout), Arc::clone(&shard));
             first.gather_unit_shared(Tag::default(), layout, shard, Some(holder))
         };

@@ -1,4 +1,4 @@
-//! Operations, slots and work in the memory of those that are over.
+//! Operations one after the other: each gives its own outputs.
 
 use hsdp_comm::{Error, Pending, Reduction, Tag, World};
 
@@ -29,7 +29,7 @@ fn each_of_many_operations_in_a_row_gives_its_own_outputs() {
 }
 
 #[test]
-fn work_in_the_lists_of_work_before_gives_its_own_outputs() {
+fn operations_of_other_lengths_in_a_row_give_their_own_outputs() {
     schedules(|| {
         let worlds = World::local(2, options(1));
         run(&worlds, |world| {
@@ -44,7 +44,7 @@ fn work_in_the_lists_of_work_before_gives_its_own_outputs() {
 }
 
 #[test]
-fn an_operation_that_is_not_over_serves_no_other() {
+fn an_operation_whose_outputs_wait_keeps_them_while_others_complete() {
     schedules(|| {
         let worlds = World::local(2, options(1));
         run(&worlds, |world| {
@@ -62,7 +62,7 @@ fn an_operation_that_is_not_over_serves_no_other() {
 }
 
 #[test]
-fn work_of_another_kind_takes_the_place_of_what_is_over() {
+fn operations_of_two_kinds_in_turn_give_their_own_outputs() {
     schedules(|| {
         let worlds = World::local(2, options(0));
         run(&worlds, |world| {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, Targets, World, world};
+use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, World, world};
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Values, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
@@ -84,7 +84,7 @@ fn gather_unit_copies_every_shard_into_every_members_parameters() {
             let group = world.world_group(Channel::Gather);
             let shard = shared(dtype, &shard_of(&layout, group.index(), &parameters));
             let zeros = |slot: &ParamSlot| HostBuffer::zeros(dtype, slot.len).expect("real");
-            let targets: Targets = layout.params().iter().map(zeros).collect();
+            let targets = layout.params().iter().map(zeros).collect();
             let pending = group.gather_unit(tag(), Arc::clone(&layout), shard.clone(), targets);
             let gathered = pending.and_then(|pending| pending.wait()).expect("gathered");
             assert_eq!(holders(&shard), 1, "nobody reads the shard any more");
@@ -133,12 +133,12 @@ fn gather_unit_shared_fills_one_holder_for_all_members_of_all_replicas() {
 
 /// A holder that lets go of something else when it is dropped.
 struct Tied {
-    targets: Targets,
+    targets: Vec<HostBuffer>,
     _tie: Arc<()>,
 }
 
-impl AsMut<Targets> for Tied {
-    fn as_mut(&mut self) -> &mut Targets {
+impl AsMut<Vec<HostBuffer>> for Tied {
+    fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
         &mut self.targets
     }
 }
@@ -184,7 +184,7 @@ fn gather_unit_shared_refuses_a_holder_too_many_or_too_few() {
             let refused = group.gather_unit_shared(tag(), Arc::clone(&layout), shard, holder);
             refused.expect_err("the first brings the holder, alone").to_string()
         };
-        let holder = Arc::new(Holder(Targets::default()));
+        let holder = Arc::new(Holder(Vec::new()));
         let wrong = (group.index() == 1).then(|| Arc::clone(&holder));
         let error = refused(wrong);
         assert!(error.contains("the list of holders"), "{error}");
@@ -196,10 +196,10 @@ fn gather_unit_shared_refuses_a_holder_too_many_or_too_few() {
 }
 
 /// Holds the buffers that all members read.
-struct Holder(Targets);
+struct Holder(Vec<HostBuffer>);
 
-impl AsMut<Targets> for Holder {
-    fn as_mut(&mut self) -> &mut Targets {
+impl AsMut<Vec<HostBuffer>> for Holder {
+    fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
         &mut self.0
     }
 }

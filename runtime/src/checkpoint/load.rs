@@ -204,7 +204,7 @@ fn take(model: &ShardedModel, parameters: Parameters, (step, training): (u64, Tr
     state.loads += 1;
     // All trained parameters are those of the checkpoint, whatever an update has done to the earlier ones.
     (state.half_updated, state.updated) = (None, Updated::default());
-    model.engine.fabric.recycled.forgive();
+    model.engine.fabric.kept.forgive();
 }
 
 /// The state that was read.

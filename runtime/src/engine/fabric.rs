@@ -11,7 +11,7 @@ use crate::engine::control::Control;
 use crate::engine::device::DeviceSeat;
 use crate::engine::events::Events;
 use crate::engine::full_pool::FullPool;
-use crate::engine::recycled::Recycled;
+use crate::engine::kept::Kept;
 use crate::engine::schedule::Schedules;
 use crate::engine::unused::UnusedReports;
 use crate::error::Error;
@@ -40,7 +40,7 @@ pub(crate) struct Fabric {
     pub(crate) events: Events,
     pub(crate) unused: UnusedReports,
     /// The source of the reductions' buffers.
-    pub(crate) recycled: Arc<Recycled>,
+    pub(crate) kept: Arc<Kept>,
     /// The source of the gathers' buffers.
     pub(crate) full_pool: Arc<FullPool>,
     /// Where this rank's part of the model lies, if not on the host.
@@ -73,7 +73,7 @@ impl Fabric {
             export: world.group(&shard_group, Channel::Control)?,
             events: Events::default(),
             unused: UnusedReports::default(),
-            recycled: Arc::default(),
+            kept: Arc::default(),
             full_pool: Arc::new(FullPool::new(options.precision.parameters, plan.memory().full)),
             first_parameter: first_parameters(&plan),
             digest: digest::of_words([options_digest, plan.fingerprint()]),
@@ -109,9 +109,9 @@ impl Fabric {
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 
-    /// Whether gradients of a step still exist: each of them has a handle to `recycled`, to which its memory goes back.
+    /// Whether gradients of a step still exist: each of them has a handle to `kept`, to which its buffers go back.
     pub(crate) fn has_gradients_out(&self) -> bool {
-        Arc::strong_count(&self.recycled) > 1
+        Arc::strong_count(&self.kept) > 1
     }
 
     /// A unit with its layout.

@@ -4,12 +4,12 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use hsdp_comm::Stage;
-use hsdp_sharding::{ParamId, UnitId};
+use hsdp_sharding::{ParamId, Unit, UnitId};
 
 use crate::agreement::{Agreement, Statement};
 use crate::divide::final_divisor;
 use crate::engine::fabric::Fabric;
-use crate::engine::recycled::{GradShards, Workings};
+use crate::engine::kept::GradShards;
 use crate::engine::step_state::StepState;
 use crate::engine::sums::{Seen, Sums};
 use crate::engine::{Engine, NO_ATTEMPT, Opened, State, unused};
@@ -27,17 +27,16 @@ impl Engine {
     /// agreement itself are the same on all ranks: the step is over then, and needs no announcement.
     pub(crate) fn finish_step(&self, opened: Opened) -> Result<Gradients, Error> {
         let mut state = self.enter("finish", opened.step)?;
-        let State { step, shards, agreement, .. } = &mut *state;
+        let State { step, shards, .. } = &mut *state;
         let Some(step) = step.as_mut().filter(|step| step.opened == opened) else {
             return Err(self.fabric.misuse("finish", opened.step, "the step is over".to_owned()));
         };
         step.check_whole(&self.fabric)?;
-        let grad_shards = step.note(|step| {
+        let (grad_shards, agreement) = step.note(|step| {
             step.check_closed(&self.fabric)?;
             step.run_out(&self.fabric, shards)?;
-            reduce_and_agree(&self.fabric, step, agreement)
+            reduce_and_agree(&self.fabric, step)
         })?;
-        let agreement = mem::take(agreement);
         let step = state.step.take().expect("it was there a moment ago");
         self.under_way.store(NO_ATTEMPT, Ordering::Release);
         self.fabric.schedules.settle();
@@ -46,8 +45,7 @@ impl Engine {
         let ended =
             Ended { id: &self.id, fabric: &self.fabric, step: &step, agreement: &agreement };
         let gradients = ended.gradients(&mut state, grad_shards);
-        self.fabric.recycled.keep(step.workings);
-        state.agreement = agreement;
+        self.fabric.kept.keep(step.reductions);
         gradients
     }
 }
@@ -55,32 +53,29 @@ impl Engine {
 fn reduce_and_agree(
     fabric: &Fabric,
     step: &mut StepState,
-    agreement: &mut Agreement,
-) -> Result<GradShards, Error> {
+) -> Result<(GradShards, Agreement), Error> {
     step.check_complete(fabric)?;
     let (place, number) = (step.place(), step.number());
-    let mut finished = mem::take(&mut step.outcome);
-    let Workings { reductions, presence, seen, .. } = &mut step.workings;
-    reductions.finish_step(fabric, place, &mut finished.sums)?;
-    let grad_shards = GradShards::new(finished, &fabric.recycled);
-    Sums::survey(fabric, (&grad_shards, number), seen)?;
+    let mut sums = mem::take(&mut step.sums);
+    step.reductions.finish_step(fabric, place, &mut sums)?;
+    let grad_shards = GradShards::new(sums, &fabric.kept);
+    let seen = Sums::survey(fabric, (&grad_shards, number))?;
     let statement = Statement {
         microbatches: step.finished as u64,
         weight: step.weight,
         loss: step.loss,
         squared_norm: seen.iter().map(|seen| seen.squared_norm).sum(),
         sighting: None,
-        presence: mem::take(presence),
+        presence: mem::take(&mut step.presence),
     };
-    let found = reductions.sighting(fabric, (number, &grad_shards))?;
-    let sighting = found.or_else(|| first_after_all_reduce(fabric, &statement, seen));
+    let found = step.reductions.sighting(fabric, (number, &grad_shards))?;
+    let sighting = found.or_else(|| first_after_all_reduce(fabric, &statement, &seen));
     let statement = Statement { sighting, ..statement };
     let tag = fabric.tag(None, Stage::Agreement, number, place.microbatch);
     let ranks = fabric.plan.mesh().world_size();
-    let renew = |said: &[u64]| agreement.renew(said, ranks, fabric.parameters());
-    fabric.control.exchange_in_step(tag, statement.words(), renew)?;
-    *presence = statement.presence;
-    Ok(grad_shards)
+    let decode = |said: &[u64]| Agreement::decode(said, ranks, fabric.parameters());
+    let agreement = fabric.control.exchange_in_step(tag, statement.words(), decode)?;
+    Ok((grad_shards, agreement))
 }
 
 /// The first element that is not finite though this rank's partials were, in the plan's order.
@@ -112,7 +107,7 @@ impl Ended<'_> {
         state: &mut State,
         mut grad_shards: GradShards,
     ) -> Result<Gradients, Error> {
-        self.fill(grad_shards.present_mut());
+        grad_shards.present = self.present();
         unused::check(self.fabric, self.step.number(), self.agreement)?;
         let weight = self.weight()?;
         let divisor = final_divisor(
@@ -145,15 +140,16 @@ impl Ended<'_> {
         })
     }
 
-    /// Notes, by unit and parameter, whether it got a gradient on any rank.
-    fn fill(&self, present: &mut [Vec<bool>]) {
+    /// By unit and parameter: whether it got a gradient on any rank.
+    fn present(&self) -> Vec<Vec<bool>> {
         let anywhere = self.agreement.present_anywhere();
-        for (unit, present) in present.iter_mut().enumerate() {
-            for (index, present) in present.iter_mut().enumerate() {
-                let id = ParamId { unit: UnitId::new(unit), index };
-                *present = anywhere.contains(self.fabric.number_of(id));
-            }
-        }
+        let is_present = |id| anywhere.contains(self.fabric.number_of(id));
+        let units = self.fabric.plan.spec().units().iter().enumerate();
+        let of_unit = |(unit, it): (usize, &Unit)| {
+            let ids = (0..it.params.len()).map(|index| ParamId { unit: UnitId::new(unit), index });
+            ids.map(is_present).collect()
+        };
+        units.map(of_unit).collect()
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a loss is reported")]

@@ -6,10 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::ops::Deref;
 use std::sync::Arc;
 
-use hsdp_comm::Targets;
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{Error, HostBuffer};
 use hsdp_sharding::{ByteCount, DType, ElemCount};
@@ -32,10 +30,6 @@ struct Held {
     waiting: ByteCount,
     /// The waiting buffers, by length. An empty list is kept for later: a model has few lengths.
     spare: BTreeMap<usize, Vec<HostBuffer>>,
-    /// Lists without buffers.
-    lists: Vec<Targets>,
-    /// Handles without a loan, of which there is no other copy.
-    handles: Vec<Arc<Pooled>>,
     /// How often all buffers were released.
     generation: u64,
 }
@@ -44,7 +38,7 @@ struct Held {
 #[derive(Debug)]
 pub(crate) struct Pooled {
     /// Empty while the buffers are elsewhere. The pool loses a buffer that is not back when the loan ends.
-    pub(crate) buffers: Targets,
+    pub(crate) buffers: Vec<HostBuffer>,
     loan: Option<Loan>,
 }
 
@@ -54,10 +48,6 @@ struct Loan {
     bytes: ByteCount,
     generation: u64,
 }
-
-/// Buffers that several ranks read. When the last of them is dropped, they go back.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedPooled(Option<Arc<Pooled>>);
 
 impl FullPool {
     pub(crate) fn new(dtype: DType, limit: ByteCount) -> Self {
@@ -81,9 +71,8 @@ impl FullPool {
         let mut pooled = {
             let mut held = self.held.lock();
             held.lent += bytes;
-            let mut buffers = held.lists.pop().unwrap_or_default();
             let found = lens.clone().map(|len| held.take(len).unwrap_or_else(missing));
-            buffers.buffers_mut().extend(found);
+            let buffers = found.collect();
             let limit = held.limit;
             held.shrink_to(limit);
             let loan = Loan { pool: Arc::clone(self), bytes, generation: held.generation };
@@ -95,35 +84,6 @@ impl FullPool {
             }
         }
         Ok(pooled)
-    }
-
-    /// The same, for several ranks to read. The result is the only handle until it is cloned.
-    ///
-    /// # Errors
-    /// As [`lend`](Self::lend).
-    pub(crate) fn lend_shared(
-        self: &Arc<Self>,
-        lens: impl Iterator<Item = usize> + Clone,
-    ) -> Result<Arc<Pooled>, Error> {
-        let lent = self.lend(lens)?;
-        let handle = self.held.lock().handles.pop();
-        let Some(mut handle) = handle else { return Ok(Arc::new(lent)) };
-        *Arc::get_mut(&mut handle).expect("there is no copy") = lent;
-        Ok(handle)
-    }
-
-    /// Takes a copy of a handle back. Returns the loan, if it was the last copy.
-    fn take_back(&self, mut shared: Arc<Pooled>) -> Option<Pooled> {
-        let mut held = self.held.lock();
-        match Arc::get_mut(&mut shared) {
-            Some(last) => {
-                let lent = last.split_off();
-                held.handles.push(shared);
-                Some(lent)
-            }
-            // Another copy may be dropped elsewhere at this moment: then this is the last after all.
-            None => Arc::into_inner(shared),
-        }
     }
 
     /// A new buffer. If memory is short, the waiting buffers are released first.
@@ -181,17 +141,12 @@ impl Pooled {
 
     /// Ends the loan: the buffers are the caller's from now on.
     pub(crate) fn into_buffers(mut self) -> Vec<HostBuffer> {
-        mem::take(&mut self.buffers).into_buffers()
-    }
-
-    /// Takes the buffers and the loan out, and leaves nothing.
-    fn split_off(&mut self) -> Self {
-        Self { buffers: mem::take(&mut self.buffers), loan: self.loan.take() }
+        mem::take(&mut self.buffers)
     }
 }
 
-impl AsMut<Targets> for Pooled {
-    fn as_mut(&mut self) -> &mut Targets {
+impl AsMut<Vec<HostBuffer>> for Pooled {
+    fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
         &mut self.buffers
     }
 }
@@ -199,35 +154,12 @@ impl AsMut<Targets> for Pooled {
 impl Drop for Pooled {
     fn drop(&mut self) {
         let Some(Loan { pool, bytes, generation }) = self.loan.take() else { return };
-        let mut buffers = mem::take(&mut self.buffers);
+        let buffers = mem::take(&mut self.buffers);
         let mut held = pool.held.lock();
         held.lent = held.lent - bytes;
         if held.generation == generation {
-            let there = buffers.buffers_mut().drain(..).filter(|buffer| !buffer.is_empty());
+            let there = buffers.into_iter().filter(|buffer| !buffer.is_empty());
             there.for_each(|buffer| held.put(buffer));
-            held.lists.push(buffers);
         }
-    }
-}
-
-impl From<Arc<Pooled>> for SharedPooled {
-    fn from(shared: Arc<Pooled>) -> Self {
-        Self(Some(shared))
-    }
-}
-
-impl Deref for SharedPooled {
-    type Target = Pooled;
-
-    fn deref(&self) -> &Pooled {
-        self.0.as_ref().expect("it is there until it is dropped")
-    }
-}
-
-impl Drop for SharedPooled {
-    fn drop(&mut self) {
-        let Some(shared) = self.0.take() else { return };
-        let pool = shared.loan.as_ref().map(|loan| Arc::clone(&loan.pool));
-        drop(pool.and_then(|pool| pool.take_back(shared)));
     }
 }

@@ -5,7 +5,8 @@ mod finding;
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::{Pending, Stage, Targets};
+use hsdp_comm::{Pending, Stage};
+use hsdp_kernels::HostBuffer;
 use hsdp_sharding::{AfterForward, FullCopies, Gather, Phase, UnitId};
 
 use crate::engine::device::DeviceArriving;
@@ -32,7 +33,7 @@ enum Slot {
 #[derive(Debug)]
 enum Arriving {
     /// Into buffers of this rank, which go back into the loan.
-    Own(Pending<Targets>, Pooled),
+    Own(Pending<Vec<HostBuffer>>, Pooled),
     /// Into buffers that all ranks read.
     Shared(Pending<Option<Arc<Pooled>>>),
     /// Into a buffer of this rank on a device.
@@ -48,9 +49,7 @@ impl Arriving {
                 pooled.buffers = pending.wait()?;
                 Some(Full::own(unit, pooled))
             }
-            Self::Shared(pending) => {
-                pending.wait()?.map(|shared| Full::shared(unit, shared.into()))
-            }
+            Self::Shared(pending) => pending.wait()?.map(|shared| Full::shared(unit, shared)),
             Self::Device(arriving) => Some(Full::on_a_device(unit, arriving.wait(fabric)?)),
         })
     }
@@ -271,7 +270,7 @@ impl GatherQueue {
                 Ok(Arriving::Own(pending, pooled))
             }
             FullCopies::PerProcess => {
-                let lend = || fabric.full_pool.lend_shared(lens(fabric, gather.unit));
+                let lend = || fabric.full_pool.lend(lens(fabric, gather.unit)).map(Arc::new);
                 let holder =
                     (fabric.gather.index() == 0).then(lend).transpose().map_err(no_memory)?;
                 fabric.events.push(event);

@@ -42,8 +42,8 @@ impl StepState {
 
     fn open(&mut self, fabric: &Fabric) {
         let number = self.number();
-        self.workings.gathers.begin(fabric, number, self.finished);
-        self.workings.reductions.begin_microbatch();
+        self.gathers.begin(fabric, number, self.finished);
+        self.reductions.begin_microbatch();
         self.open = Some(OpenMicrobatch { loss: None });
     }
 
@@ -73,7 +73,7 @@ impl StepState {
             return Ok(());
         }
         let tag = fabric.tag(None, Stage::Header, self.number(), self.finished);
-        let before = mem::take(&mut self.workings.supply);
+        let before = mem::take(&mut self.supply);
         let decode = |said: &[u64]| microbatch_header::decode(said, fabric.rank(), before);
         let supply =
             fabric.control.exchange_in_step(tag, microbatch_header::encode(input), decode)??;
@@ -88,13 +88,13 @@ impl StepState {
                 return Err(Error::UnevenInputs { step, microbatch, supply });
             }
         }
-        self.workings.supply = supply;
+        self.supply = supply;
         Ok(())
     }
 
     /// The error that says that there is no other microbatch.
     pub(crate) fn end_of_data(&self) -> Error {
-        let (step, supply) = (self.number(), self.workings.supply.clone());
+        let (step, supply) = (self.number(), self.supply.clone());
         Error::EndOfData { step, microbatch: Some(self.finished), supply }
     }
 

@@ -184,7 +184,7 @@ impl Engine {
 
     /// Warns, once, of gradients that an optimizer should have taken.
     fn warn_of_forgotten(&self, next: u64) {
-        let Some(step) = self.fabric.recycled.take_forgotten() else { return };
+        let Some(step) = self.fabric.kept.take_forgotten() else { return };
         let rank = self.fabric.rank().index();
         tracing::warn!(
             rank,

@@ -37,20 +37,15 @@ impl Partial {
 
     /// Waits until nothing is under way, and returns the partial.
     pub(crate) fn settle(self) -> Result<Settled, Error> {
-        let held = |partial| Settled {
-            partial,
-            fold: Fold::Add,
-            non_finite: None,
-            list: UnitGradients::new(),
-        };
+        let held = |partial| Settled { partial, fold: Fold::Add, non_finite: None };
         Ok(match self {
             Self::Empty(partial) => Settled { fold: Fold::Replace, ..held(partial) },
             Self::Held(partial) => held(partial),
             Self::AllReducing(pending) => held(pending.wait()?),
             Self::Scattering { pending, microbatch } => {
-                let Scattered { sums, non_finite, list } = pending.wait()?;
+                let Scattered { sums, non_finite } = pending.wait()?;
                 let non_finite = non_finite.map(|it| (microbatch, it));
-                Settled { non_finite, list, ..held(sums) }
+                Settled { non_finite, ..held(sums) }
             }
         })
     }
@@ -72,8 +67,6 @@ pub(crate) struct Settled {
     pub(crate) fold: Fold,
     /// The microbatch whose reduce-scatter found it not to be finite, and why.
     pub(crate) non_finite: Option<(usize, NonFiniteAt)>,
-    /// The list of gradients of the last reduce-scatter, empty.
-    pub(crate) list: UnitGradients,
 }
 
 /// The state of a unit's gradients in this microbatch.

@@ -56,8 +56,6 @@ pub(crate) struct Reductions {
     reducing: Vec<(UnitId, AllReducing)>,
     /// The same mode, by unit: the buffers of the microbatch before.
     transients: Vec<Sums>,
-    /// By unit: empty lists of gradients, for the lists that this rank has to make itself.
-    lists: Vec<UnitGradients>,
     /// The first element of this rank's partials that was found not to be finite.
     sighting: Option<Sighting>,
 }
@@ -75,7 +73,6 @@ impl Reductions {
             scattering: Vec::new(),
             reducing: Vec::new(),
             transients: (0..units).map(|_| Sums::default()).collect(),
-            lists: vec![Vec::new(); units],
             sighting: None,
         }
     }
@@ -140,7 +137,7 @@ impl Reductions {
         }
         Ok(match place.turn {
             Turn::MayFollow => Offer::Taken,
-            Turn::Last => Offer::Waiting(self.take_unsharded(fabric, unit)),
+            Turn::Last => Offer::Waiting(self.unsharded.take(&fabric.plan, unit)),
         })
     }
 
@@ -154,12 +151,6 @@ impl Reductions {
         self.offer_rest(fabric);
         self.advance(fabric, place)?;
         self.settle_transients(fabric, place)
-    }
-
-    /// Takes the unsharded sums of a unit.
-    fn take_unsharded(&mut self, fabric: &Fabric, unit: UnitId) -> UnitGradients {
-        let list = mem::take(&mut self.lists[unit.index()]);
-        self.unsharded.take(&fabric.plan, unit, list)
     }
 
     /// Ends the step: puts the gradients of all units, reduced over both axes, into `sums`; empty for units without
@@ -236,20 +227,11 @@ impl Reductions {
 
     /// Waits for the collective that is under way on a unit's partial, and takes the partial.
     fn settle(&mut self, fabric: &Fabric, unit: UnitId) -> Result<Settled, Error> {
-        let mut settled = self.partials[unit.index()].take().settle()?;
-        self.keep_list(unit, mem::take(&mut settled.list));
+        let settled = self.partials[unit.index()].take().settle()?;
         if let Some((microbatch, non_finite)) = settled.non_finite {
             self.note(fabric, unit, (microbatch, non_finite));
         }
         Ok(settled)
-    }
-
-    /// Keeps an empty list of gradients, for a list that this rank has to make itself.
-    fn keep_list(&mut self, unit: UnitId, list: UnitGradients) {
-        let kept = &mut self.lists[unit.index()];
-        if kept.capacity() < list.capacity() {
-            *kept = list;
-        }
     }
 
     /// Keeps a sighting if it is the first.
@@ -265,7 +247,7 @@ impl Reductions {
         let plan = &fabric.schedules.current().plan;
         for unit in plan.reductions()[self.scattered..].iter().copied() {
             if matches!(self.offers[unit.index()], Offer::Nothing) {
-                let rest = self.take_unsharded(fabric, unit);
+                let rest = self.unsharded.take(&fabric.plan, unit);
                 self.offers[unit.index()] = Offer::Waiting(rest);
             }
         }

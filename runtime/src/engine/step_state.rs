@@ -10,15 +10,17 @@ use crate::engine::Opened;
 use crate::engine::check;
 use crate::engine::exponent::exponent_of;
 use crate::engine::fabric::Fabric;
+use crate::engine::gathers::GatherQueue;
 use crate::engine::place::{Place, Turn};
-use crate::engine::recycled::{Finished, Workings};
-use crate::engine::reductions::UnitGradients;
+use crate::engine::reductions::{Reductions, UnitGradients};
 use crate::engine::shard::Shard;
+use crate::engine::sums::Sums;
 use crate::error::Error;
 use crate::full::Full;
 use crate::objective::{LossSum, Objective};
 use crate::options::StepOptions;
-use crate::uneven::Input;
+use crate::presence::Presence;
+use crate::uneven::{Input, Supply};
 
 /// The microbatch, the attempt and the step that a caller means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +62,15 @@ pub(crate) struct StepState {
     pub(crate) largest_weight: u64,
     /// Sum over the microbatches: of loss sums, or of means where the objective is a mean over ranks.
     pub(crate) loss: f64,
-    /// The working memory of the step. Its gathers are those of the open microbatch.
-    pub(crate) workings: Workings,
-    /// The memory for the step's gradients when it is finished.
-    pub(super) outcome: Finished,
+    pub(crate) reductions: Reductions,
+    /// By unit: the buffers of the step's gradients, when it is finished.
+    pub(super) sums: Vec<Sums>,
+    /// The gathers of the open microbatch.
+    pub(crate) gathers: GatherQueue,
+    /// The parameters that got a gradient on this rank.
+    pub(super) presence: Presence,
+    /// The ranks with and without data, as of the last question in the step.
+    pub(super) supply: Supply,
     pub(super) open: Option<OpenMicrobatch>,
     /// The first error of this rank in this step, for telling the others why it ended.
     failure: Option<String>,
@@ -74,7 +81,7 @@ pub(crate) struct StepState {
 
 impl StepState {
     pub(crate) fn new(fabric: &Fabric, opened: Opened, options: StepOptions) -> Self {
-        let (workings, outcome) = fabric.recycled.take(fabric);
+        let (reductions, sums) = fabric.kept.take(fabric);
         Self {
             opened,
             microbatches: options.microbatches,
@@ -86,8 +93,11 @@ impl StepState {
             weight: 0,
             largest_weight: 0,
             loss: 0.0,
-            workings,
-            outcome,
+            reductions,
+            sums,
+            gathers: GatherQueue::default(),
+            presence: Presence::none(fabric.parameters()),
+            supply: Supply::default(),
             open: None,
             failure: None,
             is_whole: true,
@@ -163,7 +173,7 @@ impl StepState {
     ) -> Result<Full, Error> {
         let (number, needs_loss) = (self.number(), self.needs_loss(fabric));
         let has_loss = self.open_microbatch().loss.is_some();
-        let gathers = &mut self.workings.gathers;
+        let gathers = &mut self.gathers;
         if needs_loss && !has_loss && gathers.next_is_backward(fabric, unit) {
             let what = "the backward pass begins with `loss`: ranks agree on a weight in that call"
                 .to_owned();
@@ -186,7 +196,7 @@ impl StepState {
         }
         self.add_weight(fabric, loss.weight())?;
         self.open_microbatch().loss = Some(loss);
-        self.workings.gathers.end_forward(fabric, shards)?;
+        self.gathers.end_forward(fabric, shards)?;
         self.largest_weight = self.largest_weight.max(loss.weight());
         self.loss += match fabric.options.objective {
             Objective::RankMean => loss.mean(),
@@ -235,18 +245,18 @@ impl StepState {
         self.check_seeded(fabric, scale)?;
         check::gradients(fabric, self.number(), unit, &gradients)?;
         let place = self.place();
-        self.workings.reductions.check_offer(fabric, place, unit)?;
+        self.reductions.check_offer(fabric, place, unit)?;
         // The order of reductions is that of the forward, which is over on this rank.
-        self.workings.gathers.end_finding(fabric, shards)?;
+        self.gathers.end_finding(fabric, shards)?;
         let gradients = self.of_items(fabric, gradients);
         for (index, gradient) in gradients.iter().enumerate() {
             if gradient.is_some() {
-                self.workings.presence.insert(fabric.number_of(ParamId { unit, index }));
+                self.presence.insert(fabric.number_of(ParamId { unit, index }));
             }
         }
         let span =
             tracing::trace_span!("reduce", unit = unit.index(), microbatch = place.microbatch);
-        span.in_scope(|| self.workings.reductions.offer(fabric, place, (unit, gradients)))
+        span.in_scope(|| self.reductions.offer(fabric, place, (unit, gradients)))
     }
 
     /// Drops the gradients of a microbatch without items, where weights enter: the mean of nothing may be NaN, and 0
@@ -287,8 +297,8 @@ impl StepState {
             // This rank has no items: the other ranks agree with it in their `loss`.
             self.take_loss(fabric, shards, LossSum::new(0.0, 0))?;
         }
-        self.workings.gathers.finish(fabric, shards)?;
-        self.workings.reductions.finish_microbatch(fabric, place)?;
+        self.gathers.finish(fabric, shards)?;
+        self.reductions.finish_microbatch(fabric, place)?;
         self.open = None;
         self.finished += 1;
         Ok(())

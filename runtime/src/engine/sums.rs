@@ -9,8 +9,7 @@ use hsdp_sharding::{UnitId, UnitLayout};
 
 use crate::engine::device::{DeviceAllReducing, DeviceScattering, DeviceSums};
 use crate::engine::fabric::Fabric;
-use crate::engine::recycled::sized;
-use crate::engine::reductions::UnitGradients;
+use crate::engine::kept::sized;
 use crate::error::Error;
 
 /// Sums in f32.
@@ -144,17 +143,12 @@ impl Sums {
         }
     }
 
-    /// Puts the norm and the first non-finite element of each of these, by unit, into `seen`.
+    /// The norm and the first non-finite element of each of these, by unit.
     ///
     /// # Errors
     /// If they lie on a device that fails.
-    pub(crate) fn survey(
-        fabric: &Fabric,
-        (all, step): (&[Self], u64),
-        seen: &mut Vec<Seen>,
-    ) -> Result<(), Error> {
-        seen.clear();
-        seen.extend(all.iter().map(Self::seen_on_host));
+    pub(crate) fn survey(fabric: &Fabric, (all, step): (&[Self], u64)) -> Result<Vec<Seen>, Error> {
+        let mut seen: Vec<_> = all.iter().map(Self::seen_on_host).collect();
         let there =
             all.iter().enumerate().filter_map(|(unit, sums)| Some((unit, sums.on_device()?)));
         let (units, there): (Vec<usize>, Vec<&DeviceSums>) = there.unzip();
@@ -162,7 +156,7 @@ impl Sums {
             let found = DeviceSums::survey(fabric, &there, step)?;
             units.into_iter().zip(found).for_each(|(unit, found)| seen[unit] = found);
         }
-        Ok(())
+        Ok(seen)
     }
 
     fn seen_on_host(&self) -> Seen {
@@ -196,12 +190,11 @@ impl Scattering {
     pub(crate) fn wait(self) -> Result<Scattered, Error> {
         Ok(match self {
             Self::Host(pending) => {
-                let Reduced { partial, non_finite, list } = pending.wait()?;
-                Scattered { sums: Sums::Host(partial), non_finite, list }
+                let Reduced { partial, non_finite } = pending.wait()?;
+                Scattered { sums: Sums::Host(partial), non_finite }
             }
             Self::Device(pending) => {
-                let sums = Sums::Device(pending.wait()?);
-                Scattered { sums, non_finite: None, list: UnitGradients::new() }
+                Scattered { sums: Sums::Device(pending.wait()?), non_finite: None }
             }
         })
     }
@@ -213,8 +206,6 @@ pub(crate) struct Scattered {
     pub(crate) sums: Sums,
     /// The first of the sums that is not finite. A device notes it itself, and the step reads it at its end.
     pub(crate) non_finite: Option<NonFiniteAt>,
-    /// The list of gradients, empty.
-    pub(crate) list: UnitGradients,
 }
 
 /// An all-reduce that is under way.

@@ -11,8 +11,8 @@ use hsdp_sharding::{Plan, Rank, Unit, UnitId};
 
 use crate::engine::device::DeviceUnsharded;
 use crate::engine::fabric::Fabric;
+use crate::engine::kept::sized;
 use crate::engine::place::Place;
-use crate::engine::recycled::sized;
 use crate::engine::reductions::UnitGradients;
 use crate::error::Error;
 use crate::non_finite::Sighting;
@@ -63,10 +63,10 @@ impl Unsharded {
         }
     }
 
-    /// Gives the sums of one unit away, in `list`; parameters that never had a gradient have none.
-    pub(crate) fn take(&mut self, plan: &Plan, unit: UnitId, list: UnitGradients) -> UnitGradients {
+    /// Gives the sums of one unit away; parameters that never had a gradient have none.
+    pub(crate) fn take(&mut self, plan: &Plan, unit: UnitId) -> UnitGradients {
         match self {
-            Self::Host(sums) => sums.take(unit, list),
+            Self::Host(sums) => sums.take(unit),
             Self::Device(sums) => sums.take(plan, unit),
         }
     }
@@ -148,11 +148,9 @@ impl UnshardedGradients {
         Ok(found)
     }
 
-    /// Gives the sums of one unit away, in `list`; parameters that never had a gradient have none.
-    pub(crate) fn take(&mut self, unit: UnitId, list: UnitGradients) -> UnitGradients {
-        let mut given = list;
-        given.extend(self.sums[unit.index()].iter_mut().map(Sum::give));
-        given
+    /// Gives the sums of one unit away; parameters that never had a gradient have none.
+    pub(crate) fn take(&mut self, unit: UnitId) -> UnitGradients {
+        self.sums[unit.index()].iter_mut().map(Sum::give).collect()
     }
 }
 

@@ -166,7 +166,7 @@ impl AdamW {
 
     /// Counts an update for each parameter that has a gradient.
     fn count_updates(&mut self, gradients: &Gradients) {
-        let units = self.updates.iter_mut().zip(gradients.grad_shards.present());
+        let units = self.updates.iter_mut().zip(&gradients.grad_shards.present);
         for (updates, present) in units.flat_map(|(unit, present)| unit.iter_mut().zip(present)) {
             *updates += u64::from(*present);
         }

@@ -99,7 +99,7 @@ fn update_unit(
     let (Shard::Device(shard), Sums::Device(sums)) = (shard, sums) else {
         unreachable!("a model on a device has its shards and sums there");
     };
-    let present = &gradients.grad_shards.present()[unit.index()];
+    let present = &gradients.grad_shards.present[unit.index()];
     let pieces: Vec<Piece> = pieces_with_gradient(fabric, unit, present).collect();
     let (parameters, rounded) = shard.exclusive(seat)?;
     let (gradient, divisor, clip) = (sums.values(), gradients.divisor, gradients.clip);

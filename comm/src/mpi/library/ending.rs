@@ -7,7 +7,7 @@ use std::time::Duration;
 use mpi_sys as ffi;
 
 use super::{Calls, Library, Request, check, complete, constant, is_finalized, null_request};
-use crate::local::{Alarm, Clock};
+use crate::engine::{Alarm, Clock};
 use crate::mpi::error::MpiError;
 use crate::mpi::job::TAGS;
 

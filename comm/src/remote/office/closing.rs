@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{NAPS, Office};
-use crate::local::{Status, from_now};
+use crate::engine::{Status, from_now};
 use crate::remote::courier;
 use crate::sync;
 

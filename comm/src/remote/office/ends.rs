@@ -6,7 +6,8 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::{FIRST_NAP, Office};
-use crate::local::{Core, Operation, from_now};
+use crate::backend::thread::{Core, Operation};
+use crate::engine::from_now;
 use crate::remote::courier::{self, Turned};
 use crate::remote::ending::Proposal;
 use crate::remote::letter::Kind;

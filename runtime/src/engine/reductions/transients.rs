@@ -19,8 +19,7 @@ impl Reductions {
         let (mut scattering, mut reducing) =
             (mem::take(&mut self.scattering), mem::take(&mut self.reducing));
         for (unit, pending) in scattering.drain(..) {
-            let Scattered { sums: partial, non_finite, list } = pending.wait()?;
-            self.keep_list(unit, list);
+            let Scattered { sums: partial, non_finite } = pending.wait()?;
             if let Some(non_finite) = non_finite {
                 self.note(fabric, unit, (place.microbatch, non_finite));
             }

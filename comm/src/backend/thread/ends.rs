@@ -1,0 +1,277 @@
+//! The early ends of a world and of a step. PROTOCOL.md, "The two early ends".
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use hsdp_sharding::Rank;
+
+use super::attendance::Attendance;
+use super::core::Core;
+use super::operation::Operation;
+use super::phase::{Arrivals, Difference};
+use super::running::WorkPanic;
+use crate::mismatch::{Mismatch, MismatchRow, Wanted};
+use crate::{AbortReason, Descriptor, Error};
+
+impl Core {
+    /// The error that says that the world ended by `rank`'s doing: that of a rank, or of a process of the job beyond the ranks.
+    pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
+        let record = self.records().get(rank.index());
+        let (step, operation) = record.map_or((0, None), |it| (it.step(), it.last()));
+        Error::WorldAborted { rank, step, operation, reason }
+    }
+
+    /// Ends the world since `rank` cannot go on, unless it is over.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn end_requested(&self, rank: Rank, reason: &str) {
+        if self.status().world_end().is_none() {
+            let reason = AbortReason::Requested { reason: reason.into() };
+            self.end(self.ended_by(rank, reason));
+        }
+    }
+
+    /// The error that says that the world ended in the work of an operation: by `rank`'s doing, if that is known.
+    fn ended_in_work(
+        &self,
+        rank: Option<Rank>,
+        operation: &Arc<Descriptor>,
+        reason: AbortReason,
+    ) -> Error {
+        match rank {
+            Some(rank) => self.ended_by(rank, reason),
+            None => Error::WorkFailed { operation: Arc::clone(operation), reason },
+        }
+    }
+
+    /// Ends the world. Returns the error that all ranks get: the first that ended it.
+    ///
+    /// Where the other ranks share no memory with this one, they come to one end together, which is waited for: half a second at the
+    /// most.
+    pub(crate) fn end(&self, error: Error) -> Error {
+        match self.office() {
+            None => self.end_here(error, &[]),
+            Some(office) => {
+                office.propose_end(self, &error);
+                self.status().world_end().unwrap_or(error)
+            }
+        }
+    }
+
+    /// Ends the world for the ranks of this process, and with it operations that miss members, and those of `doomed`.
+    pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<Operation>]) -> Error {
+        let end = self.status().end_world(error);
+        for operation in self.table.drain(None) {
+            operation.fail_gathering(&end);
+        }
+        doomed.iter().for_each(|operation| operation.fail(&end));
+        end
+    }
+
+    /// An operation fails with the end of the world, now or when it is known.
+    pub(crate) fn fail_at_end(&self, operation: &Arc<Operation>) {
+        match (self.status().world_end(), self.office()) {
+            (Some(end), _) => operation.fail(&end),
+            (None, Some(office)) => office.doom(Arc::clone(operation)),
+            (None, None) => unreachable!("the world has just ended"),
+        }
+    }
+
+    /// Ends an epoch: operations for which members are missing fail, those that are being worked on complete.
+    ///
+    /// Where members share no memory, those fail for which a member is missing that brings nothing more, and all of them say
+    /// so: `REMOTE.md`, "Aborted steps".
+    pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
+        let end = self.status().end_epoch(epoch, error);
+        if let Some(office) = self.office() {
+            // The others are told of that as an end of the world, or else they would take it for one of the step alone.
+            if self.status().check_world().is_ok() {
+                office.tell_stop(epoch, &end);
+            }
+            return;
+        }
+        for operation in self.table.drain(Some(epoch)) {
+            operation.fail_gathering(&end);
+        }
+    }
+
+    /// Forgets what no rank can ask for any more.
+    pub(crate) fn forget_old_epochs(&self) {
+        let oldest = self.records().iter().map(|record| record.epoch()).min();
+        self.status().forget_before(oldest.unwrap_or(0));
+    }
+
+    /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
+    pub(crate) fn fail_in_epoch(&self, operation: &Operation, epoch: u64) {
+        if let Err(end) = self.status().check(epoch) {
+            self.table.remove(operation.key());
+            operation.fail_gathering(&end);
+        }
+    }
+
+    /// A rank goes. If others wait for it, now or later, the world ends.
+    pub(crate) fn leave(&self, rank: Rank) {
+        if !self.record(rank).leave() {
+            return;
+        }
+        self.status().ring();
+        if let Some(office) = self.office() {
+            return office.leave();
+        }
+        for operation in self.table.snapshot() {
+            // If no member has arrived yet, the first that does will look.
+            let waits = operation.attendance().is_some_and(|there| there.others_await(rank));
+            if let (true, Some(awaited)) = (waits, operation.awaited()) {
+                let _ = self.end_left(rank, &operation, awaited);
+            }
+        }
+    }
+
+    /// Whether all ranks but `rank` have left.
+    pub(crate) fn is_last(&self, rank: Rank) -> bool {
+        let mut others = self.records().iter().enumerate().filter(|(it, _)| *it != rank.index());
+        others.all(|(_, record)| record.has_left())
+    }
+
+    /// The other half of [`leave`](Self::leave): a member that arrives looks whether a missing one has left.
+    pub(super) fn end_if_missing_left(
+        &self,
+        operation: &Operation,
+        awaited: &Arc<Descriptor>,
+    ) -> Result<(), Error> {
+        let left = |rank: &Rank| self.record(*rank).has_left();
+        if !operation.ranks().iter().any(left) {
+            return Ok(());
+        }
+        let Some(there) = operation.attendance() else { return Ok(()) };
+        let gone = |rank: &&Rank| left(rank) && there.others_await(**rank);
+        match there.missing.iter().find(gone) {
+            Some(rank) => Err(self.end_left(*rank, operation, Arc::clone(awaited))),
+            None => Ok(()),
+        }
+    }
+
+    /// A member that has left is missing at an operation. That ends the world, or, if the epoch has ended before, only the
+    /// operation: the thread that has announced the end of the epoch may not have come to this operation yet. Returns that end.
+    fn end_left(&self, rank: Rank, operation: &Operation, awaited: Arc<Descriptor>) -> Error {
+        match self.status().check(awaited.epoch) {
+            Ok(()) => self.end(self.ended_by(rank, AbortReason::Left { awaited })),
+            Err(end) => {
+                self.fail_in_epoch(operation, awaited.epoch);
+                end
+            }
+        }
+    }
+
+    /// Ends the world, and `operation` with it, because its work panicked.
+    pub(super) fn end_panicked(&self, operation: &Arc<Operation>, panic: WorkPanic) {
+        let WorkPanic { descriptor, rank, message } = panic;
+        let reason = AbortReason::Panicked { message };
+        self.end(self.ended_in_work(rank, &descriptor, reason));
+        self.fail_at_end(operation);
+    }
+
+    /// Ends the world because two members of `operation` differ; the error of the operation.
+    pub(super) fn end_difference(
+        &self,
+        operation: &Arc<Operation>,
+        difference: Difference,
+        descriptor: &Descriptor,
+    ) -> Error {
+        // No descriptors are left where another end came first.
+        let Some(wanted) = operation.wanted() else {
+            return operation.failure().expect("members that differ never begin the work");
+        };
+        let what = match difference {
+            Difference::Descriptor => "ranks disagree about",
+            Difference::Work => "ranks call different functions in",
+        };
+        let problem = format!("{what} {}", descriptor.place());
+        let end = self.end_mismatch(operation, problem, wanted);
+        operation.failure().unwrap_or(end)
+    }
+
+    /// Ends the world, and `operation` with it, because its members differ.
+    pub(super) fn end_mismatch(
+        &self,
+        operation: &Arc<Operation>,
+        problem: String,
+        wanted: Arrivals,
+    ) -> Error {
+        let row = |(rank, wanted): (&Rank, Option<_>)| MismatchRow {
+            rank: *rank,
+            wanted: match wanted {
+                Some(descriptor) => Wanted::Arrived(descriptor),
+                None => Wanted::Missing(self.record(*rank).last()),
+            },
+        };
+        let rows = operation.ranks().iter().zip(wanted).map(row).collect();
+        let end =
+            self.end(Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) });
+        self.fail_at_end(operation);
+        end
+    }
+
+    /// Ends the world because a rank has waited for `descriptor` for longer than the deadline. Work of members that have all come at
+    /// the last moment is waited for once more.
+    pub(super) fn end_late(&self, operation: &Arc<Operation>, descriptor: &Arc<Descriptor>) {
+        if operation.is_settled() || self.has_all_after_all(operation) {
+            return;
+        }
+        let attendance = operation.attendance();
+        let working = attendance.is_none();
+        let culprit = self.culprit(operation);
+        let Attendance { arrived, missing } = attendance.unwrap_or_else(|| Attendance {
+            arrived: operation.ranks().to_vec(),
+            missing: Vec::new(),
+        });
+        // Members that arrived during the search are no culprits any more, but they were late.
+        let culprit = culprit.or(missing.first().copied());
+        let reason = AbortReason::Deadline {
+            awaited: Arc::clone(descriptor),
+            deadline: self.options().deadline,
+            arrived,
+            missing,
+        };
+        self.end(self.ended_in_work(culprit, descriptor, reason));
+        if working {
+            self.fail_at_end(operation);
+        }
+    }
+
+    /// Whether an operation that misses members misses none when the messages are in that were on their way, or the world has ended
+    /// since none arrive.
+    fn has_all_after_all(&self, operation: &Operation) -> bool {
+        let is_gathering = operation.attendance().is_some();
+        let Some(office) = self.office().filter(|_| is_gathering) else { return false };
+        office.await_forwarder(self);
+        operation.attendance().is_none()
+    }
+
+    /// The rank that keeps `operation` from ending.
+    ///
+    /// The missing members are followed to those that they wait for themselves, until there is a rank that waits for
+    /// no other, or one whose gradient is being read. The lowest of them; or the lowest of all that are waited for, if
+    /// they wait for each other in a circle. `None` if work takes long, and no code of users is called.
+    pub(super) fn culprit(&self, operation: &Arc<Operation>) -> Option<Rank> {
+        let (mut culprits, mut awaited) = (BTreeSet::new(), BTreeSet::new());
+        let (mut reached, mut followed) = (vec![Arc::clone(operation)], 0);
+        while let Some(operation) = reached.get(followed).cloned() {
+            followed += 1;
+            let Some(there) = operation.attendance() else {
+                culprits.extend(operation.lender());
+                continue;
+            };
+            for rank in there.missing {
+                let blocked_on = self.record(rank).blocked_on();
+                let waits = !blocked_on.is_empty();
+                if waits { &mut awaited } else { &mut culprits }.insert(rank);
+                for operation in blocked_on {
+                    if !reached.iter().any(|it| Arc::ptr_eq(it, &operation)) {
+                        reached.push(operation);
+                    }
+                }
+            }
+        }
+        culprits.first().or(awaited.first()).copied()
+    }
+}

@@ -1,0 +1,133 @@
+//! Members issue operations: each arrives, and the last one makes the work. PROTOCOL.md, "Execution".
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::core::{Core, Member};
+use super::operation::{Arrived, Operation};
+use super::phase::Arrivals;
+use super::running::{Running, WorkPanic};
+use super::table::Key;
+use super::wait::Ticket;
+use crate::execute::{Assemble, Work};
+use crate::flight::FlightState;
+use crate::{Descriptor, Error};
+
+impl Core {
+    /// A member issues an operation, with its contribution; the last member makes the work of all contributions, in slot order, and
+    /// starts it. Never waits for another rank.
+    pub(crate) fn submit<D: Send + 'static, W: Work>(
+        self: &Arc<Self>,
+        member: Member<'_>,
+        descriptor: Arc<Descriptor>,
+        contribution: D,
+        assemble: impl Assemble<D, W>,
+    ) -> Result<Ticket, Error> {
+        let (rank, entry) = (member.rank, member.entry);
+        let submitted = self.meet(member, descriptor, contribution, assemble);
+        if submitted.is_err() {
+            // A member that is refused is none of those for which the operation is settled.
+            self.record(rank).flight.settle(entry, FlightState::Failed);
+        }
+        submitted
+    }
+
+    fn meet<D: Send + 'static, W: Work>(
+        self: &Arc<Self>,
+        member: Member<'_>,
+        descriptor: Arc<Descriptor>,
+        contribution: D,
+        assemble: impl Assemble<D, W>,
+    ) -> Result<Ticket, Error> {
+        let Member { rank, site, entry, .. } = member;
+        let key = Key::from(&*descriptor);
+        let operation = self.table.enter(key, || {
+            self.admit(descriptor.epoch)?;
+            Ok(Arc::new(Operation::new(key, &site.ranks, self.origin)))
+        })?;
+        // Before it arrives: no rank sees the end sooner than it is in the records of all members that have arrived.
+        self.record(rank).flight.ends_with(entry, operation.ending());
+        self.arrive((&operation, site.slot), &descriptor, contribution, assemble)?;
+        Ok(Ticket::new(member, operation, descriptor))
+    }
+
+    /// Whether an operation may be made in `epoch`. Where the other ranks share no memory with this one, it was asked before,
+    /// and they were told.
+    fn admit(&self, epoch: u64) -> Result<(), Error> {
+        match self.office() {
+            None => self.status.check(epoch),
+            Some(_) => self.status.check_world(),
+        }
+    }
+
+    /// A member arrives in its slot: one of this process, or the message of a rank that shares no memory with it.
+    pub(crate) fn arrive<D: Send + 'static, W: Work>(
+        self: &Arc<Self>,
+        (operation, slot): (&Arc<Operation>, usize),
+        descriptor: &Arc<Descriptor>,
+        contribution: D,
+        assemble: impl Assemble<D, W>,
+    ) -> Result<(), Error> {
+        match operation.arrive::<D, W>(slot, descriptor, contribution) {
+            // A member whose message is on its way is missed by the courier, which knows all messages that are here.
+            Arrived::Waiting if self.office().is_some() => Ok(()),
+            Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
+            Arrived::Last(contributions, arrivals) => {
+                self.table.remove(operation.key());
+                let work = || assemble(contributions);
+                let running = self.assemble(operation, descriptor, arrivals, work)?;
+                let rank = operation.ranks()[slot];
+                running.into_iter().for_each(|running| self.launch(running, rank));
+                Ok(())
+            }
+            Arrived::Differs(difference) => {
+                Err(self.end_difference(operation, difference, descriptor))
+            }
+            Arrived::Refused(error) => Err(error),
+        }
+    }
+
+    /// Work of an operation has another round, to which the member in `slot` brings a contribution. The operation fails if the world
+    /// is over.
+    pub(crate) fn gather_again<D: Send + 'static, W: Work>(
+        &self,
+        (operation, slot): (&Arc<Operation>, usize),
+        descriptor: &Arc<Descriptor>,
+        contribution: D,
+    ) {
+        operation.gather_again::<D, W>((slot, descriptor), contribution);
+        let entered = self.table.enter(operation.key(), || {
+            self.status.check_world()?;
+            Ok(Arc::clone(operation))
+        });
+        if let Err(end) = entered {
+            operation.fail(&end);
+        }
+    }
+
+    /// Makes the work of an operation whose members have all arrived; `None` if that panicked, which ends the world.
+    fn assemble<W: Work>(
+        &self,
+        operation: &Arc<Operation>,
+        descriptor: &Arc<Descriptor>,
+        arrivals: Arrivals,
+        work: impl FnOnce() -> Result<W, String>,
+    ) -> Result<Option<Running>, Error> {
+        // Contributions that are of no use are dropped in here, too: they are the users'.
+        match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(Ok(work)) => {
+                let due = self.links.carry(descriptor, operation.ranks());
+                let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
+                Ok(Some(Running::new(operation, descriptor, Box::new(work), due)))
+            }
+            Ok(Err(problem)) => {
+                let problem = format!("{problem} in {}", descriptor.place());
+                Err(self.end_mismatch(operation, problem, arrivals))
+            }
+            Err(panic) => {
+                self.end_panicked(operation, WorkPanic::of_no_member(descriptor, &*panic));
+                Ok(None)
+            }
+        }
+    }
+}

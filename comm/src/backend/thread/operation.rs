@@ -1,0 +1,301 @@
+//! One operation: its members arrive at it, and take their outputs from it. PROTOCOL.md, "States of an operation".
+
+use std::any::Any;
+use std::fmt;
+use std::mem;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use hsdp_sharding::Rank;
+
+use super::phase::{Arrivals, Difference, Gathering, Phase};
+use super::running::discard;
+use super::table::Key;
+use crate::execute::{Outputs, PerMember};
+use crate::flight::{Ending, Origin};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{self, Condvar, Mutex, MutexGuard};
+use crate::{Descriptor, Error};
+
+/// One operation of one group.
+pub(crate) struct Operation {
+    key: Key,
+    /// The members, by slot.
+    ranks: Arc<[Rank]>,
+    /// The moment from which its end is timed.
+    origin: Origin,
+    /// Written when the phase is `Done` or `Failed`, so that a look at it needs no lock.
+    ending: Arc<Ending>,
+    pub(super) state: Mutex<State>,
+    changed: Condvar,
+    /// When its outputs are published, if they are held back: written when they are.
+    due: OnceLock<Instant>,
+    /// By slot: the threads that are reading the contribution of its member.
+    readers: PerMember<AtomicUsize>,
+}
+
+pub(super) struct State {
+    pub(super) phase: Phase,
+    /// Members that sleep on `changed`.
+    sleepers: usize,
+}
+
+/// The result of an arrival.
+#[must_use]
+pub(crate) enum Arrived<D> {
+    /// Other members are missing.
+    Waiting,
+    /// This was the last member, which makes the work of all contributions, in slot order.
+    Last(Vec<D>, Arrivals),
+    /// It, or a member before it, differs from the first: see [`Operation::wanted`].
+    Differs(Difference),
+    /// The operation had ended early.
+    Refused(Error),
+}
+
+impl Operation {
+    /// An operation at which no member has arrived.
+    pub(crate) fn new(key: Key, ranks: &Arc<[Rank]>, origin: Origin) -> Self {
+        let members = ranks.len();
+        let phase = Phase::Gathering(Gathering::new(members));
+        Self {
+            key,
+            ranks: Arc::clone(ranks),
+            origin,
+            ending: Arc::default(),
+            state: Mutex::new(State { phase, sleepers: 0 }),
+            changed: Condvar::new(),
+            due: OnceLock::new(),
+            readers: (0..members).map(|_| AtomicUsize::new(0)).collect(),
+        }
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        self.key
+    }
+
+    pub(crate) fn ranks(&self) -> &Arc<[Rank]> {
+        &self.ranks
+    }
+
+    pub(crate) fn ending(&self) -> &Arc<Ending> {
+        &self.ending
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.ending.is_written() || self.settle_if_due()
+    }
+
+    /// Publishes outputs that were held back, if they are due; whether they are.
+    fn settle_if_due(&self) -> bool {
+        if self.due.get().is_none_or(|due| sync::now() < *due) {
+            return false;
+        }
+        let mut state = self.state.lock();
+        match mem::replace(&mut state.phase, Phase::Running) {
+            Phase::Held(outputs) => self.settle(state, Phase::Done(outputs)),
+            other => state.phase = other,
+        }
+        true
+    }
+
+    /// A member arrives in its slot, with a contribution to work of type `W`. Each member does so once: its number is its own.
+    pub(crate) fn arrive<D: Send + 'static, W: 'static>(
+        &self,
+        slot: usize,
+        descriptor: &Arc<Descriptor>,
+        contribution: D,
+    ) -> Arrived<D> {
+        let mut contribution = Some(contribution);
+        let arrived = self.put::<D, W>((slot, descriptor), &mut contribution);
+        // A contribution that was not taken is dropped without the lock.
+        contribution.into_iter().for_each(discard);
+        arrived
+    }
+
+    fn put<D: Send + 'static, W: 'static>(
+        &self,
+        (slot, descriptor): (usize, &Arc<Descriptor>),
+        contribution: &mut Option<D>,
+    ) -> Arrived<D> {
+        let mut state = self.state.lock();
+        let difference = match &mut state.phase {
+            Phase::Failed(error) => return Arrived::Refused(Error::clone(error)),
+            Phase::Differing { arrivals, difference } => {
+                arrivals[slot] = Some(Arc::clone(descriptor));
+                return Arrived::Differs(*difference);
+            }
+            Phase::Gathering(gathering) => {
+                let difference = gathering.put::<D, W>((slot, descriptor), contribution);
+                if difference.is_none() && gathering.missing > 0 {
+                    return Arrived::Waiting;
+                }
+                difference
+            }
+            _ => unreachable!("a member arrives once, before the work"),
+        };
+        Self::end_gathering::<D, W>(state, difference)
+    }
+
+    /// Ends the gathering: all have arrived, or two of them differ.
+    fn end_gathering<D: Send + 'static, W: 'static>(
+        mut state: MutexGuard<'_, State>,
+        difference: Option<Difference>,
+    ) -> Arrived<D> {
+        let Phase::Gathering(gathering) = mem::replace(&mut state.phase, Phase::Running) else {
+            unreachable!("it was gathering, and this thread has the lock")
+        };
+        let Some(difference) = difference else {
+            drop(state);
+            let (contributions, arrivals) = gathering.take::<D, W>();
+            return Arrived::Last(contributions, arrivals);
+        };
+        let Gathering { arrivals, .. } = &gathering;
+        state.phase = Phase::Differing { arrivals: arrivals.clone(), difference };
+        drop(state);
+        // Contributions are the users': they are dropped without the lock.
+        discard(gathering);
+        Arrived::Differs(difference)
+    }
+
+    /// By slot: the number of threads that are in the code that lends its member's contribution.
+    pub(crate) fn readers(&self) -> &[AtomicUsize] {
+        &self.readers
+    }
+
+    /// The first member, in slot order, whose code is lending its contribution.
+    pub(crate) fn lender(&self) -> Option<Rank> {
+        let lends = |readers: &AtomicUsize| readers.load(Ordering::Relaxed) > 0;
+        self.readers.iter().position(lends).map(|slot| self.ranks[slot])
+    }
+
+    /// The error of the operation, if it has failed.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        match &self.state.lock().phase {
+            Phase::Failed(error) => Some(Error::clone(error)),
+            _ => None,
+        }
+    }
+
+    /// The work is done: publishes the outputs, at `due` or now.
+    pub(super) fn succeed(&self, outputs: Box<dyn Any + Send>, due: Option<Instant>) {
+        let state = self.state.lock();
+        if !matches!(state.phase, Phase::Running) {
+            return;
+        }
+        match due.filter(|due| sync::now() < *due) {
+            Some(due) => self.hold(state, outputs, due),
+            None => self.settle(state, Phase::Done(outputs)),
+        }
+    }
+
+    /// Members bring contributions to another round; this is the first of them.
+    pub(super) fn gather_again<D: Send + 'static, W: 'static>(
+        &self,
+        (slot, descriptor): (usize, &Arc<Descriptor>),
+        contribution: D,
+    ) {
+        let (mut gathering, mut contribution) =
+            (Gathering::new(self.ranks.len()), Some(contribution));
+        let _ = gathering.put::<D, W>((slot, descriptor), &mut contribution);
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Running) {
+            state.phase = Phase::Gathering(gathering);
+            return;
+        }
+        drop(state);
+        discard(gathering);
+    }
+
+    /// Holds the outputs back. No thread sleeps for it: members that wait sleep until then, and no longer.
+    fn hold(&self, mut state: MutexGuard<'_, State>, outputs: Box<dyn Any + Send>, due: Instant) {
+        state.phase = Phase::Held(outputs);
+        self.due.get_or_init(|| due);
+        self.changed.notify_all();
+    }
+
+    /// Ends the operation if members are missing: work that has begun completes.
+    pub(crate) fn fail_gathering(&self, error: &Error) {
+        let state = self.state.lock();
+        if state.phase.arrivals().is_some() {
+            self.settle(state, Phase::Failed(Box::new(error.clone())));
+        }
+    }
+
+    /// Ends the operation unless it is done: its work panicked, or missed the deadline.
+    pub(crate) fn fail(&self, error: &Error) {
+        let state = self.state.lock();
+        if !matches!(state.phase, Phase::Done(_) | Phase::Failed(_)) {
+            self.settle(state, Phase::Failed(Box::new(error.clone())));
+        }
+    }
+
+    /// Enters a last phase and wakes all members. Contributions are dropped without the lock.
+    fn settle(&self, mut state: MutexGuard<'_, State>, last: Phase) {
+        let former = mem::replace(&mut state.phase, last);
+        self.write_end(&state.phase);
+        self.changed.notify_all();
+        drop(state);
+        discard(former);
+    }
+
+    fn write_end(&self, last: &Phase) {
+        let is_done = matches!(last, Phase::Done(_));
+        // A thread that publishes what was held back may be late: that time is no part of the operation.
+        let due = self.due.get().filter(|_| is_done);
+        let ended = self.origin.until(due.copied().unwrap_or_else(Instant::now));
+        if is_done { self.ending.complete(ended) } else { self.ending.fail(ended) }
+    }
+
+    /// Takes a member's output out of a settled operation.
+    pub(crate) fn take<O: 'static>(&self, slot: usize) -> Result<O, Error> {
+        match &mut self.state.lock().phase {
+            Phase::Done(outputs) => {
+                let outputs = outputs.downcast_mut::<Outputs<O>>();
+                let outputs = outputs.expect("the work makes outputs of this type");
+                Ok(outputs.take(slot).expect("a member waits once"))
+            }
+            Phase::Failed(error) => Err(Error::clone(error)),
+            _ => unreachable!("the operation is settled"),
+        }
+    }
+
+    /// Whether a member sleeps for this operation. It waits until the operation is settled, so it does work that is queued.
+    pub(crate) fn has_sleepers(&self) -> bool {
+        self.state.lock().sleepers > 0
+    }
+
+    /// Wakes up to `useful` members that sleep, to help with the work; the number of them.
+    ///
+    /// A member that its alarm has just woken counts, though it no longer sleeps: it looks for work anyway.
+    pub(crate) fn wake_helpers(&self, useful: usize) -> usize {
+        let state = self.state.lock();
+        let helpers = state.sleepers.min(useful);
+        (0..helpers).for_each(|_| {
+            self.changed.notify_one();
+        });
+        helpers
+    }
+
+    /// Sleeps until something changes or the moment comes. Spurious wakes are possible.
+    pub(crate) fn sleep_until(&self, moment: Instant) {
+        let mut state = self.state.lock();
+        if self.ending.is_written() {
+            return;
+        }
+        let moment = self.due.get().map_or(moment, |due| moment.min(*due));
+        state.sleepers += 1;
+        self.changed.wait_until(&mut state, moment);
+        state.sleepers -= 1;
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("key", &self.key)
+            .field("ranks", &self.ranks)
+            .field("settled", &self.is_settled())
+            .finish_non_exhaustive()
+    }
+}

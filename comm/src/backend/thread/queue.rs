@@ -1,0 +1,184 @@
+//! The work that waits for a thread, and the threads that wait for work. PROTOCOL.md, "Execution".
+//!
+//! Work in the queue is shared: the queue holds an `Arc`, and so does each thread that is claiming blocks. The thread that lets go
+//! last gets the work out of it (`Arc::into_inner`). At that moment no block is being run (CO-1), and every block is done, unless the
+//! operation has failed.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::core::Core;
+use super::operation::Operation;
+use super::queued::Queued;
+use crate::engine::from_now;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::thread::{self, Builder, JoinHandle};
+use crate::sync::{Condvar, Mutex};
+
+/// Operations with blocks that are not claimed, oldest first, and the worker threads.
+#[derive(Default)]
+pub(super) struct Queue {
+    entries: Mutex<Entries>,
+    /// The number of entries: to see that there are none needs no lock.
+    length: AtomicUsize,
+    bell: Condvar,
+    crew: Mutex<Crew>,
+}
+
+/// The worker threads.
+#[derive(Default)]
+struct Crew {
+    /// Their number, once they were asked for.
+    size: Option<usize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Entries {
+    running: VecDeque<Arc<Queued>>,
+    closed: bool,
+    /// Workers that have ended.
+    ended: usize,
+}
+
+impl Queue {
+    /// Starts the workers when they are first needed; how many there are. Fewer than asked for, or none,
+    /// where the system gives no more threads.
+    pub(super) fn workers(&self, core: &Arc<Core>, wanted: usize) -> usize {
+        let mut crew = self.crew.lock();
+        if let Some(size) = crew.size {
+            return size;
+        }
+        let started = (0..wanted).map(|index| start_worker(core, index));
+        let mut refused = None;
+        crew.threads
+            .extend(started.map_while(|thread| thread.map_err(|it| refused = Some(it)).ok()));
+        let size = crew.threads.len();
+        crew.size = Some(size);
+        // A subscriber to warnings may do what it likes: it is called without the lock.
+        drop(crew);
+        if let Some(error) = refused {
+            tracing::warn!(%error, wanted, size, "some worker threads could not be started: the ranks do their work");
+        }
+        size
+    }
+
+    /// Puts work into the queue; the caller is the first thread that holds it.
+    pub(super) fn push(&self, queued: &Arc<Queued>) {
+        let mut entries = self.entries.lock();
+        entries.running.push_back(Arc::clone(queued));
+        self.length.store(entries.running.len(), Ordering::Release);
+    }
+
+    /// Wakes up to `workers` workers that sleep.
+    pub(super) fn wake(&self, workers: usize) {
+        // The lock orders this after a worker's look at the queue and before its sleep, or before its look.
+        let entries = self.entries.lock();
+        (0..workers).for_each(|_| {
+            self.bell.notify_one();
+        });
+        drop(entries);
+    }
+
+    /// Work for a member that waits for `own`: that, if it is here, or else the oldest that calls no code of users, which may hang.
+    /// Workers do that of other operations: there are some, or nothing is queued.
+    pub(super) fn pick(&self, own: &Arc<Operation>) -> Option<Arc<Queued>> {
+        if self.length.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let entries = self.entries.lock();
+        let mine = entries.running.iter().find(|entry| Arc::ptr_eq(entry.running.operation(), own));
+        mine.or_else(|| entries.running.iter().find(|entry| !entry.running.calls_users())).cloned()
+    }
+
+    /// Work for a worker: the oldest. Sleeps while there is none; `None` when the world is gone.
+    fn next(&self) -> Option<Arc<Queued>> {
+        let mut entries = self.entries.lock();
+        loop {
+            if let Some(oldest) = entries.running.front() {
+                return Some(Arc::clone(oldest));
+            }
+            if entries.closed {
+                return None;
+            }
+            self.bell.wait(&mut entries);
+        }
+    }
+
+    /// Takes work out of the queue: all its blocks are claimed. The caller holds a clone of its own, so the one that is dropped
+    /// here is never the last.
+    pub(super) fn remove(&self, queued: &Arc<Queued>) {
+        let mut entries = self.entries.lock();
+        entries.running.retain(|entry| !Arc::ptr_eq(entry, queued));
+        self.length.store(entries.running.len(), Ordering::Release);
+    }
+
+    /// Lets the workers finish what is queued, and joins them. One that hangs in a user's code for longer than
+    /// `patience` is left behind.
+    pub(super) fn close(&self, patience: Duration) {
+        let threads = mem::take(&mut self.crew.lock().threads);
+        // A contribution may own the last handle of the world, and a worker may drop it: it cannot join itself.
+        let own = thread::current().id();
+        let (own, others): (Vec<_>, Vec<_>) =
+            threads.into_iter().partition(|thread| thread.thread().id() == own);
+        drop(own);
+        if !self.all_end(others.len(), patience) {
+            tracing::warn!(
+                ?patience,
+                "a worker thread hangs in the work of an operation, and is abandoned"
+            );
+            return;
+        }
+        for thread in others {
+            // A worker catches the panics of blocks; it has no other way to fail.
+            let _ = thread.join();
+        }
+    }
+
+    /// Whether `workers` workers end, when they are told to, before `patience` is over.
+    fn all_end(&self, workers: usize, patience: Duration) -> bool {
+        let until = from_now(patience);
+        let mut entries = self.entries.lock();
+        entries.closed = true;
+        self.bell.notify_all();
+        while entries.ended < workers {
+            if self.bell.wait_until(&mut entries, until).timed_out() {
+                break;
+            }
+        }
+        entries.ended >= workers
+    }
+}
+
+/// A worker's last word, however it ends.
+struct LastWord(Arc<Core>);
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        let queue = &self.0.queue;
+        queue.entries.lock().ended += 1;
+        queue.bell.notify_all();
+    }
+}
+
+fn start_worker(core: &Arc<Core>, index: usize) -> io::Result<JoinHandle<()>> {
+    let core = Arc::clone(core);
+    let work = move || {
+        let LastWord(core) = &LastWord(core);
+        while let Some(queued) = core.queue.next() {
+            core.help(queued, None);
+        }
+    };
+    Builder::new().name(format!("hsdp-worker-{index}")).spawn(work)
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = self.length.load(Ordering::Relaxed);
+        f.debug_struct("Queue").field("length", &length).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,183 @@
+//! The state that a rank shows to the others: its step, its waits, its bytes.
+
+use std::sync::Arc;
+use std::sync::atomic as std_atomic;
+
+use crossbeam::utils::CachePadded;
+
+use super::operation::Operation;
+use crate::Descriptor;
+use crate::flight::Recorder;
+use crate::ledger::Ledger;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, thread_local};
+
+/// The public state of one rank. The rank writes it; threads that name the rank in an error read it.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    /// Bytes and calls of this rank.
+    pub(crate) ledger: Ledger,
+    /// Its last operations.
+    pub(crate) flight: Recorder,
+    standing: CachePadded<Standing>,
+    last: Mutex<Option<Arc<Descriptor>>>,
+    /// The threads that do not go on, each with the operation without which it does not.
+    blocked_on: Mutex<Vec<(u64, Arc<Operation>)>>,
+}
+
+/// Fields that are read with each operation and rarely written: apart in memory from those that each operation writes.
+#[derive(Debug, Default)]
+struct Standing {
+    step: AtomicU64,
+    epoch: AtomicU64,
+    left: AtomicBool,
+    /// How many epochs it has said to bring nothing more to: of a rank that shares no memory with this one.
+    stopped: AtomicU64,
+    /// The thread that has issued all operations of the rank so far; [`NONE`] or [`SEVERAL`].
+    issuer: AtomicU64,
+}
+
+/// Nothing was issued.
+const NONE: u64 = 0;
+/// More than one thread has issued.
+const SEVERAL: u64 = u64::MAX;
+
+thread_local! {
+    /// The number of this thread: from 1, never used again.
+    static THREAD: u64 = {
+        // Of std under a model, too: it outlives the world, and orders nothing.
+        static THREADS: std_atomic::AtomicU64 = std_atomic::AtomicU64::new(NONE);
+        THREADS.fetch_add(1, Ordering::Relaxed) + 1
+    };
+}
+
+fn this_thread() -> u64 {
+    THREAD.with(|thread| *thread)
+}
+
+/// While it lives, a thread of the rank does not go on without an operation.
+pub(super) struct Blocked<'a> {
+    record: &'a Record,
+    thread: u64,
+    operation: &'a Arc<Operation>,
+}
+
+impl Record {
+    pub(crate) fn new(flight: Recorder) -> Self {
+        Self { flight, ..Self::default() }
+    }
+
+    pub(crate) fn step(&self) -> u64 {
+        self.standing.step.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_step(&self, step: u64) {
+        self.standing.step.store(step, Ordering::Relaxed);
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.standing.epoch.load(Ordering::Acquire)
+    }
+
+    /// Goes on to the epoch after `from`, unless another thread of the rank already did.
+    pub(crate) fn advance_epoch(&self, from: u64) {
+        let _ = self.standing.epoch.compare_exchange(
+            from,
+            from + 1,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+    }
+
+    /// Notes what a rank that shares no memory with this one says that it has issued; whether it has gone on to another epoch.
+    pub(crate) fn hear(&self, descriptor: &Arc<Descriptor>, step: u64) -> bool {
+        self.set_step(step);
+        let previous = self.last.lock().replace(Arc::clone(descriptor));
+        drop(previous);
+        self.standing.epoch.fetch_max(descriptor.epoch, Ordering::AcqRel) < descriptor.epoch
+    }
+
+    /// It has said that it brings nothing more to `epoch`; whether that can be: it says so of one after the other.
+    pub(crate) fn stop(&self, epoch: u64) -> bool {
+        let stopped = self.standing.stopped.load(Ordering::Acquire);
+        if epoch == stopped {
+            self.standing.stopped.store(epoch + 1, Ordering::Release);
+        }
+        epoch <= stopped
+    }
+
+    /// Whether it has said so.
+    pub(crate) fn has_stopped(&self, epoch: u64) -> bool {
+        epoch < self.standing.stopped.load(Ordering::Acquire)
+    }
+
+    /// The operation that the rank issued last.
+    pub(crate) fn last(&self) -> Option<Arc<Descriptor>> {
+        self.last.lock().clone()
+    }
+
+    /// Notes what this thread is about to issue for the rank.
+    pub(crate) fn enter(&self, descriptor: &Arc<Descriptor>) {
+        self.note_issuer(this_thread());
+        let previous = self.last.lock().replace(Arc::clone(descriptor));
+        drop(previous);
+    }
+
+    /// Before the operation is issued: a thread that sees its members arrive sees this, too.
+    fn note_issuer(&self, thread: u64) {
+        let known = self.standing.issuer.load(Ordering::Relaxed);
+        if known == thread || known == SEVERAL {
+            return;
+        }
+        let first = self.standing.issuer.compare_exchange(
+            NONE,
+            thread,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        if first.is_err_and(|known| known != thread) {
+            self.standing.issuer.store(SEVERAL, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn has_left(&self) -> bool {
+        self.standing.left.load(Ordering::Acquire)
+    }
+
+    /// Marks the rank as gone; whether it was there until now.
+    pub(crate) fn leave(&self) -> bool {
+        !self.standing.left.swap(true, Ordering::AcqRel)
+    }
+
+    /// Notes that a thread of the rank waits for `operation`, or does its work.
+    pub(super) fn block_on<'a>(&'a self, operation: &'a Arc<Operation>) -> Blocked<'a> {
+        let thread = this_thread();
+        self.blocked_on.lock().push((thread, Arc::clone(operation)));
+        Blocked { record: self, thread, operation }
+    }
+
+    /// The operations without which its threads do not go on; none if it is busy with something else, or hangs there.
+    pub(super) fn blocked_on(&self) -> Vec<Arc<Operation>> {
+        self.blocked_on.lock().iter().map(|(_, operation)| Arc::clone(operation)).collect()
+    }
+
+    /// The operation without which the only thread does not go on that has issued for this rank; `None` if it does, or
+    /// there are several.
+    pub(crate) fn issuer_blocked_on(&self) -> Option<Arc<Operation>> {
+        let issuer = self.standing.issuer.load(Ordering::Acquire);
+        let blocked_on = self.blocked_on.lock();
+        let (_, operation) = blocked_on.iter().find(|(thread, _)| *thread == issuer)?;
+        Some(Arc::clone(operation))
+    }
+}
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        let mut blocked_on = self.record.blocked_on.lock();
+        let own = blocked_on.iter().position(|(thread, operation)| {
+            *thread == self.thread && Arc::ptr_eq(operation, self.operation)
+        });
+        // Never the last clone: the thread has one of its own.
+        drop(own.map(|own| blocked_on.swap_remove(own)));
+    }
+}

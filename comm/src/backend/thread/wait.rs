@@ -1,0 +1,205 @@
+//! A member waits for its output: it helps while there is work, stays awake for a moment, then sleeps.
+//! PROTOCOL.md, "Waiting".
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hsdp_sharding::Rank;
+
+use super::core::{Access, Core, Member};
+use super::operation::Operation;
+use super::running::in_work;
+use crate::engine::{Alarm, Clock, from_now};
+use crate::flight::EntryNumber;
+use crate::sync::{hint, thread};
+use crate::{Descriptor, Error};
+
+/// A member's claim on its output of one operation.
+pub(crate) struct Ticket {
+    core: Arc<Access>,
+    operation: Arc<Operation>,
+    descriptor: Arc<Descriptor>,
+    rank: Rank,
+    slot: usize,
+    entry: EntryNumber,
+}
+
+impl Ticket {
+    pub(super) fn new(
+        member: Member<'_>,
+        operation: Arc<Operation>,
+        descriptor: Arc<Descriptor>,
+    ) -> Self {
+        let Member { access, rank, site, entry } = member;
+        Self { core: Arc::clone(access), operation, descriptor, rank, slot: site.slot, entry }
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.operation.is_settled()
+    }
+
+    pub(crate) fn operation(&self) -> &Arc<Operation> {
+        &self.operation
+    }
+
+    pub(crate) fn descriptor(&self) -> &Arc<Descriptor> {
+        &self.descriptor
+    }
+
+    /// Waits until the operation is settled, by completion, deadline or abort.
+    pub(crate) fn wait<O: 'static>(self) -> Result<O, Error> {
+        if in_work() {
+            return Err(Error::Reentrant { op: self.descriptor.op, rank: self.rank });
+        }
+        if !self.is_settled() {
+            self.core.record(self.rank).flight.wait(self.entry);
+            let Descriptor { op, channel, tag, .. } = &*self.descriptor;
+            let unit = tag.unit.map(|unit| unit.get());
+            let span = tracing::trace_span!("wait", %op, %channel, unit, step = tag.step, microbatch = tag.microbatch);
+            span.in_scope(|| self.await_settled());
+        }
+        self.core.record(self.rank).flight.close(self.entry);
+        self.operation.take(self.slot)
+    }
+
+    /// Waits for the operations that stand in line before it, and then for the operation itself.
+    fn await_settled(&self) {
+        let ahead = || self.core.office()?.ahead_of(&self.operation);
+        while let Some((operation, descriptor)) = ahead() {
+            Waiting {
+                core: &self.core,
+                rank: self.rank,
+                operation: &operation,
+                descriptor: &descriptor,
+            }
+            .until_settled();
+        }
+        let (operation, descriptor) = (&self.operation, &self.descriptor);
+        Waiting { core: &self.core, rank: self.rank, operation, descriptor }.until_settled();
+    }
+}
+
+/// A rank that waits for an operation.
+struct Waiting<'a> {
+    core: &'a Access,
+    rank: Rank,
+    operation: &'a Arc<Operation>,
+    descriptor: &'a Arc<Descriptor>,
+}
+
+impl Waiting<'_> {
+    fn until_settled(&self) {
+        let mut wakefulness = Wakefulness::of(self.core);
+        let mut clock = Clock::start(self.core.options());
+        let mut late = Vec::new();
+        let _blocked = self.core.record(self.rank).block_on(self.operation);
+        while !self.operation.is_settled() {
+            match clock.alarm() {
+                Alarm::None(left) => self.help_or_rest(&mut clock, &mut wakefulness, left),
+                Alarm::Late(lateness) => late = self.warn(lateness).unwrap_or(late),
+                Alarm::Circle => self.core.end_if_circle(self.rank, self.operation),
+                // If members came in at the last moment, their work is waited for once more.
+                Alarm::Deadline => self.core.end_late(self.operation, self.descriptor),
+            }
+        }
+        if !late.is_empty() && self.operation.failure().is_none() {
+            self.welcome(&late, clock.waited());
+        }
+    }
+
+    /// Does some work, stays awake for a moment, or sleeps for at most `rest`.
+    fn help_or_rest(&self, clock: &mut Clock, wakefulness: &mut Wakefulness, rest: Duration) {
+        if let Some(running) = self.core.queue.pick(self.operation) {
+            self.core.help(running, Some(self.operation));
+            clock.has_worked();
+        } else if self.core.office().is_some_and(|office| office.hear()) {
+            clock.has_worked();
+        } else if !wakefulness.stay_awake() {
+            let is_left_alone = self.core.office().is_some_and(|office| office.is_left_alone());
+            let rest = if is_left_alone { rest.min(LISTENING) } else { rest };
+            self.core.sleep_on(self.operation, from_now(rest));
+        }
+    }
+
+    /// Names the missing members, so long after the wait began (none, if the work takes so long), and the culprit: a missing member may
+    /// itself wait for another.
+    fn warn(&self, lateness: Duration) -> Option<Vec<u32>> {
+        let attendance = self.operation.attendance();
+        let missing = attendance.map_or(Vec::new(), |attendance| attendance.missing);
+        let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
+        let culprit = self.core.culprit(self.operation).map(Rank::get);
+        let (rank, step, operation) =
+            (self.rank.get(), self.core.record(self.rank).step(), self.descriptor);
+        if missing.is_empty() {
+            tracing::warn!(rank, step, %operation, culprit, ?lateness, "the work of an operation takes long");
+            return None;
+        }
+        tracing::warn!(rank, step, %operation, ?missing, culprit, ?lateness, "ranks are late");
+        Some(missing)
+    }
+
+    /// Reports that late members have arrived, and how late they were.
+    fn welcome(&self, late: &[u32], lateness: Duration) {
+        let (rank, step, operation) =
+            (self.rank.get(), self.core.record(self.rank).step(), self.descriptor);
+        tracing::info!(rank, step, %operation, ?late, ?lateness, "ranks that were late have arrived");
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket")
+            .field("rank", &self.rank)
+            .field("descriptor", &self.descriptor)
+            .field("settled", &self.is_settled())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The longest sleep of a thread that alone receives the messages of other ranks.
+const LISTENING: Duration = Duration::from_millis(1);
+
+/// Moments for which a waiting thread stays awake where each rank has a core: some microseconds, or longer if others take the core
+/// that it offers.
+const MOMENTS: u32 = 64;
+
+/// Of these, the last ones, in which it offers its core to others.
+const YIELDING: u32 = 58;
+
+/// The same where ranks share cores: it only offers its core. The rank that is waited for may run there, and then no thread needs to be put to
+/// sleep and woken, which takes the system far longer.
+///
+/// A model has none of them: each adds turns to a schedule, and hides the moment between a look at the queue and the sleep.
+const SHARED_MOMENTS: u32 = if cfg!(shuttle) { 0 } else { 16 };
+
+/// How much longer a waiting thread stays awake before it sleeps.
+struct Wakefulness {
+    moments: u32,
+}
+
+impl Wakefulness {
+    /// With a core for each rank a wait is worth some microseconds of spinning: a sleeper needs as long to wake.
+    /// Otherwise the rank that is waited for may need this very core.
+    fn of(core: &Core) -> Self {
+        let has_own_core = core.has_a_core_for_each();
+        Self { moments: if has_own_core { MOMENTS } else { SHARED_MOMENTS } }
+    }
+
+    /// Passes a moment awake; `false` when it is time to sleep.
+    ///
+    /// There may be a core for each rank, and the system have put two on one all the same, where something else has the
+    /// other: a thread that has no answer at once lets the rank run that it waits for.
+    fn stay_awake(&mut self) -> bool {
+        if self.moments == 0 {
+            return false;
+        }
+        self.moments -= 1;
+        if self.moments < YIELDING {
+            thread::yield_now();
+        } else {
+            (0..8).for_each(|_| hint::spin_loop());
+        }
+        true
+    }
+}

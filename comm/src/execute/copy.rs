@@ -1,0 +1,141 @@
+//! Operations that move elements as they are: all_gather, broadcast, gather, scatter, all_to_all.
+
+use hsdp_kernels::{DisjointVec, Element, copy_past_caches};
+
+use super::exchange::{Exchange, Source};
+use super::{BLOCK_BYTES, Meter, Outputs, PAST_CACHES, Work, blocks_of, one_length, take};
+
+/// Consecutive elements of one member, and where they go.
+#[derive(Clone, Copy, Debug)]
+struct Move {
+    /// The slot of the member that gives.
+    from: usize,
+    /// The first element in its source.
+    start: usize,
+    /// How many.
+    len: usize,
+    /// The members that take it.
+    to: To,
+    /// Where they begin in a taker's target.
+    at: usize,
+}
+
+/// The members that take elements.
+#[derive(Clone, Copy, Debug)]
+enum To {
+    /// The member in this slot.
+    One(usize),
+    /// Every member that has a target.
+    All,
+}
+
+/// Moves of elements. No two moves to one member overlap in its target.
+pub(crate) struct Copies<T> {
+    /// By slot.
+    sources: Vec<Source<T>>,
+    targets: Vec<Option<DisjointVec<T>>>,
+    moves: Vec<Move>,
+    /// How elements are written.
+    copy: fn(&mut [T], &[T]),
+}
+
+impl<T: Element> Copies<T> {
+    /// Every member's source goes to every target, in member order.
+    ///
+    /// # Errors
+    /// If the sources differ in length: their moves would overlap.
+    pub(crate) fn to_all(members: Vec<Exchange<T>>) -> Result<Self, String> {
+        let (count, len) = (members.len(), one_length(members.iter().map(|it| it.source.len()))?);
+        let whole = |from| Move { from, start: 0, len, to: To::All, at: from * len };
+        Ok(Self::of(members, (0..count).map(whole)))
+    }
+
+    /// The root's source goes to every target.
+    pub(crate) fn from_root(members: Vec<Exchange<T>>, root: usize) -> Self {
+        let len = members[root].source.len();
+        let moves = [Move { from: root, start: 0, len, to: To::All, at: 0 }];
+        Self::of(members, moves)
+    }
+
+    /// The root's source is dealt out to the members' targets, `part` elements each.
+    pub(crate) fn dealt_by(members: Vec<Exchange<T>>, root: usize, part: usize) -> Self {
+        let deal = |to| Move { from: root, start: to * part, len: part, to: To::One(to), at: 0 };
+        let moves = (0..members.len()).map(deal);
+        Self::of(members, moves)
+    }
+
+    /// Every member's source is dealt out to all targets, `counts[from][to]` elements from one to another; each
+    /// target takes its parts in member order.
+    pub(crate) fn split(members: Vec<Exchange<T>>, counts: &[Vec<usize>]) -> Self {
+        let mut filled = vec![0; members.len()];
+        let mut moves = Vec::with_capacity(members.len() * members.len());
+        for (from, counts) in counts.iter().enumerate() {
+            let mut start = 0;
+            for (to, &len) in counts.iter().enumerate() {
+                moves.push(Move { from, start, len, to: To::One(to), at: filled[to] });
+                start += len;
+                filled[to] += len;
+            }
+        }
+        Self::of(members, moves)
+    }
+
+    /// CO-2 rests on the four above: the moves to one target do not overlap in it.
+    fn of(members: Vec<Exchange<T>>, moves: impl IntoIterator<Item = Move>) -> Self {
+        let cut = |it: Move| {
+            let parts = blocks_of(0..it.len, BLOCK_BYTES / size_of::<T>());
+            parts.map(move |part| Move {
+                start: it.start + part.start,
+                len: part.len(),
+                at: it.at + part.start,
+                ..it
+            })
+        };
+        let moves = moves.into_iter().flat_map(cut).collect();
+        let disjoint = |it: Exchange<T>| (it.source, it.target.map(DisjointVec::from));
+        let (sources, targets) = members.into_iter().map(disjoint).unzip();
+        let mut work = Self { sources, targets, moves, copy: <[T]>::copy_from_slice };
+        if work.bytes() > PAST_CACHES {
+            work.copy = copy_past_caches;
+        }
+        work
+    }
+
+    fn copy(&self, it: Move, to: usize) {
+        let Some(target) = &self.targets[to] else { return };
+        let source = &self.sources[it.from].elements()[it.start..it.start + it.len];
+        // SAFETY: CO-2, moves to one target do not overlap, and each is run once.
+        let target = unsafe { take(target, it.at..it.at + it.len) };
+        (self.copy)(target, source);
+    }
+}
+
+impl<T: Element> Work for Copies<T> {
+    type Output = Exchange<T>;
+
+    fn blocks(&self) -> usize {
+        self.moves.len()
+    }
+
+    fn bytes(&self) -> usize {
+        let takers = |to| match to {
+            To::One(_) => 1,
+            To::All => self.targets.iter().flatten().count(),
+        };
+        self.moves.iter().map(|it| it.len * takers(it.to) * size_of::<T>()).sum()
+    }
+
+    fn run(&self, block: usize, _meter: &Meter<'_>) {
+        let it = self.moves[block];
+        match it.to {
+            To::One(to) => self.copy(it, to),
+            To::All => (0..self.targets.len()).for_each(|to| self.copy(it, to)),
+        }
+    }
+
+    fn finish(self) -> Outputs<Exchange<T>> {
+        let filled = self.targets.into_iter().map(|target| target.map(DisjointVec::into_vec));
+        let members = self.sources.into_iter().zip(filled);
+        members.map(|(source, target)| Exchange::done(source, target)).collect()
+    }
+}

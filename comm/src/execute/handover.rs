@@ -1,0 +1,79 @@
+//! Operations that pass whole vectors on without copying them: permute, send and recv, barrier.
+
+use hsdp_kernels::Element;
+
+use super::{Meter, Outputs, Work};
+
+/// The contribution to a permutation.
+pub(crate) struct Handing<T> {
+    /// The slot of the member that gets it, if any does.
+    pub(crate) destination: Option<usize>,
+    /// The slot of the member that gives to this one, once that is known: only where members share no memory.
+    pub(crate) giver: Option<usize>,
+    pub(crate) values: Vec<T>,
+}
+
+/// Vectors that change hands.
+pub(crate) struct Handover<T> {
+    values: Vec<Vec<T>>,
+    /// For each member, the slot of the one whose vector it gets.
+    sources: Vec<Option<usize>>,
+    /// Elements of a vector that no member gives.
+    zeros: usize,
+}
+
+impl<T: Element> Handover<T> {
+    /// Member `i` gets the vector of member `sources[i]`, or `zeros` zeros. No source is named twice.
+    pub(crate) fn new(values: Vec<Vec<T>>, sources: Vec<Option<usize>>, zeros: usize) -> Self {
+        Self { values, sources, zeros }
+    }
+}
+
+impl<T: Element> Work for Handover<T> {
+    type Output = Vec<T>;
+
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn run(&self, _block: usize, meter: &Meter<'_>) {
+        for (to, from) in self.sources.iter().enumerate() {
+            if let Some(from) = *from {
+                meter.received(to, from, self.values[from].len(), size_of::<T>());
+            }
+        }
+    }
+
+    fn finish(mut self) -> Outputs<Vec<T>> {
+        let take = |source: &Option<usize>| match *source {
+            Some(source) => std::mem::take(&mut self.values[source]),
+            None => bytemuck::zeroed_vec(self.zeros),
+        };
+        self.sources.iter().map(take).collect()
+    }
+}
+
+/// A barrier: there is nothing to do but to be there.
+pub(crate) struct Barrier(pub(crate) usize);
+
+impl Work for Barrier {
+    type Output = ();
+
+    fn blocks(&self) -> usize {
+        0
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn run(&self, _block: usize, _meter: &Meter<'_>) {}
+
+    fn finish(self) -> Outputs<()> {
+        (0..self.0).map(|_| ()).collect()
+    }
+}

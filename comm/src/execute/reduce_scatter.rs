@@ -1,0 +1,65 @@
+//! The operation that combines the members' elements and of which each gets its part: reduce_scatter.
+
+use std::ops::Range;
+
+use hsdp_kernels::{DisjointVec, Element};
+
+use super::exchange::{Exchange, Source};
+use super::reduce::combine;
+use super::{BLOCK_BYTES, Meter, Outputs, PerMember, Work, one_length, owned_blocks, take};
+use crate::Reduction;
+
+/// A reduction of which each member gets its part.
+pub(crate) struct ReduceScatter<T> {
+    sources: Vec<Source<T>>,
+    targets: Vec<DisjointVec<T>>,
+    reduction: Reduction,
+    /// The slots that combine, and the elements of their parts. They cover all parts once.
+    blocks: Vec<(usize, Range<usize>)>,
+}
+
+impl<T: Element> ReduceScatter<T> {
+    /// # Errors
+    /// If the targets differ in length, or a source is not as long as all of them together.
+    pub(crate) fn new(members: Vec<Exchange<T>>, reduction: Reduction) -> Result<Self, String> {
+        let target_len = |it: &Exchange<T>| it.target.as_ref().map_or(0, Vec::len);
+        let part = one_length(members.iter().map(target_len))?;
+        let whole = one_length(members.iter().map(|it| it.source.len()))?;
+        if whole != part * members.len() {
+            return Err(format!("{whole} elements cannot be {} parts of {part}", members.len()));
+        }
+        let owned = (0..members.len()).map(|owner| (owner, 0..part));
+        let blocks = owned_blocks(owned, BLOCK_BYTES / size_of::<T>());
+        let disjoint = |it: Exchange<T>| (it.source, it.target.unwrap_or_default().into());
+        let (sources, targets) = members.into_iter().map(disjoint).unzip();
+        Ok(Self { sources, targets, reduction, blocks })
+    }
+}
+
+impl<T: Element> Work for ReduceScatter<T> {
+    type Output = Exchange<T>;
+
+    fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.sources[0].len() * size_of::<T>()
+    }
+
+    fn run(&self, block: usize, _meter: &Meter<'_>) {
+        let (owner, range) = &self.blocks[block];
+        // SAFETY: CO-2, blocks of one target do not overlap, and each is run once.
+        let target = unsafe { take(&self.targets[*owner], range.clone()) };
+        let start = owner * self.targets[*owner].len() + range.start;
+        let sources = self.sources.iter().map(Source::elements);
+        let sources: PerMember<&[T]> = sources.map(|it| &it[start..start + range.len()]).collect();
+        combine(self.reduction, target, &sources);
+    }
+
+    fn finish(self) -> Outputs<Exchange<T>> {
+        let targets = self.targets.into_iter().map(DisjointVec::into_vec);
+        let members = self.sources.into_iter().zip(targets);
+        members.map(|(source, target)| Exchange::done(source, Some(target))).collect()
+    }
+}

@@ -1,0 +1,399 @@
+//! CO-2: the blocks of a work are a partition of what it writes.
+
+use std::collections::BTreeMap;
+
+use hsdp_kernels::{Fold, GradientValues, HostBuffer, SharedBuffer, Wire, cast};
+use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
+
+use super::*;
+use crate::{Counts, GroupId, Reduction, Scaling, Tag};
+
+/// How often each of `len` elements is covered.
+fn coverage(len: usize, ranges: impl Iterator<Item = Range<usize>>) -> Vec<u32> {
+    let mut covered = vec![0; len];
+    ranges.flatten().for_each(|place| covered[place] += 1);
+    covered
+}
+
+#[test]
+fn blocks_are_a_partition() {
+    for (len, block) in [(0, 4), (1, 4), (4, 4), (5, 4), (1000, 7)] {
+        let blocks: Vec<_> = blocks_of(3..3 + len, block).collect();
+        assert!(blocks.iter().all(|it| !it.is_empty() && it.len() <= block));
+        let covered = coverage(len + 3, blocks.into_iter());
+        assert_eq!(covered[3..], vec![1; len]);
+        assert_eq!(covered[..3], [0; 3]);
+    }
+}
+
+#[test]
+fn pieces_in_blocks_cover_every_parameter_once() {
+    let unit = Unit::new("unit")
+        .param(Param::new("a", [37, 19]))
+        .param(Param::new("b", [1]))
+        .param(Param::new("c", [211]).frozen())
+        .param(Param::new("d", [40, 50]).rows(8));
+    for (shards, block) in [(1, 64), (3, 32), (3, 1000), (8, 17)] {
+        let layout = UnitLayout::new(&unit, shards).expect("a layout");
+        let mut parts: Vec<Vec<Range<usize>>> = vec![Vec::new(); layout.params().len()];
+        for shard in 0..shards {
+            let pieces: Vec<Piece> = layout.pieces(shard).collect();
+            for range in blocks_of(0..layout.shard_len(), block) {
+                for (param, place, part) in pieces_in(pieces.iter().copied(), range.clone()) {
+                    assert!(range.start <= place.start && place.end <= range.end);
+                    assert_eq!(place.len(), part.len());
+                    parts[param].push(part);
+                }
+            }
+        }
+        for (slot, parts) in layout.params().iter().zip(parts) {
+            assert_eq!(coverage(slot.len, parts.into_iter()), vec![1; slot.len], "{}", slot.name);
+        }
+    }
+}
+
+/// What the blocks that run on this thread take.
+pub(super) mod taken {
+    use std::cell::RefCell;
+    use std::ops::Range;
+
+    /// A range of an output: where that lies, and how many elements it has.
+    pub(in super::super) type Taken = (usize, usize, Range<usize>);
+
+    thread_local! {
+        static TAKEN: RefCell<Vec<Taken>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(in super::super) fn note<O>(output: &O, len: usize, range: &Range<usize>) {
+        let taken = (std::ptr::from_ref(output).addr(), len, range.clone());
+        TAKEN.with_borrow_mut(|all| all.push(taken));
+    }
+
+    /// All that was taken since the last call.
+    pub(super) fn all() -> Vec<Taken> {
+        TAKEN.take()
+    }
+}
+
+/// Runs every block, and checks that they take each element of each of `outputs` outputs once: a partition, of which
+/// no two slices overlap, be they of one block or of two. What the members get.
+fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Output> {
+    let ranks: Vec<Rank> = vec![Rank::new(0); 40];
+    let readers: Vec<_> = ranks.iter().map(|_| AtomicUsize::new(0)).collect();
+    let descriptor = descriptor();
+    let meter = Meter::new(&[], &ranks, &descriptor, &readers);
+    drop(taken::all());
+    // Backwards: the order of blocks is nobody's business.
+    (0..work.blocks()).rev().for_each(|block| work.run(block, &meter));
+    let mut ranges: BTreeMap<usize, (usize, Vec<Range<usize>>)> = BTreeMap::new();
+    for (output, len, range) in taken::all() {
+        ranges.entry(output).or_insert((len, Vec::new())).1.push(range);
+    }
+    assert_eq!(ranges.len(), outputs, "the outputs that blocks take from");
+    for (len, ranges) in ranges.into_values() {
+        assert_eq!(coverage(len, ranges.into_iter()), vec![1; len]);
+    }
+    assert!(readers.iter().all(|it| it.load(Ordering::Relaxed) == 0), "nobody reads any more");
+    work.finish().0.into_iter().flatten().collect()
+}
+
+fn scaled(values: Vec<Vec<f32>>, scaling: Scaling) -> Result<AllReduceScaled, String> {
+    AllReduceScaled::new(values.into_iter().map(Scaled).collect(), scaling)
+}
+
+fn assert_all_ones(full: &[Vec<HostBuffer>]) {
+    let buffers = full.iter().flat_map(|targets| targets.iter());
+    assert!(buffers.flat_map(|it| it.values().to_f32()).all(|it| it == 1.0));
+}
+
+fn descriptor() -> Descriptor {
+    Descriptor {
+        group: GroupId::of(&[], Channel::User),
+        channel: Channel::User,
+        epoch: 0,
+        sequence: 0,
+        op: Op::Barrier,
+        reduction: None,
+        dtype: None,
+        counts: Counts::Each(0),
+        root: None,
+        peer: None,
+        scaling: None,
+        tag: Tag::default(),
+    }
+}
+
+/// Elements of several blocks, of any type; no number of members divides them.
+const LEN: usize = 50_001;
+
+fn exchanges(lens: [(usize, Option<usize>); 3]) -> Vec<Exchange<u32>> {
+    let exchange = |(source, target): (usize, Option<usize>)| Exchange {
+        source: Source::Given(vec![1; source]),
+        target: target.map(|len| vec![0; len]),
+    };
+    lens.map(exchange).into()
+}
+
+fn all_ones(outputs: Vec<Exchange<u32>>) -> bool {
+    outputs.into_iter().flat_map(Vec::from).all(|element| element == 1)
+}
+
+#[test]
+fn every_block_that_copies_takes_elements_of_its_own() {
+    let everybody = exchanges([(LEN, Some(3 * LEN)); 3]);
+    let everybody = partition(Copies::to_all(everybody).expect("one length"), 3);
+    assert!(all_ones(everybody));
+    let root_only = exchanges([(LEN, None), (LEN, Some(3 * LEN)), (LEN, None)]);
+    let gathered = partition(Copies::to_all(root_only).expect("one length"), 1);
+    let gathered: Vec<Option<Vec<u32>>> = gathered.into_iter().map(Option::from).collect();
+    assert_eq!(gathered, [None, Some(vec![1; 3 * LEN]), None]);
+    let broadcast = exchanges([(0, Some(LEN)), (LEN, None), (0, Some(LEN))]);
+    assert!(all_ones(partition(Copies::from_root(broadcast, 1), 2)));
+    let scattered = exchanges([(3 * LEN, Some(LEN)), (0, Some(LEN)), (0, Some(LEN))]);
+    assert!(all_ones(partition(Copies::dealt_by(scattered, 0, LEN), 3)));
+    let counts = [vec![0, LEN, 5], vec![7, 20_000, 1], vec![LEN, 3, 0]];
+    let split =
+        exchanges([(LEN + 5, Some(LEN + 7)), (20_008, Some(LEN + 20_003)), (LEN + 3, Some(6))]);
+    assert!(all_ones(partition(Copies::split(split, &counts), 3)));
+}
+
+/// What members of a reduce bring: the last is the root, and the second lends what it brings.
+fn at_root_two(len: usize) -> Vec<Exchange<u32>> {
+    let ones = || vec![1; len];
+    vec![
+        Exchange { source: Source::Given(ones()), target: None },
+        Exchange { source: Source::Lent(ones()), target: None },
+        Exchange { source: Source::nothing(), target: Some(ones()) },
+    ]
+}
+
+#[test]
+fn what_is_lent_comes_back_and_what_is_given_is_dropped() {
+    let reduced = partition(Reduce::new(at_root_two(5), Reduction::Sum, 2).expect("they fit"), 3);
+    let left: Vec<usize> = reduced.iter().map(|it| it.source.len()).collect();
+    assert_eq!(left, [0, 5, 0]);
+    let mut members = exchanges([(6, Some(2)); 3]);
+    members[1].source = Source::Lent(vec![1; 6]);
+    let scattered = ReduceScatter::new(members, Reduction::Sum).expect("they fit");
+    let left: Vec<usize> = partition(scattered, 3).iter().map(|it| it.source.len()).collect();
+    assert_eq!(left, [0, 6, 0]);
+    let mut members = exchanges([(2, Some(6)); 3]);
+    members[2].source = Source::Lent(vec![1; 2]);
+    let gathered = Copies::to_all(members).expect("they fit");
+    let left: Vec<usize> = partition(gathered, 3).iter().map(|it| it.source.len()).collect();
+    assert_eq!(left, [0, 0, 2]);
+}
+
+#[test]
+fn every_block_that_combines_takes_elements_of_its_own() {
+    let values = || vec![vec![1_u32; LEN]; 3];
+    let sum = Reduction::Sum;
+    let everybody = ReduceInPlace::new(values(), sum, Receivers::All).expect("one length");
+    assert_eq!(partition(everybody, 3), vec![vec![3; LEN]; 3]);
+    let root = ReduceInPlace::new(values(), sum, Receivers::Root(1)).expect("one length");
+    assert_eq!(partition(root, 3)[1], vec![3; LEN]);
+    let root_only = Reduce::new(at_root_two(LEN), sum, 2).expect("one length");
+    let reduced = partition(root_only, 3).into_iter().map(Option::from);
+    assert_eq!(reduced.collect::<Vec<_>>(), [None, None, Some(vec![3; LEN])]);
+    let parts = exchanges([(3 * LEN, Some(LEN)); 3]);
+    let scattered = partition(ReduceScatter::new(parts, sum).expect("they fit"), 3);
+    assert!(scattered.into_iter().map(Vec::from).all(|part| part == vec![3; LEN]));
+    let scaling = Scaling::on(Wire::BF16);
+    let scaled = scaled(vec![vec![1.0; LEN]; 3], scaling).expect("one length");
+    assert_eq!(partition(scaled, 3), vec![vec![3.0; LEN]; 3]);
+}
+
+#[test]
+fn every_block_of_a_unit_takes_elements_of_its_own() {
+    let unit = Unit::new("unit")
+        .param(Param::new("straddles", [37, 1900]))
+        .param(Param::new("one", [1]))
+        .param(Param::new("frozen", [211]).frozen())
+        .param(Param::new("rows", [40, 50]).rows(8));
+    let layout = Arc::new(UnitLayout::new(&unit, 3).expect("a layout"));
+    let gather = |_| UnitGatherDeposit {
+        layout: Arc::clone(&layout),
+        shard: Arc::new(vec![1.0; layout.shard_len()]).into(),
+        targets: layout.params().iter().map(|it| HostBuffer::from(vec![0.0_f32; it.len])).collect(),
+    };
+    let work = UnitGather::new((0..3).map(gather).collect()).expect("one layout");
+    assert_all_ones(&partition(work, 12));
+
+    let gradient = |it: &ParamSlot| -> Option<Arc<dyn GradientValues>> {
+        (it.role == Role::Trainable).then(|| Arc::new(vec![1.0_f32; it.len]) as _)
+    };
+    let reduce = |_| UnitReduceDeposit {
+        layout: Arc::clone(&layout),
+        gradients: layout.params().iter().map(gradient).collect(),
+        partial: vec![0.0; layout.trainable().shard_len],
+        fold: Fold::Add,
+        packed: Vec::new(),
+    };
+    let scaling = Scaling::on(Wire::F32);
+    let deposits = (0..3).map(reduce).collect();
+    let work = UnitReduce::new(deposits, scaling);
+    let partials = partition(work.expect("one layout"), 3);
+    let sum: f32 = partials.iter().flat_map(|reduced| &reduced.partial).sum();
+    assert_eq!(sum, 3.0 * (37.0 * 1900.0 + 1.0 + 2000.0), "padding stays zero");
+}
+
+/// Numbers that differ from their neighbours', and that every dtype has.
+fn numbers(len: usize, dtype: DType) -> HostBuffer {
+    let mut numbers = HostBuffer::zeros(dtype, len).expect("real");
+    let distinct: Vec<f32> = (0..len).map(|index| ((index * 7 + len) % 251) as f32).collect();
+    cast(numbers.values_mut(), &distinct);
+    numbers
+}
+
+/// What a member has of whole parameters.
+fn shard(layout: &UnitLayout, full: &[HostBuffer], member: usize) -> SharedBuffer {
+    let mut shard = HostBuffer::zeros(full[0].dtype(), layout.shard_len()).expect("real");
+    for piece in layout.pieces(member) {
+        let source = full[piece.param].values().slice(piece.param_range());
+        shard.values_mut().slice(piece.shard_range()).copy_from(source);
+    }
+    shard.into()
+}
+
+/// A unit of many members of which shards share blocks: they are put together, of what can be trained and of what is frozen.
+///
+/// Whether it is so large that it is written past the caches.
+fn gather_of_many(rows: usize, dtype: DType) -> bool {
+    const MEMBERS: usize = 37;
+    let unit = Unit::new("unit")
+        .param(Param::new("first", [rows, 11]))
+        .param(Param::new("scalar", [1]))
+        .param(Param::new("frozen", [rows / 2]).frozen())
+        .param(Param::new("second", [400]));
+    let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
+    let all = || layout.params().iter();
+    let full: Vec<_> = all().map(|it| numbers(it.len, dtype)).collect();
+    let gather = |member| UnitGatherDeposit {
+        layout: Arc::clone(&layout),
+        shard: shard(&layout, &full, member),
+        targets: all().map(|it| HostBuffer::zeros(dtype, it.len).expect("real")).collect(),
+    };
+    let work = UnitGather::new((0..MEMBERS).map(gather).collect());
+    let work = work.expect("one layout");
+    assert!(work.blocks() < MEMBERS, "{} blocks", work.blocks());
+    let is_past_caches = work.is_past_caches();
+    for targets in partition(work, 4 * MEMBERS) {
+        let same = |(it, full): (&HostBuffer, &HostBuffer)| it.values() == full.values();
+        assert!(targets.iter().zip(&full).all(same), "{rows} rows of {dtype}");
+    }
+    is_past_caches
+}
+
+#[test]
+fn every_block_of_a_small_unit_of_many_members_takes_elements_of_its_own() {
+    for (rows, dtype) in [(60, DType::F32), (100, DType::BF16)] {
+        assert!(!gather_of_many(rows, dtype));
+    }
+    for (rows, dtype) in [(6000, DType::F32), (12_000, DType::BF16), (12_000, DType::F16)] {
+        assert!(gather_of_many(rows, dtype));
+    }
+}
+
+/// A layout of one parameter of so many elements, over two members, and what each of these brings.
+fn of_two(len: usize) -> (Arc<UnitLayout>, Vec<UnitGatherDeposit>, Vec<UnitReduceDeposit>) {
+    let unit = Unit::new("unit").param(Param::new("w", [len]));
+    let layout = Arc::new(UnitLayout::new(&unit, 2).expect("a layout"));
+    let gather = |_| UnitGatherDeposit {
+        layout: Arc::clone(&layout),
+        shard: Arc::new(vec![1.0; layout.shard_len()]).into(),
+        targets: [HostBuffer::from(vec![0.0_f32; len])].into_iter().collect(),
+    };
+    let reduce = |_| UnitReduceDeposit {
+        layout: Arc::clone(&layout),
+        gradients: vec![Some(Arc::new(vec![1.0_f32; len]))],
+        partial: vec![0.0; layout.trainable().shard_len],
+        fold: Fold::Add,
+        packed: Vec::new(),
+    };
+    let deposits = ((0..2).map(gather).collect(), (0..2).map(reduce).collect());
+    (layout, deposits.0, deposits.1)
+}
+
+/// Blocks are larger, and enough.
+#[test]
+fn every_block_of_a_large_unit_takes_elements_of_its_own() {
+    let (layout, gather, reduce) = of_two(2 * ENOUGH_BLOCKS * BLOCK_ELEMENTS + 12_345);
+    let enough = ENOUGH_BLOCKS..layout.shard_len().div_ceil(BLOCK_ELEMENTS) * 2;
+    let work = UnitGather::new(gather).expect("one layout");
+    assert!(enough.contains(&work.blocks()), "{} blocks", work.blocks());
+    assert_all_ones(&partition(work, 2));
+
+    let scaling = Scaling::on(Wire::F32);
+    let work = UnitReduce::new(reduce, scaling);
+    let work = work.expect("one layout");
+    assert!(enough.contains(&work.blocks()), "{} blocks", work.blocks());
+    let partials = partition(work, 2);
+    let sums: usize = partials.iter().flat_map(|it| &it.partial).filter(|it| **it == 2.0).count();
+    assert_eq!(sums, layout.params()[0].len);
+}
+
+#[test]
+fn blocks_grow_with_the_work_and_no_further() {
+    for (all, len) in [(0, 1), (63, 1), (64, 1), (128, 2), (255, 3), (256, 4), (1 << 20, 4)] {
+        assert_eq!(
+            block_elements(all * BLOCK_ELEMENTS),
+            len * BLOCK_ELEMENTS,
+            "{all} least blocks"
+        );
+    }
+}
+
+#[test]
+fn work_of_any_length_gives_its_outputs_and_holds_nothing_that_was_lent() {
+    let scaling = Scaling::on(Wire::F32);
+    for len in [LEN, 40, LEN / 2] {
+        let (layout, gathers, reductions) = of_two(len);
+        let outputs = partition(UnitGather::new(gathers).expect("one layout"), 2);
+        assert!(outputs.iter().all(|targets| targets.len() == 1 && targets[0].len() == len));
+        assert_all_ones(&outputs);
+
+        let outputs = partition(UnitReduce::new(reductions, scaling).expect("one layout"), 2);
+        let sums: f32 = outputs.iter().flat_map(|reduced| &reduced.partial).sum();
+        assert!((sums - 2.0 * len as f32).abs() < 0.5, "{sums}");
+        assert_eq!(Arc::strong_count(&layout), 1, "nobody holds the layout any more");
+
+        let added = scaled(vec![vec![1.0; len]; 3], scaling).expect("one length");
+        assert_eq!(partition(added, 3), vec![vec![3.0; len]; 3]);
+
+        let brought = exchanges([(len, Some(3 * len)); 3]);
+        let outputs = partition(Copies::to_all(brought).expect("one length"), 3);
+        assert!(outputs.iter().all(|it| it.target.as_ref().is_some_and(|it| it.len() == 3 * len)));
+        assert!(all_ones(outputs));
+    }
+}
+
+#[test]
+fn what_passes_vectors_on_takes_nothing() {
+    let passed = Handover::new(vec![vec![1_u32; LEN], vec![2]], vec![Some(1), Some(0)], 0);
+    assert_eq!(partition(passed, 0), [vec![2], vec![1; LEN]]);
+    assert_eq!(partition(Barrier(2), 0), [(), ()]);
+}
+
+#[test]
+fn members_that_do_not_fit_are_no_work() {
+    let lengths = [(5, Some(15)), (5, Some(15)), (6, Some(15))];
+    let problem = Copies::to_all(exchanges(lengths)).err();
+    assert_eq!(problem.as_deref(), Some("member 0 brings 5 elements, member 2 6,"));
+    let uneven = || vec![vec![1.0_f32; 4], vec![1.0; 5]];
+    assert!(ReduceInPlace::new(uneven(), Reduction::Sum, Receivers::All).is_err());
+    let mut members = at_root_two(4);
+    members[0].source = Source::Given(vec![1; 5]);
+    assert!(Reduce::new(members, Reduction::Sum, 2).is_err());
+    assert!(scaled(uneven(), Scaling::on(Wire::F32)).is_err());
+    let parts = |lens: [(usize, usize); 2]| {
+        let member = |(whole, part)| Exchange {
+            source: Source::Given(vec![1; whole]),
+            target: Some(vec![0; part]),
+        };
+        ReduceScatter::new(lens.map(member).into(), Reduction::Sum).err()
+    };
+    assert_eq!(parts([(4, 2), (4, 2)]), None);
+    assert!(parts([(4, 2), (4, 3)]).is_some());
+    assert!(parts([(4, 2), (5, 2)]).is_some());
+    assert_eq!(parts([(5, 2), (5, 2)]).as_deref(), Some("5 elements cannot be 2 parts of 2"));
+}

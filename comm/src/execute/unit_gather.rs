@@ -1,0 +1,214 @@
+//! The runtime's all-gather: shards of a unit become whole parameters, in one pass.
+
+use std::iter;
+use std::ops::Range;
+use std::sync::Arc;
+
+use hsdp_kernels::{DisjointBuffer, HostBuffer, SharedBuffer, copy_all_past_caches};
+use hsdp_sharding::UnitLayout;
+use smallvec::SmallVec;
+
+use super::runs::{Part, Run, put_together};
+use super::{
+    BLOCK_ELEMENTS, LAYOUTS_DIFFER, Meter, Outputs, PAST_CACHES, Work, block_elements, pieces_in,
+    take_values,
+};
+use crate::bytes::values_mut;
+
+/// The contribution of a member: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
+pub(crate) struct UnitGatherDeposit {
+    pub(crate) layout: Arc<UnitLayout>,
+    pub(crate) shard: SharedBuffer,
+    pub(crate) targets: Vec<HostBuffer>,
+}
+
+/// Every member's shard, copied into every member's parameters.
+pub(crate) struct UnitGather {
+    /// By slot.
+    shards: Vec<SharedBuffer>,
+    targets: Vec<Vec<DisjointBuffer>>,
+    layout: Arc<UnitLayout>,
+    /// How many shards, next to each other, share a block.
+    neighbours: usize,
+    /// Elements of a block.
+    block_len: usize,
+    stores: Stores,
+}
+
+/// Shorter runs are written through the caches all the same: past them nothing is gained, since much of each lies in rows that are not whole.
+const LONG: usize = 512;
+
+/// What shards that share a block take, in words of 8 bytes, at the most: their elements have at most 4.
+const MOST_WORDS: usize = BLOCK_ELEMENTS / 2;
+
+/// Shards share blocks only where so many blocks are left for threads to claim.
+const LEAST_BLOCKS: usize = 16;
+
+impl UnitGather {
+    /// # Errors
+    /// If the members do not have the same layout.
+    pub(crate) fn new(members: Vec<UnitGatherDeposit>) -> Result<Self, String> {
+        let layout = Arc::clone(&members[0].layout);
+        if members.iter().any(|member| member.layout != layout) {
+            return Err(LAYOUTS_DIFFER.to_owned());
+        }
+        let (shards, targets) = members.into_iter().map(|it| (it.shard, it.targets)).unzip();
+        Ok(Self::of(layout, shards, targets))
+    }
+
+    /// One shard for each member of the layout, into the buffers of each target.
+    pub(super) fn of(
+        layout: Arc<UnitLayout>,
+        shards: Vec<SharedBuffer>,
+        targets: Vec<Vec<HostBuffer>>,
+    ) -> Self {
+        let neighbours = neighbours(layout.shard_size(), layout.shard_len());
+        let block_len = block_elements(layout.shard_size() * layout.shard_len());
+        let apart = |it: Vec<HostBuffer>| it.into_iter().map(DisjointBuffer::from).collect();
+        let targets = targets.into_iter().map(apart).collect();
+        let stores = Stores::ThroughCaches;
+        let mut work = Self { shards, targets, layout, neighbours, block_len, stores };
+        work.stores = work.stores();
+        work
+    }
+
+    /// The buffers of each target, filled.
+    pub(super) fn filled(self) -> impl Iterator<Item = Vec<HostBuffer>> {
+        let whole = |it: Vec<_>| it.into_iter().map(DisjointBuffer::into_buffer).collect();
+        self.targets.into_iter().map(whole)
+    }
+
+    /// How elements are best written.
+    fn stores(&self) -> Stores {
+        let is_large = self.bytes() > PAST_CACHES && self.run_len() >= LONG;
+        if is_large { Stores::PastCaches } else { Stores::ThroughCaches }
+    }
+
+    /// How many elements are written one after the other, at the most.
+    fn run_len(&self) -> usize {
+        let together = if self.is_put_together() { self.neighbours } else { 1 };
+        self.regions().iter().map(Range::len).max().unwrap_or(0) * together
+    }
+
+    /// Whether neighbours' shards are put together: for one target alone that would be a copy more.
+    fn is_put_together(&self) -> bool {
+        self.neighbours > 1 && self.targets.len() > 1
+    }
+
+    /// Of a shard: what can be trained, and what is frozen. In a parameter, only elements of one of them lie side by side with the neighbours'.
+    fn regions(&self) -> [Range<usize>; 2] {
+        let trainable = self.layout.trainable().shard_len;
+        [0..trainable, trainable..self.layout.shard_len()]
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_past_caches(&self) -> bool {
+        matches!(self.stores, Stores::PastCaches)
+    }
+
+    /// Into how many blocks each shard is cut.
+    fn cuts(&self) -> usize {
+        self.layout.shard_len().div_ceil(self.block_len)
+    }
+
+    /// Whose shards, and which elements of each. The blocks cover all shards once.
+    fn block(&self, block: usize) -> (Range<usize>, Range<usize>) {
+        let (first, start) =
+            (block / self.cuts() * self.neighbours, block % self.cuts() * self.block_len);
+        let end = self.shards.len().min(first + self.neighbours);
+        (first..end, start..self.layout.shard_len().min(start + self.block_len))
+    }
+
+    /// What a range of a shard holds: of which parameter, the elements, and which these are in the parameter.
+    fn parts(&self, from: usize, range: &Range<usize>) -> impl Iterator<Item = Part<'_>> {
+        let shard = self.shards[from].values();
+        let parts = pieces_in(self.layout.pieces(from), range.clone());
+        parts.map(move |(param, place, range)| (param, shard.slice(place), range))
+    }
+
+    /// Writes parts of shards into a member's parameters.
+    fn write<'a>(&self, targets: &[DisjointBuffer], parts: impl Iterator<Item = Part<'a>>) {
+        let copies = parts.map(|(param, source, range)| {
+            // SAFETY: CO-2, pieces cover each element of a parameter once, blocks do not overlap, each is run once.
+            let target = unsafe { take_values(&targets[param], range) };
+            (target, source)
+        });
+        match self.stores {
+            Stores::PastCaches => copy_all_past_caches(copies),
+            Stores::ThroughCaches => copies.for_each(|(target, source)| target.copy_from(source)),
+        }
+    }
+
+    /// Writes the shards of neighbours: put together once, and then the whole for one target after the other.
+    ///
+    /// A block of several shards has the whole of each: they are cut only where each is larger than a block.
+    fn write_together(&self, from: &Range<usize>) {
+        assert_eq!(self.cuts(), 1, "shards that share a block are whole");
+        let regions = self.regions();
+        let parts = regions
+            .iter()
+            .flat_map(|region| from.clone().flat_map(move |from| self.parts(from, region)));
+        let dtype = self.shards[0].values().dtype();
+        let mut room = SmallVec::<[u64; MOST_WORDS]>::new();
+        let bytes = from.len() * self.layout.shard_len() * dtype.size_bytes();
+        room.resize(bytes.div_ceil(size_of::<u64>()), 0);
+        let mut stage = values_mut(dtype, &mut bytemuck::cast_slice_mut(&mut room)[..bytes]);
+        let runs = put_together(stage.reborrow(), parts);
+        let stage = stage.as_values();
+        let part = |run: &Run| (run.param, stage.slice(run.place.clone()), run.range.clone());
+        for targets in &self.targets {
+            self.write(targets, runs.iter().map(part));
+        }
+    }
+}
+
+/// How elements are written.
+#[derive(Clone, Copy)]
+enum Stores {
+    PastCaches,
+    ThroughCaches,
+}
+
+impl Work for UnitGather {
+    type Output = Vec<HostBuffer>;
+
+    fn blocks(&self) -> usize {
+        self.shards.len().div_ceil(self.neighbours) * self.cuts()
+    }
+
+    fn bytes(&self) -> usize {
+        let of = |target: &DisjointBuffer| element_bytes(target) * target.len();
+        self.targets[0].iter().map(of).sum::<usize>() * self.targets.len()
+    }
+
+    /// Reads the block once from memory, and writes it for every member while it is in the cache.
+    fn run(&self, block: usize, _meter: &Meter<'_>) {
+        let (from, range) = self.block(block);
+        let parts = from.clone().flat_map(|from| self.parts(from, &range));
+        match &self.targets[..] {
+            _ if self.is_put_together() => self.write_together(&from),
+            [target] => self.write(target, parts),
+            all => parts.for_each(|part| {
+                all.iter().for_each(|it| self.write(it, iter::once(part.clone())));
+            }),
+        }
+    }
+
+    fn finish(self) -> Outputs<Vec<HostBuffer>> {
+        self.filled().collect()
+    }
+}
+
+/// One shard a block, or several next to each other that fit into one together: what many members have of a small unit lies
+/// side by side in every target.
+fn neighbours(members: usize, shard_len: usize) -> usize {
+    let fitting = BLOCK_ELEMENTS / shard_len.max(1);
+    fitting.clamp(1, members.div_ceil(LEAST_BLOCKS))
+}
+
+fn element_bytes(buffer: &DisjointBuffer) -> usize {
+    match buffer {
+        DisjointBuffer::F32(_) => 4,
+        DisjointBuffer::F16(_) | DisjointBuffer::BF16(_) => 2,
+    }
+}

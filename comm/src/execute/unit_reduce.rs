@@ -1,0 +1,264 @@
+//! The runtime's reduce-scatter: gradients are read where they lie, divided, rounded to the wire, summed in member
+//! order and folded into the owner's partial, block by block.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hsdp_kernels::{
+    DisjointVec, FUSED, Fold, GradientValues, Values, contribute, contribute_all, first_non_finite,
+    read_once, settle, sum_contributions,
+};
+use hsdp_sharding::{Piece, Role, UnitLayout};
+
+use super::{LAYOUTS_DIFFER, MOST_ELEMENTS, Meter, Outputs, Work, block_elements, pieces_in, take};
+use crate::sync::Mutex;
+use crate::{NonFiniteAt, Reduced, Scaling};
+
+/// Elements that more than [`FUSED`] members sum at a time: their sums stay in the first-level cache, beside what is added
+/// to them.
+const STEP: usize = 1 << 10;
+
+/// The contribution of a parameter without a gradient.
+static ZEROS: [f32; MOST_ELEMENTS] = [0.0; MOST_ELEMENTS];
+
+/// The gradients that few members lend at a time, in their order.
+type Lent<'a> = [Values<'a>; FUSED];
+
+/// The contribution of a member: its gradients, to be read where they lie, and its partial, to be filled.
+pub(crate) struct UnitReduceDeposit {
+    pub(crate) layout: Arc<UnitLayout>,
+    pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    pub(crate) partial: Vec<f32>,
+    pub(crate) fold: Fold,
+    /// The contribution to its own shard, in the dtype of the wire, where members share no memory. Else nothing.
+    pub(crate) packed: Vec<u64>,
+}
+
+/// Every member's gradients, summed into the partials of their owners.
+pub(crate) struct UnitReduce {
+    /// By slot.
+    members: Vec<Member>,
+    scaling: Scaling,
+    layout: Arc<UnitLayout>,
+    /// Elements of a block.
+    block_len: usize,
+}
+
+/// A member's gradients and partial, and the first element that is not finite.
+struct Member {
+    gradients: Vec<Option<Arc<dyn GradientValues>>>,
+    partial: DisjointVec<f32>,
+    fold: Fold,
+    /// The first element of the partial that was found not to be finite, and why.
+    found: Mutex<Option<(usize, NonFiniteAt)>>,
+}
+
+impl From<UnitReduceDeposit> for Member {
+    fn from(contribution: UnitReduceDeposit) -> Self {
+        let UnitReduceDeposit { gradients, partial, fold, .. } = contribution;
+        Self { gradients, partial: partial.into(), fold, found: Mutex::default() }
+    }
+}
+
+impl From<Member> for Reduced {
+    fn from(Member { partial, found, .. }: Member) -> Self {
+        let non_finite = found.into_inner().map(|(_, non_finite)| non_finite);
+        Self { partial: partial.into_vec(), non_finite }
+    }
+}
+
+impl UnitReduce {
+    /// # Errors
+    /// If the members do not have the same layout.
+    pub(crate) fn new(members: Vec<UnitReduceDeposit>, scaling: Scaling) -> Result<Self, String> {
+        let layout = Arc::clone(&members[0].layout);
+        if members.iter().any(|member| member.layout != layout) {
+            return Err(LAYOUTS_DIFFER.to_owned());
+        }
+        let members: Vec<_> = members.into_iter().map(Member::from).collect();
+        let block_len = block_elements(members.len() * layout.trainable().shard_len);
+        Ok(Self { members, scaling, layout, block_len })
+    }
+
+    /// Into how many blocks each partial is cut.
+    fn cuts(&self) -> usize {
+        self.shard_len().div_ceil(self.block_len)
+    }
+
+    /// Whose partial, and which elements of it. The blocks cover all partials once.
+    fn block(&self, block: usize) -> (usize, Range<usize>) {
+        let (owner, start) = (block / self.cuts(), block % self.cuts() * self.block_len);
+        (owner, start..self.shard_len().min(start + self.block_len))
+    }
+
+    fn shard_len(&self) -> usize {
+        self.layout.trainable().shard_len
+    }
+
+    /// The pieces of a shard that gradients have, which come before the frozen ones.
+    fn pieces(&self, slot: usize) -> impl Iterator<Item = Piece> {
+        let trainable = |piece: &Piece| self.layout.params()[piece.param].role == Role::Trainable;
+        self.layout.pieces(slot).take_while(trainable)
+    }
+
+    /// Sums what belongs into a block of an owner's partial, from `start`, and folds it in.
+    fn reduce(&self, owner: usize, start: usize, partial: &mut [f32], meter: &Meter<'_>) {
+        let mut filled = 0;
+        for (param, place, part) in pieces_in(self.pieces(owner), start..start + partial.len()) {
+            let place = place.start - start..place.end - start;
+            self.pad(owner, &mut partial[filled..place.start]);
+            filled = place.end;
+            let gradient = Gradient { param, range: part, start: start + place.start };
+            self.reduce_piece(owner, &gradient, &mut partial[place], meter);
+        }
+        self.pad(owner, &mut partial[filled..]);
+    }
+
+    /// Between pieces there are no gradients.
+    fn pad(&self, owner: usize, padding: &mut [f32]) {
+        if self.members[owner].fold == Fold::Replace {
+            padding.fill(0.0);
+        }
+    }
+
+    fn reduce_piece(
+        &self,
+        owner: usize,
+        gradient: &Gradient,
+        partial: &mut [f32],
+        meter: &Meter<'_>,
+    ) {
+        let (scaling, fold) = (self.scaling, self.members[owner].fold);
+        let mut first = None;
+        if self.members.len() <= FUSED {
+            self.lend_together(0..self.members.len(), gradient, meter, &mut |contributions| {
+                first = sum_contributions(partial, contributions, scaling, fold);
+            });
+        } else {
+            let mut sums = [0.0; STEP];
+            for (partial, start) in partial.chunks_mut(STEP).zip((0..).step_by(STEP)) {
+                let sums = &mut sums[..partial.len()];
+                let begin = gradient.range.start + start;
+                let range = begin..begin + sums.len();
+                self.sum(sums, &Gradient { param: gradient.param, range, start: 0 }, meter);
+                settle(partial, sums, scaling.post, fold);
+                first = first.or_else(|| Some(start + first_non_finite(partial)?));
+            }
+        }
+        // While the members' gradients are still here: later, the member that it came from could not be found.
+        if let Some(offset) = first {
+            self.note(owner, gradient, offset, meter);
+        }
+    }
+
+    /// Calls `act` while the members of some slots, at most [`FUSED`], lend their part of a gradient at once.
+    fn lend_together(
+        &self,
+        slots: Range<usize>,
+        gradient: &Gradient,
+        meter: &Meter<'_>,
+        act: &mut dyn FnMut(&[Values<'_>]),
+    ) {
+        self.lend((slots, [Values::F32(&[]); FUSED], 0), gradient, meter, act);
+    }
+
+    /// The same, with what was lent already, and so many.
+    fn lend(
+        &self,
+        (mut slots, lent, count): (Range<usize>, Lent<'_>, usize),
+        gradient: &Gradient,
+        meter: &Meter<'_>,
+        act: &mut dyn FnMut(&[Values<'_>]),
+    ) {
+        let Some(slot) = slots.next() else {
+            return act(&lent[..count]);
+        };
+        let mut lend_rest = |values: Values<'_>| {
+            let mut lent = lent;
+            lent[count] = values;
+            self.lend((slots.clone(), lent, count + 1), gradient, meter, act);
+        };
+        match &self.members[slot].gradients[gradient.param] {
+            None => lend_rest(Values::F32(&ZEROS[..gradient.range.len()])),
+            Some(values) => {
+                let Gradient { param, range, .. } = gradient;
+                let lend = || read_once(&**values, *param, range.clone(), &mut lend_rest);
+                meter.lent_by(slot, lend);
+            }
+        }
+    }
+
+    /// Adds up the members' contributions to elements of a parameter, a few members at a time.
+    fn sum(&self, sum: &mut [f32], gradient: &Gradient, meter: &Meter<'_>) {
+        let Scaling { wire, pre, .. } = self.scaling;
+        for first in (0..self.members.len()).step_by(FUSED) {
+            let fold = if first == 0 { Fold::Replace } else { Fold::Add };
+            let few = first..self.members.len().min(first + FUSED);
+            self.lend_together(few, gradient, meter, &mut |contributions| {
+                contribute_all(sum, contributions, pre, wire, fold);
+            });
+        }
+    }
+
+    /// Notes why an element of a piece is not finite, unless one before it is known.
+    fn note(&self, owner: usize, gradient: &Gradient, offset: usize, meter: &Meter<'_>) {
+        let (param, place) = (gradient.param, gradient.start + offset);
+        let at = gradient.range.start + offset;
+        let is_culprit = |slot: &usize| self.is_not_finite(*slot, param, at, meter);
+        let from = (0..self.members.len()).find(is_culprit).map(|slot| meter.rank(slot));
+        let mut found = self.members[owner].found.lock();
+        if found.is_none_or(|(first, _)| place < first) {
+            *found = Some((place, NonFiniteAt { param, from }));
+        }
+    }
+
+    /// Whether what a member contributes to one element of a parameter is not finite on the wire.
+    fn is_not_finite(&self, slot: usize, param: usize, at: usize, meter: &Meter<'_>) -> bool {
+        let Some(gradient) = &self.members[slot].gradients[param] else { return false };
+        let Scaling { wire, pre, .. } = self.scaling;
+        let mut contribution = [0.0];
+        meter.lent_by(slot, || {
+            read_once(&**gradient, param, at..at + 1, &mut |values| {
+                contribute(&mut contribution, values, pre, wire, Fold::Replace);
+            });
+        });
+        !contribution[0].is_finite()
+    }
+}
+
+impl Work for UnitReduce {
+    type Output = Reduced;
+
+    fn blocks(&self) -> usize {
+        self.members.len() * self.cuts()
+    }
+
+    fn bytes(&self) -> usize {
+        // Most of the work is to read the gradients.
+        self.members[0].partial.len() * self.members.len().pow(2) * size_of::<f32>()
+    }
+
+    /// Gradients are lent by code of users.
+    fn calls_users(&self) -> bool {
+        true
+    }
+
+    fn run(&self, block: usize, meter: &Meter<'_>) {
+        let (owner, range) = self.block(block);
+        // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
+        let partial = unsafe { take(&self.members[owner].partial, range.clone()) };
+        self.reduce(owner, range.start, partial, meter);
+    }
+
+    fn finish(self) -> Outputs<Reduced> {
+        self.members.into_iter().map(Reduced::from).collect()
+    }
+}
+
+/// Elements of a parameter whose gradients belong into a partial.
+struct Gradient {
+    param: usize,
+    range: Range<usize>,
+    /// Where they begin in the partial.
+    start: usize,
+}
