@@ -10,7 +10,7 @@ use hsdp_sharding::Rank;
 
 use crate::backend::thread::Record;
 use crate::engine::Status;
-use crate::seat::Seat;
+use crate::handle::RankHandle;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The record of rank `rank` of `size`.
@@ -36,9 +36,9 @@ pub(crate) struct Dump {
 }
 
 impl Dump {
-    pub(crate) fn of(seat: &Seat, folder: Option<Arc<Path>>) -> Self {
-        let (record, status) = (Arc::clone(&seat.record), Arc::clone(&seat.status));
-        let (rank, size) = (seat.rank, seat.size);
+    pub(crate) fn of(handle: &RankHandle, folder: Option<Arc<Path>>) -> Self {
+        let (record, status) = (Arc::clone(&handle.record), Arc::clone(&handle.status));
+        let (rank, size) = (handle.rank, handle.size);
         Self { folder, rank, size, record, status, written: AtomicBool::new(false) }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hsdp_kernels::Element;
 use hsdp_sharding::Rank;
 
-use crate::seat::Seat;
+use crate::handle::RankHandle;
 use crate::site::Site;
 use crate::{Channel, Error, GroupId, Op, Tag};
 
@@ -18,38 +18,45 @@ use crate::{Channel, Error, GroupId, Op, Tag};
 /// of a rank may use handles of one group, if the caller keeps their calls in order.
 #[derive(Clone)]
 pub struct Group {
-    seat: Arc<Seat>,
+    handle: Arc<RankHandle>,
     site: Site,
 }
 
 impl Group {
-    pub(crate) fn new(seat: &Arc<Seat>, ranks: &[Rank], channel: Channel) -> Result<Self, Error> {
+    pub(crate) fn new(
+        handle: &Arc<RankHandle>,
+        ranks: &[Rank],
+        channel: Channel,
+    ) -> Result<Self, Error> {
         let refuse = |problem| Error::BadGroup {
-            rank: seat.rank,
-            size: seat.size,
+            rank: handle.rank,
+            size: handle.size,
             ranks: ranks.iter().map(|rank| rank.get()).collect(),
             problem,
         };
-        if ranks.iter().any(|rank| rank.index() >= seat.size) {
+        if ranks.iter().any(|rank| rank.index() >= handle.size) {
             return Err(refuse("a member is not in the world"));
         }
         let mut seen = HashSet::with_capacity(ranks.len());
         if !ranks.iter().all(|rank| seen.insert(*rank)) {
             return Err(refuse("a member is listed twice"));
         }
-        let index = ranks.iter().position(|rank| *rank == seat.rank);
+        let index = ranks.iter().position(|rank| *rank == handle.rank);
         let index = index.ok_or_else(|| refuse("this rank is not among its members"))?;
-        Ok(Self { seat: Arc::clone(seat), site: Site::group(seat, ranks.into(), channel, index) })
+        Ok(Self {
+            handle: Arc::clone(handle),
+            site: Site::group(handle, ranks.into(), channel, index),
+        })
     }
 
-    pub(crate) fn of_all(seat: &Arc<Seat>, channel: Channel) -> Self {
-        let ranks = (0..seat.size).map(Rank::new).collect();
-        let site = Site::group(seat, ranks, channel, seat.rank.index());
-        Self { seat: Arc::clone(seat), site }
+    pub(crate) fn of_all(handle: &Arc<RankHandle>, channel: Channel) -> Self {
+        let ranks = (0..handle.size).map(Rank::new).collect();
+        let site = Site::group(handle, ranks, channel, handle.rank.index());
+        Self { handle: Arc::clone(handle), site }
     }
 
-    pub(crate) fn seat(&self) -> &Arc<Seat> {
-        &self.seat
+    pub(crate) fn handle(&self) -> &Arc<RankHandle> {
+        &self.handle
     }
 
     pub(crate) fn site(&self) -> &Site {
@@ -59,7 +66,7 @@ impl Group {
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        self.seat.rank
+        self.handle.rank
     }
 
     /// The members, in order.
@@ -111,7 +118,7 @@ impl Group {
         let failed = |()| Error::OutOfMemory {
             op,
             rank: self.rank(),
-            step: self.seat.record.step(),
+            step: self.handle.record.step(),
             bytes: len.saturating_mul(size_of::<T>()),
             what: format!("its output, in {tag}"),
         };

@@ -11,9 +11,9 @@ use crate::call::Call;
 use crate::execute::{Assemble, Barrier, Meter, Work};
 use crate::fault::{Injected, Manner};
 use crate::flight::{EntryNumber, FlightState};
+use crate::handle::Backend;
 use crate::pattern::Pattern;
-use crate::remote::{Execution, Office, Transmit};
-use crate::seat::Flavour;
+use crate::remote::{Endpoint, Execution, Transmit};
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
@@ -39,12 +39,12 @@ impl Described {
 impl Group {
     /// Issues an operation of all members.
     ///
-    /// `assemble` makes the work of their deposits, in member order; it is the last one's that is called. What this
+    /// `assemble` makes the work of their contributions, in member order; it is the last one's that is called. What this
     /// member makes of its output, which may say that it failed, is a matter of its own.
     pub(crate) fn issue<D, W, O>(
         &self,
         call: Call,
-        deposit: D,
+        contribution: D,
         assemble: impl Assemble<D, W>,
     ) -> Result<Pending<O>, Error>
     where
@@ -53,14 +53,14 @@ impl Group {
         O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
-        self.issue_by(call, deposit, assemble, Execution::begin)
+        self.issue_by(call, contribution, assemble, Execution::begin)
     }
 
     /// Issues an operation whose members must share memory: what they bring does not travel.
     pub(crate) fn issue_here<D, W, O>(
         &self,
         call: Call,
-        deposit: D,
+        contribution: D,
         assemble: impl Assemble<D, W>,
     ) -> Result<Pending<O>, Error>
     where
@@ -70,19 +70,19 @@ impl Group {
         Error: From<O::Error>,
     {
         let apart = Error::Apart { op: call.op, rank: self.rank() };
-        if self.size() > 1 && self.seat().office().is_some() {
+        if self.size() > 1 && self.handle().endpoint().is_some() {
             return Err(apart);
         }
-        self.issue_by(call, deposit, assemble, |_, _, _, _| Err(apart))
+        self.issue_by(call, contribution, assemble, |_, _, _, _| Err(apart))
     }
 
     /// Issues an operation; where members share no memory, `depart` does.
     fn issue_by<D, W, O>(
         &self,
         call: Call,
-        deposit: D,
+        contribution: D,
         assemble: impl Assemble<D, W>,
-        depart: impl FnOnce(&Arc<Office>, Member<'_>, Described, D) -> Result<Ticket, Error>,
+        depart: impl FnOnce(&Arc<Endpoint>, Member<'_>, Described, D) -> Result<Ticket, Error>,
     ) -> Result<Pending<O>, Error>
     where
         D: Buffers,
@@ -90,32 +90,32 @@ impl Group {
         O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
-        let (site, mut deposit) = (self.site_of(call.op)?, deposit);
-        let (described, entry) = self.enter(&site, call, &mut deposit)?;
+        let (site, mut contribution) = (self.site_of(call.op)?, contribution);
+        let (described, entry) = self.enter(&site, call, &mut contribution)?;
         let pattern = Pattern::of(described.meant(), &site.ranks, site.slot);
         let Some(entry) = entry else {
-            return Ok(Pending::ready(deposit.imagined(&pattern).try_into()?));
+            return Ok(Pending::ready(contribution.imagined(&pattern).try_into()?));
         };
         if site.ranks.len() == 1 {
-            let output = self.alone((&described.told, entry), deposit, assemble)?;
+            let output = self.alone((&described.told, entry), contribution, assemble)?;
             return Ok(Pending::ready(output.try_into()?));
         }
         let op = described.told.op;
-        let pending = match &self.seat().flavour {
-            Flavour::Local { core, .. } => {
+        let pending = match &self.handle().backend {
+            Backend::Local { core, .. } => {
                 let member = self.member_at(core, &site, entry);
-                let ticket = match core.office() {
-                    None => meet(member, (described.told, pattern), deposit, assemble)?,
-                    Some(office) => depart(office, member, described, deposit)?,
+                let ticket = match core.endpoint() {
+                    None => meet(member, (described.told, pattern), contribution, assemble)?,
+                    Some(endpoint) => depart(endpoint, member, described, contribution)?,
                 };
                 Pending::issued::<D::Output>(ticket)
             }
-            Flavour::Counting => {
-                self.count_alone(op, deposit.pattern(pattern).received(), entry);
-                Pending::ready(deposit.imagined(&pattern).try_into()?)
+            Backend::Counting => {
+                self.count_alone(op, contribution.pattern(pattern).received(), entry);
+                Pending::ready(contribution.imagined(&pattern).try_into()?)
             }
         };
-        self.seat().record.ledger.call(site.channel, op);
+        self.handle().record.ledger.call(site.channel, op);
         Ok(pending)
     }
 
@@ -125,28 +125,28 @@ impl Group {
         &self,
         call: Call,
         ranks: [Rank; 2],
-        deposit: D,
+        contribution: D,
         assemble: impl Assemble<D, W>,
     ) -> Result<Option<Ticket>, Error> {
         let slot = usize::from(call.op == Op::Recv);
-        let (site, mut deposit) = (self.site().pair(self.seat(), ranks, slot), deposit);
+        let (site, mut contribution) = (self.site().pair(self.handle(), ranks, slot), contribution);
         let absent = self.absent_at(&site);
         if !absent.is_empty() {
             return Err(Error::Absent { op: call.op, rank: self.rank(), absent });
         }
-        let (described, Some(entry)) = self.enter(&site, call, &mut deposit)? else {
+        let (described, Some(entry)) = self.enter(&site, call, &mut contribution)? else {
             return Ok(None);
         };
         let (op, is_between_two) = (described.told.op, ranks[0] != ranks[1]);
-        let ticket = match &self.seat().flavour {
-            Flavour::Local { core, .. } => {
+        let ticket = match &self.handle().backend {
+            Backend::Local { core, .. } => {
                 let member = self.member_at(core, &site, entry);
-                Some(match core.office().filter(|_| is_between_two) {
-                    None => core.submit(member, described.told, deposit, assemble)?,
-                    Some(office) => Execution::begin(office, member, described, deposit)?,
+                Some(match core.endpoint().filter(|_| is_between_two) {
+                    None => core.submit(member, described.told, contribution, assemble)?,
+                    Some(endpoint) => Execution::begin(endpoint, member, described, contribution)?,
                 })
             }
-            Flavour::Counting => {
+            Backend::Counting => {
                 let pattern = Pattern::of(described.meant(), &site.ranks, slot);
                 let received = if is_between_two { pattern.received() } else { ByteCount::ZERO };
                 self.count_alone(op, received, entry);
@@ -154,14 +154,14 @@ impl Group {
             }
         };
         if is_between_two {
-            self.seat().record.ledger.call(site.channel, op);
+            self.handle().record.ledger.call(site.channel, op);
         }
         Ok(ticket)
     }
 
     /// Counts what a rank without peers would have received.
     fn count_alone(&self, op: Op, received: ByteCount, entry: EntryNumber) {
-        let Record { ledger, flight, .. } = &*self.seat().record;
+        let Record { ledger, flight, .. } = &*self.handle().record;
         ledger.received(self.channel(), op, received);
         flight.settle(entry, FlightState::Complete);
     }
@@ -173,7 +173,7 @@ impl Group {
             return Ok(Cow::Borrowed(self.site()));
         }
         if op == Op::Barrier && !absent.contains(&rank) {
-            return Ok(Cow::Owned(self.site().without(self.seat(), &absent)));
+            return Ok(Cow::Owned(self.site().without(self.handle(), &absent)));
         }
         Err(Error::Absent { op, rank, absent })
     }
@@ -184,7 +184,7 @@ impl Group {
             return Vec::new();
         }
         let concerns = |absent: &&Rank| **absent == self.rank() || site.ranks.contains(absent);
-        self.seat().absent().iter().filter(concerns).copied().collect()
+        self.handle().absent().iter().filter(concerns).copied().collect()
     }
 
     /// Gives a call its number, when the rank has committed the faults that are due at it; no entry if it skips the call.
@@ -192,15 +192,15 @@ impl Group {
         &self,
         site: &Site,
         call: Call,
-        deposit: &mut D,
+        contribution: &mut D,
     ) -> Result<(Described, Option<EntryNumber>), Error> {
-        let Injected { call, meant, manner } = self.seat().inject(site, call, deposit)?;
+        let Injected { call, meant, manner } = self.handle().inject(site, call, contribution)?;
         if matches!(manner, Manner::AfterBarrier) {
             self.extra_barrier(site, call.tag)?;
         }
         let (told, entry) = match manner {
             Manner::Skipped => (Arc::new(call.described(site, 0, 0)), None),
-            _ => self.seat().enter(site, call).map(|(told, entry)| (told, Some(entry)))?,
+            _ => self.handle().enter(site, call).map(|(told, entry)| (told, Some(entry)))?,
         };
         let meant = meant.map(|meant| Arc::new(meant.described(site, told.epoch, told.sequence)));
         Ok((Described { told, meant }, entry))
@@ -208,15 +208,17 @@ impl Group {
 
     /// The barrier of a fault, which nobody waits for. Where there are no other ranks, there are no faults.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
-        let Flavour::Local { core, .. } = &self.seat().flavour else { return Ok(()) };
-        let (told, entry) = self.seat().enter(site, Call::new(Op::Barrier, tag))?;
+        let Backend::Local { core, .. } = &self.handle().backend else { return Ok(()) };
+        let (told, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
         let (member, meet) =
             (self.member_at(core, site, entry), |all: Vec<()>| Ok(Barrier(all.len())));
-        match core.office() {
+        match core.endpoint() {
             None => core.submit(member, told, (), meet)?,
-            Some(office) => Execution::begin(office, member, Described { told, meant: None }, ())?,
+            Some(endpoint) => {
+                Execution::begin(endpoint, member, Described { told, meant: None }, ())?
+            }
         };
-        self.seat().record.ledger.call(site.channel, Op::Barrier);
+        self.handle().record.ledger.call(site.channel, Op::Barrier);
         Ok(())
     }
 
@@ -233,11 +235,11 @@ impl Group {
     fn alone<D: Send + 'static, W: Work>(
         &self,
         (descriptor, entry): (&Descriptor, EntryNumber),
-        deposit: D,
+        contribution: D,
         assemble: impl Assemble<D, W>,
     ) -> Result<W::Output, Error> {
-        let flight = &self.seat().record.flight;
-        let work = assemble(vec![deposit]).map_err(|expected| {
+        let flight = &self.handle().record.flight;
+        let work = assemble(vec![contribution]).map_err(|expected| {
             flight.settle(entry, FlightState::Failed);
             Error::BadCount {
                 op: descriptor.op,
@@ -271,19 +273,19 @@ impl Group {
 fn meet<D: Buffers, W: Work>(
     member: Member<'_>,
     (told, pattern): (Arc<Descriptor>, Pattern<'_>),
-    deposit: D,
+    contribution: D,
     assemble: impl Assemble<D, W>,
 ) -> Result<Ticket, Error> {
     let (access, ranks) = (member.access, &member.site.ranks);
     let Descriptor { channel, op, .. } = *told;
-    access.submit(member, told, deposit, |deposits: Vec<D>| {
-        for (slot, deposit) in deposits.iter().enumerate() {
-            let received = deposit.pattern(pattern.at(slot)).received();
+    access.submit(member, told, contribution, |contributions: Vec<D>| {
+        for (slot, contribution) in contributions.iter().enumerate() {
+            let received = contribution.pattern(pattern.at(slot)).received();
             // Members that get nothing are left alone: each has its ledger in its own cache.
             if received > ByteCount::ZERO {
                 access.record(ranks[slot]).ledger.received(channel, op, received);
             }
         }
-        assemble(deposits)
+        assemble(contributions)
     })
 }

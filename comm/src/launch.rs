@@ -67,7 +67,7 @@ pub fn launch<T: Send>(
     }
     let folder = options.flight_dir.as_deref().map(Arc::from);
     let worlds = World::local(size, options);
-    let dump = |world: &World| Dump::of(world.seat(), folder.clone());
+    let dump = |world: &World| Dump::of(world.handle(), folder.clone());
     let dumps: Vec<_> = worlds.iter().map(dump).collect();
     let returned = thread::scope(|scope| {
         let start = |(world, dump)| start(scope, world, dump, &rank);
@@ -152,7 +152,7 @@ pub(crate) fn run_one<T>(
     rank: impl FnOnce(World) -> T,
 ) -> Result<T, RankFailure> {
     let own = world.rank();
-    let dump = Dump::of(world.seat(), options.flight_dir.as_deref().map(Arc::from));
+    let dump = Dump::of(world.handle(), options.flight_dir.as_deref().map(Arc::from));
     run_caught(world, &dump, rank).map_err(|message| RankFailure { rank: own, message })
 }
 
@@ -170,23 +170,23 @@ fn start<'scope, T: Send + 'scope>(
 
 /// One rank, from its first line to the moment from which others must not wait for it.
 fn run_caught<T>(world: World, dump: &Dump, rank: impl FnOnce(World) -> T) -> Result<T, Arc<str>> {
-    let seat = Arc::clone(world.seat());
-    seat.watch_this_thread();
+    let handle = Arc::clone(world.handle());
+    handle.watch_this_thread();
     let returned = catch_unwind(AssertUnwindSafe(|| {
         memory::set_rank(world.rank());
         rank(world)
     }));
     let returned = returned.map_err(|panic| {
         let message = panic_message(&*panic);
-        seat.end(Error::WorldAborted {
-            rank: seat.rank,
-            step: seat.record.step(),
-            operation: seat.record.last(),
+        handle.end(Error::WorldAborted {
+            rank: handle.rank,
+            step: handle.record.step(),
+            operation: handle.record.last(),
             reason: AbortReason::Panicked { message: Arc::clone(&message) },
         });
         message
     });
-    seat.leave();
+    handle.leave();
     dump.if_ended();
     returned
 }
@@ -215,7 +215,7 @@ mod tests {
         let last = World::local(memory::MAX_RANKS + 1, WorldOptions::default()).pop();
         let last = last.expect("there are ranks");
         let world = last.clone();
-        let dump = Dump::of(last.seat(), None);
+        let dump = Dump::of(last.handle(), None);
         let failure =
             run_caught(last, &dump, |_| unreachable!("it never begins")).map(|()| "returned");
         let expected = "rank 1024: memory is counted for 1024 ranks";

@@ -80,7 +80,7 @@
 //!
 //! - a call: `hsdp-flight` (its description), `call`;
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `slow`;
-//! - worlds and ranks: `options`, `world`, `seat`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
+//! - worlds and ranks: `options`, `world`, `handle`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share);
 //! - groups and operations: `group`, `site`, `pattern` (who gives what to whom), `buffers`, `issue`, `collectives`, `units`, `device`,
 //!   `pending`;
@@ -105,6 +105,7 @@ mod execute;
 mod fault;
 mod flight;
 mod group;
+mod handle;
 mod issue;
 mod launch;
 mod ledger;
@@ -119,7 +120,6 @@ mod pending;
 mod process;
 mod remote;
 mod rendezvous;
-mod seat;
 mod sequence;
 mod site;
 mod slow;
@@ -153,5 +153,5 @@ pub use hsdp_kernels::Scaling;
 /// The parser of the messages that other processes send: public for tests and fuzzers only.
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::remote::fuzzing::{Kind, Letter, Statement};
+    pub use crate::remote::fuzzing::{Header, Kind, Message};
 }

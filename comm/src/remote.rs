@@ -1,30 +1,30 @@
 //! Ranks that share no memory: each has a world of its own, in which the others are stood in for by what they send. `REMOTE.md`,
 //! beside the sources of this crate, says what is sent, when, and why results are those of threads.
 //!
-//! In reading order: `buffer`, `letter`, `payload`, `statement` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `transmit`, `elements`,
-//! `units` (what travels of which operation), `execution` (one operation), `desk`, `line`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `ending`, `alive`, `probes`,
-//! `outgoing`, `courier`,
-//! `office` (all of them together). `fuzzing` is for tests.
+//! In reading order: `buffer`, `message`, `payload`, `header` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `transmit`, `elements`,
+//! `units` (what travels of which operation), `execution` (one operation), `mailbox`, `line`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `ending`, `alive`, `probes`,
+//! `outgoing`, `progress`,
+//! `endpoint` (all of them together). `fuzzing` is for tests.
 
 mod alive;
 mod batch;
 mod buffer;
-mod courier;
-mod desk;
 mod elements;
 mod ending;
+mod endpoint;
 mod exchanges;
 mod execution;
 pub(crate) mod fuzzing;
+mod header;
 mod hello;
-mod letter;
 mod line;
-mod office;
+mod mailbox;
+mod message;
 mod outgoing;
 mod payload;
 mod probes;
+mod progress;
 mod relay;
-mod statement;
 mod transmit;
 mod transport;
 mod tree;
@@ -34,15 +34,15 @@ mod wires;
 #[cfg(feature = "mpi")]
 pub(crate) use self::buffer::BLOCK_BYTES;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
-pub(crate) use self::buffer::{Buffer, Shelf};
+pub(crate) use self::buffer::{Buffer, Pool};
 
+pub(crate) use self::endpoint::Endpoint;
 pub(crate) use self::execution::Execution;
 pub(crate) use self::hello::Asked;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
-pub(crate) use self::letter::Letter;
-pub(crate) use self::office::Office;
+pub(crate) use self::message::Message;
 pub(crate) use self::transmit::Transmit;
-pub(crate) use self::transmit::{At, Next, Parcels};
+pub(crate) use self::transmit::{At, DataMessages, Next};
 pub(crate) use self::transport::Transport;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::transport::TransportError;

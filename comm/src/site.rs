@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use crate::seat::Seat;
+use crate::handle::RankHandle;
 use crate::sequence::Sequence;
 use crate::{Channel, GroupId};
 
@@ -23,29 +23,40 @@ pub(crate) struct Site {
 
 impl Site {
     /// A group of `ranks`, of which this rank is the one in `slot`.
-    pub(crate) fn group(seat: &Seat, ranks: Arc<[Rank]>, channel: Channel, slot: usize) -> Self {
+    pub(crate) fn group(
+        handle: &RankHandle,
+        ranks: Arc<[Rank]>,
+        channel: Channel,
+        slot: usize,
+    ) -> Self {
         let id = GroupId::of(&ranks, channel);
-        Self::at(seat, id, channel, ranks, slot)
+        Self::at(handle, id, channel, ranks, slot)
     }
 
     /// What is left of a group without `absent`, of which this rank is none: a group of its own, which pairs with no other.
-    pub(crate) fn without(&self, seat: &Seat, absent: &[Rank]) -> Self {
+    pub(crate) fn without(&self, handle: &RankHandle, absent: &[Rank]) -> Self {
         let id = self.id.without(absent);
         let is_present = |rank: &&Rank| !absent.contains(rank);
         let ranks: Arc<[Rank]> = self.ranks.iter().filter(is_present).copied().collect();
         let before = self.ranks[..self.slot].iter().filter(is_present);
         let slot = before.count();
-        Self::at(seat, id, self.channel, ranks, slot)
+        Self::at(handle, id, self.channel, ranks, slot)
     }
 
     /// The transfers from one member to another: the first gives, the second takes.
-    pub(crate) fn pair(&self, seat: &Seat, [from, to]: [Rank; 2], slot: usize) -> Self {
+    pub(crate) fn pair(&self, handle: &RankHandle, [from, to]: [Rank; 2], slot: usize) -> Self {
         let id = self.id.pair(from, to);
-        Self::at(seat, id, self.channel, Arc::new([from, to]), slot)
+        Self::at(handle, id, self.channel, Arc::new([from, to]), slot)
     }
 
-    fn at(seat: &Seat, id: GroupId, channel: Channel, ranks: Arc<[Rank]>, slot: usize) -> Self {
-        let sequence = seat.sequence(id, channel, &ranks, slot);
+    fn at(
+        handle: &RankHandle,
+        id: GroupId,
+        channel: Channel,
+        ranks: Arc<[Rank]>,
+        slot: usize,
+    ) -> Self {
+        let sequence = handle.sequence(id, channel, &ranks, slot);
         Self { id, channel, ranks, slot, sequence }
     }
 }

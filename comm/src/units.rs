@@ -160,9 +160,10 @@ impl Group {
             .of(scaling.wire.dtype(), layout.trainable().len)
             .reduction(Reduction::Sum)
             .scaling(scaling);
-        let deposit = UnitReduceDeposit { layout, gradients, partial, fold, packed: Vec::new() };
+        let contribution =
+            UnitReduceDeposit { layout, gradients, partial, fold, packed: Vec::new() };
         let work = move |all| UnitReduce::new(all, scaling);
-        self.issue(call, deposit, work)
+        self.issue(call, contribution, work)
     }
 
     /// Sums f32 elements over the members: every member gets the sum in member order of

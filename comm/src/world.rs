@@ -7,10 +7,10 @@ use hsdp_sharding::Rank;
 
 use crate::backend::thread::{Core, Lifeline};
 use crate::flight::record_of;
+use crate::handle::{Backend, RankHandle};
 use crate::ledger::{LedgerSnapshot, Messages};
 use crate::options::{Between, WorldOptions};
-use crate::remote::{self, Asked, Office, Transport};
-use crate::seat::{Flavour, Seat};
+use crate::remote::{self, Asked, Endpoint, Transport};
 use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, StepFailure};
 
 /// The most ranks of a world in one process, as many as the control plane has.
@@ -36,7 +36,7 @@ pub(crate) fn check_size(size: usize) -> Result<(), Error> {
 /// A rank has left when its last handle is dropped: every `World` and `Group` of it.
 #[derive(Clone, Debug)]
 pub struct World {
-    seat: Arc<Seat>,
+    handle: Arc<RankHandle>,
 }
 
 impl World {
@@ -65,7 +65,7 @@ impl World {
 
     /// The world is over for the ranks of this process.
     fn end_here(&self, error: &Error) {
-        if let Flavour::Local { core, .. } = &self.seat.flavour {
+        if let Backend::Local { core, .. } = &self.handle.backend {
             core.end_here(error.clone(), &[]);
         }
     }
@@ -73,8 +73,8 @@ impl World {
     fn together(size: usize, options: WorldOptions) -> Vec<Self> {
         let core = Core::new(size, options);
         let lifeline = Lifeline::new(core);
-        let seat = |rank| Seat::local(Arc::clone(&lifeline), Rank::new(rank));
-        (0..size).map(|rank| Self { seat: Arc::new(seat(rank)) }).collect()
+        let handle = |rank| RankHandle::local(Arc::clone(&lifeline), Rank::new(rank));
+        (0..size).map(|rank| Self { handle: Arc::new(handle(rank)) }).collect()
     }
 
     /// The same, where they share no memory. Threads that cannot be started end the world before it begins.
@@ -128,23 +128,23 @@ impl World {
         transport: Box<dyn Transport>,
     ) -> Self {
         let core = Core::new(size, options);
-        let office = Office::new(&core, (rank, asked), transport);
-        core.open_office(Arc::clone(&office));
-        if let Err(error) = office.start() {
+        let endpoint = Endpoint::new(&core, (rank, asked), transport);
+        core.open_endpoint(Arc::clone(&endpoint));
+        if let Err(error) = endpoint.start() {
             let problem = format!("the progress thread could not be started: {error}");
             let reason = AbortReason::Unreachable { problem: problem.into() };
             core.end(core.ended_by(rank, reason));
         }
-        Self { seat: Arc::new(Seat::local(Lifeline::new(core), rank)) }
+        Self { handle: Arc::new(RankHandle::local(Lifeline::new(core), rank)) }
     }
 
     /// Compares with the other processes what all must have in common, where they share no memory; **collective**. Without all of them
     /// there is no world: it is over, so that its end waits for none of them either.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn greet(&self) -> Result<(), Error> {
-        let Flavour::Local { core, .. } = &self.seat.flavour else { return Ok(()) };
-        let Some(office) = core.office() else { return Ok(()) };
-        let greeted = office.greet(core, core.options().deadline);
+        let Backend::Local { core, .. } = &self.handle.backend else { return Ok(()) };
+        let Some(endpoint) = core.endpoint() else { return Ok(()) };
+        let greeted = endpoint.greet(core, core.options().deadline);
         greeted.inspect_err(|error| {
             if matches!(error, Error::Incomplete { .. }) {
                 self.end_here(error);
@@ -156,7 +156,7 @@ impl World {
     #[must_use]
     pub fn single() -> Self {
         let lifeline = Lifeline::new(Core::new(1, WorldOptions::default()));
-        Self { seat: Arc::new(Seat::local(lifeline, Rank::new(0))) }
+        Self { handle: Arc::new(RankHandle::local(lifeline, Rank::new(0))) }
     }
 
     /// One rank of a world of `size` whose other ranks do not exist. Every collective completes at once, and the ledger
@@ -172,42 +172,42 @@ impl World {
         if rank.index() >= size {
             return Err(Error::BadRank { rank, size });
         }
-        Ok(Self { seat: Arc::new(Seat::counting(size, rank)) })
+        Ok(Self { handle: Arc::new(RankHandle::counting(size, rank)) })
     }
 
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        self.seat.rank
+        self.handle.rank
     }
 
     /// The number of ranks.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.seat.size
+        self.handle.size
     }
 
     /// The longest time that a rank waits for one operation: [`WorldOptions::deadline`].
     #[must_use]
     pub fn deadline(&self) -> Duration {
-        match &self.seat.flavour {
-            Flavour::Local { core, .. } => core.options().deadline,
-            Flavour::Counting => WorldOptions::default().deadline,
+        match &self.handle.backend {
+            Backend::Local { core, .. } => core.options().deadline,
+            Backend::Counting => WorldOptions::default().deadline,
         }
     }
 
     /// Whether all ranks are threads of this process that read each other's memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
-        matches!(self.seat.flavour, Flavour::Local { .. }) && self.seat.office().is_none()
+        matches!(self.handle.backend, Backend::Local { .. }) && self.handle.endpoint().is_none()
     }
 
     /// Why NCCL cannot carry what lies on devices, if it cannot.
     #[cfg(feature = "nccl")]
     pub(crate) fn keeps_off_devices(&self) -> Option<&'static str> {
-        match &self.seat.flavour {
-            Flavour::Counting => Some("it only counts operations, and has no other ranks"),
-            Flavour::Local { core, .. } => {
+        match &self.handle.backend {
+            Backend::Counting => Some("it only counts operations, and has no other ranks"),
+            Backend::Local { core, .. } => {
                 let exchanges_messages = core.options().between == Between::Messages;
                 exchanges_messages.then_some("its ranks are threads that share no memory")
             }
@@ -222,38 +222,38 @@ impl World {
     /// # Errors
     /// [`Error::BadGroup`] if this rank is not listed, a rank is listed twice, or a rank is not in the world.
     pub fn group(&self, ranks: &[Rank], channel: Channel) -> Result<Group, Error> {
-        Group::new(&self.seat, ranks, channel)
+        Group::new(&self.handle, ranks, channel)
     }
 
     /// The group of all ranks, in order, on `channel`.
     #[must_use]
     pub fn world_group(&self, channel: Channel) -> Group {
-        Group::of_all(&self.seat, channel)
+        Group::of_all(&self.handle, channel)
     }
 
     /// The calls that this rank has issued and the bytes that it has received so far.
     #[must_use]
     pub fn ledger(&self) -> LedgerSnapshot {
-        self.seat.record.ledger.snapshot()
+        self.handle.record.ledger.snapshot()
     }
 
     /// The messages of this rank so far; none where ranks share memory.
     #[must_use]
     pub fn messages(&self) -> Messages {
-        self.seat.record.ledger.messages()
+        self.handle.record.ledger.messages()
     }
 
     /// This rank's last operations, with their times and their states. Can be called at any time, also after the
     /// world has ended; [`explain`](crate::explain) compares the records of all ranks.
     #[must_use]
     pub fn flight_record(&self) -> FlightRecord {
-        let Seat { rank, size, record, status, .. } = &*self.seat;
+        let RankHandle { rank, size, record, status, .. } = &*self.handle;
         record_of((*rank, *size), record, status)
     }
 
     /// Sets the step that this rank is in. Errors name it.
     pub fn set_step(&self, step: u64) {
-        self.seat.record.set_step(step);
+        self.handle.record.set_step(step);
     }
 
     /// Sets the ranks that have no data in this step, for operations on [`Channel::User`]. An empty list means that all ranks
@@ -266,7 +266,7 @@ impl World {
     /// **Collective** in the sense that all ranks must set the same list between the same two of their operations. The call
     /// waits for no rank; a rank with another list joins another barrier than the others.
     pub fn set_absent(&self, ranks: &[Rank]) {
-        self.seat.set_absent(ranks);
+        self.handle.set_absent(ranks);
     }
 
     /// For hsdp: the faults of all ranks, [`WorldOptions::faults`], as this process has them, in this rank's first call; none in a
@@ -274,22 +274,22 @@ impl World {
     #[doc(hidden)]
     #[must_use]
     pub fn take_faults(&self) -> &[Fault] {
-        match &self.seat.flavour {
-            Flavour::Local { core, .. } if self.seat.takes_faults() => &core.options().faults,
-            Flavour::Local { .. } | Flavour::Counting => &[],
+        match &self.handle.backend {
+            Backend::Local { core, .. } if self.handle.takes_faults() => &core.options().faults,
+            Backend::Local { .. } | Backend::Counting => &[],
         }
     }
 
     /// The faults of this rank in [`WorldOptions::faults`] that have not fired yet.
     #[must_use]
     pub fn armed_faults(&self) -> Vec<Fault> {
-        self.seat.faults.armed()
+        self.handle.faults.armed()
     }
 
     /// The epoch of this rank: the number of aborted steps that it has left behind.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.seat.record.epoch()
+        self.handle.record.epoch()
     }
 
     /// Aborts the current step on all ranks. Never waits for another rank.
@@ -303,14 +303,14 @@ impl World {
     /// world follows. If the panic is caught, the rank's next call announces it. Threads that the program started itself
     /// announce it at once, since the world is not told of their panics.
     pub fn abort_step(&self, failure: StepFailure) {
-        self.seat.abort_step(self.epoch(), failure);
+        self.handle.abort_step(self.epoch(), failure);
     }
 
     /// As [`abort_step`](Self::abort_step), for a step that began in `epoch`. Does nothing if this rank is in another epoch:
     /// the step has ended, and the rank's present step is another.
     pub fn abort_step_of(&self, epoch: u64, failure: StepFailure) {
         if epoch == self.epoch() {
-            self.seat.abort_step(epoch, failure);
+            self.handle.abort_step(epoch, failure);
         }
     }
 
@@ -319,7 +319,7 @@ impl World {
     ///
     /// Ranks need not call it together: operations of the new epoch wait for the ranks that come later.
     pub fn next_epoch(&self) -> u64 {
-        self.seat.next_epoch()
+        self.handle.next_epoch()
     }
 
     /// Ends the world on all ranks, for good. Where ranks share memory, it waits for no other rank. Where they do not,
@@ -328,17 +328,17 @@ impl World {
     /// Pending operations, and operations that are issued later, end with [`Error::WorldAborted`]; operations whose members
     /// had all arrived complete.
     pub fn abort(&self, reason: &str) {
-        self.seat.abort(reason);
+        self.handle.abort(reason);
     }
 
     /// The error that ended the world, if it has ended.
     #[must_use]
     pub fn end(&self) -> Option<Error> {
-        self.seat.status.world_end()
+        self.handle.status.world_end()
     }
 
-    pub(crate) fn seat(&self) -> &Arc<Seat> {
-        &self.seat
+    pub(crate) fn handle(&self) -> &Arc<RankHandle> {
+        &self.handle
     }
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests of this crate as if ranks were processes: they share no memory, and hear of each other by letters alone.
+# The tests of this crate as if ranks were processes: they share no memory, and hear of each other by messages alone.
 #
 #     comm/tests/apart.sh
 #

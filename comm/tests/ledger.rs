@@ -1,4 +1,4 @@
-//! Bytes of patterns, against closed formulas, the plan, and the counting flavour.
+//! Bytes of patterns, against closed formulas, the plan, and the counting backend.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ fn every_collective_counts_what_comes_from_other_ranks() {
 }
 
 #[test]
-fn the_counting_flavour_counts_what_the_local_one_measures() {
+fn the_counting_backend_counts_what_the_local_one_measures() {
     for size in SIZES {
         let measured = world(size, |world| {
             every_collective(&world.world_group(Channel::Control));
@@ -228,7 +228,7 @@ fn a_world_of_a_thousand_ranks_is_counted_on_one() {
 }
 
 #[test]
-fn the_counting_flavour_answers_as_if_all_ranks_were_like_this_one() {
+fn the_counting_backend_answers_as_if_all_ranks_were_like_this_one() {
     let world = World::counting(5, Rank::new(2)).expect("a rank of the world");
     let group = world.world_group(Channel::Control);
     assert_eq!(wait(group.all_gather(tag(), vec![7_u64, 8])), [7, 8].repeat(5));

@@ -61,12 +61,12 @@ impl Group {
             root,
         )?);
         let is_root = self.index() == root;
-        let deposit = if is_root {
+        let contribution = if is_root {
             Exchange { source: Source::Lent(values), target: None }
         } else {
             Exchange { source: Source::nothing(), target: Some(values) }
         };
-        self.issue(call, deposit, move |all| Ok(Copies::from_root(all, root)))
+        self.issue(call, contribution, move |all| Ok(Copies::from_root(all, root)))
     }
 
     /// The root gets the elements of all members, in member order; the others get `None`.

@@ -1,4 +1,4 @@
-//! This process, as a member of the control plane: its letters to and from the others, of all its worlds.
+//! This process, as a member of the control plane: its messages to and from the others, of all its worlds.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -12,7 +12,7 @@ use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
 use super::passage::{Passage, Piece};
-use crate::remote::{Letter, TransportError};
+use crate::remote::{Message, TransportError};
 
 /// This process. When nobody has it any more, it says goodbye.
 pub(super) struct Member {
@@ -35,7 +35,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 struct Mail {
     /// By rank.
     passages: Vec<Passage>,
-    /// Letters that have come, by world: of one that is not made here yet, too.
+    /// Messages that have come, by world: of one that is not made here yet, too.
     arrived: HashMap<u32, VecDeque<(Rank, Vec<u8>)>>,
     /// The worlds that are over here: what comes of them is nobody's.
     over: BTreeSet<u32>,
@@ -84,10 +84,10 @@ impl Member {
     pub(super) fn send(
         &self,
         (world, to): (u32, Rank),
-        letter: &Arc<Letter>,
+        message: &Arc<Message>,
     ) -> Result<(), TransportError> {
         let mut mail = self.mail.lock();
-        mail.passages[to.index()].send(world, Arc::clone(letter));
+        mail.passages[to.index()].send(world, Arc::clone(message));
         self.pass(&mut mail, to)
     }
 
@@ -116,7 +116,7 @@ impl Member {
         Ok(())
     }
 
-    /// The next letter of a world, and of whom; what comes of others is kept for them.
+    /// The next message of a world, and of whom; what comes of others is kept for them.
     pub(super) fn take(&self, world: u32) -> Result<Option<(Rank, Vec<u8>)>, TransportError> {
         let mut mail = self.mail.lock();
         while let Some((from, piece)) = self.membership().take_passed() {
@@ -124,15 +124,15 @@ impl Member {
             let piece = Piece::read(&piece).map_err(garbled)?;
             let came = mail.passages[from.index()].take(&piece).map_err(garbled)?;
             self.pass(&mut mail, from)?;
-            if let Some((its_world, letter)) = came.filter(|(world, _)| !mail.over.contains(world))
+            if let Some((its_world, message)) = came.filter(|(world, _)| !mail.over.contains(world))
             {
-                mail.arrived.entry(its_world).or_default().push_back((from, letter));
+                mail.arrived.entry(its_world).or_default().push_back((from, message));
             }
         }
         Ok(mail.arrived.get_mut(&world).and_then(VecDeque::pop_front))
     }
 
-    /// How many letters of a world are under way.
+    /// How many messages of a world are under way.
     pub(super) fn under_way(&self, world: u32) -> usize {
         self.mail.lock().passages.iter().map(|passage| passage.under_way(world)).sum()
     }

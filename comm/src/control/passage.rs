@@ -1,25 +1,25 @@
-//! What goes between this process and one other: letters in pieces, as large as the coordinator passes on, and never more of them under
+//! What goes between this process and one other: messages in pieces, as large as the coordinator passes on, and never more of them under
 //! way than it keeps.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::remote::Letter;
+use crate::remote::Message;
 
 /// Bytes of a piece's head.
 const HEAD: usize = 24;
 
-/// Bytes of a letter in one piece, at most.
+/// Bytes of a message in one piece, at most.
 pub(super) const MOST_PIECE: usize = hsdp_control::MOST_VALUE - HEAD;
 
-/// A part of a letter; or, of a letter of no bytes, only word of what has come.
+/// A part of a message; or, of a message of no bytes, only word of what has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece<'a> {
-    /// The number of its letter's world.
+    /// The number of its message's world.
     world: u32,
     /// How many pieces of the other its sender has taken.
     taken: u32,
-    /// Of the whole letter.
+    /// Of the whole message.
     bytes: u64,
     offset: u64,
     part: &'a [u8],
@@ -54,7 +54,7 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// A letter of a world that has come whole.
+/// A message of a world that has come whole.
 pub(super) type Came = (u32, Vec<u8>);
 
 /// Both directions, for all worlds. Counts of pieces go around at 2^32.
@@ -72,15 +72,15 @@ pub(super) struct Passage {
     told: u32,
 }
 
-/// A letter of a world, of which so much has been sent.
+/// A message of a world, of which so much has been sent.
 #[derive(Debug)]
 struct Sending {
     world: u32,
-    letter: Arc<Letter>,
+    message: Arc<Message>,
     sent: usize,
 }
 
-/// A letter of a world, of so many bytes, and what has come of it.
+/// A message of a world, of so many bytes, and what has come of it.
 #[derive(Debug)]
 struct Coming {
     world: u32,
@@ -97,11 +97,11 @@ impl Passage {
         Self { most, sending, sent: 0, taken: 0, coming, came: 0, told: 0 }
     }
 
-    pub(super) fn send(&mut self, world: u32, letter: Arc<Letter>) {
-        self.sending.push_back(Sending { world, letter, sent: 0 });
+    pub(super) fn send(&mut self, world: u32, message: Arc<Message>) {
+        self.sending.push_back(Sending { world, message, sent: 0 });
     }
 
-    /// How many letters of a world are not on their way, or not all of them; or have come in part.
+    /// How many messages of a world are not on their way, or not all of them; or have come in part.
     pub(super) fn under_way(&self, world: u32) -> usize {
         let sending = self.sending.iter().filter(|sending| sending.world == world).count();
         sending + usize::from(self.coming.as_ref().is_some_and(|coming| coming.world == world))
@@ -117,7 +117,7 @@ impl Passage {
         let is_open = self.sent.wrapping_sub(self.taken) < self.most;
         let taken = self.came;
         if let Some(first) = self.sending.front_mut().filter(|_| is_open) {
-            let bytes = first.letter.bytes();
+            let bytes = first.message.bytes();
             let end = bytes.len().min(first.sent + MOST_PIECE);
             let part = &bytes[first.sent..end];
             let (len, offset) = (bytes.len() as u64, first.sent as u64);
@@ -137,7 +137,7 @@ impl Passage {
         Some(Piece { world: 0, taken, bytes: 0, offset: 0, part: &[] }.write())
     }
 
-    /// A piece has come; with the last one of a letter, that letter.
+    /// A piece has come; with the last one of a message, that message.
     ///
     /// # Errors
     /// What is wrong with it.

@@ -1,4 +1,4 @@
-//! Letters by the control plane.
+//! Messages by the control plane.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use hsdp_sharding::Rank;
 use super::losses::{COORDINATOR, end_of, losses_of};
 use super::member::Member;
 use crate::Error;
-use crate::remote::{Answer, Buffer, Cause, Letter, Loss, Shelf, Transport, TransportError};
+use crate::remote::{Answer, Buffer, Cause, Loss, Message, Pool, Transport, TransportError};
 use crate::sync;
 
 /// How often is looked what has become of the others.
@@ -17,12 +17,12 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// How long a coordinator that runs may take to answer, at most.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// The letters of one world.
+/// The messages of one world.
 #[derive(Debug)]
 pub(super) struct ControlTransport {
     member: Arc<Member>,
     world: u32,
-    shelf: Arc<Shelf>,
+    pool: Arc<Pool>,
     looked: Option<Instant>,
     asked: Option<Instant>,
 }
@@ -30,31 +30,31 @@ pub(super) struct ControlTransport {
 impl ControlTransport {
     pub(super) fn new(member: Arc<Member>) -> Self {
         let world = member.next_world();
-        Self { member, world, shelf: Arc::default(), looked: None, asked: None }
+        Self { member, world, pool: Arc::default(), looked: None, asked: None }
     }
 
-    /// A letter that came, as others read it: its length is a multiple of what buffers have, or it is none.
-    fn laid_down(&self, from: Rank, letter: &[u8]) -> Result<Buffer, TransportError> {
+    /// A message that came, as others read it: its length is a multiple of what buffers have, or it is none.
+    fn laid_down(&self, from: Rank, message: &[u8]) -> Result<Buffer, TransportError> {
         let no_memory = || TransportError {
             peer: Some(from),
-            problem: format!("no memory for a message of {} bytes", letter.len()),
+            problem: format!("no memory for a message of {} bytes", message.len()),
         };
-        let mut buffer = self.shelf.take(letter.len()).ok_or_else(no_memory)?;
-        let (whole, rest) = buffer.bytes_mut().split_at_mut(letter.len());
-        whole.copy_from_slice(letter);
+        let mut buffer = self.pool.take(message.len()).ok_or_else(no_memory)?;
+        let (whole, rest) = buffer.bytes_mut().split_at_mut(message.len());
+        whole.copy_from_slice(message);
         rest.fill(0);
         Ok(buffer)
     }
 }
 
 impl Transport for ControlTransport {
-    fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError> {
-        self.member.send((self.world, to), letter)
+    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
+        self.member.send((self.world, to), message)
     }
 
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {
-        let Some((from, letter)) = self.member.take(self.world)? else { return Ok(None) };
-        self.laid_down(from, &letter).map(|buffer| Some((from, buffer)))
+        let Some((from, message)) = self.member.take(self.world)? else { return Ok(None) };
+        self.laid_down(from, &message).map(|buffer| Some((from, buffer)))
     }
 
     fn under_way(&mut self) -> Result<usize, TransportError> {

@@ -1,4 +1,4 @@
-//! What lies on devices, where members share no memory: parcels are empty, and this process issues its own part by NCCL when all have
+//! What lies on devices, where members share no memory: messages are empty, and this process issues its own part by NCCL when all have
 //! come. `REMOTE.md`, "Operations on devices".
 
 use std::ops::ControlFlow::Break;
@@ -15,7 +15,7 @@ use crate::Error;
 use crate::buffers::Buffers;
 use crate::execute::Work;
 use crate::pattern::Pattern;
-use crate::remote::{At, Next, Parcels, Transmit};
+use crate::remote::{At, DataMessages, Next, Transmit};
 
 /// What a member brings that lies on a device.
 pub(super) trait OnDevice: Transmit {
@@ -56,7 +56,7 @@ impl Transmit for GatherDeposit {
         Some(&self.layout)
     }
 
-    fn unpack(self, _at: &At, _parcels: &Parcels) -> Next<Self> {
+    fn unpack(self, _at: &At, _messages: &DataMessages) -> Next<Self> {
         let part = self.part.clone();
         Break(issued(&part, Gather::new(vec![self])))
     }
@@ -88,7 +88,7 @@ impl Transmit for ReduceDeposit {
         }
     }
 
-    fn unpack(self, at: &At, _parcels: &Parcels) -> Next<Self> {
+    fn unpack(self, at: &At, _messages: &DataMessages) -> Next<Self> {
         let part = self.part.clone();
         let work = Reduce::new(vec![self], at.scaling(), at.meant.tag.microbatch);
         Break(issued(&part, work))
@@ -107,7 +107,7 @@ impl Transmit for AllReduceDeposit {
     const FUNCTION: u8 = 11;
     const BESIDE: bool = true;
 
-    fn unpack(self, at: &At, _parcels: &Parcels) -> Next<Self> {
+    fn unpack(self, at: &At, _messages: &DataMessages) -> Next<Self> {
         let part = self.part.clone();
         Break(issued(&part, AllReduce::new(vec![self], at.scaling())))
     }

@@ -19,7 +19,7 @@ pub(crate) struct ReduceDeposit {
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(super) accumulator: DeviceAccumulator,
     pub(super) part: Part,
-    /// What it has packed, or why it could not: when it was brought, where members share no memory.
+    /// What it has packed, or why it could not: when it was data_header, where members share no memory.
     pub(super) packed: Option<Result<DeviceBuffer, CudaError>>,
 }
 

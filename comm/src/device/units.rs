@@ -72,8 +72,8 @@ impl Group {
         }
         let part = self.part(op, tag, shard.device())?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        let deposit = GatherDeposit { layout, shard, full, part };
-        self.issue_on_device(call, deposit, Gather::new)
+        let contribution = GatherDeposit { layout, shard, full, part };
+        self.issue_on_device(call, contribution, Gather::new)
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -106,8 +106,8 @@ impl Group {
             .of(wire, layout.trainable().len)
             .reduction(Reduction::Sum)
             .scaling(scaling);
-        let deposit = ReduceDeposit { layout, gradients, accumulator, part, packed: None };
-        self.issue_on_device(call, deposit, move |all| Reduce::new(all, scaling, round))
+        let contribution = ReduceDeposit { layout, gradients, accumulator, part, packed: None };
+        self.issue_on_device(call, contribution, move |all| Reduce::new(all, scaling, round))
     }
 
     /// Sums f32 elements over the members: every member gets the sum in member order of
@@ -137,7 +137,7 @@ impl Group {
     fn issue_on_device<D, W, O>(
         &self,
         call: Call,
-        deposit: D,
+        contribution: D,
         assemble: impl Assemble<D, W>,
     ) -> Result<Pending<O>, Error>
     where
@@ -146,24 +146,24 @@ impl Group {
         O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
-        if deposit.part().goes_by_nccl() {
-            return self.issue(call, deposit, assemble);
+        if contribution.part().goes_by_nccl() {
+            return self.issue(call, contribution, assemble);
         }
-        self.issue_here(call, deposit, assemble)
+        self.issue_here(call, contribution, assemble)
     }
 
     /// Who this member is, and its stream.
     fn part(&self, op: Op, tag: Tag, device: &Device) -> Result<Part, Error> {
-        let stream = self.seat().streams.of(device, self.channel());
+        let stream = self.handle().streams.of(device, self.channel());
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
         #[cfg(feature = "nccl")]
-        let nccl = self.seat().nccl.of(self.id()).filter(|_| self.size() > 1);
+        let nccl = self.handle().nccl.of(self.id()).filter(|_| self.size() > 1);
         Ok(Part {
             rank: self.rank(),
             step: tag.step,
             stream,
             #[cfg(feature = "nccl")]
-            access: self.seat().access().map(Arc::clone),
+            access: self.handle().access().map(Arc::clone),
             #[cfg(feature = "nccl")]
             nccl,
         })

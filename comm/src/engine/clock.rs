@@ -31,9 +31,9 @@ pub(crate) struct Clock {
     started: Instant,
     /// When the thread looks again at the latest, if the process runs.
     due: Instant,
-    late: Bell,
-    circle: Bell,
-    deadline: Bell,
+    late: Timer,
+    circle: Timer,
+    deadline: Timer,
 }
 
 /// The alarm that is due.
@@ -50,13 +50,13 @@ pub(crate) enum Alarm {
 }
 
 /// Something that is due each time that a period has passed.
-struct Bell {
+struct Timer {
     period: Duration,
     /// How long after the start it is due next.
     next: Duration,
 }
 
-impl Bell {
+impl Timer {
     fn every(period: Duration) -> Self {
         Self { period, next: period }
     }
@@ -83,7 +83,7 @@ impl Clock {
     }
 
     fn with(late: Duration, circle_grace: Duration, deadline: Duration) -> Self {
-        let [late, circle, deadline] = [late, circle_grace, deadline].map(Bell::every);
+        let [late, circle, deadline] = [late, circle_grace, deadline].map(Timer::every);
         let started = sync::now();
         Self { started, due: started, late, circle, deadline }
     }

@@ -15,7 +15,7 @@ pub(crate) struct Status {
     raised: AtomicBool,
     ends: Mutex<Ends>,
     /// Rung when the world ends, and when a rank leaves: a rank that a fault holds up sleeps on it.
-    bell: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -65,14 +65,14 @@ impl Status {
         let mut ends = self.ends.lock();
         let end = ends.world.get_or_insert(error).clone();
         self.raised.store(true, Ordering::Release);
-        self.bell.notify_all();
+        self.changed.notify_all();
         end
     }
 
     /// Has those that sleep look around.
     pub(crate) fn ring(&self) {
         let _ends = self.ends.lock();
-        self.bell.notify_all();
+        self.changed.notify_all();
     }
 
     /// Sleeps for so long, or until the world ends, or something is `over` that somebody [rings](Self::ring) for. What
@@ -81,7 +81,7 @@ impl Status {
         let until = from_now(time);
         let mut ends = self.ends.lock();
         while ends.world.is_none() && !over() {
-            if self.bell.wait_until(&mut ends, until).timed_out() {
+            if self.changed.wait_until(&mut ends, until).timed_out() {
                 break;
             }
         }

@@ -230,8 +230,8 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
         packed: Vec::new(),
     };
     let scaling = Scaling::on(Wire::F32);
-    let deposits = (0..3).map(reduce).collect();
-    let work = UnitReduce::new(deposits, scaling);
+    let contributions = (0..3).map(reduce).collect();
+    let work = UnitReduce::new(contributions, scaling);
     let partials = partition(work.expect("one layout"), 3);
     let sum: f32 = partials.iter().flat_map(|reduced| &reduced.partial).sum();
     assert_eq!(sum, 3.0 * (37.0 * 1900.0 + 1.0 + 2000.0), "padding stays zero");
@@ -310,8 +310,8 @@ fn of_two(len: usize) -> (Arc<UnitLayout>, Vec<UnitGatherDeposit>, Vec<UnitReduc
         fold: Fold::Add,
         packed: Vec::new(),
     };
-    let deposits = ((0..2).map(gather).collect(), (0..2).map(reduce).collect());
-    (layout, deposits.0, deposits.1)
+    let contributions = ((0..2).map(gather).collect(), (0..2).map(reduce).collect());
+    (layout, contributions.0, contributions.1)
 }
 
 /// Blocks are larger, and enough.
@@ -360,8 +360,8 @@ fn work_of_any_length_gives_its_outputs_and_holds_nothing_that_was_lent() {
         let added = scaled(vec![vec![1.0; len]; 3], scaling).expect("one length");
         assert_eq!(partition(added, 3), vec![vec![3.0; len]; 3]);
 
-        let brought = exchanges([(len, Some(3 * len)); 3]);
-        let outputs = partition(Copies::to_all(brought).expect("one length"), 3);
+        let data_header = exchanges([(len, Some(3 * len)); 3]);
+        let outputs = partition(Copies::to_all(data_header).expect("one length"), 3);
         assert!(outputs.iter().all(|it| it.target.as_ref().is_some_and(|it| it.len() == 3 * len)));
         assert!(all_ones(outputs));
     }

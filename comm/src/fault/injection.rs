@@ -11,7 +11,7 @@ use super::{Fault, FaultKind, lie, poisoned};
 use crate::Error;
 use crate::call::Call;
 use crate::execute::UnitReduceDeposit;
-use crate::seat::Seat;
+use crate::handle::RankHandle;
 use crate::site::Site;
 
 /// What becomes of a call.
@@ -34,39 +34,39 @@ pub(crate) enum Manner {
 }
 
 /// The gradients that a rank brings, where it brings any.
-fn gradients_of(deposit: &mut dyn Any) -> Option<&mut Vec<Option<Arc<dyn GradientValues>>>> {
-    if deposit.is::<crate::device::ReduceDeposit>() {
-        let deposit = deposit.downcast_mut::<crate::device::ReduceDeposit>();
-        return deposit.map(|it| &mut it.gradients);
+fn gradients_of(contribution: &mut dyn Any) -> Option<&mut Vec<Option<Arc<dyn GradientValues>>>> {
+    if contribution.is::<crate::device::ReduceDeposit>() {
+        let contribution = contribution.downcast_mut::<crate::device::ReduceDeposit>();
+        return contribution.map(|it| &mut it.gradients);
     }
-    deposit.downcast_mut::<UnitReduceDeposit>().map(|it| &mut it.gradients)
+    contribution.downcast_mut::<UnitReduceDeposit>().map(|it| &mut it.gradients)
 }
 
-impl Seat {
+impl RankHandle {
     /// Has the rank commit the faults that are due at a call, which has no number yet.
     pub(crate) fn inject<D: 'static>(
         &self,
         site: &Site,
         call: Call,
-        deposit: &mut D,
+        contribution: &mut D,
     ) -> Result<Injected, Error> {
         if self.faults.is_empty() {
             return Ok(Injected { call, meant: None, manner: Manner::Issued });
         }
-        self.inject_due(site, call, deposit)
+        self.inject_due(site, call, contribution)
     }
 
     fn inject_due(
         &self,
         site: &Site,
         call: Call,
-        deposit: &mut dyn Any,
+        contribution: &mut dyn Any,
     ) -> Result<Injected, Error> {
         if self.faults.has_left() {
             return Err(self.injected(&call, "it left its world, by an injected fault"));
         }
         self.check(call.op)?;
-        let gradients = gradients_of(deposit);
+        let gradients = gradients_of(contribution);
         let mut gradients = gradients.filter(|it| it.iter().flatten().any(|it| !it.is_empty()));
         let moment = Moment { step: self.record.step(), epoch: self.record.epoch() };
         let due = self.faults.due(moment, &call.tag, gradients.is_some());

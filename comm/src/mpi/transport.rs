@@ -1,4 +1,4 @@
-//! Letters by MPI: each is one message, and its length is known before it is received.
+//! Messages by MPI: each is one message, and its length is known before it is received.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -10,23 +10,23 @@ use hsdp_sharding::Rank;
 use super::error::MpiError;
 use super::library::{Found, Library, Request};
 use crate::Error;
-use crate::remote::{Buffer, Letter, Shelf, Transport, TransportError};
+use crate::remote::{Buffer, Message, Pool, Transport, TransportError};
 
-/// How many letters are received at a time.
+/// How many messages are received at a time.
 const RECEIVED_AT_ONCE: usize = 256;
 
-/// The letters of one world.
+/// The messages of one world.
 pub(super) struct MpiTransport {
     library: Arc<Library>,
-    /// The number of the world: letters of others are not its business.
+    /// The number of the world: messages of others are not its business.
     tag: c_int,
-    shelf: Arc<Shelf>,
-    sending: Vec<(Rank, Request, ManuallyDrop<Arc<Letter>>)>,
+    pool: Arc<Pool>,
+    sending: Vec<(Rank, Request, ManuallyDrop<Arc<Message>>)>,
     /// In the order in which they were found.
     receiving: Vec<Receiving>,
 }
 
-/// A letter that is being received.
+/// A message that is being received.
 struct Receiving {
     from: Rank,
     request: Request,
@@ -37,8 +37,8 @@ struct Receiving {
 
 impl MpiTransport {
     pub(super) fn new(library: Arc<Library>, tag: c_int) -> Self {
-        let shelf = Arc::default();
-        Self { library, tag, shelf, sending: Vec::new(), receiving: Vec::new() }
+        let pool = Arc::default();
+        Self { library, tag, pool, sending: Vec::new(), receiving: Vec::new() }
     }
 
     /// Begins to receive what has come.
@@ -47,15 +47,15 @@ impl MpiTransport {
         while self.receiving.len() < RECEIVED_AT_ONCE {
             let Some(found) = calls.find(self.tag).map_err(|it| failed(None, &it))? else { break };
             let (from, bytes) = (Rank::new(found.from), found.bytes);
-            let buffer = self.shelf.take(bytes).ok_or_else(|| no_memory(&found))?;
+            let buffer = self.pool.take(bytes).ok_or_else(|| no_memory(&found))?;
             let mut buffer = ManuallyDrop::new(buffer);
             let request = calls.receive(found, buffer.bytes_mut());
             let request = request.map_err(|it| failed(Some(from), &it))?;
             self.receiving.push(Receiving { from, request, buffer, is_complete: false });
         }
-        for letter in self.receiving.iter_mut().filter(|letter| !letter.is_complete) {
-            let tested = calls.test(&mut letter.request);
-            letter.is_complete = tested.map_err(|it| failed(Some(letter.from), &it))?;
+        for message in self.receiving.iter_mut().filter(|message| !message.is_complete) {
+            let tested = calls.test(&mut message.request);
+            message.is_complete = tested.map_err(|it| failed(Some(message.from), &it))?;
         }
         Ok(())
     }
@@ -63,19 +63,19 @@ impl MpiTransport {
     /// The first that is complete, and whose sender has none before it that is not.
     fn next(&self) -> Option<usize> {
         let is_next = |place: &usize| {
-            let letter = &self.receiving[*place];
+            let message = &self.receiving[*place];
             let mut before = self.receiving[..*place].iter();
-            letter.is_complete && !before.any(|other| other.from == letter.from)
+            message.is_complete && !before.any(|other| other.from == message.from)
         };
         (0..self.receiving.len()).find(is_next)
     }
 }
 
 impl Transport for MpiTransport {
-    fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError> {
-        let letter = ManuallyDrop::new(Arc::clone(letter));
-        let sent = self.library.calls().send(letter.bytes(), to.index(), self.tag);
-        self.sending.push((to, sent.map_err(|it| failed(Some(to), &it))?, letter));
+    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
+        let message = ManuallyDrop::new(Arc::clone(message));
+        let sent = self.library.calls().send(message.bytes(), to.index(), self.tag);
+        self.sending.push((to, sent.map_err(|it| failed(Some(to), &it))?, message));
         Ok(())
     }
 
@@ -96,8 +96,8 @@ impl Transport for MpiTransport {
         let mut place = 0;
         while let Some((to, request, _)) = self.sending.get_mut(place) {
             if calls.test(request).map_err(|it| failed(Some(*to), &it))? {
-                let (.., letter) = self.sending.swap_remove(place);
-                drop(ManuallyDrop::into_inner(letter));
+                let (.., message) = self.sending.swap_remove(place);
+                drop(ManuallyDrop::into_inner(message));
             } else {
                 place += 1;
             }

@@ -96,7 +96,7 @@ impl Connected {
 }
 
 /// Closing waits for the other ranks, and a drop must not: a thread of its own does it. But where they are processes, this one stays
-/// until what it has issued is done, as it stays until its letters are sent.
+/// until what it has issued is done, as it stays until its messages are sent.
 impl Drop for Communicators {
     fn drop(&mut self) {
         let (groups, all, patience) =
@@ -146,15 +146,15 @@ impl World {
             patience: self.deadline(),
             peers: if self.shares_memory() { Peers::Here } else { Peers::Elsewhere },
         };
-        let before = self.seat().nccl.held.lock().replace(communicators);
-        let watched = if before.is_none() { watchdog::start(self.seat()) } else { Ok(()) };
+        let before = self.handle().nccl.held.lock().replace(communicators);
+        let watched = if before.is_none() { watchdog::start(self.handle()) } else { Ok(()) };
         self.agreed(watched)
     }
 
     /// The device whose collectives go by NCCL.
     #[must_use]
     pub fn nccl_device(&self) -> Option<Device> {
-        self.seat().nccl.device()
+        self.handle().nccl.device()
     }
 
     /// Makes the communicators of groups. Each is split from the communicator of all ranks, or made with an id of its
@@ -170,7 +170,7 @@ impl World {
     }
 
     fn connect_group(&self, group: &Group) -> Result<(), Error> {
-        let connected = &self.seat().nccl;
+        let connected = &self.handle().nccl;
         if connected.of(group.id()).is_some() {
             return Ok(());
         }
@@ -196,7 +196,7 @@ impl World {
 
     /// The communicator of a group, split from that of all ranks; `None` if there is none any more, or it fails.
     fn split(&self, group: &Group) -> Option<Communicator> {
-        let connected = &self.seat().nccl;
+        let connected = &self.handle().nccl;
         // Not under the lock: whoever looks after the communicators is not held up.
         let mut all = connected.held.lock().as_mut()?.all.take()?;
         let (colour, ended) = (group.ranks()[0].index(), || self.end().is_some());

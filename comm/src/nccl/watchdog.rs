@@ -10,7 +10,7 @@ use super::connected::Connected;
 use super::error::NcclError;
 use crate::backend::thread::Access;
 use crate::engine::Status;
-use crate::seat::Seat;
+use crate::handle::RankHandle;
 
 /// How long the watchdog rests between two looks.
 const REST: Duration = Duration::from_millis(50);
@@ -21,12 +21,12 @@ const REST: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// [`NcclError::Unwatched`] if there is no thread for it.
-pub(super) fn start(seat: &Seat) -> Result<(), NcclError> {
-    let Some(access) = seat.access() else { return Ok(()) };
+pub(super) fn start(handle: &RankHandle) -> Result<(), NcclError> {
+    let Some(access) = handle.access() else { return Ok(()) };
     let watch = Watch {
-        rank: seat.rank,
-        connected: Arc::downgrade(&seat.nccl),
-        status: Arc::clone(&seat.status),
+        rank: handle.rank,
+        connected: Arc::downgrade(&handle.nccl),
+        status: Arc::clone(&handle.status),
         access: Arc::downgrade(access),
     };
     let name = format!("hsdp-nccl-watch-{}", watch.rank);

@@ -22,7 +22,7 @@ struct Process {
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     watched: Vec<(Rank, Process)>,
-    /// Those that were not there when they were last looked for: letters that they had sent may still come.
+    /// Those that were not there when they were last looked for: messages that they had sent may still come.
     suspects: Vec<Rank>,
     /// Ranks whose connections have ended, as the transport has reported before.
     disconnected: Vec<Rank>,

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
-use super::buffer::{BLOCK_BYTES, Shelf};
+use super::buffer::{BLOCK_BYTES, Pool};
 use super::exchanges::{Batch, Contribution, ExchangeKey};
-use super::letter::{Kind, Letter};
+use super::header::{bytes, read};
+use super::message::{Kind, Message};
 use super::payload::Payload;
-use super::statement::{bytes, read};
 
-/// The statement of a batch.
+/// The header of a batch.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Batched {
     epoch: u64,
     number: u64,
-    /// The statements of the contributions, each once: ranks that agree have one.
-    statements: Vec<Vec<u8>>,
+    /// The headers of the contributions, each once: ranks that agree have one.
+    headers: Vec<Vec<u8>>,
     parts: Vec<Part>,
 }
 
@@ -27,31 +27,31 @@ pub(super) struct Batched {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Part {
     rank: u32,
-    /// The index of its statement.
-    statement: u32,
+    /// The index of its header.
+    header: u32,
     len: u64,
 }
 
 impl Batch {
     /// `None` if there is no memory for it.
-    pub(super) fn write(&self, shelf: &Arc<Shelf>) -> Option<Letter> {
-        let (ExchangeKey { epoch, number }, mut statements) = (self.key, Vec::<&[u8]>::new());
+    pub(super) fn write(&self, pool: &Arc<Pool>) -> Option<Message> {
+        let (ExchangeKey { epoch, number }, mut headers) = (self.key, Vec::<&[u8]>::new());
         let mut parts = Vec::with_capacity(self.contributions.len());
-        for Contribution { rank, statement, payload } in &self.contributions {
-            let known = statements.iter().position(|known| **known == **statement);
-            let index = known.unwrap_or(statements.len());
+        for Contribution { rank, header, payload } in &self.contributions {
+            let known = headers.iter().position(|known| **known == **header);
+            let index = known.unwrap_or(headers.len());
             if known.is_none() {
-                statements.push(statement);
+                headers.push(header);
             }
             let (rank, len) = (rank.get(), payload.bytes().len() as u64);
-            parts.push(Part { rank, statement: u32::try_from(index).ok()?, len });
+            parts.push(Part { rank, header: u32::try_from(index).ok()?, len });
         }
-        let statements = statements.into_iter().map(<[u8]>::to_vec).collect();
-        let statement = bytes(&Batched { epoch, number, statements, parts });
+        let headers = headers.into_iter().map(<[u8]>::to_vec).collect();
+        let header = bytes(&Batched { epoch, number, headers, parts });
         let body =
             self.contributions.iter().map(|it| padded(it.payload.bytes().len())).sum::<usize>();
-        let mut letter = Letter::write(shelf, (Kind::Exchange, 0), &statement, body)?;
-        let mut rest = letter.body_mut();
+        let mut message = Message::write(pool, (Kind::Exchange, 0), &header, body)?;
+        let mut rest = message.body_mut();
         for Contribution { payload, .. } in &self.contributions {
             let (elements, behind) = rest.split_at_mut(padded(payload.bytes().len()));
             let (elements, padding) = elements.split_at_mut(payload.bytes().len());
@@ -59,25 +59,25 @@ impl Batch {
             padding.fill(0);
             rest = behind;
         }
-        Some(letter)
+        Some(message)
     }
 
     /// # Errors
     /// What is wrong with the message.
-    pub(super) fn read(letter: &Arc<Letter>, size: usize) -> Result<Self, String> {
-        let Batched { epoch, number, statements, parts } = read(letter.statement())?;
-        let statements: Vec<Arc<[u8]>> = statements.into_iter().map(Into::into).collect();
+    pub(super) fn read(message: &Arc<Message>, size: usize) -> Result<Self, String> {
+        let Batched { epoch, number, headers, parts } = read(message.header())?;
+        let headers: Vec<Arc<[u8]>> = headers.into_iter().map(Into::into).collect();
         let (mut is_there, mut contributions, mut start) = (vec![false; size], Vec::new(), 0);
         for part in parts {
             let rank = part.checked(&mut is_there)?;
-            let statement = statements.get(part.statement as usize);
-            let statement = statement.ok_or_else(|| format!("rank {rank} has no statement"))?;
-            let range = part.range(start, letter.body())?;
+            let header = headers.get(part.header as usize);
+            let header = header.ok_or_else(|| format!("rank {rank} has no header"))?;
+            let range = part.range(start, message.body())?;
             start += padded(range.len());
-            let (statement, payload) = (Arc::clone(statement), Payload::part(letter, range));
-            contributions.push(Contribution { rank, statement, payload });
+            let (header, payload) = (Arc::clone(header), Payload::part(message, range));
+            contributions.push(Contribution { rank, header, payload });
         }
-        match letter.body().len() - start {
+        match message.body().len() - start {
             0 => Ok(Self { key: ExchangeKey { epoch, number }, contributions }),
             rest => Err(format!("{rest} bytes follow its contributions")),
         }
@@ -102,8 +102,8 @@ impl Part {
         let (Self { rank, len, .. }, rest) = (self, body.len() - start);
         let len = usize::try_from(*len).ok().filter(|len| *len <= rest && padded(*len) <= rest);
         let len = len.ok_or_else(|| {
-            let stated = self.len;
-            format!("it has {rest} bytes where the contribution of rank {rank} states {stated}")
+            let encoded = self.len;
+            format!("it has {rest} bytes where the contribution of rank {rank} states {encoded}")
         })?;
         match body[start + len..start + padded(len)].iter().all(|byte| *byte == 0) {
             true => Ok(start..start + len),
@@ -121,33 +121,33 @@ mod tests {
     use super::*;
 
     fn payload(len: usize) -> Payload {
-        let letter = Letter::write(&Arc::default(), (Kind::Parcel, 0), b"", len);
-        let mut letter = letter.expect("there is memory");
-        letter.body_mut().fill(7);
-        Payload::whole(letter)
+        let message = Message::write(&Arc::default(), (Kind::Data, 0), b"", len);
+        let mut message = message.expect("there is memory");
+        message.body_mut().fill(7);
+        Payload::whole(message)
     }
 
     fn batch() -> Batch {
         let contribution = |rank: usize| {
-            let statement = if rank == 1 { &b"another"[..] } else { b"to all" };
+            let header = if rank == 1 { &b"another"[..] } else { b"to all" };
             let (rank, payload) = (Rank::new(rank), payload(100 * rank));
-            Contribution { rank, statement: statement.into(), payload }
+            Contribution { rank, header: header.into(), payload }
         };
         let key = ExchangeKey { epoch: 3, number: 5 };
         Batch { key, contributions: [2, 0, 1].map(contribution).into() }
     }
 
-    fn written(batch: &Batch) -> Arc<Letter> {
+    fn written(batch: &Batch) -> Arc<Message> {
         Arc::new(batch.write(&Arc::default()).expect("there is memory"))
     }
 
     #[test]
     fn a_batch_reads_as_it_was_written() {
-        let letter = written(&batch());
-        assert_eq!(Batch::read(&letter, 3), Ok(batch()));
-        assert_eq!(letter.body().len(), 256 + 128);
+        let message = written(&batch());
+        assert_eq!(Batch::read(&message, 3), Ok(batch()));
+        assert_eq!(message.body().len(), 256 + 128);
         let same = "to all".len() + "another".len();
-        assert!(letter.statement().len() < 2 * same + 20, "equal statements are sent once");
+        assert!(message.header().len() < 2 * same + 20, "equal headers are sent once");
     }
 
     #[test]
@@ -157,16 +157,17 @@ mod tests {
         let mut twice = batch();
         twice.contributions[1].rank = Rank::new(2);
         assert_eq!(refused(&twice, 3), "it has two contributions of rank 2");
-        let read = |statement, len, body: &[u8]| {
-            let (statements, parts) = (vec![vec![1]], vec![Part { rank: 0, statement, len }]);
-            let stated = bytes(&Batched { epoch: 0, number: 0, statements, parts });
-            let letter = Letter::write(&Arc::default(), (Kind::Exchange, 0), &stated, body.len());
-            let mut letter = letter.expect("there is memory");
-            letter.body_mut().copy_from_slice(body);
-            Batch::read(&Arc::new(letter), 1).map(drop).map_err(|problem| problem.clone())
+        let read = |header, len, body: &[u8]| {
+            let (headers, parts) = (vec![vec![1]], vec![Part { rank: 0, header, len }]);
+            let encoded = bytes(&Batched { epoch: 0, number: 0, headers, parts });
+            let message =
+                Message::write(&Arc::default(), (Kind::Exchange, 0), &encoded, body.len());
+            let mut message = message.expect("there is memory");
+            message.body_mut().copy_from_slice(body);
+            Batch::read(&Arc::new(message), 1).map(drop).map_err(|problem| problem.clone())
         };
         assert_eq!(read(0, 64, &[1; 64]), Ok(()));
-        assert_eq!(read(1, 64, &[1; 64]), Err("rank 0 has no statement".into()));
+        assert_eq!(read(1, 64, &[1; 64]), Err("rank 0 has no header".into()));
         assert_eq!(read(0, 64, &[1; 128]), Err("64 bytes follow its contributions".into()));
         let states = |len: u64, found| {
             Err(format!("it has {found} bytes where the contribution of rank 0 states {len}"))

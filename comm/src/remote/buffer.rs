@@ -22,12 +22,12 @@ struct Block([u8; BLOCK_BYTES]);
 /// Bytes of a message. Their memory goes back to where it came from.
 pub(crate) struct Buffer {
     blocks: Vec<Block>,
-    shelf: Arc<Shelf>,
+    pool: Arc<Pool>,
 }
 
 /// Buffers that are free.
 #[derive(Default)]
-pub(crate) struct Shelf(Mutex<Free>);
+pub(crate) struct Pool(Mutex<Free>);
 
 #[derive(Default)]
 struct Free {
@@ -35,7 +35,7 @@ struct Free {
     bytes: usize,
 }
 
-impl Shelf {
+impl Pool {
     /// A buffer of so many bytes, rounded up to blocks; what is in it is not said. `None` if there is no memory.
     pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
         let count = bytes.div_ceil(BLOCK_BYTES);
@@ -47,7 +47,7 @@ impl Shelf {
             }
             None => bytemuck::allocation::try_zeroed_vec(count).ok()?,
         };
-        Some(Buffer { blocks, shelf: Arc::clone(self) })
+        Some(Buffer { blocks, pool: Arc::clone(self) })
     }
 }
 
@@ -83,7 +83,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.shelf.0.lock().put(mem::take(&mut self.blocks));
+        self.pool.0.lock().put(mem::take(&mut self.blocks));
     }
 }
 
@@ -93,9 +93,9 @@ impl fmt::Debug for Buffer {
     }
 }
 
-impl fmt::Debug for Shelf {
+impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shelf").finish_non_exhaustive()
+        f.debug_struct("Pool").finish_non_exhaustive()
     }
 }
 
@@ -105,26 +105,26 @@ mod tests {
 
     #[test]
     fn memory_of_a_buffer_serves_the_next_that_fits() {
-        let shelf = Arc::<Shelf>::default();
-        let mut first = shelf.take(100).expect("there is memory");
+        let pool = Arc::<Pool>::default();
+        let mut first = pool.take(100).expect("there is memory");
         assert_eq!(first.bytes().len(), 128);
         first.bytes_mut().fill(7);
         let address = first.bytes().as_ptr();
         assert!(address.addr().is_multiple_of(BLOCK_BYTES));
-        let other = shelf.take(100).expect("there is memory");
+        let other = pool.take(100).expect("there is memory");
         assert_ne!(other.bytes().as_ptr(), address);
         drop(first);
-        let again = shelf.take(60).expect("there is memory");
+        let again = pool.take(60).expect("there is memory");
         assert_eq!((again.bytes().as_ptr(), again.bytes().len()), (address, 64));
     }
 
     #[test]
     fn a_small_message_takes_no_large_buffer() {
-        let shelf = Arc::<Shelf>::default();
-        let large = shelf.take(1 << 20).expect("there is memory");
+        let pool = Arc::<Pool>::default();
+        let large = pool.take(1 << 20).expect("there is memory");
         let address = large.bytes().as_ptr();
         drop(large);
-        assert_ne!(shelf.take(64).expect("there is memory").bytes().as_ptr(), address);
-        assert_eq!(shelf.take(1 << 19).expect("there is memory").bytes().as_ptr(), address);
+        assert_ne!(pool.take(64).expect("there is memory").bytes().as_ptr(), address);
+        assert_eq!(pool.take(1 << 19).expect("there is memory").bytes().as_ptr(), address);
     }
 }

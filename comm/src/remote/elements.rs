@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use hsdp_kernels::Element;
 
-use super::transmit::{At, Next, Parcels, Transmit};
+use super::transmit::{At, DataMessages, Next, Transmit};
 use crate::collectives::{Splits, check_pairs, sources_of};
 use crate::execute::{Exchange, Handing, combine};
 use crate::pattern::Pattern;
@@ -18,16 +18,16 @@ impl<T: Element> Transmit for Exchange<T> {
         body.copy_from_slice(bytemuck::cast_slice(&self.source.elements()[range]));
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
-        Break(self.filled(&at.pattern(), parcels))
+    fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self> {
+        Break(self.filled(&at.pattern(), messages))
     }
 }
 
 impl<T: Element> Exchange<T> {
-    fn filled(self, pattern: &Pattern<'_>, parcels: &Parcels) -> Self {
+    fn filled(self, pattern: &Pattern<'_>, messages: &DataMessages) -> Self {
         let Self { source, mut target } = self;
         if let Some(target) = &mut target {
-            fill(target, source.elements(), (pattern, 0), parcels);
+            fill(target, source.elements(), (pattern, 0), messages);
         }
         Self::done(source, target)
     }
@@ -41,10 +41,10 @@ impl<T: Element> Transmit for Splits<T> {
     }
 
     /// Also about splits that are no business of this member: all are told alike.
-    fn learn(&mut self, at: &At, parcels: &Parcels) -> Result<(), String> {
+    fn learn(&mut self, at: &At, messages: &DataMessages) -> Result<(), String> {
         let (own, members) = ((&self.send, &self.receive), at.ranks.len());
         let is_whole = |it: &Vec<usize>| it.len() == members;
-        let of = |slot| match parcels.brought(slot).map(|it| &it.descriptor.counts) {
+        let of = |slot| match messages.data_header(slot).map(|it| &it.descriptor.counts) {
             None => Ok(own),
             Some(Counts::Splits { send, receive }) if is_whole(send) && is_whole(receive) => {
                 Ok((send, receive))
@@ -58,9 +58,9 @@ impl<T: Element> Transmit for Splits<T> {
         check_pairs(&send, &receive)
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
+    fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self> {
         let Self { exchange, send, receive } = self;
-        Break(exchange.filled(&at.pattern().dealt(&send, &receive), parcels))
+        Break(exchange.filled(&at.pattern().dealt(&send, &receive), messages))
     }
 }
 
@@ -68,7 +68,7 @@ impl<T: Element> Transmit for Splits<T> {
 impl Transmit for () {
     const FUNCTION: u8 = 3;
 
-    fn unpack(self, _at: &At, _parcels: &Parcels) -> Next<Self> {
+    fn unpack(self, _at: &At, _messages: &DataMessages) -> Next<Self> {
         Break(())
     }
 }
@@ -86,11 +86,11 @@ impl<T: Element> Transmit for Handing<T> {
         body.copy_from_slice(bytemuck::cast_slice(&self.values[range]));
     }
 
-    fn learn(&mut self, at: &At, parcels: &Parcels) -> Result<(), String> {
+    fn learn(&mut self, at: &At, messages: &DataMessages) -> Result<(), String> {
         let members = at.ranks.len();
         let destination = |slot| {
-            let Some(brought) = parcels.brought(slot) else { return self.destination };
-            let to = brought.form.note.checked_sub(1)?;
+            let Some(data_header) = messages.data_header(slot) else { return self.destination };
+            let to = data_header.form.note.checked_sub(1)?;
             usize::try_from(to).ok().filter(|to| *to < members)
         };
         let destinations: Vec<_> = (0..members).map(destination).collect();
@@ -98,10 +98,10 @@ impl<T: Element> Transmit for Handing<T> {
         Ok(())
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
+    fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self> {
         Break(match self.giver {
             Some(giver) if giver == at.slot => self.values,
-            Some(giver) => parcels.elements(giver).to_vec(),
+            Some(giver) => messages.elements(giver).to_vec(),
             None => bytemuck::zeroed_vec(self.values.len()),
         })
     }
@@ -115,12 +115,12 @@ impl<T: Element> Transmit for Vec<T> {
         body.copy_from_slice(bytemuck::cast_slice(&self[range]));
     }
 
-    fn unpack(mut self, at: &At, parcels: &Parcels) -> Next<Self> {
+    fn unpack(mut self, at: &At, messages: &DataMessages) -> Next<Self> {
         match at.meant.op {
             Op::Send => Break(Self::new()),
-            Op::Recv => Break(parcels.elements(0).to_vec()),
+            Op::Recv => Break(messages.elements(0).to_vec()),
             _ => {
-                fill(&mut self, &[], (&at.pattern(), at.round), parcels);
+                fill(&mut self, &[], (&at.pattern(), at.round), messages);
                 at.go_on(self, |values| values)
             }
         }
@@ -132,16 +132,16 @@ pub(super) fn fill<T: Element>(
     target: &mut [T],
     source: &[T],
     (pattern, round): (&Pattern<'_>, u8),
-    parcels: &Parcels,
+    messages: &DataMessages,
 ) {
     let own = pattern.slot();
     let given = || &source[pattern.gives(round, own)];
     match pattern.combines(round) {
         Some(reduction) if source.is_empty() => {
-            reduce_in_place(reduction, &mut target[pattern.takes(round, own)], own, parcels);
+            reduce_in_place(reduction, &mut target[pattern.takes(round, own)], own, messages);
         }
         Some(reduction) => {
-            let part = |from| if from == own { given() } else { parcels.elements(from) };
+            let part = |from| if from == own { given() } else { messages.elements(from) };
             combine(reduction, target, &(0..pattern.members()).map(part).collect::<Vec<_>>());
         }
         None => {
@@ -149,7 +149,7 @@ pub(super) fn fill<T: Element>(
                 target[pattern.takes(round, own)].copy_from_slice(given());
             }
             for from in pattern.others() {
-                target[pattern.takes(round, from)].copy_from_slice(parcels.elements(from));
+                target[pattern.takes(round, from)].copy_from_slice(messages.elements(from));
             }
         }
     }
@@ -163,7 +163,7 @@ fn reduce_in_place<T: Element>(
     reduction: Reduction,
     values: &mut [T],
     own: usize,
-    parcels: &Parcels,
+    messages: &DataMessages,
 ) {
     let mut before = [T::zeroed(); STEP];
     let mut start = 0;
@@ -171,9 +171,9 @@ fn reduce_in_place<T: Element>(
         let (before, range) = (&mut before[..step.len()], start..start + step.len());
         before.copy_from_slice(step);
         let part = |slot| {
-            if slot == own { &*before } else { &parcels.elements::<T>(slot)[range.clone()] }
+            if slot == own { &*before } else { &messages.elements::<T>(slot)[range.clone()] }
         };
-        combine(reduction, step, &(0..parcels.0.len()).map(part).collect::<Vec<_>>());
+        combine(reduction, step, &(0..messages.0.len()).map(part).collect::<Vec<_>>());
         start = range.end;
     }
 }

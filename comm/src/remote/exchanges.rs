@@ -32,7 +32,7 @@ impl From<&Descriptor> for ExchangeKey {
 #[derive(Clone, Debug)]
 pub(super) struct Contribution {
     pub(super) rank: Rank,
-    pub(super) statement: Arc<[u8]>,
+    pub(super) header: Arc<[u8]>,
     pub(super) payload: Payload,
 }
 
@@ -171,20 +171,20 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remote::letter::{Kind, Letter};
+    use crate::remote::message::{Kind, Message};
 
     impl PartialEq for Contribution {
         fn eq(&self, other: &Self) -> bool {
-            let of = |it: &Self| (it.rank, Arc::clone(&it.statement), it.payload.bytes().to_vec());
+            let of = |it: &Self| (it.rank, Arc::clone(&it.header), it.payload.bytes().to_vec());
             of(self) == of(other)
         }
     }
 
     fn batch(number: u64, ranks: &[usize]) -> Batch {
         let contribution = |rank: &usize| {
-            let letter = Letter::write(&Arc::default(), (Kind::Parcel, 0), b"", 8);
-            let payload = Payload::whole(letter.expect("there is memory"));
-            Contribution { rank: Rank::new(*rank), statement: b"to all".as_slice().into(), payload }
+            let message = Message::write(&Arc::default(), (Kind::Data, 0), b"", 8);
+            let payload = Payload::whole(message.expect("there is memory"));
+            Contribution { rank: Rank::new(*rank), header: b"to all".as_slice().into(), payload }
         };
         let contributions = ranks.iter().map(contribution).collect();
         Batch { key: ExchangeKey { epoch: 0, number }, contributions }

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::desk::Receiver;
-use super::letter::{Kind, Letter};
+use super::endpoint::{Endpoint, Request};
+use super::header::{DataHeader, data_header_bytes};
 use super::line::InLine;
-use super::office::{Errand, Office};
-use super::statement::{Brought, parcel_bytes};
-use super::transmit::{At, Next, Parcel, Parcels, Transmit};
+use super::mailbox::Receiver;
+use super::message::{Kind, Message};
+use super::transmit::{At, DataMessage, DataMessages, Next, Transmit};
 use crate::backend::thread::{Access, InBlock, Member, Operation, Ticket, panic_message};
 use crate::execute::{Meter, NextRound, Outputs, Work};
 use crate::flight::FlightState;
@@ -26,7 +26,7 @@ use crate::{AbortReason, Descriptor, Error};
 /// One operation, as this rank takes part in it.
 pub(crate) struct Execution<S> {
     access: Arc<Access>,
-    office: Arc<Office>,
+    endpoint: Arc<Endpoint>,
     /// What the others compare.
     told: Arc<Descriptor>,
     at: At,
@@ -34,12 +34,12 @@ pub(crate) struct Execution<S> {
 }
 
 /// What lies in a slot: what this member brings, or what another sent.
-type Deposit<S> = (Option<S>, Option<Parcel>);
+type Contribution<S> = (Option<S>, Option<DataMessage>);
 
 impl<S: Transmit> Execution<S> {
     /// Issues an operation: what this member brings is on its way when this returns.
     pub(crate) fn begin(
-        office: &Arc<Office>,
+        endpoint: &Arc<Endpoint>,
         member: Member<'_>,
         described: Described,
         mut own: S,
@@ -48,38 +48,38 @@ impl<S: Transmit> Execution<S> {
         let (meant, told) = (Arc::clone(described.meant()), described.told);
         let execution = Arc::new(Self {
             access: Arc::clone(access),
-            office: Arc::clone(office),
+            endpoint: Arc::clone(endpoint),
             told: Arc::clone(&told),
             at: At { meant, slot: site.slot, ranks: Arc::clone(&site.ranks), round: 0 },
             brings: PhantomData,
         });
         let sent = execution.pack_guarded(&mut own);
-        if let Err(error) = sent.and_then(|letters| office.commit(&told, letters)) {
+        if let Err(error) = sent.and_then(|messages| endpoint.commit(&told, messages)) {
             access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
             return Err(error);
         }
         let ticket = access.submit(member, told, (Some(own), None), execution.assembling())?;
         let (receiver, operation) = (execution, Arc::clone(ticket.operation()));
         match S::BESIDE {
-            true => office.queue(InLine { receiver, operation }),
-            false => office.post(Errand::Open { receiver, operation }),
+            true => endpoint.queue(InLine { receiver, operation }),
+            false => endpoint.post(Request::Open { receiver, operation }),
         }
         Ok(ticket)
     }
 
     fn assembling(
         self: &Arc<Self>,
-    ) -> impl FnOnce(Vec<Deposit<S>>) -> Result<Unpack<S>, String> + use<S> {
+    ) -> impl FnOnce(Vec<Contribution<S>>) -> Result<Unpack<S>, String> + use<S> {
         let execution = Arc::clone(self);
-        move |deposits| Unpack::new(execution, deposits)
+        move |contributions| Unpack::new(execution, contributions)
     }
 
     /// Packs what the others get. What fails there ends the world: it has its number already.
-    fn pack_guarded(&self, own: &mut S) -> Result<Vec<Errand>, Error> {
+    fn pack_guarded(&self, own: &mut S) -> Result<Vec<Request>, Error> {
         let in_block = InBlock::enter();
         let packed = catch_unwind(AssertUnwindSafe(|| {
-            let letters = self.pack(own)?;
-            own.keep(&self.at).map(|()| letters)
+            let messages = self.pack(own)?;
+            own.keep(&self.at).map(|()| messages)
         }));
         drop(in_block);
         let reason = match packed {
@@ -92,43 +92,43 @@ impl<S: Transmit> Execution<S> {
     }
 
     /// A message for each member; one for all that follow each other and get the same.
-    fn pack(&self, own: &S) -> Result<Vec<Errand>, Error> {
+    fn pack(&self, own: &S) -> Result<Vec<Request>, Error> {
         let (descriptor, form) = (Arc::clone(&self.told), own.form());
         let step = self.access.record(self.rank()).step();
-        let head = parcel_bytes(&Brought { descriptor, step, form });
+        let head = data_header_bytes(&DataHeader { descriptor, step, form });
         let pattern = own.pattern(self.at.pattern());
-        let (mut errands, mut last) = (Vec::new(), None);
+        let (mut requests, mut last) = (Vec::new(), None);
         for slot in pattern.others() {
             let range = if S::BESIDE { 0..0 } else { pattern.gives(self.at.round, slot) };
             let rank = self.at.ranks[slot];
-            match errands.last_mut() {
-                Some(Errand::Send { to, .. }) if last.as_ref() == Some(&range) => to.push(rank),
+            match requests.last_mut() {
+                Some(Request::Send { to, .. }) if last.as_ref() == Some(&range) => to.push(rank),
                 _ => {
-                    let letter = self.letter(&head, own, (slot, range.clone()))?;
-                    errands.push(Errand::Send { to: vec![rank], letter });
+                    let message = self.message(&head, own, (slot, range.clone()))?;
+                    requests.push(Request::Send { to: vec![rank], message });
                 }
             }
             last = Some(range);
         }
-        Ok(errands)
+        Ok(requests)
     }
 
-    fn letter(
+    fn message(
         &self,
         head: &[u8],
         own: &S,
         part: (usize, Range<usize>),
-    ) -> Result<Arc<Letter>, Error> {
+    ) -> Result<Arc<Message>, Error> {
         let (At { meant, round, .. }, rank) = (&self.at, self.rank());
         let bytes = part.1.len() * self.at.pattern().element_bytes(*round);
-        let letter = Letter::write(self.office.shelf(), (Kind::Parcel, *round), head, bytes);
-        let mut letter = letter.ok_or_else(|| {
+        let message = Message::write(self.endpoint.pool(), (Kind::Data, *round), head, bytes);
+        let mut message = message.ok_or_else(|| {
             let Descriptor { op, tag, .. } = **meant;
             let what = format!("a message, in {tag}");
             Error::OutOfMemory { op, rank, step: tag.step, bytes, what }
         })?;
-        own.pack(&self.at, part, letter.body_mut());
-        Ok(Arc::new(letter))
+        own.pack(&self.at, part, message.body_mut());
+        Ok(Arc::new(message))
     }
 
     fn rank(&self) -> Rank {
@@ -138,21 +138,25 @@ impl<S: Transmit> Execution<S> {
     /// Brings `own` to another round of an operation.
     fn go_on(&self, operation: &Arc<Operation>, mut own: S) {
         let receiver = self.next_round();
-        let letters = match receiver.pack_guarded(&mut own) {
-            Ok(letters) => letters,
+        let messages = match receiver.pack_guarded(&mut own) {
+            Ok(messages) => messages,
             // That has ended the world.
             Err(_) => return self.access.fail_at_end(operation),
         };
         let place = (operation, self.at.slot);
-        self.access.gather_again::<Deposit<S>, Unpack<S>>(place, &self.told, (Some(own), None));
-        letters.into_iter().for_each(|letter| self.office.post(letter));
-        self.office.post(Errand::Open { receiver, operation: Arc::clone(operation) });
+        self.access.gather_again::<Contribution<S>, Unpack<S>>(
+            place,
+            &self.told,
+            (Some(own), None),
+        );
+        messages.into_iter().for_each(|message| self.endpoint.post(message));
+        self.endpoint.post(Request::Open { receiver, operation: Arc::clone(operation) });
     }
 
     fn next_round(&self) -> Arc<Self> {
         Arc::new(Self {
             access: Arc::clone(&self.access),
-            office: Arc::clone(&self.office),
+            endpoint: Arc::clone(&self.endpoint),
             told: Arc::clone(&self.told),
             at: At { round: self.at.round + 1, ..self.at.clone() },
             brings: PhantomData,
@@ -173,10 +177,10 @@ impl<S: Transmit> Receiver for Execution<S> {
         &self.at.ranks
     }
 
-    fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, parcel: Parcel) {
-        let (descriptor, place) = (Arc::clone(&parcel.brought.descriptor), (operation, slot));
+    fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, message: DataMessage) {
+        let (descriptor, place) = (Arc::clone(&message.data_header.descriptor), (operation, slot));
         // An error has ended the world already: this rank hears of it where it waits.
-        let _ = self.access.arrive(place, &descriptor, (None, Some(parcel)), self.assembling());
+        let _ = self.access.arrive(place, &descriptor, (None, Some(message)), self.assembling());
     }
 }
 
@@ -189,7 +193,7 @@ impl<S> fmt::Debug for Execution<S> {
 /// The work of one round: to make of what came what this member gets. It has one block.
 struct Unpack<S: Transmit> {
     execution: Arc<Execution<S>>,
-    parcels: Parcels,
+    messages: DataMessages,
     /// Of this member. Nothing while it is unpacked, or for ever if that panicked.
     turn: Mutex<Option<Next<S>>>,
 }
@@ -197,12 +201,15 @@ struct Unpack<S: Transmit> {
 impl<S: Transmit> Unpack<S> {
     /// # Errors
     /// If what came does not fit.
-    fn new(execution: Arc<Execution<S>>, deposits: Vec<Deposit<S>>) -> Result<Self, String> {
-        let (own, parcels): (Vec<_>, _) = deposits.into_iter().unzip();
-        let parcels = Parcels(parcels);
+    fn new(
+        execution: Arc<Execution<S>>,
+        contributions: Vec<Contribution<S>>,
+    ) -> Result<Self, String> {
+        let (own, messages): (Vec<_>, _) = contributions.into_iter().unzip();
+        let messages = DataMessages(messages);
         let mut own = own.into_iter().flatten().next().ok_or("this member has no input")?;
-        parcels.check(&execution.at, &mut own)?;
-        Ok(Self { execution, parcels, turn: Mutex::new(Some(Continue(own))) })
+        messages.check(&execution.at, &mut own)?;
+        Ok(Self { execution, messages, turn: Mutex::new(Some(Continue(own))) })
     }
 }
 
@@ -213,9 +220,9 @@ impl<S: Transmit> Work for Unpack<S> {
         1
     }
 
-    /// What NCCL carries may wait for other ranks: that is never the courier's work, for which others wait.
+    /// What NCCL carries may wait for other ranks: that is never the progress's work, for which others wait.
     fn bytes(&self) -> usize {
-        let sent = (0..self.parcels.0.len()).map(|from| self.parcels.bytes(from).len());
+        let sent = (0..self.messages.0.len()).map(|from| self.messages.bytes(from).len());
         if S::BESIDE { usize::MAX } else { sent.sum() }
     }
 
@@ -231,7 +238,7 @@ impl<S: Transmit> Work for Unpack<S> {
         };
         let pattern = own.pattern(at.pattern());
         let received = if S::BESIDE { pattern.received() } else { pattern.received_in(at.round) };
-        let turn = own.unpack(at, &self.parcels);
+        let turn = own.unpack(at, &self.messages);
         *self.turn.lock() = Some(turn);
         let Descriptor { channel, op, .. } = *at.meant;
         access.record(self.execution.rank()).ledger.received(channel, op, received);

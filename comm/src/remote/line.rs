@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use super::desk::Receiver;
+use super::mailbox::Receiver;
 use crate::Descriptor;
 use crate::backend::thread::Operation;
 

@@ -3,20 +3,20 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::office::Errand;
+use super::endpoint::Request;
 use super::probes::Issued;
 use crate::Error;
 
 /// What a rank has for the others.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    pub(super) errands: VecDeque<Errand>,
+    pub(super) requests: VecDeque<Request>,
     /// The last epoch in which this rank brings nothing more, and how that ended.
     pub(super) stopped: Option<(u64, Error)>,
     pub(super) leaving: Leaving,
     /// Whether something has come since the progress thread listened.
     pub(super) is_called: bool,
-    /// Whether the courier's thread has ended.
+    /// Whether the progress's thread has ended.
     pub(super) has_ended: bool,
     /// When it ends, whatever is still to be sent.
     pub(super) gives_up: Option<Instant>,

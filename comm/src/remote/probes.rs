@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::office::Office;
+use super::endpoint::Endpoint;
 use crate::backend::thread::{Core, Key, Operation, waiting_for_each_other};
 use crate::mismatch::{MismatchRow, Wanted};
 use crate::{Descriptor, GroupId};
@@ -28,7 +28,7 @@ impl Probes {
     /// A probe has come.
     pub(super) fn follow(
         &mut self,
-        (core, office): (&Core, &Office),
+        (core, endpoint): (&Core, &Endpoint),
         own: Rank,
         mut path: Vec<MismatchRow>,
     ) {
@@ -36,7 +36,7 @@ impl Probes {
         let (Some(sent_for), Some(asked)) = (waited_for(first), waited_for(last)) else { return };
         let Some(operation) = core.record(own).issuer_blocked_on() else { return };
         let (sender, sent_for) = (first.rank, Key::from(&**sent_for));
-        if office.has_issued(asked) {
+        if endpoint.has_issued(asked) {
             return;
         }
         if sender == own {
@@ -53,7 +53,7 @@ impl Probes {
         }
         if let Some(row) = stuck(core, own, &operation) {
             path.push(row);
-            office.send_probe(&path);
+            endpoint.send_probe(&path);
         }
     }
 

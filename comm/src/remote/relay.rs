@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::buffer::Shelf;
+use super::buffer::Pool;
 use super::exchanges::{Batch, Contribution, ExchangeKey, Exchanges};
-use super::letter::Letter;
+use super::header::{DataHeader, data_header_of};
+use super::message::Message;
 use super::payload::Payload;
-use super::statement::{Brought, parcel_of};
-use super::transmit::Parcel;
+use super::transmit::DataMessage;
 use super::tree::Tree;
 use crate::ledger::{Ledger, Messages};
 use crate::sync;
@@ -21,9 +21,9 @@ use crate::sync;
 pub(super) struct Relay {
     rank: Rank,
     size: usize,
-    shelf: Arc<Shelf>,
+    pool: Arc<Pool>,
     exchanges: Exchanges,
-    outgoing: Vec<(Rank, Arc<Letter>)>,
+    outgoing: Vec<(Rank, Arc<Message>)>,
     /// Of ranks, to be taken in, in order.
     come: VecDeque<(Rank, Come)>,
     /// The exchange whose contributions came last.
@@ -31,7 +31,7 @@ pub(super) struct Relay {
     /// By rank: the number of its contributions that have come.
     received: Vec<u64>,
     /// The last messages of ranks, which follow contributions that have not come.
-    held_back: Vec<(Rank, Letter)>,
+    held_back: Vec<(Rank, Message)>,
     messages: Messages,
 }
 
@@ -46,9 +46,9 @@ enum Part {
 #[derive(Debug)]
 pub(super) enum Come {
     /// Its contribution to an exchange, or the problem with it.
-    Contribution(Result<Parcel, String>),
+    Contribution(Result<DataMessage, String>),
     /// Its last message of an epoch, or of all.
-    Last(Letter),
+    Last(Message),
 }
 
 impl Relay {
@@ -56,7 +56,7 @@ impl Relay {
         Self {
             rank,
             size,
-            shelf: Arc::default(),
+            pool: Arc::default(),
             exchanges: Exchanges::new(Tree::new(rank, size)),
             outgoing: Vec::new(),
             come: VecDeque::new(),
@@ -67,12 +67,12 @@ impl Relay {
         }
     }
 
-    /// This rank sends `letter` to all others.
-    pub(super) fn contribute(&mut self, key: ExchangeKey, letter: &Arc<Letter>) {
+    /// This rank sends `message` to all others.
+    pub(super) fn contribute(&mut self, key: ExchangeKey, message: &Arc<Message>) {
         self.exchanges.contribute(key);
-        let (rank, statement) = (self.rank, letter.statement().into());
-        let payload = Payload::part(letter, 0..letter.body().len());
-        let own = Contribution { rank, statement, payload };
+        let (rank, header) = (self.rank, message.header().into());
+        let payload = Payload::part(message, 0..message.body().len());
+        let own = Contribution { rank, header, payload };
         self.send_on(Batch { key, contributions: vec![own] });
     }
 
@@ -80,11 +80,11 @@ impl Relay {
     ///
     /// # Errors
     /// What is wrong with the message.
-    pub(super) fn receive(&mut self, from: Rank, letter: Letter) -> Result<(), String> {
-        let letter = Arc::new(letter);
-        let (tree, batch) = (self.exchanges.tree(), Batch::read(&letter, self.size)?);
+    pub(super) fn receive(&mut self, from: Rank, message: Message) -> Result<(), String> {
+        let message = Arc::new(message);
+        let (tree, batch) = (self.exchanges.tree(), Batch::read(&message, self.size)?);
         if tree.parent() == Some(from) {
-            self.send_down(letter);
+            self.send_down(message);
             self.take_in(&batch);
             let is_last = self.exchanges.is_complete(batch.key);
             *self.count(if is_last { Part::Last } else { Part::Early }) += 1;
@@ -123,15 +123,15 @@ impl Relay {
     /// Sends contributions up, or down from the root.
     fn send(&mut self, batch: &Batch) {
         // Without memory for it the contributions do not arrive, and the deadline ends the world.
-        let Some(letter) = batch.write(&self.shelf).map(Arc::new) else { return };
+        let Some(message) = batch.write(&self.pool).map(Arc::new) else { return };
         match self.exchanges.tree().parent() {
             Some(parent) => {
                 let is_last = !self.exchanges.is_held(batch.key);
                 *self.count(if is_last { Part::Last } else { Part::Early }) += 1;
-                self.outgoing.push((parent, letter));
+                self.outgoing.push((parent, message));
             }
             None => {
-                self.send_down(letter);
+                self.send_down(message);
                 self.take_in(batch);
             }
         }
@@ -145,23 +145,23 @@ impl Relay {
         }
     }
 
-    fn send_down(&mut self, letter: Arc<Letter>) {
+    fn send_down(&mut self, message: Arc<Message>) {
         for child in self.exchanges.tree().children() {
             self.messages.forwarded += 1;
-            self.outgoing.push((child, Arc::clone(&letter)));
+            self.outgoing.push((child, Arc::clone(&message)));
         }
     }
 
     /// The contributions of the others are messages to this rank.
     fn take_in(&mut self, batch: &Batch) {
         self.heard_of = Some(batch.key);
-        let (own, mut stated) = (self.rank, None);
+        let (own, mut encoded) = (self.rank, None);
         for contribution in batch.contributions.iter().filter(|it| it.rank != own) {
             let from = contribution.rank;
             self.exchanges.got(batch.key, from);
             self.received[from.index()] += 1;
-            let parcel = parcel_in(contribution, &mut stated);
-            self.come.push_back((from, Come::Contribution(parcel)));
+            let message = message_in(contribution, &mut encoded);
+            self.come.push_back((from, Come::Contribution(message)));
             self.release(from);
         }
     }
@@ -172,18 +172,18 @@ impl Relay {
     }
 
     /// Keeps a last message until the contributions before it have come.
-    pub(super) fn hold_back(&mut self, from: Rank, letter: Letter) {
-        self.held_back.push((from, letter));
+    pub(super) fn hold_back(&mut self, from: Rank, message: Message) {
+        self.held_back.push((from, message));
     }
 
     fn release(&mut self, rank: Rank) {
         let received = self.received[rank.index()];
         let is_due =
-            |(from, letter): &(Rank, Letter)| *from == rank && letter.exchanged() <= received;
+            |(from, message): &(Rank, Message)| *from == rank && message.exchanged() <= received;
         let all = mem::take(&mut self.held_back);
         let (due, later): (Vec<_>, Vec<_>) = all.into_iter().partition(is_due);
         self.held_back = later;
-        self.come.extend(due.into_iter().map(|(from, letter)| (from, Come::Last(letter))));
+        self.come.extend(due.into_iter().map(|(from, message)| (from, Come::Last(message))));
     }
 
     /// Whether contributions to an exchange have come from the root.
@@ -192,7 +192,7 @@ impl Relay {
     }
 
     /// The messages to be sent.
-    pub(super) fn outgoing(&mut self) -> Vec<(Rank, Arc<Letter>)> {
+    pub(super) fn outgoing(&mut self) -> Vec<(Rank, Arc<Message>)> {
         mem::take(&mut self.outgoing)
     }
 
@@ -222,16 +222,16 @@ impl Relay {
     }
 }
 
-/// A contribution as a part in its operation. `stated` has the statement that was read before: that of most ranks.
-fn parcel_in(
+/// A contribution as a part in its operation. `encoded` has the header that was read before: that of most ranks.
+fn message_in(
     contribution: &Contribution,
-    stated: &mut Option<(Arc<[u8]>, Brought)>,
-) -> Result<Parcel, String> {
-    let Contribution { statement, payload, .. } = contribution;
-    let brought = match stated {
-        Some((known, brought)) if known == statement => brought.clone(),
-        _ => parcel_of(statement)?,
+    encoded: &mut Option<(Arc<[u8]>, DataHeader)>,
+) -> Result<DataMessage, String> {
+    let Contribution { header, payload, .. } = contribution;
+    let data_header = match encoded {
+        Some((known, data_header)) if known == header => data_header.clone(),
+        _ => data_header_of(header)?,
     };
-    *stated = Some((Arc::clone(statement), brought.clone()));
-    Ok(Parcel { brought, round: 0, payload: payload.clone() })
+    *encoded = Some((Arc::clone(header), data_header.clone()));
+    Ok(DataMessage { data_header, round: 0, payload: payload.clone() })
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use hsdp_sharding::{Rank, UnitLayout};
 
+use super::header::{DataHeader, Form};
 use super::payload::Payload;
-use super::statement::{Brought, Form};
 use super::units::digest;
 use crate::buffers::Buffers;
 use crate::pattern::Pattern;
@@ -84,12 +84,12 @@ pub(crate) trait Transmit: Buffers + Sized {
     ///
     /// # Errors
     /// What does not fit: in words that go before "in operation ...".
-    fn learn(&mut self, _at: &At, _parcels: &Parcels) -> Result<(), String> {
+    fn learn(&mut self, _at: &At, _messages: &DataMessages) -> Result<(), String> {
         Ok(())
     }
 
     /// What becomes of it with what came, which was checked.
-    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self>;
+    fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self>;
 
     /// What the others are to know beside the descriptor.
     fn form(&self) -> Form {
@@ -100,28 +100,28 @@ pub(crate) trait Transmit: Buffers + Sized {
 
 /// What the other members sent, by slot.
 #[derive(Debug)]
-pub(crate) struct Parcels(pub(super) Vec<Option<Parcel>>);
+pub(crate) struct DataMessages(pub(super) Vec<Option<DataMessage>>);
 
 /// What one of them sent.
 #[derive(Debug)]
-pub(crate) struct Parcel {
-    pub(crate) brought: Brought,
+pub(crate) struct DataMessage {
+    pub(crate) data_header: DataHeader,
     pub(crate) round: u8,
     pub(crate) payload: Payload,
 }
 
-impl Parcels {
+impl DataMessages {
     /// What the member in slot `from` sent; nothing of this member.
     pub(crate) fn bytes(&self, from: usize) -> &[u8] {
-        self.0[from].as_ref().map_or(&[], |parcel| parcel.payload.bytes())
+        self.0[from].as_ref().map_or(&[], |message| message.payload.bytes())
     }
 
     /// What the member in slot `from` said; nothing of this member.
-    pub(crate) fn brought(&self, from: usize) -> Option<&Brought> {
-        self.0[from].as_ref().map(|parcel| &parcel.brought)
+    pub(crate) fn data_header(&self, from: usize) -> Option<&DataHeader> {
+        self.0[from].as_ref().map(|message| &message.data_header)
     }
 
-    /// What the member in slot `from` sent, as elements: of a parcel that was checked.
+    /// What the member in slot `from` sent, as elements: of a message that was checked.
     pub(crate) fn elements<T: Pod>(&self, from: usize) -> &[T] {
         bytemuck::cast_slice(self.bytes(from))
     }
@@ -132,7 +132,7 @@ impl Parcels {
     /// What differs.
     pub(super) fn check<S: Transmit>(&self, at: &At, own: &mut S) -> Result<(), String> {
         let Form { function, layout, .. } = own.form();
-        let forms = || self.0.iter().flatten().map(|parcel| parcel.brought.form);
+        let forms = || self.0.iter().flatten().map(|message| message.data_header.form);
         if forms().any(|form| form.function != function) {
             return Err("ranks call different functions".to_owned());
         }

@@ -1,4 +1,4 @@
-//! What carries letters between ranks that share no memory.
+//! What carries messages between ranks that share no memory.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::buffer::Buffer;
-use super::letter::Letter;
+use super::message::Message;
 use crate::Error;
 
-/// Carries letters to and from the other ranks. Those of one rank to another come whole, once each, and in the order in which they
+/// Carries messages to and from the other ranks. Those of one rank to another come whole, once each, and in the order in which they
 /// were sent. No call waits for another rank.
 pub(crate) trait Transport: Debug + Send {
-    /// Begins to send a letter, and keeps it until that is done.
-    fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError>;
+    /// Begins to send a message, and keeps it until that is done.
+    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError>;
 
     /// From now on `waker` is called after something has come, if the transport can; by default it cannot, and is polled.
     fn wake_by(&mut self, _waker: Waker) -> Arrivals {
@@ -23,7 +23,7 @@ pub(crate) trait Transport: Debug + Send {
     /// What has come, from whom; nothing that has not come whole.
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError>;
 
-    /// How many letters are still being sent or received.
+    /// How many messages are still being sent or received.
     fn under_way(&mut self) -> Result<usize, TransportError>;
 
     /// The ranks of which the transport knows that they are lost. It reports them again at each call, every 100 ms at most.

@@ -13,7 +13,7 @@ use hsdp_sharding::{Piece, Role, UnitLayout};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::elements::fill;
-use super::transmit::{At, Next, Parcels, Transmit};
+use super::transmit::{At, DataMessages, Next, Transmit};
 use crate::bytes::{bytes_of, values, values_mut};
 use crate::execute::{PAST_CACHES, Scaled, UnitGatherDeposit, UnitReduceDeposit};
 use crate::{Error, NonFiniteAt, Reduced, Scaling};
@@ -36,13 +36,13 @@ impl Transmit for UnitGatherDeposit {
         body.copy_from_slice(bytes_of(self.shard.values().slice(range)));
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
+    fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self> {
         let Self { layout, shard, mut targets } = self;
         let dtype = shard.dtype();
         let is_large = layout.full_len() * dtype.size_bytes() > PAST_CACHES;
         for from in 0..at.ranks.len() {
             let is_own = from == at.slot;
-            let source = if is_own { shard.values() } else { values(dtype, parcels.bytes(from)) };
+            let source = if is_own { shard.values() } else { values(dtype, messages.bytes(from)) };
             for piece in layout.pieces(from) {
                 let target = targets[piece.param].values_mut().slice(piece.param_range());
                 let source = source.slice(piece.shard_range());
@@ -76,9 +76,9 @@ impl Transmit for UnitReduceDeposit {
         Ok(())
     }
 
-    fn unpack(self, at: &At, parcels: &Parcels) -> Next<Self> {
+    fn unpack(self, at: &At, messages: &DataMessages) -> Next<Self> {
         let Self { layout, gradients: _, mut partial, fold, packed } = self;
-        let (shards, scaling) = (contributions(at, &packed, parcels), summed(at));
+        let (shards, scaling) = (contributions(at, &packed, messages), summed(at));
         let mut first = None;
         for (piece, place) in places(&layout, at.slot) {
             let sum = &mut partial[place.clone()];
@@ -149,13 +149,13 @@ impl Transmit for Scaled {
         }
     }
 
-    fn unpack(mut self, at: &At, parcels: &Parcels) -> Next<Self> {
+    fn unpack(mut self, at: &At, messages: &DataMessages) -> Next<Self> {
         if at.round > 0 {
-            fill(&mut self.0, &[], (&at.pattern(), 1), parcels);
+            fill(&mut self.0, &[], (&at.pattern(), 1), messages);
         } else {
             let own = &mut self.0[at.pattern().takes(0, at.slot)];
             let packed = packed(at, |target, pre| pack(target, Values::F32(own), pre));
-            let parts = contributions(at, &packed, parcels);
+            let parts = contributions(at, &packed, messages);
             sum_contributions(own, &parts, summed(at), Fold::Replace);
         }
         at.go_on(self, |Self(values)| values)
@@ -172,10 +172,10 @@ fn packed(at: &At, fill: impl FnOnce(ValuesMut<'_>, Divisor)) -> Vec<u64> {
 }
 
 /// What all members contribute to this member's part, in slot order; `own` is what this one has packed.
-fn contributions<'a>(at: &At, own: &'a [u64], parcels: &'a Parcels) -> Vec<Values<'a>> {
+fn contributions<'a>(at: &At, own: &'a [u64], messages: &'a DataMessages) -> Vec<Values<'a>> {
     let (bytes, dtype) = (at.pattern().bytes_from(0, at.slot), summed(at).wire.dtype());
     let own = &bytemuck::cast_slice(own)[..bytes];
-    let of = |slot| if slot == at.slot { own } else { parcels.bytes(slot) };
+    let of = |slot| if slot == at.slot { own } else { messages.bytes(slot) };
     (0..at.ranks.len()).map(|slot| values(dtype, of(slot))).collect()
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use hsdp_sharding::Rank;
 
-use super::buffer::{Buffer, Shelf};
-use super::letter::Letter;
+use super::buffer::{Buffer, Pool};
+use super::message::Message;
 use super::transport::{Arrivals, Transport, TransportError, Waker};
 use crate::Error;
 
@@ -17,7 +17,7 @@ pub(super) struct Wires {
     rank: Rank,
     to: Arc<[End]>,
     from: Receiver<Sent>,
-    shelf: Arc<Shelf>,
+    pool: Arc<Pool>,
 }
 
 /// The end of a wire to a rank.
@@ -40,17 +40,17 @@ impl Wires {
             rank: Rank::new(rank),
             to: Arc::clone(&to),
             from,
-            shelf: Arc::default(),
+            pool: Arc::default(),
         };
         from.into_iter().enumerate().map(end).collect()
     }
 }
 
 impl Transport for Wires {
-    fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError> {
+    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
         // Who has left hears nothing any more, and need not.
         let End { sender, waker } = &self.to[to.index()];
-        let _ = sender.send((self.rank, letter.bytes().to_vec()));
+        let _ = sender.send((self.rank, message.bytes().to_vec()));
         if let Some(waker) = waker.get() {
             waker();
         }
@@ -64,7 +64,7 @@ impl Transport for Wires {
 
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {
         let Ok((from, bytes)) = self.from.try_recv() else { return Ok(None) };
-        let mut buffer = self.shelf.take(bytes.len()).ok_or_else(|| TransportError {
+        let mut buffer = self.pool.take(bytes.len()).ok_or_else(|| TransportError {
             peer: Some(from),
             problem: format!("no memory for a message of {} bytes", bytes.len()),
         })?;

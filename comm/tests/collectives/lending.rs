@@ -146,7 +146,7 @@ fn buffers_that_do_not_fit_are_refused_with_numbers() {
     );
 }
 
-/// In the counting flavour, in which all ranks are taken to be like this one.
+/// In the counting backend, in which all ranks are taken to be like this one.
 #[test]
 fn what_is_lent_to_a_world_without_peers_comes_back_filled_and_counts_as_much() {
     let counted = |calls: &dyn Fn(&Group)| {

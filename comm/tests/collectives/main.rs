@@ -56,12 +56,12 @@ numbers! {
 }
 
 /// What rank `rank` brings: small numbers in which rank and place both show.
-fn brought(rank: usize, place: usize) -> usize {
+fn data_header(rank: usize, place: usize) -> usize {
     (3 * rank + place) % 13
 }
 
 fn values<T: Number>(rank: usize, len: usize) -> Vec<T> {
-    (0..len).map(|place| T::number(brought(rank, place))).collect()
+    (0..len).map(|place| T::number(data_header(rank, place))).collect()
 }
 
 fn settled<T>(pending: Result<Pending<T>, Error>) -> T {

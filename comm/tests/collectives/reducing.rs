@@ -6,7 +6,7 @@ use half::bf16;
 use hsdp_comm::{Channel, Group, Reduction, Tag, world};
 use hsdp_sharding::Rank;
 
-use super::{Number, brought, everywhere, settled};
+use super::{Number, data_header, everywhere, settled};
 
 /// The reductions that elements of type `T` have: integers have no average.
 fn reductions<T: Number>() -> impl Iterator<Item = Reduction> {
@@ -18,10 +18,10 @@ fn reductions<T: Number>() -> impl Iterator<Item = Reduction> {
 fn given(reduction: Reduction, size: usize, rank: usize, place: usize) -> usize {
     match reduction {
         // The number of members divides the sum; it is 8 at most.
-        Reduction::Avg => size * brought(rank, place),
+        Reduction::Avg => size * data_header(rank, place),
         // Eight factors of 2 at most.
         Reduction::Product => 1 + (rank + place / 3) % 2,
-        _ => brought(rank, place),
+        _ => data_header(rank, place),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ranks whose letters go by the control plane: their results are those of threads that share memory.
+//! Ranks whose messages go by the control plane: their results are those of threads that share memory.
 
 mod losses;
 #[path = "../../control/tests/control/way.rs"]

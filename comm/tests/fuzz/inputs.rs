@@ -3,7 +3,7 @@
 //! Whatever the bytes are, an error is the worst that may happen. What is taken is written again with the same bytes, so nothing of it was lost,
 //! and nothing has two forms; and memory is taken for what has come.
 
-use hsdp_comm::fuzzing::{Kind, Letter, Statement};
+use hsdp_comm::fuzzing::{Header, Kind, Message};
 use hsdp_comm::{AbortReason, Error};
 use hsdp_kernels::memory::{self, Category, CountingAllocator};
 use hsdp_sharding::Rank;
@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// The first block of a letter; where its check is; where what that is of begins; where the length of the statement is.
+/// The first block of a message; where its check is; where what that is of begins; where the length of the header is.
 const HEAD: usize = 64;
 const CHECK: usize = 8;
 const LENGTHS: usize = 16;
@@ -23,38 +23,38 @@ const STATEMENT: usize = 24;
 const EACH: u64 = 256;
 const ERROR: u64 = 4 << 10;
 
-/// A letter as it came; and with what every letter begins with, and the right check, or nothing else would ever be tried.
-pub(crate) fn letter(input: &[u8]) {
+/// A message as it came; and with what every message begins with, and the right check, or nothing else would ever be tried.
+pub(crate) fn message(input: &[u8]) {
     whole(input);
     whole(&sealed(input));
 }
 
 /// What a rank says of itself.
 pub(crate) fn hello(input: &[u8]) {
-    statement(Kind::Hello, input);
+    header(Kind::Hello, input);
 }
 
-/// What a parcel says of what it brings.
-pub(crate) fn parcel(input: &[u8]) {
-    statement(Kind::Parcel, input);
+/// What a data says of what it brings.
+pub(crate) fn data(input: &[u8]) {
+    header(Kind::Data, input);
 }
 
 /// Who waits for whom.
 pub(crate) fn probe(input: &[u8]) {
-    statement(Kind::Probe, input);
+    header(Kind::Probe, input);
 }
 
 /// How a step or the world ended.
 pub(crate) fn end(input: &[u8]) {
-    statement(Kind::Stop, input);
+    header(Kind::Stop, input);
 }
 
 /// The ranks whose contributions to an exchange follow.
 pub(crate) fn exchange(input: &[u8]) {
-    statement(Kind::Exchange, input);
+    header(Kind::Exchange, input);
 }
 
-/// These bytes, where they are long enough to be a letter, with a magic and a check that are right. Written from `REMOTE.md`.
+/// These bytes, where they are long enough to be a message, with a magic and a check that are right. Written from `REMOTE.md`.
 pub(crate) fn sealed(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     if bytes.len() < HEAD {
@@ -71,20 +71,20 @@ pub(crate) fn sealed(input: &[u8]) -> Vec<u8> {
 }
 
 fn whole(bytes: &[u8]) {
-    let Ok(letter) = frugally(bytes, || Letter::read(bytes)) else { return };
+    let Ok(message) = frugally(bytes, || Message::read(bytes)) else { return };
     let mut blocks = bytes.to_vec();
     blocks.resize(bytes.len().next_multiple_of(HEAD), 0);
-    assert_eq!(letter.written_anew().expect("there is memory"), blocks);
-    statement(letter.kind(), letter.statement());
+    assert_eq!(message.written_anew().expect("there is memory"), blocks);
+    header(message.kind(), message.header());
 }
 
-fn statement(kind: Kind, bytes: &[u8]) {
-    let Ok(said) = frugally(bytes, || Statement::read(kind, bytes)) else { return };
+fn header(kind: Kind, bytes: &[u8]) {
+    let Ok(said) = frugally(bytes, || Header::read(kind, bytes)) else { return };
     assert!(!said.to_string().is_empty() || kind == Kind::Probe);
     let again = said.bytes();
     if said.error().is_some_and(is_a_text) && again != bytes {
         // It was of a variant of its own: it becomes one that stays as it is.
-        let passed_on = Statement::read(kind, &again).expect("it was written");
+        let passed_on = Header::read(kind, &again).expect("it was written");
         assert_eq!(passed_on.bytes(), again);
         assert_eq!(passed_on.to_string(), said.to_string());
     } else {

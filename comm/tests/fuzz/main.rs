@@ -1,15 +1,15 @@
-//! Letters and statements that may be anything.
+//! Messages and headers that may be anything.
 
 #[path = "../../../tests/fuzz/corpus.rs"]
 mod corpus;
 mod inputs;
 
-use hsdp_comm::fuzzing::{Kind, Letter, Statement};
+use hsdp_comm::fuzzing::{Header, Kind, Message};
 use hsdp_kernels::memory;
 
 #[test]
-fn a_letter_that_may_be_anything_is_read_or_refused() {
-    corpus::run("letter", inputs::letter);
+fn a_message_that_may_be_anything_is_read_or_refused() {
+    corpus::run("message", inputs::message);
 }
 
 #[test]
@@ -18,8 +18,8 @@ fn a_hello_that_may_be_anything_is_read_or_refused() {
 }
 
 #[test]
-fn a_parcels_statement_that_may_be_anything_is_read_or_refused() {
-    corpus::run("parcel", inputs::parcel);
+fn a_messages_header_that_may_be_anything_is_read_or_refused() {
+    corpus::run("data", inputs::data);
 }
 
 #[test]
@@ -39,11 +39,11 @@ fn an_exchange_that_may_be_anything_is_read_or_refused() {
 
 #[test]
 fn the_corpora_have_what_is_taken_and_what_is_refused() {
-    let letter = |input: &[u8]| Letter::read(&inputs::sealed(input)).is_ok();
-    assert_eq!(corpus::taken("letter", letter), (10, 27));
-    let said = |kind| move |input: &[u8]| Statement::read(kind, input).is_ok();
+    let message = |input: &[u8]| Message::read(&inputs::sealed(input)).is_ok();
+    assert_eq!(corpus::taken("message", message), (10, 27));
+    let said = |kind| move |input: &[u8]| Header::read(kind, input).is_ok();
     assert_eq!(corpus::taken("hello", said(Kind::Hello)), (6, 13));
-    assert_eq!(corpus::taken("parcel", said(Kind::Parcel)), (7, 21));
+    assert_eq!(corpus::taken("data", said(Kind::Data)), (7, 21));
     assert_eq!(corpus::taken("probe", said(Kind::Probe)), (7, 12));
     assert_eq!(corpus::taken("end", said(Kind::End)), (14, 21));
     assert_eq!(corpus::taken("exchange", said(Kind::Exchange)), (4, 9));

@@ -59,7 +59,7 @@ fn a_wait_from_inside_the_work_of_another_operation_is_refused() {
 }
 
 #[test]
-fn a_deposit_may_own_the_last_handle_of_its_world() {
+fn a_contribution_may_own_the_last_handle_of_its_world() {
     // Dropped by whoever completes the operation, which may be a worker: it must not join itself.
     for _ in 0..20 {
         let mut worlds = World::local(2, WorldOptions::default());

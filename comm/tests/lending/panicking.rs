@@ -120,7 +120,7 @@ fn a_gradient_that_panics_twice_hurts_no_worker_and_is_blamed_on_its_owner() {
 }
 
 #[test]
-fn a_deposit_that_panics_when_it_is_dropped_does_not_stop_the_end_of_a_world() {
+fn a_contribution_that_panics_when_it_is_dropped_does_not_stop_the_end_of_a_world() {
     let worlds = World::local(2, WorldOptions::default());
     let group = worlds[0].world_group(Channel::Reduce);
     let fragile = Arc::new(Fragile { len: 100, panics: false });
@@ -145,9 +145,10 @@ impl Drop for FragileHolder {
     }
 }
 
-/// Ranks call different functions, and what one of them brought panics when it is dropped for that.
+/// Ranks call different functions, and what one of them data_header panics when it is dropped for that.
 #[test]
-fn a_deposit_that_fits_no_other_and_panics_when_it_is_dropped_does_not_hide_that_it_fits_none() {
+fn a_contribution_that_fits_no_other_and_panics_when_it_is_dropped_does_not_hide_that_it_fits_none()
+{
     for fragile_comes_first in [true, false] {
         let worlds = World::local(2, WorldOptions::default());
         let [first, second] = [0, 1].map(|rank: usize| worlds[rank].world_group(Channel::Gather));

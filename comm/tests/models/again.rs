@@ -5,13 +5,13 @@ use hsdp_comm::{Error, Pending, Reduction, Tag, World};
 use super::{LARGE, SMALL, options, run, schedules, settled, user};
 
 fn sum(world: &World, round: usize, len: usize) -> Result<Pending<Vec<f32>>, Error> {
-    let brought = (round * 10 + world.rank().index()) as f32;
-    user(world).all_reduce(Tag::default(), Reduction::Sum, vec![brought; len])
+    let data_header = (round * 10 + world.rank().index()) as f32;
+    user(world).all_reduce(Tag::default(), Reduction::Sum, vec![data_header; len])
 }
 
 fn expected(ranks: usize, round: usize, len: usize) -> Vec<f32> {
-    let brought = (0..ranks).map(|rank| round * 10 + rank).sum::<usize>();
-    vec![brought as f32; len]
+    let data_header = (0..ranks).map(|rank| round * 10 + rank).sum::<usize>();
+    vec![data_header as f32; len]
 }
 
 #[test]
@@ -34,10 +34,10 @@ fn operations_of_other_lengths_in_a_row_give_their_own_outputs() {
         let worlds = World::local(2, options(1));
         run(&worlds, |world| {
             for (round, len) in [SMALL, LARGE, SMALL, LARGE].into_iter().enumerate() {
-                let brought = |rank: usize| vec![(round * 10 + rank) as f32; len];
+                let data_header = |rank: usize| vec![(round * 10 + rank) as f32; len];
                 let gathered =
-                    user(&world).all_gather(Tag::default(), brought(world.rank().index()));
-                assert_eq!(settled(gathered), Ok([brought(0), brought(1)].concat()));
+                    user(&world).all_gather(Tag::default(), data_header(world.rank().index()));
+                assert_eq!(settled(gathered), Ok([data_header(0), data_header(1)].concat()));
             }
         });
     });

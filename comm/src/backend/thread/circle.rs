@@ -13,15 +13,15 @@ use crate::{Descriptor, Error};
 /// What a rank is stuck in: an operation that it came to, and that others miss in.
 struct Stuck {
     operation: Arc<Operation>,
-    brought: Arc<Descriptor>,
+    data_header: Arc<Descriptor>,
     missing: Vec<Rank>,
 }
 
 impl Stuck {
     /// `None` if `rank` is not there, or all others are.
     fn of(rank: Rank, operation: Arc<Operation>) -> Option<Self> {
-        let (brought, missing) = operation.gathering(rank)?;
-        Some(Self { operation, brought, missing })
+        let (data_header, missing) = operation.gathering(rank)?;
+        Some(Self { operation, data_header, missing })
     }
 
     fn is_as(&self, other: &Self) -> bool {
@@ -35,8 +35,8 @@ type Circle = BTreeMap<Rank, Stuck>;
 impl Core {
     /// Ends the world if `waiter`, who waits for `operation`, waits for ranks that all wait for each other.
     pub(super) fn end_if_circle(&self, waiter: Rank, operation: &Arc<Operation>) {
-        if let Some(office) = self.office() {
-            return office.probe(self, operation);
+        if let Some(endpoint) = self.endpoint() {
+            return endpoint.probe(self, operation);
         }
         let Some(once) = self.circle(waiter, operation) else { return };
         let Some(again) = self.circle(waiter, operation) else { return };
@@ -77,9 +77,9 @@ impl Core {
 }
 
 fn circle_error(circle: Circle) -> Error {
-    let row = |(rank, Stuck { brought, missing, .. })| MismatchRow {
+    let row = |(rank, Stuck { data_header, missing, .. })| MismatchRow {
         rank,
-        wanted: Wanted::Waiting { operation: brought, missing },
+        wanted: Wanted::Waiting { operation: data_header, missing },
     };
     waiting_for_each_other(circle.into_iter().map(row).collect())
 }

@@ -11,7 +11,7 @@ use super::table::Table;
 use crate::engine::Status;
 use crate::flight::{EntryNumber, Origin, Recorder};
 use crate::options::WorldOptions;
-use crate::remote::Office;
+use crate::remote::Endpoint;
 use crate::site::Site;
 use crate::slow::Links;
 use crate::sync::atomic::AtomicUsize;
@@ -31,7 +31,7 @@ pub(crate) struct Core {
     /// The number of members that sleep.
     pub(super) sleepers: AtomicUsize,
     /// Where the other ranks share no memory with this one.
-    office: OnceLock<Arc<Office>>,
+    endpoint: OnceLock<Arc<Endpoint>>,
 }
 
 /// A rank's own handle of what all share: its operations count themselves here, and not where all ranks would count.
@@ -65,18 +65,18 @@ impl Core {
             queue: Queue::default(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             sleepers: AtomicUsize::new(0),
-            office: OnceLock::new(),
+            endpoint: OnceLock::new(),
         })
     }
 
-    /// From now on the other ranks are heard of by letters.
-    pub(crate) fn open_office(&self, office: Arc<Office>) {
-        self.office.set(office).expect("a world has one office");
+    /// From now on the other ranks are heard of by messages.
+    pub(crate) fn open_endpoint(&self, endpoint: Arc<Endpoint>) {
+        self.endpoint.set(endpoint).expect("a world has one endpoint");
     }
 
     /// Where the other ranks are heard of, if they share no memory with this one.
-    pub(crate) fn office(&self) -> Option<&Arc<Office>> {
-        self.office.get()
+    pub(crate) fn endpoint(&self) -> Option<&Arc<Endpoint>> {
+        self.endpoint.get()
     }
 
     pub(crate) fn options(&self) -> &WorldOptions {
@@ -127,8 +127,8 @@ impl Lifeline {
 
 impl Drop for Lifeline {
     fn drop(&mut self) {
-        if let Some(office) = self.0.office() {
-            office.close(&self.0.status, self.0.options.deadline);
+        if let Some(endpoint) = self.0.endpoint() {
+            endpoint.close(&self.0.status, self.0.options.deadline);
         }
         self.0.queue.close(self.0.options.deadline);
     }

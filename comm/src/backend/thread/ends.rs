@@ -48,10 +48,10 @@ impl Core {
     /// Where the other ranks share no memory with this one, they come to one end together, which is waited for: half a second at the
     /// most.
     pub(crate) fn end(&self, error: Error) -> Error {
-        match self.office() {
+        match self.endpoint() {
             None => self.end_here(error, &[]),
-            Some(office) => {
-                office.propose_end(self, &error);
+            Some(endpoint) => {
+                endpoint.propose_end(self, &error);
                 self.status().world_end().unwrap_or(error)
             }
         }
@@ -69,9 +69,9 @@ impl Core {
 
     /// An operation fails with the end of the world, now or when it is known.
     pub(crate) fn fail_at_end(&self, operation: &Arc<Operation>) {
-        match (self.status().world_end(), self.office()) {
+        match (self.status().world_end(), self.endpoint()) {
             (Some(end), _) => operation.fail(&end),
-            (None, Some(office)) => office.doom(Arc::clone(operation)),
+            (None, Some(endpoint)) => endpoint.doom(Arc::clone(operation)),
             (None, None) => unreachable!("the world has just ended"),
         }
     }
@@ -82,10 +82,10 @@ impl Core {
     /// so: `REMOTE.md`, "Aborted steps".
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
         let end = self.status().end_epoch(epoch, error);
-        if let Some(office) = self.office() {
+        if let Some(endpoint) = self.endpoint() {
             // The others are told of that as an end of the world, or else they would take it for one of the step alone.
             if self.status().check_world().is_ok() {
-                office.tell_stop(epoch, &end);
+                endpoint.tell_stop(epoch, &end);
             }
             return;
         }
@@ -114,8 +114,8 @@ impl Core {
             return;
         }
         self.status().ring();
-        if let Some(office) = self.office() {
-            return office.leave();
+        if let Some(endpoint) = self.endpoint() {
+            return endpoint.leave();
         }
         for operation in self.table.snapshot() {
             // If no member has arrived yet, the first that does will look.
@@ -242,8 +242,8 @@ impl Core {
     /// since none arrive.
     fn has_all_after_all(&self, operation: &Operation) -> bool {
         let is_gathering = operation.attendance().is_some();
-        let Some(office) = self.office().filter(|_| is_gathering) else { return false };
-        office.await_forwarder(self);
+        let Some(endpoint) = self.endpoint().filter(|_| is_gathering) else { return false };
+        endpoint.await_forwarder(self);
         operation.attendance().is_none()
     }
 

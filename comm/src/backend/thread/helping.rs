@@ -19,8 +19,8 @@ const INLINE_BYTES: usize = 32 << 10;
 impl Core {
     /// Has the work done: here, by `rank`, if it is small or no other thread would do it; otherwise by the threads that are free.
     pub(super) fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
-        // The last to arrive may be the courier, for whom others wait: it does no more than it must.
-        let is_alone = self.office().is_some();
+        // The last to arrive may be the progress, for whom others wait: it does no more than it must.
+        let is_alone = self.endpoint().is_some();
         let small = (running.blocks() <= 1 && !is_alone) || running.bytes() <= INLINE_BYTES;
         let workers = if small { 0 } else { self.queue.workers(self, self.wanted_workers()) };
         if small || (workers == 0 && !self.has_helpers(running.operation())) {
@@ -66,7 +66,7 @@ impl Core {
     fn wanted_workers(&self) -> usize {
         // Where the other ranks are processes, they have workers of their own; while one waits in NCCL, another is left.
         let for_nccl = usize::from(cfg!(feature = "nccl"));
-        match (self.options().workers, self.office()) {
+        match (self.options().workers, self.endpoint()) {
             (Workers::Auto, Some(_)) => 1 + for_nccl,
             (Workers::Auto, None) if self.has_a_core_for_each() => self.records().len(),
             (Workers::Auto, None) => 0,
@@ -122,8 +122,8 @@ impl Core {
         if let Err(panic) = running.complete() {
             self.end_panicked(&operation, panic);
         }
-        if let Some(office) = self.office() {
-            office.ring();
+        if let Some(endpoint) = self.endpoint() {
+            endpoint.ring();
         }
     }
 }

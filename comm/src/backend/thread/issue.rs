@@ -54,7 +54,7 @@ impl Core {
     /// Whether an operation may be made in `epoch`. Where the other ranks share no memory with this one, it was asked before,
     /// and they were told.
     fn admit(&self, epoch: u64) -> Result<(), Error> {
-        match self.office() {
+        match self.endpoint() {
             None => self.status.check(epoch),
             Some(_) => self.status.check_world(),
         }
@@ -69,8 +69,8 @@ impl Core {
         assemble: impl Assemble<D, W>,
     ) -> Result<(), Error> {
         match operation.arrive::<D, W>(slot, descriptor, contribution) {
-            // A member whose message is on its way is missed by the courier, which knows all messages that are here.
-            Arrived::Waiting if self.office().is_some() => Ok(()),
+            // A member whose message is on its way is missed by the progress, which knows all messages that are here.
+            Arrived::Waiting if self.endpoint().is_some() => Ok(()),
             Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
             Arrived::Last(contributions, arrivals) => {
                 self.table.remove(operation.key());

@@ -25,7 +25,7 @@ pub(super) struct Queue {
     entries: Mutex<Entries>,
     /// The number of entries: to see that there are none needs no lock.
     length: AtomicUsize,
-    bell: Condvar,
+    changed: Condvar,
     crew: Mutex<Crew>,
 }
 
@@ -79,7 +79,7 @@ impl Queue {
         // The lock orders this after a worker's look at the queue and before its sleep, or before its look.
         let entries = self.entries.lock();
         (0..workers).for_each(|_| {
-            self.bell.notify_one();
+            self.changed.notify_one();
         });
         drop(entries);
     }
@@ -105,7 +105,7 @@ impl Queue {
             if entries.closed {
                 return None;
             }
-            self.bell.wait(&mut entries);
+            self.changed.wait(&mut entries);
         }
     }
 
@@ -144,9 +144,9 @@ impl Queue {
         let until = from_now(patience);
         let mut entries = self.entries.lock();
         entries.closed = true;
-        self.bell.notify_all();
+        self.changed.notify_all();
         while entries.ended < workers {
-            if self.bell.wait_until(&mut entries, until).timed_out() {
+            if self.changed.wait_until(&mut entries, until).timed_out() {
                 break;
             }
         }
@@ -161,7 +161,7 @@ impl Drop for LastWord {
     fn drop(&mut self) {
         let queue = &self.0.queue;
         queue.entries.lock().ended += 1;
-        queue.bell.notify_all();
+        queue.changed.notify_all();
     }
 }
 

@@ -49,7 +49,7 @@ fn arrive(operation: &Operation, slot: usize, count: usize) -> Arrived<usize> {
 
 /// Every member gets all contributions, in the order in which the work got them, and its slot.
 struct Listing {
-    brought: Vec<usize>,
+    data_header: Vec<usize>,
 }
 
 impl Work for Listing {
@@ -66,7 +66,7 @@ impl Work for Listing {
     fn run(&self, _block: usize, _meter: &Meter<'_>) {}
 
     fn finish(self) -> Outputs<(Vec<usize>, usize)> {
-        (0..self.brought.len()).map(|slot| (self.brought.clone(), slot)).collect()
+        (0..self.data_header.len()).map(|slot| (self.data_header.clone(), slot)).collect()
     }
 }
 
@@ -77,8 +77,8 @@ fn taken(operation: &Operation, slot: usize) -> Result<(Vec<usize>, usize), Erro
 
 /// The last member has arrived: does the work.
 fn complete(operation: &Operation, arrived: Arrived<usize>) {
-    let Arrived::Last(brought, _) = arrived else { panic!("all are there") };
-    operation.succeed(AnyWork::finish(Box::new(Listing { brought })), None);
+    let Arrived::Last(data_header, _) = arrived else { panic!("all are there") };
+    operation.succeed(AnyWork::finish(Box::new(Listing { data_header })), None);
 }
 
 fn aborted(step: u64) -> Error {
@@ -88,7 +88,7 @@ fn aborted(step: u64) -> Error {
 const ALL: [usize; 3] = [0, 10, 20];
 
 #[test]
-fn the_last_member_gets_all_deposits_in_slot_order() {
+fn the_last_member_gets_all_contributions_in_slot_order() {
     let operation = operation();
     assert!(matches!(arrive(&operation, 2, 5), Arrived::Waiting));
     let there = operation.attendance().expect("members are missing");
@@ -167,18 +167,18 @@ fn members_that_disagree_are_told_at_once() {
 #[test]
 fn whoever_comes_after_members_that_disagree_is_told_so_too_and_never_the_last() {
     // The second is preempted before it ends the world.
-    for brought in [[5, 6, 5], [5, 6, 6], [5, 6, 7]] {
+    for data_header in [[5, 6, 5], [5, 6, 6], [5, 6, 7]] {
         let operation = operation();
-        assert!(matches!(arrive(&operation, 0, brought[0]), Arrived::Waiting));
+        assert!(matches!(arrive(&operation, 0, data_header[0]), Arrived::Waiting));
         assert!(matches!(
-            arrive(&operation, 1, brought[1]),
+            arrive(&operation, 1, data_header[1]),
             Arrived::Differs(Difference::Descriptor)
         ));
         assert!(matches!(
-            arrive(&operation, 2, brought[2]),
+            arrive(&operation, 2, data_header[2]),
             Arrived::Differs(Difference::Descriptor)
         ));
-        assert_eq!(counts(&operation), brought.map(Some), "the table lists everybody");
+        assert_eq!(counts(&operation), data_header.map(Some), "the table lists everybody");
         assert!(!operation.is_settled());
         operation.fail_gathering(&aborted(1));
         assert_eq!(operation.failure(), Some(aborted(1)));

@@ -65,7 +65,7 @@ impl Ticket {
 
     /// Waits for the operations that stand in line before it, and then for the operation itself.
     fn await_settled(&self) {
-        let ahead = || self.core.office()?.ahead_of(&self.operation);
+        let ahead = || self.core.endpoint()?.ahead_of(&self.operation);
         while let Some((operation, descriptor)) = ahead() {
             Waiting {
                 core: &self.core,
@@ -113,10 +113,11 @@ impl Waiting<'_> {
         if let Some(running) = self.core.queue.pick(self.operation) {
             self.core.help(running, Some(self.operation));
             clock.has_worked();
-        } else if self.core.office().is_some_and(|office| office.hear()) {
+        } else if self.core.endpoint().is_some_and(|endpoint| endpoint.hear()) {
             clock.has_worked();
         } else if !wakefulness.stay_awake() {
-            let is_left_alone = self.core.office().is_some_and(|office| office.is_left_alone());
+            let is_left_alone =
+                self.core.endpoint().is_some_and(|endpoint| endpoint.is_left_alone());
             let rest = if is_left_alone { rest.min(LISTENING) } else { rest };
             self.core.sleep_on(self.operation, from_now(rest));
         }

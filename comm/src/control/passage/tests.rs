@@ -2,13 +2,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fuzzing::Kind;
-use crate::remote::Shelf;
+use crate::remote::Pool;
 
-fn letter(bytes: usize) -> Arc<Letter> {
-    let shelf = Arc::<Shelf>::default();
-    let mut letter = Letter::write(&shelf, (Kind::Parcel, 0), b"statement", bytes).expect("memory");
-    letter.body_mut().iter_mut().zip(0_u32..).for_each(|(byte, at)| *byte = at.to_le_bytes()[0]);
-    Arc::new(letter)
+fn message(bytes: usize) -> Arc<Message> {
+    let pool = Arc::<Pool>::default();
+    let mut message = Message::write(&pool, (Kind::Data, 0), b"header", bytes).expect("memory");
+    message.body_mut().iter_mut().zip(0_u32..).for_each(|(byte, at)| *byte = at.to_le_bytes()[0]);
+    Arc::new(message)
 }
 
 /// Everything that may go from one to the other.
@@ -23,13 +23,13 @@ fn carry(from: &mut Passage, to: &mut Passage, came: &mut Vec<Came>) -> usize {
 }
 
 #[test]
-fn letters_come_whole_and_in_order_and_no_more_than_may_be_are_under_way() {
+fn messages_come_whole_and_in_order_and_no_more_than_may_be_are_under_way() {
     for kept in [3, 4, 5, 17, 129] {
         let (mut one, mut other) = (Passage::new(kept), Passage::new(kept));
         let sent: Vec<_> =
-            [0, 1, 300_000, 64, MOST_PIECE, 2 * MOST_PIECE].into_iter().map(letter).collect();
+            [0, 1, 300_000, 64, MOST_PIECE, 2 * MOST_PIECE].into_iter().map(message).collect();
         let worlds = || [7, 7, 0, 7, 1, 1];
-        sent.iter().zip(worlds()).for_each(|(letter, world)| one.send(world, Arc::clone(letter)));
+        sent.iter().zip(worlds()).for_each(|(message, world)| one.send(world, Arc::clone(message)));
         let (mut came, mut back) = (Vec::new(), Vec::new());
         for _ in 0..100 {
             assert!(carry(&mut one, &mut other, &mut came) <= kept - 2, "{kept}");
@@ -38,7 +38,7 @@ fn letters_come_whole_and_in_order_and_no_more_than_may_be_are_under_way() {
         assert!([0, 1, 7].iter().all(|world| one.under_way(*world) + other.under_way(*world) == 0));
         assert!(back.is_empty());
         let sent = worlds().into_iter().zip(&sent);
-        let sent: Vec<_> = sent.map(|(world, letter)| (world, letter.bytes().to_vec())).collect();
+        let sent: Vec<_> = sent.map(|(world, message)| (world, message.bytes().to_vec())).collect();
         assert!(came == sent, "{kept}");
     }
 }
@@ -51,7 +51,7 @@ fn counts_go_around() {
     }
     let mut came = Vec::new();
     for _ in 0..10 {
-        one.send(0, letter(100));
+        one.send(0, message(100));
         carry(&mut one, &mut other, &mut came);
         carry(&mut other, &mut one, &mut Vec::new());
     }
@@ -75,7 +75,7 @@ fn what_does_not_follow_is_refused() {
     let mut passage = Passage::new(9);
     assert_eq!(passage.take(&piece), Ok(None));
     for other in [Piece { offset: 4, bytes: 11, ..piece }, Piece { offset: 4, world: 2, ..piece }] {
-        let told = passage.take(&other).expect_err("it is of another letter");
+        let told = passage.take(&other).expect_err("it is of another message");
         assert!(told.ends_with("the next expected byte is 4 of 10 in world 1"), "{told}");
     }
     let told = refused(Piece { taken: 1, ..piece });

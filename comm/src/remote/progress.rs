@@ -1,4 +1,4 @@
-//! What is done with letters that go and come, one after the other. `REMOTE.md`, "Progress".
+//! What is done with messages that go and come, one after the other. `REMOTE.md`, "Progress".
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -7,34 +7,34 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::alive::Watch;
-use super::desk::{Desk, Open, Receiver};
 use super::ending::{self, Proposal};
+use super::endpoint::{Endpoint, Request};
 use super::exchanges::ExchangeKey;
-use super::letter::{Kind, Letter};
+use super::header::{self, DataHeader, data_header_of, end_of, probe_of};
 use super::line::InLine;
-use super::office::{Errand, Office};
+use super::mailbox::{Mailbox, Open, Receiver};
+use super::message::{Kind, Message};
 use super::payload::Payload;
 use super::probes::Probes;
 use super::relay::{Come, Relay};
-use super::statement::{self, Brought, end_of, parcel_of, probe_of};
-use super::transmit::Parcel;
+use super::transmit::DataMessage;
 use super::transport::{Answer, Arrivals, Cause, Loss, Transport, TransportError, Waker};
 use crate::backend::thread::{Core, Operation};
 use crate::ledger::Messages;
 use crate::pattern::rounds;
 use crate::{AbortReason, Error};
 
-/// How many letters one turn takes in: what is to be sent waits meanwhile.
-const LETTERS: usize = 64;
+/// How many messages one turn takes in: what is to be sent waits meanwhile.
+const MESSAGES: usize = 64;
 
 /// Sends, receives, and lays what came where it belongs. One thread at a time does.
 #[derive(Debug)]
-pub(super) struct Courier {
+pub(super) struct Progress {
     /// Until the world is gone: it holds this in turn.
     core: Option<Arc<Core>>,
     rank: Rank,
     transport: Box<dyn Transport>,
-    desk: Desk,
+    mailbox: Mailbox,
     watch: Watch,
     probes: Probes,
     relay: Relay,
@@ -77,7 +77,7 @@ impl Drop for Turn {
 pub(super) enum Turned {
     /// There was something to be done.
     Something,
-    /// There was not; but letters are being sent, or this rank owes others some, or is told how the world ends.
+    /// There was not; but messages are being sent, or this rank owes others some, or is told how the world ends.
     Sends,
     /// Nor is anything owed; but others are waited for.
     Awaits,
@@ -85,13 +85,13 @@ pub(super) enum Turned {
     Idle,
 }
 
-impl Courier {
+impl Progress {
     pub(super) fn new(core: &Arc<Core>, rank: Rank, transport: Box<dyn Transport>) -> Self {
         Self {
             core: Some(Arc::clone(core)),
             rank,
             transport,
-            desk: Desk::default(),
+            mailbox: Mailbox::default(),
             watch: Watch::default(),
             probes: Probes::default(),
             relay: Relay::new(rank, core.records().len()),
@@ -101,23 +101,23 @@ impl Courier {
     /// Lets go of the world.
     pub(super) fn close(&mut self) {
         // Who has kept a pending operation may wait for it yet.
-        let core = if self.desk.is_awaited() { self.core.clone() } else { self.core.take() };
+        let core = if self.mailbox.is_awaited() { self.core.clone() } else { self.core.take() };
         if self.core.is_none() {
-            self.desk.clear();
+            self.mailbox.clear();
         }
         self.transport.close(core.and_then(|core| core.status().world_end()).as_ref());
     }
 
-    pub(super) fn turn(&mut self, office: &Office) -> Turned {
+    pub(super) fn turn(&mut self, endpoint: &Endpoint) -> Turned {
         let Some(core) = self.core.clone() else { return Turned::Idle };
         in_turn(|| {
-            let turned = self.try_turn(&core, office);
+            let turned = self.try_turn(&core, endpoint);
             let turned = turned.unwrap_or_else(|TransportError { peer, problem }| {
                 let reason = AbortReason::Unreachable { problem: problem.into() };
                 core.end(core.ended_by(peer.unwrap_or(self.rank), reason));
                 Turned::Awaits
             });
-            office.try_end(&core);
+            endpoint.try_end(&core);
             turned
         })
     }
@@ -177,47 +177,51 @@ impl Courier {
         }
     }
 
-    fn try_turn(&mut self, core: &Arc<Core>, office: &Office) -> Result<Turned, TransportError> {
-        let (mut is_busy, failed) = self.run_errands(core, office.errands());
-        self.take_in((core, office));
-        is_busy |= self.open_in_line(core, office);
-        for _ in 0..LETTERS {
+    fn try_turn(
+        &mut self,
+        core: &Arc<Core>,
+        endpoint: &Endpoint,
+    ) -> Result<Turned, TransportError> {
+        let (mut is_busy, failed) = self.run_requests(core, endpoint.requests());
+        self.take_in((core, endpoint));
+        is_busy |= self.open_in_line(core, endpoint);
+        for _ in 0..MESSAGES {
             let Some((from, buffer)) = self.transport.receive()? else { break };
             is_busy = true;
-            let read = Letter::read(buffer).and_then(|letter| {
+            let read = Message::read(buffer).and_then(|message| {
                 if from.index() >= core.records().len() {
                     // A process that is no rank of this world: only what it asks for is compared.
-                    return greeted(office, from, &letter);
+                    return greeted(endpoint, from, &message);
                 }
-                self.deliver((core, office), from, letter)
+                self.deliver((core, endpoint), from, message)
             });
             if let Err(problem) = read {
                 let reason = AbortReason::Garbled { problem: problem.into() };
                 core.end(core.ended_by(from, reason));
             }
-            self.take_in((core, office));
+            self.take_in((core, endpoint));
         }
         self.relay.look_for_overdue();
-        self.take_in((core, office));
+        self.take_in((core, endpoint));
         self.relay_on()?;
         self.look_for_losses(core);
         let under_way = self.transport.under_way()?;
         if core.status().world_end().is_some() {
-            self.desk.clear();
+            self.mailbox.clear();
             self.relay.clear();
-            office.clear_line();
+            endpoint.clear_line();
         }
-        let (owes, line_is_over) = (self.desk.owes(), office.line().is_over());
-        let is_needed = office.is_going() && self.is_needed(core);
+        let (owes, line_is_over) = (self.mailbox.owes(), endpoint.line().is_over());
+        let is_needed = endpoint.is_going() && self.is_needed(core);
         if !owes && !is_needed && line_is_over {
-            office.farewell();
+            endpoint.farewell();
         }
         failed?;
-        let stays = self.lingers(core, office) || office.is_deciding(core);
+        let stays = self.lingers(core, endpoint) || endpoint.is_deciding(core);
         Ok(match is_busy {
             true => Turned::Something,
             false if owes || under_way > 0 || stays => Turned::Sends,
-            false if self.desk.awaits() || self.relay.holds() || is_needed || !line_is_over => {
+            false if self.mailbox.awaits() || self.relay.holds() || is_needed || !line_is_over => {
                 Turned::Awaits
             }
             false => Turned::Idle,
@@ -232,31 +236,31 @@ impl Courier {
         })
     }
 
-    /// Whether this rank has left, and others are on their way to what it has issued: their letters are received, or they could not
+    /// Whether this rank has left, and others are on their way to what it has issued: their messages are received, or they could not
     /// be sent.
-    fn lingers(&mut self, core: &Core, office: &Office) -> bool {
-        office.lingers() && self.desk.expects(|rank| !core.record(rank).has_left())
+    fn lingers(&mut self, core: &Core, endpoint: &Endpoint) -> bool {
+        endpoint.lingers() && self.mailbox.expects(|rank| !core.record(rank).has_left())
     }
 
     /// Whether there were any, and what failed first: the others are run all the same.
-    fn run_errands(
+    fn run_requests(
         &mut self,
         core: &Core,
-        errands: VecDeque<Errand>,
+        requests: VecDeque<Request>,
     ) -> (bool, Result<(), TransportError>) {
-        let (any, mut failed) = (!errands.is_empty(), Ok(()));
-        for errand in errands {
-            match errand {
-                Errand::Send { to, letter } => {
-                    core.record(self.rank).ledger.moved(sent(&letter, to.len()));
+        let (any, mut failed) = (!requests.is_empty(), Ok(()));
+        for request in requests {
+            match request {
+                Request::Send { to, message } => {
+                    core.record(self.rank).ledger.moved(sent(&message, to.len()));
                     for to in to {
-                        failed = failed.and(self.transport.send(to, &letter));
+                        failed = failed.and(self.transport.send(to, &message));
                     }
                 }
-                Errand::Exchange { key, letter } => {
-                    self.relay.contribute(key, &letter);
+                Request::Exchange { key, message } => {
+                    self.relay.contribute(key, &message);
                 }
-                Errand::Open { receiver, operation } => self.open(core, receiver, &operation),
+                Request::Open { receiver, operation } => self.open(core, receiver, &operation),
             }
         }
         (any, failed)
@@ -264,22 +268,22 @@ impl Courier {
 
     /// Lays into an operation what has come of it before.
     fn open(&mut self, core: &Core, receiver: Arc<dyn Receiver>, operation: &Arc<Operation>) {
-        for (from, parcel) in self.desk.open(receiver, Arc::clone(operation)) {
-            if let Err(problem) = self.desk.put(from, parcel) {
+        for (from, message) in self.mailbox.open(receiver, Arc::clone(operation)) {
+            if let Err(problem) = self.mailbox.put(from, message) {
                 let reason = AbortReason::Garbled { problem: problem.into() };
                 core.end(core.ended_by(from, reason));
             }
         }
-        let opened = self.desk.gathering();
+        let opened = self.mailbox.gathering();
         let opened = opened.filter(|it| Arc::ptr_eq(it.operation(), operation));
         opened.for_each(|it| self.look(core, it));
     }
 
     /// Opens the next operation in line, while there is one that is to be opened now; whether there was.
-    fn open_in_line(&mut self, core: &Core, office: &Office) -> bool {
+    fn open_in_line(&mut self, core: &Core, endpoint: &Endpoint) -> bool {
         let mut any = false;
         loop {
-            let Some(InLine { receiver, operation }) = office.line().next() else { return any };
+            let Some(InLine { receiver, operation }) = endpoint.line().next() else { return any };
             self.open(core, receiver, &operation);
             any = true;
         }
@@ -288,17 +292,17 @@ impl Courier {
     /// Sends on what this rank relays.
     fn relay_on(&mut self) -> Result<(), TransportError> {
         let outgoing = self.relay.outgoing();
-        outgoing.iter().try_for_each(|(to, letter)| self.transport.send(*to, letter))
+        outgoing.iter().try_for_each(|(to, message)| self.transport.send(*to, message))
     }
 
     /// Takes in the contributions that have come, before any message that came after them.
-    fn take_in(&mut self, (core, office): (&Core, &Office)) {
+    fn take_in(&mut self, (core, endpoint): (&Core, &Endpoint)) {
         // Before a rank hears of it that could ask for the counts.
         self.relay.note_in(&core.record(self.rank).ledger);
         while let Some((from, come)) = self.relay.next_come() {
             let read = match come {
-                Come::Contribution(parcel) => parcel.and_then(|it| self.put(core, from, it)),
-                Come::Last(letter) => self.deliver((core, office), from, letter),
+                Come::Contribution(message) => message.and_then(|it| self.put(core, from, it)),
+                Come::Last(message) => self.deliver((core, endpoint), from, message),
             };
             if let Err(problem) = read {
                 let reason = AbortReason::Garbled { problem: problem.into() };
@@ -308,42 +312,42 @@ impl Courier {
     }
 
     /// A rank's part in an operation has come.
-    fn put(&mut self, core: &Core, from: Rank, parcel: Parcel) -> Result<(), String> {
-        let Parcel { brought: Brought { descriptor, step, .. }, round, .. } = &parcel;
+    fn put(&mut self, core: &Core, from: Rank, message: DataMessage) -> Result<(), String> {
+        let DataMessage { data_header: DataHeader { descriptor, step, .. }, round, .. } = &message;
         if *round >= rounds(descriptor.op) {
             return Err(format!("there is no round {round} of {descriptor}"));
         }
         if core.record(from).hear(descriptor, *step) {
             core.forget_old_epochs();
-            self.desk.forget_before(core.record(self.rank).epoch().saturating_sub(1));
+            self.mailbox.forget_before(core.record(self.rank).epoch().saturating_sub(1));
         }
-        self.desk.put(from, parcel)
+        self.mailbox.put(from, message)
     }
 
     fn deliver(
         &mut self,
-        (core, office): (&Core, &Office),
+        (core, endpoint): (&Core, &Endpoint),
         from: Rank,
-        letter: Letter,
+        message: Message,
     ) -> Result<(), String> {
-        match letter.kind() {
-            Kind::Parcel => {
-                let brought = parcel_of(letter.statement())?;
-                let (round, payload) = (letter.round(), Payload::whole(letter));
-                self.put(core, from, Parcel { brought, round, payload })
+        match message.kind() {
+            Kind::Data => {
+                let data_header = data_header_of(message.header())?;
+                let (round, payload) = (message.round(), Payload::whole(message));
+                self.put(core, from, DataMessage { data_header, round, payload })
             }
             Kind::Probe => {
-                let path = probe_of(letter.statement())?;
-                self.probes.follow((core, office), self.rank, path);
+                let path = probe_of(message.header())?;
+                self.probes.follow((core, endpoint), self.rank, path);
                 Ok(())
             }
-            Kind::Stop | Kind::Left if !self.relay.is_in_order(from, letter.exchanged()) => {
-                self.relay.hold_back(from, letter);
+            Kind::Stop | Kind::Left if !self.relay.is_in_order(from, message.exchanged()) => {
+                self.relay.hold_back(from, message);
                 Ok(())
             }
-            Kind::Exchange => self.relay.receive(from, letter),
+            Kind::Exchange => self.relay.receive(from, message),
             Kind::Stop => {
-                let (epoch, end) = end_of(letter.statement())?;
+                let (epoch, end) = end_of(message.header())?;
                 if !core.record(from).stop(epoch) {
                     return Err(format!("it ends epoch {epoch}, but not all epochs before"));
                 }
@@ -352,15 +356,15 @@ impl Courier {
                 Ok(())
             }
             Kind::End => {
-                let (origin, error) = end_of(letter.statement())?;
+                let (origin, error) = end_of(message.header())?;
                 let origin = usize::try_from(origin).ok().filter(|it| *it < core.records().len());
                 let origin =
                     Rank::new(origin.ok_or("it names a rank that the world does not have")?);
                 let answer = self.answer(core, &error);
                 let proposal = Proposal { origin, error };
                 match answer {
-                    Some(own) => office.hear_blame(from, proposal, own),
-                    None => office.hear_end(from, proposal),
+                    Some(own) => endpoint.hear_blame(from, proposal, own),
+                    None => endpoint.hear_end(from, proposal),
                 }
                 Ok(())
             }
@@ -371,8 +375,8 @@ impl Courier {
                 Ok(())
             }
             Kind::Hello => {
-                self.watch.see(from, &statement::read(letter.statement())?);
-                greeted(office, from, &letter)
+                self.watch.see(from, &header::read(message.header())?);
+                greeted(endpoint, from, &message)
             }
         }
     }
@@ -396,7 +400,7 @@ impl Courier {
     }
 
     fn look_at_all(&self, core: &Core) {
-        self.desk.gathering().for_each(|open| self.look(core, open));
+        self.mailbox.gathering().for_each(|open| self.look(core, open));
     }
 
     /// Ends an operation of which a member is missing that does not come any more.
@@ -417,19 +421,19 @@ impl Courier {
 }
 
 /// How a message to so many ranks counts.
-fn sent(letter: &Letter, receivers: usize) -> Messages {
+fn sent(message: &Message, receivers: usize) -> Messages {
     let (count, none) = (receivers as u64, Messages::default());
-    match letter.kind() {
-        Kind::Parcel => Messages { data: count, ..none },
+    match message.kind() {
+        Kind::Data => Messages { data: count, ..none },
         Kind::Probe => Messages { background: count, ..none },
         _ => none,
     }
 }
 
 /// Takes in a hello. Other messages of processes beyond the ranks mean nothing here.
-fn greeted(office: &Office, from: Rank, letter: &Letter) -> Result<(), String> {
-    match letter.kind() {
-        Kind::Hello => office.greeted(from, statement::read(letter.statement())?),
+fn greeted(endpoint: &Endpoint, from: Rank, message: &Message) -> Result<(), String> {
+    match message.kind() {
+        Kind::Hello => endpoint.greeted(from, header::read(message.header())?),
         _ => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! What letters say besides elements, as bytes: descriptors, and in `ends` how steps and worlds ended.
+//! What messages say besides elements, as bytes: descriptors, and in `ends` how steps and worlds ended.
 //!
 //! Enums go by their places in their lists of all, numbers by their values: so nothing of the crate's own types is promised
 //! to a format, and whatever comes is checked on its way back.
@@ -10,7 +10,7 @@ use hsdp_sharding::{DType, Rank, UnitId};
 use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 
-use self::ends::StatedWanted;
+use self::ends::EncodedWanted;
 pub(crate) use self::ends::{end_bytes, end_of};
 use crate::mismatch::MismatchRow;
 use crate::{Channel, Counts, Descriptor, GroupId, Op, Reduction, Scaling, Stage, Tag};
@@ -19,7 +19,7 @@ mod ends;
 
 /// A descriptor.
 #[derive(Debug, Serialize, Deserialize)]
-struct Stated {
+struct Encoded {
     group: u64,
     channel: u8,
     epoch: u64,
@@ -27,7 +27,7 @@ struct Stated {
     op: u8,
     reduction: Option<u8>,
     dtype: Option<u8>,
-    counts: StatedCounts,
+    counts: EncodedCounts,
     root: Option<u32>,
     peer: Option<u32>,
     scaling: Option<(u8, f32, f32)>,
@@ -38,14 +38,14 @@ struct Stated {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum StatedCounts {
+enum EncodedCounts {
     Each(u64),
     Splits { send: Vec<u64>, receive: Vec<u64> },
 }
 
-/// What a parcel says.
+/// What a message says.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Brought {
+pub(crate) struct DataHeader {
     pub(crate) descriptor: Arc<Descriptor>,
     /// The step that its sender is in.
     pub(crate) step: u64,
@@ -63,23 +63,23 @@ pub(crate) struct Form {
     pub(crate) note: u64,
 }
 
-/// What a parcel says, as bytes.
-pub(crate) fn parcel_bytes(brought: &Brought) -> Vec<u8> {
-    bytes(&(Stated::from(&*brought.descriptor), brought.step, brought.form))
+/// What a message says, as bytes.
+pub(crate) fn data_header_bytes(data_header: &DataHeader) -> Vec<u8> {
+    bytes(&(Encoded::from(&*data_header.descriptor), data_header.step, data_header.form))
 }
 
-/// What these bytes of a parcel say.
+/// What these bytes of a message say.
 ///
 /// # Errors
 /// What is wrong with them.
-pub(crate) fn parcel_of(bytes: &[u8]) -> Result<Brought, String> {
-    let (stated, step, form) = read::<(Stated, u64, Form)>(bytes)?;
-    Ok(Brought { descriptor: shared(stated)?, step, form })
+pub(crate) fn data_header_of(bytes: &[u8]) -> Result<DataHeader, String> {
+    let (encoded, step, form) = read::<(Encoded, u64, Form)>(bytes)?;
+    Ok(DataHeader { descriptor: shared(encoded)?, step, form })
 }
 
 /// Who waits, in what, for whom: one after the other, as bytes.
 pub(crate) fn probe_bytes(path: &[MismatchRow]) -> Vec<u8> {
-    let row = |row: &MismatchRow| (row.rank.get(), StatedWanted::from(&row.wanted));
+    let row = |row: &MismatchRow| (row.rank.get(), EncodedWanted::from(&row.wanted));
     bytes(&path.iter().map(row).collect::<Vec<_>>())
 }
 
@@ -88,31 +88,31 @@ pub(crate) fn probe_bytes(path: &[MismatchRow]) -> Vec<u8> {
 /// # Errors
 /// What is wrong with them.
 pub(crate) fn probe_of(bytes: &[u8]) -> Result<Vec<MismatchRow>, String> {
-    read::<Vec<(u32, StatedWanted)>>(bytes)?.into_iter().map(row).collect()
+    read::<Vec<(u32, EncodedWanted)>>(bytes)?.into_iter().map(row).collect()
 }
 
-fn row((number, wanted): (u32, StatedWanted)) -> Result<MismatchRow, String> {
+fn row((number, wanted): (u32, EncodedWanted)) -> Result<MismatchRow, String> {
     Ok(MismatchRow { rank: rank(number), wanted: wanted.try_into()? })
 }
 
-/// Any statement as bytes.
-pub(crate) fn bytes(statement: &impl Serialize) -> Vec<u8> {
-    postcard::to_allocvec(statement).expect("numbers, texts and lists are written into memory")
+/// Any header as bytes.
+pub(crate) fn bytes(header: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(header).expect("numbers, texts and lists are written into memory")
 }
 
-/// Any statement of bytes, which must be all of it, and as it is written here: a number has one form.
+/// Any header of bytes, which must be all of it, and as it is written here: a number has one form.
 ///
 /// # Errors
 /// What is wrong with them.
-pub(crate) fn read<'a, T: Deserialize<'a> + Serialize>(stated: &'a [u8]) -> Result<T, String> {
-    let (statement, rest) = postcard::take_from_bytes(stated)
-        .map_err(|error| format!("its statement cannot be read: {error}"))?;
+pub(crate) fn read<'a, T: Deserialize<'a> + Serialize>(encoded: &'a [u8]) -> Result<T, String> {
+    let (header, rest) = postcard::take_from_bytes(encoded)
+        .map_err(|error| format!("its header cannot be read: {error}"))?;
     if !rest.is_empty() {
-        return Err(format!("{} bytes follow its statement", rest.len()));
+        return Err(format!("{} bytes follow its header", rest.len()));
     }
-    match postcard::serialize_with_flavor(&statement, Written(stated)) {
-        Ok(()) => Ok(statement),
-        Err(_) => Err("its statement is not in canonical form".to_owned()),
+    match postcard::serialize_with_flavor(&header, Written(encoded)) {
+        Ok(()) => Ok(header),
+        Err(_) => Err("its header is not in canonical form".to_owned()),
     }
 }
 
@@ -157,13 +157,13 @@ fn sizes(numbers: Vec<u64>) -> Result<Vec<usize>, String> {
     numbers.into_iter().map(size).collect()
 }
 
-impl From<&Descriptor> for Stated {
+impl From<&Descriptor> for Encoded {
     fn from(it: &Descriptor) -> Self {
         let wide = |counts: &[usize]| counts.iter().map(|count| *count as u64).collect();
         let counts = match &it.counts {
-            Counts::Each(count) => StatedCounts::Each(*count as u64),
+            Counts::Each(count) => EncodedCounts::Each(*count as u64),
             Counts::Splits { send, receive } => {
-                StatedCounts::Splits { send: wide(send), receive: wide(receive) }
+                EncodedCounts::Splits { send: wide(send), receive: wide(receive) }
             }
         };
         let Tag { unit, stage, step, microbatch } = it.tag;
@@ -190,13 +190,13 @@ impl From<&Descriptor> for Stated {
     }
 }
 
-impl TryFrom<Stated> for Descriptor {
+impl TryFrom<Encoded> for Descriptor {
     type Error = String;
 
-    fn try_from(it: Stated) -> Result<Self, String> {
+    fn try_from(it: Encoded) -> Result<Self, String> {
         let counts = match it.counts {
-            StatedCounts::Each(count) => Counts::Each(size(count)?),
-            StatedCounts::Splits { send, receive } => {
+            EncodedCounts::Each(count) => Counts::Each(size(count)?),
+            EncodedCounts::Splits { send, receive } => {
                 Counts::Splits { send: sizes(send)?, receive: sizes(receive)? }
             }
         };
@@ -230,8 +230,8 @@ impl TryFrom<Stated> for Descriptor {
     }
 }
 
-fn shared(stated: Stated) -> Result<Arc<Descriptor>, String> {
-    stated.try_into().map(Arc::new)
+fn shared(encoded: Encoded) -> Result<Arc<Descriptor>, String> {
+    encoded.try_into().map(Arc::new)
 }
 
 #[cfg(test)]

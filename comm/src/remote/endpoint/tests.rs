@@ -10,12 +10,12 @@ use hsdp_sharding::Rank;
 use super::*;
 use crate::remote;
 use crate::remote::buffer::Buffer;
-use crate::remote::courier;
 use crate::remote::ending::Proposal;
+use crate::remote::progress;
 use crate::remote::transport::{Answer, Cause, Loss, TransportError};
 use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World};
 
-/// The others say nothing, and never take so many letters.
+/// The others say nothing, and never take so many messages.
 #[derive(Debug, Default)]
 struct Silent {
     under_way: usize,
@@ -27,7 +27,7 @@ struct Silent {
 }
 
 impl Transport for Silent {
-    fn send(&mut self, _: Rank, _: &Arc<Letter>) -> Result<(), TransportError> {
+    fn send(&mut self, _: Rank, _: &Arc<Message>) -> Result<(), TransportError> {
         Ok(())
     }
 
@@ -55,10 +55,10 @@ fn loss(rank: usize, cause: Cause) -> Loss {
 }
 
 /// The rank that the world's end names, and the reason, after as many turns as that takes.
-fn end_after_turns(core: &Core, office: &Office) -> (Rank, AbortReason) {
+fn end_after_turns(core: &Core, endpoint: &Endpoint) -> (Rank, AbortReason) {
     let until = from_now(Duration::from_secs(30));
     while Instant::now() < until {
-        let _ = office.hear();
+        let _ = endpoint.hear();
         if let Some(Error::WorldAborted { rank, reason, .. }) = core.status().world_end() {
             return (rank, reason);
         }
@@ -68,12 +68,12 @@ fn end_after_turns(core: &Core, office: &Office) -> (Rank, AbortReason) {
 }
 
 /// Of three ranks, the first.
-fn opened(transport: Silent) -> (Arc<Core>, Arc<Office>) {
+fn opened(transport: Silent) -> (Arc<Core>, Arc<Endpoint>) {
     let core = Core::new(3, WorldOptions::default());
     let asked = Asked { size: 3, processes: 3 };
-    let office = Office::new(&core, (Rank::new(0), asked), Box::new(transport));
-    core.open_office(Arc::clone(&office));
-    (core, office)
+    let endpoint = Endpoint::new(&core, (Rank::new(0), asked), Box::new(transport));
+    core.open_endpoint(Arc::clone(&endpoint));
+    (core, endpoint)
 }
 
 fn gone() -> Error {
@@ -81,61 +81,61 @@ fn gone() -> Error {
 }
 
 /// What is to be sent.
-fn letters(office: &Office) -> Vec<Kind> {
-    let kind = |errand: Errand| match errand {
-        Errand::Send { letter, .. } | Errand::Exchange { letter, .. } => Some(letter.kind()),
-        Errand::Open { .. } => None,
+fn messages(endpoint: &Endpoint) -> Vec<Kind> {
+    let kind = |request: Request| match request {
+        Request::Send { message, .. } | Request::Exchange { message, .. } => Some(message.kind()),
+        Request::Open { .. } => None,
     };
-    office.errands().into_iter().filter_map(kind).collect()
+    endpoint.requests().into_iter().filter_map(kind).collect()
 }
 
 #[test]
 fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
-    let (core, office) = opened(Silent { under_way: 1, ..Silent::default() });
-    office.start().expect("a thread");
+    let (core, endpoint) = opened(Silent { under_way: 1, ..Silent::default() });
+    endpoint.start().expect("a thread");
     let (started, deadline) = (Instant::now(), Duration::from_secs(60));
     thread::scope(|scope| {
-        scope.spawn(|| office.close(core.status(), deadline));
-        while office.outgoing.lock().leaving == Leaving::There {
+        scope.spawn(|| endpoint.close(core.status(), deadline));
+        while endpoint.outgoing.lock().leaving == Leaving::There {
             thread::yield_now();
         }
         core.end_here(gone(), &[]);
     });
-    assert!(office.has_given_up() && started.elapsed() < Duration::from_secs(30));
+    assert!(endpoint.has_given_up() && started.elapsed() < Duration::from_secs(30));
 }
 
 #[test]
 fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
-    let (core, office) = opened(Silent::default());
-    office.start().expect("a thread");
-    office.hear_end(Rank::new(1), Proposal { origin: Rank::new(1), error: gone() });
-    office.close(core.status(), Duration::from_secs(60));
+    let (core, endpoint) = opened(Silent::default());
+    endpoint.start().expect("a thread");
+    endpoint.hear_end(Rank::new(1), Proposal { origin: Rank::new(1), error: gone() });
+    endpoint.close(core.status(), Duration::from_secs(60));
     assert_eq!(core.status().world_end(), Some(gone()), "though the third says nothing");
 }
 
 #[test]
 fn a_turn_that_panics_is_over() {
-    let ended = panic::catch_unwind(|| courier::in_turn(|| panic!("in a turn")));
-    assert!(ended.is_err() && !courier::is_in_turn());
+    let ended = panic::catch_unwind(|| progress::in_turn(|| panic!("in a turn")));
+    assert!(ended.is_err() && !progress::is_in_turn());
 }
 
 #[test]
 fn a_turn_within_a_turn_leaves_the_outer_one() {
-    courier::in_turn(|| {
-        courier::in_turn(|| ());
-        assert!(courier::is_in_turn());
+    progress::in_turn(|| {
+        progress::in_turn(|| ());
+        assert!(progress::is_in_turn());
     });
 }
 
 #[test]
 fn a_turn_does_not_wait_for_its_own_end() {
     let held = Arc::new(());
-    let (core, office) =
+    let (core, endpoint) =
         opened(Silent { under_way: 1, _held: Arc::clone(&held), ..Silent::default() });
-    office.start().expect("a thread");
-    courier::in_turn(|| office.close(core.status(), Duration::from_millis(20)));
-    assert!(!office.outgoing.lock().has_ended, "it goes on");
-    drop((core, office));
+    endpoint.start().expect("a thread");
+    progress::in_turn(|| endpoint.close(core.status(), Duration::from_millis(20)));
+    assert!(!endpoint.outgoing.lock().has_ended, "it goes on");
+    drop((core, endpoint));
     let until = from_now(Duration::from_secs(30));
     while Arc::strong_count(&held) > 1 && Instant::now() < until {
         thread::yield_now();
@@ -146,33 +146,33 @@ fn a_turn_does_not_wait_for_its_own_end() {
 #[test]
 fn who_gives_up_leaves_nothing_to_a_thread() {
     let held = Arc::new(());
-    let (core, office) =
+    let (core, endpoint) =
         opened(Silent { under_way: 1, _held: Arc::clone(&held), ..Silent::default() });
-    office.start().expect("a thread");
-    office.close(core.status(), Duration::ZERO);
-    assert!(office.has_given_up());
-    drop((core, office));
+    endpoint.start().expect("a thread");
+    endpoint.close(core.status(), Duration::ZERO);
+    assert!(endpoint.has_given_up());
+    drop((core, endpoint));
     assert_eq!(Arc::strong_count(&held), 1, "the transport is gone");
 }
 
 #[test]
 fn others_are_told_of_a_step_that_is_given_up_but_not_where_the_world_is_over() {
-    let (core, office) = opened(Silent::default());
+    let (core, endpoint) = opened(Silent::default());
     core.end_epoch(0, gone());
-    assert_eq!(letters(&office), [Kind::Hello, Kind::Stop]);
+    assert_eq!(messages(&endpoint), [Kind::Hello, Kind::Stop]);
     core.end_here(gone(), &[]);
     core.end_epoch(1, gone());
-    assert_eq!(letters(&office), []);
+    assert_eq!(messages(&endpoint), []);
 }
 
 /// The process may have ended, or the network may have been cut: the connection looks the same.
 #[test]
 fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_to_be_gone() {
     let lost = Some(loss(1, Cause::Ended("its connection ended".to_owned())));
-    let (core, office) = opened(Silent { lost, ..Silent::default() });
-    let _ = office.hear();
-    assert!(!office.is_deciding(&core), "it is looked at again");
-    let (rank, reason) = end_after_turns(&core, &office);
+    let (core, endpoint) = opened(Silent { lost, ..Silent::default() });
+    let _ = endpoint.hear();
+    assert!(!endpoint.is_deciding(&core), "it is looked at again");
+    let (rank, reason) = end_after_turns(&core, &endpoint);
     let problem = "its connection ended".into();
     assert_eq!((rank, reason), (Rank::new(1), AbortReason::Unreachable { problem }));
 }
@@ -203,14 +203,14 @@ fn late(core: &Core) -> Error {
 #[test]
 fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     let silent = Some(loss(2, Cause::Unreachable("it does not answer".to_owned())));
-    let (core, office) = opened(Silent { silent, ..Silent::default() });
+    let (core, endpoint) = opened(Silent { silent, ..Silent::default() });
     let reason = AbortReason::Unreachable { problem: "it does not answer".into() };
-    office.await_forwarder(&core);
+    endpoint.await_forwarder(&core);
     assert_eq!(core.status().world_end(), Some(core.ended_by(Rank::new(2), reason)));
-    assert_eq!(letters(&office), [Kind::Hello, Kind::End], "that this rank hears nothing");
+    assert_eq!(messages(&endpoint), [Kind::Hello, Kind::End], "that this rank hears nothing");
 
-    let (core, office) = opened(Silent::default());
-    office.await_forwarder(&core);
+    let (core, endpoint) = opened(Silent::default());
+    endpoint.await_forwarder(&core);
     assert_eq!(core.status().world_end(), None, "messages pass, and a rank may be late");
 }
 
@@ -223,8 +223,8 @@ struct Stopped {
 }
 
 impl Transport for Stopped {
-    fn send(&mut self, to: Rank, letter: &Arc<Letter>) -> Result<(), TransportError> {
-        self.other.send(to, letter)
+    fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
+        self.other.send(to, message)
     }
 
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {
@@ -273,10 +273,10 @@ fn no_rank_is_late_whose_message_comes_with_the_answer_of_the_process_that_forwa
 /// The lock of the transport is held as by a call of MPI that does not return.
 #[test]
 fn a_progress_thread_that_hangs_in_its_turn_delays_the_end_for_a_bounded_time() {
-    let (core, office) = opened(Silent::default());
+    let (core, endpoint) = opened(Silent::default());
     let (started, late) = (Instant::now(), late(&core));
-    let turn = office.courier.lock();
-    office.await_forwarder(&core);
+    let turn = endpoint.progress.lock();
+    endpoint.await_forwarder(&core);
     assert_eq!(core.end(late.clone()), late);
     drop(turn);
     assert!(started.elapsed() < Duration::from_secs(20), "it does not wait for the turn");

@@ -3,26 +3,26 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{NAPS, Office};
+use super::{Endpoint, NAPS};
 use crate::engine::{Status, from_now};
-use crate::remote::courier;
+use crate::remote::progress;
 use crate::sync;
 
-/// How long letters are waited for when the world has ended early: some hear nothing any more.
+/// How long messages are waited for when the world has ended early: some hear nothing any more.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-impl Office {
+impl Endpoint {
     /// Ends the thread, when it has sent what this rank owes; after `deadline` without that, or soon after an early end, which may
     /// come meanwhile. One that hangs in its turn is left behind.
     pub(crate) fn close(&self, status: &Status, deadline: Duration) {
         self.leave();
         let Some(thread) = self.thread.lock().take() else { return };
-        if courier::is_in_turn() {
+        if progress::is_in_turn() {
             // Something that is dropped in a turn had the last handle of the world: the turn cannot wait for its own end.
             self.outgoing.lock().gives_up = Some(from_now(deadline));
             return;
         }
-        self.wait_for_letters(status, deadline);
+        self.wait_for_messages(status, deadline);
         self.give_up();
         // What it holds goes with it: MPI ends where that goes last, and must not do so in a thread that a program leaves behind.
         if self.ends_before(from_now(FAREWELL)) {
@@ -30,7 +30,7 @@ impl Office {
         }
     }
 
-    fn wait_for_letters(&self, status: &Status, deadline: Duration) {
+    fn wait_for_messages(&self, status: &Status, deadline: Duration) {
         let until = from_now(deadline);
         while status.check_world().is_ok() && sync::now() < until {
             if self.ends_before(until.min(from_now(NAPS[1]))) {
@@ -50,7 +50,7 @@ impl Office {
         }
         outgoing.gives_up = Some(sync::now());
         drop(outgoing);
-        self.bell.notify_all();
+        self.changed.notify_all();
         let rank = self.rank.get();
         tracing::warn!(rank, "messages to other ranks were not sent in time");
     }
@@ -59,23 +59,23 @@ impl Office {
     fn ends_before(&self, until: Instant) -> bool {
         let mut outgoing = self.outgoing.lock();
         while !outgoing.has_ended && sync::now() < until {
-            self.bell.wait_until(&mut outgoing, until);
+            self.changed.wait_until(&mut outgoing, until);
         }
         outgoing.has_ended
     }
 }
 
-/// The thread's last word, however it ends: the courier lets go of the world.
-pub(super) struct LastWord(pub(super) Arc<Office>);
+/// The thread's last word, however it ends: the progress lets go of the world.
+pub(super) struct LastWord(pub(super) Arc<Endpoint>);
 
 impl Drop for LastWord {
     fn drop(&mut self) {
-        let Self(office) = self;
-        office.courier.lock().close();
-        if office.has_given_up() {
-            office.clear_line();
+        let Self(endpoint) = self;
+        endpoint.progress.lock().close();
+        if endpoint.has_given_up() {
+            endpoint.clear_line();
         }
-        office.outgoing.lock().has_ended = true;
-        office.bell.notify_all();
+        endpoint.outgoing.lock().has_ended = true;
+        endpoint.changed.notify_all();
     }
 }

@@ -6,23 +6,23 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
-use super::super::letter::MOST_STATEMENT;
-use super::{Stated, bytes, rank, read, row, shared};
+use super::super::message::MOST_STATEMENT;
+use super::{Encoded, bytes, rank, read, row, shared};
 use crate::mismatch::{Mismatch, Wanted};
 use crate::{AbortReason, Error};
 
 /// The end of a step, and of which epoch: or the end of the world.
 #[derive(Debug, Serialize, Deserialize)]
-struct StatedEnd {
+struct EncodedEnd {
     epoch: u64,
-    error: StatedError,
+    error: EncodedError,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum StatedError {
+enum EncodedError {
     Mismatch {
         problem: String,
-        rows: Vec<(u32, StatedWanted)>,
+        rows: Vec<(u32, EncodedWanted)>,
     },
     Step {
         rank: u32,
@@ -32,12 +32,12 @@ enum StatedError {
     World {
         rank: u32,
         step: u64,
-        operation: Option<Stated>,
-        reason: StatedReason,
+        operation: Option<Encoded>,
+        reason: EncodedReason,
     },
     Work {
-        operation: Stated,
-        reason: StatedReason,
+        operation: Encoded,
+        reason: EncodedReason,
     },
     /// One that no variant is for: its text is passed on.
     Other {
@@ -47,17 +47,17 @@ enum StatedError {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum StatedWanted {
-    Arrived(Stated),
-    Missing(Option<Stated>),
-    Waiting { operation: Stated, missing: Vec<u32> },
+pub(super) enum EncodedWanted {
+    Arrived(Encoded),
+    Missing(Option<Encoded>),
+    Waiting { operation: Encoded, missing: Vec<u32> },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum StatedReason {
+enum EncodedReason {
     Panicked(String),
-    Left(Stated),
-    Deadline { awaited: Stated, deadline: Duration, arrived: Vec<u32>, missing: Vec<u32> },
+    Left(Encoded),
+    Deadline { awaited: Encoded, deadline: Duration, arrived: Vec<u32>, missing: Vec<u32> },
     Requested(String),
     Gone,
     Unreachable(String),
@@ -66,14 +66,14 @@ enum StatedReason {
 
 /// How the world, or a step in `epoch`, ended, as bytes. `own` is who says so.
 pub(crate) fn end_bytes(epoch: u64, error: &Error, own: Rank) -> Vec<u8> {
-    let stated = bytes(&StatedEnd { epoch, error: StatedError::of(error, own) });
-    if stated.len() <= MOST_STATEMENT {
-        return stated;
+    let encoded = bytes(&EncodedEnd { epoch, error: EncodedError::of(error, own) });
+    if encoded.len() <= MOST_STATEMENT {
+        return encoded;
     }
     // A table of many ranks, or the message of a panic that shows all of a tensor.
     let text: String = error.to_string().chars().take(MOST_CHARACTERS).collect();
     let (rank, text) = (own.get(), format!("{text}..."));
-    bytes(&StatedEnd { epoch, error: StatedError::Other { rank, text } })
+    bytes(&EncodedEnd { epoch, error: EncodedError::Other { rank, text } })
 }
 
 /// What is left of a text that is too long.
@@ -84,11 +84,11 @@ const MOST_CHARACTERS: usize = 16 << 10;
 /// # Errors
 /// What is wrong with them.
 pub(crate) fn end_of(bytes: &[u8]) -> Result<(u64, Error), String> {
-    let StatedEnd { epoch, error } = read(bytes)?;
+    let EncodedEnd { epoch, error } = read(bytes)?;
     Ok((epoch, error.try_into()?))
 }
 
-impl StatedError {
+impl EncodedError {
     fn of(error: &Error, own: Rank) -> Self {
         match error {
             Error::CollectiveMismatch { table } => Self::Mismatch {
@@ -101,7 +101,7 @@ impl StatedError {
             Error::WorldAborted { rank, step, operation, reason } => Self::World {
                 rank: rank.get(),
                 step: *step,
-                operation: operation.as_deref().map(Stated::from),
+                operation: operation.as_deref().map(Encoded::from),
                 reason: reason.into(),
             },
             Error::WorkFailed { operation, reason } => {
@@ -112,28 +112,28 @@ impl StatedError {
     }
 }
 
-impl TryFrom<StatedError> for Error {
+impl TryFrom<EncodedError> for Error {
     type Error = String;
 
-    fn try_from(stated: StatedError) -> Result<Self, String> {
-        Ok(match stated {
-            StatedError::Mismatch { problem, rows } => {
+    fn try_from(encoded: EncodedError) -> Result<Self, String> {
+        Ok(match encoded {
+            EncodedError::Mismatch { problem, rows } => {
                 let rows = rows.into_iter().map(row).collect::<Result<_, _>>()?;
                 Self::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
             }
-            StatedError::Step { rank: number, step, reason } => {
+            EncodedError::Step { rank: number, step, reason } => {
                 Self::StepAborted { rank: rank(number), step, reason: reason.into() }
             }
-            StatedError::World { rank: number, step, operation, reason } => Self::WorldAborted {
+            EncodedError::World { rank: number, step, operation, reason } => Self::WorldAborted {
                 rank: rank(number),
                 step,
                 operation: operation.map(shared).transpose()?,
                 reason: reason.try_into()?,
             },
-            StatedError::Work { operation, reason } => {
+            EncodedError::Work { operation, reason } => {
                 Self::WorkFailed { operation: shared(operation)?, reason: reason.try_into()? }
             }
-            StatedError::Other { rank: number, text } => Self::WorldAborted {
+            EncodedError::Other { rank: number, text } => Self::WorldAborted {
                 rank: rank(number),
                 step: 0,
                 operation: None,
@@ -143,11 +143,11 @@ impl TryFrom<StatedError> for Error {
     }
 }
 
-impl From<&Wanted> for StatedWanted {
+impl From<&Wanted> for EncodedWanted {
     fn from(wanted: &Wanted) -> Self {
         match wanted {
             Wanted::Arrived(descriptor) => Self::Arrived((&**descriptor).into()),
-            Wanted::Missing(last) => Self::Missing(last.as_deref().map(Stated::from)),
+            Wanted::Missing(last) => Self::Missing(last.as_deref().map(Encoded::from)),
             Wanted::Waiting { operation, missing } => {
                 Self::Waiting { operation: (&**operation).into(), missing: numbers(missing) }
             }
@@ -155,21 +155,21 @@ impl From<&Wanted> for StatedWanted {
     }
 }
 
-impl TryFrom<StatedWanted> for Wanted {
+impl TryFrom<EncodedWanted> for Wanted {
     type Error = String;
 
-    fn try_from(stated: StatedWanted) -> Result<Self, String> {
-        Ok(match stated {
-            StatedWanted::Arrived(descriptor) => Self::Arrived(shared(descriptor)?),
-            StatedWanted::Missing(last) => Self::Missing(last.map(shared).transpose()?),
-            StatedWanted::Waiting { operation, missing } => {
+    fn try_from(encoded: EncodedWanted) -> Result<Self, String> {
+        Ok(match encoded {
+            EncodedWanted::Arrived(descriptor) => Self::Arrived(shared(descriptor)?),
+            EncodedWanted::Missing(last) => Self::Missing(last.map(shared).transpose()?),
+            EncodedWanted::Waiting { operation, missing } => {
                 Self::Waiting { operation: shared(operation)?, missing: ranks(missing) }
             }
         })
     }
 }
 
-impl From<&AbortReason> for StatedReason {
+impl From<&AbortReason> for EncodedReason {
     fn from(reason: &AbortReason) -> Self {
         match reason {
             AbortReason::Panicked { message } => Self::Panicked(message.to_string()),
@@ -188,23 +188,23 @@ impl From<&AbortReason> for StatedReason {
     }
 }
 
-impl TryFrom<StatedReason> for AbortReason {
+impl TryFrom<EncodedReason> for AbortReason {
     type Error = String;
 
-    fn try_from(stated: StatedReason) -> Result<Self, String> {
-        Ok(match stated {
-            StatedReason::Panicked(message) => Self::Panicked { message: message.into() },
-            StatedReason::Left(awaited) => Self::Left { awaited: shared(awaited)? },
-            StatedReason::Deadline { awaited, deadline, arrived, missing } => Self::Deadline {
+    fn try_from(encoded: EncodedReason) -> Result<Self, String> {
+        Ok(match encoded {
+            EncodedReason::Panicked(message) => Self::Panicked { message: message.into() },
+            EncodedReason::Left(awaited) => Self::Left { awaited: shared(awaited)? },
+            EncodedReason::Deadline { awaited, deadline, arrived, missing } => Self::Deadline {
                 awaited: shared(awaited)?,
                 deadline,
                 arrived: ranks(arrived),
                 missing: ranks(missing),
             },
-            StatedReason::Requested(reason) => Self::Requested { reason: reason.into() },
-            StatedReason::Gone => Self::Gone,
-            StatedReason::Unreachable(problem) => Self::Unreachable { problem: problem.into() },
-            StatedReason::Garbled(problem) => Self::Garbled { problem: problem.into() },
+            EncodedReason::Requested(reason) => Self::Requested { reason: reason.into() },
+            EncodedReason::Gone => Self::Gone,
+            EncodedReason::Unreachable(problem) => Self::Unreachable { problem: problem.into() },
+            EncodedReason::Garbled(problem) => Self::Garbled { problem: problem.into() },
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Statements come back as they were, and whatever else comes is refused.
+//! Headers come back as they were, and whatever else comes is refused.
 
 use proptest::prelude::*;
 
@@ -38,17 +38,17 @@ fn others() -> Vec<Descriptor> {
 }
 
 #[test]
-fn parcels_say_what_they_said() {
+fn messages_say_what_they_said() {
     for descriptor in others() {
         let form = Form { function: 6, layout: u64::MAX, note: 1 };
-        let brought = Brought { descriptor: Arc::new(descriptor), step: 4, form };
-        let bytes = parcel_bytes(&brought);
-        assert_eq!(parcel_of(&bytes), Ok(brought));
+        let data_header = DataHeader { descriptor: Arc::new(descriptor), step: 4, form };
+        let bytes = data_header_bytes(&data_header);
+        assert_eq!(data_header_of(&bytes), Ok(data_header));
         assert_eq!(
-            parcel_of(&[&*bytes, &[0]].concat()).expect_err("one too many"),
-            "1 bytes follow its statement"
+            data_header_of(&[&*bytes, &[0]].concat()).expect_err("one too many"),
+            "1 bytes follow its header"
         );
-        assert!(parcel_of(&bytes[..bytes.len() - 1]).is_err());
+        assert!(data_header_of(&bytes[..bytes.len() - 1]).is_err());
     }
 }
 
@@ -72,7 +72,7 @@ fn ends() -> Vec<Error> {
         AbortReason::Requested { reason: "asked".into() },
         AbortReason::Gone,
         AbortReason::Unreachable { problem: "no wire".into() },
-        AbortReason::Garbled { problem: "no letter".into() },
+        AbortReason::Garbled { problem: "no message".into() },
     ];
     let worlds = reasons.iter().map(|reason| Error::WorldAborted {
         rank: two,
@@ -126,35 +126,35 @@ fn probes_say_who_waits_for_whom() {
 #[test]
 fn a_number_has_one_form() {
     assert_eq!(read::<u64>(&[0x80, 1]), Ok(128));
-    let refused = Err("its statement is not in canonical form".to_owned());
+    let refused = Err("its header is not in canonical form".to_owned());
     assert_eq!(read::<u64>(&[0x81, 0]), refused);
     let duration = |bytes: &[u8]| read::<Duration>(bytes);
     let [nanos, second] = [999_999_999, 1_000_000_000_u32].map(|nanos| bytes(&(3_u64, nanos)));
     assert_eq!(duration(&nanos), Ok(Duration::new(3, 999_999_999)));
-    assert_eq!(duration(&second), Err("its statement is not in canonical form".to_owned()));
+    assert_eq!(duration(&second), Err("its header is not in canonical form".to_owned()));
 }
 
 #[test]
 fn what_is_in_no_list_is_refused() {
-    let mut stated = Stated::from(&descriptor());
-    stated.op = 200;
-    let refused = Descriptor::try_from(stated).map(drop);
+    let mut encoded = Encoded::from(&descriptor());
+    encoded.op = 200;
+    let refused = Descriptor::try_from(encoded).map(drop);
     assert_eq!(refused, Err("there is no operation 200".to_owned()));
-    let mut stated = Stated::from(&descriptor());
-    stated.scaling = Some((1, 0.0, 1.0));
-    assert!(Descriptor::try_from(stated).is_err(), "nothing is divided by 0");
+    let mut encoded = Encoded::from(&descriptor());
+    encoded.scaling = Some((1, 0.0, 1.0));
+    assert!(Descriptor::try_from(encoded).is_err(), "nothing is divided by 0");
 }
 
 proptest! {
     #[test]
     fn whatever_comes_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        let _ = parcel_of(&bytes);
+        let _ = data_header_of(&bytes);
         let _ = end_of(&bytes);
         let _ = probe_of(&bytes);
     }
 
     #[test]
-    fn changed_statements_are_read_or_refused(at in 0..1000_usize, byte: u8) {
+    fn changed_headers_are_read_or_refused(at in 0..1000_usize, byte: u8) {
         for end in ends() {
             let mut bytes = end_bytes(1, &end, Rank::new(0));
             let len = bytes.len();

@@ -4,9 +4,9 @@ use super::*;
 
 /// Sends a hello to others that none of them can read.
 fn send_garbled(wire: &mut dyn Transport, to: &[usize]) {
-    let letter = Letter::write(&Arc::default(), (Kind::Hello, 0), b"no hello", 0);
-    let letter = Arc::new(letter.expect("memory"));
-    to.iter().for_each(|to| wire.send(Rank::new(*to), &letter).expect("a wire"));
+    let message = Message::write(&Arc::default(), (Kind::Hello, 0), b"no hello", 0);
+    let message = Arc::new(message.expect("memory"));
+    to.iter().for_each(|to| wire.send(Rank::new(*to), &message).expect("a wire"));
 }
 
 #[test]
@@ -39,6 +39,6 @@ fn a_process_that_is_no_rank_is_told_that_a_rank_leaves() {
     let first = wires.pop().expect("three");
     drop(World::by(2, (Rank::new(0), asked), WorldOptions::default(), first));
     let came = std::iter::from_fn(|| beyond.receive().expect("a wire"));
-    let kind = |(_, buffer)| Letter::read(buffer).expect("a message").kind();
+    let kind = |(_, buffer)| Message::read(buffer).expect("a message").kind();
     assert_eq!(came.map(kind).collect::<Vec<_>>(), [Kind::Hello, Kind::Left]);
 }

@@ -1,4 +1,4 @@
-//! Where parcels wait for this rank to issue their operation, or are laid into it. `REMOTE.md`, "An operation".
+//! Where messages wait for this rank to issue their operation, or are laid into it. `REMOTE.md`, "An operation".
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::transmit::Parcel;
+use super::transmit::DataMessage;
 use crate::Descriptor;
 use crate::backend::thread::{Key, Operation};
 use crate::pattern::rounds;
@@ -19,7 +19,7 @@ pub(crate) trait Receiver: Debug + Send + Sync {
     /// The members, by slot.
     fn ranks(&self) -> &[Rank];
     /// The member in `slot` has come.
-    fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, parcel: Parcel);
+    fn lay(self: Arc<Self>, operation: &Arc<Operation>, slot: usize, message: DataMessage);
 }
 
 /// Which round of which operation.
@@ -27,9 +27,9 @@ type Round = (Key, u8);
 
 /// What came, by its operation.
 #[derive(Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct Mailbox {
     /// Of operations that this rank has not issued, in the order in which it came.
-    early: HashMap<Round, Vec<(Rank, Parcel)>>,
+    early: HashMap<Round, Vec<(Rank, DataMessage)>>,
     open: BTreeMap<Round, Open>,
     /// Operations to which all have come, and which this rank is about to bring to another round.
     owed: Vec<Arc<Operation>>,
@@ -40,17 +40,17 @@ pub(super) struct Desk {
 pub(super) struct Open {
     receiver: Arc<dyn Receiver>,
     operation: Arc<Operation>,
-    /// By slot: whether its parcel has come.
+    /// By slot: whether its message has come.
     come: Vec<bool>,
 }
 
-impl Desk {
+impl Mailbox {
     /// This rank has issued an operation; what came of it before, which is to be laid there.
     pub(super) fn open(
         &mut self,
         receiver: Arc<dyn Receiver>,
         operation: Arc<Operation>,
-    ) -> Vec<(Rank, Parcel)> {
+    ) -> Vec<(Rank, DataMessage)> {
         let round = (Key::from(&**receiver.descriptor()), receiver.round());
         self.owed.retain(|owed| !Arc::ptr_eq(owed, &operation));
         let come = vec![false; receiver.ranks().len()];
@@ -58,21 +58,21 @@ impl Desk {
         self.early.remove(&round).unwrap_or_default()
     }
 
-    /// A parcel has come. It is laid into its operation, or waits for it.
+    /// A message has come. It is laid into its operation, or waits for it.
     ///
     /// # Errors
     /// Why it cannot be.
-    pub(super) fn put(&mut self, from: Rank, parcel: Parcel) -> Result<(), String> {
-        let round = (Key::from(&*parcel.brought.descriptor), parcel.round);
+    pub(super) fn put(&mut self, from: Rank, message: DataMessage) -> Result<(), String> {
+        let round = (Key::from(&*message.data_header.descriptor), message.round);
         let Some(open) = self.open.get_mut(&round) else {
             let early = self.early.entry(round).or_default();
             if early.iter().any(|(other, _)| *other == from) {
-                return Err(twice(&parcel));
+                return Err(twice(&message));
             }
-            early.push((from, parcel));
+            early.push((from, message));
             return Ok(());
         };
-        open.lay(from, parcel)?;
+        open.lay(from, message)?;
         if open.is_complete() {
             let complete = self.open.remove(&round);
             self.owed.extend(complete.filter(Open::goes_on).map(|open| open.operation));
@@ -98,7 +98,7 @@ impl Desk {
         !self.open.is_empty()
     }
 
-    /// Whether somebody waits for one of them: who does has a handle of it, beside the desk and the post.
+    /// Whether somebody waits for one of them: who does has a handle of it, beside the mailbox and the post.
     pub(super) fn is_awaited(&mut self) -> bool {
         self.awaits() && self.open.values().any(|open| Arc::strong_count(&open.operation) > 2)
     }
@@ -141,18 +141,18 @@ impl Open {
         self.receiver.round() + 1 < rounds(self.descriptor().op)
     }
 
-    fn lay(&mut self, from: Rank, parcel: Parcel) -> Result<(), String> {
+    fn lay(&mut self, from: Rank, message: DataMessage) -> Result<(), String> {
         let Some(slot) = self.receiver.ranks().iter().position(|rank| *rank == from) else {
-            let descriptor = &parcel.brought.descriptor;
+            let descriptor = &message.data_header.descriptor;
             return Err(format!(
                 "the rank is not a member of {descriptor} ({})",
                 descriptor.place()
             ));
         };
         if mem::replace(&mut self.come[slot], true) {
-            return Err(twice(&parcel));
+            return Err(twice(&message));
         }
-        Arc::clone(&self.receiver).lay(&self.operation, slot, parcel);
+        Arc::clone(&self.receiver).lay(&self.operation, slot, message);
         Ok(())
     }
 
@@ -162,7 +162,7 @@ impl Open {
     }
 }
 
-fn twice(parcel: &Parcel) -> String {
-    let descriptor = &parcel.brought.descriptor;
+fn twice(message: &DataMessage) -> String {
+    let descriptor = &message.data_header.descriptor;
     format!("the rank sent it twice for {descriptor} ({})", descriptor.place())
 }

@@ -17,19 +17,19 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use self::closing::LastWord;
-use super::buffer::Shelf;
-use super::courier::{Courier, Turned};
-use super::desk::Receiver;
+use super::buffer::Pool;
 use super::ending::Ending;
 use super::exchanges::ExchangeKey;
+use super::header::{self, end_bytes, probe_bytes};
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
 use super::hello;
 use super::hello::{Asked, Hello};
-use super::letter::{Kind, Letter, MOST_STATEMENT};
 use super::line::{InLine, Line};
+use super::mailbox::Receiver;
+use super::message::{Kind, MOST_STATEMENT, Message};
 use super::outgoing::{Leaving, Outgoing};
 use super::probes;
-use super::statement::{self, end_bytes, probe_bytes};
+use super::progress::{Progress, Turned};
 use super::transport::{Arrivals, Transport};
 use crate::backend::thread::{Core, Operation, waiting_for_each_other};
 use crate::engine::from_now;
@@ -40,40 +40,40 @@ use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Channel, Descriptor, Error, GroupId, Op, WorldOptions};
 
-/// What the courier is to do.
+/// What the progress is to do.
 #[derive(Debug)]
-pub(crate) enum Errand {
-    /// Send a letter.
-    Send { to: Vec<Rank>, letter: Arc<Letter> },
-    /// Send a letter to all other ranks, together with theirs.
-    Exchange { key: ExchangeKey, letter: Arc<Letter> },
+pub(crate) enum Request {
+    /// Send a message.
+    Send { to: Vec<Rank>, message: Arc<Message> },
+    /// Send a message to all other ranks, together with theirs.
+    Exchange { key: ExchangeKey, message: Arc<Message> },
     /// Lay what comes of an operation into its slots.
     Open { receiver: Arc<dyn Receiver>, operation: Arc<Operation> },
 }
 
 /// A rank's dealings with the others.
-pub(crate) struct Office {
+pub(crate) struct Endpoint {
     rank: Rank,
     size: usize,
-    shelf: Arc<Shelf>,
+    pool: Arc<Pool>,
     outgoing: Mutex<Outgoing>,
     /// Rung when there is something to be done.
-    bell: Condvar,
+    changed: Condvar,
     /// One thread at a time holds it, sends and receives.
-    courier: Mutex<Courier>,
+    progress: Mutex<Progress>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// The hello of each process of the job, also of processes beyond the ranks, by number.
     hellos: Mutex<Vec<Option<Hello>>>,
     ending: Mutex<Ending>,
     /// Operations that wait in line to be opened.
     line: Mutex<Line>,
-    /// Whether the courier is to be woken for what comes: it sleeps, or is about to.
+    /// Whether the progress is to be woken for what comes: it sleeps, or is about to.
     listens: AtomicBool,
     /// The group of all ranks on the control channel, whose small all-gathers are exchanges.
     exchanging: GroupId,
 }
 
-/// The longest that the courier sleeps while something is under way; and while nothing is.
+/// The longest that the progress sleeps while something is under way; and while nothing is.
 const NAPS: [Duration; 2] = [Duration::from_micros(400), Duration::from_millis(5)];
 
 /// The longest that it sleeps where it is woken for what comes: it looks for lost ranks, and for contributions that wait.
@@ -91,21 +91,21 @@ const MOST_ASKED: usize = 16;
 /// How long a rank that has left receives what others send for what it has issued.
 const LINGERING: Duration = Duration::from_secs(1);
 
-impl Office {
-    /// The office of a world, whose courier has no thread yet.
+impl Endpoint {
+    /// The endpoint of a world, whose progress has no thread yet.
     pub(crate) fn new(
         core: &Arc<Core>,
         (rank, asked): (Rank, Asked),
         transport: Box<dyn Transport>,
     ) -> Arc<Self> {
         let all: Vec<_> = (0..core.records().len()).map(Rank::new).collect();
-        let office = Arc::new(Self {
+        let endpoint = Arc::new(Self {
             rank,
             size: core.records().len(),
-            shelf: Arc::default(),
+            pool: Arc::default(),
             outgoing: Mutex::default(),
-            bell: Condvar::new(),
-            courier: Mutex::new(Courier::new(core, rank, transport)),
+            changed: Condvar::new(),
+            progress: Mutex::new(Progress::new(core, rank, transport)),
             thread: Mutex::new(None),
             hellos: Mutex::new(vec![None; asked.processes]),
             ending: Mutex::new(Ending::of(core.records().len())),
@@ -113,29 +113,29 @@ impl Office {
             listens: AtomicBool::new(false),
             exchanging: GroupId::of(&all, Channel::Control),
         });
-        office.introduce(asked, core.options());
-        office
+        endpoint.introduce(asked, core.options());
+        endpoint
     }
 
-    /// Starts the courier's thread.
+    /// Starts the progress's thread.
     pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
         let own = Arc::clone(self);
         let run = move || {
             let LastWord(own) = &LastWord(own);
             own.run();
         };
-        let thread = Builder::new().name("hsdp-courier".to_owned()).spawn(run)?;
+        let thread = Builder::new().name("hsdp-progress".to_owned()).spawn(run)?;
         *self.thread.lock() = Some(thread);
         Ok(())
     }
 
-    pub(crate) fn shelf(&self) -> &Arc<Shelf> {
-        &self.shelf
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
-    pub(crate) fn post(&self, errand: Errand) {
-        self.outgoing.lock().errands.push_back(errand);
-        self.bell.notify_one();
+    pub(crate) fn post(&self, request: Request) {
+        self.outgoing.lock().requests.push_back(request);
+        self.changed.notify_one();
     }
 
     /// Has an operation opened when all that stand in line before it are over.
@@ -163,11 +163,11 @@ impl Office {
         self.line.lock().ahead_of(operation)
     }
 
-    /// Wakes the courier: an operation is over.
+    /// Wakes the progress: an operation is over.
     pub(crate) fn ring(&self) {
         // Whoever looks before it sleeps has the lock: it sees what there is to do, or is asleep when this rings.
         drop(self.outgoing.lock());
-        self.bell.notify_one();
+        self.changed.notify_one();
     }
 
     /// Sends what this rank brings to an operation, unless it has said that it brings nothing more to `epoch`: one of the two comes
@@ -175,33 +175,33 @@ impl Office {
     pub(crate) fn commit(
         &self,
         descriptor: &Descriptor,
-        letters: Vec<Errand>,
+        messages: Vec<Request>,
     ) -> Result<(), Error> {
         let (mut outgoing, epoch) = (self.outgoing.lock(), descriptor.epoch);
         if let Some((_, end)) = outgoing.stopped.as_ref().filter(|(last, _)| epoch <= *last) {
             return Err(end.clone());
         }
         outgoing.issued.note(descriptor);
-        match self.exchanged(descriptor, &letters) {
+        match self.exchanged(descriptor, &messages) {
             Some(exchange) => {
                 outgoing.exchanged += 1;
-                outgoing.errands.push_back(exchange);
+                outgoing.requests.push_back(exchange);
             }
-            None => outgoing.errands.extend(letters),
+            None => outgoing.requests.extend(messages),
         }
         drop(outgoing);
-        self.bell.notify_one();
+        self.changed.notify_one();
         Ok(())
     }
 
     /// What all ranks have for all others goes as an exchange, if it is small: two messages a rank, whatever the number of ranks.
-    fn exchanged(&self, descriptor: &Descriptor, letters: &[Errand]) -> Option<Errand> {
-        let [Errand::Send { letter, .. }] = letters else { return None };
+    fn exchanged(&self, descriptor: &Descriptor, messages: &[Request]) -> Option<Request> {
+        let [Request::Send { message, .. }] = messages else { return None };
         let is_one = descriptor.op == Op::AllGather
             && descriptor.group == self.exchanging
-            && letter.bytes().len() <= MOST_EXCHANGED;
+            && message.bytes().len() <= MOST_EXCHANGED;
         let key = ExchangeKey::from(descriptor);
-        is_one.then(|| Errand::Exchange { key, letter: Arc::clone(letter) })
+        is_one.then(|| Request::Exchange { key, message: Arc::clone(message) })
     }
 
     /// Whether this rank has come to an operation.
@@ -230,8 +230,8 @@ impl Office {
         if operation.group != self.exchanging || operation.op != Op::AllGather {
             return true;
         }
-        let courier = self.courier.try_lock();
-        courier.is_some_and(|courier| courier.has_heard_of(ExchangeKey::from(&**operation)))
+        let progress = self.progress.try_lock();
+        progress.is_some_and(|progress| progress.has_heard_of(ExchangeKey::from(&**operation)))
     }
 
     /// Sends a path to those whom its last rank waits for.
@@ -240,18 +240,18 @@ impl Office {
             return;
         };
         let to = missing.iter().take(MOST_ASKED).copied().collect();
-        let statement = probe_bytes(path);
-        let letter = Letter::write(&self.shelf, (Kind::Probe, 0), &statement, 0);
-        if let Some(letter) = letter.filter(|_| statement.len() <= MOST_STATEMENT) {
-            self.post(Errand::Send { to, letter: Arc::new(letter) });
+        let header = probe_bytes(path);
+        let message = Message::write(&self.pool, (Kind::Probe, 0), &header, 0);
+        if let Some(message) = message.filter(|_| header.len() <= MOST_STATEMENT) {
+            self.post(Request::Send { to, message: Arc::new(message) });
         }
     }
 
     /// Sends the identity of this rank and its request to all other processes: the first message to each.
     fn introduce(&self, asked: Asked, options: &WorldOptions) {
         let own = Hello::of(asked.size, options);
-        let hello = self.to_first(asked.processes, Kind::Hello, &statement::bytes(&own));
-        self.outgoing.lock().errands.extend(hello);
+        let hello = self.to_first(asked.processes, Kind::Hello, &header::bytes(&own));
+        self.outgoing.lock().requests.extend(hello);
         self.hellos.lock()[self.rank.index()] = Some(own);
     }
 
@@ -293,38 +293,33 @@ impl Office {
             return;
         }
         outgoing.stopped = Some((epoch, end.clone()));
-        let statement = end_bytes(epoch, end, self.rank);
+        let header = end_bytes(epoch, end, self.rank);
         let exchanged = outgoing.exchanged;
-        outgoing.errands.extend(self.last(Kind::Stop, &statement, (self.size, exchanged)));
+        outgoing.requests.extend(self.last(Kind::Stop, &header, (self.size, exchanged)));
         drop(outgoing);
-        self.bell.notify_one();
+        self.changed.notify_one();
     }
 
-    /// A letter to all other ranks; none where there is no memory even for that.
-    fn to_all(&self, kind: Kind, statement: &[u8]) -> Option<Errand> {
-        self.to_first(self.size, kind, statement)
+    /// A message to all other ranks; none where there is no memory even for that.
+    fn to_all(&self, kind: Kind, header: &[u8]) -> Option<Request> {
+        self.to_first(self.size, kind, header)
     }
 
     /// The same, to all other processes of the first `count`.
-    fn to_first(&self, count: usize, kind: Kind, statement: &[u8]) -> Option<Errand> {
-        let letter = Letter::write(&self.shelf, (kind, 0), statement, 0)?;
-        Some(self.to_others(count, letter))
+    fn to_first(&self, count: usize, kind: Kind, header: &[u8]) -> Option<Request> {
+        let message = Message::write(&self.pool, (kind, 0), header, 0)?;
+        Some(self.to_others(count, message))
     }
 
-    fn to_others(&self, count: usize, letter: Letter) -> Errand {
+    fn to_others(&self, count: usize, message: Message) -> Request {
         let others = (0..count).map(Rank::new).filter(|rank| *rank != self.rank);
-        Errand::Send { to: others.collect(), letter: Arc::new(letter) }
+        Request::Send { to: others.collect(), message: Arc::new(message) }
     }
 
     /// The last message of this rank, of an epoch or of all, to the other processes of the first `count`.
-    fn last(
-        &self,
-        kind: Kind,
-        statement: &[u8],
-        (count, exchanged): (usize, u64),
-    ) -> Option<Errand> {
-        let letter = Letter::write(&self.shelf, (kind, 0), statement, 0)?.after(exchanged);
-        Some(self.to_others(count, letter))
+    fn last(&self, kind: Kind, header: &[u8], (count, exchanged): (usize, u64)) -> Option<Request> {
+        let message = Message::write(&self.pool, (kind, 0), header, 0)?.after(exchanged);
+        Some(self.to_others(count, message))
     }
 
     /// This rank goes: the others are told when it has sent what it owes them.
@@ -334,36 +329,36 @@ impl Office {
             (outgoing.leaving, outgoing.left) = (Leaving::Going, Some(sync::now()));
         }
         drop(outgoing);
-        self.bell.notify_one();
+        self.changed.notify_one();
     }
 
     /// Sends and receives what there is, unless another thread is at it; whether there was anything.
     pub(crate) fn hear(&self) -> bool {
-        let Some(mut courier) = self.courier.try_lock() else { return false };
-        courier.turn(self) == Turned::Something
+        let Some(mut progress) = self.progress.try_lock() else { return false };
+        progress.turn(self) == Turned::Something
     }
 
     /// What is to be done, in order.
-    pub(super) fn errands(&self) -> VecDeque<Errand> {
-        mem::take(&mut self.outgoing.lock().errands)
+    pub(super) fn requests(&self) -> VecDeque<Request> {
+        mem::take(&mut self.outgoing.lock().requests)
     }
 
     /// Tells the others that this rank has left, if it has, and owes them nothing: once.
     pub(super) fn farewell(&self) {
         let mut outgoing = self.outgoing.lock();
-        if outgoing.leaving == Leaving::Going && outgoing.errands.is_empty() {
+        if outgoing.leaving == Leaving::Going && outgoing.requests.is_empty() {
             outgoing.leaving = Leaving::Closed;
             // Also to processes beyond the ranks: one that still compares would say that this process is gone.
             let processes = self.hellos.lock().len();
             let exchanged = outgoing.exchanged;
-            outgoing.errands.extend(self.last(Kind::Left, &[], (processes, exchanged)));
+            outgoing.requests.extend(self.last(Kind::Left, &[], (processes, exchanged)));
         }
     }
 
     fn run(self: &Arc<Self>) {
         let (mut nap, arrivals) = (FIRST_NAP, self.listen());
         loop {
-            let turned = self.courier.lock().turn(self);
+            let turned = self.progress.lock().turn(self);
             let longest = match turned {
                 Turned::Something => {
                     nap = FIRST_NAP;
@@ -387,19 +382,19 @@ impl Office {
         }
     }
 
-    /// Has the transport wake the courier, if it can.
+    /// Has the transport wake the progress, if it can.
     fn listen(self: &Arc<Self>) -> Arrivals {
-        let office = Arc::downgrade(self);
-        let call = move || office.upgrade().into_iter().for_each(|office| office.call());
-        self.courier.lock().wake_by(Box::new(call))
+        let endpoint = Arc::downgrade(self);
+        let call = move || endpoint.upgrade().into_iter().for_each(|endpoint| endpoint.call());
+        self.progress.lock().wake_by(Box::new(call))
     }
 
-    /// Something has come. Either this sees that the courier listens, or the turn before its sleep sees what has come.
+    /// Something has come. Either this sees that the progress listens, or the turn before its sleep sees what has come.
     fn call(&self) {
         fence(Ordering::SeqCst);
         if self.listens.load(Ordering::Relaxed) {
             self.outgoing.lock().is_called = true;
-            self.bell.notify_one();
+            self.changed.notify_one();
         }
     }
 
@@ -407,11 +402,11 @@ impl Office {
     fn sleep_until_called(self: &Arc<Self>) {
         self.listens.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let turned = self.courier.lock().turn(self);
+        let turned = self.progress.lock().turn(self);
         let mut outgoing = self.outgoing.lock();
         let is_quiet = matches!(turned, Turned::Awaits | Turned::Idle) && !outgoing.is_called;
-        if is_quiet && outgoing.errands.is_empty() && !self.line.lock().moves_on() {
-            self.bell.wait_until(&mut outgoing, from_now(SLEEP));
+        if is_quiet && outgoing.requests.is_empty() && !self.line.lock().moves_on() {
+            self.changed.wait_until(&mut outgoing, from_now(SLEEP));
         }
         outgoing.is_called = false;
         self.listens.store(false, Ordering::Relaxed);
@@ -425,8 +420,8 @@ impl Office {
     /// Until there is something to be done, or so long.
     fn sleep(&self, nap: Duration) {
         let mut outgoing = self.outgoing.lock();
-        if outgoing.errands.is_empty() && !self.line.lock().moves_on() {
-            self.bell.wait_until(&mut outgoing, from_now(nap));
+        if outgoing.requests.is_empty() && !self.line.lock().moves_on() {
+            self.changed.wait_until(&mut outgoing, from_now(nap));
         }
     }
 
@@ -446,12 +441,12 @@ impl Office {
 
     fn is_closed(&self) -> bool {
         let outgoing = self.outgoing.lock();
-        outgoing.leaving == Leaving::Closed && outgoing.errands.is_empty()
+        outgoing.leaving == Leaving::Closed && outgoing.requests.is_empty()
     }
 }
 
-impl fmt::Debug for Office {
+impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Office(rank {} of {})", self.rank, self.size)
+        write!(f, "Endpoint(rank {} of {})", self.rank, self.size)
     }
 }

@@ -5,21 +5,21 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use super::{FIRST_NAP, Office};
+use super::{Endpoint, FIRST_NAP};
 use crate::backend::thread::{Core, Operation};
 use crate::engine::from_now;
-use crate::remote::courier::{self, Turned};
 use crate::remote::ending::Proposal;
-use crate::remote::letter::Kind;
-use crate::remote::statement::end_bytes;
+use crate::remote::header::end_bytes;
+use crate::remote::message::Kind;
+use crate::remote::progress::{self, Turned};
 use crate::remote::transport::{Answer, Loss};
 use crate::sync;
 use crate::{AbortReason, Error};
 
-/// The end of the world is known before that, or the courier is gone.
+/// The end of the world is known before that, or the progress is gone.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-impl Office {
+impl Endpoint {
     /// Before a rank is blamed as late: its message may wait in the process that forwards all messages. If that process answers, this
     /// rank takes in what came with the answer. If it is silent, the world ends here: this rank names that process, and tells the
     /// others, if they hear it, that it hears nothing.
@@ -32,16 +32,16 @@ impl Office {
     }
 
     /// This rank sees an end of the world: what all get is known when the others have answered. Waits for that, but in the turn of
-    /// the courier, who is the one to hear them.
+    /// the progress, who is the one to hear them.
     pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
         self.hear_end(self.rank, Proposal { origin: self.rank, error: error.clone() });
         let until = from_now(PATIENCE);
-        while !courier::is_in_turn() && core.status().world_end().is_none() {
+        while !progress::is_in_turn() && core.status().world_end().is_none() {
             if self.hear() {
                 continue;
             }
             if sync::now() > until {
-                // The courier is gone: what the others say is not heard any more.
+                // The progress is gone: what the others say is not heard any more.
                 let doomed = self.ending.lock().take_doomed();
                 core.end_here(error.clone(), &doomed);
             }
@@ -54,7 +54,7 @@ impl Office {
     fn silence(&self, core: &Core) -> Option<(Rank, AbortReason)> {
         let until = from_now(PATIENCE);
         let goes_on = || core.status().world_end().is_none() && sync::now() < until;
-        while !courier::is_in_turn() && goes_on() {
+        while !progress::is_in_turn() && goes_on() {
             if let Some(answer) = self.answer_of_forwarder() {
                 return answer.err();
             }
@@ -68,10 +68,10 @@ impl Office {
     /// Whether the process that forwards all messages has answered, and nothing came with the answer that is still to be taken in; or
     /// is lost. `None` while that is not known, and while the progress thread is in its turn: one that hangs there never ends it.
     fn answer_of_forwarder(&self) -> Option<Result<(), (Rank, AbortReason)>> {
-        let mut courier = self.courier.try_lock()?;
-        match courier.forwarder() {
-            Answer::Heard => (courier.turn(self) != Turned::Something).then_some(Ok(())),
-            Answer::Silent(Loss { rank, cause }) => Some(Err((rank, courier.reason(rank, cause)))),
+        let mut progress = self.progress.try_lock()?;
+        match progress.forwarder() {
+            Answer::Heard => (progress.turn(self) != Turned::Something).then_some(Ok(())),
+            Answer::Silent(Loss { rank, cause }) => Some(Err((rank, progress.reason(rank, cause)))),
             Answer::Awaited => None,
         }
     }
@@ -90,10 +90,10 @@ impl Office {
 
     fn pass_on(&self, news: Option<Proposal>) {
         if let Some(Proposal { origin, error }) = news {
-            let statement = end_bytes(u64::from(origin.get()), &error, self.rank);
-            let errand = self.to_all(Kind::End, &statement);
-            self.outgoing.lock().errands.extend(errand);
-            self.bell.notify_one();
+            let header = end_bytes(u64::from(origin.get()), &error, self.rank);
+            let request = self.to_all(Kind::End, &header);
+            self.outgoing.lock().requests.extend(request);
+            self.changed.notify_one();
         }
     }
 

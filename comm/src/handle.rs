@@ -1,4 +1,4 @@
-//! What a rank owns of its world: its record, its sequences, and the flavour that serves it.
+//! What a rank owns of its world: its record, its sequences, and the backend that serves it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use crate::engine::Status;
 use crate::fault::Injector;
 use crate::flight::{EntryNumber, Origin, Recorder};
 use crate::process::Process;
-use crate::remote::Office;
+use crate::remote::Endpoint;
 use crate::sequence::Sequence;
 use crate::site::Site;
 use crate::sync::Mutex;
@@ -21,14 +21,14 @@ use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, StepFailure, W
 
 /// A rank's place in its world. All handles of a rank share it; when the last one goes, the rank has left.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct RankHandle {
     pub(crate) rank: Rank,
     pub(crate) size: usize,
     /// The process in which the world was made: a copy of it has none of the world's other threads.
     process: Process,
     pub(crate) record: Arc<Record>,
     pub(crate) status: Arc<Status>,
-    pub(crate) flavour: Flavour,
+    pub(crate) backend: Backend,
     /// What goes wrong here on purpose.
     pub(crate) faults: Injector,
     /// Whether a model has checked the places of the faults.
@@ -49,7 +49,7 @@ pub(crate) struct Seat {
 
 /// Who serves the operations of a world.
 #[derive(Debug)]
-pub(crate) enum Flavour {
+pub(crate) enum Backend {
     /// Operations meet in this process. Its ranks are threads, or the other ranks are stood in for by what they send.
     Local {
         core: Arc<Access>,
@@ -60,7 +60,7 @@ pub(crate) enum Flavour {
     Counting,
 }
 
-impl Seat {
+impl RankHandle {
     pub(crate) fn local(lifeline: Arc<Lifeline>, rank: Rank) -> Self {
         let core = lifeline.core();
         let record = Arc::clone(&core.records()[rank.index()]);
@@ -68,27 +68,27 @@ impl Seat {
             (core.records().len(), Arc::clone(core.status()), Access::new(core));
         let faults = core.options().faults.iter().filter(|fault| fault.rank == rank).copied();
         let faults = Injector::new(faults);
-        let mut seat = Self::of(
+        let mut handle = Self::of(
             (rank, size),
             record,
             status,
-            Flavour::Local { core: access, _lifeline: lifeline },
+            Backend::Local { core: access, _lifeline: lifeline },
         );
-        seat.faults = faults;
-        seat
+        handle.faults = faults;
+        handle
     }
 
     pub(crate) fn counting(size: usize, rank: Rank) -> Self {
         let recorder = Recorder::new(WorldOptions::default().flight_entries, Origin::now());
         let record = Arc::new(Record::new(recorder));
-        Self::of((rank, size), record, Arc::default(), Flavour::Counting)
+        Self::of((rank, size), record, Arc::default(), Backend::Counting)
     }
 
     fn of(
         (rank, size): (Rank, usize),
         record: Arc<Record>,
         status: Arc<Status>,
-        flavour: Flavour,
+        backend: Backend,
     ) -> Self {
         Self {
             rank,
@@ -96,7 +96,7 @@ impl Seat {
             process: Process::this(),
             record,
             status,
-            flavour,
+            backend,
             faults: Injector::default(),
             faults_taken: AtomicBool::new(false),
             absent: Mutex::new(Arc::new([])),
@@ -159,27 +159,27 @@ impl Seat {
     }
 
     /// Where the other ranks are heard of, if they share no memory with this one.
-    pub(crate) fn office(&self) -> Option<&Arc<Office>> {
-        match &self.flavour {
-            Flavour::Local { core, .. } => core.office(),
-            Flavour::Counting => None,
+    pub(crate) fn endpoint(&self) -> Option<&Arc<Endpoint>> {
+        match &self.backend {
+            Backend::Local { core, .. } => core.endpoint(),
+            Backend::Counting => None,
         }
     }
 
     /// What the ranks share, where there are others.
     #[cfg(feature = "nccl")]
     pub(crate) fn access(&self) -> Option<&Arc<Access>> {
-        match &self.flavour {
-            Flavour::Local { core, .. } => Some(core),
-            Flavour::Counting => None,
+        match &self.backend {
+            Backend::Local { core, .. } => Some(core),
+            Backend::Counting => None,
         }
     }
 
     /// Whether all other ranks have left.
     pub(crate) fn is_last(&self) -> bool {
-        match &self.flavour {
-            Flavour::Local { core, .. } => core.is_last(self.rank),
-            Flavour::Counting => true,
+        match &self.backend {
+            Backend::Local { core, .. } => core.is_last(self.rank),
+            Backend::Counting => true,
         }
     }
 
@@ -225,9 +225,9 @@ impl Seat {
 
     /// Ends the world, with `error` unless it has ended before.
     pub(crate) fn end(&self, error: Error) -> Error {
-        match &self.flavour {
-            Flavour::Local { core, .. } => core.end(error),
-            Flavour::Counting => self.status.end_world(error),
+        match &self.backend {
+            Backend::Local { core, .. } => core.end(error),
+            Backend::Counting => self.status.end_world(error),
         }
     }
 
@@ -248,9 +248,9 @@ impl Seat {
     }
 
     fn end_epoch(&self, epoch: u64, error: Error) {
-        match &self.flavour {
-            Flavour::Local { core, .. } => core.end_epoch(epoch, error),
-            Flavour::Counting => drop(self.status.end_epoch(epoch, error)),
+        match &self.backend {
+            Backend::Local { core, .. } => core.end_epoch(epoch, error),
+            Backend::Counting => drop(self.status.end_epoch(epoch, error)),
         }
     }
 
@@ -270,22 +270,22 @@ impl Seat {
         let epoch = self.record.epoch();
         if self.status.is_aborted(epoch) {
             self.record.advance_epoch(epoch);
-            match &self.flavour {
-                Flavour::Local { core, .. } => core.forget_old_epochs(),
-                Flavour::Counting => self.status.forget_before(epoch + 1),
+            match &self.backend {
+                Backend::Local { core, .. } => core.forget_old_epochs(),
+                Backend::Counting => self.status.forget_before(epoch + 1),
             }
         }
         self.record.epoch()
     }
 
     pub(crate) fn leave(&self) {
-        if let Flavour::Local { core, .. } = &self.flavour {
+        if let Backend::Local { core, .. } = &self.backend {
             core.leave(self.rank);
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for RankHandle {
     fn drop(&mut self) {
         self.leave();
         #[cfg(feature = "nccl")]

@@ -1,0 +1,347 @@
+//! What travels between ranks that share no memory: a prefix, a header, and elements. `REMOTE.md`, "Messages".
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::buffer::{BLOCK_BYTES, Buffer, Pool};
+
+/// What every message begins with: who finds something else there was sent no message of this version.
+const MAGIC: [u8; 8] = *b"hsdpltr1";
+
+/// Longer headers are refused: none of ours comes near.
+pub(crate) const MOST_STATEMENT: usize = 1 << 20;
+
+/// The kind of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The identity of its sender: the first message of a rank.
+    Hello,
+    /// Its sender's part in an operation.
+    Data,
+    /// Its sender sends nothing more in an epoch.
+    Stop,
+    /// Ranks that wait for each other, as far as the probe has come.
+    Probe,
+    /// The world is over.
+    End,
+    /// Its sender has left.
+    Left,
+    /// Contributions to an exchange.
+    Exchange,
+}
+
+impl Kind {
+    const ALL: [Self; 7] =
+        [Self::Hello, Self::Data, Self::Stop, Self::Probe, Self::End, Self::Left, Self::Exchange];
+}
+
+/// The first block of a message, in the byte order of the machine: hello compares those.
+#[derive(Clone, Copy, Zeroable, Pod)]
+#[repr(C)]
+struct Prefix {
+    magic: [u8; 8],
+    /// Of the prefix without this, and of the header.
+    check: u64,
+    body: u64,
+    header: u32,
+    kind: u8,
+    round: u8,
+    unused: [u16; 13],
+    /// The number of exchanges to which its sender had contributed.
+    exchanged: u64,
+}
+
+/// A message, as it is sent.
+#[derive(Debug)]
+pub(crate) struct Message {
+    buffer: Buffer,
+    kind: Kind,
+    round: u8,
+    exchanged: u64,
+    header: usize,
+    body: usize,
+}
+
+impl Message {
+    /// Writes a message with room for so many bytes of elements. `None` if there is no memory for it.
+    pub(crate) fn write(
+        pool: &Arc<Pool>,
+        (kind, round): (Kind, u8),
+        header: &[u8],
+        body: usize,
+    ) -> Option<Self> {
+        let len = BLOCK_BYTES + header.len().next_multiple_of(BLOCK_BYTES) + body;
+        let (buffer, header_bytes) = (pool.take(len)?, header.len());
+        let mut message = Self { buffer, kind, round, exchanged: 0, header: header_bytes, body };
+        let header_len = u32::try_from(header.len()).ok()?;
+        let mut prefix = Prefix {
+            magic: MAGIC,
+            check: 0,
+            body: body as u64,
+            header: header_len,
+            kind: kind as u8,
+            round,
+            unused: [0; 13],
+            exchanged: 0,
+        };
+        prefix.check = check(&prefix, header);
+        let bytes = message.buffer.bytes_mut();
+        bytes[..BLOCK_BYTES].copy_from_slice(bytemuck::bytes_of(&prefix));
+        bytes[BLOCK_BYTES..][..header.len()].copy_from_slice(header);
+        // The buffer served another message before, of which nothing is to travel.
+        let [filling, rest] = message.fillings();
+        message.buffer.bytes_mut()[filling].fill(0);
+        message.buffer.bytes_mut()[rest].fill(0);
+        Some(message)
+    }
+
+    /// The same, of a sender that has contributed to so many exchanges before.
+    pub(crate) fn after(mut self, exchanged: u64) -> Self {
+        let (first, rest) = self.buffer.bytes_mut().split_at_mut(BLOCK_BYTES);
+        let prefix: Prefix = bytemuck::pod_read_unaligned(first);
+        let mut prefix = Prefix { check: 0, exchanged, ..prefix };
+        prefix.check = check(&prefix, &rest[..self.header]);
+        first.copy_from_slice(bytemuck::bytes_of(&prefix));
+        Self { exchanged, ..self }
+    }
+
+    /// Reads what was received.
+    ///
+    /// # Errors
+    /// What is wrong with it: nothing that it says was believed.
+    pub(crate) fn read(buffer: Buffer) -> Result<Self, String> {
+        let bytes = buffer.bytes();
+        let prefix = bytes.get(..BLOCK_BYTES).ok_or("it is empty")?;
+        let prefix: Prefix = bytemuck::pod_read_unaligned(prefix);
+        if prefix.magic != MAGIC {
+            return Err(format!("it begins with {:02x?}, not {MAGIC:02x?}", prefix.magic));
+        }
+        let kind = Kind::ALL.get(usize::from(prefix.kind));
+        let kind = *kind.ok_or_else(|| format!("its kind {} is unknown", prefix.kind))?;
+        let header = prefix.header as usize;
+        if header > MOST_STATEMENT {
+            return Err(format!("its header has {header} bytes, at most {MOST_STATEMENT}"));
+        }
+        let told = BLOCK_BYTES as u64 + header.next_multiple_of(BLOCK_BYTES) as u64;
+        let told = told.checked_add(prefix.body).and_then(|len| len.checked_next_multiple_of(64));
+        if told != Some(bytes.len() as u64) {
+            let body = prefix.body;
+            return Err(format!(
+                "it has {} bytes, but states {header} bytes of header and {body} bytes of elements",
+                bytes.len()
+            ));
+        }
+        let encoded = &bytes[BLOCK_BYTES..][..header];
+        if prefix.check != check(&Prefix { check: 0, ..prefix }, encoded) {
+            return Err("its checksum is wrong".to_owned());
+        }
+        let (round, body) =
+            (prefix.round, usize::try_from(prefix.body).map_err(|it| it.to_string())?);
+        let message = Self { buffer, kind, round, exchanged: prefix.exchanged, header, body };
+        message.is_filled_up_with_zeros(&prefix)?;
+        message.has_what_its_kind_has()?;
+        Ok(message)
+    }
+
+    fn is_filled_up_with_zeros(&self, prefix: &Prefix) -> Result<(), String> {
+        let is_zero = |range: Range<usize>| self.bytes()[range].iter().all(|byte| *byte == 0);
+        if prefix.unused == [0; 13] && self.fillings().into_iter().all(is_zero) {
+            Ok(())
+        } else {
+            Err("its padding is not zero".to_owned())
+        }
+    }
+
+    /// Only messages have rounds, only they and exchanges have more than a header, and a rank that has left states nothing. The last
+    /// messages of an epoch and of a rank follow its exchanges.
+    fn has_what_its_kind_has(&self) -> Result<(), String> {
+        let Self { kind, round, exchanged, header, body, .. } = self;
+        if *exchanged > 0 && !matches!(kind, Kind::Stop | Kind::Left) {
+            return Err(format!("it is a message of kind {kind:?}, after {exchanged} exchanges"));
+        }
+        let is_odd = match kind {
+            Kind::Data => false,
+            Kind::Exchange => *round != 0,
+            Kind::Left => (*round, *header, *body) != (0, 0, 0),
+            _ => (*round, *body) != (0, 0),
+        };
+        if is_odd {
+            let what = format!("round {round}, {header} bytes of header and {body} of elements");
+            return Err(format!("it is a message of kind {kind:?}, with {what}"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The number of exchanges to which its sender had contributed, of the last message of an epoch or of a rank.
+    pub(crate) fn exchanged(&self) -> u64 {
+        self.exchanged
+    }
+
+    /// Of a message: which of the rounds of its operation it is for.
+    pub(crate) fn round(&self) -> u8 {
+        self.round
+    }
+
+    pub(crate) fn header(&self) -> &[u8] {
+        &self.buffer.bytes()[BLOCK_BYTES..][..self.header]
+    }
+
+    /// The elements, as bytes that are aligned for all.
+    pub(crate) fn body(&self) -> &[u8] {
+        &self.buffer.bytes()[self.start()..][..self.body]
+    }
+
+    pub(crate) fn body_mut(&mut self) -> &mut [u8] {
+        let range = self.start()..self.start() + self.body;
+        &mut self.buffer.bytes_mut()[range]
+    }
+
+    /// All of it, a multiple of [`BLOCK_BYTES`].
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.buffer.bytes()
+    }
+
+    /// What is between the header and the elements, and behind those.
+    fn fillings(&self) -> [Range<usize>; 2] {
+        let start = self.start();
+        [BLOCK_BYTES + self.header..start, start + self.body..self.bytes().len()]
+    }
+
+    fn start(&self) -> usize {
+        BLOCK_BYTES + self.header.next_multiple_of(BLOCK_BYTES)
+    }
+}
+
+fn check(prefix: &Prefix, header: &[u8]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(bytemuck::bytes_of(prefix));
+    hash.update(header);
+    hash.digest()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn buffer(bytes: &[u8]) -> Buffer {
+        let pool = Arc::<Pool>::default();
+        let mut buffer = pool.take(bytes.len()).expect("there is memory");
+        buffer.bytes_mut().copy_from_slice(bytes);
+        buffer
+    }
+
+    fn message() -> Message {
+        let pool = Arc::default();
+        let header = b"what this is about";
+        let mut message = Message::write(&pool, (Kind::Data, 1), header, 12).expect("memory");
+        message.body_mut().copy_from_slice(bytemuck::cast_slice(&[1.0_f32, 2.0, 3.0]));
+        message
+    }
+
+    #[test]
+    fn a_message_reads_as_it_was_written() {
+        let written = message();
+        let read = Message::read(buffer(written.bytes())).expect("it is one");
+        assert_eq!((read.kind(), read.round()), (Kind::Data, 1));
+        assert_eq!(read.header(), b"what this is about");
+        assert_eq!(bytemuck::cast_slice::<_, f32>(read.body()), [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        let written = message();
+        let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = written.bytes().to_vec();
+            change(&mut bytes);
+            Message::read(buffer(&bytes)).map(|_| ()).expect_err("it is none")
+        };
+        assert_eq!(refused(&|bytes| bytes.clear()), "it is empty");
+        assert!(refused(&|bytes| bytes[0] = b'H').starts_with("it begins with [48, 73,"));
+        assert_eq!(refused(&|bytes| bytes[28] = 9), "its kind 9 is unknown");
+        let lengths = "it has 192 bytes, but states 18 bytes of header and 13 bytes of elements";
+        assert_eq!(refused(&|bytes| bytes[16] = 13), "its checksum is wrong");
+        assert_eq!(
+            refused(&|bytes| bytes.truncate(128)),
+            lengths.replace("192", "128").replace("13", "12")
+        );
+        assert!(
+            refused(&|bytes| bytes[23] = 0x80).contains("9223372036854775820 bytes of elements")
+        );
+        assert!(refused(&|bytes| bytes[16..24].fill(0xff)).contains("18446744073709551615"));
+        assert!(refused(&|bytes| bytes[24..28].fill(0xff)).starts_with("its header has 42949"));
+        assert_eq!(refused(&|bytes| bytes[70] ^= 1), "its checksum is wrong");
+        let zeros = "its padding is not zero";
+        assert_eq!(refused(&|bytes| bytes[64 + 18] = 1), zeros);
+        assert_eq!(refused(&|bytes| bytes[128 + 12] = 1), zeros);
+    }
+
+    #[test]
+    fn only_messages_have_rounds_and_elements() {
+        let refused = |(kind, round), header: &[u8], body| {
+            let written = Message::write(&Arc::default(), (kind, round), header, body);
+            let written = written.expect("there is memory");
+            Message::read(buffer(written.bytes())).map(|_| ()).err()
+        };
+        assert_eq!(refused((Kind::Left, 0), b"", 0), None);
+        assert_eq!(refused((Kind::Stop, 0), b"why", 0), None);
+        assert_eq!(refused((Kind::Exchange, 0), b"whose", 64), None);
+        let odd = |kind, with| Some(format!("it is a message of kind {kind:?}, with {with}"));
+        let with = "round 0, 1 bytes of header and 0 of elements";
+        assert_eq!(refused((Kind::Left, 0), b"x", 0), odd(Kind::Left, with));
+        let with = "round 1, 3 bytes of header and 0 of elements";
+        assert_eq!(refused((Kind::Stop, 1), b"why", 0), odd(Kind::Stop, with));
+        let with = "round 2, 5 bytes of header and 64 of elements";
+        assert_eq!(refused((Kind::Exchange, 2), b"whose", 64), odd(Kind::Exchange, with));
+        let with = "round 0, 3 bytes of header and 4 of elements";
+        assert_eq!(refused((Kind::Hello, 0), b"who", 4), odd(Kind::Hello, with));
+    }
+
+    #[test]
+    fn the_last_messages_say_how_many_exchanges_came_before() {
+        let after = |kind, header: &[u8]| {
+            let message = Message::write(&Arc::default(), (kind, 0), header, 0);
+            let message = message.expect("there is memory").after(300);
+            Message::read(buffer(message.bytes())).map(|message| message.exchanged())
+        };
+        assert_eq!(after(Kind::Stop, b"why"), Ok(300));
+        assert_eq!(after(Kind::Left, b""), Ok(300));
+        let odd = "it is a message of kind Probe, after 300 exchanges".to_owned();
+        assert_eq!(after(Kind::Probe, b"path"), Err(odd));
+    }
+
+    #[test]
+    fn nothing_of_a_message_is_in_another_that_has_its_buffer() {
+        let pool = Arc::<Pool>::default();
+        let mut first = pool.take(192).expect("there is memory");
+        first.bytes_mut().fill(7);
+        let address = first.bytes().as_ptr();
+        drop(first);
+        let mut second = Message::write(&pool, (Kind::Data, 1), b"what this is about", 12)
+            .expect("there is memory");
+        assert_eq!(second.bytes().as_ptr(), address);
+        second.body_mut().copy_from_slice(message().body());
+        assert_eq!(second.bytes(), message().bytes());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_read_or_refused(mut bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+            bytes.resize(bytes.len() / 64 * 64, 0);
+            let _ = Message::read(buffer(&bytes));
+            // And with a prefix that looks like one.
+            if bytes.len() >= 64 {
+                bytes[..8].copy_from_slice(&MAGIC);
+                let _ = Message::read(buffer(&bytes));
+            }
+        }
+    }
+}
