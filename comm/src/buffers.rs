@@ -5,7 +5,8 @@ use hsdp_kernels::{Element, Fold, HostBuffer};
 use crate::Reduced;
 use crate::collectives::Splits;
 use crate::execute::{
-    Exchange, Handing, Scaled, SharedGatherDeposit, UnitGatherDeposit, UnitReduceDeposit, combine,
+    Exchange, Handing, Scaled, SharedGatherContribution, UnitGatherContribution,
+    UnitReduceContribution, combine,
 };
 use crate::pattern::Pattern;
 
@@ -75,7 +76,7 @@ impl Buffers for () {
     fn imagined(self, _pattern: &Pattern<'_>) {}
 }
 
-impl Buffers for UnitGatherDeposit {
+impl Buffers for UnitGatherContribution {
     type Output = Vec<HostBuffer>;
 
     fn imagined(self, _pattern: &Pattern<'_>) -> Vec<HostBuffer> {
@@ -83,7 +84,7 @@ impl Buffers for UnitGatherDeposit {
     }
 }
 
-impl<T: Send + Sync + 'static> Buffers for SharedGatherDeposit<T> {
+impl<T: Send + Sync + 'static> Buffers for SharedGatherContribution<T> {
     type Output = Option<std::sync::Arc<T>>;
 
     fn pattern<'a>(&'a self, plain: Pattern<'a>) -> Pattern<'a> {
@@ -95,7 +96,7 @@ impl<T: Send + Sync + 'static> Buffers for SharedGatherDeposit<T> {
     }
 }
 
-impl Buffers for UnitReduceDeposit {
+impl Buffers for UnitReduceContribution {
     type Output = Reduced;
 
     fn imagined(self, _pattern: &Pattern<'_>) -> Reduced {

@@ -19,6 +19,6 @@ mod reduce;
 mod streams;
 mod units;
 
-pub(crate) use self::reduce::ReduceDeposit;
+pub(crate) use self::reduce::ReduceContribution;
 pub(crate) use self::streams::Streams;
 pub use self::units::{DeviceAccumulator, DeviceReduced};

@@ -89,7 +89,10 @@
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`).
 
-mod backend;
+/// How operations are carried. Today ranks that share no memory are a part of the backend of threads.
+mod backend {
+    pub(crate) mod thread;
+}
 mod buffers;
 mod bytes;
 mod call;
@@ -98,7 +101,14 @@ mod comparison;
 #[cfg(feature = "nccl")]
 pub mod control;
 mod device;
-mod engine;
+/// Parts of all backends that know none of them: the clocks of waits, and the early ends.
+mod engine {
+    mod clock;
+    mod status;
+
+    pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
+    pub(crate) use self::status::Status;
+}
 mod environment;
 mod error;
 mod execute;

@@ -1,7 +1,7 @@
 //! Ranks that share no memory: each has a world of its own, in which the others are stood in for by what they send. `REMOTE.md`,
 //! beside the sources of this crate, says what is sent, when, and why results are those of threads.
 //!
-//! In reading order: `buffer`, `message`, `payload`, `header` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `transmit`, `elements`,
+//! In reading order: `buffer`, `message`, `header` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `transmit`, `elements`,
 //! `units` (what travels of which operation), `execution` (one operation), `mailbox`, `line`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `ending`, `alive`, `probes`,
 //! `outgoing`, `progress`,
 //! `endpoint` (all of them together). `fuzzing` is for tests.
@@ -21,7 +21,6 @@ mod line;
 mod mailbox;
 mod message;
 mod outgoing;
-mod payload;
 mod probes;
 mod progress;
 mod relay;

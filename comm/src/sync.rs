@@ -3,10 +3,24 @@
 
 #[cfg(shuttle)]
 mod model;
-#[cfg(not(shuttle))]
-mod plain;
 
 #[cfg(shuttle)]
 pub(crate) use self::model::*;
 #[cfg(not(shuttle))]
 pub(crate) use self::plain::*;
+
+/// What a program runs on.
+#[cfg(not(shuttle))]
+mod plain {
+    use std::time::Instant;
+
+    pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::sync::atomic;
+    pub(crate) use std::{hint, thread, thread_local};
+
+    /// The moment from which waits are measured.
+    #[inline]
+    pub(crate) fn now() -> Instant {
+        Instant::now()
+    }
+}

@@ -10,8 +10,8 @@ use hsdp_sharding::{DType, Rank, Role, UnitLayout};
 
 use crate::call::Call;
 use crate::execute::{
-    AllReduceScaled, Scaled, SharedGather, SharedGatherDeposit, UnitGather, UnitGatherDeposit,
-    UnitReduce, UnitReduceDeposit,
+    AllReduceScaled, Scaled, SharedGather, SharedGatherContribution, UnitGather,
+    UnitGatherContribution, UnitReduce, UnitReduceContribution,
 };
 use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
@@ -85,7 +85,7 @@ impl Group {
         let dtype = shard.dtype();
         self.check_targets(&layout, &targets, dtype)?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        self.issue(call, UnitGatherDeposit { layout, shard, targets }, UnitGather::new)
+        self.issue(call, UnitGatherContribution { layout, shard, targets }, UnitGather::new)
     }
 
     /// Gathers a unit once, for all members to read: the shards are copied into the buffers in the first member's `holder`.
@@ -128,7 +128,7 @@ impl Group {
             self.check_targets(&layout, alone.map_or(&[], |targets| &*targets), dtype)?;
         }
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        self.issue_here(call, SharedGatherDeposit { layout, shard, holder }, SharedGather::new)
+        self.issue_here(call, SharedGatherContribution { layout, shard, holder }, SharedGather::new)
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -161,7 +161,7 @@ impl Group {
             .reduction(Reduction::Sum)
             .scaling(scaling);
         let contribution =
-            UnitReduceDeposit { layout, gradients, partial, fold, packed: Vec::new() };
+            UnitReduceContribution { layout, gradients, partial, fold, packed: Vec::new() };
         let work = move |all| UnitReduce::new(all, scaling);
         self.issue(call, contribution, work)
     }

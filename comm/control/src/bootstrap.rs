@@ -1,15 +1,15 @@
 //! The world that the environment describes, as torchrun and this project's launcher set it.
 
 use std::env;
+use std::fmt::Display;
 use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::str::FromStr;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use crate::{
-    Bind, Client, ClientOptions, ControlError, Deadlines, Job, Membership, Secret, Server,
-    ServerOptions, Terms,
-};
+use crate::job::check_world;
+use crate::{ControlError, Job, Membership, Options, Secret, Server, Terms};
 
 /// The variables that every launcher sets.
 const VARIABLES: [&str; 5] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"];
@@ -27,13 +27,13 @@ const VARIABLES: [&str; 5] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR",
 /// If a host's own name resolves to loopback in its `/etc/hosts`, set `MASTER_ADDR` to an IP address.
 #[derive(Clone, Debug)]
 pub struct Bootstrap {
-    rank: Rank,
-    local_rank: u32,
-    server: SocketAddr,
-    job: Job,
-    secret: Secret,
-    terms: Terms,
-    deadlines: Deadlines,
+    /// The rank of this process.
+    pub rank: Rank,
+    /// Its rank on its host.
+    pub local_rank: u32,
+    /// The address, job and secret from the environment, with default [`Deadlines`](crate::Deadlines). The build and the
+    /// digest of the [`Terms`] are the program's to set.
+    pub options: Options,
 }
 
 /// A process that has joined its world; on rank 0 with the coordinator.
@@ -51,65 +51,50 @@ impl Bootstrap {
     /// Reads the environment.
     ///
     /// # Errors
-    /// [`ControlError::Environment`] if a variable is missing, is not a number, or contradicts another; the errors of
-    /// [`Secret::from_env`].
+    /// [`ControlError::Environment`] if a variable is missing, is not a number, or contradicts another, or no secret is given;
+    /// the errors of [`Secret::from_file`].
     pub fn from_env() -> Result<Self, ControlError> {
-        let said = Said::read(|name| env::var_os(name).map(|value| value.into_string().ok()))?;
-        let secret = match Secret::from_env() {
-            Err(ControlError::Environment { .. }) if said.terms.world() == 1 && !any_secret() => {
-                Secret::draw()?
-            }
-            secret => secret?,
+        let read = |name: &str| env::var_os(name).map(|value| value.into_string().ok());
+        Self::read(read, Secret::from_env)
+    }
+
+    /// `read` returns `None` for a variable that is not set, and `Some(None)` for a value that is not Unicode. `secret` gets
+    /// the number of ranks.
+    fn read(
+        read: impl Fn(&str) -> Option<Option<String>>,
+        secret: impl FnOnce(u32) -> Result<Secret, ControlError>,
+    ) -> Result<Self, ControlError> {
+        let get = |name: &'static str| match read(name) {
+            Some(None) => Err(wrong(name, None, "not Unicode")),
+            value => Ok(value.flatten()),
         };
-        let server = resolve(&said.host, said.port)?;
-        let Said { rank, local_rank, job, terms, .. } = said;
-        let deadlines = Deadlines::default();
-        Ok(Self { rank, local_rank, server, job, secret, terms, deadlines })
-    }
-
-    /// This process's rank.
-    #[must_use]
-    pub fn rank(&self) -> Rank {
-        self.rank
-    }
-
-    /// Sets the digest of all other settings that the ranks must share.
-    #[must_use]
-    pub fn config(self, config: u64) -> Self {
-        Self { terms: self.terms.config(config), ..self }
-    }
-
-    /// Sets the build, a text that distinguishes programs.
-    ///
-    /// # Errors
-    /// [`ControlError::TooLong`] if it has more than 256 bytes.
-    pub fn build(self, build: &str) -> Result<Self, ControlError> {
-        Ok(Self { terms: self.terms.build(build)?, ..self })
-    }
-
-    /// Sets the deadlines.
-    #[must_use]
-    pub fn deadlines(self, deadlines: Deadlines) -> Self {
-        Self { deadlines, ..self }
+        all_or_none(|name| read(name).is_some())?;
+        let world: u32 = number(&get, "WORLD_SIZE")?.unwrap_or_default();
+        let wrong_size = |error| wrong("WORLD_SIZE", Some(world.to_string()), error);
+        check_world(world).map_err(wrong_size)?;
+        let (rank, local_rank) = (below(&get, "RANK", world)?, below(&get, "LOCAL_RANK", world)?);
+        if local_rank > rank {
+            let problem = format!("it must not exceed RANK={rank}, which counts over all hosts");
+            return Err(wrong("LOCAL_RANK", Some(local_rank.to_string()), problem));
+        }
+        let (host, port) = (get("MASTER_ADDR")?.unwrap_or_default(), port(&get)?);
+        let options = Options::new(job(&get)?, secret(world)?, Terms::new(world));
+        let options = Options { address: resolve(&host, port)?, ..options };
+        Ok(Self { rank: Rank::new(rank as usize), local_rank, options })
     }
 
     /// Starts the coordinator on rank 0, and joins. **Collective**: every process of the job calls it.
     ///
     /// # Errors
-    /// The errors of [`Server::start`] and [`Client::join`].
+    /// The errors of [`Server::start`] and [`Membership::join`].
     pub fn join(self) -> Result<Joined, ControlError> {
-        let Self { rank, local_rank, server: address, job, secret, terms, deadlines } = self;
-        let server = if rank.get() == 0 {
-            let options = ServerOptions::new(job.clone(), secret.clone(), terms.clone());
-            Some(Server::start(options.bind(Bind::Address(address)).deadlines(deadlines))?)
-        } else {
-            None
-        };
-        let options = ClientOptions::new(address, rank, job, secret, terms).deadlines(deadlines);
-        let joined = Client::join(options);
+        let Self { rank, local_rank, options } = self;
+        let handshake = options.deadlines.handshake;
+        let server = (rank.get() == 0).then(|| Server::start(options.clone())).transpose()?;
+        let joined = Membership::join(rank, options);
         if let (Err(ControlError::ConfigMismatch { .. }), Some(server)) = (&joined, &server) {
             // A rank that joins later would find no coordinator, and never learn the reason.
-            server.tell_difference(deadlines.handshake);
+            server.tell_difference(handshake);
         }
         Ok(Joined { membership: joined?, server, local_rank })
     }
@@ -126,61 +111,25 @@ impl Joined {
     }
 }
 
-/// The values of the variables, without the secret.
-#[derive(Debug)]
-struct Said {
-    rank: Rank,
-    local_rank: u32,
-    host: String,
-    port: u16,
-    job: Job,
-    terms: Terms,
+/// The value of a variable, if it is set.
+type Get<'a> = &'a dyn Fn(&'static str) -> Result<Option<String>, ControlError>;
+
+fn job(get: Get<'_>) -> Result<Job, ControlError> {
+    let first = |names: [&'static str; 2]| match get(names[0]) {
+        Ok(None) => names[1],
+        _ => names[0],
+    };
+    let name = get(first(["HSDP_JOB_ID", "TORCHELASTIC_RUN_ID"]))?;
+    let start = number(get, first(["HSDP_JOB_START", "TORCHELASTIC_RESTART_COUNT"]))?;
+    let name = name.unwrap_or_else(|| "hsdp".to_owned());
+    Ok(Job { name, start: start.unwrap_or_default() })
 }
 
-impl Said {
-    /// `read` returns `None` for a variable that is not set, and `Some(None)` for a value that is not Unicode.
-    fn read(read: impl Fn(&str) -> Option<Option<String>>) -> Result<Self, ControlError> {
-        let get = |name: &'static str| match read(name) {
-            None => Ok(None),
-            Some(Some(value)) => Ok(Some(value)),
-            Some(None) => Err(wrong(name, None, "not Unicode")),
-        };
-        all_or_none(|name| read(name).is_some())?;
-        let must = |name| Ok(get(name)?.unwrap_or_default());
-        let world: u32 = number("WORLD_SIZE", &must("WORLD_SIZE")?)?;
-        let terms = Terms::new(world);
-        let terms = terms.map_err(|error| wrong("WORLD_SIZE", Some(world.to_string()), error))?;
-        let rank = below("RANK", &must("RANK")?, world)?;
-        let local_rank = below("LOCAL_RANK", &must("LOCAL_RANK")?, world)?;
-        if local_rank > rank {
-            let problem = format!("it must not exceed RANK={rank}, which counts over all hosts");
-            return Err(wrong("LOCAL_RANK", Some(local_rank.to_string()), problem));
-        }
-        let host = must("MASTER_ADDR")?;
-        let port = port(&get, number("MASTER_PORT", &must("MASTER_PORT")?)?)?;
-        Ok(Self { rank: Rank::new(rank as usize), local_rank, host, port, job: job(&get)?, terms })
+fn port(get: Get<'_>) -> Result<u16, ControlError> {
+    if let Some(port) = number(get, "HSDP_CONTROL_PORT")? {
+        return Ok(port);
     }
-}
-
-type Value = Result<Option<String>, ControlError>;
-
-fn job(get: &impl Fn(&'static str) -> Value) -> Result<Job, ControlError> {
-    let own = get("HSDP_JOB_ID")?;
-    let name = own.map_or_else(|| get("TORCHELASTIC_RUN_ID"), |own| Ok(Some(own)))?;
-    let mut start = 0;
-    for variable in ["HSDP_JOB_START", "TORCHELASTIC_RESTART_COUNT"] {
-        if let Some(value) = get(variable)? {
-            start = number(variable, &value)?;
-            break;
-        }
-    }
-    Job::new(name.as_deref().unwrap_or("hsdp"), start)
-}
-
-fn port(get: &impl Fn(&'static str) -> Value, master: u16) -> Result<u16, ControlError> {
-    if let Some(value) = get("HSDP_CONTROL_PORT")? {
-        return number("HSDP_CONTROL_PORT", &value);
-    }
+    let master: u16 = number(get, "MASTER_PORT")?.unwrap_or_default();
     if get("TORCHELASTIC_USE_AGENT_STORE")?.as_deref() != Some("True") {
         return Ok(master);
     }
@@ -200,25 +149,22 @@ fn all_or_none(is_set: impl Fn(&str) -> bool) -> Result<(), ControlError> {
     Err(wrong(first, None, problem))
 }
 
-fn any_secret() -> bool {
-    ["HSDP_JOB_SECRET", "HSDP_JOB_SECRET_FILE"].iter().any(|name| env::var_os(name).is_some())
-}
-
-fn below(variable: &'static str, value: &str, world: u32) -> Result<u32, ControlError> {
-    let rank = number(variable, value)?;
+fn below(get: Get<'_>, variable: &'static str, world: u32) -> Result<u32, ControlError> {
+    let rank = number(get, variable)?.unwrap_or_default();
     if rank < world {
         return Ok(rank);
     }
     let problem = format!("ranks of a world of {world} are numbered from 0 to {}", world - 1);
-    Err(wrong(variable, Some(value.to_owned()), problem))
+    Err(wrong(variable, Some(rank.to_string()), problem))
 }
 
-fn number<N: std::str::FromStr>(variable: &'static str, value: &str) -> Result<N, ControlError>
+fn number<N>(get: Get<'_>, variable: &'static str) -> Result<Option<N>, ControlError>
 where
-    N::Err: std::fmt::Display,
+    N: FromStr<Err: Display>,
 {
-    let refused = |error| wrong(variable, Some(value.to_owned()), format!("not a number: {error}"));
-    value.trim().parse().map_err(refused)
+    let Some(value) = get(variable)? else { return Ok(None) };
+    let number = value.trim().parse().map_err(|error| format!("not a number: {error}"));
+    number.map(Some).map_err(|problem| wrong(variable, Some(value), problem))
 }
 
 fn resolve(host: &str, port: u16) -> Result<SocketAddr, ControlError> {

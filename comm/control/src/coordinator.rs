@@ -4,31 +4,21 @@
 //! CONTROL.md, "Rendezvous", "Messages" and "States of a rank".
 
 mod places;
-mod rounds;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 
 use self::places::Places;
-use self::rounds::Rounds;
 use crate::deadlines::Wakefulness;
 use crate::limits::cut;
 use crate::wire::{
-    Abort, Aborted, Absence, Changed, Difference, Ended, Failure, FromCoordinator, FromMember,
-    Give, Grounds, Hello, Incompleteness, Loss, Occupied, PROTOCOL, Pass, Present, Quit, Standing,
-    Welcome,
+    Cause, Changed, ConfigMismatch, DuplicateRank, Failure, FromCoordinator, FromMember, Hello,
+    Incomplete, Loss, Message as _, PROTOCOL, Pass, Standing, Welcome,
 };
-use crate::{Deadlines, Member, Terms};
-
-/// A message, and its receiver.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Letter {
-    pub(crate) to: Rank,
-    pub(crate) says: FromCoordinator,
-}
+use crate::{Deadlines, Member, Subject, Terms};
 
 /// The phase of the rendezvous. It changes once.
 #[derive(Debug)]
@@ -45,22 +35,19 @@ pub(crate) struct Coordinator {
     deadlines: Deadlines,
     phase: Phase,
     places: Places,
-    rounds: Rounds,
-    aborted: bool,
     awake: Wakefulness,
-    letters: Vec<Letter>,
+    /// Messages to be sent, with their receivers.
+    outgoing: Vec<(Rank, FromCoordinator)>,
 }
 
 impl Coordinator {
-    /// A coordinator to which no rank has come. The rendezvous starts now.
+    /// A coordinator that no rank has joined. The rendezvous starts now.
     pub(crate) fn new(terms: Terms, deadlines: Deadlines, now: Instant) -> Self {
         Self {
             phase: Phase::Gathering { since: now },
-            places: Places::new(terms.world()),
-            rounds: Rounds::new(deadlines.round),
-            aborted: false,
+            places: Places::new(terms.world),
             awake: Wakefulness::new(now, &deadlines),
-            letters: Vec::new(),
+            outgoing: Vec::new(),
             terms,
             deadlines,
         }
@@ -73,23 +60,23 @@ impl Coordinator {
         from: SocketAddr,
         now: Instant,
     ) -> Result<Rank, Failure> {
-        let rank = Rank::new(hello.rank as usize);
-        let member = Member { rank, host: hello.host.as_str().into(), pid: hello.pid, from };
-        let gathering = matches!(self.phase, Phase::Gathering { .. });
-        if gathering && let Some(failure) = self.difference(hello, &member) {
+        let Hello { rank, host, pid, world, .. } = hello;
+        let member = Member { rank: *rank, host: host.clone(), pid: *pid, from: from.to_string() };
+        let (rank, difference) = (member.rank(), self.difference(hello, &member));
+        if let (Phase::Gathering { .. }, Some(failure)) = (&self.phase, &difference) {
             // It is unknown which of two sizes is right.
-            self.fail(failure, hello.world.max(self.terms.world()));
+            self.fail(failure.clone(), self.terms.world.max(*world));
         }
         if let Phase::Failed { why, untold } = &mut self.phase {
             untold.remove(&rank);
             return Err(why.clone());
         }
-        if let Some(failure) = self.difference(hello, &member) {
+        if let Some(failure) = difference {
             return Err(failure);
         }
         if let Some(first) = self.places.holder(rank) {
-            let (first, second) = (Some(first.into()), Some((&member).into()));
-            return Err(Grounds::Occupied(Occupied { first, second }).into());
+            let (first, second) = (Some(first.clone()), Some(member));
+            return Err(Cause::DuplicateRank(DuplicateRank { first, second }).into());
         }
         self.places.take(member, now);
         self.send(rank, FromCoordinator::Beat(()));
@@ -100,7 +87,7 @@ impl Coordinator {
     }
 
     /// Handles a message of a member.
-    pub(crate) fn hear(&mut self, rank: Rank, says: FromMember, now: Instant) {
+    pub(crate) fn hear(&mut self, rank: Rank, message: FromMember, now: Instant) {
         if !self.places.is_there(rank) {
             return;
         }
@@ -110,35 +97,38 @@ impl Coordinator {
         if self.places.hear(rank, now) {
             self.announce(rank, Standing::Alive);
         }
-        match says {
+        match message {
             FromMember::Beat(()) => self.send(rank, FromCoordinator::Beat(())),
-            FromMember::Give(give) => self.give(rank, give, now),
-            FromMember::Abort(Abort { reason }) => self.abort(rank, &reason),
-            FromMember::Goodbye(()) => self.goodbye(rank),
-            FromMember::Pass(pass) => self.pass_on(rank, pass),
-            FromMember::Quit(quit) => self.quit(rank, quit),
+            FromMember::Goodbye(()) => {
+                self.send(rank, FromCoordinator::Farewell(()));
+                self.places.set(rank, Standing::Finished);
+                self.announce(rank, Standing::Finished);
+            }
+            FromMember::Pass(pass) => self.pass(rank, pass),
+            FromMember::Quit(loss) => self.quit(rank, Loss::try_from(loss).unwrap_or_default()),
         }
     }
 
-    fn quit(&mut self, rank: Rank, quit: Quit) {
+    fn quit(&mut self, rank: Rank, loss: Loss) {
         let silent = self.deadlines.until_lost();
-        let why = match quit.loss() {
+        let why = match loss {
             Loss::Ended => "it ended its connection".to_owned(),
             Loss::Silent => format!("it has heard nothing from the coordinator for {silent:?}"),
-            Loss::Forged => "a message to it failed authentication".to_owned(),
-            Loss::Invalid => "it got a message that no coordinator sends".to_owned(),
+            Loss::Forged => FromCoordinator::FORGED.to_owned(),
+            Loss::Invalid => FromCoordinator::INVALID.to_owned(),
         };
-        self.gone(rank, quit.loss(), &why);
+        self.gone(rank, loss, &why);
     }
 
-    fn pass_on(&mut self, from: Rank, Pass { rank, what }: Pass) {
-        if rank >= self.terms.world() {
+    /// Forwards a message to another member.
+    fn pass(&mut self, from: Rank, Pass { rank, payload }: Pass) {
+        if rank >= self.terms.world {
             let why = "it sent a message to a rank that the world does not have";
             return self.gone(from, Loss::Invalid, why);
         }
         let to = Rank::new(rank as usize);
         if self.places.is_there(to) {
-            self.send(to, FromCoordinator::Passed(Pass { rank: from.get(), what }));
+            self.send(to, FromCoordinator::Passed(Pass { rank: from.get(), payload }));
         }
     }
 
@@ -147,16 +137,15 @@ impl Coordinator {
         if !self.places.is_there(rank) {
             return;
         }
-        self.send(rank, FromCoordinator::Ended(Ended { why: cut(why) }));
+        self.send(rank, FromCoordinator::Ended(cut(why)));
         match self.phase {
             Phase::Gathering { .. } => self.places.free(rank),
             Phase::Failed { .. } => {}
             Phase::Begun => {
-                self.places.lose(rank);
+                self.places.set(rank, Standing::Lost);
                 let (number, standing) = (rank.get(), Standing::Lost.into());
                 let changed = Changed { rank: number, standing, why: cut(why), loss: loss.into() };
                 self.tell_all(&FromCoordinator::Changed(changed));
-                self.fail_rounds();
             }
         }
     }
@@ -169,20 +158,17 @@ impl Coordinator {
         match self.phase {
             Phase::Gathering { since } => {
                 if now.saturating_duration_since(since) >= self.deadlines.rendezvous {
-                    let failure = self.incompleteness();
-                    self.fail(failure, self.terms.world());
+                    self.fail(self.incomplete(), self.terms.world);
                 }
             }
             Phase::Begun => self.look_for_silence(now),
             Phase::Failed { .. } => {}
         }
-        let late = self.rounds.expire(&self.terms, now);
-        self.send_all(late);
     }
 
-    /// Takes the messages to be sent, in this order.
-    pub(crate) fn take_letters(&mut self) -> Vec<Letter> {
-        std::mem::take(&mut self.letters)
+    /// Takes the messages to be sent, in this order, with their receivers.
+    pub(crate) fn take_outgoing(&mut self) -> Vec<(Rank, FromCoordinator)> {
+        std::mem::take(&mut self.outgoing)
     }
 
     /// Members that have neither left nor been lost, nor got the failure of the rendezvous.
@@ -201,14 +187,9 @@ impl Coordinator {
     fn begin(&mut self, now: Instant) {
         self.phase = Phase::Begun;
         self.places.hear_all(now);
-        for member in self.places.members() {
-            self.tell_all(&FromCoordinator::Present((&member).into()));
-        }
-        let millis =
-            |duration: std::time::Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
-        let Deadlines { beat, suspect, lost, round, .. } = self.deadlines;
-        let welcome = Welcome { beat: millis(beat), suspect, lost, round: millis(round) };
-        self.tell_all(&FromCoordinator::Welcome(welcome));
+        let Deadlines { beat, suspect, lost, .. } = self.deadlines;
+        let beat = u32::try_from(beat.as_millis()).unwrap_or(u32::MAX);
+        self.tell_all(&FromCoordinator::Welcome(Welcome { beat, suspect, lost }));
     }
 
     /// Fails the rendezvous. All ranks of `world` get the failure when they come.
@@ -219,71 +200,33 @@ impl Coordinator {
         self.phase = Phase::Failed { why: failure, untold };
     }
 
-    fn incompleteness(&self) -> Failure {
+    fn incomplete(&self) -> Failure {
+        let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(Rank::get).collect();
         let after = u64::try_from(self.deadlines.rendezvous.as_millis()).unwrap_or(u64::MAX);
-        let (missing, came) = (numbers(&self.places.missing()), numbers(&self.places.there()));
-        Grounds::Incomplete(Incompleteness { after, missing, came }).into()
+        let (missing, came) = (numbers(self.places.missing()), numbers(self.places.there()));
+        Cause::Incomplete(Incomplete { after, missing, came }).into()
     }
 
     /// The first setting in which a member differs.
     fn difference(&self, hello: &Hello, member: &Member) -> Option<Failure> {
+        let Terms { world, build, config } = &self.terms;
         let digest = |config: u64| format!("{config:#018x}");
-        let pairs = [
-            (hello.protocol.to_string(), PROTOCOL.to_string()),
-            (hello.world.to_string(), self.terms.world().to_string()),
-            (hello.build.clone(), self.terms.build_name().to_owned()),
-            (digest(hello.config), digest(self.terms.digest())),
+        let settings = [
+            (Subject::Protocol, hello.protocol.to_string(), PROTOCOL.to_string()),
+            (Subject::WorldSize, hello.world.to_string(), world.to_string()),
+            (Subject::Build, hello.build.clone(), build.clone()),
+            (Subject::Config, digest(hello.config), digest(*config)),
         ];
-        let differing = (0..).zip(pairs).find(|(_, (found, expected))| found != expected);
-        let (what, (found, expected)) = differing?;
-        let member = Some(Present::from(member));
-        Some(Grounds::Different(Difference { what, member, found, expected }).into())
-    }
-
-    fn give(&mut self, rank: Rank, give: Give, now: Instant) {
-        if self.aborted {
-            return; // The member has got the abort already.
-        }
-        match self.rounds.give(rank, give, &self.terms, now) {
-            Ok(letters) => self.send_all(letters),
-            Err(again) => return self.gone(rank, Loss::Invalid, &again.to_string()),
-        }
-        self.fail_rounds();
-    }
-
-    /// Fails all rounds if a rank is lost or has left: a round needs all ranks.
-    fn fail_rounds(&mut self) {
-        let (lost, finished) = (self.places.lost(), self.places.finished());
-        let there = self.places.there();
-        if lost.is_empty() && finished.is_empty() {
-            return self.rounds.forget(&there);
-        }
-        let absence = Absence { lost: numbers(&lost), finished: numbers(&finished) };
-        let failed = self.rounds.fail_all(&Grounds::Absent(absence).into());
-        self.send_all(failed);
-        self.rounds.forget(&there);
-    }
-
-    fn abort(&mut self, rank: Rank, reason: &str) {
-        if std::mem::replace(&mut self.aborted, true) {
-            return;
-        }
-        let aborted = Aborted { rank: rank.get(), reason: cut(reason) };
-        self.rounds.clear();
-        self.tell_all(&FromCoordinator::Aborted(aborted));
-    }
-
-    fn goodbye(&mut self, rank: Rank) {
-        self.send(rank, FromCoordinator::Farewell(()));
-        self.places.finish(rank);
-        self.announce(rank, Standing::Finished);
-        self.fail_rounds();
+        let mut settings = settings.into_iter();
+        let (what, found, expected) = settings.find(|(_, found, expected)| found != expected)?;
+        let (what, member) = (what.into(), Some(member.clone()));
+        Some(Cause::ConfigMismatch(ConfigMismatch { what, member, found, expected }).into())
     }
 
     fn look_for_silence(&mut self, now: Instant) {
-        for rank in self.places.silent(self.deadlines.until_lost(), now) {
-            let why = format!("silent for {:?}", self.deadlines.until_lost());
-            self.gone(rank, Loss::Silent, &why);
+        let most: Duration = self.deadlines.until_lost();
+        for rank in self.places.silent(most, now) {
+            self.gone(rank, Loss::Silent, &format!("silent for {most:?}"));
         }
         for rank in self.places.suspect(self.deadlines.until_suspect(), now) {
             self.announce(rank, Standing::Suspect);
@@ -295,25 +238,15 @@ impl Coordinator {
         self.tell_all(&FromCoordinator::Changed(changed));
     }
 
-    fn tell_all(&mut self, says: &FromCoordinator) {
+    fn tell_all(&mut self, message: &FromCoordinator) {
         for rank in self.places.there() {
-            self.send(rank, says.clone());
+            self.send(rank, message.clone());
         }
     }
 
-    /// Queues the messages of a round whose receivers are still members.
-    fn send_all(&mut self, letters: Vec<Letter>) {
-        let there = letters.into_iter().filter(|letter| self.places.is_there(letter.to));
-        self.letters.extend(there);
+    fn send(&mut self, to: Rank, message: FromCoordinator) {
+        self.outgoing.push((to, message));
     }
-
-    fn send(&mut self, to: Rank, says: FromCoordinator) {
-        self.letters.push(Letter { to, says });
-    }
-}
-
-fn numbers(ranks: &[Rank]) -> Vec<u32> {
-    ranks.iter().map(|rank| rank.get()).collect()
 }
 
 #[cfg(test)]

@@ -6,16 +6,14 @@ use crate::ControlError;
 
 /// Deadlines and intervals of heartbeats.
 ///
-/// The coordinator's values hold for all members. Of a client's values, only `rendezvous` and `handshake` are used.
+/// The coordinator's values hold for all members. Of a member's values, only `rendezvous` and `handshake` are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// The time until all ranks must have joined, from the coordinator's start; and the time for a client to connect,
+    /// The time until all ranks must have joined, from the coordinator's start; and the time for a member to connect,
     /// from its own start. Default 60 s.
     pub rendezvous: Duration,
     /// The time until a connection must have authenticated. Default 5 s.
     pub handshake: Duration,
-    /// The time until all ranks must have joined an exchange or a broadcast, from the first of them. Default 30 s.
-    pub round: Duration,
     /// The interval between two heartbeats. Default 1 s.
     pub beat: Duration,
     /// The number of heartbeats that a member may miss before it is suspected. Default 3.
@@ -29,7 +27,6 @@ impl Default for Deadlines {
         Self {
             rendezvous: Duration::from_secs(60),
             handshake: Duration::from_secs(5),
-            round: Duration::from_secs(30),
             beat: Duration::from_secs(1),
             suspect: 3,
             lost: 10,
@@ -43,27 +40,19 @@ const MOST: Duration = Duration::from_secs(30 * 24 * 3600);
 impl Deadlines {
     /// Refuses deadlines that are out of range.
     pub(crate) fn check(&self) -> Result<(), ControlError> {
-        let Self { rendezvous, handshake, round, beat, suspect, lost } = *self;
+        let Self { rendezvous, handshake, beat, suspect, lost } = *self;
         let wrong = |what, problem: String| Err(ControlError::Deadline { what, problem });
-        let named = [
-            ("rendezvous", rendezvous),
-            ("handshake", handshake),
-            ("round", round),
-            ("beat", beat),
-        ];
-        for (what, deadline) in named {
+        for (what, deadline) in
+            [("rendezvous", rendezvous), ("handshake", handshake), ("beat", beat)]
+        {
             if !(Duration::from_millis(1)..=MOST).contains(&deadline) {
                 return wrong(what, format!("{deadline:?}: it must be 1 ms to {MOST:?}"));
             }
         }
         if suspect == 0 || suspect >= lost {
-            return wrong(
-                "suspect",
-                format!(
-                    "{suspect} beats: it must be 1 to {} (lost: {lost})",
-                    lost.saturating_sub(1)
-                ),
-            );
+            let most = lost.saturating_sub(1);
+            let problem = format!("{suspect} beats: it must be 1 to {most} (lost: {lost})");
+            return wrong("suspect", problem);
         }
         if beat.saturating_mul(lost) > MOST {
             return wrong("lost", format!("{lost} beats of {beat:?}: together at most {MOST:?}"));

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use crate::{Job, Member};
+use crate::{Job, Loss, Member};
 
 /// An error of a rendezvous, of a call among members, or of the arguments.
 ///
-/// All members get the same value of `Incomplete`, `ConfigMismatch`, `Late`, `Absent`, `MixedRound`, `Givers` and `Aborted`.
+/// All members get the same value of `Incomplete` and `ConfigMismatch`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
@@ -66,22 +66,18 @@ pub enum ControlError {
         job: Job,
     },
     /// The coordinator has refused this process.
-    #[error("the coordinator at {server} refused rank {rank}: {reason}")]
+    #[error("the coordinator at {} refused rank {}: {reason}", .ends.server, .ends.rank)]
     Refused {
-        /// The address of the coordinator.
-        server: SocketAddr,
-        /// The rank that was refused.
-        rank: Rank,
+        /// The ends of the connection.
+        ends: Ends,
         /// The reason.
         reason: String,
     },
     /// Until the deadline there was no coordinator at the address.
-    #[error("after {after:?} rank {rank} has found no coordinator at {server}: {found}")]
+    #[error("after {after:?} rank {} has found no coordinator at {}: {found}", .ends.rank, .ends.server)]
     Unreachable {
-        /// The address.
-        server: SocketAddr,
-        /// The rank that tried to connect.
-        rank: Rank,
+        /// The rank that tried to connect, and the address.
+        ends: Ends,
         /// The time for which it tried.
         after: Duration,
         /// The result of the last attempt.
@@ -107,112 +103,36 @@ pub enum ControlError {
         /// The limit.
         most: u64,
     },
-    /// Not all ranks joined an exchange or a broadcast in time.
-    #[error(
-        "`{key}`: after {after:?} ranks {} have not joined; ranks {} have",
-        Ranks(.missing),
-        Ranks(.came)
-    )]
-    Late {
-        /// The key.
-        key: String,
-        /// The deadline.
-        after: Duration,
-        /// The ranks that are missing.
-        missing: Vec<Rank>,
-        /// The ranks that joined.
-        came: Vec<Rank>,
-    },
-    /// An exchange or a broadcast needs all ranks, and some are lost or have left.
-    #[error("`{key}` needs all ranks: lost {}, finished {}", Ranks(.lost), Ranks(.finished))]
-    Absent {
-        /// The key.
-        key: String,
-        /// The ranks that are lost.
-        lost: Vec<Rank>,
-        /// The ranks that have left.
-        finished: Vec<Rank>,
-    },
-    /// Some ranks exchange, and some broadcast, under the same key.
-    #[error("`{key}`: ranks {} exchange, ranks {} broadcast", Ranks(.exchange), Ranks(.broadcast))]
-    MixedRound {
-        /// The key.
-        key: String,
-        /// The ranks that exchange.
-        exchange: Vec<Rank>,
-        /// The ranks that broadcast.
-        broadcast: Vec<Rank>,
-    },
-    /// Not exactly one rank gave the value of a broadcast.
-    #[error("`{key}`: exactly one rank must give the value of a broadcast, but ranks {} did", Ranks(.givers))]
-    Givers {
-        /// The key.
-        key: String,
-        /// The ranks that gave a value.
-        givers: Vec<Rank>,
-    },
-    /// Too many exchanges and broadcasts are in progress.
-    #[error("`{key}`: {most} keys are in use already, which is the limit")]
-    Crowded {
-        /// The key that exceeds the limit.
-        key: String,
-        /// The limit.
-        most: usize,
-    },
-    /// Another thread of this member is in an exchange or a broadcast of this key.
-    #[error("`{key}` is in use on rank {rank}, by another thread")]
-    KeyBusy {
-        /// The key.
-        key: String,
-        /// The calling rank.
-        rank: Rank,
-    },
-    /// A member has ended the job.
-    #[error("rank {rank} ended the job: {reason}")]
-    Aborted {
-        /// The rank.
-        rank: Rank,
-        /// Its reason.
-        reason: String,
-    },
     /// The connection to the coordinator has ended, or the coordinator reads or answers nothing.
-    #[error("rank {rank} has lost the coordinator at {server}: {problem}")]
+    #[error("rank {} has lost the coordinator at {}: {problem}", .ends.rank, .ends.server)]
     CoordinatorLost {
-        /// The rank that has lost it.
-        rank: Rank,
-        /// The address of the coordinator.
-        server: SocketAddr,
+        /// The ends of the connection.
+        ends: Ends,
         /// The problem that the member observed.
         problem: String,
     },
     /// The coordinator has declared this member lost.
-    #[error("the coordinator at {server} has declared rank {rank} lost: {why}")]
+    #[error("the coordinator at {} has declared rank {} lost: {why}", .ends.server, .ends.rank)]
     DeclaredLost {
-        /// The rank that is lost.
-        rank: Rank,
-        /// The address of the coordinator.
-        server: SocketAddr,
+        /// The ends of the connection.
+        ends: Ends,
         /// The reason that the coordinator gives.
         why: String,
     },
     /// A message to this member was not a message of the coordinator, so the member has ended its connection.
-    #[error("rank {rank} has ended its connection to the coordinator at {server}: {problem}")]
+    #[error("rank {} has ended its connection to the coordinator at {}: {problem}", .ends.rank, .ends.server)]
     BadMessage {
-        /// The rank that got the message.
-        rank: Rank,
-        /// The address of the coordinator.
-        server: SocketAddr,
+        /// The ends of the connection.
+        ends: Ends,
         /// The problem with the message.
         problem: String,
     },
     /// The coordinator was silent for too long: its process may be stopped, or the network between
     /// it and this member cut.
-    #[error("rank {rank} is cut off: nothing from the coordinator at {server} for {silent:?}")]
+    #[error("rank {} is cut off: nothing from the coordinator at {} for {silent:?}", .ends.rank, .ends.server)]
     CutOff {
-        /// The rank that is cut off.
-        rank: Rank,
-        /// The address of the coordinator.
-        server: SocketAddr,
+        /// The ends of the connection.
+        ends: Ends,
         /// The time of silence, at least.
         silent: Duration,
     },
@@ -248,10 +168,10 @@ pub enum ControlError {
         /// The problem with it.
         problem: String,
     },
-    /// A text, a value or a message is too long.
+    /// A text or a message is too long.
     #[error("{what} has {bytes} bytes, at most {most} are allowed")]
     TooLong {
-        /// The text, value or message.
+        /// The text or message.
         what: &'static str,
         /// Its bytes.
         bytes: usize,
@@ -293,17 +213,37 @@ impl ControlError {
     }
 }
 
-/// A setting that all ranks must share.
+/// The two ends of a member's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// The rank of the member.
+    pub rank: Rank,
+    /// The address of the coordinator.
+    pub server: SocketAddr,
+}
+
+impl Ends {
+    /// The error for a frame that is no message of the coordinator.
+    pub(crate) fn refused(self, loss: Loss, problem: String) -> ControlError {
+        match loss {
+            Loss::Ended => ControlError::CoordinatorLost { ends: self, problem },
+            _ => ControlError::BadMessage { ends: self, problem },
+        }
+    }
+}
+
+/// A setting that all ranks must share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
 pub enum Subject {
     /// The version of the protocol.
-    Protocol,
+    Protocol = 0,
     /// The number of ranks.
-    WorldSize,
+    WorldSize = 1,
     /// The build of the program.
-    Build,
+    Build = 2,
     /// The digest of the configuration.
-    Config,
+    Config = 3,
 }
 
 impl fmt::Display for Subject {

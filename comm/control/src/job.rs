@@ -1,43 +1,21 @@
 //! The identity of a job, and the settings that its ranks share.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use hsdp_sharding::Rank;
 
-use crate::ControlError;
 use crate::limits::{MOST_RANKS, MOST_STRING, cut};
+use crate::{ControlError, Deadlines, Secret};
 
-/// The identity of a job: a name, and a number that differs at each start of the job.
-///
-/// It is not secret. The number distinguishes a coordinator that is left over from an earlier start.
+/// The identity of a job. It is not secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    name: Box<str>,
-    start: u64,
-}
-
-impl Job {
-    /// A job with this name, at this start.
-    ///
-    /// # Errors
-    /// [`ControlError::TooLong`] if the name has more than 256 bytes.
-    pub fn new(name: &str, start: u64) -> Result<Self, ControlError> {
-        short("the job's name", name)?;
-        Ok(Self { name: name.into(), start })
-    }
-
-    /// The name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The number of this start.
-    #[must_use]
-    pub fn start(&self) -> u64 {
-        self.start
-    }
+    /// Its name, of at most 256 bytes.
+    pub name: String,
+    /// A number that differs at each start of the job. It distinguishes a coordinator that is left over from an earlier
+    /// start.
+    pub start: u64,
 }
 
 impl fmt::Display for Job {
@@ -49,74 +27,86 @@ impl fmt::Display for Job {
 /// The settings that all ranks of a job must share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    world: u32,
-    build: Box<str>,
-    config: u64,
+    /// The number of ranks, 1 to [`MOST_RANKS`].
+    pub world: u32,
+    /// A text of at most 256 bytes that distinguishes programs: a hash of the binary, for example.
+    pub build: String,
+    /// The digest of all other settings.
+    pub config: u64,
 }
 
 impl Terms {
     /// The terms of a world of `world` ranks, with this version of the crate as the build, and a digest of 0.
-    ///
-    /// # Errors
-    /// [`ControlError::World`] if `world` is 0, or more than [`MOST_RANKS`].
-    pub fn new(world: u32) -> Result<Self, ControlError> {
-        if world == 0 || world > MOST_RANKS {
-            return Err(ControlError::World { world, most: MOST_RANKS });
+    #[must_use]
+    pub fn new(world: u32) -> Self {
+        Self { world, build: env!("CARGO_PKG_VERSION").to_owned(), config: 0 }
+    }
+}
+
+/// The settings with which a coordinator starts, and with which members join.
+///
+/// Its fields can be changed, as in `Options { address, ..options }`.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The address at which the coordinator listens, and to which members connect. A coordinator takes any free port for
+    /// port 0, and refuses an address that stands for all addresses, since messages are not encrypted.
+    pub address: SocketAddr,
+    /// The job.
+    pub job: Job,
+    /// Its secret.
+    pub secret: Secret,
+    /// The settings that all ranks must share.
+    pub terms: Terms,
+    /// The deadlines. Those of the coordinator hold for all members, except `rendezvous` and `handshake`.
+    pub deadlines: Deadlines,
+}
+
+impl Options {
+    /// Options of `job` on this machine alone: at 127.0.0.1 and any free port, with the default deadlines.
+    #[must_use]
+    pub fn new(job: Job, secret: Secret, terms: Terms) -> Self {
+        let address = (Ipv4Addr::LOCALHOST, 0).into();
+        Self { address, job, secret, terms, deadlines: Deadlines::default() }
+    }
+
+    /// Refuses what is out of range.
+    pub(crate) fn check(&self) -> Result<(), ControlError> {
+        check_world(self.terms.world)?;
+        for (what, text) in [("the job's name", &self.job.name), ("the build", &self.terms.build)] {
+            if text.len() > MOST_STRING {
+                let bytes = text.len();
+                return Err(ControlError::TooLong { what, bytes, most: MOST_STRING });
+            }
         }
-        Ok(Self { world, build: env!("CARGO_PKG_VERSION").into(), config: 0 })
+        self.deadlines.check()
     }
+}
 
-    /// Sets the build, a text that distinguishes programs: a hash of the binary, for example.
-    ///
-    /// # Errors
-    /// [`ControlError::TooLong`] if it has more than 256 bytes.
-    pub fn build(self, build: &str) -> Result<Self, ControlError> {
-        short("the build", build)?;
-        Ok(Self { build: build.into(), ..self })
-    }
-
-    /// Sets the digest of all other settings that the ranks must share.
-    #[must_use]
-    pub fn config(self, config: u64) -> Self {
-        Self { config, ..self }
-    }
-
-    /// The number of ranks in the world.
-    #[must_use]
-    pub fn world(&self) -> u32 {
-        self.world
-    }
-
-    pub(crate) fn build_name(&self) -> &str {
-        &self.build
-    }
-
-    pub(crate) fn digest(&self) -> u64 {
-        self.config
-    }
-
-    /// All ranks, in order.
-    pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
-        (0..self.world as usize).map(Rank::new)
-    }
+pub(crate) fn check_world(world: u32) -> Result<(), ControlError> {
+    let most = MOST_RANKS;
+    if (1..=most).contains(&world) { Ok(()) } else { Err(ControlError::World { world, most }) }
 }
 
 /// A rank, with its host, process and address.
 ///
 /// Displayed as `rank 1 (process 4242 on node7, from 10.0.0.7:40112)`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Member {
-    pub(crate) rank: Rank,
-    pub(crate) host: Box<str>,
+    #[prost(uint32, tag = "1")]
+    pub(crate) rank: u32,
+    #[prost(string, tag = "2")]
+    pub(crate) host: String,
+    #[prost(uint32, tag = "3")]
     pub(crate) pid: u32,
-    pub(crate) from: SocketAddr,
+    #[prost(string, tag = "4")]
+    pub(crate) from: String,
 }
 
 impl Member {
     /// The rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        self.rank
+        Rank::new(self.rank as usize)
     }
 
     /// The host's name, as the process reports it.
@@ -131,10 +121,10 @@ impl Member {
         self.pid
     }
 
-    /// The address from which it has connected.
+    /// The address and port from which it has connected.
     #[must_use]
-    pub fn from(&self) -> SocketAddr {
-        self.from
+    pub fn from(&self) -> &str {
+        &self.from
     }
 }
 
@@ -148,14 +138,4 @@ impl fmt::Display for Member {
 /// This host's name, as the kernel has it.
 pub(crate) fn host() -> String {
     cut(&rustix::system::uname().nodename().to_string_lossy())
-}
-
-/// Refuses a text that is too long for a string of the protocol.
-pub(crate) fn short(what: &'static str, text: &str) -> Result<(), ControlError> {
-    let bytes = text.len();
-    if bytes <= MOST_STRING {
-        Ok(())
-    } else {
-        Err(ControlError::TooLong { what, bytes, most: MOST_STRING })
-    }
 }

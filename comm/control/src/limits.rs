@@ -1,22 +1,28 @@
 //! Limits on sizes and numbers.
 
-/// Bytes of a value that is exchanged or broadcast, or of a message to another member, at most.
-pub const MOST_VALUE: usize = 64 << 10;
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::ControlError;
+
+/// Bytes of a message to another member, at most.
+pub const MOST_MESSAGE: usize = 64 << 10;
 
 /// Ranks of a world, at most.
 pub const MOST_RANKS: u32 = 4096;
 
-/// Bytes of a frame: a value with its key, its MAC and the encoding of protobuf.
+/// Bytes of a frame: a message with its header, its MAC and the encoding of protobuf.
 pub(crate) const MOST_FRAME: usize = 66 << 10;
 
 /// Bytes of a string.
 pub(crate) const MOST_STRING: usize = 256;
 
-/// Rounds that are in progress at one time.
-pub(crate) const MOST_ROUNDS: usize = 256;
+/// The time between two pings of HTTP/2, and the time limit for an answer.
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Connections at one time that have not authenticated yet.
-pub(crate) fn most_strangers(world: u32) -> usize {
+pub(crate) fn most_unauthenticated(world: u32) -> usize {
     2 * world as usize + 4
 }
 
@@ -27,8 +33,24 @@ pub(crate) fn most_waiting(world: u32) -> usize {
 
 /// Messages that one member may have on the way to another. Those of all members together take at most 3 x world + 1024
 /// of the frames that may wait.
-pub(crate) fn most_passed(world: usize) -> usize {
-    3 + 1024 / world.max(1)
+pub(crate) fn most_passed(world: u32) -> usize {
+    3 + 1024 / world as usize
+}
+
+/// The open files of a coordinator besides one for each member: the three standard streams, files of the program, the
+/// runtimes, and this process's own member.
+const FILES_BESIDES: u64 = 32;
+
+/// Refuses a world if this process may not open a connection to each of its members: they would be refused one after the
+/// other.
+pub(crate) fn check_open_files(world: u32) -> Result<(), ControlError> {
+    // Without a limit there is nothing to check.
+    getrlimit(Resource::Nofile).current.map_or(Ok(()), |most| enough(world, most))
+}
+
+fn enough(world: u32, most: u64) -> Result<(), ControlError> {
+    let needed = u64::from(world) + FILES_BESIDES;
+    if needed <= most { Ok(()) } else { Err(ControlError::Descriptors { world, needed, most }) }
 }
 
 /// The beginning of a text, as long as a string may be.
@@ -47,5 +69,13 @@ mod tests {
         assert_eq!(cut(&long).len(), 256);
         let odd = format!("x{long}");
         assert_eq!(cut(&odd).len(), 255);
+    }
+
+    #[test]
+    fn a_world_needs_a_file_for_each_rank() {
+        assert_eq!(enough(64, 96), Ok(()));
+        let said = enough(64, 95).expect_err("one is missing").to_string();
+        let expected = "a world of 64 ranks: its coordinator needs 96 open files, this process may have 95 (ulimit -n)";
+        assert_eq!(said, expected);
     }
 }

@@ -1,5 +1,6 @@
 //! How long a process waits before it tries again to connect to its coordinator.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
@@ -12,32 +13,26 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Pauses that double each time, up to [`LONGEST`]. Each is shortened by up to a half, differently on each rank, so that
 /// ranks that were refused together do not try again together. The sequence of a rank is the same for the same number of
 /// the start.
-#[derive(Debug)]
+#[derive(Debug, Hash)]
 pub(crate) struct Pauses {
     longest: Duration,
-    draws: u64,
+    attempt: u32,
+    rank: u32,
+    start: u64,
 }
 
 impl Pauses {
     pub(crate) fn new(rank: Rank, job: &Job) -> Self {
-        let draws = job.start() ^ (u64::from(rank.get()) << 32);
-        Self { longest: FIRST, draws }
+        Self { longest: FIRST, attempt: 0, rank: rank.get(), start: job.start }
     }
 
     pub(crate) fn next(&mut self) -> Duration {
-        let longest = self.longest;
-        self.longest = LONGEST.min(2 * longest);
-        longest - longest.mul_f64(self.draw() / 2.0)
-    }
-
-    /// A number between 0 and 1: a step of SplitMix64.
-    fn draw(&mut self) -> f64 {
-        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.draws;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let [high, ..] = (bits ^ (bits >> 31)).to_be_bytes();
-        f64::from(high) / 256.0
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        let [draw, ..] = hasher.finish().to_be_bytes();
+        let pause = self.longest - self.longest.mul_f64(f64::from(draw) / 512.0);
+        (self.longest, self.attempt) = (LONGEST.min(2 * self.longest), self.attempt + 1);
+        pause
     }
 }
 
@@ -48,7 +43,7 @@ mod tests {
     use super::*;
 
     fn pauses(rank: usize, start: u64) -> Vec<Duration> {
-        let mut pauses = Pauses::new(Rank::new(rank), &Job::new("job", start).expect("short"));
+        let mut pauses = Pauses::new(Rank::new(rank), &Job { name: "job".to_owned(), start });
         (0..8).map(|_| pauses.next()).collect()
     }
 

@@ -2,36 +2,30 @@
 //!
 //! CONTROL.md, "The handshake", says over which bytes they are computed, and why.
 
+use std::error::Error as _;
+
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use prost::bytes::Bytes;
 use sha2::Sha256;
+use tonic::Status;
 use zeroize::Zeroizing;
 
-use crate::wire::{Hello, Sealed, TAG};
-use crate::{ControlError, Secret};
+use crate::wire::{Authenticated, Frame, Hello, Kind, Malformed, Message, TAG};
+use crate::{ControlError, Loss, Secret};
 
-/// The side that proves, or sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    Member,
-    Coordinator,
+/// The side that proves, or sends: the labels of its proofs and of its keys.
+pub(crate) struct Side {
+    proof: &'static [u8],
+    key: &'static [u8],
 }
 
-impl Side {
-    fn proof_label(self) -> &'static [u8] {
-        match self {
-            Self::Member => b"hsdp control: proof of a member",
-            Self::Coordinator => b"hsdp control: proof of the coordinator",
-        }
-    }
+pub(crate) const MEMBER: Side =
+    Side { proof: b"hsdp control: proof of a member", key: b"hsdp control: seals of a member" };
 
-    fn key_label(self) -> &'static [u8] {
-        match self {
-            Self::Member => b"hsdp control: seals of a member",
-            Self::Coordinator => b"hsdp control: seals of the coordinator",
-        }
-    }
-}
+pub(crate) const COORDINATOR: Side = Side {
+    proof: b"hsdp control: proof of the coordinator",
+    key: b"hsdp control: seals of the coordinator",
+};
 
 /// All that both sides sent before a proof.
 #[derive(Clone, Debug)]
@@ -41,19 +35,22 @@ impl Transcript {
     pub(crate) fn new(hello: &Hello, nonce: &[u8]) -> Self {
         let Hello { protocol, job, start, rank, world, build, config, host, pid, nonce: first } =
             hello;
-        let mut said = Self(Vec::new());
-        said.add(&protocol.to_be_bytes());
-        said.add(job.as_bytes());
-        said.add(&start.to_be_bytes());
-        said.add(&rank.to_be_bytes());
-        said.add(&world.to_be_bytes());
-        said.add(build.as_bytes());
-        said.add(&config.to_be_bytes());
-        said.add(host.as_bytes());
-        said.add(&pid.to_be_bytes());
-        said.add(first);
-        said.add(nonce);
-        said
+        let mut transcript = Self(Vec::new());
+        let parts: [&[u8]; 11] = [
+            &protocol.to_be_bytes(),
+            job.as_bytes(),
+            &start.to_be_bytes(),
+            &rank.to_be_bytes(),
+            &world.to_be_bytes(),
+            build.as_bytes(),
+            &config.to_be_bytes(),
+            host.as_bytes(),
+            &pid.to_be_bytes(),
+            first,
+            nonce,
+        ];
+        parts.into_iter().for_each(|part| transcript.add(part));
+        transcript
     }
 
     /// Appends a part with its length in front, so that no two lists of parts give the same bytes.
@@ -63,46 +60,69 @@ impl Transcript {
     }
 
     /// The proof that `side` knows the secret.
-    pub(crate) fn proof(&self, secret: &Secret, side: Side) -> Bytes {
-        let mac = mac(secret.bytes(), &[side.proof_label(), &self.0]);
+    pub(crate) fn proof(&self, secret: &Secret, side: &Side) -> Bytes {
+        let mac = mac(secret.bytes(), &[side.proof, &self.0]);
         Bytes::copy_from_slice(&mac.finalize().into_bytes())
     }
 
     /// Whether a proof is that of `side`. Compares in constant time.
-    pub(crate) fn is_proved(&self, secret: &Secret, side: Side, proof: &[u8]) -> bool {
-        mac(secret.bytes(), &[side.proof_label(), &self.0]).verify_slice(proof).is_ok()
+    pub(crate) fn is_proved(&self, secret: &Secret, side: &Side, proof: &[u8]) -> bool {
+        mac(secret.bytes(), &[side.proof, &self.0]).verify_slice(proof).is_ok()
     }
 
     /// The MACs of the messages of `side`.
-    pub(crate) fn seals(&self, secret: &Secret, side: Side) -> Seals {
-        let key = mac(secret.bytes(), &[side.key_label(), &self.0]).finalize().into_bytes();
-        Seals { key: Zeroizing::new(key.into()), next: 0 }
+    pub(crate) fn macs(&self, secret: &Secret, side: &Side) -> Macs {
+        let key = mac(secret.bytes(), &[side.key, &self.0]).finalize().into_bytes();
+        Macs { key: Zeroizing::new(key.into()), next: 0 }
     }
 }
 
 /// The MACs of one direction of one connection. Each is made once, and accepted once.
-pub(crate) struct Seals {
+pub(crate) struct Macs {
     key: Zeroizing<[u8; TAG]>,
     next: u64,
 }
 
-impl Seals {
-    /// The message with the next MAC.
-    pub(crate) fn seal(&mut self, letter: Vec<u8>) -> Sealed {
-        let seal = self.over_the_next(&letter).finalize().into_bytes();
+impl Macs {
+    /// The frame of a message, with the next MAC.
+    pub(crate) fn frame(&mut self, message: impl Message) -> Frame {
+        Kind::Authenticated(self.sign(message.write())).into()
+    }
+
+    /// The next message, from the result of a read; or the loss that the read shows, in words, too. Bytes that cannot be decoded have
+    /// no MAC, so they count as forged.
+    pub(crate) fn receive<M: Message>(
+        &mut self,
+        read: Result<Option<Frame>, Status>,
+    ) -> Result<M, (Loss, String)> {
+        let forged = || (Loss::Forged, M::FORGED.to_owned());
+        let frame = match read {
+            Ok(Some(frame)) => frame,
+            // A status with a source is an error of HTTP/2 or of the system. Any other status is about the bytes themselves.
+            Err(status) if status.source().is_none() => return Err(forged()),
+            Ok(None) | Err(_) => return Err((Loss::Ended, M::ENDED.to_owned())),
+        };
+        let Ok(Kind::Authenticated(signed)) = frame.checked() else { return Err(forged()) };
+        let message = self.verify(signed).ok_or_else(forged)?;
+        M::read(&message)
+            .map_err(|Malformed(problem)| (Loss::Invalid, format!("{}: {problem}", M::INVALID)))
+    }
+
+    fn sign(&mut self, message: Vec<u8>) -> Authenticated {
+        let mac = self.over_the_next(&message).finalize().into_bytes();
         self.next += 1;
-        Sealed { letter: letter.into(), seal: Bytes::copy_from_slice(&seal) }
+        Authenticated { message: message.into(), mac: Bytes::copy_from_slice(&mac) }
     }
 
     /// The message, if it has the next MAC. Compares in constant time.
-    pub(crate) fn open(&mut self, sealed: Sealed) -> Option<Bytes> {
-        self.over_the_next(&sealed.letter).verify_slice(&sealed.seal).ok()?;
+    fn verify(&mut self, signed: Authenticated) -> Option<Bytes> {
+        self.over_the_next(&signed.message).verify_slice(&signed.mac).ok()?;
         self.next += 1;
-        Some(sealed.letter)
+        Some(signed.message)
     }
 
-    fn over_the_next(&self, letter: &[u8]) -> Hmac<Sha256> {
-        mac(self.key.as_slice(), &[&self.next.to_be_bytes(), letter])
+    fn over_the_next(&self, message: &[u8]) -> Hmac<Sha256> {
+        mac(self.key.as_slice(), &[&self.next.to_be_bytes(), message])
     }
 }
 

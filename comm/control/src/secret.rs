@@ -44,12 +44,12 @@ impl Secret {
         Self(Zeroizing::new(bytes))
     }
 
-    /// The secret in `HSDP_JOB_SECRET`, or in the file that `HSDP_JOB_SECRET_FILE` names.
+    /// The secret in `HSDP_JOB_SECRET`, or in the file that `HSDP_JOB_SECRET_FILE` names. A world of one rank needs neither.
     ///
     /// # Errors
     /// [`ControlError::Environment`] if both variables are set or neither is, or the value is not 64 hexadecimal digits;
     /// the errors of [`from_file`](Self::from_file).
-    pub fn from_env() -> Result<Self, ControlError> {
+    pub(crate) fn from_env(world: u32) -> Result<Self, ControlError> {
         match (env::var_os(VARIABLE), env::var_os(FILE_VARIABLE)) {
             (Some(digits), None) => {
                 let digits = Zeroizing::new(digits.into_string().unwrap_or_default());
@@ -59,6 +59,7 @@ impl Secret {
             (Some(_), Some(_)) => {
                 Err(refused(VARIABLE, format!("{FILE_VARIABLE} is set, too: set only one of them")))
             }
+            (None, None) if world == 1 => Self::draw(),
             (None, None) => {
                 let how = format!(
                     "not set, nor is {FILE_VARIABLE}: a job of several processes needs a secret of 64 hexadecimal digits"
@@ -78,18 +79,6 @@ impl Secret {
         let wrong = |problem| ControlError::SecretFile { path: path.to_owned(), problem };
         let digits = read_private(path).map_err(wrong)?;
         parse(digits.trim_ascii_end()).map_err(wrong)
-    }
-
-    /// The secret as 64 hexadecimal digits, for a launcher that puts it into the environment of processes.
-    #[must_use]
-    pub fn to_hex(&self) -> Zeroizing<String> {
-        let mut digits = Zeroizing::new(String::with_capacity(2 * BYTES));
-        for byte in self.0.iter() {
-            for half in [byte >> 4, byte & 15] {
-                digits.push(char::from(b"0123456789abcdef"[usize::from(half)]));
-            }
-        }
-        digits
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -136,30 +125,19 @@ fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
 }
 
 fn parse(digits: &[u8]) -> Result<Secret, String> {
-    if digits.len() != 2 * BYTES {
-        return Err(format!(
-            "it has {} characters, it must have {} hexadecimal digits",
-            digits.len(),
-            2 * BYTES
-        ));
+    let (count, most) = (digits.len(), 2 * BYTES);
+    if count != most {
+        return Err(format!("it has {count} characters, it must have {most} hexadecimal digits"));
     }
     let mut bytes = Zeroizing::new([0; BYTES]);
     for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        match (value(pair[0]), value(pair[1])) {
-            (Some(high), Some(low)) => *byte = high << 4 | low,
-            _ => return Err("it has a character that is not a hexadecimal digit".to_owned()),
-        }
+        let digit = |at: usize| char::from(pair[at]).to_digit(16);
+        let (Some(high), Some(low)) = (digit(0), digit(1)) else {
+            return Err("it has a character that is not a hexadecimal digit".to_owned());
+        };
+        *byte = (high << 4 | low).to_le_bytes()[0];
     }
     Ok(Secret(bytes))
-}
-
-fn value(digit: u8) -> Option<u8> {
-    match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        b'A'..=b'F' => Some(digit - b'A' + 10),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -1,131 +1,64 @@
 //! The coordinator: a thread of rank 0's process.
 
-use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+mod accept;
+mod members;
+mod session;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{self, MissedTickBehavior};
-use tonic::codegen::tokio_stream;
-use tonic::{Request, Status, Streaming};
+use tonic::Status;
 
-use crate::descriptors;
-use crate::gate::{Gate, Passage, Ticket};
-use crate::limits::most_strangers;
-use crate::room::Room;
-use crate::visit::Visit;
-use crate::wire::{Attend, Control, Frame, Replies};
-use crate::{ControlError, Deadlines, Job, Secret, Terms};
+use self::accept::{Connection, Connections};
+use self::members::Members;
+use self::session::Session;
+use crate::coordinator::Coordinator;
+use crate::limits::{KEEP_ALIVE, check_open_files, most_unauthenticated};
+use crate::{ControlError, Options, wire};
 
 /// The time for the delivery of the last messages when the coordinator ends.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The address at which the coordinator listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bind {
-    /// 127.0.0.1, at this port; 0 means any free port.
-    Loopback(u16),
-    /// This address alone. Messages are not encrypted.
-    Address(SocketAddr),
-    /// All addresses of this machine, at this port. Messages are not encrypted.
-    Everywhere(u16),
-}
-
-impl Bind {
-    /// # Errors
-    /// [`ControlError::Bind`] if the system refuses the address, or an [`Address`](Self::Address) stands for all addresses.
-    fn listen(self) -> Result<TcpListener, ControlError> {
-        match self {
-            Self::Loopback(port) => listen((Ipv4Addr::LOCALHOST, port).into()),
-            Self::Everywhere(port) => listen((Ipv6Addr::UNSPECIFIED, port).into())
-                .or_else(|_| listen((Ipv4Addr::UNSPECIFIED, port).into())),
-            Self::Address(address) if address.ip().is_unspecified() => {
-                let problem = "use Bind::Everywhere to listen on all addresses";
-                Err(ControlError::Bind { address, problem: problem.to_owned() })
-            }
-            Self::Address(address) => listen(address),
-        }
-    }
-}
-
-fn listen(address: SocketAddr) -> Result<TcpListener, ControlError> {
-    let listener = TcpListener::bind(address).and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    });
-    listener.map_err(|error| ControlError::Bind { address, problem: error.to_string() })
-}
-
-/// Options of a coordinator.
-#[derive(Clone, Debug)]
-pub struct ServerOptions {
-    bind: Bind,
-    pub(crate) job: Job,
-    pub(crate) secret: Secret,
-    pub(crate) terms: Terms,
-    pub(crate) deadlines: Deadlines,
-}
-
-impl ServerOptions {
-    /// Options of the coordinator of `job`, on any free port of 127.0.0.1, with the default deadlines.
-    #[must_use]
-    pub fn new(job: Job, secret: Secret, terms: Terms) -> Self {
-        Self { bind: Bind::Loopback(0), job, secret, terms, deadlines: Deadlines::default() }
-    }
-
-    /// Sets the address.
-    #[must_use]
-    pub fn bind(self, bind: Bind) -> Self {
-        Self { bind, ..self }
-    }
-
-    /// Sets the deadlines, which hold for all members.
-    #[must_use]
-    pub fn deadlines(self, deadlines: Deadlines) -> Self {
-        Self { deadlines, ..self }
-    }
-}
-
 /// The coordinator of a job, on a thread of its own. When it is dropped, members get [`ControlError::CoordinatorLost`].
+#[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    room: Arc<Room>,
+    members: Arc<Members>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-}
-
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
-    }
 }
 
 impl Server {
     /// Starts the coordinator: it listens, and waits for all ranks.
     ///
     /// # Errors
-    /// [`ControlError::Bind`] if the address is in use or not this machine's; [`ControlError::Descriptors`] if the
-    /// process may not have enough open files; [`ControlError::System`] if its thread cannot be started;
-    /// [`ControlError::Deadline`].
-    pub fn start(options: ServerOptions) -> Result<Self, ControlError> {
-        options.deadlines.check()?;
-        descriptors::check(options.terms.world())?;
-        let listener = options.bind.listen()?;
-        let address = listener.local_addr().map_err(ControlError::system("read its address"))?;
+    /// [`ControlError::Bind`] if the address is in use, not this machine's, or stands for all addresses;
+    /// [`ControlError::Descriptors`] if the process may not have enough open files; [`ControlError::System`] if its
+    /// thread cannot be started; [`ControlError::World`], [`ControlError::TooLong`], [`ControlError::Deadline`].
+    pub fn start(options: Options) -> Result<Self, ControlError> {
+        options.check()?;
+        check_open_files(options.terms.world)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(ControlError::system("start the coordinator"))?;
+        let listener = listen(options.address, &runtime)?;
+        let address = listener.local_addr().map_err(ControlError::system("read its address"))?;
         let (stop, stopped) = oneshot::channel();
-        let room = Arc::new(Room::new(options));
-        let thread = {
-            let room = Arc::clone(&room);
-            let named = thread::Builder::new().name("hsdp-control".to_owned());
-            named.spawn(move || serve(&runtime, room, (listener, stopped)))
-        };
+        let members = Arc::new(Members::new(options));
+        let served = Arc::clone(&members);
+        let thread = thread::Builder::new().name("hsdp-control".to_owned());
+        let thread = thread.spawn(move || serve(&runtime, &served, (listener, stopped)));
         let thread = thread.map_err(ControlError::system("start the coordinator's thread"))?;
-        Ok(Self { address, room, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { address, members, stop: Some(stop), thread: Some(thread) })
     }
 
     /// The address at which it listens.
@@ -139,19 +72,17 @@ impl Server {
     /// # Errors
     /// [`ControlError::StillThere`] with the members that are still connected. The coordinator has ended then, too.
     pub fn finish(self, within: Duration) -> Result<(), ControlError> {
-        let there = self.room.wait_until_empty(within);
+        let there = self.members.wait_while(within, |coordinator| !coordinator.there().is_empty());
         if there.is_empty() {
             Ok(())
         } else {
             Err(ControlError::StillThere { after: within, there })
         }
     }
-}
 
-impl Server {
     /// If the ranks differ, waits until all of them have joined and got that error, for at most `within`.
     pub(crate) fn tell_difference(&self, within: Duration) {
-        self.room.wait_until_told(within);
+        self.members.wait_while(within, Coordinator::is_still_to_tell);
     }
 }
 
@@ -165,90 +96,105 @@ impl Drop for Server {
     }
 }
 
-/// The service, with the state that its connections share.
-#[derive(Clone)]
-struct Reception(Arc<Room>);
-
-impl Attend for Reception {
-    fn attend(&self, request: Request<Streaming<Frame>>) -> Result<Replies, Status> {
-        let ticket = request.extensions().get::<Arc<Ticket>>().cloned();
-        let ticket = ticket.ok_or_else(|| Status::internal("the connection has no ticket"))?;
-        if !ticket.is_first_stream() {
-            return Err(Status::resource_exhausted("a connection carries one stream"));
-        }
-        let (replies, stream) = mpsc::channel(16);
-        let (room, frames) = (Arc::clone(&self.0), request.into_inner());
-        tokio::spawn(Visit { room, ticket, frames, replies }.run());
-        Ok(Replies::new(stream))
+fn listen(address: SocketAddr, runtime: &Runtime) -> Result<TcpListener, ControlError> {
+    let refused = |problem| ControlError::Bind { address, problem };
+    if address.ip().is_unspecified() {
+        return Err(refused("it stands for all addresses".to_owned()));
     }
+    let _context = runtime.enter();
+    let listener = std::net::TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    });
+    listener.map_err(|error| refused(error.to_string()))
 }
 
 fn serve(
     runtime: &Runtime,
-    room: Arc<Room>,
+    members: &Arc<Members>,
     (listener, stopped): (TcpListener, oneshot::Receiver<()>),
 ) {
-    let (world, deadlines) = (room.world(), *room.deadlines());
-    let gate = Gate::new(most_strangers(world), deadlines.handshake);
+    let Options { terms, deadlines, .. } = &members.options;
+    let connections = Connections::new(most_unauthenticated(terms.world), deadlines.handshake);
     runtime.block_on(async {
-        let listener = match tokio::net::TcpListener::from_std(listener) {
-            Ok(listener) => listener,
-            Err(error) => return tracing::error!(%error, "the coordinator cannot listen"),
-        };
-        let service = Control(Reception(Arc::clone(&room)));
-        let connections = connections(&gate, listener);
         tokio::select! {
-            ended = builder().serve_with_incoming(service, connections) => {
-                tracing::error!(?ended, "the coordinator has stopped listening");
-            }
-            () = clock(&room) => {}
+            () = accept(&listener, &connections, members) => {}
+            () = clock(members) => {}
             _ = stopped => {}
         }
-        let empty = async {
-            while room.has_last_letters() || gate.has_leaving() {
+        let drained = async {
+            while connections.known() > members.there().len() {
                 time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let _ = time::timeout(DRAIN_TIMEOUT, empty).await;
+        let _ = time::timeout(DRAIN_TIMEOUT, drained).await;
     });
 }
 
-fn builder() -> tonic::transport::Server {
-    tonic::transport::Server::builder()
-        .max_concurrent_streams(1)
-        .concurrency_limit_per_connection(1)
-        .initial_stream_window_size(128 << 10)
-        .initial_connection_window_size(256 << 10)
-        .http2_max_header_list_size(8 << 10)
-        .http2_max_pending_accept_reset_streams(Some(4))
-        .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
-}
-
-fn connections(
-    gate: &Arc<Gate>,
-    listener: tokio::net::TcpListener,
-) -> impl tokio_stream::Stream<Item = Result<Passage, std::io::Error>> + use<> {
-    // tokio-stream has no `unfold`. With a channel of one, the next connection waits until this one is taken.
-    let (sender, receiver) = mpsc::channel(1);
-    let gate = Arc::clone(gate);
-    tokio::spawn(async move {
-        loop {
-            let passage = gate.next(&listener).await;
-            if sender.send(Ok(passage)).await.is_err() {
-                return;
+/// Accepts connections until it is canceled.
+async fn accept(listener: &TcpListener, connections: &Arc<Connections>, members: &Arc<Members>) {
+    let mut warned = false;
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                if let Some(connection) = connections.admit(from) {
+                    let members = Arc::clone(members);
+                    tokio::spawn(async move {
+                        connection.serve(attend(stream, &connection, &members)).await;
+                    });
+                }
+            }
+            // For example too many open files: others may be closed.
+            Err(error) => {
+                if !std::mem::replace(&mut warned, true) {
+                    tracing::warn!(%error, "connections cannot be accepted: they wait");
+                }
+                time::sleep(Duration::from_millis(20)).await;
             }
         }
+    }
+}
+
+/// Serves HTTP/2 on a connection, until it ends. It carries one stream.
+async fn attend(
+    stream: TcpStream,
+    connection: &Arc<Connection>,
+    members: &Arc<Members>,
+) -> hyper::Result<()> {
+    // Frames are small, and each is answered. Without the option they come later.
+    let _ = stream.set_nodelay(true);
+    let has_stream = AtomicBool::new(false);
+    let service = service_fn(|request| {
+        let is_first = !has_stream.swap(true, Ordering::Relaxed);
+        let (members, connection) = (Arc::clone(members), Arc::clone(connection));
+        let answer = wire::answer(request, move |frames, replies| {
+            if !is_first {
+                return Err(Status::resource_exhausted("a connection carries one stream"));
+            }
+            tokio::spawn(Session { members, connection, frames, replies }.run());
+            Ok(())
+        });
+        async { Ok::<_, Infallible>(answer.await) }
     });
-    tokio_stream::wrappers::ReceiverStream::new(receiver)
+    hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(1)
+        .initial_stream_window_size(128 << 10)
+        .initial_connection_window_size(256 << 10)
+        .max_header_list_size(8 << 10)
+        .max_pending_accept_reset_streams(Some(4))
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .keep_alive_timeout(KEEP_ALIVE)
+        .serve_connection(TokioIo::new(stream), service)
+        .await
 }
 
 /// Checks the deadlines until it is canceled.
-async fn clock(room: &Room) {
-    let mut ticks = time::interval(room.deadlines().tick());
+async fn clock(members: &Members) {
+    let mut ticks = time::interval(members.options.deadlines.tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        room.tick();
+        members.tick();
     }
 }

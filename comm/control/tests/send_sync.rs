@@ -1,8 +1,8 @@
 //! Which public types are `Send` and `Sync`.
 
 use hsdp_control::{
-    Bind, Bootstrap, Client, ClientOptions, ControlError, Deadlines, Job, Joined, Loss, Member,
-    Membership, Secret, Server, ServerOptions, State, Status, Subject, Terms,
+    Bootstrap, ControlError, Deadlines, Ends, Job, Joined, Loss, Member, Membership, Options,
+    Secret, Server, State, Status, Subject, Terms,
 };
 
 fn everywhere<T: Send + Sync + 'static>() {}
@@ -10,11 +10,8 @@ fn everywhere<T: Send + Sync + 'static>() {}
 #[test]
 fn the_table() {
     everywhere::<Server>();
-    everywhere::<Bind>();
-    everywhere::<Client>();
     everywhere::<Subject>();
-    everywhere::<ServerOptions>();
-    everywhere::<ClientOptions>();
+    everywhere::<Options>();
     everywhere::<Membership>();
     everywhere::<Bootstrap>();
     everywhere::<Joined>();
@@ -27,4 +24,5 @@ fn the_table() {
     everywhere::<State>();
     everywhere::<Loss>();
     everywhere::<ControlError>();
+    everywhere::<Ends>();
 }

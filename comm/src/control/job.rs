@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hsdp_control::{Bootstrap, ControlError, Deadlines, Joined};
+use hsdp_control::{Bootstrap, ControlError, Joined};
 use hsdp_sharding::Rank;
 
 use super::member::Member;
@@ -32,8 +32,9 @@ impl Job {
     /// [`ControlError::Incomplete`] if a process does not join in time; the errors of [`Bootstrap::from_env`] and
     /// [`Bootstrap::join`].
     pub fn from_env(deadline: Duration) -> Result<Self, ControlError> {
-        let deadlines = Deadlines { rendezvous: deadline, ..Deadlines::default() };
-        Bootstrap::from_env()?.deadlines(deadlines).join().map(|joined| Self::of(joined, deadline))
+        let mut bootstrap = Bootstrap::from_env()?;
+        bootstrap.options.deadlines.rendezvous = deadline;
+        bootstrap.join().map(|joined| Self::of(joined, deadline))
     }
 
     /// The job of a process that has joined already. At the end the processes wait for each other, for at most `deadline`.

@@ -25,7 +25,6 @@ pub(super) fn end_of(own: Rank, error: &ControlError) -> Loss {
     let (rank, cause) = match error {
         ControlError::CoordinatorLost { .. } => (COORDINATOR, Cause::Ended(text)),
         ControlError::CutOff { .. } => (COORDINATOR, Cause::Unreachable(text)),
-        ControlError::Aborted { rank, .. } => (*rank, Cause::Unreachable(text)),
         _ => (own, Cause::Unreachable(text)),
     };
     Loss { rank, cause }

@@ -10,7 +10,7 @@ use crate::remote::Message;
 const HEAD: usize = 24;
 
 /// Bytes of a message in one piece, at most.
-pub(super) const MOST_PIECE: usize = hsdp_control::MOST_VALUE - HEAD;
+pub(super) const MOST_PIECE: usize = hsdp_control::MOST_MESSAGE - HEAD;
 
 /// A part of a message; or, of a message of no bytes, only word of what has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use crate::{Error, Op};
 const WIDTH: usize = 4;
 
 /// What a member brings.
-pub(super) struct AllReduceDeposit {
+pub(super) struct AllReduceContribution {
     pub(super) values: DeviceBuffer,
     pub(super) part: Part,
 }
@@ -31,7 +31,10 @@ pub(super) struct AllReduce {
 impl AllReduce {
     /// # Errors
     /// If the buffers differ in length, which their descriptors should have told.
-    pub(super) fn new(members: Vec<AllReduceDeposit>, scaling: Scaling) -> Result<Self, String> {
+    pub(super) fn new(
+        members: Vec<AllReduceContribution>,
+        scaling: Scaling,
+    ) -> Result<Self, String> {
         let len = members[0].values.len();
         if let Some(other) = members.iter().find(|member| member.values.len() != len) {
             return Err(format!("member 0 brings {len} elements, another {}", other.values.len()));

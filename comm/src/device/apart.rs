@@ -6,10 +6,10 @@ use std::ops::ControlFlow::Break;
 use hsdp_kernels::cuda::DeviceBuffer;
 use hsdp_sharding::UnitLayout;
 
-use super::all_reduce::{AllReduce, AllReduceDeposit};
-use super::gather::{Gather, GatherDeposit};
+use super::all_reduce::{AllReduce, AllReduceContribution};
+use super::gather::{Gather, GatherContribution};
 use super::outcome::{Issued, Part};
-use super::reduce::{Reduce, ReduceDeposit};
+use super::reduce::{Reduce, ReduceContribution};
 use super::units::{DeviceAccumulator, DeviceReduced};
 use crate::Error;
 use crate::buffers::Buffers;
@@ -22,25 +22,25 @@ pub(super) trait OnDevice: Transmit {
     fn part(&self) -> &Part;
 }
 
-impl OnDevice for GatherDeposit {
+impl OnDevice for GatherContribution {
     fn part(&self) -> &Part {
         &self.part
     }
 }
 
-impl OnDevice for ReduceDeposit {
+impl OnDevice for ReduceContribution {
     fn part(&self) -> &Part {
         &self.part
     }
 }
 
-impl OnDevice for AllReduceDeposit {
+impl OnDevice for AllReduceContribution {
     fn part(&self) -> &Part {
         &self.part
     }
 }
 
-impl Buffers for GatherDeposit {
+impl Buffers for GatherContribution {
     type Output = Issued<DeviceBuffer>;
 
     fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
@@ -48,7 +48,7 @@ impl Buffers for GatherDeposit {
     }
 }
 
-impl Transmit for GatherDeposit {
+impl Transmit for GatherContribution {
     const FUNCTION: u8 = 9;
     const BESIDE: bool = true;
 
@@ -62,7 +62,7 @@ impl Transmit for GatherDeposit {
     }
 }
 
-impl Buffers for ReduceDeposit {
+impl Buffers for ReduceContribution {
     type Output = Issued<DeviceReduced>;
 
     fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
@@ -71,7 +71,7 @@ impl Buffers for ReduceDeposit {
     }
 }
 
-impl Transmit for ReduceDeposit {
+impl Transmit for ReduceContribution {
     const FUNCTION: u8 = 10;
     const BESIDE: bool = true;
 
@@ -95,7 +95,7 @@ impl Transmit for ReduceDeposit {
     }
 }
 
-impl Buffers for AllReduceDeposit {
+impl Buffers for AllReduceContribution {
     type Output = Issued<DeviceBuffer>;
 
     fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
@@ -103,7 +103,7 @@ impl Buffers for AllReduceDeposit {
     }
 }
 
-impl Transmit for AllReduceDeposit {
+impl Transmit for AllReduceContribution {
     const FUNCTION: u8 = 11;
     const BESIDE: bool = true;
 

@@ -11,7 +11,7 @@ use crate::execute::{Meter, Outputs, Work};
 use crate::{Error, Op};
 
 /// What a member brings.
-pub(super) struct GatherDeposit {
+pub(super) struct GatherContribution {
     pub(super) layout: Arc<UnitLayout>,
     pub(super) shard: Arc<DeviceBuffer>,
     pub(super) full: DeviceBuffer,
@@ -30,7 +30,7 @@ pub(super) struct Gather {
 impl Gather {
     /// # Errors
     /// If the members do not have the same layout.
-    pub(super) fn new(members: Vec<GatherDeposit>) -> Result<Self, String> {
+    pub(super) fn new(members: Vec<GatherContribution>) -> Result<Self, String> {
         let layout = Arc::clone(&members[0].layout);
         let mut work = Self {
             layout,
@@ -39,7 +39,7 @@ impl Gather {
             parts: Vec::new(),
             by_nccl: false,
         };
-        for GatherDeposit { layout, shard, full, part } in members {
+        for GatherContribution { layout, shard, full, part } in members {
             if layout != work.layout {
                 return Err("ranks have different layouts of one unit".to_owned());
             }

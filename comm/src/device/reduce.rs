@@ -14,7 +14,7 @@ use crate::sync::Mutex;
 use crate::{Error, Op};
 
 /// What a member brings.
-pub(crate) struct ReduceDeposit {
+pub(crate) struct ReduceContribution {
     pub(super) layout: Arc<UnitLayout>,
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(super) accumulator: DeviceAccumulator,
@@ -30,11 +30,11 @@ pub(super) struct Reduce {
     /// Which microbatch it is.
     round: usize,
     /// By slot. A member is packed under its lock.
-    members: Vec<Mutex<ReduceDeposit>>,
+    members: Vec<Mutex<ReduceContribution>>,
     by_nccl: bool,
 }
 
-impl ReduceDeposit {
+impl ReduceContribution {
     /// Packs the gradients on the member's stream.
     pub(super) fn pack(&mut self, scaling: Scaling, round: usize) {
         self.packed = Some(self.flat(scaling, round));
@@ -65,7 +65,7 @@ impl Reduce {
     /// # Errors
     /// If the members do not have the same layout.
     pub(super) fn new(
-        members: Vec<ReduceDeposit>,
+        members: Vec<ReduceContribution>,
         scaling: Scaling,
         round: usize,
     ) -> Result<Self, String> {
@@ -150,7 +150,7 @@ impl Work for Reduce {
         let (mut wires, mut reduced) = (Vec::new(), Vec::new());
         let (mut folds, mut parts, mut issued) = (Vec::new(), Vec::new(), Ok(()));
         for member in std::mem::take(&mut self.members) {
-            let ReduceDeposit { accumulator, part, packed, .. } = member.into_inner();
+            let ReduceContribution { accumulator, part, packed, .. } = member.into_inner();
             match packed.expect("all blocks were run") {
                 Ok(wire) => wires.push(wire),
                 Err(error) => issued = issued.and(Err(part.failed(Op::ReduceScatter, error))),

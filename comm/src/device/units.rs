@@ -6,11 +6,11 @@ use hsdp_kernels::Fold;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Noted};
 use hsdp_sharding::{DType, UnitLayout};
 
-use super::all_reduce::{AllReduce, AllReduceDeposit};
+use super::all_reduce::{AllReduce, AllReduceContribution};
 use super::apart::OnDevice;
-use super::gather::{Gather, GatherDeposit};
+use super::gather::{Gather, GatherContribution};
 use super::outcome::Part;
-use super::reduce::{Reduce, ReduceDeposit};
+use super::reduce::{Reduce, ReduceContribution};
 use crate::call::Call;
 use crate::execute::{Assemble, Work};
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
@@ -72,7 +72,7 @@ impl Group {
         }
         let part = self.part(op, tag, shard.device())?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
-        let contribution = GatherDeposit { layout, shard, full, part };
+        let contribution = GatherContribution { layout, shard, full, part };
         self.issue_on_device(call, contribution, Gather::new)
     }
 
@@ -106,7 +106,8 @@ impl Group {
             .of(wire, layout.trainable().len)
             .reduction(Reduction::Sum)
             .scaling(scaling);
-        let contribution = ReduceDeposit { layout, gradients, accumulator, part, packed: None };
+        let contribution =
+            ReduceContribution { layout, gradients, accumulator, part, packed: None };
         self.issue_on_device(call, contribution, move |all| Reduce::new(all, scaling, round))
     }
 
@@ -130,7 +131,7 @@ impl Group {
         let part = self.part(op, tag, values.device())?;
         let call = Call::new(op, tag).of(wire, len).reduction(Reduction::Sum).scaling(scaling);
         let work = move |all| AllReduce::new(all, scaling);
-        self.issue_on_device(call, AllReduceDeposit { values, part }, work)
+        self.issue_on_device(call, AllReduceContribution { values, part }, work)
     }
 
     /// Issues an operation on devices: where members share no memory, NCCL has to carry it.

@@ -10,7 +10,7 @@ use super::unit_gather::UnitGather;
 use super::{LAYOUTS_DIFFER, Meter, Outputs, Work};
 
 /// The contribution of a member: its shard, to be read where it lies; of the first member also the holder of the parameters' buffers.
-pub(crate) struct SharedGatherDeposit<T> {
+pub(crate) struct SharedGatherContribution<T> {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,
     pub(crate) holder: Option<Arc<T>>,
@@ -26,7 +26,7 @@ pub(crate) struct SharedGather<T> {
 impl<T: AsMut<Vec<HostBuffer>>> SharedGather<T> {
     /// # Errors
     /// If the members do not have the same layout, or the first has no holder.
-    pub(crate) fn new(mut members: Vec<SharedGatherDeposit<T>>) -> Result<Self, String> {
+    pub(crate) fn new(mut members: Vec<SharedGatherContribution<T>>) -> Result<Self, String> {
         let (layout, count) = (Arc::clone(&members[0].layout), members.len());
         if members.iter().any(|member| member.layout != layout) {
             return Err(LAYOUTS_DIFFER.to_owned());

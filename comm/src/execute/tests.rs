@@ -211,7 +211,7 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
         .param(Param::new("frozen", [211]).frozen())
         .param(Param::new("rows", [40, 50]).rows(8));
     let layout = Arc::new(UnitLayout::new(&unit, 3).expect("a layout"));
-    let gather = |_| UnitGatherDeposit {
+    let gather = |_| UnitGatherContribution {
         layout: Arc::clone(&layout),
         shard: Arc::new(vec![1.0; layout.shard_len()]).into(),
         targets: layout.params().iter().map(|it| HostBuffer::from(vec![0.0_f32; it.len])).collect(),
@@ -222,7 +222,7 @@ fn every_block_of_a_unit_takes_elements_of_its_own() {
     let gradient = |it: &ParamSlot| -> Option<Arc<dyn GradientValues>> {
         (it.role == Role::Trainable).then(|| Arc::new(vec![1.0_f32; it.len]) as _)
     };
-    let reduce = |_| UnitReduceDeposit {
+    let reduce = |_| UnitReduceContribution {
         layout: Arc::clone(&layout),
         gradients: layout.params().iter().map(gradient).collect(),
         partial: vec![0.0; layout.trainable().shard_len],
@@ -268,7 +268,7 @@ fn gather_of_many(rows: usize, dtype: DType) -> bool {
     let layout = Arc::new(UnitLayout::new(&unit, MEMBERS).expect("a layout"));
     let all = || layout.params().iter();
     let full: Vec<_> = all().map(|it| numbers(it.len, dtype)).collect();
-    let gather = |member| UnitGatherDeposit {
+    let gather = |member| UnitGatherContribution {
         layout: Arc::clone(&layout),
         shard: shard(&layout, &full, member),
         targets: all().map(|it| HostBuffer::zeros(dtype, it.len).expect("real")).collect(),
@@ -295,15 +295,17 @@ fn every_block_of_a_small_unit_of_many_members_takes_elements_of_its_own() {
 }
 
 /// A layout of one parameter of so many elements, over two members, and what each of these brings.
-fn of_two(len: usize) -> (Arc<UnitLayout>, Vec<UnitGatherDeposit>, Vec<UnitReduceDeposit>) {
+fn of_two(
+    len: usize,
+) -> (Arc<UnitLayout>, Vec<UnitGatherContribution>, Vec<UnitReduceContribution>) {
     let unit = Unit::new("unit").param(Param::new("w", [len]));
     let layout = Arc::new(UnitLayout::new(&unit, 2).expect("a layout"));
-    let gather = |_| UnitGatherDeposit {
+    let gather = |_| UnitGatherContribution {
         layout: Arc::clone(&layout),
         shard: Arc::new(vec![1.0; layout.shard_len()]).into(),
         targets: [HostBuffer::from(vec![0.0_f32; len])].into_iter().collect(),
     };
-    let reduce = |_| UnitReduceDeposit {
+    let reduce = |_| UnitReduceContribution {
         layout: Arc::clone(&layout),
         gradients: vec![Some(Arc::new(vec![1.0_f32; len]))],
         partial: vec![0.0; layout.trainable().shard_len],

@@ -16,7 +16,7 @@ use super::{
 use crate::bytes::values_mut;
 
 /// The contribution of a member: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
-pub(crate) struct UnitGatherDeposit {
+pub(crate) struct UnitGatherContribution {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,
     pub(crate) targets: Vec<HostBuffer>,
@@ -47,7 +47,7 @@ const LEAST_BLOCKS: usize = 16;
 impl UnitGather {
     /// # Errors
     /// If the members do not have the same layout.
-    pub(crate) fn new(members: Vec<UnitGatherDeposit>) -> Result<Self, String> {
+    pub(crate) fn new(members: Vec<UnitGatherContribution>) -> Result<Self, String> {
         let layout = Arc::clone(&members[0].layout);
         if members.iter().any(|member| member.layout != layout) {
             return Err(LAYOUTS_DIFFER.to_owned());

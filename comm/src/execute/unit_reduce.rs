@@ -25,7 +25,7 @@ static ZEROS: [f32; MOST_ELEMENTS] = [0.0; MOST_ELEMENTS];
 type Lent<'a> = [Values<'a>; FUSED];
 
 /// The contribution of a member: its gradients, to be read where they lie, and its partial, to be filled.
-pub(crate) struct UnitReduceDeposit {
+pub(crate) struct UnitReduceContribution {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(crate) partial: Vec<f32>,
@@ -53,9 +53,9 @@ struct Member {
     found: Mutex<Option<(usize, NonFiniteAt)>>,
 }
 
-impl From<UnitReduceDeposit> for Member {
-    fn from(contribution: UnitReduceDeposit) -> Self {
-        let UnitReduceDeposit { gradients, partial, fold, .. } = contribution;
+impl From<UnitReduceContribution> for Member {
+    fn from(contribution: UnitReduceContribution) -> Self {
+        let UnitReduceContribution { gradients, partial, fold, .. } = contribution;
         Self { gradients, partial: partial.into(), fold, found: Mutex::default() }
     }
 }
@@ -70,7 +70,10 @@ impl From<Member> for Reduced {
 impl UnitReduce {
     /// # Errors
     /// If the members do not have the same layout.
-    pub(crate) fn new(members: Vec<UnitReduceDeposit>, scaling: Scaling) -> Result<Self, String> {
+    pub(crate) fn new(
+        members: Vec<UnitReduceContribution>,
+        scaling: Scaling,
+    ) -> Result<Self, String> {
         let layout = Arc::clone(&members[0].layout);
         if members.iter().any(|member| member.layout != layout) {
             return Err(LAYOUTS_DIFFER.to_owned());

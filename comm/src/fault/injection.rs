@@ -10,7 +10,7 @@ use super::injector::Moment;
 use super::{Fault, FaultKind, lie, poisoned};
 use crate::Error;
 use crate::call::Call;
-use crate::execute::UnitReduceDeposit;
+use crate::execute::UnitReduceContribution;
 use crate::handle::RankHandle;
 use crate::site::Site;
 
@@ -35,11 +35,11 @@ pub(crate) enum Manner {
 
 /// The gradients that a rank brings, where it brings any.
 fn gradients_of(contribution: &mut dyn Any) -> Option<&mut Vec<Option<Arc<dyn GradientValues>>>> {
-    if contribution.is::<crate::device::ReduceDeposit>() {
-        let contribution = contribution.downcast_mut::<crate::device::ReduceDeposit>();
+    if contribution.is::<crate::device::ReduceContribution>() {
+        let contribution = contribution.downcast_mut::<crate::device::ReduceContribution>();
         return contribution.map(|it| &mut it.gradients);
     }
-    contribution.downcast_mut::<UnitReduceDeposit>().map(|it| &mut it.gradients)
+    contribution.downcast_mut::<UnitReduceContribution>().map(|it| &mut it.gradients)
 }
 
 impl RankHandle {

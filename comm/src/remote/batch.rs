@@ -11,7 +11,7 @@ use super::buffer::{BLOCK_BYTES, Pool};
 use super::exchanges::{Batch, Contribution, ExchangeKey};
 use super::header::{bytes, read};
 use super::message::{Kind, Message};
-use super::payload::Payload;
+use super::transmit::Payload;
 
 /// The header of a batch.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 
 mod closing;
 mod ends;
+mod progress_thread;
 #[cfg(test)]
 mod tests;
 
@@ -11,7 +12,7 @@ use std::fmt;
 use std::io;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
@@ -30,9 +31,8 @@ use super::message::{Kind, MOST_STATEMENT, Message};
 use super::outgoing::{Leaving, Outgoing};
 use super::probes;
 use super::progress::{Progress, Turned};
-use super::transport::{Arrivals, Transport};
+use super::transport::Transport;
 use crate::backend::thread::{Core, Operation, waiting_for_each_other};
-use crate::engine::from_now;
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
 use crate::engine::{Alarm, Clock};
 use crate::mismatch::{MismatchRow, Wanted};
@@ -40,7 +40,7 @@ use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Channel, Descriptor, Error, GroupId, Op, WorldOptions};
 
-/// What the progress is to do.
+/// What the progress engine is to do.
 #[derive(Debug)]
 pub(crate) enum Request {
     /// Send a message.
@@ -67,17 +67,14 @@ pub(crate) struct Endpoint {
     ending: Mutex<Ending>,
     /// Operations that wait in line to be opened.
     line: Mutex<Line>,
-    /// Whether the progress is to be woken for what comes: it sleeps, or is about to.
+    /// Whether the progress engine is to be woken for what comes: it sleeps, or is about to.
     listens: AtomicBool,
     /// The group of all ranks on the control channel, whose small all-gathers are exchanges.
     exchanging: GroupId,
 }
 
-/// The longest that the progress sleeps while something is under way; and while nothing is.
+/// The longest that the progress engine sleeps while something is under way; and while nothing is.
 const NAPS: [Duration; 2] = [Duration::from_micros(400), Duration::from_millis(5)];
-
-/// The longest that it sleeps where it is woken for what comes: it looks for lost ranks, and for contributions that wait.
-const SLEEP: Duration = Duration::from_millis(25);
 
 /// The first of the naps, which grow.
 const FIRST_NAP: Duration = Duration::from_micros(20);
@@ -117,7 +114,7 @@ impl Endpoint {
         endpoint
     }
 
-    /// Starts the progress's thread.
+    /// Starts the progress engine's thread.
     pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
         let own = Arc::clone(self);
         let run = move || {
@@ -163,7 +160,7 @@ impl Endpoint {
         self.line.lock().ahead_of(operation)
     }
 
-    /// Wakes the progress: an operation is over.
+    /// Wakes the progress engine: an operation is over.
     pub(crate) fn ring(&self) {
         // Whoever looks before it sleeps has the lock: it sees what there is to do, or is asleep when this rings.
         drop(self.outgoing.lock());
@@ -352,76 +349,6 @@ impl Endpoint {
             let processes = self.hellos.lock().len();
             let exchanged = outgoing.exchanged;
             outgoing.requests.extend(self.last(Kind::Left, &[], (processes, exchanged)));
-        }
-    }
-
-    fn run(self: &Arc<Self>) {
-        let (mut nap, arrivals) = (FIRST_NAP, self.listen());
-        loop {
-            let turned = self.progress.lock().turn(self);
-            let longest = match turned {
-                Turned::Something => {
-                    nap = FIRST_NAP;
-                    continue;
-                }
-                _ if self.has_given_up() => return,
-                Turned::Awaits | Turned::Idle if self.is_closed() => return,
-                Turned::Sends => FIRST_NAP,
-                Turned::Awaits => NAPS[0],
-                Turned::Idle => NAPS[1],
-            };
-            let is_quiet = arrivals == Arrivals::Announced && nap >= NAPS[0];
-            match turned {
-                Turned::Awaits | Turned::Idle if is_quiet => self.sleep_until_called(),
-                _ => {
-                    nap = nap.min(longest);
-                    self.sleep(nap);
-                    nap = (2 * nap).min(longest);
-                }
-            }
-        }
-    }
-
-    /// Has the transport wake the progress, if it can.
-    fn listen(self: &Arc<Self>) -> Arrivals {
-        let endpoint = Arc::downgrade(self);
-        let call = move || endpoint.upgrade().into_iter().for_each(|endpoint| endpoint.call());
-        self.progress.lock().wake_by(Box::new(call))
-    }
-
-    /// Something has come. Either this sees that the progress listens, or the turn before its sleep sees what has come.
-    fn call(&self) {
-        fence(Ordering::SeqCst);
-        if self.listens.load(Ordering::Relaxed) {
-            self.outgoing.lock().is_called = true;
-            self.changed.notify_one();
-        }
-    }
-
-    /// Sleeps until something has come or is to be done.
-    fn sleep_until_called(self: &Arc<Self>) {
-        self.listens.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let turned = self.progress.lock().turn(self);
-        let mut outgoing = self.outgoing.lock();
-        let is_quiet = matches!(turned, Turned::Awaits | Turned::Idle) && !outgoing.is_called;
-        if is_quiet && outgoing.requests.is_empty() && !self.line.lock().moves_on() {
-            self.changed.wait_until(&mut outgoing, from_now(SLEEP));
-        }
-        outgoing.is_called = false;
-        self.listens.store(false, Ordering::Relaxed);
-    }
-
-    /// Whether nobody sends and receives but those who wait.
-    pub(crate) fn is_left_alone(&self) -> bool {
-        self.thread.lock().is_none()
-    }
-
-    /// Until there is something to be done, or so long.
-    fn sleep(&self, nap: Duration) {
-        let mut outgoing = self.outgoing.lock();
-        if outgoing.requests.is_empty() && !self.line.lock().moves_on() {
-            self.changed.wait_until(&mut outgoing, from_now(nap));
         }
     }
 

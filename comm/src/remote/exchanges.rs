@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 
-use super::payload::Payload;
+use super::transmit::Payload;
 use super::tree::Tree;
 use crate::Descriptor;
 

@@ -220,7 +220,7 @@ impl<S: Transmit> Work for Unpack<S> {
         1
     }
 
-    /// What NCCL carries may wait for other ranks: that is never the progress's work, for which others wait.
+    /// What NCCL carries may wait for other ranks: that is never the progress engine's work, for which others wait.
     fn bytes(&self) -> usize {
         let sent = (0..self.messages.0.len()).map(|from| self.messages.bytes(from).len());
         if S::BESIDE { usize::MAX } else { sent.sum() }

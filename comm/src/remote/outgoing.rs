@@ -16,7 +16,7 @@ pub(super) struct Outgoing {
     pub(super) leaving: Leaving,
     /// Whether something has come since the progress thread listened.
     pub(super) is_called: bool,
-    /// Whether the progress's thread has ended.
+    /// Whether the progress engine's thread has ended.
     pub(super) has_ended: bool,
     /// When it ends, whatever is still to be sent.
     pub(super) gives_up: Option<Instant>,

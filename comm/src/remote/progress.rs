@@ -7,22 +7,19 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::alive::Watch;
-use super::ending::{self, Proposal};
 use super::endpoint::{Endpoint, Request};
 use super::exchanges::ExchangeKey;
-use super::header::{self, DataHeader, data_header_of, end_of, probe_of};
 use super::line::InLine;
-use super::mailbox::{Mailbox, Open, Receiver};
+use super::mailbox::{Mailbox, Receiver};
 use super::message::{Kind, Message};
-use super::payload::Payload;
 use super::probes::Probes;
-use super::relay::{Come, Relay};
-use super::transmit::DataMessage;
+use super::relay::Relay;
 use super::transport::{Answer, Arrivals, Cause, Loss, Transport, TransportError, Waker};
+use crate::AbortReason;
 use crate::backend::thread::{Core, Operation};
 use crate::ledger::Messages;
-use crate::pattern::rounds;
-use crate::{AbortReason, Error};
+
+mod deliver;
 
 /// How many messages one turn takes in: what is to be sent waits meanwhile.
 const MESSAGES: usize = 64;
@@ -191,7 +188,7 @@ impl Progress {
             let read = Message::read(buffer).and_then(|message| {
                 if from.index() >= core.records().len() {
                     // A process that is no rank of this world: only what it asks for is compared.
-                    return greeted(endpoint, from, &message);
+                    return deliver::greeted(endpoint, from, &message);
                 }
                 self.deliver((core, endpoint), from, message)
             });
@@ -294,130 +291,6 @@ impl Progress {
         let outgoing = self.relay.outgoing();
         outgoing.iter().try_for_each(|(to, message)| self.transport.send(*to, message))
     }
-
-    /// Takes in the contributions that have come, before any message that came after them.
-    fn take_in(&mut self, (core, endpoint): (&Core, &Endpoint)) {
-        // Before a rank hears of it that could ask for the counts.
-        self.relay.note_in(&core.record(self.rank).ledger);
-        while let Some((from, come)) = self.relay.next_come() {
-            let read = match come {
-                Come::Contribution(message) => message.and_then(|it| self.put(core, from, it)),
-                Come::Last(message) => self.deliver((core, endpoint), from, message),
-            };
-            if let Err(problem) = read {
-                let reason = AbortReason::Garbled { problem: problem.into() };
-                core.end(core.ended_by(from, reason));
-            }
-        }
-    }
-
-    /// A rank's part in an operation has come.
-    fn put(&mut self, core: &Core, from: Rank, message: DataMessage) -> Result<(), String> {
-        let DataMessage { data_header: DataHeader { descriptor, step, .. }, round, .. } = &message;
-        if *round >= rounds(descriptor.op) {
-            return Err(format!("there is no round {round} of {descriptor}"));
-        }
-        if core.record(from).hear(descriptor, *step) {
-            core.forget_old_epochs();
-            self.mailbox.forget_before(core.record(self.rank).epoch().saturating_sub(1));
-        }
-        self.mailbox.put(from, message)
-    }
-
-    fn deliver(
-        &mut self,
-        (core, endpoint): (&Core, &Endpoint),
-        from: Rank,
-        message: Message,
-    ) -> Result<(), String> {
-        match message.kind() {
-            Kind::Data => {
-                let data_header = data_header_of(message.header())?;
-                let (round, payload) = (message.round(), Payload::whole(message));
-                self.put(core, from, DataMessage { data_header, round, payload })
-            }
-            Kind::Probe => {
-                let path = probe_of(message.header())?;
-                self.probes.follow((core, endpoint), self.rank, path);
-                Ok(())
-            }
-            Kind::Stop | Kind::Left if !self.relay.is_in_order(from, message.exchanged()) => {
-                self.relay.hold_back(from, message);
-                Ok(())
-            }
-            Kind::Exchange => self.relay.receive(from, message),
-            Kind::Stop => {
-                let (epoch, end) = end_of(message.header())?;
-                if !core.record(from).stop(epoch) {
-                    return Err(format!("it ends epoch {epoch}, but not all epochs before"));
-                }
-                core.end_epoch(epoch, end);
-                self.look_at_all(core);
-                Ok(())
-            }
-            Kind::End => {
-                let (origin, error) = end_of(message.header())?;
-                let origin = usize::try_from(origin).ok().filter(|it| *it < core.records().len());
-                let origin =
-                    Rank::new(origin.ok_or("it names a rank that the world does not have")?);
-                let answer = self.answer(core, &error);
-                let proposal = Proposal { origin, error };
-                match answer {
-                    Some(own) => endpoint.hear_blame(from, proposal, own),
-                    None => endpoint.hear_end(from, proposal),
-                }
-                Ok(())
-            }
-            Kind::Left => {
-                core.record(from).leave();
-                core.status().ring();
-                self.look_at_all(core);
-                Ok(())
-            }
-            Kind::Hello => {
-                self.watch.see(from, &header::read(message.header())?);
-                greeted(endpoint, from, &message)
-            }
-        }
-    }
-
-    /// What this rank says where it is named as late, and waits for others itself: whom it waits for.
-    fn answer(&self, core: &Core, error: &Error) -> Option<Proposal> {
-        if ending::late(error) != Some(self.rank) {
-            return None;
-        }
-        let Error::WorldAborted { reason: AbortReason::Deadline { deadline, .. }, .. } = error
-        else {
-            return None;
-        };
-        let operation = core.record(self.rank).issuer_blocked_on()?;
-        let (awaited, missing) = operation.gathering(self.rank)?;
-        let culprit = *missing.first()?;
-        let is_there = |rank: &&Rank| !missing.contains(rank);
-        let arrived = operation.ranks().iter().filter(is_there).copied().collect();
-        let reason = AbortReason::Deadline { awaited, deadline: *deadline, arrived, missing };
-        Some(Proposal { origin: self.rank, error: core.ended_by(culprit, reason) })
-    }
-
-    fn look_at_all(&self, core: &Core) {
-        self.mailbox.gathering().for_each(|open| self.look(core, open));
-    }
-
-    /// Ends an operation of which a member is missing that does not come any more.
-    fn look(&self, core: &Core, open: &Open) {
-        let descriptor = open.descriptor();
-        for rank in open.missing().filter(|rank| *rank != self.rank) {
-            let record = core.record(rank);
-            if record.has_stopped(descriptor.epoch) {
-                return core.fail_in_epoch(open.operation(), descriptor.epoch);
-            }
-            if record.has_left() {
-                let awaited = Arc::clone(descriptor);
-                core.end(core.ended_by(rank, AbortReason::Left { awaited }));
-                return;
-            }
-        }
-    }
 }
 
 /// How a message to so many ranks counts.
@@ -427,13 +300,5 @@ fn sent(message: &Message, receivers: usize) -> Messages {
         Kind::Data => Messages { data: count, ..none },
         Kind::Probe => Messages { background: count, ..none },
         _ => none,
-    }
-}
-
-/// Takes in a hello. Other messages of processes beyond the ranks mean nothing here.
-fn greeted(endpoint: &Endpoint, from: Rank, message: &Message) -> Result<(), String> {
-    match message.kind() {
-        Kind::Hello => endpoint.greeted(from, header::read(message.header())?),
-        _ => Ok(()),
     }
 }

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::elements::fill;
 use super::transmit::{At, DataMessages, Next, Transmit};
 use crate::bytes::{bytes_of, values, values_mut};
-use crate::execute::{PAST_CACHES, Scaled, UnitGatherDeposit, UnitReduceDeposit};
+use crate::execute::{PAST_CACHES, Scaled, UnitGatherContribution, UnitReduceContribution};
 use crate::{Error, NonFiniteAt, Reduced, Scaling};
 
 pub(super) fn digest(layout: &UnitLayout) -> u64 {
@@ -25,7 +25,7 @@ pub(super) fn digest(layout: &UnitLayout) -> u64 {
 }
 
 /// A gather: the shard, with its padding.
-impl Transmit for UnitGatherDeposit {
+impl Transmit for UnitGatherContribution {
     const FUNCTION: u8 = 6;
 
     fn layout(&self) -> Option<&UnitLayout> {
@@ -58,7 +58,7 @@ impl Transmit for UnitGatherDeposit {
 
 /// A reduction: the gradients of each member's shard, divided and rounded to the wire, with zeros for padding and for gradients
 /// that are absent.
-impl Transmit for UnitReduceDeposit {
+impl Transmit for UnitReduceContribution {
     const FUNCTION: u8 = 7;
 
     fn layout(&self) -> Option<&UnitLayout> {
@@ -99,7 +99,7 @@ impl Transmit for UnitReduceDeposit {
     }
 }
 
-impl UnitReduceDeposit {
+impl UnitReduceContribution {
     /// Writes what belongs into the shard of the member in slot `to`.
     fn pack_shard(&self, pre: Divisor, to: usize, mut shard: ValuesMut<'_>) {
         for (piece, place) in places(&self.layout, to) {

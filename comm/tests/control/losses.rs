@@ -5,11 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{Channel, Error, Pending, Tag, WorldOptions};
-use hsdp_control::{Client, ClientOptions, Deadlines, Membership, Rank};
+use hsdp_control::{Deadlines, Membership};
 
 use crate::job_of;
 use crate::way::{Direction, Spot, Way};
-use crate::world::{World, each, job, quick, secret, terms};
+use crate::world::{World, each, quick};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -21,13 +21,9 @@ const BOTH: [Direction; 2] = [Direction::ToCoordinator, Direction::ToMember];
 /// Members of a world, each of which connects to the coordinator through a network of its own.
 fn through_ways(world: &World) -> (Vec<Way>, Vec<Membership>) {
     let ways: Vec<Way> = (0..world.size).map(|_| Way::to(world.server.address())).collect();
-    let options = ways.iter().enumerate().map(|(rank, way)| {
-        let rank = Rank::new(rank);
-        let options = ClientOptions::new(way.address, rank, job(), secret(), terms(world.size));
-        options.deadlines(world.deadlines)
-    });
-    let members = each(options.collect(), Client::join);
-    (ways, members.into_iter().map(|joined| joined.expect("a member")).collect())
+    let joining = (0..).zip(&ways).collect();
+    let members = each(joining, |(rank, way): (u32, &Way)| way.join(world, rank));
+    (ways, members)
 }
 
 /// The errors that end a job of barriers, by rank. `damage` begins when the job is running.

@@ -14,9 +14,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_comm::control::{Job, Joined};
 use hsdp_comm::{Channel, Error, Group, Reduction, Tag, World, WorldOptions, launch};
-use hsdp_control::{
-    Client, ClientOptions, Job as Name, Membership, Rank, Secret, Server, ServerOptions, Terms,
-};
+use hsdp_control::{Job as Name, Membership, Options, Rank, Secret, Server, Terms};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -37,17 +35,15 @@ fn jobs(size: u32) -> Vec<Job> {
 
 /// A coordinator, and all its members.
 fn members(size: u32) -> (Server, Vec<Membership>) {
-    let (name, secret) = (Name::new("test", 1).expect("a name"), Secret::from_bytes([0x2a; 32]));
-    let terms = Terms::new(size).expect("a world");
-    let server = ServerOptions::new(name.clone(), secret.clone(), terms.clone());
-    let server = Server::start(server).expect("a coordinator");
-    let address = server.address();
+    let (name, secret) =
+        (Name { name: "test".to_owned(), start: 1 }, Secret::from_bytes([0x2a; 32]));
+    let control = Options::new(name, secret, Terms::new(size));
+    let server = Server::start(control.clone()).expect("a coordinator");
+    let control = Options { address: server.address(), ..control };
     let members = thread::scope(|scope| {
         let join = |rank: u32| {
-            let rank = Rank::new(rank as usize);
-            let options =
-                ClientOptions::new(address, rank, name.clone(), secret.clone(), terms.clone());
-            scope.spawn(move || Client::join(options).expect("a member"))
+            let (rank, control) = (Rank::new(rank as usize), control.clone());
+            scope.spawn(move || Membership::join(rank, control).expect("a member"))
         };
         let joining: Vec<_> = (0..size).map(join).collect();
         joining.into_iter().map(|member| member.join().expect("it joins")).collect()

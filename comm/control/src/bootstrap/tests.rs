@@ -11,7 +11,7 @@ const WHOLE: [(&str, &str); 5] = [
 ];
 
 /// Reads a complete environment with these changes: a value, or none.
-fn read(changes: &[(&'static str, Option<&str>)]) -> Result<Said, String> {
+fn read(changes: &[(&'static str, Option<&str>)]) -> Result<Bootstrap, String> {
     let mut variables: HashMap<&str, String> =
         WHOLE.map(|(name, value)| (name, value.to_owned())).into();
     for (name, value) in changes {
@@ -20,16 +20,17 @@ fn read(changes: &[(&'static str, Option<&str>)]) -> Result<Said, String> {
             None => drop(variables.remove(name)),
         }
     }
-    let said = Said::read(|name| variables.get(name).cloned().map(Some));
-    said.map_err(|error| error.to_string())
+    let secret = |_| Ok(Secret::from_bytes([0; 32]));
+    let read = Bootstrap::read(|name| variables.get(name).cloned().map(Some), secret);
+    read.map_err(|error| error.to_string())
 }
 
 #[test]
 fn what_launchers_set_is_read() {
     let said = read(&[]).expect("whole");
-    assert_eq!((said.rank.get(), said.local_rank, said.terms.world()), (3, 1, 4));
-    assert_eq!((said.host.as_str(), said.port), ("127.0.0.1", 29500));
-    assert_eq!((said.job.name(), said.job.start()), ("hsdp", 0));
+    assert_eq!((said.rank.get(), said.local_rank, said.options.terms.world), (3, 1, 4));
+    assert_eq!(said.options.address.to_string(), "127.0.0.1:29500");
+    assert_eq!((said.options.job.name.as_str(), said.options.job.start), ("hsdp", 0));
 }
 
 #[test]
@@ -40,11 +41,11 @@ fn what_torchrun_sets_is_read() {
         ("TORCHELASTIC_RESTART_COUNT", Some("2")),
     ];
     let said = read(&torchrun).expect("whole");
-    assert_eq!(said.port, 29501, "the agent has the other one");
-    assert_eq!((said.job.name(), said.job.start()), ("night", 2));
+    assert_eq!(said.options.address.port(), 29501, "the agent has the other one");
+    assert_eq!((said.options.job.name.as_str(), said.options.job.start), ("night", 2));
     let own = [("HSDP_CONTROL_PORT", Some("4000")), ("HSDP_JOB_ID", Some("own"))];
     let said = read(&[&torchrun[..], &own[..]].concat()).expect("whole");
-    assert_eq!((said.port, said.job.name()), (4000, "own"));
+    assert_eq!((said.options.address.port(), said.options.job.name.as_str()), (4000, "own"));
 }
 
 #[test]

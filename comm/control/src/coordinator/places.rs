@@ -25,7 +25,7 @@ impl Places {
     }
 
     pub(super) fn take(&mut self, member: Member, now: Instant) {
-        let rank = member.rank;
+        let rank = member.rank();
         let place = Place { member, standing: Standing::Alive, heard: now };
         self.0[rank.index()] = Some(place);
     }
@@ -39,31 +39,18 @@ impl Places {
         self.0.get(rank.index())?.as_ref().map(|place| &place.member)
     }
 
-    pub(super) fn members(&self) -> Vec<Member> {
-        self.0.iter().flatten().map(|place| place.member.clone()).collect()
-    }
-
     /// Ranks that no process has, or had.
     pub(super) fn missing(&self) -> Vec<Rank> {
-        let free = self.0.iter().enumerate().filter(|(_, place)| place.is_none());
-        free.map(|(index, _)| Rank::new(index)).collect()
+        (0..self.0.len()).map(Rank::new).filter(|rank| self.0[rank.index()].is_none()).collect()
     }
 
     /// The ranks that are alive or suspected.
     pub(super) fn there(&self) -> Vec<Rank> {
-        self.which(|place| place.is_there())
+        self.which(Place::is_there)
     }
 
     pub(super) fn is_there(&self, rank: Rank) -> bool {
-        self.0[rank.index()].as_ref().is_some_and(Place::is_there)
-    }
-
-    pub(super) fn lost(&self) -> Vec<Rank> {
-        self.which(|place| place.standing == Standing::Lost)
-    }
-
-    pub(super) fn finished(&self) -> Vec<Rank> {
-        self.which(|place| place.standing == Standing::Finished)
+        self.0.get(rank.index()).and_then(Option::as_ref).is_some_and(Place::is_there)
     }
 
     /// Notes that a message of the member has arrived. Returns whether it had been suspected.
@@ -75,17 +62,13 @@ impl Places {
 
     /// Lets the silence of all members count from now on.
     pub(super) fn hear_all(&mut self, now: Instant) {
-        for place in self.0.iter_mut().flatten() {
-            place.heard = now;
+        self.0.iter_mut().flatten().for_each(|place| place.heard = now);
+    }
+
+    pub(super) fn set(&mut self, rank: Rank, standing: Standing) {
+        if let Some(place) = &mut self.0[rank.index()] {
+            place.standing = standing;
         }
-    }
-
-    pub(super) fn lose(&mut self, rank: Rank) {
-        self.set(rank, Standing::Lost);
-    }
-
-    pub(super) fn finish(&mut self, rank: Rank) {
-        self.set(rank, Standing::Finished);
     }
 
     /// The ranks that are alive or suspected and have been silent for longer than `most`.
@@ -95,22 +78,14 @@ impl Places {
 
     /// Marks the alive ranks that have been silent for longer than `most` as suspected, and returns them.
     pub(super) fn suspect(&mut self, most: Duration, now: Instant) -> Vec<Rank> {
-        let new =
-            self.which(|place| place.standing == Standing::Alive && place.silence(now) > most);
-        for &rank in &new {
-            self.set(rank, Standing::Suspect);
-        }
+        let is_new = |place: &Place| place.standing == Standing::Alive && place.silence(now) > most;
+        let new = self.which(is_new);
+        new.iter().for_each(|&rank| self.set(rank, Standing::Suspect));
         new
     }
 
-    fn set(&mut self, rank: Rank, standing: Standing) {
-        if let Some(place) = &mut self.0[rank.index()] {
-            place.standing = standing;
-        }
-    }
-
     fn which(&self, is: impl Fn(&Place) -> bool) -> Vec<Rank> {
-        self.0.iter().flatten().filter(|place| is(place)).map(|place| place.member.rank).collect()
+        self.0.iter().flatten().filter(|place| is(place)).map(|place| place.member.rank()).collect()
     }
 }
 

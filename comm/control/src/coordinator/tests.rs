@@ -1,10 +1,5 @@
-use std::time::Duration;
-
-use prost::bytes::Bytes;
-
 use super::*;
 use crate::ControlError;
-use crate::wire::{RoundFailed, RoundKind, Value};
 
 mod scripts;
 
@@ -19,7 +14,7 @@ struct Told {
 impl Told {
     fn of(world: u32) -> Self {
         let now = Instant::now();
-        let terms = Terms::new(world).expect("a world").build("b").expect("short").config(7);
+        let terms = Terms { world, build: "b".to_owned(), config: 7 };
         Self { coordinator: Coordinator::new(terms, Deadlines::default(), now), now }
     }
 
@@ -29,7 +24,7 @@ impl Told {
         for rank in 0..world {
             told.arrive(&hello(rank, world)).expect("a place");
         }
-        told.letters();
+        told.messages();
         told
     }
 
@@ -37,20 +32,11 @@ impl Told {
         let port = 1000 + u16::try_from(hello.rank).expect("few");
         let from = SocketAddr::from(([127, 0, 0, 1], port));
         let arrived = self.coordinator.arrive(hello, from, self.now);
-        arrived.map_err(|failure| failure.error("").expect("an error"))
+        arrived.map_err(|failure| failure.error().expect("an error"))
     }
 
-    fn hear(&mut self, rank: usize, says: FromMember) {
-        self.coordinator.hear(Rank::new(rank), says, self.now);
-    }
-
-    fn give(&mut self, rank: usize, key: &str, kind: RoundKind, value: Option<&'static str>) {
-        let value = value.map(|value| Bytes::from_static(value.as_bytes()));
-        self.hear(rank, FromMember::Give(Give { key: key.to_owned(), kind: kind.into(), value }));
-    }
-
-    fn exchange(&mut self, rank: usize, value: &'static str) {
-        self.give(rank, "k", RoundKind::Exchange, Some(value));
+    fn hear(&mut self, rank: usize, message: FromMember) {
+        self.coordinator.hear(Rank::new(rank), message, self.now);
     }
 
     /// Lets time pass as for a process that runs.
@@ -62,26 +48,14 @@ impl Told {
         }
     }
 
-    fn letters(&mut self) -> Vec<(usize, FromCoordinator)> {
-        let letters = self.coordinator.take_letters().into_iter();
-        letters.map(|letter| (letter.to.index(), letter.says)).collect()
-    }
-
-    /// The errors of rounds, by the rank that got them.
-    fn failures(&mut self) -> Vec<(usize, String)> {
-        let failed = self.letters().into_iter().filter_map(|(to, says)| match says {
-            FromCoordinator::RoundFailed(RoundFailed { key, failure }) => {
-                let error = failure.expect("a failure").error(&key).expect("an error");
-                Some((to, error.to_string()))
-            }
-            _ => None,
-        });
-        failed.collect()
+    fn messages(&mut self) -> Vec<(usize, FromCoordinator)> {
+        let messages = self.coordinator.take_outgoing().into_iter();
+        messages.map(|(to, message)| (to.index(), message)).collect()
     }
 
     /// The changes of states, each with the rank that got it.
     fn changes(&mut self) -> Vec<(usize, u32, Standing)> {
-        let changes = self.letters().into_iter().filter_map(|(to, says)| match says {
+        let changes = self.messages().into_iter().filter_map(|(to, message)| match message {
             FromCoordinator::Changed(changed) => Some((to, changed.rank, changed.standing())),
             _ => None,
         });
@@ -94,28 +68,15 @@ fn hello(rank: u32, world: u32) -> Hello {
     Hello { protocol: PROTOCOL, rank, world, build, host, config: 7, pid: 40, ..Hello::default() }
 }
 
-fn values(letters: &[(usize, FromCoordinator)], to: usize) -> Vec<Bytes> {
-    let of = letters.iter().filter(|(rank, _)| *rank == to);
-    let values = of.filter_map(|(_, says)| match says {
-        FromCoordinator::Value(Value { value, .. }) => Some(value.clone()),
-        _ => None,
-    });
-    values.collect()
-}
-
 #[test]
-fn all_are_told_who_is_there_when_the_last_has_come() {
+fn all_are_told_when_the_last_has_come() {
     let mut told = Told::of(2);
     told.arrive(&hello(1, 2)).expect("a place");
-    assert_eq!(told.letters(), [(1, FromCoordinator::Beat(()))], "that it is in, and no more");
+    assert_eq!(told.messages(), [(1, FromCoordinator::Beat(()))], "that it is in, and no more");
     told.arrive(&hello(0, 2)).expect("a place");
-    let letters = told.letters();
+    let messages = told.messages();
     for rank in [0, 1] {
-        let present = letters
-            .iter()
-            .filter(|(to, says)| *to == rank && matches!(says, FromCoordinator::Present(_)));
-        assert_eq!(present.count(), 2);
-        let (_, last) = letters.iter().rfind(|(to, _)| *to == rank).expect("letters");
+        let (_, last) = messages.iter().rfind(|(to, _)| *to == rank).expect("messages");
         assert!(matches!(last, FromCoordinator::Welcome(welcome) if welcome.beat == 1000));
     }
 }
@@ -127,14 +88,14 @@ fn who_is_missing_is_said_to_all_alike_then_and_later() {
         told.arrive(&hello(rank, 4)).expect("a place");
     }
     told.pass(59 * SECOND);
-    told.letters();
+    told.messages();
     told.pass(SECOND);
-    let letters = told.letters();
-    assert_eq!(letters.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [0, 1, 3]);
+    let messages = told.messages();
+    assert_eq!(messages.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [0, 1, 3]);
     let expected = "after 60s ranks [2] have not joined; ranks [0, 1, 3] have";
-    for (_, says) in letters {
-        let FromCoordinator::Failed(failure) = says else { panic!("{says:?}") };
-        assert_eq!(failure.error("").expect("an error").to_string(), expected);
+    for (_, message) in messages {
+        let FromCoordinator::Failed(failure) = message else { panic!("{message:?}") };
+        assert_eq!(failure.error().expect("an error").to_string(), expected);
     }
     let late = told.arrive(&hello(2, 4)).expect_err("too late");
     assert_eq!(late.to_string(), expected);
@@ -152,7 +113,9 @@ fn a_second_claimant_is_refused_and_the_first_stays() {
          rank 1 (process 40 on host1, from 127.0.0.1:1001) has joined as that rank"
     );
     told.arrive(&hello(0, 2)).expect("the rendezvous goes on");
-    assert!(told.letters().iter().any(|(_, says)| matches!(says, FromCoordinator::Welcome(_))));
+    assert!(
+        told.messages().iter().any(|(_, message)| matches!(message, FromCoordinator::Welcome(_)))
+    );
     assert!(told.arrive(&second).is_err(), "nor when all are there");
     told.coordinator.gone(Rank::new(1), Loss::Ended, "gone");
     assert!(told.arrive(&hello(1, 2)).is_err(), "nor when the first is lost");
@@ -169,7 +132,7 @@ fn a_member_that_goes_before_all_have_come_can_come_again() {
 #[test]
 fn who_differs_ends_the_rendezvous_for_all_with_both_sides() {
     let cases = [
-        (Hello { protocol: 9, ..hello(1, 2) }, "the protocol's version differs", "9", "2"),
+        (Hello { protocol: 9, ..hello(1, 2) }, "the protocol's version differs", "9", "3"),
         (hello(1, 3), "the world size differs", "3", "2"),
         (Hello { build: "c".to_owned(), ..hello(1, 2) }, "the build differs", "c", "b"),
         (
@@ -182,15 +145,15 @@ fn who_differs_ends_the_rendezvous_for_all_with_both_sides() {
     for (differing, what, found, expected) in cases {
         let mut told = Told::of(2);
         told.arrive(&hello(0, 2)).expect("a place");
-        told.letters();
+        told.messages();
         let refused = told.arrive(&differing).expect_err("it differs").to_string();
         let who = "rank 1 (process 40 on host1, from 127.0.0.1:1001)";
         assert_eq!(refused, format!("{what}: {who} has {found}, the coordinator has {expected}"));
-        let letters = told.letters();
-        let [(0, FromCoordinator::Failed(failure))] = letters.as_slice() else {
-            panic!("{letters:?}")
+        let messages = told.messages();
+        let [(0, FromCoordinator::Failed(failure))] = messages.as_slice() else {
+            panic!("{messages:?}")
         };
-        assert_eq!(failure.error("").expect("an error").to_string(), refused);
+        assert_eq!(failure.error().expect("an error").to_string(), refused);
     }
 }
 
@@ -198,7 +161,7 @@ fn who_differs_ends_the_rendezvous_for_all_with_both_sides() {
 fn who_differs_and_comes_after_all_disturbs_nobody() {
     let mut told = Told::begun(2);
     assert!(told.arrive(&hello(1, 3)).is_err());
-    assert_eq!(told.letters(), []);
+    assert_eq!(told.messages(), []);
 }
 
 #[test]
@@ -217,12 +180,10 @@ fn a_silent_member_is_suspected_and_comes_back_or_is_lost() {
         told.hear(0, FromMember::Beat(()));
         told.pass(SECOND);
     }
-    let letters = told.letters();
-    let ended = letters.iter().find(|(to, says)| *to == 1 && says.is_last());
-    assert!(
-        matches!(ended, Some((_, FromCoordinator::Ended(ended))) if ended.why == "silent for 10.5s")
-    );
-    let changed = letters.iter().rev().find_map(|(to, says)| match says {
+    let messages = told.messages();
+    let ended = messages.iter().find(|(to, message)| *to == 1 && message.is_last());
+    assert!(matches!(ended, Some((_, FromCoordinator::Ended(why))) if why == "silent for 10.5s"));
+    let changed = messages.iter().rev().find_map(|(to, message)| match message {
         FromCoordinator::Changed(changed) => Some((*to, changed.rank, changed.standing())),
         _ => None,
     });
@@ -239,12 +200,12 @@ fn the_others_learn_why_a_member_has_ended_its_connection() {
     ];
     for (loss, why) in cases {
         let mut told = Told::begun(2);
-        told.hear(1, FromMember::Quit(Quit { loss: loss.into() }));
+        told.hear(1, FromMember::Quit(loss.into()));
         let (number, standing) = (1, Standing::Lost.into());
         let changed = Changed { rank: number, standing, why: why.to_owned(), loss: loss.into() };
-        let ended = Ended { why: why.to_owned() };
-        let expected = [(1, FromCoordinator::Ended(ended)), (0, FromCoordinator::Changed(changed))];
-        assert_eq!(told.letters(), expected);
+        let ended = FromCoordinator::Ended(why.to_owned());
+        let expected = [(1, ended), (0, FromCoordinator::Changed(changed))];
+        assert_eq!(told.messages(), expected);
         assert_eq!(told.coordinator.there(), [Rank::new(0)]);
     }
 }
@@ -275,123 +236,11 @@ fn a_coordinator_that_was_stopped_accuses_nobody() {
 }
 
 #[test]
-fn a_round_gives_everybody_what_everybody_gave() {
-    let mut told = Told::begun(3);
-    for (rank, value) in [(2, "c"), (0, "a")] {
-        told.exchange(rank, value);
-        assert_eq!(told.letters(), []);
-    }
-    told.exchange(1, "b");
-    let letters = told.letters();
-    for rank in 0..3 {
-        assert_eq!(values(&letters, rank), ["a", "b", "c"]);
-    }
-    told.exchange(0, "again");
-    assert_eq!(told.letters(), [], "the key is free, and used again");
-}
-
-#[test]
-fn a_broadcast_has_one_giver() {
-    for (givers, said) in [(vec![1], None), (vec![], Some("[]")), (vec![0, 2], Some("[0, 2]"))] {
-        let mut told = Told::begun(3);
-        for rank in 0..3 {
-            let value = givers.contains(&rank).then_some("v");
-            told.give(rank, "k", RoundKind::Broadcast, value);
-        }
-        match said {
-            None => {
-                let letters = told.letters();
-                (0..3).for_each(|rank| assert_eq!(values(&letters, rank), ["v"]));
-            }
-            Some(said) => {
-                let expected = format!(
-                    "`k`: exactly one rank must give the value of a broadcast, but ranks {said} did"
-                );
-                assert_eq!(told.failures(), [0, 1, 2].map(|rank| (rank, expected.clone())));
-            }
-        }
-    }
-}
-
-#[test]
-fn kinds_that_are_mixed_fail_for_all() {
-    let mut told = Told::begun(3);
-    told.exchange(0, "a");
-    told.give(1, "k", RoundKind::Broadcast, None);
-    let expected = "`k`: ranks [0] exchange, ranks [1] broadcast".to_owned();
-    assert_eq!(told.failures(), [(0, expected.clone()), (1, expected.clone())]);
-    told.exchange(2, "c");
-    assert_eq!(told.failures(), [(2, expected)]);
-    told.exchange(0, "a");
-    assert_eq!(told.failures(), [], "all have been told: the key is free");
-}
-
-#[test]
-fn a_late_rank_gets_what_the_others_got() {
-    let mut told = Told::begun(2);
-    told.exchange(0, "a");
-    for _ in 0..30 {
-        told.pass(SECOND);
-        (0..2).for_each(|rank| told.hear(rank, FromMember::Beat(())));
-    }
-    let expected = "`k`: after 30s ranks [1] have not joined; ranks [0] have".to_owned();
-    assert_eq!(told.failures(), [(0, expected.clone())]);
-    told.exchange(1, "b");
-    assert_eq!(told.failures(), [(1, expected)]);
-}
-
-#[test]
-fn a_round_fails_when_a_member_is_not_there_any_more() {
-    let mut told = Told::begun(3);
-    told.exchange(0, "a");
-    told.coordinator.gone(Rank::new(1), Loss::Ended, "gone");
-    let expected = "`k` needs all ranks: lost [1], finished []".to_owned();
-    assert_eq!(told.failures(), [(0, expected.clone())]);
-    told.exchange(2, "c");
-    assert_eq!(told.failures(), [(2, expected)]);
-    told.hear(2, FromMember::Goodbye(()));
-    told.letters();
-    told.exchange(0, "a");
-    let expected = "`k` needs all ranks: lost [1], finished [2]".to_owned();
-    assert_eq!(told.failures(), [(0, expected)]);
-}
-
-#[test]
-fn there_are_only_so_many_rounds() {
-    let mut told = Told::begun(2);
-    for number in 0..=256 {
-        told.give(0, &format!("k{number}"), RoundKind::Exchange, Some("a"));
-    }
-    let expected = "`k256`: 256 keys are in use already, which is the limit".to_owned();
-    assert_eq!(told.failures(), [(0, expected)]);
-}
-
-#[test]
-fn who_comes_to_a_round_twice_is_lost() {
-    let mut told = Told::begun(2);
-    told.exchange(0, "a");
-    told.exchange(0, "a");
-    assert_eq!(told.changes(), [(1, 0, Standing::Lost)]);
-}
-
-#[test]
-fn the_first_abort_counts() {
-    let mut told = Told::begun(2);
-    told.exchange(0, "a");
-    for (rank, reason) in [(1, "first"), (0, "second")] {
-        told.hear(rank, FromMember::Abort(Abort { reason: reason.to_owned() }));
-    }
-    let aborted = Aborted { rank: 1, reason: "first".to_owned() };
-    let expected = [0, 1].map(|rank| (rank, FromCoordinator::Aborted(aborted.clone())));
-    assert_eq!(told.letters(), expected);
-}
-
-#[test]
 fn a_goodbye_is_no_loss() {
     let mut told = Told::begun(2);
     told.hear(1, FromMember::Goodbye(()));
-    let letters = told.letters();
-    assert_eq!(letters[0], (1, FromCoordinator::Farewell(())));
+    let messages = told.messages();
+    assert_eq!(messages[0], (1, FromCoordinator::Farewell(())));
     told.coordinator.gone(Rank::new(1), Loss::Ended, "its connection ended");
     assert!(!told.changes().iter().any(|(_, _, standing)| *standing == Standing::Lost));
     assert_eq!(told.coordinator.there(), [Rank::new(0)]);

@@ -2,16 +2,14 @@
 //!
 //! The code that `tonic-build` would generate, written by hand, so that the build needs no `protoc`.
 
-use std::convert::Infallible;
-use std::future::{Future, Ready, ready};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::future::{Ready, ready};
 
+use hyper::body::Incoming;
 use tokio::sync::mpsc;
 use tonic::body::Body;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::codegen::tokio_stream::{Stream, wrappers::ReceiverStream};
-use tonic::codegen::{Service, http};
+use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
+use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::server::StreamingService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
@@ -25,52 +23,39 @@ const PATH: &str = "/hsdp.control.Control/Attend";
 /// The number of frames that may wait for HTTP/2.
 const QUEUE: usize = 16;
 
-/// The stream of the coordinator's frames.
-pub type Replies = ReceiverStream<Result<Frame, Status>>;
+/// The sender of the coordinator's frames.
+pub type Replies = mpsc::Sender<Result<Frame, Status>>;
 
-/// The coordinator's side of the method.
-pub trait Attend: Clone + Send + Sync + 'static {
-    /// Takes the stream of a member's frames, and returns the stream of the coordinator's. Does not wait.
-    fn attend(&self, frames: Request<Streaming<Frame>>) -> Result<Replies, Status>;
+/// The coordinator's side of the method: answers a request. `begin` gets the stream of the member's frames, and does not
+/// wait.
+pub async fn answer(
+    request: HttpRequest<Incoming>,
+    begin: impl FnOnce(Streaming<Frame>, Replies) -> Result<(), Status> + Send,
+) -> HttpResponse<Body> {
+    if request.uri().path() != PATH {
+        return Status::unimplemented("no such method").into_http();
+    }
+    let codec: ProstCodec<Frame, Frame> = ProstCodec::default();
+    let grpc = tonic::server::Grpc::new(codec).max_decoding_message_size(MOST_FRAME);
+    let mut grpc = grpc.max_encoding_message_size(MOST_FRAME);
+    grpc.streaming(Method(Some(begin)), request).await
 }
 
-/// The service, for tonic.
-#[derive(Clone, Debug)]
-pub struct Control<A>(pub A);
+struct Method<F>(Option<F>);
 
-impl<A: Attend> Service<http::Request<Body>> for Control<A> {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        if request.uri().path() != PATH {
-            return Box::pin(ready(Ok(Status::unimplemented("no such method").into_http())));
-        }
-        let method = Method(self.0.clone());
-        Box::pin(async move {
-            let codec: ProstCodec<Frame, Frame> = ProstCodec::default();
-            let mut grpc = tonic::server::Grpc::new(codec)
-                .max_decoding_message_size(MOST_FRAME)
-                .max_encoding_message_size(MOST_FRAME);
-            Ok(grpc.streaming(method, request).await)
-        })
-    }
-}
-
-struct Method<A>(A);
-
-impl<A: Attend> StreamingService<Frame> for Method<A> {
+impl<F> StreamingService<Frame> for Method<F>
+where
+    F: FnOnce(Streaming<Frame>, Replies) -> Result<(), Status>,
+{
     type Response = Frame;
-    type ResponseStream = Replies;
-    type Future = Ready<Result<Response<Replies>, Status>>;
+    type ResponseStream = ReceiverStream<Result<Frame, Status>>;
+    type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, frames: Request<Streaming<Frame>>) -> Self::Future {
-        ready(self.0.attend(frames).map(Response::new))
+        let (replies, stream) = mpsc::channel(QUEUE);
+        let begin = self.0.take().ok_or_else(|| Status::internal("it is called once"));
+        let begun = begin.and_then(|begin| begin(frames.into_inner(), replies));
+        ready(begun.map(|()| Response::new(ReceiverStream::new(stream))))
     }
 }
 
@@ -79,21 +64,12 @@ impl<A: Attend> StreamingService<Frame> for Method<A> {
 /// # Errors
 /// The error of gRPC or of the connection.
 pub async fn call(channel: Channel) -> Result<(mpsc::Sender<Frame>, Streaming<Frame>), Status> {
-    let (sender, receiver) = mpsc::channel(QUEUE);
-    let frames = stream(channel, ReceiverStream::new(receiver)).await?;
-    Ok((sender, frames))
-}
-
-async fn stream(
-    channel: Channel,
-    frames: impl Stream<Item = Frame> + Send + 'static,
-) -> Result<Streaming<Frame>, Status> {
+    let (sender, frames) = mpsc::channel(QUEUE);
     let codec: ProstCodec<Frame, Frame> = ProstCodec::default();
-    let mut grpc = tonic::client::Grpc::new(channel)
-        .max_decoding_message_size(MOST_FRAME)
-        .max_encoding_message_size(MOST_FRAME);
-    let ready = grpc.ready().await;
-    ready.map_err(|error| Status::unavailable(error.to_string()))?;
-    let path = PathAndQuery::from_static(PATH);
-    Ok(grpc.streaming(Request::new(frames), path, codec).await?.into_inner())
+    let grpc = tonic::client::Grpc::new(channel).max_decoding_message_size(MOST_FRAME);
+    let mut grpc = grpc.max_encoding_message_size(MOST_FRAME);
+    grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+    let (path, request) = (PathAndQuery::from_static(PATH), ReceiverStream::new(frames));
+    let frames = grpc.streaming(Request::new(request), path, codec).await?.into_inner();
+    Ok((sender, frames))
 }

@@ -1,11 +1,8 @@
 //! One message of the stream, in either direction.
 
-use std::error::Error as _;
-
 use prost::bytes::Bytes;
-use tonic::Status;
 
-use super::{Challenge, Hello, Loss, Malformed, Proof, Refusal, tag};
+use super::{Challenge, Hello, Malformed, Proof, Refusal, tag};
 use crate::limits::MOST_FRAME;
 
 /// One message of the stream.
@@ -33,40 +30,21 @@ pub enum Kind {
     Refusal(Refusal),
     /// Every frame after the handshake.
     #[prost(message, tag = "5")]
-    Sealed(Sealed),
+    Authenticated(Authenticated),
 }
 
-/// An authenticated message: a message with its MAC.
+/// A message with its MAC.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Sealed {
+pub struct Authenticated {
     /// The message, encoded.
     #[prost(bytes = "bytes", tag = "1")]
-    pub letter: Bytes,
+    pub message: Bytes,
     /// The MAC of the message and of its number in this direction.
     #[prost(bytes = "bytes", tag = "2")]
-    pub seal: Bytes,
+    pub mac: Bytes,
 }
 
 impl Frame {
-    /// The frame of an authenticated connection, or the kind of loss that the result of the read shows. Bytes that cannot be decoded
-    /// have no MAC, so they count as forged.
-    pub(crate) fn arrived(read: Result<Option<Self>, Status>) -> Result<Self, Loss> {
-        match read {
-            Ok(Some(frame)) => Ok(frame),
-            // A status with a source is an error of HTTP/2 or of the system. Any other status is about the bytes themselves.
-            Err(status) if status.source().is_none() => Err(Loss::Forged),
-            Ok(None) | Err(_) => Err(Loss::Ended),
-        }
-    }
-
-    /// The authenticated message in the frame, if it has one.
-    pub(crate) fn sealed(self) -> Option<Sealed> {
-        match self.checked() {
-            Ok(Kind::Sealed(sealed)) => Some(sealed),
-            Ok(_) | Err(_) => None,
-        }
-    }
-
     /// The content of the frame, checked against its bounds.
     ///
     /// # Errors
@@ -78,9 +56,9 @@ impl Frame {
             Kind::Challenge(challenge) => challenge.check()?,
             Kind::Proof(Proof { proof }) => tag(proof, "a proof of the wrong length")?,
             Kind::Refusal(refusal) => refusal.check()?,
-            Kind::Sealed(sealed) => {
-                tag(&sealed.seal, "a MAC of the wrong length")?;
-                if sealed.letter.len() > MOST_FRAME {
+            Kind::Authenticated(signed) => {
+                tag(&signed.mac, "a MAC of the wrong length")?;
+                if signed.message.len() > MOST_FRAME {
                     return Err(Malformed("a message that is too long"));
                 }
             }

@@ -1,4 +1,4 @@
-//! Ten thousand connections with junk, while members exchange values.
+//! Ten thousand connections with junk, while members exchange messages.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_control::{Deadlines, Membership, State};
 
+use crate::exchange::Exchange;
 use crate::world::{World, each};
 
 const CONNECTIONS: usize = 10_000;
@@ -23,11 +24,12 @@ pub(crate) fn resident() -> usize {
 /// The values that members get in `rounds` rounds.
 fn values(members: &[Membership], rounds: u32) -> Vec<Vec<Vec<Vec<u8>>>> {
     each(members.iter().collect(), |one: &Membership| {
+        let mut exchange = Exchange::of(one);
         let round = |round: u32| {
             let value: Vec<u8> = (0..1000 + round)
                 .map(|at| (at * (round + one.rank().get())).to_le_bytes()[0])
                 .collect();
-            one.exchange(&format!("round {round}"), &value).expect("values")
+            exchange.round(&value).expect("values")
         };
         (0..rounds).map(round).collect()
     })

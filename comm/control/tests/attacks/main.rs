@@ -1,5 +1,7 @@
-//! Attacks by processes without the secret. All are refused, while members exchange values and are not affected.
+//! Attacks by processes without the secret. All are refused, while members exchange messages and are not affected.
 
+#[path = "../control/exchange.rs"]
+mod exchange;
 mod flood;
 mod huge;
 mod replay;
@@ -30,10 +32,10 @@ fn ends_after(connection: &mut TcpStream, within: Duration) -> Option<Duration> 
     None
 }
 
-/// Checks that all members are connected and get their values.
+/// Checks that all members are connected and get their messages.
 fn are_well(members: &[Membership]) {
     let got = world::each(members.iter().collect(), |one: &Membership| {
-        one.exchange("well?", one.rank().to_string().as_bytes()).expect("values")
+        exchange::Exchange::of(one).round(one.rank().to_string().as_bytes()).expect("values")
     });
     let expected: Vec<Vec<u8>> =
         members.iter().map(|one| one.rank().to_string().into_bytes()).collect();

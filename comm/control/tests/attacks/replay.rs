@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp_control::{Client, ClientOptions, Rank};
+use hsdp_control::{Membership, Options, Rank};
 
 use crate::ends_after;
-use crate::world::{World, job, quick, secret, terms};
+use crate::exchange::in_one_world;
+use crate::world::{World, quick};
 
 /// A proxy to the coordinator that records all bytes of a member.
 struct Way {
@@ -54,10 +55,10 @@ fn a_recorded_handshake_proves_nothing() {
     deadlines.handshake = Duration::from_secs(30);
     let world = World::of(3, deadlines);
     let way = Way::to(world.server.address());
-    let options = ClientOptions::new(way.address, Rank::new(1), job(), secret(), terms(3));
-    let recorded = thread::spawn(move || Client::join(options.deadlines(deadlines)));
-    let other = world.options(0);
-    let other = thread::spawn(move || Client::join(other));
+    let options = Options { address: way.address, ..world.options() };
+    let recorded = thread::spawn(move || Membership::join(Rank::new(1), options));
+    let other = world.options();
+    let other = thread::spawn(move || Membership::join(Rank::new(0), other));
     // Hello and proof have been sent when the preface and both frames have: a few hundred bytes.
     let said = settled(&way.said);
     assert!(said.windows(4).any(|part| part == b"test"), "the job's name is in it");
@@ -67,10 +68,10 @@ fn a_recorded_handshake_proves_nothing() {
     let ended = ends_after(&mut replay, Duration::from_secs(4));
     assert!(ended.is_some_and(|after| after < Duration::from_secs(2)), "{ended:?}");
 
-    let last = Client::join(world.options(2)).expect("all are there");
+    let last = world.join_as(2).expect("all are there");
     let recorded = recorded.join().expect("no panic").expect("it was not disturbed");
-    other.join().expect("no panic").expect("it was not disturbed");
-    assert_eq!(recorded.members(), last.members());
+    let _other = other.join().expect("no panic").expect("it was not disturbed");
+    in_one_world(&recorded, &last);
 }
 
 #[test]
@@ -78,8 +79,8 @@ fn a_recorded_handshake_takes_no_free_place() {
     let recorded = {
         let world = World::of(1, quick());
         let way = Way::to(world.server.address());
-        let options = ClientOptions::new(way.address, Rank::new(0), job(), secret(), terms(1));
-        Client::join(options.deadlines(quick())).expect("a member").leave().expect("heard");
+        let options = Options { address: way.address, ..world.options() };
+        Membership::join(Rank::new(0), options).expect("a member").leave().expect("heard");
         settled(&way.said)
     };
     let world = World::of(1, quick());
@@ -87,7 +88,7 @@ fn a_recorded_handshake_takes_no_free_place() {
     replay.write_all(&recorded).expect("written");
     let ended = ends_after(&mut replay, Duration::from_secs(4));
     assert!(ended.is_some_and(|after| after < Duration::from_secs(2)), "{ended:?}");
-    Client::join(world.options(0)).expect("the place is free");
+    world.join_as(0).expect("the place is free");
 }
 
 /// The recorded bytes, once no more arrive for 200 ms.

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use hsdp_control::Client;
+use hsdp_control::{Membership, Rank};
 
 use crate::world::{World, quick};
 use crate::{are_well, ends_after};
@@ -56,9 +56,9 @@ fn who_holds_connections_open_does_not_keep_members_out() {
     let started = Instant::now();
     while alive(&mut held) > 8 && started.elapsed() < Duration::from_secs(2) {}
     assert_eq!(alive(&mut held), 8);
-    let first = world.options(0);
-    let first = std::thread::spawn(move || Client::join(first));
-    let second = Client::join(world.options(1)).expect("there was room");
+    let first = world.options();
+    let first = std::thread::spawn(move || Membership::join(Rank::new(0), first));
+    let second = world.join_as(1).expect("there was room");
     let first = first.join().expect("no panic").expect("there was room");
     are_well(&[first, second]);
 }

@@ -4,14 +4,16 @@ use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use hsdp_control::wire::{self, Challenge, Frame, Hello, Kind, PROTOCOL, Proof, Refusal, Sealed};
-use hsdp_control::{Client, Rank};
+use hsdp_control::wire::{
+    self, Authenticated, Challenge, Frame, Hello, Kind, PROTOCOL, Proof, Refusal,
+};
+use hsdp_control::{Membership, Rank};
 use prost::bytes::Bytes;
 use tokio::sync::mpsc;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
 
-use crate::world::{World, join, quick};
+use crate::world::{World, quick};
 use crate::{are_well, ends_after};
 
 /// The connection of a process without the secret.
@@ -58,7 +60,7 @@ fn hello(rank: u32) -> Hello {
         start: 1,
         rank,
         world: 2,
-        build: env!("CARGO_PKG_VERSION").to_owned(),
+        build: "ours".to_owned(),
         nonce: Bytes::from_static(&[9; 32]),
         ..Hello::default()
     }
@@ -67,13 +69,12 @@ fn hello(rank: u32) -> Hello {
 /// Attacks a world of two in which one rank is still missing.
 fn with_one_missing(attack: impl AsyncFn(SocketAddr)) {
     let world = World::of(2, quick());
-    let first = world.options(0);
-    let first = std::thread::spawn(move || Client::join(first));
+    let first = world.options();
+    let first = std::thread::spawn(move || Membership::join(Rank::new(0), first));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(attack(world.server.address()));
-    let second = Client::join(world.options(1)).expect("its place is still free");
+    let second = world.join_as(1).expect("its place is still free");
     let first = first.join().expect("no panic").expect("it was not disturbed");
-    assert_eq!(first.members()[1].pid(), std::process::id());
     are_well(&[first, second]);
 }
 
@@ -115,10 +116,10 @@ fn one_challenge_serves_one_handshake() {
 
 #[test]
 fn who_says_something_else_is_refused() {
-    let sealed = Sealed { letter: Bytes::new(), seal: Bytes::from_static(&[0; 32]) };
+    let forged = Authenticated { message: Bytes::new(), mac: Bytes::from_static(&[0; 32]) };
     let proof = Proof { proof: Bytes::from_static(&[0; 32]) };
     let cases = [
-        (Kind::Sealed(sealed), "not a hello"),
+        (Kind::Authenticated(forged), "not a hello"),
         (Kind::Proof(proof), "not a hello"),
         (Kind::Proof(Proof::default()), "malformed message: a proof of the wrong length"),
         (Kind::Hello(Hello::default()), "malformed message: a nonce of the wrong length"),
@@ -162,8 +163,7 @@ fn who_is_refused_as_another_rank_cannot_be_any() {
 #[test]
 fn a_web_browser_is_sent_away() {
     let world = World::of(2, quick());
-    let members: Vec<_> = join(vec![world.options(0), world.options(1)]);
-    let members: Vec<_> = members.into_iter().map(|joined| joined.expect("a member")).collect();
+    let members = world.join();
     let mut browser = TcpStream::connect(world.server.address()).expect("a connection");
     browser.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("written");
     let ended = ends_after(&mut browser, Duration::from_secs(3));

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_control::{ControlError, Loss, Membership, Rank, State};
 
+use crate::exchange::wait_for;
 use crate::way::{Direction, Spot, Way};
 use crate::world::{LONG, Ticks, World, quick};
 
@@ -14,15 +15,15 @@ fn changed(direction: Direction, spot: Spot) -> (Vec<Membership>, String) {
     way.change(direction, spot);
     let started = Ticks::start();
     for member in &members[..2] {
-        let status = member.wait_for(LONG, |status| !status.lost().is_empty());
+        let status = wait_for(member, LONG, |status| !status.lost().is_empty());
         let why = match direction {
             Direction::ToCoordinator => "a message from it failed authentication",
             Direction::ToMember => "a message to it failed authentication",
         };
         let lost = State::Lost { loss: Loss::Forged, why: why.into() };
-        assert_eq!(status.state(Rank::new(2)), Some(&lost), "{direction:?}, {spot:?}");
+        assert_eq!(status.states()[2], lost, "{direction:?}, {spot:?}");
     }
-    members[2].wait_for(LONG, |status| status.ended().is_some());
+    wait_for(&members[2], LONG, |status| status.ended().is_some());
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     (members, way.address.to_string())
 }
@@ -72,6 +73,6 @@ fn a_broken_connection_is_told_as_ended_while_messages_flow() {
         }
         let why = "its connection ended before it left".into();
         let lost = State::Lost { loss: Loss::Ended, why };
-        assert_eq!(near.status().state(Rank::new(1)), Some(&lost));
+        assert_eq!(near.status().states()[1], lost);
     }
 }

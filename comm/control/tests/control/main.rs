@@ -3,8 +3,9 @@
 mod changes;
 mod cuts;
 mod ends;
+mod exchange;
+mod messages;
 mod rendezvous;
-mod rounds;
 mod silence;
 mod way;
 mod world;

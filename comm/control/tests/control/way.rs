@@ -5,9 +5,9 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use hsdp_control::{Client, ClientOptions, Membership, Rank};
+use hsdp_control::{Membership, Options, Rank};
 
-use crate::world::{World, job, quick, secret, terms};
+use crate::world::{World, each};
 
 /// A direction of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,23 +66,30 @@ impl Way {
     /// A world whose last rank connects through this network.
     pub(crate) fn in_world(world: &World) -> (Self, Vec<Membership>) {
         let way = Self::to(world.server.address());
-        let last = world.size - 1;
-        let far = ClientOptions::new(
-            way.address,
-            Rank::new(last as usize),
-            job(),
-            secret(),
-            terms(world.size),
-        );
-        let near = (0..last).map(|rank| world.options(rank));
-        let options = near.chain([far.deadlines(quick())]).collect();
-        let members = crate::world::each(options, Client::join);
-        (way, members.into_iter().map(|joined| joined.expect("a member")).collect())
+        let members = each((0..world.size).collect(), |rank| {
+            if rank + 1 == world.size {
+                way.join(world, rank)
+            } else {
+                world.join_as(rank).expect("a member")
+            }
+        });
+        (way, members)
+    }
+
+    /// The member of this rank, which connects through this network.
+    pub(crate) fn join(&self, world: &World, rank: u32) -> Membership {
+        let options = Options { address: self.address, ..world.options() };
+        Membership::join(Rank::new(rank as usize), options).expect("a member")
     }
 
     pub(crate) fn cut(&self, directions: &[Direction]) {
         let mut damage = self.damage.lock().unwrap_or_else(PoisonError::into_inner);
         directions.iter().for_each(|direction| damage.cut[*direction as usize] = true);
+    }
+
+    /// Ends all cuts. The frames that wait are forwarded with the next one.
+    pub(crate) fn mend(&self) {
+        self.damage.lock().unwrap_or_else(PoisonError::into_inner).cut = [false; 2];
     }
 
     /// Changes the next message in this direction.
@@ -142,7 +149,7 @@ fn complete(bytes: &mut [u8]) -> usize {
 }
 
 /// Forwards frames, with the damage that is due, until an end of the connection. After a cut it reads on, and forwards neither frames
-/// nor the end of the connection.
+/// nor the end of the connection; the frames wait until the cut is mended.
 fn carry(mut from: TcpStream, mut to: TcpStream, direction: Direction, damage: &Mutex<Damage>) {
     let (mut read, mut waiting) = ([0; 4096], Vec::new());
     let mut preface = if direction == Direction::ToCoordinator { PREFACE } else { 0 };
@@ -156,8 +163,10 @@ fn carry(mut from: TcpStream, mut to: TcpStream, direction: Direction, damage: &
             continue;
         }
         let len = preface + complete(&mut waiting[preface..]);
-        let passes = apply(damage, direction, &mut waiting[preface..len]);
-        if passes && to.write_all(&waiting[..len]).is_err() {
+        if !apply(damage, direction, &mut waiting[preface..len]) {
+            continue;
+        }
+        if to.write_all(&waiting[..len]).is_err() {
             break;
         }
         waiting.drain(..len);

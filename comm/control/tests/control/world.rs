@@ -7,8 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use hsdp_control::{
-    Client, ClientOptions, ControlError, Deadlines, Job, Membership, Rank, Secret, Server,
-    ServerOptions, Terms,
+    ControlError, Deadlines, Job, Membership, Options, Rank, Secret, Server, Terms,
 };
 
 /// A time that no test here needs.
@@ -19,14 +18,13 @@ pub(crate) fn quick() -> Deadlines {
     Deadlines {
         rendezvous: Duration::from_secs(2),
         handshake: Duration::from_secs(1),
-        round: Duration::from_secs(1),
         beat: Duration::from_millis(100),
         ..Deadlines::default()
     }
 }
 
 pub(crate) fn job() -> Job {
-    Job::new("test", 1).expect("a short name")
+    Job { name: "test".to_owned(), start: 1 }
 }
 
 pub(crate) fn secret() -> Secret {
@@ -34,10 +32,15 @@ pub(crate) fn secret() -> Secret {
 }
 
 pub(crate) fn terms(world: u32) -> Terms {
-    Terms::new(world).expect("a world")
+    Terms { build: "ours".to_owned(), ..Terms::new(world) }
 }
 
-/// A coordinator, and the options of its members.
+/// Options of a world of `size` ranks.
+pub(crate) fn options(size: u32) -> Options {
+    Options { deadlines: quick(), ..Options::new(job(), secret(), terms(size)) }
+}
+
+/// A coordinator.
 pub(crate) struct World {
     pub(crate) server: Server,
     pub(crate) size: u32,
@@ -46,37 +49,26 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn of(size: u32, deadlines: Deadlines) -> Self {
-        let options = ServerOptions::new(job(), secret(), terms(size)).deadlines(deadlines);
+        let options = Options { deadlines, ..options(size) };
         let server = Server::start(options).expect("a coordinator");
         Self { server, size, deadlines }
     }
 
-    pub(crate) fn options(&self, rank: u32) -> ClientOptions {
-        self.options_with(rank, job(), secret(), terms(self.size))
+    /// The options of its members.
+    pub(crate) fn options(&self) -> Options {
+        let (address, deadlines) = (self.server.address(), self.deadlines);
+        Options { address, deadlines, ..options(self.size) }
     }
 
-    pub(crate) fn options_with(
-        &self,
-        rank: u32,
-        job: Job,
-        secret: Secret,
-        terms: Terms,
-    ) -> ClientOptions {
-        let rank = Rank::new(rank as usize);
-        let options = ClientOptions::new(self.server.address(), rank, job, secret, terms);
-        options.deadlines(self.deadlines)
+    pub(crate) fn join_as(&self, rank: u32) -> Result<Membership, ControlError> {
+        Membership::join(Rank::new(rank as usize), self.options())
     }
 
     /// All members.
     pub(crate) fn join(&self) -> Vec<Membership> {
-        let options = (0..self.size).map(|rank| self.options(rank)).collect();
-        join(options).into_iter().map(|joined| joined.expect("a member")).collect()
+        let joined = each((0..self.size).collect(), |rank| self.join_as(rank));
+        joined.into_iter().map(|joined| joined.expect("a member")).collect()
     }
-}
-
-/// Joins with each of these options at the same time, and returns all results.
-pub(crate) fn join(options: Vec<ClientOptions>) -> Vec<Result<Membership, ControlError>> {
-    each(options, Client::join)
 }
 
 /// A clock whose time passes as a thread gets it that sleeps again and again. On a busy machine it is as late as the threads that are

@@ -4,10 +4,8 @@
 //! For any bytes the worst outcome is an error. A message that is accepted is within its bounds, and is the same when it
 //! is written and read again.
 
-use hsdp_control::MOST_VALUE;
-use hsdp_control::wire::{
-    CoordinatorLetter, Frame, FromCoordinator, FromMember, Kind, MemberLetter, TAG,
-};
+use hsdp_control::MOST_MESSAGE;
+use hsdp_control::wire::{Frame, FromCoordinator, FromMember, Kind, Message, TAG};
 use prost::Message as _;
 
 /// A frame, as a process without the secret may send it.
@@ -29,49 +27,37 @@ pub(crate) fn frame(input: &[u8]) {
         Kind::Refusal(refusal) => {
             is_short(&[&refusal.reason, refusal.job.as_deref().unwrap_or("")]);
         }
-        Kind::Sealed(sealed) => assert_eq!(sealed.seal.len(), TAG),
+        Kind::Authenticated(signed) => assert_eq!(signed.mac.len(), TAG),
     }
 }
 
 /// A member's message, after the check of its MAC.
 pub(crate) fn member(input: &[u8]) {
-    let Ok(says) = MemberLetter::read(input) else { return };
-    let again = MemberLetter { says: Some(says.clone()) }.encode_to_vec();
-    assert_eq!(MemberLetter::read(&again).expect("it was written"), says);
-    match says {
-        FromMember::Give(give) => {
-            is_short(&[&give.key]);
-            assert!(give.value.is_none_or(|value| value.len() <= MOST_VALUE));
-        }
-        FromMember::Abort(abort) => is_short(&[&abort.reason]),
-        FromMember::Pass(pass) => assert!(pass.what.len() <= MOST_VALUE),
-        FromMember::Beat(()) | FromMember::Goodbye(()) | FromMember::Quit(_) => {}
+    match read_twice(input) {
+        Some(FromMember::Pass(pass)) => assert!(pass.payload.len() <= MOST_MESSAGE),
+        Some(FromMember::Beat(()) | FromMember::Goodbye(()) | FromMember::Quit(_)) | None => {}
     }
 }
 
 /// A message of the coordinator, after the check of its MAC.
 pub(crate) fn coordinator(input: &[u8]) {
-    let Ok(says) = CoordinatorLetter::read(input) else { return };
-    let again = CoordinatorLetter { says: Some(says.clone()) }.encode_to_vec();
-    assert_eq!(CoordinatorLetter::read(&again).expect("it was written"), says);
-    let failure = match says {
-        FromCoordinator::Failed(failure) => Some(failure),
-        FromCoordinator::RoundFailed(failed) => failed.failure,
-        FromCoordinator::Value(value) => {
-            is_short(&[&value.key]);
-            assert!(value.value.len() <= MOST_VALUE);
-            None
+    match read_twice(input) {
+        Some(FromCoordinator::Failed(failure)) => {
+            let error = failure.error().expect("it was within its bounds");
+            assert!(!error.to_string().is_empty());
         }
-        FromCoordinator::Passed(pass) => {
-            assert!(pass.what.len() <= MOST_VALUE);
-            None
-        }
-        _ => None,
-    };
-    if let Some(failure) = failure {
-        let error = failure.error("key").expect("it was within its bounds");
-        assert!(!error.to_string().is_empty());
+        Some(FromCoordinator::Passed(pass)) => assert!(pass.payload.len() <= MOST_MESSAGE),
+        Some(FromCoordinator::Changed(changed)) => is_short(&[&changed.why]),
+        Some(FromCoordinator::Ended(why)) => is_short(&[&why]),
+        _ => {}
     }
+}
+
+/// The message, if it is one; it is the same when it is written and read again.
+fn read_twice<M: Message + Clone + PartialEq + std::fmt::Debug>(input: &[u8]) -> Option<M> {
+    let message = M::read(input).ok()?;
+    assert_eq!(M::read(&message.clone().write()).expect("it was written"), message);
+    Some(message)
 }
 
 fn is_short(texts: &[&str]) {

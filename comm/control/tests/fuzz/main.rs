@@ -4,7 +4,7 @@
 mod corpus;
 mod inputs;
 
-use hsdp_control::wire::{CoordinatorLetter, Frame, MemberLetter};
+use hsdp_control::wire::{Frame, FromCoordinator, FromMember, Message as _};
 use prost::Message as _;
 
 #[test]
@@ -13,12 +13,12 @@ fn a_frame_that_may_be_anything_is_read_or_refused() {
 }
 
 #[test]
-fn a_members_letter_that_may_be_anything_is_read_or_refused() {
+fn a_members_message_that_may_be_anything_is_read_or_refused() {
     corpus::run("member", inputs::member);
 }
 
 #[test]
-fn a_coordinators_letter_that_may_be_anything_is_read_or_refused() {
+fn a_coordinators_message_that_may_be_anything_is_read_or_refused() {
     corpus::run("coordinator", inputs::coordinator);
 }
 
@@ -26,8 +26,8 @@ fn a_coordinators_letter_that_may_be_anything_is_read_or_refused() {
 fn the_corpora_have_what_is_taken_and_what_is_refused() {
     let frame = |input: &[u8]| Frame::decode(input).is_ok_and(|frame| frame.checked().is_ok());
     assert_eq!(corpus::taken("frame", frame), (7, 16));
-    let member = |input: &[u8]| MemberLetter::read(input).is_ok();
-    assert_eq!(corpus::taken("member", member), (9, 15));
-    let coordinator = |input: &[u8]| CoordinatorLetter::read(input).is_ok();
-    assert_eq!(corpus::taken("coordinator", coordinator), (20, 30));
+    let member = |input: &[u8]| FromMember::read(input).is_ok();
+    assert_eq!(corpus::taken("member", member), (6, 10));
+    let coordinator = |input: &[u8]| FromCoordinator::read(input).is_ok();
+    assert_eq!(corpus::taken("coordinator", coordinator), (11, 23));
 }

@@ -53,7 +53,7 @@ pub(crate) fn row_12_members_of_a_killed_coordinator_keep_what_they_have() {
             format!("rank {rank} has lost the coordinator at {address}: its connection ended");
         is_told(&ended, &kept[rank], &expected);
     }
-    // A round's deadline is 30 s.
+    // A round of messages waits for 30 s.
     let took = killed.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
 }
@@ -78,7 +78,7 @@ pub(crate) fn row_12_members_of_a_stopped_coordinator_are_cut_off() {
     let ended = first.end();
     let said = ended.badly();
     // The loss of one of the two may be known before that of the other.
-    let needs = |lost| format!("`round 20` needs all ranks: lost {lost}, finished []");
+    let needs = |lost| format!("lost {lost}, finished []");
     assert!(["[1]", "[2]", "[1, 2]"].map(needs).contains(&said.to_owned()), "{said}");
     assert_eq!(ended.said, kept[0]);
 }

@@ -1,13 +1,13 @@
 //! Row 53: no file descriptors, and no room in the queue of connections, when all come at once.
 
-use std::env;
 use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use hsdp_control::{Client, ClientOptions, ControlError, Job, Rank, Secret, Terms};
+use hsdp_control::{Bootstrap, Membership, Rank};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit, setrlimit};
 
+use crate::exchange::Exchange;
 use crate::member::{deadlines, number, say};
 use crate::world::{Launch, Process, all_say, end};
 
@@ -75,23 +75,20 @@ fn descriptors(of: Pid) -> usize {
 }
 
 /// Ranks of one process, each a thread: more than the queue of a listener holds.
-pub(crate) fn join() -> Result<(), ControlError> {
-    let (first, world) = (number("RANK", 0), number("WORLD_SIZE", 0));
-    let terms = Terms::new(world)?;
-    let variable = |name| env::var(name).expect("it is set");
-    let server = format!("{}:{}", variable("MASTER_ADDR"), variable("MASTER_PORT"));
-    let server = server.parse().expect("an address");
-    let secret = Secret::from_env()?;
+pub(crate) fn join() -> Result<(), String> {
+    let mut found = Bootstrap::from_env().map_err(|error| error.to_string())?;
+    found.options.deadlines = deadlines();
+    let (first, options) = (found.rank.get(), found.options);
     let one = |rank: u32| {
-        let (rank, job) = (Rank::new(rank as usize), Job::new("hsdp", 0)?);
-        let options = ClientOptions::new(server, rank, job, secret.clone(), terms.clone());
-        let member = Client::join(options.deadlines(deadlines()))?;
-        let pids = member.exchange("pids", b"one of a crowd")?;
-        assert_eq!(pids.len(), world as usize);
-        member.leave()
+        let member = Membership::join(Rank::new(rank as usize), options.clone());
+        let member = member.map_err(|error| error.to_string())?;
+        let pids = Exchange::of(&member).round(b"one of a crowd")?;
+        assert_eq!(pids.len(), options.terms.world as usize);
+        member.leave().map_err(|error| error.to_string())
     };
     thread::scope(|scope| {
         let ranks = first..first + number("HSDP_TEST_CROWD", 0);
+        let one = &one;
         let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || one(rank))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
     })?;

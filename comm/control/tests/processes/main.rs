@@ -7,6 +7,9 @@
 mod coming;
 mod coordinators;
 mod crowd;
+#[path = "../control/exchange.rs"]
+#[allow(dead_code)]
+mod exchange;
 mod living;
 mod member;
 mod ports;

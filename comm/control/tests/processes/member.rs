@@ -5,8 +5,9 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use hsdp_control::{Bootstrap, ControlError, Deadlines, Joined, State, Status};
+use hsdp_control::{Bootstrap, Deadlines, Joined, State, Status};
 
+use crate::exchange::{Exchange, wait_for};
 use crate::{crowd, squatter};
 
 /// The longest time for which a process waits.
@@ -54,26 +55,30 @@ pub(crate) fn deadlines() -> Deadlines {
     }
 }
 
-fn act(part: &str) -> Result<(), ControlError> {
+fn act(part: &str) -> Result<(), String> {
     match part {
         "squat" => return squatter::run(),
         "crowd" => return crowd::join(),
         _ => {}
     }
     crowd::limit_descriptors();
-    let joined = Bootstrap::from_env()?.deadlines(deadlines()).join()?;
+    let joined = Bootstrap::from_env().and_then(|mut found| {
+        found.options.deadlines = deadlines();
+        found.join()
+    });
+    let joined = joined.map_err(|error| error.to_string())?;
     say("joined");
     match part {
         "watch" => watch(&joined),
         "rounds" => rounds(&joined)?,
         _ => exchange(&joined)?,
     }
-    joined.finish(LONG)
+    joined.finish(LONG).map_err(|error| error.to_string())
 }
 
-fn exchange(joined: &Joined) -> Result<(), ControlError> {
+fn exchange(joined: &Joined) -> Result<(), String> {
     let pid = std::process::id().to_string();
-    let pids = joined.membership.exchange("pids", pid.as_bytes())?;
+    let pids = Exchange::of(&joined.membership).round(pid.as_bytes())?;
     let pids: Vec<String> =
         pids.into_iter().map(|pid| String::from_utf8_lossy(&pid).into_owned()).collect();
     say(&format!("pids {}", pids.join(" ")));
@@ -86,7 +91,7 @@ fn watch(joined: &Joined) {
     let mut last = vec![State::Alive; joined.membership.size()];
     while started.elapsed() < LONG {
         let is_news = |status: &Status| status.states() != last || status.ended().is_some();
-        let next = joined.membership.wait_for(LONG, is_news);
+        let next = wait_for(&joined.membership, LONG, is_news);
         for (rank, (old, new)) in last.iter().zip(next.states()).enumerate() {
             if old != new {
                 say(&format!("rank {rank}: {new:?}"));
@@ -100,8 +105,9 @@ fn watch(joined: &Joined) {
 }
 
 /// Steps, each of which computes a new state from the states of all ranks. A rank that cannot continue prints its state.
-fn rounds(joined: &Joined) -> Result<(), ControlError> {
+fn rounds(joined: &Joined) -> Result<(), String> {
     let rank = joined.membership.rank().get();
+    let mut exchange = Exchange::of(&joined.membership);
     let mut state = u64::from(rank) + 1;
     for round in 0..ROUNDS {
         if round == HALF {
@@ -110,7 +116,8 @@ fn rounds(joined: &Joined) -> Result<(), ControlError> {
                 wait_to_be_told();
             }
         }
-        let values = joined.membership.exchange(&format!("round {round}"), &state.to_le_bytes());
+        // The value of a rank goes out when all have come to the round, so no rank has the values of a round that the others miss.
+        let values = exchange.round(b"").and_then(|_| exchange.round(&state.to_le_bytes()));
         let values = values.inspect_err(|_| say(&format!("kept {state:016x}")))?;
         let bytes = values.into_iter().flatten();
         state = bytes.fold(state, |state, byte| {

@@ -5,12 +5,10 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use hsdp_control::ControlError;
-
 use crate::member::{say, wait_to_be_told};
 
 /// Holds the port until the test ends it, or ends itself.
-pub(crate) fn run() -> Result<(), ControlError> {
+pub(crate) fn run() -> Result<(), String> {
     let variable = |name| env::var(name).expect("it is set");
     let address = format!("{}:{}", variable("MASTER_ADDR"), variable("MASTER_PORT"));
     let listener = TcpListener::bind(address).expect("it is free");

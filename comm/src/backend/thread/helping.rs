@@ -19,7 +19,7 @@ const INLINE_BYTES: usize = 32 << 10;
 impl Core {
     /// Has the work done: here, by `rank`, if it is small or no other thread would do it; otherwise by the threads that are free.
     pub(super) fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
-        // The last to arrive may be the progress, for whom others wait: it does no more than it must.
+        // The last to arrive may be the progress engine, for whom others wait: it does no more than it must.
         let is_alone = self.endpoint().is_some();
         let small = (running.blocks() <= 1 && !is_alone) || running.bytes() <= INLINE_BYTES;
         let workers = if small { 0 } else { self.queue.workers(self, self.wanted_workers()) };

@@ -69,7 +69,7 @@ impl Core {
         assemble: impl Assemble<D, W>,
     ) -> Result<(), Error> {
         match operation.arrive::<D, W>(slot, descriptor, contribution) {
-            // A member whose message is on its way is missed by the progress, which knows all messages that are here.
+            // A member whose message is on its way is missed by the progress engine, which knows all messages that are here.
             Arrived::Waiting if self.endpoint().is_some() => Ok(()),
             Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
             Arrived::Last(contributions, arrivals) => {

@@ -65,7 +65,7 @@ impl Endpoint {
     }
 }
 
-/// The thread's last word, however it ends: the progress lets go of the world.
+/// The thread's last word, however it ends: the progress engine lets go of the world.
 pub(super) struct LastWord(pub(super) Arc<Endpoint>);
 
 impl Drop for LastWord {

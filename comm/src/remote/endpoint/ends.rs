@@ -16,7 +16,7 @@ use crate::remote::transport::{Answer, Loss};
 use crate::sync;
 use crate::{AbortReason, Error};
 
-/// The end of the world is known before that, or the progress is gone.
+/// The end of the world is known before that, or the progress engine is gone.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Endpoint {
@@ -32,7 +32,7 @@ impl Endpoint {
     }
 
     /// This rank sees an end of the world: what all get is known when the others have answered. Waits for that, but in the turn of
-    /// the progress, who is the one to hear them.
+    /// the progress engine, who is the one to hear them.
     pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
         self.hear_end(self.rank, Proposal { origin: self.rank, error: error.clone() });
         let until = from_now(PATIENCE);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 
 use super::*;
+use crate::engine::from_now;
 use crate::remote;
 use crate::remote::buffer::Buffer;
 use crate::remote::ending::Proposal;

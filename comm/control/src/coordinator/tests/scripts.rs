@@ -1,6 +1,6 @@
 //! Random scripts of members' actions, in any order: the messages of the coordinator are always consistent.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
@@ -14,8 +14,7 @@ enum Event {
     Arrive(usize),
     ArriveDiffering(usize),
     Beat(usize),
-    Give(usize, usize, RoundKind),
-    Abort(usize),
+    Send(usize, u32),
     Goodbye(usize),
     Gone(usize),
     Pass(u64),
@@ -23,13 +22,11 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     let rank = 0..WORLD as usize;
-    let kind = prop_oneof![5 => Just(RoundKind::Exchange), 1 => Just(RoundKind::Broadcast)];
     prop_oneof![
         12 => rank.clone().prop_map(Event::Arrive),
         1 => rank.clone().prop_map(Event::ArriveDiffering),
         8 => rank.clone().prop_map(Event::Beat),
-        16 => (rank.clone(), 0..2_usize, kind).prop_map(|(rank, key, kind)| Event::Give(rank, key, kind)),
-        1 => rank.clone().prop_map(Event::Abort),
+        16 => (rank.clone(), 0..WORLD).prop_map(|(rank, to)| Event::Send(rank, to)),
         2 => rank.clone().prop_map(Event::Goodbye),
         2 => rank.prop_map(Event::Gone),
         6 => (0..3000_u64).prop_map(Event::Pass),
@@ -42,14 +39,14 @@ struct Members {
     open: BTreeSet<usize>,
     welcome: BTreeSet<usize>,
     failure: Option<Failure>,
-    waiting: BTreeMap<(usize, String), usize>,
-    aborted: bool,
+    /// The messages that members have sent to members that are there.
+    sent: Vec<(usize, u32)>,
 }
 
 impl Members {
     fn new() -> Self {
-        let (open, welcome, waiting) = Default::default();
-        Self { told: Told::of(WORLD), open, welcome, failure: None, waiting, aborted: false }
+        let (open, welcome, sent) = Default::default();
+        Self { told: Told::of(WORLD), open, welcome, failure: None, sent }
     }
 
     fn happens(&mut self, event: Event) {
@@ -57,8 +54,7 @@ impl Members {
             Event::Arrive(rank) => self.arrive(rank, 7),
             Event::ArriveDiffering(rank) => self.arrive(rank, 8),
             Event::Beat(rank) => self.says(rank, FromMember::Beat(())),
-            Event::Give(rank, key, kind) => self.gives(rank, &format!("k{key}"), kind),
-            Event::Abort(rank) => self.says(rank, FromMember::Abort(Abort::default())),
+            Event::Send(rank, to) => self.sends(rank, to),
             Event::Goodbye(rank) => self.says(rank, FromMember::Goodbye(())),
             Event::Gone(rank) if self.open.contains(&rank) => {
                 self.told.coordinator.gone(Rank::new(rank), Loss::Ended, "gone");
@@ -90,54 +86,40 @@ impl Members {
     }
 
     /// Members send messages from their welcome to their last message from the coordinator.
-    fn says(&mut self, rank: usize, says: FromMember) {
+    fn says(&mut self, rank: usize, message: FromMember) {
         if self.open.contains(&rank) && self.welcome.contains(&rank) {
-            self.told.hear(rank, says);
+            self.told.hear(rank, message);
         }
     }
 
-    fn gives(&mut self, rank: usize, key: &str, kind: RoundKind) {
-        let waits = (rank, key.to_owned());
-        if self.aborted
-            || self.waiting.contains_key(&waits)
-            || !self.welcome.contains(&rank)
-            || !self.open.contains(&rank)
-        {
-            return;
+    fn sends(&mut self, rank: usize, to: u32) {
+        if self.open.contains(&rank) && self.welcome.contains(&rank) {
+            if self.open.contains(&(to as usize)) {
+                self.sent.push((rank, to));
+            }
+            self.told.hear(rank, FromMember::Pass(Pass { rank: to, ..Pass::default() }));
         }
-        let wanted = if kind == RoundKind::Exchange { WORLD as usize } else { 1 };
-        self.waiting.insert(waits, wanted);
-        self.told.give(rank, key, kind, Some("v"));
     }
 
     fn read(&mut self) {
-        for (to, says) in self.told.letters() {
-            assert!(self.open.contains(&to), "{says:?} for {to}, whose connection is over");
-            match &says {
+        for (to, message) in self.told.messages() {
+            assert!(self.open.contains(&to), "{message:?} for {to}, whose connection is over");
+            match &message {
                 FromCoordinator::Welcome(_) => assert!(self.welcome.insert(to), "welcome twice"),
                 FromCoordinator::Failed(failure) => {
                     assert!(self.welcome.is_empty(), "a world that has begun");
                     let first = self.failure.get_or_insert_with(|| failure.clone());
                     assert_eq!(first, failure, "all are told alike");
                 }
-                FromCoordinator::Value(value) => {
-                    let waits = (to, value.key.clone());
-                    let left = self.waiting.get_mut(&waits).expect("somebody waits for it");
-                    *left -= 1;
-                    if *left == 0 {
-                        self.waiting.remove(&waits);
-                    }
+                FromCoordinator::Passed(pass) => {
+                    let first = self.sent.iter().position(|(_, receiver)| *receiver as usize == to);
+                    let (sender, _) = self.sent.remove(first.expect("somebody has sent it"));
+                    assert_eq!(pass.rank as usize, sender, "in the order of arrival");
                 }
-                FromCoordinator::RoundFailed(failed) => {
-                    let waits = (to, failed.key.clone());
-                    assert!(self.waiting.remove(&waits).is_some(), "nobody waits for it");
-                }
-                FromCoordinator::Aborted(_) => self.aborted = true,
                 _ => {}
             }
-            if says.is_last() {
+            if message.is_last() {
                 self.open.remove(&to);
-                self.waiting.retain(|(rank, _), _| *rank != to);
             }
         }
         let all = self.welcome.is_empty() || self.welcome.len() == WORLD as usize;
@@ -151,7 +133,7 @@ impl Members {
             (0..WORLD as usize).for_each(|rank| self.happens(Event::Beat(rank)));
         }
         let begun = !self.welcome.is_empty();
-        assert!(self.aborted || self.waiting.is_empty(), "they wait for ever: {:?}", self.waiting);
+        assert!(self.sent.is_empty(), "they have not come: {:?}", self.sent);
         assert!(begun || self.open.is_empty(), "the rendezvous has a deadline");
     }
 }

@@ -1,0 +1,241 @@
+//! Joining: a process connects to its coordinator, both prove that they know the secret, and all ranks meet.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::thread;
+use std::time::Duration;
+
+use hsdp_sharding::Rank;
+use tokio::sync::mpsc;
+use tokio::time::{self, Instant};
+use tonic::transport::Endpoint;
+use tonic::{Status as GrpcStatus, Streaming};
+
+use crate::connection::{Connection, Stream};
+use crate::job::host;
+use crate::limits::KEEP_ALIVE;
+use crate::pauses::Pauses;
+use crate::proof::{COORDINATOR, MEMBER, Transcript, nonce};
+use crate::status::Shared;
+use crate::wire::{
+    self, Failure, Frame, FromCoordinator, Hello, Kind, Loss, PROTOCOL, Proof, Refusal, Welcome,
+};
+use crate::{ControlError, Deadlines, Ends, Job, Membership, Options};
+
+impl Membership {
+    /// Joins a world as `rank`, and waits until all ranks have joined. The coordinator may start later than this process.
+    /// **Collective.**
+    ///
+    /// # Errors
+    /// The same on all ranks that join: [`ControlError::Incomplete`], [`ControlError::ConfigMismatch`]. On this rank alone:
+    /// [`ControlError::DuplicateRank`], [`ControlError::OtherJob`], [`ControlError::Secret`], [`ControlError::Refused`],
+    /// [`ControlError::Unreachable`], [`ControlError::CoordinatorLost`], [`ControlError::BadMessage`], [`ControlError::DeclaredLost`],
+    /// [`ControlError::NoSuchRank`], [`ControlError::World`], [`ControlError::TooLong`], [`ControlError::Deadline`],
+    /// [`ControlError::System`].
+    pub fn join(rank: Rank, options: Options) -> Result<Self, ControlError> {
+        options.check()?;
+        let world = options.terms.world;
+        if rank.get() >= world {
+            return Err(ControlError::NoSuchRank { rank, world });
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(ControlError::system("start a member"))?;
+        let ends = Ends { rank, server: options.address };
+        let (shared, (messages, queue)) = (Arc::new(Shared::new(world)), mpsc::unbounded_channel());
+        let farewell = options.deadlines.handshake;
+        let joining = Joining { ends, options };
+        let most = joining.most() + farewell;
+        let (joined, outcome) = std_mpsc::channel();
+        let connected = Arc::clone(&shared);
+        let work = move || {
+            let (stream, deadlines) = match runtime.block_on(joining.run()) {
+                Ok(entered) => entered,
+                // After its deadline the caller no longer listens.
+                Err(error) => return drop(joined.send(Err(error))),
+            };
+            drop(joining); // And the secret with it.
+            drop(joined.send(Ok(())));
+            runtime.block_on(Connection::new(stream, connected, ends, deadlines).run(queue));
+        };
+        let thread = thread::Builder::new().name(format!("hsdp-control-{rank}"));
+        let thread = thread.spawn(work).map_err(ControlError::system("start a member's thread"))?;
+        let late = ControlError::system("join, since its thread does not answer");
+        outcome.recv_timeout(most).map_err(late)??;
+        let (messages, thread) = (Some(messages), Some(thread));
+        Ok(Self { ends, world, farewell, shared, messages, thread })
+    }
+}
+
+/// A process that joins.
+struct Joining {
+    ends: Ends,
+    options: Options,
+}
+
+/// The reason why an attempt failed.
+enum Miss {
+    /// Another attempt may succeed.
+    Again(String),
+    /// No attempt can succeed.
+    Never(ControlError),
+}
+
+/// A connection to the coordinator after the rendezvous, with the deadlines that hold for it.
+type Entered = (Stream, Deadlines);
+
+impl Joining {
+    /// How long joining may take.
+    fn most(&self) -> Duration {
+        self.options.deadlines.rendezvous + self.options.deadlines.handshake
+    }
+
+    /// Attempts to join until one attempt succeeds or the deadline passes.
+    async fn run(&self) -> Result<Entered, ControlError> {
+        let until = Instant::now() + self.most();
+        let mut found = "nothing".to_owned();
+        let mut pauses = Pauses::new(self.ends.rank, &self.options.job);
+        loop {
+            match time::timeout_at(until, self.attempt()).await {
+                Ok(Ok(entered)) => return Ok(entered),
+                Ok(Err(Miss::Never(error))) => return Err(error),
+                Ok(Err(Miss::Again(what))) => found = what,
+                Err(_) => {}
+            }
+            time::sleep_until(until.min(Instant::now() + pauses.next())).await;
+            if Instant::now() >= until {
+                let (ends, after) = (self.ends, self.most());
+                return Err(ControlError::Unreachable { ends, after, found });
+            }
+        }
+    }
+
+    async fn attempt(&self) -> Result<Entered, Miss> {
+        let most = self.options.deadlines.handshake;
+        let shaken = time::timeout(most, self.shake_hands()).await;
+        let silent = |_| Miss::Again(format!("a server that sends nothing for {most:?}"));
+        let mut stream = shaken.map_err(silent)??;
+        loop {
+            if let Some(welcome) = self.read(&mut stream).await.map_err(Miss::Never)? {
+                return Ok((stream, self.deadlines(welcome)));
+            }
+        }
+    }
+
+    /// The handshake, up to the first authenticated message.
+    async fn shake_hands(&self) -> Result<Stream, Miss> {
+        let secret = &self.options.secret;
+        let (out, mut frames) = connect(self.ends.server).await.map_err(Miss::Again)?;
+        let hello = self.hello().map_err(Miss::Never)?;
+        send(&out, Kind::Hello(hello.clone())).await?;
+        let challenge = match next(&mut frames).await? {
+            Kind::Challenge(challenge) => challenge,
+            Kind::Refusal(refusal) => return Err(self.refused(refusal)),
+            _ => return Err(Miss::Again("a server with another protocol".to_owned())),
+        };
+        let transcript = Transcript::new(&hello, &challenge.nonce);
+        if !transcript.is_proved(secret, &COORDINATOR, &challenge.proof) {
+            let (server, job) = (self.ends.server, self.options.job.clone());
+            return Err(Miss::Never(ControlError::Secret { server, job }));
+        }
+        send(&out, Kind::Proof(Proof { proof: transcript.proof(secret, &MEMBER) })).await?;
+        let sent = transcript.macs(secret, &MEMBER);
+        let mut received = transcript.macs(secret, &COORDINATOR);
+        let first = match next(&mut frames).await? {
+            Kind::Refusal(refusal) => return Err(self.refused(refusal)),
+            kind => received.receive(Ok(Some(kind.into()))),
+        };
+        match first.map_err(|(_, problem)| Miss::Again(problem))? {
+            FromCoordinator::Failed(failure) => Err(Miss::Never(self.failed(&failure))),
+            _ => Ok(Stream { frames, out, sent, received }),
+        }
+    }
+
+    /// Reads one of the messages that arrive until all ranks have joined.
+    async fn read(&self, stream: &mut Stream) -> Result<Option<Welcome>, ControlError> {
+        let message = stream.next().await.map_err(|(loss, problem)| match loss {
+            Loss::Ended => {
+                self.ends.refused(loss, format!("{problem} before all ranks had joined"))
+            }
+            _ => self.ends.refused(loss, problem),
+        });
+        match message? {
+            FromCoordinator::Welcome(welcome) => Ok(Some(welcome)),
+            FromCoordinator::Failed(failure) => Err(self.failed(&failure)),
+            FromCoordinator::Ended(why) => Err(ControlError::DeclaredLost { ends: self.ends, why }),
+            _ => Ok(None),
+        }
+    }
+
+    /// This process's deadlines, with those of the coordinator that hold for all.
+    fn deadlines(&self, Welcome { beat, suspect, lost }: Welcome) -> Deadlines {
+        let beat = Duration::from_millis(beat.into());
+        Deadlines { beat, suspect, lost, ..self.options.deadlines }
+    }
+
+    fn hello(&self) -> Result<Hello, ControlError> {
+        let Options { job, terms, .. } = &self.options;
+        Ok(Hello {
+            protocol: PROTOCOL,
+            job: job.name.clone(),
+            start: job.start,
+            rank: self.ends.rank.get(),
+            world: terms.world,
+            build: terms.build.clone(),
+            config: terms.config,
+            host: host(),
+            pid: std::process::id(),
+            nonce: nonce()?,
+        })
+    }
+
+    fn refused(&self, refusal: Refusal) -> Miss {
+        let (ends, wanted) = (self.ends, self.options.job.clone());
+        let found = refusal.job.map(|name| Job { name, start: refusal.start });
+        Miss::Never(match found {
+            Some(found) => ControlError::OtherJob { server: ends.server, wanted, found },
+            None => ControlError::Refused { ends, reason: refusal.reason },
+        })
+    }
+
+    fn failed(&self, failure: &Failure) -> ControlError {
+        let lost = |problem: String| ControlError::CoordinatorLost { ends: self.ends, problem };
+        failure.error().unwrap_or_else(|error| lost(error.to_string()))
+    }
+}
+
+async fn connect(server: SocketAddr) -> Result<(mpsc::Sender<Frame>, Streaming<Frame>), String> {
+    let endpoint = Endpoint::from_shared(format!("http://{server}"));
+    let endpoint = endpoint.map_err(|error| chain(&error))?.tcp_nodelay(true);
+    let channel = endpoint
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true);
+    let channel = channel.connect().await.map_err(|error| chain(&error))?;
+    wire::call(channel).await.map_err(|status| describe(&status))
+}
+
+const ENDS_EARLY: &str = "a server that ends the connection in the handshake";
+
+async fn send(out: &mpsc::Sender<Frame>, kind: Kind) -> Result<(), Miss> {
+    out.send(kind.into()).await.map_err(|_| Miss::Again(ENDS_EARLY.to_owned()))
+}
+
+async fn next(frames: &mut Streaming<Frame>) -> Result<Kind, Miss> {
+    match frames.message().await {
+        Ok(Some(frame)) => frame.checked().map_err(|error| Miss::Again(error.to_string())),
+        Ok(None) => Err(Miss::Again(ENDS_EARLY.to_owned())),
+        Err(status) => Err(Miss::Again(describe(&status))),
+    }
+}
+
+/// The error of gRPC, with its causes.
+fn describe(status: &GrpcStatus) -> String {
+    let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
+    format!("a server that is not a coordinator: {} {cause}", status.message()).trim().to_owned()
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
+}

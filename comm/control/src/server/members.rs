@@ -1,0 +1,123 @@
+//! The state that all connections share: the coordinator's decisions, and a queue of messages for each member.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hsdp_sharding::Rank;
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::mpsc;
+
+use super::accept::Connection;
+use crate::Options;
+use crate::coordinator::Coordinator;
+use crate::limits::most_waiting;
+use crate::wire::{Failure, FromCoordinator, FromMember, Hello, Loss};
+
+/// The words for a member that is lost because it does not read.
+pub(crate) const UNREAD: &str = "it does not read its messages";
+
+/// The members of a job, on the side of the coordinator.
+#[derive(Debug)]
+pub(crate) struct Members {
+    pub(crate) options: Options,
+    state: Mutex<State>,
+    changed: Condvar,
+    refused: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    coordinator: Coordinator,
+    queues: HashMap<Rank, mpsc::Sender<FromCoordinator>>,
+}
+
+impl Members {
+    pub(crate) fn new(options: Options) -> Self {
+        let (terms, deadlines) = (options.terms.clone(), options.deadlines);
+        let coordinator = Coordinator::new(terms, deadlines, Instant::now());
+        let state = Mutex::new(State { coordinator, queues: HashMap::new() });
+        Self { options, state, changed: Condvar::new(), refused: AtomicBool::new(false) }
+    }
+
+    /// Notes that a connection was refused. Returns whether it is the first.
+    pub(crate) fn is_first_refusal(&self) -> bool {
+        !self.refused.swap(true, Ordering::Relaxed)
+    }
+
+    /// Admits a member, and returns its rank and the queue of its messages.
+    pub(crate) fn arrive(
+        &self,
+        hello: &Hello,
+        connection: &Connection,
+    ) -> Result<(Rank, mpsc::Receiver<FromCoordinator>), Failure> {
+        self.with(|state| {
+            let rank = state.coordinator.arrive(hello, connection.from, Instant::now())?;
+            connection.authenticated();
+            let (queue, messages) = mpsc::channel(most_waiting(self.options.terms.world));
+            state.queues.insert(rank, queue);
+            Ok((rank, messages))
+        })
+    }
+
+    pub(crate) fn hear(&self, rank: Rank, message: FromMember) {
+        self.with(|state| state.coordinator.hear(rank, message, Instant::now()));
+    }
+
+    pub(crate) fn gone(&self, rank: Rank, loss: Loss, why: &str) {
+        self.with(|state| state.coordinator.gone(rank, loss, why));
+    }
+
+    pub(crate) fn tick(&self) {
+        self.with(|state| state.coordinator.tick(Instant::now()));
+    }
+
+    /// Changes the state, and puts the messages of the coordinator into their queues.
+    fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        state.deliver();
+        self.changed.notify_all();
+        result
+    }
+
+    /// The members that are connected.
+    pub(crate) fn there(&self) -> Vec<Rank> {
+        self.state.lock().coordinator.there()
+    }
+
+    /// Waits while `is` holds, for at most `within`. Returns the members that are connected then.
+    pub(crate) fn wait_while(
+        &self,
+        within: Duration,
+        is: impl Fn(&Coordinator) -> bool,
+    ) -> Vec<Rank> {
+        let until = Instant::now() + within;
+        let mut state = self.state.lock();
+        while is(&state.coordinator) && !self.changed.wait_until(&mut state, until).timed_out() {}
+        state.coordinator.there()
+    }
+}
+
+impl State {
+    /// Puts messages into the queues of their members. A member whose queue is full is lost, which makes more messages.
+    fn deliver(&mut self) {
+        loop {
+            let messages = self.coordinator.take_outgoing();
+            if messages.is_empty() {
+                return;
+            }
+            for (to, message) in messages {
+                let last = message.is_last();
+                let queue = self.queues.get(&to);
+                let sent = queue.is_none_or(|queue| queue.try_send(message).is_ok());
+                if last || !sent {
+                    self.queues.remove(&to);
+                }
+                if !sent && !last {
+                    self.coordinator.gone(to, Loss::Silent, UNREAD);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! One connection, on the side of the coordinator: the handshake, then messages in both directions.
+
+use std::sync::Arc;
+
+use hsdp_sharding::Rank;
+use tokio::sync::mpsc;
+use tokio::time;
+use tonic::Streaming;
+
+use super::accept::Connection;
+use super::members::{Members, UNREAD};
+use crate::limits::cut;
+use crate::proof::{COORDINATOR, MEMBER, Macs, Transcript, nonce};
+use crate::wire::{
+    Challenge, Frame, FromCoordinator, FromMember, Hello, Kind, Loss, Message as _, Refusal,
+    Replies,
+};
+
+/// One connection.
+pub(crate) struct Session {
+    pub(crate) members: Arc<Members>,
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) frames: Streaming<Frame>,
+    pub(crate) replies: Replies,
+}
+
+/// The hello of a member that has authenticated, and the MACs of its messages and of those to it.
+type Authenticated = (Hello, Macs, Macs);
+
+impl Session {
+    /// Serves the connection from the first frame to the last.
+    pub(crate) async fn run(mut self) {
+        let handshake = self.members.options.deadlines.handshake;
+        match time::timeout(handshake, self.authenticate()).await {
+            Ok(Ok(member)) => self.serve(member).await,
+            Ok(Err(refusal)) => {
+                self.log_refusal(&refusal.reason);
+                self.reply(Kind::Refusal(refusal).into()).await;
+            }
+            Err(_) => self.log_refusal("it did not complete the handshake in time"),
+        }
+        self.connection.sent_last();
+    }
+
+    fn log_refusal(&self, reason: &str) {
+        let from = self.connection.from;
+        if self.members.is_first_refusal() {
+            tracing::warn!(%from, reason, "a connection was refused; further refusals are logged at debug level");
+        } else {
+            tracing::debug!(%from, reason, "a connection was refused");
+        }
+    }
+
+    /// The handshake.
+    async fn authenticate(&mut self) -> Result<Authenticated, Refusal> {
+        let Kind::Hello(hello) = self.next().await? else { return Err(refusal("not a hello")) };
+        let secret = self.members.options.secret.clone();
+        self.is_ours(&hello)?;
+        let nonce = nonce().map_err(|error| refusal(&error.to_string()))?;
+        let transcript = Transcript::new(&hello, &nonce);
+        let proof = transcript.proof(&secret, &COORDINATOR);
+        self.reply(Kind::Challenge(Challenge { nonce, proof }).into()).await;
+        let Kind::Proof(answer) = self.next().await? else { return Err(refusal("not a proof")) };
+        if !transcript.is_proved(&secret, &MEMBER, &answer.proof) {
+            return Err(refusal("its proof is wrong: it has another secret"));
+        }
+        let [received, sent] = [&MEMBER, &COORDINATOR].map(|side| transcript.macs(&secret, side));
+        Ok((hello, received, sent))
+    }
+
+    fn is_ours(&self, hello: &Hello) -> Result<(), Refusal> {
+        let job = &self.members.options.job;
+        if hello.job == job.name && hello.start == job.start {
+            return Ok(());
+        }
+        let (name, start) = (Some(job.name.clone()), job.start);
+        Err(Refusal { reason: "it belongs to another job".to_owned(), job: name, start })
+    }
+
+    async fn serve(&mut self, (hello, received, mut sent): Authenticated) {
+        match self.members.arrive(&hello, &self.connection) {
+            Ok((rank, messages)) => self.carry(rank, (received, sent), messages).await,
+            Err(failure) => {
+                self.reply(sent.frame(FromCoordinator::Failed(failure))).await;
+            }
+        }
+    }
+
+    /// Carries messages in both directions, until the last one.
+    async fn carry(
+        &mut self,
+        rank: Rank,
+        (mut received, mut sent): (Macs, Macs),
+        mut messages: mpsc::Receiver<FromCoordinator>,
+    ) {
+        // After the member is lost another process may have its rank, so its frames are no longer read.
+        let mut is_lost = false;
+        loop {
+            tokio::select! {
+                message = messages.recv() => {
+                    let Some(message) = message else { return };
+                    let last = message.is_last();
+                    let taken = self.reply(sent.frame(message)).await;
+                    if !taken && !last && !is_lost {
+                        let ended = (Loss::Ended, FromMember::ENDED);
+                        let closed = self.replies.is_closed();
+                        let (loss, why) = if closed { ended } else { (Loss::Silent, UNREAD) };
+                        self.members.gone(rank, loss, why);
+                    }
+                    if !taken || last {
+                        return;
+                    }
+                }
+                frame = self.frames.message(), if !is_lost => {
+                    match received.receive(frame) {
+                        Ok(message) => self.members.hear(rank, message),
+                        Err((loss, why)) => {
+                            is_lost = true;
+                            self.members.gone(rank, loss, &why);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends a frame. Returns whether the connection took it in time.
+    async fn reply(&mut self, frame: Frame) -> bool {
+        let most = self.members.options.deadlines.until_lost();
+        matches!(time::timeout(most, self.replies.send(Ok(frame))).await, Ok(Ok(())))
+    }
+
+    async fn next(&mut self) -> Result<Kind, Refusal> {
+        match self.frames.message().await {
+            Ok(Some(frame)) => frame.checked().map_err(|error| refusal(&error.to_string())),
+            Ok(None) => Err(refusal("it ended the handshake early")),
+            Err(status) => Err(refusal(status.message())),
+        }
+    }
+}
+
+fn refusal(reason: &str) -> Refusal {
+    Refusal { reason: cut(reason), job: None, start: 0 }
+}

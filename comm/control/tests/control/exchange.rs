@@ -1,0 +1,97 @@
+//! Messages from all members to all, round after round; and waits for a status.
+
+use std::collections::VecDeque;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use hsdp_control::{Membership, Rank, State, Status};
+
+/// The longest time for which a round waits.
+const LONG: Duration = Duration::from_secs(30);
+
+/// One member's part in rounds of messages.
+pub(crate) struct Exchange<'a> {
+    member: &'a Membership,
+    came: Vec<VecDeque<Vec<u8>>>,
+}
+
+impl<'a> Exchange<'a> {
+    pub(crate) fn of(member: &'a Membership) -> Self {
+        Self { member, came: vec![VecDeque::new(); member.size()] }
+    }
+
+    /// Sends a value to all members. Returns the values of all, by rank; or the reason why they do not all come.
+    pub(crate) fn round(&mut self, value: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+        let ranks = (0..self.member.size()).map(Rank::new);
+        for rank in ranks {
+            self.member.pass(rank, value.to_vec()).map_err(|error| error.to_string())?;
+        }
+        let started = Instant::now();
+        loop {
+            // Before the messages: those of a member that is not there any more have come then.
+            let status = self.member.status();
+            while let Some((from, value)) = self.member.take_passed() {
+                self.came[from.index()].push_back(value);
+            }
+            if self.came.iter().all(|values| !values.is_empty()) {
+                return Ok(self.came.iter_mut().filter_map(VecDeque::pop_front).collect());
+            }
+            if let Some(error) = status.ended() {
+                return Err(error.to_string());
+            }
+            let is_there = |state: &State| matches!(state, State::Alive | State::Suspect);
+            let mut states = self.came.iter().zip(status.states());
+            if states.any(|(values, state)| values.is_empty() && !is_there(state)) {
+                let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(Rank::get).collect();
+                let (lost, finished): (Vec<u32>, Vec<u32>) =
+                    (numbers(status.lost()), numbers(status.finished()));
+                return Err(format!("lost {lost:?}, finished {finished:?}"));
+            }
+            if started.elapsed() > LONG {
+                let came: Vec<_> = self.came.iter().map(VecDeque::len).collect();
+                return Err(format!("after {LONG:?} there are messages of each rank: {came:?}"));
+            }
+            pause(Duration::from_millis(1 + self.member.size() as u64 / 8));
+        }
+    }
+}
+
+/// Waits until `is` holds for the status of a member, or for `within`. Returns the status then.
+#[allow(dead_code)]
+pub(crate) fn wait_for(
+    member: &Membership,
+    within: Duration,
+    is: impl Fn(&Status) -> bool,
+) -> Status {
+    let until = Instant::now() + within;
+    loop {
+        let status = member.status();
+        if is(&status) || Instant::now() >= until {
+            return status;
+        }
+        pause(Duration::from_millis(1));
+    }
+}
+
+fn pause(time: Duration) {
+    let (_sender, nothing) = mpsc::channel::<()>();
+    // Nothing is sent.
+    let _ = nothing.recv_timeout(time);
+}
+
+/// Checks that two members get each other's messages.
+#[allow(dead_code)]
+pub(crate) fn in_one_world(one: &Membership, other: &Membership) {
+    one.pass(other.rank(), b"to the other".to_vec()).expect("it is passed");
+    other.pass(one.rank(), b"to the one".to_vec()).expect("it is passed");
+    let started = Instant::now();
+    let take = |member: &Membership| loop {
+        if let Some(message) = member.take_passed() {
+            return message;
+        }
+        assert!(started.elapsed() < LONG, "no message has come");
+        std::thread::yield_now();
+    };
+    assert_eq!(take(other), (one.rank(), b"to the other".to_vec()));
+    assert_eq!(take(one), (other.rank(), b"to the one".to_vec()));
+}

@@ -1,0 +1,93 @@
+//! Messages between members.
+
+use std::time::{Duration, Instant};
+
+use hsdp_control::{MOST_MESSAGE, Membership, Rank};
+
+use crate::exchange::{Exchange, wait_for};
+use crate::world::{World, each, quick};
+
+fn all<R: Send>(members: &[Membership], does: impl Fn(&Membership) -> R + Sync) -> Vec<R> {
+    each(members.iter().collect(), does)
+}
+
+#[test]
+fn messages_of_any_size_come_from_all_ranks() {
+    let world = World::of(4, quick());
+    let members = world.join();
+    for bytes in [0, 1, 128, MOST_MESSAGE] {
+        let value = |rank: Rank| vec![rank.get().to_le_bytes()[0]; bytes];
+        let got = all(&members, |one| Exchange::of(one).round(&value(one.rank())).expect("values"));
+        let expected: Vec<Vec<u8>> = (0..4).map(|rank| value(Rank::new(rank))).collect();
+        assert!(got.iter().all(|values| *values == expected), "{bytes} bytes");
+    }
+}
+
+#[test]
+fn rounds_follow_each_other_at_once() {
+    let world = World::of(3, quick());
+    let members = world.join();
+    all(&members, |one| {
+        let mut exchange = Exchange::of(one);
+        for round in 0..200_u32 {
+            let given = round + one.rank().get();
+            let values = exchange.round(&given.to_le_bytes()).expect("values");
+            let expected: Vec<_> =
+                (0..3).map(|rank| (round + rank).to_le_bytes().to_vec()).collect();
+            assert_eq!(values, expected);
+        }
+    });
+}
+
+#[test]
+fn what_is_passed_comes_in_order_and_to_nobody_else() {
+    let world = World::of(3, quick());
+    let members = world.join();
+    let most = members[0].most_passed();
+    for number in 0..most {
+        members[0].pass(Rank::new(2), number.to_le_bytes().to_vec()).expect("it is passed");
+    }
+    members[1].pass(Rank::new(2), vec![7; MOST_MESSAGE]).expect("it is passed");
+    let too_long =
+        members[1].pass(Rank::new(2), vec![7; MOST_MESSAGE + 1]).map_err(|it| it.to_string());
+    assert_eq!(too_long, Err("the message has 65537 bytes, at most 65536 are allowed".to_owned()));
+    let (until, mut came) = (Instant::now() + Duration::from_secs(10), [Vec::new(), Vec::new()]);
+    while came[0].len() < most || came[1].is_empty() {
+        assert!(Instant::now() < until, "{} have come", came[0].len());
+        let Some((from, message)) = members[2].take_passed() else { continue };
+        came[from.index()].push(message);
+    }
+    let expected: Vec<_> = (0..most).map(|number| number.to_le_bytes().to_vec()).collect();
+    assert_eq!(came[0], expected);
+    assert_eq!(came[1], [vec![7; MOST_MESSAGE]]);
+    assert_eq!((members[0].take_passed(), members[1].take_passed()), (None, None));
+}
+
+#[test]
+fn members_that_pass_much_to_each_other_do_not_wait_for_each_other() {
+    let world = World::of(2, quick());
+    let members = world.join();
+    let most = members[0].most_passed();
+    all(&members, |one| {
+        let other = Rank::new(1 - one.rank().index());
+        let (mut sent, mut came, until) = (0, 0, Instant::now() + Duration::from_secs(20));
+        // More than the network buffers, before any member reads.
+        while came < 4 * most {
+            assert!(Instant::now() < until, "{came} have come");
+            while sent < 4 * most && sent < came + most {
+                one.pass(other, vec![1; MOST_MESSAGE]).expect("it is passed");
+                sent += 1;
+            }
+            came += usize::from(one.take_passed().is_some());
+        }
+    });
+}
+
+#[test]
+fn who_passes_something_to_nobody_is_lost() {
+    let world = World::of(2, quick());
+    let members = world.join();
+    members[0].pass(Rank::new(2), b"for nobody".to_vec()).expect("it is on its way");
+    let status = wait_for(&members[1], Duration::from_secs(5), |status| !status.lost().is_empty());
+    assert_eq!(status.lost(), [Rank::new(0)]);
+}

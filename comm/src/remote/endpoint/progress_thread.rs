@@ -1,0 +1,85 @@
+//! The thread that sends and receives for a rank, unless a thread that waits does. `REMOTE.md`, "Progress".
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use super::{Endpoint, FIRST_NAP, NAPS};
+use crate::engine::from_now;
+use crate::remote::progress::Turned;
+use crate::remote::transport::Arrivals;
+
+/// The longest that it sleeps where it is woken for what comes: it looks for lost ranks, and for contributions that wait.
+const SLEEP: Duration = Duration::from_millis(25);
+
+impl Endpoint {
+    pub(super) fn run(self: &Arc<Self>) {
+        let (mut nap, arrivals) = (FIRST_NAP, self.listen());
+        loop {
+            let turned = self.progress.lock().turn(self);
+            let longest = match turned {
+                Turned::Something => {
+                    nap = FIRST_NAP;
+                    continue;
+                }
+                _ if self.has_given_up() => return,
+                Turned::Awaits | Turned::Idle if self.is_closed() => return,
+                Turned::Sends => FIRST_NAP,
+                Turned::Awaits => NAPS[0],
+                Turned::Idle => NAPS[1],
+            };
+            let is_quiet = arrivals == Arrivals::Announced && nap >= NAPS[0];
+            match turned {
+                Turned::Awaits | Turned::Idle if is_quiet => self.sleep_until_called(),
+                _ => {
+                    nap = nap.min(longest);
+                    self.sleep(nap);
+                    nap = (2 * nap).min(longest);
+                }
+            }
+        }
+    }
+
+    /// Has the transport wake the progress engine, if it can.
+    fn listen(self: &Arc<Self>) -> Arrivals {
+        let endpoint = Arc::downgrade(self);
+        let call = move || endpoint.upgrade().into_iter().for_each(|endpoint| endpoint.call());
+        self.progress.lock().wake_by(Box::new(call))
+    }
+
+    /// Something has come. Either this sees that the progress engine listens, or the turn before its sleep sees what has come.
+    fn call(&self) {
+        fence(Ordering::SeqCst);
+        if self.listens.load(Ordering::Relaxed) {
+            self.outgoing.lock().is_called = true;
+            self.changed.notify_one();
+        }
+    }
+
+    /// Sleeps until something has come or is to be done.
+    fn sleep_until_called(self: &Arc<Self>) {
+        self.listens.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let turned = self.progress.lock().turn(self);
+        let mut outgoing = self.outgoing.lock();
+        let is_quiet = matches!(turned, Turned::Awaits | Turned::Idle) && !outgoing.is_called;
+        if is_quiet && outgoing.requests.is_empty() && !self.line.lock().moves_on() {
+            self.changed.wait_until(&mut outgoing, from_now(SLEEP));
+        }
+        outgoing.is_called = false;
+        self.listens.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether nobody sends and receives but those who wait.
+    pub(crate) fn is_left_alone(&self) -> bool {
+        self.thread.lock().is_none()
+    }
+
+    /// Until there is something to be done, or so long.
+    pub(super) fn sleep(&self, nap: Duration) {
+        let mut outgoing = self.outgoing.lock();
+        if outgoing.requests.is_empty() && !self.line.lock().moves_on() {
+            self.changed.wait_until(&mut outgoing, from_now(nap));
+        }
+    }
+}

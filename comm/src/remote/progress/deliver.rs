@@ -1,0 +1,156 @@
+//! What is done with a message that has come.
+
+use std::sync::Arc;
+
+use hsdp_sharding::Rank;
+
+use super::Progress;
+use crate::backend::thread::Core;
+use crate::pattern::rounds;
+use crate::remote::ending::{self, Proposal};
+use crate::remote::endpoint::Endpoint;
+use crate::remote::header::{self, DataHeader, data_header_of, end_of, probe_of};
+use crate::remote::mailbox::Open;
+use crate::remote::message::{Kind, Message};
+use crate::remote::relay::Come;
+use crate::remote::transmit::{DataMessage, Payload};
+use crate::{AbortReason, Error};
+
+impl Progress {
+    /// Takes in the contributions that have come, before any message that came after them.
+    pub(super) fn take_in(&mut self, (core, endpoint): (&Core, &Endpoint)) {
+        // Before a rank hears of it that could ask for the counts.
+        self.relay.note_in(&core.record(self.rank).ledger);
+        while let Some((from, come)) = self.relay.next_come() {
+            let read = match come {
+                Come::Contribution(message) => message.and_then(|it| self.put(core, from, it)),
+                Come::Last(message) => self.deliver((core, endpoint), from, message),
+            };
+            if let Err(problem) = read {
+                let reason = AbortReason::Garbled { problem: problem.into() };
+                core.end(core.ended_by(from, reason));
+            }
+        }
+    }
+
+    /// A rank's part in an operation has come.
+    pub(super) fn put(
+        &mut self,
+        core: &Core,
+        from: Rank,
+        message: DataMessage,
+    ) -> Result<(), String> {
+        let DataMessage { data_header: DataHeader { descriptor, step, .. }, round, .. } = &message;
+        if *round >= rounds(descriptor.op) {
+            return Err(format!("there is no round {round} of {descriptor}"));
+        }
+        if core.record(from).hear(descriptor, *step) {
+            core.forget_old_epochs();
+            self.mailbox.forget_before(core.record(self.rank).epoch().saturating_sub(1));
+        }
+        self.mailbox.put(from, message)
+    }
+
+    pub(super) fn deliver(
+        &mut self,
+        (core, endpoint): (&Core, &Endpoint),
+        from: Rank,
+        message: Message,
+    ) -> Result<(), String> {
+        match message.kind() {
+            Kind::Data => {
+                let data_header = data_header_of(message.header())?;
+                let (round, payload) = (message.round(), Payload::whole(message));
+                self.put(core, from, DataMessage { data_header, round, payload })
+            }
+            Kind::Probe => {
+                let path = probe_of(message.header())?;
+                self.probes.follow((core, endpoint), self.rank, path);
+                Ok(())
+            }
+            Kind::Stop | Kind::Left if !self.relay.is_in_order(from, message.exchanged()) => {
+                self.relay.hold_back(from, message);
+                Ok(())
+            }
+            Kind::Exchange => self.relay.receive(from, message),
+            Kind::Stop => {
+                let (epoch, end) = end_of(message.header())?;
+                if !core.record(from).stop(epoch) {
+                    return Err(format!("it ends epoch {epoch}, but not all epochs before"));
+                }
+                core.end_epoch(epoch, end);
+                self.look_at_all(core);
+                Ok(())
+            }
+            Kind::End => {
+                let (origin, error) = end_of(message.header())?;
+                let origin = usize::try_from(origin).ok().filter(|it| *it < core.records().len());
+                let origin =
+                    Rank::new(origin.ok_or("it names a rank that the world does not have")?);
+                let answer = self.answer(core, &error);
+                let proposal = Proposal { origin, error };
+                match answer {
+                    Some(own) => endpoint.hear_blame(from, proposal, own),
+                    None => endpoint.hear_end(from, proposal),
+                }
+                Ok(())
+            }
+            Kind::Left => {
+                core.record(from).leave();
+                core.status().ring();
+                self.look_at_all(core);
+                Ok(())
+            }
+            Kind::Hello => {
+                self.watch.see(from, &header::read(message.header())?);
+                greeted(endpoint, from, &message)
+            }
+        }
+    }
+
+    /// What this rank says where it is named as late, and waits for others itself: whom it waits for.
+    fn answer(&self, core: &Core, error: &Error) -> Option<Proposal> {
+        if ending::late(error) != Some(self.rank) {
+            return None;
+        }
+        let Error::WorldAborted { reason: AbortReason::Deadline { deadline, .. }, .. } = error
+        else {
+            return None;
+        };
+        let operation = core.record(self.rank).issuer_blocked_on()?;
+        let (awaited, missing) = operation.gathering(self.rank)?;
+        let culprit = *missing.first()?;
+        let is_there = |rank: &&Rank| !missing.contains(rank);
+        let arrived = operation.ranks().iter().filter(is_there).copied().collect();
+        let reason = AbortReason::Deadline { awaited, deadline: *deadline, arrived, missing };
+        Some(Proposal { origin: self.rank, error: core.ended_by(culprit, reason) })
+    }
+
+    fn look_at_all(&self, core: &Core) {
+        self.mailbox.gathering().for_each(|open| self.look(core, open));
+    }
+
+    /// Ends an operation of which a member is missing that does not come any more.
+    pub(super) fn look(&self, core: &Core, open: &Open) {
+        let descriptor = open.descriptor();
+        for rank in open.missing().filter(|rank| *rank != self.rank) {
+            let record = core.record(rank);
+            if record.has_stopped(descriptor.epoch) {
+                return core.fail_in_epoch(open.operation(), descriptor.epoch);
+            }
+            if record.has_left() {
+                let awaited = Arc::clone(descriptor);
+                core.end(core.ended_by(rank, AbortReason::Left { awaited }));
+                return;
+            }
+        }
+    }
+}
+
+/// Takes in a hello. Other messages of processes beyond the ranks mean nothing here.
+pub(super) fn greeted(endpoint: &Endpoint, from: Rank, message: &Message) -> Result<(), String> {
+    match message.kind() {
+        Kind::Hello => endpoint.greeted(from, header::read(message.header())?),
+        _ => Ok(()),
+    }
+}
