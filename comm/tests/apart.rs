@@ -3,6 +3,7 @@
 //! `comm/tests/apart.sh` runs the other tests of this crate in the same way.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
@@ -276,4 +277,51 @@ impl AsMut<Vec<HostBuffer>> for Holder {
     fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
         &mut self.0
     }
+}
+
+/// Rank 0 sends on the contributions of the others: it does so after it has left, and does not hide that it has.
+#[test]
+fn a_rank_that_leaves_before_an_exchange_is_complete_says_so() {
+    let (began, options) = (
+        Instant::now(),
+        WorldOptions {
+            between: Between::Messages,
+            deadline: Duration::from_secs(20),
+            ..WorldOptions::default()
+        },
+    );
+    let ends = launch(3, options, |world| {
+        if world.rank().index() == 0 {
+            let control = world.world_group(Channel::Control);
+            return control.all_gather(Tag::default(), vec![1_u64]).map(drop);
+        }
+        world.world_group(Channel::User).barrier(Tag::default())?.wait()
+    });
+    for end in &ends[1..] {
+        let error = end.as_ref().expect("no panic").as_ref().expect_err("rank 0 never comes");
+        assert!(
+            error.to_string().contains("rank 0") && error.to_string().contains("left"),
+            "{error}"
+        );
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
+fn an_exchange_completes_though_rank_0_has_left() {
+    let options = WorldOptions {
+        between: Between::Messages,
+        deadline: Duration::from_secs(20),
+        ..WorldOptions::default()
+    };
+    let gathered = launch(3, options, |world| {
+        let rank = world.rank().index();
+        // Rank 0 contributes and goes; the others come later, apart from each other.
+        thread::park_timeout(Duration::from_millis(200 * rank as u64));
+        let control = world.world_group(Channel::Control);
+        let pending = control.all_gather(Tag::default(), vec![rank as u64])?;
+        if rank == 0 { Ok(Vec::new()) } else { pending.wait() }
+    });
+    let gathered: Vec<_> = gathered.into_iter().map(|it| it.expect("no panic")).collect();
+    assert_eq!(gathered, [Ok(vec![]), Ok(vec![0, 1, 2]), Ok(vec![0, 1, 2])]);
 }

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::mem;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -79,7 +80,7 @@ const NAPS: [Duration; 2] = [Duration::from_micros(400), Duration::from_millis(5
 /// The first of the naps, which grow.
 const FIRST_NAP: Duration = Duration::from_micros(20);
 
-/// The largest message that goes as an exchange, in bytes.
+/// The most bytes of elements that go as an exchange: all ranks have as many.
 const MOST_EXCHANGED: usize = 16 << 10;
 
 /// The ranks that a waiting rank asks at a time: of many that are missing most are just late.
@@ -132,7 +133,7 @@ impl Endpoint {
 
     pub(crate) fn post(&self, request: Request) {
         self.outgoing.lock().requests.push_back(request);
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
     /// Has an operation opened when all that stand in line before it are over.
@@ -164,7 +165,7 @@ impl Endpoint {
     pub(crate) fn ring(&self) {
         // Whoever looks before it sleeps has the lock: it sees what there is to do, or is asleep when this rings.
         drop(self.outgoing.lock());
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
     /// Sends what this rank brings to an operation, unless it has said that it brings nothing more to `epoch`: one of the two comes
@@ -187,7 +188,7 @@ impl Endpoint {
             None => outgoing.requests.extend(messages),
         }
         drop(outgoing);
-        self.changed.notify_one();
+        self.changed.notify_all();
         Ok(())
     }
 
@@ -196,7 +197,7 @@ impl Endpoint {
         let [Request::Send { message, .. }] = messages else { return None };
         let is_one = descriptor.op == Op::AllGather
             && descriptor.group == self.exchanging
-            && message.bytes().len() <= MOST_EXCHANGED;
+            && message.body().len() <= MOST_EXCHANGED;
         let key = ExchangeKey::from(descriptor);
         is_one.then(|| Request::Exchange { key, message: Arc::clone(message) })
     }
@@ -292,9 +293,9 @@ impl Endpoint {
         outgoing.stopped = Some((epoch, end.clone()));
         let header = end_bytes(epoch, end, self.rank);
         let exchanged = outgoing.exchanged;
-        outgoing.requests.extend(self.last(Kind::Stop, &header, (self.size, exchanged)));
+        outgoing.requests.extend(self.last(Kind::Stop, &header, (0..self.size, exchanged)));
         drop(outgoing);
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
     /// A message to all other ranks; none where there is no memory even for that.
@@ -305,18 +306,23 @@ impl Endpoint {
     /// The same, to all other processes of the first `count`.
     fn to_first(&self, count: usize, kind: Kind, header: &[u8]) -> Option<Request> {
         let message = Message::write(&self.pool, (kind, 0), header, 0)?;
-        Some(self.to_others(count, message))
+        Some(self.to_others(0..count, message))
     }
 
-    fn to_others(&self, count: usize, message: Message) -> Request {
-        let others = (0..count).map(Rank::new).filter(|rank| *rank != self.rank);
+    fn to_others(&self, processes: Range<usize>, message: Message) -> Request {
+        let others = processes.map(Rank::new).filter(|rank| *rank != self.rank);
         Request::Send { to: others.collect(), message: Arc::new(message) }
     }
 
-    /// The last message of this rank, of an epoch or of all, to the other processes of the first `count`.
-    fn last(&self, kind: Kind, header: &[u8], (count, exchanged): (usize, u64)) -> Option<Request> {
+    /// The last message of this rank, of an epoch or of all, to others of these processes. Those beyond the ranks get no contributions.
+    fn last(
+        &self,
+        kind: Kind,
+        header: &[u8],
+        (processes, exchanged): (Range<usize>, u64),
+    ) -> Option<Request> {
         let message = Message::write(&self.pool, (kind, 0), header, 0)?.after(exchanged);
-        Some(self.to_others(count, message))
+        Some(self.to_others(processes, message))
     }
 
     /// This rank goes: the others are told when it has sent what it owes them.
@@ -325,8 +331,9 @@ impl Endpoint {
         if outgoing.leaving == Leaving::There {
             (outgoing.leaving, outgoing.left) = (Leaving::Going, Some(sync::now()));
         }
+        outgoing.is_called = true;
         drop(outgoing);
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
     /// Sends and receives what there is, unless another thread is at it; whether there was anything.
@@ -347,14 +354,15 @@ impl Endpoint {
             outgoing.leaving = Leaving::Closed;
             // Also to processes beyond the ranks: one that still compares would say that this process is gone.
             let processes = self.hellos.lock().len();
-            let exchanged = outgoing.exchanged;
-            outgoing.requests.extend(self.last(Kind::Left, &[], (processes, exchanged)));
+            let left = [(0..self.size, outgoing.exchanged), (self.size..processes, 0)];
+            let left = left.into_iter().filter(|(to, _)| !to.is_empty());
+            outgoing.requests.extend(left.filter_map(|to| self.last(Kind::Left, &[], to)));
         }
     }
 
-    /// Whether this rank is leaving, and has not told the others.
-    pub(super) fn is_going(&self) -> bool {
-        self.outgoing.lock().leaving == Leaving::Going
+    /// Whether this rank is leaving.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.outgoing.lock().leaving != Leaving::There
     }
 
     /// Whether this rank has just left.

@@ -1,6 +1,7 @@
 //! The contributions of other ranks to exchanges, which this rank sends on together. `REMOTE.md`, "Exchanges".
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +29,12 @@ impl From<&Descriptor> for ExchangeKey {
     }
 }
 
+impl fmt::Display for ExchangeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of epoch {}", self.number, self.epoch)
+    }
+}
+
 /// One rank's message to all others.
 #[derive(Clone, Debug)]
 pub(super) struct Contribution {
@@ -48,6 +55,8 @@ pub(super) struct Batch {
 #[derive(Debug)]
 pub(super) struct Exchanges {
     tree: Tree,
+    /// The number of ranks whose contributions this one sends on.
+    subtree: usize,
     held: BTreeMap<ExchangeKey, Held>,
     /// Of exchanges that are not complete on this rank.
     attendance: BTreeMap<ExchangeKey, Attendance>,
@@ -58,19 +67,22 @@ pub(super) struct Exchanges {
 struct Attendance {
     own: bool,
     others: BTreeSet<Rank>,
+    /// Whether contributions have come from the root.
+    is_heard_of: bool,
 }
 
 #[derive(Debug)]
 struct Held {
     since: Instant,
     contributions: Vec<Contribution>,
-    /// The number of those that were sent on.
-    sent: usize,
+    /// The ranks of those, and of those that were sent on.
+    ranks: BTreeSet<Rank>,
 }
 
 impl Exchanges {
     pub(super) fn new(tree: Tree) -> Self {
-        Self { tree, held: BTreeMap::new(), attendance: BTreeMap::new() }
+        let (subtree, held) = (tree.subtree(), BTreeMap::new());
+        Self { tree, subtree, held, attendance: BTreeMap::new() }
     }
 
     pub(super) fn tree(&self) -> Tree {
@@ -80,7 +92,7 @@ impl Exchanges {
     /// This rank contributes.
     pub(super) fn contribute(&mut self, key: ExchangeKey) {
         // What is left of epochs before the last one never completes.
-        self.attendance.retain(|other, _| other.epoch + 1 >= key.epoch);
+        self.attendance.retain(|other, _| other.epoch.saturating_add(1) >= key.epoch);
         self.attendance.entry(key).or_default().own = true;
         self.forget_if_complete(key);
     }
@@ -95,6 +107,21 @@ impl Exchanges {
         self.held.contains_key(&key)
     }
 
+    /// Whether a rank has contributed to an exchange that this rank has not forgotten.
+    pub(super) fn has(&self, key: ExchangeKey, rank: Rank) -> bool {
+        self.held.get(&key).is_some_and(|held| held.ranks.contains(&rank))
+    }
+
+    /// Contributions have come from the root.
+    pub(super) fn hear(&mut self, key: ExchangeKey) {
+        self.attendance.entry(key).or_default().is_heard_of = true;
+    }
+
+    /// Whether contributions to an exchange have come from the root.
+    pub(super) fn has_heard_of(&self, key: ExchangeKey) -> bool {
+        self.attendance.get(&key).is_none_or(|it| it.is_heard_of)
+    }
+
     /// This rank has got the contribution of another: maybe before its own.
     pub(super) fn got(&mut self, key: ExchangeKey, from: Rank) {
         self.attendance.entry(key).or_default().others.insert(from);
@@ -102,23 +129,30 @@ impl Exchanges {
     }
 
     fn forget_if_complete(&mut self, key: ExchangeKey) {
-        let all = self.tree.others().count();
-        self.attendance.retain(|other, it| *other != key || !it.own || it.others.len() < all);
+        let all = self.tree.size() - 1;
+        if self.attendance.get(&key).is_some_and(|it| it.own && it.others.len() == all) {
+            self.attendance.remove(&key);
+        }
     }
 
-    /// Takes contributions of this rank, or of ranks below it. Returns those that are to be sent on: all contributions to an earlier exchange, so
-    /// that those of one rank stay in order; and those to this one, if none is missing.
+    /// Takes contributions of this rank, or of ranks below it, that it does not [have](Self::has). Returns those that are to be sent on: all
+    /// contributions to an earlier exchange, so that those of one rank stay in order; and those to this one, if none is missing.
     pub(super) fn take(&mut self, Batch { key, contributions }: Batch, now: Instant) -> Vec<Batch> {
         let mut ready: Vec<_> = self.held.range_mut(..key).filter_map(Held::send).collect();
         let held = self.held.entry(key).or_insert_with(|| Held::new(now));
         if held.contributions.is_empty() {
             held.since = now;
         }
+        held.ranks.extend(contributions.iter().map(|it| it.rank));
         held.contributions.extend(contributions);
-        if held.sent + held.contributions.len() >= self.tree.subtree() {
+        if held.ranks.len() == self.subtree {
             ready.extend(Held::send((&key, held)));
         }
-        self.held.retain(|other, held| *other > key || held.is_waiting(self.tree));
+        // An exchange of an earlier epoch never completes.
+        let subtree = self.subtree;
+        self.held.retain(|other, held| {
+            *other > key || (other.epoch == key.epoch && held.ranks.len() < subtree)
+        });
         ready
     }
 
@@ -152,19 +186,13 @@ impl Exchanges {
 
 impl Held {
     fn new(since: Instant) -> Self {
-        Self { since, contributions: Vec::new(), sent: 0 }
+        Self { since, contributions: Vec::new(), ranks: BTreeSet::new() }
     }
 
     /// The contributions that were not sent on.
     fn send((key, held): (&ExchangeKey, &mut Self)) -> Option<Batch> {
         let contributions = mem::take(&mut held.contributions);
-        held.sent += contributions.len();
         (!contributions.is_empty()).then_some(Batch { key: *key, contributions })
-    }
-
-    /// Whether contributions are missing.
-    fn is_waiting(&self, tree: Tree) -> bool {
-        self.sent + self.contributions.len() < tree.subtree()
     }
 }
 

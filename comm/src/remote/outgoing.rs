@@ -14,7 +14,7 @@ pub(super) struct Outgoing {
     /// The last epoch in which this rank brings nothing more, and how that ended.
     pub(super) stopped: Option<(u64, Error)>,
     pub(super) leaving: Leaving,
-    /// Whether something has come since the progress thread listened.
+    /// Whether something has come or is to be done since the progress thread listened.
     pub(super) is_called: bool,
     /// Whether the progress engine's thread has ended.
     pub(super) has_ended: bool,

@@ -16,7 +16,7 @@ use super::probes::Probes;
 use super::relay::Relay;
 use super::transport::{Answer, Arrivals, Cause, Loss, Transport, TransportError, Waker};
 use crate::AbortReason;
-use crate::backend::thread::{Core, Operation};
+use crate::backend::thread::{Core, Operation, Record};
 use crate::ledger::Messages;
 
 mod deliver;
@@ -76,6 +76,8 @@ pub(super) enum Turned {
     Something,
     /// There was not; but messages are being sent, or this rank owes others some, or is told how the world ends.
     Sends,
+    /// This rank leaves, and others get contributions to exchanges through it.
+    Relays,
     /// Nor is anything owed; but others are waited for.
     Awaits,
     /// Nothing is under way.
@@ -156,7 +158,8 @@ impl Progress {
         for (rank, reason) in gone.chain(lost) {
             self.watch.forget(rank);
             // The rank may be one of a larger world only.
-            if core.records().get(rank.index()).is_some_and(|record| !record.has_left()) {
+            let is_there = |record: &Arc<Record>| !record.has_left() && !self.relay.leaves(rank);
+            if core.records().get(rank.index()).is_some_and(is_there) {
                 // No rank waits for its answer about the end.
                 core.record(rank).leave();
                 core.end(core.ended_by(rank, reason));
@@ -209,8 +212,7 @@ impl Progress {
             endpoint.clear_line();
         }
         let (owes, line_is_over) = (self.mailbox.owes(), endpoint.line().is_over());
-        let is_needed = endpoint.is_going() && self.is_needed(core);
-        if !owes && !is_needed && line_is_over {
+        if !owes && !self.relay.holds() && line_is_over {
             endpoint.farewell();
         }
         failed?;
@@ -218,9 +220,8 @@ impl Progress {
         Ok(match is_busy {
             true => Turned::Something,
             false if owes || under_way > 0 || stays => Turned::Sends,
-            false if self.mailbox.awaits() || self.relay.holds() || is_needed || !line_is_over => {
-                Turned::Awaits
-            }
+            false if endpoint.is_leaving() && self.is_needed(core) => Turned::Relays,
+            false if self.mailbox.awaits() || self.relay.holds() || !line_is_over => Turned::Awaits,
             false => Turned::Idle,
         })
     }
@@ -289,7 +290,9 @@ impl Progress {
     /// Sends on what this rank relays.
     fn relay_on(&mut self) -> Result<(), TransportError> {
         let outgoing = self.relay.outgoing();
-        outgoing.iter().try_for_each(|(to, message)| self.transport.send(*to, message))
+        let send = |(to, message): &(Rank, Arc<Message>)| self.transport.send(*to, message);
+        // One that fails keeps no other from its receiver.
+        outgoing.iter().map(send).fold(Ok(()), Result::and)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 
@@ -14,6 +15,10 @@ use super::transmit::{DataMessage, Payload};
 use super::tree::Tree;
 use crate::ledger::{Ledger, Messages};
 use crate::sync;
+use crate::{Channel, GroupId, Op};
+
+/// A last message that came so long ago is taken in without the contributions before it, if a rank leaves that sends those on.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The exchanges of a rank.
 #[derive(Debug)]
@@ -25,12 +30,14 @@ pub(super) struct Relay {
     outgoing: Vec<(Rank, Arc<Message>)>,
     /// Of ranks, to be taken in, in order.
     come: VecDeque<(Rank, Come)>,
-    /// The exchange whose contributions came last.
-    heard_of: Option<ExchangeKey>,
+    /// The group of all ranks, whose operations are exchanges.
+    group: GroupId,
     /// By rank: the number of its contributions that have come.
     received: Vec<u64>,
-    /// The last messages of ranks, which follow contributions that have not come.
-    held_back: Vec<(Rank, Message)>,
+    /// The last messages of ranks, which follow contributions that have not come, and the moments at which they came.
+    held_back: Vec<(Instant, Rank, Message)>,
+    /// By rank: whether it has said that it leaves.
+    leaves: Vec<bool>,
     messages: Messages,
 }
 
@@ -59,9 +66,10 @@ impl Relay {
             exchanges: Exchanges::new(Tree::new(rank, size)),
             outgoing: Vec::new(),
             come: VecDeque::new(),
-            heard_of: None,
+            group: GroupId::of(&(0..size).map(Rank::new).collect::<Vec<_>>(), Channel::Control),
             received: vec![0; size],
             held_back: Vec::new(),
+            leaves: vec![false; size],
             messages: Messages::default(),
         }
     }
@@ -83,24 +91,43 @@ impl Relay {
         let message = Arc::new(message);
         let (tree, batch) = (self.exchanges.tree(), Batch::read(&message, self.size)?);
         if tree.parent() == Some(from) {
-            self.send_down(message);
-            self.take_in(&batch);
-            let is_last = self.exchanges.is_complete(batch.key);
-            *self.count(if is_last { Part::Last } else { Part::Early }) += 1;
+            self.receive_from_above(message, &batch);
             return Ok(());
         }
         if !tree.children().any(|child| child == from) {
             return Err("it has contributions, and its sender has none for this rank".to_owned());
         }
-        if let Some(other) = batch.contributions.iter().find(|it| !tree.is_below(it.rank, from)) {
-            return Err(format!(
-                "it has a contribution of rank {}, which is elsewhere",
-                other.rank
-            ));
+        match batch.contributions.iter().find(|it| !tree.is_below(it.rank, from)) {
+            Some(it) => {
+                Err(format!("it has a contribution of rank {}, which is elsewhere", it.rank))
+            }
+            None => {
+                self.receive_from_below(batch);
+                Ok(())
+            }
         }
+    }
+
+    fn receive_from_above(&mut self, message: Arc<Message>, batch: &Batch) {
+        self.send_down(message);
+        self.take_in(batch);
+        let is_last = self.exchanges.is_complete(batch.key);
+        self.note(if is_last { Part::Last } else { Part::Early });
+    }
+
+    /// A rank that contributes twice is told of here: later it would look as if this rank had sent it twice.
+    fn receive_from_below(&mut self, mut batch: Batch) {
         self.messages.forwarded += 1;
+        let (exchanges, come, key) = (&self.exchanges, &mut self.come, batch.key);
+        batch.contributions.retain(|it| {
+            let is_first = !exchanges.has(key, it.rank);
+            if !is_first {
+                let problem = format!("it contributes twice to exchange {key}");
+                come.push_back((it.rank, Come::Contribution(Err(problem))));
+            }
+            is_first
+        });
         self.send_on(batch);
-        Ok(())
     }
 
     /// Sends on what has waited for long enough.
@@ -110,6 +137,7 @@ impl Relay {
                 self.send(&batch);
             }
         }
+        self.release_overdue();
     }
 
     fn send_on(&mut self, batch: Batch) {
@@ -126,7 +154,7 @@ impl Relay {
         match self.exchanges.tree().parent() {
             Some(parent) => {
                 let is_last = !self.exchanges.is_held(batch.key);
-                *self.count(if is_last { Part::Last } else { Part::Early }) += 1;
+                self.note(if is_last { Part::Last } else { Part::Early });
                 self.outgoing.push((parent, message));
             }
             None => {
@@ -136,11 +164,11 @@ impl Relay {
         }
     }
 
-    /// The count of a message for this rank: the last one of an exchange, or an early one, which only says which ranks are there.
-    fn count(&mut self, is: Part) -> &mut u64 {
-        match is {
-            Part::Last => &mut self.messages.control,
-            Part::Early => &mut self.messages.background,
+    /// Counts a message for this rank: the last one of an exchange, or an early one, which only says which ranks are there.
+    fn note(&mut self, part: Part) {
+        match part {
+            Part::Last => self.messages.control += 1,
+            Part::Early => self.messages.background += 1,
         }
     }
 
@@ -153,15 +181,26 @@ impl Relay {
 
     /// The contributions of the others are messages to this rank.
     fn take_in(&mut self, batch: &Batch) {
-        self.heard_of = Some(batch.key);
+        self.exchanges.hear(batch.key);
         let (own, mut encoded) = (self.rank, None);
         for contribution in batch.contributions.iter().filter(|it| it.rank != own) {
             let from = contribution.rank;
             self.exchanges.got(batch.key, from);
             self.received[from.index()] += 1;
             let message = message_in(contribution, &mut encoded);
+            let message = message.and_then(|message| self.checked(batch.key, message));
             self.come.push_back((from, Come::Contribution(message)));
             self.release(from);
+        }
+    }
+
+    /// A contribution that is one to this exchange.
+    fn checked(&self, key: ExchangeKey, message: DataMessage) -> Result<DataMessage, String> {
+        let descriptor = &message.data_header.descriptor;
+        let is_exchange = descriptor.group == self.group && descriptor.op == Op::AllGather;
+        match is_exchange && ExchangeKey::from(&**descriptor) == key {
+            true => Ok(message),
+            false => Err(format!("it contributes to exchange {key} for {descriptor}")),
         }
     }
 
@@ -172,22 +211,52 @@ impl Relay {
 
     /// Keeps a last message until the contributions before it have come.
     pub(super) fn hold_back(&mut self, from: Rank, message: Message) {
-        self.held_back.push((from, message));
+        self.held_back.push((sync::now(), from, message));
     }
 
+    /// A rank has said that it leaves, also where that is held back.
+    pub(super) fn hear_that_leaves(&mut self, rank: Rank) {
+        self.leaves[rank.index()] = true;
+    }
+
+    /// Whether a rank has said that it leaves.
+    pub(super) fn leaves(&self, rank: Rank) -> bool {
+        self.leaves.get(rank.index()).is_some_and(|leaves| *leaves)
+    }
+
+    /// Takes in the last messages of a rank that are in order.
     fn release(&mut self, rank: Rank) {
         let received = self.received[rank.index()];
-        let is_due =
-            |(from, message): &(Rank, Message)| *from == rank && message.exchanged() <= received;
+        self.release_if(|_, from, message| from == rank && message.exchanged() <= received);
+    }
+
+    /// Takes in the last messages whose contributions do not come, because a rank that sends them on has left.
+    fn release_overdue(&mut self) {
+        if self.held_back.is_empty() {
+            return;
+        }
+        let (now, own, tree) = (sync::now(), self.rank, self.exchanges.tree());
+        let leaves = self.leaves.clone();
+        self.release_if(|since, from, _| {
+            let mut path = tree.path(from).skip(1).chain(tree.path(own).skip(1));
+            now.saturating_duration_since(since) >= PATIENCE && path.any(|it| leaves[it.index()])
+        });
+    }
+
+    fn release_if(&mut self, is_due: impl Fn(Instant, Rank, &Message) -> bool) {
+        if self.held_back.is_empty() {
+            return;
+        }
         let all = mem::take(&mut self.held_back);
-        let (due, later): (Vec<_>, Vec<_>) = all.into_iter().partition(is_due);
+        let (due, later): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(since, from, message)| is_due(*since, *from, message));
         self.held_back = later;
-        self.come.extend(due.into_iter().map(|(from, message)| (from, Come::Last(message))));
+        self.come.extend(due.into_iter().map(|(_, from, message)| (from, Come::Last(message))));
     }
 
     /// Whether contributions to an exchange have come from the root.
     pub(super) fn has_heard_of(&self, key: ExchangeKey) -> bool {
-        self.heard_of == Some(key)
+        self.exchanges.has_heard_of(key)
     }
 
     /// The messages to be sent.
@@ -234,3 +303,6 @@ fn message_in(
     *encoded = Some((Arc::clone(header), data_header.clone()));
     Ok(DataMessage { data_header, round: 0, payload: payload.clone() })
 }
+
+#[cfg(test)]
+mod tests;

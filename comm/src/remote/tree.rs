@@ -17,6 +17,11 @@ impl Tree {
         Self { rank: rank.index(), size }
     }
 
+    /// The number of ranks.
+    pub(super) fn size(self) -> usize {
+        self.size
+    }
+
     /// All other ranks.
     pub(super) fn others(self) -> impl Iterator<Item = Rank> {
         (0..self.size).filter(move |rank| *rank != self.rank).map(Rank::new)
@@ -39,10 +44,14 @@ impl Tree {
         1 + below
     }
 
+    /// `rank`, and those above it.
+    pub(super) fn path(self, rank: Rank) -> impl Iterator<Item = Rank> {
+        std::iter::successors(Some(rank), move |rank| Self::new(*rank, self.size).parent())
+    }
+
     /// Whether `rank` is `root`, or below it.
     pub(super) fn is_below(self, rank: Rank, root: Rank) -> bool {
-        let up = |rank: &Rank| Self::new(*rank, self.size).parent();
-        std::iter::successors(Some(rank), up).any(|rank| rank == root)
+        self.path(rank).any(|rank| rank == root)
     }
 }
 

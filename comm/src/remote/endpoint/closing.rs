@@ -49,6 +49,7 @@ impl Endpoint {
             return;
         }
         outgoing.gives_up = Some(sync::now());
+        outgoing.is_called = true;
         drop(outgoing);
         self.changed.notify_all();
         let rank = self.rank.get();

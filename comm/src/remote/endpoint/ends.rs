@@ -93,7 +93,7 @@ impl Endpoint {
             let header = end_bytes(u64::from(origin.get()), &error, self.rank);
             let request = self.to_all(Kind::End, &header);
             self.outgoing.lock().requests.extend(request);
-            self.changed.notify_one();
+            self.changed.notify_all();
         }
     }
 

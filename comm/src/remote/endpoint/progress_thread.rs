@@ -25,7 +25,7 @@ impl Endpoint {
                 _ if self.has_given_up() => return,
                 Turned::Awaits | Turned::Idle if self.is_closed() => return,
                 Turned::Sends => FIRST_NAP,
-                Turned::Awaits => NAPS[0],
+                Turned::Relays | Turned::Awaits => NAPS[0],
                 Turned::Idle => NAPS[1],
             };
             let is_quiet = arrivals == Arrivals::Announced && nap >= NAPS[0];
@@ -52,7 +52,7 @@ impl Endpoint {
         fence(Ordering::SeqCst);
         if self.listens.load(Ordering::Relaxed) {
             self.outgoing.lock().is_called = true;
-            self.changed.notify_one();
+            self.changed.notify_all();
         }
     }
 

@@ -24,7 +24,7 @@ impl Progress {
         while let Some((from, come)) = self.relay.next_come() {
             let read = match come {
                 Come::Contribution(message) => message.and_then(|it| self.put(core, from, it)),
-                Come::Last(message) => self.deliver((core, endpoint), from, message),
+                Come::Last(message) => self.act((core, endpoint), from, message),
             };
             if let Err(problem) = read {
                 let reason = AbortReason::Garbled { problem: problem.into() };
@@ -51,7 +51,25 @@ impl Progress {
         self.mailbox.put(from, message)
     }
 
+    /// A message has come. The last message of an epoch, or of a rank, waits for the contributions before it.
     pub(super) fn deliver(
+        &mut self,
+        (core, endpoint): (&Core, &Endpoint),
+        from: Rank,
+        message: Message,
+    ) -> Result<(), String> {
+        let is_last = matches!(message.kind(), Kind::Stop | Kind::Left);
+        if message.kind() == Kind::Left {
+            self.relay.hear_that_leaves(from);
+        }
+        if is_last && !self.relay.is_in_order(from, message.exchanged()) {
+            self.relay.hold_back(from, message);
+            return Ok(());
+        }
+        self.act((core, endpoint), from, message)
+    }
+
+    fn act(
         &mut self,
         (core, endpoint): (&Core, &Endpoint),
         from: Rank,
@@ -66,10 +84,6 @@ impl Progress {
             Kind::Probe => {
                 let path = probe_of(message.header())?;
                 self.probes.follow((core, endpoint), self.rank, path);
-                Ok(())
-            }
-            Kind::Stop | Kind::Left if !self.relay.is_in_order(from, message.exchanged()) => {
-                self.relay.hold_back(from, message);
                 Ok(())
             }
             Kind::Exchange => self.relay.receive(from, message),
