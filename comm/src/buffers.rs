@@ -1,4 +1,4 @@
-//! What a member brings to an operation: buffers to be read and filled, by the pattern of the operation.
+//! The contribution of a member to an operation: buffers to be read and filled, by the pattern of the operation.
 
 use hsdp_kernels::{Element, Fold, HostBuffer};
 
@@ -12,7 +12,7 @@ use crate::pattern::Pattern;
 
 /// The buffers that a member brings to an operation.
 pub(crate) trait Buffers: Send + 'static {
-    /// What the member gets.
+    /// The output of the member.
     type Output: Send + 'static;
 
     /// The pattern of the operation: the plain one of its descriptor, with what the member brings beside it.
@@ -20,7 +20,7 @@ pub(crate) trait Buffers: Send + 'static {
         plain
     }
 
-    /// What the member gets where no other exists: as if each gave what this one gives, where that makes sense.
+    /// The output of the member where no other exists: as if each gave what this one gives, where that makes sense.
     fn imagined(self, pattern: &Pattern<'_>) -> Self::Output;
 }
 

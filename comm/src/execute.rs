@@ -50,7 +50,7 @@ const MOST_ELEMENTS: usize = 4 * BLOCK_ELEMENTS;
 /// As many blocks, and more, keep all threads busy to the end.
 const ENOUGH_BLOCKS: usize = 64;
 
-/// What is filled together, in bytes, above which it is written past the caches: little of it would still be there when it is read.
+/// The bytes of outputs that are filled together, above which they are written past the caches: little of them would still be there when they are read.
 pub(crate) const PAST_CACHES: usize = 8 << 20;
 
 /// Bytes of a block of a general collective.

@@ -1,4 +1,4 @@
-//! What goes between this process and one other: messages in pieces, as large as the coordinator passes on, and never more of them under
+//! The messages between this process and one other: in pieces, as large as the coordinator passes on, and never more of them under
 //! way than it keeps.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What lies on devices, where members share no memory: messages are empty, and this process issues its own part by NCCL when all have
+//! Operations on devices, where members share no memory: messages are empty, and this process issues its own part by NCCL when all have
 //! come. `REMOTE.md`, "Operations on devices".
 
 use std::ops::ControlFlow::Break;

@@ -19,7 +19,7 @@ pub(crate) struct ReduceContribution {
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(super) accumulator: DeviceAccumulator,
     pub(super) part: Part,
-    /// What it has packed, or why it could not: when it was data_header, where members share no memory.
+    /// The packed gradients, or the error of packing: from the issue on, where members share no memory.
     pub(super) packed: Option<Result<DeviceBuffer, CudaError>>,
 }
 

@@ -63,5 +63,5 @@ impl<T: AsMut<Vec<HostBuffer>> + Send + Sync + 'static> Work for SharedGather<T>
 }
 
 fn alone<T>(holder: &mut Arc<T>) -> &mut T {
-    Arc::get_mut(holder).expect("there was no other handle when it was data_header")
+    Arc::get_mut(holder).expect("there was no other handle when it was contributed")
 }

@@ -145,7 +145,7 @@ impl Drop for FragileHolder {
     }
 }
 
-/// Ranks call different functions, and what one of them data_header panics when it is dropped for that.
+/// Ranks call different functions, and the contribution of one of them panics when it is dropped for that.
 #[test]
 fn a_contribution_that_fits_no_other_and_panics_when_it_is_dropped_does_not_hide_that_it_fits_none()
 {

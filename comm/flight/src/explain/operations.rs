@@ -261,7 +261,7 @@ fn by_operation<'a>(timelines: &BTreeMap<Rank, Timeline<'a>>) -> BTreeMap<Key, O
     operations
 }
 
-/// What a rank sends to itself has two entries of one rank: nobody differs there. A call that was refused because its
+/// A transfer of a rank to itself has two entries of one rank: nobody differs there. A call that was refused because its
 /// epoch was over, before it got a number, meets nobody.
 fn meets_others(entry: &FlightEntry, members: &BTreeMap<GroupId, &[Rank]>) -> bool {
     let to_itself = members.get(&entry.group).is_some_and(|it| it.len() == 2 && it[0] == it[1]);

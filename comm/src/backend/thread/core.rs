@@ -1,4 +1,4 @@
-//! What the ranks of a local world share.
+//! The state that the ranks of a local world share.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -17,7 +17,7 @@ use crate::slow::Links;
 use crate::sync::atomic::AtomicUsize;
 use crate::sync::thread;
 
-/// What the ranks of a local world share.
+/// The state that the ranks of a local world share.
 #[derive(Debug)]
 pub(crate) struct Core {
     options: WorldOptions,
