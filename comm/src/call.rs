@@ -1,4 +1,6 @@
-//! What a caller asks for, before it has a number.
+//! A call, before and after it has its number.
+
+use std::sync::Arc;
 
 use hsdp_kernels::Element;
 use hsdp_sharding::{DType, Rank};
@@ -80,5 +82,20 @@ impl Call {
             scaling,
             tag,
         }
+    }
+}
+
+/// A call that has its number.
+pub(crate) struct Described {
+    /// What the members compare.
+    pub(crate) told: Arc<Descriptor>,
+    /// What the call moves, where a fault has this member tell something else.
+    pub(crate) meant: Option<Arc<Descriptor>>,
+}
+
+impl Described {
+    /// What the call moves.
+    pub(crate) fn meant(&self) -> &Arc<Descriptor> {
+        self.meant.as_ref().unwrap_or(&self.told)
     }
 }

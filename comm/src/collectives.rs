@@ -9,10 +9,6 @@ mod moving;
 mod passing;
 mod reducing;
 
-pub(crate) use self::dealing::{Splits, check_pairs};
-pub use self::lending::Lent;
-pub(crate) use self::passing::sources_of;
-
 /// The sum of counts that a caller gives; as many as can be counted, if they are more. No buffer has so many elements, so a comparison
 /// with a length fails, and so does an allocation.
 pub(crate) fn sum_of(counts: &[usize]) -> usize {

@@ -6,7 +6,7 @@
 //! complete, for [`Pending`](crate::Pending), when it is issued; what it writes carries the moment from which it can be read
 //! (`CUDA.md` of the kernels), and nobody waits on the host.
 //!
-//! In reading order: `streams` (where), `units` (what is called), `gather`, `reduce`, `all_reduce` (what is issued), `carrier` (by whom: this
+//! In reading order: `units` (what is called), `gather`, `reduce`, `all_reduce` (what is issued), `carrier` (by whom: this
 //! process, or NCCL), `outcome` (what members
 //! get), `apart` (where members are processes).
 
@@ -16,9 +16,6 @@ mod carrier;
 mod gather;
 mod outcome;
 mod reduce;
-mod streams;
 mod units;
 
-pub(crate) use self::reduce::ReduceContribution;
-pub(crate) use self::streams::Streams;
 pub use self::units::{DeviceAccumulator, DeviceReduced};

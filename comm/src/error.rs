@@ -1,4 +1,7 @@
-//! The errors of this crate, with every number.
+//! The errors of this crate, with every number. `nccl` has those of NCCL.
+
+#[cfg(feature = "nccl")]
+pub(crate) mod nccl;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -7,7 +10,10 @@ use std::time::Duration;
 
 use hsdp_sharding::{DType, Rank};
 
-use crate::{Descriptor, Mismatch, Op};
+#[cfg(feature = "nccl")]
+pub use self::nccl::NcclError;
+use crate::mismatch::Mismatch;
+use crate::{Descriptor, Op};
 
 /// An error of a collective, a group or a world.
 ///
@@ -167,7 +173,7 @@ pub enum Error {
         /// The step that the rank was in.
         step: u64,
         /// The error of NCCL.
-        error: Arc<crate::nccl::NcclError>,
+        error: Arc<NcclError>,
     },
     /// This rank or another one could not connect by NCCL. All ranks get this error.
     #[cfg(feature = "nccl")]
@@ -176,7 +182,7 @@ pub enum Error {
         /// The rank.
         rank: Rank,
         /// The error of NCCL.
-        error: Arc<crate::nccl::NcclError>,
+        error: Arc<NcclError>,
     },
     /// This world cannot use NCCL, or is not connected yet.
     #[cfg(feature = "nccl")]

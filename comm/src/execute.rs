@@ -1,11 +1,12 @@
 //! The work of an operation, cut into blocks that any thread may run, in any order.
 //!
 //! The elements that a block writes depend on its number and on the contributions alone, never on the thread that runs it or the
-//! time: so results do not depend on timing. In reading order: `exchange` (buffers that members bring), `copy` (operations that move
+//! time: so results do not depend on timing. In reading order: `buffers` (what a member brings), `exchange` (of which it reads one and fills another), `copy` (operations that move
 //! elements), `handover` (those that pass whole vectors on), `reduce` and `reduce_scatter` (those that combine),
-//! `runs`, `unit_gather`, `shared_gather`, `unit_reduce` and `all_reduce_scaled` (the runtime's own).
+//! `unit_buffers`, `runs`, `unit_gather`, `shared_gather`, `unit_reduce` and `all_reduce_scaled` (the runtime's own).
 
 mod all_reduce_scaled;
+mod buffers;
 mod copy;
 mod exchange;
 mod handover;
@@ -13,6 +14,7 @@ mod reduce;
 mod reduce_scatter;
 mod runs;
 mod shared_gather;
+mod unit_buffers;
 mod unit_gather;
 mod unit_reduce;
 
@@ -25,18 +27,21 @@ use std::sync::Arc;
 
 use hsdp_kernels::{DisjointBuffer, DisjointVec, ValuesMut};
 use hsdp_sharding::{ByteCount, Piece, Rank};
-use smallvec::SmallVec;
 
 pub(crate) use self::all_reduce_scaled::{AllReduceScaled, Scaled};
+pub(crate) use self::buffers::Buffers;
 pub(crate) use self::copy::Copies;
-pub(crate) use self::exchange::{Exchange, Source};
-pub(crate) use self::handover::{Barrier, Handing, Handover};
+pub use self::exchange::Lent;
+pub(crate) use self::exchange::{Exchange, Source, Splits, check_pairs};
+pub(crate) use self::handover::{Barrier, Handing, Handover, sources_of};
 pub(crate) use self::reduce::{Receivers, Reduce, ReduceInPlace, combine};
 pub(crate) use self::reduce_scatter::ReduceScatter;
 pub(crate) use self::shared_gather::{SharedGather, SharedGatherContribution};
+pub use self::unit_buffers::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub(crate) use self::unit_gather::{UnitGather, UnitGatherContribution};
 pub(crate) use self::unit_reduce::{UnitReduce, UnitReduceContribution};
-use crate::backend::thread::{Operation, Record};
+use crate::engine::{Operation, Record};
+pub(crate) use crate::engine::{Outputs, PerMember};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::{Channel, Descriptor, Op};
 
@@ -58,9 +63,6 @@ const BLOCK_BYTES: usize = 64 << 10;
 
 /// Why contributions to the work of a unit do not fit together.
 const LAYOUTS_DIFFER: &str = "ranks have different layouts of one unit";
-
-/// A small value for each member, by slot. Those of few members need no allocation.
-pub(crate) type PerMember<T> = SmallVec<[T; 4]>;
 
 /// The work of one operation, with the contributions of all its members.
 pub(crate) trait Work: Send + Sync + 'static {
@@ -101,29 +103,6 @@ pub(crate) type NextRound = Box<dyn FnOnce(&Arc<Operation>) + Send>;
 pub(crate) trait Assemble<D, W>: FnOnce(Vec<D>) -> Result<W, String> {}
 
 impl<D, W, F: FnOnce(Vec<D>) -> Result<W, String>> Assemble<D, W> for F {}
-
-/// The members' outputs, by slot.
-pub(crate) struct Outputs<O>(Vec<Option<O>>);
-
-impl<O> Outputs<O> {
-    /// That of the member in one slot: the others get theirs elsewhere.
-    pub(crate) fn only(slot: usize, output: O) -> Self {
-        let mut outputs: Vec<_> = (0..slot).map(|_| None).collect();
-        outputs.push(Some(output));
-        Self(outputs)
-    }
-
-    /// Takes the output of a member; `None` if it was taken before.
-    pub(crate) fn take(&mut self, slot: usize) -> Option<O> {
-        self.0[slot].take()
-    }
-}
-
-impl<O> FromIterator<O> for Outputs<O> {
-    fn from_iter<I: IntoIterator<Item = O>>(outputs: I) -> Self {
-        Self(outputs.into_iter().map(Some).collect())
-    }
-}
 
 /// Counts the bytes that blocks receive from other ranks, and notes the member whose contribution they read.
 pub(crate) struct Meter<'a> {

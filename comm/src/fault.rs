@@ -1,13 +1,10 @@
 //! Faults that a test injects into a rank. PROTOCOL.md, "Faults".
 //!
-//! In reading order: `injector` (which faults are due at a call), `injection` (what they make of it), `lie` (descriptors
-//! that say something else than was meant), `poisoned` (a gradient that is not finite), `parse` (faults from text).
+//! In reading order: this file (the faults), `parse` (faults from text), `injector` (the faults that are due at a call). The
+//! module `injection` commits them.
 
-mod injection;
 mod injector;
-mod lie;
 mod parse;
-mod poisoned;
 
 use std::fmt;
 use std::time::Duration;
@@ -15,8 +12,7 @@ use std::time::Duration;
 use half::f16;
 use hsdp_sharding::{Rank, UnitId};
 
-pub(crate) use self::injection::{Injected, Manner};
-pub(crate) use self::injector::Injector;
+pub(crate) use self::injector::{Injector, Moment};
 use crate::{Error, Stage, Tag};
 
 /// An injected fault: on one rank, in one step, at one of its calls. Fires once.

@@ -3,14 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-pub(crate) use hsdp_flight::{Ending, EntryNumber, FlightState, Origin, Recorder};
-
 use hsdp_flight::FlightRecord;
 use hsdp_sharding::Rank;
 
-use crate::backend::thread::Record;
-use crate::engine::Status;
-use crate::handle::RankHandle;
+use crate::engine::{Record, Status};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The record of rank `rank` of `size`.
@@ -36,9 +32,13 @@ pub(crate) struct Dump {
 }
 
 impl Dump {
-    pub(crate) fn of(handle: &RankHandle, folder: Option<Arc<Path>>) -> Self {
-        let (record, status) = (Arc::clone(&handle.record), Arc::clone(&handle.status));
-        let (rank, size) = (handle.rank, handle.size);
+    pub(crate) fn of(
+        (rank, size): (Rank, usize),
+        record: &Arc<Record>,
+        status: &Arc<Status>,
+        folder: Option<Arc<Path>>,
+    ) -> Self {
+        let (record, status) = (Arc::clone(record), Arc::clone(status));
         Self { folder, rank, size, record, status, written: AtomicBool::new(false) }
     }
 

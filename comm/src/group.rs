@@ -45,13 +45,14 @@ impl Group {
         let index = index.ok_or_else(|| refuse("this rank is not among its members"))?;
         Ok(Self {
             handle: Arc::clone(handle),
-            site: Site::group(handle, ranks.into(), channel, index),
+            site: handle.site((GroupId::of(ranks, channel), channel), ranks.into(), index),
         })
     }
 
     pub(crate) fn of_all(handle: &Arc<RankHandle>, channel: Channel) -> Self {
-        let ranks = (0..handle.size).map(Rank::new).collect();
-        let site = Site::group(handle, ranks, channel, handle.rank.index());
+        let ranks: Arc<[Rank]> = (0..handle.size).map(Rank::new).collect();
+        let id = GroupId::of(&ranks, channel);
+        let site = handle.site((id, channel), ranks, handle.rank.index());
         Self { handle: Arc::clone(handle), site }
     }
 
@@ -61,6 +62,22 @@ impl Group {
 
     pub(crate) fn site(&self) -> &Site {
         &self.site
+    }
+
+    /// Where those meet that are left without `absent`, of which this rank is none: a group of its own, which pairs with no
+    /// other.
+    pub(crate) fn without(&self, absent: &[Rank]) -> Site {
+        let Site { id, channel, ref ranks, slot, .. } = self.site;
+        let is_present = |rank: &&Rank| !absent.contains(rank);
+        let before = ranks[..slot].iter().filter(is_present).count();
+        let present = ranks.iter().filter(is_present).copied().collect();
+        self.handle.site((id.without(absent), channel), present, before)
+    }
+
+    /// Where the transfers from one member to another meet: the first gives, the second takes.
+    pub(crate) fn pair(&self, [from, to]: [Rank; 2], slot: usize) -> Site {
+        let Site { id, channel, .. } = self.site;
+        self.handle.site((id.pair(from, to), channel), Arc::new([from, to]), slot)
     }
 
     /// This rank.

@@ -1,4 +1,6 @@
-//! What a rank owns of its world: its record, its sequences, and the backend that serves it.
+//! What a rank owns of its world: its record, its sequences, the backend that serves it, and its `streams` on devices.
+
+mod streams;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -6,18 +8,18 @@ use std::thread::{self, ThreadId};
 
 use hsdp_sharding::Rank;
 
-use crate::backend::thread::{Access, Lifeline, Record, in_work};
+use self::streams::Streams;
+use crate::backend::thread::{Access, Lifeline, in_work};
 use crate::call::Call;
-use crate::engine::Status;
+use crate::engine::{Record, Status};
 use crate::fault::Injector;
-use crate::flight::{EntryNumber, Origin, Recorder};
 use crate::process::Process;
 use crate::remote::Endpoint;
-use crate::sequence::Sequence;
-use crate::site::Site;
+use crate::site::{Sequence, Site};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, StepFailure, WorldOptions};
+use hsdp_flight::{EntryNumber, Origin, Recorder};
 
 /// A rank's place in its world. All handles of a rank share it; when the last one goes, the rank has left.
 #[derive(Debug)]
@@ -41,7 +43,7 @@ pub(crate) struct RankHandle {
     withheld: Mutex<Option<(u64, Error)>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
     /// Where its operations on devices run.
-    pub(crate) streams: crate::device::Streams,
+    pub(crate) streams: Streams,
     /// Its communicators, where those go by NCCL.
     #[cfg(feature = "nccl")]
     pub(crate) nccl: crate::nccl::Held,
@@ -103,7 +105,7 @@ impl RankHandle {
             watched: OnceLock::new(),
             withheld: Mutex::default(),
             sequences: Mutex::default(),
-            streams: crate::device::Streams::default(),
+            streams: Streams::default(),
             #[cfg(feature = "nccl")]
             nccl: crate::nccl::Held::default(),
         }
@@ -124,23 +126,24 @@ impl RankHandle {
         thread::panicking() && self.watched.get() == Some(&thread::current().id())
     }
 
-    /// The sequence of a group of `ranks`, in which this rank has `slot`. All handles of one group share it; only who
+    /// Where a group of `ranks` meets, in which this rank has `slot`. All handles of one group share its sequence; only who
     /// sends to itself has two slots.
-    pub(crate) fn sequence(
+    pub(crate) fn site(
         &self,
-        group: GroupId,
-        channel: Channel,
-        ranks: &Arc<[Rank]>,
+        (id, channel): (GroupId, Channel),
+        ranks: Arc<[Rank]>,
         slot: usize,
-    ) -> Arc<Sequence> {
-        let mut sequences = self.sequences.lock();
-        if let Some(sequence) = sequences.get(&(group, slot)) {
-            return Arc::clone(sequence);
+    ) -> Site {
+        let mut is_new = false;
+        let begin = || {
+            is_new = true;
+            Arc::default()
+        };
+        let sequence = Arc::clone(self.sequences.lock().entry((id, slot)).or_insert_with(begin));
+        if is_new {
+            self.record.flight.know(id, channel, &ranks);
         }
-        let sequence = Arc::clone(sequences.entry((group, slot)).or_default());
-        drop(sequences);
-        self.record.flight.know(group, channel, ranks);
-        sequence
+        Site { id, channel, ranks, slot, sequence }
     }
 
     /// The ranks that have no data, in order.

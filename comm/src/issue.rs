@@ -3,15 +3,16 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use hsdp_flight::{EntryNumber, FlightState};
 use hsdp_sharding::{ByteCount, Rank};
 
-use crate::backend::thread::{Access, InBlock, Member, Record, Ticket};
-use crate::buffers::Buffers;
-use crate::call::Call;
-use crate::execute::{Assemble, Barrier, Meter, Work};
-use crate::fault::{Injected, Manner};
-use crate::flight::{EntryNumber, FlightState};
+use crate::backend::thread::{Access, InBlock, Member, Ticket};
+use crate::call::{Call, Described};
+use crate::engine::Record;
+use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
+
 use crate::handle::Backend;
+use crate::injection::{Injected, Manner};
 use crate::pattern::Pattern;
 use crate::remote::{Endpoint, Execution, Transmit};
 use crate::site::Site;
@@ -20,21 +21,6 @@ use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
 /// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.
 const QUICK_BYTES: usize = 32 << 10;
-
-/// A call that has its number.
-pub(crate) struct Described {
-    /// What the members compare.
-    pub(crate) told: Arc<Descriptor>,
-    /// What the call moves, where a fault has this member tell something else.
-    meant: Option<Arc<Descriptor>>,
-}
-
-impl Described {
-    /// What the call moves.
-    pub(crate) fn meant(&self) -> &Arc<Descriptor> {
-        self.meant.as_ref().unwrap_or(&self.told)
-    }
-}
 
 impl Group {
     /// Issues an operation of all members.
@@ -129,7 +115,7 @@ impl Group {
         assemble: impl Assemble<D, W>,
     ) -> Result<Option<Ticket>, Error> {
         let slot = usize::from(call.op == Op::Recv);
-        let (site, mut contribution) = (self.site().pair(self.handle(), ranks, slot), contribution);
+        let (site, mut contribution) = (self.pair(ranks, slot), contribution);
         let absent = self.absent_at(&site);
         if !absent.is_empty() {
             return Err(Error::Absent { op: call.op, rank: self.rank(), absent });
@@ -173,7 +159,7 @@ impl Group {
             return Ok(Cow::Borrowed(self.site()));
         }
         if op == Op::Barrier && !absent.contains(&rank) {
-            return Ok(Cow::Owned(self.site().without(self.handle(), &absent)));
+            return Ok(Cow::Owned(self.without(&absent)));
         }
         Err(Error::Absent { op, rank, absent })
     }
@@ -188,7 +174,7 @@ impl Group {
     }
 
     /// Gives a call its number, when the rank has committed the faults that are due at it; no entry if it skips the call.
-    fn enter<D: 'static>(
+    fn enter<D: Buffers>(
         &self,
         site: &Site,
         call: Call,

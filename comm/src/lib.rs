@@ -78,22 +78,22 @@
 //! `mpi` (feature `mpi`), `control` and `nccl` (feature `nccl`) are public. The others are private, and their public
 //! items are re-exported here. In reading order:
 //!
-//! - a call: `hsdp-flight` (its description), `call`;
-//! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `slow`;
-//! - worlds and ranks: `options`, `world`, `handle`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
-//!   settings that all ranks must share);
-//! - groups and operations: `group`, `site`, `pattern` (who gives what to whom), `buffers`, `issue`, `collectives`, `units`, `device`,
-//!   `pending`;
-//! - execution: `execute` (the work of an operation, in blocks), `engine` (clocks and early ends), `backend::thread` (an
-//!   operation's order and its threads: `PROTOCOL.md` beside the
+//! - a call: `hsdp-flight` (its description), `site` (where its members meet), `call`, `pattern` (who gives what to whom);
+//! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `options`;
+//! - execution: `engine` (operations, records of ranks, clocks and early ends), `execute` (the work of an operation, in blocks),
+//!   `slow`, `backend::thread` (an operation's threads: `PROTOCOL.md` beside the
 //!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
+//! - worlds and ranks: `handle`, `world`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
+//!   settings that all ranks must share);
+//! - groups and operations: `group`, `pending`, `injection` (what faults make of a call), `issue`, `collectives`, `units`, `device`;
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`).
+//!
+//! A module imports only modules that do not lead back to it (`tests/tests/architecture.rs` names the exceptions).
 
 /// How operations are carried. Today ranks that share no memory are a part of the backend of threads.
 mod backend {
     pub(crate) mod thread;
 }
-mod buffers;
 mod bytes;
 mod call;
 mod collectives;
@@ -101,12 +101,23 @@ mod comparison;
 #[cfg(feature = "nccl")]
 pub mod control;
 mod device;
-/// Parts of all backends that know none of them: the clocks of waits, and the early ends.
+/// Parts of all backends that know none of them: operations at which members arrive, the state that a rank shows to others, the
+/// clocks of waits, and the early ends.
 mod engine {
+    mod attendance;
     mod clock;
+    mod operation;
+    mod outputs;
+    mod phase;
+    mod record;
     mod status;
 
+    pub(crate) use self::attendance::Attendance;
     pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
+    pub(crate) use self::operation::{Arrived, Key, Operation};
+    pub(crate) use self::outputs::{Outputs, PerMember, discard, panic_message};
+    pub(crate) use self::phase::{Arrivals, Difference};
+    pub(crate) use self::record::Record;
     pub(crate) use self::status::Status;
 }
 mod environment;
@@ -116,6 +127,7 @@ mod fault;
 mod flight;
 mod group;
 mod handle;
+mod injection;
 mod issue;
 mod launch;
 mod ledger;
@@ -130,7 +142,6 @@ mod pending;
 mod process;
 mod remote;
 mod rendezvous;
-mod sequence;
 mod site;
 mod slow;
 mod sync;
@@ -138,20 +149,18 @@ mod units;
 mod world;
 
 pub use self::backend::thread::in_work;
-pub use self::collectives::Lent;
 pub use self::device::{DeviceAccumulator, DeviceReduced};
 pub use self::environment::{Launched, Launcher};
 pub use self::error::{AbortReason, Error, StepFailure};
+pub use self::execute::{Accumulator, Contribution, Lent, NonFiniteAt, Reduced};
 pub use self::fault::{Fault, FaultKind, FaultPlace};
 pub use self::group::Group;
 pub use self::launch::{RankFailure, launch, run, world};
 pub use self::ledger::{LedgerSnapshot, Messages};
 pub use self::mismatch::{Mismatch, MismatchRow, Wanted};
-pub use self::options::{Between, Workers, WorldOptions};
+pub use self::options::{Between, SlowChannel, Workers, WorldOptions};
 pub use self::pending::Pending;
 pub use self::rendezvous::Rendezvous;
-pub use self::slow::SlowChannel;
-pub use self::units::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub use self::world::World;
 pub use hsdp_flight::{
     Channel, Counts, Descriptor, Explanation, Finding, FlightEntry, FlightError, FlightGroup,

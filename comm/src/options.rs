@@ -1,10 +1,12 @@
 //! Options of a world.
 
 use std::env;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{Error, Fault, SlowChannel};
+use crate::fault::Fault;
+use crate::{Channel, Error};
 
 /// Options of a world.
 ///
@@ -73,6 +75,38 @@ impl Default for WorldOptions {
             slow: Vec::new(),
         }
     }
+}
+
+/// A channel whose operations are delayed, as on a network: for tests and benches.
+///
+/// Each group of the channel has a link of its own, which carries one operation at a time. An operation whose last member
+/// has arrived waits until the link is free, and then occupies it for `latency` and for the time that its bytes take. No
+/// member gets its output earlier. The delay blocks no call, no rank and no worker thread: only the ranks that wait for the
+/// operation wait longer. Groups of one have no link.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+/// use hsdp_comm::{Channel, SlowChannel, Tag, WorldOptions, launch};
+///
+/// let latency = Duration::from_millis(20);
+/// let slow = SlowChannel { channel: Channel::User, latency, bytes_per_second: None };
+/// let options = WorldOptions { slow: vec![slow], ..WorldOptions::default() };
+/// let ends = launch(2, options, |world| {
+///     let started = Instant::now();
+///     world.world_group(Channel::User).barrier(Tag::default())?.wait()?;
+///     Ok::<_, hsdp_comm::Error>(started.elapsed())
+/// });
+/// assert!(ends.into_iter().all(|took| took.unwrap().unwrap() >= latency));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowChannel {
+    /// The channel.
+    pub channel: Channel,
+    /// The time that each operation occupies its link, whatever its size.
+    pub latency: Duration,
+    /// The speed of a link, in bytes a second, where the bytes of an operation are those that one member receives;
+    /// `None` for no limit.
+    pub bytes_per_second: Option<NonZeroU64>,
 }
 
 /// How ranks that are threads of one process exchange data. Results do not depend on it.

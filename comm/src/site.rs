@@ -1,11 +1,10 @@
-//! Where the members of a call meet. PROTOCOL.md, "Matching of calls".
+//! Where the members of a call meet, and the numbers of their calls there. PROTOCOL.md, "Matching of calls".
 
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use crate::handle::RankHandle;
-use crate::sequence::Sequence;
+use crate::sync::Mutex;
 use crate::{Channel, GroupId};
 
 /// Where the members of a call meet: a group, what is left of one whose other members are absent, or a pair of its
@@ -21,42 +20,74 @@ pub(crate) struct Site {
     pub(crate) sequence: Arc<Sequence>,
 }
 
-impl Site {
-    /// A group of `ranks`, of which this rank is the one in `slot`.
-    pub(crate) fn group(
-        handle: &RankHandle,
-        ranks: Arc<[Rank]>,
-        channel: Channel,
-        slot: usize,
-    ) -> Self {
-        let id = GroupId::of(&ranks, channel);
-        Self::at(handle, id, channel, ranks, slot)
+/// The numbers of the operations that this rank issues on one group.
+#[derive(Debug, Default)]
+pub(crate) struct Sequence(Mutex<Numbers>);
+
+#[derive(Debug, Default)]
+struct Numbers {
+    epoch: u64,
+    next: u64,
+    /// Numbers below `next` that a fault took out of their order, the next to be given last.
+    swapped: Vec<u64>,
+}
+
+impl Sequence {
+    /// The next number in `epoch`; each epoch counts from 0.
+    ///
+    /// A thread that read the epoch before another thread of its rank went on gets a number that means nothing: its
+    /// epoch is over, and its call will be refused.
+    pub(crate) fn take(&self, epoch: u64) -> u64 {
+        let mut numbers = self.0.lock();
+        numbers.go_on_to(epoch);
+        if numbers.epoch > epoch {
+            return u64::MAX;
+        }
+        if let Some(number) = numbers.swapped.pop() {
+            return number;
+        }
+        numbers.next += 1;
+        numbers.next - 1
     }
 
-    /// What is left of a group without `absent`, of which this rank is none: a group of its own, which pairs with no other.
-    pub(crate) fn without(&self, handle: &RankHandle, absent: &[Rank]) -> Self {
-        let id = self.id.without(absent);
-        let is_present = |rank: &&Rank| !absent.contains(rank);
-        let ranks: Arc<[Rank]> = self.ranks.iter().filter(is_present).copied().collect();
-        let before = self.ranks[..self.slot].iter().filter(is_present);
-        let slot = before.count();
-        Self::at(handle, id, self.channel, ranks, slot)
+    /// Has the next two calls in `epoch` take each other's numbers.
+    pub(crate) fn swap_next(&self, epoch: u64) {
+        let mut numbers = self.0.lock();
+        numbers.go_on_to(epoch);
+        if numbers.epoch == epoch && numbers.swapped.is_empty() {
+            numbers.swapped = vec![numbers.next, numbers.next + 1];
+            numbers.next += 2;
+        }
+    }
+}
+
+impl Numbers {
+    fn go_on_to(&mut self, epoch: u64) {
+        if self.epoch < epoch {
+            *self = Self { epoch, ..Self::default() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_begin_anew_in_each_epoch_and_never_go_back() {
+        let sequence = Sequence::default();
+        assert_eq!([sequence.take(0), sequence.take(0), sequence.take(2)], [0, 1, 0]);
+        assert_eq!([sequence.take(0), sequence.take(2)], [u64::MAX, 1]);
     }
 
-    /// The transfers from one member to another: the first gives, the second takes.
-    pub(crate) fn pair(&self, handle: &RankHandle, [from, to]: [Rank; 2], slot: usize) -> Self {
-        let id = self.id.pair(from, to);
-        Self::at(handle, id, self.channel, Arc::new([from, to]), slot)
-    }
-
-    fn at(
-        handle: &RankHandle,
-        id: GroupId,
-        channel: Channel,
-        ranks: Arc<[Rank]>,
-        slot: usize,
-    ) -> Self {
-        let sequence = handle.sequence(id, channel, &ranks, slot);
-        Self { id, channel, ranks, slot, sequence }
+    #[test]
+    fn numbers_that_are_swapped_are_given_once_each_and_forgotten_with_their_epoch() {
+        let sequence = Sequence::default();
+        sequence.swap_next(0);
+        sequence.swap_next(0);
+        let numbers = [(); 4].map(|()| sequence.take(0));
+        assert_eq!(numbers, [1, 0, 2, 3]);
+        sequence.swap_next(1);
+        assert_eq!([sequence.take(1), sequence.take(2), sequence.take(2)], [1, 0, 1]);
     }
 }

@@ -1,22 +1,16 @@
 //! Ranks that are threads of one process. `PROTOCOL.md`, beside the sources of this crate, has the steps of each thread and their order.
 //!
-//! In reading order: `record` (the state that a rank shows to others),
-//! `phase`, `operation`, `attendance` and `table` (members meet), `any_work`, `running`, `queued` and `queue` (work and its threads),
+//! In reading order: `table` (operations that members have yet to come to), `running`, `queued` and `queue` (work and its threads),
 //! `core` (all of it together), `issue` and `helping` (the steps of threads on it), `ends` (its early ends), `circle` (ranks that
 //! wait for each other), and `wait` (a member waits for its output).
 
-mod any_work;
-mod attendance;
 mod circle;
 mod core;
 mod ends;
 mod helping;
 mod issue;
-mod operation;
-mod phase;
 mod queue;
 mod queued;
-mod record;
 mod running;
 mod table;
 mod wait;
@@ -26,9 +20,7 @@ mod tests;
 
 pub(crate) use self::circle::waiting_for_each_other;
 pub(crate) use self::core::{Access, Core, Lifeline, Member};
-pub(crate) use self::operation::Operation;
-pub(crate) use self::record::Record;
+pub(crate) use self::running::InBlock;
 pub use self::running::in_work;
-pub(crate) use self::running::{InBlock, panic_message};
-pub(crate) use self::table::Key;
 pub(crate) use self::wait::Ticket;
+pub(crate) use crate::engine::{Key, Operation, panic_message};

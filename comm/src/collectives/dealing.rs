@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use super::sum_of;
 use crate::call::Call;
-use crate::execute::{Copies, Exchange, Source};
+use crate::execute::{Copies, Exchange, Source, Splits, check_pairs};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # The collective that distributes elements from all members to all members
@@ -89,26 +89,4 @@ impl Group {
         }
         Ok(())
     }
-}
-
-/// What a member brings to an all_to_all.
-pub(crate) struct Splits<T> {
-    pub(crate) exchange: Exchange<T>,
-    pub(crate) send: Vec<usize>,
-    pub(crate) receive: Vec<usize>,
-}
-
-/// Whether what each sends is what the other expects.
-pub(crate) fn check_pairs(send: &[&Vec<usize>], receive: &[&Vec<usize>]) -> Result<(), String> {
-    for (from, send) in send.iter().enumerate() {
-        for (to, receive) in receive.iter().enumerate() {
-            if send.get(to) != receive.get(from) {
-                return Err(format!(
-                    "member {from} sends {} elements to member {to}, which expects {},",
-                    send[to], receive[from]
-                ));
-            }
-        }
-    }
-    Ok(())
 }

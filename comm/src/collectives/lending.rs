@@ -2,23 +2,9 @@
 
 use hsdp_kernels::Element;
 
-use super::dealing::Splits;
 use super::sum_of;
-use crate::execute::{Exchange, Source};
+use crate::execute::{Exchange, Lent, Source, Splits};
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
-
-/// The buffers that a member lends to a call. Both come back when the call is complete, and are lost if it is refused or
-/// fails.
-///
-/// To allocate a large output for a call costs more than the call itself, since each of its pages is touched for the
-/// first time.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Lent<T> {
-    /// The input. It comes back unchanged.
-    pub source: Vec<T>,
-    /// The output. Its old elements are not read.
-    pub target: Vec<T>,
-}
 
 /// # Collectives with buffers that are lent
 ///

@@ -4,7 +4,7 @@ use hsdp_kernels::Element;
 
 use crate::backend::thread::Ticket;
 use crate::call::Call;
-use crate::execute::{Barrier, Handing, Handover};
+use crate::execute::{Barrier, Handing, Handover, sources_of};
 use crate::{Error, Group, Op, Pending, Tag};
 
 /// # Collectives that pass vectors on
@@ -98,18 +98,4 @@ fn sent<T: Element>(ticket: Ticket) -> Result<(), Error> {
 /// Slot 0 gives, slot 1 takes.
 fn given<T: Element>(values: Vec<Vec<T>>) -> Result<Handover<T>, String> {
     Ok(Handover::new(values, vec![None, Some(0)], 0))
-}
-
-/// Whose vector each member gets.
-pub(crate) fn sources_of(destinations: &[Option<usize>]) -> Result<Vec<Option<usize>>, String> {
-    let mut sources = vec![None; destinations.len()];
-    for (from, destination) in destinations.iter().enumerate() {
-        let Some(to) = *destination else { continue };
-        if let Some(other) = sources[to].replace(from) {
-            return Err(format!(
-                "members {other} and {from} both send their elements to member {to}"
-            ));
-        }
-    }
-    Ok(sources)
 }

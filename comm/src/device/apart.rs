@@ -2,7 +2,9 @@
 //! come. `REMOTE.md`, "Operations on devices".
 
 use std::ops::ControlFlow::Break;
+use std::sync::Arc;
 
+use hsdp_kernels::GradientValues;
 use hsdp_kernels::cuda::DeviceBuffer;
 use hsdp_sharding::UnitLayout;
 
@@ -12,8 +14,7 @@ use super::outcome::{Issued, Part};
 use super::reduce::{Reduce, ReduceContribution};
 use super::units::{DeviceAccumulator, DeviceReduced};
 use crate::Error;
-use crate::buffers::Buffers;
-use crate::execute::Work;
+use crate::execute::{Buffers, Work};
 use crate::pattern::Pattern;
 use crate::remote::{At, DataMessages, Next, Transmit};
 
@@ -64,6 +65,10 @@ impl Transmit for GatherContribution {
 
 impl Buffers for ReduceContribution {
     type Output = Issued<DeviceReduced>;
+
+    fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
+        &mut self.gradients
+    }
 
     fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
         let DeviceAccumulator { partial, noted, .. } = self.accumulator;

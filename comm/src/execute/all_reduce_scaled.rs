@@ -5,11 +5,22 @@ use std::ops::Range;
 use hsdp_kernels::{DisjointVec, Fold, Values, sum_contributions};
 use hsdp_sharding::balanced;
 
-use super::{BLOCK_ELEMENTS, Meter, Outputs, PerMember, Work, one_length, owned_blocks, take};
+use super::{
+    BLOCK_ELEMENTS, Buffers, Meter, Outputs, PerMember, Work, one_length, owned_blocks, take,
+};
 use crate::Scaling;
+use crate::pattern::Pattern;
 
 /// What a member brings.
 pub(crate) struct Scaled(pub(crate) Vec<f32>);
+
+impl Buffers for Scaled {
+    type Output = Vec<f32>;
+
+    fn imagined(self, _pattern: &Pattern<'_>) -> Vec<f32> {
+        self.0
+    }
+}
 
 /// A scaled sum that replaces every member's elements.
 pub(crate) struct AllReduceScaled {

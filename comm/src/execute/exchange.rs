@@ -1,8 +1,9 @@
-//! The contribution to an operation that reads one buffer and fills another, and its output.
+//! The contributions to operations that read one buffer and fill another, and their outputs.
 
 use hsdp_kernels::Element;
 
-use crate::Lent;
+use super::buffers::{Buffers, imagine};
+use crate::pattern::Pattern;
 
 /// The buffer to be read. Members may differ in the variant.
 pub(crate) enum Source<T> {
@@ -30,6 +31,19 @@ impl<T> Source<T> {
         let (Self::Given(elements) | Self::Lent(elements)) = self;
         elements
     }
+}
+
+/// The buffers that a member lends to a call. Both come back when the call is complete, and are lost if it is refused or
+/// fails.
+///
+/// To allocate a large output for a call costs more than the call itself, since each of its pages is touched for the
+/// first time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lent<T> {
+    /// The input. It comes back unchanged.
+    pub source: Vec<T>,
+    /// The output. Its old elements are not read.
+    pub target: Vec<T>,
 }
 
 /// The elements that a member gives, and the buffer that it fills, if it takes any.
@@ -75,4 +89,50 @@ impl<T> From<Lent<T>> for Exchange<T> {
     fn from(lent: Lent<T>) -> Self {
         Self { source: Source::Lent(lent.source), target: Some(lent.target) }
     }
+}
+
+impl<T: Element> Buffers for Exchange<T> {
+    type Output = Self;
+
+    fn imagined(self, pattern: &Pattern<'_>) -> Self {
+        let Self { source, mut target } = self;
+        if let Some(target) = &mut target {
+            imagine(pattern, source.elements(), target);
+        }
+        Self { source, target }
+    }
+}
+
+/// What a member brings to an all_to_all.
+pub(crate) struct Splits<T> {
+    pub(crate) exchange: Exchange<T>,
+    pub(crate) send: Vec<usize>,
+    pub(crate) receive: Vec<usize>,
+}
+
+impl<T: Element> Buffers for Splits<T> {
+    type Output = Exchange<T>;
+
+    fn pattern<'a>(&'a self, plain: Pattern<'a>) -> Pattern<'a> {
+        plain.dealt(&self.send, &self.receive)
+    }
+
+    fn imagined(self, pattern: &Pattern<'_>) -> Exchange<T> {
+        self.exchange.imagined(&pattern.dealt(&self.send, &self.receive))
+    }
+}
+
+/// Whether what each sends is what the other expects.
+pub(crate) fn check_pairs(send: &[&Vec<usize>], receive: &[&Vec<usize>]) -> Result<(), String> {
+    for (from, send) in send.iter().enumerate() {
+        for (to, receive) in receive.iter().enumerate() {
+            if send.get(to) != receive.get(from) {
+                return Err(format!(
+                    "member {from} sends {} elements to member {to}, which expects {},",
+                    send[to], receive[from]
+                ));
+            }
+        }
+    }
+    Ok(())
 }

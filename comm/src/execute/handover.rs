@@ -2,7 +2,8 @@
 
 use hsdp_kernels::Element;
 
-use super::{Meter, Outputs, Work};
+use super::{Buffers, Meter, Outputs, Work};
+use crate::pattern::Pattern;
 
 /// The contribution to a permutation.
 pub(crate) struct Handing<T> {
@@ -11,6 +12,33 @@ pub(crate) struct Handing<T> {
     /// The slot of the member that gives to this one, once that is known: only where members share no memory.
     pub(crate) giver: Option<usize>,
     pub(crate) values: Vec<T>,
+}
+
+impl<T: Element> Buffers for Handing<T> {
+    type Output = Vec<T>;
+
+    fn pattern<'a>(&'a self, plain: Pattern<'a>) -> Pattern<'a> {
+        plain.permuted(self.destination, self.giver)
+    }
+
+    fn imagined(self, pattern: &Pattern<'_>) -> Vec<T> {
+        let is_own = self.destination == Some(pattern.slot());
+        if is_own { self.values } else { bytemuck::zeroed_vec(self.values.len()) }
+    }
+}
+
+/// Whose vector each member gets.
+pub(crate) fn sources_of(destinations: &[Option<usize>]) -> Result<Vec<Option<usize>>, String> {
+    let mut sources = vec![None; destinations.len()];
+    for (from, destination) in destinations.iter().enumerate() {
+        let Some(to) = *destination else { continue };
+        if let Some(other) = sources[to].replace(from) {
+            return Err(format!(
+                "members {other} and {from} both send their elements to member {to}"
+            ));
+        }
+    }
+    Ok(sources)
 }
 
 /// Vectors that change hands.

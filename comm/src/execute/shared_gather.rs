@@ -7,13 +7,26 @@ use hsdp_kernels::{HostBuffer, SharedBuffer};
 use hsdp_sharding::UnitLayout;
 
 use super::unit_gather::UnitGather;
-use super::{LAYOUTS_DIFFER, Meter, Outputs, Work};
+use super::{Buffers, LAYOUTS_DIFFER, Meter, Outputs, Work};
+use crate::pattern::Pattern;
 
 /// The contribution of a member: its shard, to be read where it lies; of the first member also the holder of the parameters' buffers.
 pub(crate) struct SharedGatherContribution<T> {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,
     pub(crate) holder: Option<Arc<T>>,
+}
+
+impl<T: Send + Sync + 'static> Buffers for SharedGatherContribution<T> {
+    type Output = Option<Arc<T>>;
+
+    fn pattern<'a>(&'a self, plain: Pattern<'a>) -> Pattern<'a> {
+        plain.shared(self.layout.shard_size())
+    }
+
+    fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
+        None
+    }
 }
 
 /// The first replica's shards, copied into the buffers of one holder.

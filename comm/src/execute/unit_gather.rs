@@ -10,16 +10,25 @@ use smallvec::SmallVec;
 
 use super::runs::{Part, Run, put_together};
 use super::{
-    BLOCK_ELEMENTS, LAYOUTS_DIFFER, Meter, Outputs, PAST_CACHES, Work, block_elements, pieces_in,
-    take_values,
+    BLOCK_ELEMENTS, Buffers, LAYOUTS_DIFFER, Meter, Outputs, PAST_CACHES, Work, block_elements,
+    pieces_in, take_values,
 };
 use crate::bytes::values_mut;
+use crate::pattern::Pattern;
 
 /// The contribution of a member: its shard, to be read where it lies, and its parameters' buffers, to be filled. All are of one dtype.
 pub(crate) struct UnitGatherContribution {
     pub(crate) layout: Arc<UnitLayout>,
     pub(crate) shard: SharedBuffer,
     pub(crate) targets: Vec<HostBuffer>,
+}
+
+impl Buffers for UnitGatherContribution {
+    type Output = Vec<HostBuffer>;
+
+    fn imagined(self, _pattern: &Pattern<'_>) -> Vec<HostBuffer> {
+        self.targets
+    }
 }
 
 /// Every member's shard, copied into every member's parameters.

@@ -10,9 +10,13 @@ use hsdp_kernels::{
 };
 use hsdp_sharding::{Piece, Role, UnitLayout};
 
-use super::{LAYOUTS_DIFFER, MOST_ELEMENTS, Meter, Outputs, Work, block_elements, pieces_in, take};
+use super::unit_buffers::{NonFiniteAt, Reduced};
+use super::{
+    Buffers, LAYOUTS_DIFFER, MOST_ELEMENTS, Meter, Outputs, Work, block_elements, pieces_in, take,
+};
+use crate::Scaling;
+use crate::pattern::Pattern;
 use crate::sync::Mutex;
-use crate::{NonFiniteAt, Reduced, Scaling};
 
 /// Elements that more than [`FUSED`] members sum at a time: their sums stay in the first-level cache, beside what is added
 /// to them.
@@ -32,6 +36,22 @@ pub(crate) struct UnitReduceContribution {
     pub(crate) fold: Fold,
     /// The contribution to its own shard, in the dtype of the wire, where members share no memory. Else nothing.
     pub(crate) packed: Vec<u64>,
+}
+
+impl Buffers for UnitReduceContribution {
+    type Output = Reduced;
+
+    fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
+        &mut self.gradients
+    }
+
+    fn imagined(self, _pattern: &Pattern<'_>) -> Reduced {
+        let Self { mut partial, fold, .. } = self;
+        if fold == Fold::Replace {
+            partial.fill(0.0);
+        }
+        Reduced { partial, non_finite: None }
+    }
 }
 
 /// Every member's gradients, summed into the partials of their owners.

@@ -24,9 +24,9 @@ struct Progress {
 
 /// What calls are counted from 0 in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Moment {
-    pub(super) step: u64,
-    pub(super) epoch: u64,
+pub(crate) struct Moment {
+    pub(crate) step: u64,
+    pub(crate) epoch: u64,
 }
 
 impl Injector {
@@ -42,7 +42,7 @@ impl Injector {
 
     /// Counts a call, and takes the faults that are due at it, in the order in which they were given. A value that is
     /// not finite is due only where there is a gradient.
-    pub(super) fn due(&self, moment: Moment, tag: &Tag, has_gradient: bool) -> Vec<Fault> {
+    pub(crate) fn due(&self, moment: Moment, tag: &Tag, has_gradient: bool) -> Vec<Fault> {
         let mut progress = self.progress.lock();
         if progress.moment != moment {
             (progress.moment, progress.calls) = (moment, 0);
@@ -67,11 +67,11 @@ impl Injector {
     }
 
     /// From now on the rank is gone.
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.progress.lock().left = true;
     }
 
-    pub(super) fn has_left(&self) -> bool {
+    pub(crate) fn has_left(&self) -> bool {
         self.progress.lock().left
     }
 }

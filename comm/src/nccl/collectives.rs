@@ -8,8 +8,8 @@ use hsdp_sharding::DType;
 use nccl_sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use parking_lot::Mutex;
 
+use super::NcclError;
 use super::communicator::Communicator;
-use super::error::NcclError;
 use super::patience::Patience;
 
 /// Some elements of a buffer.

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use hsdp_kernels::cuda::{Device, Stream};
 use nccl_sys::{NCCL_SPLIT_NOCOLOR, Nccl, ncclComm, ncclComm_t, ncclResult_t};
 
-use super::error::{NcclError, texts};
+use super::NcclError;
 use super::patience::Patience;
 use super::unique_id::UniqueId;
+use crate::error::nccl::texts;
 
 /// How long a waiting thread sleeps between two looks.
 const LOOK: Duration = Duration::from_micros(50);

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use hsdp_kernels::cuda::Device;
 
+use super::NcclError;
 use super::communicator::Communicator;
-use super::error::NcclError;
 use super::patience::Patience;
 use super::unique_id::UniqueId;
 use super::watchdog;

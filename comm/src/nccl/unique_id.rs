@@ -4,8 +4,8 @@ use std::fmt;
 
 use nccl_sys::{ncclResult_t, ncclUniqueId};
 
+use super::NcclError;
 use super::communicator::{load, refused};
-use super::error::NcclError;
 
 /// The id by which the ranks of a communicator find each other. One rank makes it, and the program sends it to the others.
 #[derive(Clone, Copy)]

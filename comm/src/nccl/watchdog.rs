@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
+use super::NcclError;
 use super::connected::Connected;
-use super::error::NcclError;
 use crate::backend::thread::Access;
 use crate::engine::Status;
 use crate::handle::RankHandle;

@@ -6,8 +6,7 @@ use std::ops::Range;
 use hsdp_kernels::Element;
 
 use super::transmit::{At, DataMessages, Next, Transmit};
-use crate::collectives::{Splits, check_pairs, sources_of};
-use crate::execute::{Exchange, Handing, combine};
+use crate::execute::{Exchange, Handing, Splits, check_pairs, combine, sources_of};
 use crate::pattern::Pattern;
 use crate::{Counts, Op, Reduction};
 

@@ -17,11 +17,11 @@ use super::mailbox::Receiver;
 use super::message::{Kind, Message};
 use super::transmit::{At, DataMessage, DataMessages, Next, Transmit};
 use crate::backend::thread::{Access, InBlock, Member, Operation, Ticket, panic_message};
+use crate::call::Described;
 use crate::execute::{Meter, NextRound, Outputs, Work};
-use crate::flight::FlightState;
-use crate::issue::Described;
 use crate::sync::Mutex;
 use crate::{AbortReason, Descriptor, Error};
+use hsdp_flight::FlightState;
 
 /// One operation, as this rank takes part in it.
 pub(crate) struct Execution<S> {

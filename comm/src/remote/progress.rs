@@ -16,7 +16,8 @@ use super::probes::Probes;
 use super::relay::Relay;
 use super::transport::{Answer, Arrivals, Cause, Loss, Transport, TransportError, Waker};
 use crate::AbortReason;
-use crate::backend::thread::{Core, Operation, Record};
+use crate::backend::thread::{Core, Operation};
+use crate::engine::Record;
 use crate::ledger::Messages;
 
 mod deliver;

@@ -10,7 +10,7 @@ use hsdp_sharding::{Rank, UnitLayout};
 use super::header::{DataHeader, Form};
 use super::message::Message;
 use super::units::digest;
-use crate::buffers::Buffers;
+use crate::execute::Buffers;
 use crate::pattern::Pattern;
 use crate::{Descriptor, Error, Scaling};
 

@@ -15,8 +15,10 @@ use xxhash_rust::xxh3::Xxh3;
 use super::elements::fill;
 use super::transmit::{At, DataMessages, Next, Transmit};
 use crate::bytes::{bytes_of, values, values_mut};
-use crate::execute::{PAST_CACHES, Scaled, UnitGatherContribution, UnitReduceContribution};
-use crate::{Error, NonFiniteAt, Reduced, Scaling};
+use crate::execute::{
+    NonFiniteAt, PAST_CACHES, Reduced, Scaled, UnitGatherContribution, UnitReduceContribution,
+};
+use crate::{Error, Scaling};
 
 pub(super) fn digest(layout: &UnitLayout) -> u64 {
     let mut hash = Xxh3::new();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::core::Core;
-use super::operation::Operation;
+use crate::engine::Operation;
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{Descriptor, Error};
 

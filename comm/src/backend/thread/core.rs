@@ -6,16 +6,15 @@ use std::sync::{Arc, OnceLock};
 use hsdp_sharding::Rank;
 
 use super::queue::Queue;
-use super::record::Record;
 use super::table::Table;
-use crate::engine::Status;
-use crate::flight::{EntryNumber, Origin, Recorder};
+use crate::engine::{Record, Status};
 use crate::options::WorldOptions;
 use crate::remote::Endpoint;
 use crate::site::Site;
 use crate::slow::Links;
 use crate::sync::atomic::AtomicUsize;
 use crate::sync::thread;
+use hsdp_flight::{EntryNumber, Origin, Recorder};
 
 /// The state that the ranks of a local world share.
 #[derive(Debug)]

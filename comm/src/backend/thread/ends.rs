@@ -5,11 +5,9 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::attendance::Attendance;
 use super::core::Core;
-use super::operation::Operation;
-use super::phase::{Arrivals, Difference};
 use super::running::WorkPanic;
+use crate::engine::{Arrivals, Attendance, Difference, Operation};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
 

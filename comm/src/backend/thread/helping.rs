@@ -6,9 +6,9 @@ use std::time::Instant;
 use hsdp_sharding::Rank;
 
 use super::core::Core;
-use super::operation::Operation;
 use super::queued::Queued;
-use super::running::{Running, discard};
+use super::running::Running;
+use crate::engine::{Operation, discard};
 use crate::options::Workers;
 use crate::sync::atomic::Ordering;
 

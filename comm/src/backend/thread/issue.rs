@@ -4,14 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::core::{Core, Member};
-use super::operation::{Arrived, Operation};
-use super::phase::Arrivals;
 use super::running::{Running, WorkPanic};
-use super::table::Key;
 use super::wait::Ticket;
+use crate::engine::{Arrivals, Arrived, Key, Operation};
 use crate::execute::{Assemble, Work};
-use crate::flight::FlightState;
 use crate::{Descriptor, Error};
+use hsdp_flight::FlightState;
 
 impl Core {
     /// A member issues an operation, with its contribution; the last member makes the work of all contributions, in slot order, and

@@ -12,9 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::core::Core;
-use super::operation::Operation;
 use super::queued::Queued;
-use crate::engine::from_now;
+use crate::engine::{Operation, from_now};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::{self, Builder, JoinHandle};
 use crate::sync::{Condvar, Mutex};

@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,11 +10,10 @@ use std::time::Instant;
 use hsdp_sharding::Rank;
 use tracing::Span;
 
-use super::any_work::AnyWork;
 use super::core::Core;
-use super::operation::Operation;
 use crate::Descriptor;
-use crate::execute::Meter;
+use crate::engine::{Operation, discard, panic_message};
+use crate::execute::{Meter, NextRound, Work};
 use crate::sync::thread_local;
 
 thread_local! {
@@ -47,21 +45,6 @@ impl Drop for InBlock {
     }
 }
 
-/// Drops contributions, where no caller can be told that this panicked. The value of the panic is leaked: it might panic again.
-pub(super) fn discard<T>(contributions: T) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(contributions))) {
-        let panic = ManuallyDrop::new(panic);
-        tracing::warn!(message = %panic_message(&**panic), "a buffer or gradient that a rank had lent panicked when it was dropped");
-    }
-}
-
-/// The message of a panic, as far as it has one.
-pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Arc<str> {
-    let text = payload.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("(a panic without a message)").into()
-}
-
 /// A panic in the work of an operation.
 pub(super) struct WorkPanic {
     pub(super) descriptor: Arc<Descriptor>,
@@ -75,6 +58,43 @@ impl WorkPanic {
     pub(super) fn of_no_member(descriptor: &Arc<Descriptor>, payload: &(dyn Any + Send)) -> Self {
         let (descriptor, message) = (Arc::clone(descriptor), panic_message(payload));
         Self { descriptor, rank: None, message }
+    }
+}
+
+/// [`Work`] with the type of its outputs erased.
+pub(crate) trait AnyWork: Send + Sync {
+    fn blocks(&self) -> usize;
+    fn bytes(&self) -> usize;
+    fn calls_users(&self) -> bool;
+    fn run(&self, block: usize, meter: &Meter<'_>);
+    fn next_round(&mut self) -> Option<NextRound>;
+    /// [`Outputs`] of the work.
+    fn finish(self: Box<Self>) -> Box<dyn Any + Send>;
+}
+
+impl<W: Work> AnyWork for W {
+    fn blocks(&self) -> usize {
+        Work::blocks(self)
+    }
+
+    fn bytes(&self) -> usize {
+        Work::bytes(self)
+    }
+
+    fn calls_users(&self) -> bool {
+        Work::calls_users(self)
+    }
+
+    fn run(&self, block: usize, meter: &Meter<'_>) {
+        Work::run(self, block, meter);
+    }
+
+    fn next_round(&mut self) -> Option<NextRound> {
+        Work::next_round(self)
+    }
+
+    fn finish(self: Box<Self>) -> Box<dyn Any + Send> {
+        Box::new(Work::finish(*self))
     }
 }
 

@@ -4,24 +4,9 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-use super::operation::Operation;
+use crate::Error;
+use crate::engine::{Key, Operation};
 use crate::sync::Mutex;
-use crate::{Descriptor, Error, GroupId};
-
-/// The identity of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Key {
-    pub(crate) group: GroupId,
-    pub(crate) epoch: u64,
-    pub(crate) sequence: u64,
-}
-
-impl From<&Descriptor> for Key {
-    fn from(descriptor: &Descriptor) -> Self {
-        let Descriptor { group, epoch, sequence, .. } = *descriptor;
-        Self { group, epoch, sequence }
-    }
-}
 
 /// The operations of a world for which members are missing.
 ///

@@ -4,16 +4,13 @@ mod table;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use hsdp_flight::Origin;
 use hsdp_sharding::{DType, Rank};
 
-use super::any_work::AnyWork;
 use super::core::Core;
-use super::operation::{Arrived, Operation};
-use super::phase::Difference;
-use super::table::Key;
-use crate::engine::{Alarm, Clock, Status, from_now};
-use crate::execute::{Meter, Outputs, Work};
-use crate::flight::Origin;
+use super::running::AnyWork;
+use crate::engine::{Alarm, Arrived, Clock, Difference, Key, Operation, Outputs, Status, from_now};
+use crate::execute::{Meter, Work};
 use crate::sync::atomic::Ordering;
 use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag, WorldOptions};
 

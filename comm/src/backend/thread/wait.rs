@@ -8,12 +8,11 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::core::{Access, Core, Member};
-use super::operation::Operation;
 use super::running::in_work;
-use crate::engine::{Alarm, Clock, from_now};
-use crate::flight::EntryNumber;
+use crate::engine::{Alarm, Clock, Operation, from_now};
 use crate::sync::{hint, thread};
 use crate::{Descriptor, Error};
+use hsdp_flight::EntryNumber;
 
 /// A member's claim on its output of one operation.
 pub(crate) struct Ticket {

@@ -5,10 +5,10 @@ use std::sync::{Arc, Weak};
 use hsdp_sharding::Rank;
 
 use super::{aborted, arrive, complete, ranks, taken};
-use crate::backend::thread::operation::{Arrived, Operation};
-use crate::backend::thread::table::{Key, Table};
-use crate::flight::Origin;
+use crate::backend::thread::table::Table;
+use crate::engine::{Arrived, Key, Operation};
 use crate::{Channel, Error, GroupId};
+use hsdp_flight::Origin;
 
 fn key(epoch: u64, sequence: u64) -> Key {
     Key { group: GroupId::of(&ranks(), Channel::User), epoch, sequence }

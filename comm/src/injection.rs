@@ -1,16 +1,18 @@
-//! What the faults that are due make of a call.
+//! What the faults that are due make of a call. `lie` has descriptors that say something else than was meant, and `poisoned` a
+//! gradient that is not finite.
 
-use std::any::Any;
+mod lie;
+mod poisoned;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use hsdp_kernels::GradientValues;
 
-use super::injector::Moment;
-use super::{Fault, FaultKind, lie, poisoned};
 use crate::Error;
 use crate::call::Call;
-use crate::execute::UnitReduceContribution;
+use crate::execute::Buffers;
+use crate::fault::{Fault, FaultKind, Moment};
 use crate::handle::RankHandle;
 use crate::site::Site;
 
@@ -33,18 +35,9 @@ pub(crate) enum Manner {
     Skipped,
 }
 
-/// The gradients that a rank brings, where it brings any.
-fn gradients_of(contribution: &mut dyn Any) -> Option<&mut Vec<Option<Arc<dyn GradientValues>>>> {
-    if contribution.is::<crate::device::ReduceContribution>() {
-        let contribution = contribution.downcast_mut::<crate::device::ReduceContribution>();
-        return contribution.map(|it| &mut it.gradients);
-    }
-    contribution.downcast_mut::<UnitReduceContribution>().map(|it| &mut it.gradients)
-}
-
 impl RankHandle {
     /// Has the rank commit the faults that are due at a call, which has no number yet.
-    pub(crate) fn inject<D: 'static>(
+    pub(crate) fn inject<D: Buffers>(
         &self,
         site: &Site,
         call: Call,
@@ -53,26 +46,24 @@ impl RankHandle {
         if self.faults.is_empty() {
             return Ok(Injected { call, meant: None, manner: Manner::Issued });
         }
-        self.inject_due(site, call, contribution)
+        self.inject_due(site, call, contribution.gradients())
     }
 
     fn inject_due(
         &self,
         site: &Site,
         call: Call,
-        contribution: &mut dyn Any,
+        gradients: &mut [Option<Arc<dyn GradientValues>>],
     ) -> Result<Injected, Error> {
         if self.faults.has_left() {
             return Err(self.injected(&call, "it left its world, by an injected fault"));
         }
         self.check(call.op)?;
-        let gradients = gradients_of(contribution);
-        let mut gradients = gradients.filter(|it| it.iter().flatten().any(|it| !it.is_empty()));
+        let has_gradient = gradients.iter().flatten().any(|it| !it.is_empty());
         let moment = Moment { step: self.record.step(), epoch: self.record.epoch() };
-        let due = self.faults.due(moment, &call.tag, gradients.is_some());
+        let due = self.faults.due(moment, &call.tag, has_gradient);
         let mut injected = Injected { call, meant: None, manner: Manner::Issued };
         for Fault { kind, .. } in due {
-            let gradients = gradients.as_deref_mut().map(Vec::as_mut_slice);
             self.commit(kind, site, &mut injected, gradients)?;
         }
         Ok(injected)
@@ -84,7 +75,7 @@ impl RankHandle {
         kind: FaultKind,
         site: &Site,
         injected: &mut Injected,
-        gradients: Option<&mut [Option<Arc<dyn GradientValues>>]>,
+        gradients: &mut [Option<Arc<dyn GradientValues>>],
     ) -> Result<(), Error> {
         let Injected { call, meant, manner } = injected;
         match kind {
@@ -98,9 +89,7 @@ impl RankHandle {
             }
             FaultKind::Delay(delay) => drop(self.status.sleep(delay, || false)),
             FaultKind::Freeze => return Err(self.freeze(call)),
-            FaultKind::NonFinite(value) => {
-                gradients.into_iter().for_each(|gradients| poisoned::poison(gradients, value));
-            }
+            FaultKind::NonFinite(value) => poisoned::poison(gradients, value),
             _ if site.ranks.len() == 1 => {
                 let problem =
                     format!("an injected fault ({kind}) that a group of one cannot detect");

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic as std_atomic;
 
 use crossbeam::utils::CachePadded;
+use hsdp_flight::Recorder;
 
 use super::operation::Operation;
 use crate::Descriptor;
-use crate::flight::Recorder;
 use crate::ledger::Ledger;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, thread_local};
@@ -56,7 +56,7 @@ fn this_thread() -> u64 {
 }
 
 /// While it lives, a thread of the rank does not go on without an operation.
-pub(super) struct Blocked<'a> {
+pub(crate) struct Blocked<'a> {
     record: &'a Record,
     thread: u64,
     operation: &'a Arc<Operation>,
@@ -150,14 +150,14 @@ impl Record {
     }
 
     /// Notes that a thread of the rank waits for `operation`, or does its work.
-    pub(super) fn block_on<'a>(&'a self, operation: &'a Arc<Operation>) -> Blocked<'a> {
+    pub(crate) fn block_on<'a>(&'a self, operation: &'a Arc<Operation>) -> Blocked<'a> {
         let thread = this_thread();
         self.blocked_on.lock().push((thread, Arc::clone(operation)));
         Blocked { record: self, thread, operation }
     }
 
     /// The operations without which its threads do not go on; none if it is busy with something else, or hangs there.
-    pub(super) fn blocked_on(&self) -> Vec<Arc<Operation>> {
+    pub(crate) fn blocked_on(&self) -> Vec<Arc<Operation>> {
         self.blocked_on.lock().iter().map(|(_, operation)| Arc::clone(operation)).collect()
     }
 

@@ -6,16 +6,29 @@ use std::mem;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use hsdp_flight::{Ending, Origin};
 use hsdp_sharding::Rank;
 
+use super::outputs::{Outputs, PerMember, discard};
 use super::phase::{Arrivals, Difference, Gathering, Phase};
-use super::running::discard;
-use super::table::Key;
-use crate::execute::{Outputs, PerMember};
-use crate::flight::{Ending, Origin};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
-use crate::{Descriptor, Error};
+use crate::{Descriptor, Error, GroupId};
+
+/// The identity of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Key {
+    pub(crate) group: GroupId,
+    pub(crate) epoch: u64,
+    pub(crate) sequence: u64,
+}
+
+impl From<&Descriptor> for Key {
+    fn from(descriptor: &Descriptor) -> Self {
+        let Descriptor { group, epoch, sequence, .. } = *descriptor;
+        Self { group, epoch, sequence }
+    }
+}
 
 /// One operation of one group.
 pub(crate) struct Operation {
@@ -178,7 +191,7 @@ impl Operation {
     }
 
     /// The work is done: publishes the outputs, at `due` or now.
-    pub(super) fn succeed(&self, outputs: Box<dyn Any + Send>, due: Option<Instant>) {
+    pub(crate) fn succeed(&self, outputs: Box<dyn Any + Send>, due: Option<Instant>) {
         let state = self.state.lock();
         if !matches!(state.phase, Phase::Running) {
             return;
@@ -190,7 +203,7 @@ impl Operation {
     }
 
     /// Members bring contributions to another round; this is the first of them.
-    pub(super) fn gather_again<D: Send + 'static, W: 'static>(
+    pub(crate) fn gather_again<D: Send + 'static, W: 'static>(
         &self,
         (slot, descriptor): (usize, &Arc<Descriptor>),
         contribution: D,

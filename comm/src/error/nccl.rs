@@ -86,7 +86,7 @@ pub enum NcclError {
 }
 
 /// What NCCL says of a status, and of its last error.
-pub(super) fn texts(nccl: &Nccl, comm: ncclComm_t, status: ncclResult_t) -> (String, String) {
+pub(crate) fn texts(nccl: &Nccl, comm: ncclComm_t, status: ncclResult_t) -> (String, String) {
     // SAFETY: NC-4, any number is a status.
     let meaning = unsafe { (nccl.functions().ncclGetErrorString)(status) };
     // SAFETY: NC-4, the communicator was not given up, or is null, which NCCL takes, too.

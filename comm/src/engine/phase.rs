@@ -4,7 +4,7 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::execute::PerMember;
+use super::outputs::PerMember;
 use crate::{Descriptor, Error};
 
 /// The descriptors of the members that have arrived, by slot.

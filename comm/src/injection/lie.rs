@@ -2,8 +2,8 @@
 
 use hsdp_sharding::{DType, Rank};
 
-use super::FaultKind;
 use crate::call::Call;
+use crate::fault::FaultKind;
 use crate::{Counts, Op, Reduction};
 
 /// Has `rank`, one of `ranks`, say something else than it meant.
