@@ -104,19 +104,19 @@ mod device;
 /// Parts of all backends that know none of them: operations at which members arrive, the state that a rank shows to others, the
 /// clocks of waits, and the early ends.
 mod engine {
+    mod arrival;
     mod attendance;
     mod clock;
     mod operation;
     mod outputs;
-    mod phase;
     mod record;
     mod status;
 
+    pub(crate) use self::arrival::{Arrivals, Arrived, Difference};
     pub(crate) use self::attendance::Attendance;
     pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
-    pub(crate) use self::operation::{Arrived, Key, Operation};
+    pub(crate) use self::operation::{Key, Operation};
     pub(crate) use self::outputs::{Outputs, PerMember, discard, panic_message};
-    pub(crate) use self::phase::{Arrivals, Difference};
     pub(crate) use self::record::Record;
     pub(crate) use self::status::Status;
 }

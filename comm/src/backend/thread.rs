@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process. `PROTOCOL.md`, beside the sources of this crate, has the steps of each thread and their order.
 //!
-//! In reading order: `table` (operations that members have yet to come to), `running`, `queued` and `queue` (work and its threads),
+//! In reading order: `table` (operations that members have yet to come to), `running` and `queue` (work and its threads),
 //! `core` (all of it together), `issue` and `helping` (the steps of threads on it), `ends` (its early ends), `circle` (ranks that
 //! wait for each other), and `wait` (a member waits for its output).
 
@@ -10,7 +10,6 @@ mod ends;
 mod helping;
 mod issue;
 mod queue;
-mod queued;
 mod running;
 mod table;
 mod wait;

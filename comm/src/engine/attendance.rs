@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::operation::Operation;
-use super::phase::{Arrivals, Phase};
+use super::arrival::Arrivals;
+use super::operation::{Operation, Phase};
 use crate::Descriptor;
 
 /// The members of an operation, while some are missing.

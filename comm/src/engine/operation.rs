@@ -1,4 +1,5 @@
-//! One operation: its members arrive at it, and take their outputs from it. PROTOCOL.md, "States of an operation".
+//! One operation, from its beginning to the moment at which members take their outputs from it; `arrival` has the arrival of its
+//! members. PROTOCOL.md, "States of an operation".
 
 use std::any::Any;
 use std::fmt;
@@ -9,8 +10,8 @@ use std::time::Instant;
 use hsdp_flight::{Ending, Origin};
 use hsdp_sharding::Rank;
 
+use super::arrival::{Arrivals, Difference, Gathering};
 use super::outputs::{Outputs, PerMember, discard};
-use super::phase::{Arrivals, Difference, Gathering, Phase};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Descriptor, Error, GroupId};
@@ -27,6 +28,34 @@ impl From<&Descriptor> for Key {
     fn from(descriptor: &Descriptor) -> Self {
         let Descriptor { group, epoch, sequence, .. } = *descriptor;
         Self { group, epoch, sequence }
+    }
+}
+
+/// The phase of an operation. It only goes forward, but for work that has another round.
+pub(super) enum Phase {
+    /// Members arrive, each in its slot.
+    Gathering(Gathering),
+    /// Two of them differ. Every later member is told so, until the end of the world fails the operation: none is ever the last.
+    Differing { arrivals: Arrivals, difference: Difference },
+    /// All have arrived. The last of them took the contributions, and blocks are run.
+    Running,
+    /// The blocks are done, and the outputs are kept back: the channel is slow.
+    Held(Box<dyn Any + Send>),
+    /// The outputs wait for their members.
+    Done(Box<dyn Any + Send>),
+    /// It ended early, for all members alike.
+    Failed(Box<Error>),
+}
+
+impl Phase {
+    /// The descriptors of the members that have arrived, while members are missing or differ.
+    pub(super) fn arrivals(&self) -> Option<&Arrivals> {
+        match self {
+            Self::Gathering(Gathering { arrivals, .. }) | Self::Differing { arrivals, .. } => {
+                Some(arrivals)
+            }
+            _ => None,
+        }
     }
 }
 
@@ -51,19 +80,6 @@ pub(super) struct State {
     pub(super) phase: Phase,
     /// Members that sleep on `changed`.
     sleepers: usize,
-}
-
-/// The result of an arrival.
-#[must_use]
-pub(crate) enum Arrived<D> {
-    /// Other members are missing.
-    Waiting,
-    /// This was the last member, which makes the work of all contributions, in slot order.
-    Last(Vec<D>, Arrivals),
-    /// It, or a member before it, differs from the first: see [`Operation::wanted`].
-    Differs(Difference),
-    /// The operation had ended early.
-    Refused(Error),
 }
 
 impl Operation {
@@ -112,65 +128,6 @@ impl Operation {
         true
     }
 
-    /// A member arrives in its slot, with a contribution to work of type `W`. Each member does so once: its number is its own.
-    pub(crate) fn arrive<D: Send + 'static, W: 'static>(
-        &self,
-        slot: usize,
-        descriptor: &Arc<Descriptor>,
-        contribution: D,
-    ) -> Arrived<D> {
-        let mut contribution = Some(contribution);
-        let arrived = self.put::<D, W>((slot, descriptor), &mut contribution);
-        // A contribution that was not taken is dropped without the lock.
-        contribution.into_iter().for_each(discard);
-        arrived
-    }
-
-    fn put<D: Send + 'static, W: 'static>(
-        &self,
-        (slot, descriptor): (usize, &Arc<Descriptor>),
-        contribution: &mut Option<D>,
-    ) -> Arrived<D> {
-        let mut state = self.state.lock();
-        let difference = match &mut state.phase {
-            Phase::Failed(error) => return Arrived::Refused(Error::clone(error)),
-            Phase::Differing { arrivals, difference } => {
-                arrivals[slot] = Some(Arc::clone(descriptor));
-                return Arrived::Differs(*difference);
-            }
-            Phase::Gathering(gathering) => {
-                let difference = gathering.put::<D, W>((slot, descriptor), contribution);
-                if difference.is_none() && gathering.missing > 0 {
-                    return Arrived::Waiting;
-                }
-                difference
-            }
-            _ => unreachable!("a member arrives once, before the work"),
-        };
-        Self::end_gathering::<D, W>(state, difference)
-    }
-
-    /// Ends the gathering: all have arrived, or two of them differ.
-    fn end_gathering<D: Send + 'static, W: 'static>(
-        mut state: MutexGuard<'_, State>,
-        difference: Option<Difference>,
-    ) -> Arrived<D> {
-        let Phase::Gathering(gathering) = mem::replace(&mut state.phase, Phase::Running) else {
-            unreachable!("it was gathering, and this thread has the lock")
-        };
-        let Some(difference) = difference else {
-            drop(state);
-            let (contributions, arrivals) = gathering.take::<D, W>();
-            return Arrived::Last(contributions, arrivals);
-        };
-        let Gathering { arrivals, .. } = &gathering;
-        state.phase = Phase::Differing { arrivals: arrivals.clone(), difference };
-        drop(state);
-        // Contributions are the users': they are dropped without the lock.
-        discard(gathering);
-        Arrived::Differs(difference)
-    }
-
     /// By slot: the number of threads that are in the code that lends its member's contribution.
     pub(crate) fn readers(&self) -> &[AtomicUsize] {
         &self.readers
@@ -200,24 +157,6 @@ impl Operation {
             Some(due) => self.hold(state, outputs, due),
             None => self.settle(state, Phase::Done(outputs)),
         }
-    }
-
-    /// Members bring contributions to another round; this is the first of them.
-    pub(crate) fn gather_again<D: Send + 'static, W: 'static>(
-        &self,
-        (slot, descriptor): (usize, &Arc<Descriptor>),
-        contribution: D,
-    ) {
-        let (mut gathering, mut contribution) =
-            (Gathering::new(self.ranks.len()), Some(contribution));
-        let _ = gathering.put::<D, W>((slot, descriptor), &mut contribution);
-        let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Running) {
-            state.phase = Phase::Gathering(gathering);
-            return;
-        }
-        drop(state);
-        discard(gathering);
     }
 
     /// Holds the outputs back. No thread sleeps for it: members that wait sleep until then, and no longer.

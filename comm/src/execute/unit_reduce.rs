@@ -25,8 +25,18 @@ const STEP: usize = 1 << 10;
 /// The contribution of a parameter without a gradient.
 static ZEROS: [f32; MOST_ELEMENTS] = [0.0; MOST_ELEMENTS];
 
-/// The gradients that few members lend at a time, in their order.
-type Lent<'a> = [Values<'a>; FUSED];
+/// A few members, at most [`FUSED`]: the slots of those that are yet to lend, and what the others lend, in their order.
+struct Few<'a> {
+    slots: Range<usize>,
+    lent: [Values<'a>; FUSED],
+    count: usize,
+}
+
+impl Few<'_> {
+    fn of(slots: Range<usize>) -> Self {
+        Self { slots, lent: [Values::F32(&[]); FUSED], count: 0 }
+    }
+}
 
 /// The contribution of a member: its gradients, to be read where they lie, and its partial, to be filled.
 pub(crate) struct UnitReduceContribution {
@@ -124,19 +134,6 @@ impl UnitReduce {
         self.layout.pieces(slot).take_while(trainable)
     }
 
-    /// Sums what belongs into a block of an owner's partial, from `start`, and folds it in.
-    fn reduce(&self, owner: usize, start: usize, partial: &mut [f32], meter: &Meter<'_>) {
-        let mut filled = 0;
-        for (param, place, part) in pieces_in(self.pieces(owner), start..start + partial.len()) {
-            let place = place.start - start..place.end - start;
-            self.pad(owner, &mut partial[filled..place.start]);
-            filled = place.end;
-            let gradient = Gradient { param, range: part, start: start + place.start };
-            self.reduce_piece(owner, &gradient, &mut partial[place], meter);
-        }
-        self.pad(owner, &mut partial[filled..]);
-    }
-
     /// Between pieces there are no gradients.
     fn pad(&self, owner: usize, padding: &mut [f32]) {
         if self.members[owner].fold == Fold::Replace {
@@ -154,7 +151,7 @@ impl UnitReduce {
         let (scaling, fold) = (self.scaling, self.members[owner].fold);
         let mut first = None;
         if self.members.len() <= FUSED {
-            self.lend_together(0..self.members.len(), gradient, meter, &mut |contributions| {
+            self.lend(Few::of(0..self.members.len()), gradient, meter, &mut |contributions| {
                 first = sum_contributions(partial, contributions, scaling, fold);
             });
         } else {
@@ -174,21 +171,10 @@ impl UnitReduce {
         }
     }
 
-    /// Calls `act` while the members of some slots, at most [`FUSED`], lend their part of a gradient at once.
-    fn lend_together(
-        &self,
-        slots: Range<usize>,
-        gradient: &Gradient,
-        meter: &Meter<'_>,
-        act: &mut dyn FnMut(&[Values<'_>]),
-    ) {
-        self.lend((slots, [Values::F32(&[]); FUSED], 0), gradient, meter, act);
-    }
-
-    /// The same, with what was lent already, and so many.
+    /// Calls `act` while a few members lend their part of a gradient at once.
     fn lend(
         &self,
-        (mut slots, lent, count): (Range<usize>, Lent<'_>, usize),
+        Few { mut slots, lent, count }: Few<'_>,
         gradient: &Gradient,
         meter: &Meter<'_>,
         act: &mut dyn FnMut(&[Values<'_>]),
@@ -199,7 +185,8 @@ impl UnitReduce {
         let mut lend_rest = |values: Values<'_>| {
             let mut lent = lent;
             lent[count] = values;
-            self.lend((slots.clone(), lent, count + 1), gradient, meter, act);
+            let rest = Few { slots: slots.clone(), lent, count: count + 1 };
+            self.lend(rest, gradient, meter, act);
         };
         match &self.members[slot].gradients[gradient.param] {
             None => lend_rest(Values::F32(&ZEROS[..gradient.range.len()])),
@@ -217,7 +204,7 @@ impl UnitReduce {
         for first in (0..self.members.len()).step_by(FUSED) {
             let fold = if first == 0 { Fold::Replace } else { Fold::Add };
             let few = first..self.members.len().min(first + FUSED);
-            self.lend_together(few, gradient, meter, &mut |contributions| {
+            self.lend(Few::of(few), gradient, meter, &mut |contributions| {
                 contribute_all(sum, contributions, pre, wire, fold);
             });
         }
@@ -266,11 +253,20 @@ impl Work for UnitReduce {
         true
     }
 
+    /// Sums what belongs into a block of its owner's partial, and folds it in.
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let (owner, range) = self.block(block);
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
         let partial = unsafe { take(&self.members[owner].partial, range.clone()) };
-        self.reduce(owner, range.start, partial, meter);
+        let (start, mut filled) = (range.start, 0);
+        for (param, place, part) in pieces_in(self.pieces(owner), range) {
+            let (start, place) = (place.start, place.start - start..place.end - start);
+            self.pad(owner, &mut partial[filled..place.start]);
+            filled = place.end;
+            let gradient = Gradient { param, range: part, start };
+            self.reduce_piece(owner, &gradient, &mut partial[place], meter);
+        }
+        self.pad(owner, &mut partial[filled..]);
     }
 
     fn finish(self) -> Outputs<Reduced> {

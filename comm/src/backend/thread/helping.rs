@@ -6,7 +6,7 @@ use std::time::Instant;
 use hsdp_sharding::Rank;
 
 use super::core::Core;
-use super::queued::Queued;
+use super::queue::Queued;
 use super::running::Running;
 use crate::engine::{Operation, discard};
 use crate::options::Workers;

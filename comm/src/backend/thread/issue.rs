@@ -21,31 +21,21 @@ impl Core {
         contribution: D,
         assemble: impl Assemble<D, W>,
     ) -> Result<Ticket, Error> {
-        let (rank, entry) = (member.rank, member.entry);
-        let submitted = self.meet(member, descriptor, contribution, assemble);
-        if submitted.is_err() {
-            // A member that is refused is none of those for which the operation is settled.
-            self.record(rank).flight.settle(entry, FlightState::Failed);
-        }
-        submitted
-    }
-
-    fn meet<D: Send + 'static, W: Work>(
-        self: &Arc<Self>,
-        member: Member<'_>,
-        descriptor: Arc<Descriptor>,
-        contribution: D,
-        assemble: impl Assemble<D, W>,
-    ) -> Result<Ticket, Error> {
-        let Member { rank, site, entry, .. } = member;
-        let key = Key::from(&*descriptor);
+        let (key, site) = (Key::from(&*descriptor), member.site);
+        let flight = &self.record(member.rank).flight;
         let operation = self.table.enter(key, || {
             self.admit(descriptor.epoch)?;
             Ok(Arc::new(Operation::new(key, &site.ranks, self.origin)))
-        })?;
-        // Before it arrives: no rank sees the end sooner than it is in the records of all members that have arrived.
-        self.record(rank).flight.ends_with(entry, operation.ending());
-        self.arrive((&operation, site.slot), &descriptor, contribution, assemble)?;
+        });
+        let submitted = operation.and_then(|operation| {
+            // Before it arrives: no rank sees the end sooner than it is in the records of all members that have arrived.
+            flight.ends_with(member.entry, operation.ending());
+            self.arrive((&operation, site.slot), &descriptor, contribution, assemble)?;
+            Ok(operation)
+        });
+        // A member that is refused is none of those for which the operation is settled.
+        let settle = |_: &Error| flight.settle(member.entry, FlightState::Failed);
+        let operation = submitted.inspect_err(settle)?;
         Ok(Ticket::new(member, operation, descriptor))
     }
 
