@@ -11,7 +11,7 @@
 //! | the parameters, which an optimizer changes | `shard` |
 //! | the order of the units | `schedule` |
 //! | the gathers of a microbatch | `gathers`, `full_pool` |
-//! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `kept`; `place`, `replicas`, `scaling` |
+//! | the reductions of a step | `reductions`, `partial`, `sums`, `unsharded`, `kept`, `place` |
 //! | the begin of a step | `opening`, `joint` |
 //! | the step itself | `step_state`, `microbatches`, `check` |
 //! | the exchange of small records between ranks | `control` |
@@ -37,8 +37,6 @@ mod opening;
 mod partial;
 mod place;
 pub(crate) mod reductions;
-mod replicas;
-mod scaling;
 pub(crate) mod schedule;
 pub(crate) mod shard;
 mod step_state;

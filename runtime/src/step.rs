@@ -183,7 +183,8 @@ impl Pass<'_> {
     /// model has no such unit, or before [`loss`](Self::loss); [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`]
     /// if a collective fails.
     pub fn reduce(&mut self, unit: UnitId, gradients: UnitGradients) -> Result<(), Error> {
-        self.handle.reduce(unit, gradients)
+        let PassHandle { engine, token } = &self.handle;
+        engine.reduce(*token, unit, gradients)
     }
 
     /// Ends the microbatch. Units that were not reduced contribute zeros; a microbatch without a loss has weight 0.

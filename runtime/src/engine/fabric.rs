@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use hsdp_comm::{Channel, Group, Stage, Tag, World};
 use hsdp_kernels::memory::{self, Category, Scope};
-use hsdp_sharding::{Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout};
+use hsdp_sharding::{
+    Accumulation, Axis, FullCopies, ParamId, Piece, Plan, Rank, UnitId, UnitLayout,
+};
 
 use crate::digest;
 use crate::engine::control::Control;
@@ -16,6 +18,7 @@ use crate::engine::schedule::Schedules;
 use crate::engine::unused::UnusedReports;
 use crate::error::Error;
 use crate::options::ModelOptions;
+use crate::precision::LossScaling;
 
 /// The plan, the options, and this rank's groups.
 #[derive(Debug)]
@@ -94,6 +97,23 @@ impl Fabric {
     /// "Operations on devices").
     pub(crate) fn issues_in_one_order(&self) -> bool {
         self.device.is_some() && !self.world.shares_memory()
+    }
+
+    /// Whether there are replicas.
+    pub(crate) fn has_replicas(&self) -> bool {
+        self.plan.mesh().replicate_size() > 1
+    }
+
+    /// Whether ranks ask each other for overflows before they all-reduce.
+    pub(crate) fn expects_overflow(&self) -> bool {
+        let dynamic = matches!(self.options.loss_scaling, LossScaling::Dynamic(_));
+        let accumulation = self.plan.options().accumulation;
+        dynamic && self.has_replicas() && accumulation != Accumulation::Every
+    }
+
+    /// Whether replicas reduce each microbatch when it ends.
+    pub(crate) fn reduces_every_microbatch(&self) -> bool {
+        self.has_replicas() && self.plan.options().accumulation == Accumulation::Every
     }
 
     /// Whether shards are updated on a device.

@@ -1,4 +1,12 @@
-//! Where in a step a reduction takes place.
+//! Where in a step a reduction takes place, and its divide plan there, in the types of comm.
+
+use hsdp_comm::Scaling;
+use hsdp_kernels::{Divisor, Wire};
+use hsdp_sharding::Accumulation;
+
+use crate::divide::{DividePlan, Divides, Parties};
+use crate::engine::fabric::Fabric;
+use crate::error::Error;
 
 /// Where in a step a reduction takes place.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +26,44 @@ pub(crate) enum Turn {
 }
 
 impl Place {
-    pub(crate) fn microbatches_so_far(self) -> usize {
-        self.microbatch + 1
+    /// How the reduce-scatter of a microbatch scales.
+    pub(crate) fn scaling_of_reduce_scatter(self, fabric: &Fabric) -> Result<Scaling, Error> {
+        scaling(fabric, self.divide_plan(fabric).reduce_scatter)
     }
+
+    /// How the all-reduce over the replicas scales; without replicas, by 1.
+    pub(crate) fn scaling_of_all_reduce(self, fabric: &Fabric) -> Result<Scaling, Error> {
+        scaling(fabric, self.divide_plan(fabric).all_reduce.unwrap_or(Divides::NONE))
+    }
+
+    fn divide_plan(self, fabric: &Fabric) -> DividePlan {
+        let accumulation = fabric.plan.options().accumulation;
+        let so_far = self.microbatch + 1;
+        DividePlan::of(Parties {
+            wire: fabric.options.wire(),
+            shard_members: fabric.plan.mesh().shard_size(),
+            replicate_members: Some(fabric.plan.mesh().replicate_size()),
+            microbatches_in_contribution: if accumulation == Accumulation::Local {
+                so_far
+            } else {
+                1
+            },
+            microbatches_in_partial: if accumulation == Accumulation::Every { 1 } else { so_far },
+            objective: fabric.options.objective,
+        })
+    }
+}
+
+fn scaling(fabric: &Fabric, divides: Divides) -> Result<Scaling, Error> {
+    let wire = Wire::try_from(fabric.options.wire())
+        .map_err(|error| Error::Options { what: error.to_string() })?;
+    Ok(Scaling { wire, pre: divisor(divides.pre)?, post: divisor(divides.post)? })
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a power of two, or members over one: exact in f32"
+)]
+fn divisor(divisor: f64) -> Result<Divisor, Error> {
+    Ok(Divisor::new(divisor as f32)?)
 }

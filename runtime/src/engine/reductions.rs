@@ -17,8 +17,6 @@ use crate::engine::events::Event;
 use crate::engine::fabric::Fabric;
 use crate::engine::partial::{Offer, Partial, Settled};
 use crate::engine::place::{Place, Turn};
-use crate::engine::replicas::{self, expects_overflow, reduce_every_microbatch};
-use crate::engine::scaling;
 use crate::engine::sums::{AllReducing, Scattering, Sums};
 use crate::engine::unsharded::Unsharded;
 use crate::error::Error;
@@ -169,9 +167,9 @@ impl Reductions {
         }
         let last = Place { turn: Turn::Last, ..place };
         // Where ranks ask each other for overflows first, no all-reduce starts before that.
-        self.advance(fabric, if expects_overflow(fabric) { place } else { last })?;
+        self.advance(fabric, if fabric.expects_overflow() { place } else { last })?;
         let limit =
-            if expects_overflow(fabric) { self.ask_for_overflow(fabric, place)? } else { None };
+            if fabric.expects_overflow() { self.ask_for_overflow(fabric, place)? } else { None };
         self.all_reduce(fabric, last, Patience::Wait { limit: limit.unwrap_or(usize::MAX) })?;
         for (unit, sums) in sums.iter_mut().enumerate() {
             *sums = self.settle(fabric, UnitId::new(unit))?.partial;
@@ -186,7 +184,7 @@ impl Reductions {
         fabric: &Fabric,
         (step, grad_shards): (u64, &[Sums]),
     ) -> Result<Option<Sighting>, Error> {
-        let every = reduce_every_microbatch(fabric);
+        let every = fabric.reduces_every_microbatch();
         let noting = if every { self.transients.as_slice() } else { grad_shards };
         let noting = noting.iter().enumerate().map(|(unit, sums)| (UnitId::new(unit), sums));
         self.with_noted(fabric, step, noting)
@@ -279,7 +277,7 @@ impl Reductions {
         place: Place,
         (unit, gradients): (UnitId, UnitGradients),
     ) -> Result<(), Error> {
-        let every = reduce_every_microbatch(fabric);
+        let every = fabric.reduces_every_microbatch();
         let (partial, fold) = if every {
             (mem::take(&mut self.transients[unit.index()]), Fold::Replace)
         } else {
@@ -293,7 +291,7 @@ impl Reductions {
         }
         fabric.events.push(Event::ReduceScatter { unit, microbatch: place.microbatch });
         let contribution =
-            Contribution { gradients, scaling: scaling::of_reduce_scatter(fabric, place)? };
+            Contribution { gradients, scaling: place.scaling_of_reduce_scatter(fabric)? };
         let tag = fabric.tag(Some(unit), Stage::Reduce, place.step, place.microbatch);
         let layout = Arc::clone(fabric.plan.layout(unit));
         let pending = partial.scatter(fabric, (tag, layout), contribution, fold)?;
@@ -313,7 +311,7 @@ impl Reductions {
         place: Place,
         patience: Patience,
     ) -> Result<(), Error> {
-        if !replicas::exist(fabric) || fabric.plan.options().accumulation == Accumulation::Every {
+        if !fabric.has_replicas() || fabric.plan.options().accumulation == Accumulation::Every {
             return Ok(());
         }
         let plan = &fabric.schedules.current().plan;
@@ -342,6 +340,6 @@ fn issue_all_reduce(
 ) -> Result<AllReducing, Error> {
     fabric.events.push(Event::AllReduce { unit, microbatch: place.microbatch });
     let tag = fabric.tag(Some(unit), Stage::AllReduce, place.step, place.microbatch);
-    let scaling = scaling::of_all_reduce(fabric, place)?;
+    let scaling = place.scaling_of_all_reduce(fabric)?;
     partial.all_reduce(fabric, tag, scaling)
 }
