@@ -2,6 +2,7 @@
 
 pub mod handmade;
 pub mod models;
+pub mod modules;
 pub mod slopes;
 pub mod sources;
 pub mod springs;
