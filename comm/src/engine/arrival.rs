@@ -109,8 +109,11 @@ fn end_gathering<D: Send + 'static, W: 'static>(
     };
     let Some(difference) = difference else {
         drop(state);
-        let (contributions, arrivals) = gathering.take::<D, W>();
-        return Arrived::Last(contributions, arrivals);
+        let all = gathering.contributions.and_then(|it| it.downcast::<Contributions<D, W>>().ok());
+        let all = all.expect("the last member has put a contribution of this type");
+        let there = |contribution: Option<D>| contribution.expect("no member is missing");
+        let contributions = all.by_slot.into_iter().map(there).collect();
+        return Arrived::Last(contributions, gathering.arrivals);
     };
     let arrivals = gathering.arrivals.clone();
     state.phase = Phase::Differing { arrivals, difference };
@@ -147,14 +150,6 @@ impl Gathering {
         };
         all.by_slot[slot] = contribution.take();
         None
-    }
-
-    /// All contributions in slot order, for the last member, and the descriptors.
-    pub(super) fn take<D: 'static, W: 'static>(self) -> (Vec<D>, Arrivals) {
-        let all = self.contributions.and_then(|all| all.downcast::<Contributions<D, W>>().ok());
-        let all = all.expect("the last member has put a contribution of this type");
-        let there = |contribution: Option<D>| contribution.expect("no member is missing");
-        (all.by_slot.into_iter().map(there).collect(), self.arrivals)
     }
 }
 

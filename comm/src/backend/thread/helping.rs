@@ -21,18 +21,18 @@ impl Core {
     pub(super) fn launch(self: &Arc<Self>, running: Running, rank: Rank) {
         // The last to arrive may be the progress engine, for whom others wait: it does no more than it must.
         let is_alone = self.endpoint().is_some();
-        let small = (running.blocks() <= 1 && !is_alone) || running.bytes() <= INLINE_BYTES;
+        let small = (running.blocks <= 1 && !is_alone) || running.bytes() <= INLINE_BYTES;
         let workers = if small { 0 } else { self.queue.workers(self, self.wanted_workers()) };
-        if small || (workers == 0 && !self.has_helpers(running.operation())) {
+        if small || (workers == 0 && !self.has_helpers(&running.operation)) {
             return self.run_here(running, rank);
         }
         // Members that wait help, too.
         let threads = self.cores.min(workers + self.records().len());
-        let useful = running.blocks().min(threads);
+        let useful = running.blocks.min(threads);
         let queued = Arc::new(Queued::new(running, threads));
         self.queue.push(&queued);
         // Members that sleep for this very operation come first: they are of no other use.
-        let helpers = queued.running.operation().wake_helpers(useful);
+        let helpers = queued.running.operation.wake_helpers(useful);
         if workers + helpers == 0 {
             // A member that slept is about to look again, or has just looked.
             return self.help_for(queued, rank);
@@ -43,7 +43,7 @@ impl Core {
 
     /// Runs blocks of `queued` for `rank`, which does not wait for it.
     fn help_for(&self, queued: Arc<Queued>, rank: Rank) {
-        let operation = Arc::clone(queued.running.operation());
+        let operation = Arc::clone(&queued.running.operation);
         let _blocked = queued.running.calls_users().then(|| self.record(rank).block_on(&operation));
         self.help(queued, None);
     }
@@ -78,11 +78,11 @@ impl Core {
     /// The exception to waits that end: code of users that is called here may keep `rank` for ever. Its record names the operation,
     /// so that others can find the owner of the code.
     fn run_here(&self, running: Running, rank: Rank) {
-        let operation = Arc::clone(running.operation());
+        let operation = Arc::clone(&running.operation);
         let _blocked = running.calls_users().then(|| self.record(rank).block_on(&operation));
         let span = running.span();
         let _entered = span.enter();
-        let ran = (0..running.blocks()).try_for_each(|block| running.run(block, self));
+        let ran = (0..running.blocks).try_for_each(|block| running.run(block, self));
         let completed = match ran {
             Ok(()) => running.complete(),
             Err(panic) => {
@@ -106,10 +106,10 @@ impl Core {
                 break;
             };
             // Claimed blocks are run, unless the operation has failed: no member would get anything of it.
-            let mut blocks = blocks.take_while(|_| !running.operation().is_settled());
+            let mut blocks = blocks.take_while(|_| !running.operation.is_settled());
             if let Err(panic) = blocks.try_for_each(|block| running.run(block, self)) {
                 queued.abandon();
-                self.end_panicked(running.operation(), panic);
+                self.end_panicked(&running.operation, panic);
             }
         }
         self.let_go(queued);
@@ -118,7 +118,7 @@ impl Core {
     /// Lets go of work; the thread that does so last completes it.
     fn let_go(&self, queued: Arc<Queued>) {
         let Some(Queued { running, .. }) = Arc::into_inner(queued) else { return };
-        let operation = Arc::clone(running.operation());
+        let operation = Arc::clone(&running.operation);
         if let Err(panic) = running.complete() {
             self.end_panicked(&operation, panic);
         }

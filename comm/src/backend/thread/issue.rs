@@ -106,7 +106,8 @@ impl Core {
             Ok(Ok(work)) => {
                 let due = self.links.carry(descriptor, operation.ranks());
                 let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
-                Ok(Some(Running::new(operation, descriptor, Box::new(work), due)))
+                let (blocks, work) = (work.blocks(), Box::new(work));
+                Ok(Some(Running { operation, descriptor, work, blocks, due }))
             }
             Ok(Err(problem)) => {
                 let problem = format!("{problem} in {}", descriptor.place());

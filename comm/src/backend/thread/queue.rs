@@ -91,7 +91,7 @@ impl Queue {
             return None;
         }
         let entries = self.entries.lock();
-        let mine = entries.running.iter().find(|entry| Arc::ptr_eq(entry.running.operation(), own));
+        let mine = entries.running.iter().find(|entry| Arc::ptr_eq(&entry.running.operation, own));
         mine.or_else(|| entries.running.iter().find(|entry| !entry.running.calls_users())).cloned()
     }
 
@@ -193,7 +193,7 @@ pub(super) struct Queued {
 impl Queued {
     /// Work of which no block is claimed, for so many threads.
     pub(super) fn new(running: Running, threads: usize) -> Self {
-        let unclaimed = Unclaimed::new(running.blocks(), threads);
+        let unclaimed = Unclaimed::new(running.blocks, threads);
         Self { running, unclaimed }
     }
 

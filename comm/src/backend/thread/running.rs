@@ -63,7 +63,6 @@ impl WorkPanic {
 
 /// [`Work`] with the type of its outputs erased.
 pub(crate) trait AnyWork: Send + Sync {
-    fn blocks(&self) -> usize;
     fn bytes(&self) -> usize;
     fn calls_users(&self) -> bool;
     fn run(&self, block: usize, meter: &Meter<'_>);
@@ -73,10 +72,6 @@ pub(crate) trait AnyWork: Send + Sync {
 }
 
 impl<W: Work> AnyWork for W {
-    fn blocks(&self) -> usize {
-        Work::blocks(self)
-    }
-
     fn bytes(&self) -> usize {
         Work::bytes(self)
     }
@@ -100,34 +95,15 @@ impl<W: Work> AnyWork for W {
 
 /// An operation whose members have all arrived, and its work.
 pub(super) struct Running {
-    operation: Arc<Operation>,
-    descriptor: Arc<Descriptor>,
-    work: Box<dyn AnyWork>,
-    blocks: usize,
+    pub(super) operation: Arc<Operation>,
+    pub(super) descriptor: Arc<Descriptor>,
+    pub(super) work: Box<dyn AnyWork>,
+    pub(super) blocks: usize,
     /// When the outputs are published at the earliest, where the channel is slow.
-    due: Option<Instant>,
+    pub(super) due: Option<Instant>,
 }
 
 impl Running {
-    /// The outputs are published at `due`, if they are there before.
-    pub(super) fn new(
-        operation: Arc<Operation>,
-        descriptor: Arc<Descriptor>,
-        work: Box<dyn AnyWork>,
-        due: Option<Instant>,
-    ) -> Self {
-        let blocks = work.blocks();
-        Self { operation, descriptor, work, blocks, due }
-    }
-
-    pub(super) fn operation(&self) -> &Arc<Operation> {
-        &self.operation
-    }
-
-    pub(super) fn blocks(&self) -> usize {
-        self.blocks
-    }
-
     /// The bytes that are moved: they decide which threads do the work.
     pub(super) fn bytes(&self) -> usize {
         self.work.bytes()
