@@ -37,6 +37,10 @@ const FEATURES: [(&str, Option<&str>); 4] =
 /// they go: the list only gets shorter.
 const CIRCLES: [&[&str]; 2] = [&["backend", "remote"], &["group", "handle", "nccl", "world"]];
 
+/// Lists of functions in docs/architecture.md, file by file, with the most functions and files that each may have.
+const WAYS: [(&str, usize, usize); 2] =
+    [("## A gradient's way", 30, 15), ("## The partial's way back", 12, 9)];
+
 /// Lines of code that a file of a crate may have, without blank lines and comments; and one of tests.
 const LONG: usize = 300;
 const LONG_TESTS: usize = 500;
@@ -110,6 +114,66 @@ fn no_more_modules_of_comm_import_each_other_in_a_circle() {
     let edges: Vec<String> = found.iter().map(|circle| imports.within(circle)).collect();
     let rule = "a module imports only those that do not lead back to it, but for CIRCLES, from which each leaves for ever";
     assert_eq!(found, known.into(), "{rule}:\n{}", edges.join("\n"));
+}
+
+#[test]
+fn the_ways_of_a_gradient_are_short_and_as_the_page_says() {
+    let texts = sources::texts();
+    let text = |path: &str| texts.iter().find(|it| it.path == path).map(|it| it.text.as_str());
+    let page = text("docs/architecture.md").expect("the page is there");
+    for (heading, most_functions, most_files) in WAYS {
+        let steps = steps_below(page, heading);
+        let functions = steps.iter().map(|(_, functions)| functions.len()).sum::<usize>();
+        assert!((10..=most_functions).contains(&functions), "{heading}: {functions} functions");
+        let files: BTreeSet<&str> = steps.iter().map(|(file, _)| *file).collect();
+        assert!(files.len() <= most_files, "{heading}: {} files", files.len());
+        assert_eq!(files.len(), steps.len(), "{heading}: a file comes twice");
+        for (file, functions) in steps {
+            let code = text(file).unwrap_or_else(|| panic!("{heading}: {file} is gone"));
+            for function in functions {
+                assert!(has_function(code, function), "{heading}: {file} has no `{function}`");
+            }
+        }
+    }
+}
+
+/// The items of the numbered list below a heading: the file that each links to, and the functions that it names.
+fn steps_below<'a>(page: &'a str, heading: &str) -> Vec<(&'a str, Vec<&'a str>)> {
+    let section = page.split(heading).nth(1).unwrap_or("").split("\n## ").next().unwrap_or("");
+    let step = |item: &'a str| {
+        let file = item.split("](../").nth(1)?.split(')').next()?;
+        let quoted = item.split('`').skip(1).step_by(2);
+        Some((file, quoted.filter_map(|it| it.strip_suffix("()")).collect()))
+    };
+    section.split(". [").skip(1).filter_map(step).collect()
+}
+
+/// Whether a file has a function: `name` by itself, or `Type::name` in a block that begins with `impl` and names the type.
+fn has_function(code: &str, function: &str) -> bool {
+    let (owner, name) = function.rsplit_once("::").unwrap_or(("", function));
+    let (mut block, begin) = ("", format!("fn {name}"));
+    code.lines().any(|line| {
+        if line.starts_with("impl") || line.starts_with('}') {
+            block = line;
+        }
+        let is_it = line.split(&begin).nth(1).is_some_and(|rest| rest.starts_with(['(', '<']));
+        let owned = block.split(|it: char| !it.is_alphanumeric()).any(|word| word == owner);
+        is_it && if owner.is_empty() { !block.starts_with("impl") } else { owned }
+    })
+}
+
+#[test]
+fn a_function_is_told_apart_from_one_of_another_type() {
+    let code = "fn a() {}\nimpl<T> One for Two<T> {\n    pub fn b<X>(self) {}\n}\nfn c() {}\n";
+    for there in ["a", "One::b", "Two::b", "c"] {
+        assert!(has_function(code, there), "{there}");
+    }
+    for absent in ["b", "One::a", "Three::b", "Two::c", "d"] {
+        assert!(!has_function(code, absent), "{absent}");
+    }
+    let page =
+        "x\n## A\n1. [f.rs](../a/f.rs): `T::g()`, not `h`;\n   `i()`.\n## B\n1. [k.rs](../k.rs)";
+    assert_eq!(steps_below(page, "## A"), [("a/f.rs", vec!["T::g", "i"])]);
 }
 
 #[test]
