@@ -72,6 +72,12 @@ impl Membership {
         Some((Rank::new(rank as usize), payload.into()))
     }
 
+    /// Has `listener` called by the thread of the connection after each message that another member has sent to this one. It must
+    /// not wait. The first listener stays.
+    pub fn listen(&self, listener: Box<dyn Fn() + Send + Sync>) {
+        self.shared.listen(listener);
+    }
+
     /// The states of all members. Does not wait.
     #[must_use]
     pub fn status(&self) -> Status {

@@ -1,6 +1,8 @@
 //! The states of the other members, as one member knows them.
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
@@ -66,11 +68,15 @@ impl Status {
     }
 }
 
+/// A function that any thread may call.
+pub(crate) type Listener = Box<dyn Fn() + Send + Sync>;
+
 /// State that a member's calls and its connection share.
-#[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<Inside>,
     changed: Condvar,
+    /// Is called after a message of another member was stored.
+    listener: OnceLock<Listener>,
 }
 
 #[derive(Debug)]
@@ -87,7 +93,12 @@ impl Shared {
         let status = Status { states: vec![State::Alive; world as usize], ended: None };
         let (passed, heard) = (VecDeque::new(), Instant::now());
         let state = Mutex::new(Inside { status, passed, farewell: false, heard });
-        Self { state, changed: Condvar::new() }
+        Self { state, changed: Condvar::new(), listener: OnceLock::new() }
+    }
+
+    /// Has `listener` called after each message of another member. The first listener stays.
+    pub(crate) fn listen(&self, listener: Listener) {
+        let _ = self.listener.set(listener);
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -112,6 +123,9 @@ impl Shared {
     /// Stores a message of another member.
     pub(crate) fn passed(&self, pass: Pass) {
         self.state.lock().passed.push_back(pass);
+        if let Some(listener) = self.listener.get() {
+            listener();
+        }
     }
 
     /// Takes the oldest message.
@@ -157,5 +171,11 @@ impl Shared {
     fn with(&self, change: impl FnOnce(&mut Inside)) {
         change(&mut self.state.lock());
         self.changed.notify_all();
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("state", &self.state).finish_non_exhaustive()
     }
 }

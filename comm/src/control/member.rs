@@ -12,7 +12,7 @@ use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
 use super::passage::{Passage, Piece};
-use crate::remote::{Message, TransportError};
+use crate::remote::{Message, TransportError, Waker};
 
 /// This process. When nobody has it any more, it says goodbye.
 pub(super) struct Member {
@@ -26,6 +26,18 @@ pub(super) struct Member {
     /// Whether a process did not come to a world: then this process does not wait for it at the end either.
     failed: AtomicBool,
     mail: Mutex<Mail>,
+    wakers: Arc<Wakers>,
+}
+
+/// The functions that wake the progress threads, by world. All of them are called after each message, since its world is known only when it is
+/// read. They are called under the lock: so a world that is forgotten is called no more, and no call outlives its progress thread.
+#[derive(Default)]
+struct Wakers(Mutex<HashMap<u32, Waker>>);
+
+impl Wakers {
+    fn call(&self) {
+        self.0.lock().values().for_each(|waker| waker());
+    }
 }
 
 /// The time for the goodbyes of the others after that: they miss the same process, and leave soon.
@@ -48,7 +60,10 @@ impl Member {
         let passages = (0..membership.size()).map(passage).collect();
         let mail = Mail { passages, arrived: HashMap::new(), over: BTreeSet::new() };
         let (worlds, failed, mail) = (AtomicU32::new(0), AtomicBool::new(false), Mutex::new(mail));
-        Self { membership: Some(membership), server, deadline, worlds, failed, mail }
+        let wakers = Arc::<Wakers>::default();
+        let called = Arc::clone(&wakers);
+        membership.listen(Box::new(move || called.call()));
+        Self { membership: Some(membership), server, deadline, worlds, failed, mail, wakers }
     }
 
     fn membership(&self) -> &Membership {
@@ -132,6 +147,11 @@ impl Member {
         Ok(mail.arrived.get_mut(&world).and_then(VecDeque::pop_front))
     }
 
+    /// Has `waker` called after each message, until the world is [forgotten](Self::forget).
+    pub(super) fn wake_by(&self, world: u32, waker: Waker) {
+        self.wakers.0.lock().insert(world, waker);
+    }
+
     /// How many messages of a world are under way.
     pub(super) fn under_way(&self, world: u32) -> usize {
         self.mail.lock().passages.iter().map(|passage| passage.under_way(world)).sum()
@@ -144,6 +164,7 @@ impl Member {
 
     /// Nobody takes what comes of a world any more.
     pub(super) fn forget(&self, world: u32) {
+        self.wakers.0.lock().remove(&world);
         let mut mail = self.mail.lock();
         mail.over.insert(world);
         mail.arrived.remove(&world);

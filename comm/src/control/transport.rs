@@ -8,7 +8,9 @@ use hsdp_sharding::Rank;
 use super::losses::{COORDINATOR, end_of, losses_of};
 use super::member::Member;
 use crate::Error;
-use crate::remote::{Answer, Buffer, Cause, Loss, Message, Pool, Transport, TransportError};
+use crate::remote::{
+    Answer, Arrivals, Buffer, Cause, Loss, Message, Pool, Transport, TransportError, Waker,
+};
 use crate::sync;
 
 /// How often is looked what has become of the others.
@@ -50,6 +52,11 @@ impl ControlTransport {
 impl Transport for ControlTransport {
     fn send(&mut self, to: Rank, message: &Arc<Message>) -> Result<(), TransportError> {
         self.member.send((self.world, to), message)
+    }
+
+    fn wake_by(&mut self, waker: Waker) -> Arrivals {
+        self.member.wake_by(self.world, waker);
+        Arrivals::Announced
     }
 
     fn receive(&mut self) -> Result<Option<(Rank, Buffer)>, TransportError> {
