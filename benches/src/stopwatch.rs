@@ -1,5 +1,6 @@
 //! The times of the parts of a step.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// A part of a step.
@@ -63,10 +64,14 @@ pub enum Per {
     Unit,
 }
 
+/// The time since some moment.
+type Clock = fn() -> Duration;
+
 /// Adds up the time of each part. A stopped stopwatch reads no clock.
 #[derive(Clone, Debug)]
 pub struct Stopwatch {
-    last: Option<Instant>,
+    clock: Option<Clock>,
+    last: Duration,
     times: [Duration; Part::ALL.len()],
 }
 
@@ -74,21 +79,32 @@ impl Stopwatch {
     /// A stopped stopwatch.
     #[must_use]
     pub fn still() -> Self {
-        Self { last: None, times: Default::default() }
+        Self { clock: None, last: Duration::ZERO, times: Default::default() }
     }
 
     /// A stopwatch that runs from now.
     #[must_use]
     pub fn running() -> Self {
-        Self { last: Some(Instant::now()), ..Self::still() }
+        Self::of_clock(monotonic)
+    }
+
+    /// A stopwatch that runs from now, by this clock.
+    #[must_use]
+    pub fn of_clock(clock: Clock) -> Self {
+        Self { clock: Some(clock), last: clock(), ..Self::still() }
+    }
+
+    /// Begins anew, from now.
+    pub fn restart(&mut self) {
+        *self = self.clock.map_or_else(Self::still, Self::of_clock);
     }
 
     /// Adds the time since the last lap to this part.
     pub fn lap(&mut self, part: Part) {
-        if let Some(last) = &mut self.last {
-            let now = Instant::now();
-            self.times[part as usize] += now - *last;
-            *last = now;
+        if let Some(clock) = self.clock {
+            let now = clock();
+            self.times[part as usize] += now.saturating_sub(self.last);
+            self.last = now;
         }
     }
 
@@ -97,4 +113,9 @@ impl Stopwatch {
     pub fn time(&self, part: Part) -> Duration {
         self.times[part as usize]
     }
+}
+
+fn monotonic() -> Duration {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    BEGAN.get_or_init(Instant::now).elapsed()
 }
