@@ -3,6 +3,7 @@
 
 mod closing;
 mod ends;
+mod greeting;
 mod progress_thread;
 #[cfg(test)]
 mod tests;
@@ -19,13 +20,12 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use self::closing::LastWord;
+use self::greeting::Greeting;
 use super::buffer::Pool;
 use super::ending::Ending;
 use super::exchanges::ExchangeKey;
-use super::header::{self, end_bytes, probe_bytes};
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
-use super::hello;
-use super::hello::{Asked, Hello};
+use super::header::{end_bytes, probe_bytes};
+use super::hello::Asked;
 use super::line::{InLine, Line};
 use super::mailbox::Receiver;
 use super::message::{Kind, MOST_STATEMENT, Message};
@@ -34,12 +34,10 @@ use super::probes;
 use super::progress::{Progress, Turned};
 use super::transport::Transport;
 use crate::backend::thread::{Core, Operation, waiting_for_each_other};
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
-use crate::engine::{Alarm, Clock};
 use crate::mismatch::{MismatchRow, Wanted};
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
-use crate::{Channel, Descriptor, Error, GroupId, Op, WorldOptions};
+use crate::{Channel, Descriptor, Error, GroupId, Op};
 
 /// What the progress engine is to do.
 #[derive(Debug)]
@@ -63,8 +61,8 @@ pub(crate) struct Endpoint {
     /// One thread at a time holds it, sends and receives.
     progress: Mutex<Progress>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// The hello of each process of the job, also of processes beyond the ranks, by number.
-    hellos: Mutex<Vec<Option<Hello>>>,
+    /// The hellos of all processes of the job, as far as they are known here.
+    greeting: Mutex<Greeting>,
     ending: Mutex<Ending>,
     /// Operations that wait in line to be opened.
     line: Mutex<Line>,
@@ -105,7 +103,7 @@ impl Endpoint {
             changed: Condvar::new(),
             progress: Mutex::new(Progress::new(core, rank, transport)),
             thread: Mutex::new(None),
-            hellos: Mutex::new(vec![None; asked.processes]),
+            greeting: Mutex::new(Greeting::of(asked.processes)),
             ending: Mutex::new(Ending::of(core.records().len())),
             line: Mutex::default(),
             listens: AtomicBool::new(false),
@@ -245,45 +243,6 @@ impl Endpoint {
         }
     }
 
-    /// Sends the identity of this rank and its request to all other processes: the first message to each.
-    fn introduce(&self, asked: Asked, options: &WorldOptions) {
-        let own = Hello::of(asked.size, options);
-        let hello = self.to_first(asked.processes, Kind::Hello, &header::bytes(&own));
-        self.outgoing.lock().requests.extend(hello);
-        self.hellos.lock()[self.rank.index()] = Some(own);
-    }
-
-    /// The hello of a process has come.
-    pub(super) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
-        let mut hellos = self.hellos.lock();
-        let said = hellos.get_mut(from.index()).ok_or("it is no process of the job")?;
-        match said.replace(hello) {
-            None => Ok(()),
-            Some(_) => Err("it is a second hello of the rank".to_owned()),
-        }
-    }
-
-    /// Waits for the hellos of all processes, within the deadline of the world, and compares them.
-    ///
-    /// # Errors
-    /// [`Error::ConfigMismatch`] on all processes; [`Error::Incomplete`] if some do not come.
-    #[cfg(any(feature = "mpi", feature = "nccl", test))]
-    pub(crate) fn greet(&self, core: &Core, deadline: Duration) -> Result<(), Error> {
-        let mut clock = Clock::until(deadline);
-        loop {
-            let hellos: Option<Vec<_>> = self.hellos.lock().iter().cloned().collect();
-            if let Some(hellos) = hellos {
-                return hello::compare(&hellos);
-            }
-            core.status().check_world()?;
-            match clock.alarm() {
-                Alarm::Deadline => return Err(hello::incomplete(&self.hellos.lock(), deadline)),
-                _ if self.hear() => {}
-                _ => self.sleep(FIRST_NAP),
-            }
-        }
-    }
-
     /// Tells the others that this rank brings nothing more to `epoch`: once.
     pub(crate) fn tell_stop(&self, epoch: u64, end: &Error) {
         let mut outgoing = self.outgoing.lock();
@@ -353,7 +312,7 @@ impl Endpoint {
         if outgoing.leaving == Leaving::Going && outgoing.requests.is_empty() {
             outgoing.leaving = Leaving::Closed;
             // Also to processes beyond the ranks: one that still compares would say that this process is gone.
-            let processes = self.hellos.lock().len();
+            let processes = self.greeting.lock().processes();
             let left = [(0..self.size, outgoing.exchanged), (self.size..processes, 0)];
             let left = left.into_iter().filter(|(to, _)| !to.is_empty());
             outgoing.requests.extend(left.filter_map(|to| self.last(Kind::Left, &[], to)));

@@ -57,6 +57,7 @@ pub struct Header(Said);
 #[derive(Debug, PartialEq)]
 enum Said {
     Hello(Hello),
+    Welcome(Vec<Option<Hello>>),
     Data(DataHeader),
     Probe(Vec<MismatchRow>),
     End(u64, Error),
@@ -72,6 +73,7 @@ impl Header {
     pub fn read(kind: Kind, bytes: &[u8]) -> Result<Self, String> {
         Ok(Self(match kind {
             Kind::Hello => Said::Hello(header::read(bytes)?),
+            Kind::Welcome => Said::Welcome(header::read(bytes)?),
             Kind::Data => Said::Data(data_header_of(bytes)?),
             Kind::Probe => Said::Probe(header::probe_of(bytes)?),
             Kind::Stop | Kind::End => {
@@ -87,6 +89,7 @@ impl Header {
     pub fn bytes(&self) -> Vec<u8> {
         match &self.0 {
             Said::Hello(hello) => header::bytes(hello),
+            Said::Welcome(hellos) => header::bytes(hellos),
             Said::Data(data_header) => data_header_bytes(data_header),
             Said::Probe(path) => probe_bytes(path),
             Said::Exchange(batch) => header::bytes(batch),
@@ -109,6 +112,7 @@ impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Said::Hello(hello) => write!(f, "{hello}"),
+            Said::Welcome(hellos) => write!(f, "{} processes: {hellos:?}", hellos.len()),
             Said::Data(data_header) => write!(f, "{:?}", data_header.descriptor),
             Said::Probe(path) => path.iter().try_for_each(|row| writeln!(f, "{row}")),
             Said::End(_, error) => write!(f, "{error}"),

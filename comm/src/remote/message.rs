@@ -17,7 +17,7 @@ pub(crate) const MOST_STATEMENT: usize = 1 << 20;
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The identity of its sender: the first message of a rank.
+    /// The identity of its sender, to process 0: the first message of another process.
     Hello,
     /// Its sender's part in an operation.
     Data,
@@ -31,11 +31,21 @@ pub enum Kind {
     Left,
     /// Contributions to an exchange.
     Exchange,
+    /// The hellos of all processes: the first message of process 0.
+    Welcome,
 }
 
 impl Kind {
-    const ALL: [Self; 7] =
-        [Self::Hello, Self::Data, Self::Stop, Self::Probe, Self::End, Self::Left, Self::Exchange];
+    const ALL: [Self; 8] = [
+        Self::Hello,
+        Self::Data,
+        Self::Stop,
+        Self::Probe,
+        Self::End,
+        Self::Left,
+        Self::Exchange,
+        Self::Welcome,
+    ];
 }
 
 /// The first block of a message, in the byte order of the machine: hello compares those.

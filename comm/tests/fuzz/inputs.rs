@@ -29,9 +29,10 @@ pub(crate) fn message(input: &[u8]) {
     whole(&sealed(input));
 }
 
-/// What a rank says of itself.
+/// What a rank says of itself, or process 0 of all.
 pub(crate) fn hello(input: &[u8]) {
     header(Kind::Hello, input);
+    header(Kind::Welcome, input);
 }
 
 /// What a data says of what it brings.

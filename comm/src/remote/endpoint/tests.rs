@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 
 use super::*;
+use crate::WorldOptions;
 use crate::engine::from_now;
 use crate::remote;
 use crate::remote::buffer::Buffer;
@@ -160,7 +161,7 @@ fn who_gives_up_leaves_nothing_to_a_thread() {
 fn others_are_told_of_a_step_that_is_given_up_but_not_where_the_world_is_over() {
     let (core, endpoint) = opened(Silent::default());
     core.end_epoch(0, gone());
-    assert_eq!(messages(&endpoint), [Kind::Hello, Kind::Stop]);
+    assert_eq!(messages(&endpoint), [Kind::Stop]);
     core.end_here(gone(), &[]);
     core.end_epoch(1, gone());
     assert_eq!(messages(&endpoint), []);
@@ -208,7 +209,7 @@ fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     let reason = AbortReason::Unreachable { problem: "it does not answer".into() };
     endpoint.await_forwarder(&core);
     assert_eq!(core.status().world_end(), Some(core.ended_by(Rank::new(2), reason)));
-    assert_eq!(messages(&endpoint), [Kind::Hello, Kind::End], "that this rank hears nothing");
+    assert_eq!(messages(&endpoint), [Kind::End], "that this rank hears nothing");
 
     let (core, endpoint) = opened(Silent::default());
     endpoint.await_forwarder(&core);

@@ -10,6 +10,7 @@ use crate::pattern::rounds;
 use crate::remote::ending::{self, Proposal};
 use crate::remote::endpoint::Endpoint;
 use crate::remote::header::{self, DataHeader, data_header_of, end_of, probe_of};
+use crate::remote::hello::Hello;
 use crate::remote::mailbox::Open;
 use crate::remote::message::{Kind, Message};
 use crate::remote::relay::Come;
@@ -118,6 +119,15 @@ impl Progress {
             Kind::Hello => {
                 self.watch.see(from, &header::read(message.header())?);
                 greeted(endpoint, from, &message)
+            }
+            Kind::Welcome => {
+                let hellos: Vec<Option<Hello>> = header::read(message.header())?;
+                let ranks = hellos.iter().take(core.records().len()).enumerate();
+                for (rank, hello) in ranks.filter_map(|(rank, hello)| Some((rank, hello.as_ref()?)))
+                {
+                    self.watch.see(Rank::new(rank), hello);
+                }
+                endpoint.welcomed(from, hellos)
             }
         }
     }

@@ -40,5 +40,5 @@ fn a_process_that_is_no_rank_is_told_that_a_rank_leaves() {
     drop(World::by(2, (Rank::new(0), asked), WorldOptions::default(), first));
     let came = std::iter::from_fn(|| beyond.receive().expect("a wire"));
     let kind = |(_, buffer)| Message::read(buffer).expect("a message").kind();
-    assert_eq!(came.map(kind).collect::<Vec<_>>(), [Kind::Hello, Kind::Left]);
+    assert_eq!(came.map(kind).collect::<Vec<_>>(), [Kind::Left]);
 }
