@@ -46,7 +46,7 @@ pub(crate) use self::transport::Transport;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::transport::TransportError;
 #[cfg(feature = "nccl")]
-pub(crate) use self::transport::{Answer, Arrivals, Cause, Loss, Waker};
+pub(crate) use self::transport::{Answer, Arrivals, Cause, Loss, Losses, Waker};
 
 /// Transports between the threads of one process, by rank.
 pub(crate) fn wires(size: usize) -> Vec<Box<dyn Transport>> {

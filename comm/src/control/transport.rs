@@ -9,7 +9,7 @@ use super::losses::{COORDINATOR, end_of, losses_of};
 use super::member::Member;
 use crate::Error;
 use crate::remote::{
-    Answer, Arrivals, Buffer, Cause, Loss, Message, Pool, Transport, TransportError, Waker,
+    Answer, Arrivals, Buffer, Cause, Loss, Losses, Message, Pool, Transport, TransportError, Waker,
 };
 use crate::sync;
 
@@ -79,6 +79,10 @@ impl Transport for ControlTransport {
             Some(error) => Err(end_of(self.member.rank(), error)),
             None => Ok(losses_of(&status)),
         }
+    }
+
+    fn losses(&self) -> Losses {
+        Losses::Reported
     }
 
     fn forwarder(&mut self) -> Answer {

@@ -11,6 +11,10 @@ use crate::sync;
 /// How often is looked.
 const PERIOD: Duration = Duration::from_millis(100);
 
+/// How many others a rank looks at: the next ones in the order of ranks, after the last one the first. Of processes that are gone, one at
+/// least follows a process that runs, and looks.
+const LOOKED_AT: usize = 8;
+
 /// A process of this machine: its number, and when it was started, since numbers are used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
@@ -18,9 +22,10 @@ struct Process {
     started: u64,
 }
 
-/// The processes that are looked at.
-#[derive(Debug, Default)]
+/// The processes of other ranks on this machine.
+#[derive(Debug)]
 pub(super) struct Watch {
+    own: Rank,
     watched: Vec<(Rank, Process)>,
     /// Those that were not there when they were last looked for: messages that they had sent may still come.
     suspects: Vec<Rank>,
@@ -30,13 +35,25 @@ pub(super) struct Watch {
 }
 
 impl Watch {
+    pub(super) fn of(own: Rank) -> Self {
+        let (watched, suspects) = (Vec::new(), Vec::new());
+        Self { own, watched, suspects, disconnected: Vec::new(), looked: None }
+    }
+
     /// Watches the process of a hello, if it is another process of this machine, which sees it.
     pub(super) fn see(&mut self, rank: Rank, hello: &Hello) {
         let (id, started) = hello.process();
         let process = Process { id, started };
         if id != std::process::id() && hello.is_of_this_machine() && is_running(process) {
             self.watched.push((rank, process));
+            self.watched.sort_unstable_by_key(|(rank, _)| *rank);
         }
+    }
+
+    fn looked_at(&self) -> impl Iterator<Item = &(Rank, Process)> {
+        let next = self.watched.partition_point(|(rank, _)| *rank < self.own);
+        let (before, after) = self.watched.split_at(next);
+        after.iter().chain(before).take(LOOKED_AT)
     }
 
     /// The ranks whose processes are gone: were gone twice, so that all that they had sent has come meanwhile.
@@ -46,7 +63,7 @@ impl Watch {
             return Vec::new();
         }
         self.looked = Some(now);
-        let gone = self.watched.iter().filter(|(_, process)| !is_running(*process));
+        let gone = self.looked_at().filter(|(_, process)| !is_running(*process));
         let gone: Vec<Rank> = gone.map(|(rank, _)| *rank).collect();
         let (still, suspects) = gone.into_iter().partition(|rank| self.suspects.contains(rank));
         self.suspects = suspects;
@@ -102,11 +119,20 @@ mod tests {
     use crate::WorldOptions;
 
     #[test]
+    fn a_rank_looks_at_those_that_follow_it() {
+        let process = Process { id: 1, started: 1 };
+        let watched = (0..20).filter(|rank| *rank != 15).map(|rank| (Rank::new(rank), process));
+        let watch = Watch { watched: watched.collect(), ..Watch::of(Rank::new(15)) };
+        let looked_at: Vec<_> = watch.looked_at().map(|(rank, _)| rank.index()).collect();
+        assert_eq!(looked_at, [16, 17, 18, 19, 0, 1, 2, 3]);
+    }
+
+    #[test]
     fn a_process_that_ends_is_gone_at_the_second_look() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("it starts");
         let own = Hello::of(2, &WorldOptions::default());
         let other = own.clone().by(child.id(), started(child.id()).expect("it runs"));
-        let mut watch = Watch::default();
+        let mut watch = Watch::of(Rank::new(0));
         watch.see(Rank::new(0), &own);
         watch.see(Rank::new(1), &other);
         assert_eq!(watch.gone(), []);
@@ -127,7 +153,7 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("it starts");
         let own = Hello::of(2, &WorldOptions::default());
         let other = own.clone().by(child.id(), started(child.id()).expect("it runs"));
-        let mut watch = Watch::default();
+        let mut watch = Watch::of(Rank::new(0));
         watch.see(Rank::new(1), &other);
         for elsewhere in [Rank::new(1), Rank::new(2)] {
             assert!(!watch.is_settled(elsewhere), "it may be ending");
@@ -146,7 +172,7 @@ mod tests {
         let (id, started) = own.process();
         let parent = std::os::unix::process::parent_id();
         assert_ne!(id, parent);
-        let mut watch = Watch::default();
+        let mut watch = Watch::of(Rank::new(0));
         watch.see(Rank::new(1), &own.by(parent, started + 1));
         assert!(watch.watched.is_empty());
     }

@@ -46,7 +46,7 @@ impl Hello {
     pub(crate) fn of(size: usize, options: &WorldOptions) -> Self {
         Self {
             host: line("/proc/sys/kernel/hostname").unwrap_or_else(|| "an unknown host".to_owned()),
-            boot: line(BOOT).unwrap_or_default(),
+            boot: boot().to_owned(),
             process: process::id(),
             started: alive::started(process::id()).unwrap_or(0),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -59,7 +59,7 @@ impl Hello {
 
     /// Whether it was said on this machine.
     pub(super) fn is_of_this_machine(&self) -> bool {
-        !self.boot.is_empty() && line(BOOT).is_some_and(|boot| boot == self.boot)
+        !self.boot.is_empty() && self.boot == boot()
     }
 
     /// Its number, and when it was started.
@@ -126,8 +126,11 @@ impl fmt::Display for Hello {
     }
 }
 
-/// Different each time that a machine is started.
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+/// Different each time that a machine is started; empty where that is not known.
+fn boot() -> &'static str {
+    static BOOT: OnceLock<String> = OnceLock::new();
+    BOOT.get_or_init(|| line("/proc/sys/kernel/random/boot_id").unwrap_or_default())
+}
 
 /// What a file of the system says in its one line.
 fn line(path: &str) -> Option<String> {

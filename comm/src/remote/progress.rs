@@ -14,7 +14,7 @@ use super::mailbox::{Mailbox, Receiver};
 use super::message::{Kind, Message};
 use super::probes::Probes;
 use super::relay::Relay;
-use super::transport::{Answer, Arrivals, Cause, Loss, Transport, TransportError, Waker};
+use super::transport::{Answer, Arrivals, Cause, Loss, Losses, Transport, TransportError, Waker};
 use crate::AbortReason;
 use crate::backend::thread::{Core, Operation};
 use crate::engine::Record;
@@ -92,7 +92,7 @@ impl Progress {
             rank,
             transport,
             mailbox: Mailbox::default(),
-            watch: Watch::default(),
+            watch: Watch::of(rank),
             probes: Probes::default(),
             relay: Relay::new(rank, core.records().len()),
         }
@@ -155,7 +155,11 @@ impl Progress {
                 }
             }
         }
-        let gone = self.watch.gone().into_iter().map(|rank| (rank, AbortReason::Gone));
+        let gone = match self.transport.losses() {
+            Losses::Seen => self.watch.gone(),
+            Losses::Reported => Vec::new(),
+        };
+        let gone = gone.into_iter().map(|rank| (rank, AbortReason::Gone));
         for (rank, reason) in gone.chain(lost) {
             self.watch.forget(rank);
             // The rank may be one of a larger world only.

@@ -34,6 +34,11 @@ pub(crate) trait Transport: Debug + Send {
         Ok(Vec::new())
     }
 
+    /// How the ranks learn that a process is gone.
+    fn losses(&self) -> Losses {
+        Losses::Seen
+    }
+
     /// Whether the process that forwards all messages answers, if there is such a process. The first call asks it.
     fn forwarder(&mut self) -> Answer {
         Answer::Heard
@@ -53,6 +58,16 @@ pub(crate) enum Arrivals {
     Polled,
     /// It is woken.
     Announced,
+}
+
+/// How ranks learn that a process of their own machine is gone.
+#[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "the control plane reports them"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Losses {
+    /// They look.
+    Seen,
+    /// The transport [reports](Transport::lost) it, behind all messages of the process.
+    Reported,
 }
 
 /// A rank that can exchange no messages.

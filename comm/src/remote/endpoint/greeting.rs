@@ -7,7 +7,7 @@ use hsdp_sharding::Rank;
 
 use super::Endpoint;
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
-use super::FIRST_NAP;
+use super::{FIRST_NAP, NAPS};
 #[cfg(any(feature = "mpi", feature = "nccl", test))]
 use crate::Error;
 use crate::WorldOptions;
@@ -141,7 +141,7 @@ impl Endpoint {
     pub(crate) fn greet(&self, core: &Core, deadline: Duration) -> Result<(), Error> {
         let is_first = self.rank == FIRST;
         let patience = if is_first { deadline } else { deadline.saturating_add(WORD) };
-        let mut clock = Clock::until(patience);
+        let (mut clock, mut nap) = (Clock::until(patience), FIRST_NAP);
         loop {
             let compared = self.greeting.lock().compared(deadline);
             if let Some(compared) = compared {
@@ -151,8 +151,11 @@ impl Endpoint {
             match clock.alarm() {
                 Alarm::Deadline if is_first => self.welcome(),
                 Alarm::Deadline => return Err(self.misses_the_first(deadline)),
-                _ if self.hear() => {}
-                _ => self.sleep(FIRST_NAP),
+                _ if self.hear() => nap = FIRST_NAP,
+                _ => {
+                    self.sleep(nap);
+                    nap = (2 * nap).min(NAPS[1]);
+                }
             }
         }
     }
