@@ -1,4 +1,4 @@
-//! Faults that a test injects into a rank. PROTOCOL.md, "Faults".
+//! Faults that a test injects into a rank. FAULTS.md, "Faults".
 //!
 //! In reading order: this file (the faults), `parse` (faults from text), `injector` (the faults that are due at a call). The
 //! module `injection` commits them.

@@ -1,4 +1,4 @@
-//! The flight records of a world's ranks. The recorder and its records are in `hsdp-flight`; PROTOCOL.md, "Flight recorder".
+//! The flight records of a world's ranks. The recorder and its records are in `hsdp-flight`; `flight/FLIGHT.md`.
 
 use std::path::Path;
 use std::sync::Arc;

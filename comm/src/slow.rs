@@ -1,4 +1,4 @@
-//! Channels whose operations take longer than their work, as on a network. PROTOCOL.md, "Slow channels".
+//! Channels whose operations take longer than their work, as on a network. FAULTS.md, "Slow channels".
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -22,7 +22,7 @@
 //! ```
 //!
 //! In reading order: `names` (enums that go by names), `op`, `tag`, `descriptor`; `ending` and `ring` (written while ranks run);
-//! `record` (a copy of a ring), `json` (a record as text), `file`; `explain`. hsdp-comm's PROTOCOL.md, "Flight recorder", has the
+//! `record` (a copy of a ring), `json` (a record as text), `file`; `explain`. FLIGHT.md beside the sources has the
 //! rules of the ring.
 
 #![forbid(unsafe_code)]

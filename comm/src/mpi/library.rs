@@ -1,4 +1,4 @@
-//! MPI itself: one function for each call that is made, its code checked. `REMOTE.md`, "MPI".
+//! MPI itself: one function for each call that is made, its code checked. `TRANSPORTS.md`, "MPI".
 //!
 //! Whoever has a [`Library`] knows that MPI was begun and is not finalized, and every call is made under its lock (MP-1).
 

@@ -92,7 +92,7 @@ impl<'a> Timeline<'a> {
         Self { record, lowest }
     }
 
-    /// Whether the ring may have had an entry of `operation`, which it does not have now. PROTOCOL.md, "Flight recorder".
+    /// Whether the ring may have had an entry of `operation`, which it does not have now. FLIGHT.md.
     fn may_have_overwritten(&self, operation: &Operation<'_>) -> bool {
         let (group, epoch, sequence) = operation.key;
         let oldest = self.record.entries.first();
