@@ -28,25 +28,31 @@ impl World {
     /// ```
     pub fn compare(&self, what: &'static str, said: &str) -> Result<(), Error> {
         let group = self.world_group(Channel::Control);
-        let said = shortened(said);
-        let lengths = gathered(&group, vec![said.len() as u64])?;
-        let longest = lengths.iter().max().map_or(0, |longest| longest.div_ceil(8));
-        let longest = usize::try_from(longest).expect("texts are short");
-        let all = gathered(&group, words(&said, longest))?;
-        let texts: Vec<_> =
-            (0..lengths.len()).map(|rank| text(&all[rank * longest..], lengths[rank])).collect();
+        let said = exchanged(&group, shortened(said).as_bytes())?;
+        let texts: Vec<_> = said.iter().map(|text| String::from_utf8_lossy(text)).collect();
         match texts.iter().position(|text| *text != texts[0]) {
             None => Ok(()),
             Some(other) => Err(Error::ConfigMismatch {
                 what,
                 ranks: [Rank::new(0), Rank::new(other)],
-                said: [texts[0].clone(), texts[other].clone()].into(),
+                said: [0, other].map(|rank| texts[rank].to_string()).into(),
             }),
         }
     }
 }
 
-fn gathered(group: &Group, values: Vec<u64>) -> Result<Vec<u64>, Error> {
+/// The bytes that each rank brings, by rank. **Collective**.
+pub(crate) fn exchanged(group: &Group, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    let lengths = gathered(group, vec![own.len() as u64])?;
+    let longest = lengths.iter().max().map_or(0, |longest| longest.div_ceil(8));
+    let longest = usize::try_from(longest).expect("texts are short");
+    let all = gathered(group, words(own, longest))?;
+    let bytes = |(rank, len): (usize, &u64)| text(&all[rank * longest..], *len);
+    Ok(lengths.iter().enumerate().map(bytes).collect())
+}
+
+/// The words that each rank brings, by rank. **Collective**.
+pub(crate) fn gathered(group: &Group, values: Vec<u64>) -> Result<Vec<u64>, Error> {
     group.all_gather(Tag::new(Stage::Setup), values)?.wait()
 }
 
@@ -59,17 +65,17 @@ fn shortened(said: &str) -> String {
     format!("{}... ({} bytes, hash {hash:016x})", &said[..end], said.len())
 }
 
-/// A text as numbers, filled up with zeros.
-fn words(said: &str, count: usize) -> Vec<u64> {
+/// Bytes as numbers, filled up with zeros.
+fn words(bytes: &[u8], count: usize) -> Vec<u64> {
     let mut words = vec![0_u64; count];
-    bytemuck::cast_slice_mut(&mut words)[..said.len()].copy_from_slice(said.as_bytes());
+    bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
     words
 }
 
-fn text(words: &[u64], len: u64) -> String {
+fn text(words: &[u64], len: u64) -> Vec<u8> {
     let bytes: &[u8] = bytemuck::cast_slice(words);
     let len = usize::try_from(len).unwrap_or(0).min(bytes.len());
-    String::from_utf8_lossy(&bytes[..len]).into_owned()
+    bytes[..len].to_vec()
 }
 
 #[cfg(test)]

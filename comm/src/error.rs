@@ -18,7 +18,8 @@ use crate::{Descriptor, Op};
 /// An error of a collective, a group or a world.
 ///
 /// [`is_fatal`](Self::is_fatal) distinguishes errors that end the world from aborted steps and from mistakes of the caller.
-/// All ranks get the same value of `CollectiveMismatch`, `StepAborted`, `WorldAborted` and `WorkFailed`.
+/// All ranks get the same value of `CollectiveMismatch`, `StepAborted`, `WorldAborted` and `WorkFailed`. Between processes, the words may differ
+/// if the rank that decides about the end of the world is silent.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -170,7 +170,7 @@ impl RankHandle {
     }
 
     /// What the ranks share, where there are others.
-    #[cfg(feature = "nccl")]
+    #[cfg(any(feature = "nccl", test))]
     pub(crate) fn access(&self) -> Option<&Arc<Access>> {
         match &self.backend {
             Backend::Local { core, .. } => Some(core),

@@ -70,8 +70,8 @@ pub struct Messages {
     pub data: u64,
     /// Messages of exchanges that it has sent and received for itself: a small all-gather of all ranks on the control channel.
     pub control: u64,
-    /// Messages that it has sent or received because a rank was late: early contributions to exchanges, and those that find ranks that wait for each
-    /// other.
+    /// Messages that it has sent or received because a rank was late: early contributions to exchanges, and those by which
+    /// the states of ranks are compared.
     pub background: u64,
     /// Messages of exchanges that it has sent and received for other ranks.
     pub forwarded: u64,

@@ -80,13 +80,14 @@
 //!
 //! - a call: `hsdp-flight` (its description), `site` (where its members meet), `call`, `pattern` (who gives what to whom);
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `options`;
-//! - execution: `engine` (operations, records of ranks, clocks and early ends), `execute` (the work of an operation, in blocks),
+//! - execution: `engine` (operations, records of ranks, clocks and early ends, the judge), `execute` (the work of an operation, in blocks),
 //!   `slow`, `backend::thread` (an operation's threads: `PROTOCOL.md` beside the
-//!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
+//!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `encoding` (descriptors as bytes), `bytes`, `sync`;
 //! - worlds and ranks: `handle`, `world`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share);
 //! - groups and operations: `group`, `pending`, `injection` (what faults make of a call), `issue`, `collectives`, `units`, `device`;
-//! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`).
+//! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`), `rolling` (hashes of operations that NCCL
+//!   carries between processes).
 //!
 //! A module imports only modules that do not lead back to it (`tests/tests/architecture.rs` names the exceptions).
 
@@ -102,11 +103,12 @@ mod comparison;
 pub mod control;
 mod device;
 /// Parts of all backends that know none of them: operations at which members arrive, the state that a rank shows to others, the
-/// clocks of waits, and the early ends.
+/// clocks of waits, the early ends, and the judge.
 mod engine {
     mod arrival;
     mod attendance;
     mod clock;
+    pub(crate) mod judge;
     mod operation;
     mod outputs;
     mod record;
@@ -120,6 +122,7 @@ mod engine {
     pub(crate) use self::record::Record;
     pub(crate) use self::status::Status;
 }
+mod encoding;
 mod environment;
 mod error;
 mod execute;
@@ -142,6 +145,7 @@ mod pending;
 mod process;
 mod remote;
 mod rendezvous;
+mod rolling;
 mod site;
 mod slow;
 mod sync;

@@ -2,13 +2,14 @@
 //! beside the sources of this crate, says what is sent, when, and why results are those of threads.
 //!
 //! In reading order: `buffer`, `message`, `header` (what is sent), `transport`, `wires` (what carries it), `hello` (what is compared first), `transmit`, `elements`,
-//! `units` (what travels of which operation), `execution` (one operation), `mailbox`, `line`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `ending`, `alive`, `probes`,
+//! `units` (what travels of which operation), `execution` (one operation), `mailbox`, `line`, `tree`, `exchanges`, `batch`, `relay` (exchanges), `ending`, `alive`, `comparer`,
 //! `outgoing`, `progress`,
 //! `endpoint` (all of them together). `fuzzing` is for tests.
 
 mod alive;
 mod batch;
 mod buffer;
+mod comparer;
 mod elements;
 mod ending;
 mod endpoint;
@@ -21,7 +22,6 @@ mod line;
 mod mailbox;
 mod message;
 mod outgoing;
-mod probes;
 mod progress;
 mod relay;
 mod transmit;
@@ -35,8 +35,10 @@ pub(crate) use self::buffer::BLOCK_BYTES;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::buffer::{Buffer, Pool};
 
+pub(crate) use self::comparer::Urgency;
 pub(crate) use self::endpoint::Endpoint;
 pub(crate) use self::execution::Execution;
+pub(crate) use self::header::{rows_bytes, rows_of};
 pub(crate) use self::hello::Asked;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 pub(crate) use self::message::Message;

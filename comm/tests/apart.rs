@@ -325,3 +325,65 @@ fn an_exchange_completes_though_rank_0_has_left() {
     let gathered: Vec<_> = gathered.into_iter().map(|it| it.expect("no panic")).collect();
     assert_eq!(gathered, [Ok(vec![]), Ok(vec![0, 1, 2]), Ok(vec![0, 1, 2])]);
 }
+
+/// What two ranks end with that wait for each other, while a third computes.
+fn circle_of_two(options: WorldOptions, third: impl Fn(World) + Sync, rank: usize) -> Vec<Error> {
+    let ends = launch(3, options, |world| {
+        if world.rank().index() == rank {
+            third(world);
+            return None;
+        }
+        let pair: Vec<_> = (0..3).filter(|it| *it != rank).map(hsdp_sharding::Rank::new).collect();
+        let channel = [Channel::Reduce, Channel::Gather][usize::from(world.rank() == pair[0])];
+        let group = world.group(&pair, channel).expect("a group");
+        Some(group.barrier(Tag::default()).and_then(hsdp_comm::Pending::wait))
+    });
+    let ends = ends.into_iter().filter_map(|end| end.expect("no panic"));
+    ends.map(|end| end.expect_err("none of them goes on")).collect()
+}
+
+/// The lowest rank that has not left compares the states of ranks, and decides how the world ends.
+#[test]
+fn ranks_that_wait_for_each_other_are_found_though_rank_0_has_left() {
+    let options = WorldOptions { between: Between::Messages, ..WorldOptions::default() };
+    let began = Instant::now();
+    let ends = circle_of_two(options, drop, 0);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(ends[0], ends[1]);
+    let Error::CollectiveMismatch { table } = &ends[0] else { panic!("{}", ends[0]) };
+    assert_eq!(table.rows.iter().map(|row| row.rank.index()).collect::<Vec<_>>(), [1, 2]);
+}
+
+/// A rank that computes is asked for its state, and answers. No rank has more than ten such messages a second.
+#[test]
+fn few_messages_are_sent_while_ranks_wait_and_none_while_operations_complete() {
+    let grace = Duration::from_millis(20);
+    let options = |circle_grace| WorldOptions {
+        between: Between::Messages,
+        circle_grace,
+        late: Duration::from_millis(100),
+        ..WorldOptions::default()
+    };
+    let background = launch(3, options(grace), |world| {
+        let began = Instant::now();
+        if world.rank().index() == 1 {
+            thread::park_timeout(Duration::from_secs(3));
+        }
+        world.world_group(Channel::User).barrier(Tag::default())?.wait()?;
+        Ok::<_, Error>((world.messages().background, began.elapsed().as_secs()))
+    });
+    for (rank, messages) in background.into_iter().enumerate() {
+        let (background, seconds) = messages.expect("no panic").expect("all have come");
+        // Rank 0 asks the others.
+        let most = if rank == 0 { 3 } else { 1 } * 10 * (seconds + 1);
+        assert!((1..=most).contains(&background), "rank {rank}: {background} in {seconds} s");
+    }
+    let quiet = launch(3, WorldOptions { late: grace * 1000, ..options(grace * 1000) }, |world| {
+        let group = world.world_group(Channel::User);
+        for _ in 0..100 {
+            group.all_reduce(Tag::default(), Reduction::Sum, vec![1_f32])?.wait()?;
+        }
+        Ok::<_, Error>(world.messages().background)
+    });
+    assert_eq!(quiet, [(); 3].map(|()| Ok(Ok(0))));
+}

@@ -3,21 +3,17 @@
 #
 #     comm/tests/apart.sh
 #
-# Left out are tests of what only threads have: one end of a step that all name alike, the culprit of a warning, work that the last member does
+# Left out are tests of what only threads have: one end of a step that all name alike, work that the last member does
 # itself, records that settle at one moment, channels that are slow on purpose, one copy for all, ranks of one thread.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 memory_alone=(
-    a_late_warning_names_the_rank_that_all_others_wait_for
     ranks_that_abort_at_once_all_name_the_same_rank
     without_workers_the_last_member_does_the_work_before_its_call_returns
     pending_outlives_the_handles_of_its_world
     a_rank_that_was_gone_before_the_end_leaves_its_record_too
     a_settled_operation_is_settled_for_all_members_at_one_moment
-    three_ranks
-    swapped_order_of_calls_that_are_waited_for_at_once
-    ranks_that_were_told_different_things_do_not_wait_for_ever
     gather_unit_shared
     a_gradient_that_does_not_lend_the_element_that_is_not_finite_ends_the_world
 )

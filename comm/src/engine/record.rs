@@ -8,7 +8,9 @@ use hsdp_flight::Recorder;
 
 use super::operation::Operation;
 use crate::Descriptor;
+use crate::engine::judge::Members;
 use crate::ledger::Ledger;
+use crate::rolling::Rolling;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, thread_local};
 
@@ -19,8 +21,12 @@ pub(crate) struct Record {
     pub(crate) ledger: Ledger,
     /// Its last operations.
     pub(crate) flight: Recorder,
+    /// Its operations that NCCL carries between processes.
+    pub(crate) rolling: Rolling,
     standing: CachePadded<Standing>,
     last: Mutex<Option<Arc<Descriptor>>>,
+    /// The call of NCCL in which its device waits.
+    device_wait: Mutex<Option<Members>>,
     /// The threads that do not go on, each with the operation without which it does not.
     blocked_on: Mutex<Vec<(u64, Arc<Operation>)>>,
 }
@@ -149,6 +155,17 @@ impl Record {
         !self.standing.left.swap(true, Ordering::AcqRel)
     }
 
+    /// Its device waits in a call of NCCL, or goes on.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the watchdog of NCCL uses it"))]
+    pub(crate) fn wait_on_device(&self, wait: Option<Members>) {
+        *self.device_wait.lock() = wait;
+    }
+
+    /// The call of NCCL in which its device waits.
+    pub(crate) fn device_wait(&self) -> Option<Members> {
+        self.device_wait.lock().clone()
+    }
+
     /// Notes that a thread of the rank waits for `operation`, or does its work.
     pub(crate) fn block_on<'a>(&'a self, operation: &'a Arc<Operation>) -> Blocked<'a> {
         let thread = this_thread();
@@ -156,18 +173,12 @@ impl Record {
         Blocked { record: self, thread, operation }
     }
 
-    /// The operations without which its threads do not go on; none if it is busy with something else, or hangs there.
-    pub(crate) fn blocked_on(&self) -> Vec<Arc<Operation>> {
-        self.blocked_on.lock().iter().map(|(_, operation)| Arc::clone(operation)).collect()
-    }
-
-    /// The operation without which the only thread does not go on that has issued for this rank; `None` if it does, or
-    /// there are several.
-    pub(crate) fn issuer_blocked_on(&self) -> Option<Arc<Operation>> {
+    /// The operations without which its threads do not go on, each with whether this is the only thread that has issued for the rank. None if
+    /// it is busy with something else, or hangs there.
+    pub(crate) fn blocked_on(&self) -> Vec<(bool, Arc<Operation>)> {
         let issuer = self.standing.issuer.load(Ordering::Acquire);
         let blocked_on = self.blocked_on.lock();
-        let (_, operation) = blocked_on.iter().find(|(thread, _)| *thread == issuer)?;
-        Some(Arc::clone(operation))
+        blocked_on.iter().map(|(thread, it)| (*thread == issuer, Arc::clone(it))).collect()
     }
 }
 

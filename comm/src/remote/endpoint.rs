@@ -5,6 +5,7 @@ mod closing;
 mod ends;
 mod greeting;
 mod progress_thread;
+mod reports;
 #[cfg(test)]
 mod tests;
 
@@ -21,20 +22,20 @@ use hsdp_sharding::Rank;
 
 use self::closing::LastWord;
 use self::greeting::Greeting;
+use self::reports::Reports;
 use super::buffer::Pool;
+use super::comparer::{Calls, Compared};
 use super::ending::Ending;
 use super::exchanges::ExchangeKey;
-use super::header::{end_bytes, probe_bytes};
+use super::header::{self, end_bytes};
 use super::hello::Asked;
 use super::line::{InLine, Line};
 use super::mailbox::Receiver;
-use super::message::{Kind, MOST_STATEMENT, Message};
+use super::message::{Kind, Message};
 use super::outgoing::{Leaving, Outgoing};
-use super::probes;
 use super::progress::{Progress, Turned};
 use super::transport::Transport;
-use crate::backend::thread::{Core, Operation, waiting_for_each_other};
-use crate::mismatch::{MismatchRow, Wanted};
+use crate::backend::thread::{Core, Operation};
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Channel, Descriptor, Error, GroupId, Op};
@@ -46,6 +47,8 @@ pub(crate) enum Request {
     Send { to: Vec<Rank>, message: Arc<Message> },
     /// Send a message to all other ranks, together with theirs.
     Exchange { key: ExchangeKey, message: Arc<Message> },
+    /// Tell a rank something, of this rank's comparer or to it. The rank may be this one.
+    Compare { to: Rank, said: Compared },
     /// Lay what comes of an operation into its slots.
     Open { receiver: Arc<dyn Receiver>, operation: Arc<Operation> },
 }
@@ -64,6 +67,7 @@ pub(crate) struct Endpoint {
     /// The hellos of all processes of the job, as far as they are known here.
     greeting: Mutex<Greeting>,
     ending: Mutex<Ending>,
+    reports: Mutex<Reports>,
     /// Operations that wait in line to be opened.
     line: Mutex<Line>,
     /// Whether the progress engine is to be woken for what comes: it sleeps, or is about to.
@@ -80,9 +84,6 @@ const FIRST_NAP: Duration = Duration::from_micros(20);
 
 /// The most bytes of elements that go as an exchange: all ranks have as many.
 const MOST_EXCHANGED: usize = 16 << 10;
-
-/// The ranks that a waiting rank asks at a time: of many that are missing most are just late.
-const MOST_ASKED: usize = 16;
 
 /// How long a rank that has left receives what others send for what it has issued.
 const LINGERING: Duration = Duration::from_secs(1);
@@ -104,7 +105,8 @@ impl Endpoint {
             progress: Mutex::new(Progress::new(core, rank, transport)),
             thread: Mutex::new(None),
             greeting: Mutex::new(Greeting::of(asked.processes)),
-            ending: Mutex::new(Ending::of(core.records().len())),
+            ending: Mutex::default(),
+            reports: Mutex::default(),
             line: Mutex::default(),
             listens: AtomicBool::new(false),
             exchanging: GroupId::of(&all, Channel::Control),
@@ -200,49 +202,6 @@ impl Endpoint {
         is_one.then(|| Request::Exchange { key, message: Arc::clone(message) })
     }
 
-    /// Whether this rank has come to an operation.
-    pub(super) fn has_issued(&self, descriptor: &Descriptor) -> bool {
-        self.outgoing.lock().issued.has(descriptor)
-    }
-
-    /// This rank has waited for `operation` for some time: asks those that are missing whether they wait for it in turn.
-    pub(crate) fn probe(&self, core: &Core, operation: &Arc<Operation>) {
-        let Some(own) = probes::stuck(core, self.rank, operation) else { return };
-        if !self.knows_the_missing(&own) {
-            return;
-        }
-        match &own.wanted {
-            // The other half of a transfer to itself.
-            Wanted::Waiting { missing, .. } if missing.contains(&self.rank) => {
-                core.end(waiting_for_each_other(vec![own]));
-            }
-            _ => self.send_probe(&[own]),
-        }
-    }
-
-    /// Whether this rank knows which ranks are missing: of an exchange that is so once contributions have come down the tree, early or all.
-    fn knows_the_missing(&self, own: &MismatchRow) -> bool {
-        let Wanted::Waiting { operation, .. } = &own.wanted else { return true };
-        if operation.group != self.exchanging || operation.op != Op::AllGather {
-            return true;
-        }
-        let progress = self.progress.try_lock();
-        progress.is_some_and(|progress| progress.has_heard_of(ExchangeKey::from(&**operation)))
-    }
-
-    /// Sends a path to those whom its last rank waits for.
-    pub(super) fn send_probe(&self, path: &[MismatchRow]) {
-        let Some(Wanted::Waiting { missing, .. }) = path.last().map(|row| &row.wanted) else {
-            return;
-        };
-        let to = missing.iter().take(MOST_ASKED).copied().collect();
-        let header = probe_bytes(path);
-        let message = Message::write(&self.pool, (Kind::Probe, 0), &header, 0);
-        if let Some(message) = message.filter(|_| header.len() <= MOST_STATEMENT) {
-            self.post(Request::Send { to, message: Arc::new(message) });
-        }
-    }
-
     /// Tells the others that this rank brings nothing more to `epoch`: once.
     pub(crate) fn tell_stop(&self, epoch: u64, end: &Error) {
         let mut outgoing = self.outgoing.lock();
@@ -257,12 +216,7 @@ impl Endpoint {
         self.changed.notify_all();
     }
 
-    /// A message to all other ranks; none where there is no memory even for that.
-    fn to_all(&self, kind: Kind, header: &[u8]) -> Option<Request> {
-        self.to_first(self.size, kind, header)
-    }
-
-    /// The same, to all other processes of the first `count`.
+    /// A message to all other processes of the first `count`; none where there is no memory even for that.
     fn to_first(&self, count: usize, kind: Kind, header: &[u8]) -> Option<Request> {
         let message = Message::write(&self.pool, (kind, 0), header, 0)?;
         Some(self.to_others(0..count, message))
@@ -307,7 +261,11 @@ impl Endpoint {
     }
 
     /// Tells the others that this rank has left, if it has, and owes them nothing: once.
-    pub(super) fn farewell(&self) {
+    pub(super) fn farewell(&self, core: &Core) {
+        if !self.is_leaving() {
+            return;
+        }
+        let state = header::bytes(&self.state(core, Calls::Last));
         let mut outgoing = self.outgoing.lock();
         if outgoing.leaving == Leaving::Going && outgoing.requests.is_empty() {
             outgoing.leaving = Leaving::Closed;
@@ -315,7 +273,7 @@ impl Endpoint {
             let processes = self.greeting.lock().processes();
             let left = [(0..self.size, outgoing.exchanged), (self.size..processes, 0)];
             let left = left.into_iter().filter(|(to, _)| !to.is_empty());
-            outgoing.requests.extend(left.filter_map(|to| self.last(Kind::Left, &[], to)));
+            outgoing.requests.extend(left.filter_map(|to| self.last(Kind::Left, &state, to)));
         }
     }
 

@@ -67,8 +67,6 @@ pub(super) struct Exchanges {
 struct Attendance {
     own: bool,
     others: BTreeSet<Rank>,
-    /// Whether contributions have come from the root.
-    is_heard_of: bool,
 }
 
 #[derive(Debug)]
@@ -110,16 +108,6 @@ impl Exchanges {
     /// Whether a rank has contributed to an exchange that this rank has not forgotten.
     pub(super) fn has(&self, key: ExchangeKey, rank: Rank) -> bool {
         self.held.get(&key).is_some_and(|held| held.ranks.contains(&rank))
-    }
-
-    /// Contributions have come from the root.
-    pub(super) fn hear(&mut self, key: ExchangeKey) {
-        self.attendance.entry(key).or_default().is_heard_of = true;
-    }
-
-    /// Whether contributions to an exchange have come from the root.
-    pub(super) fn has_heard_of(&self, key: ExchangeKey) -> bool {
-        self.attendance.get(&key).is_none_or(|it| it.is_heard_of)
     }
 
     /// This rank has got the contribution of another: maybe before its own.

@@ -19,6 +19,7 @@ use super::transmit::{At, DataMessage, DataMessages, Next, Transmit};
 use crate::backend::thread::{Access, InBlock, Member, Operation, Ticket, panic_message};
 use crate::call::Described;
 use crate::execute::{Meter, NextRound, Outputs, Work};
+use crate::rolling::called;
 use crate::sync::Mutex;
 use crate::{AbortReason, Descriptor, Error};
 use hsdp_flight::FlightState;
@@ -57,6 +58,10 @@ impl<S: Transmit> Execution<S> {
         if let Err(error) = sent.and_then(|messages| endpoint.commit(&told, messages)) {
             access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
             return Err(error);
+        }
+        if S::BESIDE {
+            let called = called(S::FUNCTION, own.layout());
+            access.record(execution.rank()).rolling.note(&told, called);
         }
         let ticket = access.submit(member, told, (Some(own), None), execution.assembling())?;
         let (receiver, operation) = (execution, Arc::clone(ticket.operation()));

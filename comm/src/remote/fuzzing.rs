@@ -7,13 +7,12 @@ pub use super::message::Kind;
 
 use super::batch::Batched;
 use super::buffer::Pool;
-use super::header::{
-    self, DataHeader, data_header_bytes, data_header_of, end_bytes, end_of, probe_bytes,
-};
+use super::comparer::Compared;
+use super::header::{self, DataHeader, data_header_bytes, data_header_of, end_bytes, end_of};
 use super::hello::Hello;
 use super::message;
 use crate::Error;
-use crate::mismatch::MismatchRow;
+use crate::engine::judge::RankState;
 
 /// A message that was read.
 #[derive(Debug)]
@@ -59,10 +58,10 @@ enum Said {
     Hello(Hello),
     Welcome(Vec<Option<Hello>>),
     Data(DataHeader),
-    Probe(Vec<MismatchRow>),
     End(u64, Error),
+    Left(RankState),
     Exchange(Batched),
-    Nothing,
+    Compare(Compared),
 }
 
 impl Header {
@@ -75,13 +74,13 @@ impl Header {
             Kind::Hello => Said::Hello(header::read(bytes)?),
             Kind::Welcome => Said::Welcome(header::read(bytes)?),
             Kind::Data => Said::Data(data_header_of(bytes)?),
-            Kind::Probe => Said::Probe(header::probe_of(bytes)?),
-            Kind::Stop | Kind::End => {
+            Kind::Stop | Kind::Proposal | Kind::End => {
                 let (number, error) = end_of(bytes)?;
                 Said::End(number, error)
             }
             Kind::Exchange => Said::Exchange(header::read(bytes)?),
-            Kind::Left => Said::Nothing,
+            Kind::Left => Said::Left(header::read(bytes)?),
+            Kind::Compare => Said::Compare(header::read(bytes)?),
         }))
     }
 
@@ -91,10 +90,10 @@ impl Header {
             Said::Hello(hello) => header::bytes(hello),
             Said::Welcome(hellos) => header::bytes(hellos),
             Said::Data(data_header) => data_header_bytes(data_header),
-            Said::Probe(path) => probe_bytes(path),
             Said::Exchange(batch) => header::bytes(batch),
             Said::End(number, error) => end_bytes(*number, error, hsdp_sharding::Rank::new(0)),
-            Said::Nothing => Vec::new(),
+            Said::Left(state) => header::bytes(state),
+            Said::Compare(said) => header::bytes(said),
         }
     }
 
@@ -114,10 +113,10 @@ impl fmt::Display for Header {
             Said::Hello(hello) => write!(f, "{hello}"),
             Said::Welcome(hellos) => write!(f, "{} processes: {hellos:?}", hellos.len()),
             Said::Data(data_header) => write!(f, "{:?}", data_header.descriptor),
-            Said::Probe(path) => path.iter().try_for_each(|row| writeln!(f, "{row}")),
             Said::End(_, error) => write!(f, "{error}"),
             Said::Exchange(batch) => write!(f, "{batch:?}"),
-            Said::Nothing => f.write_str("it has left"),
+            Said::Left(state) => write!(f, "it has left: {state:?}"),
+            Said::Compare(said) => write!(f, "{said:?}"),
         }
     }
 }

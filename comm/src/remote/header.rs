@@ -1,47 +1,15 @@
-//! What messages say besides elements, as bytes: descriptors, and in `ends` how steps and worlds ended.
-//!
-//! Enums go by their places in their lists of all, numbers by their values: so nothing of the crate's own types is promised
-//! to a format, and whatever comes is checked on its way back.
+//! What messages say besides elements, as bytes; in `ends` how steps and worlds ended.
 
 use std::sync::Arc;
 
-use hsdp_kernels::{Divisor, Wire};
-use hsdp_sharding::{DType, Rank, UnitId};
 use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 
-use self::ends::EncodedWanted;
-pub(crate) use self::ends::{end_bytes, end_of};
-use crate::mismatch::MismatchRow;
-use crate::{Channel, Counts, Descriptor, GroupId, Op, Reduction, Scaling, Stage, Tag};
+pub(crate) use self::ends::{end_bytes, end_of, rows_bytes, rows_of};
+use crate::Descriptor;
+use crate::encoding::{Encoded, shared};
 
 mod ends;
-
-/// A descriptor.
-#[derive(Debug, Serialize, Deserialize)]
-struct Encoded {
-    group: u64,
-    channel: u8,
-    epoch: u64,
-    sequence: u64,
-    op: u8,
-    reduction: Option<u8>,
-    dtype: Option<u8>,
-    counts: EncodedCounts,
-    root: Option<u32>,
-    peer: Option<u32>,
-    scaling: Option<(u8, f32, f32)>,
-    unit: Option<u32>,
-    stage: u8,
-    step: u64,
-    microbatch: u64,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-enum EncodedCounts {
-    Each(u64),
-    Splits { send: Vec<u64>, receive: Vec<u64> },
-}
 
 /// What a message says.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,24 +43,6 @@ pub(crate) fn data_header_bytes(data_header: &DataHeader) -> Vec<u8> {
 pub(crate) fn data_header_of(bytes: &[u8]) -> Result<DataHeader, String> {
     let (encoded, step, form) = read::<(Encoded, u64, Form)>(bytes)?;
     Ok(DataHeader { descriptor: shared(encoded)?, step, form })
-}
-
-/// Who waits, in what, for whom: one after the other, as bytes.
-pub(crate) fn probe_bytes(path: &[MismatchRow]) -> Vec<u8> {
-    let row = |row: &MismatchRow| (row.rank.get(), EncodedWanted::from(&row.wanted));
-    bytes(&path.iter().map(row).collect::<Vec<_>>())
-}
-
-/// The path that these bytes say.
-///
-/// # Errors
-/// What is wrong with them.
-pub(crate) fn probe_of(bytes: &[u8]) -> Result<Vec<MismatchRow>, String> {
-    read::<Vec<(u32, EncodedWanted)>>(bytes)?.into_iter().map(row).collect()
-}
-
-fn row((number, wanted): (u32, EncodedWanted)) -> Result<MismatchRow, String> {
-    Ok(MismatchRow { rank: rank(number), wanted: wanted.try_into()? })
 }
 
 /// Any header as bytes.
@@ -134,104 +84,6 @@ impl Flavor for Written<'_> {
     fn finalize(self) -> postcard::Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(postcard::Error::SerializeBufferFull) }
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the lists are short")]
-fn place<T: PartialEq>(all: &[T], it: T) -> u8 {
-    all.iter().position(|other| *other == it).expect("all are in the list") as u8
-}
-
-fn at<T: Copy>(all: &[T], place: u8, what: &str) -> Result<T, String> {
-    all.get(usize::from(place)).copied().ok_or_else(|| format!("there is no {what} {place}"))
-}
-
-fn rank(number: u32) -> Rank {
-    Rank::new(number as usize)
-}
-
-fn size(number: u64) -> Result<usize, String> {
-    usize::try_from(number).map_err(|_| format!("{number} elements are too many"))
-}
-
-fn sizes(numbers: Vec<u64>) -> Result<Vec<usize>, String> {
-    numbers.into_iter().map(size).collect()
-}
-
-impl From<&Descriptor> for Encoded {
-    fn from(it: &Descriptor) -> Self {
-        let wide = |counts: &[usize]| counts.iter().map(|count| *count as u64).collect();
-        let counts = match &it.counts {
-            Counts::Each(count) => EncodedCounts::Each(*count as u64),
-            Counts::Splits { send, receive } => {
-                EncodedCounts::Splits { send: wide(send), receive: wide(receive) }
-            }
-        };
-        let Tag { unit, stage, step, microbatch } = it.tag;
-        let scaling = it.scaling.map(|Scaling { wire, pre, post }| {
-            (place(&DType::ALL, wire.dtype()), pre.value(), post.value())
-        });
-        Self {
-            group: it.group.get(),
-            channel: place(&Channel::ALL, it.channel),
-            epoch: it.epoch,
-            sequence: it.sequence,
-            op: place(&Op::ALL, it.op),
-            reduction: it.reduction.map(|it| place(&Reduction::ALL, it)),
-            dtype: it.dtype.map(|it| place(&DType::ALL, it)),
-            counts,
-            root: it.root.map(Rank::get),
-            peer: it.peer.map(Rank::get),
-            scaling,
-            unit: unit.map(UnitId::get),
-            stage: place(&Stage::ALL, stage),
-            step,
-            microbatch: microbatch as u64,
-        }
-    }
-}
-
-impl TryFrom<Encoded> for Descriptor {
-    type Error = String;
-
-    fn try_from(it: Encoded) -> Result<Self, String> {
-        let counts = match it.counts {
-            EncodedCounts::Each(count) => Counts::Each(size(count)?),
-            EncodedCounts::Splits { send, receive } => {
-                Counts::Splits { send: sizes(send)?, receive: sizes(receive)? }
-            }
-        };
-        let dtype = |place| at(&DType::ALL, place, "dtype");
-        let reduction = it.reduction.map(|it| at(&Reduction::ALL, it, "reduction")).transpose()?;
-        let tag = Tag {
-            unit: it.unit.map(|unit| UnitId::new(unit as usize)),
-            stage: at(&Stage::ALL, it.stage, "stage")?,
-            step: it.step,
-            microbatch: size(it.microbatch)?,
-        };
-        let scaling = |(wire, pre, post)| {
-            let divisor = |value| Divisor::new(value).map_err(|error| error.to_string());
-            let wire = Wire::try_from(dtype(wire)?).map_err(|error| error.to_string())?;
-            Ok::<_, String>(Scaling { wire, pre: divisor(pre)?, post: divisor(post)? })
-        };
-        Ok(Self {
-            group: GroupId::from_hash(it.group),
-            channel: at(&Channel::ALL, it.channel, "channel")?,
-            epoch: it.epoch,
-            sequence: it.sequence,
-            op: at(&Op::ALL, it.op, "operation")?,
-            reduction,
-            dtype: it.dtype.map(dtype).transpose()?,
-            counts,
-            root: it.root.map(rank),
-            peer: it.peer.map(rank),
-            scaling: it.scaling.map(scaling).transpose()?,
-            tag,
-        })
-    }
-}
-
-fn shared(encoded: Encoded) -> Result<Arc<Descriptor>, String> {
-    encoded.try_into().map(Arc::new)
 }
 
 #[cfg(test)]

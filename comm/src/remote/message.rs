@@ -23,28 +23,31 @@ pub enum Kind {
     Data,
     /// Its sender sends nothing more in an epoch.
     Stop,
-    /// Ranks that wait for each other, as far as the probe has come.
-    Probe,
+    /// Its sender sees an end of the world, about which the receiver decides.
+    Proposal,
     /// The world is over.
     End,
-    /// Its sender has left.
+    /// Its sender has left, with this last state.
     Left,
     /// Contributions to an exchange.
     Exchange,
     /// The hellos of all processes: the first message of process 0.
     Welcome,
+    /// What the comparer asks or is told.
+    Compare,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Hello,
         Self::Data,
         Self::Stop,
-        Self::Probe,
+        Self::Proposal,
         Self::End,
         Self::Left,
         Self::Exchange,
         Self::Welcome,
+        Self::Compare,
     ];
 }
 
@@ -165,7 +168,7 @@ impl Message {
         }
     }
 
-    /// Only messages have rounds, only they and exchanges have more than a header, and a rank that has left states nothing. The last
+    /// Only messages have rounds, and only they and exchanges have more than a header. The last
     /// messages of an epoch and of a rank follow its exchanges.
     fn has_what_its_kind_has(&self) -> Result<(), String> {
         let Self { kind, round, exchanged, header, body, .. } = self;
@@ -175,7 +178,6 @@ impl Message {
         let is_odd = match kind {
             Kind::Data => false,
             Kind::Exchange => *round != 0,
-            Kind::Left => (*round, *header, *body) != (0, 0, 0),
             _ => (*round, *body) != (0, 0),
         };
         if is_odd {
@@ -302,11 +304,13 @@ mod tests {
             Message::read(buffer(written.bytes())).map(|_| ()).err()
         };
         assert_eq!(refused((Kind::Left, 0), b"", 0), None);
+        assert_eq!(refused((Kind::Left, 0), b"a state", 0), None);
+        assert_eq!(refused((Kind::Compare, 0), b"a report", 0), None);
         assert_eq!(refused((Kind::Stop, 0), b"why", 0), None);
         assert_eq!(refused((Kind::Exchange, 0), b"whose", 64), None);
         let odd = |kind, with| Some(format!("it is a message of kind {kind:?}, with {with}"));
-        let with = "round 0, 1 bytes of header and 0 of elements";
-        assert_eq!(refused((Kind::Left, 0), b"x", 0), odd(Kind::Left, with));
+        let with = "round 0, 1 bytes of header and 8 of elements";
+        assert_eq!(refused((Kind::Left, 0), b"x", 8), odd(Kind::Left, with));
         let with = "round 1, 3 bytes of header and 0 of elements";
         assert_eq!(refused((Kind::Stop, 1), b"why", 0), odd(Kind::Stop, with));
         let with = "round 2, 5 bytes of header and 64 of elements";
@@ -324,8 +328,8 @@ mod tests {
         };
         assert_eq!(after(Kind::Stop, b"why"), Ok(300));
         assert_eq!(after(Kind::Left, b""), Ok(300));
-        let odd = "it is a message of kind Probe, after 300 exchanges".to_owned();
-        assert_eq!(after(Kind::Probe, b"path"), Err(odd));
+        let odd = "it is a message of kind Compare, after 300 exchanges".to_owned();
+        assert_eq!(after(Kind::Compare, b"path"), Err(odd));
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::endpoint::Request;
-use super::probes::Issued;
 use crate::Error;
+use crate::engine::judge::Issued;
 
 /// What a rank has for the others.
 #[derive(Debug, Default)]

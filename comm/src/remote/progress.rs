@@ -1,24 +1,24 @@
 //! What is done with messages that go and come, one after the other. `REMOTE.md`, "Progress".
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
 use super::alive::Watch;
+use super::comparer::{Action, Compared, Comparer};
 use super::endpoint::{Endpoint, Request};
-use super::exchanges::ExchangeKey;
+use super::header;
 use super::line::InLine;
 use super::mailbox::{Mailbox, Receiver};
-use super::message::{Kind, Message};
-use super::probes::Probes;
+use super::message::{Kind, MOST_STATEMENT, Message};
 use super::relay::Relay;
 use super::transport::{Answer, Arrivals, Cause, Loss, Losses, Transport, TransportError, Waker};
 use crate::AbortReason;
 use crate::backend::thread::{Core, Operation};
 use crate::engine::Record;
 use crate::ledger::Messages;
+use crate::sync;
 
 mod deliver;
 
@@ -34,7 +34,7 @@ pub(super) struct Progress {
     transport: Box<dyn Transport>,
     mailbox: Mailbox,
     watch: Watch,
-    probes: Probes,
+    comparer: Comparer,
     relay: Relay,
 }
 
@@ -93,7 +93,7 @@ impl Progress {
             transport,
             mailbox: Mailbox::default(),
             watch: Watch::of(rank),
-            probes: Probes::default(),
+            comparer: Comparer::default(),
             relay: Relay::new(rank, core.records().len()),
         }
     }
@@ -125,11 +125,6 @@ impl Progress {
     /// Whether the transport calls `waker` for what comes.
     pub(super) fn wake_by(&mut self, waker: Waker) -> Arrivals {
         self.transport.wake_by(waker)
-    }
-
-    /// Whether contributions to an exchange have come down the tree.
-    pub(super) fn has_heard_of(&self, key: ExchangeKey) -> bool {
-        self.relay.has_heard_of(key)
     }
 
     /// Whether the process that forwards all messages answers.
@@ -187,7 +182,7 @@ impl Progress {
         core: &Arc<Core>,
         endpoint: &Endpoint,
     ) -> Result<Turned, TransportError> {
-        let (mut is_busy, failed) = self.run_requests(core, endpoint.requests());
+        let (mut is_busy, failed) = self.run_requests((core, endpoint));
         self.take_in((core, endpoint));
         is_busy |= self.open_in_line(core, endpoint);
         for _ in 0..MESSAGES {
@@ -210,23 +205,26 @@ impl Progress {
         self.take_in((core, endpoint));
         self.relay_on()?;
         self.look_for_losses(core);
+        self.compare(core, endpoint);
         let under_way = self.transport.under_way()?;
         if core.status().world_end().is_some() {
             self.mailbox.clear();
             self.relay.clear();
+            self.comparer = Comparer::default();
             endpoint.clear_line();
         }
         let (owes, line_is_over) = (self.mailbox.owes(), endpoint.line().is_over());
         if !owes && !self.relay.holds() && line_is_over {
-            endpoint.farewell();
+            endpoint.farewell(core);
         }
         failed?;
-        let stays = self.lingers(core, endpoint) || endpoint.is_deciding(core);
+        let stays = self.lingers(core, endpoint) || endpoint.is_deciding();
         Ok(match is_busy {
             true => Turned::Something,
             false if owes || under_way > 0 || stays => Turned::Sends,
             false if endpoint.is_leaving() && self.is_needed(core) => Turned::Relays,
             false if self.mailbox.awaits() || self.relay.holds() || !line_is_over => Turned::Awaits,
+            false if self.comparer.is_busy() => Turned::Awaits,
             false => Turned::Idle,
         })
     }
@@ -248,9 +246,9 @@ impl Progress {
     /// Whether there were any, and what failed first: the others are run all the same.
     fn run_requests(
         &mut self,
-        core: &Core,
-        requests: VecDeque<Request>,
+        (core, endpoint): (&Core, &Endpoint),
     ) -> (bool, Result<(), TransportError>) {
+        let requests = endpoint.requests();
         let (any, mut failed) = (!requests.is_empty(), Ok(()));
         for request in requests {
             match request {
@@ -262,6 +260,12 @@ impl Progress {
                 }
                 Request::Exchange { key, message } => {
                     self.relay.contribute(key, &message);
+                }
+                Request::Compare { to, said } if to == self.rank => {
+                    self.hear((core, endpoint), to, said);
+                }
+                Request::Compare { to, said } => {
+                    failed = failed.and(self.tell(core, to, &said));
                 }
                 Request::Open { receiver, operation } => self.open(core, receiver, &operation),
             }
@@ -292,6 +296,44 @@ impl Progress {
         }
     }
 
+    /// Has the comparer do what is due.
+    fn compare(&mut self, core: &Core, endpoint: &Endpoint) {
+        let is_there = |rank: &Rank| *rank == self.rank || !core.record(*rank).has_left();
+        let there = || (0..core.records().len()).map(Rank::new).filter(is_there).collect();
+        for action in self.comparer.turn(sync::now(), there) {
+            match action {
+                Action::Say(to, said) => endpoint.post(Request::Compare { to, said }),
+                Action::End(error) => drop(core.end(error)),
+            }
+        }
+    }
+
+    /// Tells another rank something, of this rank's comparer or to its.
+    fn tell(&mut self, core: &Core, to: Rank, said: &Compared) -> Result<(), TransportError> {
+        let header = header::bytes(said);
+        let message = Message::write(&Arc::default(), (Kind::Compare, 0), &header, 0);
+        // Without it, this rank counts as one that does not answer.
+        let message = message.filter(|_| header.len() <= MOST_STATEMENT);
+        message.map_or(Ok(()), |message| {
+            core.record(self.rank).ledger.moved(BACKGROUND);
+            self.transport.send(to, &Arc::new(message))
+        })
+    }
+
+    /// Another rank, or this one, tells something.
+    fn hear(&mut self, (core, endpoint): (&Core, &Endpoint), from: Rank, said: Compared) {
+        match said {
+            Compared::Report(report) => self.comparer.report(from, report),
+            Compared::State(number, state) => self.comparer.answer(from, number, state),
+            Compared::Verdict(verdict) => endpoint.hear_verdict(verdict),
+            Compared::Question(question) => {
+                let state = endpoint.state(core, question.calls);
+                let said = Compared::State(question.number, state);
+                endpoint.post(Request::Compare { to: from, said });
+            }
+        }
+    }
+
     /// Sends on what this rank relays.
     fn relay_on(&mut self) -> Result<(), TransportError> {
         let outgoing = self.relay.outgoing();
@@ -301,12 +343,14 @@ impl Progress {
     }
 }
 
+/// How a message of the comparer counts.
+const BACKGROUND: Messages = Messages { data: 0, control: 0, background: 1, forwarded: 0 };
+
 /// How a message to so many ranks counts.
 fn sent(message: &Message, receivers: usize) -> Messages {
     let (count, none) = (receivers as u64, Messages::default());
     match message.kind() {
         Kind::Data => Messages { data: count, ..none },
-        Kind::Probe => Messages { background: count, ..none },
         _ => none,
     }
 }

@@ -181,7 +181,6 @@ impl Relay {
 
     /// The contributions of the others are messages to this rank.
     fn take_in(&mut self, batch: &Batch) {
-        self.exchanges.hear(batch.key);
         let (own, mut encoded) = (self.rank, None);
         for contribution in batch.contributions.iter().filter(|it| it.rank != own) {
             let from = contribution.rank;
@@ -252,11 +251,6 @@ impl Relay {
             all.into_iter().partition(|(since, from, message)| is_due(*since, *from, message));
         self.held_back = later;
         self.come.extend(due.into_iter().map(|(_, from, message)| (from, Come::Last(message))));
-    }
-
-    /// Whether contributions to an exchange have come from the root.
-    pub(super) fn has_heard_of(&self, key: ExchangeKey) -> bool {
-        self.exchanges.has_heard_of(key)
     }
 
     /// The messages to be sent.

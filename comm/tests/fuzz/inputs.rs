@@ -40,9 +40,14 @@ pub(crate) fn data(input: &[u8]) {
     header(Kind::Data, input);
 }
 
-/// Who waits for whom.
-pub(crate) fn probe(input: &[u8]) {
-    header(Kind::Probe, input);
+/// What the comparer asks or is told.
+pub(crate) fn compare(input: &[u8]) {
+    header(Kind::Compare, input);
+}
+
+/// The last state of a rank.
+pub(crate) fn left(input: &[u8]) {
+    header(Kind::Left, input);
 }
 
 /// How a step or the world ended.
@@ -81,7 +86,7 @@ fn whole(bytes: &[u8]) {
 
 fn header(kind: Kind, bytes: &[u8]) {
     let Ok(said) = frugally(bytes, || Header::read(kind, bytes)) else { return };
-    assert!(!said.to_string().is_empty() || kind == Kind::Probe);
+    assert!(!said.to_string().is_empty());
     let again = said.bytes();
     if said.error().is_some_and(is_a_text) && again != bytes {
         // It was of a variant of its own: it becomes one that stays as it is.

@@ -23,8 +23,13 @@ fn a_messages_header_that_may_be_anything_is_read_or_refused() {
 }
 
 #[test]
-fn a_probe_that_may_be_anything_is_read_or_refused() {
-    corpus::run("probe", inputs::probe);
+fn what_the_comparer_is_told_may_be_anything_and_is_read_or_refused() {
+    corpus::run("compare", inputs::compare);
+}
+
+#[test]
+fn a_last_state_that_may_be_anything_is_read_or_refused() {
+    corpus::run("left", inputs::left);
 }
 
 #[test]
@@ -40,11 +45,12 @@ fn an_exchange_that_may_be_anything_is_read_or_refused() {
 #[test]
 fn the_corpora_have_what_is_taken_and_what_is_refused() {
     let message = |input: &[u8]| Message::read(&inputs::sealed(input)).is_ok();
-    assert_eq!(corpus::taken("message", message), (10, 27));
+    assert_eq!(corpus::taken("message", message), (12, 29));
     let said = |kind| move |input: &[u8]| Header::read(kind, input).is_ok();
     assert_eq!(corpus::taken("hello", said(Kind::Hello)), (6, 13));
     assert_eq!(corpus::taken("data", said(Kind::Data)), (7, 21));
-    assert_eq!(corpus::taken("probe", said(Kind::Probe)), (7, 12));
+    assert_eq!(corpus::taken("compare", said(Kind::Compare)), (9, 17));
+    assert_eq!(corpus::taken("left", said(Kind::Left)), (5, 14));
     assert_eq!(corpus::taken("end", said(Kind::End)), (14, 21));
     assert_eq!(corpus::taken("exchange", said(Kind::Exchange)), (4, 9));
 }

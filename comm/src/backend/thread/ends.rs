@@ -1,12 +1,12 @@
 //! The early ends of a world and of a step. PROTOCOL.md, "The two early ends".
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
 use super::core::Core;
 use super::running::WorkPanic;
+use crate::engine::judge::{Members, WaitKey};
 use crate::engine::{Arrivals, Attendance, Difference, Operation};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Descriptor, Error};
@@ -43,13 +43,14 @@ impl Core {
 
     /// Ends the world. Returns the error that all ranks get: the first that ended it.
     ///
-    /// Where the other ranks share no memory with this one, they come to one end together, which is waited for: half a second at the
-    /// most.
+    /// Where the other ranks share no memory with this one, one of them decides, which is waited for: half a second at the most.
     pub(crate) fn end(&self, error: Error) -> Error {
         match self.endpoint() {
             None => self.end_here(error, &[]),
             Some(endpoint) => {
-                endpoint.propose_end(self, &error);
+                if self.status().world_end().is_none() {
+                    endpoint.propose_end(self, &error);
+                }
                 self.status().world_end().unwrap_or(error)
             }
         }
@@ -209,31 +210,74 @@ impl Core {
         end
     }
 
-    /// Ends the world because a rank has waited for `descriptor` for longer than the deadline. Work of members that have all come at
+    /// Ends the world because `waiter` has waited for `operation` for longer than the deadline. Work of members that have all come at
     /// the last moment is waited for once more.
-    pub(super) fn end_late(&self, operation: &Arc<Operation>, descriptor: &Arc<Descriptor>) {
+    pub(super) fn end_late(
+        &self,
+        waiter: Rank,
+        operation: &Arc<Operation>,
+        descriptor: &Arc<Descriptor>,
+    ) {
         if operation.is_settled() || self.has_all_after_all(operation) {
             return;
         }
         let attendance = operation.attendance();
+        let Some(judged) = self.judge_late(waiter, operation, descriptor) else { return };
         let working = attendance.is_none();
-        let culprit = self.culprit(operation);
         let Attendance { arrived, missing } = attendance.unwrap_or_else(|| Attendance {
             arrived: operation.ranks().to_vec(),
             missing: Vec::new(),
         });
-        // Members that arrived during the search are no culprits any more, but they were late.
-        let culprit = culprit.or(missing.first().copied());
-        let reason = AbortReason::Deadline {
-            awaited: Arc::clone(descriptor),
-            deadline: self.options().deadline,
-            arrived,
-            missing,
+        let culprit = match judged {
+            Err(silent) if !missing.contains(&silent) => return self.end_unjudged(silent),
+            Err(silent) => Some(silent),
+            // Members that arrived during the search are no culprits any more, but they were late.
+            Ok(culprit) => culprit.or(missing.first().copied()),
         };
+        let (awaited, deadline) = (Arc::clone(descriptor), self.options().deadline);
+        let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
         self.end(self.ended_in_work(culprit, descriptor, reason));
         if working {
             self.fail_at_end(operation);
         }
+    }
+
+    /// The rank that keeps `operation` from ending, or the rank whose comparer is silent; `None` if messages of all members have come before the
+    /// verdict.
+    fn judge_late(
+        &self,
+        waiter: Rank,
+        operation: &Arc<Operation>,
+        descriptor: &Arc<Descriptor>,
+    ) -> Option<Result<Option<Rank>, Rank>> {
+        let is_gathering = operation.attendance().is_some();
+        let Some(endpoint) = self.endpoint().filter(|_| is_gathering) else {
+            return Some(Ok(self.culprit(waiter, operation)));
+        };
+        let judged = endpoint.await_culprit(self, WaitKey::new(descriptor, None));
+        operation.attendance().map(|_| judged)
+    }
+
+    /// Ends the world because the comparer of a rank is silent.
+    fn end_unjudged(&self, silent: Rank) {
+        let problem = "it does not answer a rank whose deadline has passed".into();
+        self.end(self.ended_by(silent, AbortReason::Unreachable { problem }));
+    }
+
+    /// Ends the world because the device of `rank` has waited in a call of NCCL for longer than the deadline.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the watchdog of NCCL uses it"))]
+    pub(crate) fn end_late_on_device(&self, rank: Rank, wait: &Members) {
+        let Some(endpoint) = self.endpoint() else { return };
+        let culprit = match endpoint.await_culprit(self, wait.key()) {
+            Err(silent) => return self.end_unjudged(silent),
+            Ok(culprit) => culprit,
+        };
+        let is_there = |rank: &Rank| Some(*rank) != culprit;
+        let members = wait.missing.iter().chain([&rank]).copied();
+        let (arrived, missing) = members.partition(is_there);
+        let (awaited, deadline) = (Arc::clone(&wait.operation), self.options().deadline);
+        let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
+        self.end(self.ended_in_work(culprit, &wait.operation, reason));
     }
 
     /// Whether an operation that misses members misses none when the messages are in that were on their way, or the world has ended
@@ -243,33 +287,5 @@ impl Core {
         let Some(endpoint) = self.endpoint().filter(|_| is_gathering) else { return false };
         endpoint.await_forwarder(self);
         operation.attendance().is_none()
-    }
-
-    /// The rank that keeps `operation` from ending.
-    ///
-    /// The missing members are followed to those that they wait for themselves, until there is a rank that waits for
-    /// no other, or one whose gradient is being read. The lowest of them; or the lowest of all that are waited for, if
-    /// they wait for each other in a circle. `None` if work takes long, and no code of users is called.
-    pub(super) fn culprit(&self, operation: &Arc<Operation>) -> Option<Rank> {
-        let (mut culprits, mut awaited) = (BTreeSet::new(), BTreeSet::new());
-        let (mut reached, mut followed) = (vec![Arc::clone(operation)], 0);
-        while let Some(operation) = reached.get(followed).cloned() {
-            followed += 1;
-            let Some(there) = operation.attendance() else {
-                culprits.extend(operation.lender());
-                continue;
-            };
-            for rank in there.missing {
-                let blocked_on = self.record(rank).blocked_on();
-                let waits = !blocked_on.is_empty();
-                if waits { &mut awaited } else { &mut culprits }.insert(rank);
-                for operation in blocked_on {
-                    if !reached.iter().any(|it| Arc::ptr_eq(it, &operation)) {
-                        reached.push(operation);
-                    }
-                }
-            }
-        }
-        culprits.first().or(awaited.first()).copied()
     }
 }

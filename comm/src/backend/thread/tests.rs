@@ -279,7 +279,8 @@ fn gathering(arrived: &[usize]) -> Arc<Operation> {
 }
 
 fn culprit(core: &Core, operation: &Arc<Operation>) -> Option<usize> {
-    core.culprit(operation).map(Rank::index)
+    let waiter = operation.attendance().map_or(Rank::new(0), |there| there.arrived[0]);
+    core.culprit(waiter, operation).map(Rank::index)
 }
 
 #[test]

@@ -9,7 +9,9 @@ use hsdp_sharding::Rank;
 
 use super::core::{Access, Core, Member};
 use super::running::in_work;
+use crate::engine::judge::WaitKey;
 use crate::engine::{Alarm, Clock, Operation, from_now};
+use crate::remote::Urgency;
 use crate::sync::{hint, thread};
 use crate::{Descriptor, Error};
 use hsdp_flight::EntryNumber;
@@ -97,14 +99,39 @@ impl Waiting<'_> {
             match clock.alarm() {
                 Alarm::None(left) => self.help_or_rest(&mut clock, &mut wakefulness, left),
                 Alarm::Late(lateness) => late = self.warn(lateness).unwrap_or(late),
-                Alarm::Circle => self.core.end_if_circle(self.rank, self.operation),
+                Alarm::Circle => self.stall(),
                 // If members came in at the last moment, their work is waited for once more.
-                Alarm::Deadline => self.core.end_late(self.operation, self.descriptor),
+                Alarm::Deadline => self.core.end_late(self.rank, self.operation, self.descriptor),
             }
         }
         if !late.is_empty() && self.operation.failure().is_none() {
             self.welcome(&late, clock.waited());
         }
+        if let Some(endpoint) = self.core.endpoint() {
+            endpoint.forget_reports(self.key());
+        }
+    }
+
+    fn key(&self) -> WaitKey {
+        WaitKey::new(self.descriptor, None)
+    }
+
+    /// Has the judge look whether ranks wait for each other.
+    fn stall(&self) {
+        match self.core.endpoint() {
+            None => self.core.end_if_circle(self.rank, self.operation),
+            Some(_) if self.operation.attendance().is_none() => {}
+            Some(endpoint) => endpoint.report(self.core, Urgency::Stalled, self.key()),
+        }
+    }
+
+    /// The rank that keeps the operation from ending, as far as this rank knows.
+    fn culprit(&self) -> Option<Rank> {
+        let judged = self.core.endpoint().and_then(|endpoint| {
+            endpoint.report(self.core, Urgency::Late, self.key());
+            endpoint.culprit(self.key())
+        });
+        judged.or_else(|| self.core.culprit(self.rank, self.operation))
     }
 
     /// Does some work, stays awake for a moment, or sleeps for at most `rest`.
@@ -128,7 +155,7 @@ impl Waiting<'_> {
         let attendance = self.operation.attendance();
         let missing = attendance.map_or(Vec::new(), |attendance| attendance.missing);
         let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
-        let culprit = self.core.culprit(self.operation).map(Rank::get);
+        let culprit = self.culprit().map(Rank::get);
         let (rank, step, operation) =
             (self.rank.get(), self.core.record(self.rank).step(), self.descriptor);
         if missing.is_empty() {

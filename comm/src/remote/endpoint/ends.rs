@@ -1,51 +1,88 @@
-//! How the world ends, between the ranks. `REMOTE.md`, "The end of the world".
+//! The end of the world, between the ranks. `REMOTE.md`, "The end of the world".
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use super::{Endpoint, FIRST_NAP};
+use super::{Endpoint, FIRST_NAP, Request};
 use crate::backend::thread::{Core, Operation};
 use crate::engine::from_now;
-use crate::remote::ending::Proposal;
 use crate::remote::header::end_bytes;
-use crate::remote::message::Kind;
+use crate::remote::message::{Kind, Message};
 use crate::remote::progress::{self, Turned};
 use crate::remote::transport::{Answer, Loss};
 use crate::sync;
 use crate::{AbortReason, Error};
 
-/// The end of the world is known before that, or the progress engine is gone.
+/// How long a process that forwards messages is waited for, if it cannot be asked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Endpoint {
+    /// The rank that decides about the end of the world, and compares the states of ranks: the lowest that has not left.
+    pub(in crate::remote) fn root(&self, core: &Core) -> Option<Rank> {
+        (0..self.size).map(Rank::new).find(|rank| !core.record(*rank).has_left())
+    }
+
+    /// This rank sees an end of the world. The root decides; where it is silent for half a second, this rank does. Waits for that, except in
+    /// a turn of the progress engine, which is what hears the root.
+    pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
+        let root = self.root(core).filter(|root| *root != self.rank);
+        match root {
+            None => self.decide(core, error),
+            Some(root) if self.ending.lock().see(error) => {
+                self.send_end(Kind::Proposal, error, vec![root]);
+            }
+            Some(_) => {}
+        }
+        while !progress::is_in_turn() && core.status().world_end().is_none() {
+            if !self.hear() {
+                self.try_end(core);
+                self.sleep(FIRST_NAP);
+            }
+        }
+    }
+
+    /// Ends the world for all ranks, unless this rank knows an end.
+    fn decide(&self, core: &Core, error: &Error) {
+        self.end_with(core, error, error);
+    }
+
+    /// Ends the world with `own` here, and with `told` on the other ranks, unless this rank knows an end.
+    fn end_with(&self, core: &Core, own: &Error, told: &Error) {
+        let decided = self.ending.lock().decide();
+        if let Some(doomed) = decided {
+            // Before any message of a rank that knows the end.
+            self.send_end(Kind::End, told, self.others());
+            core.end_here(own.clone(), &doomed);
+        }
+    }
+
+    /// Another rank sees an end, and takes this one for the root: it gets the end of the world.
+    pub(in crate::remote) fn hear_proposal(&self, core: &Core, from: Rank, error: &Error) {
+        self.decide(core, error);
+        if let Some(end) = core.status().world_end() {
+            self.send_end(Kind::End, &end, vec![from]);
+        }
+    }
+
+    /// The world has ended. Where another rank than the root says so, the root is told, once.
+    pub(in crate::remote) fn hear_end(&self, core: &Core, from: Rank, error: &Error) {
+        let decided = self.ending.lock().decide();
+        if let Some(doomed) = decided {
+            let root = self.root(core).filter(|root| ![from, self.rank].contains(root));
+            root.into_iter().for_each(|root| self.send_end(Kind::End, error, vec![root]));
+            core.end_here(error.clone(), &doomed);
+        }
+    }
+
     /// Before a rank is blamed as late: its message may wait in the process that forwards all messages. If that process answers, this
     /// rank takes in what came with the answer. If it is silent, the world ends here: this rank names that process, and tells the
     /// others, if they hear it, that it hears nothing.
     pub(crate) fn await_forwarder(&self, core: &Core) {
-        let Some((rank, reason)) = self.silence(core) else { return };
-        let own = core.ended_by(self.rank, reason.clone());
-        self.pass_on(Some(Proposal { origin: self.rank, error: own }));
-        let doomed = self.ending.lock().take_doomed();
-        core.end_here(core.ended_by(rank, reason), &doomed);
-    }
-
-    /// This rank sees an end of the world: what all get is known when the others have answered. Waits for that, but in the turn of
-    /// the progress engine, who is the one to hear them.
-    pub(crate) fn propose_end(&self, core: &Core, error: &Error) {
-        self.hear_end(self.rank, Proposal { origin: self.rank, error: error.clone() });
-        let until = from_now(PATIENCE);
-        while !progress::is_in_turn() && core.status().world_end().is_none() {
-            if self.hear() {
-                continue;
-            }
-            if sync::now() > until {
-                // The progress is gone: what the others say is not heard any more.
-                let doomed = self.ending.lock().take_doomed();
-                core.end_here(error.clone(), &doomed);
-            }
-            self.sleep(FIRST_NAP);
+        if let Some((rank, reason)) = self.silence(core) {
+            let told = core.ended_by(self.rank, reason.clone());
+            self.end_with(core, &core.ended_by(rank, reason), &told);
         }
     }
 
@@ -76,25 +113,15 @@ impl Endpoint {
         }
     }
 
-    /// A rank says how the world ends; what is news is passed on.
-    pub(in crate::remote) fn hear_end(&self, from: Rank, proposal: Proposal) {
-        let news = self.ending.lock().say(from, self.rank, proposal, None);
-        self.pass_on(news);
-    }
-
-    /// The same, where this rank is said to keep others waiting, and waits itself.
-    pub(in crate::remote) fn hear_blame(&self, from: Rank, proposal: Proposal, own: Proposal) {
-        let news = self.ending.lock().say(from, self.rank, proposal, Some(own));
-        self.pass_on(news);
-    }
-
-    fn pass_on(&self, news: Option<Proposal>) {
-        if let Some(Proposal { origin, error }) = news {
-            let header = end_bytes(u64::from(origin.get()), &error, self.rank);
-            let request = self.to_all(Kind::End, &header);
-            self.outgoing.lock().requests.extend(request);
-            self.changed.notify_all();
+    fn send_end(&self, kind: Kind, error: &Error, to: Vec<Rank>) {
+        let header = end_bytes(0, error, self.rank);
+        if let Some(message) = Message::write(&self.pool, (kind, 0), &header, 0) {
+            self.post(Request::Send { to, message: Arc::new(message) });
         }
+    }
+
+    fn others(&self) -> Vec<Rank> {
+        (0..self.size).map(Rank::new).filter(|rank| *rank != self.rank).collect()
     }
 
     /// An operation fails with the end of the world, which is not known yet.
@@ -102,22 +129,14 @@ impl Endpoint {
         self.ending.lock().doom(operation);
     }
 
-    /// Whether somebody has said that the world ends, and it has not ended: this rank stays for what the others say.
-    pub(in crate::remote) fn is_deciding(&self, core: &Core) -> bool {
-        self.ending.lock().has_begun() && core.status().check_world().is_ok()
+    /// Whether this rank has seen an end, and the world has not ended: it stays for the answer of the root.
+    pub(in crate::remote) fn is_deciding(&self) -> bool {
+        self.ending.lock().is_open()
     }
 
-    /// Ends the world, if it is known how.
+    /// Ends the world, if this rank has seen an end, and the root is silent.
     pub(in crate::remote) fn try_end(&self, core: &Core) {
-        let mut ending = self.ending.lock();
-        if !ending.has_begun() || core.status().world_end().is_some() {
-            return;
-        }
-        let is_there = |rank| !core.record(rank).has_left();
-        let verdict = ending.verdict(is_there);
-        drop(ending);
-        if let Some((end, doomed)) = verdict {
-            core.end_here(end, &doomed);
-        }
+        let overdue = self.ending.lock().overdue();
+        overdue.into_iter().for_each(|error| self.decide(core, &error));
     }
 }

@@ -1,4 +1,5 @@
 mod beyond;
+mod stalls;
 
 use std::panic;
 use std::sync::Arc;
@@ -12,7 +13,6 @@ use crate::WorldOptions;
 use crate::engine::from_now;
 use crate::remote;
 use crate::remote::buffer::Buffer;
-use crate::remote::ending::Proposal;
 use crate::remote::progress;
 use crate::remote::transport::{Answer, Cause, Loss, TransportError};
 use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World};
@@ -71,9 +71,13 @@ fn end_after_turns(core: &Core, endpoint: &Endpoint) -> (Rank, AbortReason) {
 
 /// Of three ranks, the first.
 fn opened(transport: Silent) -> (Arc<Core>, Arc<Endpoint>) {
+    opened_by(0, transport)
+}
+
+fn opened_by(rank: usize, transport: Silent) -> (Arc<Core>, Arc<Endpoint>) {
     let core = Core::new(3, WorldOptions::default());
     let asked = Asked { size: 3, processes: 3 };
-    let endpoint = Endpoint::new(&core, (Rank::new(0), asked), Box::new(transport));
+    let endpoint = Endpoint::new(&core, (Rank::new(rank), asked), Box::new(transport));
     core.open_endpoint(Arc::clone(&endpoint));
     (core, endpoint)
 }
@@ -86,6 +90,7 @@ fn gone() -> Error {
 fn messages(endpoint: &Endpoint) -> Vec<Kind> {
     let kind = |request: Request| match request {
         Request::Send { message, .. } | Request::Exchange { message, .. } => Some(message.kind()),
+        Request::Compare { .. } => Some(Kind::Compare),
         Request::Open { .. } => None,
     };
     endpoint.requests().into_iter().filter_map(kind).collect()
@@ -108,11 +113,49 @@ fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
 
 #[test]
 fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
-    let (core, endpoint) = opened(Silent::default());
+    let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.start().expect("a thread");
-    endpoint.hear_end(Rank::new(1), Proposal { origin: Rank::new(1), error: gone() });
+    progress::in_turn(|| endpoint.propose_end(&core, &gone()));
+    assert_eq!(core.status().world_end(), None, "the root decides");
     endpoint.close(core.status(), Duration::from_secs(60));
-    assert_eq!(core.status().world_end(), Some(gone()), "though the third says nothing");
+    assert_eq!(core.status().world_end(), Some(gone()), "though the root says nothing");
+}
+
+#[test]
+fn the_root_decides_which_end_all_ranks_have() {
+    let end = |rank| Error::StepAborted { rank: Rank::new(rank), step: 0, reason: "an end".into() };
+    let (core, endpoint) = opened(Silent::default());
+    endpoint.hear_proposal(&core, Rank::new(2), &end(2));
+    assert_eq!(messages(&endpoint), [Kind::End, Kind::End], "all, and the proposer");
+    endpoint.hear_proposal(&core, Rank::new(1), &end(1));
+    assert_eq!(messages(&endpoint), [Kind::End], "it is told of the first");
+    endpoint.hear_end(&core, Rank::new(1), &end(1));
+    assert_eq!((messages(&endpoint), core.status().world_end()), (vec![], Some(end(2))));
+    assert_eq!(core.end(end(0)), end(2));
+}
+
+#[test]
+fn an_end_that_is_not_of_the_root_is_passed_on_to_it_once() {
+    let (core, endpoint) = opened_by(1, Silent::default());
+    endpoint.hear_end(&core, Rank::new(2), &gone());
+    assert_eq!(messages(&endpoint), [Kind::Hello, Kind::End]);
+    endpoint.hear_end(&core, Rank::new(2), &gone());
+    assert_eq!((messages(&endpoint), core.status().world_end()), (vec![], Some(gone())));
+    let (core, endpoint) = opened_by(1, Silent::default());
+    endpoint.hear_end(&core, Rank::new(0), &gone());
+    assert_eq!(messages(&endpoint), [Kind::Hello], "the root knows its own");
+    assert_eq!(core.status().world_end(), Some(gone()));
+}
+
+#[test]
+fn the_lowest_rank_that_has_not_left_is_the_root() {
+    let (core, endpoint) = opened_by(2, Silent::default());
+    for rank in [0, 1, 2] {
+        assert_eq!(endpoint.root(&core), Some(Rank::new(rank)));
+        assert!(core.record(Rank::new(rank)).leave());
+    }
+    assert_eq!(endpoint.root(&core), None);
+    assert_eq!(core.end(gone()), gone(), "no rank is waited for");
 }
 
 #[test]
@@ -173,7 +216,7 @@ fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_
     let lost = Some(loss(1, Cause::Ended("its connection ended".to_owned())));
     let (core, endpoint) = opened(Silent { lost, ..Silent::default() });
     let _ = endpoint.hear();
-    assert!(!endpoint.is_deciding(&core), "it is looked at again");
+    assert_eq!(core.status().world_end(), None, "it is looked at again");
     let (rank, reason) = end_after_turns(&core, &endpoint);
     let problem = "its connection ended".into();
     assert_eq!((rank, reason), (Rank::new(1), AbortReason::Unreachable { problem }));

@@ -7,8 +7,9 @@ use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
 use super::super::message::MOST_STATEMENT;
-use super::{Encoded, bytes, rank, read, row, shared};
-use crate::mismatch::{Mismatch, Wanted};
+use super::{Encoded, bytes, read, shared};
+use crate::encoding::rank;
+use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{AbortReason, Error};
 
 /// The end of a step, and of which epoch: or the end of the world.
@@ -22,7 +23,7 @@ struct EncodedEnd {
 enum EncodedError {
     Mismatch {
         problem: String,
-        rows: Vec<(u32, EncodedWanted)>,
+        rows: Vec<EncodedRow>,
     },
     Step {
         rank: u32,
@@ -46,8 +47,10 @@ enum EncodedError {
     },
 }
 
+type EncodedRow = (u32, EncodedWanted);
+
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum EncodedWanted {
+enum EncodedWanted {
     Arrived(Encoded),
     Missing(Option<Encoded>),
     Waiting { operation: Encoded, missing: Vec<u32> },
@@ -88,13 +91,36 @@ pub(crate) fn end_of(bytes: &[u8]) -> Result<(u64, Error), String> {
     Ok((epoch, error.try_into()?))
 }
 
+/// Rows of a table, as bytes.
+pub(crate) fn rows_bytes(rows: &[MismatchRow]) -> Vec<u8> {
+    bytes(&encoded_rows(rows))
+}
+
+/// The rows that these bytes say.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn rows_of(bytes: &[u8]) -> Result<Vec<MismatchRow>, String> {
+    decoded_rows(read(bytes)?)
+}
+
+fn encoded_rows(rows: &[MismatchRow]) -> Vec<EncodedRow> {
+    rows.iter().map(|row| (row.rank.get(), (&row.wanted).into())).collect()
+}
+
+fn decoded_rows(rows: Vec<EncodedRow>) -> Result<Vec<MismatchRow>, String> {
+    let row = |(number, wanted): EncodedRow| {
+        Ok(MismatchRow { rank: rank(number), wanted: wanted.try_into()? })
+    };
+    rows.into_iter().map(row).collect()
+}
+
 impl EncodedError {
     fn of(error: &Error, own: Rank) -> Self {
         match error {
-            Error::CollectiveMismatch { table } => Self::Mismatch {
-                problem: table.problem.clone(),
-                rows: table.rows.iter().map(|row| (row.rank.get(), (&row.wanted).into())).collect(),
-            },
+            Error::CollectiveMismatch { table } => {
+                Self::Mismatch { problem: table.problem.clone(), rows: encoded_rows(&table.rows) }
+            }
             Error::StepAborted { rank, step, reason } => {
                 Self::Step { rank: rank.get(), step: *step, reason: reason.to_string() }
             }
@@ -118,7 +144,7 @@ impl TryFrom<EncodedError> for Error {
     fn try_from(encoded: EncodedError) -> Result<Self, String> {
         Ok(match encoded {
             EncodedError::Mismatch { problem, rows } => {
-                let rows = rows.into_iter().map(row).collect::<Result<_, _>>()?;
+                let rows = decoded_rows(rows)?;
                 Self::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
             }
             EncodedError::Step { rank: number, step, reason } => {

@@ -4,9 +4,14 @@ use proptest::prelude::*;
 
 use std::time::Duration;
 
+use hsdp_kernels::{Divisor, Wire};
+use hsdp_sharding::{DType, Rank, UnitId};
+
 use super::*;
-use crate::mismatch::{Mismatch, Wanted};
-use crate::{AbortReason, Error};
+use crate::engine::judge::{Issued, Members, Numbers, RankState, Rolled, Wait, WaitKey};
+use crate::mismatch::{Mismatch, MismatchRow, Wanted};
+use crate::remote::comparer::{Calls, Compared, Question, Report, Urgency, Verdict};
+use crate::{AbortReason, Channel, Counts, Error, GroupId, Op, Reduction, Scaling, Stage, Tag};
 
 fn descriptor() -> Descriptor {
     Descriptor {
@@ -115,12 +120,77 @@ fn an_end_that_is_too_long_is_shortened() {
     assert!(passed.to_string().contains("it panicked: xxx"), "its beginning is passed on");
 }
 
+/// A state with something of everything.
+fn state() -> RankState {
+    let (operation, group) = (Arc::new(descriptor()), descriptor().group);
+    let other = GroupId::of(&[Rank::new(0)], Channel::User);
+    let numbers = Numbers { epoch: 2, next: 9, skipped: [3, 7].into() };
+    let hashes = [(4, u128::MAX), (5, 1 << 100)].into();
+    let rolled = Rolled { count: 6, hashes, entry: Some(Arc::clone(&operation)) };
+    let missing = vec![Rank::new(3), Rank::new(1)];
+    let members = |index| Members {
+        operation: Arc::clone(&operation),
+        index,
+        missing: missing.clone(),
+        is_of_issuer: index.is_none(),
+    };
+    RankState {
+        step: 8,
+        epoch: 2,
+        given_up: true,
+        has_left: true,
+        last: Some(Arc::clone(&operation)),
+        issued: Issued([(group, numbers), (other, Numbers::default())].into()),
+        rolled: [(group, rolled), (other, Rolled::default())].into(),
+        waits: vec![
+            Wait::Members(members(None)),
+            Wait::Members(members(Some(5))),
+            Wait::Work(None),
+            Wait::Work(Some(Rank::new(2))),
+        ],
+    }
+}
+
+/// Everything that is told to the comparer or by it.
+fn compared() -> Vec<Compared> {
+    let wait = WaitKey::new(&descriptor(), Some(3));
+    let reports = [Urgency::Stalled, Urgency::Late, Urgency::Deadline]
+        .map(|urgency| Compared::Report(Report { urgency, wait }));
+    let group = descriptor().group;
+    let questions = [Calls::Last, Calls::All(group), Calls::Entry(group, 1 << 33)]
+        .map(|calls| Compared::Question(Question { number: 3, calls }));
+    let verdicts =
+        [None, Some(Rank::new(4))].map(|culprit| Compared::Verdict(Verdict { wait, culprit }));
+    let states = [state(), RankState::default()].map(|state| Compared::State(7, state));
+    reports.into_iter().chain(questions).chain(verdicts).chain(states).collect()
+}
+
 #[test]
-fn probes_say_who_waits_for_whom() {
+fn the_comparer_and_ranks_tell_each_other_what_they_were_told() {
+    for said in compared() {
+        assert_eq!(read(&bytes(&said)), Ok(said));
+    }
+    assert_eq!(read(&bytes(&state())), Ok(state()));
+}
+
+#[test]
+fn rows_say_who_waits_for_whom() {
     let (operation, missing) = (Arc::new(descriptor()), vec![Rank::new(1)]);
     let row = MismatchRow { rank: Rank::new(0), wanted: Wanted::Waiting { operation, missing } };
-    let path = vec![row.clone(), row];
-    assert_eq!(probe_of(&probe_bytes(&path)), Ok(path));
+    let rows = vec![row.clone(), row];
+    assert_eq!(rows_of(&rows_bytes(&rows)), Ok(rows));
+}
+
+#[test]
+fn the_numbers_of_a_state_have_one_order() {
+    let of = |skipped: [u64; 2]| {
+        let group = (GroupId::from_hash(1), 0_u64, 9_u64, skipped.to_vec());
+        let start = bytes(&(1_u64, 2_u64, false, false, None::<u8>));
+        let state = [start, bytes(&(vec![group], 0_u8, 0_u8))].concat();
+        read::<RankState>(&state).map(drop)
+    };
+    let refused = || Err("its header is not in canonical form".to_owned());
+    assert_eq!([of([3, 7]), of([7, 3]), of([3, 3])], [Ok(()), refused(), refused()]);
 }
 
 #[test]
@@ -150,7 +220,9 @@ proptest! {
     fn whatever_comes_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = data_header_of(&bytes);
         let _ = end_of(&bytes);
-        let _ = probe_of(&bytes);
+        let _ = rows_of(&bytes);
+        let _ = read::<Compared>(&bytes);
+        let _ = read::<RankState>(&bytes);
     }
 
     #[test]
@@ -160,6 +232,14 @@ proptest! {
             let len = bytes.len();
             bytes[at % len] = byte;
             let _ = end_of(&bytes);
+        }
+        for said in compared() {
+            let mut changed = bytes(&said);
+            let len = changed.len();
+            changed[at % len] = byte;
+            if let Ok(said) = read::<Compared>(&changed) {
+                assert_eq!(bytes(&said), changed);
+            }
         }
     }
 }

@@ -4,18 +4,17 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::Progress;
+use super::{BACKGROUND, Progress};
+use crate::AbortReason;
 use crate::backend::thread::Core;
 use crate::pattern::rounds;
-use crate::remote::ending::{self, Proposal};
 use crate::remote::endpoint::Endpoint;
-use crate::remote::header::{self, DataHeader, data_header_of, end_of, probe_of};
+use crate::remote::header::{self, DataHeader, data_header_of, end_of};
 use crate::remote::hello::Hello;
 use crate::remote::mailbox::Open;
 use crate::remote::message::{Kind, Message};
 use crate::remote::relay::Come;
 use crate::remote::transmit::{DataMessage, Payload};
-use crate::{AbortReason, Error};
 
 impl Progress {
     /// Takes in the contributions that have come, before any message that came after them.
@@ -82,9 +81,10 @@ impl Progress {
                 let (round, payload) = (message.round(), Payload::whole(message));
                 self.put(core, from, DataMessage { data_header, round, payload })
             }
-            Kind::Probe => {
-                let path = probe_of(message.header())?;
-                self.probes.follow((core, endpoint), self.rank, path);
+            Kind::Compare => {
+                let said = header::read(message.header())?;
+                core.record(self.rank).ledger.moved(BACKGROUND);
+                self.hear((core, endpoint), from, said);
                 Ok(())
             }
             Kind::Exchange => self.relay.receive(from, message),
@@ -97,20 +97,16 @@ impl Progress {
                 self.look_at_all(core);
                 Ok(())
             }
+            Kind::Proposal => {
+                endpoint.hear_proposal(core, from, &end_of(message.header())?.1);
+                Ok(())
+            }
             Kind::End => {
-                let (origin, error) = end_of(message.header())?;
-                let origin = usize::try_from(origin).ok().filter(|it| *it < core.records().len());
-                let origin =
-                    Rank::new(origin.ok_or("it names a rank that the world does not have")?);
-                let answer = self.answer(core, &error);
-                let proposal = Proposal { origin, error };
-                match answer {
-                    Some(own) => endpoint.hear_blame(from, proposal, own),
-                    None => endpoint.hear_end(from, proposal),
-                }
+                endpoint.hear_end(core, from, &end_of(message.header())?.1);
                 Ok(())
             }
             Kind::Left => {
+                self.comparer.leave(from, header::read(message.header())?);
                 core.record(from).leave();
                 core.status().ring();
                 self.look_at_all(core);
@@ -130,24 +126,6 @@ impl Progress {
                 endpoint.welcomed(from, hellos)
             }
         }
-    }
-
-    /// What this rank says where it is named as late, and waits for others itself: whom it waits for.
-    fn answer(&self, core: &Core, error: &Error) -> Option<Proposal> {
-        if ending::late(error) != Some(self.rank) {
-            return None;
-        }
-        let Error::WorldAborted { reason: AbortReason::Deadline { deadline, .. }, .. } = error
-        else {
-            return None;
-        };
-        let operation = core.record(self.rank).issuer_blocked_on()?;
-        let (awaited, missing) = operation.gathering(self.rank)?;
-        let culprit = *missing.first()?;
-        let is_there = |rank: &&Rank| !missing.contains(rank);
-        let arrived = operation.ranks().iter().filter(is_there).copied().collect();
-        let reason = AbortReason::Deadline { awaited, deadline: *deadline, arrived, missing };
-        Some(Proposal { origin: self.rank, error: core.ended_by(culprit, reason) })
     }
 
     fn look_at_all(&self, core: &Core) {
