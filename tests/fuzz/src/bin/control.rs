@@ -1,0 +1,19 @@
+//! The inputs of hsdp-control with whatever the fuzzer thinks of: of the target that the variable `HSDP_FUZZ` names.
+
+#![no_main]
+
+use std::env;
+use std::sync::LazyLock;
+
+#[path = "../../../../comm/control/tests/fuzz/inputs.rs"]
+#[allow(dead_code)]
+mod inputs;
+
+static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| match env::var("HSDP_FUZZ").as_deref() {
+    Ok("coordinator") => inputs::coordinator,
+    Ok("frame") => inputs::frame,
+    Ok("member") => inputs::member,
+    other => panic!("HSDP_FUZZ is {other:?}, no target of hsdp-control"),
+});
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| TARGET(input));

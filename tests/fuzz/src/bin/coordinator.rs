@@ -1,9 +1,0 @@
-//! `inputs::coordinator` with whatever the fuzzer thinks of.
-
-#![no_main]
-
-#[path = "../../../../comm/control/tests/fuzz/inputs.rs"]
-#[allow(dead_code)]
-mod inputs;
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| inputs::coordinator(input));
