@@ -21,18 +21,21 @@ pub(crate) struct Statement {
     pub(crate) squared_norm: f64,
     /// The first element of this rank's gradient shards that is not finite.
     pub(crate) sighting: Option<Sighting>,
+    /// This rank's word for the [check of operations](crate::engine::fabric::Fabric::check_operations).
+    pub(crate) operations: [u64; 2],
     /// The parameters that got a gradient on this rank.
     pub(crate) presence: Presence,
 }
 
-const FIXED_WORDS: usize = 4 + non_finite::WORDS;
+const FIXED_WORDS: usize = 6 + non_finite::WORDS;
 
 impl Statement {
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> {
         let fixed =
             [self.microbatches, self.weight, self.loss.to_bits(), self.squared_norm.to_bits()];
         let sighting = Sighting::encode(self.sighting);
-        fixed.into_iter().chain(sighting).chain(self.presence.words().iter().copied())
+        let fixed = fixed.into_iter().chain(self.operations).chain(sighting);
+        fixed.chain(self.presence.words().iter().copied())
     }
 
     fn decode(words: &[u64], parameters: usize) -> Self {
@@ -41,7 +44,8 @@ impl Statement {
             weight: words[1],
             loss: f64::from_bits(words[2]),
             squared_norm: f64::from_bits(words[3]),
-            sighting: Sighting::decode(&words[4..]),
+            operations: [words[4], words[5]],
+            sighting: Sighting::decode(&words[6..]),
             presence: Presence::of(parameters, &words[FIXED_WORDS..]),
         }
     }
@@ -63,6 +67,11 @@ impl Agreement {
         let mut anywhere = Presence::none(parameters);
         said.iter().for_each(|said| anywhere.add(&said.presence));
         Self { said, anywhere }
+    }
+
+    /// The sum of the words of all ranks about their operations.
+    pub(crate) fn operations(&self) -> u128 {
+        sum_of_words(self.said.iter().map(|said| said.operations))
     }
 
     /// The exact sum of all weights, if a u64 holds it.
@@ -142,6 +151,12 @@ impl Agreement {
     }
 }
 
+/// The sum of numbers of 128 bits, which wraps around.
+pub(crate) fn sum_of_words(words: impl Iterator<Item = [u64; 2]>) -> u128 {
+    let number = |[low, high]: [u64; 2]| u128::from(low) | u128::from(high) << 64;
+    words.map(number).fold(0, u128::wrapping_add)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +174,7 @@ mod tests {
             loss: 0.5,
             squared_norm: 4.0_f64.powi(i32::try_from(rank).expect("small")),
             sighting: (rank == 2).then_some(FOUND),
+            operations: [7, rank as u64],
             presence,
         }
     }
@@ -171,6 +187,14 @@ mod tests {
     #[test]
     fn what_is_said_comes_back() {
         assert_eq!(agreement().said, (0..4).map(statement).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn words_about_operations_add_up_and_wrap_around() {
+        assert_eq!(agreement().operations(), 28 + (6 << 64));
+        let most = [u64::MAX; 2];
+        assert_eq!(sum_of_words([most, [1, 0]].into_iter()), 0);
+        assert_eq!(sum_of_words([most, [3, 1]].into_iter()), 2 + (1 << 64));
     }
 
     #[test]

@@ -128,8 +128,10 @@ pub enum Unused {
 /// all units before it wait in memory, in the worst case the whole model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnitOrder {
-    /// The order of use becomes the schedule. In the first microbatch the ranks agree on each unit before they gather it, without
-    /// prefetch, so [`Pass::unshard`](crate::Pass::unshard) is then collective over the world, and [`ShardedModel::plan`](crate::ShardedModel::plan) is in that order once the step is finished. Ids of units,
+    /// The order of use becomes the schedule. The first microbatch has no prefetch, and the ranks agree at the end of its
+    /// forward. If that forward leaves the declared order, they agree there, and on each unit that follows before they gather it: then
+    /// [`Pass::unshard`](crate::Pass::unshard) is collective over the world. [`ShardedModel::plan`](crate::ShardedModel::plan) is in
+    /// that order once the step is finished. Ids of units,
     /// layouts, checkpoints and the order of norms stay as declared. If ranks use the units in different orders, the declared order
     /// stays, with a warning. Later forwards in another order are correct, and need more memory.
     #[default]

@@ -149,8 +149,8 @@ impl Pass<'_> {
     /// second that of the backward. A unit that the plan keeps has one gather, and the caller keeps the result.
     /// Collective over the shard group, or over the world with [`FullCopies::PerProcess`](crate::FullCopies::PerProcess). Gathers
     /// are issued in the plan's order, whatever the order of calls. In the first forward under
-    /// [`UnitOrder::Follow`](crate::UnitOrder::Follow) it is collective over the world, with the `unshard` of all other ranks, and with
-    /// the `loss`, `reduce` or `finish` that ends their forward.
+    /// [`UnitOrder::Follow`](crate::UnitOrder::Follow), from the first unit on that is not used as declared, it is collective over the
+    /// world, with the `unshard` of all other ranks, and with the `loss`, `reduce` or `finish` that ends their forward.
     ///
     /// # Errors
     /// [`Error::Misuse`] if the unit has no gather left, the model has no such unit, or the gather is that of the backward

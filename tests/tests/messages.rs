@@ -12,6 +12,11 @@ use hsdp_tests::support::worlds::mesh;
 
 /// The messages of the second step, by rank.
 fn of_a_step(replicas: usize, shards: usize, microbatches: usize) -> Vec<Messages> {
+    of_two_steps(replicas, shards, microbatches).into_iter().map(|[_, second]| second).collect()
+}
+
+/// The messages of the first step and of the second, by rank.
+fn of_two_steps(replicas: usize, shards: usize, microbatches: usize) -> Vec<[Messages; 2]> {
     let options = WorldOptions {
         between: Between::Messages,
         deadline: Duration::from_secs(60),
@@ -21,10 +26,12 @@ fn of_a_step(replicas: usize, shards: usize, microbatches: usize) -> Vec<Message
         let on = ModelOptions::on(mesh(replicas, shards));
         let mut model = ShardedModel::new(world, three_units(), on, springs::initial)?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
-        step(&mut model, &mut sgd, microbatches)?;
-        let before = model.world().messages();
-        step(&mut model, &mut sgd, microbatches)?;
-        Ok::<_, Error>(model.world().messages() - before)
+        let mut of_step = || {
+            let before = model.world().messages();
+            step(&mut model, &mut sgd, microbatches)?;
+            Ok::<_, Error>(model.world().messages() - before)
+        };
+        Ok::<_, Error>([of_step()?, of_step()?])
     });
     ranks.into_iter().map(|rank| rank.expect("no panic").expect("a step")).collect()
 }
@@ -49,6 +56,20 @@ fn control_messages_depend_neither_on_ranks_nor_on_microbatches() {
             // Rank 0 sends and receives for the others alone.
             let control = if rank == 0 { 0 } else { CONTROL };
             assert_eq!(messages.control, control, "rank {rank} of {replicas}x{shards}");
+        }
+    }
+}
+
+/// In a first step whose units are used as declared also an exchange about their order, and one of weights.
+const FIRST_CONTROL: u64 = 8;
+
+#[test]
+fn control_messages_of_a_first_step_do_not_depend_on_units() {
+    for (replicas, shards, microbatches) in [(1, 2, 1), (2, 2, 4)] {
+        for (rank, [first, _]) in
+            of_two_steps(replicas, shards, microbatches).iter().enumerate().skip(1)
+        {
+            assert_eq!(first.control, FIRST_CONTROL, "rank {rank} of {replicas}x{shards}");
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use hsdp::sharding::AfterForward;
 use hsdp::{
     AdamW, AdamWOptions, Error, Gradients, LossSum, ModelOptions, Optimizer, Pass, ShardedModel,
     StepOptions, Uneven, UnitId, UnitOrder, World,
 };
 use hsdp_tests::support::handmade::{in_f32, lend};
-use hsdp_tests::support::models::{three_units, unit};
+use hsdp_tests::support::models::{keeping_the_second, three_units, unit};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks, outcomes};
@@ -46,6 +47,23 @@ fn results_do_not_depend_on_the_order() {
     let declared = trained(&[0, 1, 2], UnitOrder::Error);
     assert_eq!(trained(&[0, 1, 2], UnitOrder::Follow), declared);
     assert_eq!(trained(&[2, 0, 1], UnitOrder::Follow), declared);
+    assert_eq!(trained(&[0, 2, 1], UnitOrder::Follow), declared);
+}
+
+/// A kept unit has one gather, also if it was gathered as declared before a rank left that order.
+#[test]
+fn kept_units_stay_from_their_use_in_the_order_that_is_found() {
+    for used in [[0, 1, 2], [0, 2, 1], [1, 2, 0], [2, 1, 0]] {
+        let order = common(on_ranks(2, |world| {
+            let on = ModelOptions::on(mesh(1, 2));
+            let mut model = ShardedModel::new(world, keeping_the_second(), on, springs::initial)?;
+            for _ in 0..2 {
+                step(&mut model, &used)?;
+            }
+            Ok(model.plan().order().to_vec())
+        }));
+        assert_eq!(order, used.map(UnitId::new));
+    }
 }
 
 #[test]
@@ -189,12 +207,18 @@ fn gradients(model: &mut ShardedModel, used: &[usize]) -> Result<Gradients, Erro
 /// Uses the units in this order, and in reverse for the backward, in which each element has its own value as its gradient.
 fn forward_and_backward(mut pass: Pass<'_>, used: &[usize]) -> Result<(), Error> {
     let handle = pass.handle();
+    let is_kept =
+        |index: usize| handle.plan().spec()[unit(index)].after_forward == AfterForward::Keep;
+    let mut kept = BTreeMap::new();
     for index in used {
-        let _full = pass.unshard(unit(*index))?;
+        let full = pass.unshard(unit(*index))?;
+        if is_kept(*index) {
+            kept.insert(*index, full);
+        }
     }
     let seed = in_f32(pass.loss(LossSum::new(1.0, 1))?.value());
     for index in used.iter().rev() {
-        let full = pass.unshard(unit(*index))?;
+        let full = kept.remove(index).map_or_else(|| pass.unshard(unit(*index)), Ok)?;
         let scaled = |at| full.values(at).to_f32().into_iter().map(|value| value * seed).collect();
         let params = handle.plan().spec()[unit(*index)].params.len();
         let gradients = (0..params).map(|at| lend(scaled(at))).collect();

@@ -215,3 +215,6 @@ impl MismatchRow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

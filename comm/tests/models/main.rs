@@ -20,6 +20,7 @@ mod claims;
 mod ends;
 mod flight;
 mod meeting;
+mod operations;
 mod pending;
 mod schedules;
 mod steps;

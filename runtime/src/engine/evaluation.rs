@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use hsdp_comm::Stage;
 use hsdp_sharding::{Rank, UnitId};
 
+use crate::agreement::sum_of_words;
 use crate::engine::gathers::GatherQueue;
 use crate::engine::shard::Shard;
 use crate::engine::step_state::Token;
@@ -181,9 +182,12 @@ impl Engine {
             evaluation.run_out(engine, shards)?;
             let fabric = &engine.fabric;
             let tag = fabric.tag(None, Stage::Evaluation, opened.step, evaluation.batches);
-            let said = [MAGIC, sum.to_bits(), items];
+            let [low, high] = fabric.operations_word();
+            let said = [MAGIC, sum.to_bits(), items, low, high];
             let sums = |said: &[u64]| sums(said, fabric.rank());
-            fabric.control.exchange_in_step(tag, said, sums)?
+            let sums = fabric.control.exchange_in_step(tag, said, sums)??;
+            fabric.check_operations(sums.operations)?;
+            Ok(sums)
         })
         .and_then(|sums| sums.mean(opened.step))
     }
@@ -228,7 +232,7 @@ impl Engine {
 
 /// The first word of a record of sums: it may meet the record of a batch.
 const MAGIC: u64 = u64::from_be_bytes(*b"hsdp-ev1");
-const WORDS: usize = 3;
+const WORDS: usize = 5;
 
 /// The sums of all ranks.
 #[derive(Clone, Copy, Debug)]
@@ -236,6 +240,8 @@ struct Sums {
     sum: f64,
     /// In 128 bits no number of ranks overflows it.
     items: u128,
+    /// The sum of the words about operations.
+    operations: u128,
 }
 
 /// Adds the records of all ranks, in rank order.
@@ -243,7 +249,9 @@ fn sums(said: &[u64], own: Rank) -> Result<Sums, Error> {
     check_magic(said, (WORDS, MAGIC), ("the protocol of the means", own))?;
     let records = || said.chunks_exact(WORDS);
     let sum = records().map(|record| f64::from_bits(record[1])).sum();
-    Ok(Sums { sum, items: records().map(|record| u128::from(record[2])).sum() })
+    let items = records().map(|record| u128::from(record[2])).sum();
+    let operations = sum_of_words(records().map(|record| [record[3], record[4]]));
+    Ok(Sums { sum, items, operations })
 }
 
 impl Sums {

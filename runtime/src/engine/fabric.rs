@@ -116,6 +116,24 @@ impl Fabric {
         self.has_replicas() && self.plan.options().accumulation == Accumulation::Every
     }
 
+    /// This rank's word for [`check_operations`](Self::check_operations).
+    pub(crate) fn operations_word(&self) -> [u64; 2] {
+        self.world.operations_word(&self.groups())
+    }
+
+    /// Checks that all ranks have issued the same operations on devices: `total` is the sum of their words, each taken after
+    /// the same operations. If it is not 0, the ranks look for the first difference, and the world ends.
+    pub(crate) fn check_operations(&self, total: u128) -> Result<(), Error> {
+        match total {
+            0 => Ok(()),
+            _ => Ok(self.world.compare_operations(&self.groups())?),
+        }
+    }
+
+    fn groups(&self) -> [&Group; 3] {
+        [&self.gather, &self.reduce, &self.all_reduce]
+    }
+
     /// Whether shards are updated on a device.
     pub(crate) fn updates_on_device(&self) -> bool {
         self.device.as_ref().is_some_and(DeviceSeat::updates_there)

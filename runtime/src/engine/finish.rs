@@ -66,6 +66,7 @@ fn reduce_and_agree(
         loss: step.loss,
         squared_norm: seen.iter().map(|seen| seen.squared_norm).sum(),
         sighting: None,
+        operations: fabric.operations_word(),
         presence: mem::take(&mut step.presence),
     };
     let found = step.reductions.sighting(fabric, (number, &grad_shards))?;
@@ -75,6 +76,7 @@ fn reduce_and_agree(
     let ranks = fabric.plan.mesh().world_size();
     let decode = |said: &[u64]| Agreement::decode(said, ranks, fabric.parameters());
     let agreement = fabric.control.exchange_in_step(tag, statement.words(), decode)?;
+    fabric.check_operations(agreement.operations())?;
     Ok((grad_shards, agreement))
 }
 

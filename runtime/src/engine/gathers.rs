@@ -70,13 +70,18 @@ enum Purpose {
 enum Sequence {
     /// As the plan says.
     Known(Arc<Schedule>),
-    /// As the forward goes: the units on which the ranks have agreed so far. There is no gather ahead.
-    Finding(Vec<UnitId>),
+    /// As the forward goes. There is no gather ahead.
+    Finding {
+        /// The units so far.
+        found: Vec<UnitId>,
+        /// Whether they are the first of the declared order, as far as this rank knows. Otherwise all ranks have agreed on them.
+        is_declared: bool,
+    },
 }
 
 impl Default for Sequence {
     fn default() -> Self {
-        Self::Finding(Vec::new())
+        Self::Finding { found: Vec::new(), is_declared: true }
     }
 }
 
@@ -154,7 +159,7 @@ impl GatherQueue {
     /// Whether the next gather of `unit` belongs to the backward pass.
     pub(crate) fn next_is_backward(&self, fabric: &Fabric, unit: UnitId) -> bool {
         match &self.sequence {
-            Sequence::Finding(found) => found.contains(&unit),
+            Sequence::Finding { found, .. } => found.contains(&unit),
             Sequence::Known(_) => self
                 .next_of(fabric, unit)
                 .is_ok_and(|index| self.gather(index).phase == Phase::Backward),
@@ -167,13 +172,16 @@ impl GatherQueue {
         self.end_finding(fabric, shards)?;
         let units = fabric.plan.spec().units().len();
         self.issue_through(fabric, shards, units - 1)?;
-        for index in 0..units {
-            let unit = self.gather(index).unit;
-            if fabric.plan.spec()[unit].after_forward != AfterForward::Keep {
-                self.discard(fabric, index, unit)?;
-            }
+        (0..units).try_for_each(|index| self.discard_unless_kept(fabric, index))
+    }
+
+    /// Drops a gathered unit of the forward that this rank did not take, if the backward gathers it again.
+    fn discard_unless_kept(&mut self, fabric: &Fabric, index: usize) -> Result<(), Error> {
+        let unit = self.gather(index).unit;
+        match fabric.plan.spec()[unit].after_forward {
+            AfterForward::Keep => Ok(()),
+            _ => self.discard(fabric, index, unit),
         }
-        Ok(())
     }
 
     /// Waits for a gather that was issued and not taken, and gives its buffers back.
@@ -205,7 +213,7 @@ impl GatherQueue {
     fn gather(&self, index: usize) -> Gather {
         match &self.sequence {
             Sequence::Known(schedule) => schedule.gathers()[index],
-            Sequence::Finding(found) => Gather { unit: found[index], phase: Phase::Forward },
+            Sequence::Finding { found, .. } => Gather { unit: found[index], phase: Phase::Forward },
         }
     }
 
@@ -214,7 +222,7 @@ impl GatherQueue {
             |index: &usize| self.slots.get(*index).is_some_and(|slot| !matches!(slot, Slot::Taken));
         let next = match &self.sequence {
             Sequence::Known(schedule) => schedule.turns_of(unit).find(open),
-            Sequence::Finding(found) => found.iter().position(|it| *it == unit).filter(open),
+            Sequence::Finding { found, .. } => found.iter().position(|it| *it == unit).filter(open),
         };
         if let Some(index) = next {
             return Ok(index);

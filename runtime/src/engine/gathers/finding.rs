@@ -1,4 +1,5 @@
-//! The first forward: the ranks agree on each unit before they gather it. PROTOCOL.md, "The order of units".
+//! The first forward: as declared at first, and from the first unit that is not, the ranks agree on each unit before they gather it.
+//! PROTOCOL.md, "The order of units".
 
 use std::mem;
 use std::sync::Arc;
@@ -15,27 +16,31 @@ use crate::options::UnitOrder;
 use crate::unit_use::{self, NextUnit, UnitUse};
 
 impl GatherQueue {
-    /// Where the order of the units is being found: agrees with the other ranks on `unit` as the next one. A second use of a unit
-    /// belongs to the backward, and ends the finding.
+    /// Where the order of the units is being found: agrees with the other ranks on `unit` as the next one, if it is not the next one
+    /// as declared. A second use of a unit belongs to the backward, and ends the finding.
     pub(super) fn find(
         &mut self,
         fabric: &Fabric,
         shards: &[Shard],
         unit: UnitId,
     ) -> Result<(), Error> {
-        match &self.sequence {
-            Sequence::Finding(found) if found.contains(&unit) => self.end_finding(fabric, shards),
-            Sequence::Finding(_) => self.agree(fabric, UnitUse::Needs(unit)).map(drop),
-            Sequence::Known(_) => Ok(()),
+        let Sequence::Finding { found, is_declared } = &self.sequence else { return Ok(()) };
+        if found.contains(&unit) {
+            return self.end_finding(fabric, shards);
         }
+        if *is_declared && fabric.plan.order()[found.len()] == unit {
+            self.add(unit);
+            return Ok(());
+        }
+        self.agree(fabric, shards, UnitUse::Needs(unit)).map(drop)
     }
 
     /// Ends the forward of this rank, where the order of the units is being found. A rank that has used no unit gathers along with
     /// the others.
     pub(crate) fn end_finding(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
-        let Sequence::Finding(found) = &self.sequence else { return Ok(()) };
+        let Sequence::Finding { found, .. } = &self.sequence else { return Ok(()) };
         let said = if found.is_empty() { UnitUse::Follows } else { UnitUse::Ends };
-        while let Some(unit) = self.agree(fabric, said)? {
+        while let Some(unit) = self.agree(fabric, shards, said)? {
             let index = self.slots.len() - 1;
             self.issue_through(fabric, shards, index)?;
             self.discard(fabric, index, unit)?;
@@ -44,21 +49,30 @@ impl GatherQueue {
     }
 
     /// Exchanges records. Returns the next unit; `None` where the order is found, or the declared one stays.
-    fn agree(&mut self, fabric: &Fabric, said: UnitUse) -> Result<Option<UnitId>, Error> {
+    fn agree(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Shard],
+        said: UnitUse,
+    ) -> Result<Option<UnitId>, Error> {
+        let place = self.slots.len();
+        self.gather_as_declared(fabric, shards)?;
         let tag = fabric.tag(None, Stage::Header, self.step, self.microbatch);
-        let decide = |said: &[u64]| unit_use::decide(said, fabric.rank());
-        match fabric.control.exchange_in_step(tag, said.encode(), decide)?? {
+        let decide = |said: &[u64]| unit_use::decide(said, fabric.plan.order(), fabric.rank());
+        let (place, next) = fabric.control.exchange_in_step(tag, said.encode(place), decide)??;
+        match next {
             NextUnit::Gather(unit) => {
+                self.go_back_to(fabric, place)?;
                 self.add(unit);
                 return Ok(Some(unit));
             }
             NextUnit::Over => {
                 let found = self.end_of_finding(fabric);
-                if self.issued > 0 {
-                    self.keep(fabric, &found);
-                }
+                self.keep(fabric, &found);
             }
+            NextUnit::Nothing => drop(self.end_of_finding(fabric)),
             NextUnit::Differ(ranks) => {
+                self.go_back_to(fabric, place)?;
                 self.end_of_finding(fabric);
                 self.keep(fabric, fabric.schedules.declared());
                 if let Purpose::Training = self.purpose {
@@ -67,6 +81,33 @@ impl GatherQueue {
             }
         }
         Ok(None)
+    }
+
+    /// Before the first exchange: makes the other gathers of the forward in the declared order. Other ranks may wait in them, and come
+    /// to the exchange after them.
+    fn gather_as_declared(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
+        let Sequence::Finding { is_declared: true, .. } = &self.sequence else { return Ok(()) };
+        for index in self.slots.len()..fabric.plan.order().len() {
+            self.add(fabric.plan.order()[index]);
+            self.issue_through(fabric, shards, index)?;
+            self.discard_unless_kept(fabric, index)?;
+        }
+        Ok(())
+    }
+
+    /// After the first exchange, in which a rank has left the declared order after `place` units: what was gathered beyond is gathered
+    /// again.
+    fn go_back_to(&mut self, fabric: &Fabric, place: usize) -> Result<(), Error> {
+        for index in place..self.slots.len() {
+            self.discard(fabric, index, self.gather(index).unit)?;
+        }
+        self.slots.truncate(place);
+        self.issued = self.issued.min(place);
+        if let Sequence::Finding { found, is_declared } = &mut self.sequence {
+            found.truncate(place);
+            *is_declared = false;
+        }
+        Ok(())
     }
 
     /// Keeps a schedule: for the model, or for the rest of the evaluation.
@@ -81,7 +122,7 @@ impl GatherQueue {
     }
 
     fn add(&mut self, unit: UnitId) {
-        if let Sequence::Finding(found) = &mut self.sequence {
+        if let Sequence::Finding { found, .. } = &mut self.sequence {
             found.push(unit);
             self.slots.push(Slot::Waiting);
         }
@@ -89,7 +130,7 @@ impl GatherQueue {
 
     /// Goes on with the units that were not used so far, in the declared order.
     fn end_of_finding(&mut self, fabric: &Fabric) -> Arc<Schedule> {
-        let Sequence::Finding(found) = &mut self.sequence else {
+        let Sequence::Finding { found, .. } = &mut self.sequence else {
             unreachable!("an order is found where it is not known");
         };
         let mut order = mem::take(found);
