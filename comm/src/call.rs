@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hsdp_flight::EntryNumber;
 use hsdp_kernels::Element;
 use hsdp_sharding::{DType, Rank};
 
@@ -98,4 +99,15 @@ impl Described {
     pub(crate) fn meant(&self) -> &Arc<Descriptor> {
         self.meant.as_ref().unwrap_or(&self.told)
     }
+}
+
+/// An operation on devices that a rank issues at once.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "only NCCL carries it"))]
+pub(crate) struct Issuing {
+    /// What the members compare.
+    pub(crate) told: Arc<Descriptor>,
+    /// A digest of the function and of the layout.
+    pub(crate) called: u64,
+    pub(crate) entry: EntryNumber,
 }

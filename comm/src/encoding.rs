@@ -38,11 +38,11 @@ enum EncodedCounts {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the lists are short")]
-fn place<T: PartialEq>(all: &[T], it: T) -> u8 {
+pub(crate) fn place<T: PartialEq>(all: &[T], it: T) -> u8 {
     all.iter().position(|other| *other == it).expect("all are in the list") as u8
 }
 
-fn at<T: Copy>(all: &[T], place: u8, what: &str) -> Result<T, String> {
+pub(crate) fn at<T: Copy>(all: &[T], place: u8, what: &str) -> Result<T, String> {
     all.get(usize::from(place)).copied().ok_or_else(|| format!("there is no {what} {place}"))
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn rank(number: u32) -> Rank {
     Rank::new(number as usize)
 }
 
-fn size(number: u64) -> Result<usize, String> {
+pub(crate) fn size(number: u64) -> Result<usize, String> {
     usize::try_from(number).map_err(|_| format!("{number} elements are too many"))
 }
 

@@ -45,7 +45,6 @@ pub(crate) struct RankHandle {
     /// Where its operations on devices run.
     pub(crate) streams: Streams,
     /// Its communicators, where those go by NCCL.
-    #[cfg(feature = "nccl")]
     pub(crate) nccl: crate::nccl::Held,
 }
 
@@ -106,7 +105,6 @@ impl RankHandle {
             withheld: Mutex::default(),
             sequences: Mutex::default(),
             streams: Streams::default(),
-            #[cfg(feature = "nccl")]
             nccl: crate::nccl::Held::default(),
         }
     }
@@ -283,6 +281,7 @@ impl RankHandle {
 
     pub(crate) fn leave(&self) {
         if let Backend::Local { core, .. } = &self.backend {
+            self.nccl.leave(core, self.rank);
             core.leave(self.rank);
         }
     }
@@ -291,7 +290,6 @@ impl RankHandle {
 impl Drop for RankHandle {
     fn drop(&mut self) {
         self.leave();
-        #[cfg(feature = "nccl")]
         if self.status.world_end().is_some() {
             self.nccl.give_up();
         }

@@ -14,7 +14,7 @@ use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
 use crate::handle::Backend;
 use crate::injection::{Injected, Manner};
 use crate::pattern::Pattern;
-use crate::remote::{Endpoint, Execution, Transmit};
+use crate::remote::{Execution, Transmit};
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
@@ -39,7 +39,11 @@ impl Group {
         O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
-        self.issue_by(call, contribution, assemble, Execution::begin)
+        self.issue_by(call, contribution, assemble, |member, described, (own, _)| {
+            let endpoint = member.access.endpoint().expect("the others share no memory");
+            let ticket = Execution::begin(endpoint, member, described, own)?;
+            Ok(Pending::issued::<D::Output>(ticket))
+        })
     }
 
     /// Issues an operation whose members must share memory: what they bring does not travel.
@@ -59,22 +63,23 @@ impl Group {
         if self.size() > 1 && self.handle().endpoint().is_some() {
             return Err(apart);
         }
-        self.issue_by(call, contribution, assemble, |_, _, _, _| Err(apart))
+        self.issue_by(call, contribution, assemble, |_, _, _| Err(apart))
     }
 
     /// Issues an operation; where members share no memory, `depart` does.
-    fn issue_by<D, W, O>(
+    pub(crate) fn issue_by<D, W, O, A>(
         &self,
         call: Call,
         contribution: D,
-        assemble: impl Assemble<D, W>,
-        depart: impl FnOnce(&Arc<Endpoint>, Member<'_>, Described, D) -> Result<Ticket, Error>,
+        assemble: A,
+        depart: impl FnOnce(Member<'_>, Described, (D, A)) -> Result<Pending<O>, Error>,
     ) -> Result<Pending<O>, Error>
     where
         D: Buffers,
         W: Work<Output = D::Output>,
         O: TryFrom<D::Output>,
         Error: From<O::Error>,
+        A: Assemble<D, W>,
     {
         let (site, mut contribution) = (self.site_of(call.op)?, contribution);
         let (described, entry) = self.enter(&site, call, &mut contribution)?;
@@ -90,11 +95,12 @@ impl Group {
         let pending = match &self.handle().backend {
             Backend::Local { core, .. } => {
                 let member = self.member_at(core, &site, entry);
-                let ticket = match core.endpoint() {
-                    None => meet(member, (described.told, pattern), contribution, assemble)?,
-                    Some(endpoint) => depart(endpoint, member, described, contribution)?,
-                };
-                Pending::issued::<D::Output>(ticket)
+                if core.endpoint().is_some() {
+                    depart(member, described, (contribution, assemble))?
+                } else {
+                    let called = (described.told, pattern);
+                    Pending::issued::<D::Output>(meet(member, called, contribution, assemble)?)
+                }
             }
             Backend::Counting => {
                 self.count_alone(op, contribution.pattern(pattern).received(), entry);
@@ -245,7 +251,7 @@ impl Group {
         Ok(output)
     }
 
-    fn run_alone<W: Work>(&self, descriptor: &Descriptor, work: W) -> W::Output {
+    pub(crate) fn run_alone<W: Work>(&self, descriptor: &Descriptor, work: W) -> W::Output {
         let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
         let meter = Meter::new(&[], &ranks, descriptor, &readers);
         let in_block = InBlock::enter();

@@ -139,6 +139,9 @@ mod mismatch;
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+#[cfg(not(feature = "nccl"))]
+#[path = "nccl/absent.rs"]
+mod nccl;
 mod options;
 mod pattern;
 mod pending;

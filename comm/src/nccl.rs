@@ -1,20 +1,26 @@
 //! NCCL: communicators between GPUs. `NCCL.md`, beside the sources of this crate, describes how they are made, used and
 //! ended.
 //!
-//! In reading order: `unique_id`, `patience` (bounded waits), `communicator` (making and aborting one),
-//! `collectives`, `connected` (a world whose collectives on devices use NCCL), `watchdog` (a thread that watches the
-//! communicators).
+//! In reading order: `unique_id`, `patience` (bounded waits), `communicator` (making and aborting one), `transfer`,
+//! `collectives`, `connected` (a world whose collectives on devices use NCCL), `link` (a member's part of an operation), `queue` (the calls of a
+//! rank whose peers are processes), `drain` (those of a step that is given up), `watchdog` (a thread that watches the communicators). Without the
+//! feature `nccl`, `absent` is in their place.
 
 mod collectives;
 mod communicator;
 mod connected;
+mod drain;
+mod link;
 mod patience;
+mod queue;
+mod transfer;
 mod unique_id;
 mod watchdog;
 
 pub use crate::error::NcclError;
 
-pub(crate) use self::collectives::{NotIssued, issue_together};
 pub use self::communicator::Communicator;
-pub(crate) use self::connected::{Held, SharedCommunicator};
+pub(crate) use self::connected::Held;
+pub(crate) use self::link::Link;
+pub(crate) use self::transfer::Transfer;
 pub use self::unique_id::UniqueId;

@@ -69,13 +69,13 @@ impl Rolling {
     }
 
     /// Takes over the entry of another member, whose operation this rank has issued in its place. It is the next one of its group.
-    #[cfg_attr(not(test), expect(dead_code, reason = "drains and the judge use it"))]
+    #[cfg_attr(not(any(test, feature = "nccl")), expect(dead_code, reason = "drains use it"))]
     pub(crate) fn adopt(&self, entry: Entry) {
         self.0.lock().keep(Entry { descriptor: None, ..entry });
     }
 
     /// The number of operations of a group so far.
-    #[cfg_attr(not(test), expect(dead_code, reason = "drains and the judge use it"))]
+    #[cfg_attr(not(any(test, feature = "nccl")), expect(dead_code, reason = "drains use it"))]
     pub(crate) fn count(&self, group: GroupId) -> u64 {
         self.0.lock().now(group).0
     }

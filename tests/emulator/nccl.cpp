@@ -1,9 +1,10 @@
 // NCCL for ranks on emulated devices: as much of it as hsdp calls. It keeps NCCL's manners where they matter to who calls it:
 // communicators are made in the background and answer ncclInProgress; a collective occupies its stream until all ranks have come to it,
-// and for ever if they never do; ranks that disagree hang; an abort lets go of this rank's own operations and of no other's; sums are
-// made in the dtype of the elements, rounded at every addition.
+// and for ever if they never do; ranks that disagree about the kind or the bytes of a collective hang, and nothing else is compared; an abort
+// lets go of this rank's own operations and of no other's; each rank makes its sums in its own dtype of the elements, rounded at every addition.
 //
 //   HSDP_EMULATED_NCCL_FOLDER    where ranks meet that are processes, in files; without it they are threads of one process
+//   HSDP_EMULATED_NCCL_CONNECTS  if it is set, the first collective of a communicator stays in progress until all ranks have issued it
 //   HSDP_EMULATED_NCCL_FAILS_AFTER  of so many operations of a communicator, it reports an error of another rank
 //   HSDP_EMULATED_NCCL_SPLIT     if it is set, communicators cannot be split
 //   HSDP_EMULATED_NCCL_STUCK_FROM  from that operation of a communicator on, calls of groups stay in progress
@@ -38,13 +39,13 @@ enum Status : int { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE
 
 enum class Kind : std::int64_t { AllGather, ReduceScatter, AllReduce };
 
-// What a rank asks for. Bytes that ranks must agree on, and where its own elements lie.
+// What a rank asks for, and where its own elements lie.
 struct Wanted {
-    struct Agreed {
+    struct Asked {
         Kind kind;
         int dtype, reduction;
         std::size_t count;
-    } agreed;
+    } asked;
     const void* from;
     void* to;
 };
@@ -212,7 +213,7 @@ std::string sum(const std::vector<std::string>& brought, std::size_t offset, std
 }
 
 // What a rank gets of what all have brought.
-std::string output(const Comm& comm, const Wanted::Agreed& of, const std::vector<std::string>& brought) {
+std::string output(const Comm& comm, const Wanted::Asked& of, const std::vector<std::string>& brought) {
     switch (of.kind) {
         case Kind::AllGather: {
             std::string all;
@@ -225,16 +226,23 @@ std::string output(const Comm& comm, const Wanted::Agreed& of, const std::vector
     return {};
 }
 
+// What ranks must agree on: the kind, and the bytes of a rank. The real one compares nothing, and moves so many bytes.
+bool agree(const Wanted::Asked& one, const std::string& brought) {
+    Wanted::Asked other;
+    std::memcpy(&other, brought.data(), sizeof other);
+    return one.kind == other.kind && one.count * bytes_of(one.dtype) == other.count * bytes_of(other.dtype);
+}
+
 // Comes to a collective, and stays until it is done, or this rank's communicator is aborted.
 void meet(const Handle& comm, std::uint64_t number, Wanted wanted) {
-    const Wanted::Agreed& of = wanted.agreed;
+    const Wanted::Asked& of = wanted.asked;
     std::size_t parts = of.kind == Kind::ReduceScatter ? comm->size : 1;
     std::string own((const char*)&of, sizeof of);
     own.append((const char*)wanted.from, parts * of.count * bytes_of(of.dtype));
     auto all = comm->exchange("meeting", number, own);
     for (auto& brought : all) {
         // Who disagrees hangs.
-        while (std::memcmp(brought.data(), &of, sizeof of) != 0 && !comm->is_aborted) board().rest();
+        while (!agree(of, brought) && !comm->is_aborted) board().rest();
         brought.erase(0, sizeof of);
     }
     if (!comm->is_aborted && !all.empty()) {
@@ -258,7 +266,7 @@ int issue(void* handle, Wanted wanted, void* stream) {
     if (!handle) return INVALID_ARGUMENT;
     Handle comm = *(Handle*)handle;
     if (comm->state != SUCCESS || comm->is_aborted) return INVALID_USAGE;
-    if (bytes_of(wanted.agreed.dtype) == 0 || wanted.agreed.reduction != 0) return INVALID_ARGUMENT;
+    if (bytes_of(wanted.asked.dtype) == 0 || wanted.asked.reduction != 0) return INVALID_ARGUMENT;
     auto call = [=] {
         std::uint64_t number = comm->issued++;
         put_on_stream(stream, [=] { meet(comm, number, wanted); });
@@ -402,6 +410,8 @@ int ncclGroupEnd() {
         if (stuck_from && comm->issued >= std::strtoull(stuck_from, nullptr, 10)) continue;
         std::thread([comm = comm, call = call] {
             std::this_thread::sleep_for(std::chrono::microseconds(200));
+            bool connects = comm->issued == 0 && std::getenv("HSDP_EMULATED_NCCL_CONNECTS");
+            if (connects && comm->exchange("connect", 0, "").empty()) return;
             call();
             if (!comm->is_aborted) comm->state = SUCCESS;
         }).detach();

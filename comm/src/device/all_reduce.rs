@@ -6,9 +6,11 @@ use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_kernels::{Fold, Scaling};
 use hsdp_sharding::{DType, balanced};
 
-use super::carrier::{all_reduce, goes_by_nccl};
-use super::outcome::{Issued, Part, all_or_none};
+use super::outcome::{Issued, OnDevice, Part, all_or_none, links};
+use crate::execute::Buffers;
 use crate::execute::{Meter, Outputs, Work};
+use crate::nccl::{Link, Transfer};
+use crate::pattern::Pattern;
 use crate::{Error, Op};
 
 /// Elements that a kernel takes at once: where ranges of its operands begin.
@@ -20,12 +22,28 @@ pub(super) struct AllReduceContribution {
     pub(super) part: Part,
 }
 
+impl Buffers for AllReduceContribution {
+    type Output = Issued<DeviceBuffer>;
+
+    fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
+        Issued(Ok(self.values))
+    }
+}
+
+impl OnDevice for AllReduceContribution {
+    const FUNCTION: u8 = 11;
+
+    fn part(&mut self) -> &mut Part {
+        &mut self.part
+    }
+}
+
 /// A scaled sum that replaces every member's elements.
 pub(super) struct AllReduce {
     values: Vec<DeviceBuffer>,
     parts: Vec<Part>,
     scaling: Scaling,
-    by_nccl: bool,
+    links: Vec<Link>,
 }
 
 impl AllReduce {
@@ -41,8 +59,8 @@ impl AllReduce {
         }
         let (values, parts): (_, Vec<Part>) =
             members.into_iter().map(|it| (it.values, it.part)).unzip();
-        let by_nccl = goes_by_nccl(&parts)?;
-        Ok(Self { values, parts, scaling, by_nccl })
+        let links = links(&parts)?;
+        Ok(Self { values, parts, scaling, links })
     }
 
     fn owned(&self, slot: usize) -> Range<usize> {
@@ -55,7 +73,7 @@ impl AllReduce {
             let wire = self.rounded(values, part);
             wires.push(wire.map_err(|error| part.failed(Op::AllReduce, error))?);
         }
-        if self.by_nccl {
+        if !self.links.is_empty() {
             return self.sum_by_nccl(wires);
         }
         let wires: Vec<&DeviceBuffer> = wires.iter().collect();
@@ -68,8 +86,9 @@ impl AllReduce {
 
     /// NCCL sums what members send, in the dtype of the wire.
     fn sum_by_nccl(&mut self, mut wires: Vec<DeviceBuffer>) -> Result<(), Error> {
-        all_reduce(&self.parts, &mut wires)?;
         let all = 0..self.values[0].len();
+        let transfer = |wire| Transfer { from: None, to: (wire, all.clone()) };
+        Link::carry(&self.links, Op::AllReduce, wires.iter_mut().map(transfer).collect())?;
         let scaled = (self.scaling.post, Fold::Replace);
         for ((values, wire), part) in self.values.iter_mut().zip(&wires).zip(&self.parts) {
             part.stream

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_sharding::UnitLayout;
 
-use super::carrier::{Elements, all_gather, goes_by_nccl};
-use super::outcome::{Issued, Part, all_or_none};
+use super::outcome::{Issued, OnDevice, Part, all_or_none, links};
+use crate::execute::Buffers;
 use crate::execute::{Meter, Outputs, Work};
+use crate::nccl::{Link, Transfer};
+use crate::pattern::Pattern;
 use crate::{Error, Op};
 
 /// What a member brings.
@@ -18,13 +20,33 @@ pub(super) struct GatherContribution {
     pub(super) part: Part,
 }
 
+impl Buffers for GatherContribution {
+    type Output = Issued<DeviceBuffer>;
+
+    fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
+        Issued(Ok(self.full))
+    }
+}
+
+impl OnDevice for GatherContribution {
+    const FUNCTION: u8 = 9;
+
+    fn part(&mut self) -> &mut Part {
+        &mut self.part
+    }
+
+    fn layout(&self) -> Option<&UnitLayout> {
+        Some(&self.layout)
+    }
+}
+
 /// Every member's shard, copied into every member's buffer.
 pub(super) struct Gather {
     layout: Arc<UnitLayout>,
     shards: Vec<Arc<DeviceBuffer>>,
     fulls: Vec<DeviceBuffer>,
     parts: Vec<Part>,
-    by_nccl: bool,
+    links: Vec<Link>,
 }
 
 impl Gather {
@@ -37,7 +59,7 @@ impl Gather {
             shards: Vec::new(),
             fulls: Vec::new(),
             parts: Vec::new(),
-            by_nccl: false,
+            links: Vec::new(),
         };
         for GatherContribution { layout, shard, full, part } in members {
             if layout != work.layout {
@@ -47,12 +69,12 @@ impl Gather {
             work.fulls.push(full);
             work.parts.push(part);
         }
-        work.by_nccl = goes_by_nccl(&work.parts)?;
+        work.links = links(&work.parts)?;
         Ok(work)
     }
 
     fn issue(&mut self) -> Result<(), Error> {
-        if self.by_nccl {
+        if !self.links.is_empty() {
             return self.issue_by_nccl();
         }
         for (full, part) in self.fulls.iter_mut().zip(&self.parts) {
@@ -63,9 +85,7 @@ impl Gather {
         }
         Ok(())
     }
-}
 
-impl Gather {
     /// Both regions, each from where it lies in the shards to where it lies in the whole.
     fn issue_by_nccl(&mut self) -> Result<(), Error> {
         let mut from = 0;
@@ -73,9 +93,13 @@ impl Gather {
             let own = from..from + region.shard_len;
             from = own.end;
             if region.len > 0 {
-                let shards = self.shards.iter().map(|shard| (&**shard, own.clone()));
-                let shards: Vec<Elements<'_>> = shards.collect();
-                all_gather(&self.parts, &shards, (&mut self.fulls, region.range()))?;
+                let transfer = |(shard, full)| Transfer {
+                    from: Some((shard, own.clone())),
+                    to: (full, region.range()),
+                };
+                let shards = self.shards.iter().map(|shard| &**shard);
+                let transfers = shards.zip(&mut self.fulls).map(transfer).collect();
+                Link::carry(&self.links, Op::AllGather, transfers)?;
             }
         }
         Ok(())

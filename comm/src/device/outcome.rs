@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Stream};
-use hsdp_sharding::Rank;
+use hsdp_sharding::{Rank, UnitLayout};
 
 use super::units::DeviceReduced;
+use crate::execute::Buffers;
+use crate::nccl::Link;
 use crate::{Error, Op};
 
 /// An output, or why there is none.
@@ -33,26 +35,38 @@ pub(crate) struct Part {
     pub(super) rank: Rank,
     pub(super) step: u64,
     pub(super) stream: Arc<Stream>,
-    /// To end the world, also when its rank leaves; none where there are no other ranks.
-    #[cfg(feature = "nccl")]
-    pub(super) access: Option<Arc<crate::backend::thread::Access>>,
-    /// Its communicator, where the group goes by NCCL.
-    #[cfg(feature = "nccl")]
-    pub(super) nccl: Option<crate::nccl::SharedCommunicator>,
+    /// Its way to the others, where the group goes by NCCL.
+    pub(super) link: Option<Link>,
+}
+
+/// What a member brings that lies on a device.
+pub(super) trait OnDevice: Buffers + Sized {
+    /// The function that was called: descriptors alone do not tell all of them apart.
+    const FUNCTION: u8;
+
+    fn part(&mut self) -> &mut Part;
+
+    /// The layout of a unit that was passed.
+    fn layout(&self) -> Option<&UnitLayout> {
+        None
+    }
+}
+
+/// The ways of all members, if all go by NCCL, and none if none does.
+///
+/// # Errors
+/// If only some do.
+pub(super) fn links(parts: &[Part]) -> Result<Vec<Link>, String> {
+    let links: Vec<Link> = parts.iter().filter_map(|part| part.link.clone()).collect();
+    match links.len() {
+        some if some > 0 && some < parts.len() => {
+            Err(format!("{some} of {} ranks go by NCCL", parts.len()))
+        }
+        _ => Ok(links),
+    }
 }
 
 impl Part {
-    /// Ends the world of its rank.
-    pub(super) fn end_world(&self, error: &Error) {
-        #[cfg(feature = "nccl")]
-        if let Some(access) = &self.access {
-            access.end_requested(self.rank, &error.to_string());
-        }
-        // Without NCCL nothing is issued that others are in the midst of.
-        #[cfg(not(feature = "nccl"))]
-        let _ = error;
-    }
-
     /// The error that says that this member's part failed.
     pub(super) fn failed(&self, op: Op, error: CudaError) -> Error {
         Error::Device { op, rank: self.rank, step: self.step, error }

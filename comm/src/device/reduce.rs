@@ -6,10 +6,12 @@ use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Notes};
 use hsdp_kernels::{GradientValues, Scaling};
 use hsdp_sharding::UnitLayout;
 
-use super::carrier::{goes_by_nccl, reduce_scatter};
-use super::outcome::{Issued, Part, all_or_none};
+use super::outcome::{Issued, OnDevice, Part, all_or_none, links};
 use super::units::{DeviceAccumulator, DeviceReduced};
+use crate::execute::Buffers;
 use crate::execute::{Meter, Outputs, Work};
+use crate::nccl::{Link, Transfer};
+use crate::pattern::Pattern;
 use crate::sync::Mutex;
 use crate::{Error, Op};
 
@@ -19,8 +21,33 @@ pub(crate) struct ReduceContribution {
     pub(crate) gradients: Vec<Option<Arc<dyn GradientValues>>>,
     pub(super) accumulator: DeviceAccumulator,
     pub(super) part: Part,
-    /// The packed gradients, or the error of packing: from the issue on, where members share no memory.
+    /// The packed gradients, or the error of packing.
     pub(super) packed: Option<Result<DeviceBuffer, CudaError>>,
+}
+
+impl Buffers for ReduceContribution {
+    type Output = Issued<DeviceReduced>;
+
+    fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
+        &mut self.gradients
+    }
+
+    fn imagined(self, _pattern: &Pattern<'_>) -> Self::Output {
+        let DeviceAccumulator { partial, noted, .. } = self.accumulator;
+        Issued(Ok(DeviceReduced { partial, noted }))
+    }
+}
+
+impl OnDevice for ReduceContribution {
+    const FUNCTION: u8 = 10;
+
+    fn part(&mut self) -> &mut Part {
+        &mut self.part
+    }
+
+    fn layout(&self) -> Option<&UnitLayout> {
+        Some(&self.layout)
+    }
 }
 
 /// Every member's gradients, summed into the partial of whoever owns them.
@@ -31,16 +58,12 @@ pub(super) struct Reduce {
     round: usize,
     /// By slot. A member is packed under its lock.
     members: Vec<Mutex<ReduceContribution>>,
-    by_nccl: bool,
+    links: Vec<Link>,
 }
 
 impl ReduceContribution {
     /// Packs the gradients on the member's stream.
-    pub(super) fn pack(&mut self, scaling: Scaling, round: usize) {
-        self.packed = Some(self.flat(scaling, round));
-    }
-
-    fn flat(&mut self, scaling: Scaling, round: usize) -> Result<DeviceBuffer, CudaError> {
+    fn pack(&mut self, scaling: Scaling, round: usize) -> Result<DeviceBuffer, CudaError> {
         let (stream, wire) = (&self.part.stream, scaling.wire.dtype());
         let len = self.layout.trainable().len;
         let mut flat = DeviceBuffer::new(stream.device(), wire, len, "packed gradients")?;
@@ -74,9 +97,9 @@ impl Reduce {
             return Err("ranks have different layouts of one unit".to_owned());
         }
         let parts: Vec<Part> = members.iter().map(|member| member.part.clone()).collect();
-        let by_nccl = goes_by_nccl(&parts)?;
+        let links = links(&parts)?;
         let members = members.into_iter().map(Mutex::new).collect();
-        Ok(Self { layout, scaling, round, members, by_nccl })
+        Ok(Self { layout, scaling, round, members, links })
     }
 
     /// Elements of the partial of each member.
@@ -93,7 +116,11 @@ impl Reduce {
             let sum = DeviceBuffer::new(device, wire, self.shard_len(), "a sum on the wire");
             owned.push(sum.map_err(|error| part.failed(op, error))?);
         }
-        reduce_scatter(sums.parts, sums.wires, &mut owned)?;
+        let transfers = sums.wires.iter().zip(&mut owned).map(|(wire, sum)| {
+            let (all, owned) = (0..self.layout.trainable().len, 0..self.shard_len());
+            Transfer { from: Some((wire, all)), to: (sum, owned) }
+        });
+        Link::carry(&self.links, op, transfers.collect())?;
         let owners = sums.reduced.iter_mut().zip(sums.folds).zip(sums.parts).zip(&owned);
         for (((DeviceReduced { partial, noted }, fold), part), sum) in owners {
             let notes = Some(Notes { noted, round: self.round });
@@ -106,7 +133,7 @@ impl Reduce {
     }
 
     fn sum(&self, sums: &mut Sums<'_>) -> Result<(), Error> {
-        if self.by_nccl {
+        if !self.links.is_empty() {
             return self.sum_by_nccl(sums);
         }
         let wires: Vec<&DeviceBuffer> = sums.wires.iter().collect();
@@ -141,9 +168,7 @@ impl Work for Reduce {
 
     fn run(&self, block: usize, meter: &Meter<'_>) {
         let member = &mut *self.members[block].lock();
-        if member.packed.is_none() {
-            meter.lent_by(block, || member.pack(self.scaling, self.round));
-        }
+        meter.lent_by(block, || member.packed = Some(member.pack(self.scaling, self.round)));
     }
 
     fn finish(mut self) -> Outputs<Issued<DeviceReduced>> {

@@ -2,17 +2,22 @@
 
 use std::sync::Arc;
 
+use hsdp_flight::{EntryNumber, FlightState};
 use hsdp_kernels::Fold;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Noted};
 use hsdp_sharding::{DType, UnitLayout};
 
 use super::all_reduce::{AllReduce, AllReduceContribution};
-use super::apart::OnDevice;
 use super::gather::{Gather, GatherContribution};
-use super::outcome::Part;
+use super::outcome::{OnDevice, Part};
 use super::reduce::{Reduce, ReduceContribution};
 use crate::call::Call;
+use crate::call::{Described, Issuing};
+use crate::engine::Record;
 use crate::execute::{Assemble, Work};
+use crate::nccl::Link;
+use crate::pattern::Pattern;
+use crate::rolling::called;
 use crate::{Contribution, Error, Group, Op, Pending, Reduction, Scaling, Tag};
 
 /// The buffer for a member's part of a reduction, on a device.
@@ -44,8 +49,11 @@ pub struct DeviceReduced {
 /// which waits for the operation. The host does not wait.
 ///
 /// Every call returns [`Error::Device`] of its own rank. An error of a device in the parts of the operation comes out of
-/// [`Pending::wait`], the same on all members. Where ranks are processes, such an error ends the world, and a group that
-/// is not connected by NCCL is refused ([`Error::Apart`]).
+/// [`Pending::wait`], the same on all members.
+///
+/// Where ranks are processes, each issues its part in the call, which returns errors of its rank alone: the others wait for it, so the
+/// step is to be [aborted](crate::World::abort_step). A call that NCCL refuses ends the world, and a group that is not connected by NCCL
+/// is refused ([`Error::Apart`]). Descriptors are compared by [`World::compare_operations`](crate::World::compare_operations).
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's buffer.
     ///
@@ -134,7 +142,7 @@ impl Group {
         self.issue_on_device(call, AllReduceContribution { values, part }, work)
     }
 
-    /// Issues an operation on devices: where members share no memory, NCCL has to carry it.
+    /// Issues an operation on devices. Where members share no memory, this rank's part is issued at once, by NCCL.
     fn issue_on_device<D, W, O>(
         &self,
         call: Call,
@@ -147,27 +155,51 @@ impl Group {
         O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
-        if contribution.part().goes_by_nccl() {
-            return self.issue(call, contribution, assemble);
+        let (mut contribution, rank) = (contribution, self.rank());
+        let is_apart = self.size() > 1 && self.handle().endpoint().is_some();
+        if is_apart && contribution.part().link.is_none() {
+            // A world that is over has no communicators any more.
+            self.handle().check(call.op)?;
+            return Err(Error::Apart { op: call.op, rank });
         }
-        self.issue_here(call, contribution, assemble)
+        self.issue_by(call, contribution, assemble, |member, described, brought| {
+            let (entry, Record { ledger, flight, .. }) = (member.entry, &*self.handle().record);
+            let meant = described.meant();
+            let received = Pattern::of(meant, &member.site.ranks, member.site.slot).received();
+            match O::try_from(self.issue_at_once(entry, &described, brought)) {
+                Ok(output) => {
+                    ledger.received(meant.channel, meant.op, received);
+                    Ok(Pending::ready(output))
+                }
+                Err(error) => {
+                    flight.settle(entry, FlightState::Failed);
+                    Err(error.into())
+                }
+            }
+        })
+    }
+
+    /// Issues this rank's part of an operation by NCCL.
+    fn issue_at_once<D: OnDevice, W: Work<Output = D::Output>>(
+        &self,
+        entry: EntryNumber,
+        described: &Described,
+        (mut own, assemble): (D, impl Assemble<D, W>),
+    ) -> D::Output {
+        let (told, called) = (Arc::clone(&described.told), called(D::FUNCTION, own.layout()));
+        let issuing = Issuing { told, called, entry };
+        own.part().link.iter_mut().for_each(|link| link.issues(issuing.clone()));
+        let work = assemble(vec![own]).expect("one member agrees with itself");
+        self.run_alone(described.meant(), work)
     }
 
     /// Who this member is, and its stream.
     fn part(&self, op: Op, tag: Tag, device: &Device) -> Result<Part, Error> {
-        let stream = self.handle().streams.of(device, self.channel());
+        let (handle, rank, step) = (self.handle(), self.rank(), tag.step);
+        let stream = handle.streams.of(device, self.channel());
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
-        #[cfg(feature = "nccl")]
-        let nccl = self.handle().nccl.of(self.id()).filter(|_| self.size() > 1);
-        Ok(Part {
-            rank: self.rank(),
-            step: tag.step,
-            stream,
-            #[cfg(feature = "nccl")]
-            access: self.handle().access().map(Arc::clone),
-            #[cfg(feature = "nccl")]
-            nccl,
-        })
+        let link = if self.size() > 1 { Link::of(handle, self.id(), step) } else { None };
+        Ok(Part { rank, step, stream, link })
     }
 
     fn device_error(&self, op: Op, tag: Tag, error: CudaError) -> Error {

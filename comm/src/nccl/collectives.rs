@@ -1,5 +1,6 @@
 //! What a communicator does with buffers of its device.
 
+use std::ffi::c_void;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -11,14 +12,14 @@ use parking_lot::Mutex;
 use super::NcclError;
 use super::communicator::Communicator;
 use super::patience::Patience;
-
-/// Some elements of a buffer.
-type Part<'a> = (&'a DeviceBuffer, Range<usize>);
+use super::transfer::{Part, Transfer};
+use crate::Op;
+use crate::remote::Wire;
 
 /// A call of one communicator that is not issued yet.
 pub(crate) struct Prepared<'a> {
     comm: &'a Communicator,
-    operation: &'static str,
+    pub(super) wire: Wire,
     part: Together<'a>,
     call: Box<dyn FnOnce(nccl_sys::cudaStream_t) -> ncclResult_t + 'a>,
 }
@@ -42,7 +43,7 @@ impl Communicator {
         shard: Part<'_>,
         full: (&mut DeviceBuffer, Range<usize>),
     ) -> Result<(), NcclError> {
-        issue_together(vec![self.gathering(stream, shard, full)?]).map_err(|it| *it.error)
+        self.issue(Op::AllGather, stream, Transfer { from: Some(shard), to: full })
     }
 
     /// Reduces and scatters: rank `r` gets the sum over all ranks of the `r`-th part of `input`, on `stream`. **Collective.**
@@ -58,7 +59,8 @@ impl Communicator {
         input: Part<'_>,
         part: &mut DeviceBuffer,
     ) -> Result<(), NcclError> {
-        issue_together(vec![self.scattering(stream, input, part)?]).map_err(|it| *it.error)
+        let all = 0..part.len();
+        self.issue(Op::ReduceScatter, stream, Transfer { from: Some(input), to: (part, all) })
     }
 
     /// Reduces: every rank gets the sum over all ranks, in place, on `stream`. **Collective.**
@@ -72,75 +74,52 @@ impl Communicator {
         stream: &Stream,
         values: &mut DeviceBuffer,
     ) -> Result<(), NcclError> {
-        issue_together(vec![self.reducing(stream, values)?]).map_err(|it| *it.error)
+        let all = 0..values.len();
+        self.issue(Op::AllReduce, stream, Transfer { from: None, to: (values, all) })
     }
 
-    pub(crate) fn gathering<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        (shard, own): Part<'a>,
-        (full, range): (&'a mut DeviceBuffer, Range<usize>),
-    ) -> Result<Prepared<'a>, NcclError> {
-        let operation = "all_gather";
-        self.check(operation, stream, (shard, &own), own.len())?;
-        self.check(operation, stream, (full, &range), own.len() * self.size)?;
-        let dtype = self.one_dtype(operation, shard, full)?;
-        let (from, to, count) = (shard.address(own.start), full.address(range.start), own.len());
-        let (raw, function) = (self.raw(operation)?, self.nccl.functions().ncclAllGather);
-        let part = Together { stream, reads: vec![shard], writes: vec![full] };
-        self.prepared(operation, part, move |stream| {
-            // SAFETY: NC-5, so many elements are read, and so many for each rank written.
-            unsafe { function(from as *const _, to as *mut _, count, dtype, raw, stream) }
-        })
+    fn issue(&self, op: Op, stream: &Stream, transfer: Transfer<'_>) -> Result<(), NcclError> {
+        issue_together(vec![self.prepare(op, stream, transfer)?]).map_err(|it| *it.error)
     }
 
-    pub(crate) fn scattering<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        (input, range): Part<'a>,
-        part: &'a mut DeviceBuffer,
-    ) -> Result<Prepared<'a>, NcclError> {
-        let (operation, count) = ("reduce_scatter", part.len());
-        self.check(operation, stream, (input, &range), count * self.size)?;
-        self.check(operation, stream, (part, &(0..count)), count)?;
-        let dtype = self.one_dtype(operation, input, part)?;
-        let (from, to) = (input.address(range.start), part.address(0));
-        let (raw, function) = (self.raw(operation)?, self.nccl.functions().ncclReduceScatter);
-        let part = Together { stream, reads: vec![input], writes: vec![part] };
-        self.prepared(operation, part, move |stream| {
-            let sum = ncclRedOp_t::ncclSum;
-            // SAFETY: NC-5, so many elements for each rank are read, and so many written.
-            unsafe { function(from as *const _, to as *mut _, count, dtype, sum, raw, stream) }
-        })
-    }
-
-    pub(crate) fn reducing<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        values: &'a mut DeviceBuffer,
-    ) -> Result<Prepared<'a>, NcclError> {
-        let (operation, count) = ("all_reduce", values.len());
-        self.check(operation, stream, (values, &(0..count)), count)?;
-        let (dtype, address) = (data_type(values.dtype()), values.address(0));
-        let (raw, function) = (self.raw(operation)?, self.nccl.functions().ncclAllReduce);
-        let part = Together { stream, reads: Vec::new(), writes: vec![values] };
-        self.prepared(operation, part, move |stream| {
-            let sum = ncclRedOp_t::ncclSum;
-            // SAFETY: NC-5, so many elements are read and written in place, which NCCL allows.
-            unsafe {
-                function(address as *const _, address as *mut _, count, dtype, sum, raw, stream)
-            }
-        })
-    }
-
-    #[expect(clippy::unnecessary_wraps, reason = "the last thing that its callers do")]
-    fn prepared<'a>(
+    /// Prepares a call: checks what it reads and writes. Nothing is issued.
+    pub(crate) fn prepare<'a>(
         &'a self,
-        operation: &'static str,
-        part: Together<'a>,
-        call: impl FnOnce(nccl_sys::cudaStream_t) -> ncclResult_t + 'a,
+        op: Op,
+        stream: &'a Stream,
+        Transfer { from, to: (to, range) }: Transfer<'a>,
     ) -> Result<Prepared<'a>, NcclError> {
-        Ok(Prepared { comm: self, operation, part, call: Box::new(call) })
+        let operation = name(op);
+        let (source, own) = from.clone().unwrap_or((&*to, range.clone()));
+        let (ranks, len) = (self.size, if op == Op::AllGather { own.len() } else { range.len() });
+        let of = |scatters| if op == scatters { len * ranks } else { len };
+        self.check(operation, stream, (source, &own), of(Op::ReduceScatter))?;
+        self.check(operation, stream, (to, &range), of(Op::AllGather))?;
+        let dtype = self.one_dtype(operation, source, to)?;
+        let wire = Wire { op, dtype: to.dtype(), count: len };
+        let (input, output) = (source.address(own.start), to.address(range.start));
+        let (raw, functions) = (self.raw(operation)?, self.nccl.functions());
+        let reads = from.map(|(buffer, _)| buffer).into_iter().collect();
+        let part = Together { stream, reads, writes: vec![to] };
+        let call = move |stream| {
+            let (input, output) = (input as *const c_void, output as *mut c_void);
+            let sum = ncclRedOp_t::ncclSum;
+            match op {
+                // SAFETY: NC-5, so many elements are read, and so many for each rank written.
+                Op::AllGather => unsafe {
+                    (functions.ncclAllGather)(input, output, len, dtype, raw, stream)
+                },
+                // SAFETY: NC-5, so many elements for each rank are read, and so many written.
+                Op::ReduceScatter => unsafe {
+                    (functions.ncclReduceScatter)(input, output, len, dtype, sum, raw, stream)
+                },
+                // SAFETY: NC-5, so many elements are read and written, maybe in place, which NCCL allows.
+                _ => unsafe {
+                    (functions.ncclAllReduce)(input, output, len, dtype, sum, raw, stream)
+                },
+            }
+        };
+        Ok(Prepared { comm: self, wire, part, call: Box::new(call) })
     }
 
     fn check(
@@ -202,9 +181,9 @@ pub(crate) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> 
     // Who issues for one rank alone may have to wait for others who do.
     let _launch = (calls.len() > 1).then(|| LAUNCHES.lock());
     let (mut parts, mut rest) = (Vec::new(), Vec::new());
-    for Prepared { comm, operation, part, call } in calls {
+    for Prepared { comm, wire, part, call } in calls {
         parts.push(part);
-        rest.push((comm, operation, call));
+        rest.push((comm, name(wire.op), call));
     }
     Stream::enqueue_together(&mut parts, |streams| {
         let group = Group::start(rest.first().map(|(comm, ..)| *comm));
@@ -256,6 +235,15 @@ impl<'a> Group<'a> {
         let Some(first) = self.0 else { return ncclResult_t::ncclSuccess };
         // SAFETY: NC-4, it was started on this thread.
         unsafe { (first.nccl.functions().ncclGroupEnd)() }
+    }
+}
+
+/// The name of a call in errors.
+fn name(op: Op) -> &'static str {
+    match op {
+        Op::AllGather => "all_gather",
+        Op::ReduceScatter => "reduce_scatter",
+        _ => "all_reduce",
     }
 }
 

@@ -7,23 +7,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use hsdp_kernels::cuda::Device;
+use hsdp_kernels::cuda::{Device, Stream};
+use hsdp_sharding::Rank;
 
 use super::NcclError;
 use super::communicator::Communicator;
+use super::drain::tell;
 use super::patience::Patience;
+use super::queue::Queue;
 use super::unique_id::UniqueId;
 use super::watchdog;
+use crate::backend::thread::Access;
+use crate::remote::ALL_EPOCHS;
 use crate::sync::Mutex;
 use crate::{Channel, Error, Group, GroupId, Stage, Tag, World};
 
 /// A communicator that whoever issues for its rank may use.
 pub(crate) type SharedCommunicator = Arc<Mutex<Communicator>>;
 
+/// What a call needs: the communicator of its group, the rank's stream for all calls, and their queue, where peers are processes.
+type Ways = (SharedCommunicator, Arc<Stream>, Option<Arc<Queue>>);
+
 /// The communicators of a rank.
 #[derive(Debug, Default)]
 pub(crate) struct Connected {
     held: Mutex<Option<Communicators>>,
+    /// Held while a group is connected: all of its members know of the group, or none does.
+    connecting: Mutex<()>,
     /// Whether the world has ended, for whoever waits in NCCL.
     over: Arc<AtomicBool>,
 }
@@ -47,47 +57,94 @@ impl Drop for Held {
     }
 }
 
+/// A rank's part in a group.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) comm: SharedCommunicator,
+    pub(super) ranks: Vec<Rank>,
+}
+
+/// The groups of a rank.
+pub(super) type Members = Vec<(GroupId, Member)>;
+
 #[derive(Debug)]
 struct Communicators {
     device: Device,
+    /// For all calls of the rank: they run in the order in which it issues them.
+    stream: Arc<Stream>,
     /// Of all ranks, to split others from; `None` when a split has failed.
     all: Option<Communicator>,
     /// In an order that all ranks share: they are closed in it.
-    groups: BTreeMap<GroupId, SharedCommunicator>,
+    groups: BTreeMap<GroupId, Member>,
     patience: Duration,
-    peers: Peers,
-}
-
-/// Where the other ranks are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Peers {
-    /// In this process, which stays until all of them have ended.
-    Here,
-    /// In processes of their own, which may need this one's part in what was issued.
-    Elsewhere,
+    /// Where the others are processes, which may need this one's part in what was issued.
+    queue: Option<Arc<Queue>>,
 }
 
 impl Connected {
-    /// The communicator of a group, if its device operations go by NCCL.
-    pub(crate) fn of(&self, group: GroupId) -> Option<SharedCommunicator> {
-        self.held.lock().as_ref()?.groups.get(&group).map(Arc::clone)
+    /// What a call of a group needs, if its device operations go by NCCL.
+    pub(super) fn of(&self, group: GroupId) -> Option<Ways> {
+        let held = self.held.lock();
+        let Communicators { stream, groups, queue, .. } = held.as_ref()?;
+        Some((Arc::clone(&groups.get(&group)?.comm), Arc::clone(stream), queue.clone()))
+    }
+
+    /// The groups of this rank; nothing while one is being connected.
+    pub(super) fn members(&self) -> Option<Members> {
+        let _connecting = self.connecting.try_lock()?;
+        let held = self.held.lock();
+        let groups = held.as_ref()?.groups.iter();
+        Some(groups.map(|(group, member)| (*group, member.clone())).collect())
+    }
+
+    pub(super) fn queue(&self) -> Option<(Arc<Queue>, Arc<Stream>)> {
+        let held = self.held.lock();
+        let Communicators { stream, queue, .. } = held.as_ref()?;
+        Some((Arc::clone(queue.as_ref()?), Arc::clone(stream)))
+    }
+
+    /// The rank leaves: its peers are told which calls it has made, before they hear that it has left.
+    pub(crate) fn leave(&self, access: &Access, rank: Rank) {
+        if access.record(rank).has_left() {
+            return;
+        }
+        let (queue, endpoint, members) = (self.queue(), access.endpoint(), self.members());
+        if let (Some((queue, _)), Some(endpoint), Some(members)) = (queue, endpoint, members) {
+            let calls = queue.calls(access.record(rank), &members);
+            let _told = tell((endpoint, rank, ALL_EPOCHS), calls, &members);
+        }
+    }
+
+    /// The member of a group that has left without a call of it, if one has.
+    pub(super) fn left_before(&self, access: &Access, call: (GroupId, u64)) -> Option<Rank> {
+        let held = self.held.lock();
+        let ranks = &held.as_ref()?.groups.get(&call.0)?.ranks;
+        let drains = access.endpoint()?.drains();
+        ranks.iter().copied().find(|rank| drains.has_left_before(*rank, call))
     }
 
     /// What NCCL reports of what was issued. A communicator that somebody is issuing on is left alone.
     pub(super) fn check(&self) -> Result<(), NcclError> {
-        let groups: Vec<SharedCommunicator> = match self.held.lock().as_ref() {
-            Some(communicators) => communicators.groups.values().map(Arc::clone).collect(),
-            None => Vec::new(),
-        };
-        groups.iter().filter_map(|group| group.try_lock()).try_for_each(|group| group.health())
+        let comms = self.communicators();
+        comms.iter().filter_map(|comm| comm.try_lock()).try_for_each(|comm| comm.health())
+    }
+
+    fn communicators(&self) -> Vec<SharedCommunicator> {
+        let held = self.held.lock();
+        let groups = held.iter().flat_map(|communicators| communicators.groups.values());
+        groups.map(|member| Arc::clone(&member.comm)).collect()
+    }
+
+    /// Aborts the communicators of all groups, which are not used any more.
+    pub(super) fn abort(&self) {
+        self.communicators().iter().for_each(|comm| comm.lock().give_up());
     }
 
     /// Gives all communicators up at once: the others will not come any more. Who issues on one is told to stop waiting.
     pub(crate) fn give_up(&self) {
         self.over.store(true, Ordering::Relaxed);
         let Some(mut communicators) = self.held.lock().take() else { return };
-        communicators.all.iter_mut().for_each(Communicator::give_up);
-        communicators.groups.values().for_each(|group| group.lock().give_up());
+        communicators.give_up();
     }
 
     fn device(&self) -> Option<Device> {
@@ -95,15 +152,25 @@ impl Connected {
     }
 }
 
+impl Communicators {
+    fn give_up(&mut self) {
+        self.all.iter_mut().for_each(Communicator::give_up);
+        self.groups.values().for_each(|member| member.comm.lock().give_up());
+    }
+}
+
 /// Closing waits for the other ranks, and a drop must not: a thread of its own does it. But where they are processes, this one stays
-/// until what it has issued is done, as it stays until its messages are sent.
+/// until what it has issued is done, as it stays until its messages are sent. Calls of a step that was given up may never be done.
 impl Drop for Communicators {
     fn drop(&mut self) {
+        if self.queue.as_ref().is_some_and(|queue| queue.owed().is_some()) {
+            self.give_up();
+        }
         let (groups, all, patience) =
             (std::mem::take(&mut self.groups), self.all.take(), self.patience);
         let close = move || {
-            let own = groups.into_values().filter_map(Arc::into_inner).map(Mutex::into_inner);
-            for communicator in own.chain(all) {
+            let own = groups.into_values().filter_map(|member| Arc::into_inner(member.comm));
+            for communicator in own.map(Mutex::into_inner).chain(all) {
                 if let Err(error) = communicator.close(patience) {
                     tracing::debug!(%error, "a communicator was aborted");
                 }
@@ -111,7 +178,7 @@ impl Drop for Communicators {
         };
         let started = thread::Builder::new().name("hsdp-nccl-close".to_owned()).spawn(close);
         match started {
-            Ok(thread) if self.peers == Peers::Elsewhere => drop(thread.join()),
+            Ok(thread) if self.queue.is_some() => drop(thread.join()),
             Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%error, "communicators could not be closed: their thread could not be started");
@@ -139,12 +206,15 @@ impl World {
         let id = if self.rank().index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
         let ids = self.exchange_ids(id)?;
         let all = self.join(device, ids[0], (self.rank().index(), self.size()))?;
+        let stream = device.stream().map_err(|error| self.not_connected(error.into()))?;
+        let access = self.handle().access().filter(|_| !self.shares_memory());
         let communicators = Communicators {
             device: device.clone(),
+            stream: Arc::new(stream),
             all: Some(all),
             groups: BTreeMap::new(),
             patience: self.deadline(),
-            peers: if self.shares_memory() { Peers::Here } else { Peers::Elsewhere },
+            queue: access.map(|access| Arc::new(Queue::new(access, self.rank()))),
         };
         let before = self.handle().nccl.held.lock().replace(communicators);
         let watched = if before.is_none() { watchdog::start(self.handle()) } else { Ok(()) };
@@ -178,6 +248,7 @@ impl World {
             let problem = "it has no NCCL: call `connect_nccl` first";
             return Err(Error::NotConnected { rank: self.rank(), problem });
         };
+        let _connecting = connected.connecting.lock();
         // All are here: nobody waits in a split for a rank that has failed before it.
         self.all_have(true)?;
         let split = self.split(group);
@@ -187,9 +258,9 @@ impl World {
             None => self.join_by_id(&device, group)?,
         };
         let made = made.ending_with(&connected.over).waiting(self.patience_of_issuing());
-        let made = Arc::new(Mutex::new(made));
+        let member = Member { comm: Arc::new(Mutex::new(made)), ranks: group.ranks().to_vec() };
         if let Some(communicators) = connected.held.lock().as_mut() {
-            communicators.groups.insert(group.id(), made);
+            communicators.groups.insert(group.id(), member);
         }
         Ok(())
     }
@@ -247,12 +318,14 @@ impl World {
     /// What this rank made, if all ranks made theirs; the error of the first that did not, as far as it is known here.
     fn agreed<T>(&self, own: Result<T, NcclError>) -> Result<T, Error> {
         let everybody = self.all_have(own.is_ok())?;
-        let rank = self.rank();
-        let failed = |error| Error::Connect { rank, error: Arc::new(error) };
         match own {
-            Ok(_) if !everybody => Err(failed(NcclError::Elsewhere)),
-            own => own.map_err(failed),
+            Ok(_) if !everybody => Err(self.not_connected(NcclError::Elsewhere)),
+            own => own.map_err(|error| self.not_connected(error)),
         }
+    }
+
+    fn not_connected(&self, error: NcclError) -> Error {
+        Error::Connect { rank: self.rank(), error: Arc::new(error) }
     }
 
     /// Whether this is so on all ranks.

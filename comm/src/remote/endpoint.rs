@@ -25,19 +25,23 @@ use self::greeting::Greeting;
 use self::reports::Reports;
 use super::buffer::Pool;
 use super::comparer::{Calls, Compared};
+#[cfg(feature = "nccl")]
+use super::drain::{self, calls_bytes};
+use super::drain::{Drains, calls_of};
 use super::ending::Ending;
 use super::exchanges::ExchangeKey;
 use super::header::{self, end_bytes};
 use super::hello::Asked;
-use super::line::{InLine, Line};
 use super::mailbox::Receiver;
 use super::message::{Kind, Message};
 use super::outgoing::{Leaving, Outgoing};
 use super::progress::{Progress, Turned};
 use super::transport::Transport;
 use crate::backend::thread::{Core, Operation};
+#[cfg(feature = "nccl")]
+use crate::sync::MutexGuard;
 use crate::sync::thread::{Builder, JoinHandle};
-use crate::sync::{self, Condvar, Mutex, MutexGuard};
+use crate::sync::{self, Condvar, Mutex};
 use crate::{Channel, Descriptor, Error, GroupId, Op};
 
 /// What the progress engine is to do.
@@ -68,8 +72,8 @@ pub(crate) struct Endpoint {
     greeting: Mutex<Greeting>,
     ending: Mutex<Ending>,
     reports: Mutex<Reports>,
-    /// Operations that wait in line to be opened.
-    line: Mutex<Line>,
+    /// The calls of NCCL that other ranks made in epochs that are over.
+    drains: Mutex<Drains>,
     /// Whether the progress engine is to be woken for what comes: it sleeps, or is about to.
     listens: AtomicBool,
     /// The group of all ranks on the control channel, whose small all-gathers are exchanges.
@@ -107,7 +111,7 @@ impl Endpoint {
             greeting: Mutex::new(Greeting::of(asked.processes)),
             ending: Mutex::default(),
             reports: Mutex::default(),
-            line: Mutex::default(),
+            drains: Mutex::default(),
             listens: AtomicBool::new(false),
             exchanging: GroupId::of(&all, Channel::Control),
         });
@@ -133,38 +137,6 @@ impl Endpoint {
 
     pub(crate) fn post(&self, request: Request) {
         self.outgoing.lock().requests.push_back(request);
-        self.changed.notify_all();
-    }
-
-    /// Has an operation opened when all that stand in line before it are over.
-    pub(super) fn queue(&self, last: InLine) {
-        self.line.lock().push(last);
-        self.ring();
-    }
-
-    /// What stands in line.
-    pub(super) fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock()
-    }
-
-    /// Forgets what stands in line: nobody opens it any more. What users lent is dropped without the lock.
-    pub(super) fn clear_line(&self) {
-        let forgotten = mem::take(&mut *self.line.lock());
-        drop(forgotten);
-    }
-
-    /// Which operation is to be over before `operation` is opened, if one is.
-    pub(crate) fn ahead_of(
-        &self,
-        operation: &Arc<Operation>,
-    ) -> Option<(Arc<Operation>, Arc<Descriptor>)> {
-        self.line.lock().ahead_of(operation)
-    }
-
-    /// Wakes the progress engine: an operation is over.
-    pub(crate) fn ring(&self) {
-        // Whoever looks before it sleeps has the lock: it sees what there is to do, or is asleep when this rings.
-        drop(self.outgoing.lock());
         self.changed.notify_all();
     }
 
@@ -247,6 +219,27 @@ impl Endpoint {
         outgoing.is_called = true;
         drop(outgoing);
         self.changed.notify_all();
+    }
+
+    /// Takes in the calls of NCCL that another rank made.
+    pub(super) fn put_calls(&self, from: Rank, encoded: &[u8]) -> Result<(), String> {
+        self.drains.lock().put(from, calls_of(encoded)?)
+    }
+
+    /// Tells `peers` which calls of NCCL this rank made until the end of an epoch.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn tell_calls(&self, epoch: u64, calls: &drain::Calls, peers: Vec<Rank>) {
+        let header = calls_bytes(epoch, calls);
+        // Without memory for it, the deadline of the peers ends the world.
+        if let Some(message) = Message::write(&self.pool, (Kind::Drain, 0), &header, 0) {
+            self.post(Request::Send { to: peers, message: Arc::new(message) });
+        }
+    }
+
+    /// The calls of NCCL that others made.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn drains(&self) -> MutexGuard<'_, Drains> {
+        self.drains.lock()
     }
 
     /// Sends and receives what there is, unless another thread is at it; whether there was anything.

@@ -12,14 +12,12 @@ use hsdp_sharding::Rank;
 
 use super::endpoint::{Endpoint, Request};
 use super::header::{DataHeader, data_header_bytes};
-use super::line::InLine;
 use super::mailbox::Receiver;
 use super::message::{Kind, Message};
 use super::transmit::{At, DataMessage, DataMessages, Next, Transmit};
 use crate::backend::thread::{Access, InBlock, Member, Operation, Ticket, panic_message};
 use crate::call::Described;
 use crate::execute::{Meter, NextRound, Outputs, Work};
-use crate::rolling::called;
 use crate::sync::Mutex;
 use crate::{AbortReason, Descriptor, Error};
 use hsdp_flight::FlightState;
@@ -59,16 +57,9 @@ impl<S: Transmit> Execution<S> {
             access.record(execution.rank()).flight.settle(entry, FlightState::Failed);
             return Err(error);
         }
-        if S::BESIDE {
-            let called = called(S::FUNCTION, own.layout());
-            access.record(execution.rank()).rolling.note(&told, called);
-        }
         let ticket = access.submit(member, told, (Some(own), None), execution.assembling())?;
         let (receiver, operation) = (execution, Arc::clone(ticket.operation()));
-        match S::BESIDE {
-            true => endpoint.queue(InLine { receiver, operation }),
-            false => endpoint.post(Request::Open { receiver, operation }),
-        }
+        endpoint.post(Request::Open { receiver, operation });
         Ok(ticket)
     }
 
@@ -104,7 +95,7 @@ impl<S: Transmit> Execution<S> {
         let pattern = own.pattern(self.at.pattern());
         let (mut requests, mut last) = (Vec::new(), None);
         for slot in pattern.others() {
-            let range = if S::BESIDE { 0..0 } else { pattern.gives(self.at.round, slot) };
+            let range = pattern.gives(self.at.round, slot);
             let rank = self.at.ranks[slot];
             match requests.last_mut() {
                 Some(Request::Send { to, .. }) if last.as_ref() == Some(&range) => to.push(rank),
@@ -225,15 +216,8 @@ impl<S: Transmit> Work for Unpack<S> {
         1
     }
 
-    /// What NCCL carries may wait for other ranks: that is never the progress engine's work, for which others wait.
     fn bytes(&self) -> usize {
-        let sent = (0..self.messages.0.len()).map(|from| self.messages.bytes(from).len());
-        if S::BESIDE { usize::MAX } else { sent.sum() }
-    }
-
-    /// Not code of users, but of NCCL: whoever waits for something else is not drawn into it.
-    fn calls_users(&self) -> bool {
-        S::BESIDE
+        (0..self.messages.0.len()).map(|from| self.messages.bytes(from).len()).sum()
     }
 
     fn run(&self, _block: usize, _meter: &Meter<'_>) {
@@ -242,7 +226,7 @@ impl<S: Transmit> Work for Unpack<S> {
             unreachable!("a block is run once")
         };
         let pattern = own.pattern(at.pattern());
-        let received = if S::BESIDE { pattern.received() } else { pattern.received_in(at.round) };
+        let received = pattern.received_in(at.round);
         let turn = own.unpack(at, &self.messages);
         *self.turn.lock() = Some(turn);
         let Descriptor { channel, op, .. } = *at.meant;

@@ -8,6 +8,7 @@ pub use super::message::Kind;
 use super::batch::Batched;
 use super::buffer::Pool;
 use super::comparer::Compared;
+use super::drain::{self, calls_bytes, calls_of};
 use super::header::{self, DataHeader, data_header_bytes, data_header_of, end_bytes, end_of};
 use super::hello::Hello;
 use super::message;
@@ -62,6 +63,7 @@ enum Said {
     Left(RankState),
     Exchange(Batched),
     Compare(Compared),
+    Drain(u64, drain::Calls),
 }
 
 impl Header {
@@ -81,6 +83,10 @@ impl Header {
             Kind::Exchange => Said::Exchange(header::read(bytes)?),
             Kind::Left => Said::Left(header::read(bytes)?),
             Kind::Compare => Said::Compare(header::read(bytes)?),
+            Kind::Drain => {
+                let (epoch, calls) = calls_of(bytes)?;
+                Said::Drain(epoch, calls)
+            }
         }))
     }
 
@@ -94,6 +100,7 @@ impl Header {
             Said::End(number, error) => end_bytes(*number, error, hsdp_sharding::Rank::new(0)),
             Said::Left(state) => header::bytes(state),
             Said::Compare(said) => header::bytes(said),
+            Said::Drain(epoch, calls) => calls_bytes(*epoch, calls),
         }
     }
 
@@ -117,6 +124,7 @@ impl fmt::Display for Header {
             Said::Exchange(batch) => write!(f, "{batch:?}"),
             Said::Left(state) => write!(f, "it has left: {state:?}"),
             Said::Compare(said) => write!(f, "{said:?}"),
+            Said::Drain(epoch, calls) => write!(f, "until epoch {epoch}: {calls:?}"),
         }
     }
 }

@@ -35,10 +35,12 @@ pub enum Kind {
     Welcome,
     /// What the comparer asks or is told.
     Compare,
+    /// The calls of NCCL that its sender has made in an epoch that is over.
+    Drain,
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Hello,
         Self::Data,
         Self::Stop,
@@ -48,6 +50,7 @@ impl Kind {
         Self::Exchange,
         Self::Welcome,
         Self::Compare,
+        Self::Drain,
     ];
 }
 

@@ -9,7 +9,6 @@ use super::alive::Watch;
 use super::comparer::{Action, Compared, Comparer};
 use super::endpoint::{Endpoint, Request};
 use super::header;
-use super::line::InLine;
 use super::mailbox::{Mailbox, Receiver};
 use super::message::{Kind, MOST_STATEMENT, Message};
 use super::relay::Relay;
@@ -184,7 +183,6 @@ impl Progress {
     ) -> Result<Turned, TransportError> {
         let (mut is_busy, failed) = self.run_requests((core, endpoint));
         self.take_in((core, endpoint));
-        is_busy |= self.open_in_line(core, endpoint);
         for _ in 0..MESSAGES {
             let Some((from, buffer)) = self.transport.receive()? else { break };
             is_busy = true;
@@ -211,10 +209,9 @@ impl Progress {
             self.mailbox.clear();
             self.relay.clear();
             self.comparer = Comparer::default();
-            endpoint.clear_line();
         }
-        let (owes, line_is_over) = (self.mailbox.owes(), endpoint.line().is_over());
-        if !owes && !self.relay.holds() && line_is_over {
+        let owes = self.mailbox.owes();
+        if !owes && !self.relay.holds() {
             endpoint.farewell(core);
         }
         failed?;
@@ -223,7 +220,7 @@ impl Progress {
             true => Turned::Something,
             false if owes || under_way > 0 || stays => Turned::Sends,
             false if endpoint.is_leaving() && self.is_needed(core) => Turned::Relays,
-            false if self.mailbox.awaits() || self.relay.holds() || !line_is_over => Turned::Awaits,
+            false if self.mailbox.awaits() || self.relay.holds() => Turned::Awaits,
             false if self.comparer.is_busy() => Turned::Awaits,
             false => Turned::Idle,
         })
@@ -284,16 +281,6 @@ impl Progress {
         let opened = self.mailbox.gathering();
         let opened = opened.filter(|it| Arc::ptr_eq(it.operation(), operation));
         opened.for_each(|it| self.look(core, it));
-    }
-
-    /// Opens the next operation in line, while there is one that is to be opened now; whether there was.
-    fn open_in_line(&mut self, core: &Core, endpoint: &Endpoint) -> bool {
-        let mut any = false;
-        loop {
-            let Some(InLine { receiver, operation }) = endpoint.line().next() else { return any };
-            self.open(core, receiver, &operation);
-            any = true;
-        }
     }
 
     /// Has the comparer do what is due.

@@ -56,9 +56,6 @@ pub(crate) trait Transmit: Buffers + Sized {
     /// The function that was called: descriptors alone do not tell all of them apart.
     const FUNCTION: u8;
 
-    /// Whether NCCL carries the elements, and messages have none. Such operations are opened in line.
-    const BESIDE: bool = false;
-
     /// The layout of a unit that was passed.
     fn layout(&self) -> Option<&UnitLayout> {
         None
@@ -143,7 +140,7 @@ impl DataMessages {
         let (pattern, to) = (own.pattern(at.pattern()), at.slot);
         for from in pattern.others() {
             let found = self.bytes(from).len();
-            let expected = if S::BESIDE { 0 } else { pattern.bytes_from(at.round, from) };
+            let expected = pattern.bytes_from(at.round, from);
             if found != expected {
                 return Err(format!(
                     "member {from} sends {found} bytes to member {to}, which expects {expected},"

@@ -61,7 +61,10 @@ impl Fabric {
             FullCopies::PerRank => world.group(&shard_group, Channel::Gather)?,
             FullCopies::PerProcess => world.world_group(Channel::Gather),
         };
-        let device = DeviceSeat::of(options.placement, world.deadline(), &plan)?;
+        // Where others are processes, the host waits for their parts: the deadline of the world is to end that, with a name.
+        let factor = if world.shares_memory() { 1 } else { 2 };
+        let patience = world.deadline().saturating_mul(factor);
+        let device = DeviceSeat::of(options.placement, patience, &plan)?;
         let reduce = world.group(&shard_group, Channel::Reduce)?;
         let all_reduce = world.group(&replicate_group, Channel::AllReduce)?;
         if let Some(seat) = &device {
@@ -92,9 +95,9 @@ impl Fabric {
         self.world.rank()
     }
 
-    /// Whether the order in which a rank issues operations must follow from the plan alone, and not from work that may
-    /// be done earlier on one rank than on another. This is so where processes launch on devices (`comm/REMOTE.md`,
-    /// "Operations on devices").
+    /// Whether the order in which a rank issues operations must follow from the plan alone, over all channels, and not from work that may
+    /// be done earlier on one rank than on another. This is so where processes launch on devices (`comm/NCCL.md`,
+    /// "One order").
     pub(crate) fn issues_in_one_order(&self) -> bool {
         self.device.is_some() && !self.world.shares_memory()
     }

@@ -135,10 +135,31 @@ impl GatherQueue {
         shards: &[Shard],
         unit: UnitId,
     ) -> Result<Full, Error> {
+        let index = self.turn_of(fabric, shards, unit)?;
+        self.take_at(fabric, shards, (index, unit))
+    }
+
+    /// The place of the next gather of `unit`.
+    pub(crate) fn turn_of(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Shard],
+        unit: UnitId,
+    ) -> Result<usize, Error> {
         self.find(fabric, shards, unit)?;
         let index = self.next_of(fabric, unit)?;
         self.check_order(fabric, index)?;
-        self.issue_through(fabric, shards, index.saturating_add(fabric.options.prefetch))?;
+        Ok(index)
+    }
+
+    /// Waits for the gather at a place, which is one of `unit`, after issuing all before it and those that are prefetched.
+    pub(crate) fn take_at(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Shard],
+        (index, unit): (usize, UnitId),
+    ) -> Result<Full, Error> {
+        self.issue_through(fabric, shards, self.end_of_prefetch(fabric, index) - 1)?;
         let Slot::Issued(arriving) = mem::replace(&mut self.slots[index], Slot::Taken) else {
             unreachable!("slot {index} was found not taken, and has just been issued");
         };
@@ -199,7 +220,17 @@ impl GatherQueue {
     /// more.
     pub(crate) fn finish(&mut self, fabric: &Fabric, shards: &[Shard]) -> Result<(), Error> {
         self.end_finding(fabric, shards)?;
-        for index in 0..self.slots.len() {
+        self.finish_first(fabric, shards, self.slots.len())
+    }
+
+    /// Does so for the first `count` gathers.
+    pub(crate) fn finish_first(
+        &mut self,
+        fabric: &Fabric,
+        shards: &[Shard],
+        count: usize,
+    ) -> Result<(), Error> {
+        for index in 0..count {
             if matches!(self.slots[index], Slot::Taken) {
                 continue;
             }
@@ -207,6 +238,17 @@ impl GatherQueue {
             self.discard(fabric, index, self.gather(index).unit)?;
         }
         Ok(())
+    }
+
+    /// The number of gathers that are issued, at least, when the one at a place is taken.
+    pub(crate) fn end_of_prefetch(&self, fabric: &Fabric, index: usize) -> usize {
+        let last = index.saturating_add(fabric.options.prefetch);
+        self.slots.len().min(last.saturating_add(1))
+    }
+
+    /// The number of gathers that were issued.
+    pub(crate) fn issued(&self) -> usize {
+        self.issued
     }
 
     /// The gather at a place of the sequence.
@@ -239,7 +281,8 @@ impl GatherQueue {
         Err(fabric.misuse("unshard", self.step, what))
     }
 
-    fn issue_through(
+    /// Issues the gathers as far as the one at place `last`.
+    pub(crate) fn issue_through(
         &mut self,
         fabric: &Fabric,
         shards: &[Shard],

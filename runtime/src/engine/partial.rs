@@ -79,6 +79,8 @@ pub(crate) enum Offer {
     Waiting(UnitGradients),
     /// They were issued, or wait unsharded for the last microbatch.
     Taken,
+    /// Zeros were issued in their place.
+    Missed,
 }
 
 impl Offer {

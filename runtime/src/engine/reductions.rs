@@ -1,8 +1,10 @@
 //! The reductions of one step: one reduce-scatter for each microbatch into the partial, one all-reduce at the end.
 //!
 //! Gradients may be offered in any order. They are issued in the plan's order, which is the same on
-//! all ranks. A unit that a rank does not offer is issued with zeros when its microbatch ends.
+//! all ranks. A unit that a rank does not offer is issued with zeros when its microbatch ends. Where processes compute on devices, gathers
+//! and reductions are one sequence: then it is issued with zeros at its place there.
 
+mod in_one_order;
 mod transients;
 
 use std::mem;
@@ -44,6 +46,8 @@ pub(crate) struct Reductions {
     offers: Vec<Offer>,
     /// How many entries of the plan's order have been scattered in this microbatch.
     scattered: usize,
+    /// How many gathers of this microbatch were issued, where gathers and reductions are one sequence.
+    gathered: usize,
     /// How many entries of the plan's order have their all-reduce issued in this step.
     all_reduced: usize,
     /// Mode `Local`: the sums that wait for the last microbatch.
@@ -66,6 +70,7 @@ impl Reductions {
             partials: (0..units).map(|_| Partial::default()).collect(),
             offers: (0..units).map(|_| Offer::default()).collect(),
             scattered: 0,
+            gathered: 0,
             all_reduced: 0,
             unsharded: Unsharded::new(plan),
             scattering: Vec::new(),
@@ -97,14 +102,18 @@ impl Reductions {
         place: Place,
         unit: UnitId,
     ) -> Result<(), Error> {
-        if matches!(self.offers[unit.index()], Offer::Nothing) {
-            return Ok(());
-        }
-        let what = format!(
-            "unit {} was reduced in microbatch {} before: add its gradients up, and reduce their sum once",
-            fabric.plan.spec()[unit].name,
-            place.microbatch
-        );
+        let (name, microbatch) = (&fabric.plan.spec()[unit].name, place.microbatch);
+        let what = match self.offers[unit.index()] {
+            Offer::Nothing => return Ok(()),
+            Offer::Missed => format!(
+                "the gradients of unit {name} come too late in microbatch {microbatch}: a unit that follows in the backward was \
+                 unsharded before, and zeros were reduced in their place. Where processes compute on devices, a unit is reduced before \
+                 the next one is unsharded"
+            ),
+            _ => format!(
+                "unit {name} was reduced in microbatch {microbatch} before: add its gradients up, and reduce their sum once"
+            ),
+        };
         Err(fabric.misuse("reduce", place.step, what))
     }
 
@@ -253,20 +262,22 @@ impl Reductions {
 
     /// Issues the reductions that are next in the plan's order, as far as their gradients were offered.
     fn advance(&mut self, fabric: &Fabric, place: Place) -> Result<(), Error> {
-        let plan = &fabric.schedules.current().plan;
+        let schedule = fabric.schedules.current();
+        let (plan, in_one_order) = (&schedule.plan, fabric.issues_in_one_order());
         while let Some(unit) = plan.reductions().get(self.scattered).copied() {
+            if in_one_order && schedule.gathers_before(self.scattered) > Some(self.gathered) {
+                break;
+            }
             let Some(gradients) = self.offers[unit.index()].take() else { break };
             self.scattered += 1;
             self.scatter(fabric, place, (unit, gradients))?;
-            if place.turn == Turn::Last && fabric.issues_in_one_order() {
+            if place.turn == Turn::Last && in_one_order {
                 let limit = self.scattered - 1;
                 self.all_reduce(fabric, place, Patience::Wait { limit })?;
             }
         }
         match place.turn {
-            Turn::Last if !fabric.issues_in_one_order() => {
-                self.all_reduce(fabric, place, Patience::IfComplete)
-            }
+            Turn::Last if !in_one_order => self.all_reduce(fabric, place, Patience::IfComplete),
             _ => Ok(()),
         }
     }

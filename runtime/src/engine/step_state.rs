@@ -179,7 +179,10 @@ impl StepState {
                 .to_owned();
             return Err(fabric.misuse("unshard", number, what));
         }
-        gathers.take(fabric, shards, unit)
+        let turn = gathers.turn_of(fabric, shards, unit)?;
+        let end = self.gathers.end_of_prefetch(fabric, turn);
+        self.reduce_before(fabric, shards, end)?;
+        self.gathers.take_at(fabric, shards, (turn, unit))
     }
 
     pub(crate) fn take_loss(
@@ -256,6 +259,7 @@ impl StepState {
         }
         let span =
             tracing::trace_span!("reduce", unit = unit.index(), microbatch = place.microbatch);
+        self.reductions.follow(self.gathers.issued());
         span.in_scope(|| self.reductions.offer(fabric, place, (unit, gradients)))
     }
 
@@ -297,7 +301,9 @@ impl StepState {
             // This rank has no items: the other ranks agree with it in their `loss`.
             self.take_loss(fabric, shards, LossSum::new(0.0, 0))?;
         }
+        self.reduce_rest(fabric, shards)?;
         self.gathers.finish(fabric, shards)?;
+        self.reductions.follow(self.gathers.issued());
         self.reductions.finish_microbatch(fabric, place)?;
         self.open = None;
         self.finished += 1;

@@ -10,10 +10,14 @@ mod cases;
 #[cfg(feature = "nccl")]
 mod devices;
 mod faults;
+#[cfg(feature = "nccl")]
+mod given_up;
 mod hosts;
 mod inputs;
 mod job;
 mod killed_for_memory;
+#[cfg(feature = "nccl")]
+mod one_order;
 mod starting;
 mod training;
 
@@ -24,7 +28,11 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() -> ExitCode {
     if env::var_os(starting::PROCESS).is_some() {
-        return as_process();
+        return as_process(starting::as_process());
+    }
+    #[cfg(feature = "nccl")]
+    if let Ok(scenario) = env::var(given_up::PROCESS) {
+        return as_process(given_up::as_process(&scenario));
     }
     let arguments = Arguments::from_args();
     let on_one_host = [
@@ -47,7 +55,9 @@ fn main() -> ExitCode {
     #[cfg(feature = "nccl")]
     let lacks_devices = lacks.or_else(devices::lacks);
     #[cfg(feature = "nccl")]
-    let trials = trials.chain(devices::TRIALS.iter().map(|trial| (*trial, lacks_devices)));
+    let on_devices = devices::TRIALS.iter().chain(given_up::TRIALS).chain(one_order::TRIALS);
+    #[cfg(feature = "nccl")]
+    let trials = trials.chain(on_devices.map(|trial| (*trial, lacks_devices)));
     let trial = |((name, run), lacks): (Named, Option<&str>)| {
         let trial = Trial::test(name, move || run().map_err(Failed::from));
         // What cannot be shown here is named, with the reason.
@@ -61,10 +71,9 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials.map(trial).collect()).exit_code()
 }
 
-/// This program as a process of a job.
+/// This program as a process of a job, which has ended so.
 #[expect(clippy::print_stderr, reason = "the test reads it")]
-fn as_process() -> ExitCode {
-    let ended = starting::as_process();
+fn as_process(ended: Result<(), String>) -> ExitCode {
     ended.map_or_else(
         |error| {
             eprintln!("{error}");

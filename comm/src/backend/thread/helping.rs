@@ -64,14 +64,12 @@ impl Core {
     /// The number of worker threads. Between threads, ranks that outnumber the cores keep these busy: a worker would take one
     /// away from a rank that computes.
     fn wanted_workers(&self) -> usize {
-        // Where the other ranks are processes, they have workers of their own; while one waits in NCCL, another is left.
-        let for_nccl = usize::from(cfg!(feature = "nccl"));
+        // Where the other ranks are processes, they have workers of their own.
         match (self.options().workers, self.endpoint()) {
-            (Workers::Auto, Some(_)) => 1 + for_nccl,
+            (Workers::Auto, Some(_)) => 1,
             (Workers::Auto, None) if self.has_a_core_for_each() => self.records().len(),
             (Workers::Auto, None) => 0,
-            (Workers::Count(count), Some(_)) => count.max(for_nccl),
-            (Workers::Count(count), None) => count,
+            (Workers::Count(count), _) => count,
         }
     }
 
@@ -121,9 +119,6 @@ impl Core {
         let operation = Arc::clone(&running.operation);
         if let Err(panic) = running.complete() {
             self.end_panicked(&operation, panic);
-        }
-        if let Some(endpoint) = self.endpoint() {
-            endpoint.ring();
         }
     }
 }

@@ -64,18 +64,8 @@ impl Ticket {
         self.operation.take(self.slot)
     }
 
-    /// Waits for the operations that stand in line before it, and then for the operation itself.
+    /// Waits for the operation.
     fn await_settled(&self) {
-        let ahead = || self.core.endpoint()?.ahead_of(&self.operation);
-        while let Some((operation, descriptor)) = ahead() {
-            Waiting {
-                core: &self.core,
-                rank: self.rank,
-                operation: &operation,
-                descriptor: &descriptor,
-            }
-            .until_settled();
-        }
         let (operation, descriptor) = (&self.operation, &self.descriptor);
         Waiting { core: &self.core, rank: self.rank, operation, descriptor }.until_settled();
     }

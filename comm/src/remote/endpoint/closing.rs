@@ -73,9 +73,6 @@ impl Drop for LastWord {
     fn drop(&mut self) {
         let Self(endpoint) = self;
         endpoint.progress.lock().close();
-        if endpoint.has_given_up() {
-            endpoint.clear_line();
-        }
         endpoint.outgoing.lock().has_ended = true;
         endpoint.changed.notify_all();
     }

@@ -63,7 +63,7 @@ impl Endpoint {
         let turned = self.progress.lock().turn(self);
         let mut outgoing = self.outgoing.lock();
         let is_quiet = matches!(turned, Turned::Awaits | Turned::Idle) && !outgoing.is_called;
-        if is_quiet && outgoing.requests.is_empty() && !self.line.lock().moves_on() {
+        if is_quiet && outgoing.requests.is_empty() {
             self.changed.wait_until(&mut outgoing, from_now(SLEEP));
         }
         outgoing.is_called = false;
@@ -78,7 +78,7 @@ impl Endpoint {
     /// Until there is something to be done, or so long.
     pub(super) fn sleep(&self, nap: Duration) {
         let mut outgoing = self.outgoing.lock();
-        if outgoing.requests.is_empty() && !self.line.lock().moves_on() {
+        if outgoing.requests.is_empty() {
             self.changed.wait_until(&mut outgoing, from_now(nap));
         }
     }

@@ -88,6 +88,7 @@ impl Progress {
                 Ok(())
             }
             Kind::Exchange => self.relay.receive(from, message),
+            Kind::Drain => endpoint.put_calls(from, message.header()),
             Kind::Stop => {
                 let (epoch, end) = end_of(message.header())?;
                 if !core.record(from).stop(epoch) {

@@ -1,0 +1,117 @@
+//! How the calls of a step that is given up come to their end. `NCCL.md`, "A step that is given up".
+
+use std::collections::BTreeSet;
+
+use hsdp_kernels::cuda::{DeviceBuffer, Stream};
+use hsdp_sharding::{DType, Rank};
+
+use super::NcclError;
+use super::collectives::issue_together;
+use super::connected::{Connected, Member, Members};
+use super::queue::Queue;
+use super::transfer::Transfer;
+use crate::Op;
+use crate::backend::thread::Access;
+use crate::remote::{Calls, DeviceCall, Endpoint, Wire};
+
+/// The drain of a rank that is under way.
+#[derive(Debug, Default)]
+pub(super) struct Drain {
+    /// What this rank has told its peers, and who they are.
+    told: Option<(Calls, BTreeSet<Rank>)>,
+}
+
+/// What a rank drains.
+pub(super) struct Drained<'a> {
+    pub(super) rank: Rank,
+    pub(super) access: &'a Access,
+    pub(super) connected: &'a Connected,
+    pub(super) queue: &'a Queue,
+    pub(super) stream: &'a Stream,
+}
+
+impl Drain {
+    /// Goes on with the oldest epoch that is over and not drained, as far as the calls of the others are known.
+    ///
+    /// # Errors
+    /// What ends the world.
+    pub(super) fn go_on(&mut self, of: &Drained<'_>) -> Result<(), String> {
+        let (Some(epoch), Some(endpoint)) = (of.queue.owed(), of.access.endpoint()) else {
+            return Ok(());
+        };
+        let Some(members) = of.connected.members() else { return Ok(()) };
+        let own = of.access.record(of.rank);
+        let tell = || tell((endpoint, of.rank, epoch), of.queue.calls(own, &members), &members);
+        let (own, peers) = self.told.get_or_insert_with(tell);
+        let missing = endpoint.drains().missing(epoch, peers);
+        let has_left = |rank: &&Rank| of.access.record(**rank).has_left();
+        if let Some(left) = missing.iter().find(has_left) {
+            of.queue.fail(*left);
+            of.connected.abort();
+            return Ok(());
+        }
+        if !missing.is_empty() {
+            of.queue.await_calls(missing);
+            return Ok(());
+        }
+        let others = endpoint.drains().take(epoch);
+        of.fill_up(&members, own.owed(&others.iter().collect::<Vec<_>>())?)?;
+        of.queue.has_drained();
+        self.told = None;
+        Ok(())
+    }
+}
+
+/// Tells the members of a rank's groups which calls it has made until the end of an epoch, or of all: those, and who was told.
+pub(super) fn tell(
+    (endpoint, rank, epoch): (&Endpoint, Rank, u64),
+    calls: Calls,
+    members: &Members,
+) -> (Calls, BTreeSet<Rank>) {
+    let ranks = members.iter().flat_map(|(_, member)| member.ranks.iter().copied());
+    let peers: BTreeSet<_> = ranks.filter(|other| *other != rank).collect();
+    endpoint.tell_calls(epoch, &calls, peers.iter().copied().collect());
+    (calls, peers)
+}
+
+impl Drained<'_> {
+    /// Makes the calls that others have made.
+    fn fill_up(&self, members: &Members, owed: Vec<DeviceCall>) -> Result<(), String> {
+        let _turn = self.queue.turn();
+        for call in owed {
+            let member = members.iter().find(|(group, _)| *group == call.group);
+            let (_, member) = member.expect("a rank owes calls of its own groups");
+            let wire = call.wire;
+            self.queue.adopt(self.access, call);
+            let filled = self.fill(member, wire);
+            filled.map_err(|error| format!("a step that was given up is not drained: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Makes one call, of zeros, whose result nobody reads.
+    fn fill(&self, member: &Member, wire: Wire) -> Result<(), NcclError> {
+        let (comm, stream) = (member.comm.lock(), self.stream);
+        let Wire { op, dtype, count } = wire;
+        let zeros = |len| zeros(stream, dtype, len);
+        let of = |scatters| if op == scatters { count * comm.size() } else { count };
+        let input = match op {
+            Op::AllReduce => None,
+            _ => Some(zeros(of(Op::ReduceScatter))?),
+        };
+        let mut output = zeros(of(Op::AllGather))?;
+        let from = input.as_ref().map(|input| (input, 0..input.len()));
+        let all = 0..output.len();
+        let call = comm.prepare(op, stream, Transfer { from, to: (&mut output, all) })?;
+        issue_together(vec![call]).map_err(|it| *it.error)?;
+        self.queue.issued(stream.moment()?);
+        Ok(())
+    }
+}
+
+fn zeros(stream: &Stream, dtype: DType, len: usize) -> Result<DeviceBuffer, NcclError> {
+    let mut zeros =
+        DeviceBuffer::new(stream.device(), dtype, len, "a call of a step that was given up")?;
+    zeros.fill(stream, 0)?;
+    Ok(zeros)
+}

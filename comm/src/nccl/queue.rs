@@ -1,0 +1,252 @@
+//! The calls of NCCL of a rank whose peers are processes: in one order over all communicators, on one stream, and watched until they are
+//! done. `NCCL.md`, "Between processes".
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hsdp_kernels::cuda::Moment;
+use hsdp_sharding::Rank;
+
+use super::connected::Members;
+use crate::backend::thread::Access;
+use crate::call::Issuing;
+use crate::engine::Record;
+use crate::engine::{Alarm, Clock, Status, from_now};
+use crate::remote::{Calls, DeviceCall, Place, Wire};
+use crate::rolling::Entry;
+use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::{AbortReason, Descriptor, Error, GroupId};
+use hsdp_flight::{EntryNumber, FlightState};
+
+/// The most calls of a rank that are not done.
+const MOST: usize = 64;
+
+/// How long a rank that waits rests between two looks at its calls.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// The calls of a rank.
+#[derive(Debug)]
+pub(super) struct Queue {
+    rank: Rank,
+    status: Arc<Status>,
+    /// Held while a call is made: it may be in progress for some time.
+    turn: Mutex<()>,
+    state: Mutex<State>,
+    /// Rung when an epoch is drained.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Those that are not known to be done, in the order of the stream.
+    calls: VecDeque<Call>,
+    /// The place of the next one.
+    next: Place,
+    /// All epochs before this one are over, and drained.
+    drained: u64,
+    /// The ranks whose calls of that epoch are not known, if it is over.
+    awaited: Vec<Rank>,
+    /// The rank that left without saying them: nothing can be drained any more.
+    left: Option<Rank>,
+}
+
+#[derive(Debug)]
+struct Call {
+    call: DeviceCall,
+    /// Nothing of one that was drained: this rank was not asked for it.
+    issuing: Option<(Arc<Descriptor>, EntryNumber)>,
+    /// Until then NCCL has it in progress.
+    done: Option<Moment>,
+}
+
+/// The oldest call that is not known to be done.
+pub(super) struct Head {
+    /// The group, and its number there.
+    pub(super) call: (GroupId, u64),
+    pub(super) descriptor: Option<Arc<Descriptor>>,
+}
+
+impl Queue {
+    pub(super) fn new(access: &Access, rank: Rank) -> Self {
+        let epoch = access.record(rank).epoch();
+        let state = State { drained: epoch, next: (epoch, 0), ..State::default() };
+        let status = Arc::clone(access.status());
+        Self {
+            rank,
+            status,
+            turn: Mutex::default(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Begins the turn of a call. Waits until all epochs before its own are drained, for the calls that other threads of the rank make,
+    /// and until few enough calls are not done.
+    ///
+    /// # Errors
+    /// The end of its epoch or of the world, also that by the deadline of this wait.
+    pub(super) fn begin(
+        &self,
+        access: &Access,
+        descriptor: &Arc<Descriptor>,
+    ) -> Result<MutexGuard<'_, ()>, Error> {
+        // Who drains makes calls, too.
+        self.wait((access, descriptor), |state| state.drained >= descriptor.epoch)?;
+        let turn = self.turn.lock();
+        self.wait((access, descriptor), |state| state.calls.len() < MOST)?;
+        Ok(turn)
+    }
+
+    /// A turn without a wait, for whoever drains.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock()
+    }
+
+    fn wait(
+        &self,
+        (access, descriptor): (&Access, &Arc<Descriptor>),
+        is_over: impl Fn(&State) -> bool,
+    ) -> Result<(), Error> {
+        let mut clock = Clock::start(access.options());
+        loop {
+            let mut state = self.state.lock();
+            state.forget_done(access.record(self.rank));
+            self.status.check(descriptor.epoch)?;
+            if let Some(rank) = state.left {
+                drop(state);
+                let awaited = Arc::clone(descriptor);
+                return Err(access.end(access.ended_by(rank, AbortReason::Left { awaited })));
+            }
+            if is_over(&state) {
+                return Ok(());
+            }
+            match clock.alarm() {
+                Alarm::None(rest) => {
+                    self.changed.wait_until(&mut state, from_now(rest.min(LOOK)));
+                }
+                Alarm::Late(lateness) => warn(self.rank, descriptor, lateness),
+                Alarm::Circle => {}
+                Alarm::Deadline => {
+                    let missing = state.awaited.clone();
+                    drop(state);
+                    return Err(end_late(access, descriptor, missing));
+                }
+            }
+        }
+    }
+
+    /// Counts a call, which is made now.
+    ///
+    /// # Errors
+    /// The end of its epoch or of the world: then it is not to be made.
+    pub(super) fn note(&self, access: &Access, issuing: &Issuing, wire: Wire) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let Issuing { told, called, entry } = issuing;
+        self.status.check(told.epoch)?;
+        let Entry { group, index, hash, .. } = access.record(self.rank).rolling.note(told, *called);
+        let place = (told.epoch, if state.next.0 == told.epoch { state.next.1 } else { 0 });
+        state.next = (place.0, place.1 + 1);
+        let call = DeviceCall { group, index, place, hash, wire };
+        let issuing = Some((Arc::clone(told), *entry));
+        state.calls.push_back(Call { call, issuing, done: None });
+        Ok(())
+    }
+
+    /// Counts a call that this rank makes because others have made it.
+    pub(super) fn adopt(&self, access: &Access, call: DeviceCall) {
+        let mut state = self.state.lock();
+        let DeviceCall { group, index, hash, .. } = call;
+        let rolling = &access.record(self.rank).rolling;
+        rolling.adopt(Entry { group, index, place: 0, hash, descriptor: None });
+        state.calls.push_back(Call { call, issuing: None, done: None });
+    }
+
+    /// The last call is on the stream, and will be done at this moment.
+    pub(super) fn issued(&self, moment: Moment) {
+        if let Some(last) = self.state.lock().calls.back_mut() {
+            last.done = Some(moment);
+        }
+    }
+
+    /// The oldest call that is not done.
+    pub(super) fn head(&self, record: &Record) -> Option<Head> {
+        let mut state = self.state.lock();
+        state.forget_done(record);
+        let Call { call, issuing, .. } = state.calls.front()?;
+        let descriptor = issuing.as_ref().map(|(descriptor, _)| Arc::clone(descriptor));
+        Some(Head { call: (call.group, call.index), descriptor })
+    }
+
+    /// The epoch that is over and not drained, if there is one.
+    pub(super) fn owed(&self) -> Option<u64> {
+        let State { drained, left, .. } = *self.state.lock();
+        (left.is_none() && self.status.check(drained).is_err()).then_some(drained)
+    }
+
+    /// Whether nothing can be drained any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.state.lock().left.is_some()
+    }
+
+    /// The calls of this rank, of an epoch that is over: it makes no more of them.
+    pub(super) fn calls(&self, record: &Record, members: &Members) -> Calls {
+        let state = self.state.lock();
+        let counts = members.iter().map(|(group, _)| (*group, record.rolling.count(*group)));
+        let unfinished = state.calls.iter().map(|call| call.call.clone()).collect();
+        Calls { counts: counts.collect(), unfinished }
+    }
+
+    /// The calls of these ranks are not known, until which nothing is drained.
+    pub(super) fn await_calls(&self, ranks: Vec<Rank>) {
+        self.state.lock().awaited = ranks;
+    }
+
+    /// The oldest epoch that was not drained is.
+    pub(super) fn has_drained(&self) {
+        let mut state = self.state.lock();
+        (state.drained, state.awaited) = (state.drained + 1, Vec::new());
+        self.changed.notify_all();
+    }
+
+    /// A rank has left before it said its calls.
+    pub(super) fn fail(&self, left: Rank) {
+        self.state.lock().left = Some(left);
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    /// Forgets the calls that are done.
+    fn forget_done(&mut self, record: &Record) {
+        while let Some(Call { done: Some(moment), .. }) = self.calls.front() {
+            // What fails here ends what is issued next, or what is read back: that has a name.
+            if !moment.has_come().unwrap_or(true) {
+                break;
+            }
+            let Some(Call { issuing: Some((_, entry)), .. }) = self.calls.pop_front() else {
+                continue;
+            };
+            let is_same = |call: &Call| call.issuing.as_ref().is_some_and(|(_, it)| *it == entry);
+            if !self.calls.iter().any(is_same) {
+                record.flight.settle(entry, FlightState::Complete);
+            }
+        }
+    }
+}
+
+pub(super) fn warn(rank: Rank, operation: &Descriptor, lateness: Duration) {
+    let rank = rank.get();
+    tracing::warn!(rank, %operation, ?lateness, "an operation on a device is late: other ranks may not have issued it");
+}
+
+/// Ends the world since an operation took longer than the deadline, by the first of the ranks that are known to be missing.
+pub(super) fn end_late(access: &Access, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
+    let (awaited, deadline) = (Arc::clone(awaited), access.options().deadline);
+    let (operation, culprit) = (Arc::clone(&awaited), missing.first().copied());
+    let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
+    access.end(match culprit {
+        Some(rank) => access.ended_by(rank, reason),
+        None => Error::WorkFailed { operation, reason },
+    })
+}

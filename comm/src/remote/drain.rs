@@ -1,0 +1,179 @@
+//! A step that is given up, on devices: the calls of NCCL that each rank has to make, so that the members of each group have made the
+//! same. `NCCL.md`, "A step that is given up".
+
+#[cfg(any(feature = "nccl", test))]
+use std::collections::BTreeSet;
+
+use hsdp_sharding::{DType, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::header::{bytes, read};
+use crate::encoding::{self, at, size};
+use crate::rolling::RollingHash;
+use crate::{GroupId, Op};
+
+/// What a call of NCCL moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wire {
+    /// Gathers, reduce-scatters and all-reduces.
+    pub(crate) op: Op,
+    pub(crate) dtype: DType,
+    /// The elements of one rank: of its input to a gather, of its output from another.
+    pub(crate) count: usize,
+}
+
+/// The place of a call among all of its rank: the epoch, and a number in it, from 0.
+pub(crate) type Place = (u64, u64);
+
+/// A call of NCCL that a rank has made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceCall {
+    pub(crate) group: GroupId,
+    /// Its number among the calls of its group.
+    pub(crate) index: u64,
+    pub(crate) place: Place,
+    /// The hash of its group after it.
+    pub(crate) hash: RollingHash,
+    pub(crate) wire: Wire,
+}
+
+/// The calls of a rank that makes no more of them in an epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Calls {
+    /// The number of calls of each of its groups.
+    pub(crate) counts: Vec<(GroupId, u64)>,
+    /// The last of them: those that may not be done.
+    pub(crate) unfinished: Vec<DeviceCall>,
+}
+
+impl Calls {
+    /// The calls that this rank has to make, in order, where `members` are all ranks of its groups.
+    ///
+    /// A call is done on no member before all members have made it. So one that this rank has not made is unfinished on a rank that has
+    /// made it.
+    ///
+    /// # Errors
+    /// The call that no rank describes.
+    #[cfg(any(feature = "nccl", test))]
+    pub(crate) fn owed(&self, members: &[&Self]) -> Result<Vec<DeviceCall>, String> {
+        let mut owed = Vec::new();
+        for (group, own) in &self.counts {
+            let counts = members.iter().filter_map(|other| other.count(*group));
+            for index in *own..counts.max().unwrap_or(0) {
+                let is_it = |call: &&DeviceCall| call.group == *group && call.index == index;
+                let call = members.iter().find_map(|other| other.unfinished.iter().find(is_it));
+                let call = call.ok_or_else(|| {
+                    format!("no rank describes call {index} of NCCL in group {:#x}", group.get())
+                })?;
+                owed.push(call.clone());
+            }
+        }
+        owed.sort_by_key(|call| call.place);
+        Ok(owed)
+    }
+
+    #[cfg(any(feature = "nccl", test))]
+    fn count(&self, group: GroupId) -> Option<u64> {
+        self.counts.iter().find(|(known, _)| *known == group).map(|(_, count)| *count)
+    }
+}
+
+/// In place of an epoch: of calls before their rank left.
+#[cfg(any(feature = "nccl", test))]
+pub(crate) const ALL_EPOCHS: u64 = u64::MAX;
+
+/// The calls of other ranks, as they come: of which epoch, and of which rank.
+#[derive(Debug, Default)]
+pub(crate) struct Drains(Vec<(u64, Rank, Calls)>);
+
+impl Drains {
+    /// # Errors
+    /// If there are calls of this rank and epoch.
+    pub(super) fn put(&mut self, from: Rank, (epoch, calls): (u64, Calls)) -> Result<(), String> {
+        if self.0.iter().any(|(known, rank, _)| (*known, *rank) == (epoch, from)) {
+            return Err(format!("it says twice which calls of NCCL it made until epoch {epoch}"));
+        }
+        self.0.push((epoch, from, calls));
+        Ok(())
+    }
+
+    /// The ranks of `peers` whose calls until the end of `epoch` have not come.
+    #[cfg(any(feature = "nccl", test))]
+    pub(crate) fn missing(&self, epoch: u64, peers: &BTreeSet<Rank>) -> Vec<Rank> {
+        let has = |rank: &Rank| self.0.iter().any(|(of, from, _)| (*of, *from) == (epoch, *rank));
+        peers.iter().filter(|rank| !has(rank)).copied().collect()
+    }
+
+    /// Whether a rank has left without a call of a group.
+    #[cfg(any(feature = "nccl", test))]
+    pub(crate) fn has_left_before(&self, rank: Rank, (group, index): (GroupId, u64)) -> bool {
+        let of_rank = |(of, from, _): &&(u64, Rank, Calls)| (*of, *from) == (ALL_EPOCHS, rank);
+        let calls = self.0.iter().find(of_rank);
+        calls.is_some_and(|(.., calls)| calls.count(group).is_none_or(|count| count <= index))
+    }
+
+    /// Takes those of an epoch, in rank order.
+    #[cfg(any(feature = "nccl", test))]
+    pub(crate) fn take(&mut self, epoch: u64) -> Vec<Calls> {
+        let of_epoch = self.0.extract_if(.., |(of, ..)| *of == epoch);
+        let mut taken: Vec<_> = of_epoch.map(|(_, rank, calls)| (rank, calls)).collect();
+        taken.sort_by_key(|(rank, _)| *rank);
+        taken.into_iter().map(|(_, calls)| calls).collect()
+    }
+}
+
+/// The calls of a rank until the end of an epoch.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Encoded {
+    epoch: u64,
+    counts: Vec<(u64, u64)>,
+    unfinished: Vec<EncodedCall>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct EncodedCall {
+    group: u64,
+    index: u64,
+    place: Place,
+    hash: RollingHash,
+    op: u8,
+    dtype: u8,
+    count: u64,
+}
+
+/// The ops of calls, by the numbers that messages have.
+const OPS: [Op; 3] = [Op::AllGather, Op::ReduceScatter, Op::AllReduce];
+
+/// The dtypes of calls.
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+pub(crate) fn calls_bytes(epoch: u64, calls: &Calls) -> Vec<u8> {
+    let counts = calls.counts.iter().map(|(group, count)| (group.get(), *count)).collect();
+    bytes(&Encoded { epoch, counts, unfinished: calls.unfinished.iter().map(encoded).collect() })
+}
+
+/// # Errors
+/// What is wrong with the bytes.
+pub(crate) fn calls_of(encoded: &[u8]) -> Result<(u64, Calls), String> {
+    let Encoded { epoch, counts, unfinished } = read(encoded)?;
+    let counts = counts.into_iter().map(|(group, count)| (GroupId::from_hash(group), count));
+    let unfinished = unfinished.into_iter().map(decoded).collect::<Result<_, _>>()?;
+    Ok((epoch, Calls { counts: counts.collect(), unfinished }))
+}
+
+fn encoded(call: &DeviceCall) -> EncodedCall {
+    let DeviceCall { group, index, place, hash, wire } = *call;
+    let Wire { op, dtype, count } = wire;
+    let (op, dtype) = (encoding::place(&OPS, op), encoding::place(&DTYPES, dtype));
+    EncodedCall { group: group.get(), index, place, hash, op, dtype, count: count as u64 }
+}
+
+fn decoded(call: EncodedCall) -> Result<DeviceCall, String> {
+    let EncodedCall { group, index, place, hash, op, dtype, count } = call;
+    let (op, dtype) = (at(&OPS, op, "call of NCCL")?, at(&DTYPES, dtype, "dtype of NCCL")?);
+    let wire = Wire { op, dtype, count: size(count)? };
+    Ok(DeviceCall { group: GroupId::from_hash(group), index, place, hash, wire })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,396 @@
+//! Steps that ranks give up while NCCL carries their operations between processes: each process runs [`as_process`].
+
+use std::env;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use hsdp::WorldOptions;
+use hsdp::mpi::Job;
+use hsdp_comm::{
+    Channel, Contribution, DeviceAccumulator, Group, Scaling, Stage, StepFailure, Tag, World,
+};
+use hsdp_kernels::cuda::{Device, DeviceBuffer, Noted, Stream};
+use hsdp_kernels::{Fold, GradientValues, Values, Wire};
+use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
+
+use crate::Named;
+use crate::faults::folder;
+use crate::job::{Ended, has, mpirun, run};
+use crate::one_order;
+
+pub(crate) const TRIALS: &[Named] = &[
+    ("devices::the_bits_after_a_step_that_is_given_up_are_those_without", || passes("given up")),
+    ("devices::an_error_of_one_rank_alone_ends_its_step_and_not_the_world", || {
+        passes("fails alone")
+    }),
+    ("devices::a_rank_waits_before_too_many_calls_are_not_done", || passes("many calls")),
+    ("devices::a_rank_that_is_missing_is_waited_for_until_the_deadline", missing),
+    ("devices::a_rank_that_leaves_a_step_that_is_given_up_ends_the_next", leaves),
+];
+
+/// Set in the environment of processes that run [`as_process`], and not the tests.
+pub(crate) const PROCESS: &str = "HSDP_TESTS_GIVEN_UP";
+
+/// Longer than anything takes here.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The deadline of a world in which a rank is missing.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// A step has so many operations.
+const OPERATIONS: usize = 9;
+
+fn process(scenario: &str, meeting: &Path) -> Result<Ended, String> {
+    let mut command = mpirun();
+    let program = env::current_exe().map_err(|error| error.to_string())?;
+    command.args(["-n", "4"]).arg(program).env(PROCESS, scenario);
+    command.env("HSDP_EMULATED_NCCL_FOLDER", meeting);
+    command.env("HSDP_EMULATED_MEMORY", (64 << 20).to_string());
+    command.env("HSDP_EMULATED_NCCL_CONNECTS", "1");
+    run(command)
+}
+
+/// All four processes end well.
+pub(crate) fn passes(scenario: &str) -> Result<(), String> {
+    let ended = process(scenario, folder()?.path())?;
+    match ended.code {
+        Some(0) => Ok(()),
+        code => Err(format!("exit code {code:?}: {}", ended.err)),
+    }
+}
+
+/// MPI does not like that the world ends early: what ranks are told counts.
+fn leaves() -> Result<(), String> {
+    let ended = process("leaves", folder()?.path())?;
+    has(&ended.err, &["rank 1: it is told of rank 3"])?;
+    match ended.err.contains("is not told") {
+        true => Err(ended.err),
+        false => Ok(()),
+    }
+}
+
+fn missing() -> Result<(), String> {
+    let (started, meeting) = (Instant::now(), folder()?);
+    let ended = process("missing", meeting.path())?;
+    has(&ended.err, &["deadline of 2s missed"])?;
+    let took = ended.at - started;
+    if took < Duration::from_secs(30) { Ok(()) } else { Err(format!("it took {took:?}")) }
+}
+
+/// One of four processes, each with a device.
+pub(crate) fn as_process(scenario: &str) -> Result<(), String> {
+    let job = Job::join(PATIENCE).map_err(|error| error.to_string())?;
+    if matches!(scenario, "absent" | "late") {
+        return one_order::as_process(scenario, &job);
+    }
+    let deadline = if scenario == "missing" { SHORT } else { PATIENCE };
+    let options = WorldOptions { deadline, ..WorldOptions::default() };
+    let world = job.world(4, options).map_err(|error| error.to_string())?.ok_or("no rank")?;
+    let told = format!("rank {}", world.rank());
+    let rank = Process::connected(world).map_err(|error| format!("{told}: {error}"))?;
+    let ended = match scenario {
+        "given up" => rank.gives_up_at_each_point(),
+        "fails alone" => rank.fails_alone(),
+        "many calls" => rank.issues_many_calls(),
+        "leaves" => rank.leaves(),
+        _ => rank.misses_a_rank(),
+    };
+    ended.map_err(|error| format!("{told}: {error}"))
+}
+
+/// A rank of 2 x 2.
+struct Process {
+    world: World,
+    stream: Stream,
+    groups: [Group; 3],
+    layout: Arc<UnitLayout>,
+}
+
+/// When a rank reads what its operations wrote.
+#[derive(Clone, Copy, PartialEq)]
+enum Reads {
+    /// The host waits for each operation before it issues the next.
+    Each,
+    AtTheEnd,
+}
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+impl Process {
+    fn connected(world: World) -> Outcome<Self> {
+        let device = Device::new(0)?;
+        world.connect_nccl(&device)?;
+        let rank = world.rank().index();
+        let row = [rank / 2 * 2, rank / 2 * 2 + 1].map(Rank::new);
+        let column = [rank % 2, rank % 2 + 2].map(Rank::new);
+        let groups = [
+            world.group(&row, Channel::Gather)?,
+            world.group(&row, Channel::Reduce)?,
+            world.group(&column, Channel::AllReduce)?,
+        ];
+        world.connect_groups(&groups.each_ref())?;
+        let unit = Unit::new("unit")
+            .param(Param::new("weight", [37, 19]))
+            .param(Param::new("table", [211]).frozen());
+        let layout = Arc::new(UnitLayout::new(&unit, 2)?);
+        Ok(Self { world, stream: device.stream()?, groups, layout })
+    }
+
+    fn on_device(&self, values: &[f32]) -> Outcome<DeviceBuffer> {
+        let (device, len) = (self.stream.device(), values.len());
+        let mut buffer = DeviceBuffer::new(device, DType::F32, len, "a test")?;
+        buffer.write(&self.stream, Values::F32(values))?;
+        Ok(buffer)
+    }
+
+    fn read(&self, buffer: &DeviceBuffer) -> Outcome<Vec<u32>> {
+        let read = buffer.read_back(&self.stream, PATIENCE)?;
+        Ok(read.values().to_f32().into_iter().map(f32::to_bits).collect())
+    }
+
+    fn values(&self, len: usize, operation: usize) -> Vec<f32> {
+        let rank = self.world.rank().index();
+        (0..len).map(|at| ((rank * 3 + at * 7 + operation) % 8) as f32).collect()
+    }
+
+    /// One operation of a step, by its number.
+    fn operation(&self, number: usize) -> Outcome<DeviceBuffer> {
+        let ([gather, _, all_reduce], tag) = (&self.groups, tag());
+        let layout = Arc::clone(&self.layout);
+        Ok(match number % 3 {
+            0 => {
+                let shard = Arc::new(self.on_device(&self.values(layout.shard_len(), number))?);
+                let (device, len) = (self.stream.device(), layout.full_len());
+                let full = DeviceBuffer::new(device, DType::F32, len, "a test")?;
+                gather.gather_unit_on_device(tag, layout, shard, full)?.wait()?
+            }
+            1 => self.reduced(&layout, |len| Arc::new(self.values(len, number)), || ())?,
+            _ => {
+                let mine = self.on_device(&self.values(1057, number))?;
+                all_reduce.all_reduce_scaled_on_device(tag, mine, Scaling::on(Wire::F32))?.wait()?
+            }
+        })
+    }
+
+    fn accumulator(&self, layout: &UnitLayout) -> Outcome<DeviceAccumulator> {
+        let partial = self.on_device(&vec![0.0; layout.trainable().shard_len])?;
+        Ok(DeviceAccumulator { partial, fold: Fold::Add, noted: Noted::new(&self.stream)? })
+    }
+
+    /// A reduction of gradients; something is done before it is issued.
+    fn reduced(
+        &self,
+        layout: &Arc<UnitLayout>,
+        gradient: impl Fn(usize) -> Arc<dyn GradientValues>,
+        before: impl FnOnce(),
+    ) -> Outcome<DeviceBuffer> {
+        let is_trained =
+            |slot: &&hsdp_sharding::ParamSlot| slot.role == hsdp_sharding::Role::Trainable;
+        let gradients = layout.params().iter().map(|slot| Some(slot).filter(is_trained));
+        let gradients = gradients.map(|slot| slot.map(|slot| gradient(slot.len))).collect();
+        let accumulator = self.accumulator(layout)?;
+        before();
+        let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
+        let layout = Arc::clone(layout);
+        let pending =
+            self.groups[1].reduce_unit_on_device(tag(), layout, contribution, accumulator)?;
+        Ok(pending.wait()?.partial)
+    }
+
+    /// The operations of a step up to `end`: what they wrote.
+    fn step(&self, end: usize, reads: Reads) -> Outcome<Vec<Vec<u32>>> {
+        let (mut buffers, mut read) = (Vec::new(), Vec::new());
+        for number in 0..end {
+            let buffer = self.operation(number)?;
+            if reads == Reads::Each {
+                read.push(self.read(&buffer)?);
+            }
+            buffers.push(buffer);
+        }
+        if reads == Reads::Each || end < OPERATIONS {
+            return Ok(read);
+        }
+        buffers.iter().map(|buffer| self.read(buffer)).collect()
+    }
+
+    fn give_up(&self) {
+        self.world.abort_step(StepFailure { step: 2, reason: "a test".to_owned() });
+    }
+
+    /// Waits until another rank has given up the step.
+    fn until_given_up(&self, epoch: u64) {
+        while self.world.next_epoch() == epoch && self.world.end().is_none() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// One rank gives up its step after so many operations.
+    fn gives_up(&self, point: usize, reads: Reads) -> Outcome<()> {
+        let epoch = self.world.epoch();
+        if self.world.rank().index() == point % 4 {
+            self.step(point, Reads::AtTheEnd)?;
+            self.give_up();
+        } else if let Err(error) = self.step(OPERATIONS, reads)
+            && !error.to_string().contains("a test")
+        {
+            return Err(format!("given up at {point}: {error}").into());
+        }
+        self.until_given_up(epoch);
+        Ok(())
+    }
+
+    fn gives_up_at_each_point(&self) -> Outcome<()> {
+        let before = self.world.messages().data;
+        // Communicators are not connected before their first operation.
+        self.gives_up(1, Reads::Each)?;
+        let expected = self.step(OPERATIONS, Reads::AtTheEnd)?;
+        for (point, reads) in
+            (0..=OPERATIONS).flat_map(|at| [(at, Reads::Each), (at, Reads::AtTheEnd)])
+        {
+            self.gives_up(point, reads)?;
+            for _ in 0..2 {
+                if self.step(OPERATIONS, Reads::AtTheEnd)? != expected {
+                    return Err(
+                        format!("other bits after a step that was given up at {point}").into()
+                    );
+                }
+            }
+        }
+        // The operations of the groups on the control channel are exchanges.
+        match self.world.messages().data - before {
+            0 => Ok(()),
+            sent => Err(format!("{sent} data messages").into()),
+        }
+    }
+
+    /// Rank 1 has no memory for its gradients, then a gradient that panics.
+    fn fails_alone(&self) -> Outcome<()> {
+        let expected = self.step(OPERATIONS, Reads::AtTheEnd)?;
+        for failure in [Self::has_no_memory, Self::panics] {
+            let epoch = self.world.epoch();
+            if self.world.rank().index() == 1 {
+                self.step(4, Reads::AtTheEnd)?;
+                failure(self)?;
+                self.give_up();
+            } else {
+                let _given_up = self.step(OPERATIONS, Reads::Each);
+            }
+            self.until_given_up(epoch);
+            if self.step(OPERATIONS, Reads::AtTheEnd)? != expected {
+                return Err("other bits after an error".into());
+            }
+        }
+        Ok(())
+    }
+
+    fn has_no_memory(&self) -> Outcome<()> {
+        let wide = Unit::new("wide").param(Param::new("wide", [1 << 20]));
+        let layout = Arc::new(UnitLayout::new(&wide, 2)?);
+        let (device, mut taken) = (self.stream.device(), Vec::new());
+        let take_all = || {
+            while let Ok(buffer) = DeviceBuffer::new(device, DType::F32, 1 << 18, "a test") {
+                taken.push(buffer);
+            }
+        };
+        match self.reduced(&layout, |len| Arc::new(vec![1.0_f32; len]), take_all) {
+            Err(error) if error.to_string().contains("out of memory") => Ok(()),
+            Err(error) => Err(format!("another error: {error}").into()),
+            Ok(_) => Err("there was memory".into()),
+        }
+    }
+
+    fn panics(&self) -> Outcome<()> {
+        let reduced = || self.reduced(&self.layout, |len| Arc::new(Panics(len)), || ());
+        match catch_unwind(AssertUnwindSafe(reduced)) {
+            Ok(_) => Err("it did not panic".into()),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// In each column, the first rank is ahead of the second.
+    fn issues_many_calls(&self) -> Outcome<()> {
+        self.step(OPERATIONS, Reads::AtTheEnd)?;
+        let (all_reduce, is_first) = (&self.groups[2], self.world.rank().index() < 2);
+        let call = || -> Outcome<DeviceBuffer> {
+            let mine = self.on_device(&[1.0; 8])?;
+            Ok(all_reduce
+                .all_reduce_scaled_on_device(tag(), mine, Scaling::on(Wire::F32))?
+                .wait()?)
+        };
+        let mut outputs = Vec::new();
+        if is_first {
+            for _ in 0..64 {
+                outputs.push(call()?);
+            }
+        }
+        // Nobody has waited so far.
+        self.world.world_group(Channel::User).barrier(Tag::default())?.wait()?;
+        let began = Instant::now();
+        if !is_first {
+            let (_says, hears) = mpsc::channel::<()>();
+            let _ = hears.recv_timeout(Duration::from_secs(1));
+            for _ in 0..64 {
+                outputs.push(call()?);
+            }
+        }
+        outputs.push(call()?);
+        let waited = began.elapsed();
+        let last = self.read(&outputs[64])?;
+        match last == [2.0_f32.to_bits(); 8] && (!is_first || waited > Duration::from_millis(300)) {
+            true => Ok(()),
+            false => Err(format!("{last:?} after {waited:?}").into()),
+        }
+    }
+
+    /// Rank 3 gives up its step, and leaves: who needs it is told so.
+    fn leaves(self) -> Outcome<()> {
+        self.step(OPERATIONS, Reads::AtTheEnd)?;
+        if self.world.rank().index() == 3 {
+            self.give_up();
+            return Ok(());
+        }
+        let _given_up = self.step(OPERATIONS, Reads::Each);
+        self.until_given_up(0);
+        match self.step(OPERATIONS, Reads::Each) {
+            Err(error) if error.to_string().starts_with("world aborted: rank 3") => {
+                Err("it is told of rank 3".into())
+            }
+            other => Err(format!("it is not told: {other:?}").into()),
+        }
+    }
+
+    fn misses_a_rank(&self) -> Outcome<()> {
+        self.step(OPERATIONS, Reads::AtTheEnd)?;
+        if self.world.rank().index() == 3 {
+            while self.world.end().is_none() {
+                std::thread::yield_now();
+            }
+            return Ok(());
+        }
+        let missed = self.step(OPERATIONS, Reads::Each);
+        // The host has waited for a copy; why it returned is said by the next call.
+        let missed = missed.and_then(|_| self.step(1, Reads::Each));
+        Err(missed.err().unwrap_or_else(|| "no rank was missing".into()))
+    }
+}
+
+fn tag() -> Tag {
+    Tag::new(Stage::Reduce).step(2)
+}
+
+/// A gradient that cannot be read.
+#[derive(Debug)]
+struct Panics(usize);
+
+impl GradientValues for Panics {
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn read(&self, _range: Range<usize>, _visit: &mut dyn FnMut(Values<'_>)) {
+        panic!("a gradient panics on purpose")
+    }
+}
