@@ -15,6 +15,10 @@ const HICCUP: Duration = Duration::from_millis(500);
 /// told from a wait.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// A device that waits for so long is asked about.
+#[cfg(feature = "nccl")]
+const STALL: Duration = Duration::from_millis(250);
+
 /// The moment `wait` from now, or a far one: durations may be of any length.
 pub(crate) fn from_now(wait: Duration) -> Instant {
     let now = sync::now();
@@ -75,6 +79,13 @@ impl Clock {
     pub(crate) fn start(options: &WorldOptions) -> Self {
         let WorldOptions { late, circle_grace, deadline, .. } = *options;
         Self::with(late, circle_grace, deadline)
+    }
+
+    /// Of a wait of a device: its first look is due soon, whatever the grace of circles, since it also finds calls that differ.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn stall(options: &WorldOptions) -> Self {
+        let WorldOptions { late, circle_grace, deadline, .. } = *options;
+        Self::with(late, circle_grace.min(STALL), deadline)
     }
 
     /// Of a wait of which nothing is due but its end.

@@ -146,6 +146,12 @@ impl Record {
         }
     }
 
+    /// Whether one thread has issued all operations of the rank.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn has_one_issuer(&self) -> bool {
+        ![NONE, SEVERAL].contains(&self.standing.issuer.load(Ordering::Acquire))
+    }
+
     pub(crate) fn has_left(&self) -> bool {
         self.standing.left.load(Ordering::Acquire)
     }
@@ -156,7 +162,7 @@ impl Record {
     }
 
     /// Its device waits in a call of NCCL, or goes on.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the watchdog of NCCL uses it"))]
+    #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "the watchdog of NCCL uses it"))]
     pub(crate) fn wait_on_device(&self, wait: Option<Members>) {
         *self.device_wait.lock() = wait;
     }

@@ -115,6 +115,14 @@ impl Connected {
         }
     }
 
+    /// The other members of a group.
+    pub(super) fn others(&self, group: GroupId, own: Rank) -> Vec<Rank> {
+        let held = self.held.lock();
+        let member = held.as_ref().and_then(|it| it.groups.get(&group));
+        let ranks = member.map_or(&[][..], |member| &member.ranks);
+        ranks.iter().copied().filter(|rank| *rank != own).collect()
+    }
+
     /// The member of a group that has left without a call of it, if one has.
     pub(super) fn left_before(&self, access: &Access, call: (GroupId, u64)) -> Option<Rank> {
         let held = self.held.lock();

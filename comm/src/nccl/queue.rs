@@ -235,13 +235,13 @@ impl State {
     }
 }
 
-pub(super) fn warn(rank: Rank, operation: &Descriptor, lateness: Duration) {
+fn warn(rank: Rank, operation: &Descriptor, lateness: Duration) {
     let rank = rank.get();
     tracing::warn!(rank, %operation, ?lateness, "an operation on a device is late: other ranks may not have issued it");
 }
 
 /// Ends the world since an operation took longer than the deadline, by the first of the ranks that are known to be missing.
-pub(super) fn end_late(access: &Access, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
+fn end_late(access: &Access, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
     let (awaited, deadline) = (Arc::clone(awaited), access.options().deadline);
     let (operation, culprit) = (Arc::clone(&awaited), missing.first().copied());
     let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };

@@ -9,11 +9,13 @@ use hsdp_sharding::Rank;
 use super::NcclError;
 use super::connected::Connected;
 use super::drain::{Drain, Drained};
-use super::queue::{Head, Queue, end_late, warn};
+use super::queue::Queue;
 use crate::backend::thread::Access;
+use crate::engine::judge::Members;
 use crate::engine::{Alarm, Clock, Status};
 use crate::handle::RankHandle;
-use crate::{AbortReason, GroupId};
+use crate::remote::Urgency;
+use crate::{AbortReason, Descriptor, GroupId};
 
 /// How long the watchdog rests between two looks.
 const REST: Duration = Duration::from_millis(50);
@@ -32,7 +34,7 @@ pub(super) fn start(handle: &RankHandle) -> Result<(), NcclError> {
         status: Arc::clone(&handle.status),
         access: Arc::downgrade(access),
         drain: Drain::default(),
-        head: None,
+        stall: None,
     };
     let name = format!("hsdp-nccl-watch-{}", watch.rank);
     let watch = move || {
@@ -51,8 +53,8 @@ struct Watch {
     status: Arc<Status>,
     access: Weak<Access>,
     drain: Drain,
-    /// The oldest call that was not done when this looked last, and the time since it is.
-    head: Option<((GroupId, u64), Clock)>,
+    /// The oldest call that was not done when this looked last.
+    stall: Option<Stall>,
 }
 
 impl Watch {
@@ -88,24 +90,75 @@ impl Watch {
     /// The oldest call is waited for, whatever the rank itself does meanwhile.
     fn look_at_head(&mut self, queue: &Queue, (connected, access): (&Connected, &Access)) {
         let record = access.record(self.rank);
-        let Some(Head { call, descriptor }) = queue.head(record) else {
-            self.head = None;
+        let head = queue.head(record);
+        let call = head.as_ref().map(|head| head.call);
+        if self.stall.as_ref().map(|stall| stall.call) != call {
+            if let Some(stall) = self.stall.take() {
+                stall.end((access, self.rank));
+            }
+            self.stall = call.map(|call| Stall { call, clock: Clock::stall(access.options()) });
             return;
-        };
-        let Some((_, clock)) = self.head.as_mut().filter(|(known, _)| *known == call) else {
-            self.head = Some((call, Clock::start(access.options())));
-            return;
-        };
-        let Some(operation) = descriptor.or_else(|| record.last()) else { return };
-        if let Some(left) = connected.left_before(access, call) {
+        }
+        let (Some(stall), Some(head)) = (&mut self.stall, head) else { return };
+        let Some(operation) = head.descriptor.or_else(|| record.last()) else { return };
+        if let Some(left) = connected.left_before(access, head.call) {
             let awaited = operation;
             access.end(access.ended_by(left, AbortReason::Left { awaited }));
             return;
         }
-        match clock.alarm() {
-            Alarm::Late(lateness) => warn(self.rank, &operation, lateness),
-            Alarm::Deadline => drop(end_late(access, &operation, Vec::new())),
-            Alarm::Circle | Alarm::None(_) => {}
+        let missing = connected.others(head.call.0, self.rank);
+        stall.ring((access, self.rank), operation, missing);
+    }
+}
+
+/// A device that waits in a call of NCCL.
+struct Stall {
+    /// The group, and the number of the call there.
+    call: (GroupId, u64),
+    clock: Clock,
+}
+
+impl Stall {
+    /// Has the judge look for a reason, if it is time.
+    fn ring(
+        &mut self,
+        (access, rank): (&Access, Rank),
+        operation: Arc<Descriptor>,
+        missing: Vec<Rank>,
+    ) {
+        let (record, index) = (access.record(rank), Some(self.call.1));
+        let Some(endpoint) = access.endpoint() else { return };
+        let is_of_issuer = record.has_one_issuer();
+        let wait = Members { operation, index, missing, is_of_issuer };
+        let (key, operation) = (wait.key(), &wait.operation);
+        record.wait_on_device(Some(wait.clone()));
+        match self.clock.alarm() {
+            Alarm::None(_) => {}
+            Alarm::Circle => endpoint.report(access, self.urgency(access), key),
+            Alarm::Late(lateness) => {
+                endpoint.report(access, Urgency::Late, key);
+                let (rank, culprit) = (rank.get(), endpoint.culprit(key).map(Rank::get));
+                tracing::warn!(rank, %operation, culprit, ?lateness, "an operation on a device is late: other ranks may not have issued it");
+            }
+            Alarm::Deadline => access.end_late_on_device(rank, &wait),
+        }
+    }
+
+    /// Whether ranks may be found to wait for each other: before the grace has passed, only calls are compared.
+    fn urgency(&self, access: &Access) -> Urgency {
+        match self.clock.waited() < access.options().circle_grace {
+            true => Urgency::Late,
+            false => Urgency::Stalled,
+        }
+    }
+
+    /// The device goes on.
+    fn end(&self, (access, rank): (&Access, Rank)) {
+        let record = access.record(rank);
+        let waited = record.device_wait();
+        record.wait_on_device(None);
+        if let (Some(endpoint), Some(waited)) = (access.endpoint(), waited) {
+            endpoint.forget_reports(waited.key());
         }
     }
 }

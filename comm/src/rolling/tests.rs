@@ -179,7 +179,7 @@ proptest! {
         let mut memberships: HashMap<usize, Vec<Membership>> = HashMap::new();
         let mut disagree = false;
         for (group, (size, calls)) in groups.iter().enumerate() {
-            for slot in 0..*size {
+            for (slot, rank) in ranks.iter().enumerate().take(*size) {
                 let is_odd = odd.as_ref().filter(|(g, s, _)| {
                     g.index(groups.len()) == group && s.index(*size) == slot
                 });
@@ -193,7 +193,7 @@ proptest! {
                 disagree |= *size > 1 && own != (0..*calls as u64).collect::<Vec<_>>();
                 for sequence in own {
                     let call = Descriptor { group: id(group), sequence, ..base() };
-                    ranks[slot].note(&Arc::new(call), 0);
+                    rank.note(&Arc::new(call), 0);
                 }
                 let membership = Membership { group: id(group), slot, size: *size };
                 memberships.entry(slot).or_default().push(membership);
