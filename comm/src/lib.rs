@@ -142,6 +142,7 @@ pub mod nccl;
 #[cfg(not(feature = "nccl"))]
 #[path = "nccl/absent.rs"]
 mod nccl;
+mod operations;
 mod options;
 mod pattern;
 mod pending;

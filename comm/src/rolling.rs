@@ -10,9 +10,8 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::sync::Mutex;
 use crate::{Counts, Descriptor, GroupId, Op, Scaling, Tag};
 
-mod comparison;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// The hash of a group's operations, one after the other. It is 0 before the first of them.
 pub(crate) type RollingHash = [u8; 16];
@@ -26,8 +25,6 @@ pub(crate) struct Entry {
     pub(crate) group: GroupId,
     /// Its number among the operations of its group, from 0, over all epochs.
     pub(crate) index: u64,
-    /// Its number among the operations of its rank in all groups, from 0.
-    pub(crate) place: u64,
     /// The hash of its group after it.
     pub(crate) hash: RollingHash,
     /// The call. A drained operation has none: this rank did not call it.
@@ -40,8 +37,6 @@ pub(crate) struct Rolling(Mutex<Issued>);
 
 #[derive(Debug, Default)]
 struct Issued {
-    /// The number of operations so far, in all groups.
-    places: u64,
     /// The last entries of each group in which something was issued, at least one and at most [`KEPT`].
     groups: HashMap<GroupId, VecDeque<Entry>>,
 }
@@ -63,7 +58,7 @@ impl Rolling {
         let (index, before) = issued.now(group);
         let hash = hash(before, descriptor, called);
         let descriptor = Some(Arc::clone(descriptor));
-        let entry = Entry { group, index, place: issued.places, hash, descriptor };
+        let entry = Entry { group, index, hash, descriptor };
         issued.keep(entry.clone());
         entry
     }
@@ -78,12 +73,6 @@ impl Rolling {
     #[cfg_attr(not(any(test, feature = "nccl")), expect(dead_code, reason = "drains use it"))]
     pub(crate) fn count(&self, group: GroupId) -> u64 {
         self.0.lock().now(group).0
-    }
-
-    /// The hash of a group after its first `count` operations; `None` if it is not kept any more, or not known yet.
-    #[cfg_attr(not(test), expect(dead_code, reason = "drains and the judge use it"))]
-    pub(crate) fn hash_at(&self, group: GroupId, count: u64) -> Option<RollingHash> {
-        hash_after(count, self.0.lock().groups.get(&group).into_iter().flatten())
     }
 
     /// The last entry of each group in which something was issued.
@@ -119,7 +108,6 @@ impl Issued {
 
     fn keep(&mut self, entry: Entry) {
         debug_assert_eq!(entry.index, self.now(entry.group).0, "no number is left out");
-        self.places = self.places.max(entry.place + 1);
         let kept = self.groups.entry(entry.group);
         let kept = kept.or_insert_with(|| VecDeque::with_capacity(KEPT));
         if kept.len() == KEPT {
@@ -143,7 +131,10 @@ impl Membership {
 }
 
 /// The hash after the first `count` operations of a group of which `kept` is kept.
-fn hash_after<'a>(count: u64, kept: impl IntoIterator<Item = &'a Entry>) -> Option<RollingHash> {
+pub(crate) fn hash_after<'a>(
+    count: u64,
+    kept: impl IntoIterator<Item = &'a Entry>,
+) -> Option<RollingHash> {
     if count == 0 {
         return Some(RollingHash::default());
     }
@@ -207,7 +198,7 @@ fn hash_of<const N: usize>(words: &[u64; N]) -> RollingHash {
 }
 
 /// A hash as two words, as messages have it.
-fn words(hash: RollingHash) -> [u64; 2] {
+pub(crate) fn words(hash: RollingHash) -> [u64; 2] {
     let word = u128::from_le_bytes(hash);
     #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
     [word as u64, (word >> 64) as u64]

@@ -158,7 +158,7 @@ impl Queue {
         let mut state = self.state.lock();
         let DeviceCall { group, index, hash, .. } = call;
         let rolling = &access.record(self.rank).rolling;
-        rolling.adopt(Entry { group, index, place: 0, hash, descriptor: None });
+        rolling.adopt(Entry { group, index, hash, descriptor: None });
         state.calls.push_back(Call { call, issuing: None, done: None });
     }
 

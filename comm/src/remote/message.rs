@@ -281,7 +281,7 @@ mod tests {
         };
         assert_eq!(refused(&|bytes| bytes.clear()), "it is empty");
         assert!(refused(&|bytes| bytes[0] = b'H').starts_with("it begins with [48, 73,"));
-        assert_eq!(refused(&|bytes| bytes[28] = 9), "its kind 9 is unknown");
+        assert_eq!(refused(&|bytes| bytes[28] = 10), "its kind 10 is unknown");
         let lengths = "it has 192 bytes, but states 18 bytes of header and 13 bytes of elements";
         assert_eq!(refused(&|bytes| bytes[16] = 13), "its checksum is wrong");
         assert_eq!(

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::{Entry, Membership, RollingHash, hash_after, words};
 use crate::comparison::{exchanged, gathered};
 use crate::mismatch::{MismatchRow, Wanted};
 use crate::remote::{rows_bytes, rows_of};
+use crate::rolling::{Entry, Membership, RollingHash, hash_after, words};
 use crate::{Channel, Descriptor, Error, Group, Mismatch, World};
 
 /// # Operations that NCCL carries between processes

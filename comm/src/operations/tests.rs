@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use super::super::tests::base;
-use super::super::{KEPT, called};
 use super::*;
+use crate::rolling::tests::base;
+use crate::rolling::{KEPT, called};
 use crate::{Between, Op, Tag, WorldOptions, launch};
 
 /// What a rank of a mesh of 2 x 2 has of its row and of its column.
