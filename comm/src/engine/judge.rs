@@ -1,4 +1,4 @@
-//! Finds the ranks that keep others from going on, in the states of all ranks. PROTOCOL.md, "The judge".
+//! Finds the ranks that keep others from going on, in the states of all ranks. JUDGE.md.
 
 mod circle;
 mod issued;

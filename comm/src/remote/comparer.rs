@@ -1,4 +1,4 @@
-//! Compares the states of all ranks where a rank cannot go on. `REMOTE.md`, "The comparer".
+//! Compares the states of all ranks where a rank cannot go on. `JUDGE.md`, "The comparer".
 
 use std::collections::BTreeMap;
 use std::mem;

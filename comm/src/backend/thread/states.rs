@@ -1,4 +1,4 @@
-//! The states of ranks, for the judge. PROTOCOL.md, "The judge".
+//! The states of ranks, for the judge. JUDGE.md.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ impl Core {
         look
     }
 
-    /// The rank that keeps `operation` from ending: PROTOCOL.md, "The judge".
+    /// The rank that keeps `operation` from ending: JUDGE.md.
     pub(super) fn culprit(&self, waiter: Rank, operation: &Arc<Operation>) -> Option<Rank> {
         let wait = operation.wait_of(waiter, false);
         let look = judge::reached(std::slice::from_ref(&wait), |rank| self.state(rank));

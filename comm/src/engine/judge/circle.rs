@@ -1,4 +1,4 @@
-//! Ranks that wait for each other. PROTOCOL.md, "The judge".
+//! Ranks that wait for each other. JUDGE.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

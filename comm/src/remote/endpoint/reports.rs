@@ -1,4 +1,4 @@
-//! The reports of a rank that cannot go on, and the verdicts of the comparer. `REMOTE.md`, "The comparer".
+//! The reports of a rank that cannot go on, and the verdicts of the comparer. `JUDGE.md`, "The comparer".
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
