@@ -166,6 +166,9 @@ impl Group {
             let (entry, Record { ledger, flight, .. }) = (member.entry, &*self.handle().record);
             let meant = described.meant();
             let received = Pattern::of(meant, &member.site.ranks, member.site.slot).received();
+            if let Some(endpoint) = self.handle().endpoint() {
+                endpoint.note(&described.told);
+            }
             match O::try_from(self.issue_at_once(entry, &described, brought)) {
                 Ok(output) => {
                     ledger.received(meant.channel, meant.op, received);

@@ -92,6 +92,10 @@ impl Connected {
     /// The groups of this rank; nothing while one is being connected.
     pub(super) fn members(&self) -> Option<Members> {
         let _connecting = self.connecting.try_lock()?;
+        self.known()
+    }
+
+    fn known(&self) -> Option<Members> {
         let held = self.held.lock();
         let groups = held.as_ref()?.groups.iter();
         Some(groups.map(|(group, member)| (*group, member.clone())).collect())
@@ -108,7 +112,7 @@ impl Connected {
         if access.record(rank).has_left() {
             return;
         }
-        let (queue, endpoint, members) = (self.queue(), access.endpoint(), self.members());
+        let (queue, endpoint, members) = (self.queue(), access.endpoint(), self.known());
         if let (Some((queue, _)), Some(endpoint), Some(members)) = (queue, endpoint, members) {
             let calls = queue.calls(access.record(rank), &members);
             let _told = tell((endpoint, rank, ALL_EPOCHS), calls, &members);

@@ -50,8 +50,9 @@ impl Drain {
             of.connected.abort();
             return Ok(());
         }
-        if !missing.is_empty() {
-            of.queue.await_calls(missing);
+        let is_complete = missing.is_empty();
+        of.queue.await_calls(missing);
+        if !is_complete {
             return Ok(());
         }
         let others = endpoint.drains().take(epoch);
@@ -80,7 +81,8 @@ impl Drained<'_> {
         let _turn = self.queue.turn();
         for call in owed {
             let member = members.iter().find(|(group, _)| *group == call.group);
-            let (_, member) = member.expect("a rank owes calls of its own groups");
+            let (_, member) = member
+                .ok_or("a step that was given up is not drained: its communicators are gone")?;
             let wire = call.wire;
             self.queue.adopt(self.access, call);
             let filled = self.fill(member, wire);
@@ -94,7 +96,8 @@ impl Drained<'_> {
         let (comm, stream) = (member.comm.lock(), self.stream);
         let Wire { op, dtype, count } = wire;
         let zeros = |len| zeros(stream, dtype, len);
-        let of = |scatters| if op == scatters { count * comm.size() } else { count };
+        // Without a number for it, there is no memory for it either.
+        let of = |scatters| if op == scatters { count.saturating_mul(comm.size()) } else { count };
         let input = match op {
             Op::AllReduce => None,
             _ => Some(zeros(of(Op::ReduceScatter))?),

@@ -130,10 +130,28 @@ impl Queue {
                 Alarm::Deadline => {
                     let missing = state.awaited.clone();
                     drop(state);
-                    return Err(end_late(access, descriptor, missing));
+                    return Err(self.end_late(access, descriptor, missing));
                 }
             }
         }
+    }
+
+    /// Ends the world since a call could not be made within the deadline: by the first of the ranks that are known to be missing, or
+    /// by the rank that keeps the device waiting.
+    fn end_late(&self, access: &Access, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
+        if let (true, Some(wait)) = (missing.is_empty(), access.record(self.rank).device_wait()) {
+            access.end_late_on_device(self.rank, &wait);
+            if let Some(end) = access.status().world_end() {
+                return end;
+            }
+        }
+        let (awaited, deadline) = (Arc::clone(awaited), access.options().deadline);
+        let (operation, culprit) = (Arc::clone(&awaited), missing.first().copied());
+        let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
+        access.end(match culprit {
+            Some(rank) => access.ended_by(rank, reason),
+            None => Error::WorkFailed { operation, reason },
+        })
     }
 
     /// Counts a call, which is made now.
@@ -238,15 +256,4 @@ impl State {
 fn warn(rank: Rank, operation: &Descriptor, lateness: Duration) {
     let rank = rank.get();
     tracing::warn!(rank, %operation, ?lateness, "an operation on a device is late: other ranks may not have issued it");
-}
-
-/// Ends the world since an operation took longer than the deadline, by the first of the ranks that are known to be missing.
-fn end_late(access: &Access, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
-    let (awaited, deadline) = (Arc::clone(awaited), access.options().deadline);
-    let (operation, culprit) = (Arc::clone(&awaited), missing.first().copied());
-    let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
-    access.end(match culprit {
-        Some(rank) => access.ended_by(rank, reason),
-        None => Error::WorkFailed { operation, reason },
-    })
 }

@@ -20,8 +20,8 @@ use crate::{AbortReason, Descriptor, GroupId};
 /// How long the watchdog rests between two looks.
 const REST: Duration = Duration::from_millis(50);
 
-/// Starts the watchdog of a rank. It waits for the oldest call that is not done, and drains steps that are given up. Where NCCL reports an error of what was issued, it ends the world; and when the world has ended, for
-/// whatever reason, it gives the communicators up, so that no stream waits for ranks that will not come. It ends with the communicators,
+/// Starts the watchdog of a rank. It waits for the oldest call that is not done, and drains steps that are given up. Where NCCL reports an
+/// error of what was issued, it ends the world; and when the world has ended, for whatever reason, it gives the communicators up, so that no stream waits for ranks that will not come. It ends with the communicators,
 /// and holds on to nothing whose end is waited for.
 ///
 /// # Errors
@@ -83,6 +83,9 @@ impl Watch {
         }
         let Some((queue, stream)) = queue else { return Ok(()) };
         self.look_at_head(&queue, (connected, access));
+        if self.status.world_end().is_some() {
+            return Ok(());
+        }
         let (queue, stream, rank) = (&queue, &stream, self.rank);
         self.drain.go_on(&Drained { rank, access, connected, queue, stream })
     }
@@ -96,18 +99,21 @@ impl Watch {
             if let Some(stall) = self.stall.take() {
                 stall.end((access, self.rank));
             }
-            self.stall = call.map(|call| Stall { call, clock: Clock::stall(access.options()) });
+            // A call that was drained has none of its own: this rank was not asked for it.
+            let operation = head.and_then(|head| head.descriptor.or_else(|| record.last()));
+            let clock = || Clock::stall(access.options());
+            let begins = |(call, operation)| Stall { call, operation, clock: clock() };
+            self.stall = call.zip(operation).map(begins);
             return;
         }
-        let (Some(stall), Some(head)) = (&mut self.stall, head) else { return };
-        let Some(operation) = head.descriptor.or_else(|| record.last()) else { return };
-        if let Some(left) = connected.left_before(access, head.call) {
-            let awaited = operation;
+        let Some(stall) = &mut self.stall else { return };
+        if let Some(left) = connected.left_before(access, stall.call) {
+            let awaited = Arc::clone(&stall.operation);
             access.end(access.ended_by(left, AbortReason::Left { awaited }));
             return;
         }
-        let missing = connected.others(head.call.0, self.rank);
-        stall.ring((access, self.rank), operation, missing);
+        let missing = connected.others(stall.call.0, self.rank);
+        stall.ring((access, self.rank), missing);
     }
 }
 
@@ -115,20 +121,16 @@ impl Watch {
 struct Stall {
     /// The group, and the number of the call there.
     call: (GroupId, u64),
+    operation: Arc<Descriptor>,
     clock: Clock,
 }
 
 impl Stall {
     /// Has the judge look for a reason, if it is time.
-    fn ring(
-        &mut self,
-        (access, rank): (&Access, Rank),
-        operation: Arc<Descriptor>,
-        missing: Vec<Rank>,
-    ) {
+    fn ring(&mut self, (access, rank): (&Access, Rank), missing: Vec<Rank>) {
         let (record, index) = (access.record(rank), Some(self.call.1));
         let Some(endpoint) = access.endpoint() else { return };
-        let is_of_issuer = record.has_one_issuer();
+        let (operation, is_of_issuer) = (Arc::clone(&self.operation), record.has_one_issuer());
         let wait = Members { operation, index, missing, is_of_issuer };
         let (key, operation) = (wait.key(), &wait.operation);
         record.wait_on_device(Some(wait.clone()));

@@ -33,11 +33,12 @@ use super::exchanges::ExchangeKey;
 use super::header::{self, end_bytes};
 use super::hello::Asked;
 use super::mailbox::Receiver;
-use super::message::{Kind, Message};
+use super::message::{Kind, MOST_STATEMENT, Message};
 use super::outgoing::{Leaving, Outgoing};
 use super::progress::{Progress, Turned};
 use super::transport::Transport;
 use crate::backend::thread::{Core, Operation};
+use crate::engine::judge::RankState;
 #[cfg(feature = "nccl")]
 use crate::sync::MutexGuard;
 use crate::sync::thread::{Builder, JoinHandle};
@@ -221,6 +222,11 @@ impl Endpoint {
         self.changed.notify_all();
     }
 
+    /// An operation has its number, and no message.
+    pub(crate) fn note(&self, descriptor: &Descriptor) {
+        self.outgoing.lock().issued.note(descriptor);
+    }
+
     /// Takes in the calls of NCCL that another rank made.
     pub(super) fn put_calls(&self, from: Rank, encoded: &[u8]) -> Result<(), String> {
         self.drains.lock().put(from, calls_of(encoded)?)
@@ -258,7 +264,7 @@ impl Endpoint {
         if !self.is_leaving() {
             return;
         }
-        let state = header::bytes(&self.state(core, Calls::Last));
+        let state = self.last_state(core);
         let mut outgoing = self.outgoing.lock();
         if outgoing.leaving == Leaving::Going && outgoing.requests.is_empty() {
             outgoing.leaving = Leaving::Closed;
@@ -268,6 +274,17 @@ impl Endpoint {
             let left = left.into_iter().filter(|(to, _)| !to.is_empty());
             outgoing.requests.extend(left.filter_map(|to| self.last(Kind::Left, &state, to)));
         }
+    }
+
+    /// The state of this rank when it leaves: it waits for nothing more.
+    fn last_state(&self, core: &Core) -> Vec<u8> {
+        let state = RankState { waits: Vec::new(), ..self.state(core, Calls::Last) };
+        let encoded = header::bytes(&state);
+        if encoded.len() <= MOST_STATEMENT {
+            return encoded;
+        }
+        let RankState { step, epoch, given_up, has_left, .. } = state;
+        header::bytes(&RankState { step, epoch, given_up, has_left, ..RankState::default() })
     }
 
     /// Whether this rank is leaving.

@@ -81,11 +81,11 @@ impl Endpoint {
     /// The rank that has the comparer, if that is silent for a second.
     pub(crate) fn await_culprit(&self, core: &Core, wait: WaitKey) -> Result<Option<Rank>, Rank> {
         self.forget_reports(wait);
-        let (until, mut asked) = (from_now(PATIENCE), None);
+        let (mut until, mut asked) = (from_now(PATIENCE), None);
         while !progress::is_in_turn() && core.status().world_end().is_none() {
             let comparer = self.root(core);
             if comparer != asked {
-                asked = comparer;
+                (until, asked) = (from_now(PATIENCE), comparer);
                 self.report(core, Urgency::Deadline, wait);
             }
             let verdict = self.reports.lock().0.get(&wait).and_then(|it| it.verdict);

@@ -119,12 +119,13 @@ impl Progress {
             }
             Kind::Welcome => {
                 let hellos: Vec<Option<Hello>> = header::read(message.header())?;
+                endpoint.welcomed(from, hellos.clone())?;
                 let ranks = hellos.iter().take(core.records().len()).enumerate();
                 for (rank, hello) in ranks.filter_map(|(rank, hello)| Some((rank, hello.as_ref()?)))
                 {
                     self.watch.see(Rank::new(rank), hello);
                 }
-                endpoint.welcomed(from, hellos)
+                Ok(())
             }
         }
     }
