@@ -88,14 +88,14 @@ impl Call {
 
 /// A call that has its number.
 pub(crate) struct Described {
-    /// What the members compare.
+    /// The description that the members compare.
     pub(crate) told: Arc<Descriptor>,
-    /// What the call moves, where a fault has this member tell something else.
+    /// The description of the elements that the call moves, where a fault has this member tell something else.
     pub(crate) meant: Option<Arc<Descriptor>>,
 }
 
 impl Described {
-    /// What the call moves.
+    /// The description of the elements that the call moves.
     pub(crate) fn meant(&self) -> &Arc<Descriptor> {
         self.meant.as_ref().unwrap_or(&self.told)
     }
@@ -105,7 +105,7 @@ impl Described {
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "only NCCL carries it"))]
 pub(crate) struct Issuing {
-    /// What the members compare.
+    /// The description that the members compare.
     pub(crate) told: Arc<Descriptor>,
     /// A digest of the function and of the layout.
     pub(crate) called: u64,

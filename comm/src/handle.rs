@@ -1,4 +1,4 @@
-//! What a rank owns of its world: its record, its sequences, the backend that serves it, and its `streams` on devices.
+//! The parts of a world that a rank owns: its record, its sequences, the backend that serves it, and its `streams` on devices.
 
 mod streams;
 

@@ -1,4 +1,4 @@
-//! What the faults that are due make of a call. `lie` has descriptors that say something else than was meant, and `poisoned` a
+//! The effects of due faults on a call. `lie` has descriptors that say something else than was meant, and `poisoned` a
 //! gradient that is not finite.
 
 mod lie;
@@ -20,7 +20,7 @@ use crate::site::Site;
 pub(crate) struct Injected {
     /// What the others are told.
     pub(crate) call: Call,
-    /// What the call moves, where that is something else.
+    /// The description of the elements that the call moves, where that is something else.
     pub(crate) meant: Option<Call>,
     pub(crate) manner: Manner,
 }

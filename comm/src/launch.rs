@@ -170,7 +170,7 @@ fn start<'scope, T: Send + 'scope>(
     builder.spawn_scoped(scope, move || run_caught(world, dump, rank))
 }
 
-/// What writes the record of a rank when its world has ended early.
+/// The writer of the record of a rank when its world has ended early.
 fn dump_of(world: &World, folder: Option<Arc<Path>>) -> Dump {
     let RankHandle { rank, size, record, status, .. } = &**world.handle();
     Dump::of((*rank, *size), record, status, folder)

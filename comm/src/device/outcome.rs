@@ -39,7 +39,7 @@ pub(crate) struct Part {
     pub(super) link: Option<Link>,
 }
 
-/// What a member brings that lies on a device.
+/// The contribution of a member that lies on a device.
 pub(super) trait OnDevice: Buffers + Sized {
     /// The function that was called: descriptors alone do not tell all of them apart.
     const FUNCTION: u8;

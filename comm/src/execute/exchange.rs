@@ -103,7 +103,7 @@ impl<T: Element> Buffers for Exchange<T> {
     }
 }
 
-/// What a member brings to an all_to_all.
+/// The contribution of a member to an all_to_all.
 pub(crate) struct Splits<T> {
     pub(crate) exchange: Exchange<T>,
     pub(crate) send: Vec<usize>,

@@ -25,7 +25,7 @@ use crate::{Channel, Error, Group, GroupId, Stage, Tag, World};
 /// A communicator that whoever issues for its rank may use.
 pub(crate) type SharedCommunicator = Arc<Mutex<Communicator>>;
 
-/// What a call needs: the communicator of its group, the rank's stream for all calls, and their queue, where peers are processes.
+/// The needs of a call: the communicator of its group, the rank's stream for all calls, and their queue, where peers are processes.
 type Ways = (SharedCommunicator, Arc<Stream>, Option<Arc<Queue>>);
 
 /// The communicators of a rank.

@@ -126,20 +126,20 @@ fn heads(tree: &str) -> Vec<&str> {
     parts.map(first_name).filter(|name| !name.is_empty()).collect()
 }
 
-fn step(letter: char) -> i32 {
-    i32::from(letter == '{') - i32::from(letter == '}')
+fn step(character: char) -> i32 {
+    i32::from(character == '{') - i32::from(character == '}')
 }
 
 fn first_name(tree: &str) -> &str {
     tree.trim_start().split(|it| !is_of_a_name(it)).next().unwrap_or("")
 }
 
-fn is_of_a_name(letter: char) -> bool {
-    letter.is_alphanumeric() || letter == '_'
+fn is_of_a_name(character: char) -> bool {
+    character.is_alphanumeric() || character == '_'
 }
 
-fn is_of_a_path(letter: char) -> bool {
-    is_of_a_name(letter) || letter == ':' || letter == '$'
+fn is_of_a_path(character: char) -> bool {
+    is_of_a_name(character) || character == ':' || character == '$'
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ impl Issued {
         let is_of_this_epoch = || {
             descriptor.sequence < numbers.next && !numbers.skipped.contains(&descriptor.sequence)
         };
-        // What is of an epoch before is over.
+        // Operations of an epoch before are over.
         descriptor.epoch < numbers.epoch
             || (descriptor.epoch == numbers.epoch && is_of_this_epoch())
     }

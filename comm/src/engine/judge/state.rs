@@ -42,7 +42,7 @@ pub(crate) struct Rolled {
     pub(crate) entry: Option<Arc<Descriptor>>,
 }
 
-/// What a thread of a rank does not go on without.
+/// The cause for which a thread of a rank waits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Wait {
     /// Other members of an operation.
