@@ -114,7 +114,8 @@ impl ModelOptions {
 /// The policy for a trainable parameter that gets no gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unused {
-    /// The parameter contributes zeros. If it got no gradient on any rank in the whole step, the optimizer does not change it.
+    /// The parameter contributes zeros. If it got no gradient on any rank in the whole step, the optimizer does not change it. Where
+    /// processes compute on devices, all units are reduced at the end of a microbatch, for gradients that come then.
     Zeros,
     /// As `Zeros`. After the first step that is applied, rank 0 warns once of all parameters that got no gradient on any rank.
     #[default]

@@ -108,7 +108,7 @@ impl Reductions {
             Offer::Missed => format!(
                 "the gradients of unit {name} come too late in microbatch {microbatch}: a unit that follows in the backward was \
                  unsharded before, and zeros were reduced in their place. Where processes compute on devices, a unit is reduced before \
-                 the next one is unsharded"
+                 the next one is unsharded; with Unused::Zeros, units are reduced at the end of the microbatch"
             ),
             _ => format!(
                 "unit {name} was reduced in microbatch {microbatch} before: add its gradients up, and reduce their sum once"

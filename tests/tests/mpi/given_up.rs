@@ -83,7 +83,7 @@ fn missing() -> Result<(), String> {
 /// One of four processes, each with a device.
 pub(crate) fn as_process(scenario: &str) -> Result<(), String> {
     let job = Job::join(PATIENCE).map_err(|error| error.to_string())?;
-    if matches!(scenario, "absent" | "late") {
+    if matches!(scenario, "absent" | "late" | "late-zeros") {
         return one_order::as_process(scenario, &job);
     }
     let deadline = if scenario == "missing" { SHORT } else { PATIENCE };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hsdp::mpi::Job;
 use hsdp::{
     Error, GradientValues, Gradients, LossSum, ModelOptions, Objective, Offload, Placement,
-    ShardedModel, StepOptions, UnitId, World, WorldOptions,
+    ShardedModel, StepOptions, UnitId, Unused, World, WorldOptions,
 };
 use hsdp_kernels::cuda::Device;
 use hsdp_tests::support::models::three_units;
@@ -17,6 +17,9 @@ use crate::given_up::{PATIENCE, passes};
 pub(crate) const TRIALS: &[Named] = &[
     ("devices::ranks_without_gradients_of_a_unit_contribute_zeros", || passes("absent")),
     ("devices::gradients_that_come_too_late_are_refused", || passes("late")),
+    ("devices::gradients_that_come_late_are_reduced_where_parameters_may_be_unused", || {
+        passes("late-zeros")
+    }),
 ];
 
 const PREFETCHES: [usize; 3] = [0, 1, 5];
@@ -25,27 +28,27 @@ const PREFETCHES: [usize; 3] = [0, 1, 5];
 const MICROBATCHES: usize = 2;
 
 pub(crate) fn as_process(scenario: &str, job: &Job) -> Result<(), String> {
+    let unused = if scenario == "late-zeros" { Unused::Zeros } else { Unused::default() };
     for prefetch in PREFETCHES {
         let options = WorldOptions { deadline: PATIENCE, ..WorldOptions::default() };
         let world = job.world(4, options).map_err(|error| error.to_string())?.ok_or("no rank")?;
         let rank = world.rank().index();
-        let ended =
-            model(world, prefetch).map_err(|error| error.to_string()).and_then(|mut model| {
-                match scenario {
-                    "late" => late(&mut model, rank),
-                    _ => absent(&mut model, rank),
-                }
-            });
+        let ended = model(world, prefetch, unused).map_err(|error| error.to_string()).and_then(
+            |mut model| match scenario {
+                "late" | "late-zeros" => late(&mut model, rank),
+                _ => absent(&mut model, rank),
+            },
+        );
         ended.map_err(|error| format!("rank {rank}, prefetch {prefetch}: {error}"))?;
     }
     Ok(())
 }
 
-fn model(world: World, prefetch: usize) -> Result<ShardedModel, Error> {
+fn model(world: World, prefetch: usize, unused: Unused) -> Result<ShardedModel, Error> {
     world.connect_nccl(&Device::new(0).expect("a device"))?;
     let placement = Placement::Cuda { ordinal: 0, offload: Offload::None };
     let (objective, on) = (Objective::Sum, ModelOptions::on(mesh(2, 2)));
-    let options = ModelOptions { placement, objective, prefetch, ..on };
+    let options = ModelOptions { placement, objective, prefetch, unused, ..on };
     ShardedModel::new(world, three_units(), options, |param| vec![0.0; param.numel()])
 }
 
@@ -108,7 +111,7 @@ fn absent(model: &mut ShardedModel, rank: usize) -> Result<(), String> {
 
 /// Rank 0 has the last unit's gradients when all units were unsharded.
 fn late(model: &mut ShardedModel, rank: usize) -> Result<(), String> {
-    let refused: Result<(), Error> = (|| {
+    let late: Result<Gradients, Error> = (|| {
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let mut pass = step.microbatch()?;
         let _seed = pass.loss(LossSum::new(0.0, 1))?;
@@ -120,12 +123,18 @@ fn late(model: &mut ShardedModel, rank: usize) -> Result<(), String> {
             pass.reduce(last, ones(&three_units()[last].params))?;
         }
         pass.finish()?;
-        step.finish().map(drop)
+        step.finish()
     })();
     // With a prefetch of the whole model there is no gather before which the unit is reduced.
-    match (refused, model.options().prefetch) {
-        (Err(error), 0 | 1) if error.to_string().contains("come too late") => {}
-        (Ok(()), 5) => {}
+    let options = model.options();
+    match (late, options.prefetch, options.unused) {
+        (Err(error), 0 | 1, Unused::Warn) if error.to_string().contains("come too late") => {}
+        (Ok(gradients), 5, _) | (Ok(gradients), _, Unused::Zeros) => {
+            let found = sums(model, &gradients)?;
+            if found != [0.0, 0.0, 1.0] {
+                return Err(format!("{found:?} of gradients that came late"));
+            }
+        }
         other => return Err(format!("{other:?}")),
     }
     let gradients = step(model, |_, _| true).map_err(|error| error.to_string())?;

@@ -10,6 +10,7 @@ use crate::engine::reductions::Reductions;
 use crate::engine::shard::Shard;
 use crate::engine::step_state::StepState;
 use crate::error::Error;
+use crate::options::Unused;
 
 impl StepState {
     /// Where gathers and reductions are one sequence: issues the reductions before gather number `end`, and the gathers before them.
@@ -53,7 +54,14 @@ impl Reductions {
         if reduces_later || !fabric.issues_in_one_order() {
             return None;
         }
-        fabric.schedules.current().gathers_before(self.scattered)
+        let schedule = fabric.schedules.current();
+        match fabric.options.unused {
+            // Gradients of a unit that has unused parameters may come when the backward is over.
+            Unused::Zeros => {
+                schedule.gathers_before(self.scattered).map(|_| schedule.gathers().len())
+            }
+            Unused::Warn | Unused::Error => schedule.gathers_before(self.scattered),
+        }
     }
 
     /// So many gathers of this microbatch were issued.
