@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hsdp_sharding::{DType, Rank};
+use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "nccl")]
 pub use self::nccl::NcclError;
@@ -337,7 +338,7 @@ impl Error {
 }
 
 /// The reason why a world ended.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum AbortReason {
     /// The rank panicked, or the code that lends its gradients, or the work of an operation.
