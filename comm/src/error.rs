@@ -4,7 +4,6 @@
 pub(crate) mod nccl;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +42,7 @@ pub enum Error {
         reason: Arc<str>,
     },
     /// The world has ended: a rank panicked, left, missed a deadline, or called [`World::abort`](crate::World::abort).
-    #[error("world aborted: rank {rank}, step {step}, {}: {reason}", At(.operation.as_deref()))]
+    #[error("world aborted: rank {rank}, step {step}, {}: {reason}", last(.operation.as_deref()))]
     WorldAborted {
         /// The rank at fault. After a missed deadline: a rank that is late and does not itself wait for another, or
         /// a rank whose gradient is still being read; the lowest if there are several.
@@ -197,7 +196,7 @@ pub enum Error {
     },
     /// A collective was called on [`Channel::User`](crate::Channel::User) while members have no data. Only a barrier can run
     /// without them. Nothing was issued. See [`World::set_absent`](crate::World::set_absent).
-    #[error("{op} on rank {rank}: {}", WithoutData(.rank, .absent))]
+    #[error("{op} on rank {rank}: {}", without_data(*.rank, .absent))]
     Absent {
         /// The operation.
         op: Op,
@@ -354,7 +353,7 @@ pub enum AbortReason {
         awaited: Arc<Descriptor>,
     },
     /// An operation did not end within the deadline.
-    #[error("deadline of {deadline:?} missed in {awaited} ({}); {}", .awaited.place(), Attendance(.arrived, .missing))]
+    #[error("deadline of {deadline:?} missed in {awaited} ({}); {}", .awaited.place(), attendance(.arrived, .missing))]
     Deadline {
         /// The operation that was waited for.
         awaited: Arc<Descriptor>,
@@ -397,49 +396,30 @@ pub struct StepFailure {
     pub reason: String,
 }
 
-/// Where a rank was.
-struct At<'a>(Option<&'a Descriptor>);
-
-impl fmt::Display for At<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(descriptor) => write!(f, "last in {descriptor}"),
-            None => f.write_str("before its first operation"),
-        }
-    }
+/// The last operation of a rank.
+fn last(operation: Option<&Descriptor>) -> String {
+    let none = || "before its first operation".to_owned();
+    operation.map_or_else(none, |descriptor| format!("last in {descriptor}"))
 }
 
-/// Who has no data, as seen by the rank that called.
-struct WithoutData<'a>(&'a Rank, &'a [Rank]);
-
-impl fmt::Display for WithoutData<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(rank, absent) = self;
-        let numbers: Vec<_> = absent.iter().map(|rank| rank.index()).collect();
-        if absent.contains(rank) {
-            return write!(f, "it has no data in this step (without data: ranks {numbers:?})");
-        }
-        write!(
-            f,
-            "ranks {numbers:?} have no data in this step: only a barrier can run without them"
-        )
+/// The ranks without data, as seen by the rank that called.
+fn without_data(rank: Rank, absent: &[Rank]) -> String {
+    let numbers = numbers(absent);
+    if absent.contains(&rank) {
+        return format!("it has no data in this step (without data: ranks {numbers:?})");
     }
+    format!("ranks {numbers:?} have no data in this step: only a barrier can run without them")
 }
 
-/// Who came and who did not.
-struct Attendance<'a>(&'a [Rank], &'a [Rank]);
-
-impl fmt::Display for Attendance<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers = |ranks: &[Rank]| ranks.iter().map(|rank| rank.index()).collect::<Vec<_>>();
-        match self.1 {
-            [] => write!(f, "all of ranks {:?} arrived, the work did not end", numbers(self.0)),
-            missing => write!(
-                f,
-                "arrived: ranks {:?}, missing: ranks {:?}",
-                numbers(self.0),
-                numbers(missing)
-            ),
-        }
+/// The ranks that came, and those that did not.
+fn attendance(arrived: &[Rank], missing: &[Rank]) -> String {
+    let (arrived, missing) = (numbers(arrived), numbers(missing));
+    if missing.is_empty() {
+        return format!("all of ranks {arrived:?} arrived, the work did not end");
     }
+    format!("arrived: ranks {arrived:?}, missing: ranks {missing:?}")
+}
+
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.get()).collect()
 }

@@ -7,6 +7,7 @@ use hsdp_flight::FlightRecord;
 use hsdp_sharding::Rank;
 
 use crate::engine::{Record, Status};
+use crate::handle::RankHandle;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The record of rank `rank` of `size`.
@@ -32,13 +33,9 @@ pub(crate) struct Dump {
 }
 
 impl Dump {
-    pub(crate) fn of(
-        (rank, size): (Rank, usize),
-        record: &Arc<Record>,
-        status: &Arc<Status>,
-        folder: Option<Arc<Path>>,
-    ) -> Self {
-        let (record, status) = (Arc::clone(record), Arc::clone(status));
+    pub(crate) fn of(handle: &RankHandle, folder: Option<Arc<Path>>) -> Self {
+        let (record, status) = (Arc::clone(&handle.record), Arc::clone(&handle.status));
+        let RankHandle { rank, size, .. } = *handle;
         Self { folder, rank, size, record, status, written: AtomicBool::new(false) }
     }
 

@@ -42,7 +42,7 @@ pub(crate) struct RankHandle {
     /// The end of a step that was not announced, since the panic in which it ended was to end the world.
     withheld: Mutex<Option<(u64, Error)>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
-    /// Where its operations on devices run.
+    /// The streams of its operations on devices.
     pub(crate) streams: Streams,
     /// Its communicators, where those go by NCCL.
     pub(crate) nccl: crate::nccl::Held,
@@ -65,16 +65,12 @@ impl RankHandle {
     pub(crate) fn local(lifeline: Arc<Lifeline>, rank: Rank) -> Self {
         let core = lifeline.core();
         let record = Arc::clone(&core.records()[rank.index()]);
-        let (size, status, access) =
-            (core.records().len(), Arc::clone(core.status()), Access::new(core));
+        let status = Arc::clone(core.status());
+        let (size, access) = (core.records().len(), Access::new(core));
         let faults = core.options().faults.iter().filter(|fault| fault.rank == rank).copied();
         let faults = Injector::new(faults);
-        let mut handle = Self::of(
-            (rank, size),
-            record,
-            status,
-            Backend::Local { core: access, _lifeline: lifeline },
-        );
+        let backend = Backend::Local { core: access, _lifeline: lifeline };
+        let mut handle = Self::of((rank, size), record, status, backend);
         handle.faults = faults;
         handle
     }
@@ -161,14 +157,10 @@ impl RankHandle {
 
     /// Where the other ranks are heard of, if they share no memory with this one.
     pub(crate) fn endpoint(&self) -> Option<&Arc<Endpoint>> {
-        match &self.backend {
-            Backend::Local { core, .. } => core.endpoint(),
-            Backend::Counting => None,
-        }
+        self.access()?.endpoint()
     }
 
-    /// What the ranks share, where there are others.
-    #[cfg(any(feature = "nccl", test))]
+    /// The state that the ranks share, where there are others.
     pub(crate) fn access(&self) -> Option<&Arc<Access>> {
         match &self.backend {
             Backend::Local { core, .. } => Some(core),
@@ -178,10 +170,7 @@ impl RankHandle {
 
     /// Whether all other ranks have left.
     pub(crate) fn is_last(&self) -> bool {
-        match &self.backend {
-            Backend::Local { core, .. } => core.is_last(self.rank),
-            Backend::Counting => true,
-        }
+        self.access().is_none_or(|core| core.is_last(self.rank))
     }
 
     /// Whether an operation may be issued now.
@@ -226,9 +215,9 @@ impl RankHandle {
 
     /// Ends the world, with `error` unless it has ended before.
     pub(crate) fn end(&self, error: Error) -> Error {
-        match &self.backend {
-            Backend::Local { core, .. } => core.end(error),
-            Backend::Counting => self.status.end_world(error),
+        match self.access() {
+            Some(core) => core.end(error),
+            None => self.status.end_world(error),
         }
     }
 
@@ -249,9 +238,9 @@ impl RankHandle {
     }
 
     fn end_epoch(&self, epoch: u64, error: Error) {
-        match &self.backend {
-            Backend::Local { core, .. } => core.end_epoch(epoch, error),
-            Backend::Counting => drop(self.status.end_epoch(epoch, error)),
+        match self.access() {
+            Some(core) => core.end_epoch(epoch, error),
+            None => drop(self.status.end_epoch(epoch, error)),
         }
     }
 
@@ -271,16 +260,16 @@ impl RankHandle {
         let epoch = self.record.epoch();
         if self.status.is_aborted(epoch) {
             self.record.advance_epoch(epoch);
-            match &self.backend {
-                Backend::Local { core, .. } => core.forget_old_epochs(),
-                Backend::Counting => self.status.forget_before(epoch + 1),
+            match self.access() {
+                Some(core) => core.forget_old_epochs(),
+                None => self.status.forget_before(epoch + 1),
             }
         }
         self.record.epoch()
     }
 
     pub(crate) fn leave(&self) {
-        if let Backend::Local { core, .. } = &self.backend {
+        if let Some(core) = self.access() {
             self.nccl.leave(core, self.rank);
             core.leave(self.rank);
         }

@@ -3,7 +3,6 @@
 use std::fmt::{self, Display};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 
@@ -12,7 +11,6 @@ use hsdp_sharding::Rank;
 
 use crate::engine::panic_message;
 use crate::flight::Dump;
-use crate::handle::RankHandle;
 use crate::world::{MOST_RANKS, check_size};
 use crate::{AbortReason, Error, World, WorldOptions};
 
@@ -69,17 +67,14 @@ pub fn launch<T: Send>(
     }
     let folder = options.flight_dir.as_deref().map(Arc::from);
     let worlds = World::local(size, options);
-    let dump = |world: &World| dump_of(world, folder.clone());
+    let dump = |world: &World| Dump::of(world.handle(), folder.clone());
     let dumps: Vec<_> = worlds.iter().map(dump).collect();
     let returned = thread::scope(|scope| {
         let start = |(world, dump)| start(scope, world, dump, &rank);
         // All start before the first is joined.
         let started: Vec<_> = worlds.into_iter().zip(&dumps).map(start).collect();
-        started
-            .into_iter()
-            .enumerate()
-            .map(|(rank, thread)| join(Rank::new(rank), thread))
-            .collect()
+        let started = started.into_iter().enumerate();
+        started.map(|(rank, thread)| join(Rank::new(rank), thread)).collect()
     });
     // Some may have been gone before the world ended.
     dumps.iter().for_each(Dump::if_ended);
@@ -109,12 +104,8 @@ pub fn world<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
             Err(failure) => failures.push(failure.to_string()),
         }
     }
-    assert!(
-        failures.is_empty(),
-        "{} of {size} ranks failed:\n{}",
-        failures.len(),
-        failures.join("\n")
-    );
+    let (failed, list) = (failures.len(), failures.join("\n"));
+    assert!(failures.is_empty(), "{failed} of {size} ranks failed:\n{list}");
     outputs
 }
 
@@ -154,7 +145,7 @@ pub(crate) fn run_one<T>(
     rank: impl FnOnce(World) -> T,
 ) -> Result<T, RankFailure> {
     let own = world.rank();
-    let dump = dump_of(&world, options.flight_dir.as_deref().map(Arc::from));
+    let dump = Dump::of(world.handle(), options.flight_dir.as_deref().map(Arc::from));
     run_caught(world, &dump, rank).map_err(|message| RankFailure { rank: own, message })
 }
 
@@ -168,12 +159,6 @@ fn start<'scope, T: Send + 'scope>(
 ) -> Started<'scope, T> {
     let builder = Builder::new().name(format!("rank-{}", world.rank())).stack_size(STACK_BYTES);
     builder.spawn_scoped(scope, move || run_caught(world, dump, rank))
-}
-
-/// The writer of the record of a rank when its world has ended early.
-fn dump_of(world: &World, folder: Option<Arc<Path>>) -> Dump {
-    let RankHandle { rank, size, record, status, .. } = &**world.handle();
-    Dump::of((*rank, *size), record, status, folder)
 }
 
 /// One rank, from its first line to the moment from which others must not wait for it.
