@@ -186,7 +186,8 @@ impl Group {
         call: Call,
         contribution: &mut D,
     ) -> Result<(Described, Option<EntryNumber>), Error> {
-        let Injected { call, meant, manner } = self.handle().inject(site, call, contribution)?;
+        let Injected { call, meant, manner } =
+            self.handle().inject(site, call, contribution.gradients())?;
         if matches!(manner, Manner::AfterBarrier) {
             self.extra_barrier(site, call.tag)?;
         }

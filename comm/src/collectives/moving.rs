@@ -55,18 +55,13 @@ impl Group {
         root: usize,
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
-        let call = Call::new(Op::Broadcast, tag).elements::<T>(values.len()).root(self.member(
-            Op::Broadcast,
-            "the root",
-            root,
-        )?);
-        let is_root = self.index() == root;
-        let contribution = if is_root {
-            Exchange { source: Source::Lent(values), target: None }
-        } else {
-            Exchange { source: Source::nothing(), target: Some(values) }
+        let rank = self.member(Op::Broadcast, "the root", root)?;
+        let call = Call::new(Op::Broadcast, tag).elements::<T>(values.len()).root(rank);
+        let (source, target) = match self.index() == root {
+            true => (Source::Lent(values), None),
+            false => (Source::nothing(), Some(values)),
         };
-        self.issue(call, contribution, move |all| Ok(Copies::from_root(all, root)))
+        self.issue(call, Exchange { source, target }, move |all| Ok(Copies::from_root(all, root)))
     }
 
     /// The root gets the elements of all members, in member order; the others get `None`.

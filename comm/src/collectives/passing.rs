@@ -55,8 +55,8 @@ impl Group {
         let peer = self.member(Op::Send, "the destination", to)?;
         let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
         let ticket = self.transfer(call, [self.rank(), peer], values, given)?;
-        Ok(ticket
-            .map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, sent::<T>)))
+        let issued = |ticket| Pending::issued_with(ticket, sent::<T>);
+        Ok(ticket.map_or_else(|| Pending::ready(()), issued))
     }
 
     /// Receives the elements that member `from` sends with [`send`](Self::send).

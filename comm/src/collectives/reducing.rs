@@ -99,18 +99,15 @@ impl Group {
         values: Source<T>,
     ) -> Result<Pending<O>, Error> {
         self.check_average::<T>(Op::Reduce, reduction)?;
-        let root_rank = self.member(Op::Reduce, "the root", root)?;
+        let rank = self.member(Op::Reduce, "the root", root)?;
         let (len, is_root) = (values.len(), self.index() == root);
-        let call =
-            Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
-        let work = move |all| Reduce::new(all, reduction, root);
-        // What the root brings is where its result goes.
-        let (source, target) = if is_root {
-            (Source::nothing(), Some(values.into_elements()))
-        } else {
-            (values, None)
+        let call = Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(rank);
+        // The result goes where the root's elements are.
+        let (source, target) = match is_root {
+            true => (Source::nothing(), Some(values.into_elements())),
+            false => (values, None),
         };
-        self.issue(call, Exchange { source, target }, work)
+        self.issue(call, Exchange { source, target }, move |all| Reduce::new(all, reduction, root))
     }
 
     fn check_average<T: Element>(&self, op: Op, reduction: Reduction) -> Result<(), Error> {
