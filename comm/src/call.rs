@@ -56,6 +56,11 @@ impl Call {
         Self { scaling: Some(scaling), ..self }
     }
 
+    /// The bytes of the elements that the member sends.
+    pub(crate) fn bytes(&self) -> usize {
+        self.counts.total().saturating_mul(self.dtype.map_or(0, DType::size_bytes))
+    }
+
     /// Its descriptor, as a number of the sequence of `site`.
     pub(crate) fn described(self, site: &Site, epoch: u64, sequence: u64) -> Descriptor {
         let Self { op, tag, dtype, counts, reduction, root, peer, scaling } = self;

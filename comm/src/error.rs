@@ -364,6 +364,12 @@ pub enum AbortReason {
         /// Members that had not; none if the work itself took too long.
         missing: Vec<Rank>,
     },
+    /// The rank called [`World::abort`](crate::World::abort), or its part of an operation failed.
+    #[error("{reason}")]
+    Requested {
+        /// The reason that was given.
+        reason: Arc<str>,
+    },
     /// The rank's process ended without notice.
     #[error("its process is gone")]
     Gone,
@@ -378,12 +384,6 @@ pub enum AbortReason {
     Garbled {
         /// The problem with the message.
         problem: Arc<str>,
-    },
-    /// The rank called [`World::abort`](crate::World::abort), or its part of an operation failed.
-    #[error("{reason}")]
-    Requested {
-        /// The reason that was given.
-        reason: Arc<str>,
     },
 }
 

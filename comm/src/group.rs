@@ -132,13 +132,8 @@ impl Group {
 
     /// A buffer for an output: pages that nobody has touched.
     pub(crate) fn room<T: Element>(&self, op: Op, tag: Tag, len: usize) -> Result<Vec<T>, Error> {
-        let failed = |()| Error::OutOfMemory {
-            op,
-            rank: self.rank(),
-            step: self.handle.record.step(),
-            bytes: len.saturating_mul(size_of::<T>()),
-            what: format!("its output, in {tag}"),
-        };
+        let bytes = len.saturating_mul(size_of::<T>());
+        let failed = |()| self.handle.out_of_memory(op, bytes, format!("its output, in {tag}"));
         bytemuck::allocation::try_zeroed_vec(len).map_err(failed)
     }
 }

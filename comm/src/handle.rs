@@ -203,14 +203,10 @@ impl RankHandle {
         Ok((descriptor, entry))
     }
 
-    pub(crate) fn abort(&self, reason: &str) {
-        let error = Error::WorldAborted {
-            rank: self.rank,
-            step: self.record.step(),
-            operation: self.record.last(),
-            reason: AbortReason::Requested { reason: reason.into() },
-        };
-        self.end(error);
+    /// Ends the world, in which this rank is at fault, unless it has ended before.
+    pub(crate) fn abort(&self, reason: AbortReason) {
+        let (step, operation) = (self.record.step(), self.record.last());
+        self.end(Error::WorldAborted { rank: self.rank, step, operation, reason });
     }
 
     /// Ends the world, with `error` unless it has ended before.
@@ -266,6 +262,10 @@ impl RankHandle {
             }
         }
         self.record.epoch()
+    }
+
+    pub(crate) fn out_of_memory(&self, op: Op, bytes: usize, what: String) -> Error {
+        Error::OutOfMemory { op, rank: self.rank, step: self.record.step(), bytes, what }
     }
 
     pub(crate) fn leave(&self) {

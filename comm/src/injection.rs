@@ -72,7 +72,10 @@ impl RankHandle {
         match kind {
             FaultKind::Panic => panic!("{}", self.injected(call, "an injected panic")),
             FaultKind::Error => return Err(self.injected(call, "an injected error")),
-            FaultKind::OutOfMemory => return Err(self.out_of_memory(call)),
+            FaultKind::OutOfMemory => {
+                let what = format!("its elements, in {} (an injected fault)", call.tag);
+                return Err(self.out_of_memory(call.op, call.bytes(), what));
+            }
             FaultKind::Leave => {
                 self.faults.leave();
                 self.leave();
@@ -106,16 +109,5 @@ impl RankHandle {
     fn injected(&self, call: &Call, what: &str) -> Error {
         let what = format!("{what}, in {}", call.tag);
         Error::Injected { op: call.op, rank: self.rank, step: self.record.step(), what }
-    }
-
-    fn out_of_memory(&self, call: &Call) -> Error {
-        let size = call.dtype.map_or(0, |dtype| dtype.size_bytes());
-        Error::OutOfMemory {
-            op: call.op,
-            rank: self.rank,
-            step: self.record.step(),
-            bytes: call.counts.total().saturating_mul(size),
-            what: format!("its elements, in {} (an injected fault)", call.tag),
-        }
     }
 }

@@ -12,7 +12,7 @@ use hsdp_sharding::Rank;
 use crate::engine::panic_message;
 use crate::flight::Dump;
 use crate::world::{MOST_RANKS, check_size};
-use crate::{AbortReason, Error, World, WorldOptions};
+use crate::{AbortReason, World, WorldOptions};
 
 /// The stack of a rank's thread: an autograd recurses.
 const STACK_BYTES: usize = 16 << 20;
@@ -171,12 +171,7 @@ fn run_caught<T>(world: World, dump: &Dump, rank: impl FnOnce(World) -> T) -> Re
     }));
     let returned = returned.map_err(|panic| {
         let message = panic_message(&*panic);
-        handle.end(Error::WorldAborted {
-            rank: handle.rank,
-            step: handle.record.step(),
-            operation: handle.record.last(),
-            reason: AbortReason::Panicked { message: Arc::clone(&message) },
-        });
+        handle.abort(AbortReason::Panicked { message: Arc::clone(&message) });
         message
     });
     handle.leave();

@@ -321,7 +321,7 @@ impl World {
     /// Pending operations, and operations that are issued later, end with [`Error::WorldAborted`]; operations whose members
     /// had all arrived complete.
     pub fn abort(&self, reason: &str) {
-        self.handle.abort(reason);
+        self.handle.abort(AbortReason::Requested { reason: reason.into() });
     }
 
     /// The error that ended the world, if it has ended.

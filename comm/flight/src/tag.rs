@@ -35,8 +35,8 @@ pub struct Tag {
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Tag")]
 pub(crate) struct WholeTag {
-    stage: Stage,
     unit: Option<UnitId>,
+    stage: Stage,
     step: u64,
     microbatch: usize,
 }
