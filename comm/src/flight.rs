@@ -7,7 +7,6 @@ use hsdp_flight::FlightRecord;
 use hsdp_sharding::Rank;
 
 use crate::engine::{Record, Status};
-use crate::handle::RankHandle;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The record of rank `rank` of `size`.
@@ -33,9 +32,13 @@ pub(crate) struct Dump {
 }
 
 impl Dump {
-    pub(crate) fn of(handle: &RankHandle, folder: Option<Arc<Path>>) -> Self {
-        let (record, status) = (Arc::clone(&handle.record), Arc::clone(&handle.status));
-        let RankHandle { rank, size, .. } = *handle;
+    pub(crate) fn of(
+        (rank, size): (Rank, usize),
+        record: &Arc<Record>,
+        status: &Arc<Status>,
+        folder: Option<Arc<Path>>,
+    ) -> Self {
+        let (record, status) = (Arc::clone(record), Arc::clone(status));
         Self { folder, rank, size, record, status, written: AtomicBool::new(false) }
     }
 

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 
@@ -11,6 +12,7 @@ use hsdp_sharding::Rank;
 
 use crate::engine::panic_message;
 use crate::flight::Dump;
+use crate::handle::RankHandle;
 use crate::world::{MOST_RANKS, check_size};
 use crate::{AbortReason, World, WorldOptions};
 
@@ -67,7 +69,7 @@ pub fn launch<T: Send>(
     }
     let folder = options.flight_dir.as_deref().map(Arc::from);
     let worlds = World::local(size, options);
-    let dump = |world: &World| Dump::of(world.handle(), folder.clone());
+    let dump = |world: &World| dump_of(world, folder.clone());
     let dumps: Vec<_> = worlds.iter().map(dump).collect();
     let returned = thread::scope(|scope| {
         let start = |(world, dump)| start(scope, world, dump, &rank);
@@ -145,7 +147,7 @@ pub(crate) fn run_one<T>(
     rank: impl FnOnce(World) -> T,
 ) -> Result<T, RankFailure> {
     let own = world.rank();
-    let dump = Dump::of(world.handle(), options.flight_dir.as_deref().map(Arc::from));
+    let dump = dump_of(&world, options.flight_dir.as_deref().map(Arc::from));
     run_caught(world, &dump, rank).map_err(|message| RankFailure { rank: own, message })
 }
 
@@ -159,6 +161,12 @@ fn start<'scope, T: Send + 'scope>(
 ) -> Started<'scope, T> {
     let builder = Builder::new().name(format!("rank-{}", world.rank())).stack_size(STACK_BYTES);
     builder.spawn_scoped(scope, move || run_caught(world, dump, rank))
+}
+
+/// The writer of the record of a rank when its world has ended early.
+fn dump_of(world: &World, folder: Option<Arc<Path>>) -> Dump {
+    let RankHandle { rank, size, record, status, .. } = &**world.handle();
+    Dump::of((*rank, *size), record, status, folder)
 }
 
 /// One rank, from its first line to the moment from which others must not wait for it.
