@@ -64,7 +64,7 @@ impl Group {
         &self.site
     }
 
-    /// Where those meet that are left without `absent`, of which this rank is none: a group of its own, which pairs with no
+    /// The site of the members that are left without `absent`, of which this rank is none: a group of its own, which pairs with no
     /// other.
     pub(crate) fn without(&self, absent: &[Rank]) -> Site {
         let Site { id, channel, ref ranks, slot, .. } = self.site;
@@ -74,7 +74,7 @@ impl Group {
         self.handle.site((id.without(absent), channel), present, before)
     }
 
-    /// Where the transfers from one member to another meet: the first gives, the second takes.
+    /// The site of the transfers from one member to another: the first gives, the second takes.
     pub(crate) fn pair(&self, [from, to]: [Rank; 2], slot: usize) -> Site {
         let Site { id, channel, .. } = self.site;
         self.handle.site((id.pair(from, to), channel), Arc::new([from, to]), slot)
@@ -130,7 +130,7 @@ impl Group {
         Error::BadCount { op, rank: self.rank(), what: what.to_owned(), found, expected }
     }
 
-    /// A buffer for an output: pages that nobody has touched.
+    /// A buffer for an output: pages that were never touched.
     pub(crate) fn room<T: Element>(&self, op: Op, tag: Tag, len: usize) -> Result<Vec<T>, Error> {
         let bytes = len.saturating_mul(size_of::<T>());
         let failed = |()| self.handle.out_of_memory(op, bytes, format!("its output, in {tag}"));

@@ -31,13 +31,13 @@ pub(crate) struct RankHandle {
     pub(crate) record: Arc<Record>,
     pub(crate) status: Arc<Status>,
     pub(crate) backend: Backend,
-    /// What goes wrong here on purpose.
+    /// The faults that a test injects into this rank.
     pub(crate) faults: Injector,
     /// Whether a model has checked the places of the faults.
     faults_taken: AtomicBool,
     /// The ranks that have no data, in order, each once.
     absent: Mutex<Arc<[Rank]>>,
-    /// Whose panics end the world: the thread that a launch has started for this rank.
+    /// The thread that a launch has started for this rank: its panics end the world.
     watched: OnceLock<ThreadId>,
     /// The end of a step that was not announced, since the panic in which it ended was to end the world.
     withheld: Mutex<Option<(u64, Error)>>,
@@ -48,10 +48,10 @@ pub(crate) struct RankHandle {
     pub(crate) nccl: crate::nccl::Held,
 }
 
-/// Who serves the operations of a world.
+/// The backend that serves the operations of a world.
 #[derive(Debug)]
 pub(crate) enum Backend {
-    /// Operations meet in this process. Its ranks are threads, or the other ranks are stood in for by what they send.
+    /// Operations meet in this process. Its ranks are threads, or messages stand in for the other ranks.
     Local {
         core: Arc<Access>,
         /// Held, not used: the workers end with the last one.
@@ -120,7 +120,7 @@ impl RankHandle {
         thread::panicking() && self.watched.get() == Some(&thread::current().id())
     }
 
-    /// Where a group of `ranks` meets, in which this rank has `slot`. All handles of one group share its sequence; only who
+    /// The site of a group of `ranks`, in which this rank has `slot`. All handles of one group share its sequence; only a rank that
     /// sends to itself has two slots.
     pub(crate) fn site(
         &self,
@@ -155,7 +155,7 @@ impl RankHandle {
         *self.absent.lock() = ranks.into();
     }
 
-    /// Where the other ranks are heard of, if they share no memory with this one.
+    /// The endpoint of messages, if the other ranks share no memory with this one.
     pub(crate) fn endpoint(&self) -> Option<&Arc<Endpoint>> {
         self.access()?.endpoint()
     }
@@ -219,7 +219,7 @@ impl RankHandle {
 
     /// Gives up the step that this rank makes in `epoch`.
     pub(crate) fn abort_step(&self, epoch: u64, failure: StepFailure) {
-        // Who has left says nothing any more: that it has left is what others are told.
+        // A rank that has left says nothing any more: the others were told that it has left.
         if self.record.has_left() {
             return;
         }

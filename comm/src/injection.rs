@@ -30,7 +30,7 @@ pub(crate) enum Manner {
     Issued,
     /// A barrier is issued before it.
     AfterBarrier,
-    /// It meets nobody.
+    /// It meets no other member.
     Skipped,
 }
 
@@ -99,7 +99,7 @@ impl RankHandle {
         Ok(())
     }
 
-    /// Sleeps until the world ends, or nobody is left to end it.
+    /// Sleeps until the world ends, or no rank is left to end it.
     fn freeze(&self, call: &Call) -> Error {
         let end = self.status.sleep(Duration::MAX, || self.is_last());
         let what = "frozen by an injected fault, until all others had left";

@@ -1,4 +1,4 @@
-//! How a group's calls become operations: numbered, noted, and handed to whoever serves them.
+//! The way of a group's calls: they get numbers, are noted, and go to the backend that serves them.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
-/// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.
+/// The most bytes for which a group of one is done in less time than it takes to note the time: some ten microseconds.
 const QUICK_BYTES: usize = 32 << 10;
 
 impl Group {
@@ -46,7 +46,7 @@ impl Group {
         })
     }
 
-    /// Issues an operation whose members must share memory: what they bring does not travel.
+    /// Issues an operation whose members must share memory: their contributions do not travel.
     pub(crate) fn issue_here<D, W, O>(
         &self,
         call: Call,
@@ -158,7 +158,7 @@ impl Group {
         flight.settle(entry, FlightState::Complete);
     }
 
-    /// Where an operation of all members takes place: a barrier of users among those that have data.
+    /// The site of an operation of all members: of a barrier of users, the members that have data.
     fn site_of(&self, op: Op) -> Result<Cow<'_, Site>, Error> {
         let (absent, rank) = (self.absent_at(self.site()), self.rank());
         if absent.is_empty() {
@@ -170,7 +170,7 @@ impl Group {
         Err(Error::Absent { op, rank, absent })
     }
 
-    /// Who is to meet there and has no data, or this rank if it has none; nobody, if it is not users who call.
+    /// The ranks at the site that have no data, and this rank if it has none; no rank, if the call is not of users.
     fn absent_at(&self, site: &Site) -> Vec<Rank> {
         if site.channel != Channel::User {
             return Vec::new();
@@ -199,7 +199,7 @@ impl Group {
         Ok((Described { told, meant }, entry))
     }
 
-    /// The barrier of a fault, which nobody waits for. Where there are no other ranks, there are no faults.
+    /// The barrier of a fault, for which no thread waits. Where there are no other ranks, there are no faults.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
         let Backend::Local { core, .. } = &self.handle().backend else { return Ok(()) };
         let (told, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;

@@ -1,4 +1,4 @@
-//! What a rank has issued and received: calls, and bytes that came from other ranks.
+//! The counts of a rank: the calls that it has issued, and the bytes that came from other ranks.
 //!
 //! Bytes are those of the operation's pattern, and are added when all members have come. A plan has formulas of its own, which can be
 //! held against them.

@@ -39,7 +39,7 @@ mod copies {
     /// The count of copies, which the first call begins; `None` if the system does not call back.
     pub(super) fn count() -> Option<u64> {
         static COUNTS: OnceLock<bool> = OnceLock::new();
-        // SAFETY: CO-3, what is to be called in a copy does what may be done there.
+        // SAFETY: CO-3, the function that is called in a copy does only what is allowed there.
         let begin = || unsafe { libc::pthread_atfork(None, None, Some(one_more)) } == 0;
         COUNTS.get_or_init(begin).then(|| COPIES.load(Ordering::Relaxed))
     }

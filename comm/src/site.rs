@@ -1,4 +1,4 @@
-//! Where the members of a call meet, and the numbers of their calls there. PROTOCOL.md, "Matching of calls".
+//! The sites at which the members of a call meet, and the numbers of their calls there. PROTOCOL.md, "Matching of calls".
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use hsdp_sharding::Rank;
 use crate::sync::Mutex;
 use crate::{Channel, GroupId};
 
-/// Where the members of a call meet: a group, what is left of one whose other members are absent, or a pair of its
+/// The site at which the members of a call meet: a group, the members that are left of it while others are absent, or a pair of its
 /// members.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {

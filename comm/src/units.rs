@@ -152,13 +152,13 @@ impl Group {
         self.issue(call, Scaled(values), work)
     }
 
-    /// How contributions are scaled in this group: among several members as the caller says, alone by one division.
+    /// The scaling of contributions in this group: among several members as the caller says, alone by one division.
     pub(crate) fn effective(&self, scaling: Scaling) -> Scaling {
         let Scaling { pre, post, .. } = scaling;
         if self.size() > 1 {
             return scaling;
         }
-        // Where the product is no f32, two divisions give what one would, but for a rounding.
+        // Where the product is no f32, two divisions give the result of one, but for a rounding.
         let (pre, post) = match Divisor::new(pre.value() * post.value()) {
             Ok(product) => (Divisor::ONE, product),
             Err(_) => (pre, post),

@@ -63,7 +63,7 @@ impl World {
         worlds
     }
 
-    /// The world is over for the ranks of this process.
+    /// Ends the world for the ranks of this process.
     fn end_here(&self, error: &Error) {
         if let Some(core) = self.handle.access() {
             core.end_here(error.clone(), &[]);
@@ -86,7 +86,7 @@ impl World {
     }
 
     /// The world of the first `size` processes of a job, of which this is number `rank` of `processes`; `None` if it is not among
-    /// them. All processes of the job compare what they ask for, also those that are no ranks.
+    /// them. All processes of the job compare their requests, also those that are no ranks.
     ///
     /// # Errors
     /// Those of the comparison; [`Error::BadRank`] if there are fewer processes; [`Error::BadFault`], of which the other ranks are told.

@@ -152,7 +152,7 @@ pub struct Descriptor {
     pub sequence: u64,
     /// The kind of operation.
     pub op: Op,
-    /// How elements are combined, if they are.
+    /// The reduction of the elements, if they are combined.
     pub reduction: Option<Reduction>,
     /// The dtype of the elements; a barrier has none.
     pub dtype: Option<DType>,
@@ -186,7 +186,7 @@ impl Descriptor {
             && self.tag == other.tag
     }
 
-    /// Where the operation stands in its sequence, for messages.
+    /// The place of the operation in its sequence, in words.
     #[must_use]
     pub fn place(&self) -> String {
         format!("operation {} on channel {}, epoch {}", self.sequence, self.channel, self.epoch)

@@ -1,4 +1,4 @@
-//! What the records of all ranks say together. Pure: it reads records, and knows no world.
+//! The comparison of the records of all ranks. Pure: it reads records, and knows no world.
 //!
 //! In reading order: `operations` (the ranks that issued each), `stalls` (the ranks that wait for others), `lateness` (the slow ranks), `words`.
 
@@ -66,7 +66,7 @@ pub enum Finding {
         operation: Box<FlightEntry>,
         /// The ranks that wait for it; if no rank waits, the ranks that have issued it.
         waiting: Vec<Rank>,
-        /// How long the first of them has waited, or had waited when the operation failed; `None` if no rank waits.
+        /// The time for which the first of them has waited, or had waited when the operation failed; `None` if no rank waits.
         waited: Option<Duration>,
         /// The members that have not issued it, or of which that is unknown.
         absent: Vec<MemberFinding>,

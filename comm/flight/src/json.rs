@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{FlightGroup, FlightRecord};
 
-/// The version of what is written. It goes up when a reader of the former one would misunderstand.
+/// The version of the text. It goes up when a reader of the former version would misunderstand it.
 const VERSION: u64 = 1;
 
 /// Longer texts are refused: many times what the largest ring gives.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
-/// Larger worlds are refused, whatever a text says: what is said of each rank needs memory for each.
+/// Records of larger worlds are refused: an explanation takes memory for each rank.
 const MAX_SIZE: usize = 1 << 20;
 
 /// The reason why a text or a file cannot be read as a flight record.

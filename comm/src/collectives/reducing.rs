@@ -43,7 +43,7 @@ impl Group {
         self.issue(call, exchange, move |all| ReduceScatter::new(all, reduction))
     }
 
-    /// How many elements each member gets of a reduce_scatter of `len`.
+    /// The number of elements that each member gets of a reduce_scatter of `len`.
     pub(super) fn check_parts<T: Element>(
         &self,
         reduction: Reduction,

@@ -11,7 +11,7 @@ pub(crate) struct Injector {
     progress: Mutex<Progress>,
 }
 
-/// How far a rank has come.
+/// The progress of a rank.
 #[derive(Debug, Default)]
 struct Progress {
     /// The faults that have not fired.

@@ -1,6 +1,6 @@
 //! MPI itself: one function for each call that is made, its code checked. `TRANSPORTS.md`, "MPI".
 //!
-//! Whoever has a [`Library`] knows that MPI was begun and is not finalized, and every call is made under its lock (MP-1).
+//! While there is a [`Library`], MPI was begun and is not finalized. Every call is made under its lock (MP-1).
 
 mod ending;
 
@@ -17,7 +17,7 @@ use super::error::MpiError;
 use crate::engine::{Alarm, Clock};
 use crate::remote::BLOCK_BYTES;
 
-/// Held by whoever calls MPI.
+/// The lock under which MPI is called.
 static CALLS: Mutex<()> = Mutex::new(());
 
 /// The one that is there, if one is: MPI is begun once, and ended once.
@@ -34,13 +34,13 @@ pub(super) struct Library {
     block: ffi::MPI_Datatype,
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// How many worlds were made.
+    /// The number of worlds that were made.
     worlds: AtomicI32,
-    /// How many messages were sent to each process.
+    /// The number of messages that were sent to each process.
     sent: Box<[AtomicU64]>,
-    /// How many messages were found.
+    /// The number of messages that were found.
     found: AtomicU64,
-    /// How long the others are waited for at the end.
+    /// The longest wait for the other processes at the end.
     deadline: Duration,
     /// Whether this library began MPI, and so ends it.
     is_ours: bool,
@@ -181,7 +181,7 @@ impl Calls<'_> {
     pub(super) fn receive(&self, found: Found, bytes: &mut [u8]) -> Result<Request, MpiError> {
         let (data, count) = (bytes.as_mut_ptr().cast::<c_void>(), blocks(bytes.len()));
         let (mut message, mut request) = (found.message, null_request());
-        // SAFETY: MP-3, as for sending; nobody else reads or writes them until then.
+        // SAFETY: MP-3, as for sending; no other thread reads or writes them until then.
         let code = unsafe {
             ffi::MPI_Imrecv(data, count, self.library.block, &raw mut message, &raw mut request)
         };
@@ -281,7 +281,7 @@ fn duplicate(communicator: ffi::MPI_Comm, deadline: Duration) -> Result<ffi::MPI
     // Never freed: where others do not come in time, MPI may write it later.
     let duplicate = Box::leak(Box::new(constant(&raw const ffi::RSMPI_COMM_NULL)));
     let mut request = null_request();
-    // SAFETY: MP-2, what is written to is there for ever.
+    // SAFETY: MP-2, the handle that is written is there for ever.
     let code = unsafe { ffi::MPI_Comm_idup(communicator, &raw mut *duplicate, &raw mut request) };
     check("MPI_Comm_idup", code)?;
     complete("MPI_Comm_idup", Request(request), deadline, || Ok(()))?;
@@ -300,7 +300,7 @@ fn block_type() -> Result<ffi::MPI_Datatype, MpiError> {
     Ok(block)
 }
 
-/// What a function of MPI says of a communicator.
+/// The number that a function of MPI gives of a communicator.
 fn number(
     call: &'static str,
     communicator: ffi::MPI_Comm,
@@ -320,7 +320,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     Err(MpiError::Call { call, code, message: text(code) })
 }
 
-/// What MPI says of a code.
+/// The text of MPI for a code.
 fn text(code: c_int) -> String {
     let (mut text, mut len) = ([0_u8; MOST_TEXT], 0);
     // SAFETY: MP-2, there is room for more than the longest text of any library.

@@ -11,7 +11,7 @@ use super::library::{Found, Library, Request};
 use crate::Error;
 use crate::remote::{Buffer, Message, Pool, Transport, TransportError};
 
-/// How many messages are received at a time.
+/// The number of messages that are received at a time.
 const RECEIVED_AT_ONCE: usize = 256;
 
 /// The messages of one world.

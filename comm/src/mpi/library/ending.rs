@@ -14,11 +14,11 @@ use crate::mpi::job::TAGS;
 /// The tag of the message which says that a process does not come to the end: no world has it.
 const EARLY: c_int = TAGS;
 
-/// How long a process stays after an early end: launchers kill the others as soon as one is gone, and they write their
+/// The time for which a process stays after an early end: launchers kill the others as soon as one is gone, and they write their
 /// flight records now.
 const STAYS: Duration = Duration::from_millis(250);
 
-/// How long it sleeps meanwhile, at a time.
+/// The length of one sleep meanwhile.
 const NAP: Duration = Duration::from_millis(1);
 
 /// The call to which all processes come at the end.
@@ -39,16 +39,16 @@ impl Library {
         let mut block = self.block;
         // SAFETY: MP-2, the type is ours, and nothing of it is under way.
         check("MPI_Type_free", unsafe { ffi::MPI_Type_free(&raw mut block) })?;
-        // SAFETY: MP-2, nothing is under way, and nobody calls afterwards.
+        // SAFETY: MP-2, nothing is under way, and no call follows.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }
 }
 
 impl Calls<'_> {
-    /// Has nobody wait for this process at the end.
+    /// Tells the other processes not to wait for this one at the end.
     fn part(&self) {
         let others = (0..self.library.size).filter(|to| *to != self.library.rank);
-        // Where one is gone, there is nobody to tell.
+        // A process that is gone cannot be told.
         let mut sending: Vec<_> = others.filter_map(|to| self.send(&[], to, EARLY).ok()).collect();
         let mut clock = Clock::until(STAYS);
         while clock.alarm() != Alarm::Deadline {
@@ -57,7 +57,7 @@ impl Calls<'_> {
         }
     }
 
-    /// How many messages were sent to this process, by all, each of which has come to its end.
+    /// The number of messages that all processes have sent to this one; each has come to its end.
     fn sent_here(&self) -> Result<u64, MpiError> {
         let sent = self.library.sent.iter().map(|sent| sent.load(Ordering::Relaxed));
         // Never freed: where others do not come in time, MPI may read and write them later.
@@ -73,11 +73,11 @@ impl Calls<'_> {
             ffi::MPI_Ireduce_scatter_block(data, to, 1, number, sum, communicator, &raw mut request)
         };
         check(MEETING, code)?;
-        let nobody_parts = || match self.find(EARLY)? {
+        let none_parts = || match self.find(EARLY)? {
             Some(found) => Err(MpiError::Early { process: found.from }),
             None => Ok(()),
         };
-        complete(MEETING, Request(request), self.library.deadline, nobody_parts)?;
+        complete(MEETING, Request(request), self.library.deadline, none_parts)?;
         Ok(*here)
     }
 
