@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hsdp_sharding::{DType, Rank};
+use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "nccl")]
@@ -75,59 +75,16 @@ pub enum Error {
         /// The problem with the list.
         problem: &'static str,
     },
-    /// A buffer has a length that the operation cannot use. Nothing was issued.
-    #[error("{op} on rank {rank}: {what} has {found} elements, expected {expected}")]
-    BadCount {
+    /// The call does not suit its group: the length or the dtype of a buffer, a member or a layout that the group does not have, or members
+    /// that share no memory. Nothing was issued.
+    #[error("{op} on rank {rank}: {problem}")]
+    Refused {
         /// The operation.
         op: Op,
         /// The calling rank.
         rank: Rank,
-        /// The buffer.
-        what: String,
-        /// The number of its elements.
-        found: usize,
-        /// The expected number, in words.
-        expected: String,
-    },
-    /// A root, destination or source is not a member of the group. Nothing was issued.
-    #[error("{op} on rank {rank}: {what} is member {member}, but the group has {members} members")]
-    BadMember {
-        /// The operation.
-        op: Op,
-        /// The calling rank.
-        rank: Rank,
-        /// The argument.
-        what: &'static str,
-        /// Its value.
-        member: usize,
-        /// Members of the group.
-        members: usize,
-    },
-    /// A unit is laid out over another number of ranks than the group has. Nothing was issued.
-    #[error(
-        "{op} on rank {rank}: the layout has {shards} shards, but the group has {members} members"
-    )]
-    BadLayout {
-        /// The operation.
-        op: Op,
-        /// The calling rank.
-        rank: Rank,
-        /// Shards of the layout.
-        shards: usize,
-        /// Members of the group.
-        members: usize,
-    },
-    /// A buffer has a dtype that the operation cannot use. Nothing was issued.
-    #[error("{op} on rank {rank}: {dtype} elements: {problem}")]
-    BadDType {
-        /// The operation.
-        op: Op,
-        /// The calling rank.
-        rank: Rank,
-        /// The dtype.
-        dtype: DType,
-        /// The problem with it.
-        problem: &'static str,
+        /// The argument, and the problem with it.
+        problem: String,
     },
     /// The code that lends a gradient to one operation issued another, or waited for it.
     #[error("{op} on rank {rank}: called from inside the work of another operation")]
@@ -264,14 +221,6 @@ pub enum Error {
         ranks: [Rank; 2],
         /// The value on each of the two; where ranks are processes, with the process and its host.
         said: Box<[String; 2]>,
-    },
-    /// The call needs members that share memory, and these do not. Nothing was issued.
-    #[error("{op} on rank {rank}: its members share no memory")]
-    Apart {
-        /// The operation.
-        op: Op,
-        /// The calling rank.
-        rank: Rank,
     },
     /// A collective was issued in a copy of the process (a fork), which lacks the world's other threads.
     #[error(

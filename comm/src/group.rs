@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hsdp_kernels::Element;
-use hsdp_sharding::Rank;
+use hsdp_sharding::{DType, Rank};
 
 use crate::handle::RankHandle;
 use crate::site::Site;
@@ -119,15 +119,29 @@ impl Group {
     /// The rank of a member.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no such member.
-    pub(crate) fn member(&self, op: Op, what: &'static str, index: usize) -> Result<Rank, Error> {
-        let missing =
-            Error::BadMember { op, rank: self.rank(), what, member: index, members: self.size() };
-        self.site.ranks.get(index).copied().ok_or(missing)
+    /// [`Error::Refused`] if there is no such member.
+    pub(crate) fn member(&self, op: Op, what: &str, index: usize) -> Result<Rank, Error> {
+        let (member, members) = (self.site.ranks.get(index).copied(), self.size());
+        let problem = || format!("{what} is member {index}, but the group has {members} members");
+        member.ok_or_else(|| self.refused(op, problem()))
     }
 
-    pub(crate) fn bad_count(&self, op: Op, what: &str, found: usize, expected: String) -> Error {
-        Error::BadCount { op, rank: self.rank(), what: what.to_owned(), found, expected }
+    pub(crate) fn refused(&self, op: Op, problem: String) -> Error {
+        Error::Refused { op, rank: self.rank(), problem }
+    }
+
+    pub(crate) fn bad_count(
+        &self,
+        op: Op,
+        what: &str,
+        found: usize,
+        expected: impl fmt::Display,
+    ) -> Error {
+        self.refused(op, format!("{what} has {found} elements, expected {expected}"))
+    }
+
+    pub(crate) fn bad_dtype(&self, op: Op, dtype: DType, problem: &str) -> Error {
+        self.refused(op, format!("{dtype} elements: {problem}"))
     }
 
     /// A buffer for an output: pages that were never touched.

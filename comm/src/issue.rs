@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_flight::{EntryNumber, FlightState};
 use hsdp_sharding::{ByteCount, Rank};
 
-use crate::backend::thread::{Access, InBlock, Member, Ticket};
+use crate::backend::thread::{InBlock, Member, Ticket};
 use crate::call::{Call, Described};
 use crate::engine::Record;
 use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
@@ -59,11 +59,15 @@ impl Group {
         O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
-        let apart = Error::Apart { op: call.op, rank: self.rank() };
+        let op = call.op;
         if self.size() > 1 && self.handle().endpoint().is_some() {
-            return Err(apart);
+            return Err(self.apart(op));
         }
-        self.issue_by(call, contribution, assemble, |_, _, _| Err(apart))
+        self.issue_by(call, contribution, assemble, |_, _, _| Err(self.apart(op)))
+    }
+
+    pub(crate) fn apart(&self, op: Op) -> Error {
+        self.refused(op, "its members share no memory".to_owned())
     }
 
     /// Issues an operation; where members share no memory, `depart` does.
@@ -94,7 +98,7 @@ impl Group {
         let op = described.told.op;
         let pending = match &self.handle().backend {
             Backend::Local { core, .. } => {
-                let member = self.member_at(core, &site, entry);
+                let member = Member { access: core, rank: self.rank(), site: &site, entry };
                 if core.endpoint().is_some() {
                     depart(member, described, (contribution, assemble))?
                 } else {
@@ -132,7 +136,7 @@ impl Group {
         let (op, is_between_two) = (described.told.op, ranks[0] != ranks[1]);
         let ticket = match &self.handle().backend {
             Backend::Local { core, .. } => {
-                let member = self.member_at(core, &site, entry);
+                let member = Member { access: core, rank: self.rank(), site: &site, entry };
                 Some(match core.endpoint().filter(|_| is_between_two) {
                     None => core.submit(member, described.told, contribution, assemble)?,
                     Some(endpoint) => Execution::begin(endpoint, member, described, contribution)?,
@@ -186,8 +190,8 @@ impl Group {
         call: Call,
         contribution: &mut D,
     ) -> Result<(Described, Option<EntryNumber>), Error> {
-        let Injected { call, meant, manner } =
-            self.handle().inject(site, call, contribution.gradients())?;
+        let gradients = contribution.gradients();
+        let Injected { call, meant, manner } = self.handle().inject(site, call, gradients)?;
         if matches!(manner, Manner::AfterBarrier) {
             self.extra_barrier(site, call.tag)?;
         }
@@ -203,8 +207,8 @@ impl Group {
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
         let Backend::Local { core, .. } = &self.handle().backend else { return Ok(()) };
         let (told, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
-        let (member, meet) =
-            (self.member_at(core, site, entry), |all: Vec<()>| Ok(Barrier(all.len())));
+        let member = Member { access: core, rank: self.rank(), site, entry };
+        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
         match core.endpoint() {
             None => core.submit(member, told, (), meet)?,
             Some(endpoint) => {
@@ -213,15 +217,6 @@ impl Group {
         };
         self.handle().record.ledger.call(site.channel, Op::Barrier);
         Ok(())
-    }
-
-    fn member_at<'a>(
-        &self,
-        access: &'a Arc<Access>,
-        site: &'a Site,
-        entry: EntryNumber,
-    ) -> Member<'a> {
-        Member { access, rank: self.rank(), site, entry }
     }
 
     /// An operation of a group of one: it is done before the call returns, and counts nothing.
@@ -234,20 +229,13 @@ impl Group {
         let flight = &self.handle().record.flight;
         let work = assemble(vec![contribution]).map_err(|expected| {
             flight.settle(entry, FlightState::Failed);
-            Error::BadCount {
-                op: descriptor.op,
-                rank: self.rank(),
-                what: "a group of one".to_owned(),
-                found: descriptor.counts.total(),
-                expected,
-            }
+            self.bad_count(descriptor.op, "a group of one", descriptor.counts.total(), expected)
         })?;
         let is_quick = work.bytes() <= QUICK_BYTES && !work.calls_users();
         let output = self.run_alone(descriptor, work);
-        if is_quick {
-            flight.settle_at_once(entry, FlightState::Complete);
-        } else {
-            flight.settle(entry, FlightState::Complete);
+        match is_quick {
+            true => flight.settle_at_once(entry, FlightState::Complete),
+            false => flight.settle(entry, FlightState::Complete),
         }
         Ok(output)
     }

@@ -18,7 +18,7 @@ impl Group {
     /// the number that the other expects; otherwise all members get [`Error::CollectiveMismatch`].
     ///
     /// # Errors
-    /// [`Error::BadCount`] if there is not one count for each member, the send counts do not add up to the elements, or the
+    /// [`Error::Refused`] if there is not one count for each member, the send counts do not add up to the elements, or the
     /// two counts of this member for itself differ; [`Error::OutOfMemory`] if the receive counts add up to more than memory can hold.
     pub fn all_to_all<T: Element>(
         &self,

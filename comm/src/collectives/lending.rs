@@ -33,7 +33,7 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]`.
     ///
     /// # Errors
-    /// As `all_gather`, and [`Error::BadCount`] if the target has another length.
+    /// As `all_gather`, and [`Error::Refused`] if the target has another length.
     pub fn all_gather_into<T: Element>(
         &self,
         tag: Tag,
@@ -49,7 +49,7 @@ impl Group {
     /// `source`: `[size * n]`; `target`: `[n]`.
     ///
     /// # Errors
-    /// As `reduce_scatter`, and [`Error::BadCount`] if the target has another length.
+    /// As `reduce_scatter`, and [`Error::Refused`] if the target has another length.
     pub fn reduce_scatter_into<T: Element>(
         &self,
         tag: Tag,
@@ -83,7 +83,7 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]` on the root, empty on the others.
     ///
     /// # Errors
-    /// As `gather`, and [`Error::BadCount`] if the target has another length.
+    /// As `gather`, and [`Error::Refused`] if the target has another length.
     pub fn gather_into<T: Element>(
         &self,
         tag: Tag,
@@ -120,7 +120,7 @@ impl Group {
     /// `source`: `[sum of send_counts]`; `target`: `[sum of receive_counts]`.
     ///
     /// # Errors
-    /// As `all_to_all`, and [`Error::BadCount`] if the target has another length.
+    /// As `all_to_all`, and [`Error::Refused`] if the target has another length.
     pub fn all_to_all_into<T: Element>(
         &self,
         tag: Tag,

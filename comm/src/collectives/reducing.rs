@@ -17,7 +17,7 @@ impl Group {
     /// `values`: `[size * n]`; output `[n]`.
     ///
     /// # Errors
-    /// [`Error::BadCount`] if the length of `values` is not a multiple of the group's size, [`Error::BadDType`] for an
+    /// [`Error::Refused`] if the length of `values` is not a multiple of the group's size, or for an
     /// average of integers.
     pub fn reduce_scatter<T: Element>(
         &self,
@@ -63,7 +63,7 @@ impl Group {
     /// `values`: `[n]`; output `[n]`, in the same buffer.
     ///
     /// # Errors
-    /// [`Error::BadDType`] for an average of integers.
+    /// [`Error::Refused`] for an average of integers.
     pub fn all_reduce<T: Element>(
         &self,
         tag: Tag,
@@ -80,7 +80,7 @@ impl Group {
     /// `values`: `[n]`; output `[n]`, in the root's buffer. `root` is an index in the group.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `root`, [`Error::BadDType`] for an average of integers.
+    /// [`Error::Refused`] if there is no member `root`, or for an average of integers.
     pub fn reduce<T: Element>(
         &self,
         tag: Tag,
@@ -113,7 +113,7 @@ impl Group {
     fn check_average<T: Element>(&self, op: Op, reduction: Reduction) -> Result<(), Error> {
         if reduction == Reduction::Avg && !T::DTYPE.is_float() {
             let problem = "only floating-point elements have an average";
-            return Err(Error::BadDType { op, rank: self.rank(), dtype: T::DTYPE, problem });
+            return Err(self.bad_dtype(op, T::DTYPE, problem));
         }
         Ok(())
     }
