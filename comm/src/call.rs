@@ -24,17 +24,8 @@ pub(crate) struct Call {
 
 impl Call {
     pub(crate) fn new(op: Op, tag: Tag) -> Self {
-        let counts = Counts::Each(0);
-        Self {
-            op,
-            tag,
-            dtype: None,
-            counts,
-            reduction: None,
-            root: None,
-            peer: None,
-            scaling: None,
-        }
+        let (dtype, reduction, root, peer, scaling) = (None, None, None, None, None);
+        Self { op, tag, dtype, counts: Counts::Each(0), reduction, root, peer, scaling }
     }
 
     pub(crate) fn elements<T: Element>(self, count: usize) -> Self {
@@ -63,6 +54,11 @@ impl Call {
 
     pub(crate) fn scaling(self, scaling: Scaling) -> Self {
         Self { scaling: Some(scaling), ..self }
+    }
+
+    /// The bytes of the elements that the member sends.
+    pub(crate) fn bytes(&self) -> usize {
+        self.counts.total().saturating_mul(self.dtype.map_or(0, DType::size_bytes))
     }
 
     /// Its descriptor, as a number of the sequence of `site`.

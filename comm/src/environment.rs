@@ -36,45 +36,16 @@ pub enum Launcher {
     Torchrun,
 }
 
-/// The names of what a launcher says.
-struct Names {
-    launcher: Launcher,
-    rank: &'static str,
-    size: &'static str,
-    size_here: &'static str,
-    rank_here: &'static str,
-}
+/// A launcher, and its variables: rank, size, number of processes on this machine, rank among them.
+type Names = (Launcher, [&'static str; 4]);
 
-/// Those that know most come first: `mpirun` in a job of Slurm inherits what Slurm has told its script.
+/// The launchers that know most come first: `mpirun` in a job of Slurm inherits the variables of its script.
+#[rustfmt::skip]
 const LAUNCHERS: [Names; 4] = [
-    Names {
-        launcher: Launcher::OpenMpi,
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: "OMPI_COMM_WORLD_SIZE",
-        size_here: "OMPI_COMM_WORLD_LOCAL_SIZE",
-        rank_here: "OMPI_COMM_WORLD_LOCAL_RANK",
-    },
-    Names {
-        launcher: Launcher::Pmi,
-        rank: "PMI_RANK",
-        size: "PMI_SIZE",
-        size_here: "MPI_LOCALNRANKS",
-        rank_here: "MPI_LOCALRANKID",
-    },
-    Names {
-        launcher: Launcher::Slurm,
-        rank: "SLURM_PROCID",
-        size: "SLURM_STEP_NUM_TASKS",
-        size_here: "SLURM_NTASKS_PER_NODE",
-        rank_here: "SLURM_LOCALID",
-    },
-    Names {
-        launcher: Launcher::Torchrun,
-        rank: "RANK",
-        size: "WORLD_SIZE",
-        size_here: "LOCAL_WORLD_SIZE",
-        rank_here: "LOCAL_RANK",
-    },
+    (Launcher::OpenMpi, ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]),
+    (Launcher::Pmi, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"]),
+    (Launcher::Slurm, ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"]),
+    (Launcher::Torchrun, ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"]),
 ];
 
 /// A variable of the environment, if it is set.
@@ -91,28 +62,53 @@ impl Launched {
     }
 
     fn told(variable: Variable<'_>) -> Result<Option<Self>, Error> {
-        let mut first: Option<(Self, &Names)> = None;
+        let mut first: Option<(Self, &str)> = None;
         for names in &LAUNCHERS {
-            let Some(other) = names.told(variable)? else { continue };
+            let Some(other) = Self::by(names, variable)? else { continue };
+            let (launcher, [rank_name, ..]) = *names;
             match &mut first {
-                None => first = Some((other, names)),
+                None => first = Some((other, rank_name)),
                 // A server of PMI that Slurm has says nothing of the machine.
                 Some((one, _)) if (one.rank, one.size) == (other.rank, other.size) => {
                     one.size_here = one.size_here.or(other.size_here);
                     one.rank_here = one.rank_here.or(other.rank_here);
                 }
-                // What Slurm says where `mpirun` has started a process is of the script that called it.
-                Some(_) if names.launcher == Launcher::Slurm => {}
+                // In a process that `mpirun` has started, the variables of Slurm are those of the script that called it.
+                Some(_) if launcher == Launcher::Slurm => {}
                 Some((one, by)) => {
-                    let problem = format!(
-                        "rank {} of {}, and {} says rank {} of {}",
-                        one.rank, one.size, names.rank, other.rank, other.size
-                    );
-                    return Err(refused(by.rank, one.rank.to_string(), problem));
+                    let (rank, size) = (other.rank, other.size);
+                    let other = format!("{rank_name} says rank {rank} of {size}");
+                    let problem = format!("rank {} of {}, and {other}", one.rank, one.size);
+                    return Err(refused(by, one.rank, problem));
                 }
             }
         }
         Ok(first.map(|(told, _)| told))
+    }
+
+    /// The place of this process according to one launcher, if it has set the variables.
+    fn by(&(launcher, names): &Names, variable: Variable<'_>) -> Result<Option<Self>, Error> {
+        let [rank_name, size_name, size_here, rank_here] = names;
+        let read = |name| variable(name)?.map(|value| parsed(name, &value)).transpose();
+        let is_not_set = |name| format!("{name} is not set");
+        let (rank, size) = match (read(rank_name)?, read(size_name)?) {
+            (None, None) => return Ok(None),
+            (Some(0), None) | (None, Some(1)) => (0, 1),
+            // A step of one task, or the script of a job, whose tasks are yet to be started.
+            (Some(_), None) if launcher == Launcher::Slurm => return Ok(None),
+            (Some(rank), None) => return Err(refused(rank_name, rank, is_not_set(size_name))),
+            (None, Some(size)) => return Err(refused(size_name, size, is_not_set(rank_name))),
+            (Some(rank), Some(size)) => (rank, size),
+        };
+        if size == 0 {
+            return Err(refused(size_name, size, "a world has at least 1 rank".to_owned()));
+        }
+        if rank >= size {
+            let problem = format!("ranks of a world of {size} are numbered from 0 to {}", size - 1);
+            return Err(refused(rank_name, rank, problem));
+        }
+        let (rank, size_here, rank_here) = (Rank::new(rank), read(size_here)?, read(rank_here)?);
+        Ok(Some(Self { launcher, rank, size, size_here, rank_here }))
     }
 
     /// The mesh that suits these machines: the processes of one machine shard one replica. If the number of processes on this
@@ -123,54 +119,9 @@ impl Launched {
     pub fn mesh(&self) -> Result<Mesh, Error> {
         let here = self.size_here.filter(|here| *here > 0 && self.size.is_multiple_of(*here));
         let shard = here.unwrap_or(self.size);
-        let size = || ("WORLD_SIZE", self.size.to_string());
-        Mesh::new(self.size / shard, shard).map_err(|error| {
-            let (variable, value) = size();
-            refused(variable, value, error.to_string())
-        })
-    }
-}
-
-impl Names {
-    fn told(&self, variable: Variable<'_>) -> Result<Option<Launched>, Error> {
-        let read = |name| variable(name)?.map(|value| number(name, &value)).transpose();
-        let Self { launcher, rank: rank_name, size: size_name, .. } = *self;
-        let (rank, size) = match (read(rank_name)?, read(size_name)?) {
-            (None, None) => return Ok(None),
-            (Some(0), None) | (None, Some(1)) => (0, 1),
-            // A step of one task, or the script of a job, whose tasks are yet to be started.
-            (Some(_), None) if launcher == Launcher::Slurm => return Ok(None),
-            (Some(rank), None) => {
-                return Err(refused(
-                    rank_name,
-                    rank.to_string(),
-                    format!("{size_name} is not set"),
-                ));
-            }
-            (None, Some(size)) => {
-                return Err(refused(
-                    size_name,
-                    size.to_string(),
-                    format!("{rank_name} is not set"),
-                ));
-            }
-            (Some(rank), Some(size)) => (rank, size),
-        };
-        if size == 0 {
-            return Err(refused(
-                size_name,
-                "0".to_owned(),
-                "a world has at least 1 rank".to_owned(),
-            ));
-        }
-        if rank >= size {
-            let problem = format!("ranks of a world of {size} are numbered from 0 to {}", size - 1);
-            return Err(refused(rank_name, rank.to_string(), problem));
-        }
-        let [size_here, rank_here] = [read(self.size_here)?, read(self.rank_here)?];
-        let [size_here, rank_here] = [size_here, rank_here].map(|it| it.map(|it| it as usize));
-        let (rank, size) = (Rank::new(rank as usize), size as usize);
-        Ok(Some(Launched { launcher, rank, size, size_here, rank_here }))
+        let refused =
+            |error: hsdp_sharding::Error| refused("WORLD_SIZE", self.size, error.to_string());
+        Mesh::new(self.size / shard, shard).map_err(refused)
     }
 }
 
@@ -196,61 +147,54 @@ impl World {
 }
 
 fn of_processes(launched: &Launched) -> Result<World, Error> {
-    let launcher = launched.launcher;
-    let names = LAUNCHERS.iter().find(|names| names.launcher == launcher);
-    let variable = names.map_or("WORLD_SIZE", |names| names.size);
-    match launcher {
-        Launcher::Torchrun => by_control(launched, variable),
-        _ => by_mpi(launched, variable),
-    }
+    let mut launchers = LAUNCHERS.iter();
+    let names = launchers.find(|(launcher, _)| *launcher == launched.launcher);
+    let variable = names.map_or("WORLD_SIZE", |(_, [_, size, ..])| *size);
+    let refused = |problem| refused(variable, launched.size, problem);
+    let world = match launched.launcher {
+        Launcher::Torchrun => by_control(launched, refused)?,
+        _ => by_mpi(launched, refused)?,
+    };
+    world.ok_or_else(|| refused("this process is not among the ranks".to_owned()))
 }
 
 #[cfg(feature = "nccl")]
-fn by_control(launched: &Launched, variable: &'static str) -> Result<World, Error> {
-    use crate::WorldOptions;
-    use crate::control::Job;
-
-    let options = WorldOptions::default();
-    let size = launched.size;
-    let failed = |problem: String| refused(variable, size.to_string(), problem);
-    let job = Job::from_env(options.deadline).map_err(|error| failed(error.to_string()))?;
-    job.world(size, options)?
-        .ok_or_else(|| failed("this process is not among the ranks".to_owned()))
+fn by_control(
+    launched: &Launched,
+    refused: impl Fn(String) -> Error,
+) -> Result<Option<World>, Error> {
+    let options = crate::WorldOptions::default();
+    let job = crate::control::Job::from_env(options.deadline);
+    job.map_err(|error| refused(error.to_string()))?.world(launched.size, options)
 }
 
 #[cfg(not(feature = "nccl"))]
-fn by_control(launched: &Launched, variable: &'static str) -> Result<World, Error> {
-    let size = launched.size;
-    let problem = format!(
+fn by_control(
+    Launched { size, .. }: &Launched,
+    refused: impl Fn(String) -> Error,
+) -> Result<Option<World>, Error> {
+    Err(refused(format!(
         "processes on CPUs need MPI: build with the feature `mpi`, and start them with `mpirun -n {size}`; or start one process, and have `launch` run {size} threads. Processes on GPUs need the feature `nccl`"
-    );
-    Err(refused(variable, size.to_string(), problem))
+    )))
 }
 
 #[cfg(feature = "mpi")]
-fn by_mpi(launched: &Launched, variable: &'static str) -> Result<World, Error> {
-    use crate::WorldOptions;
-    use crate::mpi::Job;
-
-    let options = WorldOptions::default();
-    let size = launched.size;
-    let failed = |problem: String| refused(variable, size.to_string(), problem);
-    let job = Job::join(options.deadline).map_err(|error| failed(error.to_string()))?;
-    if (job.rank(), job.size()) != (launched.rank, size) {
-        let (rank, size) = (job.rank(), job.size());
-        let (told, of) = (launched.rank, launched.size);
-        return Err(failed(format!(
+fn by_mpi(launched: &Launched, refused: impl Fn(String) -> Error) -> Result<Option<World>, Error> {
+    let (options, Launched { rank: told, size: of, .. }) =
+        (crate::WorldOptions::default(), launched);
+    let job = crate::mpi::Job::join(options.deadline).map_err(|it| refused(it.to_string()))?;
+    let (rank, size) = (job.rank(), job.size());
+    if (rank, size) != (*told, *of) {
+        return Err(refused(format!(
             "rank {told} of {of}, and MPI says rank {rank} of {size}: is it the MPI of this launcher?"
         )));
     }
-    job.world(size, options)?
-        .ok_or_else(|| failed("this process is not among the ranks".to_owned()))
+    job.world(size, options)
 }
 
 #[cfg(not(feature = "mpi"))]
-fn by_mpi(launched: &Launched, variable: &'static str) -> Result<World, Error> {
-    let problem = "processes need MPI: build with the feature `mpi`".to_owned();
-    Err(refused(variable, launched.size.to_string(), problem))
+fn by_mpi(_: &Launched, refused: impl Fn(String) -> Error) -> Result<Option<World>, Error> {
+    Err(refused("processes need MPI: build with the feature `mpi`".to_owned()))
 }
 
 fn variable(name: &'static str) -> Result<Option<String>, Error> {
@@ -258,19 +202,18 @@ fn variable(name: &'static str) -> Result<Option<String>, Error> {
         Ok(value) => Ok(Some(value)),
         Err(VarError::NotPresent) => Ok(None),
         Err(VarError::NotUnicode(value)) => {
-            Err(refused(name, value.to_string_lossy().into_owned(), "not Unicode".to_owned()))
+            Err(refused(name, value.to_string_lossy(), "not Unicode".to_owned()))
         }
     }
 }
 
-fn number(variable: &'static str, value: &str) -> Result<u32, Error> {
-    value.trim().parse().map_err(|error| {
-        refused(variable, value.to_owned(), format!("not a number of ranks: {error}"))
-    })
+fn parsed(variable: &'static str, value: &str) -> Result<usize, Error> {
+    let number = value.trim().parse().map(|number: u32| number as usize);
+    number.map_err(|error| refused(variable, value, format!("not a number of ranks: {error}")))
 }
 
-fn refused(variable: &'static str, value: String, problem: String) -> Error {
-    Error::Environment { variable, value, problem }
+fn refused(variable: &'static str, value: impl ToString, problem: String) -> Error {
+    Error::Environment { variable, value: value.to_string(), problem }
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@
 pub(crate) mod nccl;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hsdp_sharding::{DType, Rank};
+use hsdp_sharding::Rank;
+use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "nccl")]
 pub use self::nccl::NcclError;
@@ -42,7 +42,7 @@ pub enum Error {
         reason: Arc<str>,
     },
     /// The world has ended: a rank panicked, left, missed a deadline, or called [`World::abort`](crate::World::abort).
-    #[error("world aborted: rank {rank}, step {step}, {}: {reason}", At(.operation.as_deref()))]
+    #[error("world aborted: rank {rank}, step {step}, {}: {reason}", last(.operation.as_deref()))]
     WorldAborted {
         /// The rank at fault. After a missed deadline: a rank that is late and does not itself wait for another, or
         /// a rank whose gradient is still being read; the lowest if there are several.
@@ -75,59 +75,16 @@ pub enum Error {
         /// The problem with the list.
         problem: &'static str,
     },
-    /// A buffer has a length that the operation cannot use. Nothing was issued.
-    #[error("{op} on rank {rank}: {what} has {found} elements, expected {expected}")]
-    BadCount {
+    /// The call does not suit its group: the length or the dtype of a buffer, a member or a layout that the group does not have, or members
+    /// that share no memory. Nothing was issued.
+    #[error("{op} on rank {rank}: {problem}")]
+    Refused {
         /// The operation.
         op: Op,
         /// The calling rank.
         rank: Rank,
-        /// The buffer.
-        what: String,
-        /// The number of its elements.
-        found: usize,
-        /// The expected number, in words.
-        expected: String,
-    },
-    /// A root, destination or source is not a member of the group. Nothing was issued.
-    #[error("{op} on rank {rank}: {what} is member {member}, but the group has {members} members")]
-    BadMember {
-        /// The operation.
-        op: Op,
-        /// The calling rank.
-        rank: Rank,
-        /// The argument.
-        what: &'static str,
-        /// Its value.
-        member: usize,
-        /// Members of the group.
-        members: usize,
-    },
-    /// A unit is laid out over another number of ranks than the group has. Nothing was issued.
-    #[error(
-        "{op} on rank {rank}: the layout has {shards} shards, but the group has {members} members"
-    )]
-    BadLayout {
-        /// The operation.
-        op: Op,
-        /// The calling rank.
-        rank: Rank,
-        /// Shards of the layout.
-        shards: usize,
-        /// Members of the group.
-        members: usize,
-    },
-    /// A buffer has a dtype that the operation cannot use. Nothing was issued.
-    #[error("{op} on rank {rank}: {dtype} elements: {problem}")]
-    BadDType {
-        /// The operation.
-        op: Op,
-        /// The calling rank.
-        rank: Rank,
-        /// The dtype.
-        dtype: DType,
-        /// The problem with it.
-        problem: &'static str,
+        /// The argument, and the problem with it.
+        problem: String,
     },
     /// The code that lends a gradient to one operation issued another, or waited for it.
     #[error("{op} on rank {rank}: called from inside the work of another operation")]
@@ -196,7 +153,7 @@ pub enum Error {
     },
     /// A collective was called on [`Channel::User`](crate::Channel::User) while members have no data. Only a barrier can run
     /// without them. Nothing was issued. See [`World::set_absent`](crate::World::set_absent).
-    #[error("{op} on rank {rank}: {}", WithoutData(.rank, .absent))]
+    #[error("{op} on rank {rank}: {}", without_data(*.rank, .absent))]
     Absent {
         /// The operation.
         op: Op,
@@ -265,14 +222,6 @@ pub enum Error {
         /// The value on each of the two; where ranks are processes, with the process and its host.
         said: Box<[String; 2]>,
     },
-    /// The call needs members that share memory, and these do not. Nothing was issued.
-    #[error("{op} on rank {rank}: its members share no memory")]
-    Apart {
-        /// The operation.
-        op: Op,
-        /// The calling rank.
-        rank: Rank,
-    },
     /// A collective was issued in a copy of the process (a fork), which lacks the world's other threads.
     #[error(
         "{op} on rank {rank}: the world was made in process {made_in}, this is its copy {called_in}"
@@ -337,7 +286,7 @@ impl Error {
 }
 
 /// The reason why a world ended.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum AbortReason {
     /// The rank panicked, or the code that lends its gradients, or the work of an operation.
@@ -353,7 +302,7 @@ pub enum AbortReason {
         awaited: Arc<Descriptor>,
     },
     /// An operation did not end within the deadline.
-    #[error("deadline of {deadline:?} missed in {awaited} ({}); {}", .awaited.place(), Attendance(.arrived, .missing))]
+    #[error("deadline of {deadline:?} missed in {awaited} ({}); {}", .awaited.place(), attendance(.arrived, .missing))]
     Deadline {
         /// The operation that was waited for.
         awaited: Arc<Descriptor>,
@@ -363,6 +312,12 @@ pub enum AbortReason {
         arrived: Vec<Rank>,
         /// Members that had not; none if the work itself took too long.
         missing: Vec<Rank>,
+    },
+    /// The rank called [`World::abort`](crate::World::abort), or its part of an operation failed.
+    #[error("{reason}")]
+    Requested {
+        /// The reason that was given.
+        reason: Arc<str>,
     },
     /// The rank's process ended without notice.
     #[error("its process is gone")]
@@ -379,12 +334,6 @@ pub enum AbortReason {
         /// The problem with the message.
         problem: Arc<str>,
     },
-    /// The rank called [`World::abort`](crate::World::abort), or its part of an operation failed.
-    #[error("{reason}")]
-    Requested {
-        /// The reason that was given.
-        reason: Arc<str>,
-    },
 }
 
 /// The reason why a step is aborted: an argument of [`World::abort_step`](crate::World::abort_step).
@@ -396,49 +345,30 @@ pub struct StepFailure {
     pub reason: String,
 }
 
-/// Where a rank was.
-struct At<'a>(Option<&'a Descriptor>);
-
-impl fmt::Display for At<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(descriptor) => write!(f, "last in {descriptor}"),
-            None => f.write_str("before its first operation"),
-        }
-    }
+/// The last operation of a rank.
+fn last(operation: Option<&Descriptor>) -> String {
+    let none = || "before its first operation".to_owned();
+    operation.map_or_else(none, |descriptor| format!("last in {descriptor}"))
 }
 
-/// Who has no data, as seen by the rank that called.
-struct WithoutData<'a>(&'a Rank, &'a [Rank]);
-
-impl fmt::Display for WithoutData<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(rank, absent) = self;
-        let numbers: Vec<_> = absent.iter().map(|rank| rank.index()).collect();
-        if absent.contains(rank) {
-            return write!(f, "it has no data in this step (without data: ranks {numbers:?})");
-        }
-        write!(
-            f,
-            "ranks {numbers:?} have no data in this step: only a barrier can run without them"
-        )
+/// The ranks without data, as seen by the rank that called.
+fn without_data(rank: Rank, absent: &[Rank]) -> String {
+    let numbers = numbers(absent);
+    if absent.contains(&rank) {
+        return format!("it has no data in this step (without data: ranks {numbers:?})");
     }
+    format!("ranks {numbers:?} have no data in this step: only a barrier can run without them")
 }
 
-/// Who came and who did not.
-struct Attendance<'a>(&'a [Rank], &'a [Rank]);
-
-impl fmt::Display for Attendance<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers = |ranks: &[Rank]| ranks.iter().map(|rank| rank.index()).collect::<Vec<_>>();
-        match self.1 {
-            [] => write!(f, "all of ranks {:?} arrived, the work did not end", numbers(self.0)),
-            missing => write!(
-                f,
-                "arrived: ranks {:?}, missing: ranks {:?}",
-                numbers(self.0),
-                numbers(missing)
-            ),
-        }
+/// The ranks that came, and those that did not.
+fn attendance(arrived: &[Rank], missing: &[Rank]) -> String {
+    let (arrived, missing) = (numbers(arrived), numbers(missing));
+    if missing.is_empty() {
+        return format!("all of ranks {arrived:?} arrived, the work did not end");
     }
+    format!("arrived: ranks {arrived:?}, missing: ranks {missing:?}")
+}
+
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.get()).collect()
 }

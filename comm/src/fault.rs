@@ -13,7 +13,7 @@ use half::f16;
 use hsdp_sharding::{Rank, UnitId};
 
 pub(crate) use self::injector::{Injector, Moment};
-use crate::{Error, Stage, Tag};
+use crate::{Error, Stage};
 
 /// An injected fault: on one rank, in one step, at one of its calls. Fires once.
 ///
@@ -136,34 +136,22 @@ impl Fault {
 }
 
 impl FaultKind {
-    /// The kinds without a value of their own.
-    pub const PLAIN: [Self; 13] = [
-        Self::Panic,
-        Self::Error,
-        Self::Leave,
-        Self::Freeze,
-        Self::WrongOp,
-        Self::WrongReduction,
-        Self::WrongDType,
-        Self::WrongCount,
-        Self::WrongRoot,
-        Self::SwappedOrder,
-        Self::SkippedCall,
-        Self::ExtraCall,
-        Self::OutOfMemory,
+    /// The kinds without a value of their own, each with its name.
+    pub const PLAIN: [(Self, &'static str); 13] = [
+        (Self::Panic, "panic"),
+        (Self::Error, "error"),
+        (Self::Leave, "leave"),
+        (Self::Freeze, "freeze"),
+        (Self::WrongOp, "wrong operation"),
+        (Self::WrongReduction, "wrong reduction"),
+        (Self::WrongDType, "wrong dtype"),
+        (Self::WrongCount, "wrong count"),
+        (Self::WrongRoot, "wrong root"),
+        (Self::SwappedOrder, "swapped order"),
+        (Self::SkippedCall, "skipped call"),
+        (Self::ExtraCall, "extra call"),
+        (Self::OutOfMemory, "out of memory"),
     ];
-}
-
-impl FaultPlace {
-    /// Whether it is at the `number`-th call of a step, which is tagged with `tag`.
-    fn is_at(self, number: u64, tag: &Tag) -> bool {
-        match self {
-            Self::Unit(unit) => tag.unit == Some(unit),
-            Self::Stage(stage) => tag.stage == stage,
-            Self::UnitStage(unit, stage) => tag.unit == Some(unit) && tag.stage == stage,
-            Self::Call(call) => call == number,
-        }
-    }
 }
 
 impl From<UnitId> for FaultPlace {
@@ -210,23 +198,13 @@ impl fmt::Display for FaultPlace {
 
 impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
-            Self::Delay(delay) => return write!(f, "delay of {delay:?}"),
-            Self::NonFinite(value) => return write!(f, "a gradient of {value}"),
-            Self::Panic => "panic",
-            Self::Error => "error",
-            Self::Leave => "leave",
-            Self::Freeze => "freeze",
-            Self::WrongOp => "wrong operation",
-            Self::WrongReduction => "wrong reduction",
-            Self::WrongDType => "wrong dtype",
-            Self::WrongCount => "wrong count",
-            Self::WrongRoot => "wrong root",
-            Self::SwappedOrder => "swapped order",
-            Self::SkippedCall => "skipped call",
-            Self::ExtraCall => "extra call",
-            Self::OutOfMemory => "out of memory",
-        };
-        f.pad(name)
+        match self {
+            Self::Delay(delay) => write!(f, "delay of {delay:?}"),
+            Self::NonFinite(value) => write!(f, "a gradient of {value}"),
+            plain => {
+                let named = Self::PLAIN.into_iter().find(|(kind, _)| kind == plain);
+                f.pad(named.map_or("", |(_, name)| name))
+            }
+        }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) fn record_of(
     FlightRecord { step: record.step(), epoch: record.epoch(), end, ..taken }
 }
 
-/// What is needed to write the record of a rank when its world has ended early: it outlives the rank.
+/// The writer of the record of a rank whose world has ended early: it outlives the rank.
 #[derive(Debug)]
 pub(crate) struct Dump {
     folder: Option<Arc<Path>>,

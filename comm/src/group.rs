@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hsdp_kernels::Element;
-use hsdp_sharding::Rank;
+use hsdp_sharding::{DType, Rank};
 
 use crate::handle::RankHandle;
 use crate::site::Site;
@@ -64,7 +64,7 @@ impl Group {
         &self.site
     }
 
-    /// Where those meet that are left without `absent`, of which this rank is none: a group of its own, which pairs with no
+    /// The site of the members that are left without `absent`, of which this rank is none: a group of its own, which pairs with no
     /// other.
     pub(crate) fn without(&self, absent: &[Rank]) -> Site {
         let Site { id, channel, ref ranks, slot, .. } = self.site;
@@ -74,7 +74,7 @@ impl Group {
         self.handle.site((id.without(absent), channel), present, before)
     }
 
-    /// Where the transfers from one member to another meet: the first gives, the second takes.
+    /// The site of the transfers from one member to another: the first gives, the second takes.
     pub(crate) fn pair(&self, [from, to]: [Rank; 2], slot: usize) -> Site {
         let Site { id, channel, .. } = self.site;
         self.handle.site((id.pair(from, to), channel), Arc::new([from, to]), slot)
@@ -119,26 +119,35 @@ impl Group {
     /// The rank of a member.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no such member.
-    pub(crate) fn member(&self, op: Op, what: &'static str, index: usize) -> Result<Rank, Error> {
-        let missing =
-            Error::BadMember { op, rank: self.rank(), what, member: index, members: self.size() };
-        self.site.ranks.get(index).copied().ok_or(missing)
+    /// [`Error::Refused`] if there is no such member.
+    pub(crate) fn member(&self, op: Op, what: &str, index: usize) -> Result<Rank, Error> {
+        let (member, members) = (self.site.ranks.get(index).copied(), self.size());
+        let problem = || format!("{what} is member {index}, but the group has {members} members");
+        member.ok_or_else(|| self.refused(op, problem()))
     }
 
-    pub(crate) fn bad_count(&self, op: Op, what: &str, found: usize, expected: String) -> Error {
-        Error::BadCount { op, rank: self.rank(), what: what.to_owned(), found, expected }
+    pub(crate) fn refused(&self, op: Op, problem: String) -> Error {
+        Error::Refused { op, rank: self.rank(), problem }
     }
 
-    /// A buffer for an output: pages that nobody has touched.
+    pub(crate) fn bad_count(
+        &self,
+        op: Op,
+        what: &str,
+        found: usize,
+        expected: impl fmt::Display,
+    ) -> Error {
+        self.refused(op, format!("{what} has {found} elements, expected {expected}"))
+    }
+
+    pub(crate) fn bad_dtype(&self, op: Op, dtype: DType, problem: &str) -> Error {
+        self.refused(op, format!("{dtype} elements: {problem}"))
+    }
+
+    /// A buffer for an output: pages that were never touched.
     pub(crate) fn room<T: Element>(&self, op: Op, tag: Tag, len: usize) -> Result<Vec<T>, Error> {
-        let failed = |()| Error::OutOfMemory {
-            op,
-            rank: self.rank(),
-            step: self.handle.record.step(),
-            bytes: len.saturating_mul(size_of::<T>()),
-            what: format!("its output, in {tag}"),
-        };
+        let bytes = len.saturating_mul(size_of::<T>());
+        let failed = |()| self.handle.out_of_memory(op, bytes, format!("its output, in {tag}"));
         bytemuck::allocation::try_zeroed_vec(len).map_err(failed)
     }
 }

@@ -31,27 +31,27 @@ pub(crate) struct RankHandle {
     pub(crate) record: Arc<Record>,
     pub(crate) status: Arc<Status>,
     pub(crate) backend: Backend,
-    /// What goes wrong here on purpose.
+    /// The faults that a test injects into this rank.
     pub(crate) faults: Injector,
     /// Whether a model has checked the places of the faults.
     faults_taken: AtomicBool,
     /// The ranks that have no data, in order, each once.
     absent: Mutex<Arc<[Rank]>>,
-    /// Whose panics end the world: the thread that a launch has started for this rank.
+    /// The thread that a launch has started for this rank: its panics end the world.
     watched: OnceLock<ThreadId>,
     /// The end of a step that was not announced, since the panic in which it ended was to end the world.
     withheld: Mutex<Option<(u64, Error)>>,
     sequences: Mutex<HashMap<(GroupId, usize), Arc<Sequence>>>,
-    /// Where its operations on devices run.
+    /// The streams of its operations on devices.
     pub(crate) streams: Streams,
     /// Its communicators, where those go by NCCL.
     pub(crate) nccl: crate::nccl::Held,
 }
 
-/// Who serves the operations of a world.
+/// The backend that serves the operations of a world.
 #[derive(Debug)]
 pub(crate) enum Backend {
-    /// Operations meet in this process. Its ranks are threads, or the other ranks are stood in for by what they send.
+    /// Operations meet in this process. Its ranks are threads, or messages stand in for the other ranks.
     Local {
         core: Arc<Access>,
         /// Held, not used: the workers end with the last one.
@@ -65,16 +65,12 @@ impl RankHandle {
     pub(crate) fn local(lifeline: Arc<Lifeline>, rank: Rank) -> Self {
         let core = lifeline.core();
         let record = Arc::clone(&core.records()[rank.index()]);
-        let (size, status, access) =
-            (core.records().len(), Arc::clone(core.status()), Access::new(core));
+        let status = Arc::clone(core.status());
+        let (size, access) = (core.records().len(), Access::new(core));
         let faults = core.options().faults.iter().filter(|fault| fault.rank == rank).copied();
         let faults = Injector::new(faults);
-        let mut handle = Self::of(
-            (rank, size),
-            record,
-            status,
-            Backend::Local { core: access, _lifeline: lifeline },
-        );
+        let backend = Backend::Local { core: access, _lifeline: lifeline };
+        let mut handle = Self::of((rank, size), record, status, backend);
         handle.faults = faults;
         handle
     }
@@ -124,7 +120,7 @@ impl RankHandle {
         thread::panicking() && self.watched.get() == Some(&thread::current().id())
     }
 
-    /// Where a group of `ranks` meets, in which this rank has `slot`. All handles of one group share its sequence; only who
+    /// The site of a group of `ranks`, in which this rank has `slot`. All handles of one group share its sequence; only a rank that
     /// sends to itself has two slots.
     pub(crate) fn site(
         &self,
@@ -159,16 +155,12 @@ impl RankHandle {
         *self.absent.lock() = ranks.into();
     }
 
-    /// Where the other ranks are heard of, if they share no memory with this one.
+    /// The endpoint of messages, if the other ranks share no memory with this one.
     pub(crate) fn endpoint(&self) -> Option<&Arc<Endpoint>> {
-        match &self.backend {
-            Backend::Local { core, .. } => core.endpoint(),
-            Backend::Counting => None,
-        }
+        self.access()?.endpoint()
     }
 
-    /// What the ranks share, where there are others.
-    #[cfg(any(feature = "nccl", test))]
+    /// The state that the ranks share, where there are others.
     pub(crate) fn access(&self) -> Option<&Arc<Access>> {
         match &self.backend {
             Backend::Local { core, .. } => Some(core),
@@ -178,10 +170,7 @@ impl RankHandle {
 
     /// Whether all other ranks have left.
     pub(crate) fn is_last(&self) -> bool {
-        match &self.backend {
-            Backend::Local { core, .. } => core.is_last(self.rank),
-            Backend::Counting => true,
-        }
+        self.access().is_none_or(|core| core.is_last(self.rank))
     }
 
     /// Whether an operation may be issued now.
@@ -214,27 +203,23 @@ impl RankHandle {
         Ok((descriptor, entry))
     }
 
-    pub(crate) fn abort(&self, reason: &str) {
-        let error = Error::WorldAborted {
-            rank: self.rank,
-            step: self.record.step(),
-            operation: self.record.last(),
-            reason: AbortReason::Requested { reason: reason.into() },
-        };
-        self.end(error);
+    /// Ends the world, in which this rank is at fault, unless it has ended before.
+    pub(crate) fn abort(&self, reason: AbortReason) {
+        let (step, operation) = (self.record.step(), self.record.last());
+        self.end(Error::WorldAborted { rank: self.rank, step, operation, reason });
     }
 
     /// Ends the world, with `error` unless it has ended before.
     pub(crate) fn end(&self, error: Error) -> Error {
-        match &self.backend {
-            Backend::Local { core, .. } => core.end(error),
-            Backend::Counting => self.status.end_world(error),
+        match self.access() {
+            Some(core) => core.end(error),
+            None => self.status.end_world(error),
         }
     }
 
     /// Gives up the step that this rank makes in `epoch`.
     pub(crate) fn abort_step(&self, epoch: u64, failure: StepFailure) {
-        // Who has left says nothing any more: that it has left is what others are told.
+        // A rank that has left says nothing any more: the others were told that it has left.
         if self.record.has_left() {
             return;
         }
@@ -249,9 +234,9 @@ impl RankHandle {
     }
 
     fn end_epoch(&self, epoch: u64, error: Error) {
-        match &self.backend {
-            Backend::Local { core, .. } => core.end_epoch(epoch, error),
-            Backend::Counting => drop(self.status.end_epoch(epoch, error)),
+        match self.access() {
+            Some(core) => core.end_epoch(epoch, error),
+            None => drop(self.status.end_epoch(epoch, error)),
         }
     }
 
@@ -271,16 +256,20 @@ impl RankHandle {
         let epoch = self.record.epoch();
         if self.status.is_aborted(epoch) {
             self.record.advance_epoch(epoch);
-            match &self.backend {
-                Backend::Local { core, .. } => core.forget_old_epochs(),
-                Backend::Counting => self.status.forget_before(epoch + 1),
+            match self.access() {
+                Some(core) => core.forget_old_epochs(),
+                None => self.status.forget_before(epoch + 1),
             }
         }
         self.record.epoch()
     }
 
+    pub(crate) fn out_of_memory(&self, op: Op, bytes: usize, what: String) -> Error {
+        Error::OutOfMemory { op, rank: self.rank, step: self.record.step(), bytes, what }
+    }
+
     pub(crate) fn leave(&self) {
-        if let Backend::Local { core, .. } = &self.backend {
+        if let Some(core) = self.access() {
             self.nccl.leave(core, self.rank);
             core.leave(self.rank);
         }

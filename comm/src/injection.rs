@@ -11,16 +11,15 @@ use hsdp_kernels::GradientValues;
 
 use crate::Error;
 use crate::call::Call;
-use crate::execute::Buffers;
 use crate::fault::{Fault, FaultKind, Moment};
 use crate::handle::RankHandle;
 use crate::site::Site;
 
-/// What becomes of a call.
+/// A call after the faults that are due at it.
 pub(crate) struct Injected {
-    /// What the others are told.
+    /// The call as the others are told of it.
     pub(crate) call: Call,
-    /// The description of the elements that the call moves, where that is something else.
+    /// The description of the elements that the call moves, where `call` says something else.
     pub(crate) meant: Option<Call>,
     pub(crate) manner: Manner,
 }
@@ -31,38 +30,30 @@ pub(crate) enum Manner {
     Issued,
     /// A barrier is issued before it.
     AfterBarrier,
-    /// It meets nobody.
+    /// It meets no other member.
     Skipped,
 }
 
 impl RankHandle {
     /// Has the rank commit the faults that are due at a call, which has no number yet.
-    pub(crate) fn inject<D: Buffers>(
-        &self,
-        site: &Site,
-        call: Call,
-        contribution: &mut D,
-    ) -> Result<Injected, Error> {
-        if self.faults.is_empty() {
-            return Ok(Injected { call, meant: None, manner: Manner::Issued });
-        }
-        self.inject_due(site, call, contribution.gradients())
-    }
-
-    fn inject_due(
+    pub(crate) fn inject(
         &self,
         site: &Site,
         call: Call,
         gradients: &mut [Option<Arc<dyn GradientValues>>],
     ) -> Result<Injected, Error> {
+        let mut injected = Injected { call, meant: None, manner: Manner::Issued };
+        if self.faults.is_empty() {
+            return Ok(injected);
+        }
+        let call = &injected.call;
         if self.faults.has_left() {
-            return Err(self.injected(&call, "it left its world, by an injected fault"));
+            return Err(self.injected(call, "it left its world, by an injected fault"));
         }
         self.check(call.op)?;
         let has_gradient = gradients.iter().flatten().any(|it| !it.is_empty());
         let moment = Moment { step: self.record.step(), epoch: self.record.epoch() };
         let due = self.faults.due(moment, &call.tag, has_gradient);
-        let mut injected = Injected { call, meant: None, manner: Manner::Issued };
         for Fault { kind, .. } in due {
             self.commit(kind, site, &mut injected, gradients)?;
         }
@@ -81,7 +72,10 @@ impl RankHandle {
         match kind {
             FaultKind::Panic => panic!("{}", self.injected(call, "an injected panic")),
             FaultKind::Error => return Err(self.injected(call, "an injected error")),
-            FaultKind::OutOfMemory => return Err(self.out_of_memory(call)),
+            FaultKind::OutOfMemory => {
+                let what = format!("its elements, in {} (an injected fault)", call.tag);
+                return Err(self.out_of_memory(call.op, call.bytes(), what));
+            }
             FaultKind::Leave => {
                 self.faults.leave();
                 self.leave();
@@ -91,9 +85,8 @@ impl RankHandle {
             FaultKind::Freeze => return Err(self.freeze(call)),
             FaultKind::NonFinite(value) => poisoned::poison(gradients, value),
             _ if site.ranks.len() == 1 => {
-                let problem =
-                    format!("an injected fault ({kind}) that a group of one cannot detect");
-                return Err(self.injected(call, &problem));
+                let what = format!("an injected fault ({kind}) that a group of one cannot detect");
+                return Err(self.injected(call, &what));
             }
             FaultKind::SkippedCall => *manner = Manner::Skipped,
             FaultKind::SwappedOrder => site.sequence.swap_next(self.record.epoch()),
@@ -106,27 +99,15 @@ impl RankHandle {
         Ok(())
     }
 
-    /// Sleeps until the world ends, or nobody is left to end it.
+    /// Sleeps until the world ends, or no rank is left to end it.
     fn freeze(&self, call: &Call) -> Error {
         let end = self.status.sleep(Duration::MAX, || self.is_last());
-        end.unwrap_or_else(|| {
-            self.injected(call, "frozen by an injected fault, until all others had left")
-        })
+        let what = "frozen by an injected fault, until all others had left";
+        end.unwrap_or_else(|| self.injected(call, what))
     }
 
     fn injected(&self, call: &Call, what: &str) -> Error {
         let what = format!("{what}, in {}", call.tag);
         Error::Injected { op: call.op, rank: self.rank, step: self.record.step(), what }
-    }
-
-    fn out_of_memory(&self, call: &Call) -> Error {
-        let size = call.dtype.map_or(0, |dtype| dtype.size_bytes());
-        Error::OutOfMemory {
-            op: call.op,
-            rank: self.rank,
-            step: self.record.step(),
-            bytes: call.counts.total().saturating_mul(size),
-            what: format!("its elements, in {} (an injected fault)", call.tag),
-        }
     }
 }

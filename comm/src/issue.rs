@@ -1,4 +1,4 @@
-//! How a group's calls become operations: numbered, noted, and handed to whoever serves them.
+//! The way of a group's calls: they get numbers, are noted, and go to the backend that serves them.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_flight::{EntryNumber, FlightState};
 use hsdp_sharding::{ByteCount, Rank};
 
-use crate::backend::thread::{Access, InBlock, Member, Ticket};
+use crate::backend::thread::{InBlock, Member, Ticket};
 use crate::call::{Call, Described};
 use crate::engine::Record;
 use crate::execute::{Assemble, Barrier, Buffers, Meter, Work};
@@ -19,7 +19,7 @@ use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
-/// What a group of one is done with in less time than it takes to note how long it took: some ten microseconds.
+/// The most bytes for which a group of one is done in less time than it takes to note the time: some ten microseconds.
 const QUICK_BYTES: usize = 32 << 10;
 
 impl Group {
@@ -46,7 +46,7 @@ impl Group {
         })
     }
 
-    /// Issues an operation whose members must share memory: what they bring does not travel.
+    /// Issues an operation whose members must share memory: their contributions do not travel.
     pub(crate) fn issue_here<D, W, O>(
         &self,
         call: Call,
@@ -59,11 +59,15 @@ impl Group {
         O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
-        let apart = Error::Apart { op: call.op, rank: self.rank() };
+        let op = call.op;
         if self.size() > 1 && self.handle().endpoint().is_some() {
-            return Err(apart);
+            return Err(self.apart(op));
         }
-        self.issue_by(call, contribution, assemble, |_, _, _| Err(apart))
+        self.issue_by(call, contribution, assemble, |_, _, _| Err(self.apart(op)))
+    }
+
+    pub(crate) fn apart(&self, op: Op) -> Error {
+        self.refused(op, "its members share no memory".to_owned())
     }
 
     /// Issues an operation; where members share no memory, `depart` does.
@@ -94,7 +98,7 @@ impl Group {
         let op = described.told.op;
         let pending = match &self.handle().backend {
             Backend::Local { core, .. } => {
-                let member = self.member_at(core, &site, entry);
+                let member = Member { access: core, rank: self.rank(), site: &site, entry };
                 if core.endpoint().is_some() {
                     depart(member, described, (contribution, assemble))?
                 } else {
@@ -132,7 +136,7 @@ impl Group {
         let (op, is_between_two) = (described.told.op, ranks[0] != ranks[1]);
         let ticket = match &self.handle().backend {
             Backend::Local { core, .. } => {
-                let member = self.member_at(core, &site, entry);
+                let member = Member { access: core, rank: self.rank(), site: &site, entry };
                 Some(match core.endpoint().filter(|_| is_between_two) {
                     None => core.submit(member, described.told, contribution, assemble)?,
                     Some(endpoint) => Execution::begin(endpoint, member, described, contribution)?,
@@ -158,7 +162,7 @@ impl Group {
         flight.settle(entry, FlightState::Complete);
     }
 
-    /// Where an operation of all members takes place: a barrier of users among those that have data.
+    /// The site of an operation of all members: of a barrier of users, the members that have data.
     fn site_of(&self, op: Op) -> Result<Cow<'_, Site>, Error> {
         let (absent, rank) = (self.absent_at(self.site()), self.rank());
         if absent.is_empty() {
@@ -170,7 +174,7 @@ impl Group {
         Err(Error::Absent { op, rank, absent })
     }
 
-    /// Who is to meet there and has no data, or this rank if it has none; nobody, if it is not users who call.
+    /// The ranks at the site that have no data, and this rank if it has none; no rank, if the call is not of users.
     fn absent_at(&self, site: &Site) -> Vec<Rank> {
         if site.channel != Channel::User {
             return Vec::new();
@@ -186,7 +190,8 @@ impl Group {
         call: Call,
         contribution: &mut D,
     ) -> Result<(Described, Option<EntryNumber>), Error> {
-        let Injected { call, meant, manner } = self.handle().inject(site, call, contribution)?;
+        let gradients = contribution.gradients();
+        let Injected { call, meant, manner } = self.handle().inject(site, call, gradients)?;
         if matches!(manner, Manner::AfterBarrier) {
             self.extra_barrier(site, call.tag)?;
         }
@@ -198,12 +203,12 @@ impl Group {
         Ok((Described { told, meant }, entry))
     }
 
-    /// The barrier of a fault, which nobody waits for. Where there are no other ranks, there are no faults.
+    /// The barrier of a fault, for which no thread waits. Where there are no other ranks, there are no faults.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
         let Backend::Local { core, .. } = &self.handle().backend else { return Ok(()) };
         let (told, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
-        let (member, meet) =
-            (self.member_at(core, site, entry), |all: Vec<()>| Ok(Barrier(all.len())));
+        let member = Member { access: core, rank: self.rank(), site, entry };
+        let meet = |all: Vec<()>| Ok(Barrier(all.len()));
         match core.endpoint() {
             None => core.submit(member, told, (), meet)?,
             Some(endpoint) => {
@@ -212,15 +217,6 @@ impl Group {
         };
         self.handle().record.ledger.call(site.channel, Op::Barrier);
         Ok(())
-    }
-
-    fn member_at<'a>(
-        &self,
-        access: &'a Arc<Access>,
-        site: &'a Site,
-        entry: EntryNumber,
-    ) -> Member<'a> {
-        Member { access, rank: self.rank(), site, entry }
     }
 
     /// An operation of a group of one: it is done before the call returns, and counts nothing.
@@ -233,20 +229,13 @@ impl Group {
         let flight = &self.handle().record.flight;
         let work = assemble(vec![contribution]).map_err(|expected| {
             flight.settle(entry, FlightState::Failed);
-            Error::BadCount {
-                op: descriptor.op,
-                rank: self.rank(),
-                what: "a group of one".to_owned(),
-                found: descriptor.counts.total(),
-                expected,
-            }
+            self.bad_count(descriptor.op, "a group of one", descriptor.counts.total(), expected)
         })?;
         let is_quick = work.bytes() <= QUICK_BYTES && !work.calls_users();
         let output = self.run_alone(descriptor, work);
-        if is_quick {
-            flight.settle_at_once(entry, FlightState::Complete);
-        } else {
-            flight.settle(entry, FlightState::Complete);
+        match is_quick {
+            true => flight.settle_at_once(entry, FlightState::Complete),
+            false => flight.settle(entry, FlightState::Complete),
         }
         Ok(output)
     }

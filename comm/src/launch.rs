@@ -14,7 +14,7 @@ use crate::engine::panic_message;
 use crate::flight::Dump;
 use crate::handle::RankHandle;
 use crate::world::{MOST_RANKS, check_size};
-use crate::{AbortReason, Error, World, WorldOptions};
+use crate::{AbortReason, World, WorldOptions};
 
 /// The stack of a rank's thread: an autograd recurses.
 const STACK_BYTES: usize = 16 << 20;
@@ -75,11 +75,8 @@ pub fn launch<T: Send>(
         let start = |(world, dump)| start(scope, world, dump, &rank);
         // All start before the first is joined.
         let started: Vec<_> = worlds.into_iter().zip(&dumps).map(start).collect();
-        started
-            .into_iter()
-            .enumerate()
-            .map(|(rank, thread)| join(Rank::new(rank), thread))
-            .collect()
+        let started = started.into_iter().enumerate();
+        started.map(|(rank, thread)| join(Rank::new(rank), thread)).collect()
     });
     // Some may have been gone before the world ended.
     dumps.iter().for_each(Dump::if_ended);
@@ -109,12 +106,8 @@ pub fn world<T: Send>(size: usize, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
             Err(failure) => failures.push(failure.to_string()),
         }
     }
-    assert!(
-        failures.is_empty(),
-        "{} of {size} ranks failed:\n{}",
-        failures.len(),
-        failures.join("\n")
-    );
+    let (failed, list) = (failures.len(), failures.join("\n"));
+    assert!(failures.is_empty(), "{failed} of {size} ranks failed:\n{list}");
     outputs
 }
 
@@ -186,12 +179,7 @@ fn run_caught<T>(world: World, dump: &Dump, rank: impl FnOnce(World) -> T) -> Re
     }));
     let returned = returned.map_err(|panic| {
         let message = panic_message(&*panic);
-        handle.end(Error::WorldAborted {
-            rank: handle.rank,
-            step: handle.record.step(),
-            operation: handle.record.last(),
-            reason: AbortReason::Panicked { message: Arc::clone(&message) },
-        });
+        handle.abort(AbortReason::Panicked { message: Arc::clone(&message) });
         message
     });
     handle.leave();
@@ -215,20 +203,4 @@ impl fmt::Display for World {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rank_for_which_memory_cannot_be_counted_fails_by_name() {
-        let last = World::local(memory::MAX_RANKS + 1, WorldOptions::default()).pop();
-        let last = last.expect("there are ranks");
-        let world = last.clone();
-        let dump = dump_of(&last, None);
-        let failure =
-            run_caught(last, &dump, |_| unreachable!("it never begins")).map(|()| "returned");
-        let expected = "rank 1024: memory is counted for 1024 ranks";
-        assert_eq!(failure, Err(expected.into()));
-        let end = world.end().expect("the others are told").to_string();
-        assert!(end.starts_with("world aborted: rank 1024, ") && end.ends_with(expected), "{end}");
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! What a rank has issued and received: calls, and bytes that came from other ranks.
+//! The counts of a rank: the calls that it has issued, and the bytes that came from other ranks.
 //!
 //! Bytes are those of the operation's pattern, and are added when all members have come. A plan has formulas of its own, which can be
 //! held against them.
@@ -45,15 +45,12 @@ impl Ledger {
     }
 
     pub(crate) fn messages(&self) -> Messages {
-        let [data, control, background, forwarded] =
-            array::from_fn(|kind| self.messages[kind].load(Relaxed));
-        Messages { data, control, background, forwarded }
+        Messages::of(array::from_fn(|kind| self.messages[kind].load(Relaxed)))
     }
 
     /// Adds to the messages of this rank.
     pub(crate) fn moved(&self, messages: Messages) {
-        let Messages { data, control, background, forwarded } = messages;
-        for (cell, count) in self.messages.iter().zip([data, control, background, forwarded]) {
+        for (cell, count) in self.messages.iter().zip(messages.counts()) {
             if count > 0 {
                 cell.fetch_add(count, Relaxed);
             }
@@ -81,12 +78,16 @@ impl Messages {
     /// The larger of each number.
     #[must_use]
     pub fn most(self, other: Self) -> Self {
-        Self {
-            data: self.data.max(other.data),
-            control: self.control.max(other.control),
-            background: self.background.max(other.background),
-            forwarded: self.forwarded.max(other.forwarded),
-        }
+        let (one, other) = (self.counts(), other.counts());
+        Self::of(array::from_fn(|kind| one[kind].max(other[kind])))
+    }
+
+    fn counts(self) -> [u64; 4] {
+        [self.data, self.control, self.background, self.forwarded]
+    }
+
+    fn of([data, control, background, forwarded]: [u64; 4]) -> Self {
+        Self { data, control, background, forwarded }
     }
 }
 
@@ -94,12 +95,8 @@ impl Sub for Messages {
     type Output = Self;
 
     fn sub(self, earlier: Self) -> Self {
-        Self {
-            data: self.data - earlier.data,
-            control: self.control - earlier.control,
-            background: self.background - earlier.background,
-            forwarded: self.forwarded - earlier.forwarded,
-        }
+        let (later, earlier) = (self.counts(), earlier.counts());
+        Self::of(array::from_fn(|kind| later[kind] - earlier[kind]))
     }
 }
 
@@ -122,11 +119,7 @@ impl LedgerSnapshot {
     /// Calls and bytes of all operations on `channel`.
     #[must_use]
     pub fn channel(&self, channel: Channel) -> Flow {
-        let flows = &self.cells[channel as usize];
-        Flow {
-            calls: flows.iter().map(|flow| flow.calls).sum(),
-            bytes: flows.iter().map(|flow| flow.bytes).sum(),
-        }
+        self.cells[channel as usize].into_iter().sum()
     }
 
     /// The difference from `earlier`, a snapshot of the same rank.
@@ -136,9 +129,8 @@ impl LedgerSnapshot {
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = self.clone();
-        for (after, before) in
-            difference.cells.iter_mut().flatten().zip(earlier.cells.iter().flatten())
-        {
+        let cells = difference.cells.as_flattened_mut();
+        for (after, before) in cells.iter_mut().zip(earlier.cells.as_flattened()) {
             let calls = after.calls.checked_sub(before.calls);
             after.calls = calls.expect("the earlier snapshot was taken first, of the same rank");
             after.bytes = after.bytes - before.bytes;

@@ -82,7 +82,7 @@
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `options`;
 //! - execution: `engine` (operations, records of ranks, clocks and early ends, the judge), `execute` (the work of an operation, in blocks),
 //!   `slow`, `backend::thread` (an operation's threads: `PROTOCOL.md` beside the
-//!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `encoding` (descriptors as bytes), `bytes`, `sync`;
+//!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
 //! - worlds and ranks: `handle`, `world`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share);
 //! - groups and operations: `group`, `pending`, `injection` (what faults make of a call), `issue`, `collectives`, `units`, `device`;
@@ -122,7 +122,6 @@ mod engine {
     pub(crate) use self::record::Record;
     pub(crate) use self::status::Status;
 }
-mod encoding;
 mod environment;
 mod error;
 mod execute;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
+use serde::{Deserialize, Serialize};
 
 use crate::Descriptor;
 
@@ -20,7 +21,7 @@ use crate::Descriptor;
 ///   rank 0: waits for ranks [1] in barrier, user, step 7, microbatch 0 (operation 3 on channel user, epoch 0)
 ///   rank 1: waits for ranks [0] in all_gather u64 8 elements, header, step 8, microbatch 0 (operation 9 on channel control, epoch 0)
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mismatch {
     /// The problem, in words.
     pub problem: String,
@@ -29,7 +30,7 @@ pub struct Mismatch {
 }
 
 /// The state of one member.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MismatchRow {
     /// The member.
     pub rank: Rank,
@@ -38,7 +39,7 @@ pub struct MismatchRow {
 }
 
 /// The state of a member when the mismatch was found.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Wanted {
     /// It had arrived with this call.
     Arrived(Arc<Descriptor>),

@@ -26,7 +26,7 @@ pub struct Pending<T> {
 }
 
 enum State<T> {
-    /// Done when it was issued: nobody else takes part.
+    /// Done when it was issued: no other rank takes part.
     Ready(T),
     Issued {
         ticket: Ticket,
@@ -70,7 +70,7 @@ impl<T> Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// What this member makes of its output, which the work makes as an `O`.
+    /// The member's output is made of the output of the work, an `O`.
     pub(crate) fn issued<O: 'static>(ticket: Ticket) -> Self
     where
         T: TryFrom<O>,
@@ -79,7 +79,7 @@ impl<T> Pending<T> {
         Self::issued_with(ticket, |ticket| Ok(T::try_from(ticket.wait::<O>()?)?))
     }
 
-    /// What `output` makes of it, which waits.
+    /// `output` waits, and makes the member's output.
     pub(crate) fn issued_with(ticket: Ticket, output: fn(Ticket) -> Result<T, Error>) -> Self {
         Self { state: State::Issued { ticket, output } }
     }

@@ -1,8 +1,8 @@
-//! Which process this is, and whether it is still the same: a copy of it (a fork) has none of the other threads.
+//! The process of a world: a copy of it (a fork) has none of the world's other threads.
 //!
-//! Every call asks that. To ask the system for the number of the process takes as long as a tenth of all else that a small call
-//! does, so where the system calls back in each copy, the copies are counted instead. That is so after `fork`; who makes a copy by
-//! the bare system call is not seen.
+//! Every call asks for it. To ask the system for the number of the process takes a tenth of the time of a small call, so where the
+//! system calls back in each copy, the copies are counted instead. It does after `fork`; a copy that was made by the bare system call
+//! is not seen.
 
 use std::process;
 
@@ -10,7 +10,7 @@ use std::process;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) id: u32,
-    /// How many copies lay between this one and the one in which the count began; `None` where nobody counts.
+    /// The number of copies between this process and the one in which the count began; `None` where they are not counted.
     copies: Option<u64>,
 }
 
@@ -23,7 +23,7 @@ impl Process {
     /// Whether this is called in it, and not in a copy of it.
     pub(crate) fn is_this(self) -> bool {
         match self.copies {
-            Some(_) => self.copies == copies::so_far(),
+            Some(_) => self.copies == copies::count(),
             None => self.id == process::id(),
         }
     }
@@ -36,16 +36,12 @@ mod copies {
 
     static COPIES: AtomicU64 = AtomicU64::new(0);
 
-    /// Begins to count, unless that was done before; the count, if there is one.
+    /// The count of copies, which the first call begins; `None` if the system does not call back.
     pub(super) fn count() -> Option<u64> {
         static COUNTS: OnceLock<bool> = OnceLock::new();
-        // SAFETY: CO-3, what is to be called in a copy does what may be done there.
+        // SAFETY: CO-3, the function that is called in a copy does only what is allowed there.
         let begin = || unsafe { libc::pthread_atfork(None, None, Some(one_more)) } == 0;
-        if *COUNTS.get_or_init(begin) { so_far() } else { None }
-    }
-
-    pub(super) fn so_far() -> Option<u64> {
-        Some(COPIES.load(Ordering::Relaxed))
+        COUNTS.get_or_init(begin).then(|| COPIES.load(Ordering::Relaxed))
     }
 
     /// Called in a copy by its only thread, before the fork returns.
@@ -57,10 +53,6 @@ mod copies {
 #[cfg(not(all(unix, not(miri))))]
 mod copies {
     pub(super) fn count() -> Option<u64> {
-        None
-    }
-
-    pub(super) fn so_far() -> Option<u64> {
         None
     }
 }

@@ -37,16 +37,16 @@ pub struct Rendezvous {
 }
 
 struct Meeting {
-    /// By rank: what is there for it.
+    /// The place of each rank.
     places: Vec<Place>,
     missing: usize,
-    /// Why nobody gets a world here.
+    /// The error because of which no rank gets a world here.
     failure: Option<Error>,
 }
 
 enum Place {
     Free(World),
-    /// Taken by whoever is named so.
+    /// Taken by the thread of this name.
     Claimed(Arc<str>),
 }
 
@@ -107,7 +107,7 @@ impl Rendezvous {
 
     fn wait_for_others(&self, mut clock: Clock) -> Result<(), Error> {
         loop {
-            // Without the lock: it may warn, and whoever listens to warnings may do what it likes.
+            // Without the lock: it may warn, and a subscriber of warnings may run any code.
             let alarm = clock.alarm();
             let mut meeting = self.meeting.lock();
             if meeting.missing == 0 || meeting.failure.is_some() {
@@ -132,7 +132,7 @@ impl Rendezvous {
     }
 }
 
-/// How a thread is named to others.
+/// The name of this thread in errors.
 fn name_of_this_thread() -> Arc<str> {
     let thread = thread::current();
     match thread.name() {

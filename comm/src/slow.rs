@@ -11,7 +11,7 @@ use crate::pattern::Pattern;
 use crate::sync::{self, Mutex};
 use crate::{Descriptor, GroupId, Op};
 
-/// How long an operation of these members is on its link.
+/// The time of an operation of these members on its link.
 fn time_of(channel: &SlowChannel, descriptor: &Descriptor, ranks: &[Rank]) -> Duration {
     let Some(rate) = channel.bytes_per_second else { return channel.latency };
     let seconds = received_bytes(descriptor, ranks) / rate.get() as f64;
@@ -19,7 +19,7 @@ fn time_of(channel: &SlowChannel, descriptor: &Descriptor, ranks: &[Rank]) -> Du
 }
 
 /// The bytes that a member receives from the others; of an operation with a root, those that it sends or receives in all, and of
-/// a gather into one copy for all, what it would receive if it had one of its own.
+/// a gather into one copy for all, those that it would receive for a copy of its own.
 fn received_bytes(descriptor: &Descriptor, ranks: &[Rank]) -> f64 {
     match descriptor.op {
         Op::AllGather | Op::ReduceScatter | Op::AllReduce => {

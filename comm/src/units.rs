@@ -34,8 +34,8 @@ impl Group {
     /// padding between parameters, too.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the layout does not have one shard for each member; [`Error::BadCount`] if the shard or a
-    /// target does not fit the layout; [`Error::BadDType`] if a target has another dtype than the shard.
+    /// [`Error::Refused`] if the layout does not have one shard for each member, or if the shard or a
+    /// target does not fit the layout, or if a target has another dtype than the shard.
     pub fn gather_unit(
         &self,
         tag: Tag,
@@ -61,10 +61,10 @@ impl Group {
     /// output is `None` in a counting world, and for a call that a fault skipped.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the number of members is not a multiple of the layout's shards; [`Error::BadCount`] if
+    /// [`Error::Refused`] if the number of members is not a multiple of the layout's shards, or if
     /// the shard or a buffer does not fit the layout, the first member passes no holder, another member passes one, or
-    /// there is another handle of the holder; [`Error::BadDType`] if a buffer has another dtype than the shard;
-    /// [`Error::Apart`] where the members share no memory.
+    /// there is another handle of the holder, or if a buffer has another dtype than the shard,
+    /// or where the members share no memory.
     pub fn gather_unit_shared<T>(
         &self,
         tag: Tag,
@@ -78,8 +78,7 @@ impl Group {
         let (op, shard, mut holder) = (Op::AllGather, shard.into(), holder);
         let dtype = shard.dtype();
         if !self.size().is_multiple_of(layout.shard_size()) {
-            let (shards, members) = (layout.shard_size(), self.size());
-            return Err(Error::BadLayout { op, rank: self.rank(), shards, members });
+            return Err(self.bad_layout(op, &layout));
         }
         self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
         let is_first = self.index() == 0;
@@ -103,7 +102,7 @@ impl Group {
     /// present. The ledger counts padding and absent gradients, too.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the layout does not have one shard for each member; [`Error::BadCount`] if a gradient or the
+    /// [`Error::Refused`] if the layout does not have one shard for each member, or if a gradient or the
     /// partial does not fit the layout.
     pub fn reduce_unit(
         &self,
@@ -152,13 +151,13 @@ impl Group {
         self.issue(call, Scaled(values), work)
     }
 
-    /// How contributions are scaled in this group: among several members as the caller says, alone by one division.
+    /// The scaling of contributions in this group: among several members as the caller says, alone by one division.
     pub(crate) fn effective(&self, scaling: Scaling) -> Scaling {
         let Scaling { pre, post, .. } = scaling;
         if self.size() > 1 {
             return scaling;
         }
-        // Where the product is no f32, two divisions give what one would, but for a rounding.
+        // Where the product is no f32, two divisions give the result of one, but for a rounding.
         let (pre, post) = match Divisor::new(pre.value() * post.value()) {
             Ok(product) => (Divisor::ONE, product),
             Err(_) => (pre, post),
@@ -167,11 +166,17 @@ impl Group {
     }
 
     pub(crate) fn check_layout(&self, op: Op, layout: &UnitLayout) -> Result<(), Error> {
-        let (shards, members) = (layout.shard_size(), self.size());
-        if shards == members {
+        if layout.shard_size() == self.size() {
             return Ok(());
         }
-        Err(Error::BadLayout { op, rank: self.rank(), shards, members })
+        Err(self.bad_layout(op, layout))
+    }
+
+    fn bad_layout(&self, op: Op, layout: &UnitLayout) -> Error {
+        let (shards, members) = (layout.shard_size(), self.size());
+        let problem =
+            format!("the layout has {shards} shards, but the group has {members} members");
+        self.refused(op, problem)
     }
 
     pub(crate) fn check_len(
@@ -184,7 +189,7 @@ impl Group {
         if found == expected {
             return Ok(());
         }
-        Err(self.bad_count(op, what, found, expected.to_string()))
+        Err(self.bad_count(op, what, found, expected))
     }
 
     /// Whether the targets fit the layout and the dtype of the shard.
@@ -194,16 +199,15 @@ impl Group {
         targets: &[HostBuffer],
         dtype: DType,
     ) -> Result<(), Error> {
-        let (op, rank) = (Op::AllGather, self.rank());
+        let op = Op::AllGather;
         self.check_len(op, "the list of targets", targets.len(), layout.params().len())?;
         for (param, target) in layout.params().iter().zip(targets) {
             if target.len() != param.len {
                 let what = format!("the target of `{}`", param.name);
-                return Err(self.bad_count(op, &what, target.len(), param.len.to_string()));
+                return Err(self.bad_count(op, &what, target.len(), param.len));
             }
             if target.dtype() != dtype {
-                let problem = "not the dtype of the shard";
-                return Err(Error::BadDType { op, rank, dtype: target.dtype(), problem });
+                return Err(self.bad_dtype(op, target.dtype(), "not the dtype of the shard"));
             }
         }
         Ok(())

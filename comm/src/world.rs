@@ -7,7 +7,7 @@ use hsdp_sharding::Rank;
 
 use crate::backend::thread::{Core, Lifeline};
 use crate::flight::record_of;
-use crate::handle::{Backend, RankHandle};
+use crate::handle::RankHandle;
 use crate::ledger::{LedgerSnapshot, Messages};
 use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Endpoint, Transport};
@@ -63,9 +63,9 @@ impl World {
         worlds
     }
 
-    /// The world is over for the ranks of this process.
+    /// Ends the world for the ranks of this process.
     fn end_here(&self, error: &Error) {
-        if let Backend::Local { core, .. } = &self.handle.backend {
+        if let Some(core) = self.handle.access() {
             core.end_here(error.clone(), &[]);
         }
     }
@@ -86,7 +86,7 @@ impl World {
     }
 
     /// The world of the first `size` processes of a job, of which this is number `rank` of `processes`; `None` if it is not among
-    /// them. All processes of the job compare what they ask for, also those that are no ranks.
+    /// them. All processes of the job compare their requests, also those that are no ranks.
     ///
     /// # Errors
     /// Those of the comparison; [`Error::BadRank`] if there are fewer processes; [`Error::BadFault`], of which the other ranks are told.
@@ -142,7 +142,7 @@ impl World {
     /// there is no world: it is over, so that its end waits for none of them either.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn greet(&self) -> Result<(), Error> {
-        let Backend::Local { core, .. } = &self.handle.backend else { return Ok(()) };
+        let Some(core) = self.handle.access() else { return Ok(()) };
         let Some(endpoint) = core.endpoint() else { return Ok(()) };
         let greeted = endpoint.greet(core, core.options().deadline);
         greeted.inspect_err(|error| {
@@ -155,8 +155,7 @@ impl World {
     /// A world of one rank. Its collectives copy at most, and do not count in the ledger.
     #[must_use]
     pub fn single() -> Self {
-        let lifeline = Lifeline::new(Core::new(1, WorldOptions::default()));
-        Self { handle: Arc::new(RankHandle::local(lifeline, Rank::new(0))) }
+        Self::together(1, WorldOptions::default()).remove(0)
     }
 
     /// One rank of a world of `size` whose other ranks do not exist. Every collective completes at once, and the ledger
@@ -190,28 +189,24 @@ impl World {
     /// The longest time that a rank waits for one operation: [`WorldOptions::deadline`].
     #[must_use]
     pub fn deadline(&self) -> Duration {
-        match &self.handle.backend {
-            Backend::Local { core, .. } => core.options().deadline,
-            Backend::Counting => WorldOptions::default().deadline,
-        }
+        let default = || WorldOptions::default().deadline;
+        self.handle.access().map_or_else(default, |core| core.options().deadline)
     }
 
     /// Whether all ranks are threads of this process that read each other's memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
-        matches!(self.handle.backend, Backend::Local { .. }) && self.handle.endpoint().is_none()
+        self.handle.access().is_some_and(|core| core.endpoint().is_none())
     }
 
     /// Why NCCL cannot carry what lies on devices, if it cannot.
     #[cfg(feature = "nccl")]
     pub(crate) fn keeps_off_devices(&self) -> Option<&'static str> {
-        match &self.handle.backend {
-            Backend::Counting => Some("it only counts operations, and has no other ranks"),
-            Backend::Local { core, .. } => {
-                let exchanges_messages = core.options().between == Between::Messages;
-                exchanges_messages.then_some("its ranks are threads that share no memory")
-            }
-        }
+        let Some(core) = self.handle.access() else {
+            return Some("it only counts operations, and has no other ranks");
+        };
+        let exchanges_messages = core.options().between == Between::Messages;
+        exchanges_messages.then_some("its ranks are threads that share no memory")
     }
 
     /// The group of `ranks`, in this order, on `channel`. Not collective: the call waits for no other rank.
@@ -274,10 +269,8 @@ impl World {
     #[doc(hidden)]
     #[must_use]
     pub fn take_faults(&self) -> &[Fault] {
-        match &self.handle.backend {
-            Backend::Local { core, .. } if self.handle.takes_faults() => &core.options().faults,
-            Backend::Local { .. } | Backend::Counting => &[],
-        }
+        let core = self.handle.access().filter(|_| self.handle.takes_faults());
+        core.map_or(&[], |core| &core.options().faults)
     }
 
     /// The faults of this rank in [`WorldOptions::faults`] that have not fired yet.
@@ -328,7 +321,7 @@ impl World {
     /// Pending operations, and operations that are issued later, end with [`Error::WorldAborted`]; operations whose members
     /// had all arrived complete.
     pub fn abort(&self, reason: &str) {
-        self.handle.abort(reason);
+        self.handle.abort(AbortReason::Requested { reason: reason.into() });
     }
 
     /// The error that ended the world, if it has ended.

@@ -4,9 +4,11 @@ use std::fmt;
 
 use hsdp_kernels::Scaling;
 use hsdp_sharding::{DType, Rank};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::tag::WholeTag;
 use crate::{Channel, Op, Reduction, Tag};
 
 #[cfg(test)]
@@ -17,8 +19,7 @@ mod tests;
 /// Two ranks that list the same members in different orders have different groups, and never meet.
 ///
 /// In JSON as it is displayed, in hexadecimal: readers in other languages would round a number of 64 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u64);
 
 impl GroupId {
@@ -63,23 +64,28 @@ impl fmt::Display for GroupId {
     }
 }
 
-impl From<GroupId> for String {
-    fn from(id: GroupId) -> Self {
-        id.to_string()
+impl Serialize for GroupId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            return serializer.collect_str(self);
+        }
+        serializer.serialize_u64(self.0)
     }
 }
 
-impl TryFrom<String> for GroupId {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let id = u64::from_str_radix(&text, 16).map(Self);
-        id.map_err(|_| format!("{text:?}, expected a group as 16 hexadecimal digits"))
+impl<'de> Deserialize<'de> for GroupId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if !deserializer.is_human_readable() {
+            return u64::deserialize(deserializer).map(Self);
+        }
+        let text = String::deserialize(deserializer)?;
+        let expected = |_| format!("{text:?}, expected a group as 16 hexadecimal digits");
+        u64::from_str_radix(&text, 16).map(Self).map_err(expected).map_err(D::Error::custom)
     }
 }
 
 /// The number of elements that a member sends.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Counts {
     /// This many; the same on all members.
     Each(usize),
@@ -132,7 +138,9 @@ impl fmt::Display for Counts {
 /// The description of an operation: its place in its group's sequence, and all that its members must agree on.
 ///
 /// Displayed as one line: `reduce_scatter sum f32 1003 elements, unit 3, reduce, step 7, microbatch 0`.
-#[derive(Clone, PartialEq)]
+///
+/// Members send it to each other as bytes, in which every field has its place. A flight record has a part of it, by names.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Descriptor {
     /// The group; for send and recv, the pair within it.
     pub group: GroupId,
@@ -144,7 +152,7 @@ pub struct Descriptor {
     pub sequence: u64,
     /// The kind of operation.
     pub op: Op,
-    /// How elements are combined, if they are.
+    /// The reduction of the elements, if they are combined.
     pub reduction: Option<Reduction>,
     /// The dtype of the elements; a barrier has none.
     pub dtype: Option<DType>,
@@ -157,6 +165,7 @@ pub struct Descriptor {
     /// Divisors and wire dtype, of a reduction of gradients.
     pub scaling: Option<Scaling>,
     /// The tag that the caller gave.
+    #[serde(with = "WholeTag")]
     pub tag: Tag,
 }
 
@@ -177,7 +186,7 @@ impl Descriptor {
             && self.tag == other.tag
     }
 
-    /// Where the operation stands in its sequence, for messages.
+    /// The place of the operation in its sequence, in words.
     #[must_use]
     pub fn place(&self) -> String {
         format!("operation {} on channel {}, epoch {}", self.sequence, self.channel, self.epoch)

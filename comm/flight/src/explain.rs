@@ -1,6 +1,6 @@
-//! What the records of all ranks say together. Pure: it reads records, and knows no world.
+//! The comparison of the records of all ranks. Pure: it reads records, and knows no world.
 //!
-//! In reading order: `operations` (who issued what), `stalls` (who waits for whom), `lateness` (who was slow), `words`.
+//! In reading order: `operations` (the ranks that issued each), `stalls` (the ranks that wait for others), `lateness` (the slow ranks), `words`.
 
 mod lateness;
 mod operations;
@@ -66,7 +66,7 @@ pub enum Finding {
         operation: Box<FlightEntry>,
         /// The ranks that wait for it; if no rank waits, the ranks that have issued it.
         waiting: Vec<Rank>,
-        /// How long the first of them has waited, or had waited when the operation failed; `None` if no rank waits.
+        /// The time for which the first of them has waited, or had waited when the operation failed; `None` if no rank waits.
         waited: Option<Duration>,
         /// The members that have not issued it, or of which that is unknown.
         absent: Vec<MemberFinding>,
@@ -160,6 +160,8 @@ pub fn explain(records: &[FlightRecord]) -> Explanation {
     let partly = of_several().filter(|operation| operations.have_lost(operation));
     let finding = mismatch(&operations).or_else(|| stalls::first(&operations));
     let (lateness, often_last) = lateness::of(&whole);
+    let ends = operations.records().filter_map(|it| Some((it.end.clone()?, it.rank)));
+    let overwritten = operations.records().map(|record| (record.rank, record.overwritten));
     Explanation {
         size: operations.size,
         compared: whole.len(),
@@ -167,9 +169,9 @@ pub fn explain(records: &[FlightRecord]) -> Explanation {
         finding: finding.unwrap_or(Finding::Nothing),
         lateness,
         often_last,
-        ends: operations.ends(),
+        ends: together(ends).map(|(text, ranks)| WorldEnd { text, ranks }).collect(),
         without_record: operations.without_record(),
-        overwritten: operations.overwritten(),
+        overwritten: overwritten.filter(|(_, count)| *count > 0).collect(),
         left_out: operations.left_out,
     }
 }
@@ -183,4 +185,18 @@ fn mismatch(operations: &Operations<'_>) -> Option<Finding> {
     let operation = disagree.min_by_key(|operation| operation.began)?;
     let (first, members) = (Box::new(*operation.first()), operations.members(operation));
     Some(Finding::Mismatch { operation: first, members: members.collect() })
+}
+
+/// The ranks of each text, in the order of the first ranks.
+fn together(
+    texts: impl Iterator<Item = (String, Rank)>,
+) -> impl Iterator<Item = (String, Vec<Rank>)> {
+    let mut together: Vec<(String, Vec<Rank>)> = Vec::new();
+    for (text, rank) in texts {
+        match together.iter_mut().find(|(known, _)| *known == text) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => together.push((text, vec![rank])),
+        }
+    }
+    together.into_iter()
 }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use crate::json::MAX_BYTES;
+use crate::json::{MAX_BYTES, check_length};
 use crate::{FlightError, FlightRecord};
 
 impl FlightRecord {
@@ -38,14 +38,10 @@ impl FlightRecord {
         if !found.is_file() {
             return Err(failed(io::Error::other("it is not a regular file")));
         }
-        let bytes = found.len();
-        let limit = MAX_BYTES as u64;
-        if bytes > limit {
-            return Err(FlightError::TooLong { bytes, limit });
-        }
+        check_length(found.len())?;
         let mut text = String::new();
         // It may grow meanwhile.
-        file.take(limit + 1).read_to_string(&mut text).map_err(failed)?;
+        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
         Self::from_json(&text)
     }
 }

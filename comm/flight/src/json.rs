@@ -5,15 +5,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::FlightRecord;
+use crate::{FlightGroup, FlightRecord};
 
-/// The version of what is written. It goes up when a reader of the former one would misunderstand.
+/// The version of the text. It goes up when a reader of the former version would misunderstand it.
 const VERSION: u64 = 1;
 
 /// Longer texts are refused: many times what the largest ring gives.
-pub(crate) const MAX_BYTES: usize = 64 << 20;
+pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
-/// Larger worlds are refused, whatever a text says: what is said of each rank needs memory for each.
+/// Records of larger worlds are refused: an explanation takes memory for each rank.
 const MAX_SIZE: usize = 1 << 20;
 
 /// The reason why a text or a file cannot be read as a flight record.
@@ -81,42 +81,50 @@ impl FlightRecord {
     /// [`FlightError::TooLong`], [`FlightError::Version`], or [`FlightError::Malformed`] with line and column, or with
     /// the numbers that do not fit together.
     pub fn from_json(text: &str) -> Result<Self, FlightError> {
-        if text.len() > MAX_BYTES {
-            let (bytes, limit) = (text.len() as u64, MAX_BYTES as u64);
-            return Err(FlightError::TooLong { bytes, limit });
-        }
-        let Version { version } = serde_json::from_str(text).map_err(|it| malformed(&it))?;
+        check_length(text.len() as u64)?;
+        let Version { version } = parsed(text)?;
         if version != VERSION {
             return Err(FlightError::Version { found: version, known: VERSION });
         }
-        let record: Self = serde_json::from_str(text).map_err(|it| malformed(&it))?;
-        match record.contradiction() {
-            Some(problem) => Err(FlightError::Malformed { problem }),
-            None => Ok(record),
-        }
+        let record: Self = parsed(text)?;
+        record.check().map_err(|problem| FlightError::Malformed { problem })?;
+        Ok(record)
     }
 
-    /// What does not fit together.
-    fn contradiction(&self) -> Option<String> {
+    /// Whether its numbers fit together; if not, the reason.
+    fn check(&self) -> Result<(), String> {
         let Self { rank, size, .. } = *self;
         if size > MAX_SIZE {
-            return Some(format!("a world of {size} ranks; at most {MAX_SIZE} are read"));
+            return Err(format!("a world of {size} ranks; at most {MAX_SIZE} are read"));
         }
         if rank.index() >= size {
-            return Some(format!("rank {rank} of a world of {size}"));
+            return Err(format!("rank {rank} of a world of {size}"));
         }
-        for group in &self.groups {
-            if let Some(member) = group.ranks.iter().find(|member| member.index() >= size) {
-                return Some(format!("group {} has rank {member} of a world of {size}", group.id));
+        for FlightGroup { id, ranks, .. } in &self.groups {
+            if let Some(member) = ranks.iter().find(|member| member.index() >= size) {
+                return Err(format!("group {id} has rank {member} of a world of {size}"));
             }
         }
-        let numbers = self.entries.iter().map(|entry| entry.number);
-        let out_of_order = self.overwritten..;
-        let wrong = numbers.zip(out_of_order).find(|(number, expected)| number != expected);
-        wrong.map(|(number, expected)| format!("entry {number} stands where {expected} belongs"))
+        let mut numbers = self.entries.iter().map(|entry| entry.number).zip(self.overwritten..);
+        match numbers.find(|(number, expected)| number != expected) {
+            Some((number, expected)) => {
+                Err(format!("entry {number} stands where {expected} belongs"))
+            }
+            None => Ok(()),
+        }
     }
 }
 
-fn malformed(error: &serde_json::Error) -> FlightError {
-    FlightError::Malformed { problem: error.to_string() }
+/// Refuses texts of more than the most bytes.
+pub(crate) fn check_length(bytes: u64) -> Result<(), FlightError> {
+    match MAX_BYTES {
+        limit if bytes > limit => Err(FlightError::TooLong { bytes, limit }),
+        _ => Ok(()),
+    }
+}
+
+fn parsed<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, FlightError> {
+    let malformed =
+        |error: serde_json::Error| FlightError::Malformed { problem: error.to_string() };
+    serde_json::from_str(text).map_err(malformed)
 }

@@ -1,4 +1,4 @@
-//! Enums that go by names, in texts and in JSON.
+//! Enums that go by names in texts and in JSON, and by numbers in bytes.
 
 /// An enum: `Name, "what it is" { Variant = "its name", ... }`.
 macro_rules! names {
@@ -35,16 +35,23 @@ macro_rules! names {
 
         impl serde::Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.name())
+                serializer.serialize_unit_variant(stringify!($name), *self as u32, self.name())
             }
         }
 
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                use serde::de::{Error, Unexpected};
+
+                if !deserializer.is_human_readable() {
+                    let number = u32::deserialize(deserializer)?;
+                    let found = Unexpected::Unsigned(number.into());
+                    let numbered = Self::ALL.get(number as usize).copied();
+                    return numbered.ok_or_else(|| D::Error::invalid_value(found, &$what));
+                }
                 let text = String::deserialize(deserializer)?;
                 let named = Self::ALL.into_iter().find(|it| it.name() == text);
-                let found = serde::de::Unexpected::Str(&text);
-                named.ok_or_else(|| serde::de::Error::invalid_value(found, &$what))
+                named.ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), &$what))
             }
         }
     };

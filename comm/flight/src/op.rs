@@ -31,7 +31,7 @@ names! {
 }
 
 names! {
-    /// How a reducing operation combines the members' elements, always in member order.
+    /// The way in which an operation combines the members' elements, always in member order.
     ///
     /// f16 and bf16 are combined in f32 and rounded once; integers wrap around.
     Reduction, "a reduction" {

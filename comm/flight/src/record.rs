@@ -63,7 +63,7 @@ pub struct FlightEntry {
     pub sequence: u64,
     /// The kind of operation.
     pub op: Op,
-    /// How elements are combined, if they are.
+    /// The reduction of the elements, if they are combined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<Reduction>,
     /// The dtype of the elements; a barrier has none.

@@ -59,10 +59,8 @@ pub struct Recorder {
 type Members = (Channel, Arc<[Rank]>);
 
 struct Ring {
-    /// The entry of number `n` is at `n % capacity`.
-    entries: Vec<FlightEntry>,
-    /// Beside each: its end, as long as the entry does not say so itself.
-    endings: Vec<Option<Arc<Ending>>>,
+    /// The entry of number `n` is at `n % capacity`. Beside each is its end, until the entry has it itself.
+    entries: Vec<(FlightEntry, Option<Arc<Ending>>)>,
     issued: u64,
 }
 
@@ -71,8 +69,7 @@ impl Recorder {
     #[must_use]
     pub fn new(entries: usize, origin: Origin) -> Self {
         let capacity = entries.min(MAX_ENTRIES);
-        let (entries, endings) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
-        let ring = Ring { entries, endings, issued: 0 };
+        let ring = Ring { entries: Vec::with_capacity(capacity), issued: 0 };
         Self { origin, capacity, ring: Mutex::new(ring), groups: Mutex::default() }
     }
 
@@ -99,13 +96,10 @@ impl Recorder {
         let mut ring = self.ring.lock();
         let number = ring.issued;
         ring.issued += 1;
-        let entry = FlightEntry::issued(number, descriptor, now);
-        let at = self.place(number);
-        if at < ring.entries.len() {
-            (ring.entries[at], ring.endings[at]) = (entry, None);
-        } else {
-            ring.entries.push(entry);
-            ring.endings.push(None);
+        let entry = (FlightEntry::issued(number, descriptor, now), None);
+        match ring.entries.get_mut(self.place(number)) {
+            Some(oldest) => *oldest = entry,
+            None => ring.entries.push(entry),
         }
         EntryNumber(number)
     }
@@ -122,23 +116,19 @@ impl Recorder {
 
     /// Notes that the rank begins to wait. The first wait counts.
     pub fn wait(&self, number: EntryNumber) {
-        if self.capacity > 0 {
-            let now = self.now();
-            self.change(number, |entry, _| entry.waited_ns = entry.waited_ns.or(Some(now)));
-        }
+        self.change(number, |entry, _| {
+            entry.waited_ns = entry.waited_ns.or_else(|| Some(self.now()));
+        });
     }
 
-    /// Notes the end of an operation that nobody else settles, or to which the rank was not let in. The first end counts.
+    /// Notes the end of an operation that no other thread settles, or to which the rank was not let in. The first end counts.
     pub fn settle(&self, number: EntryNumber, state: FlightState) {
-        if self.capacity > 0 {
-            let now = self.now();
-            self.change(number, |entry, ending| {
-                close(entry, ending);
-                if entry.state == FlightState::Issued {
-                    (entry.state, entry.settled_ns) = (state, Some(now));
-                }
-            });
-        }
+        self.change(number, |entry, ending| {
+            close(entry, ending);
+            if entry.state == FlightState::Issued {
+                (entry.state, entry.settled_ns) = (state, Some(self.now()));
+            }
+        });
     }
 
     /// Notes the end of an operation that took no time worth a reading of the clock: it ended when it was issued.
@@ -156,11 +146,11 @@ impl Recorder {
         if self.capacity == 0 {
             return;
         }
-        let at = self.place(number.0);
-        let Ring { entries, endings, .. } = &mut *self.ring.lock();
-        // Another entry may lie there meanwhile.
-        if let Some(entry) = entries.get_mut(at).filter(|entry| entry.number == number.0) {
-            change(entry, &mut endings[at]);
+        let mut ring = self.ring.lock();
+        match ring.entries.get_mut(self.place(number.0)) {
+            Some((entry, ending)) if entry.number == number.0 => change(entry, ending),
+            // Another entry is there meanwhile.
+            _ => {}
         }
     }
 
@@ -193,10 +183,11 @@ impl Recorder {
     fn entries(&self) -> (Vec<FlightEntry>, u64) {
         let mut copy = Vec::with_capacity(self.capacity);
         let ring = self.ring.lock();
-        copy.extend_from_slice(&ring.entries);
-        for (entry, ending) in copy.iter_mut().zip(&ring.endings) {
-            note_end(entry, ending.as_deref());
-        }
+        copy.extend(ring.entries.iter().map(|(entry, ending)| {
+            let mut entry = *entry;
+            note_end(&mut entry, ending.as_deref());
+            entry
+        }));
         let overwritten = ring.issued - copy.len() as u64;
         drop(ring);
         if !copy.is_empty() {
@@ -211,13 +202,14 @@ impl Recorder {
         ids.sort_unstable();
         ids.dedup();
         let groups = self.groups.lock();
-        let known = ids.iter().filter_map(|id| groups.get_key_value(id));
-        let group = |(id, (channel, ranks)): (&GroupId, &Members)| FlightGroup {
-            id: *id,
-            channel: *channel,
-            ranks: ranks.to_vec(),
-        };
-        known.map(group).collect()
+        let known = ids.into_iter().filter_map(|id| Some((id, groups.get(&id)?)));
+        known
+            .map(|(id, (channel, ranks))| FlightGroup {
+                id,
+                channel: *channel,
+                ranks: ranks.to_vec(),
+            })
+            .collect()
     }
 }
 

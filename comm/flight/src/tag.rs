@@ -31,6 +31,16 @@ pub struct Tag {
     pub microbatch: usize,
 }
 
+/// All fields of a tag, where a format has no names by which a missing field is seen.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Tag")]
+pub(crate) struct WholeTag {
+    unit: Option<UnitId>,
+    stage: Stage,
+    step: u64,
+    microbatch: usize,
+}
+
 impl Tag {
     /// The tag of `stage`, in step 0 and microbatch 0, of no unit.
     #[must_use]

@@ -18,7 +18,7 @@ impl Group {
     /// the number that the other expects; otherwise all members get [`Error::CollectiveMismatch`].
     ///
     /// # Errors
-    /// [`Error::BadCount`] if there is not one count for each member, the send counts do not add up to the elements, or the
+    /// [`Error::Refused`] if there is not one count for each member, the send counts do not add up to the elements, or the
     /// two counts of this member for itself differ; [`Error::OutOfMemory`] if the receive counts add up to more than memory can hold.
     pub fn all_to_all<T: Element>(
         &self,
@@ -39,9 +39,8 @@ impl Group {
         tag: Tag,
         splits: Splits<T>,
     ) -> Result<Pending<O>, Error> {
-        let (send_counts, receive_counts) = (&splits.send, &splits.receive);
-        let call =
-            Call::new(Op::AllToAll, tag).splits::<T>(send_counts.clone(), receive_counts.clone());
+        let (send, receive) = (splits.send.clone(), splits.receive.clone());
+        let call = Call::new(Op::AllToAll, tag).splits::<T>(send, receive);
         let work = |all: Vec<Splits<T>>| {
             let (send, receive): (Vec<_>, Vec<_>) =
                 all.iter().map(|it| (it.send.clone(), it.receive.clone())).unzip();
@@ -57,35 +56,19 @@ impl Group {
         send: &[usize],
         receive: &[usize],
     ) -> Result<(), Error> {
-        let (op, size, index) = (Op::AllToAll, self.size(), self.index());
-        for (what, counts) in
-            [("the list of send counts", send), ("the list of receive counts", receive)]
-        {
-            if counts.len() != size {
-                return Err(self.bad_count(
-                    op,
-                    what,
-                    counts.len(),
-                    format!("one for each of {size} members"),
-                ));
-            }
+        let (size, index) = (self.size(), self.index());
+        let refused =
+            |what, found, expected| Err(self.bad_count(Op::AllToAll, what, found, expected));
+        let lists = [("the list of send counts", send), ("the list of receive counts", receive)];
+        if let Some((what, counts)) = lists.into_iter().find(|(_, counts)| counts.len() != size) {
+            return refused(what, counts.len(), format!("one for each of {size} members"));
         }
         if sum_of(send) != len {
-            return Err(self.bad_count(
-                op,
-                "the input",
-                len,
-                format!("the sum of the send counts {send:?}"),
-            ));
+            return refused("the input", len, format!("the sum of the send counts {send:?}"));
         }
         if send[index] != receive[index] {
             let expected = format!("{}, as it sends to itself", send[index]);
-            return Err(self.bad_count(
-                op,
-                "the part that it expects from itself",
-                receive[index],
-                expected,
-            ));
+            return refused("the part that it expects from itself", receive[index], expected);
         }
         Ok(())
     }

@@ -33,14 +33,14 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]`.
     ///
     /// # Errors
-    /// As `all_gather`, and [`Error::BadCount`] if the target has another length.
+    /// As `all_gather`, and [`Error::Refused`] if the target has another length.
     pub fn all_gather_into<T: Element>(
         &self,
         tag: Tag,
         lent: Lent<T>,
     ) -> Result<Pending<Lent<T>>, Error> {
         let expected = lent.source.len().saturating_mul(self.size());
-        self.check_target(Op::AllGather, lent.target.len(), expected)?;
+        self.check_len(Op::AllGather, "the target", lent.target.len(), expected)?;
         self.issue_all_gather(tag, lent.into())
     }
 
@@ -49,7 +49,7 @@ impl Group {
     /// `source`: `[size * n]`; `target`: `[n]`.
     ///
     /// # Errors
-    /// As `reduce_scatter`, and [`Error::BadCount`] if the target has another length.
+    /// As `reduce_scatter`, and [`Error::Refused`] if the target has another length.
     pub fn reduce_scatter_into<T: Element>(
         &self,
         tag: Tag,
@@ -57,7 +57,7 @@ impl Group {
         lent: Lent<T>,
     ) -> Result<Pending<Lent<T>>, Error> {
         let part = self.check_parts::<T>(reduction, lent.source.len())?;
-        self.check_target(Op::ReduceScatter, lent.target.len(), part)?;
+        self.check_len(Op::ReduceScatter, "the target", lent.target.len(), part)?;
         self.issue_reduce_scatter(tag, reduction, lent.into())
     }
 
@@ -83,7 +83,7 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]` on the root, empty on the others.
     ///
     /// # Errors
-    /// As `gather`, and [`Error::BadCount`] if the target has another length.
+    /// As `gather`, and [`Error::Refused`] if the target has another length.
     pub fn gather_into<T: Element>(
         &self,
         tag: Tag,
@@ -93,7 +93,7 @@ impl Group {
         let root_rank = self.member(Op::Gather, "the root", root)?;
         let takers = if self.index() == root { self.size() } else { 0 };
         let expected = lent.source.len().saturating_mul(takers);
-        self.check_target(Op::Gather, lent.target.len(), expected)?;
+        self.check_len(Op::Gather, "the target", lent.target.len(), expected)?;
         let Lent { source, target } = lent;
         let target = (self.index() == root).then_some(target);
         self.issue_gather(tag, root_rank, Exchange { source: Source::Lent(source), target })
@@ -120,7 +120,7 @@ impl Group {
     /// `source`: `[sum of send_counts]`; `target`: `[sum of receive_counts]`.
     ///
     /// # Errors
-    /// As `all_to_all`, and [`Error::BadCount`] if the target has another length.
+    /// As `all_to_all`, and [`Error::Refused`] if the target has another length.
     pub fn all_to_all_into<T: Element>(
         &self,
         tag: Tag,
@@ -129,15 +129,8 @@ impl Group {
         receive_counts: Vec<usize>,
     ) -> Result<Pending<Lent<T>>, Error> {
         self.check_splits(lent.source.len(), &send_counts, &receive_counts)?;
-        self.check_target(Op::AllToAll, lent.target.len(), sum_of(&receive_counts))?;
+        self.check_len(Op::AllToAll, "the target", lent.target.len(), sum_of(&receive_counts))?;
         let (exchange, send, receive) = (lent.into(), send_counts, receive_counts);
         self.issue_all_to_all(tag, Splits { exchange, send, receive })
-    }
-
-    fn check_target(&self, op: Op, found: usize, expected: usize) -> Result<(), Error> {
-        if found == expected {
-            return Ok(());
-        }
-        Err(self.bad_count(op, "the target", found, expected.to_string()))
     }
 }

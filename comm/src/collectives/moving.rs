@@ -13,7 +13,7 @@ use crate::{Error, Group, Op, Pending, Tag};
 /// the same tag, dtype and counts. All return at once; a root is an index in the group.
 ///
 /// Before anything is issued, every call refuses arguments that are wrong on this member alone
-/// ([`Error::BadCount`], [`Error::BadMember`]), calls that are not allowed ([`Error::Reentrant`], [`Error::Absent`]), and
+/// ([`Error::Refused`]), calls that are not allowed ([`Error::Reentrant`], [`Error::Absent`]), and
 /// calls without memory for the output ([`Error::OutOfMemory`]). It returns the error of a step or world that has ended.
 /// [`Pending::wait`] returns the errors that only all members together can detect.
 impl Group {
@@ -48,25 +48,20 @@ impl Group {
     /// `values`: `[n]` on all members. The output is the same buffer, filled; only the root's elements are read.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `root`.
+    /// [`Error::Refused`] if there is no member `root`.
     pub fn broadcast<T: Element>(
         &self,
         tag: Tag,
         root: usize,
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
-        let call = Call::new(Op::Broadcast, tag).elements::<T>(values.len()).root(self.member(
-            Op::Broadcast,
-            "the root",
-            root,
-        )?);
-        let is_root = self.index() == root;
-        let contribution = if is_root {
-            Exchange { source: Source::Lent(values), target: None }
-        } else {
-            Exchange { source: Source::nothing(), target: Some(values) }
+        let rank = self.member(Op::Broadcast, "the root", root)?;
+        let call = Call::new(Op::Broadcast, tag).elements::<T>(values.len()).root(rank);
+        let (source, target) = match self.index() == root {
+            true => (Source::Lent(values), None),
+            false => (Source::nothing(), Some(values)),
         };
-        self.issue(call, contribution, move |all| Ok(Copies::from_root(all, root)))
+        self.issue(call, Exchange { source, target }, move |all| Ok(Copies::from_root(all, root)))
     }
 
     /// The root gets the elements of all members, in member order; the others get `None`.
@@ -74,7 +69,7 @@ impl Group {
     /// `values`: `[n]`; output `[size * n]`.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `root`.
+    /// [`Error::Refused`] if there is no member `root`.
     pub fn gather<T: Element>(
         &self,
         tag: Tag,
@@ -104,7 +99,7 @@ impl Group {
     /// `values`: `[size * count]` on the root, `None` on the others; output `[count]`.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `root`; [`Error::BadCount`] if the root does not pass `size * count`
+    /// [`Error::Refused`] if there is no member `root`, or if the root does not pass `size * count`
     /// elements, or another member passes elements.
     pub fn scatter<T: Element>(
         &self,

@@ -19,7 +19,7 @@ impl Group {
     /// `values`: `[n]`; output `[n]`. Two members with the same destination are a mismatch, on all members.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `destination`.
+    /// [`Error::Refused`] if there is no member `destination`.
     pub fn permute<T: Element>(
         &self,
         tag: Tag,
@@ -45,7 +45,7 @@ impl Group {
     /// `values`: `[n]`. A member may send to itself.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `to`.
+    /// [`Error::Refused`] if there is no member `to`.
     pub fn send<T: Element>(
         &self,
         tag: Tag,
@@ -55,8 +55,8 @@ impl Group {
         let peer = self.member(Op::Send, "the destination", to)?;
         let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
         let ticket = self.transfer(call, [self.rank(), peer], values, given)?;
-        Ok(ticket
-            .map_or_else(|| Pending::ready(()), |ticket| Pending::issued_with(ticket, sent::<T>)))
+        let issued = |ticket| Pending::issued_with(ticket, sent::<T>);
+        Ok(ticket.map_or_else(|| Pending::ready(()), issued))
     }
 
     /// Receives the elements that member `from` sends with [`send`](Self::send).
@@ -64,7 +64,7 @@ impl Group {
     /// Output `[count]`; the sender must send as many.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `from`; [`Error::OutOfMemory`] if the rank has no peers, and no memory for the output.
+    /// [`Error::Refused`] if there is no member `from`; [`Error::OutOfMemory`] if the rank has no peers, and no memory for the output.
     pub fn recv<T: Element>(
         &self,
         tag: Tag,

@@ -17,7 +17,7 @@ impl Group {
     /// `values`: `[size * n]`; output `[n]`.
     ///
     /// # Errors
-    /// [`Error::BadCount`] if the length of `values` is not a multiple of the group's size, [`Error::BadDType`] for an
+    /// [`Error::Refused`] if the length of `values` is not a multiple of the group's size, or for an
     /// average of integers.
     pub fn reduce_scatter<T: Element>(
         &self,
@@ -43,7 +43,7 @@ impl Group {
         self.issue(call, exchange, move |all| ReduceScatter::new(all, reduction))
     }
 
-    /// How many elements each member gets of a reduce_scatter of `len`.
+    /// The number of elements that each member gets of a reduce_scatter of `len`.
     pub(super) fn check_parts<T: Element>(
         &self,
         reduction: Reduction,
@@ -63,7 +63,7 @@ impl Group {
     /// `values`: `[n]`; output `[n]`, in the same buffer.
     ///
     /// # Errors
-    /// [`Error::BadDType`] for an average of integers.
+    /// [`Error::Refused`] for an average of integers.
     pub fn all_reduce<T: Element>(
         &self,
         tag: Tag,
@@ -80,7 +80,7 @@ impl Group {
     /// `values`: `[n]`; output `[n]`, in the root's buffer. `root` is an index in the group.
     ///
     /// # Errors
-    /// [`Error::BadMember`] if there is no member `root`, [`Error::BadDType`] for an average of integers.
+    /// [`Error::Refused`] if there is no member `root`, or for an average of integers.
     pub fn reduce<T: Element>(
         &self,
         tag: Tag,
@@ -99,24 +99,21 @@ impl Group {
         values: Source<T>,
     ) -> Result<Pending<O>, Error> {
         self.check_average::<T>(Op::Reduce, reduction)?;
-        let root_rank = self.member(Op::Reduce, "the root", root)?;
+        let rank = self.member(Op::Reduce, "the root", root)?;
         let (len, is_root) = (values.len(), self.index() == root);
-        let call =
-            Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(root_rank);
-        let work = move |all| Reduce::new(all, reduction, root);
-        // What the root brings is where its result goes.
-        let (source, target) = if is_root {
-            (Source::nothing(), Some(values.into_elements()))
-        } else {
-            (values, None)
+        let call = Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(rank);
+        // The result goes where the root's elements are.
+        let (source, target) = match is_root {
+            true => (Source::nothing(), Some(values.into_elements())),
+            false => (values, None),
         };
-        self.issue(call, Exchange { source, target }, work)
+        self.issue(call, Exchange { source, target }, move |all| Reduce::new(all, reduction, root))
     }
 
     fn check_average<T: Element>(&self, op: Op, reduction: Reduction) -> Result<(), Error> {
         if reduction == Reduction::Avg && !T::DTYPE.is_float() {
             let problem = "only floating-point elements have an average";
-            return Err(Error::BadDType { op, rank: self.rank(), dtype: T::DTYPE, problem });
+            return Err(self.bad_dtype(op, T::DTYPE, problem));
         }
         Ok(())
     }

@@ -53,7 +53,7 @@ pub struct DeviceReduced {
 ///
 /// Where ranks are processes, each issues its part in the call, which returns errors of its rank alone: the others wait for it, so the
 /// step is to be [aborted](crate::World::abort_step). A call that NCCL refuses ends the world, and a group that is not connected by NCCL
-/// is refused ([`Error::Apart`]). Descriptors are compared by [`World::compare_operations`](crate::World::compare_operations).
+/// is refused ([`Error::Refused`]). Descriptors are compared by [`World::compare_operations`](crate::World::compare_operations).
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's buffer.
     ///
@@ -61,8 +61,8 @@ impl Group {
     /// space. The output is `full`, filled.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the layout does not have one shard for each member; [`Error::BadCount`] if the shard or `full`
-    /// does not fit the layout; [`Error::BadDType`] if they differ in dtype; [`Error::Device`].
+    /// [`Error::Refused`] if the layout does not have one shard for each member, or if the shard or `full`
+    /// does not fit the layout, or if they differ in dtype; [`Error::Device`].
     pub fn gather_unit_on_device(
         &self,
         tag: Tag,
@@ -75,8 +75,7 @@ impl Group {
         self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
         self.check_len(op, "the whole unit", full.len(), layout.full_len())?;
         if full.dtype() != dtype {
-            let problem = "not the dtype of the shard";
-            return Err(Error::BadDType { op, rank: self.rank(), dtype: full.dtype(), problem });
+            return Err(self.bad_dtype(op, full.dtype(), "not the dtype of the shard"));
         }
         let part = self.part(op, tag, shard.device())?;
         let call = Call::new(op, tag).of(dtype, layout.shard_len());
@@ -91,8 +90,8 @@ impl Group {
     /// partial, and stays as it is otherwise.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] if the layout does not have one shard for each member; [`Error::BadCount`] if a gradient or the
-    /// partial does not fit the layout; [`Error::BadDType`] if the partial is not f32; [`Error::Device`].
+    /// [`Error::Refused`] if the layout does not have one shard for each member, or if a gradient or the
+    /// partial does not fit the layout, or if the partial is not f32; [`Error::Device`].
     pub fn reduce_unit_on_device(
         &self,
         tag: Tag,
@@ -125,7 +124,7 @@ impl Group {
     /// `values`: `[n]`, f32; output `[n]`, in the same buffer.
     ///
     /// # Errors
-    /// [`Error::BadDType`] if they are not f32; [`Error::Device`].
+    /// [`Error::Refused`] if they are not f32; [`Error::Device`].
     pub fn all_reduce_scaled_on_device(
         &self,
         tag: Tag,
@@ -155,12 +154,12 @@ impl Group {
         O: TryFrom<D::Output>,
         Error: From<O::Error>,
     {
-        let (mut contribution, rank) = (contribution, self.rank());
+        let mut contribution = contribution;
         let is_apart = self.size() > 1 && self.handle().endpoint().is_some();
         if is_apart && contribution.part().link.is_none() {
             // A world that is over has no communicators any more.
             self.handle().check(call.op)?;
-            return Err(Error::Apart { op: call.op, rank });
+            return Err(self.apart(call.op));
         }
         self.issue_by(call, contribution, assemble, |member, described, brought| {
             let (entry, Record { ledger, flight, .. }) = (member.entry, &*self.handle().record);
@@ -213,7 +212,6 @@ impl Group {
         if buffer.dtype() == DType::F32 {
             return Ok(());
         }
-        let problem = "partials are f32";
-        Err(Error::BadDType { op, rank: self.rank(), dtype: buffer.dtype(), problem })
+        Err(self.bad_dtype(op, buffer.dtype(), "partials are f32"))
     }
 }

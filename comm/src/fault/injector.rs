@@ -1,28 +1,28 @@
-//! Which faults are due at a call.
+//! The faults that are due at a call.
 
 use super::{Fault, FaultKind, FaultPlace};
 use crate::Tag;
 use crate::sync::Mutex;
 
-/// The faults of one rank. Where there are none, all that a call pays for them is a look at the empty list.
+/// The faults of one rank. Where there are none, all that a call pays for them is a look at a flag.
 #[derive(Debug, Default)]
 pub(crate) struct Injector {
-    faults: Box<[Fault]>,
+    has_faults: bool,
     progress: Mutex<Progress>,
 }
 
-/// How far a rank has come.
+/// The progress of a rank.
 #[derive(Debug, Default)]
 struct Progress {
-    /// By fault: whether it has fired.
-    fired: Box<[bool]>,
+    /// The faults that have not fired.
+    armed: Vec<Fault>,
     moment: Moment,
     /// Its calls since `moment` began.
     calls: u64,
     left: bool,
 }
 
-/// What calls are counted from 0 in.
+/// Calls are counted from 0 in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) step: u64,
@@ -30,14 +30,14 @@ pub(crate) struct Moment {
 }
 
 impl Injector {
-    pub(crate) fn new(faults: impl IntoIterator<Item = Fault>) -> Self {
-        let faults: Box<[Fault]> = faults.into_iter().collect();
-        let fired = faults.iter().map(|_| false).collect();
-        Self { faults, progress: Mutex::new(Progress { fired, ..Progress::default() }) }
+    pub(crate) fn new(faults: impl Iterator<Item = Fault>) -> Self {
+        let armed: Vec<Fault> = faults.collect();
+        let has_faults = !armed.is_empty();
+        Self { has_faults, progress: Mutex::new(Progress { armed, ..Progress::default() }) }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.faults.is_empty()
+        !self.has_faults
     }
 
     /// Counts a call, and takes the faults that are due at it, in the order in which they were given. A value that is
@@ -49,21 +49,15 @@ impl Injector {
         }
         let number = progress.calls;
         progress.calls += 1;
-        let mut due = Vec::new();
-        for (fault, fired) in self.faults.iter().zip(&mut progress.fired) {
-            if !*fired && fault.step == moment.step && is_due(fault, (number, tag), has_gradient) {
-                *fired = true;
-                due.push(*fault);
-            }
-        }
-        due
+        let is_due = |fault: &mut Fault| {
+            fault.step == moment.step && is_due(fault, (number, tag), has_gradient)
+        };
+        progress.armed.extract_if(.., is_due).collect()
     }
 
-    /// Those that have not fired.
+    /// The faults that have not fired.
     pub(crate) fn armed(&self) -> Vec<Fault> {
-        let progress = self.progress.lock();
-        let armed = self.faults.iter().zip(&progress.fired).filter(|(_, fired)| !**fired);
-        armed.map(|(fault, _)| *fault).collect()
+        self.progress.lock().armed.clone()
     }
 
     /// From now on the rank is gone.
@@ -78,9 +72,12 @@ impl Injector {
 
 /// Whether a fault is at the `number`-th call of a step. A value that is not finite waits for a gradient, from its call on.
 fn is_due(fault: &Fault, (number, tag): (u64, &Tag), has_gradient: bool) -> bool {
-    match (fault.kind, fault.place) {
-        (FaultKind::NonFinite(_), _) if !has_gradient => false,
-        (FaultKind::NonFinite(_), FaultPlace::Call(call)) => call <= number,
-        (_, place) => place.is_at(number, tag),
-    }
+    let is_non_finite = matches!(fault.kind, FaultKind::NonFinite(_));
+    let is_there = match fault.place {
+        FaultPlace::Unit(unit) => tag.unit == Some(unit),
+        FaultPlace::Stage(stage) => tag.stage == stage,
+        FaultPlace::UnitStage(unit, stage) => tag.unit == Some(unit) && tag.stage == stage,
+        FaultPlace::Call(call) => call == number || is_non_finite && call < number,
+    };
+    is_there && (has_gradient || !is_non_finite)
 }

@@ -1,7 +1,6 @@
 //! The processes of a job of MPI, and the worlds that they make.
 
 use std::ffi::c_int;
-use std::fmt;
 use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Duration;
@@ -21,7 +20,7 @@ pub(super) const TAGS: c_int = 32_767;
 /// This process's place in a job of MPI, as `mpirun` or `srun` has started it. Makes worlds, one after the other or
 /// several at once. When all handles of the job and all its worlds are dropped, MPI is finalized, and cannot be initialized
 /// again.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Job {
     library: Arc<Library>,
 }
@@ -50,13 +49,13 @@ impl Job {
     /// The number of this process.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        Rank::new(self.library.rank())
+        Rank::new(self.library.rank)
     }
 
     /// The number of processes.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.library.size()
+        self.library.size
     }
 
     /// Makes a world of the first `size` processes, each of them a rank; `None` on the other processes.
@@ -73,9 +72,7 @@ impl Job {
         let transport = Box::new(MpiTransport::new(Arc::clone(&self.library), tag));
         World::of_first(size, (self.rank(), self.size()), options, transport)
     }
-}
 
-impl Job {
     /// Makes a [world](Self::world) of the first `size` processes and runs this process's rank on this thread, as
     /// [`launch`](crate::launch) runs its ranks: a panic ends the world for the others, and if the world ended early,
     /// the rank writes its flight record. Returns the outcome of the rank; `None` on the other processes.
@@ -92,11 +89,5 @@ impl Job {
     ) -> Result<Option<Result<T, RankFailure>>, Error> {
         let world = self.world(size, options.clone())?;
         Ok(world.map(|world| run_one(world, &options, rank)))
-    }
-}
-
-impl fmt::Debug for Job {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job").field("rank", &self.rank()).field("size", &self.size()).finish()
     }
 }

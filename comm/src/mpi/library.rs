@@ -1,25 +1,23 @@
 //! MPI itself: one function for each call that is made, its code checked. `TRANSPORTS.md`, "MPI".
 //!
-//! Whoever has a [`Library`] knows that MPI was begun and is not finalized, and every call is made under its lock (MP-1).
+//! While there is a [`Library`], MPI was begun and is not finalized. Every call is made under its lock (MP-1).
 
 mod ending;
 
 use std::ffi::{c_int, c_void};
-use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mpi_sys as ffi;
 use parking_lot::{Mutex, MutexGuard};
 
-use self::ending::Messages;
 use super::error::MpiError;
 use crate::engine::{Alarm, Clock};
 use crate::remote::BLOCK_BYTES;
 
-/// Held by whoever calls MPI.
+/// The lock under which MPI is called.
 static CALLS: Mutex<()> = Mutex::new(());
 
 /// The one that is there, if one is: MPI is begun once, and ended once.
@@ -28,17 +26,21 @@ static CURRENT: Mutex<Weak<Library>> = Mutex::new(Weak::new());
 /// Whether MPI was begun here, and not by the program.
 static BEGUN_HERE: AtomicBool = AtomicBool::new(false);
 
-/// MPI, of this process. When nobody has it any more, it is finalized.
+/// MPI, of this process. When its last handle is dropped, it is finalized.
+#[derive(Debug)]
 pub(super) struct Library {
     /// Ours alone: what the program sends itself meets nothing of it.
     communicator: ffi::MPI_Comm,
     block: ffi::MPI_Datatype,
-    rank: usize,
-    size: usize,
-    /// How many worlds were made.
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    /// The number of worlds that were made.
     worlds: AtomicI32,
-    messages: Messages,
-    /// How long the others are waited for at the end.
+    /// The number of messages that were sent to each process.
+    sent: Box<[AtomicU64]>,
+    /// The number of messages that were found.
+    found: AtomicU64,
+    /// The longest wait for the other processes at the end.
     deadline: Duration,
     /// Whether this library began MPI, and so ends it.
     is_ours: bool,
@@ -65,7 +67,8 @@ pub(super) struct Found {
     message: ffi::MPI_Message,
 }
 
-/// What is under way.
+/// A message that is under way.
+#[derive(Debug)]
 pub(super) struct Request(ffi::MPI_Request);
 
 // SAFETY: MP-1, it is tested under the lock alone.
@@ -86,11 +89,12 @@ impl Library {
     /// Begins MPI, or finds it begun, and makes a communicator: all processes of the job do so together.
     fn begin(deadline: Duration) -> Result<Arc<Self>, MpiError> {
         let _lock = CALLS.lock();
-        let is_ours = !is_initialized()?;
-        if is_finalized()? {
+        let is_ours = answer("MPI_Initialized", ffi::MPI_Initialized)? == 0;
+        if answer("MPI_Finalized", ffi::MPI_Finalized)? != 0 {
             return Err(MpiError::Finalized);
         }
-        check_threads(if is_ours { init()? } else { threads()? })?;
+        let begun = || answer("MPI_Query_thread", ffi::MPI_Query_thread);
+        check_threads(if is_ours { init()? } else { begun()? })?;
         let world = constant(&raw const ffi::RSMPI_COMM_WORLD);
         return_errors(world)?;
         let communicator = duplicate(world, deadline)?;
@@ -102,19 +106,12 @@ impl Library {
             rank: number("MPI_Comm_rank", communicator, ffi::MPI_Comm_rank)?,
             size,
             worlds: AtomicI32::new(0),
-            messages: Messages::among(size),
+            sent: (0..size).map(|_| AtomicU64::new(0)).collect(),
+            found: AtomicU64::new(0),
             deadline,
             is_ours,
             failed: AtomicBool::new(false),
         }))
-    }
-
-    pub(super) fn rank(&self) -> usize {
-        self.rank
-    }
-
-    pub(super) fn size(&self) -> usize {
-        self.size
     }
 
     /// The number of the next world.
@@ -151,7 +148,7 @@ impl Calls<'_> {
             ffi::MPI_Isend(data, count, block, int(to), tag, communicator, &raw mut request)
         };
         check("MPI_Isend", code)?;
-        self.library.messages.was_sent(to);
+        self.library.sent[to].fetch_add(1, Ordering::Relaxed);
         Ok(Request(request))
     }
 
@@ -160,27 +157,19 @@ impl Calls<'_> {
         let mut message = constant(&raw const ffi::RSMPI_MESSAGE_NULL);
         let (mut flag, mut status) = (0, status());
         let any = constant(&raw const ffi::RSMPI_ANY_SOURCE);
-        let communicator = self.library.communicator;
+        let Library { communicator, block, .. } = *self.library;
+        let (to_flag, to_message, to_status) = (&raw mut flag, &raw mut message, &raw mut status);
         // SAFETY: MP-2, all that is written to lies here.
-        let code = unsafe {
-            ffi::MPI_Improbe(
-                any,
-                tag,
-                communicator,
-                &raw mut flag,
-                &raw mut message,
-                &raw mut status,
-            )
-        };
+        let code =
+            unsafe { ffi::MPI_Improbe(any, tag, communicator, to_flag, to_message, to_status) };
         check("MPI_Improbe", code)?;
         if flag == 0 {
             return Ok(None);
         }
-        self.library.messages.was_found();
+        self.library.found.fetch_add(1, Ordering::Relaxed);
         let mut count = 0;
         // SAFETY: MP-2, as above.
-        let code =
-            unsafe { ffi::MPI_Get_count(&raw const status, self.library.block, &raw mut count) };
+        let code = unsafe { ffi::MPI_Get_count(&raw const status, block, &raw mut count) };
         check("MPI_Get_count", code)?;
         // A count that is no number of blocks is negative: then receiving fails, since the message is longer.
         let bytes = usize::try_from(count).unwrap_or(0) * BLOCK_BYTES;
@@ -192,7 +181,7 @@ impl Calls<'_> {
     pub(super) fn receive(&self, found: Found, bytes: &mut [u8]) -> Result<Request, MpiError> {
         let (data, count) = (bytes.as_mut_ptr().cast::<c_void>(), blocks(bytes.len()));
         let (mut message, mut request) = (found.message, null_request());
-        // SAFETY: MP-3, as for sending; nobody else reads or writes them until then.
+        // SAFETY: MP-3, as for sending; no other thread reads or writes them until then.
         let code = unsafe {
             ffi::MPI_Imrecv(data, count, self.library.block, &raw mut message, &raw mut request)
         };
@@ -216,10 +205,16 @@ impl Request {
     }
 }
 
-/// Waits until a request is complete. Nobody else calls MPI meanwhile.
-fn complete(call: &'static str, mut request: Request, deadline: Duration) -> Result<(), MpiError> {
+/// Waits until a request is complete, or `check` fails. No other thread calls MPI meanwhile.
+fn complete(
+    call: &'static str,
+    mut request: Request,
+    deadline: Duration,
+    check: impl Fn() -> Result<(), MpiError>,
+) -> Result<(), MpiError> {
     let mut clock = Clock::until(deadline);
     while !request.test(call)? {
+        check()?;
         match clock.alarm() {
             Alarm::Deadline => return Err(MpiError::Late { call, deadline }),
             _ => std::thread::yield_now(),
@@ -228,18 +223,15 @@ fn complete(call: &'static str, mut request: Request, deadline: Duration) -> Res
     Ok(())
 }
 
-fn is_initialized() -> Result<bool, MpiError> {
-    let mut flag = 0;
-    // SAFETY: MP-2, this may be called at any time.
-    check("MPI_Initialized", unsafe { ffi::MPI_Initialized(&raw mut flag) })?;
-    Ok(flag != 0)
-}
-
-fn is_finalized() -> Result<bool, MpiError> {
-    let mut flag = 0;
-    // SAFETY: MP-2, this may be called at any time.
-    check("MPI_Finalized", unsafe { ffi::MPI_Finalized(&raw mut flag) })?;
-    Ok(flag != 0)
+/// The answer of MPI to a question about itself.
+fn answer(
+    call: &'static str,
+    ask: unsafe extern "C" fn(*mut c_int) -> c_int,
+) -> Result<c_int, MpiError> {
+    let mut answer = 0;
+    // SAFETY: MP-2, two of the questions are allowed at any time, and the thread level is asked for after MPI was begun.
+    check(call, unsafe { ask(&raw mut answer) })?;
+    Ok(answer)
 }
 
 /// Begins MPI; how far it serves threads.
@@ -279,14 +271,6 @@ fn levels() -> [(c_int, &'static str); 4] {
     ]
 }
 
-/// How far MPI serves threads, which somebody else has begun.
-fn threads() -> Result<c_int, MpiError> {
-    let mut provided = 0;
-    // SAFETY: MP-2, it was begun.
-    check("MPI_Query_thread", unsafe { ffi::MPI_Query_thread(&raw mut provided) })?;
-    Ok(provided)
-}
-
 fn return_errors(communicator: ffi::MPI_Comm) -> Result<(), MpiError> {
     let handler = constant(&raw const ffi::RSMPI_ERRORS_RETURN);
     // SAFETY: MP-2, both are there.
@@ -297,10 +281,10 @@ fn duplicate(communicator: ffi::MPI_Comm, deadline: Duration) -> Result<ffi::MPI
     // Never freed: where others do not come in time, MPI may write it later.
     let duplicate = Box::leak(Box::new(constant(&raw const ffi::RSMPI_COMM_NULL)));
     let mut request = null_request();
-    // SAFETY: MP-2, what is written to is there for ever.
+    // SAFETY: MP-2, the handle that is written is there for ever.
     let code = unsafe { ffi::MPI_Comm_idup(communicator, &raw mut *duplicate, &raw mut request) };
     check("MPI_Comm_idup", code)?;
-    complete("MPI_Comm_idup", Request(request), deadline)?;
+    complete("MPI_Comm_idup", Request(request), deadline, || Ok(()))?;
     Ok(*duplicate)
 }
 
@@ -316,7 +300,7 @@ fn block_type() -> Result<ffi::MPI_Datatype, MpiError> {
     Ok(block)
 }
 
-/// What a function of MPI says of a communicator.
+/// The number that a function of MPI gives of a communicator.
 fn number(
     call: &'static str,
     communicator: ffi::MPI_Comm,
@@ -336,7 +320,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     Err(MpiError::Call { call, code, message: text(code) })
 }
 
-/// What MPI says of a code.
+/// The text of MPI for a code.
 fn text(code: c_int) -> String {
     let (mut text, mut len) = ([0_u8; MOST_TEXT], 0);
     // SAFETY: MP-2, there is room for more than the longest text of any library.
@@ -369,10 +353,4 @@ fn blocks(bytes: usize) -> c_int {
 
 fn int(number: usize) -> c_int {
     c_int::try_from(number).expect("messages are shorter than 128 GiB, and jobs smaller than 2^31")
-}
-
-impl fmt::Debug for Library {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Library(process {} of {})", self.rank, self.size)
-    }
 }

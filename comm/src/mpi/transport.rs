@@ -1,7 +1,6 @@
 //! Messages by MPI: each is one message, and its length is known before it is received.
 
 use std::ffi::c_int;
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -12,10 +11,11 @@ use super::library::{Found, Library, Request};
 use crate::Error;
 use crate::remote::{Buffer, Message, Pool, Transport, TransportError};
 
-/// How many messages are received at a time.
+/// The number of messages that are received at a time.
 const RECEIVED_AT_ONCE: usize = 256;
 
 /// The messages of one world.
+#[derive(Debug)]
 pub(super) struct MpiTransport {
     library: Arc<Library>,
     /// The number of the world: messages of others are not its business.
@@ -27,6 +27,7 @@ pub(super) struct MpiTransport {
 }
 
 /// A message that is being received.
+#[derive(Debug)]
 struct Receiving {
     from: Rank,
     request: Request,
@@ -120,15 +121,4 @@ fn failed(peer: Option<Rank>, error: &MpiError) -> TransportError {
 fn no_memory(found: &Found) -> TransportError {
     let problem = format!("no memory for a message of {} bytes", found.bytes);
     TransportError { peer: Some(Rank::new(found.from)), problem }
-}
-
-impl fmt::Debug for MpiTransport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MpiTransport")
-            .field("library", &self.library)
-            .field("tag", &self.tag)
-            .field("sending", &self.sending.len())
-            .field("receiving", &self.receiving.len())
-            .finish_non_exhaustive()
-    }
 }

@@ -8,12 +8,11 @@ use hsdp_sharding::{DType, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::header::{bytes, read};
-use crate::encoding::{self, at, size};
 use crate::rolling::RollingHash;
 use crate::{GroupId, Op};
 
 /// What a call of NCCL moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Wire {
     /// Gathers, reduce-scatters and all-reduces.
     pub(crate) op: Op,
@@ -26,7 +25,7 @@ pub(crate) struct Wire {
 pub(crate) type Place = (u64, u64);
 
 /// A call of NCCL that a rank has made.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceCall {
     pub(crate) group: GroupId,
     /// Its number among the calls of its group.
@@ -38,7 +37,7 @@ pub(crate) struct DeviceCall {
 }
 
 /// The calls of a rank that makes no more of them in an epoch.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Calls {
     /// The number of calls of each of its groups.
     pub(crate) counts: Vec<(GroupId, u64)>,
@@ -122,57 +121,26 @@ impl Drains {
     }
 }
 
-/// The calls of a rank until the end of an epoch.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Encoded {
-    epoch: u64,
-    counts: Vec<(u64, u64)>,
-    unfinished: Vec<EncodedCall>,
-}
-
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct EncodedCall {
-    group: u64,
-    index: u64,
-    place: Place,
-    hash: RollingHash,
-    op: u8,
-    dtype: u8,
-    count: u64,
-}
-
-/// The ops of calls, by the numbers that messages have.
+/// The ops of calls.
 const OPS: [Op; 3] = [Op::AllGather, Op::ReduceScatter, Op::AllReduce];
 
 /// The dtypes of calls.
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
+/// The calls of a rank until the end of an epoch, as bytes.
 pub(crate) fn calls_bytes(epoch: u64, calls: &Calls) -> Vec<u8> {
-    let counts = calls.counts.iter().map(|(group, count)| (group.get(), *count)).collect();
-    bytes(&Encoded { epoch, counts, unfinished: calls.unfinished.iter().map(encoded).collect() })
+    bytes(&(epoch, calls))
 }
 
 /// # Errors
 /// What is wrong with the bytes.
 pub(crate) fn calls_of(encoded: &[u8]) -> Result<(u64, Calls), String> {
-    let Encoded { epoch, counts, unfinished } = read(encoded)?;
-    let counts = counts.into_iter().map(|(group, count)| (GroupId::from_hash(group), count));
-    let unfinished = unfinished.into_iter().map(decoded).collect::<Result<_, _>>()?;
-    Ok((epoch, Calls { counts: counts.collect(), unfinished }))
-}
-
-fn encoded(call: &DeviceCall) -> EncodedCall {
-    let DeviceCall { group, index, place, hash, wire } = *call;
-    let Wire { op, dtype, count } = wire;
-    let (op, dtype) = (encoding::place(&OPS, op), encoding::place(&DTYPES, dtype));
-    EncodedCall { group: group.get(), index, place, hash, op, dtype, count: count as u64 }
-}
-
-fn decoded(call: EncodedCall) -> Result<DeviceCall, String> {
-    let EncodedCall { group, index, place, hash, op, dtype, count } = call;
-    let (op, dtype) = (at(&OPS, op, "call of NCCL")?, at(&DTYPES, dtype, "dtype of NCCL")?);
-    let wire = Wire { op, dtype, count: size(count)? };
-    Ok(DeviceCall { group: GroupId::from_hash(group), index, place, hash, wire })
+    let (epoch, calls) = read::<(u64, Calls)>(encoded)?;
+    let is_known = |wire: &Wire| OPS.contains(&wire.op) && DTYPES.contains(&wire.dtype);
+    match calls.unfinished.iter().map(|call| call.wire).find(|wire| !is_known(wire)) {
+        Some(Wire { op, dtype, .. }) => Err(format!("there is no {op} of {dtype} by NCCL")),
+        None => Ok((epoch, calls)),
+    }
 }
 
 #[cfg(test)]

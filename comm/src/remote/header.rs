@@ -7,12 +7,11 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::ends::{end_bytes, end_of, rows_bytes, rows_of};
 use crate::Descriptor;
-use crate::encoding::{Encoded, shared};
 
 mod ends;
 
-/// What a message says.
-#[derive(Clone, Debug, PartialEq)]
+/// The header of a data message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DataHeader {
     pub(crate) descriptor: Arc<Descriptor>,
     /// The step that its sender is in.
@@ -31,18 +30,17 @@ pub(crate) struct Form {
     pub(crate) note: u64,
 }
 
-/// What a message says, as bytes.
+/// The header of a data message, as bytes.
 pub(crate) fn data_header_bytes(data_header: &DataHeader) -> Vec<u8> {
-    bytes(&(Encoded::from(&*data_header.descriptor), data_header.step, data_header.form))
+    bytes(data_header)
 }
 
-/// What these bytes of a message say.
+/// The header of a data message, of its bytes.
 ///
 /// # Errors
 /// What is wrong with them.
 pub(crate) fn data_header_of(bytes: &[u8]) -> Result<DataHeader, String> {
-    let (encoded, step, form) = read::<(Encoded, u64, Form)>(bytes)?;
-    Ok(DataHeader { descriptor: shared(encoded)?, step, form })
+    read(bytes)
 }
 
 /// Any header as bytes.

@@ -20,7 +20,7 @@ pub(super) fn first(operations: &Operations<'_>) -> Option<Finding> {
     if absent.is_empty() {
         return Some(Finding::Unfinished { operation: first, ranks: operation.members.clone() });
     }
-    let waited = operations.waited(operation);
+    let waited = operation.waited();
     let waits = operation.issuers().filter(|(_, it)| waited.is_none() || it.is_waited_for());
     let waiting = waits.map(|(rank, _)| rank).collect();
     Some(Finding::Missing { operation: first, waiting, waited, absent })
@@ -30,7 +30,7 @@ pub(super) fn first(operations: &Operations<'_>) -> Option<Finding> {
 fn is_stalled(operations: &Operations<'_>, operation: &Operation<'_>) -> bool {
     !operation.is_over()
         && !operations.is_of_the_past(operation)
-        && (operation.is_waited_for() || operations.world_has_ended())
+        && (operation.is_waited_for() || operations.records().any(|record| record.end.is_some()))
 }
 
 /// The members that have not issued it, as far as is known.

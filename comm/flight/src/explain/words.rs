@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use super::{Explanation, Finding, LastIssued, Lateness, MemberFinding, OftenLast, Presence};
+use super::{
+    Explanation, Finding, LastIssued, Lateness, MemberFinding, OftenLast, Presence, together,
+};
 use crate::{FlightEntry, FlightState, Stage};
 
 /// More ranks than these are counted, not listed.
@@ -32,13 +34,16 @@ impl Explanation {
             }
             Finding::Mismatch { operation, members } => mismatch(operation, members),
             Finding::Missing { operation, waiting, waited, absent } => {
-                let (one, name) = (waiting.len() == 1, named(operation));
+                let (name, [wait, have]) = (
+                    named(operation),
+                    match waiting.len() {
+                        1 => ["waits", "has"],
+                        _ => ["wait", "have"],
+                    },
+                );
                 let part = match waited {
-                    Some(waited) => {
-                        let wait = if one { "waits" } else { "wait" };
-                        format!("{wait} in {name}, for {}", time(*waited))
-                    }
-                    None => format!("{} issued {name}", if one { "has" } else { "have" }),
+                    Some(waited) => format!("{wait} in {name}, for {}", time(*waited)),
+                    None => format!("{have} issued {name}"),
                 };
                 let absent: String = absent.iter().map(missed).collect();
                 format!("{}{} {part}{absent}", place(operation), listed(waiting))
@@ -78,20 +83,15 @@ impl Explanation {
     }
 
     fn unknown(&self) -> impl Iterator<Item = String> {
-        let (without, left_out) = (&self.without_record, &self.left_out);
-        let without = (!without.is_empty()).then(|| format!("no record of {}", listed(without)));
-        let left_out = (!left_out.is_empty()).then(|| {
-            format!("ignored, as older or of another world: a record of {}", listed(left_out))
-        });
-        let overwritten =
-            self.overwritten.iter().map(|(_, entries)| entries).max().map(|entries| {
-                let ranks: Vec<Rank> = self.overwritten.iter().map(|(rank, _)| *rank).collect();
-                let most = if ranks.len() == 1 { "" } else { "up to " };
-                format!(
-                    "overwritten in the ring of {}: {most}{entries} older entries",
-                    listed(&ranks)
-                )
-            });
+        let of = |text: &str, ranks: &[Rank]| {
+            (!ranks.is_empty()).then(|| format!("{text} {}", listed(ranks)))
+        };
+        let without = of("no record of", &self.without_record);
+        let left_out = of("ignored, as older or of another world: a record of", &self.left_out);
+        let (ranks, counts): (Vec<Rank>, Vec<u64>) = self.overwritten.iter().copied().unzip();
+        let up_to = if ranks.len() == 1 { "" } else { "up to " };
+        let ring = of("overwritten in the ring of", &ranks).zip(counts.iter().max());
+        let overwritten = ring.map(|(ring, most)| format!("{ring}: {up_to}{most} older entries"));
         let partly = (self.partly_known > 0).then(|| {
             let operations = counted(self.partly_known, "operation");
             format!("not all members of {operations} could be compared")
@@ -102,19 +102,12 @@ impl Explanation {
 
 fn mismatch(operation: &FlightEntry, members: &[MemberFinding]) -> String {
     let (place, FlightEntry { sequence, channel, epoch, .. }) = (place(operation), operation);
-    let mut wanted: Vec<(String, Vec<Rank>)> = Vec::new();
-    for MemberFinding { rank, presence } in members {
-        let text = match presence {
-            Presence::Issued(entry) => entry.to_string(),
-            other => absence(other),
-        };
-        match wanted.iter_mut().find(|(known, _)| *known == text) {
-            Some((_, ranks)) => ranks.push(*rank),
-            None => wanted.push((text, vec![*rank])),
-        }
-    }
-    let rows: String =
-        wanted.iter().map(|(text, ranks)| format!("\n  {}: {text}", listed(ranks))).collect();
+    let wanted = members.iter().map(|MemberFinding { rank, presence }| match presence {
+        Presence::Issued(entry) => (entry.to_string(), *rank),
+        other => (absence(other), *rank),
+    });
+    let row = |(text, ranks): (String, Vec<Rank>)| format!("\n  {}: {text}", listed(&ranks));
+    let rows: String = together(wanted).map(row).collect();
     format!(
         "{place}ranks disagree about operation {sequence} on channel {channel}, epoch {epoch}:{rows}"
     )

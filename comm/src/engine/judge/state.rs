@@ -7,7 +7,6 @@ use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
 use super::Issued;
-use crate::encoding::{described, maybe_described};
 use crate::{Descriptor, GroupId};
 
 /// The state of a rank at one moment.
@@ -20,7 +19,6 @@ pub(crate) struct RankState {
     pub(crate) given_up: bool,
     pub(crate) has_left: bool,
     /// The operation that it issued last.
-    #[serde(with = "maybe_described")]
     pub(crate) last: Option<Arc<Descriptor>>,
     /// Its operations, by group. Empty between threads: there a rank that is missed has not come.
     pub(crate) issued: Issued,
@@ -38,7 +36,6 @@ pub(crate) struct Rolled {
     /// The hash after a call, by the call's index: those that were asked for, and the last.
     pub(crate) hashes: BTreeMap<u64, u128>,
     /// The call that was asked for.
-    #[serde(with = "maybe_described")]
     pub(crate) entry: Option<Arc<Descriptor>>,
 }
 
@@ -54,7 +51,6 @@ pub(crate) enum Wait {
 /// A wait for members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Members {
-    #[serde(with = "described")]
     pub(crate) operation: Arc<Descriptor>,
     /// The index of the call among those of the group, if a device waits for NCCL.
     pub(crate) index: Option<u64>,

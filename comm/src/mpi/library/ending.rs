@@ -1,56 +1,33 @@
 //! The end of MPI: all processes come to it, each receives what is still on its way to it, and then they finalize.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mpi_sys as ffi;
 
-use super::{Calls, Library, Request, check, complete, constant, is_finalized, null_request};
+use super::{Calls, Library, Request, answer, check, complete, constant, null_request};
 use crate::engine::{Alarm, Clock};
 use crate::mpi::error::MpiError;
 use crate::mpi::job::TAGS;
 
-/// The tag of what says that a process does not come to the end: no world has it.
+/// The tag of the message which says that a process does not come to the end: no world has it.
 const EARLY: c_int = TAGS;
 
-/// How long a process stays after an early end: launchers kill the others as soon as one is gone, and they write their
+/// The time for which a process stays after an early end: launchers kill the others as soon as one is gone, and they write their
 /// flight records now.
 const STAYS: Duration = Duration::from_millis(250);
 
-/// How long it sleeps meanwhile, at a time.
+/// The length of one sleep meanwhile.
 const NAP: Duration = Duration::from_millis(1);
 
-/// To which all processes come at the end.
+/// The call to which all processes come at the end.
 const MEETING: &str = "MPI_Ireduce_scatter_block";
-
-/// How many messages there were.
-#[derive(Debug)]
-pub(super) struct Messages {
-    /// To each process.
-    sent: Box<[AtomicU64]>,
-    found: AtomicU64,
-}
-
-impl Messages {
-    pub(super) fn among(processes: usize) -> Self {
-        let sent = (0..processes).map(|_| AtomicU64::new(0)).collect();
-        Self { sent, found: AtomicU64::new(0) }
-    }
-
-    pub(super) fn was_sent(&self, to: usize) {
-        self.sent[to].fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn was_found(&self) {
-        self.found.fetch_add(1, Ordering::Relaxed);
-    }
-}
 
 impl Library {
     /// Ends MPI, when all processes have come to their ends.
     pub(super) fn end(&self) -> Result<(), MpiError> {
-        if !self.is_ours || is_finalized()? {
+        if !self.is_ours || answer("MPI_Finalized", ffi::MPI_Finalized)? != 0 {
             return Ok(());
         }
         let calls = self.calls();
@@ -62,16 +39,16 @@ impl Library {
         let mut block = self.block;
         // SAFETY: MP-2, the type is ours, and nothing of it is under way.
         check("MPI_Type_free", unsafe { ffi::MPI_Type_free(&raw mut block) })?;
-        // SAFETY: MP-2, nothing is under way, and nobody calls afterwards.
+        // SAFETY: MP-2, nothing is under way, and no call follows.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }
 }
 
 impl Calls<'_> {
-    /// Has nobody wait for this process at the end.
+    /// Tells the other processes not to wait for this one at the end.
     fn part(&self) {
         let others = (0..self.library.size).filter(|to| *to != self.library.rank);
-        // Where one is gone, there is nobody to tell.
+        // A process that is gone cannot be told.
         let mut sending: Vec<_> = others.filter_map(|to| self.send(&[], to, EARLY).ok()).collect();
         let mut clock = Clock::until(STAYS);
         while clock.alarm() != Alarm::Deadline {
@@ -80,9 +57,9 @@ impl Calls<'_> {
         }
     }
 
-    /// How many messages were sent to this process, by all, each of which has come to its end.
+    /// The number of messages that all processes have sent to this one; each has come to its end.
     fn sent_here(&self) -> Result<u64, MpiError> {
-        let sent = self.library.messages.sent.iter().map(|sent| sent.load(Ordering::Relaxed));
+        let sent = self.library.sent.iter().map(|sent| sent.load(Ordering::Relaxed));
         // Never freed: where others do not come in time, MPI may read and write them later.
         let sent = Box::leak(sent.collect::<Box<[u64]>>());
         let here = Box::leak(Box::new(0_u64));
@@ -96,36 +73,24 @@ impl Calls<'_> {
             ffi::MPI_Ireduce_scatter_block(data, to, 1, number, sum, communicator, &raw mut request)
         };
         check(MEETING, code)?;
-        self.meet(Request(request))?;
+        let none_parts = || match self.find(EARLY)? {
+            Some(found) => Err(MpiError::Early { process: found.from }),
+            None => Ok(()),
+        };
+        complete(MEETING, Request(request), self.library.deadline, none_parts)?;
         Ok(*here)
     }
 
-    /// Waits until all have come, or one says that it does not.
-    fn meet(&self, mut request: Request) -> Result<(), MpiError> {
-        let deadline = self.library.deadline;
-        let mut clock = Clock::until(deadline);
-        while !request.test(MEETING)? {
-            if let Some(found) = self.find(EARLY)? {
-                return Err(MpiError::Early { process: found.from });
-            }
-            match clock.alarm() {
-                Alarm::Deadline => return Err(MpiError::Late { call: MEETING, deadline }),
-                _ => std::thread::yield_now(),
-            }
-        }
-        Ok(())
-    }
-
-    /// Receives what nobody waits for, such as a word of leave, until there were so many messages: MPI is not finalized before.
+    /// Receives messages for which no thread waits, such as a word of leave, until `sent` were found: MPI is not finalized before.
     fn receive_until(&self, sent: u64) -> Result<(), MpiError> {
-        let (messages, deadline) = (&self.library.messages, self.library.deadline);
+        let Library { ref found, deadline, .. } = *self.library;
         let any = constant(&raw const ffi::RSMPI_ANY_TAG);
         let mut clock = Clock::until(deadline);
-        while messages.found.load(Ordering::Relaxed) < sent {
+        while found.load(Ordering::Relaxed) < sent {
             if let Some(found) = self.find(any)? {
                 // Never freed: where it does not come in time, MPI may write it later.
                 let bytes = Box::leak(vec![0; found.bytes].into_boxed_slice());
-                complete("MPI_Imrecv", self.receive(found, bytes)?, deadline)?;
+                complete("MPI_Imrecv", self.receive(found, bytes)?, deadline, || Ok(()))?;
             } else if clock.alarm() == Alarm::Deadline {
                 return Err(MpiError::Late { call: "MPI_Improbe", deadline });
             }

@@ -206,13 +206,18 @@ fn a_number_has_one_form() {
 
 #[test]
 fn what_is_in_no_list_is_refused() {
-    let mut encoded = Encoded::from(&descriptor());
-    encoded.op = 200;
-    let refused = Descriptor::try_from(encoded).map(drop);
-    assert_eq!(refused, Err("there is no operation 200".to_owned()));
-    let mut encoded = Encoded::from(&descriptor());
-    encoded.scaling = Some((1, 0.0, 1.0));
-    assert!(Descriptor::try_from(encoded).is_err(), "nothing is divided by 0");
+    let refused = |from: &[u8], to: &[u8]| {
+        let text = bytes(&descriptor());
+        let at = text.windows(from.len()).position(|part| part == from).expect("it is there");
+        let changed = [&text[..at], to, &text[at + from.len()..]].concat();
+        read::<Descriptor>(&changed).expect_err("it is in no list")
+    };
+    let sequence = bytes(&(1_u64 << 40));
+    let op = |op: &[u8]| [&*sequence, op].concat();
+    let problem = refused(&op(&bytes(&Op::ReduceScatter)), &op(&bytes(&200_u32)));
+    assert!(problem.starts_with("its header cannot be read: "), "{problem}");
+    let problem = refused(&3.0_f32.to_le_bytes(), &0.0_f32.to_le_bytes());
+    assert!(problem.starts_with("its header cannot be read: "), "nothing is divided by 0");
 }
 
 proptest! {
