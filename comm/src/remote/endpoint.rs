@@ -37,8 +37,8 @@ use super::message::{Kind, MOST_STATEMENT, Message};
 use super::outgoing::{Leaving, Outgoing};
 use super::progress::{Progress, Turned};
 use super::transport::Transport;
-use crate::backend::thread::{Core, Operation};
 use crate::engine::judge::RankState;
+use crate::engine::{Operation, Shared};
 #[cfg(feature = "nccl")]
 use crate::sync::MutexGuard;
 use crate::sync::thread::{Builder, JoinHandle};
@@ -96,7 +96,7 @@ const LINGERING: Duration = Duration::from_secs(1);
 impl Endpoint {
     /// The endpoint of a world, whose progress has no thread yet.
     pub(crate) fn new(
-        core: &Arc<Core>,
+        core: &Arc<Shared>,
         (rank, asked): (Rank, Asked),
         transport: Box<dyn Transport>,
     ) -> Arc<Self> {
@@ -130,6 +130,10 @@ impl Endpoint {
         let thread = Builder::new().name("hsdp-progress".to_owned()).spawn(run)?;
         *self.thread.lock() = Some(thread);
         Ok(())
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        self.rank
     }
 
     pub(crate) fn pool(&self) -> &Arc<Pool> {
@@ -175,14 +179,17 @@ impl Endpoint {
         is_one.then(|| Request::Exchange { key, message: Arc::clone(message) })
     }
 
-    /// Tells the others that this rank brings nothing more to `epoch`: once.
-    pub(crate) fn tell_stop(&self, epoch: u64, end: &Error) {
+    /// This rank brings nothing more to `epoch`. The others are told, once, unless the world is over: they would take that for an end of the
+    /// step alone.
+    pub(crate) fn end_epoch(&self, core: &Shared, epoch: u64, error: Error) {
+        let end = core.status().end_epoch(epoch, error);
+        let is_over = core.status().check_world().is_err();
         let mut outgoing = self.outgoing.lock();
-        if outgoing.stopped.as_ref().is_some_and(|(last, _)| epoch <= *last) {
+        if is_over || outgoing.stopped.as_ref().is_some_and(|(last, _)| epoch <= *last) {
             return;
         }
-        outgoing.stopped = Some((epoch, end.clone()));
-        let header = end_bytes(epoch, end, self.rank);
+        let header = end_bytes(epoch, &end, self.rank);
+        outgoing.stopped = Some((epoch, end));
         let exchanged = outgoing.exchanged;
         outgoing.requests.extend(self.last(Kind::Stop, &header, (0..self.size, exchanged)));
         drop(outgoing);
@@ -260,7 +267,7 @@ impl Endpoint {
     }
 
     /// Tells the others that this rank has left, if it has, and owes them nothing: once.
-    pub(super) fn farewell(&self, core: &Core) {
+    pub(super) fn farewell(&self, core: &Shared) {
         if !self.is_leaving() {
             return;
         }
@@ -277,7 +284,7 @@ impl Endpoint {
     }
 
     /// The state of this rank when it leaves: it waits for nothing more.
-    fn last_state(&self, core: &Core) -> Vec<u8> {
+    fn last_state(&self, core: &Shared) -> Vec<u8> {
         let state = RankState { waits: Vec::new(), ..self.state(core, Calls::Last) };
         let encoded = header::bytes(&state);
         if encoded.len() <= MOST_STATEMENT {

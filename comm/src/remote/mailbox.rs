@@ -9,7 +9,7 @@ use hsdp_sharding::Rank;
 
 use super::transmit::DataMessage;
 use crate::Descriptor;
-use crate::backend::thread::{Key, Operation};
+use crate::engine::{Key, Operation};
 use crate::pattern::rounds;
 
 /// Lays what came into the slots of an operation that this rank has issued.

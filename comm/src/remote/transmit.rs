@@ -42,7 +42,7 @@ impl At {
     }
 
     /// What comes after this round: another one, or the output.
-    pub(super) fn go_on<S: Buffers>(&self, own: S, output: fn(S) -> S::Output) -> Next<S> {
+    pub(crate) fn go_on<S: Buffers>(&self, own: S, output: fn(S) -> S::Output) -> Next<S> {
         let is_last = self.round + 1 == self.pattern().rounds();
         if is_last { Break(output(own)) } else { Continue(own) }
     }
@@ -97,7 +97,7 @@ pub(crate) trait Transmit: Buffers + Sized {
 
 /// What the other members sent, by slot.
 #[derive(Debug)]
-pub(crate) struct DataMessages(pub(super) Vec<Option<DataMessage>>);
+pub(crate) struct DataMessages(pub(crate) Vec<Option<DataMessage>>);
 
 /// What one of them sent.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ impl DataMessages {
     ///
     /// # Errors
     /// What differs.
-    pub(super) fn check<S: Transmit>(&self, at: &At, own: &mut S) -> Result<(), String> {
+    pub(crate) fn check<S: Transmit>(&self, at: &At, own: &mut S) -> Result<(), String> {
         let Form { function, layout, .. } = own.form();
         let forms = || self.0.iter().flatten().map(|message| message.data_header.form);
         if forms().any(|form| form.function != function) {
@@ -160,13 +160,13 @@ pub(crate) struct Payload {
 
 impl Payload {
     /// All elements of a message.
-    pub(super) fn whole(message: Message) -> Self {
+    pub(crate) fn whole(message: Message) -> Self {
         let range = 0..message.body().len();
         Self { message: Arc::new(message), range }
     }
 
     /// Some bytes of a message's elements. They are aligned for all elements if the range begins at a multiple of 64.
-    pub(super) fn part(message: &Arc<Message>, range: Range<usize>) -> Self {
+    pub(crate) fn part(message: &Arc<Message>, range: Range<usize>) -> Self {
         Self { message: Arc::clone(message), range }
     }
 

@@ -6,7 +6,7 @@ use hsdp_sharding::Rank;
 
 use super::{BACKGROUND, Progress};
 use crate::AbortReason;
-use crate::backend::thread::Core;
+use crate::engine::Shared;
 use crate::pattern::rounds;
 use crate::remote::endpoint::Endpoint;
 use crate::remote::header::{self, DataHeader, data_header_of, end_of};
@@ -18,7 +18,7 @@ use crate::remote::transmit::{DataMessage, Payload};
 
 impl Progress {
     /// Takes in the contributions that have come, before any message that came after them.
-    pub(super) fn take_in(&mut self, (core, endpoint): (&Core, &Endpoint)) {
+    pub(super) fn take_in(&mut self, (core, endpoint): (&Shared, &Endpoint)) {
         // Before a rank hears of it that could ask for the counts.
         self.relay.note_in(&core.record(self.rank).ledger);
         while let Some((from, come)) = self.relay.next_come() {
@@ -27,8 +27,7 @@ impl Progress {
                 Come::Last(message) => self.act((core, endpoint), from, message),
             };
             if let Err(problem) = read {
-                let reason = AbortReason::Garbled { problem: problem.into() };
-                core.end(core.ended_by(from, reason));
+                endpoint.end_garbled(core, from, problem);
             }
         }
     }
@@ -36,7 +35,7 @@ impl Progress {
     /// A rank's part in an operation has come.
     pub(super) fn put(
         &mut self,
-        core: &Core,
+        core: &Shared,
         from: Rank,
         message: DataMessage,
     ) -> Result<(), String> {
@@ -54,7 +53,7 @@ impl Progress {
     /// A message has come. The last message of an epoch, or of a rank, waits for the contributions before it.
     pub(super) fn deliver(
         &mut self,
-        (core, endpoint): (&Core, &Endpoint),
+        (core, endpoint): (&Shared, &Endpoint),
         from: Rank,
         message: Message,
     ) -> Result<(), String> {
@@ -71,7 +70,7 @@ impl Progress {
 
     fn act(
         &mut self,
-        (core, endpoint): (&Core, &Endpoint),
+        (core, endpoint): (&Shared, &Endpoint),
         from: Rank,
         message: Message,
     ) -> Result<(), String> {
@@ -94,8 +93,8 @@ impl Progress {
                 if !core.record(from).stop(epoch) {
                     return Err(format!("it ends epoch {epoch}, but not all epochs before"));
                 }
-                core.end_epoch(epoch, end);
-                self.look_at_all(core);
+                endpoint.end_epoch(core, epoch, end);
+                self.look_at_all((core, endpoint));
                 Ok(())
             }
             Kind::Proposal => {
@@ -110,7 +109,7 @@ impl Progress {
                 self.comparer.leave(from, header::read(message.header())?);
                 core.record(from).leave();
                 core.status().ring();
-                self.look_at_all(core);
+                self.look_at_all((core, endpoint));
                 Ok(())
             }
             Kind::Hello => {
@@ -130,23 +129,22 @@ impl Progress {
         }
     }
 
-    fn look_at_all(&self, core: &Core) {
-        self.mailbox.gathering().for_each(|open| self.look(core, open));
+    fn look_at_all(&self, (core, endpoint): (&Shared, &Endpoint)) {
+        self.mailbox.gathering().for_each(|open| look((core, endpoint), open));
     }
+}
 
-    /// Ends an operation of which a member is missing that does not come any more.
-    pub(super) fn look(&self, core: &Core, open: &Open) {
-        let descriptor = open.descriptor();
-        for rank in open.missing().filter(|rank| *rank != self.rank) {
-            let record = core.record(rank);
-            if record.has_stopped(descriptor.epoch) {
-                return core.fail_in_epoch(open.operation(), descriptor.epoch);
-            }
-            if record.has_left() {
-                let awaited = Arc::clone(descriptor);
-                core.end(core.ended_by(rank, AbortReason::Left { awaited }));
-                return;
-            }
+/// Ends an operation of which a member is missing that does not come any more.
+pub(super) fn look((core, endpoint): (&Shared, &Endpoint), open: &Open) {
+    let descriptor = open.descriptor();
+    for rank in open.missing().filter(|rank| *rank != endpoint.rank()) {
+        let record = core.record(rank);
+        if record.has_stopped(descriptor.epoch) {
+            return core.fail_in_epoch(open.operation(), descriptor.epoch);
+        }
+        if record.has_left() {
+            let awaited = Arc::clone(descriptor);
+            return endpoint.end_by(core, rank, AbortReason::Left { awaited });
         }
     }
 }

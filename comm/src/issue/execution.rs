@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::endpoint::{Endpoint, Request};
-use super::header::{DataHeader, data_header_bytes};
-use super::mailbox::Receiver;
-use super::message::{Kind, Message};
-use super::transmit::{At, DataMessage, DataMessages, Next, Transmit};
-use crate::backend::thread::{Access, InBlock, Member, Operation, Ticket, panic_message};
+use crate::backend::thread::{Access, InBlock, Member, Ticket};
 use crate::call::Described;
+use crate::engine::{Operation, panic_message};
 use crate::execute::{Meter, NextRound, Outputs, Work};
+use crate::remote::{
+    At, DataHeader, DataMessage, DataMessages, Endpoint, Kind, Message, Next, Receiver, Request,
+    Transmit, data_header_bytes,
+};
 use crate::sync::Mutex;
 use crate::{AbortReason, Descriptor, Error};
 use hsdp_flight::FlightState;
