@@ -26,13 +26,13 @@ use hsdp_flight::FlightState;
 pub(crate) struct Execution<S> {
     access: Arc<Access>,
     endpoint: Arc<Endpoint>,
-    /// What the others compare.
+    /// The call, as the others compare it.
     told: Arc<Descriptor>,
     at: At,
     brings: PhantomData<fn(S)>,
 }
 
-/// What lies in a slot: what this member brings, or what another sent.
+/// The content of a slot: the buffers of this member, or the message of another.
 type Contribution<S> = (Option<S>, Option<DataMessage>);
 
 impl<S: Transmit> Execution<S> {

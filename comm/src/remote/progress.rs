@@ -1,4 +1,4 @@
-//! What is done with messages that go and come, one after the other. `REMOTE.md`, "Progress".
+//! Messages are sent and taken in, one after the other. `REMOTE.md`, "Progress".
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Drop for Turn {
     }
 }
 
-/// What a turn came to.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turned {
     /// There was something to be done.
@@ -100,7 +100,7 @@ impl Progress {
 
     /// Lets go of the world.
     pub(super) fn close(&mut self) {
-        // Who has kept a pending operation may wait for it yet.
+        // A rank that has kept a pending operation may wait for it yet.
         let core = if self.mailbox.is_awaited() { self.core.clone() } else { self.core.take() };
         if self.core.is_none() {
             self.mailbox.clear();

@@ -66,7 +66,7 @@ impl Endpoint {
         let decided = self.ending.lock().decide();
         if let Some(doomed) = decided {
             // Before any message of a rank that knows the end.
-            self.send_end(Kind::End, told, self.others());
+            self.send_end(Kind::End, told, self.others(0..self.size));
             core.end_here(own.clone(), &doomed);
         }
     }
@@ -131,10 +131,6 @@ impl Endpoint {
         if let Some(message) = Message::write(&self.pool, (kind, 0), &header, 0) {
             self.post(Request::Send { to, message: Arc::new(message) });
         }
-    }
-
-    fn others(&self) -> Vec<Rank> {
-        (0..self.size).map(Rank::new).filter(|rank| *rank != self.rank).collect()
     }
 
     /// An operation fails with the end of the world, which is not known yet.

@@ -1,11 +1,10 @@
-//! What is done with a message that has come.
+//! A message that has come is put where it belongs.
 
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
 use super::{BACKGROUND, Progress};
-use crate::AbortReason;
 use crate::engine::Shared;
 use crate::pattern::rounds;
 use crate::remote::endpoint::Endpoint;
@@ -15,6 +14,7 @@ use crate::remote::mailbox::Open;
 use crate::remote::message::{Kind, Message};
 use crate::remote::relay::Come;
 use crate::remote::transmit::{DataMessage, Payload};
+use crate::{AbortReason, Error};
 
 impl Progress {
     /// Takes in the contributions that have come, before any message that came after them.
@@ -74,59 +74,65 @@ impl Progress {
         from: Rank,
         message: Message,
     ) -> Result<(), String> {
+        let encoded = message.header();
         match message.kind() {
             Kind::Data => {
-                let data_header = data_header_of(message.header())?;
-                let (round, payload) = (message.round(), Payload::whole(message));
-                self.put(core, from, DataMessage { data_header, round, payload })
+                let (data_header, round) = (data_header_of(encoded)?, message.round());
+                let payload = Payload::whole(message);
+                self.put(core, from, DataMessage { data_header, round, payload })?;
             }
             Kind::Compare => {
-                let said = header::read(message.header())?;
+                let said = header::read(encoded)?;
                 core.record(self.rank).ledger.moved(BACKGROUND);
                 self.hear((core, endpoint), from, said);
-                Ok(())
             }
-            Kind::Exchange => self.relay.receive(from, message),
-            Kind::Drain => endpoint.put_calls(from, message.header()),
-            Kind::Stop => {
-                let (epoch, end) = end_of(message.header())?;
-                if !core.record(from).stop(epoch) {
-                    return Err(format!("it ends epoch {epoch}, but not all epochs before"));
-                }
-                endpoint.end_epoch(core, epoch, end);
-                self.look_at_all((core, endpoint));
-                Ok(())
-            }
-            Kind::Proposal => {
-                endpoint.hear_proposal(core, from, &end_of(message.header())?.1);
-                Ok(())
-            }
-            Kind::End => {
-                endpoint.hear_end(core, from, &end_of(message.header())?.1);
-                Ok(())
-            }
+            Kind::Exchange => self.relay.receive(from, message)?,
+            Kind::Drain => endpoint.put_calls(from, encoded)?,
+            Kind::Stop => self.stop((core, endpoint), from, end_of(encoded)?)?,
+            Kind::Proposal => endpoint.hear_proposal(core, from, &end_of(encoded)?.1),
+            Kind::End => endpoint.hear_end(core, from, &end_of(encoded)?.1),
             Kind::Left => {
-                self.comparer.leave(from, header::read(message.header())?);
+                self.comparer.leave(from, header::read(encoded)?);
                 core.record(from).leave();
                 core.status().ring();
                 self.look_at_all((core, endpoint));
-                Ok(())
             }
             Kind::Hello => {
-                self.watch.see(from, &header::read(message.header())?);
-                greeted(endpoint, from, &message)
+                self.watch.see(from, &header::read(encoded)?);
+                greeted(endpoint, from, &message)?;
             }
-            Kind::Welcome => {
-                let hellos: Vec<Option<Hello>> = header::read(message.header())?;
-                endpoint.welcomed(from, hellos.clone())?;
-                let ranks = hellos.iter().take(core.records().len()).enumerate();
-                for (rank, hello) in ranks.filter_map(|(rank, hello)| Some((rank, hello.as_ref()?)))
-                {
-                    self.watch.see(Rank::new(rank), hello);
-                }
-                Ok(())
-            }
+            Kind::Welcome => self.welcome((core, endpoint), from, header::read(encoded)?)?,
         }
+        Ok(())
+    }
+
+    /// Another rank brings nothing more to an epoch.
+    fn stop(
+        &self,
+        (core, endpoint): (&Shared, &Endpoint),
+        from: Rank,
+        (epoch, end): (u64, Error),
+    ) -> Result<(), String> {
+        if !core.record(from).stop(epoch) {
+            return Err(format!("it ends epoch {epoch}, but not all epochs before"));
+        }
+        endpoint.end_epoch(core, epoch, end);
+        self.look_at_all((core, endpoint));
+        Ok(())
+    }
+
+    /// Process 0 sends the hellos of all processes.
+    fn welcome(
+        &mut self,
+        (core, endpoint): (&Shared, &Endpoint),
+        from: Rank,
+        hellos: Vec<Option<Hello>>,
+    ) -> Result<(), String> {
+        endpoint.welcomed(from, hellos.clone())?;
+        for (rank, hello) in hellos.iter().take(core.records().len()).enumerate() {
+            hello.iter().for_each(|hello| self.watch.see(Rank::new(rank), hello));
+        }
+        Ok(())
     }
 
     fn look_at_all(&self, (core, endpoint): (&Shared, &Endpoint)) {
